@@ -1,0 +1,244 @@
+/* sm120.h: the whole public interface of libsm120.
+ *
+ * Attention kernels for NVIDIA SM120 (RTX 50, RTX PRO Blackwell, GB10), in PTX, on the CUDA driver or on a
+ * virtual SM120 that runs on the CPU. Needs no CUDA header and no CUDA library at link time.
+ *
+ * Rules that hold everywhere
+ *   - Every call returns a status; sm120_last_error() then says which argument, its value and what would be right.
+ *   - A device is immutable once open and may be shared by threads. Other objects belong to their device.
+ *   - Operations (sm120_attention, sm120_quantize_mxfp8, sm120_launch) neither allocate, nor synchronise, nor print,
+ *     so they can be captured in a CUDA graph. Workspace is the caller's: ask for its size with workspace 0.
+ *   - Strides are int64, in elements. Sizes in bytes say so. Unknown trailing bytes of a struct must be 0.
+ */
+#ifndef SM120_H
+#define SM120_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define SM120_API __attribute__((visibility("default")))
+#else
+#define SM120_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+/* ---- status ---------------------------------------------------------------------------------------------- */
+
+typedef int32_t sm120_status;
+enum {
+    SM120_OK = 0,
+    SM120_INVALID_ARGUMENT = 1,    /* a value that is never right */
+    SM120_UNSUPPORTED = 2,         /* a value that is right in general but not here */
+    SM120_NO_DEVICE = 3,           /* no driver, or no such device */
+    SM120_OUT_OF_MEMORY = 4,       /* device or host memory is used up */
+    SM120_MISALIGNED = 5,          /* a pointer or stride that a kernel cannot load from */
+    SM120_WORKSPACE_TOO_SMALL = 6, /* the size that was given is below the size that was asked for */
+    SM120_INVALID_PROGRAM = 7,     /* PTX or a cubin that does not load; the message holds the log */
+    SM120_FAULT = 8,               /* a kernel did something wrong while it ran */
+    SM120_DRIVER_ERROR = 9,        /* any other error of the CUDA driver; see sm120_last_driver_error */
+    SM120_INTERNAL = 10            /* a defect of this library */
+};
+
+SM120_API int32_t sm120_version(void); /* 10000 * major + 100 * minor + patch */
+SM120_API const char *sm120_version_string(void);
+SM120_API const char *sm120_status_string(sm120_status status);
+SM120_API const char *sm120_last_error(void);       /* of this thread; "" after a success */
+SM120_API int32_t sm120_last_driver_error(void);    /* CUresult of this thread's last failed driver call, or 0 */
+
+/* ---- devices --------------------------------------------------------------------------------------------- */
+
+typedef struct sm120_device sm120_device;
+typedef struct sm120_module sm120_module;
+typedef struct sm120_kernel sm120_kernel;
+typedef uint64_t sm120_address; /* device memory */
+typedef void *sm120_stream;     /* a CUstream; NULL is the default stream */
+typedef void *sm120_event;      /* a CUevent */
+
+typedef struct sm120_device_info {
+    uint32_t size; /* sizeof(sm120_device_info), set by the caller */
+    int32_t is_virtual;
+    int32_t ordinal;
+    int32_t driver_version; /* 1000 * major + 10 * minor, as the driver says it */
+    int32_t capability_major, capability_minor;
+    int32_t multiprocessors;
+    int32_t warp_size;
+    int32_t max_threads_per_block;
+    int32_t max_threads_per_multiprocessor;
+    int32_t shared_bytes_per_block; /* the most that a launch may ask for (opt-in) */
+    int32_t shared_bytes_per_multiprocessor;
+    int32_t registers_per_multiprocessor;
+    int32_t clock_khz;
+    int64_t memory_bytes;
+    int64_t l2_bytes;
+    char name[128];
+} sm120_device_info;
+
+/* kind: "cuda" or "virtual". A machine without a driver has 0 "cuda" devices; that is no error. */
+SM120_API sm120_status sm120_device_count(const char *kind, int32_t *count);
+/* name: "cuda", "cuda:1", "virtual", "virtual:0"; NULL: $PYSM120_DEVICE, else the first usable GPU, else "virtual". */
+SM120_API sm120_status sm120_device_open(const char *name, sm120_device **device);
+/* Free every module, allocation and stream of the device. NULL is ignored. */
+SM120_API sm120_status sm120_device_close(sm120_device *device);
+SM120_API sm120_status sm120_device_query(sm120_device *device, sm120_device_info *info);
+SM120_API sm120_status sm120_device_synchronize(sm120_device *device);
+/* What the virtual device counted since it was opened or reset: counter `index` = 0, 1, ... until UNSUPPORTED is
+ * returned. On a GPU that is at once. */
+SM120_API sm120_status sm120_device_counter(sm120_device *device, int32_t index, const char **name, uint64_t *value);
+SM120_API sm120_status sm120_device_counters_reset(sm120_device *device);
+
+/* ---- memory ---------------------------------------------------------------------------------------------- */
+
+SM120_API sm120_status sm120_alloc(sm120_device *device, size_t bytes, sm120_address *address);
+SM120_API sm120_status sm120_free(sm120_device *device, sm120_address address);
+/* Host memory that kernels can reach too: *host for the CPU, *address for the device. */
+SM120_API sm120_status sm120_alloc_pinned(sm120_device *device, size_t bytes, void **host, sm120_address *address);
+SM120_API sm120_status sm120_free_pinned(sm120_device *device, void *host);
+/* Copies are ordered on the stream; from pageable host memory they may return late, from pinned memory early. */
+SM120_API sm120_status sm120_copy_to_device(sm120_device *device, sm120_address to, const void *from, size_t bytes,
+                                            sm120_stream stream);
+SM120_API sm120_status sm120_copy_to_host(sm120_device *device, void *to, sm120_address from, size_t bytes,
+                                          sm120_stream stream);
+SM120_API sm120_status sm120_copy_on_device(sm120_device *device, sm120_address to, sm120_address from, size_t bytes,
+                                            sm120_stream stream);
+SM120_API sm120_status sm120_fill(sm120_device *device, sm120_address address, uint8_t value, size_t bytes,
+                                  sm120_stream stream);
+
+/* ---- streams and events ---------------------------------------------------------------------------------- */
+
+SM120_API sm120_status sm120_stream_create(sm120_device *device, sm120_stream *stream);
+SM120_API sm120_status sm120_stream_destroy(sm120_device *device, sm120_stream stream);
+SM120_API sm120_status sm120_stream_synchronize(sm120_device *device, sm120_stream stream);
+SM120_API sm120_status sm120_stream_wait_event(sm120_device *device, sm120_stream stream, sm120_event event);
+SM120_API sm120_status sm120_event_create(sm120_device *device, sm120_event *event);
+SM120_API sm120_status sm120_event_destroy(sm120_device *device, sm120_event event);
+SM120_API sm120_status sm120_event_record(sm120_device *device, sm120_event event, sm120_stream stream);
+SM120_API sm120_status sm120_event_synchronize(sm120_device *device, sm120_event event);
+SM120_API sm120_status sm120_event_elapsed(sm120_device *device, sm120_event start, sm120_event end,
+                                           float *milliseconds);
+
+/* ---- modules and launches -------------------------------------------------------------------------------- */
+
+typedef struct sm120_kernel_info {
+    uint32_t size; /* sizeof(sm120_kernel_info), set by the caller */
+    int32_t registers; /* per thread; 0 where the device does not allocate them (virtual) */
+    int32_t static_shared_bytes;
+    int32_t local_bytes;
+    int32_t max_threads;
+    int32_t parameters;
+    char entry[128];
+} sm120_kernel_info;
+
+typedef struct sm120_parameter_info {
+    uint32_t size; /* sizeof(sm120_parameter_info), set by the caller */
+    uint32_t offset;
+    uint32_t bytes;
+    char type[12]; /* "u64", "f32", "b8[128]" where the module came as PTX; "" where only the size is known */
+    char name[64]; /* likewise */
+} sm120_parameter_info;
+
+/* image: PTX text or a cubin of `bytes` bytes; name: what messages call it. */
+SM120_API sm120_status sm120_module_load(sm120_device *device, const void *image, size_t bytes, const char *name,
+                                         sm120_module **module);
+SM120_API sm120_status sm120_module_unload(sm120_module *module); /* and its kernels; NULL is ignored */
+/* The kernel lives as long as its module. */
+SM120_API sm120_status sm120_module_kernel(sm120_module *module, const char *entry, sm120_kernel **kernel);
+/* Entry `index` = 0, 1, ... until UNSUPPORTED; for a cubin that is at once. */
+SM120_API sm120_status sm120_module_entry(sm120_module *module, int32_t index, const char **entry);
+SM120_API sm120_status sm120_kernel_query(sm120_kernel *kernel, sm120_kernel_info *info);
+SM120_API sm120_status sm120_kernel_parameter(sm120_kernel *kernel, int32_t index, sm120_parameter_info *info);
+SM120_API sm120_status sm120_kernel_occupancy(sm120_kernel *kernel, uint32_t threads, uint32_t shared_bytes,
+                                              int32_t *blocks_per_multiprocessor);
+/* arguments[i] points to the value of parameter i; argument_bytes[i] is its size and must equal the parameter's. */
+SM120_API sm120_status sm120_launch(sm120_kernel *kernel, const uint32_t grid[3], const uint32_t block[3],
+                                    uint32_t shared_bytes, sm120_stream stream, const void *const *arguments,
+                                    const size_t *argument_bytes, size_t argument_count);
+
+/* The kernels inside the library: `index` = 0, 1, ... until UNSUPPORTED. */
+typedef struct sm120_builtin_info {
+    uint32_t size; /* sizeof(sm120_builtin_info), set by the caller */
+    uint32_t threads;
+    uint32_t shared_bytes; /* dynamic */
+    const char *entry;
+    const char *source; /* template, as in the source tree: "ptx/attention/mxfp8.ptx" */
+} sm120_builtin_info;
+SM120_API sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info);
+SM120_API sm120_status sm120_builtin_kernel(sm120_device *device, int32_t index, sm120_kernel **kernel);
+/* target: "sm_120f" or "sm_90"; form: "ptx" (text) or "cubin". The image lives as long as the library. */
+SM120_API sm120_status sm120_builtin_image(int32_t index, const char *target, const char *form, const void **image,
+                                           size_t *bytes);
+
+/* ---- operations ------------------------------------------------------------------------------------------ */
+
+/* DLPack's DLDataType as one little-endian word: code | bits << 8 | lanes << 16. */
+enum {
+    SM120_F32 = 0x00012002,
+    SM120_F16 = 0x00011002,
+    SM120_BF16 = 0x00011004,
+    SM120_E4M3 = 0x0001080a, /* float8_e4m3fn */
+    SM120_E8M0 = 0x0001080e  /* float8_e8m0fnu */
+};
+
+/* Four dimensions: batch, head, row, and head_dim elements that lie next to each other. The address and the three
+ * strides in bytes are multiples of 16. An input's batch and head strides may be 0 (broadcast); no stride is negative. */
+typedef struct sm120_tensor {
+    sm120_address address;
+    uint32_t dtype;
+    uint32_t reserved; /* 0 */
+    int64_t batch_stride, head_stride, row_stride;
+} sm120_tensor;
+
+enum { SM120_MXFP8 = 1 };                                                                    /* precision */
+enum { SM120_NOT_CAUSAL = 0, SM120_CAUSAL_BOTTOM_RIGHT = 1, SM120_CAUSAL_TOP_LEFT = 2 };     /* causal */
+
+/* o = softmax(scale * q k^T + mask) v, and lse = log(sum(exp(scale * q k^T + mask))), natural, -inf for a row without
+ * a key, whose o is 0. Head h of q uses head h / (heads / kv_heads) of k and v. */
+typedef struct sm120_attention_args {
+    uint32_t size; /* sizeof(sm120_attention_args) */
+    uint32_t precision;
+    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: a multiple of 8, 8 to 128 */
+    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three */
+    sm120_tensor o;       /* F32, F16 or BF16 */
+    sm120_address lse;    /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
+    float scale;          /* finite; 1/sqrt(head_dim) is usual */
+    uint32_t causal;
+    sm120_stream stream;
+} sm120_attention_args;
+
+/* workspace 0: write the size to *workspace_bytes and return. Else *workspace_bytes is the size of the workspace,
+ * which is 256-byte aligned device memory. */
+SM120_API sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args,
+                                       sm120_address workspace, size_t *workspace_bytes);
+
+enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 }; /* axis */
+enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };      /* rounding */
+
+/* OCP MX: blocks of 32 along the axis, x ~ e4m3 element * 2^(e8m0 byte - 127). Up: the smallest power of two under
+ * which no element saturates. Floor: the OCP rule, 2^(floor(log2 amax) - 8), elements saturate at 448. A block that
+ * holds a NaN or an Inf gets the scale NaN (0xff) and elements NaN (0x7f). The last block of an axis may be short. */
+typedef struct sm120_quantize_mxfp8_args {
+    uint32_t size; /* sizeof(sm120_quantize_mxfp8_args) */
+    uint32_t axis;
+    uint32_t rounding;
+    uint32_t reserved; /* 0 */
+    int64_t batch, heads, rows, head_dim; /* head_dim: a multiple of 8 */
+    sm120_tensor x;        /* F32, F16 or BF16 */
+    sm120_address elements; /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned */
+    sm120_address scales;   /* e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
+                               [batch][heads][ceil(rows/32)][head_dim] along rows */
+    sm120_stream stream;
+} sm120_quantize_mxfp8_args;
+
+SM120_API sm120_status sm120_quantize_mxfp8(sm120_device *device, const sm120_quantize_mxfp8_args *args);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

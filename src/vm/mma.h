@@ -1,0 +1,42 @@
+/* Tensor-core arithmetic of the virtual SM120, bit for bit (the model of MMA-Sim, arXiv 2511.10909). */
+#ifndef SM120_VM_MMA_H
+#define SM120_VM_MMA_H
+
+#include <stdint.h>
+
+enum mma_type {
+    MMA_BF16, MMA_F16, MMA_TF32, MMA_S8, MMA_U8,
+    MMA_E4M3, MMA_E5M2, MMA_E2M3, MMA_E3M2, MMA_E2M1, /* one per byte, in its container (kinds f8f6f4, mxf8f6f4) */
+    MMA_E2M1_PACKED                                   /* two per byte (kinds mxf4, mxf4nvf4) */
+};
+enum mma_scale { MMA_NO_SCALE, MMA_UE8M0, MMA_UE4M3 };
+enum mma_accumulator { MMA_ACC_F32, MMA_ACC_F16, MMA_ACC_S32 };
+
+/* What one mma.sync.m16n8k* computes. */
+struct mma_shape {
+    uint8_t k;                  /* 8, 16, 32 or 64 */
+    uint8_t a_type, b_type;     /* enum mma_type */
+    uint8_t accumulator;        /* enum mma_accumulator, of c and d alike */
+    uint8_t scale;              /* enum mma_scale */
+    uint8_t scale_vec;          /* 1, 2 or 4 scales per row; 0 without scale */
+    uint8_t saturate;           /* .satfinite of the integer forms */
+};
+
+/* Registers as a warp holds them: reg[i][lane]. Unused pointers may be NULL. d may alias c.
+ * scale selectors: byte_a, thread_a, byte_b, thread_b as in the instruction. All 32 lanes take part. */
+struct mma_operands {
+    uint32_t (*d)[32];
+    const uint32_t (*a)[32];
+    const uint32_t (*b)[32];
+    const uint32_t (*c)[32];
+    const uint32_t *scale_a, *scale_b; /* [32] */
+    uint8_t byte_a, thread_a, byte_b, thread_b;
+};
+
+/* Compute one mma. Registers must be contiguous groups: d/c 4 (f32, s32) or 2 (f16), a and b by shape. */
+typedef void mma_function(const struct mma_shape *shape, const struct mma_operands *operands);
+
+/* The function for a shape, for the widest vectors of this CPU; NULL where no sm_120f instruction has that shape. */
+mma_function *mma_find(const struct mma_shape *shape);
+
+#endif
