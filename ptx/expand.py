@@ -2,8 +2,8 @@
 
 A line whose first character is `#` is Python, `${expr}` is a value, `# end` closes a block. `# include("lib/x.ptx")` runs
 another template in the same scope. `regs("acc", 4, 2)` is `{acc_4, acc_5}`.
-`note(entry=..., threads=...)` records what the
-build must know of a kernel. `#line` markers make every assembler report the template's own file and line.
+`note(entry=..., threads=...)` records what the build must know of a kernel. `#line` markers make ptxas, the CUDA driver and
+the virtual SM120 report the template's own file and line.
 
     python ptx/expand.py ptx/attention/mxfp8.ptx --target sm_120f
 """
@@ -69,6 +69,7 @@ class Expansion:
         self.notes: list[Note] = []
         self.files: list[str] = []
         self.expected = ("", 0)
+        self.begun = False
         self.scope: dict[str, Any] = {
             "_emit": self.emit,
             "include": self.include,
@@ -99,9 +100,12 @@ class Expansion:
 
     def emit(self, file: int, number: int, *parts: object) -> None:
         """Append a line of PTX, with a marker where it does not follow the one before."""
-        if self.expected != (self.files[file], number):
+        line = "".join(map(str, parts)).rstrip()
+        # The CUDA driver knows PTX by its .version: a marker above it makes the image invalid.
+        self.begun = self.begun or line.startswith(".version")
+        if self.begun and self.expected != (self.files[file], number) and not line.startswith(".version"):
             self.lines.append(f'#line {number} "{self.files[file]}"')
-        self.lines.append("".join(map(str, parts)).rstrip())
+        self.lines.append(line)
         self.expected = (self.files[file], number + 1)
 
 
