@@ -9,6 +9,7 @@ the virtual SM120 report the template's own file and line.
 """
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -92,7 +93,7 @@ class Expansion:
 
     def run(self, template: Path) -> None:
         """Execute a template; what it writes is appended."""
-        path = template.resolve().relative_to(ROOT.parent).as_posix()
+        path = Path(os.path.relpath(template.resolve(), ROOT.parent)).as_posix()
         self.files.append(path)
         program = translate(template.read_text(), path, len(self.files) - 1)
         code: Callable[..., None] | Any = compile(program, str(template), "exec")

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,9 +21,11 @@ import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = ("sm_120f", "sm_90")
+SUFFIXES = {"sm_120f": "sm120", "sm_90": "sm90"}
+TARGETS = tuple(SUFFIXES)
 FLAGS = (
     "-std=c11 -O2 -fPIC -fvisibility=hidden -ffp-contract=off -pthread "
     "-Wall -Wextra -Wpedantic -Wconversion -Werror"
@@ -112,16 +115,32 @@ def expansion(template: Path, target: str) -> tuple[str, list[dict[str, int | st
     return result.text, result.notes
 
 
-def assemble(cache: Cache, nvcc: Path, version: str, template: Path, target: str) -> tuple[Path, Path]:
-    """Expand and assemble a template; the paths of its PTX and its cubin."""
+class Image(NamedTuple):
+    """A template expanded and assembled for one target; `log` holds what ptxas -v says of each entry."""
+
+    ptx: Path
+    cubin: Path
+    log: Path
+
+    def registers(self, entry: str) -> int:
+        """Registers per thread of an entry."""
+        found = re.search(rf"'{entry}' for.*?Used (\d+) registers", self.log.read_text(), re.DOTALL)
+        if found is None:
+            raise BuildError(f"ptxas said nothing of {entry} in {self.log}")
+        return int(found[1])
+
+
+def assemble(cache: Cache, nvcc: Path, version: str, template: Path, target: str) -> Image:
+    """Expand and assemble a template."""
     name = template.relative_to(ROOT / "ptx").with_suffix("").as_posix().replace("/", "_")
     ptx = cache.folder / "ptx" / f"{name}.{target}.ptx"
     text, _ = expansion(template, target)
     cache.make(ptx, [text], lambda: ptx.write_text(text) and None)
-    cubin = ptx.with_suffix(".cubin")
-    command = [nvcc, "-cubin", f"-arch={target}", "-Werror", "all-warnings", "-Xptxas", "-Werror", ptx, "-o", cubin]
-    cache.make(cubin, [text, version, *map(str, command)], lambda: run(command) and None)
-    return ptx, cubin
+    image = Image(ptx, ptx.with_suffix(".cubin"), ptx.with_suffix(".log"))
+    command = [nvcc, "-cubin", f"-arch={target}", "-Werror", "all-warnings", "-Xptxas", "-v,-Werror", ptx]
+    command += ["-o", image.cubin]
+    cache.make(image.cubin, [text, version, *map(str, command)], lambda: image.log.write_text(run(command)) and None)
+    return image
 
 
 def c_bytes(data: bytes) -> str:
@@ -130,21 +149,23 @@ def c_bytes(data: bytes) -> str:
     return "\n".join("    " + " ".join(f"{b}," for b in row) for row in rows)
 
 
-def kernel_table(templates: list[Path], images: dict[tuple[int, str], tuple[Path, Path]]) -> str:
+def kernel_table(templates: list[Path], images: dict[tuple[int, str], Image]) -> str:
     """Write build/kernels.c: images and entries (src/kernels.h)."""
     out = ['/* Written by tools/build.py: do not edit. */\n#include "kernels.h"\n']
     files, entries = [], []
     for i, template in enumerate(templates):
         source = template.relative_to(ROOT).as_posix()
         fields = [f'.source = "{source}"']
-        for target, suffix in zip(TARGETS, ("sm120", "sm90"), strict=True):
-            for kind, path in zip(("ptx", "cubin"), images[i, target], strict=True):
+        for target, suffix in SUFFIXES.items():
+            for kind, path in zip(("ptx", "cubin"), images[i, target][:2], strict=True):
                 data = path.read_bytes()
                 symbol = f"{kind}_{suffix}"
                 out.append(f"static const unsigned char {symbol}_{i}[] = {{\n{c_bytes(data)}\n    0}};\n")
                 fields.append(f".{symbol} = {symbol}_{i}, .{symbol}_bytes = {len(data)}")
         files.append("    {" + ", ".join(fields) + "},")
         for note in expansion(template, TARGETS[0])[1]:
+            for target, suffix in SUFFIXES.items():
+                note[f"registers_{suffix}"] = images[i, target].registers(str(note["entry"]))
             pairs = [f".{k} = " + (f'"{v}"' if isinstance(v, str) else str(v)) for k, v in note.items()]
             entries.append("    {" + ", ".join([f".file = {i}", *pairs]) + "},")
     out += ["const struct kernel_file kernel_files[] = {", *files, "};"]
