@@ -14,7 +14,7 @@ enum mma_accumulator { MMA_ACC_F32, MMA_ACC_F16, MMA_ACC_S32 };
 
 /* What one mma.sync.m16n8k* computes. */
 struct mma_shape {
-    uint8_t k;                  /* 8, 16, 32 or 64 */
+    uint8_t k;                  /* 4, 8, 16, 32 or 64 */
     uint8_t a_type, b_type;     /* enum mma_type */
     uint8_t accumulator;        /* enum mma_accumulator, of c and d alike */
     uint8_t scale;              /* enum mma_scale */
