@@ -104,6 +104,23 @@ static int32_t decode_c_f16(struct sum *restrict sum, const uint32_t c[restrict 
     return special;
 }
 
+/* Read the exponents of the scales; return whether one is NaN. */
+static int32_t start_scales(struct sum *restrict sum, const struct mma_operands *operands) {
+    int32_t a[MMA_ROWS];
+    int32_t special = 0;
+    for (int i = 0; i < MMA_ROWS; i++) {
+        a[i] = mma_scale_a(operands, i, 0);
+        special |= a[i] == 0xff;
+    }
+    for (int j = 0; j < MMA_COLUMNS; j++) {
+        const int32_t b = mma_scale_b(operands, j, 0);
+        special |= b == 0xff;
+        for (int i = 0; i < MMA_ROWS; i++)
+            sum->scale[MMA_ROWS * j + i] = a[i] + b - 254;
+    }
+    return special;
+}
+
 /* Read the accumulators and the scales; return whether one is NaN or infinite. */
 static int32_t start_sum(struct sum *restrict sum, uint32_t c[restrict OUTPUTS], const struct mma_shape *shape,
                          const struct mma_operands *operands) {
@@ -118,21 +135,12 @@ static int32_t start_sum(struct sum *restrict sum, uint32_t c[restrict OUTPUTS],
         mma_load_tile(c, operands->c);
         special = decode_c_f32(sum, c);
     }
-    int32_t a[MMA_ROWS] = {0};
-    int32_t b[MMA_COLUMNS] = {0};
-    if (shape->scale != MMA_NO_SCALE) {
-        for (int i = 0; i < MMA_ROWS; i++)
-            a[i] = mma_scale_a(operands, i, 0);
-        for (int j = 0; j < MMA_COLUMNS; j++)
-            b[j] = mma_scale_b(operands, j, 0);
-    }
-    const int32_t bias = shape->scale != MMA_NO_SCALE ? 254 : 0;
-    for (int j = 0; j < MMA_COLUMNS; j++)
-        for (int i = 0; i < MMA_ROWS; i++) {
-            special |= a[i] == 0xff || b[j] == 0xff;
-            sum->scale[MMA_ROWS * j + i] = a[i] + b[j] - bias;
-            sum->largest[MMA_ROWS * j + i] = sum->c_exponent[MMA_ROWS * j + i] - a[i] - b[j] + bias;
-        }
+    if (shape->scale != MMA_NO_SCALE)
+        special |= start_scales(sum, operands);
+    else
+        memset(sum->scale, 0, sizeof sum->scale);
+    for (int n = 0; n < OUTPUTS; n++)
+        sum->largest[n] = sum->c_exponent[n] - sum->scale[n];
     return special;
 }
 
