@@ -43,27 +43,37 @@ static int is_byte_float(uint8_t type) {
 static enum form plain_form(const struct mma_shape *shape) {
     const int k = shape->k;
     const int f32 = shape->accumulator == MMA_ACC_F32;
-    if (shape->scale_vec != 0 || shape->saturate || shape->accumulator == MMA_ACC_S32)
+    const uint8_t a = shape->a_type, b = shape->b_type;
+    if (shape->scale_vec != 0 || shape->saturate || (!f32 && shape->accumulator != MMA_ACC_F16))
         return NO_FORM;
-    if (is_byte_float(shape->a_type) && is_byte_float(shape->b_type))
-        return k == 16 || k == 32 ? NARROW : NO_FORM;
-    if (shape->a_type != shape->b_type)
+    if (is_byte_float(a) && is_byte_float(b)) {
+        const int eight = (a == MMA_E4M3 || a == MMA_E5M2) && (b == MMA_E4M3 || b == MMA_E5M2);
+        return k == 32 || (k == 16 && eight) ? NARROW : NO_FORM;
+    }
+    if (a != b)
         return NO_FORM;
-    if (shape->a_type == MMA_F16)
+    if (a == MMA_F16)
         return k == 8 || k == 16 ? NARROW : NO_FORM;
-    if (shape->a_type == MMA_BF16)
+    if (a == MMA_BF16)
         return f32 && (k == 8 || k == 16) ? WIDE : NO_FORM;
-    if (shape->a_type == MMA_TF32)
+    if (a == MMA_TF32)
         return f32 && (k == 4 || k == 8) ? WIDE : NO_FORM;
     return NO_FORM;
 }
 
 /* The form of an integer mma. */
 static enum form integer_form(const struct mma_shape *shape) {
-    const int types =
-        (shape->a_type == MMA_S8 || shape->a_type == MMA_U8) && (shape->b_type == MMA_S8 || shape->b_type == MMA_U8);
-    const int plain = shape->accumulator == MMA_ACC_S32 && shape->scale == MMA_NO_SCALE && shape->scale_vec == 0;
-    return types && plain && (shape->k == 16 || shape->k == 32) ? INTEGER : NO_FORM;
+    const uint8_t a = shape->a_type, b = shape->b_type;
+    const int k = shape->k;
+    if (shape->accumulator != MMA_ACC_S32 || shape->scale != MMA_NO_SCALE || shape->scale_vec != 0)
+        return NO_FORM;
+    if ((a == MMA_S8 || a == MMA_U8) && (b == MMA_S8 || b == MMA_U8))
+        return k == 16 || k == 32 ? INTEGER : NO_FORM;
+    if ((a == MMA_S4 || a == MMA_U4) && (b == MMA_S4 || b == MMA_U4))
+        return k == 32 || k == 64 ? INTEGER : NO_FORM;
+    if ((a == MMA_B1_AND || a == MMA_B1_XOR) && a == b && !shape->saturate)
+        return k == 128 || k == 256 ? INTEGER : NO_FORM;
+    return NO_FORM;
 }
 
 /* The form of an mma with block scales. */
