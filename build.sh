@@ -124,9 +124,9 @@ command=${1:-build}
 [ $# -eq 0 ] || shift
 case $command in
 build) build ;;
-demo) build >/dev/null && exec "$python" -m pysm120 demo "$@" ;;
-test) build >/dev/null && exec "$python" -m pytest "$@" ;;
-lint) build >/dev/null && lint ;;
+demo) build >/dev/null; exec "$python" -m pysm120 demo "$@" ;;
+test) build >/dev/null; exec "$python" -m pytest "$@" ;;
+lint) build >/dev/null; lint ;;
 -h | --help | help) usage ;;
-*) usage >&2 && die "$command is no command" ;;
+*) usage >&2; die "$command is no command" ;;
 esac

@@ -19,7 +19,7 @@ CODES: dict[np.dtype[Any], int] = {
     np.dtype(ml_dtypes.bfloat16): lib.SM120_BF16,
 }
 ALIGNMENT = 16
-HEAD_SIZES = (8, 128)
+HEAD_STEP = 8
 
 
 class Rows(NamedTuple):
@@ -50,14 +50,11 @@ def check_dtype(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
     return dtype
 
 
-def check_head_dim(head_dim: int, name: str) -> None:
+def check_head_dim(head_dim: int, name: str, most: int | None = None) -> None:
     """Raise where no kernel takes this head size."""
-    low, high = HEAD_SIZES
-    if head_dim % low or not low <= head_dim <= high:
-        message = (
-            f"{name} has head size {head_dim}, not a multiple of {low} from {low} "
-            f"to {high}"
-        )
+    if head_dim % HEAD_STEP or head_dim > (most or head_dim):
+        limit = f" up to {most}" if most else ""
+        message = f"{name} has head size {head_dim}, not a multiple of {HEAD_STEP}{limit}"
         raise InvalidArgumentError(message)
 
 

@@ -22,6 +22,7 @@ _WORDS = {
     "BHSD": "[batch, heads, rows, head size]",
 }
 _RANK = 4
+_MOST_HEAD_DIM = 128
 _WORKSPACE_ALIGNMENT = 256
 
 
@@ -312,7 +313,7 @@ def _check(  # noqa: PLR0913
     axes = _AXES[layout]
     batch, heads, q_rows = (q[axis] for axis in axes)
     kv_batch, kv_heads, kv_rows = (k[axis] for axis in axes)
-    operands.check_head_dim(q[3], "q")
+    operands.check_head_dim(q[3], "q", _MOST_HEAD_DIM)
     if k[3] != q[3]:
         message = f"k has head size {k[3]}, but q has {q[3]}"
         raise InvalidArgumentError(message)

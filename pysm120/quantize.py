@@ -58,7 +58,7 @@ def quantize_mxfp8(
     Parameters
     ----------
     x : array, float32, float16 or bfloat16, shape (..., rows, D)
-        D is a multiple of 8 from 8 to 128. An ndarray is copied to the device
+        D is a multiple of 8. An ndarray is copied to the device
         and the result back; an Array, or an array that speaks DLPack, stays on
         its device.
     axis : {-1, -2}
