@@ -1,4 +1,4 @@
-"""The C library by itself: its header, its symbols, every entry called from C, the example, and all that under sanitizers."""
+"""The C library by itself: header, symbols, every entry called from C, the example; and that under sanitizers."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def run(*command: str | Path, **environment: str) -> str:
 def compiled(source: Path, library: Path, folder: Path, *flags: str) -> Path:
     """Compile a C program that needs the header and the library alone."""
     program = folder / source.stem
-    words = [*CC, *WARNINGS, *flags, "-I", HEADER.parent, source, library, f"-Wl,-rpath,{library.parent}"]
+    words: list[str | Path] = [*CC, *WARNINGS, *flags, "-I", HEADER.parent, source, library, f"-Wl,-rpath,{library.parent}"]
     run(*words, "-lm", "-pthread", "-o", program)
     return program
 
