@@ -44,6 +44,14 @@ def library() -> Path:
     return Path(os.environ.get("PYSM120_LIBRARY") or ROOT / "build" / "libsm120.so.0").resolve()
 
 
+def fake_cuda(folder: Path, *flags: str) -> Path:
+    """Compile the CUDA driver that has no GPU; the folder that holds it."""
+    folder.mkdir()
+    source, output = ROOT / "tests" / "fake_cuda.c", folder / "libcuda.so.1"
+    run(*CC, "-std=c11", *WARNINGS, "-shared", "-fPIC", *flags, "-I", HEADER.parent, source, "-o", output)
+    return folder
+
+
 @pytest.fixture(scope="module", params=["address,undefined", "thread"])
 def sanitize(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -84,9 +92,19 @@ def test_example(library: Path, device_name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.virtual
+def test_failing_cuda_driver(library: Path, tmp_path: Path) -> None:
+    program = compiled(ROOT / "tests" / "cuda_failures.c", library, tmp_path, "-std=c11", "-ldl")
+    assert run(program, LD_LIBRARY_PATH=str(fake_cuda(tmp_path / "whole"))) == ""
+    old = fake_cuda(tmp_path / "old", "-DWITHOUT_LAUNCH")
+    assert run(program, "too-old", LD_LIBRARY_PATH=str(old)) == ""
+
+
+@pytest.mark.virtual
 def test_sanitized(sanitize: str, tmp_path: Path) -> None:
     built = Path(run(sys.executable, ROOT / "tools" / "build.py", "--sanitize", sanitize).strip())
     flags = ["-std=c11", "-g", f"-fsanitize={sanitize}"]
     options = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "TSAN_OPTIONS": "halt_on_error=1"}
     for source in ("tests/c_abi.c", "examples/attention.c"):
         run(compiled(ROOT / source, built, tmp_path, *flags), "virtual", **options)
+    program = compiled(ROOT / "tests" / "cuda_failures.c", built, tmp_path, *flags, "-ldl")
+    run(program, **options, LD_LIBRARY_PATH=str(fake_cuda(tmp_path / "fake", *flags)))
