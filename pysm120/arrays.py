@@ -260,7 +260,7 @@ class Array:
         for part in keys:
             if part is None or part is Ellipsis or isinstance(part, slice):
                 continue
-            if isinstance(part, bool) or not hasattr(part, "__index__"):
+            if isinstance(part, bool) or not isinstance(part, int | np.integer):
                 message = (
                     f"an array is indexed by integers, slices, None and ..., not by a "
                     f"{type(part).__name__}"
@@ -529,8 +529,7 @@ def _shape_of(shape: Any, size: int | None, name: str) -> Shape:
         extents.append(operator.index(part))
     if size is not None and extents.count(-1) == 1:
         known = math.prod(e for e in extents if e != -1)
-        if known and size % known == 0:
-            extents[extents.index(-1)] = size // known
+        extents[extents.index(-1)] = size // known if known else 0
     if any(extent < 0 for extent in extents):
         message = f"{name} is {tuple(extents)}, which has a negative number"
         raise InvalidArgumentError(message)
@@ -650,8 +649,7 @@ def from_dlpack(
         raise TypeError(message)
     queue = device.stream_handle(stream)
     if isinstance(x, np.ndarray):
-        # NumPy exports neither bfloat16 nor what is read-only.
-        return _from_host(device, x, x.__array_interface__["data"][0], copy, stream)
+            return _from_host(device, x, x.__array_interface__["data"][0], copy, stream)
     place, ordinal = x.__dlpack_device__()
     if int(place) in {dlpack.CUDA, dlpack.CUDA_HOST, dlpack.CUDA_MANAGED}:
         return _from_gpu(device, x, int(place), ordinal, copy, queue)
@@ -678,7 +676,9 @@ def _host_view(imported: dlpack.Imported, strides: Shape) -> npt.NDArray[Any]:
     memory = ffi.buffer(ffi.cast("char *", start), nbytes)
     raw = np.frombuffer(memory, kind)
     steps = tuple(stride * kind.itemsize for stride in strides)
-    return np.lib.stride_tricks.as_strided(raw[-low:], shape, steps)
+    return np.lib.stride_tricks.as_strided(
+        raw[-low:], shape, steps, writeable=not imported.readonly
+    )
 
 
 def _from_host(
@@ -693,7 +693,10 @@ def _from_host(
     owner = device.allocation_at(address, max(1, values.nbytes)) if contiguous else None
     if owner is not None and not copy:
         strides = contiguous_strides(values.shape)
-        return Array(owner, address, values.shape, strides, values.dtype)
+        readonly = not values.flags.writeable
+        return Array(
+            owner, address, values.shape, strides, values.dtype, readonly=readonly
+        )
     if copy is False:
         message = f"x lies in host memory, so {device} needs a copy, but copy is False"
         raise InvalidArgumentError(message)

@@ -455,3 +455,13 @@ def builtin_kernels(device: "Device") -> dict[str, Kernel]:
         check(lib.sm120_builtin_kernel(device.handle.pointer, index, pointer))
         kernels[builtin.entry] = Kernel(device, pointer[0])
     return kernels
+
+
+def builtin_image(index: int, target: str, form: str) -> bytes:
+    """Return the PTX or cubin of a kernel inside the library.
+
+    ``target`` is "sm_120f" or "sm_90", ``form`` "ptx" or "cubin".
+    """
+    image, size = ffi.new("void const **"), ffi.new("size_t *")
+    check(lib.sm120_builtin_image(index, target.encode(), form.encode(), image, size))
+    return bytes(ffi.buffer(image[0], size[0]))
