@@ -92,7 +92,7 @@ def why_no_cuda() -> str | None:
 def kernel_rows(device: Device) -> list[tuple[str, ...]]:
     """Return a row for every kernel inside the library."""
     kernels = device.builtin_kernels()
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for index, builtin in enumerate(builtins()):
         kernel = kernels[builtin.entry]
         registers = kernel.info.registers

@@ -41,11 +41,7 @@ class Allocation(Resource):
     def holds(self, address: int, nbytes: int) -> bool:
         """Whether these bytes are part of it."""
         start = self.address
-        return (
-            not self.closed
-            and start <= address
-            and address + nbytes <= start + self.nbytes
-        )
+        return not self.closed and start <= address and address + nbytes <= start + self.nbytes
 
     def _in_use(self) -> bool:
         return dlpack.is_exported(self)
@@ -81,7 +77,7 @@ class Array:
         "strides",
     )
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         owner: Allocation,
         address: int,
@@ -150,10 +146,7 @@ class Array:
 
     def __repr__(self) -> str:
         state = ", freed" if self.closed else ""
-        return (
-            f"<Array {self.dtype}{list(self.shape)} strides {list(self.strides)} "
-            f"on {self.device}{state}>"
-        )
+        return f"<Array {self.dtype}{list(self.shape)} strides {list(self.strides)} on {self.device}{state}>"
 
     # ---- copies -------------------------------------------------------------
 
@@ -167,12 +160,8 @@ class Array:
         start = address + low * self.itemsize
         device, handle = self.device, self.device.handle
         queue = device.stream_handle(stream)
-        into = ffi.from_buffer("char[]", raw.view(np.uint8), require_writable=True)
-        check(
-            lib.sm120_copy_to_host(
-                handle.pointer, ffi.cast("void *", into), start, raw.nbytes, queue
-            )
-        )
+        into = ffi.cast("void *", raw.__array_interface__["data"][0])
+        check(lib.sm120_copy_to_host(handle.pointer, into, start, raw.nbytes, queue))
         check(lib.sm120_stream_synchronize(handle.pointer, queue))
         if self.is_contiguous:
             return raw.reshape(self.shape)
@@ -186,10 +175,7 @@ class Array:
         """
         source = np.asarray(values)
         if source.dtype != self.dtype:
-            message = (
-                f"values has dtype {source.dtype}, not {self.dtype}: convert it with "
-                "astype"
-            )
+            message = f"values has dtype {source.dtype}, not {self.dtype}: convert it with astype"
             raise TypeError(message)
         if source.shape != self.shape:
             message = f"values has shape {source.shape}, not {self.shape}"
@@ -206,11 +192,7 @@ class Array:
         for offset, count in _runs(self.shape, self.strides):
             nbytes = count * self.itemsize
             to = address + offset * self.itemsize
-            check(
-                lib.sm120_copy_to_device(
-                    handle.pointer, to, data + position, nbytes, queue
-                )
-            )
+            check(lib.sm120_copy_to_device(handle.pointer, to, data + position, nbytes, queue))
             position += nbytes
         check(lib.sm120_stream_synchronize(handle.pointer, queue))
         return self
@@ -226,9 +208,7 @@ class Array:
         for offset, count in _runs(self.shape, self.strides):
             nbytes = count * self.itemsize
             start = address + offset * self.itemsize
-            check(
-                lib.sm120_copy_on_device(handle.pointer, to, start, nbytes, queue)
-            )
+            check(lib.sm120_copy_on_device(handle.pointer, to, start, nbytes, queue))
             to += nbytes
         return out
 
@@ -250,9 +230,7 @@ class Array:
     def _view(self, offset: int, shape: Shape, strides: Shape) -> "Array":
         """Return a view that starts ``offset`` elements after this one."""
         address = self.address + offset * self.itemsize
-        return Array(
-            self._owner, address, shape, strides, self.dtype, readonly=self.readonly
-        )
+        return Array(self._owner, address, shape, strides, self.dtype, readonly=self.readonly)
 
     def __getitem__(self, key: Any) -> "Array":
         """Return a view: integers, slices, None and Ellipsis, as in NumPy."""
@@ -261,10 +239,7 @@ class Array:
             if part is None or part is Ellipsis or isinstance(part, slice):
                 continue
             if isinstance(part, bool) or not isinstance(part, int | np.integer):
-                message = (
-                    f"an array is indexed by integers, slices, None and ..., not by a "
-                    f"{type(part).__name__}"
-                )
+                message = f"an array is indexed by integers, slices, None and ..., not by a {type(part).__name__}"
                 raise TypeError(message)
         return self._view(*_index(self.shape, self.strides, keys))
 
@@ -286,13 +261,10 @@ class Array:
 
     def transpose(self, *axes: int | Sequence[int]) -> "Array":
         """Return a view with the dimensions in another order; default: reversed."""
-        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        order = tuple(given) if isinstance(given, Sequence) else ()
-        if not order:
-            order = tuple(reversed(range(self.ndim)))
-        if sorted(a % self.ndim if self.ndim else a for a in order) != list(
-            range(self.ndim)
-        ):
+        given: Any = axes[0] if len(axes) == 1 else axes
+        order: Shape = tuple(map(operator.index, given if isinstance(given, Sequence) else (given,)))
+        order = order or tuple(reversed(range(self.ndim)))
+        if sorted(a + self.ndim if a < 0 else a for a in order) != list(range(self.ndim)):
             message = f"axes is {order}, not an order of {self.ndim} dimensions"
             raise InvalidArgumentError(message)
         shape = tuple(self.shape[a] for a in order)
@@ -354,9 +326,7 @@ class Array:
         _ = address
         return self._export(place, max_version, 0)
 
-    def _export(
-        self, place: tuple[int, int], max_version: tuple[int, int] | None, flags: int
-    ) -> Any:
+    def _export(self, place: tuple[int, int], max_version: tuple[int, int] | None, flags: int) -> Any:
         """Return a capsule over this array."""
         versioned = max_version is not None and max_version[0] >= 1
         return dlpack.export(
@@ -378,16 +348,11 @@ class Array:
         if device.is_virtual:
             device.synchronize()
             return
-        legacy = {None: 0, 1: 0}
-        stream = legacy.get(consumer, consumer)
+        stream = 0 if consumer in {None, 1} else consumer
         if stream == last:
             return
         event = device.event().record(last)
-        check(
-            lib.sm120_stream_wait_event(
-                device.handle.pointer, ffi.cast("void *", stream), event.pointer
-            )
-        )
+        check(lib.sm120_stream_wait_event(device.handle.pointer, ffi.cast("void *", stream), event.pointer))
         event.close()
 
     @property
@@ -452,9 +417,7 @@ def _runs(shape: Shape, strides: Shape) -> Iterator[tuple[int, int]]:
         yield sum(map(operator.mul, place, strides[:outer])), count
 
 
-def _index(
-    shape: Shape, strides: Shape, keys: tuple[Any, ...]
-) -> tuple[int, Shape, Shape]:
+def _index(shape: Shape, strides: Shape, keys: tuple[Any, ...]) -> tuple[int, Shape, Shape]:
     """Return offset, shape and strides of an indexed view."""
     given = [k for k in keys if k is not None and k is not Ellipsis]
     if sum(k is Ellipsis for k in keys) > 1 or len(given) > len(shape):
@@ -484,10 +447,7 @@ def _index(
         else:
             position = operator.index(key)
             if not -shape[axis] <= position < shape[axis]:
-                message = (
-                    f"index {position} is out of bounds for dimension {axis} of size "
-                    f"{shape[axis]}"
-                )
+                message = f"index {position} is out of bounds for dimension {axis} of size {shape[axis]}"
                 raise IndexError(message)
             offset += position % shape[axis] * strides[axis]
             axis += 1
@@ -613,12 +573,17 @@ def pinned(device: "Device", shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[An
     table = device.pinned_table()
     # The chain ndarray -> buffer -> this pointer ends with the last ndarray.
     memory = ffi.gc(host[0], partial(_free_pinned, handle, table))
-    return np.frombuffer(ffi.buffer(memory, nbytes), kind).reshape(extents)
+    return _over(memory, nbytes, kind).reshape(extents)
 
 
-def _free_pinned(
-    handle: Handle, table: dict[int, tuple[int, int]], host: Any
-) -> None:
+def _over(memory: Any, nbytes: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an ndarray over C memory, which it keeps alive."""
+    buffer: Any = ffi.buffer(memory, nbytes)
+    values: npt.NDArray[Any] = np.frombuffer(buffer, kind)
+    return values
+
+
+def _free_pinned(handle: Handle, table: dict[int, tuple[int, int]], host: Any) -> None:
     """Free pinned memory and forget where the device sees it."""
     table.pop(int(ffi.cast("uintptr_t", host)), None)
     lib.sm120_free_pinned(handle.pointer, host)
@@ -626,7 +591,7 @@ def _free_pinned(
 
 def pinned_address(device: "Device", values: npt.NDArray[Any]) -> int | None:
     """Return where the device sees an ndarray in pinned memory, else None."""
-    device.handle  # noqa: B018: ClosedError
+    device.ensure_open()
     start = int(values.__array_interface__["data"][0])
     for host, (nbytes, address) in list(device.pinned_table().items()):
         if host <= start < host + nbytes:
@@ -634,9 +599,7 @@ def pinned_address(device: "Device", values: npt.NDArray[Any]) -> int | None:
     return None
 
 
-def from_dlpack(
-    device: "Device", x: Any, *, copy: bool | None = None, stream: Any = None
-) -> Array:
+def from_dlpack(device: "Device", x: Any, *, copy: bool | None = None, stream: Any = None) -> Array:
     """Return the array of another library; see Device.from_dlpack."""
     if isinstance(x, Array) and not x.device.shares_memory_with(device):
         message = f"x is on {x.device}, not on {device}"
@@ -649,7 +612,7 @@ def from_dlpack(
         raise TypeError(message)
     queue = device.stream_handle(stream)
     if isinstance(x, np.ndarray):
-            return _from_host(device, x, x.__array_interface__["data"][0], copy, stream)
+        return _from_host(device, x, x.__array_interface__["data"][0], copy, stream)
     place, ordinal = x.__dlpack_device__()
     if int(place) in {dlpack.CUDA, dlpack.CUDA_HOST, dlpack.CUDA_MANAGED}:
         return _from_gpu(device, x, int(place), ordinal, copy, queue)
@@ -673,12 +636,9 @@ def _host_view(imported: dlpack.Imported, strides: Shape) -> npt.NDArray[Any]:
     low, high = _span(shape, strides)
     start = imported.address + low * kind.itemsize
     nbytes = (high - low + 1) * kind.itemsize
-    memory = ffi.buffer(ffi.cast("char *", start), nbytes)
-    raw = np.frombuffer(memory, kind)
+    raw = _over(ffi.cast("char *", start), nbytes, kind)
     steps = tuple(stride * kind.itemsize for stride in strides)
-    return np.lib.stride_tricks.as_strided(
-        raw[-low:], shape, steps, writeable=not imported.readonly
-    )
+    return np.lib.stride_tricks.as_strided(raw[-low:], shape, steps, writeable=not imported.readonly)
 
 
 def _from_host(
@@ -694,16 +654,14 @@ def _from_host(
     if owner is not None and not copy:
         strides = contiguous_strides(values.shape)
         readonly = not values.flags.writeable
-        return Array(
-            owner, address, values.shape, strides, values.dtype, readonly=readonly
-        )
+        return Array(owner, address, values.shape, strides, values.dtype, readonly=readonly)
     if copy is False:
         message = f"x lies in host memory, so {device} needs a copy, but copy is False"
         raise InvalidArgumentError(message)
     return array(device, values, stream=stream)
 
 
-def _from_gpu(  # noqa: PLR0913
+def _from_gpu(
     device: "Device",
     x: Any,
     place: int,
@@ -712,9 +670,7 @@ def _from_gpu(  # noqa: PLR0913
     queue: Any,
 ) -> Array:
     """Return an array that shares the memory of a GPU's array."""
-    if device.is_virtual or (
-        place == dlpack.CUDA and int(ordinal) != device.info.ordinal
-    ):
+    if device.is_virtual or (place == dlpack.CUDA and int(ordinal) != device.info.ordinal):
         message = f"x is on cuda:{int(ordinal)}, not on {device}"
         raise InvalidArgumentError(message)
     number = int(ffi.cast("uintptr_t", queue))
@@ -732,5 +688,3 @@ def _from_gpu(  # noqa: PLR0913
         readonly=imported.readonly,
     )
     return shared.copy(stream=number) if copy else shared
-
-

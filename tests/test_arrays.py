@@ -26,7 +26,7 @@ DTYPES = [np.dtype(name) for name in [*NATIVE, *SMALL]]
 
 
 class Exporter:
-    """A library of its own kind: exports what it is given, at most as DLPack ``newest``, and counts what is released."""
+    """Another library: exports what it is given."""
 
     def __init__(self, capsule: Any, place: tuple[int, int] = (1, 0)) -> None:
         self.capsule, self.place = capsule, place
@@ -150,9 +150,9 @@ def test_indices_that_are_no_views_are_refused(device: pysm120.Device) -> None:
     for index in (True, [0, 1], np.array([True, False, True]), 1.0, "x"):
         with pytest.raises(TypeError, match="indexed by"):
             array[index]
-    for index in (3, (0, 4), (0, 0, 0), (..., ...)):
+    for outside in (3, (0, 4), (0, 0, 0), (..., ...)):
         with pytest.raises(IndexError):
-            array[index]
+            array[outside]
 
 
 def test_copy_from_refuses_what_does_not_fit(device: pysm120.Device) -> None:
@@ -229,7 +229,7 @@ def test_unclaimed_capsules_let_go(device: pysm120.Device) -> None:
     owner = array.owner
     if device.is_virtual:
         # NumPy refuses the dtype, and says so, although the capsule dies while its exception is set.
-        with pytest.raises((RuntimeError, BufferError), match="[dD]type|DLTensor"):
+        with pytest.raises((RuntimeError, BufferError), match=r"[dD]type|DLTensor"):
             np.from_dlpack(array)
     capsule = array.__dlpack__()
     assert dlpack.is_exported(owner)
@@ -297,7 +297,7 @@ def test_import_from_host_memory_copies(device: pysm120.Device) -> None:
 
 def test_import_from_another_library_calls_its_deleter(device: pysm120.Device) -> None:
     values = np.arange(6, dtype=np.int16).reshape(2, 3)
-    calls = []
+    calls: list[int] = []
     managed = dlpack._Managed()
     deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(calls.append)
     shape = (ctypes.c_int64 * 2)(2, 3)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pysm120
-from pysm120 import _console, _cubin, __main__, demo
+from pysm120 import __main__, _console, _cubin, demo
 from pysm120.module import builtin_image, builtins
 
 

@@ -1,7 +1,7 @@
 """Bad input: one clear exception each, raised before anything is written."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +24,11 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "rank of q": (ValueError, r"q has shape \(5, 4, 64\), not \[batch, rows, heads", {"q": Q[0]}),
     "rank of k": (ValueError, "k has shape", {"k": KV[None]}),
     "dtype of q": (TypeError, "q has dtype float64", {"q": Q.astype(float)}),
-    "dtype of all": (TypeError, "q has dtype int32", {n: x.astype("i4") for n, x in {"q": Q, "k": KV, "v": KV}.items()}),
+    "dtype of all": (
+        TypeError,
+        "q has dtype int32",
+        {n: x.astype("i4") for n, x in {"q": Q, "k": KV, "v": KV}.items()},
+    ),
     "byte order": (TypeError, "q has dtype >f4", {"q": Q.astype(">f4")}),
     "fp8": (TypeError, "float8_e4m3fn", {"q": Q.astype(ml_dtypes.float8_e4m3fn)}),
     "dtypes differ": (TypeError, "v has dtype float16, but q has float32", {"v": KV.astype("f2")}),
@@ -80,10 +84,10 @@ def test_attention_refuses_ndarrays(device: pysm120.Device, name: str) -> None:
     kind, message, differing = BAD[name]
     arguments = {"q": Q, "k": KV, "v": KV, "device": device, **differing}
     out = arguments.get("out")
-    before = out.tobytes() if isinstance(out, np.ndarray) else None
+    before = None if out is None else repr(out)
     with pytest.raises(kind, match=message):
         pysm120.attention(**arguments)
-    assert before is None or out.tobytes() == before
+    assert before is None or repr(out) == before
 
 
 class OnDevice:
@@ -125,7 +129,11 @@ BAD_ARRAYS: dict[str, tuple[type[Exception], str, Callable[[OnDevice], dict[str,
     "workspace size": (ValueError, "workspace", lambda a: {"workspace": a.device.empty(256, np.uint8)}),
     "workspace 0": (ValueError, "workspace has 0 bytes", lambda a: {"workspace": a.device.empty(0, np.uint8)}),
     "workspace address": (ValueError, "workspace is at", lambda a: {"workspace": a.device.empty(1 << 20, "u1")[16:]}),
-    "workspace strides": (ValueError, "workspace has strides", lambda a: {"workspace": a.device.empty(1 << 20, "u1")[::2]}),
+    "workspace strides": (
+        ValueError,
+        "workspace has strides",
+        lambda a: {"workspace": a.device.empty(1 << 20, "u1")[::2]},
+    ),
 }
 
 
@@ -226,7 +234,7 @@ def test_sources_of_another_type(device: pysm120.Device) -> None:
         device.load(3)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="no entry 'axpy'; it has saxpy, nothing"):
         device.load(SAXPY)["axpy"]
-    with pytest.raises(TypeError, match="indexed by the str"):
+    with pytest.raises(TypeError, match="entry is a int, not a str"):
         device.load(SAXPY)[0]  # type: ignore[index]
 
 
@@ -265,9 +273,7 @@ def test_arguments_that_do_not_fit(device: pysm120.Device, name: str) -> None:
 def test_arrays_of_bytes_have_one_size(device: pysm120.Device) -> None:
     kernel = device.load(BYTES)["bytes"]
     out = device.zeros(4, np.uint64)
-    for pair in (b"15 bytes are few", b"17 bytes are many", np.uint64(3), out):
-        if pair == b"15 bytes are few":
-            pair = pair[:15]
+    for pair in (bytes(15), bytes(17), np.uint64(3), out):
         with pytest.raises(TypeError, match="param_pair"):
             kernel(1, 1, out, pair, np.uint16(1), np.uint8(1))
     assert not out.numpy().any()
@@ -298,7 +304,7 @@ def test_launches_that_do_not_fit(device: pysm120.Device, name: str) -> None:
         kernel(launch["grid"], launch["block"], x, x, ONE, COUNT, shared=launch["shared"])
     for wrong in ("1", 1.5, True, None):
         with pytest.raises(TypeError, match="grid is"):
-            kernel(wrong, 4, x, x, ONE, COUNT)
+            kernel(cast("Any", wrong), 4, x, x, ONE, COUNT)
     device.synchronize()
     assert x.numpy().tolist() == [0, 1, 2, 3]
 
@@ -307,9 +313,13 @@ def test_launches_that_do_not_fit(device: pysm120.Device, name: str) -> None:
 def test_a_kernel_out_of_bounds_is_a_fault(device: pysm120.Device) -> None:
     x, y = device.zeros(4), device.zeros(400)
     kernel = device.load(SAXPY)["saxpy"]
-    with pytest.raises(pysm120.FaultError, match="saxpy"):
+
+    def launch() -> None:
         kernel(1, 128, x, y, ONE, np.uint32(128))
         device.synchronize()
+
+    with pytest.raises(pysm120.FaultError, match="saxpy"):
+        launch()
     with pysm120.Device("virtual") as other:
         other.load(SAXPY)["nothing"](1, 1)
         other.synchronize()
@@ -319,7 +329,7 @@ def test_a_kernel_out_of_bounds_is_a_fault(device: pysm120.Device) -> None:
 def test_another_device_s_array_is_no_argument(device: pysm120.Device) -> None:
     with pysm120.Device("virtual") as other:
         x = other.zeros(4)
-        with pytest.raises(ValueError, match="param_x .* is on"):
+        with pytest.raises(ValueError, match=r"param_x .* is on"):
             device.load(SAXPY)["saxpy"](1, 4, x, x, ONE, COUNT)
 
 
