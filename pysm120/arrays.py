@@ -1,25 +1,24 @@
 """Arrays in device memory, and ndarrays in pinned host memory."""
 
-import itertools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pysm120 import _shapes as shapes
 from pysm120 import dlpack
 from pysm120._ffi import check, ffi, lib
 from pysm120._resource import Handle, Resource
+from pysm120._shapes import Shape
 from pysm120.errors import InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from pysm120.device import Device
-
-Shape = tuple[int, ...]
 
 
 class Allocation(Resource):
@@ -136,7 +135,7 @@ class Array:
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie next to each other in C order."""
-        return _is_contiguous(self.shape, self.strides)
+        return shapes.is_contiguous(self.shape, self.strides)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -155,7 +154,7 @@ class Array:
         address = self.address
         if self.size == 0:
             return np.empty(self.shape, self.dtype)
-        low, high = _span(self.shape, self.strides)
+        low, high = shapes.span(self.shape, self.strides)
         raw = np.empty(high - low + 1, self.dtype)
         start = address + low * self.itemsize
         device, handle = self.device, self.device.handle
@@ -189,7 +188,7 @@ class Array:
             return self
         data = ffi.cast("char *", source.__array_interface__["data"][0])
         position = 0
-        for offset, count in _runs(self.shape, self.strides):
+        for offset, count in shapes.runs(self.shape, self.strides):
             nbytes = count * self.itemsize
             to = address + offset * self.itemsize
             check(lib.sm120_copy_to_device(handle.pointer, to, data + position, nbytes, queue))
@@ -205,7 +204,7 @@ class Array:
         out = empty(device, self.shape, self.dtype)
         out.owner.stream = self._owner.stream = int(ffi.cast("uintptr_t", queue))
         to = out.address
-        for offset, count in _runs(self.shape, self.strides):
+        for offset, count in shapes.runs(self.shape, self.strides):
             nbytes = count * self.itemsize
             start = address + offset * self.itemsize
             check(lib.sm120_copy_on_device(handle.pointer, to, start, nbytes, queue))
@@ -241,7 +240,7 @@ class Array:
             if isinstance(part, bool) or not isinstance(part, int | np.integer):
                 message = f"an array is indexed by integers, slices, None and ..., not by a {type(part).__name__}"
                 raise TypeError(message)
-        return self._view(*_index(self.shape, self.strides, keys))
+        return self._view(*shapes.index(self.shape, self.strides, keys))
 
     def reshape(self, *shape: int | Sequence[int]) -> "Array":
         """Return a view of another shape; -1 stands for what is left.
@@ -249,8 +248,8 @@ class Array:
         ValueError where the elements would have to be copied: use ``copy`` first.
         """
         given = shape[0] if len(shape) == 1 else shape
-        wanted = _shape_of(given, self.size, "shape")
-        strides = _reshaped(self.shape, self.strides, wanted)
+        wanted = shapes.shape_of(given, self.size, "shape")
+        strides = shapes.reshaped(self.shape, self.strides, wanted)
         if strides is None:
             message = (
                 f"an array of shape {self.shape} and strides {self.strides} does not "
@@ -376,129 +375,6 @@ class Array:
         }
 
 
-# ---- shapes and strides ---------------------------------------------------------
-
-
-def contiguous_strides(shape: Shape) -> Shape:
-    """Return the strides, in elements, of a C-contiguous array."""
-    steps = [1]
-    for extent in reversed(shape[1:]):
-        steps.append(steps[-1] * max(1, extent))
-    return tuple(reversed(steps)) if shape else ()
-
-
-def _is_contiguous(shape: Shape, strides: Shape) -> bool:
-    """Whether elements lie next to each other in C order."""
-    if 0 in shape:
-        return True
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and stride != step:
-            return False
-        step *= extent
-    return True
-
-
-def _span(shape: Shape, strides: Shape) -> tuple[int, int]:
-    """Return the lowest and highest offset of an element."""
-    reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
-    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
-
-
-def _runs(shape: Shape, strides: Shape) -> Iterator[tuple[int, int]]:
-    """Yield (offset, elements) of every contiguous piece, in C order."""
-    if 0 in shape:
-        return
-    count, outer = 1, len(shape)
-    while outer and (shape[outer - 1] == 1 or strides[outer - 1] == count):
-        count *= shape[outer - 1]
-        outer -= 1
-    for place in itertools.product(*map(range, shape[:outer])):
-        yield sum(map(operator.mul, place, strides[:outer])), count
-
-
-def _index(shape: Shape, strides: Shape, keys: tuple[Any, ...]) -> tuple[int, Shape, Shape]:
-    """Return offset, shape and strides of an indexed view."""
-    given = [k for k in keys if k is not None and k is not Ellipsis]
-    if sum(k is Ellipsis for k in keys) > 1 or len(given) > len(shape):
-        message = f"{len(given)} indices for an array of {len(shape)} dimensions"
-        raise IndexError(message)
-    rest = len(shape) - len(given)
-    if Ellipsis not in [k for k in keys if k is Ellipsis]:
-        keys = (*keys, Ellipsis)
-    offset, axis = 0, 0
-    new_shape: list[int] = []
-    new_strides: list[int] = []
-    for key in keys:
-        if key is None:
-            new_shape.append(1)
-            new_strides.append(0)
-        elif key is Ellipsis:
-            new_shape += shape[axis : axis + rest]
-            new_strides += strides[axis : axis + rest]
-            axis += rest
-        elif isinstance(key, slice):
-            start, stop, step = key.indices(shape[axis])
-            extent = len(range(start, stop, step))
-            offset += start * strides[axis] if extent else 0
-            new_shape.append(extent)
-            new_strides.append(step * strides[axis])
-            axis += 1
-        else:
-            position = operator.index(key)
-            if not -shape[axis] <= position < shape[axis]:
-                message = f"index {position} is out of bounds for dimension {axis} of size {shape[axis]}"
-                raise IndexError(message)
-            offset += position % shape[axis] * strides[axis]
-            axis += 1
-    return offset, tuple(new_shape), tuple(new_strides)
-
-
-def _reshaped(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
-    """Return the strides of a reshaped view, or None where it needs a copy."""
-    if 0 in shape or _is_contiguous(shape, strides):
-        return contiguous_strides(wanted)
-    old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
-    # Dimensions that continue each other are one.
-    merged: list[list[int]] = []
-    for extent, stride in old:
-        if merged and merged[-1][1] == extent * stride:
-            merged[-1] = [merged[-1][0] * extent, stride]
-        else:
-            merged.append([extent, stride])
-    steps: list[int] = []
-    block = merged.pop() if merged else [1, 1]
-    for extent in reversed(wanted):
-        if block[0] == 1 and extent != 1 and merged:
-            block = merged.pop()
-        if block[0] % extent:
-            return None
-        steps.append(block[1])
-        block = [block[0] // extent, block[1] * extent]
-    return tuple(reversed(steps))
-
-
-def _shape_of(shape: Any, size: int | None, name: str) -> Shape:
-    """Return a shape as a tuple; with a size, -1 stands for what is left."""
-    parts = shape if isinstance(shape, Sequence) else (shape,)
-    extents = []
-    for part in parts:
-        if isinstance(part, bool) or not hasattr(part, "__index__"):
-            message = f"{name} is {shape!r}, not an int or a tuple of ints"
-            raise TypeError(message)
-        extents.append(operator.index(part))
-    if size is not None and extents.count(-1) == 1:
-        known = math.prod(e for e in extents if e != -1)
-        extents[extents.index(-1)] = size // known if known else 0
-    if any(extent < 0 for extent in extents):
-        message = f"{name} is {tuple(extents)}, which has a negative number"
-        raise InvalidArgumentError(message)
-    if size is not None and math.prod(extents) != size:
-        message = f"{name} is {tuple(extents)}, but the array has {size} elements"
-        raise InvalidArgumentError(message)
-    return tuple(extents)
-
-
 def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """Return the dtype of device memory that an argument means."""
     kind = np.dtype(dtype)
@@ -532,9 +408,9 @@ def _free(handle: Handle, address: int) -> None:
 
 def empty(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
     """Return an array whose elements are not set; see Device.empty."""
-    extents, kind = _shape_of(shape, None, "shape"), _dtype_of(dtype)
+    extents, kind = shapes.shape_of(shape, None, "shape"), _dtype_of(dtype)
     owner = _allocate(device, math.prod(extents) * kind.itemsize)
-    return Array(owner, owner.address, extents, contiguous_strides(extents), kind)
+    return Array(owner, owner.address, extents, shapes.contiguous_strides(extents), kind)
 
 
 def zeros(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
@@ -558,7 +434,7 @@ def array(device: "Device", values: npt.ArrayLike, *, stream: Any = None) -> Arr
 
 def pinned(device: "Device", shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an ndarray in pinned host memory; see Device.pinned."""
-    extents, kind = _shape_of(shape, None, "shape"), _dtype_of(dtype)
+    extents, kind = shapes.shape_of(shape, None, "shape"), _dtype_of(dtype)
     nbytes = math.prod(extents) * kind.itemsize
     handle = device.handle
     if nbytes > sys.maxsize:
@@ -621,7 +497,7 @@ def from_dlpack(device: "Device", x: Any, *, copy: bool | None = None, stream: A
         raise InvalidArgumentError(message)
     imported = dlpack.Imported(dlpack.request(x, None))
     try:
-        strides = imported.strides or contiguous_strides(imported.shape)
+        strides = imported.strides or shapes.contiguous_strides(imported.shape)
         values = _host_view(imported, strides)
         return _from_host(device, values, imported.address, copy, stream)
     finally:
@@ -633,7 +509,7 @@ def _host_view(imported: dlpack.Imported, strides: Shape) -> npt.NDArray[Any]:
     shape, kind = imported.shape, imported.dtype
     if math.prod(shape) == 0:
         return np.empty(shape, kind)
-    low, high = _span(shape, strides)
+    low, high = shapes.span(shape, strides)
     start = imported.address + low * kind.itemsize
     nbytes = (high - low + 1) * kind.itemsize
     raw = _over(ffi.cast("char *", start), nbytes, kind)
@@ -652,7 +528,7 @@ def _from_host(
     contiguous = bool(values.flags.c_contiguous)
     owner = device.allocation_at(address, max(1, values.nbytes)) if contiguous else None
     if owner is not None and not copy:
-        strides = contiguous_strides(values.shape)
+        strides = shapes.contiguous_strides(values.shape)
         readonly = not values.flags.writeable
         return Array(owner, address, values.shape, strides, values.dtype, readonly=readonly)
     if copy is False:
@@ -675,7 +551,7 @@ def _from_gpu(
         raise InvalidArgumentError(message)
     number = int(ffi.cast("uintptr_t", queue))
     imported = dlpack.Imported(dlpack.request(x, number or 1))
-    strides = imported.strides or contiguous_strides(imported.shape)
+    strides = imported.strides or shapes.contiguous_strides(imported.shape)
     kind = imported.dtype
     owner = Allocation(device, imported.address, 0, imported.release)
     owner.stream = number

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pysm120
-from pysm120 import dlpack
+from pysm120 import _shapes, dlpack
 
 NATIVE = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "?"]
 SMALL = [
@@ -124,8 +124,6 @@ def test_views_transpose_and_reshape_as_numpy_does(device: pysm120.Device) -> No
 
 @given(data=st.data())
 def test_reshape_strides_are_numpys(data: st.DataObject) -> None:
-    from pysm120.arrays import _reshaped
-
     shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     values = np.arange(np.prod(shape), dtype=np.int8).reshape(shape)
     view = values.transpose(data.draw(st.permutations(range(len(shape)))))
@@ -136,7 +134,7 @@ def test_reshape_strides_are_numpys(data: st.DataObject) -> None:
         first = data.draw(st.sampled_from(factors))
         split += [first, extent // first]
     wanted = tuple(split) if data.draw(st.booleans()) else (view.size,)
-    got = _reshaped(view.shape, tuple(s for s in view.strides), wanted)
+    got = _shapes.reshaped(view.shape, tuple(s for s in view.strides), wanted)
     copied = view.reshape(wanted)
     if got is None:
         assert not np.shares_memory(copied, values) or view.size == 1
