@@ -7,8 +7,8 @@
 
 enum rounding { ROUND_NEAREST_EVEN, ROUND_ZERO, ROUND_DOWN, ROUND_UP, ROUND_NEAREST_AWAY };
 
-uint16_t f32_to_f16(float x, enum rounding rounding, int saturate_finite);   /* NaN: 0x7fff */
-uint16_t f32_to_bf16(float x, enum rounding rounding, int saturate_finite);  /* NaN: 0x7fff */
+uint16_t f32_to_f16(float x, enum rounding rounding, int saturate_finite);  /* NaN: 0x7fff */
+uint16_t f32_to_bf16(float x, enum rounding rounding, int saturate_finite); /* NaN: 0x7fff */
 uint32_t f32_to_tf32(float x, enum rounding rounding, int saturate_finite);
 float f16_to_f32(uint16_t x);
 float bf16_to_f32(uint16_t x);

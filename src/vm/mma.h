@@ -5,21 +5,33 @@
 #include <stdint.h>
 
 enum mma_type {
-    MMA_BF16, MMA_F16, MMA_TF32, MMA_S8, MMA_U8,
-    MMA_E4M3, MMA_E5M2, MMA_E2M3, MMA_E3M2, MMA_E2M1, /* one per byte, in its container (kinds f8f6f4, mxf8f6f4) */
-    MMA_E2M1_PACKED                                   /* two per byte (kinds mxf4, mxf4nvf4) */
+    MMA_BF16,
+    MMA_F16,
+    MMA_TF32,
+    MMA_S8,
+    MMA_U8,
+    MMA_E4M3,
+    MMA_E5M2,
+    MMA_E2M3,
+    MMA_E3M2,
+    MMA_E2M1,        /* one per byte, in its container (kinds f8f6f4, mxf8f6f4) */
+    MMA_E2M1_PACKED, /* two per byte (kinds mxf4, mxf4nvf4) */
+    MMA_S4,
+    MMA_U4, /* two per byte */
+    MMA_B1_AND,
+    MMA_B1_XOR /* b1 with .and.popc, .xor.popc; as a_type and b_type */
 };
 enum mma_scale { MMA_NO_SCALE, MMA_UE8M0, MMA_UE4M3 };
 enum mma_accumulator { MMA_ACC_F32, MMA_ACC_F16, MMA_ACC_S32 };
 
 /* What one mma.sync.m16n8k* computes. */
 struct mma_shape {
-    uint8_t k;                  /* 8, 16, 32 or 64 */
-    uint8_t a_type, b_type;     /* enum mma_type */
-    uint8_t accumulator;        /* enum mma_accumulator, of c and d alike */
-    uint8_t scale;              /* enum mma_scale */
-    uint8_t scale_vec;          /* 1, 2 or 4 scales per row; 0 without scale */
-    uint8_t saturate;           /* .satfinite of the integer forms */
+    uint16_t k;             /* 4, 8, 16, 32, 64, 128 or 256 */
+    uint8_t a_type, b_type; /* enum mma_type */
+    uint8_t accumulator;    /* enum mma_accumulator, of c and d alike */
+    uint8_t scale;          /* enum mma_scale */
+    uint8_t scale_vec;      /* 1, 2 or 4 scales per row; 0 without scale */
+    uint8_t saturate;       /* .satfinite of the integer forms */
 };
 
 /* Registers as a warp holds them: reg[i][lane]. Unused pointers may be NULL. d may alias c.
@@ -33,10 +45,12 @@ struct mma_operands {
     uint8_t byte_a, thread_a, byte_b, thread_b;
 };
 
-/* Compute one mma. Registers must be contiguous groups: d/c 4 (f32, s32) or 2 (f16), a and b by shape. */
+/* Compute one mma. Registers must be contiguous groups: d/c 4 (f32, s32) or 2 (f16), a and b by shape.
+ * Selectors that PTX leaves undefined are taken modulo what exists. */
 typedef void mma_function(const struct mma_shape *shape, const struct mma_operands *operands);
 
-/* The function for a shape, for the widest vectors of this CPU; NULL where no sm_120f instruction has that shape. */
+/* The function for a shape, for the widest vectors of this CPU; NULL where no sm_120f instruction has that shape.
+ * SM120_VM_ISA=base or v3 in the environment holds it to narrower vectors; all give the same bits. */
 mma_function *mma_find(const struct mma_shape *shape);
 
 #endif

@@ -1,0 +1,339 @@
+/* Tensor-core sums of floating-point products, with or without one scale per row (k 4 to 32).
+ *
+ * Every product a*b, exact, and c are significands times 2^e, not renormalised. All are shifted to the largest e,
+ * cut toward zero to 25 fraction bits and added exactly; the sum is rounded once. Here a term is an f32 product
+ * times a power of two, both exact, converted to int32, which is the cut. 16 terms fit an int32. */
+#include "mma_isa.h"
+
+enum { FRACTION = 25, BLOCKS = 4, LANES_B = MMA_COLUMNS * MMA_WORDS, OUTPUTS = MMA_OUTPUTS };
+
+/* Where an element's bits are, and which codes are NaN or Inf. */
+struct format {
+    uint8_t width;    /* bits of the container */
+    uint8_t right;    /* unused bits below the code */
+    uint8_t sign;     /* position of the sign in the code */
+    uint8_t fraction; /* fraction bits */
+    uint8_t bias;
+    uint8_t has_infinity;
+    uint32_t special; /* smallest magnitude that is Inf or NaN; ~0 when there is none */
+};
+
+static const struct format FORMATS[] = {
+    [MMA_BF16] = {16, 0, 15, 7, 127, 1, 0x7f80},    [MMA_F16] = {16, 0, 15, 10, 15, 1, 0x7c00},
+    [MMA_TF32] = {32, 13, 18, 10, 127, 1, 0x3fc00}, [MMA_E4M3] = {8, 0, 7, 3, 7, 0, 0x7f},
+    [MMA_E5M2] = {8, 0, 7, 2, 15, 1, 0x7c},         [MMA_E2M3] = {8, 0, 5, 3, 1, 0, ~0u},
+    [MMA_E3M2] = {8, 0, 5, 2, 3, 0, ~0u},           [MMA_E2M1] = {8, 2, 3, 1, 1, 0, ~0u},
+};
+
+/* Operands decoded: block t holds element t of every word. In the narrow form a value is the element itself, in the
+ * wide form, for exponents of 8 bits, only its significand. */
+struct decoded {
+    float a_value[BLOCKS][MMA_WORDS][MMA_ROWS];
+    int32_t a_exponent[BLOCKS][MMA_WORDS][MMA_ROWS];
+    float b_value[BLOCKS][LANES_B];
+    int32_t b_exponent[BLOCKS][LANES_B];
+};
+
+/* The sum while it is built, [column][row]. */
+struct sum {
+    int32_t c_significand[OUTPUTS]; /* with FRACTION fraction bits */
+    int32_t c_exponent[OUTPUTS];
+    int32_t scale[OUTPUTS];    /* exponent of both scales */
+    int32_t largest[OUTPUTS];  /* largest exponent of a term, less that of the scales */
+    int32_t terms[2][OUTPUTS]; /* sums of up to 16 cut terms */
+};
+
+/* Decode element t of n words. Zero counts as exponent -126. Return whether there is a NaN or an infinity. */
+static inline int32_t decode(float *restrict value, int32_t *restrict exponent, const uint32_t *restrict words, int n,
+                             int t, struct format format, int wide) {
+    const uint32_t magnitudes = ((uint32_t)1 << format.sign) - 1;
+    const int shift = t * format.width + format.right;
+    const int32_t unit = 127 - format.fraction - (wide ? 0 : format.bias);
+    int32_t special = 0;
+    for (int i = 0; i < n; i++) {
+        const uint32_t code = words[i] >> shift;
+        const uint32_t magnitude = code & magnitudes;
+        const uint32_t sign = code << (31 - format.sign) & 0x80000000u;
+        const int32_t field = mma_max((int32_t)(magnitude >> format.fraction), 1);
+        const int32_t significand = (int32_t)magnitude - (int32_t)((uint32_t)(field - 1) << format.fraction);
+        const float power = mma_float((uint32_t)((wide ? 0 : field) + unit) << 23);
+        value[i] = mma_float(mma_bits((float)significand * power) | sign);
+        exponent[i] = magnitude ? field - format.bias : -126;
+        special |= magnitude >= format.special;
+    }
+    return special;
+}
+
+/* Decode both operands; return whether there is a NaN or an infinity. */
+static inline int32_t decode_operands(struct decoded *restrict decoded, const struct mma_words *restrict words,
+                                      struct format a, struct format b, int wide) {
+    int32_t special = 0;
+    for (int t = 0; t < 32 / a.width; t++) {
+        special |=
+            decode(decoded->a_value[t][0], decoded->a_exponent[t][0], words->a[0], MMA_WORDS * MMA_ROWS, t, a, wide);
+        special |= decode(decoded->b_value[t], decoded->b_exponent[t], words->b, LANES_B, t, b, wide);
+    }
+    return special;
+}
+
+/* Split the accumulators of f32 bits; return whether one is NaN or infinite. */
+static int32_t decode_c_f32(struct sum *restrict sum, const uint32_t c[restrict OUTPUTS]) {
+    int32_t special = 0;
+    for (int n = 0; n < OUTPUTS; n++) {
+        const uint32_t magnitude = c[n] & 0x7fffffffu;
+        const int32_t field = mma_max((int32_t)(magnitude >> 23), 1);
+        const int32_t significand = (int32_t)(magnitude - ((uint32_t)(field - 1) << 23)) << (FRACTION - 23);
+        sum->c_significand[n] = c[n] >> 31 ? -significand : significand;
+        sum->c_exponent[n] = field - 127; /* -126 for zero too */
+        special |= magnitude >= 0x7f800000u;
+    }
+    return special;
+}
+
+/* Split the accumulators of f16 bits; return whether one is NaN or infinite. */
+static int32_t decode_c_f16(struct sum *restrict sum, const uint32_t c[restrict OUTPUTS]) {
+    int32_t special = 0;
+    for (int n = 0; n < OUTPUTS; n++) {
+        const uint32_t magnitude = c[n] & 0x7fffu;
+        const int32_t field = mma_max((int32_t)(magnitude >> 10), 1);
+        const int32_t significand = (int32_t)(magnitude - ((uint32_t)(field - 1) << 10)) << (FRACTION - 10);
+        sum->c_significand[n] = c[n] >> 15 ? -significand : significand;
+        sum->c_exponent[n] = magnitude ? field - 15 : -126;
+        special |= magnitude >= 0x7c00u;
+    }
+    return special;
+}
+
+/* Read the exponents of the scales; return whether one is NaN. */
+static int32_t start_scales(struct sum *restrict sum, const struct mma_operands *operands) {
+    int32_t a[MMA_ROWS];
+    int32_t special = 0;
+    for (int i = 0; i < MMA_ROWS; i++) {
+        a[i] = mma_scale_a(operands, i, 0);
+        special |= a[i] == 0xff;
+    }
+    for (int j = 0; j < MMA_COLUMNS; j++) {
+        const int32_t b = mma_scale_b(operands, j, 0);
+        special |= b == 0xff;
+        for (int i = 0; i < MMA_ROWS; i++)
+            sum->scale[MMA_ROWS * j + i] = a[i] + b - 254;
+    }
+    return special;
+}
+
+/* Read the accumulators and the scales; return whether one is NaN or infinite. */
+static int32_t start_sum(struct sum *restrict sum, uint32_t c[restrict OUTPUTS], const struct mma_shape *shape,
+                         const struct mma_operands *operands) {
+    int32_t special = 0;
+    if (shape->accumulator == MMA_ACC_F16) {
+        for (int n = 0; n < OUTPUTS; n++) {
+            const int row = n % MMA_ROWS, column = n / MMA_ROWS;
+            c[n] = operands->c[row >> 3][4 * (row & 7) + (column >> 1)] >> (16 * (column & 1)) & 0xffffu;
+        }
+        special = decode_c_f16(sum, c);
+    } else {
+        mma_load_tile(c, operands->c);
+        special = decode_c_f32(sum, c);
+    }
+    if (shape->scale != MMA_NO_SCALE)
+        special |= start_scales(sum, operands);
+    else
+        memset(sum->scale, 0, sizeof sum->scale);
+    for (int n = 0; n < OUTPUTS; n++)
+        sum->largest[n] = sum->c_exponent[n] - sum->scale[n];
+    return special;
+}
+
+/* Find the largest exponent of each sum. */
+static void find_largest(struct sum *restrict sum, const struct decoded *restrict decoded, int blocks) {
+    for (int t = 0; t < blocks; t++)
+        for (int j = 0; j < MMA_COLUMNS; j++) {
+            const int32_t *const b = decoded->b_exponent[t] + MMA_WORDS * j;
+            int32_t *const largest = sum->largest + MMA_ROWS * j;
+            for (int i = 0; i < MMA_ROWS; i++) {
+                int32_t x = largest[i];
+                for (int w = 0; w < MMA_WORDS; w++)
+                    x = mma_max(x, decoded->a_exponent[t][w][i] + b[w]);
+                largest[i] = x;
+            }
+        }
+}
+
+/* Cut and add the products of elements whose products are f32 values (exponents of at most 5 bits). */
+static void add_narrow(struct sum *restrict sum, const struct decoded *restrict decoded, int blocks) {
+    float unit[OUTPUTS];
+    /* Below 2^-60 every product is cut to nothing; above 2^100 every product is zero. */
+    for (int n = 0; n < OUTPUTS; n++)
+        unit[n] = mma_float((uint32_t)(127 + mma_min(mma_max(FRACTION - sum->largest[n], -60), 100)) << 23);
+    memset(sum->terms, 0, sizeof sum->terms);
+    for (int t = 0; t < blocks; t++)
+        for (int j = 0; j < MMA_COLUMNS; j++) {
+            const float *const b = decoded->b_value[t] + MMA_WORDS * j;
+            int32_t *const terms = sum->terms[t >> 1] + MMA_ROWS * j;
+            for (int i = 0; i < MMA_ROWS; i++) {
+                int32_t x = terms[i];
+                for (int w = 0; w < MMA_WORDS; w++)
+                    x += (int32_t)(decoded->a_value[t][w][i] * b[w] * unit[MMA_ROWS * j + i]);
+                terms[i] = x;
+            }
+        }
+}
+
+/* Cut and add the products of significands with their exponents apart. */
+static void add_wide(struct sum *restrict sum, const struct decoded *restrict decoded, int blocks) {
+    memset(sum->terms, 0, sizeof sum->terms);
+    for (int t = 0; t < blocks; t++)
+        for (int j = 0; j < MMA_COLUMNS; j++) {
+            const float *const b = decoded->b_value[t] + MMA_WORDS * j;
+            const int32_t *const b_exponent = decoded->b_exponent[t] + MMA_WORDS * j;
+            const int32_t *const largest = sum->largest + MMA_ROWS * j;
+            int32_t *const terms = sum->terms[t >> 1] + MMA_ROWS * j;
+            for (int i = 0; i < MMA_ROWS; i++) {
+                int32_t x = terms[i];
+                for (int w = 0; w < MMA_WORDS; w++) {
+                    const int32_t up = decoded->a_exponent[t][w][i] + b_exponent[w] - largest[i] + FRACTION;
+                    const float unit = mma_float((uint32_t)(127 + mma_max(up, -60)) << 23);
+                    x += (int32_t)(decoded->a_value[t][w][i] * b[w] * unit);
+                }
+                terms[i] = x;
+            }
+        }
+}
+
+/* Round total * 2^(exponent - FRACTION) to nearest even to f16. */
+static void round_to_f16(uint32_t result[restrict OUTPUTS], const double total[restrict OUTPUTS],
+                         const int32_t exponent[restrict OUTPUTS]) {
+    for (int n = 0; n < OUTPUTS; n++) {
+        const double unit = mma_double((uint64_t)(int64_t)(exponent[n] - FRACTION + 1023) << 52);
+        const uint64_t bits = mma_bits64(total[n] * unit);
+        const uint64_t cut = ((uint64_t)1 << 29) - 1;
+        const uint64_t odd = (bits & cut) != 0 ? (uint64_t)1 << 29 : 0; /* cut to odd: a second rounding is exact */
+        const uint32_t f32 = mma_bits((float)mma_double((bits & ~cut) | odd));
+        const uint32_t magnitude = f32 & 0x7fffffffu;
+        const uint32_t even = magnitude >> 13 & 1;
+        const uint32_t normal = ((magnitude + 0xfff + even) >> 13) - (112u << 10);
+        const uint32_t subnormal = mma_bits(mma_float(magnitude) + 0.5f) - 0x3f000000u;
+        const uint32_t code = magnitude < 0x38800000u ? subnormal : normal < 0x7c00u ? normal : 0x7c00u;
+        result[n] = code | (code != 0 ? f32 >> 16 & 0x8000u : 0);
+    }
+}
+
+/* Add c, and round. */
+static void finish_sum(uint32_t result[restrict OUTPUTS], struct sum *restrict sum, int f16) {
+    double total[OUTPUTS];
+    int32_t exponent[OUTPUTS];
+    for (int n = 0; n < OUTPUTS; n++) {
+        exponent[n] = sum->largest[n] + sum->scale[n];
+        const int32_t shift = mma_min(exponent[n] - sum->c_exponent[n], 31);
+        const int32_t c = sum->c_significand[n];
+        const int32_t cut = c < 0 ? -(-c >> shift) : c >> shift;
+        total[n] = (double)sum->terms[0][n] + (double)sum->terms[1][n] + (double)cut;
+    }
+    if (f16)
+        round_to_f16(result, total, exponent);
+    else
+        mma_truncate_to_f32(result, total, exponent, FRACTION);
+}
+
+/* The infinities and NaNs of one sum. */
+struct specials {
+    int nan;
+    int infinite[2]; /* positive, negative */
+};
+
+/* Note a code's part in a product: 0 zero, 1 finite, 2 infinite, 3 NaN. */
+static int classify(uint32_t word, int t, struct format format, int *negative) {
+    const uint32_t code = word >> (t * format.width + format.right);
+    const uint32_t magnitude = code & (((uint32_t)1 << format.sign) - 1);
+    *negative = (int)(code >> format.sign & 1);
+    if (magnitude >= format.special)
+        return format.has_infinity && magnitude == format.special ? 2 : 3;
+    return magnitude != 0;
+}
+
+/* Find what is not finite among the products of one row and column. */
+static struct specials examine_products(const struct mma_words *words, int row, int column, struct format a,
+                                        struct format b) {
+    struct specials found = {0};
+    for (int w = 0; w < MMA_WORDS; w++)
+        for (int t = 0; t < 32 / a.width; t++) {
+            int a_negative, b_negative;
+            const int a_class = classify(words->a[w][row], t, a, &a_negative);
+            const int b_class = classify(words->b[MMA_WORDS * column + w], t, b, &b_negative);
+            if (a_class == 3 || b_class == 3 || (a_class == 2 && b_class == 0) || (a_class == 0 && b_class == 2))
+                found.nan = 1;
+            else if (a_class == 2 || b_class == 2)
+                found.infinite[a_negative ^ b_negative] = 1;
+        }
+    return found;
+}
+
+/* Replace the sums that have a NaN or an infinity among their terms. */
+static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c[restrict OUTPUTS],
+                             const struct mma_shape *shape, const struct mma_operands *operands,
+                             const struct mma_words *words) {
+    const int f16 = shape->accumulator == MMA_ACC_F16;
+    const uint32_t infinity = f16 ? 0x7c00u : 0x7f800000u;
+    const uint32_t sign = f16 ? 0x8000u : 0x80000000u;
+    for (int n = 0; n < OUTPUTS; n++) {
+        const int row = n % MMA_ROWS, column = n / MMA_ROWS;
+        struct specials found = examine_products(words, row, column, FORMATS[shape->a_type], FORMATS[shape->b_type]);
+        if (shape->scale != MMA_NO_SCALE)
+            found.nan |= mma_scale_a(operands, row, 0) == 0xff || mma_scale_b(operands, column, 0) == 0xff;
+        found.nan |= (c[n] & ~sign) > infinity;
+        if ((c[n] & ~sign) == infinity)
+            found.infinite[(c[n] & sign) != 0] = 1;
+        if (found.nan || (found.infinite[0] && found.infinite[1]))
+            result[n] = sign - 1;
+        else if (found.infinite[0] || found.infinite[1])
+            result[n] = infinity | (found.infinite[1] ? sign : 0);
+    }
+}
+
+/* Write the results back as the warp holds them. */
+static void store(const struct mma_operands *operands, const uint32_t result[restrict OUTPUTS], int f16) {
+    if (!f16) {
+        mma_store_tile(operands->d, result);
+        return;
+    }
+    for (int r = 0; r < 2; r++)
+        for (int lane = 0; lane < 32; lane++) {
+            const uint32_t *const low = result + MMA_ROWS * 2 * (lane & 3) + (lane >> 2) + 8 * r;
+            operands->d[r][lane] = low[0] | low[MMA_ROWS] << 16;
+        }
+}
+
+/* One mma: decode, align, add, round. */
+static inline void multiply(const struct mma_shape *shape, const struct mma_operands *operands, int wide) {
+    const struct format a = FORMATS[shape->a_type], b = FORMATS[shape->b_type];
+    const int f16 = shape->accumulator == MMA_ACC_F16;
+    struct mma_words words;
+    struct decoded decoded;
+    struct sum sum;
+    uint32_t c[OUTPUTS];
+    uint32_t result[OUTPUTS];
+    mma_gather(&words, operands, shape->k * a.width > 128 ? 2 : 1);
+    int32_t special = decode_operands(&decoded, &words, a, b, wide);
+    special |= start_sum(&sum, c, shape, operands);
+    find_largest(&sum, &decoded, 32 / a.width);
+    if (wide)
+        add_wide(&sum, &decoded, 32 / a.width);
+    else
+        add_narrow(&sum, &decoded, 32 / a.width);
+    finish_sum(result, &sum, f16);
+    if (special)
+        replace_specials(result, c, shape, operands, &words);
+    store(operands, result, f16);
+}
+
+/* The forms of f16 and of the types of 8, 6 and 4 bits in bytes. */
+mma_function VM_NAME(mma_narrow);
+void VM_NAME(mma_narrow)(const struct mma_shape *shape, const struct mma_operands *operands) {
+    multiply(shape, operands, 0);
+}
+
+/* The forms of bf16 and tf32, whose products leave the range of f32. */
+mma_function VM_NAME(mma_wide);
+void VM_NAME(mma_wide)(const struct mma_shape *shape, const struct mma_operands *operands) {
+    multiply(shape, operands, 1);
+}
