@@ -76,13 +76,6 @@ def test_declarations_equal_the_compilers(tmp_path: Path) -> None:
     assert len(constants) >= 24
 
 
-def test_every_declared_function_is_there() -> None:
-    declared = re.findall(r"\b(sm120_\w+)\(", _ffi.declarations((ROOT / "src" / "sm120.h").read_text()))
-    assert len(declared) >= 40
-    for name in declared:
-        assert getattr(lib, name)
-
-
 def test_one_version() -> None:
     version = pysm120.__version__
     assert _ffi.version() == version
@@ -93,19 +86,6 @@ def test_one_version() -> None:
     assert f'PACKAGE_VERSION "{version}"' in cmake
     assert f'"{major}.{minor}"' in cmake
     assert 10000 * major + 100 * minor == 100 * _ffi.ABI
-
-
-def test_only_our_names_are_exported() -> None:
-    listed = run("nm", "-D", "--defined-only", _ffi.library_path())
-    names = [line.split()[-1].split("@")[0] for line in listed.splitlines()]
-    assert names
-    assert not [name for name in names if not name.startswith("sm120_")]
-
-
-def test_the_library_needs_libc_alone() -> None:
-    needed = re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", _ffi.library_path()))
-    known = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-    assert set(needed) <= known
 
 
 PROGRAM = """
