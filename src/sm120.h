@@ -164,6 +164,7 @@ typedef struct sm120_builtin_info {
     uint32_t size; /* sizeof(sm120_builtin_info), set by the caller */
     uint32_t threads;
     uint32_t shared_bytes; /* dynamic */
+    uint32_t registers_sm120, registers_sm90; /* per thread, in the cubin of that target */
     const char *entry;
     const char *source; /* template, as in the source tree: "ptx/attention/mxfp8.ptx" */
 } sm120_builtin_info;

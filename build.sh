@@ -1,0 +1,132 @@
+#!/bin/sh
+# Set everything up and build, run the demo, the tests or the linters; see usage.
+set -eu
+
+usage() {
+    cat <<'END'
+usage: ./build.sh [COMMAND [ARGUMENTS]]
+
+  (none)        set up .venv and build build/libsm120.so.0
+  demo [ARGS]   the same, then: python -m pysm120 demo ARGS
+  test [ARGS]   the same, then: python -m pytest ARGS
+  lint          the same, then: ruff, mypy, clang-format and the C compiler's warnings
+
+Needs python3 (3.10 or later) with pip, and gcc; everything else comes from PyPI by
+pip's own configuration, nvcc too unless PATH or CUDA_HOME has it. PYTHON and CC name
+another Python and another C compiler. A second call does again only what changed.
+END
+}
+
+say() { printf '%s\n' "build.sh: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+# The host: Python with pip, and a C compiler.
+check_host() {
+    host=${PYTHON:-python3}
+    command -v "$host" >/dev/null 2>&1 ||
+        die "$host was not found: install python3 (3.10 or later), or name it in PYTHON"
+    "$host" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        die "$host is $("$host" -V 2>&1), but 3.10 or later is needed: name one in PYTHON"
+    [ -x "$python" ] || "$host" -m pip --version >/dev/null 2>&1 ||
+        die "$host has no pip: install python3-pip"
+    # shellcheck disable=SC2086 # CC may hold options
+    for compiler in ${CC:-cc gcc clang}; do
+        command -v "$compiler" >/dev/null 2>&1 && return
+        [ -z "${CC:-}" ] || break
+    done
+    die "no C compiler was found: install gcc, or name one in CC"
+}
+
+# .venv with a pip of its own; Debian's python3 may lack ensurepip.
+make_environment() {
+    say "making .venv"
+    rm -rf .venv
+    if "$host" -c 'import ensurepip' 2>/dev/null; then
+        "$host" -m venv .venv
+    else
+        "$host" -m venv --without-pip .venv
+        site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+        "$host" -m pip install --quiet --target "$site" pip
+    fi
+}
+
+# Run a step that must be done again when its stamp differs from the given text.
+stamped() {
+    stamp=.venv/stamps/$1
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$2" ] && return
+    mkdir -p .venv/stamps
+    rm -f "$stamp"
+    "$3"
+    printf '%s\n' "$2" >"$stamp"
+}
+
+install_tools() {
+    say "installing the build tools"
+    "$python" -m pip install --quiet 'setuptools==84.2.1'
+    needed=$("$python" -c '
+import sys
+sys.path.insert(0, "tools")
+import backend
+print(*backend.toolchain())')
+    # shellcheck disable=SC2086 # a list of words
+    [ -z "$needed" ] || "$python" -m pip install --quiet $needed
+}
+
+install_package() {
+    say "installing the package and what it needs"
+    "$python" -m pip install --quiet --no-build-isolation -e '.[cli,test]'
+}
+
+install_linters() {
+    say "installing the linters"
+    "$python" -m pip install --quiet --no-build-isolation -e '.[cli,test,lint]'
+}
+
+build() {
+    check_host
+    [ -x "$python" ] && "$python" -m pip --version >/dev/null 2>&1 || make_environment
+    where=$(command -v nvcc || echo none)
+    stamped tools "$(cat tools/backend.py) $where ${CUDA_HOME:-}" install_tools
+    "$python" tools/build.py
+    stamped package "$(cat pyproject.toml)" install_package
+}
+
+lint() {
+    stamped lint "$(cat pyproject.toml)" install_linters
+    status=0
+    check "$python" -m ruff check .
+    check "$python" -m ruff format --check .
+    check "$python" -m mypy
+    # shellcheck disable=SC2046 # no file of ours has a space in its name
+    check .venv/bin/clang-format --dry-run -Werror $(c_files '*.[ch]')
+    for file in $(c_files '*.c'); do
+        # shellcheck disable=SC2086 # CC may hold options
+        check ${CC:-cc} -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror \
+            -ffp-contract=off -fsyntax-only -DVM_ISA=base -Isrc "$file"
+    done
+    [ "$status" -eq 0 ] && say "lint: nothing to complain about"
+    return "$status"
+}
+
+# The C files of the project that match a pattern.
+c_files() {
+    for folder in src tests examples; do
+        [ ! -d "$folder" ] || find "$folder" -name "$1" | sort
+    done
+}
+
+# Run a linter; go on after a complaint.
+check() { "$@" || { status=1; say "complaint of: $*"; }; }
+
+cd "$(dirname "$0")"
+python=.venv/bin/python
+command=${1:-build}
+[ $# -eq 0 ] || shift
+case $command in
+build) build ;;
+demo) build >/dev/null; exec "$python" -m pysm120 demo "$@" ;;
+test) build >/dev/null; exec "$python" -m pytest "$@" ;;
+lint) build >/dev/null; lint ;;
+-h | --help | help) usage ;;
+*) usage >&2; die "$command is no command" ;;
+esac

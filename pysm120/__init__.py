@@ -1,0 +1,56 @@
+"""Attention kernels for NVIDIA SM120, on GPUs and on a virtual SM120.
+
+>>> import numpy as np, pysm120
+>>> q, k, v = np.random.default_rng(0).normal(size=(3, 1, 64, 2, 64)).astype("f4")
+>>> pysm120.attention(q, k, v, causal=True).shape
+(1, 64, 2, 64)
+"""
+
+from pysm120.arrays import Array
+from pysm120.attention import attention
+from pysm120.device import Device, DeviceInfo, Event, Stream
+from pysm120.errors import (
+    ClosedError,
+    DriverError,
+    Error,
+    FaultError,
+    InternalError,
+    InvalidArgumentError,
+    InvalidProgramError,
+    MisalignedError,
+    NoDeviceError,
+    OutOfMemoryError,
+    UnsupportedError,
+    WorkspaceTooSmallError,
+)
+from pysm120.module import Kernel, KernelInfo, Module, Parameter
+from pysm120.quantize import quantize_mxfp8
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Array",
+    "ClosedError",
+    "Device",
+    "DeviceInfo",
+    "DriverError",
+    "Error",
+    "Event",
+    "FaultError",
+    "InternalError",
+    "InvalidArgumentError",
+    "InvalidProgramError",
+    "Kernel",
+    "KernelInfo",
+    "MisalignedError",
+    "Module",
+    "NoDeviceError",
+    "OutOfMemoryError",
+    "Parameter",
+    "Stream",
+    "UnsupportedError",
+    "WorkspaceTooSmallError",
+    "__version__",
+    "attention",
+    "quantize_mxfp8",
+]

@@ -1,0 +1,733 @@
+"""Arrays in device memory, and ndarrays in pinned host memory."""
+
+import itertools
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pysm120 import dlpack
+from pysm120._ffi import check, ffi, lib
+from pysm120._resource import Handle, Resource
+from pysm120.errors import InvalidArgumentError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from pysm120.device import Device
+
+Shape = tuple[int, ...]
+
+
+class Allocation(Resource):
+    """Memory that arrays are views of."""
+
+    def __init__(
+        self,
+        device: "Device",
+        address: int,
+        nbytes: int,
+        release: Callable[[], object] | None,
+    ) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        # The CUstream whose work used the memory last.
+        self.stream = 0
+        super().__init__(device, "array", release)
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Whether these bytes are part of it."""
+        start = self.address
+        return (
+            not self.closed
+            and start <= address
+            and address + nbytes <= start + self.nbytes
+        )
+
+    def _in_use(self) -> bool:
+        return dlpack.is_exported(self)
+
+
+class Array:
+    """An array in device memory.
+
+    Made by ``Device.array``, ``empty``, ``zeros`` and ``from_dlpack``. Views
+    (slices, ``reshape``, ``transpose``) share the memory and keep it alive.
+
+    Attributes
+    ----------
+    device : Device
+    shape : tuple of int
+    strides : tuple of int
+        In elements, not bytes.
+    dtype : numpy.dtype
+        NumPy's or one of ml_dtypes.
+    readonly : bool
+        Whether the library that made it forbids to write to it.
+
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_address",
+        "_owner",
+        "device",
+        "dtype",
+        "readonly",
+        "shape",
+        "strides",
+    )
+
+    def __init__(  # noqa: PLR0913
+        self,
+        owner: Allocation,
+        address: int,
+        shape: Shape,
+        strides: Shape,
+        dtype: np.dtype[Any],
+        *,
+        readonly: bool = False,
+    ) -> None:
+        self._owner = owner
+        self._address = address
+        self.device = owner.device
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.readonly = readonly
+
+    # ---- what it is ---------------------------------------------------------
+
+    @property
+    def address(self) -> int:
+        """Where the first element is; ClosedError where it was freed."""
+        self._owner.ensure_open()
+        return self._address
+
+    @property
+    def owner(self) -> Allocation:
+        """The memory that this is a view of."""
+        return self._owner
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory was freed, or its device closed."""
+        return self._owner.closed
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie next to each other in C order."""
+        return _is_contiguous(self.shape, self.strides)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            message = "an array without dimensions has no length"
+            raise TypeError(message)
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = ", freed" if self.closed else ""
+        return (
+            f"<Array {self.dtype}{list(self.shape)} strides {list(self.strides)} "
+            f"on {self.device}{state}>"
+        )
+
+    # ---- copies -------------------------------------------------------------
+
+    def numpy(self, *, stream: Any = None) -> npt.NDArray[Any]:
+        """Return a copy in host memory, after the work of the stream."""
+        address = self.address
+        if self.size == 0:
+            return np.empty(self.shape, self.dtype)
+        low, high = _span(self.shape, self.strides)
+        raw = np.empty(high - low + 1, self.dtype)
+        start = address + low * self.itemsize
+        device, handle = self.device, self.device.handle
+        queue = device.stream_handle(stream)
+        into = ffi.from_buffer("char[]", raw.view(np.uint8), require_writable=True)
+        check(
+            lib.sm120_copy_to_host(
+                handle.pointer, ffi.cast("void *", into), start, raw.nbytes, queue
+            )
+        )
+        check(lib.sm120_stream_synchronize(handle.pointer, queue))
+        if self.is_contiguous:
+            return raw.reshape(self.shape)
+        steps = tuple(stride * self.itemsize for stride in self.strides)
+        return np.lib.stride_tricks.as_strided(raw[-low:], self.shape, steps).copy()
+
+    def copy_from(self, values: npt.ArrayLike, *, stream: Any = None) -> "Array":
+        """Copy the elements of an ndarray of the same shape and dtype; return self.
+
+        Done when it returns, after the earlier work of the stream.
+        """
+        source = np.asarray(values)
+        if source.dtype != self.dtype:
+            message = (
+                f"values has dtype {source.dtype}, not {self.dtype}: convert it with "
+                "astype"
+            )
+            raise TypeError(message)
+        if source.shape != self.shape:
+            message = f"values has shape {source.shape}, not {self.shape}"
+            raise InvalidArgumentError(message)
+        self.ensure_writable("the array")
+        source = np.asarray(source, order="C")
+        address = self.address
+        device, handle = self.device, self.device.handle
+        queue = device.stream_handle(stream)
+        if self.size == 0:
+            return self
+        data = ffi.cast("char *", source.__array_interface__["data"][0])
+        position = 0
+        for offset, count in _runs(self.shape, self.strides):
+            nbytes = count * self.itemsize
+            to = address + offset * self.itemsize
+            check(
+                lib.sm120_copy_to_device(
+                    handle.pointer, to, data + position, nbytes, queue
+                )
+            )
+            position += nbytes
+        check(lib.sm120_stream_synchronize(handle.pointer, queue))
+        return self
+
+    def copy(self, *, stream: Any = None) -> "Array":
+        """Return a C-contiguous copy on the same device."""
+        address = self.address
+        device, handle = self.device, self.device.handle
+        queue = device.stream_handle(stream)
+        out = empty(device, self.shape, self.dtype)
+        out.owner.stream = self._owner.stream = int(ffi.cast("uintptr_t", queue))
+        to = out.address
+        for offset, count in _runs(self.shape, self.strides):
+            nbytes = count * self.itemsize
+            start = address + offset * self.itemsize
+            check(
+                lib.sm120_copy_on_device(handle.pointer, to, start, nbytes, queue)
+            )
+            to += nbytes
+        return out
+
+    def ensure_writable(self, name: str) -> None:
+        """Raise where the library that made the array forbids to write to it."""
+        if self.readonly:
+            message = f"{name} is read-only: its library exported it so"
+            raise InvalidArgumentError(message)
+
+    def free(self) -> None:
+        """Free the memory now, also that of every view; a second call does nothing.
+
+        Where another library holds it by DLPack, it is freed when they let go.
+        """
+        self._owner.close()
+
+    # ---- views --------------------------------------------------------------
+
+    def _view(self, offset: int, shape: Shape, strides: Shape) -> "Array":
+        """Return a view that starts ``offset`` elements after this one."""
+        address = self.address + offset * self.itemsize
+        return Array(
+            self._owner, address, shape, strides, self.dtype, readonly=self.readonly
+        )
+
+    def __getitem__(self, key: Any) -> "Array":
+        """Return a view: integers, slices, None and Ellipsis, as in NumPy."""
+        keys = key if isinstance(key, tuple) else (key,)
+        for part in keys:
+            if part is None or part is Ellipsis or isinstance(part, slice):
+                continue
+            if isinstance(part, bool) or not hasattr(part, "__index__"):
+                message = (
+                    f"an array is indexed by integers, slices, None and ..., not by a "
+                    f"{type(part).__name__}"
+                )
+                raise TypeError(message)
+        return self._view(*_index(self.shape, self.strides, keys))
+
+    def reshape(self, *shape: int | Sequence[int]) -> "Array":
+        """Return a view of another shape; -1 stands for what is left.
+
+        ValueError where the elements would have to be copied: use ``copy`` first.
+        """
+        given = shape[0] if len(shape) == 1 else shape
+        wanted = _shape_of(given, self.size, "shape")
+        strides = _reshaped(self.shape, self.strides, wanted)
+        if strides is None:
+            message = (
+                f"an array of shape {self.shape} and strides {self.strides} does not "
+                f"reshape to {wanted} without a copy: call copy() first"
+            )
+            raise InvalidArgumentError(message)
+        return self._view(0, wanted, strides)
+
+    def transpose(self, *axes: int | Sequence[int]) -> "Array":
+        """Return a view with the dimensions in another order; default: reversed."""
+        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        order = tuple(given) if isinstance(given, Sequence) else ()
+        if not order:
+            order = tuple(reversed(range(self.ndim)))
+        if sorted(a % self.ndim if self.ndim else a for a in order) != list(
+            range(self.ndim)
+        ):
+            message = f"axes is {order}, not an order of {self.ndim} dimensions"
+            raise InvalidArgumentError(message)
+        shape = tuple(self.shape[a] for a in order)
+        return self._view(0, shape, tuple(self.strides[a] for a in order))
+
+    @property
+    def T(self) -> "Array":  # noqa: N802
+        """The view with the dimensions reversed."""
+        return self.transpose()
+
+    # ---- protocols ----------------------------------------------------------
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return (2, ordinal) on a GPU; the virtual device's memory is the CPU's."""
+        if self.device.is_virtual:
+            return dlpack.CPU, 0
+        return dlpack.CUDA, self.device.info.ordinal
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a capsule that shares the memory.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's CUstream: None or 1 is the default one, 2 the default
+            one of the thread, -1 asks for no ordering.
+        max_version : tuple of int, optional
+            Newest DLPack that the consumer knows; None: before 1.0.
+        dl_device : tuple of int, optional
+            Where the consumer wants it: only where it is.
+        copy : bool, optional
+            True: share a copy instead.
+
+        """
+        address = self.address
+        place = self.__dlpack_device__()
+        if dl_device is not None and tuple(dl_device) != place:
+            message = f"dl_device is {dl_device}, but the array is on {place}"
+            raise BufferError(message)
+        if dlpack.type_code(self.dtype) is None:
+            message = f"dtype {self.dtype} has no DLPack type"
+            raise BufferError(message)
+        if copy:
+            duplicate = self.copy()
+            duplicate.device.synchronize()
+            return duplicate._export(place, max_version, dlpack.IS_COPIED)  # noqa: SLF001
+        versioned = max_version is not None and max_version[0] >= 1
+        if self.readonly and not versioned:
+            message = "the array is read-only, which DLPack before 1.0 cannot say"
+            raise BufferError(message)
+        self._order(stream)
+        _ = address
+        return self._export(place, max_version, 0)
+
+    def _export(
+        self, place: tuple[int, int], max_version: tuple[int, int] | None, flags: int
+    ) -> Any:
+        """Return a capsule over this array."""
+        versioned = max_version is not None and max_version[0] >= 1
+        return dlpack.export(
+            address=self.address,
+            shape=self.shape,
+            strides=self.strides,
+            dtype=self.dtype,
+            device=place,
+            owner=self._owner,
+            versioned=versioned,
+            flags=flags | (dlpack.READ_ONLY if self.readonly else 0),
+        )
+
+    def _order(self, consumer: int | None) -> None:
+        """Let a consumer's stream see what our last stream does to the memory."""
+        device, last = self.device, self._owner.stream
+        if consumer == -1:
+            return
+        if device.is_virtual:
+            device.synchronize()
+            return
+        legacy = {None: 0, 1: 0}
+        stream = legacy.get(consumer, consumer)
+        if stream == last:
+            return
+        event = device.event().record(last)
+        check(
+            lib.sm120_stream_wait_event(
+                device.handle.pointer, ffi.cast("void *", stream), event.pointer
+            )
+        )
+        event.close()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3, on a GPU, for the dtypes that NumPy itself has."""
+        if self.device.is_virtual or self.dtype.isbuiltin != 1:
+            message = (
+                "__cuda_array_interface__ needs a GPU and a dtype of NumPy's own; this "
+                f"is {self.dtype} on {self.device}"
+            )
+            raise AttributeError(message)
+        steps = tuple(stride * self.itemsize for stride in self.strides)
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address if self.size else 0, self.readonly),
+            "strides": None if self.is_contiguous else steps,
+            "version": 3,
+            # 1 is the default stream there, 0 is forbidden.
+            "stream": self._owner.stream or 1,
+        }
+
+
+# ---- shapes and strides ---------------------------------------------------------
+
+
+def contiguous_strides(shape: Shape) -> Shape:
+    """Return the strides, in elements, of a C-contiguous array."""
+    steps = [1]
+    for extent in reversed(shape[1:]):
+        steps.append(steps[-1] * max(1, extent))
+    return tuple(reversed(steps)) if shape else ()
+
+
+def _is_contiguous(shape: Shape, strides: Shape) -> bool:
+    """Whether elements lie next to each other in C order."""
+    if 0 in shape:
+        return True
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def _span(shape: Shape, strides: Shape) -> tuple[int, int]:
+    """Return the lowest and highest offset of an element."""
+    reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+
+
+def _runs(shape: Shape, strides: Shape) -> Iterator[tuple[int, int]]:
+    """Yield (offset, elements) of every contiguous piece, in C order."""
+    if 0 in shape:
+        return
+    count, outer = 1, len(shape)
+    while outer and (shape[outer - 1] == 1 or strides[outer - 1] == count):
+        count *= shape[outer - 1]
+        outer -= 1
+    for place in itertools.product(*map(range, shape[:outer])):
+        yield sum(map(operator.mul, place, strides[:outer])), count
+
+
+def _index(
+    shape: Shape, strides: Shape, keys: tuple[Any, ...]
+) -> tuple[int, Shape, Shape]:
+    """Return offset, shape and strides of an indexed view."""
+    given = [k for k in keys if k is not None and k is not Ellipsis]
+    if sum(k is Ellipsis for k in keys) > 1 or len(given) > len(shape):
+        message = f"{len(given)} indices for an array of {len(shape)} dimensions"
+        raise IndexError(message)
+    rest = len(shape) - len(given)
+    if Ellipsis not in [k for k in keys if k is Ellipsis]:
+        keys = (*keys, Ellipsis)
+    offset, axis = 0, 0
+    new_shape: list[int] = []
+    new_strides: list[int] = []
+    for key in keys:
+        if key is None:
+            new_shape.append(1)
+            new_strides.append(0)
+        elif key is Ellipsis:
+            new_shape += shape[axis : axis + rest]
+            new_strides += strides[axis : axis + rest]
+            axis += rest
+        elif isinstance(key, slice):
+            start, stop, step = key.indices(shape[axis])
+            extent = len(range(start, stop, step))
+            offset += start * strides[axis] if extent else 0
+            new_shape.append(extent)
+            new_strides.append(step * strides[axis])
+            axis += 1
+        else:
+            position = operator.index(key)
+            if not -shape[axis] <= position < shape[axis]:
+                message = (
+                    f"index {position} is out of bounds for dimension {axis} of size "
+                    f"{shape[axis]}"
+                )
+                raise IndexError(message)
+            offset += position % shape[axis] * strides[axis]
+            axis += 1
+    return offset, tuple(new_shape), tuple(new_strides)
+
+
+def _reshaped(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
+    """Return the strides of a reshaped view, or None where it needs a copy."""
+    if 0 in shape or _is_contiguous(shape, strides):
+        return contiguous_strides(wanted)
+    old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    # Dimensions that continue each other are one.
+    merged: list[list[int]] = []
+    for extent, stride in old:
+        if merged and merged[-1][1] == extent * stride:
+            merged[-1] = [merged[-1][0] * extent, stride]
+        else:
+            merged.append([extent, stride])
+    steps: list[int] = []
+    block = merged.pop() if merged else [1, 1]
+    for extent in reversed(wanted):
+        if block[0] == 1 and extent != 1 and merged:
+            block = merged.pop()
+        if block[0] % extent:
+            return None
+        steps.append(block[1])
+        block = [block[0] // extent, block[1] * extent]
+    return tuple(reversed(steps))
+
+
+def _shape_of(shape: Any, size: int | None, name: str) -> Shape:
+    """Return a shape as a tuple; with a size, -1 stands for what is left."""
+    parts = shape if isinstance(shape, Sequence) else (shape,)
+    extents = []
+    for part in parts:
+        if isinstance(part, bool) or not hasattr(part, "__index__"):
+            message = f"{name} is {shape!r}, not an int or a tuple of ints"
+            raise TypeError(message)
+        extents.append(operator.index(part))
+    if size is not None and extents.count(-1) == 1:
+        known = math.prod(e for e in extents if e != -1)
+        if known and size % known == 0:
+            extents[extents.index(-1)] = size // known
+    if any(extent < 0 for extent in extents):
+        message = f"{name} is {tuple(extents)}, which has a negative number"
+        raise InvalidArgumentError(message)
+    if size is not None and math.prod(extents) != size:
+        message = f"{name} is {tuple(extents)}, but the array has {size} elements"
+        raise InvalidArgumentError(message)
+    return tuple(extents)
+
+
+def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the dtype of device memory that an argument means."""
+    kind = np.dtype(dtype)
+    if kind.hasobject or kind.itemsize == 0:
+        message = f"dtype is {kind}, which device memory cannot hold"
+        raise TypeError(message)
+    return kind
+
+
+# ---- making ---------------------------------------------------------------------
+
+
+def _allocate(device: "Device", nbytes: int) -> Allocation:
+    """Return new device memory."""
+    dlpack.sweep()
+    handle = device.handle
+    if nbytes > sys.maxsize:
+        message = f"{nbytes} bytes are more than an address space holds"
+        raise OutOfMemoryError(message)
+    if nbytes == 0:
+        return Allocation(device, 0, 0, None)
+    address = ffi.new("sm120_address *")
+    check(lib.sm120_alloc(handle.pointer, nbytes, address))
+    start = int(address[0])
+    return Allocation(device, start, nbytes, partial(_free, handle, start))
+
+
+def _free(handle: Handle, address: int) -> None:
+    lib.sm120_free(handle.pointer, address)
+
+
+def empty(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
+    """Return an array whose elements are not set; see Device.empty."""
+    extents, kind = _shape_of(shape, None, "shape"), _dtype_of(dtype)
+    owner = _allocate(device, math.prod(extents) * kind.itemsize)
+    return Array(owner, owner.address, extents, contiguous_strides(extents), kind)
+
+
+def zeros(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
+    """Return an array whose bytes are 0; see Device.zeros."""
+    out = empty(device, shape, dtype)
+    if out.nbytes:
+        pointer = device.handle.pointer
+        check(lib.sm120_fill(pointer, out.address, 0, out.nbytes, ffi.NULL))
+        check(lib.sm120_stream_synchronize(pointer, ffi.NULL))
+    return out
+
+
+def array(device: "Device", values: npt.ArrayLike, *, stream: Any = None) -> Array:
+    """Return a copy of ``values``; see Device.array."""
+    source = np.asarray(values)
+    if not source.dtype.isnative:
+        message = f"values has dtype {source.dtype}, whose byte order is not the CPU's"
+        raise TypeError(message)
+    return empty(device, source.shape, source.dtype).copy_from(source, stream=stream)
+
+
+def pinned(device: "Device", shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an ndarray in pinned host memory; see Device.pinned."""
+    extents, kind = _shape_of(shape, None, "shape"), _dtype_of(dtype)
+    nbytes = math.prod(extents) * kind.itemsize
+    handle = device.handle
+    if nbytes > sys.maxsize:
+        message = f"{nbytes} bytes are more than an address space holds"
+        raise OutOfMemoryError(message)
+    if nbytes == 0:
+        return np.empty(extents, kind)
+    host, address = ffi.new("void **"), ffi.new("sm120_address *")
+    check(lib.sm120_alloc_pinned(handle.pointer, nbytes, host, address))
+    start = int(ffi.cast("uintptr_t", host[0]))
+    device.register_pinned(start, nbytes, int(address[0]))
+    table = device.pinned_table()
+    # The chain ndarray -> buffer -> this pointer ends with the last ndarray.
+    memory = ffi.gc(host[0], partial(_free_pinned, handle, table))
+    return np.frombuffer(ffi.buffer(memory, nbytes), kind).reshape(extents)
+
+
+def _free_pinned(
+    handle: Handle, table: dict[int, tuple[int, int]], host: Any
+) -> None:
+    """Free pinned memory and forget where the device sees it."""
+    table.pop(int(ffi.cast("uintptr_t", host)), None)
+    lib.sm120_free_pinned(handle.pointer, host)
+
+
+def pinned_address(device: "Device", values: npt.NDArray[Any]) -> int | None:
+    """Return where the device sees an ndarray in pinned memory, else None."""
+    device.handle  # noqa: B018: ClosedError
+    start = int(values.__array_interface__["data"][0])
+    for host, (nbytes, address) in list(device.pinned_table().items()):
+        if host <= start < host + nbytes:
+            return address + start - host
+    return None
+
+
+def from_dlpack(
+    device: "Device", x: Any, *, copy: bool | None = None, stream: Any = None
+) -> Array:
+    """Return the array of another library; see Device.from_dlpack."""
+    if isinstance(x, Array) and not x.device.shares_memory_with(device):
+        message = f"x is on {x.device}, not on {device}"
+        raise InvalidArgumentError(message)
+    if isinstance(x, Array):
+        _ = x.address
+        return x.copy(stream=stream) if copy else x
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        message = f"x is a {type(x).__name__}, which does not speak DLPack"
+        raise TypeError(message)
+    queue = device.stream_handle(stream)
+    if isinstance(x, np.ndarray):
+        # NumPy exports neither bfloat16 nor what is read-only.
+        return _from_host(device, x, x.__array_interface__["data"][0], copy, stream)
+    place, ordinal = x.__dlpack_device__()
+    if int(place) in {dlpack.CUDA, dlpack.CUDA_HOST, dlpack.CUDA_MANAGED}:
+        return _from_gpu(device, x, int(place), ordinal, copy, queue)
+    if int(place) != dlpack.CPU:
+        message = f"x is on a device of DLPack type {int(place)}, not CUDA or the CPU"
+        raise InvalidArgumentError(message)
+    imported = dlpack.Imported(dlpack.request(x, None))
+    try:
+        strides = imported.strides or contiguous_strides(imported.shape)
+        values = _host_view(imported, strides)
+        return _from_host(device, values, imported.address, copy, stream)
+    finally:
+        imported.release()
+
+
+def _host_view(imported: dlpack.Imported, strides: Shape) -> npt.NDArray[Any]:
+    """Return an ndarray over the host memory of an import."""
+    shape, kind = imported.shape, imported.dtype
+    if math.prod(shape) == 0:
+        return np.empty(shape, kind)
+    low, high = _span(shape, strides)
+    start = imported.address + low * kind.itemsize
+    nbytes = (high - low + 1) * kind.itemsize
+    memory = ffi.buffer(ffi.cast("char *", start), nbytes)
+    raw = np.frombuffer(memory, kind)
+    steps = tuple(stride * kind.itemsize for stride in strides)
+    return np.lib.stride_tricks.as_strided(raw[-low:], shape, steps)
+
+
+def _from_host(
+    device: "Device",
+    values: npt.NDArray[Any],
+    address: int,
+    copy: bool | None,  # noqa: FBT001
+    stream: Any,
+) -> Array:
+    """Return an array of host memory: shared where it is ours, else a copy."""
+    contiguous = bool(values.flags.c_contiguous)
+    owner = device.allocation_at(address, max(1, values.nbytes)) if contiguous else None
+    if owner is not None and not copy:
+        strides = contiguous_strides(values.shape)
+        return Array(owner, address, values.shape, strides, values.dtype)
+    if copy is False:
+        message = f"x lies in host memory, so {device} needs a copy, but copy is False"
+        raise InvalidArgumentError(message)
+    return array(device, values, stream=stream)
+
+
+def _from_gpu(  # noqa: PLR0913
+    device: "Device",
+    x: Any,
+    place: int,
+    ordinal: int,
+    copy: bool | None,  # noqa: FBT001
+    queue: Any,
+) -> Array:
+    """Return an array that shares the memory of a GPU's array."""
+    if device.is_virtual or (
+        place == dlpack.CUDA and int(ordinal) != device.info.ordinal
+    ):
+        message = f"x is on cuda:{int(ordinal)}, not on {device}"
+        raise InvalidArgumentError(message)
+    number = int(ffi.cast("uintptr_t", queue))
+    imported = dlpack.Imported(dlpack.request(x, number or 1))
+    strides = imported.strides or contiguous_strides(imported.shape)
+    kind = imported.dtype
+    owner = Allocation(device, imported.address, 0, imported.release)
+    owner.stream = number
+    shared = Array(
+        owner,
+        imported.address,
+        imported.shape,
+        strides,
+        kind,
+        readonly=imported.readonly,
+    )
+    return shared.copy(stream=number) if copy else shared
+
+

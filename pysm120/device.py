@@ -1,0 +1,536 @@
+"""Devices, streams and events."""
+
+import contextlib
+import dataclasses
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from pysm120 import arrays, dlpack
+from pysm120._ffi import check, ffi, lib, new_struct, text
+from pysm120._resource import Handle, Resource
+from pysm120.errors import ClosedError, InvalidArgumentError
+from pysm120.module import Kernel, Module, builtin_kernels
+
+
+@runtime_checkable
+class CudaStream(Protocol):
+    """A stream of another library, by the protocol of cuda.core."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the version of the protocol, 0, and the CUstream."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceInfo:
+    """What a device is.
+
+    Sizes are in bytes, the clock in kHz; ``driver_version`` is
+    1000 * major + 10 * minor, as the driver says it.
+    """
+
+    name: str
+    is_virtual: bool
+    ordinal: int
+    driver_version: int
+    capability: tuple[int, int]
+    multiprocessors: int
+    warp_size: int
+    max_threads_per_block: int
+    max_threads_per_multiprocessor: int
+    shared_bytes_per_block: int
+    shared_bytes_per_multiprocessor: int
+    registers_per_multiprocessor: int
+    clock_khz: int
+    memory_bytes: int
+    l2_bytes: int
+
+
+def _query(pointer: Any) -> DeviceInfo:
+    """Ask the library what a device is."""
+    raw = new_struct("sm120_device_info")
+    check(lib.sm120_device_query(pointer, raw))
+    special = ("name", "is_virtual", "capability")
+    fields = [f.name for f in dataclasses.fields(DeviceInfo) if f.name not in special]
+    return DeviceInfo(
+        name=text(raw.name),
+        is_virtual=bool(raw.is_virtual),
+        capability=(raw.capability_major, raw.capability_minor),
+        **{name: getattr(raw, name) for name in fields},
+    )
+
+
+class Device:
+    """A GPU, or the virtual SM120 that runs the same kernels on the CPU.
+
+    Parameters
+    ----------
+    name : str, optional
+        "cuda", "cuda:1", "virtual". Default: $PYSM120_DEVICE, else the first
+        usable GPU, else "virtual".
+
+    Raises
+    ------
+    NoDeviceError
+        There is no such device.
+    InvalidArgumentError
+        The name is none of the above.
+
+    Examples
+    --------
+    >>> with Device("virtual") as dev:
+    ...     x = dev.array(np.ones(4, np.float32))
+    ...     x.numpy()
+    array([1., 1., 1., 1.], dtype=float32)
+
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._handle: Handle | None = None
+        if name is not None and not isinstance(name, str):
+            message = f"name is a {type(name).__name__}, not a str such as 'cuda:0'"
+            raise TypeError(message)
+        if name is not None and "\0" in name:
+            message = f"name is {name!r}, not 'cuda', 'cuda:1', 'virtual'"
+            raise InvalidArgumentError(message)
+        pointer = ffi.new("sm120_device **")
+        encoded = ffi.NULL if name is None else ffi.new("char[]", name.encode())
+        check(lib.sm120_device_open(encoded, pointer))
+        self._handle = Handle(pointer[0])
+        self._resources: weakref.WeakSet[Resource] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._pinned: dict[int, tuple[int, int]] = {}
+        self._workspaces: dict[int, arrays.Array] = {}
+        self._lock = threading.RLock()
+        self._workspace_lock = threading.RLock()
+        self._info = _query(pointer[0])
+
+    # ---- life ---------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._handle is None
+
+    @property
+    def handle(self) -> Handle:
+        """The C device; ClosedError where there is none any more."""
+        if self._handle is None:
+            message = f"the device {self} is closed; open another one"
+            raise ClosedError(message)
+        return self._handle
+
+    def adopt(self, resource: Resource) -> None:
+        """Give a resource back when the device closes."""
+        with self._lock:
+            self._resources.add(resource)
+
+    def close(self) -> None:
+        """Free everything that belongs to the device; a second call does nothing.
+
+        Any later use of the device or of what it made is a ClosedError. Memory
+        that another library holds by DLPack, and pinned memory that an ndarray
+        holds, is freed when they let it go.
+        """
+        if self._handle is None:
+            return
+        dlpack.sweep()
+        with self._lock:
+            resources = list(self._resources)
+            self._workspaces.clear()
+        for resource in resources:
+            resource.close()
+        self._handle = None
+
+    def __enter__(self) -> "Device":
+        self.handle  # noqa: B018: a closed device is not entered
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self._info.ordinal}"
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        major, minor = self._info.capability
+        return f"<Device {self}, {self._info.name}, sm_{major}{minor}{state}>"
+
+    # ---- what it is ---------------------------------------------------------
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the device is."""
+        return self._info
+
+    @property
+    def kind(self) -> str:
+        """Either "cuda" or "virtual"."""
+        return "virtual" if self._info.is_virtual else "cuda"
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it is the virtual SM120."""
+        return self._info.is_virtual
+
+    def shares_memory_with(self, other: "Device") -> bool:
+        """Whether kernels of one may use the memory of the other."""
+        if self is other:
+            return True
+        same = self._info.ordinal == other.info.ordinal
+        return same and not (self.is_virtual or other.is_virtual)
+
+    def counters(self) -> dict[str, int]:
+        """Return what the virtual device counted since it was opened or reset.
+
+        Empty on a GPU.
+        """
+        counts = {}
+        name, value = ffi.new("char const **"), ffi.new("uint64_t *")
+        pointer = self.handle.pointer
+        for index in range(1 << 20):
+            status = lib.sm120_device_counter(pointer, index, name, value)
+            if status == lib.SM120_UNSUPPORTED:
+                break
+            check(status)
+            counts[text(name[0])] = int(value[0])
+        return counts
+
+    def reset_counters(self) -> None:
+        """Set the counters to 0; nothing on a GPU."""
+        status = lib.sm120_device_counters_reset(self.handle.pointer)
+        if status != lib.SM120_UNSUPPORTED:
+            check(status)
+
+    def synchronize(self) -> None:
+        """Wait for everything that was started on the device."""
+        check(lib.sm120_device_synchronize(self.handle.pointer))
+
+    # ---- what it makes ------------------------------------------------------
+
+    def stream(self) -> "Stream":
+        """Return a new stream."""
+        return Stream(self)
+
+    def event(self) -> "Event":
+        """Return a new event."""
+        return Event(self)
+
+    def load(
+        self, ptx: "str | bytes | os.PathLike[str]", *, name: str | None = None
+    ) -> Module:
+        """Load a module of kernels.
+
+        Parameters
+        ----------
+        ptx : str, bytes or path
+            PTX text, the bytes of PTX or of a cubin, or (os.PathLike only) the
+            file that holds either.
+        name : str, optional
+            What messages call it. Default: the path, else "<ptx>".
+
+        Returns
+        -------
+        Module
+            A mapping: ``dev.load(ptx)["my_kernel"]``.
+
+        Raises
+        ------
+        InvalidProgramError
+            It does not load; the message says where and why.
+
+        """
+        if isinstance(ptx, os.PathLike):
+            name = name or os.fspath(ptx)
+            image = Path(ptx).read_bytes()
+        elif isinstance(ptx, str):
+            image = ptx.encode()
+        elif isinstance(ptx, bytes | bytearray | memoryview):
+            image = bytes(ptx)
+        else:
+            message = (
+                f"ptx is a {type(ptx).__name__}, not a str or bytes of PTX, nor a "
+                "pathlib.Path"
+            )
+            raise TypeError(message)
+        return Module(self, image, name or "<ptx>")
+
+    def builtin_kernels(self) -> dict[str, Kernel]:
+        """Return the kernels inside the library, by entry."""
+        return builtin_kernels(self)
+
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32
+    ) -> arrays.Array:
+        """Return an array in device memory whose elements are not set."""
+        return arrays.empty(self, shape, dtype)
+
+    def zeros(
+        self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32
+    ) -> arrays.Array:
+        """Return an array in device memory whose bytes are 0."""
+        return arrays.zeros(self, shape, dtype)
+
+    def array(self, values: npt.ArrayLike) -> arrays.Array:
+        """Return a C-contiguous copy of ``values`` in device memory."""
+        return arrays.array(self, values)
+
+    def pinned(
+        self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32
+    ) -> npt.NDArray[Any]:
+        """Return an ndarray in host memory that kernels can reach too.
+
+        It is freed when the last ndarray over it is gone. It (or any view of
+        it) may be an argument of a kernel.
+        """
+        return arrays.pinned(self, shape, dtype)
+
+    def from_dlpack(
+        self, x: dlpack.SupportsDLPack, *, copy: bool | None = None, stream: Any = None
+    ) -> arrays.Array:
+        """Return the array of another library, by DLPack.
+
+        Parameters
+        ----------
+        x : object with ``__dlpack__`` and ``__dlpack_device__``
+            The array. Memory of this device is shared; host memory is copied.
+        copy : bool, optional
+            True: always copy. False: refuse to copy. Default: where needed.
+        stream : stream, optional
+            The stream that will use the array.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The array is on another device, or would have to be copied.
+
+        """
+        return arrays.from_dlpack(self, x, copy=copy, stream=stream)
+
+    # ---- for the modules of this package ------------------------------------
+
+    def stream_handle(self, stream: Any) -> Any:
+        """Return the CUstream of None, a Stream, ``__cuda_stream__`` or an int."""
+        if stream is None:
+            return ffi.NULL
+        if isinstance(stream, Stream):
+            stream.ensure_open()
+            if not self.shares_memory_with(stream.device):
+                message = f"stream is on {stream.device}, not on {self}"
+                raise InvalidArgumentError(message)
+            return stream.pointer
+        if isinstance(stream, CudaStream):
+            stream = stream.__cuda_stream__()[1]
+        if isinstance(stream, bool) or not isinstance(stream, int | np.integer):
+            message = (
+                f"stream is a {type(stream).__name__}, not None, a Stream, an object "
+                "with __cuda_stream__ or a CUstream as an int"
+            )
+            raise TypeError(message)
+        number = int(stream)
+        known = number in {0, *(s.number for s in list(self._streams) if not s.closed)}
+        if not 0 <= number < 1 << 64 or (self.is_virtual and not known):
+            message = f"stream is {number}, which is no CUstream of {self}"
+            raise InvalidArgumentError(message)
+        return ffi.cast("void *", number)
+
+    @contextlib.contextmanager
+    def workspace(self, stream: Any, size: int) -> Iterator[arrays.Array]:
+        """Hold at least ``size`` bytes that an operation on a stream may use.
+
+        An operation is several launches: only one at a time may use the bytes.
+        """
+        number = int(ffi.cast("uintptr_t", stream))
+        with self._workspace_lock:
+            held = self._workspaces.get(number)
+            if held is None or held.closed or held.nbytes < size:
+                self._workspaces.pop(number, None)
+                held = arrays.empty(self, (max(1, size),), np.uint8)
+                self._workspaces[number] = held
+            yield held
+
+    def register_stream(self, stream: "Stream") -> None:
+        """Know the streams of the device: the virtual one accepts no others."""
+        self._streams.add(stream)
+
+    def forget_workspace(self, number: int) -> None:
+        """Free the workspace of a stream that is gone."""
+        with self._workspace_lock:
+            self._workspaces.pop(number, None)
+
+    def register_pinned(self, host: int, nbytes: int, address: int) -> None:
+        """Remember where the device sees pinned memory."""
+        self._pinned[host] = (nbytes, address)
+
+    def pinned_table(self) -> dict[int, tuple[int, int]]:
+        """Return host pointer: (bytes, device address) of the pinned memory."""
+        return self._pinned
+
+    def allocation_at(self, address: int, nbytes: int) -> Resource | None:
+        """Return the open allocation that holds these bytes, if any does."""
+        with self._lock:
+            resources = list(self._resources)
+        for resource in resources:
+            if isinstance(resource, arrays.Allocation) and resource.holds(
+                address, nbytes
+            ):
+                return resource
+        return None
+
+
+class Stream(Resource):
+    """Work that runs in order. Made by ``Device.stream``.
+
+    Anything that takes a stream takes None (the default stream), a Stream, an
+    object with ``__cuda_stream__``, or a CUstream as an int.
+    """
+
+    def __init__(self, device: Device) -> None:
+        pointer = ffi.new("sm120_stream *")
+        handle = device.handle
+        check(lib.sm120_stream_create(handle.pointer, pointer))
+        self._pointer = pointer[0]
+        super().__init__(
+            device, "stream", partial(_destroy_stream, handle, self._pointer)
+        )
+        device.register_stream(self)
+
+    @property
+    def pointer(self) -> Any:
+        """The CUstream as cffi sees it."""
+        self.ensure_open()
+        return self._pointer
+
+    @property
+    def number(self) -> int:
+        """The CUstream as an int."""
+        return int(ffi.cast("uintptr_t", self._pointer))
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the version of the protocol, 0, and the CUstream."""
+        self.ensure_open()
+        return 0, self.number
+
+    def synchronize(self) -> None:
+        """Wait for everything that was started on the stream."""
+        pointer = self.pointer
+        check(lib.sm120_stream_synchronize(self.device.handle.pointer, pointer))
+
+    def wait(self, event: "Event") -> None:
+        """Let later work of the stream wait for an event."""
+        if not isinstance(event, Event):
+            message = f"event is a {type(event).__name__}, not an Event"
+            raise TypeError(message)
+        pointer = self.pointer
+        check(
+            lib.sm120_stream_wait_event(
+                self.device.handle.pointer, pointer, event.pointer
+            )
+        )
+
+    def close(self) -> None:
+        """Destroy the stream when its work is done; a second call does nothing."""
+        if not self.closed:
+            self.device.forget_workspace(self.number)
+        super().close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<Stream {self.number:#x} of {self.device}{state}>"
+
+
+def _destroy_stream(handle: Handle, stream: Any) -> None:
+    lib.sm120_stream_destroy(handle.pointer, stream)
+
+
+class Event(Resource):
+    """A point in a stream. Made by ``Device.event``."""
+
+    def __init__(self, device: Device) -> None:
+        pointer = ffi.new("sm120_event *")
+        handle = device.handle
+        check(lib.sm120_event_create(handle.pointer, pointer))
+        self._pointer = pointer[0]
+        super().__init__(
+            device, "event", partial(_destroy_event, handle, self._pointer)
+        )
+
+    @property
+    def pointer(self) -> Any:
+        """The CUevent as cffi sees it."""
+        self.ensure_open()
+        return self._pointer
+
+    def record(self, stream: Any = None) -> "Event":
+        """Mark the present end of a stream; return the event."""
+        device, pointer = self.device, self.pointer
+        stream = device.stream_handle(stream)
+        check(lib.sm120_event_record(device.handle.pointer, pointer, stream))
+        return self
+
+    def synchronize(self) -> None:
+        """Wait until the device has reached the event."""
+        pointer = self.pointer
+        check(lib.sm120_event_synchronize(self.device.handle.pointer, pointer))
+
+    def elapsed_since(self, start: "Event") -> float:
+        """Return the milliseconds from another event to this one.
+
+        Both were recorded, and both were reached.
+        """
+        if not isinstance(start, Event):
+            message = f"start is a {type(start).__name__}, not an Event"
+            raise TypeError(message)
+        milliseconds = ffi.new("float *")
+        end = self.pointer
+        check(
+            lib.sm120_event_elapsed(
+                self.device.handle.pointer, start.pointer, end, milliseconds
+            )
+        )
+        return float(milliseconds[0])
+
+
+def _destroy_event(handle: Handle, event: Any) -> None:
+    lib.sm120_event_destroy(handle.pointer, event)
+
+
+# ---- devices that the package opens by itself -----------------------------------
+
+_shared: dict[str | None, Device] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_device(name: str | None = None) -> Device:
+    """Return the process-wide device of a name; None is the default device."""
+    key = name if name is not None else os.environ.get("PYSM120_DEVICE") or None
+    with _shared_lock:
+        device = _shared.get(key)
+        if device is None or device.closed:
+            device = _shared[key] = Device(key)
+        return device
+
+
+def as_device(device: "Device | str | None") -> Device:
+    """Return the device that an argument ``device`` means."""
+    if isinstance(device, Device):
+        device.handle  # noqa: B018: a closed device is an error here
+        return device
+    if device is None or isinstance(device, str):
+        return shared_device(device)
+    message = f"device is a {type(device).__name__}, not a Device, a str or None"
+    raise TypeError(message)

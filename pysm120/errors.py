@@ -1,0 +1,112 @@
+"""Exceptions: one class for every status of the C library."""
+
+
+class Error(Exception):
+    """Something that the library refused or failed to do.
+
+    Parameters
+    ----------
+    message : str
+        One sentence: the argument, its value and what would be right.
+    status : int
+        Status of the C library (``enum`` of ``sm120.h``).
+
+    """
+
+    status: int = 10
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        if status is not None:
+            self.status = status
+
+
+class InvalidArgumentError(Error, ValueError):
+    """A value that is never right."""
+
+    status = 1
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """A value that is right in general but not on this device."""
+
+    status = 2
+
+
+class NoDeviceError(Error, RuntimeError):
+    """No driver, or no such device."""
+
+    status = 3
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """Device or host memory is used up."""
+
+    status = 4
+
+
+class MisalignedError(Error, ValueError):
+    """A pointer or a stride that a kernel cannot load from."""
+
+    status = 5
+
+
+class WorkspaceTooSmallError(Error, ValueError):
+    """A workspace below the size that the operation asks for."""
+
+    status = 6
+
+
+class InvalidProgramError(Error, ValueError):
+    """PTX or a cubin that does not load; the message holds the log."""
+
+    status = 7
+
+
+class FaultError(Error, RuntimeError):
+    """A kernel did something wrong while it ran."""
+
+    status = 8
+
+
+class DriverError(Error, RuntimeError):
+    """Any other error of the CUDA driver.
+
+    Attributes
+    ----------
+    driver_error : int
+        The driver's own code (``CUresult``).
+
+    """
+
+    status = 9
+    driver_error: int = 0
+
+
+class InternalError(Error, RuntimeError):
+    """A defect of the library."""
+
+    status = 10
+
+
+class ClosedError(Error, ValueError):
+    """Use of a device that is closed, or of something that was freed."""
+
+    status = 1
+
+
+BY_STATUS: dict[int, type[Error]] = {
+    kind.status: kind
+    for kind in (
+        InvalidArgumentError,
+        UnsupportedError,
+        NoDeviceError,
+        OutOfMemoryError,
+        MisalignedError,
+        WorkspaceTooSmallError,
+        InvalidProgramError,
+        FaultError,
+        DriverError,
+        InternalError,
+    )
+}

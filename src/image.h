@@ -1,0 +1,18 @@
+/* What a caller gives to be loaded: PTX text, a cubin or a fat binary. */
+#ifndef SM120_IMAGE_H
+#define SM120_IMAGE_H
+
+#include <stdbool.h>
+
+#include "sm120.h"
+
+/* A copy of an image that ends with a NUL and that a driver may read without knowing its size. */
+struct image {
+    char *bytes;
+    bool is_ptx;
+};
+
+/* Copy an image, after checking that it is whole: the driver believes the sizes written in a cubin. */
+sm120_status image_copy(const void *bytes, size_t count, const char *name, struct image *image);
+
+#endif

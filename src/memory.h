@@ -1,0 +1,14 @@
+/* Device and pinned memory: what a device handed out. */
+#ifndef SM120_MEMORY_H
+#define SM120_MEMORY_H
+
+#include "device.h"
+
+/* Check that `bytes` bytes at `address` lie within the allocation that holds the first of them. Memory that came from
+ * elsewhere is not known here, and passes. */
+sm120_status memory_check(struct device *device, sm120_address address, uint64_t bytes, const char *what);
+
+/* Free all memory of a device that is being closed. */
+void memory_close_all(struct device *device);
+
+#endif

@@ -1,0 +1,169 @@
+/* sm120_quantize_mxfp8, and the launches of quantizers that sm120_attention needs. */
+#include "quantize_mxfp8.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "builtin.h"
+#include "check.h"
+#include "error.h"
+#include "memory.h"
+
+/* What variants call a dtype. */
+static const char *dtype_name(uint32_t dtype) {
+    return dtype == SM120_F32 ? "f32" : dtype == SM120_F16 ? "f16" : "bf16";
+}
+
+/* Point the launch at its values, in the order of the kernel's parameters. */
+static void set_arguments(struct quantizer_launch *p, sm120_stream stream, const struct kernel_entry *entry,
+                          uint32_t grid) {
+#define ARGUMENT(value)                                                                                                \
+    {                                                                                                                  \
+        &p->value, sizeof p->value                                                                                     \
+    }
+    const struct {
+        const void *value;
+        size_t bytes;
+    } list[] = {
+        {&p->job.x->address, sizeof p->job.x->address},
+        ARGUMENT(job.elements),
+        ARGUMENT(job.scales),
+        ARGUMENT(batch_stride),
+        ARGUMENT(head_stride),
+        ARGUMENT(row_stride),
+        ARGUMENT(heads),
+        ARGUMENT(rows),
+        ARGUMENT(head_dim),
+        ARGUMENT(row_tiles),
+        ARGUMENT(column_tiles),
+        ARGUMENT(job.floor),
+        ARGUMENT(job.factor),
+    };
+#undef ARGUMENT
+    enum { COUNT = sizeof list / sizeof list[0] };
+    _Static_assert(COUNT == sizeof p->arguments / sizeof p->arguments[0], "one argument per parameter");
+    for (int i = 0; i < COUNT; ++i) {
+        p->arguments[i] = list[i].value;
+        p->argument_bytes[i] = list[i].bytes;
+    }
+    p->launch = (struct launch){.grid = {grid, 1, 1},
+                                .block = {entry->threads, 1, 1},
+                                .shared_bytes = entry->shared,
+                                .stream = stream,
+                                .arguments = p->arguments,
+                                .argument_bytes = p->argument_bytes,
+                                .argument_count = COUNT};
+}
+
+sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
+                               struct quantizer_launch *prepared) {
+    char variant[32];
+    uint32_t index;
+    snprintf(variant, sizeof variant, "%s_%s", dtype_name(job->x->dtype), job->layout);
+    sm120_status status = builtin_find("quantize_mxfp8", variant, &index);
+    if (status != SM120_OK) {
+        return status;
+    }
+    const struct kernel_entry *const entry = kernel_entries + index;
+    if (entry->rows == 0 || entry->columns == 0) {
+        return fail(SM120_INTERNAL, "%s does not note the rows and columns of a CTA", entry->entry);
+    }
+    const int64_t row_tiles = (job->padded_rows + entry->rows - 1) / entry->rows;
+    const int64_t column_tiles = (job->padded_columns + entry->columns - 1) / entry->columns;
+    int64_t grid = 0;
+    if (!multiply(job->shape.batch * job->shape.heads, row_tiles, &grid) || !multiply(grid, column_tiles, &grid) ||
+        grid > INT32_MAX) {
+        return fail(SM120_UNSUPPORTED,
+                    "%s: batch * heads = %" PRId64 " of %" PRId64 " x %" PRId64 " tiles are too many CTAs; at most %d",
+                    job->x->name, job->shape.batch * job->shape.heads, row_tiles, column_tiles, INT32_MAX);
+    }
+    *prepared = (struct quantizer_launch){.batch_stride = job->x->batch_stride,
+                                          .head_stride = job->x->head_stride,
+                                          .row_stride = job->x->row_stride,
+                                          .heads = (uint32_t)job->shape.heads,
+                                          .rows = (uint32_t)job->shape.rows,
+                                          .head_dim = (uint32_t)job->shape.head_dim,
+                                          .row_tiles = (uint32_t)row_tiles,
+                                          .column_tiles = (uint32_t)column_tiles,
+                                          .job = *job};
+    set_arguments(prepared, stream, entry, (uint32_t)grid);
+    status = builtin_load(device, index, &prepared->kernel);
+    return status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
+}
+
+/* ---- sm120_quantize_mxfp8 ---- */
+
+/* The checks that need no device. */
+static sm120_status check_args(const sm120_quantize_mxfp8_args *args, struct tensor *x) {
+    const struct shape shape = {args->batch, args->heads, args->rows, args->head_dim};
+    if (args->axis != SM120_ALONG_HEAD_DIM && args->axis != SM120_ALONG_ROWS) {
+        return fail(SM120_INVALID_ARGUMENT, "axis = %" PRIu32 "; ALONG_HEAD_DIM (%d) and ALONG_ROWS (%d) are right",
+                    args->axis, SM120_ALONG_HEAD_DIM, SM120_ALONG_ROWS);
+    }
+    if (args->rounding != SM120_SCALE_UP && args->rounding != SM120_SCALE_FLOOR) {
+        return fail(SM120_INVALID_ARGUMENT, "rounding = %" PRIu32 "; SCALE_UP (%d) and SCALE_FLOOR (%d) are right",
+                    args->rounding, SM120_SCALE_UP, SM120_SCALE_FLOOR);
+    }
+    if (args->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it is 0", args->reserved);
+    }
+    const sm120_status status = check_shape(&shape, "rows", INT32_MAX);
+    return status == SM120_OK ? tensor_check("x", &args->x, &shape, TENSOR_INPUT, x) : status;
+}
+
+/* Check where x is and where the results go. */
+static sm120_status check_places(struct device *device, const sm120_quantize_mxfp8_args *args, const struct tensor *x) {
+    const bool along_rows = args->axis == SM120_ALONG_ROWS;
+    const int64_t scale_rows = along_rows ? (args->rows + 31) / 32 : args->rows;
+    const int64_t scale_columns = along_rows ? args->head_dim : (args->head_dim + 31) / 32;
+    const int64_t heads = args->batch * args->heads;
+    int64_t elements = 0;
+    int64_t scales = 0;
+    if (!multiply(heads, args->rows, &elements) || !multiply(elements, args->head_dim, &elements) ||
+        !multiply(heads, scale_rows, &scales) || !multiply(scales, scale_columns, &scales)) {
+        return fail(SM120_UNSUPPORTED,
+                    "batch * heads * rows * head_dim = %" PRId64 " * %" PRId64 " * %" PRId64 " does not fit in 63 bits",
+                    heads, args->rows, args->head_dim);
+    }
+    sm120_status status = tensor_check_address(device, x);
+    status = status == SM120_OK ? check_address("elements", args->elements, 16) : status;
+    status = status == SM120_OK ? memory_check(device, args->elements, (uint64_t)elements, "elements") : status;
+    status = status == SM120_OK ? check_address("scales", args->scales, 1) : status;
+    status = status == SM120_OK ? memory_check(device, args->scales, (uint64_t)scales, "scales") : status;
+    if (status == SM120_OK) {
+        status = check_apart("elements", args->elements, elements, "scales", args->scales, scales);
+    }
+    if (status == SM120_OK) {
+        status = check_apart("elements", args->elements, elements, "x", x->address, x->bytes);
+    }
+    return status == SM120_OK ? check_apart("scales", args->scales, scales, "x", x->address, x->bytes) : status;
+}
+
+sm120_status sm120_quantize_mxfp8(sm120_device *handle, const sm120_quantize_mxfp8_args *args) {
+    struct device *device;
+    struct tensor x;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_struct(args, sizeof *args, "args", "sm120_quantize_mxfp8_args");
+    status = status == SM120_OK ? check_args(args, &x) : status;
+    status = status == SM120_OK ? check_places(device, args, &x) : status;
+    if (status == SM120_OK) {
+        struct quantizer_launch prepared;
+        const struct quantizer job = {
+            .layout = args->axis == SM120_ALONG_ROWS ? "rows" : "d",
+            .x = &x,
+            .shape = {args->batch, args->heads, args->rows, args->head_dim},
+            .padded_rows = args->rows,
+            .padded_columns = args->head_dim,
+            .elements = args->elements,
+            .scales = args->scales,
+            .floor = args->rounding,
+            .factor = 1.0f,
+        };
+        status = quantizer_prepare(device, &job, args->stream, &prepared);
+        status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;
+    }
+    return device_leave(device, status);
+}

@@ -1,0 +1,34 @@
+/* Launches of the MXFP8 quantizers, plain and tile-packed. */
+#ifndef SM120_QUANTIZE_MXFP8_H
+#define SM120_QUANTIZE_MXFP8_H
+
+#include "launch.h"
+#include "tensor.h"
+
+/* What to quantise, and where to. */
+struct quantizer {
+    const char *layout; /* of the kernels' variant: "d", "rows", "q_d64", ... */
+    const struct tensor *x;
+    struct shape shape;
+    int64_t padded_rows, padded_columns; /* what is written; plain layouts: shape's own */
+    sm120_address elements, scales;
+    uint32_t floor;
+    float factor; /* x is multiplied by it first: 1, -1 or 0 */
+};
+
+/* A launch with the values that its arguments point to. Not to be copied once filled. */
+struct quantizer_launch {
+    struct kernel *kernel;
+    struct launch launch;
+    int64_t batch_stride, head_stride, row_stride;
+    uint32_t heads, rows, head_dim, row_tiles, column_tiles;
+    struct quantizer job;
+    const void *arguments[13];
+    size_t argument_bytes[13];
+};
+
+/* Choose the kernel and check the launch; nothing starts. */
+sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
+                               struct quantizer_launch *prepared);
+
+#endif

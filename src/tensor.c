@@ -1,0 +1,169 @@
+/* Checks of shapes, dtypes, strides and addresses. */
+#include "tensor.h"
+
+#include <inttypes.h>
+
+#include "check.h"
+#include "error.h"
+#include "memory.h"
+
+enum { ALIGNMENT = 16 }; /* of addresses and strides: one vector load */
+
+sm120_status check_size(const char *name, int64_t value, int64_t max) {
+    if (value < 1) {
+        return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it is at least 1", name, value);
+    }
+    if (value > max) {
+        return fail(SM120_UNSUPPORTED, "%s = %" PRId64 "; at most %" PRId64 " is supported", name, value, max);
+    }
+    return SM120_OK;
+}
+
+sm120_status check_shape(const struct shape *shape, const char *rows_name, int64_t rows_max) {
+    sm120_status status = check_size("batch", shape->batch, INT32_MAX);
+    status = status == SM120_OK ? check_size("heads", shape->heads, INT32_MAX) : status;
+    status = status == SM120_OK ? check_size(rows_name, shape->rows, rows_max) : status;
+    status = status == SM120_OK ? check_size("batch * heads", shape->batch * shape->heads, INT32_MAX) : status;
+    status = status == SM120_OK ? check_size("head_dim", shape->head_dim, INT32_MAX) : status;
+    if (status == SM120_OK && shape->head_dim % 8 != 0) {
+        status = fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; a multiple of 8 is supported", shape->head_dim);
+    }
+    return status;
+}
+
+/* The bytes of an element; 0 where operations do not take the dtype. */
+static int64_t element_bytes(uint32_t dtype) {
+    return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : 0;
+}
+
+/* Check a dtype. */
+static sm120_status check_dtype(const char *name, uint32_t dtype) {
+    if (element_bytes(dtype) != 0) {
+        return SM120_OK;
+    }
+    const int is_known = dtype == SM120_E4M3 || dtype == SM120_E8M0;
+    return fail(is_known ? SM120_UNSUPPORTED : SM120_INVALID_ARGUMENT,
+                "%s.dtype = 0x%08" PRIx32 "; F32 (0x%08x), F16 (0x%08x) and BF16 (0x%08x) are supported", name, dtype,
+                SM120_F32, SM120_F16, SM120_BF16);
+}
+
+/* Check one stride and turn it into bytes. */
+static sm120_status check_stride(const char *name, const char *field, int64_t stride, int64_t count, bool may_be_0,
+                                 int64_t element, int64_t *bytes) {
+    *bytes = 0;
+    if (stride < 0) {
+        return fail(SM120_INVALID_ARGUMENT, "%s.%s = %" PRId64 "; no stride is negative", name, field, stride);
+    }
+    if (count == 1) {
+        return SM120_OK;
+    }
+    if (stride == 0 && !may_be_0) {
+        return fail(SM120_INVALID_ARGUMENT, "%s.%s = 0; it is positive where that dimension is above 1 (%" PRId64 ")",
+                    name, field, count);
+    }
+    if (!multiply(stride, element, bytes)) {
+        return fail(SM120_UNSUPPORTED, "%s.%s = %" PRId64 " elements does not fit in 63 bits of bytes", name, field,
+                    stride);
+    }
+    if (*bytes % ALIGNMENT != 0) {
+        return fail(SM120_MISALIGNED, "%s.%s = %" PRId64 " elements is %" PRId64 " bytes; a multiple of %d is right",
+                    name, field, stride, *bytes, ALIGNMENT);
+    }
+    return SM120_OK;
+}
+
+/* A dimension: how many steps of how many bytes. */
+struct dimension {
+    int64_t count, stride;
+};
+
+/* Sort dimensions by stride, the smallest first. */
+static void sort(struct dimension dimensions[3]) {
+    for (int i = 1; i < 3; ++i) {
+        for (int j = i; j > 0 && dimensions[j].stride < dimensions[j - 1].stride; --j) {
+            const struct dimension swapped = dimensions[j];
+            dimensions[j] = dimensions[j - 1];
+            dimensions[j - 1] = swapped;
+        }
+    }
+}
+
+/* Find the bytes from the first element to the last, and refuse an output of which one step is shorter than what it
+ * steps over. */
+static sm120_status check_extent(struct tensor *tensor, const struct shape *shape, enum tensor_role role,
+                                 int64_t element) {
+    struct dimension dimensions[3] = {
+        {shape->batch, tensor->batch_stride}, {shape->heads, tensor->head_stride}, {shape->rows, tensor->row_stride}};
+    tensor->bytes = shape->head_dim * element;
+    sort(dimensions);
+    for (int i = 0; i < 3; ++i) {
+        const int64_t stride = dimensions[i].stride;
+        int64_t span;
+        if (dimensions[i].count == 1) {
+            continue;
+        }
+        if (role == TENSOR_OUTPUT && stride < tensor->bytes) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "%s: a stride of %" PRId64 " elements steps over %" PRId64
+                        "; rows of an output may not overlap",
+                        tensor->name, stride / element, tensor->bytes / element);
+        }
+        if (!multiply(stride, dimensions[i].count - 1, &span) || !add(span, tensor->bytes, &tensor->bytes)) {
+            return fail(SM120_UNSUPPORTED,
+                        "%s: %" PRId64 " steps of %" PRId64 " elements do not fit in 63 bits of bytes", tensor->name,
+                        dimensions[i].count - 1, stride / element);
+        }
+    }
+    return SM120_OK;
+}
+
+sm120_status tensor_check(const char *name, const sm120_tensor *given, const struct shape *shape, enum tensor_role role,
+                          struct tensor *tensor) {
+    const bool is_input = role == TENSOR_INPUT;
+    *tensor = (struct tensor){.name = name, .address = given->address, .dtype = given->dtype};
+    sm120_status status = check_dtype(name, given->dtype);
+    if (status == SM120_OK && given->reserved != 0) {
+        status = fail(SM120_INVALID_ARGUMENT, "%s.reserved = %" PRIu32 "; it is 0", name, given->reserved);
+    }
+    const int64_t element = element_bytes(given->dtype);
+    if (status == SM120_OK) {
+        status = check_stride(name, "batch_stride", given->batch_stride, shape->batch, is_input, element,
+                              &tensor->batch_stride);
+    }
+    if (status == SM120_OK) {
+        status = check_stride(name, "head_stride", given->head_stride, shape->heads, is_input, element,
+                              &tensor->head_stride);
+    }
+    if (status == SM120_OK) {
+        status = check_stride(name, "row_stride", given->row_stride, shape->rows, false, element, &tensor->row_stride);
+    }
+    return status == SM120_OK ? check_extent(tensor, shape, role, element) : status;
+}
+
+sm120_status check_address(const char *name, sm120_address address, uint64_t alignment) {
+    if (address == 0) {
+        return fail(SM120_INVALID_ARGUMENT, "%s = 0; it is an address in device memory", name);
+    }
+    if (address % alignment != 0) {
+        return fail(SM120_MISALIGNED, "%s = 0x%" PRIx64 "; a multiple of %" PRIu64 " is right", name, address,
+                    alignment);
+    }
+    return SM120_OK;
+}
+
+sm120_status tensor_check_address(struct device *device, const struct tensor *tensor) {
+    char name[] = "?.address";
+    name[0] = tensor->name[0];
+    const sm120_status status = check_address(name, tensor->address, ALIGNMENT);
+    return status == SM120_OK ? memory_check(device, tensor->address, (uint64_t)tensor->bytes, name) : status;
+}
+
+sm120_status check_apart(const char *a_name, sm120_address a, int64_t a_bytes, const char *b_name, sm120_address b,
+                         int64_t b_bytes) {
+    if (a < b + (uint64_t)b_bytes && b < a + (uint64_t)a_bytes) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s (0x%" PRIx64 ", %" PRId64 " bytes) and %s (0x%" PRIx64 ", %" PRId64 " bytes) overlap", a_name,
+                    a, a_bytes, b_name, b, b_bytes);
+    }
+    return SM120_OK;
+}

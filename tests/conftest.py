@@ -1,0 +1,59 @@
+"""Options and fixtures of every test: which device, which seed."""
+
+import os
+import secrets
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import pysm120
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this project."""
+    default = os.environ.get("PYSM120_DEVICE") or "virtual"
+    parser.addoption("--device", default=default, help="device under test: virtual, cuda, cuda:1 (default: %(default)s)")
+    parser.addoption("--seed", type=int, default=None, help="seed of the random inputs; the header shows the one in use")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed."""
+    if config.option.seed is None:
+        config.option.seed = secrets.randbelow(1 << 32)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Show what it takes to repeat the run."""
+    return f"pysm120: --device {config.option.device} --seed {config.option.seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the device under test cannot show."""
+    other = "virtual" if config.option.device.startswith("cuda") else "cuda"
+    left_out = [item for item in items if item.get_closest_marker(other)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def device_name(pytestconfig: pytest.Config) -> str:
+    """Name of the device under test."""
+    name: str = pytestconfig.option.device
+    return name
+
+
+@pytest.fixture
+def device(device_name: str) -> Iterator[pysm120.Device]:
+    """Open the device under test; close it after the test."""
+    with pysm120.Device(device_name) as opened:
+        yield opened
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers that depend on the seed and on the test alone."""
+    name = zlib.crc32(request.node.nodeid.encode())
+    return np.random.default_rng([request.config.option.seed, name])

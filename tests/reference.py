@@ -1,0 +1,129 @@
+"""What the kernels are checked against: plain attention in float64, and an exact model of their own arithmetic.
+
+Written from the definitions (OCP MX 1.0, the online softmax), in another form than the kernels: whole rows instead of
+fragments, frexp instead of bit tricks, ml_dtypes instead of cvt.
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+BLOCK = 32
+KV_TILE = 64
+
+
+def visible(q_rows: int, kv_rows: int, causal: str | None) -> NDArray[np.bool_]:
+    """Which key each query sees; `causal` is None, "bottom-right" or "top-left"."""
+    if causal is None:
+        return np.ones((q_rows, kv_rows), bool)
+    offset = kv_rows - q_rows if causal == "bottom-right" else 0
+    return np.arange(kv_rows)[None, :] <= np.arange(q_rows)[:, None] + offset
+
+
+def repeat_heads(x: Array, heads: int) -> Array:
+    """[B, S, Hkv, D] to [B, S, heads, D]: query head h uses head h // (heads / Hkv)."""
+    return np.repeat(x, heads // x.shape[2], axis=2)
+
+
+def attention_float64(
+    q: Array, k: Array, v: Array, scale: float, causal: str | None
+) -> tuple[Array, Array]:
+    """O [B, Sq, H, D] and LSE [B, H, Sq] in float64; a row without a key gives 0 and -inf."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
+    s = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    s = np.where(visible(q.shape[1], k.shape[1], causal), s, -np.inf)
+    highest = s.max(-1, keepdims=True)
+    p = np.exp(s - np.where(np.isneginf(highest), 0, highest))
+    total = p.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lse = (np.log(total) + np.where(np.isneginf(highest), 0, highest))[..., 0]
+        o = np.where(total > 0, p / total, 0)
+    return np.einsum("bhqk,bkhd->bqhd", o, v), lse
+
+
+def quantize_mxfp8(x: Array, axis: int, rounding: str = "up") -> tuple[Array, Array]:
+    """e4m3 elements (shape of x) and ue8m0 bytes (blocks of 32 along `axis`, the last one may be short)."""
+    x = np.moveaxis(np.asarray(x, np.float32), axis, -1)
+    length = x.shape[-1]
+    blocks = -(-length // BLOCK)
+    padded = np.zeros((*x.shape[:-1], blocks * BLOCK), np.float64)
+    padded[..., :length] = x
+    padded = padded.reshape(*x.shape[:-1], blocks, BLOCK)
+    poisoned = ~np.isfinite(padded).all(-1)
+    amax = np.abs(np.where(np.isfinite(padded), padded, 0)).max(-1)
+    significand, exponent = np.frexp(amax)  # amax = significand * 2^exponent, 0.5 <= significand < 1
+    if rounding == "up":  # the smallest s with amax <= 448 * 2^s, 448 = 0.875 * 2^9
+        shift = np.where(significand <= 0.875, exponent - 9, exponent - 8)
+    else:  # floor(log2 amax) - 8
+        shift = exponent - 1 - 8
+    byte = np.where(amax == 0, 0, np.clip(shift + 127, 0, 254))
+    scaled = padded * np.exp2(127.0 - byte)[..., None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = np.clip(scaled, -448, 448).astype(np.float32)
+        elements = scaled.astype(ml_dtypes.float8_e4m3fn)
+    elements = np.where(poisoned[..., None], np.uint8(0x7F), elements.view(np.uint8))
+    byte = np.where(poisoned, 255, byte).astype(np.uint8)
+    elements = elements.reshape(*x.shape[:-1], blocks * BLOCK)[..., :length]
+    return (
+        np.moveaxis(elements, -1, axis).view(ml_dtypes.float8_e4m3fn),
+        np.moveaxis(byte, -1, axis).view(ml_dtypes.float8_e8m0fnu),
+    )
+
+
+def dequantize_mxfp8(elements: Array, scales: Array, axis: int) -> Array:
+    """float64 values of e4m3 elements and their ue8m0 scales."""
+    e = np.moveaxis(elements, axis, -1).astype(np.float64)
+    byte = np.moveaxis(scales.view(np.uint8), axis, -1)
+    factor = np.where(byte == 255, np.nan, np.exp2(byte.astype(np.float64) - 127))
+    return np.moveaxis(e * np.repeat(factor, BLOCK, axis=-1)[..., : e.shape[-1]], -1, axis)
+
+
+def mx(x: Array, axis: int) -> Array:
+    """float64 values of x after MXFP8."""
+    return dequantize_mxfp8(*quantize_mxfp8(x, axis), axis)
+
+
+def attention_mxfp8(
+    q: Array, k: Array, v: Array, scale: float, causal: str | None
+) -> tuple[Array, Array]:
+    """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P = e4m3(256 exp(S - running maximum)).
+
+    Statistics in float32, the maximum and the exponent of a row as the kernel rounds them; sums in float64, whose rest
+    against the tensor core's 25 bits is far below the e4m3 step of P.
+    """
+    heads = q.shape[2]
+    q, k, v = mx(q, -1), repeat_heads(mx(k, -1), heads), repeat_heads(mx(v, 1), heads)
+    seen = visible(q.shape[1], k.shape[1], causal)
+    s_all = np.einsum("bqhd,bkhd->bhqk", q, k) * (1 if scale > 0 else -1 if scale < 0 else 0)
+    log2e = np.float32(abs(scale) * 1.4426950408889634) if scale else np.float32(1)
+    s_all = np.where(seen, s_all, -np.inf).astype(np.float32)
+    rows = s_all.shape[:3]
+    highest = np.full(rows, -np.inf, np.float32)
+    bias = np.full(rows, 8, np.float32)
+    total = np.zeros(rows)
+    o = np.zeros((*rows, v.shape[-1]))
+    for first in range(0, k.shape[1], KV_TILE):
+        s = s_all[..., first : first + KV_TILE]
+        highest = np.maximum(highest, s.max(-1))
+        used = np.where(np.isneginf(highest), np.float32(0), highest)
+        old, bias = bias, (8 - used.astype(np.float64) * log2e).astype(np.float32)
+        alpha = np.exp2(np.minimum(bias - old, np.float32(0)).astype(np.float64))
+        exponent = (s.astype(np.float64) * log2e + bias[..., None]).astype(np.float32)
+        p = np.exp2(exponent.astype(np.float64)).astype(np.float32)
+        p = p.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        total = total * alpha + p.sum(-1)
+        o = o * alpha[..., None] + np.einsum("bhqk,bkhd->bhqd", p, v[:, first : first + KV_TILE])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        o = np.where(total[..., None] > 0, o / total[..., None], 0)
+        lse = (np.log2(total) - bias) * np.log(2)
+    return np.moveaxis(o, 1, 2), lse
+
+
+def relative_error(got: Array, want: Array) -> float:
+    """Relative Frobenius norm of the difference."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-300))

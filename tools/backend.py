@@ -1,0 +1,131 @@
+"""PEP 517 backend: setuptools, plus the C library in the package.
+
+A wheel holds libsm120.so.0 and sm120.h beside the Python files; it is tagged
+py3-none-<platform>, since cffi opens the library at run time. An editable install
+builds the library where it stays: build/libsm120.so.0.
+"""
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+from setuptools import build_meta
+from setuptools.build_meta import (
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = "libsm120.so.0"
+# nvcc and what it needs to assemble PTX, where this machine has none.
+TOOLCHAIN = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.88",
+    "nvidia-nvvm==13.0.88",
+]
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+
+def toolchain() -> list[str]:
+    """Return the packages that bring nvcc; none where PATH or CUDA_HOME has it."""
+    home = os.environ.get("CUDA_HOME")
+    if shutil.which("nvcc") or (home and shutil.which("nvcc", path=f"{home}/bin")):
+        return []
+    return TOOLCHAIN
+
+
+def build_library() -> Path:
+    """Build the library with tools/build.py; return its path."""
+    spec = importlib.util.spec_from_file_location(
+        "sm120_build", ROOT / "tools" / "build.py"
+    )
+    if spec is None or spec.loader is None:
+        message = "tools/build.py is missing: this is no complete source tree"
+        raise FileNotFoundError(message)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return Path(module.build(jobs=os.cpu_count() or 1))
+
+
+class BuildPackage(build_py):
+    """Puts the library and its header beside the Python files."""
+
+    def run(self) -> None:
+        """Build the library; copy it unless the install is editable."""
+        library = build_library()
+        # What an earlier build left there is not part of this one.
+        package = Path(self.build_lib) / "pysm120"
+        if not self.editable_mode:
+            shutil.rmtree(package, ignore_errors=True)
+        super().run()
+        if not self.editable_mode:
+            shutil.copyfile(library, package / LIBRARY)
+            shutil.copyfile(ROOT / "src" / "sm120.h", package / "sm120.h")
+
+
+class PlatformWheel(bdist_wheel):
+    """One wheel for every Python 3 of a platform."""
+
+    def finalize_options(self) -> None:
+        """Say that the wheel is not pure."""
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return py3, none and this platform."""
+        platform = self.plat_name or sysconfig.get_platform()
+        return "py3", "none", platform.replace("-", "_").replace(".", "_")
+
+
+Settings = dict[str, str | list[str] | None]
+
+
+def get_requires_for_build_wheel(config_settings: Settings | None = None) -> list[str]:
+    """Return what a wheel needs to be built."""
+    return [*build_meta.get_requires_for_build_wheel(config_settings), *toolchain()]
+
+
+def get_requires_for_build_editable(
+    config_settings: Settings | None = None,
+) -> list[str]:
+    """Return what an editable install needs."""
+    return [*build_meta.get_requires_for_build_editable(config_settings), *toolchain()]
+
+
+def build_wheel(
+    wheel_directory: str,
+    config_settings: Settings | None = None,
+    metadata_directory: str | None = None,
+) -> str:
+    """Build the wheel."""
+    return str(
+        build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+    )
+
+
+def build_editable(
+    wheel_directory: str,
+    config_settings: Settings | None = None,
+    metadata_directory: str | None = None,
+) -> str:
+    """Build the wheel of an editable install."""
+    return str(
+        build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
+    )
