@@ -245,10 +245,7 @@ def multiply_integers(  # noqa: PLR0917
 
     x, y = value(a, a_type), value(b, b_type)
     total = c.view(np.int32).astype(np.int64)
-    if operation == "xor":
-        total = total + (x[:, :, None] ^ y[None]).sum(1)
-    else:
-        total = total + x @ y
+    total = total + ((x[:, :, None] ^ y[None]).sum(1) if operation == "xor" else x @ y)
     if saturate:
         total = np.clip(total, -(2**31), 2**31 - 1)
     return (total & 0xFFFFFFFF).astype(np.uint32)

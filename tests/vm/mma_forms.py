@@ -5,15 +5,13 @@ A kernel runs one mma per warp on fragments that lie in memory as the warp holds
 """
 
 import itertools
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import ml_dtypes
+import mma_model
 import numpy as np
 from numpy.typing import NDArray
-
-import mma_model
 
 BYTE_FLOATS = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 DTYPES: dict[str, Any] = {
@@ -53,10 +51,7 @@ class Form(NamedTuple):
         tail = f".{self.scale}" if self.scale else ""
         tail += f".{self.operation}.popc" if self.operation else ""
         acc = self.accumulator
-        return (
-            f"mma.sync.aligned.m16n8k{self.k}.row.col{kind}{saturate}"
-            f".{acc}.{self.a}.{self.b}.{acc}{tail}"
-        )
+        return f"mma.sync.aligned.m16n8k{self.k}.row.col{kind}{saturate}.{acc}.{self.a}.{self.b}.{acc}{tail}"
 
     @property
     def width(self) -> int:
@@ -77,8 +72,8 @@ class Form(NamedTuple):
         return row_bits // 64, row_bits // 128, 2 if self.accumulator == "f16" else 4
 
 
-def all_forms() -> Iterator[Form]:
-    """List every form that ptxas takes for sm_120f."""
+def float_forms() -> Iterator[Form]:
+    """List the forms of floats, without and with block scales."""
     for k in (8, 16):
         yield Form(k, "bf16", "bf16", "f32")
         for acc in ("f32", "f16"):
@@ -99,6 +94,10 @@ def all_forms() -> Iterator[Form]:
     yield Form(64, "e2m1", "e2m1", "f32", "mxf4", "ue8m0", 2, "default")
     yield Form(64, "e2m1", "e2m1", "f32", "mxf4nvf4", "ue8m0", 2)
     yield Form(64, "e2m1", "e2m1", "f32", "mxf4nvf4", "ue4m3", 4)
+
+
+def integer_forms() -> Iterator[Form]:
+    """List the forms of integers."""
     for names, ks in ((("s8", "u8"), (16, 32)), (("s4", "u4"), (32, 64))):
         for k, a, b in itertools.product(ks, names, names):
             for modifier in ("", "satfinite"):
@@ -107,7 +106,27 @@ def all_forms() -> Iterator[Form]:
         yield Form(k, "b1", "b1", "s32", operation=operation)
 
 
-FORMS = tuple(all_forms())
+# Every form that ptxas takes for sm_120f.
+FORMS = (*float_forms(), *integer_forms())
+# Some that it refuses.
+REFUSED = (
+    Form(16, "bf16", "bf16", "f16"),
+    Form(32, "bf16", "bf16", "f32"),
+    Form(8, "tf32", "tf32", "f16"),
+    Form(16, "tf32", "tf32", "f32"),
+    Form(32, "e4m3", "e2m1", "f32"),
+    Form(16, "e4m3", "e2m1", "f32", "f8f6f4"),
+    Form(64, "s8", "s8", "s32"),
+    Form(32, "s8", "s4", "s32"),
+    Form(32, "e4m3", "e4m3", "f32", "mxf8f6f4", "ue8m0", 2),
+    Form(32, "e4m3", "e4m3", "f16", "mxf8f6f4", "ue8m0", 1),
+    Form(32, "e4m3", "e4m3", "f32", "mxf8f6f4", "ue4m3", 1),
+    Form(64, "e2m1", "e2m1", "f32", "mxf4", "ue8m0", 4),
+    Form(64, "e2m1", "e2m1", "f32", "mxf4", "ue4m3", 4),
+    Form(64, "e2m1", "e2m1", "f32", "mxf4nvf4", "ue8m0", 2, "default"),
+    Form(64, "e2m1", "e2m1", "f32", "mxf4nvf4", "ue8m0", 4),
+    Form(64, "e2m1", "e2m1", "f32", "mxf4nvf4", "ue4m3", 2),
+)
 
 # ---- PTX --------------------------------------------------------------------
 
@@ -125,7 +144,7 @@ ENTRY = """
     mov.u32     tile, %ctaid.x;
 {load}
     {mnemonic}
-        {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}}{scales};
+        {{{to}}}, {{{a}}}, {{{b}}}, {{{c}}}{scales};
 {store}
     ret;
 }}
@@ -140,8 +159,18 @@ def addresses(parameter: str, registers: int) -> str:
     mad.wide.u32 at, offset, 4, base;"""
 
 
-def entry(form: Form, name: str, selectors: tuple[int, ...], *, dynamic: bool) -> str:
-    """Write a kernel for one form; dynamic selectors are registers."""
+def entry(
+    form: Form,
+    name: str,
+    selectors: tuple[int, ...],
+    *,
+    dynamic: bool = False,
+    result: str = "d",
+) -> str:
+    """Write a kernel for one form.
+
+    Dynamic selectors are registers; D goes to the registers `result`, which may be c.
+    """
     na, nb, nc = form.registers
     kind = "f32" if form.accumulator == "f32" else "b32"
     load = ""
@@ -152,7 +181,7 @@ def entry(form: Form, name: str, selectors: tuple[int, ...], *, dynamic: bool) -
             load += f"\n    ld.global.{value} {prefix}_{i}, [at + {128 * i}];"
     store = addresses("D", nc)
     for i in range(nc):
-        store += f"\n    st.global.{kind} [at + {128 * i}], d_{i};"
+        store += f"\n    st.global.{kind} [at + {128 * i}], {result}_{i};"
     scales = ""
     if form.scale:
         for side in "AB":
@@ -165,10 +194,7 @@ def entry(form: Form, name: str, selectors: tuple[int, ...], *, dynamic: bool) -
         else:
             names = list(selectors)
         scales = ", sA, {%s, %s}, sB, {%s, %s}" % tuple(names)  # noqa: UP031
-    vectors = {
-        p: ", ".join(f"{p}_{i}" for i in range(n))
-        for p, n in (("a", na), ("b", nb), ("c", nc), ("d", nc))
-    }
+    vectors = {p: ", ".join(f"{p}_{i}" for i in range(n)) for p, n in (("a", na), ("b", nb), ("c", nc), (result, nc))}
     return ENTRY.format(
         entry=name,
         mnemonic=form.mnemonic,
@@ -179,6 +205,7 @@ def entry(form: Form, name: str, selectors: tuple[int, ...], *, dynamic: bool) -
         na=na,
         nb=nb,
         nc=nc,
+        to=vectors[result],
         **vectors,
     )
 
@@ -221,9 +248,7 @@ def fragments_c(c: Codes, accumulator: str) -> Codes:
     """Give lanes their elements of C [tile, 16, 8]: [tile, register, lane]."""
     element = [c[:, GROUP + 8 * (i >> 1), 2 * QUAD + (i & 1)] for i in range(4)]
     if accumulator == "f16":
-        return np.stack(
-            [element[0] | element[1] << 16, element[2] | element[3] << 16], 1
-        )
+        return np.stack([element[0] | element[1] << 16, element[2] | element[3] << 16], 1)
     return np.stack(element, 1)
 
 
@@ -238,9 +263,7 @@ def tile_of(d: Codes, accumulator: str) -> Codes:
     return tile
 
 
-def scale_words(
-    scale_a: Codes, scale_b: Codes, selectors: tuple[int, ...]
-) -> tuple[Codes, Codes]:
+def scale_words(scale_a: Codes, scale_b: Codes, selectors: tuple[int, ...]) -> tuple[Codes, Codes]:
     """Put scales where the selectors point, and noise everywhere else."""
     byte_a, thread_a, byte_b, thread_b = selectors
     rng = np.random.default_rng(7)
@@ -301,10 +324,7 @@ def draw(rng: Any, name: str, kind: str, shape: tuple[int, ...]) -> Codes:
         top = ((1 << form.exponent) - 2) << form.fraction
         codes = (codes & ~np.uint32(top)) | np.uint32(top)
     if kind != "codes":
-        special = np.vectorize(lambda x: mma_model.decode(name, x).special != 0, otypes=[bool])
-        is_special = special(codes << form.right)
-        rare = 0.01 if kind == "special" else 0
-        codes = np.where(is_special & (rng.random(shape) >= rare), codes & 1, codes)
+        codes = np.where(is_special(form, codes), codes & 1, codes)
         if kind == "special" and form.specials:
             top = ((1 << form.exponent) - 1) << form.fraction
             low = rng.choice([0, 0, 0, 1, (1 << form.fraction) - 1], shape)
@@ -312,6 +332,15 @@ def draw(rng: Any, name: str, kind: str, shape: tuple[int, ...]) -> Codes:
             strange = (sign | top | low).astype(np.uint32)
             codes = np.where(rng.random(shape) < 0.01, strange, codes)
     return codes << form.right
+
+
+def is_special(form: mma_model.Format, codes: Codes) -> NDArray[np.bool_]:
+    """Tell which codes are NaN or infinite."""
+    magnitude = codes & ((1 << (form.exponent + form.fraction)) - 1)
+    ones = (1 << form.exponent) - 1
+    if form.specials == "nan":
+        return magnitude == ((ones + 1) << form.fraction) - 1
+    return (magnitude >> form.fraction == ones) & (form.specials != "")
 
 
 def draw_scales(rng: Any, form: Form, kind: str, shape: tuple[int, ...]) -> Codes:
@@ -323,16 +352,13 @@ def draw_scales(rng: Any, form: Form, kind: str, shape: tuple[int, ...]) -> Code
     if kind in {"zeros", "subnormal", "zero"}:
         codes = rng.choice([0x00, 0x01, 0x7E, 0x80, 0xFE], shape).astype(np.uint32)
     if kind not in {"codes", "special"}:
-        nan = (codes & (0x7F if form.scale == "ue4m3" else 0xFF)) == (
-            0x7F if form.scale == "ue4m3" else 0xFF
-        )
+        nan = (codes & (0x7F if form.scale == "ue4m3" else 0xFF)) == (0x7F if form.scale == "ue4m3" else 0xFF)
         codes = np.where(nan, 3, codes)
     return codes
 
 
-def inputs(form: Form, tiles: int = 2 * len(KINDS)) -> Inputs:
-    """Make operands, the same for every call: a kind of numbers per tile."""
-    rng = np.random.default_rng(zlib.crc32(form.mnemonic.encode()))
+def inputs(form: Form, rng: Any, tiles: int = 2 * len(KINDS)) -> Inputs:
+    """Make operands: a kind of numbers per tile."""
     shapes = ((16, form.k), (form.k, 8), (16, 8))
     if form.accumulator == "s32":
         a, b, c = (
@@ -363,10 +389,7 @@ def inputs(form: Form, tiles: int = 2 * len(KINDS)) -> Inputs:
     return Inputs(*(np.stack(x) for x in tile if x))
 
 
-FORMAT_SIGN = {
-    name: form.right + form.exponent + form.fraction
-    for name, form in mma_model.FORMATS.items()
-}
+FORMAT_SIGN = {name: form.right + form.exponent + form.fraction for name, form in mma_model.FORMATS.items()}
 
 
 def expected(form: Form, operands: Inputs) -> Codes:
@@ -376,13 +399,9 @@ def expected(form: Form, operands: Inputs) -> Codes:
         a, b, c, *scales = (x[t] for x in operands if x is not None)
         if form.accumulator == "s32":
             saturate = form.modifier == "satfinite"
-            d = mma_model.multiply_integers(
-                a, b, c, form.a, form.b, saturate, form.operation
-            )
+            d = mma_model.multiply_integers(a, b, c, form.a, form.b, saturate, form.operation)
         else:
             b_type = form.model_type if form.model_type != form.a else form.b
-            d = mma_model.multiply_floats(
-                a, b, c, form.model_type, b_type, form.accumulator, form.scale, *scales
-            )
+            d = mma_model.multiply_floats(a, b, c, form.model_type, b_type, form.accumulator, form.scale, *scales)
         result.append(d)
     return np.stack(result)
