@@ -23,7 +23,7 @@ DTYPES: dict[str, Any] = {
     "e3m2": ml_dtypes.float6_e3m2fn,
     "e2m1": ml_dtypes.float4_e2m1fn,
 }
-Codes = NDArray[np.uint32]
+Codes = NDArray[Any]  # uint32
 
 
 class Form(NamedTuple):
@@ -172,16 +172,16 @@ def entry(
     Dynamic selectors are registers; D goes to the registers `result`, which may be c.
     """
     na, nb, nc = form.registers
-    kind = "f32" if form.accumulator == "f32" else "b32"
+    register = "f32" if form.accumulator == "f32" else "b32"
     load = ""
     for parameter, prefix, n in (("A", "a", na), ("B", "b", nb), ("C", "c", nc)):
         load += addresses(parameter, n)
-        value = kind if prefix == "c" else "b32"
+        value = register if prefix == "c" else "b32"
         for i in range(n):
             load += f"\n    ld.global.{value} {prefix}_{i}, [at + {128 * i}];"
     store = addresses("D", nc)
     for i in range(nc):
-        store += f"\n    st.global.{kind} [at + {128 * i}], {result}_{i};"
+        store += f"\n    st.global.{register} [at + {128 * i}], {result}_{i};"
     scales = ""
     if form.scale:
         for side in "AB":
@@ -189,8 +189,8 @@ def entry(
             load += f"\n    ld.global.b32 s{side}, [at];"
         names: list[object] = ["byte_a", "thread_a", "byte_b", "thread_b"]
         if dynamic:
-            for register, value in zip(names, selectors, strict=True):
-                load += f"\n    mov.b16     {register}, {value};"
+            for selector, number in zip(names, selectors, strict=True):
+                load += f"\n    mov.b16     {selector}, {number};"
         else:
             names = list(selectors)
         scales = ", sA, {%s, %s}, sB, {%s, %s}" % tuple(names)  # noqa: UP031
@@ -198,7 +198,7 @@ def entry(
     return ENTRY.format(
         entry=name,
         mnemonic=form.mnemonic,
-        type=kind,
+        type=register,
         load=load,
         store=store,
         scales=scales,
@@ -220,7 +220,8 @@ def pack(elements: NDArray[Any], width: int) -> Codes:
     """Pack elements [..., n, 32] into registers [..., 32], element 0 lowest."""
     n = 32 // width
     shifts = (np.arange(n) * width).astype(np.uint64)[:, None]
-    return (elements.astype(np.uint64) << shifts).sum(-2).astype(np.uint32)
+    words: Codes = (elements.astype(np.uint64) << shifts).sum(-2).astype(np.uint32)
+    return words
 
 
 def fragments_a(a: Codes, width: int) -> Codes:
@@ -298,7 +299,7 @@ class Inputs(NamedTuple):
     scale_b: Codes | None = None
 
 
-def draw(rng: Any, name: str, kind: str, shape: tuple[int, ...]) -> Codes:
+def draw(rng: np.random.Generator, name: str, kind: str, shape: tuple[int, ...]) -> Codes:
     """Draw containers of a float type."""
     form = mma_model.FORMATS[name]
     bits = 1 + form.exponent + form.fraction
@@ -338,12 +339,13 @@ def is_special(form: mma_model.Format, codes: Codes) -> NDArray[np.bool_]:
     """Tell which codes are NaN or infinite."""
     magnitude = codes & ((1 << (form.exponent + form.fraction)) - 1)
     ones = (1 << form.exponent) - 1
+    found: NDArray[np.bool_] = (magnitude >> form.fraction == ones) & (form.specials != "")
     if form.specials == "nan":
-        return magnitude == ((ones + 1) << form.fraction) - 1
-    return (magnitude >> form.fraction == ones) & (form.specials != "")
+        found = magnitude == ((ones + 1) << form.fraction) - 1
+    return found
 
 
-def draw_scales(rng: Any, form: Form, kind: str, shape: tuple[int, ...]) -> Codes:
+def draw_scales(rng: np.random.Generator, form: Form, kind: str, shape: tuple[int, ...]) -> Codes:
     """Draw scales: moderate, of every code, or extreme."""
     if kind in {"normal", "cancel"}:
         low, high = (119, 136) if form.scale == "ue8m0" else (0x20, 0x50)
@@ -357,7 +359,7 @@ def draw_scales(rng: Any, form: Form, kind: str, shape: tuple[int, ...]) -> Code
     return codes
 
 
-def inputs(form: Form, rng: Any, tiles: int = 2 * len(KINDS)) -> Inputs:
+def inputs(form: Form, rng: np.random.Generator, tiles: int = 2 * len(KINDS)) -> Inputs:
     """Make operands: a kind of numbers per tile."""
     shapes = ((16, form.k), (form.k, 8), (16, 8))
     if form.accumulator == "s32":
