@@ -71,6 +71,18 @@ def find_nvcc() -> Path:
     )
 
 
+def assembler(nvcc: Path, target: str) -> list[str]:
+    """Choose the command that assembles PTX: the ptxas beside nvcc, else nvcc.
+
+    They are the same assembler, but nvcc asks a C++ compiler for its properties before it assembles anything, and a machine
+    that only has gcc has none.
+    """
+    for folder in (nvcc.parent, nvcc.resolve().parent):
+        if os.access(folder / "ptxas", os.X_OK):
+            return [str(folder / "ptxas"), f"-arch={target}", "-v", "-Werror"]
+    return [str(nvcc), "-cubin", f"-arch={target}", "-Werror", "all-warnings", "-Xptxas", "-v,-Werror"]
+
+
 def find_cc() -> list[str]:
     """Find the C compiler: $CC, cc or gcc."""
     if command := os.environ.get("CC"):
@@ -137,8 +149,7 @@ def assemble(cache: Cache, nvcc: Path, version: str, template: Path, target: str
     text, _ = expansion(template, target)
     cache.make(ptx, [text], lambda: ptx.write_text(text) and None)
     image = Image(ptx, ptx.with_suffix(".cubin"), ptx.with_suffix(".log"))
-    command = [nvcc, "-cubin", f"-arch={target}", "-Werror", "all-warnings", "-Xptxas", "-v,-Werror", ptx]
-    command += ["-o", image.cubin]
+    command = [*assembler(nvcc, target), ptx, "-o", image.cubin]
     cache.make(image.cubin, [text, version, *map(str, command)], lambda: image.log.write_text(run(command)) and None)
     return image
 
