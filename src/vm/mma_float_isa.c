@@ -14,15 +14,16 @@ struct format {
     uint8_t sign;     /* position of the sign in the code */
     uint8_t fraction; /* fraction bits */
     uint8_t bias;
-    uint8_t has_infinity;
-    uint32_t special; /* smallest magnitude that is Inf or NaN; ~0 when there is none */
+    uint8_t has_special;
+    uint8_t has_infinity; /* the smallest special code is one */
+    uint32_t special;     /* smallest magnitude that is Inf or NaN; ~0 when there is none */
 };
 
 static const struct format FORMATS[] = {
-    [MMA_BF16] = {16, 0, 15, 7, 127, 1, 0x7f80},    [MMA_F16] = {16, 0, 15, 10, 15, 1, 0x7c00},
-    [MMA_TF32] = {32, 13, 18, 10, 127, 1, 0x3fc00}, [MMA_E4M3] = {8, 0, 7, 3, 7, 0, 0x7f},
-    [MMA_E5M2] = {8, 0, 7, 2, 15, 1, 0x7c},         [MMA_E2M3] = {8, 0, 5, 3, 1, 0, ~0u},
-    [MMA_E3M2] = {8, 0, 5, 2, 3, 0, ~0u},           [MMA_E2M1] = {8, 2, 3, 1, 1, 0, ~0u},
+    [MMA_BF16] = {16, 0, 15, 7, 127, 1, 1, 0x7f80},    [MMA_F16] = {16, 0, 15, 10, 15, 1, 1, 0x7c00},
+    [MMA_TF32] = {32, 13, 18, 10, 127, 1, 1, 0x3fc00}, [MMA_E4M3] = {8, 0, 7, 3, 7, 1, 0, 0x7f},
+    [MMA_E5M2] = {8, 0, 7, 2, 15, 1, 1, 0x7c},         [MMA_E2M3] = {8, 0, 5, 3, 1, 0, 0, ~0u},
+    [MMA_E3M2] = {8, 0, 5, 2, 3, 0, 0, ~0u},           [MMA_E2M1] = {8, 2, 3, 1, 1, 0, 0, ~0u},
 };
 
 /* Operands decoded: block t holds element t of every word. In the narrow form a value is the element itself, in the
@@ -43,13 +44,23 @@ struct sum {
     int32_t terms[2][OUTPUTS]; /* sums of up to 16 cut terms */
 };
 
-/* Decode element t of n words. Zero counts as exponent -126. Return whether there is a NaN or an infinity. */
-static inline int32_t decode(float *restrict value, int32_t *restrict exponent, const uint32_t *restrict words, int n,
-                             int t, struct format format, int wide) {
+/* Whether a NaN or an infinity is among n words: adding what lies between its code and the sign carries there. */
+static inline int find_special(const uint32_t *restrict words, int n, struct format format) {
+    const uint32_t ones = format.width == 8 ? 0x01010101u : format.width == 16 ? 0x00010001u : 1u;
+    const uint32_t signs = ones << (format.width - 1);
+    const uint32_t missing = ((uint32_t)1 << (format.width - 1)) - (format.special << format.right);
+    uint32_t carries = 0;
+    for (int i = 0; i < n; i++)
+        carries |= (words[i] & ~signs) + ones * missing;
+    return (carries & signs) != 0;
+}
+
+/* Decode element t of n words. Zero counts as exponent -126. */
+static inline void decode(float *restrict value, int32_t *restrict exponent, const uint32_t *restrict words, int n,
+                          int t, struct format format, int wide) {
     const uint32_t magnitudes = ((uint32_t)1 << format.sign) - 1;
     const int shift = t * format.width + format.right;
     const int32_t unit = 127 - format.fraction - (wide ? 0 : format.bias);
-    int32_t special = 0;
     for (int i = 0; i < n; i++) {
         const uint32_t code = words[i] >> shift;
         const uint32_t magnitude = code & magnitudes;
@@ -59,21 +70,16 @@ static inline int32_t decode(float *restrict value, int32_t *restrict exponent, 
         const float power = mma_float((uint32_t)((wide ? 0 : field) + unit) << 23);
         value[i] = mma_float(mma_bits((float)significand * power) | sign);
         exponent[i] = magnitude ? field - format.bias : -126;
-        special |= magnitude >= format.special;
     }
-    return special;
 }
 
-/* Decode both operands; return whether there is a NaN or an infinity. */
-static inline int32_t decode_operands(struct decoded *restrict decoded, const struct mma_words *restrict words,
-                                      struct format a, struct format b, int wide) {
-    int32_t special = 0;
+/* Decode both operands. */
+static inline void decode_operands(struct decoded *restrict decoded, const struct mma_words *restrict words,
+                                   struct format a, struct format b, int wide) {
     for (int t = 0; t < 32 / a.width; t++) {
-        special |=
-            decode(decoded->a_value[t][0], decoded->a_exponent[t][0], words->a[0], MMA_WORDS * MMA_ROWS, t, a, wide);
-        special |= decode(decoded->b_value[t], decoded->b_exponent[t], words->b, LANES_B, t, b, wide);
+        decode(decoded->a_value[t][0], decoded->a_exponent[t][0], words->a[0], MMA_WORDS * MMA_ROWS, t, a, wide);
+        decode(decoded->b_value[t], decoded->b_exponent[t], words->b, LANES_B, t, b, wide);
     }
-    return special;
 }
 
 /* Split the accumulators of f32 bits; return whether one is NaN or infinite. */
@@ -313,7 +319,9 @@ static inline void multiply(const struct mma_shape *shape, const struct mma_oper
     uint32_t c[OUTPUTS];
     uint32_t result[OUTPUTS];
     mma_gather(&words, operands, shape->k * a.width > 128 ? 2 : 1);
-    int32_t special = decode_operands(&decoded, &words, a, b, wide);
+    int special = (a.has_special && find_special(words.a[0], MMA_WORDS * MMA_ROWS, a)) ||
+                  (b.has_special && find_special(words.b, LANES_B, b));
+    decode_operands(&decoded, &words, a, b, wide);
     special |= start_sum(&sum, c, shape, operands);
     find_largest(&sum, &decoded, 32 / a.width);
     if (wide)
