@@ -1,0 +1,244 @@
+/* One CTA: which warp runs next, when asynchronous copies land, and when nothing can go on any more. */
+#include "vm.h"
+#include <stdio.h>
+
+enum { QUANTUM = 1024, HOPELESS = 64, FRUITLESS = 20000 };
+
+/* A step of splitmix64: the seeded choices of this CTA. */
+uint64_t cta_random(struct cta *cta)
+{
+    uint64_t z = cta->random += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Fill the hardware registers that the function reads. */
+static void set_specials(struct warp *w)
+{
+    const struct cta *cta = w->cta;
+    const struct launch *launch = cta->launch;
+    const struct CUfunc_st *f = w->function;
+    for (uint32_t k = 0; k < f->special_count; k++) {
+        uint32_t *d = destination(w, f->specials[k].slot);
+        const uint32_t special = f->specials[k].special;
+        if (special == SPECIAL_GRIDID) {
+            memset(d, 0, 256);
+            continue;
+        }
+        for (uint32_t l = 0; l < WARP; l++) {
+            const uint32_t t = WARP * w->index + l, x = launch->block[0], y = launch->block[1];
+            uint32_t v = 0;
+            switch (special) {
+            case SPECIAL_TID_X: v = t % x; break;
+            case SPECIAL_TID_Y: v = t / x % y; break;
+            case SPECIAL_TID_Z: v = t / x / y; break;
+            case SPECIAL_NTID_X: case SPECIAL_NTID_Y: case SPECIAL_NTID_Z:
+                v = launch->block[special - SPECIAL_NTID_X];
+                break;
+            case SPECIAL_CTAID_X: case SPECIAL_CTAID_Y: case SPECIAL_CTAID_Z:
+                v = cta->id[special - SPECIAL_CTAID_X];
+                break;
+            case SPECIAL_NCTAID_X: case SPECIAL_NCTAID_Y: case SPECIAL_NCTAID_Z:
+                v = launch->grid[special - SPECIAL_NCTAID_X];
+                break;
+            case SPECIAL_LANEID: v = l; break;
+            case SPECIAL_WARPID: v = w->index; break;
+            case SPECIAL_NWARPID: v = MAX_WARPS; break;
+            case SPECIAL_SMID: v = (uint32_t)(cta->linear % 170); break;
+            case SPECIAL_NSMID: v = 170; break;
+            case SPECIAL_LANEMASK_EQ: v = 1u << l; break;
+            case SPECIAL_LANEMASK_LE: v = (1u << l) | ((1u << l) - 1); break;
+            case SPECIAL_LANEMASK_LT: v = (1u << l) - 1; break;
+            case SPECIAL_LANEMASK_GE: v = ~((1u << l) - 1); break;
+            case SPECIAL_LANEMASK_GT: v = ~((1u << l) | ((1u << l) - 1)); break;
+            case SPECIAL_DYNAMIC_SMEM_SIZE: v = launch->dynamic_bytes; break;
+            case SPECIAL_TOTAL_SMEM_SIZE: v = launch->shared_bytes; break;
+            case SPECIAL_ONE: v = 1; break;
+            default: break;
+            }
+            d[l] = v;
+        }
+    }
+}
+
+/* Bring a CTA and its warps to their first instruction. */
+static void start(struct worker *worker, uint64_t linear)
+{
+    struct cta *cta = &worker->cta;
+    struct launch *launch = worker->launch;
+    const struct CUfunc_st *f = launch->function;
+    cta->launch = launch;
+    cta->linear = linear;
+    cta->id[0] = (uint32_t)(linear % launch->grid[0]);
+    cta->id[1] = (uint32_t)(linear / launch->grid[0] % launch->grid[1]);
+    cta->id[2] = (uint32_t)(linear / launch->grid[0] / launch->grid[1]);
+    cta->warps = launch->warps;
+    cta->live_threads = cta->threads = launch->threads;
+    cta->exited_warps = 0;
+    cta->shared_bytes = launch->shared_bytes;
+    cta->mbarriers = 0;
+    cta->progress = 0;
+    cta->warp = worker->warps;
+    cta->random = launch->seed * 0x9e3779b97f4a7c15u + linear;
+    memset(cta->barrier, 0, sizeof cta->barrier);
+    memset(cta->mbarrier_at, 0, (cta->shared_bytes / 8 + 1) * sizeof *cta->mbarrier_at);
+    async_init(cta);
+    for (uint32_t k = 0; k < cta->async_lanes_space; k++)
+        cta->async_lanes[k].size = 0;
+    for (uint32_t k = 0; k < cta->warps; k++) {
+        struct warp *w = &cta->warp[k];
+        const uint32_t threads = launch->threads - WARP * k;
+        w->cta = cta;
+        w->worker = worker;
+        w->function = f;
+        w->index = k;
+        w->base[0] = w->registers;
+        w->base[1] = f->constants;
+        w->live = threads >= WARP ? FULL : (1u << threads) - 1;
+        w->splits = 1;
+        w->current = 0;
+        w->split[0] = (struct split){.mask = w->live};
+        memset(w->bulk_group, 0, sizeof w->bulk_group);
+        memset(w->async_group, 0, sizeof w->async_group);
+        memset(w->predicates, 0, f->predicates * sizeof *w->predicates);
+        w->predicates[0] = FULL;
+        set_specials(w);
+    }
+}
+
+/* One line on what a split waits for. */
+static int describe(const struct warp *w, const struct split *s, char *to, size_t bytes)
+{
+    const struct place *at = &w->function->places[s->pc];
+    char what[160];
+    switch (s->wait) {
+    case WAIT_CONVERGE: snprintf(what, sizeof what, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask); break;
+    case WAIT_BULK: snprintf(what, sizeof what, "its bulk copies"); break;
+    case WAIT_BARRIER:
+        snprintf(what, sizeof what, "barrier %u, where %u of %u threads have arrived", s->address,
+                 w->cta->barrier[s->address].arrived, s->detail);
+        break;
+    default: {
+        const uint16_t slot = s->wait == WAIT_MBARRIER ? w->cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
+        if (slot) {
+            const struct mbarrier *m = &w->cta->mbarrier[slot - 1];
+            snprintf(what, sizeof what, "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
+                     s->phase, m->address, m->pending, m->expected, m->tx);
+        } else {
+            snprintf(what, sizeof what, "a poll that never succeeds");
+        }
+    }
+    }
+    return snprintf(to, bytes, "\n  warp %u, lanes 0x%08x, %s:%u: waits for %s", w->index, s->mask, at->file, at->line, what);
+}
+
+/* Report a deadlock: one line for each warp. */
+static void report_deadlock(struct cta *cta)
+{
+    char text[3000];
+    size_t n = 0;
+    text[0] = 0;
+    for (uint32_t k = 0; k < cta->warps; k++) {
+        const struct warp *w = &cta->warp[k];
+        for (uint32_t s = 0; s < w->splits && n + 300 < sizeof text; s++)
+            n += (size_t)describe(w, &w->split[s], text + n, sizeof text - n);
+    }
+    fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "deadlock: no warp can go on%s", text);
+}
+
+/* When every warp waits: let a copy land, or let the tries fail. 0: nothing can help. */
+static int unblock(struct cta *cta, uint32_t *hopeless)
+{
+    int forced = 0;
+    const int landed = async_land(cta);
+    if (landed)
+        return landed;
+    if (++*hopeless > HOPELESS)
+        return 0;
+    for (uint32_t k = 0; k < cta->warps; k++) {
+        struct warp *w = &cta->warp[k];
+        for (uint32_t s = 0; s < w->splits; s++)
+            if (w->split[s].wait == WAIT_MBARRIER)
+                forced = w->split[s].forced = 1;
+    }
+    return forced;
+}
+
+/* Has the launch been stopped, or run for too long? */
+static int over_limit(struct cta *cta, uint64_t executed)
+{
+    struct launch *launch = cta->launch;
+    struct worker *worker = cta->warp[0].worker;
+    worker->executed += executed;
+    if (worker->executed - worker->checked < 1u << 20)
+        return 0;
+    const uint64_t total = atomic_fetch_add(&launch->executed, worker->executed - worker->checked);
+    worker->checked = worker->executed;
+    if (atomic_load(&launch->stop))
+        return 1;
+    if (total < launch->instruction_limit)
+        return 0;
+    fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch has executed more than %llu warp instructions",
+              (unsigned long long)launch->instruction_limit);
+    return 1;
+}
+
+/* Give every warp a turn, beginning anywhere. Returns how many did real work, or -1 to stop. */
+static int round_of_turns(struct cta *cta, uint32_t *left)
+{
+    int used = 0;
+    const uint32_t first = (uint32_t)(cta_random(cta) % cta->warps);
+    for (uint32_t n = 0; n < cta->warps; n++) {
+        struct warp *w = &cta->warp[(first + n) % cta->warps];
+        uint32_t executed = 0;
+        if (!w->splits)
+            continue;
+        const uint32_t quantum = QUANTUM / 4 + (uint32_t)(cta_random(cta) % QUANTUM);
+        const uint32_t before = cta->progress;
+        const enum turn turn = warp_run(w, quantum, &executed);
+        if (turn == TURN_FAULT || over_limit(cta, executed))
+            return -1;
+        *left -= turn == TURN_DONE;
+        used += turn == TURN_USED || turn == TURN_DONE || cta->progress != before ||
+                (turn == TURN_BLOCKED && executed > 0) || (turn == TURN_POLLED && executed > 64);
+        if (cta->asyncs && (cta_random(cta) & 3) == 0 && async_land(cta) < 0)
+            return -1;
+    }
+    return used;
+}
+
+/* Run a CTA to its end, or to a fault. */
+void cta_run(struct worker *worker, uint64_t linear)
+{
+    struct cta *cta = &worker->cta;
+    uint32_t left = worker->launch->warps, hopeless = 0, fruitless = 0, progress = 0;
+    start(worker, linear);
+    while (left) {
+        const int used = round_of_turns(cta, &left);
+        if (used < 0)
+            return;
+        if (cta->progress != progress) {
+            progress = cta->progress;
+            hopeless = fruitless = 0;
+        }
+        if (!left)
+            break;
+        const int blocked = !used;
+        if (blocked) {
+            const int helped = unblock(cta, &hopeless);
+            if (helped < 0)
+                return;
+            if (!helped && ++fruitless > 2) {
+                report_deadlock(cta);
+                return;
+            }
+        } else if (++fruitless > FRUITLESS && hopeless) {
+            report_deadlock(cta);
+            return;
+        }
+    }
+    while (cta->asyncs)
+        if (async_land(cta) < 0)
+            return;
+}

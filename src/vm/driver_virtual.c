@@ -1,0 +1,704 @@
+/* The CUDA driver API above the virtual SM120. Streams run their work as it is given to them, so that everything is in
+ * order and nothing is ever pending. */
+#define _GNU_SOURCE
+#include "vm.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { MAX_DEVICES = 16, STACK = 16 };
+
+struct CUctx_st {
+    struct device device;
+    int retained, made;
+};
+struct CUmod_st {
+    struct module module;
+};
+struct CUstream_st {
+    struct device *device;
+};
+struct CUevent_st {
+    struct timespec time;
+    int recorded;
+};
+
+static struct CUctx_st contexts[MAX_DEVICES];
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local CUcontext stack[STACK];
+static _Thread_local int depth;
+
+static const struct {
+    CUresult code;
+    const char *name, *text;
+} errors[] = {
+    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
+    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {CUDA_ERROR_DEINITIALIZED, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for this device"},
+    {CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the PTX version is not supported"},
+    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested"},
+    {CUDA_ERROR_LAUNCH_TIMEOUT, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch does not end"},
+    {CUDA_ERROR_ASSERT, "CUDA_ERROR_ASSERT", "device-side assert triggered"},
+    {CUDA_ERROR_ILLEGAL_INSTRUCTION, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "an illegal instruction was encountered"},
+    {CUDA_ERROR_MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
+    {CUDA_ERROR_INVALID_ADDRESS_SPACE, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on this space"},
+    {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"}};
+
+static int device_count(void)
+{
+    const char *text = getenv("PYSM120_VIRTUAL_DEVICES");
+    const int n = text && *text ? atoi(text) : 1;
+    return n < 0 ? 0 : n > MAX_DEVICES ? MAX_DEVICES : n;
+}
+
+/* The device of the current context, or NULL. */
+static struct device *current(void)
+{
+    return depth ? &stack[depth - 1]->device : NULL;
+}
+
+static CUresult no_context(void)
+{
+    return fault_set(CUDA_ERROR_INVALID_CONTEXT, "the calling thread has no current context");
+}
+
+static CUresult null_argument(const char *name)
+{
+    return fault_set(CUDA_ERROR_INVALID_VALUE, "%s is NULL", name);
+}
+
+/* ---- library and devices ------------------------------------------------------------------------------------- */
+
+static CUresult virtual_cuInit(unsigned flags)
+{
+    return flags ? fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, expected 0", flags) : CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuDriverGetVersion(int *version)
+{
+    if (!version)
+        return null_argument("version");
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuGetErrorName(CUresult error, const char **name)
+{
+    for (size_t k = 0; name && k < sizeof errors / sizeof *errors; k++)
+        if (errors[k].code == error) {
+            *name = errors[k].name;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult virtual_cuGetErrorString(CUresult error, const char **text)
+{
+    for (size_t k = 0; text && k < sizeof errors / sizeof *errors; k++)
+        if (errors[k].code == error) {
+            *text = errors[k].text;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult virtual_cuDeviceGetCount(int *count)
+{
+    if (!count)
+        return null_argument("count");
+    *count = device_count();
+    return CUDA_SUCCESS;
+}
+
+static CUresult check_device(CUdevice device)
+{
+    if (device < 0 || device >= device_count())
+        return fault_set(CUDA_ERROR_INVALID_DEVICE, "device %d of %d", device, device_count());
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuDeviceGet(CUdevice *device, int ordinal)
+{
+    if (!device)
+        return null_argument("device");
+    const CUresult r = check_device(ordinal);
+    if (!r)
+        *device = ordinal;
+    return r;
+}
+
+static CUresult virtual_cuDeviceGetName(char *name, int bytes, CUdevice device)
+{
+    const CUresult r = check_device(device);
+    if (r)
+        return r;
+    if (!name || bytes < 1)
+        return null_argument("name");
+    snprintf(name, (size_t)bytes, "virtual SM120");
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    static const int table[][2] = {{CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+                                   {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
+                                   {CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP},
+                                   {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 2407000},
+                                   {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 170},
+                                   {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 96 << 20},
+                                   {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
+                                   {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 12},
+                                   {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
+                                   {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 102400},
+                                   {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
+                                   {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, MAX_SHARED}};
+    const CUresult r = check_device(device);
+    if (r)
+        return r;
+    for (size_t k = 0; value && k < sizeof table / sizeof *table; k++)
+        if (table[k][0] == (int)attribute) {
+            *value = table[k][1];
+            return CUDA_SUCCESS;
+        }
+    return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
+}
+
+static size_t memory_limit(void)
+{
+    const char *text = getenv("PYSM120_VIRTUAL_MEMORY");
+    return text && *text ? (size_t)strtoull(text, NULL, 0) : (size_t)24 << 30;
+}
+
+static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device)
+{
+    const CUresult r = check_device(device);
+    if (r)
+        return r;
+    if (!bytes)
+        return null_argument("bytes");
+    *bytes = memory_limit();
+    return CUDA_SUCCESS;
+}
+
+/* ---- contexts ------------------------------------------------------------------------------------------------ */
+
+static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    CUresult r = check_device(device);
+    if (r)
+        return r;
+    if (!context)
+        return null_argument("context");
+    pthread_mutex_lock(&contexts_lock);
+    struct CUctx_st *c = &contexts[device];
+    if (!c->made) {
+        pthread_rwlock_init(&c->device.memory_lock, NULL);
+        pthread_mutex_init(&c->device.counter_lock, NULL);
+        pthread_mutex_init(&c->device.module_lock, NULL);
+        c->device.ordinal = device;
+        c->made = 1;
+    }
+    if (!c->retained++)
+        c->device.limit = memory_limit();
+    pthread_mutex_unlock(&contexts_lock);
+    *context = c;
+    return CUDA_SUCCESS;
+}
+
+static void free_module(struct CUmod_st *m)
+{
+    struct device *device = m->module.device;
+    for (uint32_t k = 0; k < m->module.variable_count; k++)
+        memory_free(device, m->module.variables[k], 2);
+    arena_free(&m->module.arena);
+    free(m);
+}
+
+static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    const CUresult r = check_device(device);
+    if (r)
+        return r;
+    pthread_mutex_lock(&contexts_lock);
+    struct CUctx_st *c = &contexts[device];
+    if (c->retained && --c->retained == 0) {
+        while (c->device.modules) {
+            struct CUmod_st *m = (struct CUmod_st *)(void *)c->device.modules;
+            c->device.modules = m->module.next;
+            free_module(m);
+        }
+        memory_free_all(&c->device);
+    }
+    pthread_mutex_unlock(&contexts_lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuCtxPushCurrent(CUcontext context)
+{
+    if (!context)
+        return null_argument("context");
+    if (depth == STACK)
+        return fault_set(CUDA_ERROR_INVALID_CONTEXT, "more than %d contexts pushed", STACK);
+    stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuCtxPopCurrent(CUcontext *context)
+{
+    if (!depth)
+        return no_context();
+    depth--;
+    if (context)
+        *context = stack[depth];
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuCtxSynchronize(void)
+{
+    return depth ? CUDA_SUCCESS : no_context();
+}
+
+/* ---- memory -------------------------------------------------------------------------------------------------- */
+
+static CUresult virtual_cuMemAlloc(CUdeviceptr *address, size_t bytes)
+{
+    if (!address)
+        return null_argument("address");
+    return depth ? memory_alloc(current(), bytes, 0, address) : no_context();
+}
+
+static CUresult virtual_cuMemFree(CUdeviceptr address)
+{
+    if (!depth)
+        return no_context();
+    return address ? memory_free(current(), address, 0) : CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags)
+{
+    uint64_t address = 0;
+    if (!host)
+        return null_argument("host");
+    if (flags > 7)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u", flags);
+    const CUresult r = depth ? memory_alloc(current(), bytes, 1, &address) : no_context();
+    if (!r)
+        *host = (void *)(uintptr_t)address;
+    return r;
+}
+
+/* Check a range of device memory under the lock, and do something with it there. */
+static CUresult checked(CUdeviceptr address, size_t bytes, const char *what)
+{
+    struct device *device = current();
+    pthread_rwlock_rdlock(&device->memory_lock);
+    const CUresult r = memory_check_range(device, address, bytes, what);
+    pthread_rwlock_unlock(&device->memory_lock);
+    return r;
+}
+
+static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *host, unsigned flags)
+{
+    if (!address || !host || flags)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "address and host must be given, and flags be 0");
+    if (!depth)
+        return no_context();
+    const CUresult r = checked((uint64_t)(uintptr_t)host, 1, "host");
+    if (!r)
+        *address = (uint64_t)(uintptr_t)host;
+    return r;
+}
+
+static CUresult virtual_cuMemFreeHost(void *host)
+{
+    if (!depth)
+        return no_context();
+    return host ? memory_free(current(), (uint64_t)(uintptr_t)host, 1) : CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    if (!depth)
+        return no_context();
+    if (!bytes)
+        return CUDA_SUCCESS;
+    if (!from)
+        return null_argument("from");
+    const CUresult r = checked(to, bytes, "to");
+    if (!r)
+        memmove((void *)(uintptr_t)to, from, bytes);
+    return r;
+}
+
+static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    if (!depth)
+        return no_context();
+    if (!bytes)
+        return CUDA_SUCCESS;
+    if (!to)
+        return null_argument("to");
+    const CUresult r = checked(from, bytes, "from");
+    if (!r)
+        memmove(to, (const void *)(uintptr_t)from, bytes);
+    return r;
+}
+
+static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    if (!depth)
+        return no_context();
+    if (!bytes)
+        return CUDA_SUCCESS;
+    CUresult r = checked(to, bytes, "to");
+    r = r ? r : checked(from, bytes, "from");
+    if (!r)
+        memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return r;
+}
+
+static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    if (!depth)
+        return no_context();
+    if (!bytes)
+        return CUDA_SUCCESS;
+    const CUresult r = checked(to, bytes, "to");
+    if (!r)
+        memset((void *)(uintptr_t)to, value, bytes);
+    return r;
+}
+
+/* ---- streams and events -------------------------------------------------------------------------------------- */
+
+static CUresult virtual_cuStreamCreate(CUstream *stream, unsigned flags)
+{
+    if (!stream || flags > 1)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "stream must be given, and flags be 0 or 1");
+    if (!depth)
+        return no_context();
+    *stream = calloc(1, sizeof **stream);
+    if (!*stream)
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    (*stream)->device = current();
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuStreamDestroy(CUstream stream)
+{
+    if (!stream)
+        return fault_set(CUDA_ERROR_INVALID_HANDLE, "the default stream cannot be destroyed");
+    free(stream);
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuStreamSynchronize(CUstream stream)
+{
+    (void)stream;
+    return depth ? CUDA_SUCCESS : no_context();
+}
+
+static CUresult virtual_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    (void)stream;
+    if (!event || flags)
+        return fault_set(CUDA_ERROR_INVALID_HANDLE, "event must be given, and flags be 0");
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuEventCreate(CUevent *event, unsigned flags)
+{
+    (void)flags;
+    if (!event)
+        return null_argument("event");
+    *event = calloc(1, sizeof **event);
+    return *event ? CUDA_SUCCESS : fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+}
+
+static CUresult virtual_cuEventDestroy(CUevent event)
+{
+    if (!event)
+        return fault_set(CUDA_ERROR_INVALID_HANDLE, "event is NULL");
+    free(event);
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuEventRecord(CUevent event, CUstream stream)
+{
+    (void)stream;
+    if (!event)
+        return fault_set(CUDA_ERROR_INVALID_HANDLE, "event is NULL");
+    clock_gettime(CLOCK_MONOTONIC, &event->time);
+    event->recorded = 1;
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuEventSynchronize(CUevent event)
+{
+    return event ? CUDA_SUCCESS : fault_set(CUDA_ERROR_INVALID_HANDLE, "event is NULL");
+}
+
+static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    if (!milliseconds)
+        return null_argument("milliseconds");
+    if (!start || !end || !start->recorded || !end->recorded)
+        return fault_set(CUDA_ERROR_INVALID_HANDLE, "both events must have been recorded");
+    const double seconds = (double)(end->time.tv_sec - start->time.tv_sec);
+    *milliseconds = (float)(seconds * 1e3 + (double)(end->time.tv_nsec - start->time.tv_nsec) * 1e-6);
+    return CUDA_SUCCESS;
+}
+
+/* ---- modules ------------------------------------------------------------------------------------------------- */
+
+/* Is this a cubin or a fatbin? */
+static int is_binary(const void *image)
+{
+    static const unsigned char magics[][4] = {{0x7f, 'E', 'L', 'F'}, {0x50, 0xed, 0x55, 0xba}, {0xb1, 0x43, 0x62, 0x46}};
+    for (size_t k = 0; k < 3; k++) /* byte by byte: a text may be shorter than a magic number */
+        for (size_t n = 0; ((const unsigned char *)image)[n] == magics[k][n];)
+            if (++n == 4)
+                return 1;
+    return 0;
+}
+
+static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned options, CUjit_option *option,
+                                           void **value)
+{
+    char *log = NULL, *text = NULL;
+    size_t log_bytes = 0;
+    if (!module || !image || (options && (!option || !value)))
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "module, image, or the options are NULL");
+    if (!depth)
+        return no_context();
+    for (unsigned k = 0; k < options; k++) {
+        if (option[k] == CU_JIT_ERROR_LOG_BUFFER)
+            log = value[k];
+        if (option[k] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES)
+            log_bytes = (size_t)(uintptr_t)value[k];
+    }
+    if (is_binary(image))
+        return fault_set(CUDA_ERROR_NO_BINARY_FOR_GPU, "the virtual SM120 executes PTX, and this is machine code");
+    struct CUmod_st *m = calloc(1, sizeof *m);
+    if (!m || !(text = arena_take(&m->module.arena, strlen(image) + 1))) {
+        free(m);
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    }
+    strcpy(text, image); /* names point into it */
+    m->module.device = current();
+    char message[2048];
+    const CUresult r = module_parse(&m->module, text, message, sizeof message);
+    if (log && log_bytes)
+        snprintf(log, log_bytes, "%s", message);
+    if (r) {
+        fault_set(r, "%s", message);
+        free_module(m);
+        return r;
+    }
+    struct device *device = current();
+    pthread_mutex_lock(&device->module_lock);
+    m->module.next = device->modules;
+    if (m->module.next)
+        m->module.next->previous = &m->module;
+    device->modules = &m->module;
+    pthread_mutex_unlock(&device->module_lock);
+    *module = m;
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuModuleUnload(CUmodule module)
+{
+    if (!module)
+        return fault_set(CUDA_ERROR_INVALID_HANDLE, "module is NULL");
+    struct device *device = module->module.device;
+    pthread_mutex_lock(&device->module_lock);
+    struct module *m = &module->module;
+    if (m->next)
+        m->next->previous = m->previous;
+    if (m->previous)
+        m->previous->next = m->next;
+    else
+        device->modules = m->next;
+    pthread_mutex_unlock(&device->module_lock);
+    free_module(module);
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    if (!function || !module || !name)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "function, module or name is NULL");
+    for (uint32_t k = 0; k < module->module.function_count; k++)
+        if (!strcmp(module->module.functions[k]->name, name)) {
+            *function = module->module.functions[k];
+            return CUDA_SUCCESS;
+        }
+    return fault_set(CUDA_ERROR_NOT_FOUND, "the module has no entry '%s'", name);
+}
+
+static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function)
+{
+    if (!value || !function)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "value or function is NULL");
+    const uint32_t *required = function->required, *most = function->maximum;
+    switch (attribute) {
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+        *value = required[0] ? (int)(required[0] * required[1] * required[2])
+                 : most[0]   ? (int)(most[0] * most[1] * most[2])
+                             : 1024;
+        break;
+    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = (int)function->static_shared; break;
+    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = (int)function->local_bytes; break;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 0; break;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+        *value = function->dynamic_limit ? function->dynamic_limit : DEFAULT_SHARED - (int)function->static_shared;
+        break;
+    default: return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
+{
+    if (!function || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d cannot be set", (int)attribute);
+    if (value < 0 || value > MAX_SHARED - (int)function->static_shared)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%d dynamic bytes of shared memory; expected 0 to %d", value,
+                         MAX_SHARED - (int)function->static_shared);
+    function->dynamic_limit = value;
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *bytes)
+{
+    if (!function || !offset)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "function or offset is NULL");
+    if (index >= function->parameter_count)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "parameter %zu of %u", index, function->parameter_count);
+    *offset = function->parameters[index].offset;
+    if (bytes)
+        *bytes = function->parameters[index].bytes;
+    return CUDA_SUCCESS;
+}
+
+/* Registers are not allocated here, so threads, shared memory and the number of CTAs limit. */
+static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
+                                                                    size_t shared_bytes)
+{
+    if (!blocks || !function || threads < 1 || threads > 1024)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads", threads);
+    const size_t shared = function->static_shared + shared_bytes;
+    const int by_threads = 1536 / ((threads + WARP - 1) / WARP * WARP);
+    const int by_shared = shared > MAX_SHARED ? 0 : (int)(102400 / (shared + 1024));
+    *blocks = by_threads < by_shared ? by_threads : by_shared;
+    *blocks = *blocks < 24 ? *blocks : 24;
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                                       CUstream stream, void **arguments, void **extra)
+{
+    const uint32_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
+    (void)stream;
+    if (!function || extra)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "function is NULL or extra is not");
+    return launch_run(function->module->device, function, grid, block, shared_bytes, arguments);
+}
+
+/* ---- what CUDA has no function for --------------------------------------------------------------------------- */
+
+static const char *virtual_fault(void)
+{
+    return fault_text();
+}
+
+static const char *const path_names[TRAFFIC_COUNT] = {
+    [TRAFFIC_LD_GLOBAL] = "bytes ld.global",
+    [TRAFFIC_ST_GLOBAL] = "bytes st.global",
+    [TRAFFIC_LD_SHARED] = "bytes ld.shared",
+    [TRAFFIC_ST_SHARED] = "bytes st.shared",
+    [TRAFFIC_LD_LOCAL] = "bytes ld.local",
+    [TRAFFIC_ST_LOCAL] = "bytes st.local",
+    [TRAFFIC_ATOM_GLOBAL] = "bytes atom.global",
+    [TRAFFIC_ATOM_SHARED] = "bytes atom.shared",
+    [TRAFFIC_LDMATRIX] = "bytes ldmatrix",
+    [TRAFFIC_STMATRIX] = "bytes stmatrix",
+    [TRAFFIC_BULK_LOAD] = "bytes bulk global->shared",
+    [TRAFFIC_BULK_STORE] = "bytes bulk shared->global",
+    [TRAFFIC_BULK_REDUCE] = "bytes bulk reduce shared->global",
+    [TRAFFIC_ASYNC] = "bytes cp.async global->shared"};
+
+/* The index-th counter that is not zero. */
+static CUresult virtual_counter(CUcontext context, int index, const char **name, uint64_t *value)
+{
+    if (!context || !name || !value || index < 0)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "context, name or value is NULL, or index is below 0");
+    struct device *device = &context->device;
+    CUresult r = CUDA_ERROR_NOT_FOUND;
+    uint64_t total = 0;
+    pthread_mutex_lock(&device->counter_lock);
+    for (uint32_t k = 0; k < MAX_COUNTERS; k++)
+        total += device->opcode_count[k];
+    const uint32_t all = 2 + MAX_COUNTERS + TRAFFIC_COUNT;
+    for (uint32_t k = 0; k < all; k++) {
+        const uint32_t opcode = k - 1, path = k - 2 - MAX_COUNTERS;
+        const uint64_t v = k == 0                  ? total
+                           : k <= MAX_COUNTERS     ? device->opcode_count[opcode]
+                           : k == MAX_COUNTERS + 1 ? device->tensor_flops
+                                                   : device->bytes[path];
+        if (!v || index--)
+            continue;
+        *name = k == 0 ? "instructions" : k <= MAX_COUNTERS ? counter_name(opcode)
+                : k == MAX_COUNTERS + 1 ? "tensor flops" : path_names[path];
+        *value = v;
+        r = CUDA_SUCCESS;
+        break;
+    }
+    pthread_mutex_unlock(&device->counter_lock);
+    return r;
+}
+
+static CUresult virtual_counters_reset(CUcontext context)
+{
+    if (!context)
+        return null_argument("context");
+    struct device *device = &context->device;
+    pthread_mutex_lock(&device->counter_lock);
+    memset(device->opcode_count, 0, sizeof device->opcode_count);
+    memset(device->bytes, 0, sizeof device->bytes);
+    device->tensor_flops = 0;
+    pthread_mutex_unlock(&device->counter_lock);
+    return CUDA_SUCCESS;
+}
+
+/* The virtual SM120. */
+const struct driver *driver_virtual(void)
+{
+    static const struct driver driver = {
+#define X(name, parameters) .name = virtual_##name,
+        DRIVER_FUNCTIONS(X)
+#undef X
+            .fault = virtual_fault,
+        .counter = virtual_counter,
+        .counters_reset = virtual_counters_reset};
+    return &driver;
+}

@@ -1,0 +1,283 @@
+/* Launches: what is checked before, and how CTAs spread over threads. The calling thread works too, so a launch makes
+ * progress even if no helper can be started. */
+#define _GNU_SOURCE
+#include "vm.h"
+#include <sched.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t work, done;
+    struct launch *first; /* launches that still have CTAs to give away */
+    unsigned threads;
+    pid_t process;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+
+static _Thread_local struct worker *own;
+static pthread_key_t own_key;
+static pthread_once_t own_once = PTHREAD_ONCE_INIT;
+
+/* ---- workers ------------------------------------------------------------------------------------------------- */
+
+static void worker_free(void *pointer)
+{
+    struct worker *worker = pointer;
+    if (!worker)
+        return;
+    free(worker->counts);
+    free(worker->memory);
+    free(worker->warps);
+    free(worker->cta.mbarrier);
+    free(worker->cta.mbarrier_at);
+    free(worker->cta.async);
+    free(worker->cta.async_lanes);
+    free(worker);
+}
+
+static void make_key(void)
+{
+    pthread_key_create(&own_key, worker_free);
+}
+
+/* The calling thread's worker; it is freed when the thread ends. */
+static struct worker *worker_get(void)
+{
+    pthread_once(&own_once, make_key);
+    if (!own) {
+        own = calloc(1, sizeof *own);
+        if (own)
+            own->warps = calloc(MAX_WARPS, sizeof *own->warps);
+        if (own && !own->warps) {
+            free(own);
+            own = NULL;
+        }
+        pthread_setspecific(own_key, own);
+    }
+    return own;
+}
+
+/* Make room for a launch: registers, predicates, shared and local memory, counters. 0: out of memory. */
+static int worker_prepare(struct worker *worker, struct launch *launch)
+{
+    const struct CUfunc_st *f = launch->function;
+    const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
+    const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
+    const size_t each = (registers + predicates + local + 127) / 64 * 64 + 64, all = each * launch->warps + shared + 64;
+    worker->launch = launch;
+    if (all > worker->memory_bytes) {
+        free(worker->memory);
+        worker->memory = aligned_alloc(64, (all + 63) / 64 * 64);
+        worker->memory_bytes = worker->memory ? all : 0;
+    }
+    free(worker->counts);
+    worker->counts = calloc(f->length + 1u, sizeof *worker->counts);
+    if (!worker->cta.mbarrier_at)
+        worker->cta.mbarrier_at = calloc(MAX_SHARED / 8 + 1024, sizeof *worker->cta.mbarrier_at);
+    if (!worker->memory || !worker->counts || !worker->cta.mbarrier_at)
+        return 0;
+    memset(worker->bytes, 0, sizeof worker->bytes);
+    memset(worker->cached, 0, sizeof worker->cached);
+    worker->tensor_flops = worker->executed = worker->checked = 0;
+    memset(worker->memory, 0xff, all); /* what was never written is NaN */
+    worker->cta.shared = (uint8_t *)worker->memory;
+    char *at = worker->memory + shared;
+    for (uint32_t k = 0; k < launch->warps; k++, at += each) {
+        worker->warps[k].registers = at;
+        worker->warps[k].predicates = (uint32_t *)(void *)(at + registers / 64 * 64 + 64);
+        worker->warps[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
+    }
+    return 1;
+}
+
+/* Run CTAs of a launch until none is left. */
+static void work(struct launch *launch)
+{
+    struct worker *worker = worker_get();
+    if (!worker || !worker_prepare(worker, launch)) {
+        pthread_mutex_lock(&launch->lock);
+        if (launch->result == CUDA_SUCCESS) {
+            launch->result = CUDA_ERROR_OUT_OF_MEMORY;
+            strcpy(launch->fault, "out of host memory");
+        }
+        pthread_mutex_unlock(&launch->lock);
+        atomic_store(&launch->stop, 1);
+        return;
+    }
+    for (;;) {
+        const uint64_t linear = atomic_fetch_add(&launch->next, 1);
+        if (linear >= launch->ctas || atomic_load(&launch->stop))
+            break;
+        cta_run(worker, linear);
+    }
+    counters_add(launch->device, worker, launch->function);
+}
+
+/* ---- the pool ------------------------------------------------------------------------------------------------ */
+
+/* How many threads run CTAs. */
+unsigned launch_threads(void)
+{
+    const char *text = getenv("PYSM120_THREADS");
+    if (text && atoi(text) > 0)
+        return (unsigned)atoi(text) < 1024 ? (unsigned)atoi(text) : 1024;
+#ifdef CPU_COUNT
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
+        return (unsigned)CPU_COUNT(&set);
+#endif
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (unsigned)online : 1;
+}
+
+/* A helper thread: take a launch that has CTAs left, work on it, tell its owner. */
+static void *help(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        struct launch *launch = pool.first;
+        while (launch && (atomic_load(&launch->next) >= launch->ctas || atomic_load(&launch->stop)))
+            launch = launch->following;
+        if (!launch) {
+            pthread_cond_wait(&pool.work, &pool.lock);
+            continue;
+        }
+        launch->helpers++;
+        pthread_mutex_unlock(&pool.lock);
+        work(launch);
+        pthread_mutex_lock(&pool.lock);
+        launch->helpers--;
+        pthread_cond_broadcast(&pool.done);
+    }
+    return NULL;
+}
+
+/* Start helpers that are missing; the lock is held. After a fork there are none. */
+static void start_helpers(unsigned wanted)
+{
+    if (pool.process != getpid()) {
+        pool.process = getpid();
+        pool.threads = 0;
+    }
+    while (pool.threads < wanted) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        const int failed = pthread_create(&thread, &attributes, help, NULL);
+        pthread_attr_destroy(&attributes);
+        if (failed)
+            break;
+        pool.threads++;
+    }
+}
+
+/* Share a launch with the helpers, work on it, and wait until all have left it. */
+static void run_shared(struct launch *launch)
+{
+    const unsigned threads = launch_threads();
+    const int alone = threads < 2 || launch->ctas < 2;
+    if (!alone) {
+        pthread_mutex_lock(&pool.lock);
+        start_helpers(threads - 1);
+        launch->following = pool.first;
+        pool.first = launch;
+        pthread_cond_broadcast(&pool.work);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    work(launch);
+    if (alone)
+        return;
+    pthread_mutex_lock(&pool.lock);
+    struct launch **link = &pool.first;
+    while (*link != launch)
+        link = &(*link)->following;
+    *link = launch->following;
+    while (launch->helpers)
+        pthread_cond_wait(&pool.done, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* ---- checks -------------------------------------------------------------------------------------------------- */
+
+/* Does the shape fit the chip and the kernel's own declarations? */
+static CUresult check_shape(const struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3])
+{
+    const uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    for (int k = 0; k < 3; k++)
+        if (!grid[k] || !block[k] || (k && grid[k] > 65535) || grid[k] > INT32_MAX)
+            return fault_set(CUDA_ERROR_INVALID_VALUE,
+                             "%s: grid (%u, %u, %u), block (%u, %u, %u): expected 1 to 2147483647 (x) and 65535 (y, z)",
+                             f->name, grid[0], grid[1], grid[2], block[0], block[1], block[2]);
+    if (block[0] > 1024 || block[1] > 1024 || block[2] > 64 || threads > 1024)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: block (%u, %u, %u) has %llu threads, expected at most 1024",
+                         f->name, block[0], block[1], block[2], (unsigned long long)threads);
+    if (f->required[0] && memcmp(f->required, block, sizeof f->required) != 0)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: block (%u, %u, %u), and the kernel requires (%u, %u, %u)",
+                         f->name, block[0], block[1], block[2], f->required[0], f->required[1], f->required[2]);
+    const uint64_t most = (uint64_t)f->maximum[0] * f->maximum[1] * f->maximum[2];
+    if (most && threads > most)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %llu threads, and the kernel declares at most %llu", f->name,
+                         (unsigned long long)threads, (unsigned long long)most);
+    return CUDA_SUCCESS;
+}
+
+/* Is there that much shared memory, and was it asked for? */
+static CUresult check_shared(const struct CUfunc_st *f, uint32_t dynamic)
+{
+    const uint64_t total = (uint64_t)f->static_shared + dynamic;
+    if (total > MAX_SHARED)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %u static and %u dynamic bytes of shared memory, expected at most %d",
+                         f->name, f->static_shared, dynamic, MAX_SHARED);
+    if (total > DEFAULT_SHARED && (int64_t)dynamic > f->dynamic_limit)
+        return fault_set(CUDA_ERROR_INVALID_VALUE,
+                         "%s: %u dynamic bytes of shared memory; more than %d in all need "
+                         "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, which is %d",
+                         f->name, dynamic, DEFAULT_SHARED, f->dynamic_limit);
+    return CUDA_SUCCESS;
+}
+
+static uint64_t environment(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text && *text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+/* Run a kernel to its end. */
+CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
+                    uint32_t dynamic, void **arguments)
+{
+    CUresult r = check_shape(f, grid, block);
+    r = r ? r : check_shared(f, dynamic);
+    if (r)
+        return r;
+    if (f->parameter_count && !arguments)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: no arguments, expected %u", f->name, f->parameter_count);
+    uint8_t *parameters = calloc(1, f->parameter_bytes + 16u);
+    if (!parameters)
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    for (uint32_t k = 0; k < f->parameter_count; k++)
+        memcpy(parameters + f->parameters[k].offset, arguments[k], f->parameters[k].bytes);
+    struct launch launch = {.function = f,
+                            .device = device,
+                            .grid = {grid[0], grid[1], grid[2]},
+                            .block = {block[0], block[1], block[2]},
+                            .threads = block[0] * block[1] * block[2],
+                            .dynamic_bytes = dynamic,
+                            .parameters = parameters,
+                            .ctas = (uint64_t)grid[0] * grid[1] * grid[2],
+                            .seed = environment("PYSM120_SEED", 0),
+                            .instruction_limit = environment("PYSM120_INSTRUCTION_LIMIT", UINT64_MAX)};
+    launch.warps = (launch.threads + WARP - 1) / WARP;
+    const uint32_t align = f->dynamic_align;
+    const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
+    launch.shared_bytes = dynamic ? start + dynamic : f->static_shared;
+    pthread_mutex_init(&launch.lock, NULL);
+    pthread_rwlock_rdlock(&device->memory_lock);
+    run_shared(&launch);
+    pthread_rwlock_unlock(&device->memory_lock);
+    pthread_mutex_destroy(&launch.lock);
+    free(parameters);
+    return launch.result ? fault_set(launch.result, "%s", launch.fault) : CUDA_SUCCESS;
+}

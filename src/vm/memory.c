@@ -1,0 +1,288 @@
+/* Device memory and every check of an address. A device address is the host pointer of a lazily committed mapping with
+ * a guard page on each side; freed mappings stay reserved for a while, so that a use after free is recognised. */
+#define _GNU_SOURCE
+#include "vm.h"
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct arena_block {
+    struct arena_block *next;
+    char *at, *end;
+};
+
+/* Take zeroed memory, 64-byte aligned; NULL when there is none. */
+void *arena_take(struct arena *arena, size_t bytes)
+{
+    enum { BLOCK = 1 << 18 };
+    bytes = (bytes + 63) / 64 * 64;
+    struct arena_block *b = arena->first;
+    if (!b || (size_t)(b->end - b->at) < bytes) {
+        const size_t space = bytes > BLOCK / 2 ? bytes + 192 : BLOCK;
+        b = calloc(1, space);
+        if (!b)
+            return NULL;
+        b->at = (char *)(((uintptr_t)(b + 1) + 63) / 64 * 64);
+        b->end = (char *)b + space;
+        b->next = arena->first;
+        arena->first = b;
+    }
+    void *memory = b->at;
+    b->at += bytes;
+    return memory;
+}
+
+/* Free all of it. */
+void arena_free(struct arena *arena)
+{
+    for (struct arena_block *b = arena->first, *next; b; b = next) {
+        next = b->next;
+        free(b);
+    }
+    arena->first = NULL;
+}
+
+/* ---- allocations --------------------------------------------------------------------------------------------- */
+
+/* The allocation that holds an address, or the place where it would be; the lock is held. */
+static size_t position(const struct device *device, uint64_t address)
+{
+    size_t low = 0, high = device->allocation_count;
+    while (low < high) {
+        const size_t middle = (low + high) / 2;
+        if (device->allocations[middle].end <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Reserve and record memory; the lock is held. */
+static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t *address)
+{
+    enum { PAGE = 4096 };
+    if (bytes > device->limit || device->used > device->limit - bytes)
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes; %zu of %zu are in use", bytes, device->used,
+                         device->limit);
+    if (device->allocation_count == device->allocation_space) {
+        const size_t space = device->allocation_space ? 2 * device->allocation_space : 64;
+        struct allocation *grown = realloc(device->allocations, space * sizeof *grown);
+        if (!grown)
+            return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+        device->allocations = grown;
+        device->allocation_space = space;
+    }
+    const size_t whole = (bytes + PAGE - 1) / PAGE * PAGE, mapped = whole + 2 * PAGE;
+    char *base = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED)
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
+    if (mprotect(base + PAGE, whole, PROT_READ | PROT_WRITE) != 0) {
+        munmap(base, mapped);
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
+    }
+    const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + PAGE), .end = (uint64_t)(uintptr_t)(base + PAGE) + bytes,
+                                 .mapping = base, .mapped = mapped, .pinned = kind == 1, .owned = kind == 2};
+    const size_t at = position(device, a.start);
+    memmove(&device->allocations[at + 1], &device->allocations[at], (device->allocation_count - at) * sizeof a);
+    device->allocations[at] = a;
+    device->allocation_count++;
+    device->used += bytes;
+    *address = a.start;
+    return CUDA_SUCCESS;
+}
+
+/* Allocate device memory. kind: 0 plain, 1 pinned, 2 a module's variable. */
+CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *address)
+{
+    if (!bytes)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
+    pthread_rwlock_wrlock(&device->memory_lock);
+    const CUresult r = allocate(device, bytes, kind, address);
+    pthread_rwlock_unlock(&device->memory_lock);
+    return r;
+}
+
+/* Free device memory; waits for launches that run. */
+CUresult memory_free(struct device *device, uint64_t address, int kind)
+{
+    pthread_rwlock_wrlock(&device->memory_lock);
+    const size_t at = position(device, address);
+    struct allocation *a = &device->allocations[at];
+    if (at == device->allocation_count || a->start != address || (a->owned ? 2 : a->pinned) != kind) {
+        pthread_rwlock_unlock(&device->memory_lock);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "0x%llx is not the address of an allocation",
+                         (unsigned long long)address);
+    }
+    struct allocation *old = &device->freed[device->freed_next++ % FREED];
+    if (old->mapping)
+        munmap(old->mapping, old->mapped);
+    *old = *a;
+    madvise(a->mapping, a->mapped, MADV_DONTNEED);
+    mprotect(a->mapping, a->mapped, PROT_NONE);
+    device->used -= (size_t)(a->end - a->start);
+    memmove(a, a + 1, (device->allocation_count - at - 1) * sizeof *a);
+    device->allocation_count--;
+    pthread_rwlock_unlock(&device->memory_lock);
+    return CUDA_SUCCESS;
+}
+
+/* Free everything of a device. */
+void memory_free_all(struct device *device)
+{
+    pthread_rwlock_wrlock(&device->memory_lock);
+    for (size_t k = 0; k < device->allocation_count; k++)
+        munmap(device->allocations[k].mapping, device->allocations[k].mapped);
+    for (size_t k = 0; k < FREED; k++)
+        if (device->freed[k].mapping)
+            munmap(device->freed[k].mapping, device->freed[k].mapped);
+    memset(device->freed, 0, sizeof device->freed);
+    free(device->allocations);
+    device->allocations = NULL;
+    device->allocation_count = device->allocation_space = device->used = 0;
+    pthread_rwlock_unlock(&device->memory_lock);
+}
+
+/* Is a range inside one allocation? For copies that the host asks for. */
+CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what)
+{
+    const size_t at = position(device, address);
+    const struct allocation *a = &device->allocations[at];
+    if (at < device->allocation_count && a->start <= address && bytes <= a->end - address)
+        return CUDA_SUCCESS;
+    if (at < device->allocation_count && a->start <= address)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes at 0x%llx end %llu bytes behind their allocation",
+                         what, bytes, (unsigned long long)address, (unsigned long long)(address + bytes - a->end));
+    return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx is not in device memory", what, (unsigned long long)address);
+}
+
+/* ---- accesses of kernels ------------------------------------------------------------------------------------- */
+
+/* Is a range inside one allocation? Looks at the worker's own list first. */
+int memory_find(struct worker *worker, uint64_t address, uint64_t bytes)
+{
+    struct allocation *cached = worker->cached;
+    for (uint32_t k = 0; k < 8; k++)
+        if (cached[k].start <= address && address < cached[k].end && bytes <= cached[k].end - address)
+            return 1;
+    const struct device *device = worker->launch->device;
+    const size_t at = position(device, address);
+    if (at == device->allocation_count || device->allocations[at].start > address ||
+        bytes > device->allocations[at].end - address)
+        return 0;
+    memmove(cached + 1, cached, 7 * sizeof *cached);
+    cached[0] = device->allocations[at];
+    return 1;
+}
+
+/* Explain an address that is in no allocation. */
+static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, const char *what)
+{
+    const struct device *device = w->worker->launch->device;
+    const unsigned long long shown = address;
+    for (size_t k = 0; k < FREED; k++) {
+        const struct allocation *f = &device->freed[k];
+        if (f->mapping && f->start <= address && address < f->end) {
+            fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+                     "%s of %u bytes at global address 0x%llx: use after free, %llu bytes into a freed allocation of "
+                     "%llu bytes", what, bytes, shown, shown - f->start, (unsigned long long)(f->end - f->start));
+            return;
+        }
+    }
+    const size_t at = position(device, address), count = device->allocation_count;
+    const struct allocation *a = device->allocations;
+    if (at < count && a[at].start <= address)
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+                 "%s of %u bytes at global address 0x%llx crosses the end of an allocation of %llu bytes at 0x%llx",
+                 what, bytes, shown, (unsigned long long)(a[at].end - a[at].start), (unsigned long long)a[at].start);
+    else if (at && address - a[at - 1].end < 1u << 20)
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+                 "%s of %u bytes at global address 0x%llx, %llu bytes behind the end of an allocation of %llu bytes",
+                 what, bytes, shown, shown - a[at - 1].end, (unsigned long long)(a[at - 1].end - a[at - 1].start));
+    else if (at < count && a[at].start - address < 1u << 20)
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+                 "%s of %u bytes at global address 0x%llx, %llu bytes before an allocation of %llu bytes", what, bytes,
+                 shown, (unsigned long long)a[at].start - shown, (unsigned long long)(a[at].end - a[at].start));
+    else
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+                 "%s of %u bytes at global address 0x%llx, which is in no allocation", what, bytes, shown);
+}
+
+static int misaligned(struct warp *w, uint64_t address, uint32_t align, uint32_t lane, const char *what,
+                      const char *space)
+{
+    if (!(address & (align - 1)))
+        return 0;
+    fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane, "%s at %s address 0x%llx, expected a multiple of %u", what, space,
+             (unsigned long long)address, align);
+    return 1;
+}
+
+/* The host pointer of global memory; NULL after a fault. */
+void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what)
+{
+    if (misaligned(w, address, align, lane, what, "global"))
+        return NULL;
+    if (!memory_find(w->worker, address, bytes)) {
+        explain_global(w, address, bytes, lane, what);
+        return NULL;
+    }
+    return (void *)(uintptr_t)address;
+}
+
+/* The host pointer of shared memory; NULL after a fault. */
+void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what)
+{
+    const uint64_t size = w->cta->shared_bytes;
+    if (misaligned(w, address, align, lane, what, "shared"))
+        return NULL;
+    if (address < SHARED_BASE || address - SHARED_BASE > size || bytes > size - (address - SHARED_BASE)) {
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+                 "%s of %u bytes at shared address 0x%llx; this CTA has %u to %llu", what, bytes,
+                 (unsigned long long)address, SHARED_BASE, (unsigned long long)(SHARED_BASE + size));
+        return NULL;
+    }
+    return w->cta->shared + (address - SHARED_BASE);
+}
+
+/* The host pointer of a lane's local memory or of the parameters; NULL after a fault. */
+static void *memory_small(struct warp *w, uint8_t *base, uint64_t size, uint64_t address, uint32_t bytes,
+                          uint32_t align, uint32_t lane, const char *what, const char *space)
+{
+    if (misaligned(w, address, align, lane, what, space))
+        return NULL;
+    if (address > size || bytes > size - address) {
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane, "%s of %u bytes at %s address 0x%llx, where there are %llu bytes",
+                 what, bytes, space, (unsigned long long)address, (unsigned long long)size);
+        return NULL;
+    }
+    return base + address;
+}
+
+/* The host pointer for one lane in any space; NULL after a fault. *found is the space that it is in. */
+void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane,
+                 int is_write, enum space *found)
+{
+    const char *what = is_write ? "write" : "read";
+    const struct CUfunc_st *f = w->function;
+    if (space == SPACE_GENERIC) {
+        const uint64_t window = address & WINDOW_MASK;
+        space = window == SHARED_WINDOW ? SPACE_SHARED : window == LOCAL_WINDOW ? SPACE_LOCAL
+                : window == PARAM_WINDOW ? SPACE_PARAM : SPACE_GLOBAL;
+        address &= space == SPACE_GLOBAL ? UINT64_MAX : ~WINDOW_MASK;
+    }
+    *found = space;
+    switch (space) {
+    case SPACE_SHARED: return memory_shared(w, address, bytes, align, lane, what);
+    case SPACE_LOCAL:
+        return memory_small(w, w->local + (size_t)lane * f->local_bytes, f->local_bytes, address, bytes, align, lane,
+                            what, "local");
+    case SPACE_PARAM:
+        if (is_write) {
+            fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "a write to a parameter, which is read-only");
+            return NULL;
+        }
+        return memory_small(w, w->cta->launch->parameters, f->parameter_bytes, address, bytes, align, lane, what,
+                            "parameter");
+    default: return memory_global(w, address, bytes, align, lane, what);
+    }
+}

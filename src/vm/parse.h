@@ -1,0 +1,188 @@
+/* What the files that turn PTX into `struct inst` share: lexer.c, parser.c, operand.c, decode*.c. */
+#ifndef SM120_VM_PARSE_H
+#define SM120_VM_PARSE_H
+
+#include "vm.h"
+#include <setjmp.h>
+
+enum token_kind {
+    TOKEN_END = 256,
+    TOKEN_NAME,   /* add, %r1, $L__BB0_1 */
+    TOKEN_DOT,    /* .u32, .shared::cta */
+    TOKEN_INTEGER,
+    TOKEN_REAL,
+    TOKEN_STRING,
+    TOKEN_SHIFT_LEFT, TOKEN_SHIFT_RIGHT, TOKEN_EQUAL, TOKEN_UNEQUAL, TOKEN_AT_MOST, TOKEN_AT_LEAST, TOKEN_AND, TOKEN_OR
+};
+
+struct token {
+    int kind; /* a character, or enum token_kind */
+    uint32_t length, line;
+    const char *at, *file;
+    uint64_t integer;
+    double real;
+    int single; /* a real that was written as 0f........ */
+};
+
+struct lexer {
+    const char *text, *next, *file;
+    uint32_t line;
+    int line_start;
+};
+
+enum symbol_kind { SYMBOL_REGISTER, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
+struct symbol {
+    struct symbol *chain, *in_scope; /* same hash; same scope */
+    const char *name;
+    uint32_t length, hash;
+    enum symbol_kind kind;
+    enum type type;
+    uint32_t slot;                 /* register or predicate; pc of a label */
+    enum space space;              /* of a variable */
+    uint64_t address, bytes;       /* global, const: address; others: offset */
+    uint32_t align;
+    const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
+    int is_dynamic;
+};
+
+enum operand_kind {
+    OPERAND_REGISTER, OPERAND_PREDICATE, OPERAND_INTEGER, OPERAND_REAL, OPERAND_SYMBOL, OPERAND_ADDRESS,
+    OPERAND_VECTOR, OPERAND_LABEL, OPERAND_SINK, OPERAND_PAIR
+};
+struct operand {
+    enum operand_kind kind;
+    struct token token;
+    enum type type; /* of a register */
+    uint32_t slot;  /* register offset or predicate number */
+    int negate;     /* !p */
+    uint64_t integer;
+    double real;
+    int single;
+    struct symbol *symbol; /* NULL: none */
+    int64_t offset;
+    struct operand *items; /* of a vector or pair; of an address: its base register */
+    uint32_t count;
+};
+
+enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, HASH_SIZE = 4096 };
+
+/* A statement that is being decoded. */
+struct statement {
+    struct token opcode;
+    const char *modifier[MAX_MODIFIERS]; /* without dot */
+    uint32_t modifier_length[MAX_MODIFIERS];
+    uint32_t modifiers;
+    struct operand operand[MAX_OPERANDS];
+    uint32_t operands;
+    uint32_t guard, flip;
+    char name[160]; /* the opcode with its modifiers */
+};
+
+struct label_use {
+    struct label_use *next;
+    struct token token;
+    uint32_t pc;
+    uint32_t *target;
+};
+
+struct scope {
+    struct scope *outer;
+    struct symbol *symbols;
+    struct label_use *uses;
+};
+
+struct constant {
+    uint64_t value;
+    uint32_t slot, is_wide;
+    struct symbol *dynamic; /* value is added to the address of dynamic shared memory */
+};
+
+struct parser {
+    struct lexer lexer;
+    struct token token;
+    struct module *module;
+    jmp_buf fail;
+    CUresult result;
+    char *log;
+    size_t log_bytes;
+    struct symbol *hash[HASH_SIZE];
+    struct scope *scope;
+    int version, target;
+    char target_suffix; /* 'a', 'f' or 0 */
+    struct CUfunc_st *function;
+    struct inst *code;
+    struct place *places;
+    uint32_t length, code_space;
+    struct constant *constants;
+    uint32_t constant_count, constant_space, constant_bytes;
+    uint32_t register_bytes, predicates, shared_bytes, local_bytes;
+    uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
+    struct statement statement;
+    int depth; /* of nested expressions */
+};
+
+/* lexer.c */
+void lexer_start(struct lexer *lexer, const char *text);
+void token_next(struct parser *p);
+/* Report an error at a token (file:line:col, the line, a caret) and leave the parser. */
+NORETURN void error_at(struct parser *p, const struct token *token, const char *format, ...) PRINTF_LIKE(3, 4);
+int token_is(const struct token *token, const char *text);
+void expect(struct parser *p, int kind, const char *what);
+int accept(struct parser *p, int kind);
+void *parser_take(struct parser *p, size_t bytes);
+
+/* operand.c */
+void operand_parse(struct parser *p, struct operand *o);
+int64_t constant_integer(struct parser *p);
+struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length);
+struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
+                          enum symbol_kind kind);
+void scope_open(struct parser *p);
+void scope_close(struct parser *p);
+uint32_t register_take(struct parser *p, enum type type);
+uint32_t constant_slot(struct parser *p, uint64_t value, int is_wide, struct symbol *dynamic);
+/* The address of a shared variable, laid out at its first use in this function. */
+void symbol_place(struct parser *p, struct symbol *symbol);
+struct expression {
+    uint64_t integer;
+    double real;
+    int is_real, single;
+};
+struct expression constant_expression(struct parser *p);
+
+/* decode.c */
+void decode(struct parser *p);
+/* Helpers of the decoders. Each reports an error if the operand does not fit. */
+uint32_t need_source(struct parser *p, const struct operand *o, enum type type);
+uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type);
+uint32_t need_destination(struct parser *p, const struct operand *o, enum type type);
+uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type);
+uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate);
+uint16_t need_predicate_destination(struct parser *p, const struct operand *o);
+int64_t need_integer(struct parser *p, const struct operand *o, int64_t low, int64_t high);
+/* An address operand: sets i->a and i->offset. */
+void need_address(struct parser *p, const struct operand *o, enum space space, struct inst *i);
+void need_count(struct parser *p, uint32_t least, uint32_t most);
+struct inst *emit(struct parser *p, handler *run);
+int has(const struct parser *p, const char *modifier);
+/* The modifier after `*at`, if it is one of the list "a b c": its index, else -1. Advances. */
+int take_choice(struct parser *p, uint32_t *at, const char *list);
+int take(struct parser *p, uint32_t *at, const char *modifier);
+enum type take_type(struct parser *p, uint32_t *at, const char *list);
+void take_end(struct parser *p, uint32_t at);
+void need_feature(struct parser *p, int least_target, int needs_suffix, const char *what);
+
+/* Move a value of a type into a register that may be wider: sign or zero extension. */
+void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from);
+
+typedef void decoder(struct parser *p);
+/* decode_memory.c, decode_sync.c, decode_tensor.c, decode_move.c */
+decoder decode_ld, decode_st, decode_prefetch, decode_atom, decode_red, decode_ldmatrix, decode_stmatrix, decode_cvta,
+    decode_nop, decode_createpolicy;
+decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fence, decode_shfl, decode_vote,
+    decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
+    decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
+decoder decode_mma;
+decoder decode_mov, decode_cvt, decode_setp, decode_set;
+
+#endif

@@ -1,0 +1,62 @@
+/* mma.sync: hand the registers to the arithmetic of mma.c. */
+#include "tensor.h"
+
+/* The registers of a fragment as one array, copied together if they are apart. */
+static const uint32_t (*gather(struct warp *w, const struct fragment *f, uint32_t (*scratch)[WARP]))[WARP]
+{
+    if (f->together)
+        return (const uint32_t(*)[WARP])source(w, f->slot[0]);
+    for (uint32_t k = 0; k < f->count; k++)
+        memcpy(scratch[k], source(w, f->slot[k]), sizeof *scratch);
+    return (const uint32_t(*)[WARP])scratch;
+}
+
+/* Read the selectors of the scales out of registers and check them. 0 after a fault. */
+static int read_selectors(struct warp *w, const struct mma_plan *plan, uint8_t *value)
+{
+    static const char *const names[4] = {"byte-id of A", "thread-id of A", "byte-id of B", "thread-id of B"};
+    const uint32_t vector = plan->shape.scale_vec, byte = vector == 1 ? 3 : vector == 2 ? 2 : 0;
+    const uint32_t most[4] = {byte, 1, byte, 3};
+    for (uint32_t k = 0; k < 4; k++) {
+        const uint32_t *lanes = source(w, plan->selector[k]);
+        for (uint32_t l = 0; l < WARP; l++) {
+            const uint32_t v = lanes[l] & 0xffffu;
+            if (v > most[k] || (vector == 2 && k % 2 == 0 && v % 2) || v != (lanes[0] & 0xffffu)) {
+                fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l,
+                         "the %s is %u; expected the same value in all lanes, at most %u", names[k], v, most[k]);
+                return 0;
+            }
+        }
+        value[k] = (uint8_t)(lanes[0] & 0xffffu);
+    }
+    return 1;
+}
+
+/* d = a * b + c */
+enum step tensor_mma(struct warp *w, const struct inst *i, uint32_t mask)
+{
+    const struct mma_plan *plan = i->more;
+    uint32_t(*scratch)[WARP] = w->worker->scratch;
+    uint8_t selected[4];
+    const uint8_t *value = plan->value;
+    (void)mask;
+    if (!plan->constant) {
+        if (!read_selectors(w, plan, selected))
+            return STEP_FAULT;
+        value = selected;
+    }
+    const struct mma_operands operands = {
+        .d = plan->d.together ? (uint32_t(*)[WARP])destination(w, plan->d.slot[0]) : scratch + 12,
+        .a = gather(w, &plan->a, scratch),
+        .b = gather(w, &plan->b, scratch + 4),
+        .c = gather(w, &plan->c, scratch + 8),
+        .scale_a = plan->shape.scale ? source(w, plan->scale_a) : NULL,
+        .scale_b = plan->shape.scale ? source(w, plan->scale_b) : NULL,
+        .byte_a = value[0], .thread_a = value[1], .byte_b = value[2], .thread_b = value[3]};
+    plan->run(&plan->shape, &operands);
+    if (!plan->d.together)
+        for (uint32_t k = 0; k < plan->d.count; k++)
+            memcpy(destination(w, plan->d.slot[k]), scratch[12 + k], sizeof *scratch);
+    w->worker->tensor_flops += plan->flops;
+    return STEP_NEXT;
+}

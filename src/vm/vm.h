@@ -1,0 +1,481 @@
+/* The virtual SM120: its structures and the functions that its files share.
+ *
+ * How PTX becomes numbers
+ *   lexer.c -> parser.c     text to declarations and statements, with file:line and caret errors
+ *   decode*.c, lanes.def    statement to `struct inst`: a handler, operand offsets into the warp's register file and a
+ *                           predicate. Immediates and symbol addresses live in constant vectors beside the registers,
+ *                           so every operand is a vector of 32 lanes.
+ *   lanes_isa.c             the arithmetic: one function per row of lanes.def, all 32 lanes at once, blended by mask;
+ *                           compiled once per vector width and chosen at run time (isa.c)
+ *   access_isa.c            ld, st, ldmatrix, stmatrix
+ *   control.c, collect.c    branches and barriers; shuffles, votes and other warp-wide collectives
+ *   atomic.c, tensor.c, mbarrier.c, async.c
+ *                           atom and red; mma; mbarriers; bulk and non-bulk asynchronous copies
+ *   warp.c                  runs one warp: its lanes may be at several pcs ("splits"), the lowest pc runs first
+ *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
+ *   launch.c                checks a launch and spreads its CTAs over threads
+ *   memory.c                device memory (an address is a host pointer) and every check of an address
+ *   fault.c, counters.c     what went wrong, what was counted
+ *   driver_virtual.c        the driver API above all that
+ *
+ * A register of up to 32 bits is uint32_t[32] (narrow values are kept zero-extended), one of 64 bits uint64_t[32], a
+ * predicate one bit per lane of a uint32_t. A fault is a value: a handler returns STEP_FAULT and the launch unwinds. */
+#ifndef SM120_VM_VM_H
+#define SM120_VM_VM_H
+
+#if !defined(_GNU_SOURCE) && !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+
+#include "../driver.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
+#define NORETURN __attribute__((noreturn))
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+#else
+#define PRINTF_LIKE(text, first)
+#define NORETURN
+#define LIKELY(x) (x)
+#define UNLIKELY(x) (x)
+#endif
+
+#define FULL 0xffffffffu
+enum { WARP = 32, MAX_WARPS = 32, MAX_SHARED = 101376, DEFAULT_SHARED = 49152, BARRIERS = 16 };
+
+/* Generic addresses of the spaces that have no host address. Shared memory starts at 1024, as on the chip, so that
+ * address 0 is never valid. */
+#define SHARED_BASE 1024u
+#define SHARED_WINDOW 0x0100000000000000u
+#define LOCAL_WINDOW 0x0200000000000000u
+#define PARAM_WINDOW 0x0300000000000000u
+#define WINDOW_MASK 0xff00000000000000u
+
+/* ---- types --------------------------------------------------------------------------------------------------- */
+
+/* X(name, PTX spelling, bytes, class): class p predicate, b bits, i integer, f float, x packed */
+#define TYPES(X)                                                                                                       \
+    X(PRED, "pred", 0, 'p')                                                                                            \
+    X(B8, "b8", 1, 'b')                                                                                                \
+    X(U8, "u8", 1, 'i')                                                                                                \
+    X(S8, "s8", 1, 'i')                                                                                                \
+    X(B16, "b16", 2, 'b')                                                                                              \
+    X(U16, "u16", 2, 'i')                                                                                              \
+    X(S16, "s16", 2, 'i')                                                                                              \
+    X(F16, "f16", 2, 'f')                                                                                              \
+    X(BF16, "bf16", 2, 'f')                                                                                            \
+    X(B32, "b32", 4, 'b')                                                                                              \
+    X(U32, "u32", 4, 'i')                                                                                              \
+    X(S32, "s32", 4, 'i')                                                                                              \
+    X(F32, "f32", 4, 'f')                                                                                              \
+    X(F16X2, "f16x2", 4, 'x')                                                                                          \
+    X(BF16X2, "bf16x2", 4, 'x')                                                                                        \
+    X(TF32, "tf32", 4, 'x')                                                                                            \
+    X(B64, "b64", 8, 'b')                                                                                              \
+    X(U64, "u64", 8, 'i')                                                                                              \
+    X(S64, "s64", 8, 'i')                                                                                              \
+    X(F64, "f64", 8, 'f')                                                                                              \
+    X(F32X2, "f32x2", 8, 'x')                                                                                          \
+    X(B128, "b128", 16, 'b')                                                                                           \
+    X(E4M3X2, "e4m3x2", 2, 'x')                                                                                        \
+    X(E5M2X2, "e5m2x2", 2, 'x')                                                                                        \
+    X(E2M3X2, "e2m3x2", 2, 'x')                                                                                        \
+    X(E3M2X2, "e3m2x2", 2, 'x')                                                                                        \
+    X(E2M1X2, "e2m1x2", 1, 'x')                                                                                        \
+    X(UE8M0X2, "ue8m0x2", 2, 'x')
+enum type {
+    T_NONE,
+#define X(name, text, bytes, class) T_##name,
+    TYPES(X)
+#undef X
+        TYPE_COUNT
+};
+const char *type_name(enum type type);
+unsigned type_bytes(enum type type);
+char type_class(enum type type);
+/* The type spelled `text` ("u32", no dot), or T_NONE. */
+enum type type_find(const char *text, size_t length);
+
+enum space { SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_PARAM, SPACE_CONST };
+
+/* ---- decoded programs ---------------------------------------------------------------------------------------- */
+
+enum step {
+    STEP_NEXT,  /* go on with the next instruction */
+    STEP_JUMP,  /* the handler changed the splits */
+    STEP_AGAIN, /* wait, then execute this instruction again */
+    STEP_WAIT,  /* arrived at a barrier: whoever completes it moves this split on */
+    STEP_YIELD, /* go on with the next instruction, but give others a turn: a poll that failed */
+    STEP_FAULT
+};
+
+struct warp;
+struct inst;
+typedef enum step handler(struct warp *w, const struct inst *i, uint32_t mask);
+
+/* Modifiers that arithmetic asks for at run time (inst.flags). */
+enum {
+    FLAG_FTZ = 1,
+    FLAG_SAT = 2,
+    FLAG_RELU = 4,
+    FLAG_NAN = 8,
+    FLAG_ROUND = 16, /* rounding mode << 4: 0 nearest even, 1 zero, 2 down, 3 up, 4 nearest away */
+    FLAG_XORSIGN = 128,
+    FLAG_ABS = 256
+};
+#define ROUNDING(flags) (((flags) >> 4) & 7u)
+
+/* One instruction. Operand offsets are in bytes; bit 0 chooses constants instead of registers. */
+struct inst {
+    handler *run;
+    uint32_t d, a, b, c, e; /* destination and sources */
+    uint32_t guard, flip;   /* executes in lanes where predicate[guard] ^ flip */
+    uint32_t flags;
+    uint16_t p, q, r;    /* predicate operands */
+    uint8_t size, count; /* bytes of an access, elements of a vector */
+    uint8_t space, kind; /* what they mean is the handler's */
+    uint8_t negate, spare;
+    uint32_t target;     /* of a branch */
+    int64_t offset;      /* of an address, or an immediate */
+    const void *more;    /* what else the handler needs, in the module's arena */
+    handler *next;       /* the handler that a check hands over to */
+};
+
+/* Where an instruction was written, and what it is called. */
+struct place {
+    const char *file;
+    uint32_t line;
+    uint32_t opcode; /* counter */
+};
+
+struct parameter {
+    const char *name;
+    enum type type;
+    uint32_t offset, bytes, align, count; /* count: elements of an array, 0 for a scalar */
+};
+
+/* A hardware register that is loaded into an ordinary one when a warp starts. */
+enum special {
+    SPECIAL_TID_X, SPECIAL_TID_Y, SPECIAL_TID_Z, SPECIAL_NTID_X, SPECIAL_NTID_Y, SPECIAL_NTID_Z,
+    SPECIAL_CTAID_X, SPECIAL_CTAID_Y, SPECIAL_CTAID_Z, SPECIAL_NCTAID_X, SPECIAL_NCTAID_Y, SPECIAL_NCTAID_Z,
+    SPECIAL_LANEID, SPECIAL_WARPID, SPECIAL_NWARPID, SPECIAL_SMID, SPECIAL_NSMID, SPECIAL_GRIDID,
+    SPECIAL_LANEMASK_EQ, SPECIAL_LANEMASK_LE, SPECIAL_LANEMASK_LT, SPECIAL_LANEMASK_GE, SPECIAL_LANEMASK_GT,
+    SPECIAL_DYNAMIC_SMEM_SIZE, SPECIAL_TOTAL_SMEM_SIZE, SPECIAL_ZERO, SPECIAL_ONE,
+    SPECIAL_CLOCK, SPECIAL_CLOCK_HI, SPECIAL_CLOCK64, SPECIAL_GLOBALTIMER, SPECIAL_GLOBALTIMER_LO,
+    SPECIAL_GLOBALTIMER_HI, SPECIAL_COUNT
+};
+struct special_use {
+    uint32_t special, slot;
+};
+
+struct module;
+struct CUfunc_st {
+    const char *name;
+    struct module *module;
+    struct parameter *parameters;
+    uint32_t parameter_count, parameter_bytes;
+    struct inst *code;
+    struct place *places;
+    uint32_t length;
+    uint32_t register_bytes, predicates;
+    char *constants;
+    uint32_t constant_bytes;
+    struct special_use *specials;
+    uint32_t special_count;
+    uint32_t static_shared, local_bytes, dynamic_align;
+    uint32_t required[3], maximum[3]; /* .reqntid and .maxntid; 0: not given */
+    int dynamic_limit;                /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    int is_entry;
+};
+
+/* Memory that is freed at once. */
+struct arena {
+    struct arena_block *first;
+};
+void *arena_take(struct arena *arena, size_t bytes); /* zeroed, 64-byte aligned; NULL when memory is used up */
+void arena_free(struct arena *arena);
+
+struct device;
+struct module {
+    struct arena arena;
+    struct device *device;
+    struct CUfunc_st **functions;
+    uint32_t function_count;
+    uint64_t *variables; /* device addresses of .global and .const variables */
+    uint32_t variable_count;
+    struct module *next, *previous;
+};
+
+/* ---- memory -------------------------------------------------------------------------------------------------- */
+
+struct allocation {
+    uint64_t start, end;
+    void *mapping; /* with its guards */
+    size_t mapped;
+    int pinned, owned; /* owned by a module */
+};
+
+/* ---- execution ----------------------------------------------------------------------------------------------- */
+
+enum wait {
+    WAIT_NOT,
+    WAIT_CONVERGE, /* for the other lanes of the warp */
+    WAIT_MBARRIER,
+    WAIT_BULK,     /* for bulk groups of this thread */
+    WAIT_BARRIER   /* at bar.sync; the only one that does not execute its instruction again */
+};
+
+/* Lanes of a warp that are at the same pc. */
+struct split {
+    uint32_t pc, mask;
+    uint32_t address; /* of the mbarrier waited for, or the barrier's number */
+    uint32_t phase, detail;
+    uint8_t wait, skip, forced;
+};
+
+struct cta;
+struct worker;
+struct warp {
+    const char *base[2]; /* registers, constants */
+    char *registers;
+    uint32_t *predicates; /* [0] is true, [1] the carry flags */
+    uint32_t pc, active;  /* of the split that runs */
+    uint32_t live;        /* lanes that have not exited */
+    struct cta *cta;
+    struct worker *worker;
+    const struct CUfunc_st *function;
+    uint8_t *local; /* [lane][local_bytes] */
+    uint32_t index, current, splits;
+    uint32_t bulk_issued[WARP], bulk_group[WARP]; /* bulk copies of the open group; committed groups */
+    uint32_t async_group[WARP];                   /* committed cp.async groups */
+    struct split split[WARP];
+};
+
+struct mbarrier {
+    uint32_t address;
+    uint32_t expected, pending, phase;
+    int32_t tx;
+    int valid;
+};
+
+struct barrier {
+    uint32_t arrived, expected; /* threads */
+    uint32_t reduced_and, reduced_or, count;
+};
+
+enum async_kind { ASYNC_LOAD, ASYNC_STORE, ASYNC_REDUCE, ASYNC_COPY, ASYNC_ARRIVE };
+struct async_op {
+    uint8_t kind, op, type, noinc;
+    uint32_t warp, lane, group, mask;
+    uint32_t shared, bytes, mbarrier;
+    uint64_t global;
+    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index of its lanes */
+    uint32_t pc;
+};
+struct async_lanes {
+    uint64_t from[WARP];
+    uint32_t to[WARP], bytes[WARP], group[WARP];
+    uint32_t size;
+};
+
+struct launch;
+struct cta {
+    struct launch *launch;
+    uint32_t id[3];
+    uint64_t linear;
+    uint32_t warps, threads, exited_warps, live_threads;
+    uint8_t *shared; /* shared[address - SHARED_BASE] */
+    uint32_t shared_bytes;
+    struct mbarrier *mbarrier;
+    uint32_t mbarriers, mbarrier_space;
+    uint16_t *mbarrier_at; /* [shared_bytes / 8]: index + 1 */
+    struct barrier barrier[BARRIERS];
+    struct async_op *async;
+    uint32_t asyncs, async_space;
+    struct async_lanes *async_lanes;
+    uint32_t async_lanes_space;
+    uint64_t *async_lanes_used; /* bit set */
+    uint64_t random;
+    uint32_t progress; /* counts everything that can end a wait */
+    struct warp *warp;
+};
+
+/* What one thread needs to run CTAs; kept between launches. */
+struct worker {
+    struct launch *launch;
+    uint64_t *counts; /* [pc]: warp instructions executed */
+    uint64_t bytes[16];
+    uint64_t tensor_flops;
+    uint64_t executed, checked;
+    struct allocation cached[8];
+    char *memory; /* registers, predicates, shared, local */
+    size_t memory_bytes;
+    struct warp *warps;
+    struct cta cta;
+    uint32_t scratch[16][WARP];
+};
+
+enum traffic {
+    TRAFFIC_LD_GLOBAL, TRAFFIC_ST_GLOBAL, TRAFFIC_LD_SHARED, TRAFFIC_ST_SHARED, TRAFFIC_LD_LOCAL, TRAFFIC_ST_LOCAL,
+    TRAFFIC_ATOM_GLOBAL, TRAFFIC_ATOM_SHARED, TRAFFIC_LDMATRIX, TRAFFIC_STMATRIX,
+    TRAFFIC_BULK_LOAD, TRAFFIC_BULK_STORE, TRAFFIC_BULK_REDUCE, TRAFFIC_ASYNC, TRAFFIC_COUNT
+};
+
+struct launch {
+    const struct CUfunc_st *function;
+    struct device *device;
+    uint32_t grid[3], block[3], threads, warps;
+    uint32_t shared_bytes, dynamic_bytes; /* static + dynamic */
+    uint8_t *parameters;
+    uint64_t ctas, seed, instruction_limit;
+    atomic_uint_fast64_t next, executed;
+    atomic_int stop;
+    pthread_mutex_t lock; /* of what follows */
+    CUresult result;
+    char fault[4096];
+    unsigned helpers;
+    struct launch *following;
+};
+
+/* ---- functions of each file ---------------------------------------------------------------------------------- */
+
+/* parser.c: turn PTX into a module; CUDA_SUCCESS or CUDA_ERROR_*, with the reason in log. */
+CUresult module_parse(struct module *module, const char *text, char *log, size_t log_bytes);
+
+/* isa.c */
+handler *const *lanes_table(void);
+handler *const *access_table(void);
+
+/* warp.c */
+enum turn { TURN_BLOCKED, TURN_USED, TURN_POLLED, TURN_DONE, TURN_FAULT };
+enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed);
+void warp_retire(struct warp *w, uint32_t mask);
+void warp_leave_behind(struct warp *w, uint32_t mask);
+/* Wait until every lane of `needed` is at this instruction. STEP_NEXT when they are. */
+enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why);
+
+/* cta.c */
+void cta_run(struct worker *worker, uint64_t linear);
+uint64_t cta_random(struct cta *cta);
+
+/* control.c */
+handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
+    control_nop, control_setp, control_set, control_clock;
+/* A barrier counts fewer threads when a warp exits. */
+void barrier_check(struct cta *cta, uint32_t number);
+
+/* memory.c */
+CUresult memory_alloc(struct device *device, size_t bytes, int pinned, uint64_t *address);
+CUresult memory_free(struct device *device, uint64_t address, int pinned);
+void memory_free_all(struct device *device);
+CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what);
+/* The host pointer of global memory, or NULL after a fault. */
+void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what);
+int memory_find(struct worker *worker, uint64_t address, uint64_t bytes);
+/* The same for any space. `address` is as the instruction computed it; *traffic says which space it was. */
+void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane,
+                 int is_write, enum space *found);
+void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what);
+
+/* mbarrier.c */
+handler mbarrier_init, mbarrier_inval, mbarrier_arrive, mbarrier_wait, mbarrier_tx;
+struct mbarrier *mbarrier_get(struct warp *w, uint64_t address, uint32_t lane, const char *what);
+/* Change the counts; 0 after a fault. */
+int mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane);
+int mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase);
+
+/* async.c */
+handler async_bulk, async_bulk_commit, async_bulk_wait, async_copy, async_commit, async_wait, async_arrive;
+/* Let one operation in flight land. 0: nothing is in flight; -1: fault. */
+int async_land(struct cta *cta);
+int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed);
+void async_init(struct cta *cta);
+
+/* atomic.c */
+handler atomic_run;
+enum atomic_op {
+    ATOMIC_ADD, ATOMIC_MIN, ATOMIC_MAX, ATOMIC_AND, ATOMIC_OR, ATOMIC_XOR, ATOMIC_INC, ATOMIC_DEC, ATOMIC_EXCH,
+    ATOMIC_CAS
+};
+typedef uint64_t atomic_function(void *address, uint64_t value, uint64_t compare);
+/* NULL where PTX has no such operation. */
+atomic_function *atomic_find(enum atomic_op op, enum type type);
+
+/* collect.c */
+handler collect_shfl, collect_vote, collect_match, collect_redux, collect_activemask, collect_elect, collect_movmatrix;
+
+/* tensor.c */
+handler tensor_mma;
+
+/* fault.c */
+/* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */
+enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *format, ...) PRINTF_LIKE(4, 5);
+void fault_cta(struct cta *cta, CUresult code, const char *format, ...) PRINTF_LIKE(3, 4);
+/* The text of the calling thread. */
+CUresult fault_set(CUresult code, const char *format, ...) PRINTF_LIKE(2, 3);
+const char *fault_text(void);
+void fault_clear(void);
+
+/* counters.c */
+uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
+const char *counter_name(uint32_t index);
+void counters_add(struct device *device, const struct worker *worker, const struct CUfunc_st *function);
+
+/* launch.c */
+CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
+                    uint32_t dynamic, void **arguments);
+unsigned launch_threads(void);
+
+enum { MAX_COUNTERS = 1024, FREED = 256 };
+struct device {
+    int ordinal;
+    pthread_rwlock_t memory_lock;
+    struct allocation *allocations; /* sorted by start */
+    size_t allocation_count, allocation_space;
+    struct allocation freed[FREED];
+    size_t freed_next;
+    size_t used, limit;
+    pthread_mutex_t counter_lock;
+    uint64_t opcode_count[MAX_COUNTERS];
+    uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
+    struct module *modules;
+    pthread_mutex_t module_lock;
+};
+
+static inline const void *source(const struct warp *w, uint32_t offset)
+{
+    return w->base[offset & 1u] + (offset & ~1u);
+}
+
+static inline void *destination(struct warp *w, uint32_t offset)
+{
+    return w->registers + offset;
+}
+
+static inline uint32_t bit_count(uint32_t x)
+{
+    uint32_t n = 0;
+    for (; x; x &= x - 1)
+        n++;
+    return n;
+}
+
+static inline uint32_t lowest_bit(uint32_t x)
+{
+#if defined(__GNUC__)
+    return (uint32_t)__builtin_ctz(x);
+#else
+    uint32_t n = 0;
+    while (!(x >> n & 1))
+        n++;
+    return n;
+#endif
+}
+
+#endif
