@@ -1,7 +1,7 @@
 """The demo: attention of a real model, computed by the mxfp8 kernels, beside float64 NumPy.
 
-The data are queries, keys and values of layers 0, 3 and 5 of the sentence model all-MiniLM-L6-v2 on the first 512 tokens of
-the Python licence text: heads 1, 5 and 9 of 12, head size 32, float16.
+The data are queries, keys and values of layers 0, 3 and 5 of the sentence model all-MiniLM-L6-v2 on the first 512
+tokens of the Python licence text: heads 1, 5 and 9 of 12, head size 32, float16.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 /* sm120_attention: quantise q, k and v into the workspace, then one attention kernel. */
+#include <float.h>
 #include <inttypes.h>
-#include <math.h>
 
 #include "builtin.h"
 #include "check.h"
@@ -30,6 +30,11 @@ struct plan {
 
 /* ---- checks ---- */
 
+/* |scale| * log2(e), of which the kernel takes powers of two. */
+static double scale_log2(float scale) {
+    return (scale < 0.0f ? -(double)scale : (double)scale) * 1.4426950408889634;
+}
+
 /* Check the fields that are choices. */
 static sm120_status check_choices(const sm120_attention_args *args) {
     if (args->precision != SM120_MXFP8) {
@@ -42,7 +47,7 @@ static sm120_status check_choices(const sm120_attention_args *args) {
                     "; NOT_CAUSAL (%d), CAUSAL_BOTTOM_RIGHT (%d) and CAUSAL_TOP_LEFT (%d) are right",
                     args->causal, SM120_NOT_CAUSAL, SM120_CAUSAL_BOTTOM_RIGHT, SM120_CAUSAL_TOP_LEFT);
     }
-    if (!isfinite(args->scale) || !isfinite(args->scale * 1.44269504f)) {
+    if (!(scale_log2(args->scale) <= (double)FLT_MAX)) { /* false for a NaN too */
         return fail(SM120_INVALID_ARGUMENT, "scale = %g; scale * log2(e) is finite in f32", (double)args->scale);
     }
     return SM120_OK;
@@ -211,8 +216,6 @@ static int32_t diagonal_of(const sm120_attention_args *args) {
 static struct attention_arguments values_of(const struct plan *plan, sm120_address workspace) {
     const sm120_attention_args *const args = plan->args;
     const uint32_t o_type = args->o.dtype == SM120_F32 ? 0 : args->o.dtype == SM120_F16 ? 1 : 2;
-    const double log2_e = 1.4426950408889634;
-    const double scale = args->scale < 0.0f ? -(double)args->scale : (double)args->scale;
     return (struct attention_arguments){
         .q_elements = workspace + (uint64_t)plan->areas.q_elements,
         .q_scales = workspace + (uint64_t)plan->areas.q_scales,
@@ -230,7 +233,7 @@ static struct attention_arguments values_of(const struct plan *plan, sm120_addre
         .head_dim = (uint32_t)args->head_dim,
         .q_tiles = (uint32_t)(plan->padded_q / plan->entry->q_rows),
         .o_type = o_type,
-        .scale_log2 = args->scale == 0.0f ? 1.0f : (float)(scale * log2_e),
+        .scale_log2 = args->scale == 0.0f ? 1.0f : (float)scale_log2(args->scale),
         .diagonal = diagonal_of(args),
     };
 }

@@ -322,12 +322,12 @@ sm120_status sm120_device_close(sm120_device *handle) {
     }
     if (device_push(device) == SM120_OK) {
         device->driver->cuCtxSynchronize();
-        module_close_all(device);
+        module_close_all(device, true);
         stream_close_all(device);
         memory_close_all(device);
         device_pop(device);
-    } else {
-        module_close_all(device);
+    } else { /* the context is gone, and all that it held */
+        module_close_all(device, false);
     }
     device->driver->cuDevicePrimaryCtxRelease(device->ordinal);
     object_unregister(&device->object);

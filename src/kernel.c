@@ -38,7 +38,7 @@ static CUresult read_info(const struct driver *driver, CUfunction function, sm12
     return result;
 }
 
-/* Ask the driver for offset and size of all parameters. *known: it can tell. */
+/* Ask the driver for offset and size of all parameters, up to the first index that it refuses. *known: it can tell. */
 static sm120_status ask_parameters(struct kernel *kernel, bool *known) {
     const struct driver *const driver = kernel->module->device->driver;
     enum { PARAMETERS_MAX = 32 * 1024 };
@@ -47,10 +47,13 @@ static sm120_status ask_parameters(struct kernel *kernel, bool *known) {
         size_t offset = 0;
         size_t bytes = 0;
         const CUresult result = driver->cuFuncGetParamInfo(kernel->function, (size_t)count, &offset, &bytes);
-        if (result != CUDA_SUCCESS || count == PARAMETERS_MAX) {
+        if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE || count == PARAMETERS_MAX) {
             *known = result != CUDA_ERROR_NOT_SUPPORTED;
             kernel->info.parameters = count;
             return SM120_OK;
+        }
+        if (result != CUDA_SUCCESS) {
+            return driver_fail(driver, result, "asking for parameter %d of %s", (int)count, kernel->entry);
         }
         struct parameter *const grown = realloc(kernel->parameters, ((size_t)count + 1) * sizeof *grown);
         if (grown == NULL) {

@@ -153,8 +153,9 @@ sm120_status sm120_module_load(sm120_device *handle, const void *image, size_t b
 
 /* ---- unload ---- */
 
-/* Free a module that is in no list and in no use any more. */
-static sm120_status unload(struct module *module) {
+/* Free a module that is in no list and in no use any more. `context`: whether its context still is, and with it what
+ * the driver's handles stand for. */
+static sm120_status unload(struct module *module, bool context) {
     const struct driver *const driver = module->device->driver;
     for (struct kernel *kernel = module->kernels; kernel != NULL;) {
         struct kernel *const after = kernel->next;
@@ -164,7 +165,7 @@ static sm120_status unload(struct module *module) {
         free(kernel);
         kernel = after;
     }
-    const CUresult result = driver->cuModuleUnload(module->module);
+    const CUresult result = context ? driver->cuModuleUnload(module->module) : CUDA_SUCCESS;
     const sm120_status status =
         result == CUDA_SUCCESS ? SM120_OK : driver_fail(driver, result, "unloading %s", module->name);
     object_unregister(&module->object);
@@ -191,20 +192,20 @@ sm120_status sm120_module_unload(sm120_module *handle) {
     pthread_mutex_unlock(&device->lock);
     sm120_status status = device_push(device);
     if (status == SM120_OK) {
-        status = unload(module);
+        status = unload(module, true);
         device_pop(device);
     } else {
-        unload(module);
+        unload(module, false);
     }
     object_release(&device->object);
     return status;
 }
 
-void module_close_all(struct device *device) {
+void module_close_all(struct device *device, bool context) {
     while (device->modules != NULL) {
         struct module *const module = device->modules;
         device->modules = module->next;
-        unload(module);
+        unload(module, context);
     }
 }
 

@@ -36,8 +36,8 @@ sm120_status module_load(struct device *device, const void *image, size_t bytes,
 /* Find or make the kernel of an entry. The device's context is current. */
 sm120_status module_kernel(struct module *module, const char *entry, struct kernel **kernel);
 
-/* Unload all modules of a device that is being closed. */
-void module_close_all(struct device *device);
+/* Unload all modules of a device that is being closed, with or without its context. */
+void module_close_all(struct device *device, bool context);
 
 /* Hold a kernel and make its device's context current; undone by kernel_leave, which returns `status`. */
 sm120_status kernel_enter(sm120_kernel *handle, struct kernel **kernel);

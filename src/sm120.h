@@ -8,6 +8,8 @@
  *   - A device is immutable once open and may be shared by threads. Other objects belong to their device.
  *   - Operations (sm120_attention, sm120_quantize_mxfp8, sm120_launch) neither allocate, nor synchronise, nor print,
  *     so they can be captured in a CUDA graph. Workspace is the caller's: ask for its size with workspace 0.
+ *     Only the first call of an operation on a device, which loads its kernels, is none to capture; one that asks for
+ *     a size does as well.
  *   - Strides are int64, in elements. Sizes in bytes say so. Unknown trailing bytes of a struct must be 0.
  */
 #ifndef SM120_H

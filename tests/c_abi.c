@@ -1,0 +1,854 @@
+/* Every entry of sm120.h, called wrongly, then rightly, by one thread and by several: c_abi [device].
+ *
+ * Prints what is wrong and counts it; ends with 0 where nothing is. Runs under sanitizers too. */
+#define _POSIX_C_SOURCE 200809L
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <sm120.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *device_name = "virtual";
+static int failures;
+static pthread_mutex_t failures_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Count and print a failure. */
+static void wrong(int line, const char *call, const char *text) {
+    pthread_mutex_lock(&failures_lock);
+    failures += 1;
+    printf("c_abi.c:%d: %s: %s\n", line, call, text);
+    pthread_mutex_unlock(&failures_lock);
+}
+
+/* Check a call's status, and that its message is empty after a success and else one that holds `word`. */
+static void expect(int line, const char *call, sm120_status got, sm120_status want, const char *word) {
+    const char *const message = sm120_last_error();
+    char text[1024];
+    snprintf(text, sizeof text, "status %" PRId32 " (%s), wanted %" PRId32 " with \"%s\"; message \"%.600s\"", got,
+             sm120_status_string(got), want, word, message);
+    if (got != want || (got == SM120_OK) != (message[0] == '\0') || strstr(message, word) == NULL) {
+        wrong(line, call, text);
+    }
+}
+
+#define OK(call)                expect(__LINE__, #call, call, SM120_OK, "")
+#define BAD(status, word, call) expect(__LINE__, #call, call, SM120_##status, word)
+#define TRUE(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            wrong(__LINE__, #condition, "is false");                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+/* ---- PTX of the tests ---- */
+
+/* x[i] *= a for i < n. The array is not used: it is there to be found. */
+static const char body[] = ".address_size 64\n"
+                           "// .entry hidden_by_a_comment ( .param .u64 x )\n"
+                           "/* .entry and_by_another () */\n"
+                           ".visible .entry scale(\n"
+                           "    .param .u64 .ptr .global .align 4 x, .param .u32 n, // a comment, with a comma\n"
+                           "    .param .f32 a, .param .align 16 .b8 pair[24])\n"
+                           "{\n"
+                           "    .reg .pred p;\n"
+                           "    .reg .b32 i, j, count;\n"
+                           "    .reg .b64 address, offset;\n"
+                           "    .reg .f32 v, factor;\n"
+                           "    mov.u32 i, %ctaid.x;\n"
+                           "    mov.u32 j, %ntid.x;\n"
+                           "    mul.lo.u32 i, i, j;\n"
+                           "    mov.u32 j, %tid.x;\n"
+                           "    add.u32 i, i, j;\n"
+                           "    ld.param.u32 count, [n];\n"
+                           "    setp.ge.u32 p, i, count;\n"
+                           "    @p bra done;\n"
+                           "    ld.param.u64 address, [x];\n"
+                           "    mul.wide.u32 offset, i, 4;\n"
+                           "    add.u64 address, address, offset;\n"
+                           "    ld.param.f32 factor, [a];\n"
+                           "    ld.global.f32 v, [address];\n"
+                           "    mul.f32 v, v, factor;\n"
+                           "    st.global.f32 [address], v;\n"
+                           "done:\n"
+                           "    ret;\n"
+                           "}\n"
+                           ".visible .entry nothing()\n"
+                           "{\n"
+                           "    ret;\n"
+                           "}\n";
+
+/* Write a module for the device: the same text for two targets. */
+static void write_ptx(sm120_device *device, char *text, size_t bytes, const char *rest) {
+    sm120_device_info info = {.size = sizeof info};
+    OK(sm120_device_query(device, &info));
+    snprintf(text, bytes, ".version 8.8\n.target %s\n%s", info.capability_major == 12 ? "sm_120f" : "sm_90", rest);
+}
+
+/* Load `body` and look `scale` up. */
+static sm120_kernel *load_scale(sm120_device *device, sm120_module **module) {
+    char text[4096];
+    sm120_kernel *kernel = NULL;
+    write_ptx(device, text, sizeof text, body);
+    OK(sm120_module_load(device, text, strlen(text), "body.ptx", module));
+    OK(sm120_module_kernel(*module, "scale", &kernel));
+    return kernel;
+}
+
+/* Launch `scale` on n floats. */
+static sm120_status launch_scale(sm120_kernel *kernel, sm120_address x, uint32_t n, float a, sm120_stream stream) {
+    const char pair[24] = {0};
+    const void *const arguments[] = {&x, &n, &a, pair};
+    const size_t sizes[] = {sizeof x, sizeof n, sizeof a, sizeof pair};
+    const uint32_t grid[3] = {(n + 127) / 128, 1, 1};
+    const uint32_t block[3] = {128, 1, 1};
+    return sm120_launch(kernel, grid, block, 0, stream, arguments, sizes, 4);
+}
+
+/* ---- without a device ---- */
+
+static void test_library(void) {
+    TRUE(sm120_version() >= 0);
+    TRUE(strchr(sm120_version_string(), '.') != NULL);
+    for (sm120_status status = SM120_OK; status <= SM120_INTERNAL; ++status) {
+        TRUE(strcmp(sm120_status_string(status), "unknown status") != 0);
+    }
+    TRUE(strcmp(sm120_status_string(-1), "unknown status") == 0);
+    TRUE(strcmp(sm120_status_string(SM120_INTERNAL + 1), "unknown status") == 0);
+    int32_t count = -1;
+    OK(sm120_device_count("virtual", &count));
+    TRUE(count >= 1);
+    OK(sm120_device_count("cuda", &count));
+    TRUE(count >= 0);
+    BAD(INVALID_ARGUMENT, "kind", sm120_device_count("tpu", &count));
+    BAD(INVALID_ARGUMENT, "kind", sm120_device_count(NULL, &count));
+    BAD(INVALID_ARGUMENT, "count", sm120_device_count("cuda", NULL));
+    TRUE(sm120_last_driver_error() == 0);
+}
+
+static void test_builtin(void) {
+    sm120_builtin_info info = {.size = sizeof info};
+    const void *image = NULL;
+    size_t bytes = 0;
+    OK(sm120_builtin(0, &info));
+    TRUE(info.threads > 0 && strstr(info.source, ".ptx") != NULL && info.entry[0] != '\0');
+    BAD(INVALID_ARGUMENT, "index", sm120_builtin(-1, &info));
+    BAD(UNSUPPORTED, "index", sm120_builtin(INT32_MAX, &info));
+    BAD(INVALID_ARGUMENT, "info", sm120_builtin(0, NULL));
+    info.size -= 1;
+    BAD(INVALID_ARGUMENT, "info->size", sm120_builtin(0, &info));
+    OK(sm120_builtin_image(0, "sm_120f", "ptx", &image, &bytes));
+    TRUE(bytes > 0 && strlen(image) == bytes);
+    OK(sm120_builtin_image(0, "sm_90", "cubin", &image, &bytes));
+    TRUE(bytes > 4 && memcmp(image, "\177ELF", 4) == 0);
+    BAD(INVALID_ARGUMENT, "target", sm120_builtin_image(0, "sm_70", "ptx", &image, &bytes));
+    BAD(INVALID_ARGUMENT, "target", sm120_builtin_image(0, NULL, "ptx", &image, &bytes));
+    BAD(INVALID_ARGUMENT, "form", sm120_builtin_image(0, "sm_90", "elf", &image, &bytes));
+    BAD(INVALID_ARGUMENT, "form", sm120_builtin_image(0, "sm_90", NULL, &image, &bytes));
+    BAD(INVALID_ARGUMENT, "image", sm120_builtin_image(0, "sm_90", "ptx", NULL, &bytes));
+    BAD(INVALID_ARGUMENT, "bytes", sm120_builtin_image(0, "sm_90", "ptx", &image, NULL));
+    BAD(UNSUPPORTED, "index", sm120_builtin_image(INT32_MAX, "sm_90", "ptx", &image, &bytes));
+}
+
+/* Call every entry that takes a handle with `d`, `m` and `k`, which are no handles; `word` is in every message. */
+static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, const char *word) {
+    sm120_device_info device_info = {.size = sizeof device_info};
+    sm120_kernel_info kernel_info = {.size = sizeof kernel_info};
+    sm120_parameter_info parameter_info = {.size = sizeof parameter_info};
+    sm120_attention_args attention = {.size = sizeof attention};
+    sm120_quantize_mxfp8_args quantize = {.size = sizeof quantize};
+    const uint32_t one[3] = {1, 1, 1};
+    const char *text = NULL;
+    char host[16] = {0};
+    void *pointer = NULL;
+    sm120_address address = 0;
+    sm120_module *module = NULL;
+    sm120_kernel *kernel = NULL;
+    uint64_t value = 0;
+    size_t bytes = 0;
+    float ms = 0.0f;
+    int32_t n = 0;
+    BAD(INVALID_ARGUMENT, word, sm120_device_query(d, &device_info));
+    BAD(INVALID_ARGUMENT, word, sm120_device_synchronize(d));
+    BAD(INVALID_ARGUMENT, word, sm120_device_counter(d, 0, &text, &value));
+    BAD(INVALID_ARGUMENT, word, sm120_device_counters_reset(d));
+    BAD(INVALID_ARGUMENT, word, sm120_alloc(d, 16, &address));
+    BAD(INVALID_ARGUMENT, word, sm120_free(d, 256));
+    BAD(INVALID_ARGUMENT, word, sm120_alloc_pinned(d, 16, &pointer, &address));
+    BAD(INVALID_ARGUMENT, word, sm120_free_pinned(d, host));
+    BAD(INVALID_ARGUMENT, word, sm120_copy_to_device(d, 256, host, 16, NULL));
+    BAD(INVALID_ARGUMENT, word, sm120_copy_to_host(d, host, 256, 16, NULL));
+    BAD(INVALID_ARGUMENT, word, sm120_copy_on_device(d, 256, 512, 16, NULL));
+    BAD(INVALID_ARGUMENT, word, sm120_fill(d, 256, 0, 16, NULL));
+    BAD(INVALID_ARGUMENT, word, sm120_stream_create(d, &pointer));
+    BAD(INVALID_ARGUMENT, word, sm120_stream_destroy(d, host));
+    BAD(INVALID_ARGUMENT, word, sm120_stream_synchronize(d, NULL));
+    BAD(INVALID_ARGUMENT, word, sm120_stream_wait_event(d, NULL, host));
+    BAD(INVALID_ARGUMENT, word, sm120_event_create(d, &pointer));
+    BAD(INVALID_ARGUMENT, word, sm120_event_destroy(d, host));
+    BAD(INVALID_ARGUMENT, word, sm120_event_record(d, host, NULL));
+    BAD(INVALID_ARGUMENT, word, sm120_event_synchronize(d, host));
+    BAD(INVALID_ARGUMENT, word, sm120_event_elapsed(d, host, host, &ms));
+    BAD(INVALID_ARGUMENT, word, sm120_module_load(d, body, strlen(body), "x", &module));
+    BAD(INVALID_ARGUMENT, word, sm120_builtin_kernel(d, 0, &kernel));
+    BAD(INVALID_ARGUMENT, word, sm120_attention(d, &attention, 0, &bytes));
+    BAD(INVALID_ARGUMENT, word, sm120_quantize_mxfp8(d, &quantize));
+    BAD(INVALID_ARGUMENT, word, sm120_module_kernel(m, "scale", &kernel));
+    BAD(INVALID_ARGUMENT, word, sm120_module_entry(m, 0, &text));
+    BAD(INVALID_ARGUMENT, word, sm120_kernel_query(k, &kernel_info));
+    BAD(INVALID_ARGUMENT, word, sm120_kernel_parameter(k, 0, &parameter_info));
+    BAD(INVALID_ARGUMENT, word, sm120_kernel_occupancy(k, 32, 0, &n));
+    BAD(INVALID_ARGUMENT, word, sm120_launch(k, one, one, 0, NULL, NULL, NULL, 0));
+}
+
+static void test_handles(sm120_device *device, sm120_module *module, sm120_kernel *kernel) {
+    int on_stack = 0;
+    test_no_handle(NULL, NULL, NULL, "is NULL");
+    test_no_handle((sm120_device *)module, (sm120_module *)kernel, (sm120_kernel *)device, "is no");
+    test_no_handle((void *)&on_stack, (void *)&on_stack, (void *)&on_stack, "is no");
+    OK(sm120_device_close(NULL));
+    OK(sm120_module_unload(NULL));
+    BAD(INVALID_ARGUMENT, "device", sm120_device_close((sm120_device *)module));
+    BAD(INVALID_ARGUMENT, "module", sm120_module_unload((sm120_module *)device));
+}
+
+/* ---- devices ---- */
+
+static void test_open(sm120_device *device) {
+    sm120_device *other = NULL;
+    BAD(INVALID_ARGUMENT, "device", sm120_device_open("virtual", NULL));
+    BAD(INVALID_ARGUMENT, "tpu", sm120_device_open("tpu", &other));
+    BAD(INVALID_ARGUMENT, "virtual:", sm120_device_open("virtual:", &other));
+    BAD(INVALID_ARGUMENT, "virtual:-1", sm120_device_open("virtual:-1", &other));
+    BAD(INVALID_ARGUMENT, "virtual:1x", sm120_device_open("virtual:1x", &other));
+    BAD(NO_DEVICE, "virtual:999", sm120_device_open("virtual:999", &other));
+    BAD(NO_DEVICE, "cuda:999", sm120_device_open("cuda:999", &other));
+    TRUE(other == NULL);
+    setenv("PYSM120_DEVICE", "nonsense", 1);
+    BAD(INVALID_ARGUMENT, "PYSM120_DEVICE", sm120_device_open(NULL, &other));
+    setenv("PYSM120_DEVICE", "", 1);
+    OK(sm120_device_open(NULL, &other));
+    OK(sm120_device_close(other));
+    setenv("PYSM120_DEVICE", "virtual:0", 1);
+    OK(sm120_device_open(NULL, &other));
+    unsetenv("PYSM120_DEVICE");
+    sm120_device_info info = {.size = sizeof info};
+    OK(sm120_device_query(other, &info));
+    TRUE(info.is_virtual == 1 && info.ordinal == 0 && info.capability_major == 12 && info.warp_size == 32);
+    TRUE(info.shared_bytes_per_block == 101376 && info.max_threads_per_block == 1024 && info.memory_bytes > 0);
+    TRUE(info.name[0] != '\0');
+    TRUE(other != device);
+    sm120_address address = 0;
+    OK(sm120_alloc(other, 64, &address));
+    BAD(INVALID_ARGUMENT, "address", sm120_free(device, address)); /* another device's */
+    OK(sm120_device_close(other));                                 /* frees it */
+    test_no_handle(other, (void *)other, (void *)other, "is no");
+    BAD(INVALID_ARGUMENT, "closed", sm120_device_close(other));
+}
+
+static void test_query(sm120_device *device) {
+    struct {
+        sm120_device_info info;
+        char later[8];
+    } longer = {.info = {.size = sizeof longer}};
+    OK(sm120_device_query(device, &longer.info));
+    TRUE(longer.info.size == sizeof longer);
+    longer.later[3] = 1;
+    BAD(INVALID_ARGUMENT, "must be 0", sm120_device_query(device, &longer.info));
+    longer.info.size = sizeof longer.info - 4;
+    BAD(INVALID_ARGUMENT, "info->size", sm120_device_query(device, &longer.info));
+    longer.info.size = UINT32_MAX;
+    BAD(INVALID_ARGUMENT, "info->size", sm120_device_query(device, &longer.info));
+    BAD(INVALID_ARGUMENT, "info", sm120_device_query(device, NULL));
+}
+
+static void test_counters(sm120_device *device, sm120_kernel *kernel) {
+    sm120_device_info info = {.size = sizeof info};
+    const char *name = NULL;
+    uint64_t value = 0;
+    uint64_t sum = 0;
+    int32_t index = 0;
+    OK(sm120_device_query(device, &info));
+    BAD(INVALID_ARGUMENT, "index", sm120_device_counter(device, -1, &name, &value));
+    BAD(INVALID_ARGUMENT, "name", sm120_device_counter(device, 0, NULL, &value));
+    BAD(INVALID_ARGUMENT, "value", sm120_device_counter(device, 0, &name, NULL));
+    BAD(UNSUPPORTED, "index", sm120_device_counter(device, INT32_MAX, &name, &value));
+    if (info.is_virtual == 0) {
+        BAD(UNSUPPORTED, "counts nothing", sm120_device_counters_reset(device));
+        return;
+    }
+    OK(sm120_device_counters_reset(device));
+    TRUE(launch_scale(kernel, 256, 0, 1.0f, NULL) == SM120_INVALID_ARGUMENT); /* an empty grid: nothing to count */
+    while (sm120_device_counter(device, index, &name, &value) == SM120_OK) {
+        TRUE(name != NULL && name[0] != '\0');
+        sum += value;
+        index += 1;
+    }
+    TRUE(index > 0);
+    TRUE(sum == 0);
+}
+
+/* ---- memory ---- */
+
+static void test_memory(sm120_device *device) {
+    sm120_address address = 0;
+    unsigned char host[256];
+    unsigned char back[256];
+    BAD(INVALID_ARGUMENT, "bytes = 0", sm120_alloc(device, 0, &address));
+    BAD(INVALID_ARGUMENT, "address", sm120_alloc(device, 16, NULL));
+    BAD(OUT_OF_MEMORY, "bytes = 4611686018427387904", sm120_alloc(device, (size_t)1 << 62, &address));
+    TRUE(sm120_last_driver_error() == 2);
+    OK(sm120_alloc(device, sizeof host, &address));
+    TRUE(address != 0 && address % 256 == 0 && sm120_last_driver_error() == 0);
+    for (int i = 0; i < 256; ++i) {
+        host[i] = (unsigned char)i;
+    }
+    OK(sm120_copy_to_device(device, address, host, sizeof host, NULL));
+    OK(sm120_copy_on_device(device, address + 128, address, 64, NULL));
+    OK(sm120_fill(device, address + 192, 0x5a, 64, NULL));
+    OK(sm120_copy_to_host(device, back, address, sizeof back, NULL));
+    OK(sm120_device_synchronize(device));
+    TRUE(memcmp(back, host, 128) == 0 && memcmp(back + 128, host, 64) == 0 && back[192] == 0x5a && back[255] == 0x5a);
+    OK(sm120_copy_to_device(device, address, host, 0, NULL));
+    BAD(INVALID_ARGUMENT, "from", sm120_copy_to_device(device, address, NULL, 16, NULL));
+    BAD(INVALID_ARGUMENT, "to", sm120_copy_to_host(device, NULL, address, 16, NULL));
+    BAD(INVALID_ARGUMENT, "to", sm120_copy_to_device(device, 0, host, 16, NULL));
+    BAD(INVALID_ARGUMENT, "past the end", sm120_copy_to_device(device, address + 250, host, 7, NULL));
+    BAD(INVALID_ARGUMENT, "past the end", sm120_copy_to_host(device, host, address, 257, NULL));
+    BAD(INVALID_ARGUMENT, "past the end", sm120_copy_on_device(device, address + 128, address, 129, NULL));
+    BAD(INVALID_ARGUMENT, "from", sm120_copy_on_device(device, address, UINT64_MAX - 3, 8, NULL));
+    BAD(INVALID_ARGUMENT, "past the end", sm120_fill(device, address, 0, SIZE_MAX, NULL));
+    BAD(INVALID_ARGUMENT, "inside", sm120_free(device, address + 16));
+    OK(sm120_free(device, address));
+    BAD(INVALID_ARGUMENT, "freed already", sm120_free(device, address));
+    BAD(INVALID_ARGUMENT, "address", sm120_free(device, 0));
+}
+
+static void test_pinned(sm120_device *device, sm120_kernel *kernel) {
+    sm120_address address = 0;
+    void *memory = NULL;
+    BAD(INVALID_ARGUMENT, "bytes = 0", sm120_alloc_pinned(device, 0, &memory, &address));
+    BAD(INVALID_ARGUMENT, "host", sm120_alloc_pinned(device, 16, NULL, &address));
+    BAD(INVALID_ARGUMENT, "address", sm120_alloc_pinned(device, 16, &memory, NULL));
+    BAD(OUT_OF_MEMORY, "bytes", sm120_alloc_pinned(device, (size_t)1 << 62, &memory, &address));
+    OK(sm120_alloc_pinned(device, 200 * sizeof(float), &memory, &address));
+    float *const x = memory;
+    for (int i = 0; i < 200; ++i) {
+        x[i] = (float)i;
+    }
+    OK(launch_scale(kernel, address, 199, 3.0f, NULL));
+    OK(sm120_device_synchronize(device));
+    TRUE(x[0] == 0.0f && x[1] == 3.0f && x[198] == 594.0f && x[199] == 199.0f);
+    BAD(INVALID_ARGUMENT, "inside", sm120_free_pinned(device, (char *)memory + 4));
+    OK(sm120_free_pinned(device, memory));
+    BAD(INVALID_ARGUMENT, "freed already", sm120_free_pinned(device, memory));
+    BAD(INVALID_ARGUMENT, "host", sm120_free_pinned(device, NULL));
+}
+
+static void test_streams(sm120_device *device, sm120_kernel *kernel) {
+    sm120_stream stream = NULL;
+    sm120_event start = NULL;
+    sm120_event end = NULL;
+    sm120_address x = 0;
+    float ms = -1.0f;
+    BAD(INVALID_ARGUMENT, "stream", sm120_stream_create(device, NULL));
+    BAD(INVALID_ARGUMENT, "event", sm120_event_create(device, NULL));
+    OK(sm120_alloc(device, 4096, &x));
+    OK(sm120_stream_create(device, &stream));
+    OK(sm120_event_create(device, &start));
+    OK(sm120_event_create(device, &end));
+    OK(sm120_event_record(device, start, stream));
+    OK(sm120_fill(device, x, 0, 4096, stream));
+    OK(launch_scale(kernel, x, 1024, 2.0f, stream));
+    OK(sm120_event_record(device, end, stream));
+    OK(sm120_stream_wait_event(device, NULL, end));
+    OK(sm120_stream_synchronize(device, stream));
+    OK(sm120_stream_synchronize(device, NULL));
+    OK(sm120_event_synchronize(device, end));
+    OK(sm120_event_elapsed(device, start, end, &ms));
+    TRUE(ms >= 0.0f);
+    BAD(INVALID_ARGUMENT, "event", sm120_stream_wait_event(device, stream, NULL));
+    BAD(INVALID_ARGUMENT, "event", sm120_event_record(device, NULL, stream));
+    BAD(INVALID_ARGUMENT, "event", sm120_event_synchronize(device, NULL));
+    BAD(INVALID_ARGUMENT, "start", sm120_event_elapsed(device, NULL, end, &ms));
+    BAD(INVALID_ARGUMENT, "end", sm120_event_elapsed(device, start, NULL, &ms));
+    BAD(INVALID_ARGUMENT, "milliseconds", sm120_event_elapsed(device, start, end, NULL));
+    BAD(INVALID_ARGUMENT, "stream", sm120_stream_destroy(device, NULL));
+    BAD(INVALID_ARGUMENT, "event", sm120_event_destroy(device, stream));
+    OK(sm120_event_destroy(device, start));
+    OK(sm120_event_destroy(device, end));
+    OK(sm120_stream_destroy(device, stream));
+    BAD(INVALID_ARGUMENT, "destroyed already", sm120_stream_destroy(device, stream));
+    BAD(INVALID_ARGUMENT, "destroyed already", sm120_event_destroy(device, end));
+    OK(sm120_free(device, x));
+}
+
+/* ---- modules and launches ---- */
+
+static void test_modules(sm120_device *device) {
+    char text[4096];
+    sm120_module *module = NULL;
+    sm120_kernel *kernel = NULL;
+    sm120_kernel *same = NULL;
+    const char *entry = NULL;
+    write_ptx(device, text, sizeof text, body);
+    const size_t bytes = strlen(text);
+    BAD(INVALID_ARGUMENT, "image", sm120_module_load(device, NULL, bytes, "x", &module));
+    BAD(INVALID_ARGUMENT, "bytes", sm120_module_load(device, text, 0, "x", &module));
+    BAD(INVALID_ARGUMENT, "name", sm120_module_load(device, text, bytes, NULL, &module));
+    BAD(INVALID_ARGUMENT, "module", sm120_module_load(device, text, bytes, "x", NULL));
+    OK(sm120_module_load(device, text, bytes + 1, "with its NUL", &module));
+    OK(sm120_module_unload(module));
+    char *const exact = malloc(bytes); /* with no byte behind it */
+    memcpy(exact, text, bytes);
+    OK(sm120_module_load(device, exact, bytes, "exact", &module));
+    free(exact);
+    OK(sm120_module_entry(module, 0, &entry));
+    TRUE(strcmp(entry, "scale") == 0);
+    OK(sm120_module_entry(module, 1, &entry));
+    TRUE(strcmp(entry, "nothing") == 0);
+    BAD(UNSUPPORTED, "index = 2", sm120_module_entry(module, 2, &entry));
+    BAD(INVALID_ARGUMENT, "index", sm120_module_entry(module, -1, &entry));
+    BAD(INVALID_ARGUMENT, "entry", sm120_module_entry(module, 0, NULL));
+    BAD(INVALID_ARGUMENT, "missing", sm120_module_kernel(module, "missing", &kernel));
+    BAD(INVALID_ARGUMENT, "entry", sm120_module_kernel(module, NULL, &kernel));
+    BAD(INVALID_ARGUMENT, "kernel", sm120_module_kernel(module, "scale", NULL));
+    OK(sm120_module_kernel(module, "scale", &kernel));
+    OK(sm120_module_kernel(module, "scale", &same));
+    TRUE(kernel == same);
+    OK(sm120_module_unload(module));
+    sm120_kernel_info info = {.size = sizeof info};
+    BAD(INVALID_ARGUMENT, "module", sm120_module_unload(module));
+    BAD(INVALID_ARGUMENT, "kernel", sm120_kernel_query(kernel, &info));
+}
+
+static void test_images(sm120_device *device) {
+    char text[4096];
+    sm120_module *module = NULL;
+    const void *cubin = NULL;
+    size_t bytes = 0;
+    write_ptx(device, text, sizeof text, ".address_size 64\n.visible .entry bad()\n{\n    no.such.instruction;\n}\n");
+    BAD(INVALID_PROGRAM, "broken.ptx", sm120_module_load(device, text, strlen(text), "broken.ptx", &module));
+    TRUE(sm120_last_driver_error() != 0);
+    write_ptx(device, text, sizeof text, ".address_size 64\n.visible .entry bad( .param .u64");
+    BAD(INVALID_PROGRAM, "cut.ptx", sm120_module_load(device, text, strlen(text), "cut.ptx", &module));
+    BAD(INVALID_PROGRAM, "", sm120_module_load(device, "hello", 5, "x", &module));
+    BAD(INVALID_PROGRAM, "NUL", sm120_module_load(device, "a\0b", 3, "x", &module));
+    BAD(INVALID_PROGRAM, "cubin", sm120_module_load(device, "\177ELF", 4, "x", &module));
+    BAD(INVALID_PROGRAM, "fat", sm120_module_load(device, "\x50\xed\x55\xba", 4, "x", &module));
+    OK(sm120_builtin_image(0, "sm_90", "cubin", &cubin, &bytes));
+    BAD(INVALID_PROGRAM, "cut short", sm120_module_load(device, cubin, bytes - 1, "x", &module));
+    BAD(INVALID_PROGRAM, "cut short", sm120_module_load(device, cubin, 100, "x", &module));
+    sm120_device_info info = {.size = sizeof info};
+    OK(sm120_device_query(device, &info));
+    const char *const foreign = info.capability_major == 12 ? "sm_90" : "sm_120f";
+    OK(sm120_builtin_image(0, foreign, "cubin", &cubin, &bytes));
+    BAD(INVALID_PROGRAM, "other.cubin", sm120_module_load(device, cubin, bytes, "other.cubin", &module));
+    TRUE(module == NULL);
+}
+
+static void test_kernel(sm120_kernel *kernel) {
+    sm120_kernel_info info = {.size = sizeof info};
+    OK(sm120_kernel_query(kernel, &info));
+    TRUE(info.parameters == 4 && strcmp(info.entry, "scale") == 0 && info.max_threads >= 128);
+    BAD(INVALID_ARGUMENT, "info", sm120_kernel_query(kernel, NULL));
+    info.size = 4;
+    BAD(INVALID_ARGUMENT, "info->size", sm120_kernel_query(kernel, &info));
+    static const sm120_parameter_info want[] = {
+        {0, 0, 8, "u64", "x"}, {0, 8, 4, "u32", "n"}, {0, 12, 4, "f32", "a"}, {0, 16, 24, "b8[24]", "pair"}};
+    sm120_parameter_info got = {.size = sizeof got};
+    for (int i = 0; i < 4; ++i) {
+        OK(sm120_kernel_parameter(kernel, i, &got));
+        TRUE(got.offset == want[i].offset && got.bytes == want[i].bytes && strcmp(got.type, want[i].type) == 0 &&
+             strcmp(got.name, want[i].name) == 0);
+    }
+    BAD(UNSUPPORTED, "index = 4", sm120_kernel_parameter(kernel, 4, &got));
+    BAD(INVALID_ARGUMENT, "index", sm120_kernel_parameter(kernel, -1, &got));
+    BAD(INVALID_ARGUMENT, "info", sm120_kernel_parameter(kernel, 0, NULL));
+    int32_t blocks = -1;
+    OK(sm120_kernel_occupancy(kernel, 128, 0, &blocks));
+    TRUE(blocks >= 1);
+    OK(sm120_kernel_occupancy(kernel, 128, 90000, &blocks));
+    TRUE(blocks >= 1);
+    BAD(INVALID_ARGUMENT, "threads", sm120_kernel_occupancy(kernel, 0, 0, &blocks));
+    BAD(INVALID_ARGUMENT, "threads", sm120_kernel_occupancy(kernel, 2048, 0, &blocks));
+    BAD(INVALID_ARGUMENT, "shared_bytes", sm120_kernel_occupancy(kernel, 32, 1 << 30, &blocks));
+    BAD(INVALID_ARGUMENT, "blocks", sm120_kernel_occupancy(kernel, 32, 0, NULL));
+}
+
+static void test_launch(sm120_device *device, sm120_kernel *kernel) {
+    sm120_address x = 0;
+    uint32_t n = 300;
+    float a = 0.5f;
+    float host[300];
+    const char pair[24] = {0};
+    const void *arguments[] = {&x, &n, &a, pair};
+    size_t sizes[] = {8, 4, 4, 24};
+    const uint32_t one[3] = {1, 1, 1};
+    const uint32_t zero[3] = {1, 0, 1};
+    const uint32_t wide[3] = {1, 65536, 1};
+    const uint32_t many[3] = {1025, 1, 1};
+    const uint32_t deep[3] = {1, 1, 65};
+    const uint32_t huge[3] = {UINT32_MAX, UINT32_MAX, UINT32_MAX};
+    OK(sm120_alloc(device, sizeof host, &x));
+    for (int i = 0; i < 300; ++i) {
+        host[i] = (float)i;
+    }
+    OK(sm120_copy_to_device(device, x, host, sizeof host, NULL));
+    OK(launch_scale(kernel, x, n, a, NULL));
+    OK(sm120_launch(kernel, one, one, 60000, NULL, arguments, sizes, 4)); /* halves element 0 again */
+    OK(sm120_copy_to_host(device, host, x, sizeof host, NULL));
+    OK(sm120_device_synchronize(device));
+    TRUE(host[0] == 0.0f && host[1] == 0.5f && host[299] == 149.5f);
+    BAD(INVALID_ARGUMENT, "grid", sm120_launch(kernel, NULL, one, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "block", sm120_launch(kernel, one, NULL, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "grid", sm120_launch(kernel, zero, one, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "grid", sm120_launch(kernel, wide, one, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "block", sm120_launch(kernel, one, zero, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "block", sm120_launch(kernel, one, many, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "block", sm120_launch(kernel, one, deep, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "block", sm120_launch(kernel, one, huge, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "shared_bytes", sm120_launch(kernel, one, one, 1 << 20, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "shared_bytes", sm120_launch(kernel, one, one, UINT32_MAX, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "has 4", sm120_launch(kernel, one, one, 0, NULL, arguments, sizes, 3));
+    BAD(INVALID_ARGUMENT, "has 4", sm120_launch(kernel, one, one, 0, NULL, arguments, sizes, SIZE_MAX));
+    BAD(INVALID_ARGUMENT, "arguments", sm120_launch(kernel, one, one, 0, NULL, NULL, sizes, 4));
+    BAD(INVALID_ARGUMENT, "argument_bytes", sm120_launch(kernel, one, one, 0, NULL, arguments, NULL, 4));
+    sizes[1] = 8;
+    BAD(INVALID_ARGUMENT, "(.u32)", sm120_launch(kernel, one, one, 0, NULL, arguments, sizes, 4));
+    sizes[1] = 4;
+    arguments[2] = NULL;
+    BAD(INVALID_ARGUMENT, "arguments[2]", sm120_launch(kernel, one, one, 0, NULL, arguments, sizes, 4));
+    OK(sm120_free(device, x));
+}
+
+/* A kernel that writes where nothing is: a fault, on the virtual device one that can be survived. */
+static void test_fault(sm120_device *device, sm120_kernel *kernel) {
+    sm120_device_info info = {.size = sizeof info};
+    sm120_address x = 0;
+    OK(sm120_device_query(device, &info));
+    if (info.is_virtual == 0) {
+        return; /* the context of a GPU does not survive it */
+    }
+    OK(sm120_alloc(device, 256, &x));
+    OK(sm120_fill(device, x, 0, 256, NULL));
+    sm120_status status = launch_scale(kernel, x + 192, 64, 2.0f, NULL);
+    status = status == SM120_OK ? sm120_device_synchronize(device) : status;
+    BAD(FAULT, "scale", status);
+    TRUE(sm120_last_driver_error() != 0);
+    OK(launch_scale(kernel, x, 64, 2.0f, NULL));
+    OK(sm120_device_synchronize(device));
+    OK(sm120_free(device, x));
+}
+
+/* ---- operations ---- */
+
+enum { BATCH = 2, HEADS = 4, KV_HEADS = 2, Q_ROWS = 5, KV_ROWS = 7, D = 24 };
+
+/* A field of a struct set to a wrong value, the status that this is, and a word of the message. */
+struct wrong_field {
+    const char *word;
+    sm120_status status;
+    size_t offset, bytes;
+    int64_t value; /* or the bits of a float */
+};
+
+#define FIELD(type, field, value, status, word)                                                                        \
+    {word, SM120_##status, offsetof(type, field), sizeof(((type *)NULL)->field), value}
+#define A(field, value, status, word) FIELD(sm120_attention_args, field, value, status, word)
+#define Q(field, value, status, word) FIELD(sm120_quantize_mxfp8_args, field, value, status, word)
+
+static const struct wrong_field wrong_attention[] = {
+    A(size, 0, INVALID_ARGUMENT, "args->size = 0"),
+    A(size, sizeof(sm120_attention_args) - 8, INVALID_ARGUMENT, "args->size"),
+    A(size, 1 << 20, INVALID_ARGUMENT, "args->size"),
+    A(precision, 0, INVALID_ARGUMENT, "precision = 0"),
+    A(precision, 9, INVALID_ARGUMENT, "precision = 9"),
+    A(batch, 0, INVALID_ARGUMENT, "batch = 0"),
+    A(batch, -1, INVALID_ARGUMENT, "batch = -1"),
+    A(batch, INT64_MAX, UNSUPPORTED, "batch"),
+    A(batch, 1 << 30, UNSUPPORTED, "batch * heads"),
+    A(heads, 0, INVALID_ARGUMENT, "heads = 0"),
+    A(heads, 3, INVALID_ARGUMENT, "kv_heads = 2 does not divide heads = 3"),
+    A(kv_heads, 0, INVALID_ARGUMENT, "kv_heads = 0"),
+    A(kv_heads, 8, INVALID_ARGUMENT, "kv_heads = 8"),
+    A(q_rows, 0, INVALID_ARGUMENT, "q_rows = 0"),
+    A(q_rows, 1 << 30, UNSUPPORTED, "q_rows"),
+    A(kv_rows, 0, INVALID_ARGUMENT, "kv_rows = 0"),
+    A(kv_rows, INT64_MAX, UNSUPPORTED, "kv_rows"),
+    A(head_dim, 0, INVALID_ARGUMENT, "head_dim = 0"),
+    A(head_dim, 20, UNSUPPORTED, "head_dim = 20"),
+    A(head_dim, 136, UNSUPPORTED, "head_dim = 136"),
+    A(q.dtype, 0, INVALID_ARGUMENT, "q.dtype"),
+    A(k.dtype, SM120_E4M3, UNSUPPORTED, "k.dtype"),
+    A(v.dtype, SM120_F16, INVALID_ARGUMENT, "v.dtype"),
+    A(o.dtype, SM120_E8M0, UNSUPPORTED, "o.dtype"),
+    A(q.reserved, 1, INVALID_ARGUMENT, "q.reserved = 1"),
+    A(q.address, 0, INVALID_ARGUMENT, "q.address = 0"),
+    A(k.address, 8, MISALIGNED, "k.address"),
+    A(q.batch_stride, -4, INVALID_ARGUMENT, "q.batch_stride = -4"),
+    A(q.head_stride, 2, MISALIGNED, "q.head_stride = 2"),
+    A(k.row_stride, 0, INVALID_ARGUMENT, "k.row_stride = 0"),
+    A(k.row_stride, INT64_MAX / 2, UNSUPPORTED, "k.row_stride"),
+    A(k.row_stride, (int64_t)1 << 60, UNSUPPORTED, "63 bits"),
+    A(v.row_stride, 1 << 28, INVALID_ARGUMENT, "past the end"),
+    A(o.row_stride, 4, INVALID_ARGUMENT, "overlap"),
+    A(o.head_stride, 0, INVALID_ARGUMENT, "o.head_stride = 0"),
+    A(o.batch_stride, 64, INVALID_ARGUMENT, "overlap"),
+    A(o.address, 0, INVALID_ARGUMENT, "o.address = 0"),
+    A(lse, 2, MISALIGNED, "lse"),
+    A(scale, 0x7f800000, INVALID_ARGUMENT, "scale = inf"),
+    A(scale, 0x7fc00000, INVALID_ARGUMENT, "scale"),
+    A(scale, 0x7f7fffff, INVALID_ARGUMENT, "scale = 3.40282e+38"),
+    A(causal, 3, INVALID_ARGUMENT, "causal = 3"),
+};
+
+static const struct wrong_field wrong_quantize[] = {
+    Q(size, 7, INVALID_ARGUMENT, "args->size = 7"),
+    Q(axis, 2, INVALID_ARGUMENT, "axis = 2"),
+    Q(rounding, 2, INVALID_ARGUMENT, "rounding = 2"),
+    Q(reserved, 5, INVALID_ARGUMENT, "reserved = 5"),
+    Q(batch, 0, INVALID_ARGUMENT, "batch = 0"),
+    Q(heads, -7, INVALID_ARGUMENT, "heads = -7"),
+    Q(rows, 0, INVALID_ARGUMENT, "rows = 0"),
+    Q(rows, (int64_t)1 << 40, UNSUPPORTED, "rows"),
+    Q(head_dim, 12, UNSUPPORTED, "head_dim = 12"),
+    Q(x.dtype, SM120_E4M3, UNSUPPORTED, "x.dtype"),
+    Q(x.address, 4, MISALIGNED, "x.address"),
+    Q(x.row_stride, 0, INVALID_ARGUMENT, "x.row_stride"),
+    Q(x.row_stride, 1 << 20, INVALID_ARGUMENT, "past the end"),
+    Q(elements, 0, INVALID_ARGUMENT, "elements = 0"),
+    Q(elements, 24, MISALIGNED, "elements"),
+    Q(scales, 0, INVALID_ARGUMENT, "scales = 0"),
+};
+
+/* Copy a struct of `bytes` bytes with one field set wrongly. */
+static void set_field(void *to, const void *from, size_t bytes, const struct wrong_field *field) {
+    memcpy(to, from, bytes);
+    memcpy((char *)to + field->offset, &field->value, field->bytes); /* little-endian, as the library's images are */
+}
+
+/* Arguments of an attention in f32 whose five arrays lie one behind the other at `memory`. */
+static sm120_attention_args attention_args(sm120_address memory) {
+    enum { PART = 1 << 14 };
+    const sm120_tensor q = {memory, SM120_F32, 0, HEADS * Q_ROWS * D, Q_ROWS * D, D};
+    const sm120_tensor kv = {memory + PART, SM120_F32, 0, KV_HEADS * KV_ROWS * D, KV_ROWS * D, D};
+    sm120_attention_args args = {.size = sizeof args, .precision = SM120_MXFP8, .batch = BATCH, .heads = HEADS};
+    args.kv_heads = KV_HEADS;
+    args.q_rows = Q_ROWS;
+    args.kv_rows = KV_ROWS;
+    args.head_dim = D;
+    args.q = q;
+    args.k = kv;
+    args.v = kv;
+    args.v.address += PART;
+    args.o = q;
+    args.o.address += 3 * PART;
+    args.lse = memory + 4 * PART;
+    args.scale = -0.25f;
+    args.causal = SM120_CAUSAL_BOTTOM_RIGHT;
+    return args;
+}
+
+static void test_attention(sm120_device *device) {
+    enum { BYTES = 1 << 18 };
+    sm120_address memory = 0;
+    sm120_address workspace = 0;
+    size_t bytes = 0;
+    OK(sm120_alloc(device, BYTES, &memory));
+    OK(sm120_fill(device, memory, 0, BYTES, NULL));
+    const sm120_attention_args right = attention_args(memory);
+    OK(sm120_attention(device, &right, 0, &bytes));
+    TRUE(bytes > 0);
+    OK(sm120_alloc(device, bytes, &workspace));
+    for (size_t i = 0; i < sizeof wrong_attention / sizeof wrong_attention[0]; ++i) {
+        sm120_attention_args args;
+        set_field(&args, &right, sizeof args, &wrong_attention[i]);
+        expect(__LINE__, wrong_attention[i].word, sm120_attention(device, &args, workspace, &bytes),
+               wrong_attention[i].status, wrong_attention[i].word);
+    }
+    size_t less = bytes - 1;
+    BAD(INVALID_ARGUMENT, "args", sm120_attention(device, NULL, workspace, &bytes));
+    BAD(INVALID_ARGUMENT, "workspace_bytes", sm120_attention(device, &right, workspace, NULL));
+    BAD(WORKSPACE_TOO_SMALL, "workspace_bytes", sm120_attention(device, &right, workspace, &less));
+    BAD(MISALIGNED, "workspace", sm120_attention(device, &right, workspace + 16, &bytes));
+    BAD(INVALID_ARGUMENT, "overlap", sm120_attention(device, &right, right.lse, &bytes));
+    BAD(INVALID_ARGUMENT, "past the end", sm120_attention(device, &right, workspace + 256, &bytes));
+    sm120_attention_args args = right;
+    args.lse = args.o.address;
+    BAD(INVALID_ARGUMENT, "overlap", sm120_attention(device, &args, workspace, &bytes));
+    OK(sm120_attention(device, &right, workspace, &bytes)); /* of zeros: the mean of zeros, and log of the keys */
+    float lse = 0.0f;
+    OK(sm120_copy_to_host(device, &lse, right.lse, sizeof lse, NULL));
+    OK(sm120_device_synchronize(device));
+    TRUE(fabsf(lse - logf(KV_ROWS - Q_ROWS + 1)) < 1e-5f);
+    OK(sm120_free(device, workspace));
+    OK(sm120_free(device, memory));
+}
+
+static void test_quantize(sm120_device *device) {
+    enum { ROWS = 3, COUNT = ROWS * D };
+    sm120_address memory = 0;
+    float x[COUNT];
+    uint8_t elements[COUNT];
+    uint8_t scales[ROWS];
+    OK(sm120_alloc(device, 4096, &memory));
+    for (int i = 0; i < COUNT; ++i) {
+        x[i] = i < D ? 1.0f : i < 2 * D ? -3.5f : 0.0f;
+    }
+    OK(sm120_copy_to_device(device, memory, x, sizeof x, NULL));
+    sm120_quantize_mxfp8_args right = {.size = sizeof right, .batch = 1, .heads = 1, .rows = ROWS, .head_dim = D};
+    right.x = (sm120_tensor){memory, SM120_F32, 0, COUNT, COUNT, D};
+    right.elements = memory + 1024;
+    right.scales = memory + 2048;
+    for (size_t i = 0; i < sizeof wrong_quantize / sizeof wrong_quantize[0]; ++i) {
+        sm120_quantize_mxfp8_args args;
+        set_field(&args, &right, sizeof args, &wrong_quantize[i]);
+        expect(__LINE__, wrong_quantize[i].word, sm120_quantize_mxfp8(device, &args), wrong_quantize[i].status,
+               wrong_quantize[i].word);
+    }
+    BAD(INVALID_ARGUMENT, "args", sm120_quantize_mxfp8(device, NULL));
+    sm120_quantize_mxfp8_args args = right;
+    args.scales = args.elements + 8;
+    BAD(INVALID_ARGUMENT, "overlap", sm120_quantize_mxfp8(device, &args));
+    OK(sm120_quantize_mxfp8(device, &right));
+    OK(sm120_copy_to_host(device, elements, right.elements, sizeof elements, NULL));
+    OK(sm120_copy_to_host(device, scales, right.scales, sizeof scales, NULL));
+    OK(sm120_device_synchronize(device));
+    TRUE(scales[0] == 127 - 8 && elements[0] == 0x78);     /* 1 = 256 * 2^-8 */
+    TRUE(scales[1] == 127 - 7 && elements[D + 1] == 0xfe); /* -3.5 = -448 * 2^-7 */
+    TRUE(elements[2 * D] == 0);
+    OK(sm120_free(device, memory));
+}
+
+static void test_builtin_kernels(sm120_device *device) {
+    sm120_builtin_info info = {.size = sizeof info};
+    sm120_kernel_info about = {.size = sizeof about};
+    sm120_kernel *kernel = NULL;
+    BAD(INVALID_ARGUMENT, "kernel", sm120_builtin_kernel(device, 0, NULL));
+    BAD(INVALID_ARGUMENT, "index", sm120_builtin_kernel(device, -1, &kernel));
+    BAD(UNSUPPORTED, "index", sm120_builtin_kernel(device, INT32_MAX, &kernel));
+    for (int32_t i = 0; sm120_builtin(i, &info) == SM120_OK; ++i) {
+        OK(sm120_builtin_kernel(device, i, &kernel));
+        OK(sm120_kernel_query(kernel, &about));
+        TRUE(strcmp(about.entry, info.entry) == 0 && about.parameters > 0 &&
+             (uint32_t)about.max_threads >= info.threads);
+    }
+}
+
+/* ---- threads ---- */
+
+struct worker {
+    sm120_device *device;
+    int number;
+};
+
+/* Load, allocate, launch, check, free: what each of several threads does on one device. */
+static void *work(void *argument) {
+    const struct worker *const worker = argument;
+    sm120_device *const device = worker->device;
+    enum { N = 500 };
+    for (int round = 0; round < 5; ++round) {
+        sm120_module *module = NULL;
+        sm120_kernel *const kernel = load_scale(device, &module);
+        sm120_address x = 0;
+        float host[N];
+        for (int i = 0; i < N; ++i) {
+            host[i] = (float)(i + worker->number);
+        }
+        OK(sm120_alloc(device, sizeof host, &x));
+        OK(sm120_copy_to_device(device, x, host, sizeof host, NULL));
+        OK(launch_scale(kernel, x, N, 2.0f, NULL));
+        OK(sm120_copy_to_host(device, host, x, sizeof host, NULL));
+        OK(sm120_device_synchronize(device));
+        TRUE(host[0] == 2.0f * (float)worker->number && host[N - 1] == 2.0f * (float)(N - 1 + worker->number));
+        BAD(INVALID_ARGUMENT, "bytes", sm120_alloc(device, 0, &x)); /* the message is this thread's own */
+        OK(sm120_free(device, x));
+        OK(sm120_module_unload(module));
+    }
+    return NULL;
+}
+
+/* Use a device until another thread closes it: every call works, or says that the device is closed. */
+static void *use_until_closed(void *argument) {
+    sm120_device *const device = argument;
+    for (;;) {
+        sm120_address x = 0;
+        const sm120_status status = sm120_alloc(device, 64, &x);
+        if (status == SM120_INVALID_ARGUMENT) {
+            BAD(INVALID_ARGUMENT, "closed", status);
+            return NULL;
+        }
+        OK(status);
+        if (sm120_fill(device, x, 1, 64, NULL) == SM120_OK) {
+            (void)sm120_free(device, x);
+        }
+    }
+}
+
+static void test_threads(sm120_device *device) {
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    struct worker workers[THREADS];
+    for (int i = 0; i < THREADS; ++i) {
+        workers[i] = (struct worker){device, i};
+        pthread_create(&threads[i], NULL, work, &workers[i]);
+    }
+    for (int i = 0; i < THREADS; ++i) {
+        pthread_join(threads[i], NULL);
+    }
+    sm120_device *shared = NULL;
+    OK(sm120_device_open(device_name, &shared));
+    for (int i = 0; i < THREADS; ++i) {
+        pthread_create(&threads[i], NULL, use_until_closed, shared);
+    }
+    OK(sm120_device_synchronize(shared));
+    OK(sm120_device_close(shared));
+    for (int i = 0; i < THREADS; ++i) {
+        pthread_join(threads[i], NULL);
+    }
+}
+
+int main(int argc, char **argv) {
+    sm120_device *device = NULL;
+    sm120_module *module = NULL;
+    sm120_address left = 0;
+    void *left_host = NULL;
+    sm120_stream left_stream = NULL;
+    sm120_event left_event = NULL;
+    device_name = argc > 1 ? argv[1] : device_name;
+    test_library();
+    test_builtin();
+    OK(sm120_device_open(device_name, &device));
+    if (device == NULL) {
+        return EXIT_FAILURE;
+    }
+    sm120_kernel *const kernel = load_scale(device, &module);
+    test_handles(device, module, kernel);
+    test_open(device);
+    test_query(device);
+    test_counters(device, kernel);
+    test_memory(device);
+    test_pinned(device, kernel);
+    test_streams(device, kernel);
+    test_modules(device);
+    test_images(device);
+    test_kernel(kernel);
+    test_launch(device, kernel);
+    test_fault(device, kernel);
+    test_attention(device);
+    test_quantize(device);
+    test_builtin_kernels(device);
+    test_threads(device);
+    OK(sm120_alloc(device, 100, &left)); /* what is left is freed by the close: a leak checker sees to it */
+    OK(sm120_alloc_pinned(device, 100, &left_host, &left));
+    OK(sm120_stream_create(device, &left_stream));
+    OK(sm120_event_create(device, &left_event));
+    OK(sm120_device_close(device));
+    test_no_handle(device, module, kernel, "is no");
+    if (failures != 0) {
+        printf("%d failed\n", failures);
+    }
+    return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,232 @@
+/* The library on a CUDA driver of which calls fail, one after the other: cuda_failures [too-old]. Run with
+ * fake_cuda.c as libcuda.so.1. */
+#define _POSIX_C_SOURCE 200809L
+#include <dlfcn.h>
+#include <limits.h>
+#include <sm120.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures;
+
+/* Count and print a condition that does not hold. */
+static void check(int line, int holds, const char *text) {
+    if (!holds) {
+        failures += 1;
+        printf("cuda_failures.c:%d: %s; the last message is \"%s\"\n", line, text, sm120_last_error());
+    }
+}
+#define TRUE(condition)         check(__LINE__, condition, #condition)
+#define BAD(status, word, call) check(__LINE__, (call) == (status) && strstr(sm120_last_error(), word) != NULL, #call)
+/* End a scenario at the first call that fails, with its status. */
+#define DO(call)                                                                                                       \
+    do {                                                                                                               \
+        const sm120_status status_ = (call);                                                                           \
+        TRUE((status_ == SM120_OK) == (sm120_last_error()[0] == '\0'));                                                \
+        if (status_ != SM120_OK) {                                                                                     \
+            return status_;                                                                                            \
+        }                                                                                                              \
+    } while (0)
+
+static const char ptx[] = ".version 8.8\n.target sm_90\n.entry e(.param .u32 n, .param .u64 x) { ret; }\n";
+
+static sm120_status use_memory(sm120_device *device, sm120_stream stream) {
+    sm120_address address = 0;
+    sm120_address pinned_address = 0;
+    void *pinned = NULL;
+    char host[64] = {0};
+    DO(sm120_alloc(device, 4096, &address));
+    DO(sm120_alloc_pinned(device, 64, &pinned, &pinned_address));
+    DO(sm120_copy_to_device(device, address, host, 64, stream));
+    DO(sm120_copy_to_host(device, host, address, 64, stream));
+    DO(sm120_copy_on_device(device, address + 64, address, 64, stream));
+    DO(sm120_fill(device, address, 1, 64, stream));
+    DO(sm120_free_pinned(device, pinned));
+    DO(sm120_free(device, address));
+    return sm120_alloc(device, 64, &address); /* is left to the close */
+}
+
+static sm120_status use_events(sm120_device *device, sm120_stream stream) {
+    sm120_event start = NULL;
+    sm120_event end = NULL;
+    float ms = 0.0f;
+    DO(sm120_event_create(device, &start));
+    DO(sm120_event_create(device, &end));
+    DO(sm120_event_record(device, start, stream));
+    DO(sm120_stream_wait_event(device, stream, start));
+    DO(sm120_event_synchronize(device, start));
+    DO(sm120_event_elapsed(device, start, end, &ms));
+    DO(sm120_stream_synchronize(device, stream));
+    return sm120_event_destroy(device, start); /* `end` is left to the close */
+}
+
+static sm120_status use_module(sm120_device *device, sm120_stream stream) {
+    sm120_module *module = NULL;
+    sm120_kernel *kernel = NULL;
+    int32_t blocks = 0;
+    const uint32_t n = 1;
+    const uint64_t x = 0;
+    const uint32_t one[3] = {1, 1, 1};
+    const void *const arguments[] = {&n, &x};
+    const size_t sizes[] = {4, 8};
+    DO(sm120_module_load(device, ptx, strlen(ptx), "e.ptx", &module));
+    DO(sm120_module_kernel(module, "e", &kernel));
+    DO(sm120_kernel_occupancy(kernel, 32, 65536, &blocks));
+    DO(sm120_launch(kernel, one, one, 65536, stream, arguments, sizes, 2));
+    DO(sm120_module_unload(module));
+    return sm120_module_load(device, ptx, strlen(ptx), "e.ptx", &module);
+}
+
+static sm120_status use_operations(sm120_device *device, sm120_stream stream) {
+    enum { PART = 4096 };
+    sm120_address memory = 0;
+    size_t bytes = 0;
+    DO(sm120_alloc(device, 1 << 20, &memory));
+    memory = (memory + 255) / 256 * 256;
+    const sm120_tensor t = {memory, SM120_F32, 0, 0, 64, 64};
+    sm120_attention_args args = {.size = sizeof args, .precision = SM120_MXFP8, .batch = 1, .heads = 1};
+    args.kv_heads = 1;
+    args.q_rows = args.kv_rows = 4;
+    args.head_dim = 64;
+    args.q = args.k = args.v = args.o = t;
+    args.o.address += PART;
+    args.scale = 1.0f;
+    args.stream = stream;
+    DO(sm120_attention(device, &args, 0, &bytes));
+    DO(sm120_attention(device, &args, memory + 2 * PART, &bytes));
+    sm120_quantize_mxfp8_args quantize = {.size = sizeof quantize, .batch = 1, .heads = 1, .rows = 4, .head_dim = 64};
+    quantize.x = t;
+    quantize.elements = memory + PART;
+    quantize.scales = memory + 2 * PART;
+    quantize.stream = stream;
+    return sm120_quantize_mxfp8(device, &quantize);
+}
+
+/* Use everything on an open device. */
+static sm120_status use(sm120_device *device) {
+    sm120_stream stream = NULL;
+    DO(sm120_stream_create(device, &stream));
+    DO(use_memory(device, stream));
+    DO(use_events(device, stream));
+    DO(use_module(device, stream));
+    DO(use_operations(device, stream));
+    DO(sm120_device_synchronize(device));
+    return sm120_stream_destroy(device, stream);
+}
+
+/* The fake driver's accounts. */
+struct fake {
+    int *live, *left, *depth, *failed, *init_result;
+    void (*fail_at)(int call);
+};
+
+static struct fake find_fake(void *library) {
+    struct fake fake = {.live = dlsym(library, "fake_live"),
+                        .left = dlsym(library, "fake_left"),
+                        .depth = dlsym(library, "fake_depth"),
+                        .failed = dlsym(library, "fake_failed"),
+                        .init_result = dlsym(library, "fake_init_result")};
+    void *const address = dlsym(library, "fake_fail_at");
+    memcpy(&fake.fail_at, &address, sizeof fake.fail_at);
+    return fake;
+}
+
+/* Let the first call of the driver fail, then the second, until none is left: nothing crashes or stays behind. */
+static void test_each_call(const struct fake *fake) {
+    for (int call = 1; call == 1 || *fake->failed != 0; ++call) {
+        sm120_device *device = NULL;
+        fake->fail_at(call);
+        sm120_status status = sm120_device_open("cuda", &device);
+        if (status == SM120_OK) {
+            status = use(device);
+            const int most = *fake->failed == 0 ? INT_MAX : 1;
+            TRUE(sm120_device_close(device) == SM120_OK);
+            TRUE(*fake->left <= most); /* where a context cannot be had, a module or all is left to the driver */
+        } else {
+            TRUE(device == NULL && sm120_last_error()[0] != '\0');
+        }
+        TRUE(*fake->live == 0 && *fake->depth == 0);
+        TRUE(*fake->failed == 1 || status == SM120_OK);
+    }
+    fake->fail_at(0);
+}
+
+/* What a driver without cuFuncGetParamInfo and without a GPU for our kernels allows. */
+static void test_limits(void) {
+    sm120_device *device = NULL;
+    sm120_module *module = NULL;
+    sm120_kernel *kernel = NULL;
+    sm120_parameter_info parameter = {.size = sizeof parameter};
+    sm120_device_info info = {.size = sizeof info};
+    const void *cubin = NULL;
+    size_t bytes = 0;
+    int32_t count = 0;
+    TRUE(sm120_device_count("cuda", &count) == SM120_OK && count == 2);
+    BAD(SM120_NO_DEVICE, "the last is \"cuda:1\"", sm120_device_open("cuda:2", &device));
+    TRUE(sm120_device_open(NULL, &device) == SM120_OK && sm120_device_query(device, &info) == SM120_OK);
+    TRUE(info.ordinal == 1 && info.is_virtual == 0 && info.capability_major == 9);
+    BAD(SM120_UNSUPPORTED, "counts nothing", sm120_device_counters_reset(device));
+    BAD(SM120_OUT_OF_MEMORY, "bytes = 1099511627776", sm120_alloc(device, (size_t)1 << 40, &(sm120_address){0}));
+    BAD(SM120_INVALID_PROGRAM, "my.ptx, line 5; fatal   : one\nptxas fatal   : two",
+        sm120_module_load(device, "wrong", 5, "my.ptx", &module));
+    TRUE(sm120_last_driver_error() == 218);
+    TRUE(sm120_builtin_image(0, "sm_90", "cubin", &cubin, &bytes) == SM120_OK);
+    TRUE(sm120_module_load(device, cubin, bytes, "some.cubin", &module) == SM120_OK);
+    BAD(SM120_UNSUPPORTED, "CUDA 12.4", sm120_module_kernel(module, "e", &kernel));
+    BAD(SM120_INVALID_ARGUMENT, "missing", sm120_module_kernel(module, "missing", &kernel));
+    TRUE(sm120_module_load(device, ptx, strlen(ptx), "e.ptx", &module) == SM120_OK);
+    TRUE(sm120_module_kernel(module, "e", &kernel) == SM120_OK);
+    TRUE(sm120_kernel_parameter(kernel, 1, &parameter) == SM120_OK);
+    TRUE(parameter.offset == 8 && parameter.bytes == 8 && strcmp(parameter.type, "u64") == 0);
+    TRUE(sm120_device_close(device) == SM120_OK);
+    TRUE(sm120_device_open("cuda:0", &device) == SM120_OK);
+    BAD(SM120_UNSUPPORTED, "compute capability 8.0", sm120_builtin_kernel(device, 0, &kernel));
+    TRUE(sm120_device_close(device) == SM120_OK);
+}
+
+/* A driver that does not start: no GPU, or an error. The default is then the virtual device. */
+static void test_no_gpu(int *init_result) {
+    static const struct {
+        int result;
+        sm120_status count_status, open_status;
+        const char *word;
+    } rows[] = {
+        {100, SM120_OK, SM120_NO_DEVICE, "finds no GPU"},
+        {34, SM120_OK, SM120_NO_DEVICE, "stub"},
+        {999, SM120_DRIVER_ERROR, SM120_DRIVER_ERROR, "CUDA_ERROR_UNKNOWN (some text)"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        sm120_device *device = NULL;
+        sm120_device_info info = {.size = sizeof info};
+        int32_t count = -1;
+        *init_result = rows[i].result;
+        TRUE(sm120_device_count("cuda", &count) == rows[i].count_status && count == 0);
+        BAD(rows[i].open_status, rows[i].word, sm120_device_open("cuda", &device));
+        TRUE(sm120_device_open(NULL, &device) == SM120_OK && sm120_last_error()[0] == '\0');
+        TRUE(sm120_device_query(device, &info) == SM120_OK && info.is_virtual == 1);
+        TRUE(sm120_device_close(device) == SM120_OK);
+    }
+}
+
+int main(int argc, char **argv) {
+    (void)argv;
+    unsetenv("PYSM120_DEVICE");
+    if (argc > 1) {
+        sm120_device *device = NULL;
+        int32_t count = -1;
+        TRUE(sm120_device_count("cuda", &count) == SM120_OK && count == 0);
+        BAD(SM120_NO_DEVICE, "too old: libcuda.so.1 has no cuLaunchKernel", sm120_device_open("cuda", &device));
+    } else {
+        void *const library = dlopen("libcuda.so.1", RTLD_NOW);
+        TRUE(library != NULL && dlsym(library, "fake_live") != NULL);
+        if (failures == 0) {
+            const struct fake fake = find_fake(library);
+            test_each_call(&fake);
+            test_limits();
+            test_no_gpu(fake.init_result);
+            dlclose(library);
+        }
+    }
+    return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
