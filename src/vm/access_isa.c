@@ -6,7 +6,7 @@
 #include "lanes.h"
 
 #define PASTE2(a, b) a##_##b
-#define PASTE(a, b) PASTE2(a, b)
+#define PASTE(a, b)  PASTE2(a, b)
 #if defined(__GNUC__) && !defined(__clang__)
 #define LANES _Pragma("GCC ivdep") for (uint32_t l = 0; l < WARP; l++)
 #else
@@ -14,8 +14,7 @@
 #endif
 
 /* The addresses of all lanes. */
-static inline void addresses(const struct warp *w, const struct inst *i, uint64_t *to)
-{
+static inline void addresses(const struct warp *w, const struct inst *i, uint64_t *to) {
     const uint64_t offset = (uint64_t)i->offset;
     if (i->flags & 1u) {
         const uint32_t *a = source(w, i->a);
@@ -31,8 +30,7 @@ struct range {
     uint64_t low, high, bits;
 };
 
-static inline struct range find_range(const uint64_t *address, uint32_t mask)
-{
+static inline struct range find_range(const uint64_t *address, uint32_t mask) {
     uint64_t low = UINT64_MAX, high = 0, bits = 0;
     for (uint32_t l = 0; l < WARP; l++) {
         const uint64_t on = 0u - (uint64_t)(mask >> l & 1u), x = address[l] | ~on, y = address[l] & on;
@@ -45,8 +43,7 @@ static inline struct range find_range(const uint64_t *address, uint32_t mask)
 
 /* One host pointer for a whole range of addresses: that of range.low. NULL: look at each lane. */
 static inline uint8_t *resolve(struct warp *w, enum space space, const struct range *r, uint32_t bytes, uint32_t align,
-                               enum space *found)
-{
+                               enum space *found) {
     uint64_t low = r->low;
     const uint64_t length = r->high - low + bytes;
     if (r->bits & (align - 1))
@@ -68,8 +65,7 @@ static inline uint8_t *resolve(struct warp *w, enum space space, const struct ra
 }
 
 /* Copy one element of every active lane out of memory. */
-static inline void gather(struct warp *w, uint32_t slot, uint32_t size, const uint8_t *const *from, uint32_t mask)
-{
+static inline void gather(struct warp *w, uint32_t slot, uint32_t size, const uint8_t *const *from, uint32_t mask) {
     uint32_t *d = destination(w, slot);
     if (size == 8) {
         uint64_t *wide = destination(w, slot);
@@ -88,8 +84,7 @@ static inline void gather(struct warp *w, uint32_t slot, uint32_t size, const ui
 }
 
 /* Copy one element of every active lane into memory. */
-static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t *const *to, uint32_t mask)
-{
+static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t *const *to, uint32_t mask) {
     const uint32_t *a = source(w, slot);
     if (size == 8) {
         const uint64_t *wide = source(w, slot);
@@ -113,8 +108,7 @@ static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t
 
 /* Where each lane's access goes: all at once, or lane by lane with the fault that fits. 0 after a fault. */
 static inline int places(struct warp *w, const struct inst *i, uint32_t mask, uint32_t bytes, int is_write,
-                         uint8_t **place, enum space *found)
-{
+                         uint8_t **place, enum space *found) {
     uint64_t address[WARP];
     addresses(w, i, address);
     const struct range r = find_range(address, mask);
@@ -133,16 +127,15 @@ static inline int places(struct warp *w, const struct inst *i, uint32_t mask, ui
     return 1;
 }
 
-static inline void count_traffic(struct warp *w, enum space space, uint32_t mask, uint32_t bytes, uint32_t is_write)
-{
-    const uint32_t kind = space == SPACE_SHARED ? TRAFFIC_LD_SHARED : space == SPACE_LOCAL ? TRAFFIC_LD_LOCAL
-                                                                                             : TRAFFIC_LD_GLOBAL;
+static inline void count_traffic(struct warp *w, enum space space, uint32_t mask, uint32_t bytes, uint32_t is_write) {
+    const uint32_t kind = space == SPACE_SHARED  ? TRAFFIC_LD_SHARED
+                          : space == SPACE_LOCAL ? TRAFFIC_LD_LOCAL
+                                                 : TRAFFIC_LD_GLOBAL;
     w->worker->bytes[kind + is_write] += (uint64_t)bytes * (mask == FULL ? 32u : bit_count(mask));
 }
 
 /* d = [a] */
-static enum step load(struct warp *w, const struct inst *i, uint32_t mask)
-{
+static enum step load(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
     uint8_t *place[WARP];
     enum space found = SPACE_GLOBAL;
@@ -158,8 +151,7 @@ static enum step load(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* [a] = b */
-static enum step store(struct warp *w, const struct inst *i, uint32_t mask)
-{
+static enum step store(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
     uint8_t *place[WARP];
     enum space found = SPACE_GLOBAL;
@@ -175,8 +167,7 @@ static enum step store(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* ld.param: the same value for every lane. */
-static enum step parameter(struct warp *w, const struct inst *i, uint32_t mask)
-{
+static enum step parameter(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     const uint8_t *from = w->cta->launch->parameters + i->offset;
     for (uint32_t k = 0; k < i->count; k++, from += i->size) {
@@ -196,8 +187,7 @@ static enum step parameter(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* The rows that lanes 0 .. rows-1 point to, each of 16 bytes in shared memory. 0 after a fault. */
-static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t rows, uint8_t **row)
-{
+static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t rows, uint8_t **row) {
     uint64_t address[WARP];
     addresses(w, i, address);
     const uint64_t window = i->space == SPACE_GENERIC ? SHARED_WINDOW : 0;
@@ -215,8 +205,7 @@ static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t row
 }
 
 /* reg j = M_j[row g][columns 2q, 2q + 1] */
-static enum step ldmatrix(struct warp *w, const struct inst *i, uint32_t mask)
-{
+static enum step ldmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
@@ -232,8 +221,7 @@ static enum step ldmatrix(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* reg j = M_j[rows 2q, 2q + 1][column g] */
-static enum step ldmatrix_trans(struct warp *w, const struct inst *i, uint32_t mask)
-{
+static enum step ldmatrix_trans(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
@@ -254,8 +242,7 @@ static enum step ldmatrix_trans(struct warp *w, const struct inst *i, uint32_t m
 }
 
 /* Widen a row of packed 4- or 6-bit elements to one byte each; kind 0 leaves bytes as they are. */
-static inline void unpack_row(uint8_t *to, const uint8_t *from, uint32_t kind)
-{
+static inline void unpack_row(uint8_t *to, const uint8_t *from, uint32_t kind) {
     if (kind == 0) {
         memcpy(to, from, 16);
         return;
@@ -269,8 +256,7 @@ static inline void unpack_row(uint8_t *to, const uint8_t *from, uint32_t kind)
 }
 
 /* m16n16.trans: register 2j byte b = M_j[4q + b][g], register 2j + 1 byte b = M_j[4q + b][g + 8] */
-static enum step ldmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask)
-{
+static enum step ldmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
@@ -296,8 +282,7 @@ static enum step ldmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
 }
 
 /* m8n16 with packed elements: reg j = M_j[row g][columns 4q .. 4q + 3], one per byte */
-static enum step ldmatrix_packed(struct warp *w, const struct inst *i, uint32_t mask)
-{
+static enum step ldmatrix_packed(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
@@ -313,8 +298,7 @@ static enum step ldmatrix_packed(struct warp *w, const struct inst *i, uint32_t 
 }
 
 /* The inverse of ldmatrix, with and without .trans. */
-static enum step stmatrix(struct warp *w, const struct inst *i, uint32_t mask)
-{
+static enum step stmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
@@ -338,8 +322,7 @@ static enum step stmatrix(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* m16n8.trans.b8: byte e of reg j goes to row 2q + (e & 1), byte g + 8 * (e >> 1) */
-static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask)
-{
+static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;

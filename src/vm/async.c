@@ -4,14 +4,12 @@
 #include <stdlib.h>
 
 /* Forget everything at the start of a CTA. */
-void async_init(struct cta *cta)
-{
+void async_init(struct cta *cta) {
     cta->asyncs = 0;
 }
 
 /* Append an operation; NULL after a fault. */
-static struct async_op *push(struct warp *w)
-{
+static struct async_op *push(struct warp *w) {
     struct cta *cta = w->cta;
     if (cta->asyncs == cta->async_space) {
         const uint32_t space = cta->async_space ? 2 * cta->async_space : 64;
@@ -28,14 +26,12 @@ static struct async_op *push(struct warp *w)
     return op;
 }
 
-static uint64_t lane_address(const struct warp *w, uint32_t slot, int narrow, uint32_t lane)
-{
+static uint64_t lane_address(const struct warp *w, uint32_t slot, int narrow, uint32_t lane) {
     return narrow ? ((const uint32_t *)source(w, slot))[lane] : ((const uint64_t *)source(w, slot))[lane];
 }
 
 /* The shared address of an operand; 0 (never valid) if it is not in shared memory. */
-static uint32_t shared_address(const struct warp *w, const struct inst *i, uint32_t lane)
-{
+static uint32_t shared_address(const struct warp *w, const struct inst *i, uint32_t lane) {
     const uint64_t at = lane_address(w, i->a, i->flags & 1u, lane) + (uint64_t)i->offset;
     if (i->space == SPACE_GENERIC)
         return (at & WINDOW_MASK) == SHARED_WINDOW ? (uint32_t)at : 0;
@@ -45,16 +41,15 @@ static uint32_t shared_address(const struct warp *w, const struct inst *i, uint3
 /* ---- bulk copies --------------------------------------------------------------------------------------------- */
 
 /* cp.async.bulk and cp.reduce.async.bulk: check both sides now, move later. */
-enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), bytes = ((const uint32_t *)source(w, i->c))[lane];
         const uint32_t shared = shared_address(w, i, lane);
         const uint64_t global = lane_address(w, i->b, 0, lane) + (uint64_t)(int64_t)(int32_t)i->target;
         uint32_t barrier = 0;
         if (bytes % 16)
-            return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane, "a bulk copy of %u bytes; expected a multiple of 16",
-                            bytes);
+            return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane,
+                            "a bulk copy of %u bytes; expected a multiple of 16", bytes);
         if (!memory_shared(w, shared, bytes, 16, lane, "bulk copy") ||
             !memory_global(w, global, bytes, 16, lane, "bulk copy"))
             return STEP_FAULT;
@@ -81,8 +76,7 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* cp.async.bulk.commit_group */
-enum step async_bulk_commit(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step async_bulk_commit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
     for (uint32_t l = 0; l < WARP; l++)
         w->bulk_group[l] += mask >> l & 1u;
@@ -90,8 +84,7 @@ enum step async_bulk_commit(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* Have all but the last `allowed` bulk groups of these lanes completed? */
-int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed)
-{
+int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed) {
     const struct cta *cta = w->cta;
     for (uint32_t k = 0; k < cta->asyncs; k++) {
         const struct async_op *op = &cta->async[k];
@@ -104,8 +97,7 @@ int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed)
 }
 
 /* cp.async.bulk.wait_group{.read} */
-enum step async_bulk_wait(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step async_bulk_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     if (async_bulk_done(w, mask, (uint32_t)i->offset))
         return STEP_NEXT;
     warp_leave_behind(w, mask);
@@ -118,8 +110,7 @@ enum step async_bulk_wait(struct warp *w, const struct inst *i, uint32_t mask)
 /* ---- cp.async ------------------------------------------------------------------------------------------------ */
 
 /* A free record of lanes; its index, or UINT32_MAX after a fault. */
-static uint32_t take_lanes(struct warp *w)
-{
+static uint32_t take_lanes(struct warp *w) {
     struct cta *cta = w->cta;
     for (uint32_t k = 0; k < cta->async_lanes_space; k++)
         if (!cta->async_lanes[k].size) {
@@ -141,8 +132,7 @@ static uint32_t take_lanes(struct warp *w)
 }
 
 /* cp.async */
-enum step async_copy(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step async_copy(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t record = take_lanes(w);
     if (record == UINT32_MAX)
         return STEP_FAULT;
@@ -172,8 +162,7 @@ enum step async_copy(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* cp.async.commit_group */
-enum step async_commit(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step async_commit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
     for (uint32_t l = 0; l < WARP; l++)
         w->async_group[l] += mask >> l & 1u;
@@ -182,8 +171,7 @@ enum step async_commit(struct warp *w, const struct inst *i, uint32_t mask)
 
 /* cp.async.mbarrier.arrive: when the copies before it have landed, arrive. Without .noinc the arrival is one more
  * than the barrier counted on. */
-enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t record = take_lanes(w);
     if (record == UINT32_MAX)
         return STEP_FAULT;
@@ -211,8 +199,7 @@ enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask)
 /* ---- landing ------------------------------------------------------------------------------------------------- */
 
 /* Apply a bulk reduction element by element. */
-static void reduce(const struct async_op *op, const uint8_t *from, uint8_t *to)
-{
+static void reduce(const struct async_op *op, const uint8_t *from, uint8_t *to) {
     const uint32_t size = type_bytes((enum type)op->type);
     atomic_function *function = atomic_find((enum atomic_op)op->op, (enum type)op->type);
     for (uint32_t at = 0; at < op->bytes; at += size) {
@@ -224,8 +211,7 @@ static void reduce(const struct async_op *op, const uint8_t *from, uint8_t *to)
 }
 
 /* Copy the lanes of a cp.async and fill the rest with zeros; or arrive for each. 0 after a fault. */
-static int land_lanes(struct warp *w, const struct async_op *op)
-{
+static int land_lanes(struct warp *w, const struct async_op *op) {
     struct cta *cta = w->cta;
     struct async_lanes *lanes = &cta->async_lanes[op->copy];
     for (uint32_t rest = op->mask; rest; rest &= rest - 1) {
@@ -246,8 +232,7 @@ static int land_lanes(struct warp *w, const struct async_op *op)
 }
 
 /* Perform one operation. 0 after a fault. */
-static int land(struct warp *w, const struct async_op *op)
-{
+static int land(struct warp *w, const struct async_op *op) {
     uint8_t *shared = w->cta->shared + (op->shared - SHARED_BASE), *global = (uint8_t *)(uintptr_t)op->global;
     switch (op->kind) {
     case ASYNC_LOAD: {
@@ -264,13 +249,13 @@ static int land(struct warp *w, const struct async_op *op)
         reduce(op, shared, global);
         w->worker->bytes[TRAFFIC_BULK_REDUCE] += op->bytes;
         return 1;
-    default: return land_lanes(w, op);
+    default:
+        return land_lanes(w, op);
     }
 }
 
 /* Perform the operation at an index of the queue and remove it. 0 after a fault. */
-static int land_at(struct cta *cta, uint32_t index)
-{
+static int land_at(struct cta *cta, uint32_t index) {
     const struct async_op op = cta->async[index];
     struct warp *w = &cta->warp[op.warp];
     const uint32_t pc = w->pc;
@@ -284,8 +269,7 @@ static int land_at(struct cta *cta, uint32_t index)
 }
 
 /* Let one operation land: any bulk copy, or the first cp.async of some warp. 0: none left; -1: fault. */
-int async_land(struct cta *cta)
-{
+int async_land(struct cta *cta) {
     if (!cta->asyncs)
         return 0;
     uint32_t index = (uint32_t)(cta_random(cta) % cta->asyncs);
@@ -297,8 +281,7 @@ int async_land(struct cta *cta)
 }
 
 /* Is this one a copy that lanes of the warp must see before they go on? */
-static int must_land(const struct warp *w, const struct async_op *op, const struct inst *i, uint32_t mask)
-{
+static int must_land(const struct warp *w, const struct async_op *op, const struct inst *i, uint32_t mask) {
     if (op->kind != ASYNC_COPY || op->warp != w->index)
         return 0;
     const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
@@ -311,8 +294,7 @@ static int must_land(const struct warp *w, const struct async_op *op, const stru
 }
 
 /* cp.async.wait_group and wait_all (kind 1): land what is waited for, in order. */
-enum step async_wait(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step async_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
     uint32_t end = 0;
     for (uint32_t k = 0; k < cta->asyncs; k++)

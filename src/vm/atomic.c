@@ -4,8 +4,7 @@
 
 /* d = old; memory = new, where `new` is a formula of the old value x, the operand v and cas's operand u. */
 #define LOOP(name, T, formula)                                                                                         \
-    static uint64_t name(void *address, uint64_t v_, uint64_t u_)                                                      \
-    {                                                                                                                  \
+    static uint64_t name(void *address, uint64_t v_, uint64_t u_) {                                                    \
         _Atomic(T) *const cell = address;                                                                              \
         const T v = (T)v_, u = (T)u_;                                                                                  \
         T x = atomic_load_explicit(cell, memory_order_relaxed), next;                                                  \
@@ -16,8 +15,7 @@
         return x;                                                                                                      \
     }
 #define FETCH(name, T, function)                                                                                       \
-    static uint64_t name(void *address, uint64_t v, uint64_t u)                                                        \
-    {                                                                                                                  \
+    static uint64_t name(void *address, uint64_t v, uint64_t u) {                                                      \
         (void)u;                                                                                                       \
         return function((_Atomic(T) *)address, (T)v);                                                                  \
     }
@@ -49,23 +47,19 @@ LOOP(add_f32, uint32_t, bits32(ftz(ftz(value32(x)) + ftz(value32(v)))))
 LOOP(add_f32_subnormal, uint32_t, bits32(value32(x) + value32(v)))
 LOOP(add_f64, uint64_t, bits64(value64(x) + value64(v)))
 
-static uint32_t half_add(uint32_t x, uint32_t v)
-{
+static uint32_t half_add(uint32_t x, uint32_t v) {
     return half_of(half_value(x & 0xffffu) + half_value(v & 0xffffu));
 }
 
-static uint32_t bhalf_add(uint32_t x, uint32_t v)
-{
+static uint32_t bhalf_add(uint32_t x, uint32_t v) {
     return bhalf_of(add_odd(value32(x << 16), value32(v << 16)));
 }
 
-static uint32_t half_extreme(uint32_t x, uint32_t v, int want_larger)
-{
+static uint32_t half_extreme(uint32_t x, uint32_t v, int want_larger) {
     return half_of(extreme(half_value(x & 0xffffu), half_value(v & 0xffffu), want_larger, 0));
 }
 
-static uint32_t bhalf_extreme(uint32_t x, uint32_t v, int want_larger)
-{
+static uint32_t bhalf_extreme(uint32_t x, uint32_t v, int want_larger) {
     return bhalf_of(extreme(value32(x << 16), value32(v << 16), want_larger, 0));
 }
 
@@ -84,16 +78,34 @@ LOOP(max_bf16x2, uint32_t, pair(bhalf_extreme(x, v, 1), bhalf_extreme(x >> 16, v
 
 /* The function of an operation on a type; NULL where PTX has none. f32 addition is that of global memory, which
  * flushes subnormals. */
-atomic_function *atomic_find(enum atomic_op op, enum type type)
-{
+atomic_function *atomic_find(enum atomic_op op, enum type type) {
     static atomic_function *const table[ATOMIC_CAS + 1][TYPE_COUNT] = {
-        [ATOMIC_ADD] = {[T_U32] = add_32, [T_S32] = add_32, [T_U64] = add_64, [T_S64] = add_64, [T_F32] = add_f32,
-                        [T_F64] = add_f64, [T_F16] = add_f16, [T_BF16] = add_bf16, [T_F16X2] = add_f16x2,
+        [ATOMIC_ADD] = {[T_U32] = add_32,
+                        [T_S32] = add_32,
+                        [T_U64] = add_64,
+                        [T_S64] = add_64,
+                        [T_F32] = add_f32,
+                        [T_F64] = add_f64,
+                        [T_F16] = add_f16,
+                        [T_BF16] = add_bf16,
+                        [T_F16X2] = add_f16x2,
                         [T_BF16X2] = add_bf16x2},
-        [ATOMIC_MIN] = {[T_U32] = min_u32, [T_S32] = min_s32, [T_U64] = min_u64, [T_S64] = min_s64, [T_F16] = min_f16,
-                        [T_BF16] = min_bf16, [T_F16X2] = min_f16x2, [T_BF16X2] = min_bf16x2},
-        [ATOMIC_MAX] = {[T_U32] = max_u32, [T_S32] = max_s32, [T_U64] = max_u64, [T_S64] = max_s64, [T_F16] = max_f16,
-                        [T_BF16] = max_bf16, [T_F16X2] = max_f16x2, [T_BF16X2] = max_bf16x2},
+        [ATOMIC_MIN] = {[T_U32] = min_u32,
+                        [T_S32] = min_s32,
+                        [T_U64] = min_u64,
+                        [T_S64] = min_s64,
+                        [T_F16] = min_f16,
+                        [T_BF16] = min_bf16,
+                        [T_F16X2] = min_f16x2,
+                        [T_BF16X2] = min_bf16x2},
+        [ATOMIC_MAX] = {[T_U32] = max_u32,
+                        [T_S32] = max_s32,
+                        [T_U64] = max_u64,
+                        [T_S64] = max_s64,
+                        [T_F16] = max_f16,
+                        [T_BF16] = max_bf16,
+                        [T_F16X2] = max_f16x2,
+                        [T_BF16X2] = max_bf16x2},
         [ATOMIC_AND] = {[T_B32] = and_32, [T_B64] = and_64},
         [ATOMIC_OR] = {[T_B32] = or_32, [T_B64] = or_64},
         [ATOMIC_XOR] = {[T_B32] = xor_32, [T_B64] = xor_64},
@@ -105,13 +117,11 @@ atomic_function *atomic_find(enum atomic_op op, enum type type)
 }
 
 /* One lane's operand of an element. */
-static uint64_t read_lane(const struct warp *w, uint32_t slot, uint32_t size, uint32_t lane)
-{
+static uint64_t read_lane(const struct warp *w, uint32_t slot, uint32_t size, uint32_t lane) {
     return size == 8 ? ((const uint64_t *)source(w, slot))[lane] : ((const uint32_t *)source(w, slot))[lane];
 }
 
-static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t lane, uint64_t value)
-{
+static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t lane, uint64_t value) {
     if (slot == UINT32_MAX)
         return;
     if (size == 8)
@@ -121,14 +131,13 @@ static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t la
 }
 
 /* atom and red: kind is the operation, spare the type; i->more lists destinations, then (from 8) sources. */
-enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
     atomic_function *function = atomic_find((enum atomic_op)i->kind, (enum type)i->spare);
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        const uint64_t base = i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane]
-                                            : ((const uint64_t *)source(w, i->a))[lane];
+        const uint64_t base =
+            i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane] : ((const uint64_t *)source(w, i->a))[lane];
         enum space found = SPACE_GLOBAL;
         uint8_t *at = memory_any(w, (enum space)i->space, base + (uint64_t)i->offset, bytes, bytes, lane, 1, &found);
         if (!at)
@@ -137,7 +146,8 @@ enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask)
         const int keeps = found == SPACE_SHARED && function == add_f32;
         uint64_t old[8];
         for (uint32_t k = 0; k < i->count; k++)
-            old[k] = (keeps ? add_f32_subnormal : function)(at + k * i->size, read_lane(w, slots[8 + k], i->size, lane), u);
+            old[k] =
+                (keeps ? add_f32_subnormal : function)(at + k * i->size, read_lane(w, slots[8 + k], i->size, lane), u);
         for (uint32_t k = 0; k < i->count; k++)
             write_lane(w, slots[k], i->size, lane, old[k]);
         w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += bytes;

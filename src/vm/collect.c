@@ -2,8 +2,7 @@
 #include "vm.h"
 
 /* All lanes of the member mask are here? The mask comes from the lowest active lane. */
-static enum step gather_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members)
-{
+static enum step gather_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members) {
     const uint32_t *m = source(w, i->c), lane = lowest_bit(mask);
     *members = m[lane];
     if (mask & ~*members)
@@ -14,22 +13,19 @@ static enum step gather_members(struct warp *w, const struct inst *i, uint32_t m
     return warp_converge(w, mask, *members & w->live, "a .sync instruction with this member mask");
 }
 
-static void write_lanes(struct warp *w, uint32_t slot, uint32_t mask, const uint32_t *value)
-{
+static void write_lanes(struct warp *w, uint32_t slot, uint32_t mask, const uint32_t *value) {
     uint32_t *d = destination(w, slot);
     for (uint32_t l = 0; l < WARP; l++)
         d[l] = mask >> l & 1u ? value[l] : d[l];
 }
 
-static void write_predicate(struct warp *w, uint32_t number, uint32_t mask, uint32_t value)
-{
+static void write_predicate(struct warp *w, uint32_t number, uint32_t mask, uint32_t value) {
     if (number)
         w->predicates[number] = (w->predicates[number] & ~mask) | (value & mask);
 }
 
 /* shfl.sync: lane l reads lane j, or itself where j is outside its segment. */
-enum step collect_shfl(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step collect_shfl(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP], inside = 0;
     const enum step step = gather_members(w, i, mask, &members);
     if (step != STEP_NEXT)
@@ -41,10 +37,22 @@ enum step collect_shfl(struct warp *w, const struct inst *i, uint32_t mask)
         int32_t j;
         uint32_t ok;
         switch (i->kind) {
-        case 0: j = (int32_t)l - (int32_t)by; ok = j >= (int32_t)most; break;
-        case 1: j = (int32_t)(l + by); ok = j <= (int32_t)most; break;
-        case 2: j = (int32_t)(l ^ by); ok = j <= (int32_t)most; break;
-        default: j = (int32_t)(least | (by & ~segment)); ok = j <= (int32_t)most; break;
+        case 0:
+            j = (int32_t)l - (int32_t)by;
+            ok = j >= (int32_t)most;
+            break;
+        case 1:
+            j = (int32_t)(l + by);
+            ok = j <= (int32_t)most;
+            break;
+        case 2:
+            j = (int32_t)(l ^ by);
+            ok = j <= (int32_t)most;
+            break;
+        default:
+            j = (int32_t)(least | (by & ~segment));
+            ok = j <= (int32_t)most;
+            break;
         }
         value[l] = a[ok ? (uint32_t)j & 31u : l];
         inside |= ok << l;
@@ -55,8 +63,7 @@ enum step collect_shfl(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* vote.sync */
-enum step collect_vote(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step collect_vote(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP];
     const enum step step = gather_members(w, i, mask, &members);
     if (step != STEP_NEXT)
@@ -74,8 +81,7 @@ enum step collect_vote(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* match.sync: which lanes hold the same value */
-enum step collect_match(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step collect_match(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP] = {0}, all = FULL;
     const enum step step = gather_members(w, i, mask, &members);
     if (step != STEP_NEXT)
@@ -97,8 +103,7 @@ enum step collect_match(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* redux.sync */
-enum step collect_redux(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step collect_redux(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP];
     const enum step step = gather_members(w, i, mask, &members);
     if (step != STEP_NEXT)
@@ -108,12 +113,24 @@ enum step collect_redux(struct warp *w, const struct inst *i, uint32_t mask)
     for (uint32_t rest = mask & (mask - 1); rest; rest &= rest - 1) {
         const uint32_t x = a[lowest_bit(rest)];
         switch (i->kind) {
-        case 0: r += x; break;
-        case 1: r = (x ^ flip) < (r ^ flip) ? x : r; break;
-        case 2: r = (x ^ flip) > (r ^ flip) ? x : r; break;
-        case 3: r &= x; break;
-        case 4: r |= x; break;
-        default: r ^= x; break;
+        case 0:
+            r += x;
+            break;
+        case 1:
+            r = (x ^ flip) < (r ^ flip) ? x : r;
+            break;
+        case 2:
+            r = (x ^ flip) > (r ^ flip) ? x : r;
+            break;
+        case 3:
+            r &= x;
+            break;
+        case 4:
+            r |= x;
+            break;
+        default:
+            r ^= x;
+            break;
         }
     }
     for (uint32_t l = 0; l < WARP; l++)
@@ -123,8 +140,7 @@ enum step collect_redux(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* activemask */
-enum step collect_activemask(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step collect_activemask(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t value[WARP];
     for (uint32_t l = 0; l < WARP; l++)
         value[l] = mask;
@@ -133,8 +149,7 @@ enum step collect_activemask(struct warp *w, const struct inst *i, uint32_t mask
 }
 
 /* elect.sync: the lowest lane of the member mask */
-enum step collect_elect(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step collect_elect(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP];
     const enum step step = gather_members(w, i, mask, &members);
     if (step != STEP_NEXT)
@@ -147,8 +162,7 @@ enum step collect_elect(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* movmatrix: the transpose of an 8x8 matrix of 16-bit elements */
-enum step collect_movmatrix(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step collect_movmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *a = source(w, i->a);
     uint32_t value[WARP];
     for (uint32_t l = 0; l < WARP; l++) {

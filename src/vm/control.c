@@ -3,16 +3,14 @@
 #include <time.h>
 
 /* bra */
-enum step control_bra(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_bra(struct warp *w, const struct inst *i, uint32_t mask) {
     warp_leave_behind(w, mask);
     w->pc = i->target;
     return STEP_JUMP;
 }
 
 /* brx.idx: lanes part by their target. */
-enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *index = source(w, i->a), *list = i->more;
     warp_leave_behind(w, mask);
     for (uint32_t rest = mask; rest;) {
@@ -35,8 +33,7 @@ enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* exit and ret */
-enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
     warp_leave_behind(w, mask);
     warp_retire(w, mask);
@@ -44,23 +41,20 @@ enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* trap */
-enum step control_trap(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_trap(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
     return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask), "trap");
 }
 
 /* Instructions without effect. */
-enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)w;
     (void)mask;
     return i->kind ? STEP_YIELD : STEP_NEXT;
 }
 
 /* .aligned: every live lane of the warp, then the instruction itself. */
-enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
     if (LIKELY(mask == w->live))
         return i->next(w, i, mask);
     const enum step step = warp_converge(w, mask, w->live, "an .aligned instruction");
@@ -68,8 +62,7 @@ enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* bar.warp.sync */
-enum step control_barwarp(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_barwarp(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *members = source(w, i->c), lane = lowest_bit(mask);
     if (!(members[lane] >> lane & 1u))
         return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "the lane is not in the member mask 0x%08x",
@@ -78,8 +71,7 @@ enum step control_barwarp(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* p = a op b on predicates; kind 0 and, 1 or, 2 xor */
-enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t a = w->predicates[i->q] ^ (i->negate & 1 ? FULL : 0);
     const uint32_t b = w->predicates[i->r] ^ (i->negate & 2 ? FULL : 0);
     const uint32_t result = i->kind == 0 ? a & b : i->kind == 1 ? a | b : a ^ b;
@@ -89,8 +81,7 @@ enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* A clock into every lane: instructions executed by this thread for %clock, nanoseconds for %globaltimer. */
-enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t value = w->worker->executed;
     if (i->kind >= SPECIAL_GLOBALTIMER) {
         struct timespec now;
@@ -115,8 +106,7 @@ enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask)
 /* ---- bar.sync, bar.arrive, bar.red --------------------------------------------------------------------------- */
 
 /* What bar.red gives to one split. */
-static void write_reduction(struct warp *w, const struct inst *i, uint32_t mask, const struct barrier *b)
-{
+static void write_reduction(struct warp *w, const struct inst *i, uint32_t mask, const struct barrier *b) {
     if (i->kind == 2) {
         uint32_t *d = destination(w, i->d);
         for (uint32_t l = 0; l < WARP; l++)
@@ -128,8 +118,7 @@ static void write_reduction(struct warp *w, const struct inst *i, uint32_t mask,
 }
 
 /* Move everybody who waits at a barrier on, and empty it. */
-static void release(struct cta *cta, uint32_t number)
-{
+static void release(struct cta *cta, uint32_t number) {
     struct barrier *b = &cta->barrier[number];
     for (uint32_t k = 0; k < cta->warps; k++) {
         struct warp *w = &cta->warp[k];
@@ -147,22 +136,19 @@ static void release(struct cta *cta, uint32_t number)
 }
 
 /* Threads that a barrier without a count waits for: those of the warps that still run. */
-static uint32_t everybody(const struct cta *cta)
-{
+static uint32_t everybody(const struct cta *cta) {
     return WARP * (cta->warps - cta->exited_warps);
 }
 
 /* A warp has exited: barriers without a count need fewer threads. */
-void barrier_check(struct cta *cta, uint32_t number)
-{
+void barrier_check(struct cta *cta, uint32_t number) {
     struct barrier *b = &cta->barrier[number];
     if (b->arrived && !b->expected && b->arrived >= everybody(cta))
         release(cta, number);
 }
 
 /* The barrier's number and count, checked; 0 after a fault. */
-static int read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *number, uint32_t *count)
-{
+static int read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *number, uint32_t *count) {
     const uint32_t lane = lowest_bit(mask);
     *number = ((const uint32_t *)source(w, i->a))[lane];
     *count = i->count ? ((const uint32_t *)source(w, i->b))[lane] : 0;
@@ -179,16 +165,15 @@ static int read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uin
     const struct barrier *b = &w->cta->barrier[*number];
     if (b->arrived && b->expected != *count) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "barrier %u is to wait for %u threads here, and for %u where others arrived (0: all)", *number,
-                 *count, b->expected);
+                 "barrier %u is to wait for %u threads here, and for %u where others arrived (0: all)", *number, *count,
+                 b->expected);
         return 0;
     }
     return 1;
 }
 
 /* bar and barrier */
-enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t number, count;
     if (i->flags && mask != w->live) {
         const enum step step = warp_converge(w, mask, w->live, "an .aligned barrier");

@@ -7,8 +7,7 @@ static char names[MAX_COUNTERS][32];
 static uint32_t used;
 
 /* The number of an opcode's counter. When the table is full the last one serves for all. */
-uint32_t counter_index(const char *name, size_t length)
-{
+uint32_t counter_index(const char *name, size_t length) {
     uint32_t k;
     if (length > sizeof names[0] - 1)
         length = sizeof names[0] - 1;
@@ -23,14 +22,12 @@ uint32_t counter_index(const char *name, size_t length)
 }
 
 /* Its name. */
-const char *counter_name(uint32_t index)
-{
+const char *counter_name(uint32_t index) {
     return names[index];
 }
 
 /* Add what a worker counted while it ran a function. */
-void counters_add(struct device *device, const struct worker *worker, const struct CUfunc_st *f)
-{
+void counters_add(struct device *device, const struct worker *worker, const struct CUfunc_st *f) {
     pthread_mutex_lock(&device->counter_lock);
     for (uint32_t pc = 0; pc < f->length; pc++)
         if (f->places[pc].opcode != UINT32_MAX)

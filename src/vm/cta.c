@@ -5,8 +5,7 @@
 enum { QUANTUM = 1024, HOPELESS = 64, FRUITLESS = 20000 };
 
 /* A step of splitmix64: the seeded choices of this CTA. */
-uint64_t cta_random(struct cta *cta)
-{
+uint64_t cta_random(struct cta *cta) {
     uint64_t z = cta->random += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -14,8 +13,7 @@ uint64_t cta_random(struct cta *cta)
 }
 
 /* Fill the hardware registers that the function reads. */
-static void set_specials(struct warp *w)
-{
+static void set_specials(struct warp *w) {
     const struct cta *cta = w->cta;
     const struct launch *launch = cta->launch;
     const struct CUfunc_st *f = w->function;
@@ -30,32 +28,71 @@ static void set_specials(struct warp *w)
             const uint32_t t = WARP * w->index + l, x = launch->block[0], y = launch->block[1];
             uint32_t v = 0;
             switch (special) {
-            case SPECIAL_TID_X: v = t % x; break;
-            case SPECIAL_TID_Y: v = t / x % y; break;
-            case SPECIAL_TID_Z: v = t / x / y; break;
-            case SPECIAL_NTID_X: case SPECIAL_NTID_Y: case SPECIAL_NTID_Z:
+            case SPECIAL_TID_X:
+                v = t % x;
+                break;
+            case SPECIAL_TID_Y:
+                v = t / x % y;
+                break;
+            case SPECIAL_TID_Z:
+                v = t / x / y;
+                break;
+            case SPECIAL_NTID_X:
+            case SPECIAL_NTID_Y:
+            case SPECIAL_NTID_Z:
                 v = launch->block[special - SPECIAL_NTID_X];
                 break;
-            case SPECIAL_CTAID_X: case SPECIAL_CTAID_Y: case SPECIAL_CTAID_Z:
+            case SPECIAL_CTAID_X:
+            case SPECIAL_CTAID_Y:
+            case SPECIAL_CTAID_Z:
                 v = cta->id[special - SPECIAL_CTAID_X];
                 break;
-            case SPECIAL_NCTAID_X: case SPECIAL_NCTAID_Y: case SPECIAL_NCTAID_Z:
+            case SPECIAL_NCTAID_X:
+            case SPECIAL_NCTAID_Y:
+            case SPECIAL_NCTAID_Z:
                 v = launch->grid[special - SPECIAL_NCTAID_X];
                 break;
-            case SPECIAL_LANEID: v = l; break;
-            case SPECIAL_WARPID: v = w->index; break;
-            case SPECIAL_NWARPID: v = MAX_WARPS; break;
-            case SPECIAL_SMID: v = (uint32_t)(cta->linear % 170); break;
-            case SPECIAL_NSMID: v = 170; break;
-            case SPECIAL_LANEMASK_EQ: v = 1u << l; break;
-            case SPECIAL_LANEMASK_LE: v = (1u << l) | ((1u << l) - 1); break;
-            case SPECIAL_LANEMASK_LT: v = (1u << l) - 1; break;
-            case SPECIAL_LANEMASK_GE: v = ~((1u << l) - 1); break;
-            case SPECIAL_LANEMASK_GT: v = ~((1u << l) | ((1u << l) - 1)); break;
-            case SPECIAL_DYNAMIC_SMEM_SIZE: v = launch->dynamic_bytes; break;
-            case SPECIAL_TOTAL_SMEM_SIZE: v = launch->shared_bytes; break;
-            case SPECIAL_ONE: v = 1; break;
-            default: break;
+            case SPECIAL_LANEID:
+                v = l;
+                break;
+            case SPECIAL_WARPID:
+                v = w->index;
+                break;
+            case SPECIAL_NWARPID:
+                v = MAX_WARPS;
+                break;
+            case SPECIAL_SMID:
+                v = (uint32_t)(cta->linear % 170);
+                break;
+            case SPECIAL_NSMID:
+                v = 170;
+                break;
+            case SPECIAL_LANEMASK_EQ:
+                v = 1u << l;
+                break;
+            case SPECIAL_LANEMASK_LE:
+                v = (1u << l) | ((1u << l) - 1);
+                break;
+            case SPECIAL_LANEMASK_LT:
+                v = (1u << l) - 1;
+                break;
+            case SPECIAL_LANEMASK_GE:
+                v = ~((1u << l) - 1);
+                break;
+            case SPECIAL_LANEMASK_GT:
+                v = ~((1u << l) | ((1u << l) - 1));
+                break;
+            case SPECIAL_DYNAMIC_SMEM_SIZE:
+                v = launch->dynamic_bytes;
+                break;
+            case SPECIAL_TOTAL_SMEM_SIZE:
+                v = launch->shared_bytes;
+                break;
+            case SPECIAL_ONE:
+                v = 1;
+                break;
+            default:
+                break;
             }
             d[l] = v;
         }
@@ -63,8 +100,7 @@ static void set_specials(struct warp *w)
 }
 
 /* Bring a CTA and its warps to their first instruction. */
-static void start(struct worker *worker, uint64_t linear)
-{
+static void start(struct worker *worker, uint64_t linear) {
     struct cta *cta = &worker->cta;
     struct launch *launch = worker->launch;
     const struct CUfunc_st *f = launch->function;
@@ -108,13 +144,16 @@ static void start(struct worker *worker, uint64_t linear)
 }
 
 /* One line on what a split waits for. */
-static int describe(const struct warp *w, const struct split *s, char *to, size_t bytes)
-{
+static int describe(const struct warp *w, const struct split *s, char *to, size_t bytes) {
     const struct place *at = &w->function->places[s->pc];
     char what[160];
     switch (s->wait) {
-    case WAIT_CONVERGE: snprintf(what, sizeof what, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask); break;
-    case WAIT_BULK: snprintf(what, sizeof what, "its bulk copies"); break;
+    case WAIT_CONVERGE:
+        snprintf(what, sizeof what, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
+        break;
+    case WAIT_BULK:
+        snprintf(what, sizeof what, "its bulk copies");
+        break;
     case WAIT_BARRIER:
         snprintf(what, sizeof what, "barrier %u, where %u of %u threads have arrived", s->address,
                  w->cta->barrier[s->address].arrived, s->detail);
@@ -123,19 +162,20 @@ static int describe(const struct warp *w, const struct split *s, char *to, size_
         const uint16_t slot = s->wait == WAIT_MBARRIER ? w->cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
         if (slot) {
             const struct mbarrier *m = &w->cta->mbarrier[slot - 1];
-            snprintf(what, sizeof what, "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
+            snprintf(what, sizeof what,
+                     "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
                      s->phase, m->address, m->pending, m->expected, m->tx);
         } else {
             snprintf(what, sizeof what, "a poll that never succeeds");
         }
     }
     }
-    return snprintf(to, bytes, "\n  warp %u, lanes 0x%08x, %s:%u: waits for %s", w->index, s->mask, at->file, at->line, what);
+    return snprintf(to, bytes, "\n  warp %u, lanes 0x%08x, %s:%u: waits for %s", w->index, s->mask, at->file, at->line,
+                    what);
 }
 
 /* Report a deadlock: one line for each warp. */
-static void report_deadlock(struct cta *cta)
-{
+static void report_deadlock(struct cta *cta) {
     char text[3000];
     size_t n = 0;
     text[0] = 0;
@@ -148,8 +188,7 @@ static void report_deadlock(struct cta *cta)
 }
 
 /* When every warp waits: let a copy land, or let the tries fail. 0: nothing can help. */
-static int unblock(struct cta *cta, uint32_t *hopeless)
-{
+static int unblock(struct cta *cta, uint32_t *hopeless) {
     int forced = 0;
     const int landed = async_land(cta);
     if (landed)
@@ -166,8 +205,7 @@ static int unblock(struct cta *cta, uint32_t *hopeless)
 }
 
 /* Has the launch been stopped, or run for too long? */
-static int over_limit(struct cta *cta, uint64_t executed)
-{
+static int over_limit(struct cta *cta, uint64_t executed) {
     struct launch *launch = cta->launch;
     struct worker *worker = cta->warp[0].worker;
     worker->executed += executed;
@@ -185,8 +223,7 @@ static int over_limit(struct cta *cta, uint64_t executed)
 }
 
 /* Give every warp a turn, beginning anywhere. Returns how many did real work, or -1 to stop. */
-static int round_of_turns(struct cta *cta, uint32_t *left)
-{
+static int round_of_turns(struct cta *cta, uint32_t *left) {
     int used = 0;
     const uint32_t first = (uint32_t)(cta_random(cta) % cta->warps);
     for (uint32_t n = 0; n < cta->warps; n++) {
@@ -209,8 +246,7 @@ static int round_of_turns(struct cta *cta, uint32_t *left)
 }
 
 /* Run a CTA to its end, or to a fault. */
-void cta_run(struct worker *worker, uint64_t linear)
-{
+void cta_run(struct worker *worker, uint64_t linear) {
     struct cta *cta = &worker->cta;
     uint32_t left = worker->launch->warps, hopeless = 0, fruitless = 0, progress = 0;
     start(worker, linear);

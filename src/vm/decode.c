@@ -13,14 +13,14 @@ struct row {
 };
 
 static const struct row rows[] = {
-#define A1(name, pattern, D, A, ...) {pattern, LANE_##name, 1, {T_##D, T_##A}},
-#define A2(name, pattern, D, A, B, ...) {pattern, LANE_##name, 2, {T_##D, T_##A, T_##B}},
-#define A3(name, pattern, D, A, B, C, ...) {pattern, LANE_##name, 3, {T_##D, T_##A, T_##B, T_##C}},
+#define A1(name, pattern, D, A, ...)          {pattern, LANE_##name, 1, {T_##D, T_##A}},
+#define A2(name, pattern, D, A, B, ...)       {pattern, LANE_##name, 2, {T_##D, T_##A, T_##B}},
+#define A3(name, pattern, D, A, B, C, ...)    {pattern, LANE_##name, 3, {T_##D, T_##A, T_##B, T_##C}},
 #define A4(name, pattern, D, A, B, C, E, ...) {pattern, LANE_##name, 4, {T_##D, T_##A, T_##B, T_##C, T_##E}},
-#define H1(name, pattern, E, ...) {pattern, LANE_##name, 1, {T_##E##X2, T_##E##X2}},
-#define H2(name, pattern, E, ...) {pattern, LANE_##name, 2, {T_##E##X2, T_##E##X2, T_##E##X2}},
-#define H3(name, pattern, E, ...) {pattern, LANE_##name, 3, {T_##E##X2, T_##E##X2, T_##E##X2, T_##E##X2}},
-#define K(name, pattern, T, n, ...) {pattern, LANE_##name, n, {T_##T, T_##T, T_##T, T_##T}},
+#define H1(name, pattern, E, ...)             {pattern, LANE_##name, 1, {T_##E##X2, T_##E##X2}},
+#define H2(name, pattern, E, ...)             {pattern, LANE_##name, 2, {T_##E##X2, T_##E##X2, T_##E##X2}},
+#define H3(name, pattern, E, ...)             {pattern, LANE_##name, 3, {T_##E##X2, T_##E##X2, T_##E##X2, T_##E##X2}},
+#define K(name, pattern, T, n, ...)           {pattern, LANE_##name, n, {T_##T, T_##T, T_##T, T_##T}},
 #define P(...)
 #include "lanes.def"
 #undef A1
@@ -40,19 +40,54 @@ static const struct {
     const char *name;
     decoder *decode;
 } opcodes[] = {
-    {"mov", decode_mov}, {"cvt", decode_cvt}, {"setp", decode_setp}, {"set", decode_set}, {"selp", decode_mov},
-    {"testp", decode_mov}, {"and", decode_mov}, {"or", decode_mov}, {"xor", decode_mov}, {"not", decode_mov},
-    {"ld", decode_ld}, {"ldu", decode_ld}, {"st", decode_st}, {"prefetch", decode_prefetch},
-    {"prefetchu", decode_prefetch}, {"applypriority", decode_prefetch}, {"discard", decode_prefetch},
-    {"createpolicy", decode_createpolicy}, {"cvta", decode_cvta}, {"isspacep", decode_isspacep},
-    {"atom", decode_atom}, {"red", decode_red}, {"ldmatrix", decode_ldmatrix}, {"stmatrix", decode_stmatrix},
-    {"movmatrix", decode_movmatrix}, {"mma", decode_mma},
-    {"bra", decode_bra}, {"brx", decode_brx}, {"exit", decode_exit}, {"ret", decode_exit}, {"trap", decode_trap},
-    {"brkpt", decode_trap}, {"bar", decode_bar}, {"barrier", decode_bar}, {"membar", decode_fence},
-    {"fence", decode_fence}, {"shfl", decode_shfl}, {"vote", decode_vote}, {"match", decode_match},
-    {"redux", decode_redux}, {"activemask", decode_activemask}, {"elect", decode_elect},
-    {"mbarrier", decode_mbarrier}, {"cp", decode_cp}, {"nanosleep", decode_nanosleep},
-    {"setmaxnreg", decode_setmaxnreg}, {"griddepcontrol", decode_griddepcontrol}, {"pmevent", decode_nop},
+    {"mov", decode_mov},
+    {"cvt", decode_cvt},
+    {"setp", decode_setp},
+    {"set", decode_set},
+    {"selp", decode_mov},
+    {"testp", decode_mov},
+    {"and", decode_mov},
+    {"or", decode_mov},
+    {"xor", decode_mov},
+    {"not", decode_mov},
+    {"ld", decode_ld},
+    {"ldu", decode_ld},
+    {"st", decode_st},
+    {"prefetch", decode_prefetch},
+    {"prefetchu", decode_prefetch},
+    {"applypriority", decode_prefetch},
+    {"discard", decode_prefetch},
+    {"createpolicy", decode_createpolicy},
+    {"cvta", decode_cvta},
+    {"isspacep", decode_isspacep},
+    {"atom", decode_atom},
+    {"red", decode_red},
+    {"ldmatrix", decode_ldmatrix},
+    {"stmatrix", decode_stmatrix},
+    {"movmatrix", decode_movmatrix},
+    {"mma", decode_mma},
+    {"bra", decode_bra},
+    {"brx", decode_brx},
+    {"exit", decode_exit},
+    {"ret", decode_exit},
+    {"trap", decode_trap},
+    {"brkpt", decode_trap},
+    {"bar", decode_bar},
+    {"barrier", decode_bar},
+    {"membar", decode_fence},
+    {"fence", decode_fence},
+    {"shfl", decode_shfl},
+    {"vote", decode_vote},
+    {"match", decode_match},
+    {"redux", decode_redux},
+    {"activemask", decode_activemask},
+    {"elect", decode_elect},
+    {"mbarrier", decode_mbarrier},
+    {"cp", decode_cp},
+    {"nanosleep", decode_nanosleep},
+    {"setmaxnreg", decode_setmaxnreg},
+    {"griddepcontrol", decode_griddepcontrol},
+    {"pmevent", decode_nop},
 };
 
 /* ---- patterns ---- */
@@ -65,13 +100,12 @@ struct match {
 static const struct {
     const char *modifier;
     uint32_t flag;
-} flag_names[] = {{"ftz", FLAG_FTZ}, {"sat", FLAG_SAT}, {"satfinite", FLAG_SAT}, {"relu", FLAG_RELU},
-                  {"NaN", FLAG_NAN}, {"rz", FLAG_ROUND}, {"rm", 2 * FLAG_ROUND}, {"rp", 3 * FLAG_ROUND},
+} flag_names[] = {{"ftz", FLAG_FTZ},       {"sat", FLAG_SAT},         {"satfinite", FLAG_SAT}, {"relu", FLAG_RELU},
+                  {"NaN", FLAG_NAN},       {"rz", FLAG_ROUND},        {"rm", 2 * FLAG_ROUND},  {"rp", 3 * FLAG_ROUND},
                   {"rna", 4 * FLAG_ROUND}, {"xorsign", FLAG_XORSIGN}, {"abs", FLAG_ABS}};
 
 /* Does the next modifier equal text[0..length)? Advance if so. */
-static int match_one(struct match *m, const char *text, size_t length)
-{
+static int match_one(struct match *m, const char *text, size_t length) {
     const struct statement *s = m->s;
     if (m->at >= s->modifiers || s->modifier_length[m->at] != length || memcmp(s->modifier[m->at], text, length) != 0)
         return 0;
@@ -83,8 +117,7 @@ static int match_one(struct match *m, const char *text, size_t length)
 }
 
 /* Match one of ".x .y" up to `close`; *pattern is moved behind it. */
-static int match_list(struct match *m, const char **pattern, char close)
-{
+static int match_list(struct match *m, const char **pattern, char close) {
     const char *s = *pattern;
     int found = 0;
     while (*s != close) {
@@ -100,8 +133,7 @@ static int match_list(struct match *m, const char **pattern, char close)
 }
 
 /* Does a statement's opcode match the whole pattern? */
-static int match_pattern(const struct statement *s, const char *pattern, uint32_t *flags)
-{
+static int match_pattern(const struct statement *s, const char *pattern, uint32_t *flags) {
     struct match m = {.s = s};
     const char *name = s->name;
     while (*pattern && *pattern != '.' && *pattern != '{' && *pattern != '[')
@@ -130,8 +162,7 @@ static int match_pattern(const struct statement *s, const char *pattern, uint32_
 }
 
 /* Is this modifier present? */
-int has(const struct parser *p, const char *modifier)
-{
+int has(const struct parser *p, const char *modifier) {
     const struct statement *s = &p->statement;
     for (uint32_t i = 0; i < s->modifiers; i++)
         if (strlen(modifier) == s->modifier_length[i] && !memcmp(modifier, s->modifier[i], s->modifier_length[i]))
@@ -140,8 +171,7 @@ int has(const struct parser *p, const char *modifier)
 }
 
 /* If the modifier at *at is this one, go past it. */
-int take(struct parser *p, uint32_t *at, const char *modifier)
-{
+int take(struct parser *p, uint32_t *at, const char *modifier) {
     const struct statement *s = &p->statement;
     if (*at >= s->modifiers || strlen(modifier) != s->modifier_length[*at] ||
         memcmp(modifier, s->modifier[*at], s->modifier_length[*at]) != 0)
@@ -151,8 +181,7 @@ int take(struct parser *p, uint32_t *at, const char *modifier)
 }
 
 /* If the modifier at *at is in "a b c", go past it and return its index, else -1. */
-int take_choice(struct parser *p, uint32_t *at, const char *list)
-{
+int take_choice(struct parser *p, uint32_t *at, const char *list) {
     char word[40];
     for (int index = 0; *list; index++) {
         size_t n = 0;
@@ -167,8 +196,7 @@ int take_choice(struct parser *p, uint32_t *at, const char *list)
 }
 
 /* A type modifier out of a list. */
-enum type take_type(struct parser *p, uint32_t *at, const char *list)
-{
+enum type take_type(struct parser *p, uint32_t *at, const char *list) {
     const struct statement *s = &p->statement;
     const uint32_t here = *at;
     if (take_choice(p, at, list) < 0)
@@ -177,8 +205,7 @@ enum type take_type(struct parser *p, uint32_t *at, const char *list)
 }
 
 /* All modifiers must have been taken. */
-void take_end(struct parser *p, uint32_t at)
-{
+void take_end(struct parser *p, uint32_t at) {
     const struct statement *s = &p->statement;
     if (at < s->modifiers)
         error_at(p, &s->opcode, "unknown instruction '%s': '.%.*s' does not belong there", s->name,
@@ -186,8 +213,7 @@ void take_end(struct parser *p, uint32_t at)
 }
 
 /* Refuse an instruction that the target lacks. */
-void need_feature(struct parser *p, int least_target, int needs_suffix, const char *what)
-{
+void need_feature(struct parser *p, int least_target, int needs_suffix, const char *what) {
     if (p->target < least_target || (needs_suffix && !p->target_suffix))
         error_at(p, &p->statement.opcode, "%s needs .target sm_%d%s, and the target is sm_%d", what, least_target,
                  needs_suffix ? "a or sm_120f" : "", p->target);
@@ -196,8 +222,7 @@ void need_feature(struct parser *p, int least_target, int needs_suffix, const ch
 /* ---- operands ---- */
 
 /* Is the number of operands in range? */
-void need_count(struct parser *p, uint32_t least, uint32_t most)
-{
+void need_count(struct parser *p, uint32_t least, uint32_t most) {
     const struct statement *s = &p->statement;
     if (s->operands >= least && s->operands <= most)
         return;
@@ -206,8 +231,7 @@ void need_count(struct parser *p, uint32_t least, uint32_t most)
     error_at(p, &s->opcode, "'%s' takes %u to %u operands, not %u", s->name, least, most, s->operands);
 }
 
-static NORETURN void wrong_operand(struct parser *p, const struct operand *o, const char *wanted)
-{
+static NORETURN void wrong_operand(struct parser *p, const struct operand *o, const char *wanted) {
     if (o->kind == OPERAND_LABEL)
         error_at(p, &o->token, "undefined register '%.*s'", (int)o->token.length, o->token.at);
     if (o->kind == OPERAND_REGISTER)
@@ -220,8 +244,7 @@ static NORETURN void wrong_operand(struct parser *p, const struct operand *o, co
 }
 
 /* May a register of one type be used where another is asked for? */
-static int fits(enum type have, enum type want)
-{
+static int fits(enum type have, enum type want) {
     if (type_bytes(have) != type_bytes(want))
         return 0;
     const char a = type_class(have), b = type_class(want);
@@ -231,8 +254,7 @@ static int fits(enum type have, enum type want)
 }
 
 /* The bits of an immediate as a value of a type. */
-static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum type type)
-{
+static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum type type) {
     const unsigned bytes = type_bytes(type);
     uint64_t bits = o->integer;
     if (type == T_F64 || (o->kind == OPERAND_REAL && bytes == 8)) {
@@ -254,8 +276,7 @@ static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum t
 }
 
 /* A constant or the address of a variable as a source; *slot is set if it is one. */
-static int constant_source(struct parser *p, const struct operand *o, enum type type, uint32_t *slot)
-{
+static int constant_source(struct parser *p, const struct operand *o, enum type type, uint32_t *slot) {
     const int wide = type_bytes(type) >= 8;
     if (o->kind == OPERAND_INTEGER || o->kind == OPERAND_REAL) {
         *slot = constant_slot(p, immediate_bits(p, o, type), wide, NULL);
@@ -270,8 +291,7 @@ static int constant_source(struct parser *p, const struct operand *o, enum type 
 }
 
 /* A source of exactly this size and a compatible type. */
-uint32_t need_source(struct parser *p, const struct operand *o, enum type type)
-{
+uint32_t need_source(struct parser *p, const struct operand *o, enum type type) {
     uint32_t slot;
     char wanted[40];
     if (constant_source(p, o, type, &slot))
@@ -283,8 +303,7 @@ uint32_t need_source(struct parser *p, const struct operand *o, enum type type)
 }
 
 /* A source whose register may be wider than the type (ld, st, cvt); a 64-bit one is cut to a temporary. */
-uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type)
-{
+uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type) {
     if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type))
         return need_source(p, o, type);
     if (type_bytes(o->type) < 8 || type_bytes(type) >= 8)
@@ -296,8 +315,7 @@ uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type t
 }
 
 /* The register that receives a result of exactly this size. `_` gets one that nobody reads. */
-uint32_t need_destination(struct parser *p, const struct operand *o, enum type type)
-{
+uint32_t need_destination(struct parser *p, const struct operand *o, enum type type) {
     char wanted[48];
     if (o->kind == OPERAND_SINK)
         return register_take(p, type);
@@ -308,16 +326,14 @@ uint32_t need_destination(struct parser *p, const struct operand *o, enum type t
 }
 
 /* The register of a result that may be narrower than it. */
-uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type)
-{
+uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type) {
     if (o->kind == OPERAND_REGISTER && type_bytes(o->type) > type_bytes(type))
         return o->slot;
     return need_destination(p, o, type);
 }
 
 /* A predicate source, possibly negated. */
-uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate)
-{
+uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate) {
     if (negate)
         *negate = o->negate;
     if (o->kind == OPERAND_INTEGER && o->integer <= 1 && negate) {
@@ -330,8 +346,7 @@ uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate)
 }
 
 /* A predicate that receives a result; `_` is predicate 0, which is never written. */
-uint16_t need_predicate_destination(struct parser *p, const struct operand *o)
-{
+uint16_t need_predicate_destination(struct parser *p, const struct operand *o) {
     if (o->kind == OPERAND_SINK)
         return 0;
     if (o->kind != OPERAND_PREDICATE || o->negate)
@@ -340,8 +355,7 @@ uint16_t need_predicate_destination(struct parser *p, const struct operand *o)
 }
 
 /* A constant in a range. */
-int64_t need_integer(struct parser *p, const struct operand *o, int64_t least, int64_t most)
-{
+int64_t need_integer(struct parser *p, const struct operand *o, int64_t least, int64_t most) {
     if (o->kind != OPERAND_INTEGER)
         wrong_operand(p, o, "a constant");
     if ((int64_t)o->integer < least || (int64_t)o->integer > most)
@@ -351,8 +365,7 @@ int64_t need_integer(struct parser *p, const struct operand *o, int64_t least, i
 }
 
 /* An address: i->a is a 64-bit base (or 32-bit with flag 1 in i->flags), i->offset is added. */
-void need_address(struct parser *p, const struct operand *o, enum space space, struct inst *i)
-{
+void need_address(struct parser *p, const struct operand *o, enum space space, struct inst *i) {
     if (o->kind != OPERAND_ADDRESS)
         wrong_operand(p, o, "an address in brackets");
     i->offset = o->offset;
@@ -381,8 +394,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
 /* ---- instructions ---- */
 
 /* Append an instruction with the statement's guard. */
-struct inst *emit(struct parser *p, handler *run)
-{
+struct inst *emit(struct parser *p, handler *run) {
     struct statement *s = &p->statement;
     if (p->length == p->code_space) {
         const uint32_t space = p->code_space ? 2 * p->code_space : 256;
@@ -403,8 +415,7 @@ struct inst *emit(struct parser *p, handler *run)
 }
 
 /* Decode a row of lanes.def. */
-static void decode_row(struct parser *p, const struct row *row, uint32_t flags)
-{
+static void decode_row(struct parser *p, const struct row *row, uint32_t flags) {
     const struct statement *s = &p->statement;
     struct inst i = {0};
     need_count(p, row->sources + 1u, row->sources + 1u);
@@ -421,8 +432,7 @@ static void decode_row(struct parser *p, const struct row *row, uint32_t flags)
 }
 
 /* Find the row that fits the opcode and the number of operands. */
-static const struct row *find_row(const struct statement *s, uint32_t *flags)
-{
+static const struct row *find_row(const struct statement *s, uint32_t *flags) {
     const struct row *found = NULL;
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
         if (rows[k].pattern[0] != s->name[0] || rows[k].pattern[1] != s->name[1])
@@ -440,18 +450,16 @@ static const struct row *find_row(const struct statement *s, uint32_t *flags)
 }
 
 /* The count of an opcode belongs to the last instruction that was emitted for it. */
-static void finish(struct parser *p)
-{
+static void finish(struct parser *p) {
     const struct statement *s = &p->statement;
     if (p->length)
         p->places[p->length - 1].opcode = counter_index(s->name, strcspn(s->name, "."));
 }
 
 /* Labels of the counters: the opcode with the words that make it another instruction. */
-static void name_counter(struct parser *p)
-{
-    static const char *const kept[] = {"mma.sync", "cp.async", "cp.reduce", "mbarrier.", "bar.", "barrier.", "fence.",
-                                       "griddepcontrol."};
+static void name_counter(struct parser *p) {
+    static const char *const kept[] = {"mma.sync", "cp.async", "cp.reduce", "mbarrier.",
+                                       "bar.",     "barrier.", "fence.",    "griddepcontrol."};
     const struct statement *s = &p->statement;
     size_t length = strcspn(s->name, ".");
     for (size_t k = 0; k < sizeof kept / sizeof *kept; k++) {
@@ -468,8 +476,7 @@ static void name_counter(struct parser *p)
 }
 
 /* Decode the statement that the parser has read. */
-void decode(struct parser *p)
-{
+void decode(struct parser *p) {
     struct statement *s = &p->statement;
     const size_t word = strcspn(s->name, ".");
     uint32_t flags = 0;

@@ -5,8 +5,7 @@
 static const char *const scalar_types = "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 f16 bf16 b8 u8 s8 b128";
 
 /* Skip what says how a cache should treat the access; returns 1 if an L2 policy operand follows. */
-static int skip_cache(struct parser *p, uint32_t *at)
-{
+static int skip_cache(struct parser *p, uint32_t *at) {
     static const char *const hints =
         "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate L2::evict_last "
         "L2::evict_normal L2::evict_first L2::64B L2::128B L2::256B unified ca cg cs lu cv wb wt";
@@ -19,24 +18,21 @@ static int skip_cache(struct parser *p, uint32_t *at)
 }
 
 /* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... All are as strong here as the strongest. */
-static void skip_order(struct parser *p, uint32_t *at)
-{
+static void skip_order(struct parser *p, uint32_t *at) {
     if (take_choice(p, at, "weak volatile relaxed acquire release acq_rel mmio") >= 0)
         take_choice(p, at, "cta cluster gpu sys");
 }
 
 /* A state space; generic if there is none. */
-static enum space take_space(struct parser *p, uint32_t *at)
-{
-    static const enum space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED, SPACE_LOCAL,
-                                        SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM};
+static enum space take_space(struct parser *p, uint32_t *at) {
+    static const enum space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED,
+                                        SPACE_LOCAL,  SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM};
     const int k = take_choice(p, at, "global shared shared::cta shared::cluster local const param param::entry");
     return k < 0 ? SPACE_GENERIC : spaces[k];
 }
 
 /* The number of elements and their type. */
-static enum type take_vector(struct parser *p, uint32_t *at, uint8_t *count)
-{
+static enum type take_vector(struct parser *p, uint32_t *at, uint8_t *count) {
     const int k = take_choice(p, at, "v2 v4 v8");
     *count = (uint8_t)(k < 0 ? 1 : 2 << k);
     const enum type type = take_type(p, at, scalar_types);
@@ -46,8 +42,7 @@ static enum type take_vector(struct parser *p, uint32_t *at, uint8_t *count)
 }
 
 /* The elements of a vector operand, or the operand itself if the access is scalar. */
-static const struct operand *elements(struct parser *p, const struct operand *o, uint32_t count)
-{
+static const struct operand *elements(struct parser *p, const struct operand *o, uint32_t count) {
     if (count == 1 && o->kind != OPERAND_VECTOR)
         return o;
     if (o->kind != OPERAND_VECTOR || o->count != count)
@@ -55,8 +50,7 @@ static const struct operand *elements(struct parser *p, const struct operand *o,
     return o->items;
 }
 
-static void check_vector(struct parser *p, enum space space, enum type type, uint32_t count)
-{
+static void check_vector(struct parser *p, enum space space, enum type type, uint32_t count) {
     const uint32_t bytes = count * type_bytes(type);
     if (bytes > 32 || (bytes > 16 && space != SPACE_GLOBAL) || (count == 8 && type_bytes(type) != 4))
         error_at(p, &p->statement.opcode, "'%s' moves more bytes than an instruction can", p->statement.name);
@@ -65,8 +59,7 @@ static void check_vector(struct parser *p, enum space space, enum type type, uin
 }
 
 /* ld.param [name + constant]: its place is known now. */
-static void check_parameter(struct parser *p, const struct operand *o, uint32_t bytes, uint32_t align)
-{
+static void check_parameter(struct parser *p, const struct operand *o, uint32_t bytes, uint32_t align) {
     const struct symbol *s = o->items->symbol;
     if (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes)
         error_at(p, &o->token, "'%s' reads %u bytes at offset %lld of parameter '%.*s', which has %llu",
@@ -76,8 +69,7 @@ static void check_parameter(struct parser *p, const struct operand *o, uint32_t 
 }
 
 /* ld{.order}{.space}{.cache}{.vec}.type d, [a]{, policy} */
-void decode_ld(struct parser *p)
-{
+void decode_ld(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
@@ -122,8 +114,7 @@ void decode_ld(struct parser *p)
 }
 
 /* st{.order}{.space}{.cache}{.vec}.type [a], b{, policy} */
-void decode_st(struct parser *p)
-{
+void decode_st(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
@@ -155,8 +146,7 @@ void decode_st(struct parser *p)
 }
 
 /* Hints that have no effect here: prefetch, applypriority, discard. The address is not even checked, as on the chip. */
-void decode_prefetch(struct parser *p)
-{
+void decode_prefetch(struct parser *p) {
     struct statement *s = &p->statement;
     struct inst i = {0};
     if (has(p, "tensormap"))
@@ -164,19 +154,21 @@ void decode_prefetch(struct parser *p)
     if (s->modifiers == 0)
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     need_count(p, 1, 2);
-    need_address(p, &s->operand[0], has(p, "local") ? SPACE_LOCAL : has(p, "global") ? SPACE_GLOBAL : SPACE_GENERIC, &i);
+    need_address(p, &s->operand[0],
+                 has(p, "local")    ? SPACE_LOCAL
+                 : has(p, "global") ? SPACE_GLOBAL
+                                    : SPACE_GENERIC,
+                 &i);
     emit(p, control_nop);
 }
 
 /* An instruction without effect and without operands that matter. */
-void decode_nop(struct parser *p)
-{
+void decode_nop(struct parser *p) {
     emit(p, control_nop);
 }
 
 /* createpolicy.fractional.L2::evict_last.b64 d{, fraction}: caches have no effect, the policy is 0. */
-void decode_createpolicy(struct parser *p)
-{
+void decode_createpolicy(struct parser *p) {
     struct statement *s = &p->statement;
     if (!has(p, "b64"))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
@@ -187,15 +179,15 @@ void decode_createpolicy(struct parser *p)
 }
 
 /* The generic address of the first byte of a space. */
-static uint64_t window(enum space space)
-{
-    return space == SPACE_SHARED ? SHARED_WINDOW : space == SPACE_LOCAL ? LOCAL_WINDOW
-           : space == SPACE_PARAM ? PARAM_WINDOW : 0;
+static uint64_t window(enum space space) {
+    return space == SPACE_SHARED  ? SHARED_WINDOW
+           : space == SPACE_LOCAL ? LOCAL_WINDOW
+           : space == SPACE_PARAM ? PARAM_WINDOW
+                                  : 0;
 }
 
 /* cvta{.to}.space.u64 d, a */
-void decode_cvta(struct parser *p)
-{
+void decode_cvta(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     const int to = take(p, &at, "to");
@@ -213,8 +205,7 @@ void decode_cvta(struct parser *p)
 }
 
 /* isspacep.space p, a */
-void decode_isspacep(struct parser *p)
-{
+void decode_isspacep(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     const enum space space = take_space(p, &at);
@@ -237,8 +228,7 @@ void decode_isspacep(struct parser *p)
 /* ---- atomics ------------------------------------------------------------------------------------------------- */
 
 /* What atom and red share. `first` is the address operand. */
-static void decode_atomic(struct parser *p, int returns)
-{
+static void decode_atomic(struct parser *p, int returns) {
     struct statement *s = &p->statement;
     const uint32_t first = (uint32_t)returns;
     uint32_t at = 0;
@@ -249,7 +239,8 @@ static void decode_atomic(struct parser *p, int returns)
     take_choice(p, &at, "cta cluster gpu sys");
     const enum space space = take_space(p, &at);
     take_choice(p, &at, "cta cluster gpu sys");
-    const int op = take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
+    const int op =
+        take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
     const int noftz = take(p, &at, "noftz");
     int policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");
@@ -283,22 +274,19 @@ static void decode_atomic(struct parser *p, int returns)
 }
 
 /* atom{.sem}{.scope}{.space}.op{.vec}.type d, [a], b{, c} */
-void decode_atom(struct parser *p)
-{
+void decode_atom(struct parser *p) {
     decode_atomic(p, 1);
 }
 
 /* red{.sem}{.scope}{.space}.op{.vec}.type [a], b */
-void decode_red(struct parser *p)
-{
+void decode_red(struct parser *p) {
     decode_atomic(p, 0);
 }
 
 /* ---- matrices ------------------------------------------------------------------------------------------------ */
 
 /* The registers of a matrix instruction into i->more. */
-static void matrix_registers(struct parser *p, struct inst *i, const struct operand *v, uint32_t count, int is_source)
-{
+static void matrix_registers(struct parser *p, struct inst *i, const struct operand *v, uint32_t count, int is_source) {
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
     const struct operand *items = v->kind == OPERAND_VECTOR ? v->items : v;
     if ((v->kind == OPERAND_VECTOR ? v->count : 1) != count)
@@ -308,8 +296,7 @@ static void matrix_registers(struct parser *p, struct inst *i, const struct oper
     i->more = slots;
 }
 
-static void emit_matrix(struct parser *p, struct inst *i, enum access access)
-{
+static void emit_matrix(struct parser *p, struct inst *i, enum access access) {
     struct inst *to = emit(p, control_aligned);
     i->run = to->run, i->guard = to->guard, i->flip = to->flip;
     i->next = access_table()[access];
@@ -317,15 +304,13 @@ static void emit_matrix(struct parser *p, struct inst *i, enum access access)
 }
 
 /* .sync.aligned must be there. */
-static void take_aligned(struct parser *p, uint32_t *at)
-{
+static void take_aligned(struct parser *p, uint32_t *at) {
     if (!take(p, at, "sync") || !take(p, at, "aligned"))
         error_at(p, &p->statement.opcode, "'%s' needs .sync.aligned", p->statement.name);
 }
 
 /* ldmatrix.sync.aligned.shape.num{.trans}{.ss}.type r, [p] */
-void decode_ldmatrix(struct parser *p)
-{
+void decode_ldmatrix(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
@@ -348,13 +333,14 @@ void decode_ldmatrix(struct parser *p)
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)(packed + 1); /* 0 bytes, 1 b4x16_p64, 2 b6x16_p32 */
     matrix_registers(p, &i, &s->operand[0], shape == 2 ? 2u * i.count : i.count, 0);
-    emit_matrix(p, &i, shape == 0 ? trans ? ACCESS_LDMATRIX_TRANS : ACCESS_LDMATRIX
-                       : shape == 1 ? ACCESS_LDMATRIX_PACKED : ACCESS_LDMATRIX_B8);
+    emit_matrix(p, &i,
+                shape == 0   ? trans ? ACCESS_LDMATRIX_TRANS : ACCESS_LDMATRIX
+                : shape == 1 ? ACCESS_LDMATRIX_PACKED
+                             : ACCESS_LDMATRIX_B8);
 }
 
 /* stmatrix.sync.aligned.shape.num{.trans}{.ss}.type [p], r */
-void decode_stmatrix(struct parser *p)
-{
+void decode_stmatrix(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
@@ -377,8 +363,7 @@ void decode_stmatrix(struct parser *p)
 }
 
 /* movmatrix.sync.aligned.m8n8.trans.b16 d, a */
-void decode_movmatrix(struct parser *p)
-{
+void decode_movmatrix(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     take_aligned(p, &at);

@@ -3,8 +3,7 @@
 #include "parse.h"
 
 /* Append an instruction of lanes.def. */
-static struct inst *emit_lane(struct parser *p, enum lane lane, uint32_t d, uint32_t a, uint32_t b)
-{
+static struct inst *emit_lane(struct parser *p, enum lane lane, uint32_t d, uint32_t a, uint32_t b) {
     struct inst *i = emit(p, lanes_table()[lane]);
     i->d = d;
     i->a = a;
@@ -13,8 +12,7 @@ static struct inst *emit_lane(struct parser *p, enum lane lane, uint32_t d, uint
 }
 
 /* A copy between registers of one size. */
-static void emit_copy(struct parser *p, uint32_t d, uint32_t a, enum type type)
-{
+static void emit_copy(struct parser *p, uint32_t d, uint32_t a, enum type type) {
     if (type_bytes(type) == 16) {
         emit_lane(p, LANE_mov_64, d, a, 0);
         emit_lane(p, LANE_mov_64, d + 256, a + 256, 0);
@@ -23,8 +21,7 @@ static void emit_copy(struct parser *p, uint32_t d, uint32_t a, enum type type)
     }
 }
 
-static enum type part_type(struct parser *p, enum type whole, const struct operand *vector)
-{
+static enum type part_type(struct parser *p, enum type whole, const struct operand *vector) {
     static const enum type by_bytes[9] = {[1] = T_B8, [2] = T_B16, [4] = T_B32, [8] = T_B64};
     const unsigned bytes = type_bytes(whole);
     if ((vector->count != 2 && vector->count != 4) || bytes / vector->count == 0)
@@ -33,8 +30,7 @@ static enum type part_type(struct parser *p, enum type whole, const struct opera
 }
 
 /* mov.b64 d, {a, b}: the first element is lowest. */
-static void decode_pack(struct parser *p, enum type type, const struct operand *d, const struct operand *v)
-{
+static void decode_pack(struct parser *p, enum type type, const struct operand *d, const struct operand *v) {
     const enum type part = part_type(p, type, v);
     uint32_t slot[4];
     for (uint32_t k = 0; k < v->count; k++)
@@ -61,8 +57,7 @@ static void decode_pack(struct parser *p, enum type type, const struct operand *
 }
 
 /* One part of a 32-bit value into a register. */
-static void emit_part(struct parser *p, const struct operand *o, enum type part, uint32_t from, uint32_t index)
-{
+static void emit_part(struct parser *p, const struct operand *o, enum type part, uint32_t from, uint32_t index) {
     if (o->kind == OPERAND_SINK)
         return;
     const uint32_t to = need_destination(p, o, part);
@@ -75,8 +70,7 @@ static void emit_part(struct parser *p, const struct operand *o, enum type part,
 }
 
 /* mov.b64 {a, b}, s */
-static void decode_unpack(struct parser *p, enum type type, const struct operand *v, const struct operand *source_)
-{
+static void decode_unpack(struct parser *p, enum type type, const struct operand *v, const struct operand *source_) {
     const enum type part = part_type(p, type, v);
     const uint32_t from = need_source(p, source_, type);
     if (part == T_B64) {
@@ -104,8 +98,7 @@ static void decode_unpack(struct parser *p, enum type type, const struct operand
 }
 
 /* Logic on predicates, in terms of setp: p = (0 == 0) op q needs no comparison. */
-static void decode_predicate_logic(struct parser *p)
-{
+static void decode_predicate_logic(struct parser *p) {
     const struct statement *s = &p->statement;
     const int is_not = s->name[0] == 'n', is_mov = s->name[0] == 'm';
     need_count(p, is_not || is_mov ? 2 : 3, is_not || is_mov ? 2 : 3);
@@ -122,8 +115,7 @@ static void decode_predicate_logic(struct parser *p)
 }
 
 /* d = p ? a : b */
-static void decode_selp(struct parser *p)
-{
+static void decode_selp(struct parser *p) {
     const struct statement *s = &p->statement;
     uint32_t at = 0;
     const enum type type = take_type(p, &at, "b16 b32 b64 u16 u32 u64 s16 s32 s64 f16 bf16 f32 f64");
@@ -139,8 +131,7 @@ static void decode_selp(struct parser *p)
 }
 
 /* testp.finite.f32 p, a */
-static void decode_testp(struct parser *p)
-{
+static void decode_testp(struct parser *p) {
     const struct statement *s = &p->statement;
     uint32_t at = 0;
     const int test = take_choice(p, &at, "finite infinite number notanumber normal subnormal");
@@ -154,13 +145,26 @@ static void decode_testp(struct parser *p)
     emit_lane(p, wide ? LANE_and_b64 : LANE_and_b32, t, a, constant_slot(p, ~sign, wide, NULL));
     uint64_t low = 0, span = 0; /* the test is: |bits| - low < span */
     switch (test) {
-    case 0: span = infinity; break;
-    case 1: low = infinity, span = 1; break;
-    case 2: span = infinity + 1; break;
-    case 3: low = infinity + 1, span = infinity; break;
-    case 4: low = normal, span = infinity - normal; break;
-    case 5: low = 1, span = normal - 1; break;
-    default: error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    case 0:
+        span = infinity;
+        break;
+    case 1:
+        low = infinity, span = 1;
+        break;
+    case 2:
+        span = infinity + 1;
+        break;
+    case 3:
+        low = infinity + 1, span = infinity;
+        break;
+    case 4:
+        low = normal, span = infinity - normal;
+        break;
+    case 5:
+        low = 1, span = normal - 1;
+        break;
+    default:
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     }
     emit_lane(p, wide ? LANE_sub_u64 : LANE_sub_u32, t, t, constant_slot(p, low, wide, NULL));
     const uint16_t d = need_predicate_destination(p, &s->operand[0]);
@@ -169,8 +173,7 @@ static void decode_testp(struct parser *p)
 }
 
 /* mov in all its forms, and what shares its decoder. */
-void decode_mov(struct parser *p)
-{
+void decode_mov(struct parser *p) {
     const struct statement *s = &p->statement;
     uint32_t at = 0;
     if (!strncmp(s->name, "selp", 4)) {
@@ -187,8 +190,7 @@ void decode_mov(struct parser *p)
     }
     if (strncmp(s->name, "mov", 3) != 0)
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    const enum type type =
-        take_type(p, &at, "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 f16 bf16 f16x2 bf16x2 b128");
+    const enum type type = take_type(p, &at, "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 f16 bf16 f16x2 bf16x2 b128");
     take_end(p, at);
     need_count(p, 2, 2);
     const struct operand *d = &s->operand[0], *a = &s->operand[1];
@@ -235,8 +237,7 @@ static const struct {
 };
 
 /* The comparison of a name and a type; integer names that ignore the sign serve both kinds. */
-static int find_comparison(const char *name, size_t length, enum type type)
-{
+static int find_comparison(const char *name, size_t length, enum type type) {
     static const enum type plain[TYPE_COUNT] = {[T_B16] = T_U16, [T_S16] = T_S16, [T_U16] = T_U16, [T_B32] = T_U32,
                                                 [T_U32] = T_U32, [T_S32] = T_S32, [T_B64] = T_U64, [T_U64] = T_U64,
                                                 [T_S64] = T_S64, [T_F32] = T_F32, [T_F64] = T_F64};
@@ -260,8 +261,7 @@ static int find_comparison(const char *name, size_t length, enum type type)
 }
 
 /* A source of setp; halves are widened to f32 first. */
-static uint32_t compared(struct parser *p, const struct operand *o, enum type type, uint32_t flags)
-{
+static uint32_t compared(struct parser *p, const struct operand *o, enum type type, uint32_t flags) {
     const uint32_t slot = need_source(p, o, type);
     if (type != T_F16 && type != T_BF16)
         return slot;
@@ -271,8 +271,7 @@ static uint32_t compared(struct parser *p, const struct operand *o, enum type ty
 }
 
 /* The comparison that setp and set share; the last instruction emitted, whose p and q are still to be set. */
-static struct inst *decode_comparison(struct parser *p, uint32_t at, uint32_t first, uint32_t operands)
-{
+static struct inst *decode_comparison(struct parser *p, uint32_t at, uint32_t first, uint32_t operands) {
     static const char *const types = "u32 s32 b32 f32 u64 s64 b64 f64 u16 s16 b16 f16 bf16";
     struct statement *s = &p->statement;
     if (at >= s->modifiers)
@@ -304,8 +303,7 @@ static struct inst *decode_comparison(struct parser *p, uint32_t at, uint32_t fi
 }
 
 /* setp.cmp{.boolop}{.ftz}.type p{|q}, a, b{, {!}c} */
-void decode_setp(struct parser *p)
-{
+void decode_setp(struct parser *p) {
     const struct operand *d = &p->statement.operand[0];
     const int pair = d->kind == OPERAND_PAIR;
     if (has(p, "f16x2") || has(p, "bf16x2"))
@@ -316,8 +314,7 @@ void decode_setp(struct parser *p)
 }
 
 /* set.cmp{.boolop}{.ftz}.dtype.stype d, a, b{, {!}c}: all ones or 1.0f */
-void decode_set(struct parser *p)
-{
+void decode_set(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 1;
     take_choice(p, &at, "and or xor");
@@ -327,16 +324,15 @@ void decode_set(struct parser *p)
     const uint16_t t = (uint16_t)register_take(p, T_PRED);
     i->p = t;
     const uint32_t yes = constant_slot(p, type == T_F32 ? 0x3f800000u : FULL, 0, NULL);
-    struct inst *choose = emit_lane(p, LANE_selp_32, need_destination(p, &s->operand[0], type), yes,
-                                    constant_slot(p, 0, 0, NULL));
+    struct inst *choose =
+        emit_lane(p, LANE_selp_32, need_destination(p, &s->operand[0], type), yes, constant_slot(p, 0, 0, NULL));
     choose->r = t;
 }
 
 /* ---- conversions ---- */
 
 /* Extend a narrow result to the register it goes to. */
-void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from)
-{
+void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from) {
     const int is_signed = type == T_S8 || type == T_S16 || type == T_S32;
     const unsigned bytes = type_bytes(type), into = d->kind == OPERAND_REGISTER ? type_bytes(d->type) : bytes;
     const uint32_t to = need_destination_wide(p, d, type);
@@ -354,12 +350,11 @@ void emit_extend(struct parser *p, const struct operand *d, enum type type, uint
 }
 
 /* Source of any numeric type to a 64-bit integer or a double. */
-static uint32_t emit_widen(struct parser *p, enum type type, uint32_t from, uint32_t flags)
-{
+static uint32_t emit_widen(struct parser *p, enum type type, uint32_t from, uint32_t flags) {
     static const enum lane lanes[TYPE_COUNT] = {
-        [T_U8] = LANE_wide_u8,   [T_S8] = LANE_wide_s8,   [T_U16] = LANE_wide_u16,   [T_S16] = LANE_wide_s16,
-        [T_U32] = LANE_wide_u32, [T_S32] = LANE_wide_s32, [T_F16] = LANE_wide_f16,   [T_BF16] = LANE_wide_bf16,
-        [T_F32] = LANE_wide_f32};
+        [T_U8] = LANE_wide_u8,   [T_S8] = LANE_wide_s8,     [T_U16] = LANE_wide_u16,
+        [T_S16] = LANE_wide_s16, [T_U32] = LANE_wide_u32,   [T_S32] = LANE_wide_s32,
+        [T_F16] = LANE_wide_f16, [T_BF16] = LANE_wide_bf16, [T_F32] = LANE_wide_f32};
     if (type_bytes(type) == 8)
         return from;
     const uint32_t t = register_take(p, T_B64);
@@ -368,8 +363,7 @@ static uint32_t emit_widen(struct parser *p, enum type type, uint32_t from, uint
 }
 
 /* 64-bit integer to a narrower integer; with .sat it is clamped. */
-static void emit_narrow(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from, int saturate)
-{
+static void emit_narrow(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from, int saturate) {
     static const enum lane clamps[TYPE_COUNT] = {[T_U8] = LANE_clamp_u8,   [T_S8] = LANE_clamp_s8,
                                                  [T_U16] = LANE_clamp_u16, [T_S16] = LANE_clamp_s16,
                                                  [T_U32] = LANE_clamp_u32, [T_S32] = LANE_clamp_s32};
@@ -385,16 +379,19 @@ static void emit_narrow(struct parser *p, enum type to, enum type from_type, uin
     else if (type_bytes(to) == 8)
         emit_lane(p, LANE_mov_64, d, from, 0);
     else
-        emit_lane(p, type_bytes(to) == 4 ? LANE_trunc_64 : type_bytes(to) == 2 ? LANE_narrow_16 : LANE_narrow_8, d,
-                  from, 0);
+        emit_lane(p,
+                  type_bytes(to) == 4   ? LANE_trunc_64
+                  : type_bytes(to) == 2 ? LANE_narrow_16
+                                        : LANE_narrow_8,
+                  d, from, 0);
 }
 
 /* One instruction of conversion between a 64-bit intermediate and a number. */
-static void emit_number(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from, uint32_t flags)
-{
+static void emit_number(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from,
+                        uint32_t flags) {
     static const enum lane from_f64[TYPE_COUNT] = {
-        [T_U8] = LANE_f64_to_u8,   [T_S8] = LANE_f64_to_s8,   [T_U16] = LANE_f64_to_u16,   [T_S16] = LANE_f64_to_s16,
-        [T_U32] = LANE_f64_to_u32, [T_S32] = LANE_f64_to_s32, [T_U64] = LANE_f64_to_u64,   [T_S64] = LANE_f64_to_s64,
+        [T_U8] = LANE_f64_to_u8,   [T_S8] = LANE_f64_to_s8,     [T_U16] = LANE_f64_to_u16, [T_S16] = LANE_f64_to_s16,
+        [T_U32] = LANE_f64_to_u32, [T_S32] = LANE_f64_to_s32,   [T_U64] = LANE_f64_to_u64, [T_S64] = LANE_f64_to_s64,
         [T_F16] = LANE_f64_to_f16, [T_BF16] = LANE_f64_to_bf16, [T_F32] = LANE_f64_to_f32, [T_F64] = LANE_mov_64};
     static const enum lane from_integer[TYPE_COUNT][2] = {[T_F16] = {LANE_s64_to_f16, LANE_u64_to_f16},
                                                           [T_BF16] = {LANE_s64_to_bf16, LANE_u64_to_bf16},
@@ -407,8 +404,7 @@ static void emit_number(struct parser *p, enum type to, enum type from_type, uin
 }
 
 /* Read the modifiers of a scalar cvt. */
-static uint32_t cvt_flags(struct parser *p, uint32_t *at, int *integral)
-{
+static uint32_t cvt_flags(struct parser *p, uint32_t *at, int *integral) {
     static const uint32_t modes[9] = {0, 1, 2, 3, 0, 1, 2, 3, 4};
     const int rounding = take_choice(p, at, "rn rz rm rp rni rzi rmi rpi rna");
     uint32_t flags = rounding >= 0 ? modes[rounding] * FLAG_ROUND : 0;
@@ -421,8 +417,7 @@ static uint32_t cvt_flags(struct parser *p, uint32_t *at, int *integral)
 }
 
 /* cvt{.round}{.ftz}{.sat}.dtype.atype d, a, for scalars; packed forms are rows of lanes.def. */
-void decode_cvt(struct parser *p)
-{
+void decode_cvt(struct parser *p) {
     static const char *const types = "u8 s8 u16 s16 u32 s32 u64 s64 f16 bf16 f32 f64";
     struct statement *s = &p->statement;
     uint32_t at = 0;

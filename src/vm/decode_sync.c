@@ -2,21 +2,18 @@
 #include "lanes.h"
 #include "parse.h"
 
-static NORETURN void unknown(struct parser *p)
-{
+static NORETURN void unknown(struct parser *p) {
     error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
 }
 
 /* A 32-bit source operand by index. */
-static uint32_t source32(struct parser *p, uint32_t index)
-{
+static uint32_t source32(struct parser *p, uint32_t index) {
     return need_source(p, &p->statement.operand[index], T_U32);
 }
 
 /* ---- branches ---- */
 
-static void use_label(struct parser *p, const struct operand *o, uint32_t *target)
-{
+static void use_label(struct parser *p, const struct operand *o, uint32_t *target) {
     if (o->kind != OPERAND_LABEL)
         error_at(p, &o->token, "'%s' wants a label here", p->statement.name);
     struct label_use *use = parser_take(p, sizeof *use);
@@ -27,8 +24,7 @@ static void use_label(struct parser *p, const struct operand *o, uint32_t *targe
 }
 
 /* bra{.uni} label. The target is written into a cell, because code moves while it grows. */
-void decode_bra(struct parser *p)
-{
+void decode_bra(struct parser *p) {
     uint32_t at = 0;
     take(p, &at, "uni");
     take_end(p, at);
@@ -39,8 +35,7 @@ void decode_bra(struct parser *p)
 }
 
 /* brx.idx{.uni} index, list */
-void decode_brx(struct parser *p)
-{
+void decode_brx(struct parser *p) {
     uint32_t at = 0;
     const struct operand *list = &p->statement.operand[1];
     if (!take(p, &at, "idx"))
@@ -58,8 +53,7 @@ void decode_brx(struct parser *p)
 }
 
 /* ret and exit end the thread. */
-void decode_exit(struct parser *p)
-{
+void decode_exit(struct parser *p) {
     uint32_t at = 0;
     take(p, &at, "uni");
     take_end(p, at);
@@ -68,8 +62,7 @@ void decode_exit(struct parser *p)
 }
 
 /* trap and brkpt */
-void decode_trap(struct parser *p)
-{
+void decode_trap(struct parser *p) {
     take_end(p, 0);
     need_count(p, 0, 0);
     emit(p, control_trap);
@@ -78,8 +71,7 @@ void decode_trap(struct parser *p)
 /* ---- barriers ---- */
 
 /* bar{.cta}.op and barrier{.cta}.op{.aligned}; bar is always aligned. */
-void decode_bar(struct parser *p)
-{
+void decode_bar(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     const int is_bar = s->name[3] == '.';
@@ -137,8 +129,7 @@ void decode_bar(struct parser *p)
 }
 
 /* membar and fence, all forms: what is written here is seen at once. */
-void decode_fence(struct parser *p)
-{
+void decode_fence(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0, operands = 0;
     if (s->name[0] == 'm') {
@@ -177,8 +168,7 @@ void decode_fence(struct parser *p)
 }
 
 /* Forms that only tune: nanosleep, setmaxnreg, griddepcontrol. */
-void decode_nanosleep(struct parser *p)
-{
+void decode_nanosleep(struct parser *p) {
     uint32_t at = 0;
     take(p, &at, "u32");
     take_end(p, at);
@@ -187,12 +177,10 @@ void decode_nanosleep(struct parser *p)
     emit(p, control_nop)->kind = 1;
 }
 
-void decode_setmaxnreg(struct parser *p)
-{
+void decode_setmaxnreg(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    if (take_choice(p, &at, "inc dec") < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned") ||
-        !take(p, &at, "u32"))
+    if (take_choice(p, &at, "inc dec") < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned") || !take(p, &at, "u32"))
         unknown(p);
     take_end(p, at);
     need_count(p, 1, 1);
@@ -202,8 +190,7 @@ void decode_setmaxnreg(struct parser *p)
     emit(p, control_nop);
 }
 
-void decode_griddepcontrol(struct parser *p)
-{
+void decode_griddepcontrol(struct parser *p) {
     uint32_t at = 0;
     if (take_choice(p, &at, "launch_dependents wait") < 0)
         unknown(p);
@@ -215,8 +202,7 @@ void decode_griddepcontrol(struct parser *p)
 /* ---- collectives ---- */
 
 /* shfl.sync.mode.b32 d{|p}, a, b, c, membermask */
-void decode_shfl(struct parser *p)
-{
+void decode_shfl(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     if (!take(p, &at, "sync"))
@@ -240,8 +226,7 @@ void decode_shfl(struct parser *p)
 }
 
 /* vote.sync.mode.{pred,b32} d, {!}a, membermask */
-void decode_vote(struct parser *p)
-{
+void decode_vote(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     if (!take(p, &at, "sync"))
@@ -266,8 +251,7 @@ void decode_vote(struct parser *p)
 }
 
 /* match.{any,all}.sync.type d{|p}, a, membermask */
-void decode_match(struct parser *p)
-{
+void decode_match(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     const int all = take_choice(p, &at, "any all");
@@ -288,8 +272,7 @@ void decode_match(struct parser *p)
 }
 
 /* redux.sync.op.type d, a, membermask */
-void decode_redux(struct parser *p)
-{
+void decode_redux(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     if (!take(p, &at, "sync"))
@@ -311,8 +294,7 @@ void decode_redux(struct parser *p)
 }
 
 /* activemask.b32 d */
-void decode_activemask(struct parser *p)
-{
+void decode_activemask(struct parser *p) {
     uint32_t at = 0;
     if (!take(p, &at, "b32"))
         unknown(p);
@@ -323,8 +305,7 @@ void decode_activemask(struct parser *p)
 }
 
 /* elect.sync d|p, membermask */
-void decode_elect(struct parser *p)
-{
+void decode_elect(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     if (!take(p, &at, "sync"))
@@ -345,20 +326,17 @@ void decode_elect(struct parser *p)
 /* ---- mbarrier ---- */
 
 /* .sem and .scope of an mbarrier operation */
-static void skip_scope(struct parser *p, uint32_t *at)
-{
+static void skip_scope(struct parser *p, uint32_t *at) {
     take_choice(p, at, "release acquire relaxed");
     take_choice(p, at, "cta cluster");
 }
 
-static int take_shared(struct parser *p, uint32_t *at)
-{
+static int take_shared(struct parser *p, uint32_t *at) {
     return take_choice(p, at, "shared shared::cta shared::cluster") >= 0;
 }
 
 /* arrive and arrive_drop: {.expect_tx}{.noComplete} d, [a]{, count or tx} */
-static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *i)
-{
+static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *i) {
     struct statement *s = &p->statement;
     const int expect = take(p, &at, "expect_tx");
     const int incomplete = take(p, &at, "noComplete");
@@ -383,8 +361,7 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
 }
 
 /* test_wait and try_wait{.parity}: p, [a], state or parity{, hint} */
-static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *i)
-{
+static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *i) {
     struct statement *s = &p->statement;
     const int parity = take(p, &at, "parity");
     skip_scope(p, &at);
@@ -403,8 +380,7 @@ static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *
 }
 
 /* expect_tx and complete_tx: {.relaxed}{.scope}{.space}.b64 [a], tx */
-static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *i)
-{
+static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *i) {
     struct statement *s = &p->statement;
     skip_scope(p, &at);
     const int shared = take_shared(p, &at);
@@ -419,8 +395,7 @@ static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *
 }
 
 /* init and inval */
-static void decode_init(struct parser *p, uint32_t at, int inval, struct inst *i)
-{
+static void decode_init(struct parser *p, uint32_t at, int inval, struct inst *i) {
     struct statement *s = &p->statement;
     const int shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
@@ -434,19 +409,35 @@ static void decode_init(struct parser *p, uint32_t at, int inval, struct inst *i
 }
 
 /* mbarrier.op */
-void decode_mbarrier(struct parser *p)
-{
+void decode_mbarrier(struct parser *p) {
     uint32_t at = 0;
     struct inst i = {0};
-    switch (take_choice(p, &at, "init inval arrive arrive_drop test_wait try_wait expect_tx complete_tx pending_count")) {
-    case 0: decode_init(p, at, 0, &i); break;
-    case 1: decode_init(p, at, 1, &i); break;
-    case 2: decode_arrive(p, at, 0, &i); break;
-    case 3: decode_arrive(p, at, 1, &i); break;
-    case 4: decode_wait(p, at, 0, &i); break;
-    case 5: decode_wait(p, at, 1, &i); break;
-    case 6: decode_tx(p, at, 0, &i); break;
-    case 7: decode_tx(p, at, 1, &i); break;
+    switch (
+        take_choice(p, &at, "init inval arrive arrive_drop test_wait try_wait expect_tx complete_tx pending_count")) {
+    case 0:
+        decode_init(p, at, 0, &i);
+        break;
+    case 1:
+        decode_init(p, at, 1, &i);
+        break;
+    case 2:
+        decode_arrive(p, at, 0, &i);
+        break;
+    case 3:
+        decode_arrive(p, at, 1, &i);
+        break;
+    case 4:
+        decode_wait(p, at, 0, &i);
+        break;
+    case 5:
+        decode_wait(p, at, 1, &i);
+        break;
+    case 6:
+        decode_tx(p, at, 0, &i);
+        break;
+    case 7:
+        decode_tx(p, at, 1, &i);
+        break;
     case 8: { /* the state holds the count in its low word */
         need_count(p, 2, 2);
         const uint32_t a = need_source(p, &p->statement.operand[1], T_B64);
@@ -455,7 +446,8 @@ void decode_mbarrier(struct parser *p)
         i.a = a;
         break;
     }
-    default: unknown(p);
+    default:
+        unknown(p);
     }
     struct inst *to = emit(p, i.run);
     i.guard = to->guard, i.flip = to->flip;
@@ -465,8 +457,7 @@ void decode_mbarrier(struct parser *p)
 /* ---- cp.async and cp.async.bulk ---- */
 
 /* cp.async.{ca,cg}.shared.global{.hint} [dst], [src], size{, src-size}{, policy} */
-static void decode_copy(struct parser *p, uint32_t at, struct inst *i)
-{
+static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     struct statement *s = &p->statement;
     const int cg = take_choice(p, &at, "ca cg");
     if (cg < 0 || take_choice(p, &at, "shared shared::cta") < 0 || !take(p, &at, "global"))
@@ -508,8 +499,7 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i)
 }
 
 /* cp.async.bulk and cp.reduce.async.bulk between shared and global memory */
-static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *i)
-{
+static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *i) {
     static const char *const spaces = "shared::cta shared::cluster global";
     struct statement *s = &p->statement;
     struct inst other = {0}, barrier = {0};
@@ -560,8 +550,7 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
 }
 
 /* The forms of cp.async.bulk that move nothing at once. */
-static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i)
-{
+static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
     struct statement *s = &p->statement;
     if (take(p, &at, "commit_group")) {
         take_end(p, at);
@@ -590,8 +579,7 @@ static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i)
 }
 
 /* cp.async.mbarrier.arrive{.noinc}.shared.b64 [a] */
-static void decode_copy_arrive(struct parser *p, uint32_t at, struct inst *i)
-{
+static void decode_copy_arrive(struct parser *p, uint32_t at, struct inst *i) {
     if (!take(p, &at, "arrive"))
         unknown(p);
     i->kind = (uint8_t)take(p, &at, "noinc");
@@ -605,8 +593,7 @@ static void decode_copy_arrive(struct parser *p, uint32_t at, struct inst *i)
 }
 
 /* Everything that begins with cp. */
-void decode_cp(struct parser *p)
-{
+void decode_cp(struct parser *p) {
     struct statement *s = &p->statement;
     struct inst i = {0};
     uint32_t at = 0;

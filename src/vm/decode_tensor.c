@@ -2,8 +2,7 @@
 #include "parse.h"
 #include "tensor.h"
 
-static NORETURN void unknown(struct parser *p)
-{
+static NORETURN void unknown(struct parser *p) {
     error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
 }
 
@@ -18,18 +17,17 @@ static const struct {
     const char *name;
     int type;
 } inputs[] = {{"bf16", MMA_BF16}, {"f16", MMA_F16},   {"tf32", MMA_TF32}, {"s8", MMA_S8},     {"u8", MMA_U8},
-              {"e4m3", MMA_E4M3}, {"e5m2", MMA_E5M2}, {"e2m3", MMA_E2M3}, {"e3m2", MMA_E3M2}, {"e2m1", MMA_E2M1}};
+              {"e4m3", MMA_E4M3}, {"e5m2", MMA_E5M2}, {"e2m3", MMA_E2M3}, {"e3m2", MMA_E3M2}, {"e2m1", MMA_E2M1},
+              {"s4", MMA_S4},     {"u4", MMA_U4},     {"b1", MMA_B1_AND}};
 
-static int take_input(struct parser *p, uint32_t *at)
-{
+static int take_input(struct parser *p, uint32_t *at) {
     for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++)
         if (take(p, at, inputs[k].name))
             return inputs[k].type;
     error_at(p, &p->statement.opcode, "unknown instruction '%s': no such type of a matrix", p->statement.name);
 }
 
-static int take_accumulator(struct parser *p, uint32_t *at)
-{
+static int take_accumulator(struct parser *p, uint32_t *at) {
     static const int types[] = {MMA_ACC_F32, MMA_ACC_F16, MMA_ACC_S32};
     const int k = take_choice(p, at, "f32 f16 s32");
     if (k < 0)
@@ -38,14 +36,12 @@ static int take_accumulator(struct parser *p, uint32_t *at)
 }
 
 /* The kind may stand before or after the shape. */
-static int take_kind(struct parser *p, uint32_t *at)
-{
+static int take_kind(struct parser *p, uint32_t *at) {
     return take_choice(p, at, "kind::f8f6f4 kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4") + 1;
 }
 
 /* Which scales a kind allows. */
-static void check_scale(struct parser *p, int kind, int vector, int stype, struct mma_shape *shape)
-{
+static void check_scale(struct parser *p, int kind, int vector, int stype, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
     shape->scale = stype == 0 ? MMA_UE8M0 : MMA_UE4M3;
     if (kind == KIND_MXF8F6F4 && (vector == 0 || vector == 1) && stype == 0)
@@ -61,10 +57,9 @@ static void check_scale(struct parser *p, int kind, int vector, int stype, struc
 }
 
 /* Read all the modifiers of mma.sync into a shape. Returns its kind. */
-static int read_modifiers(struct parser *p, struct mma_shape *shape)
-{
+static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     struct statement *s = &p->statement;
-    static const uint8_t depths[] = {8, 16, 32, 64};
+    static const uint16_t depths[] = {4, 8, 16, 32, 64, 128, 256};
     uint32_t at = 0;
     int vector = 0;
     if (!take(p, &at, "sync") || !take(p, &at, "aligned"))
@@ -72,7 +67,7 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape)
     int kind = take_kind(p, &at), scaled = take(p, &at, "block_scale");
     const char *const vectors = "scale_vec::1X scale_vec::2X scale_vec::4X";
     int v = scaled ? take_choice(p, &at, vectors) : -1;
-    const int k = take_choice(p, &at, "m16n8k8 m16n8k16 m16n8k32 m16n8k64");
+    const int k = take_choice(p, &at, "m16n8k4 m16n8k8 m16n8k16 m16n8k32 m16n8k64 m16n8k128 m16n8k256");
     if (k < 0)
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     shape->k = depths[k];
@@ -98,23 +93,32 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape)
             unknown(p);
         check_scale(p, kind, vector, stype, shape);
     }
+    if (a == MMA_B1_AND && b == MMA_B1_AND) {
+        const int operation = take_choice(p, &at, "and xor");
+        if (operation < 0 || !take(p, &at, "popc"))
+            unknown(p);
+        shape->a_type = shape->b_type = operation ? MMA_B1_XOR : MMA_B1_AND;
+    }
     take_end(p, at);
     return kind;
 }
 
+/* Whether a type is one of the floats in bytes, from `first` on. */
+static int is_byte_float_from(int type, int first) {
+    return type >= first && type <= MMA_E2M1;
+}
+
 /* Refuse combinations that the kinds exclude. */
-static void check_shape(struct parser *p, int kind, struct mma_shape *shape)
-{
+static void check_shape(struct parser *p, int kind, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
-    const int small = shape->a_type >= MMA_E2M3 || shape->b_type >= MMA_E2M3;
-    const int bytes = shape->a_type >= MMA_E4M3 && shape->b_type >= MMA_E4M3;
+    const int small = is_byte_float_from(shape->a_type, MMA_E2M3) || is_byte_float_from(shape->b_type, MMA_E2M3);
+    const int bytes = is_byte_float_from(shape->a_type, MMA_E4M3) && is_byte_float_from(shape->b_type, MMA_E4M3);
     const int four = kind == KIND_MXF4 || kind == KIND_MXF4NVF4;
     if (kind)
         need_feature(p, 120, 1, kind == KIND_F8F6F4 ? "mma with .kind::f8f6f4" : "mma with block scale");
-    if ((kind && !bytes) || (!kind && small) || (four != (shape->k == 64)) ||
+    if ((kind && !bytes) || (!kind && small) || (four && shape->k != 64) ||
         (four && (shape->a_type != MMA_E2M1 || shape->b_type != MMA_E2M1)) ||
-        (kind >= KIND_MXF8F6F4 && shape->accumulator != MMA_ACC_F32) ||
-        (kind == KIND_MXF8F6F4 && shape->k != 32))
+        (kind >= KIND_MXF8F6F4 && shape->accumulator != MMA_ACC_F32) || (kind == KIND_MXF8F6F4 && shape->k != 32))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     if (four)
         shape->a_type = shape->b_type = MMA_E2M1_PACKED;
@@ -122,8 +126,7 @@ static void check_shape(struct parser *p, int kind, struct mma_shape *shape)
 
 /* A vector of registers. */
 static void read_fragment(struct parser *p, const struct operand *o, uint32_t count, enum type type, int is_source,
-                          struct fragment *to)
-{
+                          struct fragment *to) {
     if (o->kind != OPERAND_VECTOR && count == 1) {
         to->slot[0] = is_source ? need_source(p, o, type) : need_destination(p, o, type);
     } else if (o->kind != OPERAND_VECTOR || o->count != count) {
@@ -139,8 +142,7 @@ static void read_fragment(struct parser *p, const struct operand *o, uint32_t co
 }
 
 /* {byte, thread}: constants or 16-bit registers. `first` is 0 for A, 2 for B. */
-static void read_selectors(struct parser *p, const struct operand *o, struct mma_plan *plan, uint32_t first)
-{
+static void read_selectors(struct parser *p, const struct operand *o, struct mma_plan *plan, uint32_t first) {
     if (o->kind != OPERAND_VECTOR || o->count != 2)
         error_at(p, &o->token, "'%s' wants {byte-id, thread-id} here", p->statement.name);
     for (uint32_t k = 0; k < 2; k++) {
@@ -149,8 +151,11 @@ static void read_selectors(struct parser *p, const struct operand *o, struct mma
         if (item->kind == OPERAND_INTEGER) {
             if (item->integer > most || (!k && vector == 2 && item->integer % 2))
                 error_at(p, &item->token, "the %s is %llu, and may be %s", k ? "thread-id" : "byte-id",
-                         (unsigned long long)item->integer, k ? first ? "0 to 3" : "0 or 1"
-                                                           : vector == 1 ? "0 to 3" : vector == 2 ? "0 or 2" : "0");
+                         (unsigned long long)item->integer,
+                         k             ? first ? "0 to 3" : "0 or 1"
+                         : vector == 1 ? "0 to 3"
+                         : vector == 2 ? "0 or 2"
+                                       : "0");
             plan->value[first + k] = (uint8_t)item->integer;
         } else {
             plan->constant = 0;
@@ -159,9 +164,28 @@ static void read_selectors(struct parser *p, const struct operand *o, struct mma
     }
 }
 
+/* Bits of an element, with its container. */
+static uint32_t element_bits(int type) {
+    switch (type) {
+    case MMA_TF32:
+        return 32;
+    case MMA_BF16:
+    case MMA_F16:
+        return 16;
+    case MMA_E2M1_PACKED:
+    case MMA_S4:
+    case MMA_U4:
+        return 4;
+    case MMA_B1_AND:
+    case MMA_B1_XOR:
+        return 1;
+    default:
+        return 8;
+    }
+}
+
 /* mma.sync.aligned.m16n8k*.row.col... d, a, b, c{, scale-a, {byte, thread}, scale-b, {byte, thread}} */
-void decode_mma(struct parser *p)
-{
+void decode_mma(struct parser *p) {
     struct statement *s = &p->statement;
     if (has(p, "sp") || has(p, "sp::ordered_metadata"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
@@ -172,8 +196,7 @@ void decode_mma(struct parser *p)
     plan->run = mma_find(shape);
     if (!plan->run)
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    const uint32_t bits = shape->a_type == MMA_E2M1_PACKED ? 4u : shape->a_type == MMA_TF32 ? 32u
-                          : shape->a_type <= MMA_F16 ? 16u : 8u;
+    const uint32_t bits = element_bits(shape->a_type);
     const uint32_t a = 16u * shape->k * bits / 1024u, accumulators = shape->accumulator == MMA_ACC_F16 ? 2 : 4;
     const enum type type = shape->accumulator == MMA_ACC_F32 ? T_F32 : T_B32;
     need_count(p, shape->scale ? 8 : 4, shape->scale ? 8 : 4);

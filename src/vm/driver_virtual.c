@@ -58,46 +58,39 @@ static const struct {
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"}};
 
-static int device_count(void)
-{
+static int device_count(void) {
     const char *text = getenv("PYSM120_VIRTUAL_DEVICES");
     const int n = text && *text ? atoi(text) : 1;
     return n < 0 ? 0 : n > MAX_DEVICES ? MAX_DEVICES : n;
 }
 
 /* The device of the current context, or NULL. */
-static struct device *current(void)
-{
+static struct device *current(void) {
     return depth ? &stack[depth - 1]->device : NULL;
 }
 
-static CUresult no_context(void)
-{
+static CUresult no_context(void) {
     return fault_set(CUDA_ERROR_INVALID_CONTEXT, "the calling thread has no current context");
 }
 
-static CUresult null_argument(const char *name)
-{
+static CUresult null_argument(const char *name) {
     return fault_set(CUDA_ERROR_INVALID_VALUE, "%s is NULL", name);
 }
 
 /* ---- library and devices ------------------------------------------------------------------------------------- */
 
-static CUresult virtual_cuInit(unsigned flags)
-{
+static CUresult virtual_cuInit(unsigned flags) {
     return flags ? fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, expected 0", flags) : CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuDriverGetVersion(int *version)
-{
+static CUresult virtual_cuDriverGetVersion(int *version) {
     if (!version)
         return null_argument("version");
     *version = 13000;
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuGetErrorName(CUresult error, const char **name)
-{
+static CUresult virtual_cuGetErrorName(CUresult error, const char **name) {
     for (size_t k = 0; name && k < sizeof errors / sizeof *errors; k++)
         if (errors[k].code == error) {
             *name = errors[k].name;
@@ -106,8 +99,7 @@ static CUresult virtual_cuGetErrorName(CUresult error, const char **name)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult virtual_cuGetErrorString(CUresult error, const char **text)
-{
+static CUresult virtual_cuGetErrorString(CUresult error, const char **text) {
     for (size_t k = 0; text && k < sizeof errors / sizeof *errors; k++)
         if (errors[k].code == error) {
             *text = errors[k].text;
@@ -116,23 +108,20 @@ static CUresult virtual_cuGetErrorString(CUresult error, const char **text)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult virtual_cuDeviceGetCount(int *count)
-{
+static CUresult virtual_cuDeviceGetCount(int *count) {
     if (!count)
         return null_argument("count");
     *count = device_count();
     return CUDA_SUCCESS;
 }
 
-static CUresult check_device(CUdevice device)
-{
+static CUresult check_device(CUdevice device) {
     if (device < 0 || device >= device_count())
         return fault_set(CUDA_ERROR_INVALID_DEVICE, "device %d of %d", device, device_count());
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuDeviceGet(CUdevice *device, int ordinal)
-{
+static CUresult virtual_cuDeviceGet(CUdevice *device, int ordinal) {
     if (!device)
         return null_argument("device");
     const CUresult r = check_device(ordinal);
@@ -141,8 +130,7 @@ static CUresult virtual_cuDeviceGet(CUdevice *device, int ordinal)
     return r;
 }
 
-static CUresult virtual_cuDeviceGetName(char *name, int bytes, CUdevice device)
-{
+static CUresult virtual_cuDeviceGetName(char *name, int bytes, CUdevice device) {
     const CUresult r = check_device(device);
     if (r)
         return r;
@@ -152,8 +140,7 @@ static CUresult virtual_cuDeviceGetName(char *name, int bytes, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
-{
+static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
     static const int table[][2] = {{CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
                                    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
                                    {CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP},
@@ -177,14 +164,12 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
     return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
 }
 
-static size_t memory_limit(void)
-{
+static size_t memory_limit(void) {
     const char *text = getenv("PYSM120_VIRTUAL_MEMORY");
     return text && *text ? (size_t)strtoull(text, NULL, 0) : (size_t)24 << 30;
 }
 
-static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device)
-{
+static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device) {
     const CUresult r = check_device(device);
     if (r)
         return r;
@@ -196,8 +181,7 @@ static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device)
 
 /* ---- contexts ------------------------------------------------------------------------------------------------ */
 
-static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
-{
+static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CUresult r = check_device(device);
     if (r)
         return r;
@@ -219,8 +203,7 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
     return CUDA_SUCCESS;
 }
 
-static void free_module(struct CUmod_st *m)
-{
+static void free_module(struct CUmod_st *m) {
     struct device *device = m->module.device;
     for (uint32_t k = 0; k < m->module.variable_count; k++)
         memory_free(device, m->module.variables[k], 2);
@@ -228,8 +211,7 @@ static void free_module(struct CUmod_st *m)
     free(m);
 }
 
-static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device)
-{
+static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device) {
     const CUresult r = check_device(device);
     if (r)
         return r;
@@ -247,8 +229,7 @@ static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuCtxPushCurrent(CUcontext context)
-{
+static CUresult virtual_cuCtxPushCurrent(CUcontext context) {
     if (!context)
         return null_argument("context");
     if (depth == STACK)
@@ -257,8 +238,7 @@ static CUresult virtual_cuCtxPushCurrent(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuCtxPopCurrent(CUcontext *context)
-{
+static CUresult virtual_cuCtxPopCurrent(CUcontext *context) {
     if (!depth)
         return no_context();
     depth--;
@@ -267,29 +247,25 @@ static CUresult virtual_cuCtxPopCurrent(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuCtxSynchronize(void)
-{
+static CUresult virtual_cuCtxSynchronize(void) {
     return depth ? CUDA_SUCCESS : no_context();
 }
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
-static CUresult virtual_cuMemAlloc(CUdeviceptr *address, size_t bytes)
-{
+static CUresult virtual_cuMemAlloc(CUdeviceptr *address, size_t bytes) {
     if (!address)
         return null_argument("address");
     return depth ? memory_alloc(current(), bytes, 0, address) : no_context();
 }
 
-static CUresult virtual_cuMemFree(CUdeviceptr address)
-{
+static CUresult virtual_cuMemFree(CUdeviceptr address) {
     if (!depth)
         return no_context();
     return address ? memory_free(current(), address, 0) : CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags)
-{
+static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags) {
     uint64_t address = 0;
     if (!host)
         return null_argument("host");
@@ -302,8 +278,7 @@ static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags
 }
 
 /* Check a range of device memory under the lock, and do something with it there. */
-static CUresult checked(CUdeviceptr address, size_t bytes, const char *what)
-{
+static CUresult checked(CUdeviceptr address, size_t bytes, const char *what) {
     struct device *device = current();
     pthread_rwlock_rdlock(&device->memory_lock);
     const CUresult r = memory_check_range(device, address, bytes, what);
@@ -311,8 +286,7 @@ static CUresult checked(CUdeviceptr address, size_t bytes, const char *what)
     return r;
 }
 
-static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *host, unsigned flags)
-{
+static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *host, unsigned flags) {
     if (!address || !host || flags)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "address and host must be given, and flags be 0");
     if (!depth)
@@ -323,15 +297,13 @@ static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *ho
     return r;
 }
 
-static CUresult virtual_cuMemFreeHost(void *host)
-{
+static CUresult virtual_cuMemFreeHost(void *host) {
     if (!depth)
         return no_context();
     return host ? memory_free(current(), (uint64_t)(uintptr_t)host, 1) : CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
-{
+static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     (void)stream;
     if (!depth)
         return no_context();
@@ -345,8 +317,7 @@ static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size
     return r;
 }
 
-static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
+static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     (void)stream;
     if (!depth)
         return no_context();
@@ -360,8 +331,7 @@ static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t byt
     return r;
 }
 
-static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
+static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     (void)stream;
     if (!depth)
         return no_context();
@@ -374,8 +344,7 @@ static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size
     return r;
 }
 
-static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
-{
+static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
     (void)stream;
     if (!depth)
         return no_context();
@@ -389,8 +358,7 @@ static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
 
 /* ---- streams and events -------------------------------------------------------------------------------------- */
 
-static CUresult virtual_cuStreamCreate(CUstream *stream, unsigned flags)
-{
+static CUresult virtual_cuStreamCreate(CUstream *stream, unsigned flags) {
     if (!stream || flags > 1)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "stream must be given, and flags be 0 or 1");
     if (!depth)
@@ -402,30 +370,26 @@ static CUresult virtual_cuStreamCreate(CUstream *stream, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuStreamDestroy(CUstream stream)
-{
+static CUresult virtual_cuStreamDestroy(CUstream stream) {
     if (!stream)
         return fault_set(CUDA_ERROR_INVALID_HANDLE, "the default stream cannot be destroyed");
     free(stream);
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuStreamSynchronize(CUstream stream)
-{
+static CUresult virtual_cuStreamSynchronize(CUstream stream) {
     (void)stream;
     return depth ? CUDA_SUCCESS : no_context();
 }
 
-static CUresult virtual_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
-{
+static CUresult virtual_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     (void)stream;
     if (!event || flags)
         return fault_set(CUDA_ERROR_INVALID_HANDLE, "event must be given, and flags be 0");
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuEventCreate(CUevent *event, unsigned flags)
-{
+static CUresult virtual_cuEventCreate(CUevent *event, unsigned flags) {
     (void)flags;
     if (!event)
         return null_argument("event");
@@ -433,16 +397,14 @@ static CUresult virtual_cuEventCreate(CUevent *event, unsigned flags)
     return *event ? CUDA_SUCCESS : fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
 }
 
-static CUresult virtual_cuEventDestroy(CUevent event)
-{
+static CUresult virtual_cuEventDestroy(CUevent event) {
     if (!event)
         return fault_set(CUDA_ERROR_INVALID_HANDLE, "event is NULL");
     free(event);
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuEventRecord(CUevent event, CUstream stream)
-{
+static CUresult virtual_cuEventRecord(CUevent event, CUstream stream) {
     (void)stream;
     if (!event)
         return fault_set(CUDA_ERROR_INVALID_HANDLE, "event is NULL");
@@ -451,13 +413,11 @@ static CUresult virtual_cuEventRecord(CUevent event, CUstream stream)
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuEventSynchronize(CUevent event)
-{
+static CUresult virtual_cuEventSynchronize(CUevent event) {
     return event ? CUDA_SUCCESS : fault_set(CUDA_ERROR_INVALID_HANDLE, "event is NULL");
 }
 
-static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
-{
+static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
     if (!milliseconds)
         return null_argument("milliseconds");
     if (!start || !end || !start->recorded || !end->recorded)
@@ -470,9 +430,9 @@ static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, C
 /* ---- modules ------------------------------------------------------------------------------------------------- */
 
 /* Is this a cubin or a fatbin? */
-static int is_binary(const void *image)
-{
-    static const unsigned char magics[][4] = {{0x7f, 'E', 'L', 'F'}, {0x50, 0xed, 0x55, 0xba}, {0xb1, 0x43, 0x62, 0x46}};
+static int is_binary(const void *image) {
+    static const unsigned char magics[][4] = {
+        {0x7f, 'E', 'L', 'F'}, {0x50, 0xed, 0x55, 0xba}, {0xb1, 0x43, 0x62, 0x46}};
     for (size_t k = 0; k < 3; k++) /* byte by byte: a text may be shorter than a magic number */
         for (size_t n = 0; ((const unsigned char *)image)[n] == magics[k][n];)
             if (++n == 4)
@@ -481,8 +441,7 @@ static int is_binary(const void *image)
 }
 
 static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned options, CUjit_option *option,
-                                           void **value)
-{
+                                           void **value) {
     char *log = NULL, *text = NULL;
     size_t log_bytes = 0;
     if (!module || !image || (options && (!option || !value)))
@@ -524,8 +483,7 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuModuleUnload(CUmodule module)
-{
+static CUresult virtual_cuModuleUnload(CUmodule module) {
     if (!module)
         return fault_set(CUDA_ERROR_INVALID_HANDLE, "module is NULL");
     struct device *device = module->module.device;
@@ -542,8 +500,7 @@ static CUresult virtual_cuModuleUnload(CUmodule module)
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
+static CUresult virtual_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
     if (!function || !module || !name)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function, module or name is NULL");
     for (uint32_t k = 0; k < module->module.function_count; k++)
@@ -554,8 +511,7 @@ static CUresult virtual_cuModuleGetFunction(CUfunction *function, CUmodule modul
     return fault_set(CUDA_ERROR_NOT_FOUND, "the module has no entry '%s'", name);
 }
 
-static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function)
-{
+static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
     if (!value || !function)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "value or function is NULL");
     const uint32_t *required = function->required, *most = function->maximum;
@@ -565,19 +521,25 @@ static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attr
                  : most[0]   ? (int)(most[0] * most[1] * most[2])
                              : 1024;
         break;
-    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = (int)function->static_shared; break;
-    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = (int)function->local_bytes; break;
-    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 0; break;
+    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
+        *value = (int)function->static_shared;
+        break;
+    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
+        *value = (int)function->local_bytes;
+        break;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS:
+        *value = 0;
+        break;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
         *value = function->dynamic_limit ? function->dynamic_limit : DEFAULT_SHARED - (int)function->static_shared;
         break;
-    default: return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
+    default:
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
     }
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
-{
+static CUresult virtual_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
     if (!function || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d cannot be set", (int)attribute);
     if (value < 0 || value > MAX_SHARED - (int)function->static_shared)
@@ -587,8 +549,7 @@ static CUresult virtual_cuFuncSetAttribute(CUfunction function, CUfunction_attri
     return CUDA_SUCCESS;
 }
 
-static CUresult virtual_cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *bytes)
-{
+static CUresult virtual_cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *bytes) {
     if (!function || !offset)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function or offset is NULL");
     if (index >= function->parameter_count)
@@ -601,10 +562,10 @@ static CUresult virtual_cuFuncGetParamInfo(CUfunction function, size_t index, si
 
 /* Registers are not allocated here, so threads, shared memory and the number of CTAs limit. */
 static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
-                                                                    size_t shared_bytes)
-{
+                                                                    size_t shared_bytes) {
     if (!blocks || !function || threads < 1 || threads > 1024)
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads", threads);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads",
+                         threads);
     const size_t shared = function->static_shared + shared_bytes;
     const int by_threads = 1536 / ((threads + WARP - 1) / WARP * WARP);
     const int by_shared = shared > MAX_SHARED ? 0 : (int)(102400 / (shared + 1024));
@@ -615,8 +576,7 @@ static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks,
 
 static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                                       CUstream stream, void **arguments, void **extra)
-{
+                                       CUstream stream, void **arguments, void **extra) {
     const uint32_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
     (void)stream;
     if (!function || extra)
@@ -626,30 +586,27 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
 
 /* ---- what CUDA has no function for --------------------------------------------------------------------------- */
 
-static const char *virtual_fault(void)
-{
+static const char *virtual_fault(void) {
     return fault_text();
 }
 
-static const char *const path_names[TRAFFIC_COUNT] = {
-    [TRAFFIC_LD_GLOBAL] = "bytes ld.global",
-    [TRAFFIC_ST_GLOBAL] = "bytes st.global",
-    [TRAFFIC_LD_SHARED] = "bytes ld.shared",
-    [TRAFFIC_ST_SHARED] = "bytes st.shared",
-    [TRAFFIC_LD_LOCAL] = "bytes ld.local",
-    [TRAFFIC_ST_LOCAL] = "bytes st.local",
-    [TRAFFIC_ATOM_GLOBAL] = "bytes atom.global",
-    [TRAFFIC_ATOM_SHARED] = "bytes atom.shared",
-    [TRAFFIC_LDMATRIX] = "bytes ldmatrix",
-    [TRAFFIC_STMATRIX] = "bytes stmatrix",
-    [TRAFFIC_BULK_LOAD] = "bytes bulk global->shared",
-    [TRAFFIC_BULK_STORE] = "bytes bulk shared->global",
-    [TRAFFIC_BULK_REDUCE] = "bytes bulk reduce shared->global",
-    [TRAFFIC_ASYNC] = "bytes cp.async global->shared"};
+static const char *const path_names[TRAFFIC_COUNT] = {[TRAFFIC_LD_GLOBAL] = "bytes ld.global",
+                                                      [TRAFFIC_ST_GLOBAL] = "bytes st.global",
+                                                      [TRAFFIC_LD_SHARED] = "bytes ld.shared",
+                                                      [TRAFFIC_ST_SHARED] = "bytes st.shared",
+                                                      [TRAFFIC_LD_LOCAL] = "bytes ld.local",
+                                                      [TRAFFIC_ST_LOCAL] = "bytes st.local",
+                                                      [TRAFFIC_ATOM_GLOBAL] = "bytes atom.global",
+                                                      [TRAFFIC_ATOM_SHARED] = "bytes atom.shared",
+                                                      [TRAFFIC_LDMATRIX] = "bytes ldmatrix",
+                                                      [TRAFFIC_STMATRIX] = "bytes stmatrix",
+                                                      [TRAFFIC_BULK_LOAD] = "bytes bulk global->shared",
+                                                      [TRAFFIC_BULK_STORE] = "bytes bulk shared->global",
+                                                      [TRAFFIC_BULK_REDUCE] = "bytes bulk reduce shared->global",
+                                                      [TRAFFIC_ASYNC] = "bytes cp.async global->shared"};
 
 /* The index-th counter that is not zero. */
-static CUresult virtual_counter(CUcontext context, int index, const char **name, uint64_t *value)
-{
+static CUresult virtual_counter(CUcontext context, int index, const char **name, uint64_t *value) {
     if (!context || !name || !value || index < 0)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "context, name or value is NULL, or index is below 0");
     struct device *device = &context->device;
@@ -667,8 +624,10 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
                                                    : device->bytes[path];
         if (!v || index--)
             continue;
-        *name = k == 0 ? "instructions" : k <= MAX_COUNTERS ? counter_name(opcode)
-                : k == MAX_COUNTERS + 1 ? "tensor flops" : path_names[path];
+        *name = k == 0                  ? "instructions"
+                : k <= MAX_COUNTERS     ? counter_name(opcode)
+                : k == MAX_COUNTERS + 1 ? "tensor flops"
+                                        : path_names[path];
         *value = v;
         r = CUDA_SUCCESS;
         break;
@@ -677,8 +636,7 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
     return r;
 }
 
-static CUresult virtual_counters_reset(CUcontext context)
-{
+static CUresult virtual_counters_reset(CUcontext context) {
     if (!context)
         return null_argument("context");
     struct device *device = &context->device;
@@ -691,14 +649,12 @@ static CUresult virtual_counters_reset(CUcontext context)
 }
 
 /* The virtual SM120. */
-const struct driver *driver_virtual(void)
-{
+const struct driver *driver_virtual(void) {
     static const struct driver driver = {
 #define X(name, parameters) .name = virtual_##name,
         DRIVER_FUNCTIONS(X)
 #undef X
             .fault = virtual_fault,
-        .counter = virtual_counter,
-        .counters_reset = virtual_counters_reset};
+        .counter = virtual_counter, .counters_reset = virtual_counters_reset};
     return &driver;
 }

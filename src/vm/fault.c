@@ -6,8 +6,7 @@
 static _Thread_local char last[4096];
 
 /* Keep the first fault of a launch and stop the others. */
-static void record(struct launch *launch, CUresult code, const char *text)
-{
+static void record(struct launch *launch, CUresult code, const char *text) {
     pthread_mutex_lock(&launch->lock);
     if (launch->result == CUDA_SUCCESS) {
         launch->result = code;
@@ -18,8 +17,7 @@ static void record(struct launch *launch, CUresult code, const char *text)
 }
 
 /* Record what a warp did wrong at its instruction. lane: WARP for none in particular. */
-enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *format, ...)
-{
+enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *format, ...) {
     char message[1024], text[2048], who[32] = "";
     const struct place *at = &w->function->places[w->pc];
     const struct cta *cta = w->cta;
@@ -36,21 +34,19 @@ enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *for
 }
 
 /* Record what a CTA as a whole did wrong. */
-void fault_cta(struct cta *cta, CUresult code, const char *format, ...)
-{
+void fault_cta(struct cta *cta, CUresult code, const char *format, ...) {
     char message[3500], text[4000];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    snprintf(text, sizeof text, "%s, CTA %u,%u,%u: %s", cta->launch->function->name, cta->id[0], cta->id[1],
-             cta->id[2], message);
+    snprintf(text, sizeof text, "%s, CTA %u,%u,%u: %s", cta->launch->function->name, cta->id[0], cta->id[1], cta->id[2],
+             message);
     record(cta->launch, code, text);
 }
 
 /* Set the calling thread's text and return the code. */
-CUresult fault_set(CUresult code, const char *format, ...)
-{
+CUresult fault_set(CUresult code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(last, sizeof last, format, arguments);
@@ -59,13 +55,11 @@ CUresult fault_set(CUresult code, const char *format, ...)
 }
 
 /* The calling thread's text. */
-const char *fault_text(void)
-{
+const char *fault_text(void) {
     return last;
 }
 
 /* Forget it. */
-void fault_clear(void)
-{
+void fault_clear(void) {
     last[0] = 0;
 }

@@ -12,8 +12,8 @@ enum lane {
 #define H1(name, ...) LANE_##name,
 #define H2(name, ...) LANE_##name,
 #define H3(name, ...) LANE_##name,
-#define K(name, ...) LANE_##name,
-#define P(name, ...) LANE_setp_##name,
+#define K(name, ...)  LANE_##name,
+#define P(name, ...)  LANE_setp_##name,
 #include "lanes.def"
 #undef A1
 #undef A2
@@ -34,8 +34,16 @@ extern handler *const access_base[], *const access_v3[], *const access_v4[];
 
 /* Rows of the table in access_isa.c. */
 enum access {
-    ACCESS_LOAD, ACCESS_STORE, ACCESS_PARAMETER, ACCESS_LDMATRIX, ACCESS_LDMATRIX_TRANS, ACCESS_LDMATRIX_B8,
-    ACCESS_LDMATRIX_PACKED, ACCESS_STMATRIX, ACCESS_STMATRIX_B8, ACCESS_COUNT
+    ACCESS_LOAD,
+    ACCESS_STORE,
+    ACCESS_PARAMETER,
+    ACCESS_LDMATRIX,
+    ACCESS_LDMATRIX_TRANS,
+    ACCESS_LDMATRIX_B8,
+    ACCESS_LDMATRIX_PACKED,
+    ACCESS_STMATRIX,
+    ACCESS_STMATRIX_B8,
+    ACCESS_COUNT
 };
 
 #endif

@@ -9,29 +9,25 @@
 #include <fenv.h>
 #include <math.h>
 
-static inline uint32_t bits32(float x)
-{
+static inline uint32_t bits32(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
     return u;
 }
 
-static inline float value32(uint32_t u)
-{
+static inline float value32(uint32_t u) {
     float x;
     memcpy(&x, &u, 4);
     return x;
 }
 
-static inline uint64_t bits64(double x)
-{
+static inline uint64_t bits64(double x) {
     uint64_t u;
     memcpy(&u, &x, 8);
     return u;
 }
 
-static inline double value64(uint64_t u)
-{
+static inline double value64(uint64_t u) {
     double x;
     memcpy(&x, &u, 8);
     return x;
@@ -39,80 +35,66 @@ static inline double value64(uint64_t u)
 
 /* ---- integers ---- */
 
-static inline int32_t saturate32(int64_t x)
-{
+static inline int32_t saturate32(int64_t x) {
     return (int32_t)(x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : x);
 }
 
-static inline uint32_t high32(uint32_t a, uint32_t b)
-{
+static inline uint32_t high32(uint32_t a, uint32_t b) {
     return (uint32_t)(((uint64_t)a * b) >> 32);
 }
 
-static inline uint32_t high32s(uint32_t a, uint32_t b)
-{
+static inline uint32_t high32s(uint32_t a, uint32_t b) {
     return (uint32_t)((uint64_t)((int64_t)(int32_t)a * (int32_t)b) >> 32);
 }
 
-static inline uint64_t high64(uint64_t a, uint64_t b)
-{
+static inline uint64_t high64(uint64_t a, uint64_t b) {
     const uint64_t al = a & FULL, ah = a >> 32, bl = b & FULL, bh = b >> 32;
     const uint64_t middle = ah * bl + (al * bl >> 32), other = al * bh + (middle & FULL);
     return ah * bh + (middle >> 32) + (other >> 32);
 }
 
-static inline int64_t high64s(int64_t a, int64_t b)
-{
+static inline int64_t high64s(int64_t a, int64_t b) {
     uint64_t h = high64((uint64_t)a, (uint64_t)b);
     h -= a < 0 ? (uint64_t)b : 0;
     h -= b < 0 ? (uint64_t)a : 0;
     return (int64_t)h;
 }
 
-static inline uint32_t sign24(uint32_t a)
-{
+static inline uint32_t sign24(uint32_t a) {
     return (uint32_t)((int32_t)(a << 8) >> 8);
 }
 
-static inline int32_t divide32(int32_t a, int32_t b)
-{
+static inline int32_t divide32(int32_t a, int32_t b) {
     return b == 0 ? -1 : b == -1 ? (int32_t)(0u - (uint32_t)a) : a / b;
 }
 
-static inline int64_t divide64(int64_t a, int64_t b)
-{
+static inline int64_t divide64(int64_t a, int64_t b) {
     return b == 0 ? -1 : b == -1 ? (int64_t)(0u - (uint64_t)a) : a / b;
 }
 
-static inline uint32_t min32(uint32_t a, uint32_t b)
-{
+static inline uint32_t min32(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
-static inline uint32_t max32(uint32_t a, uint32_t b)
-{
+static inline uint32_t max32(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
 
-static inline uint32_t pair(uint32_t low_half, uint32_t high_half)
-{
+static inline uint32_t pair(uint32_t low_half, uint32_t high_half) {
     return (low_half & 0xffffu) | high_half << 16;
 }
 
-static inline uint32_t min_s16x2_of(uint32_t a, uint32_t b)
-{
+static inline uint32_t min_s16x2_of(uint32_t a, uint32_t b) {
     return min32((a ^ 0x8000u) & 0xffffu, (b ^ 0x8000u) & 0xffffu) ^ 0x8000u ^
            (min32((a >> 16) ^ 0x8000u, (b >> 16) ^ 0x8000u) ^ 0x8000u) << 16;
 }
 
-static inline uint32_t max_s16x2_of(uint32_t a, uint32_t b)
-{
+static inline uint32_t max_s16x2_of(uint32_t a, uint32_t b) {
     return max32((a ^ 0x8000u) & 0xffffu, (b ^ 0x8000u) & 0xffffu) ^ 0x8000u ^
            (max32((a >> 16) ^ 0x8000u, (b >> 16) ^ 0x8000u) ^ 0x8000u) << 16;
 }
 
-static inline uint32_t dot4(uint32_t a, uint32_t b, int a_signed, int b_signed)
-{
+static inline uint32_t dot4(uint32_t a, uint32_t b, int a_signed, int b_signed) {
     uint32_t sum = 0;
     for (unsigned i = 0; i < 32; i += 8) {
         const uint32_t x = (a >> i) & 255u, y = (b >> i) & 255u;
@@ -121,8 +103,7 @@ static inline uint32_t dot4(uint32_t a, uint32_t b, int a_signed, int b_signed)
     return sum;
 }
 
-static inline uint32_t dot2(uint32_t a, uint32_t b, int a_signed, int b_signed)
-{
+static inline uint32_t dot2(uint32_t a, uint32_t b, int a_signed, int b_signed) {
     uint32_t sum = 0;
     for (unsigned i = 0; i < 2; i++) {
         const uint32_t x = (a >> 16 * i) & 0xffffu, y = (b >> 8 * i) & 255u;
@@ -131,15 +112,13 @@ static inline uint32_t dot2(uint32_t a, uint32_t b, int a_signed, int b_signed)
     return sum;
 }
 
-static inline uint32_t ones32(uint32_t x)
-{
+static inline uint32_t ones32(uint32_t x) {
     x -= (x >> 1) & 0x55555555u;
     x = (x & 0x33333333u) + ((x >> 2) & 0x33333333u);
     return (((x + (x >> 4)) & 0x0f0f0f0fu) * 0x01010101u) >> 24;
 }
 
-static inline uint32_t leading32(uint32_t x)
-{
+static inline uint32_t leading32(uint32_t x) {
     x |= x >> 1;
     x |= x >> 2;
     x |= x >> 4;
@@ -148,24 +127,20 @@ static inline uint32_t leading32(uint32_t x)
     return 32 - ones32(x);
 }
 
-static inline uint32_t leading64(uint64_t x)
-{
+static inline uint32_t leading64(uint64_t x) {
     return x >> 32 ? leading32((uint32_t)(x >> 32)) : 32 + leading32((uint32_t)x);
 }
 
-static inline uint32_t flip32(uint32_t x)
-{
+static inline uint32_t flip32(uint32_t x) {
     return x >> 31 ? ~x : x;
 }
 
-static inline uint64_t flip64(uint64_t x)
-{
+static inline uint64_t flip64(uint64_t x) {
     return x >> 63 ? ~x : x;
 }
 
 /* All 64 bits in reverse; a 32-bit value ends up in the upper half. */
-static inline uint64_t reverse64(uint64_t x)
-{
+static inline uint64_t reverse64(uint64_t x) {
     x = (x >> 1 & 0x5555555555555555u) | (x & 0x5555555555555555u) << 1;
     x = (x >> 2 & 0x3333333333333333u) | (x & 0x3333333333333333u) << 2;
     x = (x >> 4 & 0x0f0f0f0f0f0f0f0fu) | (x & 0x0f0f0f0f0f0f0f0fu) << 4;
@@ -174,18 +149,15 @@ static inline uint64_t reverse64(uint64_t x)
     return x >> 32 | x << 32;
 }
 
-static inline uint32_t funnel_left(uint32_t a, uint32_t b, uint32_t n)
-{
+static inline uint32_t funnel_left(uint32_t a, uint32_t b, uint32_t n) {
     return (uint32_t)((((uint64_t)b << 32 | a) << n) >> 32);
 }
 
-static inline uint32_t funnel_right(uint32_t a, uint32_t b, uint32_t n)
-{
+static inline uint32_t funnel_right(uint32_t a, uint32_t b, uint32_t n) {
     return (uint32_t)(((uint64_t)b << 32 | a) >> n);
 }
 
-static inline uint32_t lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t table)
-{
+static inline uint32_t lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
     uint32_t r = 0;
     for (unsigned i = 0; i < 8; i++) {
         const uint32_t take = 0u - (table >> i & 1u);
@@ -194,15 +166,13 @@ static inline uint32_t lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t table)
     return r;
 }
 
-static inline uint64_t extract_u64(uint64_t a, uint32_t position, uint32_t length)
-{
+static inline uint64_t extract_u64(uint64_t a, uint32_t position, uint32_t length) {
     const uint64_t shifted = position < 64 ? a >> position : 0;
     return length < 64 ? shifted & ((1ULL << length) - 1) : shifted;
 }
 
 /* bfe.s32 and .s64: bits beyond the top repeat the sign. */
-static inline int64_t extract_s(int64_t a, uint32_t position, uint32_t length, uint32_t top)
-{
+static inline int64_t extract_s(int64_t a, uint32_t position, uint32_t length, uint32_t top) {
     if (length == 0)
         return 0;
     const int64_t shifted = a >> (position < 63 ? position : 63);
@@ -212,16 +182,14 @@ static inline int64_t extract_s(int64_t a, uint32_t position, uint32_t length, u
     return (int64_t)((uint64_t)shifted << up) >> up;
 }
 
-static inline uint64_t insert(uint64_t a, uint64_t b, uint32_t position, uint32_t length)
-{
+static inline uint64_t insert(uint64_t a, uint64_t b, uint32_t position, uint32_t length) {
     if (position > 63)
         return b;
     const uint64_t mask = (length < 64 ? (1ULL << length) - 1 : UINT64_MAX) << position;
     return (b & ~mask) | ((a << position) & mask);
 }
 
-static inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector)
-{
+static inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = (uint64_t)b << 32 | a;
     uint32_t r = 0;
     for (unsigned i = 0; i < 4; i++) {
@@ -233,43 +201,37 @@ static inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector)
     return r;
 }
 
-static inline uint32_t permute_back(uint32_t c)
-{
+static inline uint32_t permute_back(uint32_t c) {
     uint32_t s = 0;
     for (unsigned i = 0; i < 4; i++)
         s |= ((c & 3u) + 8u - i) % 8u << 4 * i;
     return s;
 }
 
-static inline uint32_t permute_clamp(uint32_t c, int right)
-{
+static inline uint32_t permute_clamp(uint32_t c, int right) {
     uint32_t s = 0;
     for (uint32_t i = 0; i < 4; i++)
         s |= (right ? min32(i, c & 3u) : max32(i, c & 3u)) << 4 * i;
     return s;
 }
 
-static inline uint32_t zero_extend(uint32_t a, uint32_t n)
-{
+static inline uint32_t zero_extend(uint32_t a, uint32_t n) {
     return n < 32 ? a & ((1u << n) - 1) : a;
 }
 
-static inline uint32_t sign_extend(uint32_t a, uint32_t n)
-{
+static inline uint32_t sign_extend(uint32_t a, uint32_t n) {
     if (n == 0)
         return 0;
     return n < 32 ? (uint32_t)((int32_t)(a << (32 - n)) >> (32 - n)) : a;
 }
 
-static inline uint32_t bit_mask(uint32_t start, uint32_t length)
-{
+static inline uint32_t bit_mask(uint32_t start, uint32_t length) {
     if (start > 31)
         return 0;
     return (length < 32 ? (1u << length) - 1 : FULL) << start;
 }
 
-static inline uint32_t find_set(uint32_t mask, uint32_t base, int32_t offset)
-{
+static inline uint32_t find_set(uint32_t mask, uint32_t base, int32_t offset) {
     if (base > 31)
         return FULL;
     if (offset == 0)
@@ -286,118 +248,99 @@ static inline uint32_t find_set(uint32_t mask, uint32_t base, int32_t offset)
 
 #if defined(__GNUC__)
 #define FMAF __builtin_fmaf
-#define FMA __builtin_fma
+#define FMA  __builtin_fma
 #else
 #define FMAF fmaf
-#define FMA fma
+#define FMA  fma
 #endif
 
 /* Evaluate with the rounding mode of the instruction. `to_mode` is of the C library. */
-static inline int round_mode(uint32_t flags)
-{
+static inline int round_mode(uint32_t flags) {
     static const int modes[8] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD, FE_TONEAREST, 0, 0, 0};
     return modes[ROUNDING(flags)];
 }
 #define DIRECTED(type, expression)                                                                                     \
     (ROUNDING(F) ? (directed_begin(F), directed_##type = (expression), directed_end(), directed_##type) : (expression))
 
-static inline void directed_begin(uint32_t flags)
-{
+static inline void directed_begin(uint32_t flags) {
     fesetround(round_mode(flags));
 }
 
-static inline void directed_end(void)
-{
+static inline void directed_end(void) {
     fesetround(FE_TONEAREST);
 }
 
 /* The C library's, which respect the rounding mode even where the compiler's would not. */
-static inline float fmaf_any(float a, float b, float c)
-{
+static inline float fmaf_any(float a, float b, float c) {
     return FMAF(a, b, c);
 }
 
-static inline double fma_any(double a, double b, double c)
-{
+static inline double fma_any(double a, double b, double c) {
     return FMA(a, b, c);
 }
 
-static inline float square_rootf(float x)
-{
+static inline float square_rootf(float x) {
     return sqrtf(x);
 }
 
 /* The square root, without errno: a negative number gives NaN. */
-static inline double square_root(double x)
-{
+static inline double square_root(double x) {
     return sqrt(x);
 }
 
-static inline float ftz(float x)
-{
+static inline float ftz(float x) {
     const uint32_t u = bits32(x);
     return value32(u & 0x7f800000u ? u : u & 0x80000000u);
 }
 
 /* An operand, flushed if the instruction says .ftz. */
-static inline float in(float x, uint32_t flags)
-{
+static inline float in(float x, uint32_t flags) {
     return flags & FLAG_FTZ ? ftz(x) : x;
 }
 
-static inline float sat(float x, uint32_t flags)
-{
+static inline float sat(float x, uint32_t flags) {
     return flags & FLAG_SAT ? (x > 0 ? (x < 1 ? x : 1.0f) : 0.0f) : x;
 }
 
-static inline double satd(double x, uint32_t flags)
-{
+static inline double satd(double x, uint32_t flags) {
     return flags & FLAG_SAT ? (x > 0 ? (x < 1 ? x : 1.0) : 0.0) : x;
 }
 
-static inline float relu_of(float x)
-{
+static inline float relu_of(float x) {
     return x < 0 || bits32(x) == 0x80000000u ? 0.0f : x;
 }
 
-static inline float relu(float x, uint32_t flags)
-{
+static inline float relu(float x, uint32_t flags) {
     return flags & FLAG_RELU ? relu_of(x) : x;
 }
 
 /* A result: .ftz, then .sat. */
-static inline float finish(float x, uint32_t flags)
-{
+static inline float finish(float x, uint32_t flags) {
     return sat(in(x, flags), flags);
 }
 
-static inline float absolute(float x)
-{
+static inline float absolute(float x) {
     return value32(bits32(x) & 0x7fffffffu);
 }
 
-static inline int is_negative(double x)
-{
+static inline int is_negative(double x) {
     return bits64(x) >> 63 != 0;
 }
 
 /* min and max: the other operand where one is NaN; -0 is below +0. */
-static inline float smaller(float a, float b)
-{
+static inline float smaller(float a, float b) {
     const uint32_t zero = bits32(a) | bits32(b);
     const float r = a < b ? a : b < a ? b : a == b ? value32(a == 0 ? zero : bits32(a)) : b;
     return b != b ? a : r;
 }
 
-static inline float larger(float a, float b)
-{
+static inline float larger(float a, float b) {
     const uint32_t zero = bits32(a) & bits32(b);
     const float r = a > b ? a : b > a ? b : a == b ? value32(a == 0 ? zero : bits32(a)) : b;
     return b != b ? a : r;
 }
 
-static inline float extreme(float a, float b, int want_larger, uint32_t flags)
-{
+static inline float extreme(float a, float b, int want_larger, uint32_t flags) {
     const uint32_t sign = (bits32(a) ^ bits32(b)) & 0x80000000u;
     const float x = flags & FLAG_ABS ? absolute(a) : a, y = flags & FLAG_ABS ? absolute(b) : b;
     float r = want_larger ? larger(x, y) : smaller(x, y);
@@ -409,39 +352,33 @@ static inline float extreme(float a, float b, int want_larger, uint32_t flags)
 }
 
 /* The upper 32 bits of a double, subnormals flushed: what the .ftz.f64 approximations work on. */
-static inline double high_word(double x)
-{
+static inline double high_word(double x) {
     uint64_t u = bits64(x) & 0xffffffff00000000u;
     u = u << 1 >> 53 ? u : u & (1ULL << 63);
     return value64(u);
 }
 
-static inline float low(uint64_t x)
-{
+static inline float low(uint64_t x) {
     return value32((uint32_t)x);
 }
 
-static inline float high(uint64_t x)
-{
+static inline float high(uint64_t x) {
     return value32((uint32_t)(x >> 32));
 }
 
-static inline uint32_t out(float x, uint32_t flags)
-{
+static inline uint32_t out(float x, uint32_t flags) {
     const float y = in(x, flags);
     return y != y ? 0x7fffffffu : bits32(y);
 }
 
-static inline uint64_t two(uint32_t lower, uint32_t upper)
-{
+static inline uint64_t two(uint32_t lower, uint32_t upper) {
     return (uint64_t)upper << 32 | lower;
 }
 
 /* ---- transcendental functions ---- */
 
 /* 2^x for |x| < 1000 */
-static inline double exp2_double(double x)
-{
+static inline double exp2_double(double x) {
     const double shifted = x + 0x1.8p52, f = x - (shifted - 0x1.8p52);
     double p = 7.054911620801123e-09;
     p = p * f + 1.0178086009239699e-07;
@@ -457,8 +394,7 @@ static inline double exp2_double(double x)
     return value64(bits64(p) + (bits64(shifted) << 52));
 }
 
-static inline float exp2_lane(float a)
-{
+static inline float exp2_lane(float a) {
     double x = a > -200.0f ? (double)a : -200.0;
     x = x < 200.0 ? x : 200.0;
     const float r = (float)exp2_double(x);
@@ -466,8 +402,7 @@ static inline float exp2_lane(float a)
 }
 
 /* log2 of a positive finite double that is not subnormal */
-static inline double log2_double(double x)
-{
+static inline double log2_double(double x) {
     const uint64_t u = bits64(x), top = u - 0x3fe6a09e00000000u; /* sqrt(1/2) */
     const double exponent = value64((top >> 52) + 0x4330000000000000u) - 0x1p52;
     const double scale = exponent > 1024 ? exponent - 4096 : exponent;
@@ -484,16 +419,14 @@ static inline double log2_double(double x)
     return scale + s * p * 2.8853900817779268;
 }
 
-static inline float log2_lane(float a)
-{
+static inline float log2_lane(float a) {
     const float r = (float)log2_double((double)(a > 0 ? a : 1.0f));
     const float special = a == 0 ? -INFINITY : a > 0 ? INFINITY : NAN;
     return a > 0 && a < INFINITY ? r : special;
 }
 
 /* sin(x), or cos(x) */
-static inline float sine_lane(float a, int cosine)
-{
+static inline float sine_lane(float a, int cosine) {
     const double x = absolute(a) < 0x1p30f ? (double)a : 0.0;
     const double shifted = x * 0.63661977236758134 + 0x1.8p52, n = shifted - 0x1.8p52;
     const double r = (x - n * 1.5707963267341256) - n * 6.0771005065061922e-11, z = r * r;
@@ -517,8 +450,7 @@ static inline float sine_lane(float a, int cosine)
     return absolute(a) < INFINITY ? y : NAN;
 }
 
-static inline float tanh_lane(float a)
-{
+static inline float tanh_lane(float a) {
     double x = (double)absolute(a);
     x = x < 40.0 ? x : 40.0;
     const double e = exp2_double(x * 2.8853900817779268), z = x * x;
@@ -531,16 +463,14 @@ static inline float tanh_lane(float a)
 /* ---- small formats ---- */
 
 /* The value of an f16. */
-static inline float half_value(uint32_t h)
-{
+static inline float half_value(uint32_t h) {
     const float magnitude = value32((h & 0x7fffu) << 13) * 0x1p112f;
     const uint32_t u = bits32(magnitude) | ((h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
     return value32(u | (h & 0x8000u) << 16);
 }
 
 /* f32 to f16, to nearest even. */
-static inline uint32_t half_of(float x)
-{
+static inline uint32_t half_of(float x) {
     const uint32_t u = bits32(x), a = u & 0x7fffffffu;
     const uint32_t normal = ((a + 0xfffu + (a >> 13 & 1u)) >> 13) - (112u << 10);
     const uint32_t small = bits32(value32(a < 0x38800000u ? a : 0u) + 0.5f) - 0x3f000000u;
@@ -550,21 +480,18 @@ static inline uint32_t half_of(float x)
 }
 
 /* f32 to bf16, to nearest even. */
-static inline uint32_t bhalf_of(float x)
-{
+static inline uint32_t bhalf_of(float x) {
     const uint32_t u = bits32(x);
     return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
 }
 
 /* An f16 operand, flushed if the instruction says .ftz. */
-static inline float hin(float x, uint32_t flags)
-{
+static inline float hin(float x, uint32_t flags) {
     return (flags & FLAG_FTZ) && absolute(x) < 0x1p-14f ? value32(bits32(x) & 0x80000000u) : x;
 }
 
 /* a + b rounded to odd in f32: what is lost leaves a sticky bit, so a second rounding to fewer bits is right. */
-static inline float add_odd(float a, float b)
-{
+static inline float add_odd(float a, float b) {
     const double s = (double)a + (double)b;
     const double v = s - (double)a, error = ((double)a - (s - v)) + ((double)b - v);
     const float f = (float)s;
@@ -575,8 +502,7 @@ static inline float add_odd(float a, float b)
 }
 
 /* a * b + c for f16 and bf16, rounded to odd in f32. */
-static inline float fma_half(float a, float b, float c)
-{
+static inline float fma_half(float a, float b, float c) {
     const double p = (double)a * (double)b, q = (double)c, s = p + q;
     const double v = s - p, error = (p - (s - v)) + (q - v);
     const float f = (float)s;
@@ -587,14 +513,13 @@ static inline float fma_half(float a, float b, float c)
 }
 
 /* satfinite, to nearest even: `fraction` bits, smallest normal 2^least, greatest value `most`, NaN code `nan`. */
-static inline uint32_t tiny_of(float x, int fraction, int least, float most, uint32_t nan, uint32_t sign_bit)
-{
+static inline uint32_t tiny_of(float x, int fraction, int least, float most, uint32_t nan, uint32_t sign_bit) {
     const uint32_t u = bits32(x), sign = u >> 31 ? sign_bit : 0u;
     const uint32_t drop = 23u - (uint32_t)fraction;
     const float limit = bits32(most) < (u & 0x7fffffffu) ? most : absolute(x);
     const uint32_t a = bits32(limit);
-    const uint32_t normal = ((a + ((1u << (drop - 1)) - 1) + (a >> drop & 1u)) >> drop) -
-                            ((uint32_t)(126 + least) << fraction);
+    const uint32_t normal =
+        ((a + ((1u << (drop - 1)) - 1) + (a >> drop & 1u)) >> drop) - ((uint32_t)(126 + least) << fraction);
     /* adding 2^(least + drop) leaves the subnormal's code in the low bits */
     const float magic = value32((uint32_t)(127 + least + (int)drop) << 23);
     const uint32_t small = bits32(limit + magic) - bits32(magic);
@@ -602,63 +527,52 @@ static inline uint32_t tiny_of(float x, int fraction, int least, float most, uin
     return (u & 0x7fffffffu) > 0x7f800000u ? nan : r | sign;
 }
 
-static inline uint32_t e4m3_of(float x)
-{
+static inline uint32_t e4m3_of(float x) {
     return tiny_of(x, 3, -6, 448.0f, 0x7f, 0x80);
 }
 
-static inline uint32_t e5m2_of(float x)
-{
+static inline uint32_t e5m2_of(float x) {
     return tiny_of(x, 2, -14, 57344.0f, 0x7f, 0x80);
 }
 
-static inline uint32_t e2m3_of(float x)
-{
+static inline uint32_t e2m3_of(float x) {
     return tiny_of(x, 3, 0, 7.5f, 0x1f, 0x20);
 }
 
-static inline uint32_t e3m2_of(float x)
-{
+static inline uint32_t e3m2_of(float x) {
     return tiny_of(x, 2, -2, 28.0f, 0x1f, 0x20);
 }
 
-static inline uint32_t e2m1_of(float x)
-{
+static inline uint32_t e2m1_of(float x) {
     return tiny_of(x, 1, 0, 6.0f, 0x7, 0x8);
 }
 
 /* The value of a code with `fraction` bits whose smallest normal is 2^least. */
-static inline float tiny_value(uint32_t code, uint32_t sign_bit, int fraction, int least)
-{
+static inline float tiny_value(uint32_t code, uint32_t sign_bit, int fraction, int least) {
     const uint32_t magnitude = code & (sign_bit - 1);
     const float scaled = value32(magnitude << (23 - fraction)) * value32((uint32_t)(126 + 127 + least) << 23);
     return code & sign_bit ? -scaled : scaled;
 }
 
-static inline float e4m3_value(uint32_t code)
-{
+static inline float e4m3_value(uint32_t code) {
     const float x = tiny_value(code, 0x80, 3, -6);
     return (code & 0x7fu) == 0x7fu ? NAN : x;
 }
 
-static inline float e2m3_value(uint32_t code)
-{
+static inline float e2m3_value(uint32_t code) {
     return tiny_value(code, 0x20, 3, 0);
 }
 
-static inline float e3m2_value(uint32_t code)
-{
+static inline float e3m2_value(uint32_t code) {
     return tiny_value(code, 0x20, 2, -2);
 }
 
-static inline float e2m1_value(uint32_t code)
-{
+static inline float e2m1_value(uint32_t code) {
     return tiny_value(code, 0x8, 1, 0);
 }
 
 /* .rz drops the fraction, .rp takes the next power of two; the sign is ignored. */
-static inline uint32_t ue8m0_of(float x, uint32_t flags)
-{
+static inline uint32_t ue8m0_of(float x, uint32_t flags) {
     const uint32_t a = bits32(x) & 0x7fffffffu, up = ROUNDING(flags) == 3;
     uint32_t e = a >> 23;
     e += up && (e ? (a & 0x7fffffu) != 0 : a > 0x400000u);
@@ -666,8 +580,7 @@ static inline uint32_t ue8m0_of(float x, uint32_t flags)
     return a > 0x7f800000u ? 0xffu : e > most ? most : e;
 }
 
-static inline uint32_t ue8m0_bhalf(uint32_t code)
-{
+static inline uint32_t ue8m0_bhalf(uint32_t code) {
     return code == 0xffu ? 0x7fffu : code ? code << 7 : 0x40u;
 }
 
@@ -675,8 +588,7 @@ static inline uint32_t ue8m0_bhalf(uint32_t code)
 
 /* Round a double to `fraction` bits with smallest normal exponent `least`, by the instruction's mode; return the
  * bits of the format (f16, bf16 or f32). .sat clamps to [0, 1], and NaN to 0. */
-static inline uint32_t narrow_float(double value, int fraction, int least, uint32_t flags)
-{
+static inline uint32_t narrow_float(double value, int fraction, int least, uint32_t flags) {
     const double x = satd(value, flags);
     const uint32_t width = fraction == 10 ? 5 : 8, infinity = ((1u << width) - 1) << fraction;
     const uint32_t sign_place = fraction == 23 ? 31 : 15;
@@ -709,16 +621,14 @@ static inline uint32_t narrow_float(double value, int fraction, int least, uint3
 }
 
 /* cvt.*.{f16,bf16}x2.f32 with .relu and .satfinite (which is FLAG_SAT here). */
-static inline uint32_t narrow_pack(float x, int fraction, int least, uint32_t flags)
-{
+static inline uint32_t narrow_pack(float x, int fraction, int least, uint32_t flags) {
     const uint32_t r = narrow_float((double)relu(x, flags), fraction, least, flags & ~(uint32_t)(FLAG_SAT | FLAG_FTZ));
     const uint32_t infinity = fraction == 10 ? 0x7c00u : 0x7f80u;
     return (flags & FLAG_SAT) && (r & 0x7fffu) == infinity ? r - 1 : r;
 }
 
 /* f32 to tf32: 10 bits of fraction, in an f32. */
-static inline uint32_t tf32_of(float x, uint32_t flags)
-{
+static inline uint32_t tf32_of(float x, uint32_t flags) {
     uint32_t u = bits32(relu(x, flags));
     const uint32_t mode = ROUNDING(flags);
     if ((u & 0x7fffffffu) > 0x7f800000u)
@@ -730,47 +640,46 @@ static inline uint32_t tf32_of(float x, uint32_t flags)
 }
 
 /* Round to an integer by mode. */
-static inline double integral(double x, uint32_t flags)
-{
+static inline double integral(double x, uint32_t flags) {
     switch (ROUNDING(flags)) {
-    case 1: return trunc(x);
-    case 2: return floor(x);
-    case 3: return ceil(x);
-    case 4: return round(x);
-    case 5: return x;
-    default: return rint(x);
+    case 1:
+        return trunc(x);
+    case 2:
+        return floor(x);
+    case 3:
+        return ceil(x);
+    case 4:
+        return round(x);
+    case 5:
+        return x;
+    default:
+        return rint(x);
     }
 }
 
-static inline uint32_t to_unsigned(double x, double most)
-{
+static inline uint32_t to_unsigned(double x, double most) {
     return (uint32_t)(x > 0 ? (x < most ? x : most) : 0.0);
 }
 
-static inline int32_t to_signed(double x, double least, double most)
-{
+static inline int32_t to_signed(double x, double least, double most) {
     return (int32_t)(x > least ? (x < most ? x : most) : x != x ? 0.0 : least);
 }
 
-static inline uint64_t to_u64(double x)
-{
+static inline uint64_t to_u64(double x) {
     return x > 0 ? x < 0x1p64 ? (uint64_t)x : UINT64_MAX : 0;
 }
 
-static inline int64_t to_s64(double x)
-{
+static inline int64_t to_s64(double x) {
     return x != x ? 0 : x >= 0x1p63 ? INT64_MAX : x > -0x1p63 ? (int64_t)x : INT64_MIN;
 }
 
 /* An integer as a double, rounded to odd. */
-static inline double odd_double_u(uint64_t x)
-{
+static inline double odd_double_u(uint64_t x) {
     const uint64_t lost = x >> 53 ? x & 2047u : 0;
     return (double)(x >> 53 ? (x & ~(uint64_t)2047u) | (lost ? 2048u : 0u) : x);
 }
 
-static inline double odd_double(int64_t x)
-{
+static inline double odd_double(int64_t x) {
     return x < 0 ? -odd_double_u(0u - (uint64_t)x) : odd_double_u((uint64_t)x);
 }
 

@@ -20,8 +20,7 @@ static pthread_once_t own_once = PTHREAD_ONCE_INIT;
 
 /* ---- workers ------------------------------------------------------------------------------------------------- */
 
-static void worker_free(void *pointer)
-{
+static void worker_free(void *pointer) {
     struct worker *worker = pointer;
     if (!worker)
         return;
@@ -35,14 +34,12 @@ static void worker_free(void *pointer)
     free(worker);
 }
 
-static void make_key(void)
-{
+static void make_key(void) {
     pthread_key_create(&own_key, worker_free);
 }
 
 /* The calling thread's worker; it is freed when the thread ends. */
-static struct worker *worker_get(void)
-{
+static struct worker *worker_get(void) {
     pthread_once(&own_once, make_key);
     if (!own) {
         own = calloc(1, sizeof *own);
@@ -58,8 +55,7 @@ static struct worker *worker_get(void)
 }
 
 /* Make room for a launch: registers, predicates, shared and local memory, counters. 0: out of memory. */
-static int worker_prepare(struct worker *worker, struct launch *launch)
-{
+static int worker_prepare(struct worker *worker, struct launch *launch) {
     const struct CUfunc_st *f = launch->function;
     const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
     const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
@@ -91,8 +87,7 @@ static int worker_prepare(struct worker *worker, struct launch *launch)
 }
 
 /* Run CTAs of a launch until none is left. */
-static void work(struct launch *launch)
-{
+static void work(struct launch *launch) {
     struct worker *worker = worker_get();
     if (!worker || !worker_prepare(worker, launch)) {
         pthread_mutex_lock(&launch->lock);
@@ -116,8 +111,7 @@ static void work(struct launch *launch)
 /* ---- the pool ------------------------------------------------------------------------------------------------ */
 
 /* How many threads run CTAs. */
-unsigned launch_threads(void)
-{
+unsigned launch_threads(void) {
     const char *text = getenv("PYSM120_THREADS");
     if (text && atoi(text) > 0)
         return (unsigned)atoi(text) < 1024 ? (unsigned)atoi(text) : 1024;
@@ -131,8 +125,7 @@ unsigned launch_threads(void)
 }
 
 /* A helper thread: take a launch that has CTAs left, work on it, tell its owner. */
-static void *help(void *unused)
-{
+static void *help(void *unused) {
     (void)unused;
     pthread_mutex_lock(&pool.lock);
     for (;;) {
@@ -154,8 +147,7 @@ static void *help(void *unused)
 }
 
 /* Start helpers that are missing; the lock is held. After a fork there are none. */
-static void start_helpers(unsigned wanted)
-{
+static void start_helpers(unsigned wanted) {
     if (pool.process != getpid()) {
         pool.process = getpid();
         pool.threads = 0;
@@ -174,8 +166,7 @@ static void start_helpers(unsigned wanted)
 }
 
 /* Share a launch with the helpers, work on it, and wait until all have left it. */
-static void run_shared(struct launch *launch)
-{
+static void run_shared(struct launch *launch) {
     const unsigned threads = launch_threads();
     const int alone = threads < 2 || launch->ctas < 2;
     if (!alone) {
@@ -202,8 +193,7 @@ static void run_shared(struct launch *launch)
 /* ---- checks -------------------------------------------------------------------------------------------------- */
 
 /* Does the shape fit the chip and the kernel's own declarations? */
-static CUresult check_shape(const struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3])
-{
+static CUresult check_shape(const struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3]) {
     const uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     for (int k = 0; k < 3; k++)
         if (!grid[k] || !block[k] || (k && grid[k] > 65535) || grid[k] > INT32_MAX)
@@ -224,12 +214,12 @@ static CUresult check_shape(const struct CUfunc_st *f, const uint32_t grid[3], c
 }
 
 /* Is there that much shared memory, and was it asked for? */
-static CUresult check_shared(const struct CUfunc_st *f, uint32_t dynamic)
-{
+static CUresult check_shared(const struct CUfunc_st *f, uint32_t dynamic) {
     const uint64_t total = (uint64_t)f->static_shared + dynamic;
     if (total > MAX_SHARED)
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %u static and %u dynamic bytes of shared memory, expected at most %d",
-                         f->name, f->static_shared, dynamic, MAX_SHARED);
+        return fault_set(CUDA_ERROR_INVALID_VALUE,
+                         "%s: %u static and %u dynamic bytes of shared memory, expected at most %d", f->name,
+                         f->static_shared, dynamic, MAX_SHARED);
     if (total > DEFAULT_SHARED && (int64_t)dynamic > f->dynamic_limit)
         return fault_set(CUDA_ERROR_INVALID_VALUE,
                          "%s: %u dynamic bytes of shared memory; more than %d in all need "
@@ -238,16 +228,14 @@ static CUresult check_shared(const struct CUfunc_st *f, uint32_t dynamic)
     return CUDA_SUCCESS;
 }
 
-static uint64_t environment(const char *name, uint64_t otherwise)
-{
+static uint64_t environment(const char *name, uint64_t otherwise) {
     const char *text = getenv(name);
     return text && *text ? strtoull(text, NULL, 0) : otherwise;
 }
 
 /* Run a kernel to its end. */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
-                    uint32_t dynamic, void **arguments)
-{
+                    uint32_t dynamic, void **arguments) {
     CUresult r = check_shape(f, grid, block);
     r = r ? r : check_shared(f, dynamic);
     if (r)

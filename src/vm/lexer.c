@@ -6,24 +6,20 @@
 #include <stdlib.h>
 
 /* Prepare to read `text`. */
-void lexer_start(struct lexer *lexer, const char *text)
-{
+void lexer_start(struct lexer *lexer, const char *text) {
     *lexer = (struct lexer){.text = text, .next = text, .file = "<ptx>", .line = 1, .line_start = 1};
 }
 
-static int is_name_start(char c)
-{
+static int is_name_start(char c) {
     return isalpha((unsigned char)c) || c == '_' || c == '$';
 }
 
-static int is_name(char c)
-{
+static int is_name(char c) {
     return isalnum((unsigned char)c) || c == '_' || c == '$';
 }
 
 /* Write the error, its source line and a caret into the log, and unwind. */
-void error_at(struct parser *p, const struct token *token, const char *format, ...)
-{
+void error_at(struct parser *p, const struct token *token, const char *format, ...) {
     char message[512];
     va_list arguments;
     va_start(arguments, format);
@@ -49,8 +45,7 @@ void error_at(struct parser *p, const struct token *token, const char *format, .
 }
 
 /* Take memory that lives as long as the module. */
-void *parser_take(struct parser *p, size_t bytes)
-{
+void *parser_take(struct parser *p, size_t bytes) {
     void *memory = arena_take(&p->module->arena, bytes);
     if (!memory) {
         p->result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -60,8 +55,7 @@ void *parser_take(struct parser *p, size_t bytes)
 }
 
 /* Read a line marker, `#line N "file"` or `# N "file"`; `s` is behind the #. */
-static const char *read_marker(struct parser *p, const char *s)
-{
+static const char *read_marker(struct parser *p, const char *s) {
     struct lexer *x = &p->lexer;
     while (*s == ' ' || *s == '\t')
         s++;
@@ -94,8 +88,7 @@ static const char *read_marker(struct parser *p, const char *s)
 }
 
 /* Skip white space, comments and line markers. */
-static void skip_space(struct parser *p)
-{
+static void skip_space(struct parser *p) {
     struct lexer *x = &p->lexer;
     const char *s = x->next;
     for (;;) {
@@ -124,8 +117,7 @@ static void skip_space(struct parser *p)
 }
 
 /* Read 0f, 0d, 0x, 0b, octal and decimal numbers. */
-static const char *read_number(struct parser *p, struct token *t, const char *s)
-{
+static const char *read_number(struct parser *p, struct token *t, const char *s) {
     char *end;
     t->kind = TOKEN_INTEGER;
     if (s[0] == '0' && strchr("fFdD", s[1]) && s[1] && isxdigit((unsigned char)s[2])) {
@@ -160,8 +152,7 @@ static const char *read_number(struct parser *p, struct token *t, const char *s)
 }
 
 /* Read an operator of one or two characters. */
-static const char *read_operator(struct token *t, const char *s)
-{
+static const char *read_operator(struct token *t, const char *s) {
     static const struct {
         char text[3];
         int kind;
@@ -178,8 +169,7 @@ static const char *read_operator(struct token *t, const char *s)
 }
 
 /* Read the next token into p->token. */
-void token_next(struct parser *p)
-{
+void token_next(struct parser *p) {
     skip_space(p);
     struct lexer *x = &p->lexer;
     const char *s = x->next;
@@ -212,14 +202,12 @@ void token_next(struct parser *p)
 }
 
 /* Is the token spelled exactly so? */
-int token_is(const struct token *token, const char *text)
-{
+int token_is(const struct token *token, const char *text) {
     return strlen(text) == token->length && !memcmp(text, token->at, token->length);
 }
 
 /* Go past a token of this kind; it is an error if another one is there. */
-void expect(struct parser *p, int kind, const char *what)
-{
+void expect(struct parser *p, int kind, const char *what) {
     if (p->token.kind == TOKEN_END)
         error_at(p, &p->token, "expected %s, but the text ends", what);
     if (p->token.kind != kind)
@@ -228,8 +216,7 @@ void expect(struct parser *p, int kind, const char *what)
 }
 
 /* Go past a token of this kind if it is there. */
-int accept(struct parser *p, int kind)
-{
+int accept(struct parser *p, int kind) {
     if (p->token.kind != kind)
         return 0;
     token_next(p);

@@ -5,10 +5,9 @@
 enum { MOST = (1 << 20) - 1 };
 
 /* The shared address of a lane's operand. */
-static uint32_t address_of(const struct warp *w, const struct inst *i, uint32_t lane)
-{
-    const uint64_t a = i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane]
-                                     : ((const uint64_t *)source(w, i->a))[lane];
+static uint32_t address_of(const struct warp *w, const struct inst *i, uint32_t lane) {
+    const uint64_t a =
+        i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane] : ((const uint64_t *)source(w, i->a))[lane];
     const uint64_t at = a + (uint64_t)i->offset;
     if (i->space == SPACE_GENERIC)
         return (at & WINDOW_MASK) == SHARED_WINDOW ? (uint32_t)at : 0;
@@ -16,24 +15,21 @@ static uint32_t address_of(const struct warp *w, const struct inst *i, uint32_t 
 }
 
 /* Write what a program that reads the 8 bytes would see: a unique encoding of the state. */
-static void encode(struct cta *cta, const struct mbarrier *m)
-{
+static void encode(struct cta *cta, const struct mbarrier *m) {
     const uint64_t bits = (uint64_t)(m->phase & 1u) << 63 | (uint64_t)((1u << 20) - m->pending) << 43 |
                           (uint64_t)((uint32_t)m->tx & 0x1fffffu) << 22 | (uint64_t)((1u << 20) - m->expected) << 1;
     memcpy(cta->shared + (m->address - SHARED_BASE), &bits, 8);
 }
 
 /* The index of the mbarrier at an address, which is checked; NULL after a fault. */
-static uint16_t *slot_of(struct warp *w, uint32_t address, uint32_t lane, const char *what)
-{
+static uint16_t *slot_of(struct warp *w, uint32_t address, uint32_t lane, const char *what) {
     if (!memory_shared(w, address, 8, 8, lane, what))
         return NULL;
     return &w->cta->mbarrier_at[(address - SHARED_BASE) / 8];
 }
 
 /* The mbarrier at an address; NULL after a fault. */
-struct mbarrier *mbarrier_get(struct warp *w, uint64_t address, uint32_t lane, const char *what)
-{
+struct mbarrier *mbarrier_get(struct warp *w, uint64_t address, uint32_t lane, const char *what) {
     const uint16_t *slot = slot_of(w, (uint32_t)address, lane, what);
     if (!slot)
         return NULL;
@@ -46,8 +42,7 @@ struct mbarrier *mbarrier_get(struct warp *w, uint64_t address, uint32_t lane, c
 }
 
 /* Begin the next phase if nothing is outstanding. */
-static void settle(struct cta *cta, struct mbarrier *m)
-{
+static void settle(struct cta *cta, struct mbarrier *m) {
     if (m->pending == 0 && m->tx == 0) {
         m->phase++;
         m->pending = m->expected;
@@ -57,12 +52,12 @@ static void settle(struct cta *cta, struct mbarrier *m)
 }
 
 /* Arrive `arrivals` times and add `tx` to the transaction count. 0 after a fault. */
-int mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane)
-{
+int mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane) {
     if ((int64_t)m->tx + tx > MOST || (int64_t)m->tx + tx < -MOST) {
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "the transaction count of the mbarrier at shared address 0x%x leaves its range: %lld, expected at "
-                 "most %d", m->address, (long long)m->tx + tx, MOST);
+                 "most %d",
+                 m->address, (long long)m->tx + tx, MOST);
         return 0;
     }
     if (arrivals < 0 || (uint32_t)arrivals > m->pending) {
@@ -79,15 +74,13 @@ int mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_
 }
 
 /* Has the phase that a split waits for completed? */
-int mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase)
-{
+int mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase) {
     const uint16_t slot = cta->mbarrier_at[(address - SHARED_BASE) / 8];
     return !slot || !cta->mbarrier[slot - 1].valid || cta->mbarrier[slot - 1].phase != phase;
 }
 
 /* mbarrier.init */
-enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), count = ((const uint32_t *)source(w, i->b))[lane];
@@ -123,8 +116,7 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* mbarrier.inval */
-enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         struct mbarrier *m = mbarrier_get(w, address_of(w, i, lane), lane, "mbarrier.inval");
@@ -136,8 +128,7 @@ enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* mbarrier.arrive and arrive_drop: kind bit 0 drop, 1 expect_tx, 2 noComplete */
-enum step mbarrier_arrive(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step mbarrier_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *count = source(w, i->b), *tx = source(w, i->c);
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
@@ -161,8 +152,7 @@ enum step mbarrier_arrive(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* mbarrier.expect_tx and complete_tx (kind 1) */
-enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *tx = source(w, i->c);
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
@@ -179,8 +169,7 @@ enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask)
 
 /* mbarrier.test_wait and try_wait: kind bit 0 try, 1 parity. A try that fails in all lanes waits for the phase of the
  * lowest one; cta.c ends that wait (split.forced) when nothing else can happen. */
-enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t passed = 0, first = 0, phase = 0, found = 0;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), address = address_of(w, i, lane);

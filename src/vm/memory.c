@@ -11,8 +11,7 @@ struct arena_block {
 };
 
 /* Take zeroed memory, 64-byte aligned; NULL when there is none. */
-void *arena_take(struct arena *arena, size_t bytes)
-{
+void *arena_take(struct arena *arena, size_t bytes) {
     enum { BLOCK = 1 << 18 };
     bytes = (bytes + 63) / 64 * 64;
     struct arena_block *b = arena->first;
@@ -32,8 +31,7 @@ void *arena_take(struct arena *arena, size_t bytes)
 }
 
 /* Free all of it. */
-void arena_free(struct arena *arena)
-{
+void arena_free(struct arena *arena) {
     for (struct arena_block *b = arena->first, *next; b; b = next) {
         next = b->next;
         free(b);
@@ -44,8 +42,7 @@ void arena_free(struct arena *arena)
 /* ---- allocations --------------------------------------------------------------------------------------------- */
 
 /* The allocation that holds an address, or the place where it would be; the lock is held. */
-static size_t position(const struct device *device, uint64_t address)
-{
+static size_t position(const struct device *device, uint64_t address) {
     size_t low = 0, high = device->allocation_count;
     while (low < high) {
         const size_t middle = (low + high) / 2;
@@ -58,8 +55,7 @@ static size_t position(const struct device *device, uint64_t address)
 }
 
 /* Reserve and record memory; the lock is held. */
-static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t *address)
-{
+static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t *address) {
     enum { PAGE = 4096 };
     if (bytes > device->limit || device->used > device->limit - bytes)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes; %zu of %zu are in use", bytes, device->used,
@@ -80,8 +76,12 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
         munmap(base, mapped);
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
     }
-    const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + PAGE), .end = (uint64_t)(uintptr_t)(base + PAGE) + bytes,
-                                 .mapping = base, .mapped = mapped, .pinned = kind == 1, .owned = kind == 2};
+    const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + PAGE),
+                                 .end = (uint64_t)(uintptr_t)(base + PAGE) + bytes,
+                                 .mapping = base,
+                                 .mapped = mapped,
+                                 .pinned = kind == 1,
+                                 .owned = kind == 2};
     const size_t at = position(device, a.start);
     memmove(&device->allocations[at + 1], &device->allocations[at], (device->allocation_count - at) * sizeof a);
     device->allocations[at] = a;
@@ -92,8 +92,7 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
 }
 
 /* Allocate device memory. kind: 0 plain, 1 pinned, 2 a module's variable. */
-CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *address)
-{
+CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *address) {
     if (!bytes)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
     pthread_rwlock_wrlock(&device->memory_lock);
@@ -103,8 +102,7 @@ CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *a
 }
 
 /* Free device memory; waits for launches that run. */
-CUresult memory_free(struct device *device, uint64_t address, int kind)
-{
+CUresult memory_free(struct device *device, uint64_t address, int kind) {
     pthread_rwlock_wrlock(&device->memory_lock);
     const size_t at = position(device, address);
     struct allocation *a = &device->allocations[at];
@@ -127,8 +125,7 @@ CUresult memory_free(struct device *device, uint64_t address, int kind)
 }
 
 /* Free everything of a device. */
-void memory_free_all(struct device *device)
-{
+void memory_free_all(struct device *device) {
     pthread_rwlock_wrlock(&device->memory_lock);
     for (size_t k = 0; k < device->allocation_count; k++)
         munmap(device->allocations[k].mapping, device->allocations[k].mapped);
@@ -143,8 +140,7 @@ void memory_free_all(struct device *device)
 }
 
 /* Is a range inside one allocation? For copies that the host asks for. */
-CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what)
-{
+CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what) {
     const size_t at = position(device, address);
     const struct allocation *a = &device->allocations[at];
     if (at < device->allocation_count && a->start <= address && bytes <= a->end - address)
@@ -158,8 +154,7 @@ CUresult memory_check_range(struct device *device, uint64_t address, size_t byte
 /* ---- accesses of kernels ------------------------------------------------------------------------------------- */
 
 /* Is a range inside one allocation? Looks at the worker's own list first. */
-int memory_find(struct worker *worker, uint64_t address, uint64_t bytes)
-{
+int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
     struct allocation *cached = worker->cached;
     for (uint32_t k = 0; k < 8; k++)
         if (cached[k].start <= address && address < cached[k].end && bytes <= cached[k].end - address)
@@ -175,8 +170,7 @@ int memory_find(struct worker *worker, uint64_t address, uint64_t bytes)
 }
 
 /* Explain an address that is in no allocation. */
-static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, const char *what)
-{
+static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, const char *what) {
     const struct device *device = w->worker->launch->device;
     const unsigned long long shown = address;
     for (size_t k = 0; k < FREED; k++) {
@@ -184,7 +178,8 @@ static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uin
         if (f->mapping && f->start <= address && address < f->end) {
             fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                      "%s of %u bytes at global address 0x%llx: use after free, %llu bytes into a freed allocation of "
-                     "%llu bytes", what, bytes, shown, shown - f->start, (unsigned long long)(f->end - f->start));
+                     "%llu bytes",
+                     what, bytes, shown, shown - f->start, (unsigned long long)(f->end - f->start));
             return;
         }
     }
@@ -208,8 +203,7 @@ static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uin
 }
 
 static int misaligned(struct warp *w, uint64_t address, uint32_t align, uint32_t lane, const char *what,
-                      const char *space)
-{
+                      const char *space) {
     if (!(address & (align - 1)))
         return 0;
     fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane, "%s at %s address 0x%llx, expected a multiple of %u", what, space,
@@ -218,8 +212,7 @@ static int misaligned(struct warp *w, uint64_t address, uint32_t align, uint32_t
 }
 
 /* The host pointer of global memory; NULL after a fault. */
-void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what)
-{
+void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what) {
     if (misaligned(w, address, align, lane, what, "global"))
         return NULL;
     if (!memory_find(w->worker, address, bytes)) {
@@ -230,8 +223,7 @@ void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
 }
 
 /* The host pointer of shared memory; NULL after a fault. */
-void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what)
-{
+void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what) {
     const uint64_t size = w->cta->shared_bytes;
     if (misaligned(w, address, align, lane, what, "shared"))
         return NULL;
@@ -246,8 +238,7 @@ void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
 
 /* The host pointer of a lane's local memory or of the parameters; NULL after a fault. */
 static void *memory_small(struct warp *w, uint8_t *base, uint64_t size, uint64_t address, uint32_t bytes,
-                          uint32_t align, uint32_t lane, const char *what, const char *space)
-{
+                          uint32_t align, uint32_t lane, const char *what, const char *space) {
     if (misaligned(w, address, align, lane, what, space))
         return NULL;
     if (address > size || bytes > size - address) {
@@ -260,19 +251,21 @@ static void *memory_small(struct warp *w, uint8_t *base, uint64_t size, uint64_t
 
 /* The host pointer for one lane in any space; NULL after a fault. *found is the space that it is in. */
 void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane,
-                 int is_write, enum space *found)
-{
+                 int is_write, enum space *found) {
     const char *what = is_write ? "write" : "read";
     const struct CUfunc_st *f = w->function;
     if (space == SPACE_GENERIC) {
         const uint64_t window = address & WINDOW_MASK;
-        space = window == SHARED_WINDOW ? SPACE_SHARED : window == LOCAL_WINDOW ? SPACE_LOCAL
-                : window == PARAM_WINDOW ? SPACE_PARAM : SPACE_GLOBAL;
+        space = window == SHARED_WINDOW  ? SPACE_SHARED
+                : window == LOCAL_WINDOW ? SPACE_LOCAL
+                : window == PARAM_WINDOW ? SPACE_PARAM
+                                         : SPACE_GLOBAL;
         address &= space == SPACE_GLOBAL ? UINT64_MAX : ~WINDOW_MASK;
     }
     *found = space;
     switch (space) {
-    case SPACE_SHARED: return memory_shared(w, address, bytes, align, lane, what);
+    case SPACE_SHARED:
+        return memory_shared(w, address, bytes, align, lane, what);
     case SPACE_LOCAL:
         return memory_small(w, w->local + (size_t)lane * f->local_bytes, f->local_bytes, address, bytes, align, lane,
                             what, "local");
@@ -283,6 +276,7 @@ void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t by
         }
         return memory_small(w, w->cta->launch->parameters, f->parameter_bytes, address, bytes, align, lane, what,
                             "parameter");
-    default: return memory_global(w, address, bytes, align, lane, what);
+    default:
+        return memory_global(w, address, bytes, align, lane, what);
     }
 }

@@ -247,31 +247,31 @@ struct specials {
     int infinite[2]; /* positive, negative */
 };
 
-/* Note a code's part in a product: 0 zero, 1 finite, 2 infinite, 3 NaN. */
-static int classify(uint32_t word, int t, struct format format, int *negative) {
+enum factor { ZERO, FINITE, INFINITE, NOT_A_NUMBER };
+
+/* Tell what element t of a word is as a factor. */
+static enum factor classify(uint32_t word, int t, struct format format, int *negative) {
     const uint32_t code = word >> (t * format.width + format.right);
     const uint32_t magnitude = code & (((uint32_t)1 << format.sign) - 1);
     *negative = (int)(code >> format.sign & 1);
     if (magnitude >= format.special)
-        return format.has_infinity && magnitude == format.special ? 2 : 3;
-    return magnitude != 0;
+        return format.has_infinity && magnitude == format.special ? INFINITE : NOT_A_NUMBER;
+    return magnitude != 0 ? FINITE : ZERO;
 }
 
-/* Find what is not finite among the products of one row and column. */
-static struct specials examine_products(const struct mma_words *words, int row, int column, struct format a,
-                                        struct format b) {
-    struct specials found = {0};
+/* Note what is not finite among the products of one row and column; the first NaN decides. */
+static void examine_products(struct specials *found, const struct mma_words *words, int row, int column,
+                             struct format a, struct format b) {
     for (int w = 0; w < MMA_WORDS; w++)
-        for (int t = 0; t < 32 / a.width; t++) {
+        for (int t = 0; t < 32 / a.width && !found->nan; t++) {
             int a_negative, b_negative;
-            const int a_class = classify(words->a[w][row], t, a, &a_negative);
-            const int b_class = classify(words->b[MMA_WORDS * column + w], t, b, &b_negative);
-            if (a_class == 3 || b_class == 3 || (a_class == 2 && b_class == 0) || (a_class == 0 && b_class == 2))
-                found.nan = 1;
-            else if (a_class == 2 || b_class == 2)
-                found.infinite[a_negative ^ b_negative] = 1;
+            const enum factor x = classify(words->a[w][row], t, a, &a_negative);
+            const enum factor y = classify(words->b[MMA_WORDS * column + w], t, b, &b_negative);
+            found->nan =
+                x == NOT_A_NUMBER || y == NOT_A_NUMBER || (x == INFINITE && y == ZERO) || (x == ZERO && y == INFINITE);
+            if (x == INFINITE || y == INFINITE)
+                found->infinite[a_negative ^ b_negative] = 1;
         }
-    return found;
 }
 
 /* Replace the sums that have a NaN or an infinity among their terms. */
@@ -283,12 +283,12 @@ static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c
     const uint32_t sign = f16 ? 0x8000u : 0x80000000u;
     for (int n = 0; n < OUTPUTS; n++) {
         const int row = n % MMA_ROWS, column = n / MMA_ROWS;
-        struct specials found = examine_products(words, row, column, FORMATS[shape->a_type], FORMATS[shape->b_type]);
-        if (shape->scale != MMA_NO_SCALE)
-            found.nan |= mma_scale_a(operands, row, 0) == 0xff || mma_scale_b(operands, column, 0) == 0xff;
-        found.nan |= (c[n] & ~sign) > infinity;
+        struct specials found = {.nan = (c[n] & ~sign) > infinity};
         if ((c[n] & ~sign) == infinity)
             found.infinite[(c[n] & sign) != 0] = 1;
+        if (shape->scale != MMA_NO_SCALE)
+            found.nan |= mma_scale_a(operands, row, 0) == 0xff || mma_scale_b(operands, column, 0) == 0xff;
+        examine_products(&found, words, row, column, FORMATS[shape->a_type], FORMATS[shape->b_type]);
         if (found.nan || (found.infinite[0] && found.infinite[1]))
             result[n] = sign - 1;
         else if (found.infinite[0] || found.infinite[1])

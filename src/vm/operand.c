@@ -2,8 +2,7 @@
 #include "parse.h"
 #include <stdlib.h>
 
-static uint32_t hash_name(const char *name, uint32_t length)
-{
+static uint32_t hash_name(const char *name, uint32_t length) {
     uint32_t hash = 2166136261u;
     for (uint32_t i = 0; i < length; i++)
         hash = (hash ^ (uint8_t)name[i]) * 16777619u;
@@ -11,8 +10,7 @@ static uint32_t hash_name(const char *name, uint32_t length)
 }
 
 /* Find the innermost meaning of a name; NULL if it has none. */
-struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length)
-{
+struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) {
     const uint32_t hash = hash_name(name, length);
     for (struct symbol *s = p->hash[hash % HASH_SIZE]; s; s = s->chain)
         if (s->hash == hash && s->length == length && !memcmp(s->name, name, length))
@@ -22,8 +20,7 @@ struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length)
 
 /* Give a name a meaning in the current scope. */
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
-                          enum symbol_kind kind)
-{
+                          enum symbol_kind kind) {
     const uint32_t hash = hash_name(name, length);
     for (struct symbol *s = p->scope->symbols; s && length; s = s->in_scope)
         if (s->hash == hash && s->length == length && !memcmp(s->name, name, length))
@@ -41,16 +38,14 @@ struct symbol *symbol_add(struct parser *p, const struct token *token, const cha
 }
 
 /* Begin a { } scope. */
-void scope_open(struct parser *p)
-{
+void scope_open(struct parser *p) {
     struct scope *scope = parser_take(p, sizeof *scope);
     scope->outer = p->scope;
     p->scope = scope;
 }
 
 /* End a scope: resolve its labels, hand what is left to the outer scope, forget its names. */
-void scope_close(struct parser *p)
-{
+void scope_close(struct parser *p) {
     struct scope *scope = p->scope;
     for (struct label_use *use = scope->uses, *next; use; use = next) {
         next = use->next;
@@ -70,8 +65,7 @@ void scope_close(struct parser *p)
 }
 
 /* Reserve room for one register of a type in the warp's register file; for a predicate, its number. */
-uint32_t register_take(struct parser *p, enum type type)
-{
+uint32_t register_take(struct parser *p, enum type type) {
     if (type == T_PRED)
         return p->predicates++;
     const uint32_t bytes = type_bytes(type) == 16 ? 512 : type_bytes(type) == 8 ? 256 : 128;
@@ -83,8 +77,7 @@ uint32_t register_take(struct parser *p, enum type type)
 }
 
 /* The offset (with bit 0 set) of a constant vector. Equal constants share one. */
-uint32_t constant_slot(struct parser *p, uint64_t value, int is_wide, struct symbol *dynamic)
-{
+uint32_t constant_slot(struct parser *p, uint64_t value, int is_wide, struct symbol *dynamic) {
     if (!is_wide)
         value &= 0xffffffffu;
     for (uint32_t i = p->constant_count; i-- > 0 && p->constant_count - i < 512;) {
@@ -107,8 +100,7 @@ uint32_t constant_slot(struct parser *p, uint64_t value, int is_wide, struct sym
 }
 
 /* Lay out a shared variable at its first use in this function; others have their address already. */
-void symbol_place(struct parser *p, struct symbol *s)
-{
+void symbol_place(struct parser *p, struct symbol *s) {
     if (s->space != SPACE_SHARED || s->owner == p->function)
         return;
     s->owner = p->function;
@@ -131,8 +123,7 @@ void symbol_place(struct parser *p, struct symbol *s)
 static struct expression conditional(struct parser *p);
 
 /* A literal, a parenthesis or a unary operator. */
-static struct expression unary(struct parser *p)
-{
+static struct expression unary(struct parser *p) {
     struct expression e = {0};
     const struct token t = p->token;
     if (++p->depth > 64)
@@ -173,53 +164,87 @@ static struct expression unary(struct parser *p)
     return e;
 }
 
-static int precedence(int kind)
-{
+static int precedence(int kind) {
     switch (kind) {
-    case '*': case '/': case '%': return 10;
-    case '+': case '-': return 9;
-    case TOKEN_SHIFT_LEFT: case TOKEN_SHIFT_RIGHT: return 8;
-    case '<': case '>': case TOKEN_AT_MOST: case TOKEN_AT_LEAST: return 7;
-    case TOKEN_EQUAL: case TOKEN_UNEQUAL: return 6;
-    case '&': return 5;
-    case '^': return 4;
-    case '|': return 3;
-    case TOKEN_AND: return 2;
-    case TOKEN_OR: return 1;
-    default: return 0;
+    case '*':
+    case '/':
+    case '%':
+        return 10;
+    case '+':
+    case '-':
+        return 9;
+    case TOKEN_SHIFT_LEFT:
+    case TOKEN_SHIFT_RIGHT:
+        return 8;
+    case '<':
+    case '>':
+    case TOKEN_AT_MOST:
+    case TOKEN_AT_LEAST:
+        return 7;
+    case TOKEN_EQUAL:
+    case TOKEN_UNEQUAL:
+        return 6;
+    case '&':
+        return 5;
+    case '^':
+        return 4;
+    case '|':
+        return 3;
+    case TOKEN_AND:
+        return 2;
+    case TOKEN_OR:
+        return 1;
+    default:
+        return 0;
     }
 }
 
 /* a op b on 64-bit integers; division by zero is an error. */
-static uint64_t combine(struct parser *p, const struct token *operator, uint64_t a, uint64_t b)
-{
+static uint64_t combine(struct parser *p, const struct token *operator, uint64_t a, uint64_t b) {
     const int64_t x = (int64_t)a, y = (int64_t)b;
     if ((operator->kind == '/' || operator->kind == '%') && (b == 0 || (y == -1 && x == INT64_MIN)))
         error_at(p, operator, "division by zero in a constant");
     switch (operator->kind) {
-    case '*': return a * b;
-    case '/': return (uint64_t)(x / y);
-    case '%': return (uint64_t)(x % y);
-    case '+': return a + b;
-    case '-': return a - b;
-    case TOKEN_SHIFT_LEFT: return b < 64 ? a << b : 0;
-    case TOKEN_SHIFT_RIGHT: return (uint64_t)(x >> (b < 64 ? b : 63));
-    case '<': return x < y;
-    case '>': return x > y;
-    case TOKEN_AT_MOST: return x <= y;
-    case TOKEN_AT_LEAST: return x >= y;
-    case TOKEN_EQUAL: return a == b;
-    case TOKEN_UNEQUAL: return a != b;
-    case '&': return a & b;
-    case '^': return a ^ b;
-    case '|': return a | b;
-    case TOKEN_AND: return a && b;
-    default: return a || b;
+    case '*':
+        return a * b;
+    case '/':
+        return (uint64_t)(x / y);
+    case '%':
+        return (uint64_t)(x % y);
+    case '+':
+        return a + b;
+    case '-':
+        return a - b;
+    case TOKEN_SHIFT_LEFT:
+        return b < 64 ? a << b : 0;
+    case TOKEN_SHIFT_RIGHT:
+        return (uint64_t)(x >> (b < 64 ? b : 63));
+    case '<':
+        return x < y;
+    case '>':
+        return x > y;
+    case TOKEN_AT_MOST:
+        return x <= y;
+    case TOKEN_AT_LEAST:
+        return x >= y;
+    case TOKEN_EQUAL:
+        return a == b;
+    case TOKEN_UNEQUAL:
+        return a != b;
+    case '&':
+        return a & b;
+    case '^':
+        return a ^ b;
+    case '|':
+        return a | b;
+    case TOKEN_AND:
+        return a && b;
+    default:
+        return a || b;
     }
 }
 
-static struct expression binary(struct parser *p, int least)
-{
+static struct expression binary(struct parser *p, int least) {
     struct expression left = unary(p);
     for (;;) {
         const struct token operator = p->token;
@@ -234,8 +259,7 @@ static struct expression binary(struct parser *p, int least)
     }
 }
 
-static struct expression conditional(struct parser *p)
-{
+static struct expression conditional(struct parser *p) {
     struct expression e = binary(p, 1);
     if (p->token.kind != '?')
         return e;
@@ -250,14 +274,12 @@ static struct expression conditional(struct parser *p)
 }
 
 /* Read a constant expression. */
-struct expression constant_expression(struct parser *p)
-{
+struct expression constant_expression(struct parser *p) {
     return conditional(p);
 }
 
 /* Read a constant expression that must be an integer. */
-int64_t constant_integer(struct parser *p)
-{
+int64_t constant_integer(struct parser *p) {
     const struct token t = p->token;
     const struct expression e = conditional(p);
     if (e.is_real)
@@ -271,31 +293,54 @@ static const struct {
     const char *name;
     enum special special;
     enum type type;
-} specials[] = {
-    {"%tid.x", SPECIAL_TID_X, T_U32}, {"%tid.y", SPECIAL_TID_Y, T_U32}, {"%tid.z", SPECIAL_TID_Z, T_U32},
-    {"%ntid.x", SPECIAL_NTID_X, T_U32}, {"%ntid.y", SPECIAL_NTID_Y, T_U32}, {"%ntid.z", SPECIAL_NTID_Z, T_U32},
-    {"%ctaid.x", SPECIAL_CTAID_X, T_U32}, {"%ctaid.y", SPECIAL_CTAID_Y, T_U32}, {"%ctaid.z", SPECIAL_CTAID_Z, T_U32},
-    {"%nctaid.x", SPECIAL_NCTAID_X, T_U32}, {"%nctaid.y", SPECIAL_NCTAID_Y, T_U32},
-    {"%nctaid.z", SPECIAL_NCTAID_Z, T_U32}, {"%laneid", SPECIAL_LANEID, T_U32}, {"%warpid", SPECIAL_WARPID, T_U32},
-    {"%nwarpid", SPECIAL_NWARPID, T_U32}, {"%smid", SPECIAL_SMID, T_U32}, {"%nsmid", SPECIAL_NSMID, T_U32},
-    {"%gridid", SPECIAL_GRIDID, T_U64}, {"%lanemask_eq", SPECIAL_LANEMASK_EQ, T_U32},
-    {"%lanemask_le", SPECIAL_LANEMASK_LE, T_U32}, {"%lanemask_lt", SPECIAL_LANEMASK_LT, T_U32},
-    {"%lanemask_ge", SPECIAL_LANEMASK_GE, T_U32}, {"%lanemask_gt", SPECIAL_LANEMASK_GT, T_U32},
-    {"%dynamic_smem_size", SPECIAL_DYNAMIC_SMEM_SIZE, T_U32}, {"%total_smem_size", SPECIAL_TOTAL_SMEM_SIZE, T_U32},
-    {"%clusterid.x", SPECIAL_CTAID_X, T_U32}, {"%clusterid.y", SPECIAL_CTAID_Y, T_U32},
-    {"%clusterid.z", SPECIAL_CTAID_Z, T_U32}, {"%nclusterid.x", SPECIAL_NCTAID_X, T_U32},
-    {"%nclusterid.y", SPECIAL_NCTAID_Y, T_U32}, {"%nclusterid.z", SPECIAL_NCTAID_Z, T_U32},
-    {"%cluster_ctaid.x", SPECIAL_ZERO, T_U32}, {"%cluster_ctaid.y", SPECIAL_ZERO, T_U32},
-    {"%cluster_ctaid.z", SPECIAL_ZERO, T_U32}, {"%cluster_nctaid.x", SPECIAL_ONE, T_U32},
-    {"%cluster_nctaid.y", SPECIAL_ONE, T_U32}, {"%cluster_nctaid.z", SPECIAL_ONE, T_U32},
-    {"%cluster_ctarank", SPECIAL_ZERO, T_U32}, {"%cluster_nctarank", SPECIAL_ONE, T_U32},
-    {"%clock", SPECIAL_CLOCK, T_U32}, {"%clock_hi", SPECIAL_CLOCK_HI, T_U32}, {"%clock64", SPECIAL_CLOCK64, T_U64},
-    {"%globaltimer", SPECIAL_GLOBALTIMER, T_U64}, {"%globaltimer_lo", SPECIAL_GLOBALTIMER_LO, T_U32},
-    {"%globaltimer_hi", SPECIAL_GLOBALTIMER_HI, T_U32}};
+} specials[] = {{"%tid.x", SPECIAL_TID_X, T_U32},
+                {"%tid.y", SPECIAL_TID_Y, T_U32},
+                {"%tid.z", SPECIAL_TID_Z, T_U32},
+                {"%ntid.x", SPECIAL_NTID_X, T_U32},
+                {"%ntid.y", SPECIAL_NTID_Y, T_U32},
+                {"%ntid.z", SPECIAL_NTID_Z, T_U32},
+                {"%ctaid.x", SPECIAL_CTAID_X, T_U32},
+                {"%ctaid.y", SPECIAL_CTAID_Y, T_U32},
+                {"%ctaid.z", SPECIAL_CTAID_Z, T_U32},
+                {"%nctaid.x", SPECIAL_NCTAID_X, T_U32},
+                {"%nctaid.y", SPECIAL_NCTAID_Y, T_U32},
+                {"%nctaid.z", SPECIAL_NCTAID_Z, T_U32},
+                {"%laneid", SPECIAL_LANEID, T_U32},
+                {"%warpid", SPECIAL_WARPID, T_U32},
+                {"%nwarpid", SPECIAL_NWARPID, T_U32},
+                {"%smid", SPECIAL_SMID, T_U32},
+                {"%nsmid", SPECIAL_NSMID, T_U32},
+                {"%gridid", SPECIAL_GRIDID, T_U64},
+                {"%lanemask_eq", SPECIAL_LANEMASK_EQ, T_U32},
+                {"%lanemask_le", SPECIAL_LANEMASK_LE, T_U32},
+                {"%lanemask_lt", SPECIAL_LANEMASK_LT, T_U32},
+                {"%lanemask_ge", SPECIAL_LANEMASK_GE, T_U32},
+                {"%lanemask_gt", SPECIAL_LANEMASK_GT, T_U32},
+                {"%dynamic_smem_size", SPECIAL_DYNAMIC_SMEM_SIZE, T_U32},
+                {"%total_smem_size", SPECIAL_TOTAL_SMEM_SIZE, T_U32},
+                {"%clusterid.x", SPECIAL_CTAID_X, T_U32},
+                {"%clusterid.y", SPECIAL_CTAID_Y, T_U32},
+                {"%clusterid.z", SPECIAL_CTAID_Z, T_U32},
+                {"%nclusterid.x", SPECIAL_NCTAID_X, T_U32},
+                {"%nclusterid.y", SPECIAL_NCTAID_Y, T_U32},
+                {"%nclusterid.z", SPECIAL_NCTAID_Z, T_U32},
+                {"%cluster_ctaid.x", SPECIAL_ZERO, T_U32},
+                {"%cluster_ctaid.y", SPECIAL_ZERO, T_U32},
+                {"%cluster_ctaid.z", SPECIAL_ZERO, T_U32},
+                {"%cluster_nctaid.x", SPECIAL_ONE, T_U32},
+                {"%cluster_nctaid.y", SPECIAL_ONE, T_U32},
+                {"%cluster_nctaid.z", SPECIAL_ONE, T_U32},
+                {"%cluster_ctarank", SPECIAL_ZERO, T_U32},
+                {"%cluster_nctarank", SPECIAL_ONE, T_U32},
+                {"%clock", SPECIAL_CLOCK, T_U32},
+                {"%clock_hi", SPECIAL_CLOCK_HI, T_U32},
+                {"%clock64", SPECIAL_CLOCK64, T_U64},
+                {"%globaltimer", SPECIAL_GLOBALTIMER, T_U64},
+                {"%globaltimer_lo", SPECIAL_GLOBALTIMER_LO, T_U32},
+                {"%globaltimer_hi", SPECIAL_GLOBALTIMER_HI, T_U32}};
 
 /* A hardware register: a slot that is filled when the warp starts, or, for a clock, just before this instruction. */
-static int special_parse(struct parser *p, struct operand *o, const struct token *name)
-{
+static int special_parse(struct parser *p, struct operand *o, const struct token *name) {
     char text[32];
     int length = (int)name->length;
     if (name->at[0] != '%')
@@ -328,8 +373,7 @@ static int special_parse(struct parser *p, struct operand *o, const struct token
 }
 
 /* A name: register, hardware register, variable or label. */
-static void name_parse(struct parser *p, struct operand *o)
-{
+static void name_parse(struct parser *p, struct operand *o) {
     const struct token name = p->token;
     token_next(p);
     if (token_is(&name, "_")) {
@@ -356,8 +400,7 @@ static void name_parse(struct parser *p, struct operand *o)
 }
 
 /* [register + constant], [variable + constant], [constant] */
-static void address_parse(struct parser *p, struct operand *o)
-{
+static void address_parse(struct parser *p, struct operand *o) {
     o->kind = OPERAND_ADDRESS;
     token_next(p);
     if (p->token.kind == TOKEN_NAME) {
@@ -382,8 +425,7 @@ static void address_parse(struct parser *p, struct operand *o)
 }
 
 /* {a, b, ...} */
-static void vector_parse(struct parser *p, struct operand *o)
-{
+static void vector_parse(struct parser *p, struct operand *o) {
     enum { MOST = 64 };
     o->kind = OPERAND_VECTOR;
     struct operand items[MOST];
@@ -401,8 +443,7 @@ static void vector_parse(struct parser *p, struct operand *o)
 }
 
 /* Read one operand. */
-void operand_parse(struct parser *p, struct operand *o)
-{
+void operand_parse(struct parser *p, struct operand *o) {
     *o = (struct operand){.token = p->token};
     if (p->token.kind == '!') {
         token_next(p);
@@ -431,7 +472,8 @@ void operand_parse(struct parser *p, struct operand *o)
         o->real = e.real;
         o->single = e.single;
     }
-    if (p->token.kind == '|' && (o->kind == OPERAND_PREDICATE || o->kind == OPERAND_REGISTER || o->kind == OPERAND_SINK)) {
+    if (p->token.kind == '|' &&
+        (o->kind == OPERAND_PREDICATE || o->kind == OPERAND_REGISTER || o->kind == OPERAND_SINK)) {
         struct operand *items = parser_take(p, 2 * sizeof *items);
         items[0] = *o;
         token_next(p);

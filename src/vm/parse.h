@@ -7,12 +7,19 @@
 
 enum token_kind {
     TOKEN_END = 256,
-    TOKEN_NAME,   /* add, %r1, $L__BB0_1 */
-    TOKEN_DOT,    /* .u32, .shared::cta */
+    TOKEN_NAME, /* add, %r1, $L__BB0_1 */
+    TOKEN_DOT,  /* .u32, .shared::cta */
     TOKEN_INTEGER,
     TOKEN_REAL,
     TOKEN_STRING,
-    TOKEN_SHIFT_LEFT, TOKEN_SHIFT_RIGHT, TOKEN_EQUAL, TOKEN_UNEQUAL, TOKEN_AT_MOST, TOKEN_AT_LEAST, TOKEN_AND, TOKEN_OR
+    TOKEN_SHIFT_LEFT,
+    TOKEN_SHIFT_RIGHT,
+    TOKEN_EQUAL,
+    TOKEN_UNEQUAL,
+    TOKEN_AT_MOST,
+    TOKEN_AT_LEAST,
+    TOKEN_AND,
+    TOKEN_OR
 };
 
 struct token {
@@ -37,17 +44,25 @@ struct symbol {
     uint32_t length, hash;
     enum symbol_kind kind;
     enum type type;
-    uint32_t slot;                 /* register or predicate; pc of a label */
-    enum space space;              /* of a variable */
-    uint64_t address, bytes;       /* global, const: address; others: offset */
+    uint32_t slot;           /* register or predicate; pc of a label */
+    enum space space;        /* of a variable */
+    uint64_t address, bytes; /* global, const: address; others: offset */
     uint32_t align;
     const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
     int is_dynamic;
 };
 
 enum operand_kind {
-    OPERAND_REGISTER, OPERAND_PREDICATE, OPERAND_INTEGER, OPERAND_REAL, OPERAND_SYMBOL, OPERAND_ADDRESS,
-    OPERAND_VECTOR, OPERAND_LABEL, OPERAND_SINK, OPERAND_PAIR
+    OPERAND_REGISTER,
+    OPERAND_PREDICATE,
+    OPERAND_INTEGER,
+    OPERAND_REAL,
+    OPERAND_SYMBOL,
+    OPERAND_ADDRESS,
+    OPERAND_VECTOR,
+    OPERAND_LABEL,
+    OPERAND_SINK,
+    OPERAND_PAIR
 };
 struct operand {
     enum operand_kind kind;

@@ -14,26 +14,22 @@ static const struct {
 };
 
 /* How PTX spells a type. */
-const char *type_name(enum type type)
-{
+const char *type_name(enum type type) {
     return types[type].text;
 }
 
 /* How many bytes a value of a type has. */
-unsigned type_bytes(enum type type)
-{
+unsigned type_bytes(enum type type) {
     return types[type].bytes;
 }
 
 /* p predicate, b bits, i integer, f float, x packed. */
-char type_class(enum type type)
-{
+char type_class(enum type type) {
     return types[type].class;
 }
 
 /* Find a type by its spelling; T_NONE if there is none. */
-enum type type_find(const char *text, size_t length)
-{
+enum type type_find(const char *text, size_t length) {
     for (int t = T_PRED; t < TYPE_COUNT; t++)
         if (strlen(types[t].text) == length && !memcmp(types[t].text, text, length))
             return (enum type)t;
@@ -41,8 +37,7 @@ enum type type_find(const char *text, size_t length)
 }
 
 /* Find the type of a declaration in a dot token. */
-static enum type token_type(struct parser *p)
-{
+static enum type token_type(struct parser *p) {
     enum type type = T_NONE;
     if (p->token.kind == TOKEN_DOT)
         type = type_find(p->token.at + 1, p->token.length - 1);
@@ -64,8 +59,7 @@ struct variable {
 };
 
 /* [n][m]... behind a name. */
-static void read_dimensions(struct parser *p, struct variable *v)
-{
+static void read_dimensions(struct parser *p, struct variable *v) {
     v->count = 1;
     while (accept(p, '[')) {
         v->is_array = 1;
@@ -84,8 +78,7 @@ static void read_dimensions(struct parser *p, struct variable *v)
 }
 
 /* Store one element of an initialiser. */
-static void store_element(struct parser *p, const struct variable *v, uint8_t *to, const struct token *at)
-{
+static void store_element(struct parser *p, const struct variable *v, uint8_t *to, const struct token *at) {
     const unsigned bytes = type_bytes(v->type);
     if (p->token.kind == TOKEN_NAME && !token_is(&p->token, "WARP_SZ")) {
         const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
@@ -114,8 +107,7 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
 }
 
 /* { a, b, { c } } or a single value. Returns the number of elements that were given. */
-static uint64_t read_initialiser(struct parser *p, const struct variable *v, uint8_t *to, uint64_t done)
-{
+static uint64_t read_initialiser(struct parser *p, const struct variable *v, uint8_t *to, uint64_t done) {
     if (p->token.kind != '{') {
         if (done >= v->count)
             error_at(p, &p->token, "more values than the variable has elements");
@@ -137,8 +129,7 @@ static uint64_t read_initialiser(struct parser *p, const struct variable *v, uin
 }
 
 /* Count the elements of an initialiser without reading it, for name[] = {...}. */
-static uint64_t count_elements(const struct parser *p)
-{
+static uint64_t count_elements(const struct parser *p) {
     uint64_t n = 1;
     for (const char *s = p->lexer.next; *s && *s != ';'; s++)
         n += *s == ',';
@@ -146,8 +137,7 @@ static uint64_t count_elements(const struct parser *p)
 }
 
 /* Give a .global or .const variable its memory. */
-static void place_global(struct parser *p, struct symbol *s)
-{
+static void place_global(struct parser *p, struct symbol *s) {
     uint64_t address = 0;
     const CUresult r = memory_alloc(p->module->device, s->bytes ? s->bytes : 1, 2, &address);
     if (r != CUDA_SUCCESS) {
@@ -166,8 +156,7 @@ static void place_global(struct parser *p, struct symbol *s)
 }
 
 /* Declare one variable and read its initialiser. */
-static void declare_variable(struct parser *p, struct variable *v)
-{
+static void declare_variable(struct parser *p, struct variable *v) {
     if (p->token.kind != TOKEN_NAME)
         error_at(p, &p->token, "expected a name before '%.*s'", (int)p->token.length, p->token.at);
     v->name = p->token;
@@ -205,8 +194,7 @@ static void declare_variable(struct parser *p, struct variable *v)
 }
 
 /* .shared .align 16 .b8 name[n], ...; the space has been read. */
-static void read_variables(struct parser *p, enum space space, int is_extern)
-{
+static void read_variables(struct parser *p, enum space space, int is_extern) {
     struct variable v = {.space = space, .is_extern = is_extern};
     uint32_t vector = 1;
     for (;;) {
@@ -239,8 +227,7 @@ static void read_variables(struct parser *p, enum space space, int is_extern)
 }
 
 /* .reg .b32 a, b, r<4>; */
-static void read_registers(struct parser *p)
-{
+static void read_registers(struct parser *p) {
     token_next(p);
     if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4"))
         error_at(p, &p->token, "vector registers are not supported");
@@ -273,8 +260,7 @@ static void read_registers(struct parser *p)
 /* ---- statements ---------------------------------------------------------------------------------------------- */
 
 /* @p or @!p in front of an instruction. */
-static void read_guard(struct parser *p)
-{
+static void read_guard(struct parser *p) {
     struct statement *s = &p->statement;
     s->guard = s->flip = 0;
     if (!accept(p, '@'))
@@ -288,8 +274,7 @@ static void read_guard(struct parser *p)
 }
 
 /* An instruction: opcode, modifiers, operands; decoded at once. */
-static void read_instruction(struct parser *p)
-{
+static void read_instruction(struct parser *p) {
     struct statement *s = &p->statement;
     read_guard(p);
     s->opcode = p->token;
@@ -322,8 +307,7 @@ static void read_instruction(struct parser *p)
 }
 
 /* A dot token inside a function body. */
-static void read_directive(struct parser *p)
-{
+static void read_directive(struct parser *p) {
     const struct token t = p->token;
     if (token_is(&t, ".reg")) {
         read_registers(p);
@@ -352,8 +336,7 @@ static void read_directive(struct parser *p)
 }
 
 /* name: ts1, ts2, ...; behind .branchtargets */
-static void read_targets(struct parser *p, struct symbol *label)
-{
+static void read_targets(struct parser *p, struct symbol *label) {
     uint32_t targets[256], n = 0;
     struct label_use *uses[256];
     token_next(p);
@@ -378,8 +361,7 @@ static void read_targets(struct parser *p, struct symbol *label)
 }
 
 /* A label, if the statement is one. */
-static int read_label(struct parser *p)
-{
+static int read_label(struct parser *p) {
     const char *s = p->lexer.next;
     while (*s == ' ' || *s == '\t')
         s++;
@@ -395,8 +377,7 @@ static int read_label(struct parser *p)
 }
 
 /* The statements of a { } block; the brace has been read. */
-static void read_block(struct parser *p)
-{
+static void read_block(struct parser *p) {
     unsigned depth = 1;
     scope_open(p);
     while (depth) {
@@ -426,8 +407,7 @@ static void read_block(struct parser *p)
 /* ---- functions ----------------------------------------------------------------------------------------------- */
 
 /* One .param of an entry. */
-static void read_parameter(struct parser *p, struct parameter *to)
-{
+static void read_parameter(struct parser *p, struct parameter *to) {
     if (!token_is(&p->token, ".param"))
         error_at(p, &p->token, "expected .param before '%.*s'", (int)p->token.length, p->token.at);
     token_next(p);
@@ -470,8 +450,7 @@ static void read_parameter(struct parser *p, struct parameter *to)
 }
 
 /* .reqntid 128, .maxntid 32, 4 and what else stands between the parameters and the body. */
-static void read_performance(struct parser *p, struct CUfunc_st *f)
-{
+static void read_performance(struct parser *p, struct CUfunc_st *f) {
     while (p->token.kind == TOKEN_DOT) {
         const struct token t = p->token;
         uint32_t *to = token_is(&t, ".reqntid") ? f->required : token_is(&t, ".maxntid") ? f->maximum : NULL;
@@ -502,8 +481,7 @@ static void read_performance(struct parser *p, struct CUfunc_st *f)
 }
 
 /* Copy the constants into vectors, now that the address of dynamic shared memory is known. */
-static void finish_constants(struct parser *p, struct CUfunc_st *f)
-{
+static void finish_constants(struct parser *p, struct CUfunc_st *f) {
     const uint32_t align = f->dynamic_align > 16 ? f->dynamic_align : 16;
     const uint64_t dynamic = (SHARED_BASE + f->static_shared + align - 1) / align * align;
     f->dynamic_align = align;
@@ -523,8 +501,7 @@ static void finish_constants(struct parser *p, struct CUfunc_st *f)
 }
 
 /* Hand what was gathered over to the function. */
-static void finish_function(struct parser *p, struct CUfunc_st *f)
-{
+static void finish_function(struct parser *p, struct CUfunc_st *f) {
     for (uint32_t k = 0; k < p->length; k++)
         if (p->code[k].run == control_bra)
             p->code[k].target = *(const uint32_t *)p->code[k].more;
@@ -543,8 +520,7 @@ static void finish_function(struct parser *p, struct CUfunc_st *f)
 }
 
 /* .entry name (parameters) performance { body } */
-static void read_entry(struct parser *p)
-{
+static void read_entry(struct parser *p) {
     struct CUfunc_st *f = parser_take(p, sizeof *f);
     token_next(p);
     const struct token name = p->token;
@@ -594,8 +570,7 @@ static void read_entry(struct parser *p)
 /* ---- the module ---------------------------------------------------------------------------------------------- */
 
 /* .version 8.8 */
-static void read_version(struct parser *p)
-{
+static void read_version(struct parser *p) {
     if (!token_is(&p->token, ".version"))
         error_at(p, &p->token, "a module begins with .version");
     token_next(p);
@@ -611,8 +586,7 @@ static void read_version(struct parser *p)
 }
 
 /* .target sm_120f, ... */
-static void read_target(struct parser *p)
-{
+static void read_target(struct parser *p) {
     if (!token_is(&p->token, ".target"))
         error_at(p, &p->token, "expected .target");
     token_next(p);
@@ -634,8 +608,7 @@ static void read_target(struct parser *p)
 }
 
 /* A linking directive and what follows it. */
-static void read_declaration(struct parser *p)
-{
+static void read_declaration(struct parser *p) {
     int is_extern = 0;
     while (token_is(&p->token, ".visible") || token_is(&p->token, ".weak") || token_is(&p->token, ".extern") ||
            token_is(&p->token, ".common")) {
@@ -656,8 +629,7 @@ static void read_declaration(struct parser *p)
 }
 
 /* Everything below the header. */
-static void read_module(struct parser *p)
-{
+static void read_module(struct parser *p) {
     token_next(p);
     read_version(p);
     read_target(p);
@@ -686,8 +658,7 @@ static void read_module(struct parser *p)
 }
 
 /* Read PTX text into a module; on failure the log says where and why. */
-CUresult module_parse(struct module *module, const char *text, char *log, size_t log_bytes)
-{
+CUresult module_parse(struct module *module, const char *text, char *log, size_t log_bytes) {
     struct parser *p = arena_take(&module->arena, sizeof *p);
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;

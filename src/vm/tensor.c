@@ -2,18 +2,16 @@
 #include "tensor.h"
 
 /* The registers of a fragment as one array, copied together if they are apart. */
-static const uint32_t (*gather(struct warp *w, const struct fragment *f, uint32_t (*scratch)[WARP]))[WARP]
-{
+static const uint32_t (*gather(struct warp *w, const struct fragment *f, uint32_t (*scratch)[WARP])) [WARP] {
     if (f->together)
-        return (const uint32_t(*)[WARP])source(w, f->slot[0]);
+        return (const uint32_t (*)[WARP])source(w, f->slot[0]);
     for (uint32_t k = 0; k < f->count; k++)
         memcpy(scratch[k], source(w, f->slot[k]), sizeof *scratch);
-    return (const uint32_t(*)[WARP])scratch;
+    return (const uint32_t (*)[WARP])scratch;
 }
 
 /* Read the selectors of the scales out of registers and check them. 0 after a fault. */
-static int read_selectors(struct warp *w, const struct mma_plan *plan, uint8_t *value)
-{
+static int read_selectors(struct warp *w, const struct mma_plan *plan, uint8_t *value) {
     static const char *const names[4] = {"byte-id of A", "thread-id of A", "byte-id of B", "thread-id of B"};
     const uint32_t vector = plan->shape.scale_vec, byte = vector == 1 ? 3 : vector == 2 ? 2 : 0;
     const uint32_t most[4] = {byte, 1, byte, 3};
@@ -33,10 +31,9 @@ static int read_selectors(struct warp *w, const struct mma_plan *plan, uint8_t *
 }
 
 /* d = a * b + c */
-enum step tensor_mma(struct warp *w, const struct inst *i, uint32_t mask)
-{
+enum step tensor_mma(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct mma_plan *plan = i->more;
-    uint32_t(*scratch)[WARP] = w->worker->scratch;
+    uint32_t (*scratch)[WARP] = w->worker->scratch;
     uint8_t selected[4];
     const uint8_t *value = plan->value;
     (void)mask;
@@ -45,14 +42,17 @@ enum step tensor_mma(struct warp *w, const struct inst *i, uint32_t mask)
             return STEP_FAULT;
         value = selected;
     }
-    const struct mma_operands operands = {
-        .d = plan->d.together ? (uint32_t(*)[WARP])destination(w, plan->d.slot[0]) : scratch + 12,
-        .a = gather(w, &plan->a, scratch),
-        .b = gather(w, &plan->b, scratch + 4),
-        .c = gather(w, &plan->c, scratch + 8),
-        .scale_a = plan->shape.scale ? source(w, plan->scale_a) : NULL,
-        .scale_b = plan->shape.scale ? source(w, plan->scale_b) : NULL,
-        .byte_a = value[0], .thread_a = value[1], .byte_b = value[2], .thread_b = value[3]};
+    const struct mma_operands operands = {.d = plan->d.together ? (uint32_t (*)[WARP])destination(w, plan->d.slot[0])
+                                                                : scratch + 12,
+                                          .a = gather(w, &plan->a, scratch),
+                                          .b = gather(w, &plan->b, scratch + 4),
+                                          .c = gather(w, &plan->c, scratch + 8),
+                                          .scale_a = plan->shape.scale ? source(w, plan->scale_a) : NULL,
+                                          .scale_b = plan->shape.scale ? source(w, plan->scale_b) : NULL,
+                                          .byte_a = value[0],
+                                          .thread_a = value[1],
+                                          .byte_b = value[2],
+                                          .thread_b = value[3]};
     plan->run(&plan->shape, &operands);
     if (!plan->d.together)
         for (uint32_t k = 0; k < plan->d.count; k++)

@@ -36,13 +36,13 @@
 
 #if defined(__GNUC__)
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
-#define NORETURN __attribute__((noreturn))
-#define LIKELY(x) __builtin_expect(!!(x), 1)
-#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define NORETURN                 __attribute__((noreturn))
+#define LIKELY(x)                __builtin_expect(!!(x), 1)
+#define UNLIKELY(x)              __builtin_expect(!!(x), 0)
 #else
 #define PRINTF_LIKE(text, first)
 #define NORETURN
-#define LIKELY(x) (x)
+#define LIKELY(x)   (x)
 #define UNLIKELY(x) (x)
 #endif
 
@@ -51,11 +51,11 @@ enum { WARP = 32, MAX_WARPS = 32, MAX_SHARED = 101376, DEFAULT_SHARED = 49152, B
 
 /* Generic addresses of the spaces that have no host address. Shared memory starts at 1024, as on the chip, so that
  * address 0 is never valid. */
-#define SHARED_BASE 1024u
+#define SHARED_BASE   1024u
 #define SHARED_WINDOW 0x0100000000000000u
-#define LOCAL_WINDOW 0x0200000000000000u
-#define PARAM_WINDOW 0x0300000000000000u
-#define WINDOW_MASK 0xff00000000000000u
+#define LOCAL_WINDOW  0x0200000000000000u
+#define PARAM_WINDOW  0x0300000000000000u
+#define WINDOW_MASK   0xff00000000000000u
 
 /* ---- types --------------------------------------------------------------------------------------------------- */
 
@@ -141,10 +141,10 @@ struct inst {
     uint8_t size, count; /* bytes of an access, elements of a vector */
     uint8_t space, kind; /* what they mean is the handler's */
     uint8_t negate, spare;
-    uint32_t target;     /* of a branch */
-    int64_t offset;      /* of an address, or an immediate */
-    const void *more;    /* what else the handler needs, in the module's arena */
-    handler *next;       /* the handler that a check hands over to */
+    uint32_t target;  /* of a branch */
+    int64_t offset;   /* of an address, or an immediate */
+    const void *more; /* what else the handler needs, in the module's arena */
+    handler *next;    /* the handler that a check hands over to */
 };
 
 /* Where an instruction was written, and what it is called. */
@@ -162,13 +162,40 @@ struct parameter {
 
 /* A hardware register that is loaded into an ordinary one when a warp starts. */
 enum special {
-    SPECIAL_TID_X, SPECIAL_TID_Y, SPECIAL_TID_Z, SPECIAL_NTID_X, SPECIAL_NTID_Y, SPECIAL_NTID_Z,
-    SPECIAL_CTAID_X, SPECIAL_CTAID_Y, SPECIAL_CTAID_Z, SPECIAL_NCTAID_X, SPECIAL_NCTAID_Y, SPECIAL_NCTAID_Z,
-    SPECIAL_LANEID, SPECIAL_WARPID, SPECIAL_NWARPID, SPECIAL_SMID, SPECIAL_NSMID, SPECIAL_GRIDID,
-    SPECIAL_LANEMASK_EQ, SPECIAL_LANEMASK_LE, SPECIAL_LANEMASK_LT, SPECIAL_LANEMASK_GE, SPECIAL_LANEMASK_GT,
-    SPECIAL_DYNAMIC_SMEM_SIZE, SPECIAL_TOTAL_SMEM_SIZE, SPECIAL_ZERO, SPECIAL_ONE,
-    SPECIAL_CLOCK, SPECIAL_CLOCK_HI, SPECIAL_CLOCK64, SPECIAL_GLOBALTIMER, SPECIAL_GLOBALTIMER_LO,
-    SPECIAL_GLOBALTIMER_HI, SPECIAL_COUNT
+    SPECIAL_TID_X,
+    SPECIAL_TID_Y,
+    SPECIAL_TID_Z,
+    SPECIAL_NTID_X,
+    SPECIAL_NTID_Y,
+    SPECIAL_NTID_Z,
+    SPECIAL_CTAID_X,
+    SPECIAL_CTAID_Y,
+    SPECIAL_CTAID_Z,
+    SPECIAL_NCTAID_X,
+    SPECIAL_NCTAID_Y,
+    SPECIAL_NCTAID_Z,
+    SPECIAL_LANEID,
+    SPECIAL_WARPID,
+    SPECIAL_NWARPID,
+    SPECIAL_SMID,
+    SPECIAL_NSMID,
+    SPECIAL_GRIDID,
+    SPECIAL_LANEMASK_EQ,
+    SPECIAL_LANEMASK_LE,
+    SPECIAL_LANEMASK_LT,
+    SPECIAL_LANEMASK_GE,
+    SPECIAL_LANEMASK_GT,
+    SPECIAL_DYNAMIC_SMEM_SIZE,
+    SPECIAL_TOTAL_SMEM_SIZE,
+    SPECIAL_ZERO,
+    SPECIAL_ONE,
+    SPECIAL_CLOCK,
+    SPECIAL_CLOCK_HI,
+    SPECIAL_CLOCK64,
+    SPECIAL_GLOBALTIMER,
+    SPECIAL_GLOBALTIMER_LO,
+    SPECIAL_GLOBALTIMER_HI,
+    SPECIAL_COUNT
 };
 struct special_use {
     uint32_t special, slot;
@@ -227,8 +254,8 @@ enum wait {
     WAIT_NOT,
     WAIT_CONVERGE, /* for the other lanes of the warp */
     WAIT_MBARRIER,
-    WAIT_BULK,     /* for bulk groups of this thread */
-    WAIT_BARRIER   /* at bar.sync; the only one that does not execute its instruction again */
+    WAIT_BULK,   /* for bulk groups of this thread */
+    WAIT_BARRIER /* at bar.sync; the only one that does not execute its instruction again */
 };
 
 /* Lanes of a warp that are at the same pc. */
@@ -322,9 +349,21 @@ struct worker {
 };
 
 enum traffic {
-    TRAFFIC_LD_GLOBAL, TRAFFIC_ST_GLOBAL, TRAFFIC_LD_SHARED, TRAFFIC_ST_SHARED, TRAFFIC_LD_LOCAL, TRAFFIC_ST_LOCAL,
-    TRAFFIC_ATOM_GLOBAL, TRAFFIC_ATOM_SHARED, TRAFFIC_LDMATRIX, TRAFFIC_STMATRIX,
-    TRAFFIC_BULK_LOAD, TRAFFIC_BULK_STORE, TRAFFIC_BULK_REDUCE, TRAFFIC_ASYNC, TRAFFIC_COUNT
+    TRAFFIC_LD_GLOBAL,
+    TRAFFIC_ST_GLOBAL,
+    TRAFFIC_LD_SHARED,
+    TRAFFIC_ST_SHARED,
+    TRAFFIC_LD_LOCAL,
+    TRAFFIC_ST_LOCAL,
+    TRAFFIC_ATOM_GLOBAL,
+    TRAFFIC_ATOM_SHARED,
+    TRAFFIC_LDMATRIX,
+    TRAFFIC_STMATRIX,
+    TRAFFIC_BULK_LOAD,
+    TRAFFIC_BULK_STORE,
+    TRAFFIC_BULK_REDUCE,
+    TRAFFIC_ASYNC,
+    TRAFFIC_COUNT
 };
 
 struct launch {
@@ -400,7 +439,15 @@ void async_init(struct cta *cta);
 /* atomic.c */
 handler atomic_run;
 enum atomic_op {
-    ATOMIC_ADD, ATOMIC_MIN, ATOMIC_MAX, ATOMIC_AND, ATOMIC_OR, ATOMIC_XOR, ATOMIC_INC, ATOMIC_DEC, ATOMIC_EXCH,
+    ATOMIC_ADD,
+    ATOMIC_MIN,
+    ATOMIC_MAX,
+    ATOMIC_AND,
+    ATOMIC_OR,
+    ATOMIC_XOR,
+    ATOMIC_INC,
+    ATOMIC_DEC,
+    ATOMIC_EXCH,
     ATOMIC_CAS
 };
 typedef uint64_t atomic_function(void *address, uint64_t value, uint64_t compare);
@@ -448,26 +495,22 @@ struct device {
     pthread_mutex_t module_lock;
 };
 
-static inline const void *source(const struct warp *w, uint32_t offset)
-{
+static inline const void *source(const struct warp *w, uint32_t offset) {
     return w->base[offset & 1u] + (offset & ~1u);
 }
 
-static inline void *destination(struct warp *w, uint32_t offset)
-{
+static inline void *destination(struct warp *w, uint32_t offset) {
     return w->registers + offset;
 }
 
-static inline uint32_t bit_count(uint32_t x)
-{
+static inline uint32_t bit_count(uint32_t x) {
     uint32_t n = 0;
     for (; x; x &= x - 1)
         n++;
     return n;
 }
 
-static inline uint32_t lowest_bit(uint32_t x)
-{
+static inline uint32_t lowest_bit(uint32_t x) {
 #if defined(__GNUC__)
     return (uint32_t)__builtin_ctz(x);
 #else

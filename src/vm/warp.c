@@ -3,8 +3,7 @@
 #include "vm.h"
 
 /* Remove lanes that have exited, and the split if it is empty. */
-void warp_retire(struct warp *w, uint32_t mask)
-{
+void warp_retire(struct warp *w, uint32_t mask) {
     struct cta *cta = w->cta;
     w->live &= ~mask;
     w->split[w->current].mask &= ~mask;
@@ -20,8 +19,7 @@ void warp_retire(struct warp *w, uint32_t mask)
 }
 
 /* Let the lanes of the current split that are not in `mask` go on at the next instruction. */
-void warp_leave_behind(struct warp *w, uint32_t mask)
-{
+void warp_leave_behind(struct warp *w, uint32_t mask) {
     const uint32_t rest = w->active & ~mask;
     if (!rest)
         return;
@@ -31,8 +29,7 @@ void warp_leave_behind(struct warp *w, uint32_t mask)
 }
 
 /* Wait until the lanes `needed` are all at this instruction. */
-enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why)
-{
+enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why) {
     const uint32_t missing = needed & ~mask;
     if (!missing)
         return STEP_NEXT;
@@ -47,20 +44,23 @@ enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const ch
 }
 
 /* Can a split run? Those that wait for an event look whether it has happened. */
-static int ready(const struct warp *w, const struct split *s)
-{
+static int ready(const struct warp *w, const struct split *s) {
     switch (s->wait) {
-    case WAIT_NOT: return 1;
-    case WAIT_MBARRIER: return s->forced || mbarrier_passed(w->cta, s->address, s->phase);
-    case WAIT_CONVERGE: return !(s->detail & w->live & ~s->mask);
-    case WAIT_BULK: return async_bulk_done(w, s->mask, s->detail);
-    default: return 0;
+    case WAIT_NOT:
+        return 1;
+    case WAIT_MBARRIER:
+        return s->forced || mbarrier_passed(w->cta, s->address, s->phase);
+    case WAIT_CONVERGE:
+        return !(s->detail & w->live & ~s->mask);
+    case WAIT_BULK:
+        return async_bulk_done(w, s->mask, s->detail);
+    default:
+        return 0;
     }
 }
 
 /* Join splits that are at the same pc. One that is past its barrier's arrival is not joined. */
-static void merge(struct warp *w)
-{
+static void merge(struct warp *w) {
     for (uint32_t a = 0; a < w->splits; a++) {
         for (uint32_t b = a + 1; b < w->splits;) {
             struct split *x = &w->split[a], *y = &w->split[b];
@@ -78,8 +78,7 @@ static void merge(struct warp *w)
 }
 
 /* Choose the split to run: the lowest pc among those that can and have not had their quantum. -1: none. */
-static int choose(struct warp *w)
-{
+static int choose(struct warp *w) {
     int best = -1, skipped = -1;
     for (uint32_t n = 0; n < w->splits; n++) {
         struct split *s = &w->split[n];
@@ -97,8 +96,7 @@ static int choose(struct warp *w)
 }
 
 /* Where the running split may meet another: the lowest pc of the others that is above its own. */
-static uint32_t meeting_point(const struct warp *w, uint32_t pc)
-{
+static uint32_t meeting_point(const struct warp *w, uint32_t pc) {
     uint32_t limit = UINT32_MAX;
     for (uint32_t n = 0; n < w->splits; n++)
         if (n != w->current && w->split[n].pc > pc && w->split[n].pc < limit)
@@ -110,8 +108,7 @@ static uint32_t meeting_point(const struct warp *w, uint32_t pc)
 enum stretch { STRETCH_LIMIT, STRETCH_JUMP, STRETCH_QUANTUM, STRETCH_POLL, STRETCH_WAIT, STRETCH_FAULT };
 
 /* Execute the current split in a straight line until something happens. */
-static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget)
-{
+static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget) {
     const struct inst *const code = w->function->code;
     uint64_t *const counts = w->worker->counts;
     const uint32_t *const predicates = w->predicates, single = w->splits == 1;
@@ -152,8 +149,7 @@ static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget
 }
 
 /* Run a warp until all its splits wait, a poll fails, or its quantum ends. */
-enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed)
-{
+enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed) {
     uint32_t budget = quantum;
     enum turn turn = TURN_USED;
     while (w->splits) {
