@@ -60,26 +60,33 @@ stamped() {
     printf '%s\n' "$2" >"$stamp"
 }
 
+# pip, whose output counts only when it fails.
+install() {
+    "$python" -m pip install --disable-pip-version-check "$@" >.venv/pip.log 2>&1 && return
+    cat .venv/pip.log >&2
+    die "pip could not install $*"
+}
+
 install_tools() {
     say "installing the build tools"
-    "$python" -m pip install --quiet 'setuptools==84.2.1'
+    install 'setuptools==84.2.1'
     needed=$("$python" -c '
 import sys
 sys.path.insert(0, "tools")
 import backend
 print(*backend.toolchain())')
     # shellcheck disable=SC2086 # a list of words
-    [ -z "$needed" ] || "$python" -m pip install --quiet $needed
+    [ -z "$needed" ] || install $needed
 }
 
 install_package() {
     say "installing the package and what it needs"
-    "$python" -m pip install --quiet --no-build-isolation -e '.[cli,test]'
+    install --no-build-isolation -e '.[cli,test]'
 }
 
 install_linters() {
     say "installing the linters"
-    "$python" -m pip install --quiet --no-build-isolation -e '.[cli,test,lint]'
+    install --no-build-isolation -e '.[cli,test,lint]'
 }
 
 build() {

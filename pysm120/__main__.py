@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pysm120 import __version__, _console, _ffi, demo
+from pysm120 import __version__, _console, _cubin, _ffi, demo
 from pysm120.device import Device
 from pysm120.errors import Error
-from pysm120.module import builtins
+from pysm120.module import builtin_image, builtins
 
 
 def parser() -> argparse.ArgumentParser:
@@ -92,10 +92,12 @@ def why_no_cuda() -> str | None:
 def kernel_rows(device: Device) -> list[tuple[str, ...]]:
     """Return a row for every kernel inside the library."""
     kernels = device.builtin_kernels()
-    rows = []
-    for builtin in builtins():
+    rows: list[tuple[str, ...]] = []
+    for index, builtin in enumerate(builtins()):
         kernel = kernels[builtin.entry]
         registers = kernel.info.registers
+        if device.is_virtual:
+            registers = _cubin.registers(builtin_image(index, "sm_120f", "cubin")).get(builtin.entry, 0)
         rows.append(
             (
                 builtin.entry,
@@ -129,7 +131,7 @@ def info(name: str | None) -> int:
             left=2,
         )
         if device.is_virtual:
-            print("The virtual device allocates no registers; on a GPU the column says how many a thread has.")
+            print("Registers per thread are those that ptxas allocated for sm_120f; the virtual device allocates none.")
     return 0
 
 

@@ -47,9 +47,9 @@ def declarations(header: str) -> str:
     return re.sub(r"\bSM120_API\b", "", text)
 
 
-def _load() -> tuple[cffi.FFI, Any]:
+def _load() -> tuple[Any, Any]:
     """Open the library and refuse one of another version."""
-    interface = cffi.FFI()
+    interface: Any = cffi.FFI()
     header = (include_directory() / "sm120.h").read_text(encoding="utf-8")
     interface.cdef(declarations(header))
     path = library_path()
@@ -65,8 +65,7 @@ def _load() -> tuple[cffi.FFI, Any]:
         raise ImportError(message) from error
     if version // 100 != ABI:
         message = (
-            f"{path} has version {version}, but this package needs "
-            f"{ABI // 100}.{ABI % 100}.x: build the library again"
+            f"{path} has version {version}, but this package needs {ABI // 100}.{ABI % 100}.x: build the library again"
         )
         raise ImportError(message)
     return interface, library

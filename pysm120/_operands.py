@@ -58,17 +58,14 @@ def check_head_dim(head_dim: int, name: str, most: int | None = None) -> None:
         raise InvalidArgumentError(message)
 
 
-def check_strides(
-    shape: tuple[int, ...], strides: tuple[int, ...], name: str, *, output: bool = False
-) -> None:
+def check_strides(shape: tuple[int, ...], strides: tuple[int, ...], name: str, *, output: bool = False) -> None:
     """Raise where kernels cannot follow the strides.
 
     Of an input, all but the last two dimensions may have the stride 0.
     """
     if shape[-1] > 1 and strides[-1] != 1:
         message = (
-            f"{name} has stride {strides[-1]} along its last dimension, whose elements "
-            "must lie next to each other"
+            f"{name} has stride {strides[-1]} along its last dimension, whose elements must lie next to each other"
         )
         raise InvalidArgumentError(message)
     for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
@@ -83,9 +80,7 @@ def check_strides(
 def check_alignment(x: Array, strides: tuple[int, ...], name: str) -> None:
     """Raise where an address or stride is no multiple of 16 bytes."""
     if x.address % ALIGNMENT:
-        message = (
-            f"{name} is at address {x.address:#x}, not at a multiple of {ALIGNMENT}"
-        )
+        message = f"{name} is at address {x.address:#x}, not at a multiple of {ALIGNMENT}"
         raise MisalignedError(message)
     for stride in strides:
         if stride * x.itemsize % ALIGNMENT:
@@ -126,10 +121,7 @@ def is_host(inputs: Mapping[str, Any]) -> bool:
     on_host = {name: isinstance(x, np.ndarray) for name, x in inputs.items()}
     for name, x in inputs.items():
         if not isinstance(x, np.ndarray | Array) and not hasattr(x, "__dlpack__"):
-            message = (
-                f"{name} is a {type(x).__name__}, not an ndarray, an Array or an array "
-                "that speaks DLPack"
-            )
+            message = f"{name} is a {type(x).__name__}, not an ndarray, an Array or an array that speaks DLPack"
             raise TypeError(message)
     if len(set(on_host.values())) > 1:
         kinds = ", ".join(f"{name} {type(x).__name__}" for name, x in inputs.items())

@@ -40,9 +40,7 @@ class Resource:
 
     """
 
-    def __init__(
-        self, device: "Device", what: str, release: Callable[[], object] | None
-    ) -> None:
+    def __init__(self, device: "Device", what: str, release: Callable[[], object] | None) -> None:
         self.device = device
         self._what = what
         self._closed = False

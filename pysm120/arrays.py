@@ -1,25 +1,24 @@
 """Arrays in device memory, and ndarrays in pinned host memory."""
 
-import itertools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pysm120 import _shapes as shapes
 from pysm120 import dlpack
 from pysm120._ffi import check, ffi, lib
 from pysm120._resource import Handle, Resource
+from pysm120._shapes import Shape
 from pysm120.errors import InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from pysm120.device import Device
-
-Shape = tuple[int, ...]
 
 
 class Allocation(Resource):
@@ -41,11 +40,7 @@ class Allocation(Resource):
     def holds(self, address: int, nbytes: int) -> bool:
         """Whether these bytes are part of it."""
         start = self.address
-        return (
-            not self.closed
-            and start <= address
-            and address + nbytes <= start + self.nbytes
-        )
+        return not self.closed and start <= address and address + nbytes <= start + self.nbytes
 
     def _in_use(self) -> bool:
         return dlpack.is_exported(self)
@@ -81,7 +76,7 @@ class Array:
         "strides",
     )
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         owner: Allocation,
         address: int,
@@ -140,7 +135,7 @@ class Array:
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie next to each other in C order."""
-        return _is_contiguous(self.shape, self.strides)
+        return shapes.is_contiguous(self.shape, self.strides)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -150,10 +145,7 @@ class Array:
 
     def __repr__(self) -> str:
         state = ", freed" if self.closed else ""
-        return (
-            f"<Array {self.dtype}{list(self.shape)} strides {list(self.strides)} "
-            f"on {self.device}{state}>"
-        )
+        return f"<Array {self.dtype}{list(self.shape)} strides {list(self.strides)} on {self.device}{state}>"
 
     # ---- copies -------------------------------------------------------------
 
@@ -162,17 +154,13 @@ class Array:
         address = self.address
         if self.size == 0:
             return np.empty(self.shape, self.dtype)
-        low, high = _span(self.shape, self.strides)
+        low, high = shapes.span(self.shape, self.strides)
         raw = np.empty(high - low + 1, self.dtype)
         start = address + low * self.itemsize
         device, handle = self.device, self.device.handle
         queue = device.stream_handle(stream)
-        into = ffi.from_buffer("char[]", raw.view(np.uint8), require_writable=True)
-        check(
-            lib.sm120_copy_to_host(
-                handle.pointer, ffi.cast("void *", into), start, raw.nbytes, queue
-            )
-        )
+        into = ffi.cast("void *", raw.__array_interface__["data"][0])
+        check(lib.sm120_copy_to_host(handle.pointer, into, start, raw.nbytes, queue))
         check(lib.sm120_stream_synchronize(handle.pointer, queue))
         if self.is_contiguous:
             return raw.reshape(self.shape)
@@ -186,10 +174,7 @@ class Array:
         """
         source = np.asarray(values)
         if source.dtype != self.dtype:
-            message = (
-                f"values has dtype {source.dtype}, not {self.dtype}: convert it with "
-                "astype"
-            )
+            message = f"values has dtype {source.dtype}, not {self.dtype}: convert it with astype"
             raise TypeError(message)
         if source.shape != self.shape:
             message = f"values has shape {source.shape}, not {self.shape}"
@@ -203,14 +188,10 @@ class Array:
             return self
         data = ffi.cast("char *", source.__array_interface__["data"][0])
         position = 0
-        for offset, count in _runs(self.shape, self.strides):
+        for offset, count in shapes.runs(self.shape, self.strides):
             nbytes = count * self.itemsize
             to = address + offset * self.itemsize
-            check(
-                lib.sm120_copy_to_device(
-                    handle.pointer, to, data + position, nbytes, queue
-                )
-            )
+            check(lib.sm120_copy_to_device(handle.pointer, to, data + position, nbytes, queue))
             position += nbytes
         check(lib.sm120_stream_synchronize(handle.pointer, queue))
         return self
@@ -223,12 +204,10 @@ class Array:
         out = empty(device, self.shape, self.dtype)
         out.owner.stream = self._owner.stream = int(ffi.cast("uintptr_t", queue))
         to = out.address
-        for offset, count in _runs(self.shape, self.strides):
+        for offset, count in shapes.runs(self.shape, self.strides):
             nbytes = count * self.itemsize
             start = address + offset * self.itemsize
-            check(
-                lib.sm120_copy_on_device(handle.pointer, to, start, nbytes, queue)
-            )
+            check(lib.sm120_copy_on_device(handle.pointer, to, start, nbytes, queue))
             to += nbytes
         return out
 
@@ -250,9 +229,7 @@ class Array:
     def _view(self, offset: int, shape: Shape, strides: Shape) -> "Array":
         """Return a view that starts ``offset`` elements after this one."""
         address = self.address + offset * self.itemsize
-        return Array(
-            self._owner, address, shape, strides, self.dtype, readonly=self.readonly
-        )
+        return Array(self._owner, address, shape, strides, self.dtype, readonly=self.readonly)
 
     def __getitem__(self, key: Any) -> "Array":
         """Return a view: integers, slices, None and Ellipsis, as in NumPy."""
@@ -260,13 +237,10 @@ class Array:
         for part in keys:
             if part is None or part is Ellipsis or isinstance(part, slice):
                 continue
-            if isinstance(part, bool) or not hasattr(part, "__index__"):
-                message = (
-                    f"an array is indexed by integers, slices, None and ..., not by a "
-                    f"{type(part).__name__}"
-                )
+            if isinstance(part, bool) or not isinstance(part, int | np.integer):
+                message = f"an array is indexed by integers, slices, None and ..., not by a {type(part).__name__}"
                 raise TypeError(message)
-        return self._view(*_index(self.shape, self.strides, keys))
+        return self._view(*shapes.index(self.shape, self.strides, keys))
 
     def reshape(self, *shape: int | Sequence[int]) -> "Array":
         """Return a view of another shape; -1 stands for what is left.
@@ -274,8 +248,8 @@ class Array:
         ValueError where the elements would have to be copied: use ``copy`` first.
         """
         given = shape[0] if len(shape) == 1 else shape
-        wanted = _shape_of(given, self.size, "shape")
-        strides = _reshaped(self.shape, self.strides, wanted)
+        wanted = shapes.shape_of(given, self.size, "shape")
+        strides = shapes.reshaped(self.shape, self.strides, wanted)
         if strides is None:
             message = (
                 f"an array of shape {self.shape} and strides {self.strides} does not "
@@ -286,13 +260,10 @@ class Array:
 
     def transpose(self, *axes: int | Sequence[int]) -> "Array":
         """Return a view with the dimensions in another order; default: reversed."""
-        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        order = tuple(given) if isinstance(given, Sequence) else ()
-        if not order:
-            order = tuple(reversed(range(self.ndim)))
-        if sorted(a % self.ndim if self.ndim else a for a in order) != list(
-            range(self.ndim)
-        ):
+        given: Any = axes[0] if len(axes) == 1 else axes
+        order: Shape = tuple(map(operator.index, given if isinstance(given, Sequence) else (given,)))
+        order = order or tuple(reversed(range(self.ndim)))
+        if sorted(a + self.ndim if a < 0 else a for a in order) != list(range(self.ndim)):
             message = f"axes is {order}, not an order of {self.ndim} dimensions"
             raise InvalidArgumentError(message)
         shape = tuple(self.shape[a] for a in order)
@@ -354,9 +325,7 @@ class Array:
         _ = address
         return self._export(place, max_version, 0)
 
-    def _export(
-        self, place: tuple[int, int], max_version: tuple[int, int] | None, flags: int
-    ) -> Any:
+    def _export(self, place: tuple[int, int], max_version: tuple[int, int] | None, flags: int) -> Any:
         """Return a capsule over this array."""
         versioned = max_version is not None and max_version[0] >= 1
         return dlpack.export(
@@ -378,16 +347,11 @@ class Array:
         if device.is_virtual:
             device.synchronize()
             return
-        legacy = {None: 0, 1: 0}
-        stream = legacy.get(consumer, consumer)
+        stream = 0 if consumer in {None, 1} else consumer
         if stream == last:
             return
         event = device.event().record(last)
-        check(
-            lib.sm120_stream_wait_event(
-                device.handle.pointer, ffi.cast("void *", stream), event.pointer
-            )
-        )
+        check(lib.sm120_stream_wait_event(device.handle.pointer, ffi.cast("void *", stream), event.pointer))
         event.close()
 
     @property
@@ -409,135 +373,6 @@ class Array:
             # 1 is the default stream there, 0 is forbidden.
             "stream": self._owner.stream or 1,
         }
-
-
-# ---- shapes and strides ---------------------------------------------------------
-
-
-def contiguous_strides(shape: Shape) -> Shape:
-    """Return the strides, in elements, of a C-contiguous array."""
-    steps = [1]
-    for extent in reversed(shape[1:]):
-        steps.append(steps[-1] * max(1, extent))
-    return tuple(reversed(steps)) if shape else ()
-
-
-def _is_contiguous(shape: Shape, strides: Shape) -> bool:
-    """Whether elements lie next to each other in C order."""
-    if 0 in shape:
-        return True
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and stride != step:
-            return False
-        step *= extent
-    return True
-
-
-def _span(shape: Shape, strides: Shape) -> tuple[int, int]:
-    """Return the lowest and highest offset of an element."""
-    reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
-    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
-
-
-def _runs(shape: Shape, strides: Shape) -> Iterator[tuple[int, int]]:
-    """Yield (offset, elements) of every contiguous piece, in C order."""
-    if 0 in shape:
-        return
-    count, outer = 1, len(shape)
-    while outer and (shape[outer - 1] == 1 or strides[outer - 1] == count):
-        count *= shape[outer - 1]
-        outer -= 1
-    for place in itertools.product(*map(range, shape[:outer])):
-        yield sum(map(operator.mul, place, strides[:outer])), count
-
-
-def _index(
-    shape: Shape, strides: Shape, keys: tuple[Any, ...]
-) -> tuple[int, Shape, Shape]:
-    """Return offset, shape and strides of an indexed view."""
-    given = [k for k in keys if k is not None and k is not Ellipsis]
-    if sum(k is Ellipsis for k in keys) > 1 or len(given) > len(shape):
-        message = f"{len(given)} indices for an array of {len(shape)} dimensions"
-        raise IndexError(message)
-    rest = len(shape) - len(given)
-    if Ellipsis not in [k for k in keys if k is Ellipsis]:
-        keys = (*keys, Ellipsis)
-    offset, axis = 0, 0
-    new_shape: list[int] = []
-    new_strides: list[int] = []
-    for key in keys:
-        if key is None:
-            new_shape.append(1)
-            new_strides.append(0)
-        elif key is Ellipsis:
-            new_shape += shape[axis : axis + rest]
-            new_strides += strides[axis : axis + rest]
-            axis += rest
-        elif isinstance(key, slice):
-            start, stop, step = key.indices(shape[axis])
-            extent = len(range(start, stop, step))
-            offset += start * strides[axis] if extent else 0
-            new_shape.append(extent)
-            new_strides.append(step * strides[axis])
-            axis += 1
-        else:
-            position = operator.index(key)
-            if not -shape[axis] <= position < shape[axis]:
-                message = (
-                    f"index {position} is out of bounds for dimension {axis} of size "
-                    f"{shape[axis]}"
-                )
-                raise IndexError(message)
-            offset += position % shape[axis] * strides[axis]
-            axis += 1
-    return offset, tuple(new_shape), tuple(new_strides)
-
-
-def _reshaped(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
-    """Return the strides of a reshaped view, or None where it needs a copy."""
-    if 0 in shape or _is_contiguous(shape, strides):
-        return contiguous_strides(wanted)
-    old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
-    # Dimensions that continue each other are one.
-    merged: list[list[int]] = []
-    for extent, stride in old:
-        if merged and merged[-1][1] == extent * stride:
-            merged[-1] = [merged[-1][0] * extent, stride]
-        else:
-            merged.append([extent, stride])
-    steps: list[int] = []
-    block = merged.pop() if merged else [1, 1]
-    for extent in reversed(wanted):
-        if block[0] == 1 and extent != 1 and merged:
-            block = merged.pop()
-        if block[0] % extent:
-            return None
-        steps.append(block[1])
-        block = [block[0] // extent, block[1] * extent]
-    return tuple(reversed(steps))
-
-
-def _shape_of(shape: Any, size: int | None, name: str) -> Shape:
-    """Return a shape as a tuple; with a size, -1 stands for what is left."""
-    parts = shape if isinstance(shape, Sequence) else (shape,)
-    extents = []
-    for part in parts:
-        if isinstance(part, bool) or not hasattr(part, "__index__"):
-            message = f"{name} is {shape!r}, not an int or a tuple of ints"
-            raise TypeError(message)
-        extents.append(operator.index(part))
-    if size is not None and extents.count(-1) == 1:
-        known = math.prod(e for e in extents if e != -1)
-        if known and size % known == 0:
-            extents[extents.index(-1)] = size // known
-    if any(extent < 0 for extent in extents):
-        message = f"{name} is {tuple(extents)}, which has a negative number"
-        raise InvalidArgumentError(message)
-    if size is not None and math.prod(extents) != size:
-        message = f"{name} is {tuple(extents)}, but the array has {size} elements"
-        raise InvalidArgumentError(message)
-    return tuple(extents)
 
 
 def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
@@ -573,9 +408,9 @@ def _free(handle: Handle, address: int) -> None:
 
 def empty(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
     """Return an array whose elements are not set; see Device.empty."""
-    extents, kind = _shape_of(shape, None, "shape"), _dtype_of(dtype)
+    extents, kind = shapes.shape_of(shape, None, "shape"), _dtype_of(dtype)
     owner = _allocate(device, math.prod(extents) * kind.itemsize)
-    return Array(owner, owner.address, extents, contiguous_strides(extents), kind)
+    return Array(owner, owner.address, extents, shapes.contiguous_strides(extents), kind)
 
 
 def zeros(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
@@ -599,7 +434,7 @@ def array(device: "Device", values: npt.ArrayLike, *, stream: Any = None) -> Arr
 
 def pinned(device: "Device", shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an ndarray in pinned host memory; see Device.pinned."""
-    extents, kind = _shape_of(shape, None, "shape"), _dtype_of(dtype)
+    extents, kind = shapes.shape_of(shape, None, "shape"), _dtype_of(dtype)
     nbytes = math.prod(extents) * kind.itemsize
     handle = device.handle
     if nbytes > sys.maxsize:
@@ -614,12 +449,17 @@ def pinned(device: "Device", shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[An
     table = device.pinned_table()
     # The chain ndarray -> buffer -> this pointer ends with the last ndarray.
     memory = ffi.gc(host[0], partial(_free_pinned, handle, table))
-    return np.frombuffer(ffi.buffer(memory, nbytes), kind).reshape(extents)
+    return _over(memory, nbytes, kind).reshape(extents)
 
 
-def _free_pinned(
-    handle: Handle, table: dict[int, tuple[int, int]], host: Any
-) -> None:
+def _over(memory: Any, nbytes: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an ndarray over C memory, which it keeps alive."""
+    buffer: Any = ffi.buffer(memory, nbytes)
+    values: npt.NDArray[Any] = np.frombuffer(buffer, kind)
+    return values
+
+
+def _free_pinned(handle: Handle, table: dict[int, tuple[int, int]], host: Any) -> None:
     """Free pinned memory and forget where the device sees it."""
     table.pop(int(ffi.cast("uintptr_t", host)), None)
     lib.sm120_free_pinned(handle.pointer, host)
@@ -627,7 +467,7 @@ def _free_pinned(
 
 def pinned_address(device: "Device", values: npt.NDArray[Any]) -> int | None:
     """Return where the device sees an ndarray in pinned memory, else None."""
-    device.handle  # noqa: B018: ClosedError
+    device.ensure_open()
     start = int(values.__array_interface__["data"][0])
     for host, (nbytes, address) in list(device.pinned_table().items()):
         if host <= start < host + nbytes:
@@ -635,9 +475,7 @@ def pinned_address(device: "Device", values: npt.NDArray[Any]) -> int | None:
     return None
 
 
-def from_dlpack(
-    device: "Device", x: Any, *, copy: bool | None = None, stream: Any = None
-) -> Array:
+def from_dlpack(device: "Device", x: Any, *, copy: bool | None = None, stream: Any = None) -> Array:
     """Return the array of another library; see Device.from_dlpack."""
     if isinstance(x, Array) and not x.device.shares_memory_with(device):
         message = f"x is on {x.device}, not on {device}"
@@ -650,7 +488,6 @@ def from_dlpack(
         raise TypeError(message)
     queue = device.stream_handle(stream)
     if isinstance(x, np.ndarray):
-        # NumPy exports neither bfloat16 nor what is read-only.
         return _from_host(device, x, x.__array_interface__["data"][0], copy, stream)
     place, ordinal = x.__dlpack_device__()
     if int(place) in {dlpack.CUDA, dlpack.CUDA_HOST, dlpack.CUDA_MANAGED}:
@@ -660,7 +497,7 @@ def from_dlpack(
         raise InvalidArgumentError(message)
     imported = dlpack.Imported(dlpack.request(x, None))
     try:
-        strides = imported.strides or contiguous_strides(imported.shape)
+        strides = imported.strides or shapes.contiguous_strides(imported.shape)
         values = _host_view(imported, strides)
         return _from_host(device, values, imported.address, copy, stream)
     finally:
@@ -672,13 +509,12 @@ def _host_view(imported: dlpack.Imported, strides: Shape) -> npt.NDArray[Any]:
     shape, kind = imported.shape, imported.dtype
     if math.prod(shape) == 0:
         return np.empty(shape, kind)
-    low, high = _span(shape, strides)
+    low, high = shapes.span(shape, strides)
     start = imported.address + low * kind.itemsize
     nbytes = (high - low + 1) * kind.itemsize
-    memory = ffi.buffer(ffi.cast("char *", start), nbytes)
-    raw = np.frombuffer(memory, kind)
+    raw = _over(ffi.cast("char *", start), nbytes, kind)
     steps = tuple(stride * kind.itemsize for stride in strides)
-    return np.lib.stride_tricks.as_strided(raw[-low:], shape, steps)
+    return np.lib.stride_tricks.as_strided(raw[-low:], shape, steps, writeable=not imported.readonly)
 
 
 def _from_host(
@@ -692,15 +528,16 @@ def _from_host(
     contiguous = bool(values.flags.c_contiguous)
     owner = device.allocation_at(address, max(1, values.nbytes)) if contiguous else None
     if owner is not None and not copy:
-        strides = contiguous_strides(values.shape)
-        return Array(owner, address, values.shape, strides, values.dtype)
+        strides = shapes.contiguous_strides(values.shape)
+        readonly = not values.flags.writeable
+        return Array(owner, address, values.shape, strides, values.dtype, readonly=readonly)
     if copy is False:
         message = f"x lies in host memory, so {device} needs a copy, but copy is False"
         raise InvalidArgumentError(message)
     return array(device, values, stream=stream)
 
 
-def _from_gpu(  # noqa: PLR0913
+def _from_gpu(
     device: "Device",
     x: Any,
     place: int,
@@ -709,14 +546,12 @@ def _from_gpu(  # noqa: PLR0913
     queue: Any,
 ) -> Array:
     """Return an array that shares the memory of a GPU's array."""
-    if device.is_virtual or (
-        place == dlpack.CUDA and int(ordinal) != device.info.ordinal
-    ):
+    if device.is_virtual or (place == dlpack.CUDA and int(ordinal) != device.info.ordinal):
         message = f"x is on cuda:{int(ordinal)}, not on {device}"
         raise InvalidArgumentError(message)
     number = int(ffi.cast("uintptr_t", queue))
     imported = dlpack.Imported(dlpack.request(x, number or 1))
-    strides = imported.strides or contiguous_strides(imported.shape)
+    strides = imported.strides or shapes.contiguous_strides(imported.shape)
     kind = imported.dtype
     owner = Allocation(device, imported.address, 0, imported.release)
     owner.stream = number
@@ -729,5 +564,3 @@ def _from_gpu(  # noqa: PLR0913
         readonly=imported.readonly,
     )
     return shared.copy(stream=number) if copy else shared
-
-

@@ -124,7 +124,7 @@ def attention(
     stream: Any = ...,
     workspace: Array | None = ...,
 ) -> tuple[Array, Array]: ...
-def attention(  # noqa: PLR0913
+def attention(
     q: Any,
     k: Any,
     v: Any,
@@ -208,10 +208,7 @@ def attention(  # noqa: PLR0913
     on_host = operands.is_host(inputs)
     place = operands.device_of(inputs, device)
     queue = place.stream_handle(stream)
-    if on_host:
-        faces = dict(inputs)
-    else:
-        faces = {n: place.from_dlpack(x, stream=stream) for n, x in inputs.items()}
+    faces = inputs if on_host else {n: place.from_dlpack(x, stream=stream) for n, x in inputs.items()}
     problem = _check(
         faces,
         causal=_check_causal(causal, causal_align),
@@ -227,10 +224,7 @@ def attention(  # noqa: PLR0913
         out, lse = _on_host(problem, place, faces, out, lse, wants_lse, queue, workspace)
     else:
         q_, k_, v_ = faces.values()
-        rows = [
-            operands.rows_of(x, problem.axes, name, output=False)
-            for name, x in faces.items()
-        ]
+        rows = [operands.rows_of(x, problem.axes, name, output=False) for name, x in faces.items()]
         out, lse = _device_outputs(problem, place, out, lse, wants_lse=wants_lse)
         _launch(problem, place, [q_, k_, v_], rows, out, lse, queue, workspace)
         if any(not isinstance(x, Array) for x in inputs.values()):
@@ -285,7 +279,7 @@ def _out_dtype(out: Any, out_dtype: Any, default: np.dtype[Any]) -> np.dtype[Any
     return default
 
 
-def _check(  # noqa: PLR0913
+def _check(
     faces: Mapping[str, Any],
     *,
     causal: int,
@@ -354,10 +348,7 @@ def _check_workspace(workspace: Any, device: Device) -> None:
         message = "workspace has 0 bytes; leave it out, or give what is asked for"
         raise InvalidArgumentError(message)
     if workspace.address % _WORKSPACE_ALIGNMENT:
-        message = (
-            f"workspace is at address {workspace.address:#x}, not at a multiple of "
-            f"{_WORKSPACE_ALIGNMENT}"
-        )
+        message = f"workspace is at address {workspace.address:#x}, not at a multiple of {_WORKSPACE_ALIGNMENT}"
         raise MisalignedError(message)
 
 
@@ -414,7 +405,7 @@ def _device_outputs(
 # ---- work -----------------------------------------------------------------------
 
 
-def _on_host(  # noqa: PLR0913
+def _on_host(
     problem: _Problem,
     device: Device,
     faces: Mapping[str, Any],
@@ -435,10 +426,7 @@ def _on_host(  # noqa: PLR0913
         staged.append(result)
         if sums is not None:
             staged.append(sums)
-        rows = [
-            operands.rows_of(x, problem.axes, name, output=False)
-            for name, x in zip(faces, staged, strict=False)
-        ]
+        rows = [operands.rows_of(x, problem.axes, name, output=False) for name, x in zip(faces, staged, strict=False)]
         _launch(problem, device, staged[:3], rows, result, sums, queue, workspace)
         computed = result.numpy(stream=stream)
         logs = None if sums is None else sums.numpy(stream=stream)
@@ -451,7 +439,7 @@ def _on_host(  # noqa: PLR0913
     return computed, logs
 
 
-def _launch(  # noqa: PLR0913
+def _launch(
     problem: _Problem,
     device: Device,
     inputs: list[Array],
@@ -491,5 +479,3 @@ def _launch(  # noqa: PLR0913
             size[0] = held.nbytes
             check(lib.sm120_attention(pointer, args, held.address, size))
     operands.touch(queue, *inputs, out, lse)
-
-

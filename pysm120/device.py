@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,11 @@ import numpy.typing as npt
 from pysm120 import arrays, dlpack
 from pysm120._ffi import check, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
-from pysm120.errors import ClosedError, InvalidArgumentError
+from pysm120.errors import ClosedError, InvalidArgumentError, require_type
 from pysm120.module import Kernel, Module, builtin_kernels
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @runtime_checkable
@@ -95,9 +98,8 @@ class Device:
 
     def __init__(self, name: str | None = None) -> None:
         self._handle: Handle | None = None
-        if name is not None and not isinstance(name, str):
-            message = f"name is a {type(name).__name__}, not a str such as 'cuda:0'"
-            raise TypeError(message)
+        if name is not None:
+            require_type(name, str, "name", "a str such as 'cuda:0'")
         if name is not None and "\0" in name:
             message = f"name is {name!r}, not 'cuda', 'cuda:1', 'virtual'"
             raise InvalidArgumentError(message)
@@ -128,6 +130,10 @@ class Device:
             raise ClosedError(message)
         return self._handle
 
+    def ensure_open(self) -> None:
+        """Raise ClosedError where the device was closed."""
+        _ = self.handle
+
     def adopt(self, resource: Resource) -> None:
         """Give a resource back when the device closes."""
         with self._lock:
@@ -150,8 +156,8 @@ class Device:
             resource.close()
         self._handle = None
 
-    def __enter__(self) -> "Device":
-        self.handle  # noqa: B018: a closed device is not entered
+    def __enter__(self) -> "Self":
+        self.ensure_open()
         return self
 
     def __exit__(
@@ -230,9 +236,7 @@ class Device:
         """Return a new event."""
         return Event(self)
 
-    def load(
-        self, ptx: "str | bytes | os.PathLike[str]", *, name: str | None = None
-    ) -> Module:
+    def load(self, ptx: "str | bytes | os.PathLike[str]", *, name: str | None = None) -> Module:
         """Load a module of kernels.
 
         Parameters
@@ -254,34 +258,22 @@ class Device:
             It does not load; the message says where and why.
 
         """
+        require_type(ptx, (str, bytes, os.PathLike), "ptx", "a str or bytes of PTX, nor a pathlib.Path")
         if isinstance(ptx, os.PathLike):
             name = name or os.fspath(ptx)
-            image = Path(ptx).read_bytes()
-        elif isinstance(ptx, str):
-            image = ptx.encode()
-        elif isinstance(ptx, bytes | bytearray | memoryview):
-            image = bytes(ptx)
-        else:
-            message = (
-                f"ptx is a {type(ptx).__name__}, not a str or bytes of PTX, nor a "
-                "pathlib.Path"
-            )
-            raise TypeError(message)
+            ptx = Path(ptx).read_bytes()
+        image = ptx.encode() if isinstance(ptx, str) else ptx
         return Module(self, image, name or "<ptx>")
 
     def builtin_kernels(self) -> dict[str, Kernel]:
         """Return the kernels inside the library, by entry."""
         return builtin_kernels(self)
 
-    def empty(
-        self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32
-    ) -> arrays.Array:
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> arrays.Array:
         """Return an array in device memory whose elements are not set."""
         return arrays.empty(self, shape, dtype)
 
-    def zeros(
-        self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32
-    ) -> arrays.Array:
+    def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> arrays.Array:
         """Return an array in device memory whose bytes are 0."""
         return arrays.zeros(self, shape, dtype)
 
@@ -289,9 +281,7 @@ class Device:
         """Return a C-contiguous copy of ``values`` in device memory."""
         return arrays.array(self, values)
 
-    def pinned(
-        self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32
-    ) -> npt.NDArray[Any]:
+    def pinned(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """Return an ndarray in host memory that kernels can reach too.
 
         It is freed when the last ndarray over it is gone. It (or any view of
@@ -299,9 +289,7 @@ class Device:
         """
         return arrays.pinned(self, shape, dtype)
 
-    def from_dlpack(
-        self, x: dlpack.SupportsDLPack, *, copy: bool | None = None, stream: Any = None
-    ) -> arrays.Array:
+    def from_dlpack(self, x: dlpack.SupportsDLPack, *, copy: bool | None = None, stream: Any = None) -> arrays.Array:
         """Return the array of another library, by DLPack.
 
         Parameters
@@ -380,14 +368,12 @@ class Device:
         """Return host pointer: (bytes, device address) of the pinned memory."""
         return self._pinned
 
-    def allocation_at(self, address: int, nbytes: int) -> Resource | None:
+    def allocation_at(self, address: int, nbytes: int) -> arrays.Allocation | None:
         """Return the open allocation that holds these bytes, if any does."""
         with self._lock:
             resources = list(self._resources)
         for resource in resources:
-            if isinstance(resource, arrays.Allocation) and resource.holds(
-                address, nbytes
-            ):
+            if isinstance(resource, arrays.Allocation) and resource.holds(address, nbytes):
                 return resource
         return None
 
@@ -404,9 +390,7 @@ class Stream(Resource):
         handle = device.handle
         check(lib.sm120_stream_create(handle.pointer, pointer))
         self._pointer = pointer[0]
-        super().__init__(
-            device, "stream", partial(_destroy_stream, handle, self._pointer)
-        )
+        super().__init__(device, "stream", partial(_destroy_stream, handle, self._pointer))
         device.register_stream(self)
 
     @property
@@ -432,15 +416,9 @@ class Stream(Resource):
 
     def wait(self, event: "Event") -> None:
         """Let later work of the stream wait for an event."""
-        if not isinstance(event, Event):
-            message = f"event is a {type(event).__name__}, not an Event"
-            raise TypeError(message)
+        require_type(event, Event, "event", "an Event")
         pointer = self.pointer
-        check(
-            lib.sm120_stream_wait_event(
-                self.device.handle.pointer, pointer, event.pointer
-            )
-        )
+        check(lib.sm120_stream_wait_event(self.device.handle.pointer, pointer, event.pointer))
 
     def close(self) -> None:
         """Destroy the stream when its work is done; a second call does nothing."""
@@ -465,9 +443,7 @@ class Event(Resource):
         handle = device.handle
         check(lib.sm120_event_create(handle.pointer, pointer))
         self._pointer = pointer[0]
-        super().__init__(
-            device, "event", partial(_destroy_event, handle, self._pointer)
-        )
+        super().__init__(device, "event", partial(_destroy_event, handle, self._pointer))
 
     @property
     def pointer(self) -> Any:
@@ -492,16 +468,10 @@ class Event(Resource):
 
         Both were recorded, and both were reached.
         """
-        if not isinstance(start, Event):
-            message = f"start is a {type(start).__name__}, not an Event"
-            raise TypeError(message)
+        require_type(start, Event, "start", "an Event")
         milliseconds = ffi.new("float *")
         end = self.pointer
-        check(
-            lib.sm120_event_elapsed(
-                self.device.handle.pointer, start.pointer, end, milliseconds
-            )
-        )
+        check(lib.sm120_event_elapsed(self.device.handle.pointer, start.pointer, end, milliseconds))
         return float(milliseconds[0])
 
 
@@ -528,9 +498,8 @@ def shared_device(name: str | None = None) -> Device:
 def as_device(device: "Device | str | None") -> Device:
     """Return the device that an argument ``device`` means."""
     if isinstance(device, Device):
-        device.handle  # noqa: B018: a closed device is an error here
+        device.ensure_open()
         return device
-    if device is None or isinstance(device, str):
-        return shared_device(device)
-    message = f"device is a {type(device).__name__}, not a Device, a str or None"
-    raise TypeError(message)
+    if device is not None:
+        require_type(device, str, "device", "a Device, a str or None")
+    return shared_device(device)

@@ -151,14 +151,13 @@ class _Export:
 _exports: dict[int, _Export] = _immortal({})
 
 
-@_DELETER
 def _delete(address: int | None, exports: dict[int, _Export] = _exports) -> None:
     """Let go of what a consumer is done with."""
     if address is not None:
         exports.pop(address, None)
 
 
-_immortal(_delete)
+_deleter = _immortal(_DELETER(_delete))
 
 
 def _references(export: _Export) -> int:
@@ -187,9 +186,7 @@ def sweep() -> None:
     for address, export in list(_exports.items()):
         versioned = isinstance(export.managed, _ManagedVersioned)
         fresh = _NAMES[versioned][0]
-        if _references(export) <= _UNSHARED and _python.PyCapsule_IsValid(
-            export.capsule, fresh
-        ):
+        if _references(export) <= _UNSHARED and _python.PyCapsule_IsValid(export.capsule, fresh):
             _exports.pop(address, None)
 
 
@@ -199,7 +196,7 @@ def is_exported(owner: object) -> bool:
     return any(export.owner is owner for export in list(_exports.values()))
 
 
-def export(  # noqa: PLR0913
+def export(
     *,
     address: int,
     shape: tuple[int, ...],
@@ -227,7 +224,7 @@ def export(  # noqa: PLR0913
     if isinstance(managed, _ManagedVersioned):
         managed.major, managed.minor = VERSION
         managed.flags = flags
-    managed.deleter = ctypes.cast(_delete, ctypes.c_void_p).value
+    managed.deleter = ctypes.cast(_deleter, ctypes.c_void_p).value
     tensor = managed.tensor
     tensor.data = address
     tensor.device_type, tensor.device_id = device
@@ -251,12 +248,12 @@ class Imported:
     """What a consumed capsule describes; ``release`` gives it back, once."""
 
     def __init__(self, capsule: Any) -> None:
-        for versioned, (fresh, used) in enumerate(_NAMES):
-            if _python.PyCapsule_IsValid(capsule, fresh):
-                break
-        else:
+        valid = [_python.PyCapsule_IsValid(capsule, fresh) for fresh, _ in _NAMES]
+        if not any(valid):
             message = "x gave a DLPack capsule that was used already, or none at all"
             raise InvalidArgumentError(message)
+        versioned = bool(valid[1])
+        fresh, used = _NAMES[versioned]
         where = _python.PyCapsule_GetPointer(capsule, fresh)
         kind = _ManagedVersioned if versioned else _Managed
         managed = kind.from_address(where)

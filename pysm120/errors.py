@@ -110,3 +110,10 @@ BY_STATUS: dict[int, type[Error]] = {
         InternalError,
     )
 }
+
+
+def require_type(value: object, kinds: type | tuple[type, ...], name: str, wanted: str) -> None:
+    """Raise TypeError where an argument is of none of the kinds."""
+    if not isinstance(value, kinds):
+        message = f"{name} is a {type(value).__name__}, not {wanted}"
+        raise TypeError(message)

@@ -14,13 +14,15 @@ import numpy as np
 from pysm120._ffi import check, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
 from pysm120.arrays import Array, pinned_address
-from pysm120.errors import ClosedError, InvalidArgumentError
+from pysm120.errors import ClosedError, InvalidArgumentError, require_type
 
 if TYPE_CHECKING:
     from pysm120.device import Device
 
 _ADDRESS_BYTES = 8
 _GRID_DIMENSIONS = 3
+# What numpy.dtype.isbuiltin is for the types of other libraries.
+_USER_TYPE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +73,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
         pointer = ffi.new("sm120_module **")
         data = ffi.from_buffer(image)
         label = name.replace("\0", "?").encode()
-        check(
-            lib.sm120_module_load(handle.pointer, data, len(image), label, pointer)
-        )
+        check(lib.sm120_module_load(handle.pointer, data, len(image), label, pointer))
         self._pointer = pointer[0]
         self._name = name
         self._kernels: dict[str, Kernel] = {}
@@ -94,17 +94,12 @@ class Module(Resource, Mapping[str, "Kernel"]):
 
     def __getitem__(self, entry: str) -> "Kernel":
         self.ensure_open()
-        if not isinstance(entry, str):
-            message = f"a module is indexed by the str of an entry, not by {entry!r}"
-            raise TypeError(message)
+        require_type(entry, str, "entry", "a str")
         held = self._kernels.get(entry)
         if held is not None:
             return held
         if self._entries and entry not in self._entries:
-            message = (
-                f"{self._name} has no entry {entry!r}; it has "
-                f"{', '.join(self._entries)}"
-            )
+            message = f"{self._name} has no entry {entry!r}; it has {', '.join(self._entries)}"
             raise KeyError(message)
         pointer = ffi.new("sm120_kernel **")
         status = lib.sm120_module_kernel(self._pointer, entry.encode(), pointer)
@@ -146,20 +141,14 @@ class Kernel:
     Calling it launches it; it runs in the order of its stream.
     """
 
-    def __init__(
-        self, device: "Device", pointer: Any, module: Module | None = None
-    ) -> None:
+    def __init__(self, device: "Device", pointer: Any, module: Module | None = None) -> None:
         self.device = device
         self._pointer = pointer
         self._module = module
         self._info = _kernel_info(pointer)
-        self._parameters = tuple(
-            _parameter(pointer, index) for index in range(self._info.parameters)
-        )
+        self._parameters = tuple(_parameter(pointer, index) for index in range(self._info.parameters))
         self._packers = tuple(_packer(p) for p in self._parameters)
-        self._layout = struct.Struct(
-            "=" + "".join(_slot(p.bytes) for p in self._parameters)
-        )
+        self._layout = struct.Struct("=" + "".join(_slot(p.bytes) for p in self._parameters))
         self._sizes = ffi.new("size_t[]", [p.bytes for p in self._parameters] or [0])
         starts, at = [], 0
         for parameter in self._parameters:
@@ -333,7 +322,7 @@ def _packer(parameter: Parameter) -> _Packer:
     return partial(_pack, parameter.bytes, kinds, takes_address)
 
 
-def _pack(  # noqa: PLR0911, PLR0913
+def _pack(
     nbytes: int,
     kinds: str,
     takes_address: bool,  # noqa: FBT001
@@ -346,10 +335,7 @@ def _pack(  # noqa: PLR0911, PLR0913
     if takes_address and isinstance(value, Array):
         address = value.address
         if not kernel.device.shares_memory_with(value.device):
-            message = (
-                f"{kernel.describe(index)} is on {value.device}, but the kernel is "
-                f"on {kernel.device}"
-            )
+            message = f"{kernel.describe(index)} is on {value.device}, but the kernel is on {kernel.device}"
             raise InvalidArgumentError(message)
         value.owner.stream = stream
         return address.to_bytes(8, "little")
@@ -357,27 +343,23 @@ def _pack(  # noqa: PLR0911, PLR0913
         seen = pinned_address(kernel.device, value)
         if seen is not None:
             return seen.to_bytes(8, "little")
-        message = (
-            f"{kernel.describe(index)} is an ndarray in ordinary host memory: use "
-            "Device.array or Device.pinned"
-        )
+        message = f"{kernel.describe(index)} is an ndarray in ordinary host memory: use Device.array or Device.pinned"
         raise TypeError(message)
     if isinstance(value, np.void | bytes | bytearray | ctypes.Structure):
         raw = bytes(value) if not isinstance(value, np.void) else value.tobytes()
         if len(raw) == nbytes and (not kinds or "V" in kinds):
             return raw
-    elif isinstance(value, np.generic) and value.itemsize == nbytes:
-        if value.dtype.kind in kinds or ("f" in kinds and _is_small_float(value)):
-            return value.tobytes()
+    elif isinstance(value, np.generic) and value.itemsize == nbytes and _kind(value) in kinds:
+        return value.tobytes()
     raise TypeError(_mismatch(value, index, kernel, nbytes, kinds, takes_address))
 
 
-def _is_small_float(value: np.generic) -> bool:
-    """Whether a scalar is a float of ml_dtypes, whose kind is "V"."""
-    return value.dtype.isbuiltin == 2  # noqa: PLR2004: NumPy's code for user types
+def _kind(value: np.generic) -> str:
+    """Return the kind of a scalar; the floats of ml_dtypes call theirs "V"."""
+    return "f" if value.dtype.isbuiltin == _USER_TYPE else value.dtype.kind
 
 
-def _mismatch(  # noqa: PLR0913
+def _mismatch(
     value: Any,
     index: int,
     kernel: Kernel,
@@ -441,9 +423,7 @@ def builtins() -> list[Builtin]:
         if status == lib.SM120_UNSUPPORTED:
             break
         check(status)
-        found.append(
-            Builtin(text(raw.entry), text(raw.source), raw.threads, raw.shared_bytes)
-        )
+        found.append(Builtin(text(raw.entry), text(raw.source), raw.threads, raw.shared_bytes))
     return found
 
 
@@ -455,3 +435,13 @@ def builtin_kernels(device: "Device") -> dict[str, Kernel]:
         check(lib.sm120_builtin_kernel(device.handle.pointer, index, pointer))
         kernels[builtin.entry] = Kernel(device, pointer[0])
     return kernels
+
+
+def builtin_image(index: int, target: str, form: str) -> bytes:
+    """Return the PTX or cubin of a kernel inside the library.
+
+    ``target`` is "sm_120f" or "sm_90", ``form`` "ptx" or "cubin".
+    """
+    image, size = ffi.new("void const **"), ffi.new("size_t *")
+    check(lib.sm120_builtin_image(index, target.encode(), form.encode(), image, size))
+    return bytes(ffi.buffer(image[0], size[0]))

@@ -95,7 +95,7 @@ def quantize_mxfp8(
     on_host = operands.is_host({"x": x})
     place = operands.device_of({"x": x}, device)
     queue = place.stream_handle(stream)
-    face = x if on_host else place.from_dlpack(x, stream=stream)
+    face: Any = x if on_host else place.from_dlpack(x, stream=stream)
     problem = _check(tuple(face.shape), face.dtype, axis, rounding)
     number = int(ffi.cast("uintptr_t", queue))
     if not on_host:
@@ -112,9 +112,7 @@ def quantize_mxfp8(
         return staged[1].numpy(stream=number), staged[2].numpy(stream=number)
 
 
-def _check(
-    shape: tuple[int, ...], dtype: np.dtype[Any], axis: Any, rounding: Any
-) -> _Problem:
+def _check(shape: tuple[int, ...], dtype: np.dtype[Any], axis: Any, rounding: Any) -> _Problem:
     """Return the problem that the arguments describe."""
     operands.check_dtype(dtype, "x")
     if len(shape) < _ROW_AXES:
@@ -145,9 +143,7 @@ def _check(
 def _collapsed(x: Array, stream: int) -> Array:
     """Return x with exactly two dimensions before the rows, copied if need be."""
     groups: list[list[int]] = []
-    for extent, stride in zip(
-        x.shape[:-_ROW_AXES], x.strides[:-_ROW_AXES], strict=True
-    ):
+    for extent, stride in zip(x.shape[:-_ROW_AXES], x.strides[:-_ROW_AXES], strict=True):
         if groups and (groups[-1][1] == extent * stride or groups[-1][0] == 1):
             groups[-1] = [groups[-1][0] * extent, stride]
         elif not groups or extent > 1:
@@ -160,9 +156,7 @@ def _collapsed(x: Array, stream: int) -> Array:
     return Array(x.owner, x.address, shape, strides, x.dtype)
 
 
-def _launch(
-    problem: _Problem, device: Device, x: Array, shape: tuple[int, ...], queue: Any
-) -> tuple[Array, Array]:
+def _launch(problem: _Problem, device: Device, x: Array, shape: tuple[int, ...], queue: Any) -> tuple[Array, Array]:
     """Start the operation on an array [batch, heads, rows, D] of the device."""
     rows = operands.rows_of(x, (0, 1, 2), "x", output=False)
     elements = device.empty(shape, ml_dtypes.float8_e4m3fn)

@@ -14,8 +14,8 @@ import pysm120
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this project."""
     default = os.environ.get("PYSM120_DEVICE") or "virtual"
-    parser.addoption("--device", default=default, help="device under test: virtual, cuda, cuda:1 (default: %(default)s)")
-    parser.addoption("--seed", type=int, default=None, help="seed of the random inputs; the header shows the one in use")
+    parser.addoption("--device", default=default, help="virtual, cuda, cuda:1 (default: %(default)s)")
+    parser.addoption("--seed", type=int, default=None, help="seed of the random inputs (default: a new one)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -43,19 +44,19 @@ def test_closed_device_refuses_everything(device_name: str, rng: np.random.Gener
         lambda: device.array(x),
         lambda: device.pinned(3),
         lambda: device.load(SAXPY),
-        lambda: device.stream(),
-        lambda: device.event(),
-        lambda: device.synchronize(),
-        lambda: device.counters(),
-        lambda: device.__enter__(),
-        lambda: array.numpy(),
+        device.stream,
+        device.event,
+        device.synchronize,
+        device.counters,
+        device.__enter__,
+        array.numpy,
         lambda: array[1:],
         lambda: array.copy_from(np.zeros(4)),
-        lambda: array.__dlpack__(),
+        array.__dlpack__,
         lambda: kernel(1, 1, array, array, np.float32(1), np.uint32(4)),
         lambda: kernel.occupancy(32),
-        lambda: stream.synchronize(),
-        lambda: event.record(),
+        stream.synchronize,
+        event.record,
         lambda: pysm120.attention(x, x, x, device=device),
     )
     for use in uses:
@@ -226,7 +227,7 @@ def test_default_device_is_shared(device_name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
-def test_attention_stays_on_the_device(device: pysm120.Device, rng: np.random.Generator, dtype: type) -> None:
+def test_attention_stays_on_the_device(device: pysm120.Device, rng: np.random.Generator, dtype: Any) -> None:
     q, k = (rng.standard_normal((2, rows, 2, 64)).astype(dtype) for rows in (33, 70))
     on_q, on_k = device.array(q), device.array(k)
     out, lse = pysm120.attention(on_q, on_k, on_k, causal=True, return_lse=True)
@@ -240,7 +241,9 @@ def test_attention_stays_on_the_device(device: pysm120.Device, rng: np.random.Ge
 
 
 def test_attention_layouts_outputs_and_workspace_agree(device: pysm120.Device, rng: np.random.Generator) -> None:
-    q, k, v = (rng.standard_normal((2, rows, heads, 64)).astype(np.float32) for rows, heads in ((9, 4), (40, 2), (40, 2)))
+    q, k, v = (
+        rng.standard_normal((2, rows, heads, 64)).astype(np.float32) for rows, heads in ((9, 4), (40, 2), (40, 2))
+    )
     expected = pysm120.attention(q, k, v, device=device)
     turned = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v)]
     got = pysm120.attention(*turned, layout="BHSD", device=device)

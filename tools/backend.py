@@ -10,6 +10,7 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 from setuptools import build_meta
 from setuptools.build_meta import (
@@ -53,9 +54,7 @@ def toolchain() -> list[str]:
 
 def build_library() -> Path:
     """Build the library with tools/build.py; return its path."""
-    spec = importlib.util.spec_from_file_location(
-        "sm120_build", ROOT / "tools" / "build.py"
-    )
+    spec = importlib.util.spec_from_file_location("sm120_build", ROOT / "tools" / "build.py")
     if spec is None or spec.loader is None:
         message = "tools/build.py is missing: this is no complete source tree"
         raise FileNotFoundError(message)
@@ -84,9 +83,10 @@ class PlatformWheel(bdist_wheel):
     """One wheel for every Python 3 of a platform."""
 
     def finalize_options(self) -> None:
-        """Say that the wheel is not pure."""
+        """Say that the package holds machine code, so that it is installed where such packages are."""
+        distribution: Any = self.distribution
+        distribution.has_ext_modules = lambda: True
         super().finalize_options()
-        self.root_is_pure = False
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return py3, none and this platform."""
@@ -115,9 +115,7 @@ def build_wheel(
     metadata_directory: str | None = None,
 ) -> str:
     """Build the wheel."""
-    return str(
-        build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
-    )
+    return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
 
 
 def build_editable(
@@ -126,6 +124,4 @@ def build_editable(
     metadata_directory: str | None = None,
 ) -> str:
     """Build the wheel of an editable install."""
-    return str(
-        build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
-    )
+    return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))

@@ -17,7 +17,8 @@ static const struct {
     const char *name;
     int type;
 } inputs[] = {{"bf16", MMA_BF16}, {"f16", MMA_F16},   {"tf32", MMA_TF32}, {"s8", MMA_S8},     {"u8", MMA_U8},
-              {"e4m3", MMA_E4M3}, {"e5m2", MMA_E5M2}, {"e2m3", MMA_E2M3}, {"e3m2", MMA_E3M2}, {"e2m1", MMA_E2M1}};
+              {"e4m3", MMA_E4M3}, {"e5m2", MMA_E5M2}, {"e2m3", MMA_E2M3}, {"e3m2", MMA_E3M2}, {"e2m1", MMA_E2M1},
+              {"s4", MMA_S4},     {"u4", MMA_U4},     {"b1", MMA_B1_AND}};
 
 static int take_input(struct parser *p, uint32_t *at) {
     for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++)
@@ -58,7 +59,7 @@ static void check_scale(struct parser *p, int kind, int vector, int stype, struc
 /* Read all the modifiers of mma.sync into a shape. Returns its kind. */
 static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     struct statement *s = &p->statement;
-    static const uint8_t depths[] = {8, 16, 32, 64};
+    static const uint16_t depths[] = {4, 8, 16, 32, 64, 128, 256};
     uint32_t at = 0;
     int vector = 0;
     if (!take(p, &at, "sync") || !take(p, &at, "aligned"))
@@ -66,7 +67,7 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     int kind = take_kind(p, &at), scaled = take(p, &at, "block_scale");
     const char *const vectors = "scale_vec::1X scale_vec::2X scale_vec::4X";
     int v = scaled ? take_choice(p, &at, vectors) : -1;
-    const int k = take_choice(p, &at, "m16n8k8 m16n8k16 m16n8k32 m16n8k64");
+    const int k = take_choice(p, &at, "m16n8k4 m16n8k8 m16n8k16 m16n8k32 m16n8k64 m16n8k128 m16n8k256");
     if (k < 0)
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     shape->k = depths[k];
@@ -92,19 +93,30 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
             unknown(p);
         check_scale(p, kind, vector, stype, shape);
     }
+    if (a == MMA_B1_AND && b == MMA_B1_AND) {
+        const int operation = take_choice(p, &at, "and xor");
+        if (operation < 0 || !take(p, &at, "popc"))
+            unknown(p);
+        shape->a_type = shape->b_type = operation ? MMA_B1_XOR : MMA_B1_AND;
+    }
     take_end(p, at);
     return kind;
+}
+
+/* Whether a type is one of the floats in bytes, from `first` on. */
+static int is_byte_float_from(int type, int first) {
+    return type >= first && type <= MMA_E2M1;
 }
 
 /* Refuse combinations that the kinds exclude. */
 static void check_shape(struct parser *p, int kind, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
-    const int small = shape->a_type >= MMA_E2M3 || shape->b_type >= MMA_E2M3;
-    const int bytes = shape->a_type >= MMA_E4M3 && shape->b_type >= MMA_E4M3;
+    const int small = is_byte_float_from(shape->a_type, MMA_E2M3) || is_byte_float_from(shape->b_type, MMA_E2M3);
+    const int bytes = is_byte_float_from(shape->a_type, MMA_E4M3) && is_byte_float_from(shape->b_type, MMA_E4M3);
     const int four = kind == KIND_MXF4 || kind == KIND_MXF4NVF4;
     if (kind)
         need_feature(p, 120, 1, kind == KIND_F8F6F4 ? "mma with .kind::f8f6f4" : "mma with block scale");
-    if ((kind && !bytes) || (!kind && small) || (four != (shape->k == 64)) ||
+    if ((kind && !bytes) || (!kind && small) || (four && shape->k != 64) ||
         (four && (shape->a_type != MMA_E2M1 || shape->b_type != MMA_E2M1)) ||
         (kind >= KIND_MXF8F6F4 && shape->accumulator != MMA_ACC_F32) || (kind == KIND_MXF8F6F4 && shape->k != 32))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
@@ -152,6 +164,26 @@ static void read_selectors(struct parser *p, const struct operand *o, struct mma
     }
 }
 
+/* Bits of an element, with its container. */
+static uint32_t element_bits(int type) {
+    switch (type) {
+    case MMA_TF32:
+        return 32;
+    case MMA_BF16:
+    case MMA_F16:
+        return 16;
+    case MMA_E2M1_PACKED:
+    case MMA_S4:
+    case MMA_U4:
+        return 4;
+    case MMA_B1_AND:
+    case MMA_B1_XOR:
+        return 1;
+    default:
+        return 8;
+    }
+}
+
 /* mma.sync.aligned.m16n8k*.row.col... d, a, b, c{, scale-a, {byte, thread}, scale-b, {byte, thread}} */
 void decode_mma(struct parser *p) {
     struct statement *s = &p->statement;
@@ -164,10 +196,7 @@ void decode_mma(struct parser *p) {
     plan->run = mma_find(shape);
     if (!plan->run)
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    const uint32_t bits = shape->a_type == MMA_E2M1_PACKED ? 4u
-                          : shape->a_type == MMA_TF32      ? 32u
-                          : shape->a_type <= MMA_F16       ? 16u
-                                                           : 8u;
+    const uint32_t bits = element_bits(shape->a_type);
     const uint32_t a = 16u * shape->k * bits / 1024u, accumulators = shape->accumulator == MMA_ACC_F16 ? 2 : 4;
     const enum type type = shape->accumulator == MMA_ACC_F32 ? T_F32 : T_B32;
     need_count(p, shape->scale ? 8 : 4, shape->scale ? 8 : 4);

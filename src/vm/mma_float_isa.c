@@ -14,15 +14,16 @@ struct format {
     uint8_t sign;     /* position of the sign in the code */
     uint8_t fraction; /* fraction bits */
     uint8_t bias;
-    uint8_t has_infinity;
-    uint32_t special; /* smallest magnitude that is Inf or NaN; ~0 when there is none */
+    uint8_t has_special;
+    uint8_t has_infinity; /* the smallest special code is one */
+    uint32_t special;     /* smallest magnitude that is Inf or NaN; ~0 when there is none */
 };
 
 static const struct format FORMATS[] = {
-    [MMA_BF16] = {16, 0, 15, 7, 127, 1, 0x7f80},    [MMA_F16] = {16, 0, 15, 10, 15, 1, 0x7c00},
-    [MMA_TF32] = {32, 13, 18, 10, 127, 1, 0x3fc00}, [MMA_E4M3] = {8, 0, 7, 3, 7, 0, 0x7f},
-    [MMA_E5M2] = {8, 0, 7, 2, 15, 1, 0x7c},         [MMA_E2M3] = {8, 0, 5, 3, 1, 0, ~0u},
-    [MMA_E3M2] = {8, 0, 5, 2, 3, 0, ~0u},           [MMA_E2M1] = {8, 2, 3, 1, 1, 0, ~0u},
+    [MMA_BF16] = {16, 0, 15, 7, 127, 1, 1, 0x7f80},    [MMA_F16] = {16, 0, 15, 10, 15, 1, 1, 0x7c00},
+    [MMA_TF32] = {32, 13, 18, 10, 127, 1, 1, 0x3fc00}, [MMA_E4M3] = {8, 0, 7, 3, 7, 1, 0, 0x7f},
+    [MMA_E5M2] = {8, 0, 7, 2, 15, 1, 1, 0x7c},         [MMA_E2M3] = {8, 0, 5, 3, 1, 0, 0, ~0u},
+    [MMA_E3M2] = {8, 0, 5, 2, 3, 0, 0, ~0u},           [MMA_E2M1] = {8, 2, 3, 1, 1, 0, 0, ~0u},
 };
 
 /* Operands decoded: block t holds element t of every word. In the narrow form a value is the element itself, in the
@@ -43,13 +44,23 @@ struct sum {
     int32_t terms[2][OUTPUTS]; /* sums of up to 16 cut terms */
 };
 
-/* Decode element t of n words. Zero counts as exponent -126. Return whether there is a NaN or an infinity. */
-static inline int32_t decode(float *restrict value, int32_t *restrict exponent, const uint32_t *restrict words, int n,
-                             int t, struct format format, int wide) {
+/* Whether a NaN or an infinity is among n words: adding what lies between its code and the sign carries there. */
+static inline int find_special(const uint32_t *restrict words, int n, struct format format) {
+    const uint32_t ones = format.width == 8 ? 0x01010101u : format.width == 16 ? 0x00010001u : 1u;
+    const uint32_t signs = ones << (format.width - 1);
+    const uint32_t missing = ((uint32_t)1 << (format.width - 1)) - (format.special << format.right);
+    uint32_t carries = 0;
+    for (int i = 0; i < n; i++)
+        carries |= (words[i] & ~signs) + ones * missing;
+    return (carries & signs) != 0;
+}
+
+/* Decode element t of n words. Zero counts as exponent -126. */
+static inline void decode(float *restrict value, int32_t *restrict exponent, const uint32_t *restrict words, int n,
+                          int t, struct format format, int wide) {
     const uint32_t magnitudes = ((uint32_t)1 << format.sign) - 1;
     const int shift = t * format.width + format.right;
     const int32_t unit = 127 - format.fraction - (wide ? 0 : format.bias);
-    int32_t special = 0;
     for (int i = 0; i < n; i++) {
         const uint32_t code = words[i] >> shift;
         const uint32_t magnitude = code & magnitudes;
@@ -59,21 +70,16 @@ static inline int32_t decode(float *restrict value, int32_t *restrict exponent, 
         const float power = mma_float((uint32_t)((wide ? 0 : field) + unit) << 23);
         value[i] = mma_float(mma_bits((float)significand * power) | sign);
         exponent[i] = magnitude ? field - format.bias : -126;
-        special |= magnitude >= format.special;
     }
-    return special;
 }
 
-/* Decode both operands; return whether there is a NaN or an infinity. */
-static inline int32_t decode_operands(struct decoded *restrict decoded, const struct mma_words *restrict words,
-                                      struct format a, struct format b, int wide) {
-    int32_t special = 0;
+/* Decode both operands. */
+static inline void decode_operands(struct decoded *restrict decoded, const struct mma_words *restrict words,
+                                   struct format a, struct format b, int wide) {
     for (int t = 0; t < 32 / a.width; t++) {
-        special |=
-            decode(decoded->a_value[t][0], decoded->a_exponent[t][0], words->a[0], MMA_WORDS * MMA_ROWS, t, a, wide);
-        special |= decode(decoded->b_value[t], decoded->b_exponent[t], words->b, LANES_B, t, b, wide);
+        decode(decoded->a_value[t][0], decoded->a_exponent[t][0], words->a[0], MMA_WORDS * MMA_ROWS, t, a, wide);
+        decode(decoded->b_value[t], decoded->b_exponent[t], words->b, LANES_B, t, b, wide);
     }
-    return special;
 }
 
 /* Split the accumulators of f32 bits; return whether one is NaN or infinite. */
@@ -241,31 +247,31 @@ struct specials {
     int infinite[2]; /* positive, negative */
 };
 
-/* Note a code's part in a product: 0 zero, 1 finite, 2 infinite, 3 NaN. */
-static int classify(uint32_t word, int t, struct format format, int *negative) {
+enum factor { ZERO, FINITE, INFINITE, NOT_A_NUMBER };
+
+/* Tell what element t of a word is as a factor. */
+static enum factor classify(uint32_t word, int t, struct format format, int *negative) {
     const uint32_t code = word >> (t * format.width + format.right);
     const uint32_t magnitude = code & (((uint32_t)1 << format.sign) - 1);
     *negative = (int)(code >> format.sign & 1);
     if (magnitude >= format.special)
-        return format.has_infinity && magnitude == format.special ? 2 : 3;
-    return magnitude != 0;
+        return format.has_infinity && magnitude == format.special ? INFINITE : NOT_A_NUMBER;
+    return magnitude != 0 ? FINITE : ZERO;
 }
 
-/* Find what is not finite among the products of one row and column. */
-static struct specials examine_products(const struct mma_words *words, int row, int column, struct format a,
-                                        struct format b) {
-    struct specials found = {0};
+/* Note what is not finite among the products of one row and column; the first NaN decides. */
+static void examine_products(struct specials *found, const struct mma_words *words, int row, int column,
+                             struct format a, struct format b) {
     for (int w = 0; w < MMA_WORDS; w++)
-        for (int t = 0; t < 32 / a.width; t++) {
+        for (int t = 0; t < 32 / a.width && !found->nan; t++) {
             int a_negative, b_negative;
-            const int a_class = classify(words->a[w][row], t, a, &a_negative);
-            const int b_class = classify(words->b[MMA_WORDS * column + w], t, b, &b_negative);
-            if (a_class == 3 || b_class == 3 || (a_class == 2 && b_class == 0) || (a_class == 0 && b_class == 2))
-                found.nan = 1;
-            else if (a_class == 2 || b_class == 2)
-                found.infinite[a_negative ^ b_negative] = 1;
+            const enum factor x = classify(words->a[w][row], t, a, &a_negative);
+            const enum factor y = classify(words->b[MMA_WORDS * column + w], t, b, &b_negative);
+            found->nan =
+                x == NOT_A_NUMBER || y == NOT_A_NUMBER || (x == INFINITE && y == ZERO) || (x == ZERO && y == INFINITE);
+            if (x == INFINITE || y == INFINITE)
+                found->infinite[a_negative ^ b_negative] = 1;
         }
-    return found;
 }
 
 /* Replace the sums that have a NaN or an infinity among their terms. */
@@ -277,12 +283,12 @@ static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c
     const uint32_t sign = f16 ? 0x8000u : 0x80000000u;
     for (int n = 0; n < OUTPUTS; n++) {
         const int row = n % MMA_ROWS, column = n / MMA_ROWS;
-        struct specials found = examine_products(words, row, column, FORMATS[shape->a_type], FORMATS[shape->b_type]);
-        if (shape->scale != MMA_NO_SCALE)
-            found.nan |= mma_scale_a(operands, row, 0) == 0xff || mma_scale_b(operands, column, 0) == 0xff;
-        found.nan |= (c[n] & ~sign) > infinity;
+        struct specials found = {.nan = (c[n] & ~sign) > infinity};
         if ((c[n] & ~sign) == infinity)
             found.infinite[(c[n] & sign) != 0] = 1;
+        if (shape->scale != MMA_NO_SCALE)
+            found.nan |= mma_scale_a(operands, row, 0) == 0xff || mma_scale_b(operands, column, 0) == 0xff;
+        examine_products(&found, words, row, column, FORMATS[shape->a_type], FORMATS[shape->b_type]);
         if (found.nan || (found.infinite[0] && found.infinite[1]))
             result[n] = sign - 1;
         else if (found.infinite[0] || found.infinite[1])
@@ -313,7 +319,9 @@ static inline void multiply(const struct mma_shape *shape, const struct mma_oper
     uint32_t c[OUTPUTS];
     uint32_t result[OUTPUTS];
     mma_gather(&words, operands, shape->k * a.width > 128 ? 2 : 1);
-    int32_t special = decode_operands(&decoded, &words, a, b, wide);
+    int special = (a.has_special && find_special(words.a[0], MMA_WORDS * MMA_ROWS, a)) ||
+                  (b.has_special && find_special(words.b, LANES_B, b));
+    decode_operands(&decoded, &words, a, b, wide);
     special |= start_sum(&sum, c, shape, operands);
     find_largest(&sum, &decoded, 32 / a.width);
     if (wide)

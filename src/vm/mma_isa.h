@@ -59,31 +59,49 @@ static inline int32_t mma_min(int32_t x, int32_t y) {
     return x < y ? x : y;
 }
 
+/* Deal a register of 8 groups of four lanes out to four rows, `stride` apart. The loop over groups is what compilers
+ * turn into shuffles. */
+static inline void mma_deal(uint32_t *restrict rows, int stride, const uint32_t lanes[restrict 32]) {
+    for (int g = 0; g < 8; g++) {
+        rows[g] = lanes[4 * g];
+        rows[stride + g] = lanes[4 * g + 1];
+        rows[2 * stride + g] = lanes[4 * g + 2];
+        rows[3 * stride + g] = lanes[4 * g + 3];
+    }
+}
+
+/* Undo mma_deal. */
+static inline void mma_collect(uint32_t lanes[restrict 32], const uint32_t *restrict rows, int stride) {
+    for (int g = 0; g < 8; g++) {
+        lanes[4 * g] = rows[g];
+        lanes[4 * g + 1] = rows[stride + g];
+        lanes[4 * g + 2] = rows[2 * stride + g];
+        lanes[4 * g + 3] = rows[3 * stride + g];
+    }
+}
+
 /* Bring the fragments into rows and columns. Every shape has one map of words: register r of lane 4g + q holds word
  * q + 4 (r >> 1) of row g + 8 (r & 1) in A, and word q + 4r of column g in B. */
 static inline void mma_gather(struct mma_words *words, const struct mma_operands *operands, int halves) {
-    for (int h = 0; h < 2; h++)
-        for (int q = 0; q < 4; q++)
-            for (int i = 0; i < MMA_ROWS; i++)
-                words->a[4 * h + q][i] = h < halves ? operands->a[2 * h + (i >> 3)][4 * (i & 7) + q] : 0;
-    for (int h = 0; h < 2; h++)
+    if (halves < 2)
+        memset(words, 0, sizeof *words);
+    for (int r = 0; r < 2 * halves; r++)
+        mma_deal(words->a[4 * (r >> 1)] + 8 * (r & 1), MMA_ROWS, operands->a[r]);
+    for (int r = 0; r < halves; r++)
         for (int j = 0; j < MMA_COLUMNS; j++)
-            for (int q = 0; q < 4; q++)
-                words->b[8 * j + 4 * h + q] = h < halves ? operands->b[h][4 * j + q] : 0;
+            memcpy(words->b + MMA_WORDS * j + 4 * r, operands->b[r] + 4 * j, 4 * sizeof words->b[0]);
 }
 
-/* Read four registers of accumulators. */
+/* Read four registers of accumulators: register r of lane 4g + q is row g + 8 (r >> 1), column 2q + (r & 1). */
 static inline void mma_load_tile(uint32_t tile[restrict MMA_OUTPUTS], const uint32_t (*registers)[32]) {
-    for (int j = 0; j < MMA_COLUMNS; j++)
-        for (int i = 0; i < MMA_ROWS; i++)
-            tile[MMA_ROWS * j + i] = registers[2 * (i >> 3) + (j & 1)][4 * (i & 7) + (j >> 1)];
+    for (int r = 0; r < 4; r++)
+        mma_deal(tile + MMA_ROWS * (r & 1) + 8 * (r >> 1), 2 * MMA_ROWS, registers[r]);
 }
 
 /* Write four registers of accumulators. */
 static inline void mma_store_tile(uint32_t (*registers)[32], const uint32_t tile[restrict MMA_OUTPUTS]) {
     for (int r = 0; r < 4; r++)
-        for (int lane = 0; lane < 32; lane++)
-            registers[r][lane] = tile[MMA_ROWS * (2 * (lane & 3) + (r & 1)) + (lane >> 2) + 8 * (r >> 1)];
+        mma_collect(registers[r], tile + MMA_ROWS * (r & 1) + 8 * (r >> 1), 2 * MMA_ROWS);
 }
 
 /* The block scales: byte `block` of row or column n. */
