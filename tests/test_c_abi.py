@@ -103,7 +103,11 @@ def test_failing_cuda_driver(library: Path, tmp_path: Path) -> None:
 def test_sanitized(sanitize: str, tmp_path: Path) -> None:
     built = Path(run(sys.executable, ROOT / "tools" / "build.py", "--sanitize", sanitize).strip())
     flags = ["-std=c11", "-g", f"-fsanitize={sanitize}"]
-    options = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "TSAN_OPTIONS": "halt_on_error=1"}
+    options = {
+        "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
+        "TSAN_OPTIONS": "halt_on_error=1",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    }
     for source in ("tests/c_abi.c", "examples/attention.c"):
         run(compiled(ROOT / source, built, tmp_path, *flags), "virtual", **options)
     program = compiled(ROOT / "tests" / "cuda_failures.c", built, tmp_path, *flags, "-ldl")

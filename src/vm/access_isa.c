@@ -114,7 +114,7 @@ static inline int places(struct warp *w, const struct inst *i, uint32_t mask, ui
     const struct range r = find_range(address, mask);
     uint8_t *base = resolve(w, (enum space)i->space, &r, bytes, bytes, found);
     if (base) {
-        LANES place[l] = base + (address[l] - r.low);
+        LANES place[l] = (uint8_t *)((uintptr_t)base + (address[l] - r.low)); /* idle lanes hold anything */
         return 1;
     }
     for (uint32_t l = 0; l < WARP; l++) {
