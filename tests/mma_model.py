@@ -189,7 +189,7 @@ def x_exponent(x: Number) -> int:
     return x.exponent if x.significand else 0
 
 
-def multiply_floats(  # noqa: PLR0917
+def multiply_floats(
     a: NDArray[Any],
     b: NDArray[Any],
     c: NDArray[Any],
@@ -227,13 +227,13 @@ def multiply_floats(  # noqa: PLR0917
     return result
 
 
-def multiply_integers(  # noqa: PLR0917
+def multiply_integers(
     a: NDArray[Any],
     b: NDArray[Any],
     c: NDArray[Any],
     a_type: str,
     b_type: str,
-    saturate: bool,  # noqa: FBT001
+    saturate: bool,
     operation: str = "",
 ) -> NDArray[Any]:
     """Return D as uint32 for codes A [M, K], B [K, N] and C as uint32."""
