@@ -38,16 +38,22 @@ static CUresult read_info(const struct driver *driver, CUfunction function, sm12
     return result;
 }
 
-/* Ask the driver for offset and size of all parameters, up to the first index that it refuses. *known: it can tell. */
-static sm120_status ask_parameters(struct kernel *kernel, bool *known) {
+enum { PARAMETERS_MAX = 32 * 1024 };
+
+/* Ask the driver for offset and size of the first `limit` parameters, or of those before the first index that it
+ * refuses. *known: it can tell. */
+static sm120_status ask_parameters(struct kernel *kernel, int32_t limit, bool *known) {
     const struct driver *const driver = kernel->module->device->driver;
-    enum { PARAMETERS_MAX = 32 * 1024 };
     int32_t count = 0;
+    *known = true;
     for (;;) {
         size_t offset = 0;
         size_t bytes = 0;
-        const CUresult result = driver->cuFuncGetParamInfo(kernel->function, (size_t)count, &offset, &bytes);
-        if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE || count == PARAMETERS_MAX) {
+        /* An index past the end is an error of the API to a tool that watches it: not asked for where the text tells. */
+        const CUresult result =
+            count == limit ? CUDA_ERROR_INVALID_VALUE
+                           : driver->cuFuncGetParamInfo(kernel->function, (size_t)count, &offset, &bytes);
+        if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE) {
             *known = result != CUDA_ERROR_NOT_SUPPORTED;
             kernel->info.parameters = count;
             return SM120_OK;
@@ -70,7 +76,8 @@ static sm120_status ask_parameters(struct kernel *kernel, bool *known) {
 static sm120_status find_parameters(struct kernel *kernel) {
     bool known = false;
     const struct signature *const signature = signatures_find(&kernel->module->signatures, kernel->entry);
-    const sm120_status status = ask_parameters(kernel, &known);
+    const int32_t limit = signature != NULL ? (int32_t)signature->count : PARAMETERS_MAX;
+    const sm120_status status = ask_parameters(kernel, limit, &known);
     if (status != SM120_OK) {
         return status;
     }

@@ -29,17 +29,8 @@ def run(*command: str | Path, **environment: str) -> str:
 def compiled(source: Path, library: Path, folder: Path, *flags: str) -> Path:
     """Compile a C program that needs the header and the library alone."""
     program = folder / source.stem
-    words: list[str | Path] = [
-        *CC,
-        *WARNINGS,
-        *flags,
-        "-I",
-        HEADER.parent,
-        source,
-        library,
-        f"-Wl,-rpath,{library.parent}",
-    ]
-    run(*words, "-lm", "-pthread", "-o", program)
+    words: list[str | Path] = [*CC, *WARNINGS, *flags, "-I", HEADER.parent, source, library]
+    run(*words, f"-Wl,-rpath,{library.parent}", "-lm", "-pthread", "-o", program)
     return program
 
 

@@ -159,7 +159,8 @@ static int describe(const struct warp *w, const struct split *s, char *to, size_
                  w->cta->barrier[s->address].arrived, s->detail);
         break;
     default: {
-        const uint16_t slot = s->wait == WAIT_MBARRIER ? w->cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
+        const uint16_t slot =
+            s->wait == WAIT_MBARRIER || s->polled ? w->cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
         if (slot) {
             const struct mbarrier *m = &w->cta->mbarrier[slot - 1];
             snprintf(what, sizeof what,

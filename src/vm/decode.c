@@ -475,6 +475,19 @@ static void name_counter(struct parser *p) {
     p->places[p->length - 1].opcode = counter_index(s->name, length);
 }
 
+/* Refuse an instruction that is not known at all, before its operands are read. */
+void decode_known(struct parser *p) {
+    const struct statement *s = &p->statement;
+    const size_t word = strcspn(s->name, ".");
+    for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; k++)
+        if (!strncmp(opcodes[k].name, s->name, word) && !opcodes[k].name[word])
+            return;
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
+        if (word && !strncmp(rows[k].pattern, s->name, word) && strcspn(rows[k].pattern, ".{[") == word)
+            return;
+    error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+}
+
 /* Decode the statement that the parser has read. */
 void decode(struct parser *p) {
     struct statement *s = &p->statement;

@@ -133,8 +133,8 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
 #define A4(name, pattern, D, A, B, C, E, formula)                                                                      \
     static enum step name(struct warp *w, const struct inst *i, uint32_t mask) {                                       \
         READ(A, a)                                                                                                     \
-        READ(B, b) READ(C, c) READ(E, e)                                                                               \
-            FRAME(D, LANE(A, a) LANE(B, b) LANE(C, c) LANE(E, e) to[l] = PUT_##D(formula);)                            \
+        READ(B, b)                                                                                                     \
+        READ(C, c) READ(E, e) FRAME(D, LANE(A, a) LANE(B, b) LANE(C, c) LANE(E, e) to[l] = PUT_##D(formula);)          \
     }
 #define H1(name, pattern, E, formula)                                                                                  \
     static inline uint32_t name##_half(float a, uint32_t F) {                                                          \
@@ -153,9 +153,10 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
     }                                                                                                                  \
     static enum step name(struct warp *w, const struct inst *i, uint32_t mask) {                                       \
         READ(B32, a)                                                                                                   \
-        READ(B32, b) FRAME(B32, const uint32_t a = pa[l], b = pb[l];                                                   \
-                           to[l] = pair(name##_half(GET_##E(a & 0xffffu), GET_##E(b & 0xffffu), F),                    \
-                                        name##_half(GET_##E(a >> 16), GET_##E(b >> 16), F));)                          \
+        READ(B32, b)                                                                                                   \
+        FRAME(B32, const uint32_t a = pa[l], b = pb[l];                                                                \
+              to[l] = pair(name##_half(GET_##E(a & 0xffffu), GET_##E(b & 0xffffu), F),                                 \
+                           name##_half(GET_##E(a >> 16), GET_##E(b >> 16), F));)                                       \
     }
 #define H3(name, pattern, E, formula)                                                                                  \
     static inline uint32_t name##_half(float a, float b, float c, uint32_t F) {                                        \
@@ -164,7 +165,8 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
     }                                                                                                                  \
     static enum step name(struct warp *w, const struct inst *i, uint32_t mask) {                                       \
         READ(B32, a)                                                                                                   \
-        READ(B32, b) READ(B32, c)                                                                                      \
+        READ(B32, b)                                                                                                   \
+        READ(B32, c)                                                                                                   \
             FRAME(B32, const uint32_t a = pa[l], b = pb[l], c = pc[l];                                                 \
                   to[l] = pair(name##_half(GET_##E(a & 0xffffu), GET_##E(b & 0xffffu), GET_##E(c & 0xffffu), F),       \
                                name##_half(GET_##E(a >> 16), GET_##E(b >> 16), GET_##E(c >> 16), F));)                 \

@@ -447,7 +447,7 @@ static inline float sine_lane(float a, int cosine) {
     c = c * z + 1.0;
     const double even = quadrant & 1 ? c : s;
     const float y = (float)(quadrant & 2 ? -even : even);
-    return absolute(a) < INFINITY ? y : NAN;
+    return a == 0 && !cosine ? a : absolute(a) < INFINITY ? y : NAN;
 }
 
 static inline float tanh_lane(float a) {

@@ -198,6 +198,9 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
         return STEP_AGAIN;
     }
     s->forced = 0;
+    s->polled = !passed;
+    s->address = first;
+    s->phase = phase;
     if (i->p)
         w->predicates[i->p] = (w->predicates[i->p] & ~mask) | passed;
     return passed ? STEP_NEXT : STEP_YIELD;

@@ -167,6 +167,7 @@ struct expression constant_expression(struct parser *p);
 
 /* decode.c */
 void decode(struct parser *p);
+void decode_known(struct parser *p);
 /* Helpers of the decoders. Each reports an error if the operand does not fit. */
 uint32_t need_source(struct parser *p, const struct operand *o, enum type type);
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type);

@@ -289,6 +289,7 @@ static void read_instruction(struct parser *p) {
     }
     snprintf(s->name, sizeof s->name, "%.*s", (int)(end - s->opcode.at), s->opcode.at);
     s->opcode.length = (uint32_t)(end - s->opcode.at);
+    decode_known(p);
     s->operands = 0;
     while (p->token.kind != ';') {
         if (s->operands == MAX_OPERANDS)

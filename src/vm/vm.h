@@ -263,7 +263,8 @@ struct split {
     uint32_t pc, mask;
     uint32_t address; /* of the mbarrier waited for, or the barrier's number */
     uint32_t phase, detail;
-    uint8_t wait, skip, forced;
+    uint32_t ran;                       /* instructions since others last had a turn */
+    uint8_t wait, skip, forced, polled; /* polled: address and phase are of the last poll, which failed */
 };
 
 struct cta;

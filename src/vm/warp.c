@@ -148,6 +148,17 @@ static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget
     return end;
 }
 
+/* Let other splits run, though their pc is higher, when this one polls in vain or has run for very long: it may wait
+ * for them. Not sooner, because they wait for it where control flow joins. */
+static void rotate(const struct warp *w, struct split *s, int polled, uint32_t executed) {
+    enum { PATIENCE = 1 << 16 };
+    s->ran += executed;
+    if (w->splits < 2 || (!polled && s->ran < PATIENCE))
+        return;
+    s->skip = 1;
+    s->ran = 0;
+}
+
 /* Run a warp until all its splits wait, a poll fails, or its quantum ends. */
 enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed) {
     uint32_t budget = quantum;
@@ -166,6 +177,7 @@ enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed) {
         w->pc = s->pc;
         w->active = s->mask;
         const uint32_t limit = w->splits > 1 ? meeting_point(w, s->pc) : UINT32_MAX;
+        const uint32_t before = budget;
         const enum stretch end = run_stretch(w, limit, &budget);
         if (end == STRETCH_FAULT) {
             turn = TURN_FAULT;
@@ -176,8 +188,8 @@ enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed) {
             s->pc = w->pc;
         if (w->splits && !s->mask)
             *s = w->split[--w->splits];
-        else if (end == STRETCH_QUANTUM || end == STRETCH_POLL)
-            s->skip = w->splits > 1;
+        else if (w->splits)
+            rotate(w, s, end == STRETCH_POLL, before - budget);
         if (end == STRETCH_QUANTUM || end == STRETCH_POLL) {
             turn = end == STRETCH_POLL ? TURN_POLLED : TURN_USED;
             break;

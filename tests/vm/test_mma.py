@@ -26,6 +26,7 @@ Selectors = tuple[int, int, int, int]
 FIRST: Selectors = (0, 0, 0, 0)
 LAST: dict[int, Selectors] = {1: (3, 1, 2, 3), 2: (2, 1, 2, 3), 4: (0, 1, 0, 3)}
 BYTES = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}
+WIDTHS = ("base", "v3", "v4")
 SCALED = [form for form in FORMS if form.scale]
 VECTORS = np.load(ROOT / "tests" / "data" / "mma_vectors.npz")
 
@@ -33,12 +34,6 @@ VECTORS = np.load(ROOT / "tests" / "data" / "mma_vectors.npz")
 def name_of(form: Form) -> str:
     """Name a form for the report."""
     return form.mnemonic.removeprefix("mma.sync.aligned.")
-
-
-@pytest.fixture(params=["base", "v3", "v4"])
-def _width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold the library to a vector width."""
-    monkeypatch.setenv("SM120_VM_ISA", request.param)
 
 
 def run(
@@ -81,15 +76,18 @@ def source(entries: Iterator[str] | list[str]) -> str:
     return mma_forms.HEAD + "".join(entries)
 
 
-@pytest.mark.usefixtures("_width")
 @pytest.mark.parametrize("form", FORMS, ids=name_of)
-def test_equals_the_model(device: pysm120.Device, rng: np.random.Generator, form: Form) -> None:
+def test_equals_the_model(
+    device: pysm120.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, form: Form
+) -> None:
     """Normal numbers, every code, zeros, subnormals, NaN, infinities, cancellation."""
     operands = mma_forms.inputs(form, rng)
     want = mma_forms.expected(form, operands)
     selectors = LAST.get(form.scale_vec, FIRST)
-    kernel = device.load(source([mma_forms.entry(form, "mma", selectors)]))["mma"]
-    expect_equal(run(device, kernel, form, operands, selectors), want, operands)
+    text = source([mma_forms.entry(form, "mma", selectors)])
+    for width in WIDTHS:
+        monkeypatch.setenv("SM120_VM_ISA", width)
+        expect_equal(run(device, device.load(text)["mma"], form, operands, selectors), want, operands)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["immediate", "register"])
@@ -125,9 +123,8 @@ def vector_form(kind: str) -> Form:
     return Form(int(shape.removeprefix("m16n8k")), a, b, accumulator)
 
 
-@pytest.mark.usefixtures("_width")
 @pytest.mark.parametrize("kind", sorted({name.rpartition(".")[0] for name in VECTORS}))
-def test_equals_the_public_model(device: pysm120.Device, kind: str) -> None:
+def test_equals_the_public_model(device: pysm120.Device, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Results of MMA-Sim itself; a few rows were confirmed on a chip."""
     form = vector_form(kind)
     arrays = {name.rpartition(".")[2]: VECTORS[name] for name in VECTORS if name.rpartition(".")[0] == kind}
@@ -139,9 +136,10 @@ def test_equals_the_public_model(device: pysm120.Device, kind: str) -> None:
         b = np.stack([b & 15, b >> 4], 2).reshape(len(b), 64, 8)
     operands = Inputs(a, b, c, arrays.get("sa"), arrays.get("sb"))
     assert form in FORMS
-    module = device.load(source([mma_forms.entry(form, "mma", FIRST)]))
-    got = run(device, module["mma"], form, operands, FIRST)
-    expect_equal(got, d, operands)
+    text = source([mma_forms.entry(form, "mma", FIRST)])
+    for width in WIDTHS:
+        monkeypatch.setenv("SM120_VM_ISA", width)
+        expect_equal(run(device, device.load(text)["mma"], form, operands, FIRST), d, operands)
 
 
 def test_accumulates_in_place(device: pysm120.Device) -> None:
