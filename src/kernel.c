@@ -49,10 +49,11 @@ static sm120_status ask_parameters(struct kernel *kernel, int32_t limit, bool *k
     for (;;) {
         size_t offset = 0;
         size_t bytes = 0;
-        /* An index past the end is an error of the API to a tool that watches it: not asked for where the text tells. */
-        const CUresult result =
-            count == limit ? CUDA_ERROR_INVALID_VALUE
-                           : driver->cuFuncGetParamInfo(kernel->function, (size_t)count, &offset, &bytes);
+        /* An index past the end is an error of the API to a tool that watches it: not asked for where the text tells.
+         */
+        const CUresult result = count == limit
+                                    ? CUDA_ERROR_INVALID_VALUE
+                                    : driver->cuFuncGetParamInfo(kernel->function, (size_t)count, &offset, &bytes);
         if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE) {
             *known = result != CUDA_ERROR_NOT_SUPPORTED;
             kernel->info.parameters = count;

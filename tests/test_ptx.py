@@ -10,8 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "ptx"), str(ROOT / "tools")]
 
-import build  # noqa: E402
 import expand  # noqa: E402
+
+import build  # noqa: E402
 
 TEMPLATES = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name != "lib")
 
@@ -117,7 +118,8 @@ def test_ptxas_reports_the_line_of_the_template(tmp_path: Path) -> None:
     """An instruction that does not exist is reported where it was written."""
     template = tmp_path / "broken.ptx"
     template.write_text(
-        '# include("lib/head.ptx")\n# for i in range(2):\n.visible .entry f_${i}()\n{\n    foo.u32 1;\n    ret;\n}\n# end\n'
+        '# include("lib/head.ptx")\n# for i in range(2):\n'
+        ".visible .entry f_${i}()\n{\n    foo.u32 1;\n    ret;\n}\n# end\n"
     )
     ptx = tmp_path / "expanded.ptx"
     ptx.write_text(expand.Expansion(template, "sm_90").text)

@@ -86,13 +86,15 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
             error_at(p, &p->token, "expected a constant or the address of a global variable");
         token_next(p);
         uint64_t address = s->address;
-        if (p->token.kind == '+' || p->token.kind == '-')
+        if (accept(p, '+'))
             address += (uint64_t)constant_integer(p);
         memcpy(to, &address, 8);
         return;
     }
     const struct expression e = constant_expression(p);
     uint64_t bits = e.integer;
+    if (type_class(v->type) == 'f' && !e.is_real)
+        error_at(p, at, "a float variable wants floats, such as 1.0");
     if (v->type == T_F32) {
         const float f = (float)e.real;
         uint32_t narrow;
