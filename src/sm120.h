@@ -128,7 +128,7 @@ SM120_API sm120_status sm120_event_elapsed(sm120_device *device, sm120_event sta
 
 typedef struct sm120_kernel_info {
     uint32_t size;     /* sizeof(sm120_kernel_info), set by the caller */
-    int32_t registers; /* per thread; 0 where the device does not allocate them (virtual) */
+    int32_t registers; /* per thread; 0 where they are not known: PTX on the virtual device, which allocates none */
     int32_t static_shared_bytes;
     int32_t local_bytes;
     int32_t max_threads;

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+OLDEST_NVCC = (12, 9)
 SUFFIXES = {"sm_120f": "sm120", "sm_90": "sm90"}
 TARGETS = tuple(SUFFIXES)
 FLAGS = [
@@ -65,17 +66,22 @@ def run(command: Sequence[str | Path]) -> str:
 
 
 def find_nvcc() -> Path:
-    """Find nvcc in PATH, in CUDA_HOME, or in the wheel nvidia-cuda-nvcc."""
+    """Find an nvcc that knows sm_120f in PATH, in CUDA_HOME, or in the wheel nvidia-cuda-nvcc."""
     candidates = [shutil.which("nvcc")]
     if home := os.environ.get("CUDA_HOME"):
         candidates.append(str(Path(home) / "bin" / "nvcc"))
     folders = [*sys.path, sysconfig.get_path("purelib")]
     candidates += [str(Path(folder) / "nvidia/cu13/bin/nvcc") for folder in folders]
+    too_old = ""
     for candidate in candidates:
-        if candidate and os.access(candidate, os.X_OK):
+        if not candidate or not os.access(candidate, os.X_OK):
+            continue
+        release = re.search(r"release (\d+)\.(\d+)", run([candidate, "--version"]))
+        if release and (int(release[1]), int(release[2])) >= OLDEST_NVCC:
             return Path(candidate)
+        too_old = too_old or f"{candidate} is {release[0] if release else 'of no known release'}, too old for sm_120f; "
     raise BuildError(
-        "nvcc was not found in PATH, in CUDA_HOME or among the Python packages: install CUDA 13.0, or "
+        f"{too_old}nvcc was not found in PATH, in CUDA_HOME or among the Python packages: install CUDA 13.0, or "
         "`pip install nvidia-cuda-nvcc==13.0.88`"
     )
 
