@@ -514,8 +514,10 @@ void decode(struct parser *p) {
     for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; k++) {
         if (strlen(opcodes[k].name) != word || memcmp(opcodes[k].name, s->name, word) != 0)
             continue;
+        const uint32_t before = p->length;
         opcodes[k].decode(p);
-        name_counter(p);
+        if (p->length > before) /* mov {_, _}, a is nothing */
+            name_counter(p);
         return;
     }
     error_at(p, &s->opcode, "unknown instruction '%s'", s->name);

@@ -104,11 +104,7 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
     REP_##D together[WARP];                                                                                            \
     REP_##D *const d = destination(w, i->d), *const to = mask == FULL ? d : together;                                  \
     const uint32_t F = i->flags;                                                                                       \
-    volatile float directed_float = 0;                                                                                 \
-    volatile double directed_double = 0;                                                                               \
     (void)F;                                                                                                           \
-    (void)directed_float;                                                                                              \
-    (void)directed_double;                                                                                             \
     LANES {                                                                                                            \
         __VA_ARGS__                                                                                                    \
     }                                                                                                                  \

@@ -66,6 +66,8 @@ void scope_close(struct parser *p) {
 
 /* Reserve room for one register of a type in the warp's register file; for a predicate, its number. */
 uint32_t register_take(struct parser *p, enum type type) {
+    if (type == T_PRED && p->predicates == UINT16_MAX)
+        error_at(p, &p->token, "a function may not have more than 65533 predicates");
     if (type == T_PRED)
         return p->predicates++;
     const uint32_t bytes = type_bytes(type) == 16 ? 512 : type_bytes(type) == 8 ? 256 : 128;

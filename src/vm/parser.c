@@ -340,7 +340,7 @@ static void read_directive(struct parser *p) {
 
 /* name: ts1, ts2, ...; behind .branchtargets */
 static void read_targets(struct parser *p, struct symbol *label) {
-    uint32_t targets[256], n = 0;
+    uint32_t n = 0;
     struct label_use *uses[256];
     token_next(p);
     do {
@@ -352,7 +352,6 @@ static void read_targets(struct parser *p, struct symbol *label) {
         expect(p, TOKEN_NAME, "a label");
     } while (accept(p, ','));
     uint32_t *list = parser_take(p, (n + 1) * sizeof *list);
-    (void)targets;
     list[0] = n;
     for (uint32_t i = 0; i < n; i++) {
         uses[i]->target = &list[i + 1];

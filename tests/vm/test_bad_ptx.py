@@ -178,6 +178,10 @@ def test_rubbish(device: pysm120.Device, text: str) -> None:
             device.load(text)
 
 
+def test_nothing_is_moved(device: pysm120.Device) -> None:
+    device.load(FRAME.format(target="sm_120f", body="mov.b32 {_, _}, a;").replace("    ret;\n", ""))
+
+
 def test_cut_anywhere(device: pysm120.Device) -> None:
     """No prefix of a program crashes the parser."""
     body = "    ld.param.u64 w, [out]; add.u32 a, b, 0x10; st.global.v2.b32 [w+8], {a, b};\nx: @!p bra x;"
