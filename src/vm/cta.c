@@ -216,6 +216,10 @@ static int over_limit(struct cta *cta, uint64_t executed) {
     worker->checked = worker->executed;
     if (atomic_load(&launch->stop))
         return 1;
+    if (atomic_load(&launch->device->interrupts) != launch->interrupts) {
+        fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch was interrupted");
+        return 1;
+    }
     if (total < launch->instruction_limit)
         return 0;
     fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch has executed more than %llu warp instructions",

@@ -376,6 +376,7 @@ struct launch {
     uint64_t ctas, seed, instruction_limit;
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
+    unsigned interrupts; /* of the device, when the launch began */
     pthread_mutex_t lock; /* of what follows */
     CUresult result;
     char fault[4096];
@@ -494,6 +495,7 @@ struct device {
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
     struct module *modules;
     pthread_mutex_t module_lock;
+    atomic_uint interrupts; /* how often somebody asked the running launches to stop */
 };
 
 static inline const void *source(const struct warp *w, uint32_t offset) {
