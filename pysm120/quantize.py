@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysm120 import _operands as operands
-from pysm120._ffi import check, check_running, ffi, lib, new_struct
+from pysm120._ffi import check_running, ffi, lib, new_struct
 from pysm120.arrays import Array
 from pysm120.device import Device
 from pysm120.dlpack import SupportsDLPack
