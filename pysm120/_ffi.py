@@ -95,7 +95,7 @@ def check(status: int) -> None:
     raise error
 
 
-def check_running(is_virtual: bool, device: Any, call: Callable[[], int]) -> None:
+def check_running(device: Any, call: Callable[[], int], *, is_virtual: bool) -> None:
     """Check a call that executes kernels; on the virtual device Ctrl-C stops them.
 
     There the call itself computes, for as long as the kernel takes, and Python handles no signal before it returns:

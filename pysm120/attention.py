@@ -473,11 +473,13 @@ def _launch(
     if workspace is not None:
         size[0] = workspace.nbytes
         address = workspace.address
-        check_running(device.is_virtual, pointer, lambda: lib.sm120_attention(pointer, args, address, size))
+        check_running(pointer, lambda: lib.sm120_attention(pointer, args, address, size), is_virtual=device.is_virtual)
         operands.touch(queue, workspace)
     else:
         with device.workspace(queue, int(size[0])) as held:
             size[0] = held.nbytes
             address = held.address
-            check_running(device.is_virtual, pointer, lambda: lib.sm120_attention(pointer, args, address, size))
+            check_running(
+                pointer, lambda: lib.sm120_attention(pointer, args, address, size), is_virtual=device.is_virtual
+            )
     operands.touch(queue, *inputs, out, lse)

@@ -236,9 +236,9 @@ class Kernel:
         pointers = ffi.new("void *[]", [storage + at for at in self._starts] or 1)
         shape = _triple(grid, "grid"), _triple(block, "block"), _unsigned(shared, "shared")
         check_running(
-            device.is_virtual,
             device.handle.pointer,
             lambda: lib.sm120_launch(pointer, *shape, queue, pointers, self._sizes, len(args)),
+            is_virtual=device.is_virtual,
         )
 
     def _count_message(self, count: int) -> str:

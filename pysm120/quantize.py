@@ -168,6 +168,6 @@ def _launch(problem: _Problem, device: Device, x: Array, shape: tuple[int, ...],
     args.elements, args.scales = elements.address, scales.address
     args.stream = queue
     pointer = device.handle.pointer
-    check_running(device.is_virtual, pointer, lambda: lib.sm120_quantize_mxfp8(pointer, args))
+    check_running(pointer, lambda: lib.sm120_quantize_mxfp8(pointer, args), is_virtual=device.is_virtual)
     operands.touch(queue, x, elements, scales)
     return elements, scales

@@ -380,7 +380,7 @@ struct launch {
     uint64_t ctas, seed, instruction_limit;
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
-    unsigned interrupts; /* of the device, when the launch began */
+    unsigned interrupts;  /* of the device, when the launch began */
     pthread_mutex_t lock; /* of what follows */
     CUresult result;
     char fault[4096];
