@@ -655,6 +655,6 @@ const struct driver *driver_virtual(void) {
         DRIVER_FUNCTIONS(X)
 #undef X
             .fault = virtual_fault,
-        .counter = virtual_counter, .counters_reset = virtual_counters_reset};
+        .counter = virtual_counter, .counters_reset = virtual_counters_reset, .configure = launch_configure};
     return &driver;
 }
