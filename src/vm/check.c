@@ -11,7 +11,7 @@ void check_free(struct shadow *s) {
     if (!s)
         return;
     for (uint32_t k = 0; k < MAX_WARPS; k++)
-        free(s->read[k]);
+        free(s->read[k]), free(s->strong[k]);
     free(s->cell);
     free(s->mbarrier);
     free(s->store);
@@ -109,31 +109,32 @@ static int report_write(const struct access *a, const struct cell *c, uint32_t a
                  "cp.async.wait_group by that warp%s before",
                  verb(a), a->bytes, address, from, at.text, from == a->w->index ? "" : " and a barrier");
     } else {
-        fault_at(a->w, code, a->lane,
-                 "data race: %s of %u bytes at shared address 0x%x and %s by warp %u at %s; expected a barrier, an "
-                 "mbarrier or a release and an acquire between them",
-                 verb(a), a->bytes, address, c->kind == BY_STRONG ? "an atomic access" : "a write", c->agent, at.text);
+        fault_at(
+            a->w, code, a->lane,
+            "data race: %s of %u bytes at shared address 0x%x and a write by warp %u at %s; expected a barrier, an "
+            "mbarrier or a release and an acquire between them",
+            verb(a), a->bytes, address, c->agent, at.text);
     }
     return 0;
 }
 
-/* Report a write that is not ordered after a read. */
-static int report_read(const struct access *a, uint32_t reader, uint32_t pc, uint32_t address) {
+/* Report an access that is not ordered after another warp's read or strong write. */
+static int report_mark(const struct access *a, uint32_t other, uint32_t pc, const char *what, uint32_t address) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
-             "data race: %s of %u bytes at shared address 0x%x and a read by warp %u at %s; expected a barrier, an "
+             "data race: %s of %u bytes at shared address 0x%x and %s by warp %u at %s; expected a barrier, an "
              "mbarrier or a release and an acquire between them",
-             verb(a), a->bytes, address, reader, at.text);
+             verb(a), a->bytes, address, what, other, at.text);
     return 0;
 }
 
 /* Report an access of the asynchronous proxy to what the generic proxy wrote without a fence behind it. */
-static int report_proxy(const struct access *a, const struct cell *c, uint32_t address) {
-    const struct spot at = check_spot(a->w, c->pc);
+static int report_proxy(const struct access *a, uint32_t agent, uint32_t pc, uint32_t address) {
+    const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
              "%s of %u bytes at shared address 0x%x, which warp %u wrote at %s; expected fence.proxy.async.shared::cta "
              "after the write, before the barrier that this %s follows",
-             verb(a), a->bytes, address, c->agent % MAX_WARPS, at.text, verb(a));
+             verb(a), a->bytes, address, agent % MAX_WARPS, at.text, verb(a));
     return 0;
 }
 
@@ -141,6 +142,11 @@ static int report_proxy(const struct access *a, const struct cell *c, uint32_t a
 
 static uint32_t cell_of_byte(uint32_t offset) {
     return GRANULES + offset;
+}
+
+static void spread(struct mark *marks, uint32_t granule) {
+    for (uint32_t k = 0; k < GRANULE; k++)
+        marks[cell_of_byte(granule * GRANULE + k)] = marks[granule];
 }
 
 /* Give each byte of a granule its own cell. */
@@ -151,50 +157,73 @@ static void split(struct shadow *s, uint32_t granule) {
     const uint32_t first = cell_of_byte(granule * GRANULE);
     for (uint32_t k = 0; k < GRANULE; k++)
         s->cell[first + k] = *whole;
-    for (uint32_t rest = whole->readers; rest; rest &= rest - 1) {
-        struct read_mark *marks = s->read[lowest_bit(rest)];
-        for (uint32_t k = 0; k < GRANULE; k++)
-            marks[first + k] = marks[granule];
-    }
+    for (uint32_t rest = whole->readers; rest; rest &= rest - 1)
+        spread(s->read[lowest_bit(rest)], granule);
+    for (uint32_t rest = whole->strong; rest; rest &= rest - 1)
+        spread(s->strong[lowest_bit(rest)], granule);
     whole->split = 1;
 }
 
-/* Is the access ordered after the cell's write, and if need be by a proxy fence? 0 after a fault. */
-static inline int after_write(const struct access *a, const struct cell *c, uint32_t address) {
-    if (UNLIKELY(c->clock > a->mine->seen[c->agent]) && !(a->kind == BY_STRONG && c->kind == BY_STRONG))
-        return report_write(a, c, address);
-    if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent])
-        return report_proxy(a, c, address);
+/* Is a weak access ordered after the strong writes of other warps? 0 after a fault. */
+static int after_strong(const struct access *a, const struct cell *c, uint32_t n, uint32_t address) {
+    for (uint32_t rest = c->strong & ~(1u << a->w->index); rest; rest &= rest - 1) {
+        const uint32_t r = lowest_bit(rest);
+        const struct mark *mark = &a->s->strong[r][n];
+        if (mark->clock > a->mine->seen[r])
+            return report_mark(a, r, mark->pc, "an atomic access or a strong write", address);
+    }
     return 1;
 }
 
+/* Is the access ordered after the cell's writes, and if need be by a proxy fence? 0 after a fault. */
+static inline int after_write(const struct access *a, uint32_t n, uint32_t address) {
+    const struct cell *c = &a->s->cell[n];
+    if (UNLIKELY(c->clock > a->mine->seen[c->agent]))
+        return report_write(a, c, address);
+    if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent])
+        return report_proxy(a, c->agent, c->pc, address);
+    if (LIKELY(!c->strong))
+        return 1;
+    for (uint32_t rest = a->kind == BY_BULK ? c->strong : 0; rest; rest &= rest - 1) {
+        const uint32_t r = lowest_bit(rest);
+        const struct mark *mark = &a->s->strong[r][n];
+        if (mark->clock <= a->mine->seen[r] && mark->clock > a->mine->proxied[r])
+            return report_proxy(a, r, mark->pc, address);
+    }
+    return a->kind == BY_STRONG || after_strong(a, c, n, address);
+}
+
 static inline int read_cell(const struct access *a, uint32_t n, uint32_t address) {
-    struct cell *c = &a->s->cell[n];
-    if (UNLIKELY(!after_write(a, c, address)))
+    if (UNLIKELY(!after_write(a, n, address)))
         return 0;
     if (a->kind == BY_BULK)
         return 1; /* it reads later: noted when it is waited for */
-    c->readers |= 1u << a->w->index;
-    a->s->read[a->w->index][n] = (struct read_mark){a->clock, a->w->pc | (a->kind == BY_STRONG ? STRONG_MARK : 0)};
+    a->s->cell[n].readers |= 1u << a->w->index;
+    a->s->read[a->w->index][n] = (struct mark){a->clock, a->w->pc | (a->kind == BY_STRONG ? STRONG_MARK : 0)};
     return 1;
 }
 
 /* Is a write ordered after everything that a cell remembers? 0 after a fault. */
 static inline int write_allowed(const struct access *a, uint32_t n, uint32_t address) {
-    const struct cell *c = &a->s->cell[n];
-    if (UNLIKELY(!after_write(a, c, address)))
+    if (UNLIKELY(!after_write(a, n, address)))
         return 0;
-    for (uint32_t rest = c->readers & ~(1u << a->w->index); rest; rest &= rest - 1) {
+    for (uint32_t rest = a->s->cell[n].readers & ~(1u << a->w->index); rest; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
-        const struct read_mark *mark = &a->s->read[r][n];
+        const struct mark *mark = &a->s->read[r][n];
         if (UNLIKELY(mark->clock > a->mine->seen[r]) && !(a->kind == BY_STRONG && mark->pc & STRONG_MARK))
-            return report_read(a, r, mark->pc, address);
+            return report_mark(a, r, mark->pc, "a read", address);
     }
     return 1;
 }
 
-static inline void write_cell(struct shadow *s, uint32_t n, const struct cell *value) {
-    s->cell[n] = *value;
+/* Note a write. A strong one leaves the weak one before it to be seen. */
+static inline void note_write(const struct access *a, uint32_t n, const struct cell *value) {
+    if (LIKELY(a->kind != BY_STRONG)) {
+        a->s->cell[n] = *value;
+        return;
+    }
+    a->s->cell[n].strong |= 1u << a->w->index;
+    a->s->strong[a->w->index][n] = (struct mark){a->clock, a->w->pc};
 }
 
 /* Check or note an access that lies inside one granule. 0 after a fault. */
@@ -207,7 +236,7 @@ static int part(const struct access *a, uint32_t offset, uint32_t bytes, const s
         if (a->is_write && !write_allowed(a, n, k + SHARED_BASE))
             return 0;
         if (a->is_write)
-            write_cell(a->s, n, value);
+            note_write(a, n, value);
     }
     return 1;
 }
@@ -217,15 +246,15 @@ static inline int whole(const struct access *a, uint32_t granule, const struct c
     if (UNLIKELY(a->s->cell[granule].split)) {
         if (!part(a, granule * GRANULE, GRANULE, value))
             return 0;
-        if (a->is_write)
-            write_cell(a->s, granule, value);
+        if (a->is_write && a->kind != BY_STRONG)
+            a->s->cell[granule] = *value; /* one again */
         return 1;
     }
     if (!a->is_write)
         return read_cell(a, granule, granule * GRANULE + SHARED_BASE);
     if (!write_allowed(a, granule, granule * GRANULE + SHARED_BASE))
         return 0;
-    write_cell(a->s, granule, value);
+    note_write(a, granule, value);
     return 1;
 }
 
@@ -239,6 +268,14 @@ static int range(const struct access *a, uint32_t offset, uint32_t bytes, const 
         offset += n;
     }
     return 1;
+}
+
+/* Make room for the strong writes of a warp. 0 after a fault. */
+static int open_strong(struct warp *w, uint32_t lane) {
+    struct shadow *s = w->cta->shadow;
+    if (!s->strong[w->index])
+        s->strong[w->index] = malloc(CELLS * sizeof **s->strong);
+    return s->strong[w->index] ? 1 : (fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of host memory"), 0);
 }
 
 static struct access access_of(struct warp *w, uint32_t lane, uint32_t bytes, int is_write, enum access_kind kind) {
@@ -260,6 +297,8 @@ int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
     if (is_write && a.s->stores && !check_stores(w, address, bytes, lane, verb(&a)))
         return 0;
+    if (is_write && kind == BY_STRONG && !open_strong(w, lane))
+        return 0;
     return range(&a, address - SHARED_BASE, bytes, &value);
 }
 
@@ -269,6 +308,8 @@ int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t b
     struct access a = access_of(w, 0, bytes, is_write, kind);
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
     const uintptr_t base = (uintptr_t)w->cta->shared;
+    if (is_write && kind == BY_STRONG && !open_strong(w, lowest_bit(mask)))
+        return 0;
     for (uint32_t rest = mask; rest;) {
         a.lane = lowest_bit(rest);
         const uint64_t start = (uintptr_t)place[a.lane] - base;
@@ -327,19 +368,19 @@ void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_
     const uint32_t first = address - SHARED_BASE;
     for (uint32_t k = first; k < first + bytes;) {
         if (k % GRANULE == 0 && first + bytes - k >= GRANULE) {
-            write_cell(s, k / GRANULE, &value);
+            s->cell[k / GRANULE] = value;
             k += GRANULE;
             continue;
         }
         split(s, k / GRANULE);
-        write_cell(s, cell_of_byte(k++), &value);
+        s->cell[cell_of_byte(k++)] = value;
     }
 }
 
 /* Note that a warp's asynchronous read of a range, made of whole granules, has ended. */
 void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t pc) {
     struct shadow *s = w->cta->shadow;
-    const struct read_mark mark = {s->warp[w->index].seen[w->index], pc};
+    const struct mark mark = {s->warp[w->index].seen[w->index], pc};
     for (uint32_t g = (address - SHARED_BASE) / GRANULE; g < (address - SHARED_BASE + bytes) / GRANULE; g++) {
         const uint32_t count = s->cell[g].split ? GRANULE : 1, first = count > 1 ? cell_of_byte(g * GRANULE) : g;
         for (uint32_t n = first; n < first + count; n++) {

@@ -8,8 +8,8 @@
  * `seen` holds how much of each agent a warp is ordered after. `proxied` holds, of warps and their copies, the part
  * that a fence.proxy.async lies behind; it travels with `seen`.
  *
- * Every 16 bytes of shared memory have a cell: the last write and the warps that have read since. An access to a part
- * of the 16 bytes splits the cell into one per byte. */
+ * Every 16 bytes of shared memory have a cell: the last weak write, and the warps that have read or strongly written
+ * since. An access to a part of the 16 bytes splits the cell into one per byte. */
 #ifndef SM120_VM_CHECK_H
 #define SM120_VM_CHECK_H
 
@@ -38,9 +38,11 @@ struct cell {
     uint32_t clock, pc;
     uint8_t agent, kind, split, spare;
     uint32_t readers; /* warps that have read since the write */
+    uint32_t strong;  /* warps that have written strongly (atomics, st.relaxed, ...) since the write */
 };
 
-struct read_mark {
+/* The last access of a warp to a cell. */
+struct mark {
     uint32_t clock, pc; /* bit 31 of pc: a strong read */
 };
 
@@ -78,8 +80,9 @@ struct shadow {
     uint32_t stores, store_space;
     struct location *location;
     uint32_t locations, location_space;
-    struct cell *cell;                 /* GRANULES, then 16 bytes of each */
-    struct read_mark *read[MAX_WARPS]; /* beside the cells */
+    struct cell *cell;              /* GRANULES, then 16 bytes of each */
+    struct mark *read[MAX_WARPS];   /* beside the cells */
+    struct mark *strong[MAX_WARPS]; /* likewise; NULL until a warp writes strongly */
 };
 
 /* check.c: the accesses. All return 0 after a fault. */

@@ -39,8 +39,10 @@ void check_barrier_left(struct warp *w, uint32_t number) {
 void check_fence(struct warp *w, uint32_t kind) {
     struct shadow *s = w->cta->shadow;
     struct clocks *mine = &s->warp[w->index];
-    if (kind & FENCE_PROXY)
+    if (kind & FENCE_PROXY) {
         memcpy(mine->proxied, mine->seen, sizeof mine->proxied);
+        mine->seen[w->index]++;
+    }
     if (!(kind & FENCE_MEMORY))
         return;
     if (s->has_acquired >> w->index & 1u) {
