@@ -3,6 +3,7 @@
 #include "device.h"
 
 #include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -181,12 +182,13 @@ static bool read_option(const char *text, size_t length, struct driver_options *
             return true;
         }
     }
-    if (length < 6 || length > 24 || memcmp(text, "seed=", 5) != 0 || strspn(text + 5, "0123456789") != length - 5) {
+    if (length < 6 || length > 25 || memcmp(text, "seed=", 5) != 0 || strspn(text + 5, "0123456789") != length - 5) {
         return false;
     }
+    errno = 0;
     options->has_seed = 1;
     options->seed = strtoull(text + 5, NULL, 10);
-    return true;
+    return errno == 0;
 }
 
 /* Choose a virtual device and, after "?", how it runs kernels: options with "&" between them. */

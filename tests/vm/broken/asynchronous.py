@@ -11,14 +11,14 @@ ASYNCHRONOUS = [
     Planted(
         "a bulk store of what was written without a proxy fence",
         f"""
-    st.shared.b32 [smem], 1;
+@q  st.shared.b32 [smem], 1;
     bar.sync 0;
 @!r bra over;
     {STORE} [x], [smem], 256;
     cp.async.bulk.commit_group;
     cp.async.bulk.wait_group 0;
 over:
-""".replace("    st.shared", "@q  st.shared"),
+""",
         ("bulk store of 256 bytes at shared address 0x400", "broken.ptx:1", "broken.ptx:4", "expected fence.proxy.async"),
         f"""
 @q  st.shared.b32 [smem], 1;
@@ -83,9 +83,8 @@ over:
     Planted(
         "a fence, but no barrier",
         f"""
-    st.shared.b32 [at + 0], a;
-""".replace("    st", "@p  st")
-        + f"""    fence.proxy.async.shared::cta;
+@p  st.shared.b32 [at], a;
+    fence.proxy.async.shared::cta;
 @!r bra over;
     {STORE} [x], [smem], 64;
     cp.async.bulk.commit_group;
