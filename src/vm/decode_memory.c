@@ -17,10 +17,14 @@ static int skip_cache(struct parser *p, uint32_t *at) {
     return policy;
 }
 
-/* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... All are as strong here as the strongest. */
-static void skip_order(struct parser *p, uint32_t *at) {
-    if (take_choice(p, at, "weak volatile relaxed acquire release acq_rel mmio") >= 0)
+/* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... What it is matters to the checks alone. */
+static uint16_t take_order(struct parser *p, uint32_t *at) {
+    static const uint16_t orders[] = {ORDER_WEAK,    ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE,
+                                      ORDER_RELEASE, ORDER_ACQ_REL, ORDER_RELAXED};
+    const int k = take_choice(p, at, "weak volatile relaxed acquire release acq_rel mmio");
+    if (k >= 0)
         take_choice(p, at, "cta cluster gpu sys");
+    return k < 0 ? ORDER_WEAK : orders[k];
 }
 
 /* A state space; generic if there is none. */
@@ -73,7 +77,7 @@ void decode_ld(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
-    skip_order(p, &at);
+    i.q = take_order(p, &at);
     const enum space space = take_space(p, &at);
     skip_cache(p, &at);
     take(p, &at, "nc");
@@ -120,7 +124,7 @@ void decode_st(struct parser *p) {
     struct inst i = {0};
     if (has(p, "async") || has(p, "bulk"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    skip_order(p, &at);
+    i.q = take_order(p, &at);
     const enum space space = take_space(p, &at);
     const int policy = skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
@@ -235,7 +239,8 @@ static void decode_atomic(struct parser *p, int returns) {
     struct inst i = {.count = 1};
     if (has(p, "async"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    take_choice(p, &at, "relaxed acquire release acq_rel sc");
+    const int order = take_choice(p, &at, "relaxed acquire release acq_rel sc");
+    i.q = (uint16_t)(order < 0 ? ORDER_RELAXED : order > 3 ? ORDER_ACQ_REL : ORDER_RELAXED + order);
     take_choice(p, &at, "cta cluster gpu sys");
     const enum space space = take_space(p, &at);
     take_choice(p, &at, "cta cluster gpu sys");

@@ -663,6 +663,7 @@ const struct driver *driver_virtual(void) {
         DRIVER_FUNCTIONS(X)
 #undef X
             .fault = virtual_fault,
-        .counter = virtual_counter, .counters_reset = virtual_counters_reset, .interrupt = virtual_interrupt};
+        .counter = virtual_counter, .counters_reset = virtual_counters_reset, .interrupt = virtual_interrupt,
+        .configure = launch_configure};
     return &driver;
 }

@@ -254,6 +254,15 @@ struct allocation {
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
 
+/* How strict a launch is: bounds, alignment and the like are always checked. */
+enum checks { CHECKS_OFF, CHECKS_DEFAULT, CHECKS_FULL };
+
+/* inst.q of ld, st, atom, red and of mbarrier operations: what the access orders. */
+enum order { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
+
+/* inst.flags of a fence */
+enum { FENCE_MEMORY = 1, FENCE_PROXY = 2 };
+
 enum wait {
     WAIT_NOT,
     WAIT_CONVERGE, /* for the other lanes of the warp */
@@ -336,6 +345,7 @@ struct cta {
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
+    struct shadow *shadow; /* check.h; NULL when nothing is checked */
 };
 
 /* What one thread needs to run CTAs; kept between launches. */
@@ -344,12 +354,13 @@ struct worker {
     uint64_t *counts; /* [pc]: warp instructions executed */
     uint64_t bytes[16];
     uint64_t tensor_flops;
-    uint64_t executed, checked;
+    uint64_t executed, checked, begun; /* warp instructions; looked at; before the present CTA */
     struct allocation cached[8];
     char *memory; /* registers, predicates, shared, local */
     size_t memory_bytes;
     struct warp *warps;
     struct cta cta;
+    struct shadow *shadow; /* kept for the launches that are checked */
     uint32_t scratch[16][WARP];
 };
 
@@ -377,7 +388,7 @@ struct launch {
     uint32_t grid[3], block[3], threads, warps;
     uint32_t shared_bytes, dynamic_bytes; /* static + dynamic */
     uint8_t *parameters;
-    uint64_t ctas, seed, instruction_limit;
+    uint64_t ctas, seed, stride, instruction_limit; /* stride: from one CTA to the next, in the seed's order */
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
     unsigned interrupts;  /* of the device, when the launch began */
@@ -385,6 +396,7 @@ struct launch {
     CUresult result;
     char fault[4096];
     unsigned helpers;
+    enum checks checks;
     struct launch *following;
 };
 
@@ -411,7 +423,7 @@ uint64_t cta_random(struct cta *cta);
 
 /* control.c */
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
-    control_nop, control_setp, control_set, control_clock;
+    control_nop, control_fence, control_setp, control_set, control_clock;
 /* A barrier counts fewer threads when a warp exits. */
 void barrier_check(struct cta *cta, uint32_t number);
 
@@ -484,6 +496,7 @@ void counters_add(struct device *device, const struct worker *worker, const stru
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments);
 unsigned launch_threads(void);
+void launch_configure(const struct driver_options *options);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {
