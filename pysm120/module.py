@@ -27,7 +27,7 @@ _USER_TYPE = 2
 
 @dataclasses.dataclass(frozen=True)
 class KernelInfo:
-    """What a kernel needs. ``registers`` is 0 on the virtual device."""
+    """What a kernel needs. ``registers`` is 0 for PTX on the virtual device, which allocates none."""
 
     entry: str
     registers: int

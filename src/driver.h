@@ -120,9 +120,9 @@ enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
     X(cuFuncGetParamInfo, (CUfunction function, size_t index, size_t *offset, size_t *bytes))                          \
     X(cuOccupancyMaxActiveBlocksPerMultiprocessor,                                                                     \
       (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                            \
-    X(cuLaunchKernel, (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \
-                       unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments,   \
-                       void **extra))
+    X(cuLaunchKernel,                                                                                                  \
+      (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
+       unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments, void **extra))
 
 struct driver {
 #define X(name, parameters) CUresult(*name) parameters;

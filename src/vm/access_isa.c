@@ -118,6 +118,7 @@ static inline int places(struct warp *w, const struct inst *i, uint32_t mask, ui
         return 1;
     }
     for (uint32_t l = 0; l < WARP; l++) {
+        place[l] = NULL;
         if (!(mask >> l & 1u))
             continue;
         place[l] = memory_any(w, (enum space)i->space, address[l], bytes, bytes, l, is_write, found);
@@ -144,7 +145,7 @@ static enum step load(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t k = 0; k < i->count; k++) {
         gather(w, slots[k], i->size, (const uint8_t *const *)place, mask);
         if (k + 1u < i->count)
-            LANES place[l] += i->size;
+            LANES place[l] = (uint8_t *)((uintptr_t)place[l] + i->size);
     }
     count_traffic(w, found, mask, bytes, 0);
     return STEP_NEXT;
@@ -160,7 +161,7 @@ static enum step store(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t k = 0; k < i->count; k++) {
         scatter(w, slots[k], i->size, place, mask);
         if (k + 1u < i->count)
-            LANES place[l] += i->size;
+            LANES place[l] = (uint8_t *)((uintptr_t)place[l] + i->size);
     }
     count_traffic(w, found, mask, bytes, 1);
     return STEP_NEXT;

@@ -18,10 +18,10 @@ FORMS(v3);
 FORMS(v4);
 #endif
 
-/* The functions for the widest vectors that this CPU has and SM120_VM_ISA permits. */
+/* The functions for the widest vectors that this CPU has and PYSM120_VM_ISA permits. */
 static mma_function *const *widest(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    const char *const limit = getenv("SM120_VM_ISA");
+    const char *const limit = getenv("PYSM120_VM_ISA");
     const int base = limit != NULL && strcmp(limit, "base") == 0;
     const int v3 = limit != NULL && strcmp(limit, "v3") == 0;
     if (!base && !v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

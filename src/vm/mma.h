@@ -50,7 +50,7 @@ struct mma_operands {
 typedef void mma_function(const struct mma_shape *shape, const struct mma_operands *operands);
 
 /* The function for a shape, for the widest vectors of this CPU; NULL where no sm_120f instruction has that shape.
- * SM120_VM_ISA=base or v3 in the environment holds it to narrower vectors; all give the same bits. */
+ * PYSM120_VM_ISA=base or v3 in the environment holds it to narrower vectors; all give the same bits. */
 mma_function *mma_find(const struct mma_shape *shape);
 
 #endif

@@ -86,13 +86,15 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
             error_at(p, &p->token, "expected a constant or the address of a global variable");
         token_next(p);
         uint64_t address = s->address;
-        if (p->token.kind == '+' || p->token.kind == '-')
+        if (accept(p, '+'))
             address += (uint64_t)constant_integer(p);
         memcpy(to, &address, 8);
         return;
     }
     const struct expression e = constant_expression(p);
     uint64_t bits = e.integer;
+    if (type_class(v->type) == 'f' && !e.is_real)
+        error_at(p, at, "a float variable wants floats, such as 1.0");
     if (v->type == T_F32) {
         const float f = (float)e.real;
         uint32_t narrow;
@@ -338,7 +340,7 @@ static void read_directive(struct parser *p) {
 
 /* name: ts1, ts2, ...; behind .branchtargets */
 static void read_targets(struct parser *p, struct symbol *label) {
-    uint32_t targets[256], n = 0;
+    uint32_t n = 0;
     struct label_use *uses[256];
     token_next(p);
     do {
@@ -350,7 +352,6 @@ static void read_targets(struct parser *p, struct symbol *label) {
         expect(p, TOKEN_NAME, "a label");
     } while (accept(p, ','));
     uint32_t *list = parser_take(p, (n + 1) * sizeof *list);
-    (void)targets;
     list[0] = n;
     for (uint32_t i = 0; i < n; i++) {
         uses[i]->target = &list[i + 1];

@@ -278,15 +278,23 @@ def test_special_values(device: pysm120.Device, name: str, x: list[float], want:
     assert np.array_equal(np.signbit(got[: len(x)][finite]), np.signbit(np.array(want)[finite]))
 
 
-@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
-@pytest.mark.parametrize("op", ["add", "mul", "div"])
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "sqrt", "rcp", "fma"])
 def test_directed_rounding(device: pysm120.Device, rng: np.random.Generator, mode: str, op: str) -> None:
-    a, b = (rng.standard_normal(1024).astype(np.float32) for _ in range(2))
-    (got,) = run(device, f"{op}.{mode}.f32 out0, in0, in1;", [a, b], ["f4"])
-    numpy_op = {"add": np.add, "mul": np.multiply, "div": np.divide}[op]
-    exact = numpy_op(a.astype(np.longdouble), b.astype(np.longdouble))
+    a, b, c = (np.exp2(rng.uniform(-3, 3, 1024)).astype(np.float32) for _ in range(3))
+    operands = {"sqrt": "in0", "rcp": "in0", "fma": "in0, in1, in2"}.get(op, "in0, in1")
+    (got,) = run(device, f"{op}.{mode}.f32 out0, {operands};", [a, b, c], ["f4"])
+    x, y, z = (v.astype(np.longdouble) for v in (a, b, c))
+    exact = {"add": x + y, "sub": x - y, "mul": x * y, "div": x / y, "sqrt": np.sqrt(x), "rcp": 1 / x, "fma": x * y + z}[op]
     near = exact.astype(np.float32)
     down = np.where(near > exact, np.nextafter(near, np.float32(-np.inf)), near)
     up = np.where(near < exact, np.nextafter(near, np.float32(np.inf)), near)
-    want = {"rm": down, "rp": up, "rz": np.where(exact > 0, down, up)}[mode]
+    want = {"rn": near, "rm": down, "rp": up, "rz": np.where(exact > 0, down, up)}[mode]
     np.testing.assert_array_equal(got, want)
+    if op in ("div", "sqrt", "rcp"):
+        return  # a long double does not tell on which side of an f64 the exact result lies
+    (double,) = run(device, f"{op}.{mode}.f64 out0, {operands};", [v.astype("f8") for v in (a, b, c)], ["f8"])
+    near = exact.astype(np.float64)
+    down = np.where(near > exact, np.nextafter(near, -np.inf), near)
+    up = np.where(near < exact, np.nextafter(near, np.inf), near)
+    np.testing.assert_array_equal(double, {"rn": near, "rm": down, "rp": up, "rz": np.where(exact > 0, down, up)}[mode])

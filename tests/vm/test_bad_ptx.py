@@ -37,6 +37,15 @@ BAD = [
     ("add.s32 a, f, b;", "f, b", "'f' is .f32"),
     ("add.f32 f, f, 1;", "1;", "float constant"),
     ("mov.u32 a, nowhere;", "nowhere", "undefined register 'nowhere'"),
+    ("cvt.sat.s64.u32 w, a;", "cvt.sat", "nothing to saturate"),
+    ("add.u32 a, %tid.x, 1;", "%tid.x", "by mov or cvt only"),
+    ("mov.u64 w, %laneid;", "%laneid", "'%laneid' is .u32"),
+    ("add.u32 _, a, b;", "_", "must keep its result"),
+    ("mov.f32 f, 0;", "0;", "float constant"),
+    ("mov.u32 a, 0f3f800000;", "0f3f", "does not fit .u32"),
+    ("mov.b32 a, 1.5;", "1.5", "does not fit .b32"),
+    ("ld.shared.u16 f, [smem];", "f, [", "'f' is .f32"),
+    ("ld.shared.b32 a, [smem - 4];", "- 4", "expected ']'"),
     ("mov.u16 a, h;", "a, h", "'a' is .b32"),
     ("bra nowhere;", "nowhere", "undefined label 'nowhere'"),
     ("@q add.u32 a, a, b;", "q", "undefined predicate 'q'"),
@@ -167,6 +176,10 @@ def test_rubbish(device: pysm120.Device, text: str) -> None:
     else:
         with pytest.raises(pysm120.Error):
             device.load(text)
+
+
+def test_nothing_is_moved(device: pysm120.Device) -> None:
+    device.load(FRAME.format(target="sm_120f", body="mov.b32 {_, _}, a;").replace("    ret;\n", ""))
 
 
 def test_cut_anywhere(device: pysm120.Device) -> None:

@@ -27,15 +27,15 @@ FRAME = """.version 8.8
 }}
 """
 
-# body, parts of the message, threads
+# body, parts of the message
 FAULTS = [
     ("mad.wide.u32 x, i, 4, x; st.global.b32 [x + 1000], a;", ["write of 4 bytes", "behind the end", "lane 6"], 32),
-    ("st.global.b32 [x - 8], a;", ["8 bytes before an allocation of 1024"], 32),
+    ("st.global.b32 [x + -8], a;", ["8 bytes before an allocation of 1024"], 32),
     ("ld.global.b64 y, [x + 1020];", ["misaligned", "multiple of 8"], 32),
     ("ld.global.v4.b32 {a, a, b, b}, [x + 1016];", ["multiple of 16"], 32),
-    ("ld.global.b32 a, [0];", ["address 0x0", "no allocation"], 32),
+    ("mov.b64 y, 0; ld.global.b32 a, [y];", ["address 0x0", "no allocation"], 32),
     ("mov.u32 b, smem; add.u32 b, b, 256; ld.shared.b32 a, [b];", ["shared address 0x500", "1024 to 1280"], 32),
-    ("ld.shared.b32 a, [0];", ["shared address 0x0"], 32),
+    ("ld.shared.b32 a, [a];", ["shared address 0x0"], 32),
     ("ld.shared.b16 i, [smem + 1];", ["multiple of 2"], 32),
     ("mov.u64 y, mine; st.local.b32 [y + 64], a;", ["local address 0x40", "64 bytes"], 32),
     ("mov.u64 y, smem; cvta.shared.u64 y, y; ld.b32 a, [y + 256];", ["shared address 0x500"], 32),

@@ -86,7 +86,7 @@ def test_equals_the_model(
     selectors = LAST.get(form.scale_vec, FIRST)
     text = source([mma_forms.entry(form, "mma", selectors)])
     for width in WIDTHS:
-        monkeypatch.setenv("SM120_VM_ISA", width)
+        monkeypatch.setenv("PYSM120_VM_ISA", width)
         expect_equal(run(device, device.load(text)["mma"], form, operands, selectors), want, operands)
 
 
@@ -138,7 +138,7 @@ def test_equals_the_public_model(device: pysm120.Device, monkeypatch: pytest.Mon
     assert form in FORMS
     text = source([mma_forms.entry(form, "mma", FIRST)])
     for width in WIDTHS:
-        monkeypatch.setenv("SM120_VM_ISA", width)
+        monkeypatch.setenv("PYSM120_VM_ISA", width)
         expect_equal(run(device, device.load(text)["mma"], form, operands, FIRST), d, operands)
 
 
