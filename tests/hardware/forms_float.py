@@ -82,6 +82,22 @@ def half(t: str) -> Iterator[Form]:
         yield form(f"set.geu{ftz}.{d}.{t} out0, in0, in1;", f"{t} {t}", size)
 
 
+def tiny() -> Iterator[Form]:
+    """Make results just below the least normal: are they flushed before or after they are rounded?"""
+    first, second = "add.u32 t0, in0, 0x00800000;", "shl.b32 t1, in0, 1; sub.u32 t1, 0x3f800000, t1;"
+    for rounding, sat in product(ROUNDINGS, ("", ".sat")):
+        yield form(f"{first} {second} mul.{rounding}.ftz{sat}.f32 out0, t0, t1;", "u32:1,99", "b32", 256)
+        text = f"{first} {second} mov.b32 f0, in1; fma.{rounding}.ftz{sat}.f32 out0, t0, t1, f0;"
+        yield form(text, "u32:1,99 u32:0,1", "b32", 256)
+    for rounding in ROUNDINGS:
+        text = f"{first} add.u32 t1, in0, in1; add.u32 t1, t1, 0x3f800000; div.{rounding}.ftz.f32 out0, t0, t1;"
+        yield form(text, "u32:0,99 u32:0,2", "b32", 256)
+    for sat in ("", ".sat"):
+        text = "cvt.u16.u32 h0, in0; cvt.u16.u32 h1, in1; add.u16 h0, h0, 0x0400; sub.u16 h1, 0x3c00, h1;"
+        yield form(f"{text} mul.ftz{sat}.f16 out0, h0, h1;", "u32:0,99 u32:0,199", "b16")
+        yield form(f"{text} mov.b16 h2, 0x8000; fma.rn.ftz{sat}.f16 out0, h0, h1, h2;", "u32:0,99 u32:0,199", "b16")
+
+
 def tests() -> Iterator[Form]:
     for t in ("f32", "f64"):
         for test in ("finite", "infinite", "number", "notanumber", "normal", "subnormal"):
@@ -123,5 +139,5 @@ def approximate() -> Iterator[Form]:
 
 
 HALVES = tuple(form for t in ("f16", "f16x2", "bf16", "bf16x2") for form in half(t))
-FORMS = (*single(), *double(), *tests())
+FORMS = (*single(), *double(), *tiny(), *tests())
 APPROXIMATE = tuple(approximate())

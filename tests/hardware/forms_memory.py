@@ -179,7 +179,7 @@ def bulk_reductions() -> Iterator[Form]:
         bits = int(t.lstrip("bfus"))
         kind = f"{t}x2" if bits == 16 else t
         count = 2 if bits == 64 else 4
-        move = f"v{count}." + (f"b{bits}" if t[0] in "bus" else "b32" if bits == 16 else t)
+        move = f"v{count}." + ("b32" if bits == 16 else t if t[0] == "f" else f"b{bits}")
         values, old = (", ".join(f"in{k + x * count}" for k in range(count)) for x in (0, 1))
         text = f"""st.shared.{move} [cell], {{{values}}}; st.global.{move} [at_out0], {{{old}}};
         setp.eq.u32 r, i, 0; fence.proxy.async; bar.sync 0;
@@ -189,29 +189,41 @@ def bulk_reductions() -> Iterator[Form]:
 
 
 def mbarriers() -> Iterator[Form]:
+    """Make sequences on a barrier of one's own: of a state, which is opaque, only what PTX lets one ask is kept."""
     init = "mbarrier.init.shared.b64 [cell], in0;"
     count = "u32:1,5"
-    yield form(f"{init} mbarrier.arrive.shared.b64 out0, [cell]; mbarrier.test_wait.shared.b64 out1, [cell], out0;", count, "b64 p", 256)
-    yield form(f"{init} mbarrier.arrive.shared.b64 w0, [cell]; mbarrier.pending_count.b64 out0, w0;", count, "b32", 256)
-    text = f"{init} add.u32 t0, in0, 1; mbarrier.init.shared.b64 [cell + 8], t0; mbarrier.arrive.shared.b64 out0, [cell + 8], in0;"
-    yield form(f"{text} mbarrier.test_wait.shared.b64 out1, [cell + 8], out0;", count, "b64 p", 256)
+
+    def pending(k: int, state: str) -> str:
+        return f" mbarrier.pending_count.b64 out{k}, {state};"
+
+    def waits(k: int, parity: int) -> str:
+        return f" mbarrier.test_wait.parity.shared.b64 out{k}, [cell], {parity};"
+
+    def complete(size: int) -> str:
+        return f" mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [cell], {size};"
+
+    text = f"{init} mbarrier.arrive.shared.b64 w0, [cell]; mbarrier.test_wait.shared.b64 out0, [cell], w0;"
+    yield form(text + pending(1, "w0"), count, "p b32", 256)
+    text = f"{init} add.u32 t0, in0, 1; mbarrier.init.shared.b64 [cell + 8], t0;"
+    text += " mbarrier.arrive.shared.b64 w0, [cell + 8], in0; mbarrier.test_wait.shared.b64 out0, [cell + 8], w0;"
+    text += " mbarrier.arrive.shared.b64 w1, [cell + 8]; mbarrier.test_wait.shared.b64 out1, [cell + 8], w0;"
+    yield form(text + pending(2, "w0") + pending(3, "w1"), count, "p p b32 b32", 256)
     for parity in (0, 1):
-        text = f"{init} mbarrier.test_wait.parity.shared.b64 out0, [cell], {parity}; mbarrier.arrive.shared.b64 _, [cell], in0;"
-        text += f" mbarrier.test_wait.parity.shared.b64 out1, [cell], {parity}; mbarrier.arrive.shared.b64 out3, [cell];"
-        text += f" mbarrier.test_wait.parity.shared.b64 out2, [cell], {parity};"
-        yield form(text, count, "p p p b64", 256)
-        text = f"{init} mbarrier.arrive.expect_tx.shared.b64 out3, [cell], 64; mbarrier.test_wait.parity.shared.b64 out0, [cell], {parity};"
-        text += " mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [cell], 48; mbarrier.test_wait.parity.shared.b64 out1, [cell], 0;"
-        text += " mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [cell], 16; mbarrier.test_wait.parity.shared.b64 out2, [cell], 0;"
-        yield form(text, "u32:1,1" if parity else "u32:1,2", "p p p b64", 256)
-    text = f"{init} mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [cell], 32; mbarrier.arrive.shared.b64 out0, [cell], in0; "
-    text += "mbarrier.test_wait.parity.shared.b64 out1, [cell], 0; mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [cell], 32;"
-    yield form(f"{text} mbarrier.test_wait.parity.shared.b64 out2, [cell], 0;", count, "b64 p p", 256)
-    text = f"add.u32 t0, in0, 1; {init.replace('in0', 't0')} mbarrier.arrive_drop.shared.b64 out0, [cell]; mbarrier.arrive.shared.b64 out1, [cell], in0;"
-    text += " mbarrier.test_wait.parity.shared.b64 out2, [cell], 0; mbarrier.arrive.shared.b64 out3, [cell], in0; mbarrier.test_wait.parity.shared.b64 out4, [cell], 1;"
-    yield form(text, count, "b64 b64 p b64 p", 256)
-    text = f"{init} mbarrier.arrive.noComplete.shared.b64 out0, [cell], 1; mbarrier.inval.shared.b64 [cell];"
-    yield form(text, "u32:2,5", "b64", 256)
+        text = init + waits(0, parity) + " mbarrier.arrive.shared.b64 _, [cell], in0;" + waits(1, parity)
+        yield form(text + " mbarrier.arrive.shared.b64 _, [cell];" + waits(2, parity), count, "p p p", 256)
+        text = f"{init} mbarrier.arrive.expect_tx.shared.b64 w0, [cell], 64;" + waits(0, parity)
+        text += complete(48) + waits(1, 0) + complete(16) + waits(2, 0) + pending(3, "w0")
+        yield form(text, "u32:1,1" if parity else "u32:1,2", "p p p b32", 256)
+    text = f"{init} mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [cell], 32; mbarrier.arrive.shared.b64 _, [cell], in0;"
+    yield form(text + waits(0, 0) + complete(32) + waits(1, 0), count, "p p", 256)
+    text = f"{init} {complete(32)} mbarrier.arrive.expect_tx.shared.b64 _, [cell], 32;"
+    yield form(text + waits(0, 0) + waits(1, 1), "u32:1,2", "p p", 256)
+    text = f"add.u32 t0, in0, 1; {init.replace('in0', 't0')} mbarrier.arrive_drop.shared.b64 w0, [cell];"
+    text += " mbarrier.arrive.shared.b64 w1, [cell], in0;" + waits(0, 0)
+    text += " mbarrier.arrive.shared.b64 _, [cell], in0;" + waits(1, 1) + pending(2, "w0") + pending(3, "w1")
+    yield form(text, count, "p p b32 b32", 256)
+    text = f"{init} mbarrier.arrive.noComplete.shared.b64 w0, [cell], 1; mbarrier.inval.shared.b64 [cell];"
+    yield form(text + pending(0, "w0"), "u32:2,5", "b32", 256)
 
 
 FORMS = (*loads(), *atomics(), *vector_atomics(), *matrices(), *copies(), *bulk_copies(), *bulk_reductions(), *mbarriers())
