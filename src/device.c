@@ -403,3 +403,18 @@ sm120_status sm120_device_counters_reset(sm120_device *handle) {
     }
     return device_leave(device, status);
 }
+
+sm120_status sm120_device_interrupt(sm120_device *handle) {
+    struct device *device;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    if (device->driver->interrupt == NULL) {
+        status = fail(SM120_UNSUPPORTED, "\"%s\" cannot be interrupted; the virtual device can", device->info.name);
+    } else {
+        const CUresult result = device->driver->interrupt(device->context);
+        status = result == CUDA_SUCCESS ? SM120_OK : driver_fail(device->driver, result, "interrupting the launches");
+    }
+    return device_leave(device, status);
+}

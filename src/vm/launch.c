@@ -256,7 +256,8 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
                             .parameters = parameters,
                             .ctas = (uint64_t)grid[0] * grid[1] * grid[2],
                             .seed = environment("PYSM120_SEED", 0),
-                            .instruction_limit = environment("PYSM120_INSTRUCTION_LIMIT", UINT64_MAX)};
+                            .instruction_limit = environment("PYSM120_INSTRUCTION_LIMIT", 1ULL << 40)};
+    launch.interrupts = atomic_load(&device->interrupts);
     launch.warps = (launch.threads + WARP - 1) / WARP;
     const uint32_t align = f->dynamic_align;
     const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
