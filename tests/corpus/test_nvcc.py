@@ -210,9 +210,7 @@ def test_atomics(device: pysm120.Device) -> None:
 
 def test_message_between_ctas(device: pysm120.Device) -> None:
     n = 64
-    out = launch(
-        device, "atomics:ordered", 2, n, np.zeros(n, np.int32), np.zeros(1, np.int32), np.zeros(n, np.int32)
-    )
+    out = launch(device, "atomics:ordered", 2, n, np.zeros(n, np.int32), np.zeros(1, np.int32), np.zeros(n, np.int32))
     assert np.array_equal(out[2], 3 * np.arange(n) + 1)
 
 
