@@ -131,6 +131,7 @@ ROWS: list[tuple[str, str, list[str], str, Callable[..., Any]]] = [
     ("sad.s32", "sad.s32 out0, in0, in1, in2;", [S32, S32, U32], U32, cut(32, lambda a, b, c: c + abs(a - b))),
     ("dp4a", "dp4a.s32.s32 out0, in0, in1, in2;", [U32, U32, U32], U32, cut(32, dot4)),
     ("add.cc", "add.cc.u32 out0, in0, in1; addc.u32 out1, in2, in2;", [U32, U32, U32], U32, cut(32, lambda a, b, c: 2 * c + (a + b >> 32))),
+    ("sub.cc.carry", "sub.cc.u32 t0, in0, in1; addc.u32 out0, 0, 0;", [U32, U32], U32, cut(32, lambda a, b: a >= b)),
     ("sub.cc", "sub.cc.u64 w0, in0, in1; subc.u64 out0, 5, 1;", [U64, U64], U64, cut(64, lambda a, b: 4 - (a < b))),
     ("addc.cc", "add.cc.u32 t0, in0, in0; addc.cc.u32 t1, in1, in1; addc.u32 out0, 0, 0;", [U32, U32], U32, lambda a, b: cut(32, lambda x, y: (x | y << 32) * 2 >> 64)(a, b)),
     ("mad.cc", "mad.lo.cc.u32 t0, in0, in1, in2; madc.hi.u32 out0, in0, in1, 0;", [U32, U32, U32], U32, cut(32, lambda a, b, c: a * b + c >> 32)),

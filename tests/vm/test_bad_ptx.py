@@ -82,7 +82,7 @@ BAD = [
     ("mma.sync.aligned.m16n8k16.row.col.f16.bf16.bf16.f16 {a,a}, {a,a,a,a}, {a,a}, {a,a};", "mma", "instruction"),
     ("{ { add.u32 a, a, zz; } }", "zz", "undefined register 'zz'"),
     ("inner: { bra inner2; } { inner2: }", "inner2;", "undefined label"),
-    ("call foo;", "call", "unknown instruction"),
+    ("call foo;", "foo", "undefined function 'foo'"),
     ("fence.frob;", "fence.frob", "unknown instruction"),
     ("mbarrier.frob.b64 [a];", "mbarrier", "unknown instruction"),
     ("shfl.sync.up.b32 a|f, a, 1, 0, -1;", "f, a", "predicate"),
