@@ -29,8 +29,8 @@ static uint16_t take_order(struct parser *p, uint32_t *at) {
 
 /* A state space; generic if there is none. */
 static enum space take_space(struct parser *p, uint32_t *at) {
-    static const enum space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED,
-                                        SPACE_LOCAL,  SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM,  SPACE_PARAM};
+    static const enum space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED, SPACE_LOCAL,
+                                        SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM,  SPACE_PARAM};
     const int k =
         take_choice(p, at, "global shared shared::cta shared::cluster local const param param::entry param::func");
     return k < 0 ? SPACE_GENERIC : spaces[k];

@@ -61,7 +61,8 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
     const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
     const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
     const size_t calls = sizeof(struct call) * f->call_depth * WARP;
-    const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128, all = each * launch->warps + shared + 64;
+    const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128,
+                 all = each * launch->warps + shared + 64;
     worker->launch = launch;
     if (all > worker->memory_bytes) {
         free(worker->memory);

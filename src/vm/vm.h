@@ -213,11 +213,11 @@ struct routine {
     const struct definition *definition;
     struct call_site *sites; /* its calls */
     uint32_t pc;
-    uint32_t frame, frame_bytes;        /* the register that holds the local address of its frame */
-    uint32_t first, end;                /* its registers, in bytes */
+    uint32_t frame, frame_bytes; /* the register that holds the local address of its frame */
+    uint32_t first, end;         /* its registers, in bytes */
     uint32_t first_predicate, end_predicate;
-    const uint8_t *wide;                /* [register / 128]: is it of 64 bits? */
-    uint32_t saved_bytes;               /* of local memory, for all of its registers */
+    const uint8_t *wide;  /* [register / 128]: is it of 64 bits? */
+    uint32_t saved_bytes; /* of local memory, for all of its registers */
     int is_recursive;
 };
 
