@@ -2,8 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device.h"
 
-#include <stdio.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -454,6 +454,21 @@ sm120_status sm120_device_counters_reset(sm120_device *handle) {
     } else {
         const CUresult result = device->driver->counters_reset(device->context);
         status = result == CUDA_SUCCESS ? SM120_OK : driver_fail(device->driver, result, "resetting the counters");
+    }
+    return device_leave(device, status);
+}
+
+sm120_status sm120_device_interrupt(sm120_device *handle) {
+    struct device *device;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    if (device->driver->interrupt == NULL) {
+        status = fail(SM120_UNSUPPORTED, "\"%s\" cannot be interrupted; the virtual device can", device->info.name);
+    } else {
+        const CUresult result = device->driver->interrupt(device->context);
+        status = result == CUDA_SUCCESS ? SM120_OK : driver_fail(device->driver, result, "interrupting the launches");
     }
     return device_leave(device, status);
 }

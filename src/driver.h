@@ -141,6 +141,7 @@ struct driver {
     CUresult (*counters_reset)(CUcontext context);
     /* How the calling thread's next launches run; NULL: as the environment says. Kept by reference. */
     void (*configure)(const struct driver_options *options);
+    CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
 };
 
 /* The driver of this machine, or NULL with the reason in `why`. Loaded once, thread-safe. */

@@ -24,7 +24,7 @@ struct kernel {
     CUfunction function;
     char *entry;
     sm120_kernel_info info;
-    bool table_registers; /* info.registers comes from the table: the device itself allocates none */
+    bool table_registers;         /* info.registers comes from the table: the device itself allocates none */
     struct parameter *parameters; /* info.parameters of them */
     atomic_uint dynamic_limit;    /* dynamic shared memory that a launch may have without asking the driver for more */
     struct kernel *next;

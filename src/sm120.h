@@ -95,6 +95,8 @@ SM120_API sm120_status sm120_device_synchronize(sm120_device *device);
  * returned. On a GPU that is at once. */
 SM120_API sm120_status sm120_device_counter(sm120_device *device, int32_t index, const char **name, uint64_t *value);
 SM120_API sm120_status sm120_device_counters_reset(sm120_device *device);
+/* Stop what runs on the virtual device now, from another thread: each such launch returns SM120_FAULT. A GPU cannot. */
+SM120_API sm120_status sm120_device_interrupt(sm120_device *device);
 
 /* ---- memory ---------------------------------------------------------------------------------------------- */
 

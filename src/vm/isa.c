@@ -1,4 +1,4 @@
-/* The tables of handlers for the widest vectors that this CPU has and SM120_VM_ISA (base, v3, v4) permits. */
+/* The tables of handlers for the widest vectors that this CPU has and PYSM120_VM_ISA (base, v3, v4) permits. */
 #include "lanes.h"
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@ static pthread_once_t chosen = PTHREAD_ONCE_INIT;
 /* Look at the CPU, once. */
 static void choose(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    const char *const limit = getenv("SM120_VM_ISA");
+    const char *const limit = getenv("PYSM120_VM_ISA");
     const int base = limit && !strcmp(limit, "base"), v3 = limit && !strcmp(limit, "v3");
     __builtin_cpu_init();
     if (!base && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&

@@ -273,12 +273,12 @@ static inline void directed_begin(uint32_t flags) {
         return r;                                                                                                      \
     }
 DIRECTED(directed_add, float, float, x + y)
-DIRECTED(directed_mul, float, float, x * y)
+DIRECTED(directed_mul, float, float, x *y)
 DIRECTED(directed_div, float, float, x / y)
 DIRECTED(directed_fma, float, float, FMAF(x, y, z))
 DIRECTED(directed_sqrt, float, float, sqrtf(x))
 DIRECTED(directed_add64, double, double, x + y)
-DIRECTED(directed_mul64, double, double, x * y)
+DIRECTED(directed_mul64, double, double, x *y)
 DIRECTED(directed_div64, double, double, x / y)
 DIRECTED(directed_fma64, double, double, FMA(x, y, z))
 DIRECTED(directed_sqrt64, double, double, sqrt(x))

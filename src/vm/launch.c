@@ -310,7 +310,8 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
                             .checks = checks,
                             .seed =
                                 configured && configured->has_seed ? configured->seed : environment("PYSM120_SEED", 0),
-                            .instruction_limit = environment("PYSM120_INSTRUCTION_LIMIT", UINT64_MAX)};
+                            .instruction_limit = environment("PYSM120_INSTRUCTION_LIMIT", 1ULL << 40)};
+    launch.interrupts = atomic_load(&device->interrupts);
     launch.warps = (launch.threads + WARP - 1) / WARP;
     launch.stride = choose_stride(launch.seed, launch.ctas);
     const uint32_t align = f->dynamic_align;

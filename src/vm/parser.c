@@ -521,6 +521,23 @@ static void finish_function(struct parser *p, struct CUfunc_st *f) {
     finish_constants(p, f);
 }
 
+/* The list of parameters in parentheses, if there is one. */
+static void read_parameters(struct parser *p, struct CUfunc_st *f) {
+    struct parameter list[512];
+    if (!accept(p, '('))
+        return;
+    if (p->token.kind != ')') {
+        do {
+            if (f->parameter_count == 512)
+                error_at(p, &p->token, "more than 512 parameters");
+            read_parameter(p, &list[f->parameter_count++]);
+        } while (accept(p, ','));
+    }
+    expect(p, ')', "')'");
+    f->parameters = parser_take(p, (f->parameter_count + 1) * sizeof *list);
+    memcpy(f->parameters, list, f->parameter_count * sizeof *list);
+}
+
 /* .entry name (parameters) performance { body } */
 static void read_entry(struct parser *p) {
     struct CUfunc_st *f = parser_take(p, sizeof *f);
@@ -540,19 +557,7 @@ static void read_entry(struct parser *p) {
     p->predicates = 2;
     memset(p->special_slot, 0, sizeof p->special_slot);
     scope_open(p);
-    if (accept(p, '(')) {
-        struct parameter list[512];
-        if (p->token.kind != ')') {
-            do {
-                if (f->parameter_count == 512)
-                    error_at(p, &p->token, "more than 512 parameters");
-                read_parameter(p, &list[f->parameter_count++]);
-            } while (accept(p, ','));
-        }
-        expect(p, ')', "')'");
-        f->parameters = parser_take(p, (f->parameter_count + 1) * sizeof *list);
-        memcpy(f->parameters, list, f->parameter_count * sizeof *list);
-    }
+    read_parameters(p, f);
     read_performance(p, f);
     if (!accept(p, ';')) {
         expect(p, '{', "'{'");

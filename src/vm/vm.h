@@ -19,7 +19,11 @@
  *   driver_virtual.c        the driver API above all that
  *
  * A register of up to 32 bits is uint32_t[32] (narrow values are kept zero-extended), one of 64 bits uint64_t[32], a
- * predicate one bit per lane of a uint32_t. A fault is a value: a handler returns STEP_FAULT and the launch unwinds. */
+ * predicate one bit per lane of a uint32_t. A fault is a value: a handler returns STEP_FAULT and the launch unwinds.
+ *
+ * Environment: PYSM120_THREADS (threads that run CTAs), PYSM120_SEED (order of warps, moments of asynchronous copies),
+ * PYSM120_INSTRUCTION_LIMIT (warp instructions of a launch, 2^40), PYSM120_VIRTUAL_MEMORY (bytes, 24 GiB),
+ * PYSM120_VIRTUAL_DEVICES (1), PYSM120_VM_ISA (base, v3: narrower vectors). */
 #ifndef SM120_VM_VM_H
 #define SM120_VM_VM_H
 
@@ -387,6 +391,7 @@ struct launch {
     uint64_t ctas, seed, stride, instruction_limit; /* stride: from one CTA to the next, in the seed's order */
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
+    unsigned interrupts;  /* of the device, when the launch began */
     pthread_mutex_t lock; /* of what follows */
     CUresult result;
     char fault[4096];
@@ -507,6 +512,7 @@ struct device {
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
     struct module *modules;
     pthread_mutex_t module_lock;
+    atomic_uint interrupts; /* how often somebody asked the running launches to stop */
 };
 
 static inline const void *source(const struct warp *w, uint32_t offset) {

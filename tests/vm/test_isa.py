@@ -15,7 +15,7 @@ def test_narrower_vectors(isa: str, request: pytest.FixtureRequest) -> None:
     here = Path(__file__).parent
     names = [str(here / f"test_{name}.py") for name in ("arithmetic", "conversions", "memory", "warps")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", f"--seed={request.config.option.seed}", *names]
-    done = subprocess.run(  # noqa: S603
-        command, env={**os.environ, "SM120_VM_ISA": isa}, cwd=here.parents[1], capture_output=True, check=False
+    done = subprocess.run(
+        command, env={**os.environ, "PYSM120_VM_ISA": isa}, cwd=here.parents[1], capture_output=True, check=False
     )
     assert done.returncode == 0, done.stdout.decode()[-3000:]
