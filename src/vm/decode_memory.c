@@ -248,7 +248,8 @@ static void decode_atomic(struct parser *p, int returns) {
     take_end(p, at);
     i.count = (uint8_t)(vector < 0 ? 1 : 2 << vector);
     const int half = type == T_F16 || type == T_BF16 || type == T_F16X2 || type == T_BF16X2;
-    if (op < 0 || !atomic_find((enum atomic_op)op, type) || (half && (op == ATOMIC_ADD) != noftz) || (!half && noftz))
+    if (op < 0 || !atomic_find((enum atomic_op)op, type) || (half && (op == ATOMIC_ADD || vector >= 0) != noftz) ||
+        (!half && noftz))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     if (vector >= 0 && (space != SPACE_GLOBAL || i.count * type_bytes(type) > 16 || !(half || type == T_F32)))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);

@@ -459,6 +459,8 @@ enum atomic_op {
 typedef uint64_t atomic_function(void *address, uint64_t value, uint64_t compare);
 /* NULL where PTX has no such operation. */
 atomic_function *atomic_find(enum atomic_op op, enum type type);
+/* The same for cp.reduce.async.bulk. */
+atomic_function *atomic_find_bulk(enum atomic_op op, enum type type);
 
 /* collect.c */
 handler collect_shfl, collect_vote, collect_match, collect_redux, collect_activemask, collect_elect, collect_movmatrix;
