@@ -147,6 +147,34 @@ static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t la
         ((uint32_t *)destination(w, slot))[lane] = (uint32_t)value;
 }
 
+/* atom.exch.b128 and atom.cas.b128: slots as for atomic_run. One lock serves all of them. */
+enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    const uint32_t *const slots = i->more;
+    const uint64_t *const v = source(w, slots[8]), *const u = source(w, i->kind == ATOMIC_CAS ? i->c : slots[8]);
+    uint64_t *const d = destination(w, slots[0]);
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const uint64_t base =
+            i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane] : ((const uint64_t *)source(w, i->a))[lane];
+        enum space found = SPACE_GLOBAL;
+        uint8_t *const at = memory_any(w, (enum space)i->space, base + (uint64_t)i->offset, 16, 16, lane, 1, &found);
+        uint64_t old[2];
+        if (!at)
+            return STEP_FAULT;
+        const uint64_t expected[2] = {v[lane], v[WARP + lane]}, next[2] = {u[lane], u[WARP + lane]};
+        pthread_mutex_lock(&lock);
+        memcpy(old, at, sizeof old);
+        if (i->kind != ATOMIC_CAS || !memcmp(old, expected, sizeof old))
+            memcpy(at, next, sizeof next);
+        pthread_mutex_unlock(&lock);
+        d[lane] = old[0];
+        d[WARP + lane] = old[1];
+        w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += 16;
+    }
+    return STEP_NEXT;
+}
+
 /* atom and red: kind is the operation, spare the type; i->more lists destinations, then (from 8) sources. */
 enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;

@@ -443,7 +443,7 @@ int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed);
 void async_init(struct cta *cta);
 
 /* atomic.c */
-handler atomic_run;
+handler atomic_run, atomic_run_wide;
 enum atomic_op {
     ATOMIC_ADD,
     ATOMIC_MIN,
@@ -466,7 +466,7 @@ atomic_function *atomic_find_bulk(enum atomic_op op, enum type type);
 handler collect_shfl, collect_vote, collect_match, collect_redux, collect_activemask, collect_elect, collect_movmatrix;
 
 /* tensor.c */
-handler tensor_mma;
+handler tensor_mma, tensor_mma_double;
 
 /* fault.c */
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */
