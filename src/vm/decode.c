@@ -44,6 +44,7 @@ static const struct {
     {"cvt", decode_cvt},
     {"setp", decode_setp},
     {"set", decode_set},
+    {"lop3", decode_lop3},
     {"selp", decode_mov},
     {"testp", decode_mov},
     {"and", decode_mov},

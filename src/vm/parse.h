@@ -262,6 +262,6 @@ decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fen
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
     decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
 decoder decode_mma;
-decoder decode_mov, decode_cvt, decode_setp, decode_set;
+decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
 
 #endif

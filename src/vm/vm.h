@@ -504,7 +504,7 @@ int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed);
 void async_init(struct cta *cta);
 
 /* atomic.c */
-handler atomic_run;
+handler atomic_run, atomic_run_wide;
 enum atomic_op {
     ATOMIC_ADD,
     ATOMIC_MIN,
@@ -520,6 +520,8 @@ enum atomic_op {
 typedef uint64_t atomic_function(void *address, uint64_t value, uint64_t compare);
 /* NULL where PTX has no such operation. */
 atomic_function *atomic_find(enum atomic_op op, enum type type);
+/* The same for cp.reduce.async.bulk. */
+atomic_function *atomic_find_bulk(enum atomic_op op, enum type type);
 
 /* collect.c */
 handler collect_shfl, collect_vote, collect_match, collect_redux, collect_activemask, collect_elect, collect_movmatrix;
@@ -528,7 +530,7 @@ handler collect_shfl, collect_vote, collect_match, collect_redux, collect_active
 enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members);
 
 /* tensor.c */
-handler tensor_mma;
+handler tensor_mma, tensor_mma_double;
 
 /* fault.c */
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */
