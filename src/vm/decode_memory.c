@@ -239,13 +239,17 @@ static void decode_atomic(struct parser *p, int returns) {
     struct inst i = {.count = 1};
     if (has(p, "async"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    const int order = take_choice(p, &at, "relaxed acquire release acq_rel sc");
-    i.q = (uint16_t)(order < 0 ? ORDER_RELAXED : order > 3 ? ORDER_ACQ_REL : ORDER_RELAXED + order);
+    int order = take_choice(p, &at, "relaxed acquire release acq_rel sc");
     take_choice(p, &at, "cta cluster gpu sys");
     const enum space space = take_space(p, &at);
     take_choice(p, &at, "cta cluster gpu sys");
     const int op =
         take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
+    if (order < 0) { /* libcu++ writes them behind the operation */
+        order = take_choice(p, &at, "relaxed acquire release acq_rel sc");
+        take_choice(p, &at, "cta cluster gpu sys");
+    }
+    i.q = (uint16_t)(order < 0 ? ORDER_RELAXED : order > 3 ? ORDER_ACQ_REL : ORDER_RELAXED + order);
     const int noftz = take(p, &at, "noftz");
     int policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");
