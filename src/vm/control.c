@@ -73,11 +73,8 @@ enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* bar.warp.sync */
 enum step control_barwarp(struct warp *w, const struct inst *i, uint32_t mask) {
-    const uint32_t *members = source(w, i->c), lane = lowest_bit(mask);
-    if (!(members[lane] >> lane & 1u))
-        return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "the lane is not in the member mask 0x%08x",
-                        members[lane]);
-    return warp_converge(w, mask, members[lane] & w->live, "bar.warp.sync");
+    uint32_t members;
+    return collect_members(w, i, mask, &members);
 }
 
 /* p = a op b on predicates; kind 0 and, 1 or, 2 xor */

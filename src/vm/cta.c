@@ -105,6 +105,8 @@ static void start(struct worker *worker, uint64_t linear) {
         w->split[0] = (struct split){.mask = w->live};
         memset(w->bulk_group, 0, sizeof w->bulk_group);
         memset(w->async_group, 0, sizeof w->async_group);
+        memset(w->depth, 0, sizeof w->depth);
+        memset(w->frame, 0, sizeof w->frame);
         memset(w->predicates, 0, f->predicates * sizeof *w->predicates);
         w->predicates[0] = FULL;
         set_specials(w);

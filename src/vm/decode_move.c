@@ -319,11 +319,12 @@ void decode_set(struct parser *p) {
     uint32_t at = 1;
     take_choice(p, &at, "and or xor");
     take(p, &at, "ftz");
-    const enum type type = take_type(p, &at, "u32 s32 f32");
+    const enum type type = take_type(p, &at, "u32 s32 f32 u16 s16 f16 bf16");
     struct inst *i = decode_comparison(p, 0, 1, 3);
     const uint16_t t = (uint16_t)register_take(p, T_PRED);
     i->p = t;
-    const uint32_t yes = constant_slot(p, type == T_F32 ? 0x3f800000u : FULL, 0, NULL);
+    const uint32_t one = type == T_F32 ? 0x3f800000u : type == T_F16 ? 0x3c00u : type == T_BF16 ? 0x3f80u : FULL;
+    const uint32_t yes = constant_slot(p, type_bytes(type) == 2 ? one & 0xffffu : one, 0, NULL);
     struct inst *choose =
         emit_lane(p, LANE_selp_32, need_destination(p, &s->operand[0], type), yes, constant_slot(p, 0, 0, NULL));
     choose->r = t;

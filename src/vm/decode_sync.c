@@ -58,7 +58,10 @@ void decode_exit(struct parser *p) {
     take(p, &at, "uni");
     take_end(p, at);
     need_count(p, 0, 0);
-    emit(p, control_exit);
+    if (p->statement.name[0] == 'r')
+        emit_return(p);
+    else
+        emit(p, control_exit);
 }
 
 /* trap and brkpt */

@@ -60,7 +60,9 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
     const struct CUfunc_st *f = launch->function;
     const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
     const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
-    const size_t each = (registers + predicates + local + 127) / 64 * 64 + 64, all = each * launch->warps + shared + 64;
+    const size_t calls = sizeof(struct call) * f->call_depth * WARP;
+    const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128,
+                 all = each * launch->warps + shared + 64;
     worker->launch = launch;
     if (all > worker->memory_bytes) {
         free(worker->memory);
@@ -85,6 +87,7 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
         worker->warps[k].registers = at;
         worker->warps[k].predicates = (uint32_t *)(void *)(at + registers / 64 * 64 + 64);
         worker->warps[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
+        worker->warps[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
     }
     return 1;
 }
@@ -322,6 +325,7 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     run_shared(&launch);
     pthread_rwlock_unlock(&device->memory_lock);
     pthread_mutex_destroy(&launch.lock);
+    print_flush(&launch);
     free(parameters);
     return launch.result ? fault_set(launch.result, "%s", launch.fault) : CUDA_SUCCESS;
 }

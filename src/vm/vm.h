@@ -8,6 +8,7 @@
  *   lanes_isa.c             the arithmetic: one function per row of lanes.def, all 32 lanes at once, blended by mask;
  *                           compiled once per vector width and chosen at run time (isa.c)
  *   access_isa.c            ld, st, ldmatrix, stmatrix
+ *   function.c, call.c      functions: how they become part of a kernel, and how they are called; printf is in print.c
  *   control.c, collect.c    branches and barriers; shuffles, votes and other warp-wide collectives
  *   atomic.c, tensor.c, mbarrier.c, async.c
  *                           atom and red; mma; mbarriers; bulk and non-bulk asynchronous copies
@@ -66,6 +67,7 @@ enum {
 #define SHARED_WINDOW 0x0100000000000000u
 #define LOCAL_WINDOW  0x0200000000000000u
 #define PARAM_WINDOW  0x0300000000000000u
+#define CODE_WINDOW   0x0400000000000000u /* the address of a function: its number * 16 */
 #define WINDOW_MASK   0xff00000000000000u
 
 /* ---- types --------------------------------------------------------------------------------------------------- */
@@ -212,6 +214,34 @@ struct special_use {
     uint32_t special, slot;
 };
 
+/* A function (.func) as part of a kernel's code. */
+struct routine {
+    const char *name;
+    const struct definition *definition;
+    struct call_site *sites; /* its calls */
+    uint32_t pc;
+    uint32_t frame, frame_bytes; /* the register that holds the local address of its frame */
+    uint32_t first, end;         /* its registers, in bytes */
+    uint32_t first_predicate, end_predicate;
+    const uint8_t *wide;  /* [register / 128]: is it of 64 bits? */
+    uint32_t saved_bytes; /* of local memory, for all of its registers */
+    int is_recursive;
+};
+
+/* A call instruction. */
+struct call_site {
+    struct call_site *next;
+    const struct routine *caller; /* NULL: the kernel itself */
+    struct routine *callee;       /* NULL: by address */
+    const struct signature *signature;
+};
+
+/* What a lane comes back to. */
+struct call {
+    uint32_t pc, frame;
+    const struct call_site *site;
+};
+
 struct module;
 struct CUfunc_st {
     const char *name;
@@ -227,6 +257,9 @@ struct CUfunc_st {
     struct special_use *specials;
     uint32_t special_count;
     uint32_t static_shared, local_bytes, dynamic_align;
+    uint32_t frame_bytes, call_depth; /* local memory of the kernel itself; calls that may nest, 0: none */
+    struct routine **routines;        /* by number of the function, NULL where it is no part of the kernel */
+    uint32_t routine_count;
     uint32_t required[3], maximum[3]; /* .reqntid and .maxntid; 0: not given */
     int dynamic_limit;                /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
     int is_entry;
@@ -302,6 +335,8 @@ struct warp {
     uint32_t index, current, splits;
     uint32_t bulk_issued[WARP], bulk_group[WARP]; /* bulk copies of the open group; committed groups */
     uint32_t async_group[WARP];                   /* committed cp.async groups */
+    struct call *calls;                           /* [depth][lane] */
+    uint32_t depth[WARP], frame[WARP];            /* calls that each lane is in; local address of its frame */
     struct split split[WARP];
 };
 
@@ -402,6 +437,8 @@ struct launch {
     pthread_mutex_t lock; /* of what follows */
     CUresult result;
     char fault[4096];
+    struct printed *printed; /* what printf wrote, latest first */
+    size_t printed_bytes, unprinted_bytes;
     unsigned helpers;
     enum checks checks;
     struct launch *following;
@@ -433,6 +470,18 @@ handler control_bra, control_exit, control_trap, control_bar, control_barwarp, c
     control_nop, control_fence, control_setp, control_set, control_clock;
 /* A barrier counts fewer threads when a warp exits. */
 void barrier_check(struct cta *cta, uint32_t number);
+
+/* function.c: may functions with these signatures stand for each other? */
+int signature_equal(const struct signature *a, const struct signature *b);
+const struct signature *routine_signature(const struct routine *routine);
+
+/* call.c */
+handler call_direct, call_indirect, call_return;
+
+/* print.c */
+handler print_format, print_assertion;
+/* Write what a launch printed to stdout, in the order of its CTAs. */
+void print_flush(struct launch *launch);
 
 /* memory.c */
 CUresult memory_alloc(struct device *device, size_t bytes, int pinned, uint64_t *address);
@@ -481,6 +530,9 @@ atomic_function *atomic_find(enum atomic_op op, enum type type);
 
 /* collect.c */
 handler collect_shfl, collect_vote, collect_match, collect_redux, collect_activemask, collect_elect, collect_movmatrix;
+
+/* Wait until all lanes of the member mask (i->c) are here. STEP_JUMP: lanes with different masks have executed i. */
+enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members);
 
 /* tensor.c */
 handler tensor_mma;
