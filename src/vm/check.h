@@ -68,7 +68,7 @@ struct mbarrier_shadow {
 };
 
 struct shadow {
-    struct clocks warp[MAX_WARPS], barrier[16];
+    struct clocks warp[MAX_WARPS], barrier[BARRIERS + 1];
     struct clocks released[MAX_WARPS], acquired[MAX_WARPS]; /* by the last fence; by relaxed reads since */
     uint32_t has_released, has_acquired;                    /* sets of warps */
     uint32_t copies[MAX_WARPS];                             /* cp.async operations issued */

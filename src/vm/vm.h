@@ -52,7 +52,14 @@
 #endif
 
 #define FULL 0xffffffffu
-enum { WARP = 32, MAX_WARPS = 32, MAX_SHARED = 101376, DEFAULT_SHARED = 49152, BARRIERS = 16 };
+enum {
+    WARP = 32,
+    MAX_WARPS = 32,
+    MAX_SHARED = 101376,
+    DEFAULT_SHARED = 49152,
+    BARRIERS = 16,
+    CLUSTER_BARRIER = BARRIERS
+};
 
 /* Generic addresses of the spaces that have no host address. Shared memory starts at 1024, as on the chip, so that
  * address 0 is never valid. */
@@ -370,8 +377,8 @@ struct cta {
     uint32_t shared_bytes;
     struct mbarrier *mbarrier;
     uint32_t mbarriers, mbarrier_space;
-    uint16_t *mbarrier_at; /* [shared_bytes / 8]: index + 1 */
-    struct barrier barrier[BARRIERS];
+    uint16_t *mbarrier_at;                /* [shared_bytes / 8]: index + 1 */
+    struct barrier barrier[BARRIERS + 1]; /* the last: of the cluster */
     struct async_op *async;
     uint32_t asyncs, async_space;
     struct async_lanes *async_lanes;
