@@ -277,13 +277,13 @@ static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags
     return r;
 }
 
-/* Check a range of device memory under the lock, and do something with it there. */
-static CUresult checked(CUdeviceptr address, size_t bytes, const char *what) {
-    struct device *device = current();
-    pthread_rwlock_rdlock(&device->memory_lock);
-    const CUresult r = memory_check_range(device, address, bytes, what);
-    pthread_rwlock_unlock(&device->memory_lock);
-    return r;
+static void copy_begin(void) {
+    pthread_rwlock_rdlock(&current()->memory_lock);
+}
+
+static CUresult copy_end(CUresult result) {
+    pthread_rwlock_unlock(&current()->memory_lock);
+    return result;
 }
 
 static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *host, unsigned flags) {
@@ -291,10 +291,11 @@ static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *ho
         return fault_set(CUDA_ERROR_INVALID_VALUE, "address and host must be given, and flags be 0");
     if (!depth)
         return no_context();
-    const CUresult r = checked((uint64_t)(uintptr_t)host, 1, "host");
+    copy_begin();
+    const CUresult r = memory_check_range(current(), (uint64_t)(uintptr_t)host, 1, "host");
     if (!r)
         *address = (uint64_t)(uintptr_t)host;
-    return r;
+    return copy_end(r);
 }
 
 static CUresult virtual_cuMemFreeHost(void *host) {
@@ -303,6 +304,7 @@ static CUresult virtual_cuMemFreeHost(void *host) {
     return host ? memory_free(current(), (uint64_t)(uintptr_t)host, 1) : CUDA_SUCCESS;
 }
 
+/* The copies hold the lock until they are done, so that no other thread frees what they touch. */
 static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     (void)stream;
     if (!depth)
@@ -311,10 +313,11 @@ static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size
         return CUDA_SUCCESS;
     if (!from)
         return null_argument("from");
-    const CUresult r = checked(to, bytes, "to");
+    copy_begin();
+    const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memmove((void *)(uintptr_t)to, from, bytes);
-    return r;
+    return copy_end(r);
 }
 
 static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
@@ -325,10 +328,11 @@ static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t byt
         return CUDA_SUCCESS;
     if (!to)
         return null_argument("to");
-    const CUresult r = checked(from, bytes, "from");
+    copy_begin();
+    const CUresult r = memory_check_range(current(), from, bytes, "from");
     if (!r)
         memmove(to, (const void *)(uintptr_t)from, bytes);
-    return r;
+    return copy_end(r);
 }
 
 static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
@@ -337,11 +341,12 @@ static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size
         return no_context();
     if (!bytes)
         return CUDA_SUCCESS;
-    CUresult r = checked(to, bytes, "to");
-    r = r ? r : checked(from, bytes, "from");
+    copy_begin();
+    CUresult r = memory_check_range(current(), to, bytes, "to");
+    r = r ? r : memory_check_range(current(), from, bytes, "from");
     if (!r)
         memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
-    return r;
+    return copy_end(r);
 }
 
 static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
@@ -350,10 +355,11 @@ static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
         return no_context();
     if (!bytes)
         return CUDA_SUCCESS;
-    const CUresult r = checked(to, bytes, "to");
+    copy_begin();
+    const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memset((void *)(uintptr_t)to, value, bytes);
-    return r;
+    return copy_end(r);
 }
 
 /* ---- streams and events -------------------------------------------------------------------------------------- */
