@@ -86,6 +86,12 @@ def test_every_entry(library: Path, device_name: str, tmp_path: Path) -> None:
     assert run(compiled(ROOT / "tests" / "c_abi.c", library, tmp_path, "-std=c11"), device_name) == ""
 
 
+@pytest.mark.virtual
+def test_boundless_memory(library: Path, tmp_path: Path) -> None:
+    program = compiled(ROOT / "tests" / "c_abi.c", library, tmp_path, "-std=c11")
+    assert run(program, "virtual", PYSM120_VIRTUAL_MEMORY=str(2**64 - 1)) == ""
+
+
 def test_example(library: Path, device_name: str, tmp_path: Path) -> None:
     output = run(compiled(ROOT / "examples" / "attention.c", library, tmp_path, "-std=c99"), device_name)
     assert re.fullmatch(r"error \d\.\d\d%\n", output)
