@@ -131,7 +131,8 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
     } else if (e.is_real && !(e.single && bytes == 4)) {
         error_at(p, at, "an integer variable wants integers");
     }
-    memcpy(to, &bits, bytes);
+    memset(to, 0, bytes); /* .b128 takes integers of 64 bits */
+    memcpy(to, &bits, bytes < sizeof bits ? bytes : sizeof bits);
 }
 
 /* { a, b, { c } } or a single value. Returns the number of elements that were given. */
