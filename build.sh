@@ -94,6 +94,7 @@ build() {
     [ -x "$python" ] && "$python" -m pip --version >/dev/null 2>&1 || make_environment
     where=$(command -v nvcc || echo none)
     stamped tools "$(cat tools/backend.py) $where ${CUDA_HOME:-}" install_tools
+    [ -f build/libsm120.so.0 ] || say "building the library"
     "$python" tools/build.py
     stamped package "$(cat pyproject.toml)" install_package
 }

@@ -12,6 +12,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -27,7 +28,8 @@ def numpy_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     s -= s.max(-1, keepdims=True)
     np.exp(s, out=s)
     s /= s.sum(-1, keepdims=True)
-    return s @ v
+    o: np.ndarray = s @ v
+    return o
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -73,8 +75,7 @@ def main() -> None:
     for name, value in figures.items():
         print(f"{name:16} {value if not isinstance(value, float) else f'{value:.4g}'}")
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(figures, file, indent=1)
+        Path(arguments.json).write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

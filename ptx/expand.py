@@ -1,9 +1,9 @@
 """Expand a PTX template: lines of Python in PTX.
 
-A line whose first character is `#` is Python, `${expr}` is a value, `# end` closes a block. `# include("lib/x.ptx")` runs
-another template in the same scope. `regs("acc", 4, 2)` is `{acc_4, acc_5}`.
-`note(entry=..., threads=...)` records what the build must know of a kernel. `#line` markers make ptxas, the CUDA driver and
-the virtual SM120 report the template's own file and line.
+A line whose first character is `#` is Python, `${expr}` is a value, `# end` closes a block.
+`# include("lib/x.ptx")` runs another template in the same scope. `regs("acc", 4, 2)` is `{acc_4, acc_5}`.
+`note(entry=..., threads=...)` records what the build must know of a kernel. `#line` markers make ptxas, the CUDA driver
+and the virtual SM120 report the template's own file and line.
 
     python ptx/expand.py ptx/attention/mxfp8.ptx --target sm_120f
 """
@@ -12,7 +12,6 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +95,7 @@ class Expansion:
         path = Path(os.path.relpath(template.resolve(), ROOT.parent)).as_posix()
         self.files.append(path)
         program = translate(template.read_text(), path, len(self.files) - 1)
-        code: Callable[..., None] | Any = compile(program, str(template), "exec")
-        exec(code, self.scope)  # noqa: S102 - a template is a program of ours
+        exec(compile(program, str(template), "exec"), self.scope)
 
     def emit(self, file: int, number: int, *parts: object) -> None:
         """Append a line of PTX, with a marker where it does not follow the one before."""

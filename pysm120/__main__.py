@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pysm120 import __version__, _console, _cubin, _ffi, demo
+from pysm120 import __version__, _console, _ffi, demo
 from pysm120.device import Device
 from pysm120.errors import Error
-from pysm120.module import builtin_image, builtins
+from pysm120.module import builtins
 
 
 def parser() -> argparse.ArgumentParser:
@@ -93,17 +93,14 @@ def kernel_rows(device: Device) -> list[tuple[str, ...]]:
     """Return a row for every kernel inside the library."""
     kernels = device.builtin_kernels()
     rows: list[tuple[str, ...]] = []
-    for index, builtin in enumerate(builtins()):
+    for builtin in builtins():
         kernel = kernels[builtin.entry]
-        registers = kernel.info.registers
-        if device.is_virtual:
-            registers = _cubin.registers(builtin_image(index, "sm_120f", "cubin")).get(builtin.entry, 0)
         rows.append(
             (
                 builtin.entry,
                 builtin.source,
                 str(builtin.threads),
-                str(registers) if registers else "-",
+                str(kernel.info.registers),
                 f"{builtin.shared_bytes + kernel.info.static_shared_bytes:,}",
                 str(kernel.occupancy(builtin.threads, builtin.shared_bytes)),
             )

@@ -2,6 +2,8 @@
 
 import os
 import re
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,36 @@ def check(status: int) -> None:
     if isinstance(error, DriverError):
         error.driver_error = lib.sm120_last_driver_error()
     raise error
+
+
+def check_running(device: Any, call: Callable[[], int], *, is_virtual: bool) -> None:
+    """Check a call that executes kernels; on the virtual device Ctrl-C stops them.
+
+    There the call itself computes, for as long as the kernel takes, and Python handles no signal before it returns:
+    so it runs in a thread of its own while the main thread waits.
+    """
+    if not is_virtual or threading.current_thread() is not threading.main_thread():
+        check(call())
+        return
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            check(call())
+        except BaseException as failure:  # noqa: BLE001 - raised again below
+            failures.append(failure)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    try:
+        while worker.is_alive():
+            worker.join(0.1)  # a signal that another thread caught is handled at the next turn
+    except BaseException:
+        lib.sm120_device_interrupt(device)
+        worker.join()
+        raise
+    if failures:
+        raise failures[0]
 
 
 def new_struct(name: str) -> Any:

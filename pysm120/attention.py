@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysm120 import _operands as operands
-from pysm120._ffi import check, ffi, lib, new_struct
+from pysm120._ffi import check, check_running, ffi, lib, new_struct
 from pysm120.arrays import Array
 from pysm120.device import Device
 from pysm120.dlpack import SupportsDLPack
@@ -472,10 +472,14 @@ def _launch(
     check(lib.sm120_attention(pointer, args, 0, size))
     if workspace is not None:
         size[0] = workspace.nbytes
-        check(lib.sm120_attention(pointer, args, workspace.address, size))
+        address = workspace.address
+        check_running(pointer, lambda: lib.sm120_attention(pointer, args, address, size), is_virtual=device.is_virtual)
         operands.touch(queue, workspace)
     else:
         with device.workspace(queue, int(size[0])) as held:
             size[0] = held.nbytes
-            check(lib.sm120_attention(pointer, args, held.address, size))
+            address = held.address
+            check_running(
+                pointer, lambda: lib.sm120_attention(pointer, args, address, size), is_virtual=device.is_virtual
+            )
     operands.touch(queue, *inputs, out, lse)

@@ -222,6 +222,13 @@ class Device:
         if status != lib.SM120_UNSUPPORTED:
             check(status)
 
+    def interrupt(self) -> None:
+        """Stop the kernels that other threads run on the virtual device now; each call fails with a FaultError.
+
+        Ctrl-C does it for the main thread. A GPU cannot be interrupted: NotImplementedError.
+        """
+        check(lib.sm120_device_interrupt(self.handle.pointer))
+
     def synchronize(self) -> None:
         """Wait for everything that was started on the device."""
         check(lib.sm120_device_synchronize(self.handle.pointer))

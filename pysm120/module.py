@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pysm120._ffi import check, ffi, lib, new_struct, text
+from pysm120._ffi import check, check_running, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
 from pysm120.arrays import Array, pinned_address
 from pysm120.errors import ClosedError, InvalidArgumentError, require_type
@@ -27,7 +27,7 @@ _USER_TYPE = 2
 
 @dataclasses.dataclass(frozen=True)
 class KernelInfo:
-    """What a kernel needs. ``registers`` is 0 on the virtual device."""
+    """What a kernel needs. ``registers`` is 0 for PTX on the virtual device, which allocates none."""
 
     entry: str
     registers: int
@@ -234,17 +234,11 @@ class Kernel:
         storage = ffi.new("char[]", max(1, self._layout.size))
         self._layout.pack_into(ffi.buffer(storage), 0, *values)
         pointers = ffi.new("void *[]", [storage + at for at in self._starts] or 1)
-        check(
-            lib.sm120_launch(
-                pointer,
-                _triple(grid, "grid"),
-                _triple(block, "block"),
-                _unsigned(shared, "shared"),
-                queue,
-                pointers,
-                self._sizes,
-                len(args),
-            )
+        shape = _triple(grid, "grid"), _triple(block, "block"), _unsigned(shared, "shared")
+        check_running(
+            device.handle.pointer,
+            lambda: lib.sm120_launch(pointer, *shape, queue, pointers, self._sizes, len(args)),
+            is_virtual=device.is_virtual,
         )
 
     def _count_message(self, count: int) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysm120 import _operands as operands
-from pysm120._ffi import check, ffi, lib, new_struct
+from pysm120._ffi import check_running, ffi, lib, new_struct
 from pysm120.arrays import Array
 from pysm120.device import Device
 from pysm120.dlpack import SupportsDLPack
@@ -167,6 +167,7 @@ def _launch(problem: _Problem, device: Device, x: Array, shape: tuple[int, ...],
     operands.fill_tensor(args.x, x, rows)
     args.elements, args.scales = elements.address, scales.address
     args.stream = queue
-    check(lib.sm120_quantize_mxfp8(device.handle.pointer, args))
+    pointer = device.handle.pointer
+    check_running(pointer, lambda: lib.sm120_quantize_mxfp8(pointer, args), is_virtual=device.is_virtual)
     operands.touch(queue, x, elements, scales)
     return elements, scales

@@ -85,6 +85,11 @@ sm120_status builtin_load(struct device *device, uint32_t index, struct kernel *
     }
     if (status == SM120_OK && device->builtin_kernels[index] == NULL) {
         status = module_kernel(*module, entry->entry, device->builtin_kernels + index);
+        if (status == SM120_OK) {
+            const bool sm120 = strcmp(builtin_target(device->info.capability_major), "sm_120f") == 0;
+            kernel_know_registers(device->builtin_kernels[index],
+                                  sm120 ? entry->registers_sm120 : entry->registers_sm90);
+        }
     }
     *kernel = device->builtin_kernels[index];
     pthread_mutex_unlock(&device->builtin_lock);
@@ -110,6 +115,8 @@ sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info) {
         const struct kernel_entry *const entry = kernel_entries + index;
         info->threads = entry->threads;
         info->shared_bytes = entry->shared;
+        info->registers_sm120 = entry->registers_sm120;
+        info->registers_sm90 = entry->registers_sm90;
         info->entry = entry->entry;
         info->source = kernel_files[entry->file].source;
     }

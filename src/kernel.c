@@ -49,10 +49,11 @@ static sm120_status ask_parameters(struct kernel *kernel, int32_t limit, bool *k
     for (;;) {
         size_t offset = 0;
         size_t bytes = 0;
-        /* An index past the end is an error of the API to a tool that watches it: not asked for where the text tells. */
-        const CUresult result =
-            count == limit ? CUDA_ERROR_INVALID_VALUE
-                           : driver->cuFuncGetParamInfo(kernel->function, (size_t)count, &offset, &bytes);
+        /* An index past the end is an error of the API to a tool that watches it: not asked for where the text tells.
+         */
+        const CUresult result = count == limit
+                                    ? CUDA_ERROR_INVALID_VALUE
+                                    : driver->cuFuncGetParamInfo(kernel->function, (size_t)count, &offset, &bytes);
         if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE) {
             *known = result != CUDA_ERROR_NOT_SUPPORTED;
             kernel->info.parameters = count;
@@ -257,6 +258,21 @@ sm120_status sm120_kernel_parameter(sm120_kernel *handle, int32_t index, sm120_p
     return kernel_leave(kernel, status);
 }
 
+void kernel_know_registers(struct kernel *kernel, uint32_t registers) {
+    if (kernel->info.registers == 0) {
+        kernel->info.registers = (int32_t)registers;
+        kernel->table_registers = true;
+    }
+}
+
+/* How many CTAs of `threads` threads the registers of a multiprocessor hold: a warp takes them from one of its four
+ * quarters, in units of 256. */
+static int32_t blocks_by_registers(const struct kernel *kernel, uint32_t threads) {
+    const int32_t warp_registers = (kernel->info.registers * 32 + 255) / 256 * 256;
+    const int32_t warps = kernel->module->device->info.registers_per_multiprocessor / 4 / warp_registers * 4;
+    return warps / (int32_t)((threads + 31) / 32);
+}
+
 sm120_status sm120_kernel_occupancy(sm120_kernel *handle, uint32_t threads, uint32_t shared_bytes,
                                     int32_t *blocks_per_multiprocessor) {
     struct kernel *kernel;
@@ -275,6 +291,10 @@ sm120_status sm120_kernel_occupancy(sm120_kernel *handle, uint32_t threads, uint
         status = result == CUDA_SUCCESS
                      ? SM120_OK
                      : driver_fail(driver, result, "occupancy of %s with %u threads", kernel->entry, threads);
+        if (status == SM120_OK && kernel->table_registers) {
+            const int32_t limit = blocks_by_registers(kernel, threads);
+            blocks = blocks < limit ? blocks : limit;
+        }
         *blocks_per_multiprocessor = blocks;
     }
     return kernel_leave(kernel, status);

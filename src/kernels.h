@@ -19,10 +19,10 @@ struct kernel_entry {
     uint32_t file; /* index into kernel_files */
     uint32_t threads, shared;
     uint32_t registers_sm120, registers_sm90; /* per thread, as ptxas allocated them */
-    const char *operation; /* "attention_mxfp8", "quantize_mxfp8" */
-    const char *variant;   /* of the operation: "d128", "f16_q_d64" */
-    uint32_t q_rows, kv_rows, head_dim; /* tile */
-    uint32_t rows, columns;             /* of the input that one CTA of a quantizer covers */
+    const char *operation;                    /* "attention_mxfp8", "quantize_mxfp8" */
+    const char *variant;                      /* of the operation: "d128", "f16_q_d64" */
+    uint32_t q_rows, kv_rows, head_dim;       /* tile */
+    uint32_t rows, columns;                   /* of the input that one CTA of a quantizer covers */
 };
 
 extern const struct kernel_file kernel_files[];

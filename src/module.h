@@ -3,6 +3,7 @@
 #define SM120_MODULE_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #include "device.h"
 #include "signature.h"
@@ -23,6 +24,7 @@ struct kernel {
     CUfunction function;
     char *entry;
     sm120_kernel_info info;
+    bool table_registers;         /* info.registers comes from the table: the device itself allocates none */
     struct parameter *parameters; /* info.parameters of them */
     atomic_uint dynamic_limit;    /* dynamic shared memory that a launch may have without asking the driver for more */
     struct kernel *next;
@@ -32,6 +34,9 @@ struct kernel {
  * module is in the device's list, with a handle. The device's context is current. */
 sm120_status module_load(struct device *device, const void *image, size_t bytes, const char *name, const char *text,
                          struct module **module);
+
+/* Tell what ptxas allocated for a kernel, for a device that does not allocate registers. */
+void kernel_know_registers(struct kernel *kernel, uint32_t registers);
 
 /* Find or make the kernel of an entry. The device's context is current. */
 sm120_status module_kernel(struct module *module, const char *entry, struct kernel **kernel);

@@ -50,8 +50,8 @@ enum {
 SM120_API int32_t sm120_version(void); /* 10000 * major + 100 * minor + patch */
 SM120_API const char *sm120_version_string(void);
 SM120_API const char *sm120_status_string(sm120_status status);
-SM120_API const char *sm120_last_error(void);       /* of this thread; "" after a success */
-SM120_API int32_t sm120_last_driver_error(void);    /* CUresult of this thread's last failed driver call, or 0 */
+SM120_API const char *sm120_last_error(void);    /* of this thread; "" after a success */
+SM120_API int32_t sm120_last_driver_error(void); /* CUresult of this thread's last failed driver call, or 0 */
 
 /* ---- devices --------------------------------------------------------------------------------------------- */
 
@@ -83,7 +83,9 @@ typedef struct sm120_device_info {
 
 /* kind: "cuda" or "virtual". A machine without a driver has 0 "cuda" devices; that is no error. */
 SM120_API sm120_status sm120_device_count(const char *kind, int32_t *count);
-/* name: "cuda", "cuda:1", "virtual", "virtual:0"; NULL: $PYSM120_DEVICE, else the first usable GPU, else "virtual". */
+/* name: "cuda", "cuda:1", "virtual", "virtual:0"; NULL: $PYSM120_DEVICE, else the first usable GPU, else "virtual".
+ * A virtual device may be told how strict it is and in which order things happen: "virtual:0?checks=full&seed=7". The
+ * levels are off, default and full; $PYSM120_CHECKS and $PYSM120_SEED hold where the name says nothing. */
 SM120_API sm120_status sm120_device_open(const char *name, sm120_device **device);
 /* Free every module, allocation and stream of the device. NULL is ignored. */
 SM120_API sm120_status sm120_device_close(sm120_device *device);
@@ -93,6 +95,8 @@ SM120_API sm120_status sm120_device_synchronize(sm120_device *device);
  * returned. On a GPU that is at once. */
 SM120_API sm120_status sm120_device_counter(sm120_device *device, int32_t index, const char **name, uint64_t *value);
 SM120_API sm120_status sm120_device_counters_reset(sm120_device *device);
+/* Stop what runs on the virtual device now, from another thread: each such launch returns SM120_FAULT. A GPU cannot. */
+SM120_API sm120_status sm120_device_interrupt(sm120_device *device);
 
 /* ---- memory ---------------------------------------------------------------------------------------------- */
 
@@ -127,8 +131,8 @@ SM120_API sm120_status sm120_event_elapsed(sm120_device *device, sm120_event sta
 /* ---- modules and launches -------------------------------------------------------------------------------- */
 
 typedef struct sm120_kernel_info {
-    uint32_t size; /* sizeof(sm120_kernel_info), set by the caller */
-    int32_t registers; /* per thread; 0 where the device does not allocate them (virtual) */
+    uint32_t size;     /* sizeof(sm120_kernel_info), set by the caller */
+    int32_t registers; /* per thread; 0 where they are not known: PTX on the virtual device, which allocates none */
     int32_t static_shared_bytes;
     int32_t local_bytes;
     int32_t max_threads;
@@ -165,7 +169,7 @@ SM120_API sm120_status sm120_launch(sm120_kernel *kernel, const uint32_t grid[3]
 typedef struct sm120_builtin_info {
     uint32_t size; /* sizeof(sm120_builtin_info), set by the caller */
     uint32_t threads;
-    uint32_t shared_bytes; /* dynamic */
+    uint32_t shared_bytes;                    /* dynamic */
     uint32_t registers_sm120, registers_sm90; /* per thread, in the cubin of that target */
     const char *entry;
     const char *source; /* template, as in the source tree: "ptx/attention/mxfp8.ptx" */
@@ -188,7 +192,8 @@ enum {
 };
 
 /* Four dimensions: batch, head, row, and head_dim elements that lie next to each other. The address and the three
- * strides in bytes are multiples of 16. An input's batch and head strides may be 0 (broadcast); no stride is negative. */
+ * strides in bytes are multiples of 16. An input's batch and head strides may be 0 (broadcast); no stride is negative.
+ */
 typedef struct sm120_tensor {
     sm120_address address;
     uint32_t dtype;
@@ -196,8 +201,8 @@ typedef struct sm120_tensor {
     int64_t batch_stride, head_stride, row_stride;
 } sm120_tensor;
 
-enum { SM120_MXFP8 = 1 };                                                                    /* precision */
-enum { SM120_NOT_CAUSAL = 0, SM120_CAUSAL_BOTTOM_RIGHT = 1, SM120_CAUSAL_TOP_LEFT = 2 };     /* causal */
+enum { SM120_MXFP8 = 1 };                                                                /* precision */
+enum { SM120_NOT_CAUSAL = 0, SM120_CAUSAL_BOTTOM_RIGHT = 1, SM120_CAUSAL_TOP_LEFT = 2 }; /* causal */
 
 /* o = softmax(scale * q k^T + mask) v, and lse = log(sum(exp(scale * q k^T + mask))), natural, -inf for a row without
  * a key, whose o is 0. Head h of q uses head h / (heads / kv_heads) of k and v. */
@@ -205,18 +210,18 @@ typedef struct sm120_attention_args {
     uint32_t size; /* sizeof(sm120_attention_args) */
     uint32_t precision;
     int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: a multiple of 8, 8 to 128 */
-    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three */
-    sm120_tensor o;       /* F32, F16 or BF16 */
-    sm120_address lse;    /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
-    float scale;          /* finite; 1/sqrt(head_dim) is usual */
+    sm120_tensor q, k, v;                                      /* F32, F16 or BF16, one dtype for the three */
+    sm120_tensor o;                                            /* F32, F16 or BF16 */
+    sm120_address lse; /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
+    float scale;       /* finite; 1/sqrt(head_dim) is usual */
     uint32_t causal;
     sm120_stream stream;
 } sm120_attention_args;
 
 /* workspace 0: write the size to *workspace_bytes and return. Else *workspace_bytes is the size of the workspace,
  * which is 256-byte aligned device memory. */
-SM120_API sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args,
-                                       sm120_address workspace, size_t *workspace_bytes);
+SM120_API sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args, sm120_address workspace,
+                                       size_t *workspace_bytes);
 
 enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 }; /* axis */
 enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };      /* rounding */
@@ -228,12 +233,12 @@ typedef struct sm120_quantize_mxfp8_args {
     uint32_t size; /* sizeof(sm120_quantize_mxfp8_args) */
     uint32_t axis;
     uint32_t rounding;
-    uint32_t reserved; /* 0 */
+    uint32_t reserved;                    /* 0 */
     int64_t batch, heads, rows, head_dim; /* head_dim: a multiple of 8 */
-    sm120_tensor x;        /* F32, F16 or BF16 */
-    sm120_address elements; /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned */
-    sm120_address scales;   /* e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
-                               [batch][heads][ceil(rows/32)][head_dim] along rows */
+    sm120_tensor x;                       /* F32, F16 or BF16 */
+    sm120_address elements;               /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned */
+    sm120_address scales;                 /* e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
+                                             [batch][heads][ceil(rows/32)][head_dim] along rows */
     sm120_stream stream;
 } sm120_quantize_mxfp8_args;
 

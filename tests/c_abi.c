@@ -173,6 +173,7 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_device_synchronize(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_counter(d, 0, &text, &value));
     BAD(INVALID_ARGUMENT, word, sm120_device_counters_reset(d));
+    BAD(INVALID_ARGUMENT, word, sm120_device_interrupt(d));
     BAD(INVALID_ARGUMENT, word, sm120_alloc(d, 16, &address));
     BAD(INVALID_ARGUMENT, word, sm120_free(d, 256));
     BAD(INVALID_ARGUMENT, word, sm120_alloc_pinned(d, 16, &pointer, &address));
@@ -288,6 +289,7 @@ static void test_counters(sm120_device *device, sm120_kernel *kernel) {
     BAD(UNSUPPORTED, "index", sm120_device_counter(device, INT32_MAX, &name, &value));
     if (info.is_virtual == 0) {
         BAD(UNSUPPORTED, "counts nothing", sm120_device_counters_reset(device));
+        BAD(UNSUPPORTED, "cannot be interrupted", sm120_device_interrupt(device));
         return;
     }
     OK(sm120_alloc(device, 256, &x));
@@ -297,6 +299,8 @@ static void test_counters(sm120_device *device, sm120_kernel *kernel) {
     TRUE(sum_counters(device, &count) > 0 && count > 0);
     OK(sm120_device_counters_reset(device));
     TRUE(sum_counters(device, &count) == 0);
+    OK(sm120_device_interrupt(device));
+    OK(launch_scale(kernel, x, 64, 1.0f, NULL)); /* begun after it: not stopped */
     OK(sm120_free(device, x));
 }
 

@@ -1,7 +1,7 @@
 """Buffers between guard bands, and the C ABI called with bare addresses: what the kernel tests stand on.
 
-Every buffer lies between bands of 0xa5, and so does the pitch between its rows. Inputs are checked to be unchanged, outputs
-are poisoned with 0xff (NaN in every float format here) and checked to be written exactly where they should be.
+Every buffer lies between bands of 0xa5, and so does the pitch between its rows. Inputs are checked to be unchanged,
+outputs are poisoned with 0xff (NaN in every float format here) and checked to be written exactly where they should be.
 """
 
 from collections.abc import Sequence

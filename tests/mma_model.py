@@ -2,6 +2,11 @@
 
 The model of MMA-Sim (arXiv 2511.10909) for this chip, written from its words and in
 another form than the library: no vectors, no floats but for NaN and infinity.
+
+One thing differs: a product that is zero has no part in the largest exponent. MMA-Sim
+counts a zero factor as 2**-126 there, which an H200 (driver 580.159.04) does not: of
+32,768 sums for each form of bf16, f16 and tf32, a quarter of them with zeros among the
+factors, all are bit-identical this way; that way up to 2,529 of a form differ.
 """
 
 import functools
@@ -158,7 +163,8 @@ def dot(
         kind += x.kind * y.kind
     if not math.isfinite(kind):
         return special_code(kind, accumulator)
-    terms = [product((x, y, *scales)) for x, y in zip(a, b, strict=True)]
+    products = (product((x, y, *scales)) for x, y in zip(a, b, strict=True))
+    terms = [term for term in products if term.significand]
     return encode(*fused_sum([*terms, c], FRACTION), accumulator)
 
 

@@ -80,3 +80,15 @@ BYTES = (
 }
 """
 )
+
+# Never ends.
+FOREVER = (
+    HEAD
+    + """
+.visible .entry forever()
+{
+again:
+    bra                     again;
+}
+"""
+)

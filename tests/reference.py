@@ -28,9 +28,7 @@ def repeat_heads(x: Array, heads: int) -> Array:
     return np.repeat(x, heads // x.shape[2], axis=2)
 
 
-def attention_float64(
-    q: Array, k: Array, v: Array, scale: float, causal: str | None
-) -> tuple[Array, Array]:
+def attention_float64(q: Array, k: Array, v: Array, scale: float, causal: str | None) -> tuple[Array, Array]:
     """O [B, Sq, H, D] and LSE [B, H, Sq] in float64; a row without a key gives 0 and -inf."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
@@ -56,16 +54,15 @@ def quantize_mxfp8(x: Array, axis: int, rounding: str = "up") -> tuple[Array, Ar
     poisoned = ~np.isfinite(padded).all(-1)
     amax = np.abs(np.where(np.isfinite(padded), padded, 0)).max(-1)
     significand, exponent = np.frexp(amax)  # amax = significand * 2^exponent, 0.5 <= significand < 1
-    if rounding == "up":  # the smallest s with amax <= 448 * 2^s, 448 = 0.875 * 2^9
-        shift = np.where(significand <= 0.875, exponent - 9, exponent - 8)
-    else:  # floor(log2 amax) - 8
-        shift = exponent - 1 - 8
+    # The smallest s with amax <= 448 * 2^s, 448 = 0.875 * 2^9; or floor(log2 amax) - 8.
+    up = np.where(significand <= 0.875, exponent - 9, exponent - 8)
+    shift = up if rounding == "up" else exponent - 1 - 8
     byte = np.where(amax == 0, 0, np.clip(shift + 127, 0, 254))
     scaled = padded * np.exp2(127.0 - byte)[..., None]
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.clip(scaled, -448, 448).astype(np.float32)
         elements = scaled.astype(ml_dtypes.float8_e4m3fn)
-    elements = np.where(poisoned[..., None], np.uint8(0x7F), elements.view(np.uint8))
+    elements = np.where(np.expand_dims(poisoned, -1), np.uint8(0x7F), elements.view(np.uint8))
     byte = np.where(poisoned, 255, byte).astype(np.uint8)
     elements = elements.reshape(*x.shape[:-1], blocks * BLOCK)[..., :length]
     return (
@@ -87,10 +84,8 @@ def mx(x: Array, axis: int) -> Array:
     return dequantize_mxfp8(*quantize_mxfp8(x, axis), axis)
 
 
-def attention_mxfp8(
-    q: Array, k: Array, v: Array, scale: float, causal: str | None
-) -> tuple[Array, Array]:
-    """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P = e4m3(256 exp(S - running maximum)).
+def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | None) -> tuple[Array, Array]:
+    """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P = e4m3(256 exp(S - maximum)).
 
     Statistics in float32, the maximum and the exponent of a row as the kernel rounds them; sums in float64, whose rest
     against the tensor core's 25 bits is far below the e4m3 step of P.
@@ -126,4 +121,4 @@ def attention_mxfp8(
 def relative_error(got: Array, want: Array) -> float:
     """Relative Frobenius norm of the difference."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-300))
+    return float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-300)

@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import signal
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from programs import BYTES, SAXPY
+from programs import BYTES, FOREVER, SAXPY
 
 import pysm120
 
@@ -276,3 +278,34 @@ def test_quantize_of_any_rank_and_stride(device: pysm120.Device, rng: np.random.
         part, part_scales = pysm120.quantize_mxfp8(on_x[index], axis=-2)
         assert np.array_equal(part.numpy().view(np.uint8), elements[index].view(np.uint8))
         assert np.array_equal(part_scales.numpy().view(np.uint8), scales[index].view(np.uint8))
+
+
+@pytest.mark.virtual
+def test_control_c_stops_a_kernel(device: pysm120.Device) -> None:
+    forever = device.load(FOREVER)["forever"]
+    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        forever(1, 32)
+    timer.join()
+    assert device.array(np.arange(3)).numpy().tolist() == [0, 1, 2]
+
+
+@pytest.mark.virtual
+def test_a_thread_can_be_interrupted(device: pysm120.Device) -> None:
+    forever = device.load(FOREVER)["forever"]
+    failures: list[str] = []
+
+    def launch() -> None:
+        try:
+            forever(1, 32)
+        except pysm120.Error as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    while thread.is_alive():
+        device.interrupt()
+        thread.join(0.05)
+    (failure,) = failures
+    assert "the launch was interrupted" in failure

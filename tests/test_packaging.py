@@ -167,3 +167,8 @@ def test_a_missing_library_is_one_sentence(tmp_path: Path) -> None:
         )
         assert done.returncode == 1
         assert reason in done.stderr.splitlines()[-1]
+
+
+def test_the_readme_runs(device_name: str) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    run(sys.executable, "-c", program, PYSM120_DEVICE=device_name)

@@ -10,8 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "ptx"), str(ROOT / "tools")]
 
-import build  # noqa: E402
 import expand  # noqa: E402
+
+import build  # noqa: E402
 
 TEMPLATES = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name != "lib")
 
@@ -117,7 +118,8 @@ def test_ptxas_reports_the_line_of_the_template(tmp_path: Path) -> None:
     """An instruction that does not exist is reported where it was written."""
     template = tmp_path / "broken.ptx"
     template.write_text(
-        '# include("lib/head.ptx")\n# for i in range(2):\n.visible .entry f_${i}()\n{\n    foo.u32 1;\n    ret;\n}\n# end\n'
+        '# include("lib/head.ptx")\n# for i in range(2):\n'
+        ".visible .entry f_${i}()\n{\n    foo.u32 1;\n    ret;\n}\n# end\n"
     )
     ptx = tmp_path / "expanded.ptx"
     ptx.write_text(expand.Expansion(template, "sm_90").text)
@@ -125,13 +127,19 @@ def test_ptxas_reports_the_line_of_the_template(tmp_path: Path) -> None:
         build.run([build.find_nvcc(), "-cubin", "-arch=sm_90", ptx, "-o", tmp_path / "x.cubin"])
 
 
-def test_without_nvcc_the_build_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvcc_the_build_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A missing compiler is one sentence."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr("sysconfig.get_path", lambda _: "/nowhere")
     with pytest.raises(build.BuildError, match=r"nvcc was not found .*pip install nvidia-cuda-nvcc==13\.0\.88"):
+        build.find_nvcc()
+    old = tmp_path / "nvcc"
+    old.write_text("#!/bin/sh\necho Cuda compilation tools, release 12.4, V12.4.131\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.BuildError, match=r"nvcc is release 12\.4, too old for sm_120f; nvcc was not found"):
         build.find_nvcc()
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(build.BuildError, match="no C compiler was found: install gcc"):

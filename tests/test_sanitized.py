@@ -30,7 +30,17 @@ def test_python_under_sanitizers(pytestconfig: pytest.Config) -> None:
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "halt_on_error=1",
     }
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--capture=sys", "--seed", str(pytestconfig.option.seed)]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--capture=sys",
+        "--seed",
+        str(pytestconfig.option.seed),
+    ]
     files = [ROOT / "tests" / name for name in TESTS]
     done = subprocess.run([*words, *files], capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-10000:] + done.stderr[-10000:]

@@ -44,23 +44,30 @@ __all__ = [
 ]
 
 
-def toolchain() -> list[str]:
-    """Return the packages that bring nvcc; none where PATH or CUDA_HOME has it."""
-    home = os.environ.get("CUDA_HOME")
-    if shutil.which("nvcc") or (home and shutil.which("nvcc", path=f"{home}/bin")):
-        return []
-    return TOOLCHAIN
-
-
-def build_library() -> Path:
-    """Build the library with tools/build.py; return its path."""
+def build_tool() -> Any:
+    """Load tools/build.py."""
     spec = importlib.util.spec_from_file_location("sm120_build", ROOT / "tools" / "build.py")
     if spec is None or spec.loader is None:
         message = "tools/build.py is missing: this is no complete source tree"
         raise FileNotFoundError(message)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return Path(module.build(jobs=os.cpu_count() or 1))
+    return module
+
+
+def toolchain() -> list[str]:
+    """Return the packages that bring nvcc; none where the build finds one that is new enough."""
+    tool = build_tool()
+    try:
+        tool.find_nvcc()
+    except tool.BuildError:
+        return TOOLCHAIN
+    return []
+
+
+def build_library() -> Path:
+    """Build the library with tools/build.py; return its path."""
+    return Path(build_tool().build(jobs=os.cpu_count() or 1))
 
 
 class BuildPackage(build_py):

@@ -2,8 +2,8 @@
 
     python tools/build.py [--sanitize address,undefined]
 
-Only what changed is done again: an output is rebuilt when the hash of its command and of all that it reads differs from the
-one stored beside it. Needs a C compiler (CC, else cc or gcc) and nvcc 13.0 (PATH, CUDA_HOME or the PyPI wheel
+Only what changed is done again: an output is rebuilt when the hash of its command and of all that it reads differs from
+the one stored beside it. Needs a C compiler (CC, else cc or gcc) and nvcc 13.0 (PATH, CUDA_HOME or the PyPI wheel
 nvidia-cuda-nvcc); nothing at run time.
 """
 
@@ -24,12 +24,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+OLDEST_NVCC = (12, 9)
 SUFFIXES = {"sm_120f": "sm120", "sm_90": "sm90"}
 TARGETS = tuple(SUFFIXES)
-FLAGS = (
-    "-std=c11 -O2 -fPIC -fvisibility=hidden -ffp-contract=off -pthread "
-    "-Wall -Wextra -Wpedantic -Wconversion -Werror"
-).split()
+FLAGS = [
+    "-std=c11",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Wconversion",
+    "-Werror",
+]
 # Files named *_isa.c hold the loops over lanes: compiled once per vector width, chosen at run time.
 ISA_FLAGS = {
     "x86_64": {
@@ -56,17 +66,22 @@ def run(command: Sequence[str | Path]) -> str:
 
 
 def find_nvcc() -> Path:
-    """Find nvcc in PATH, in CUDA_HOME, or in the wheel nvidia-cuda-nvcc."""
+    """Find an nvcc that knows sm_120f in PATH, in CUDA_HOME, or in the wheel nvidia-cuda-nvcc."""
     candidates = [shutil.which("nvcc")]
     if home := os.environ.get("CUDA_HOME"):
         candidates.append(str(Path(home) / "bin" / "nvcc"))
     folders = [*sys.path, sysconfig.get_path("purelib")]
     candidates += [str(Path(folder) / "nvidia/cu13/bin/nvcc") for folder in folders]
+    too_old = ""
     for candidate in candidates:
-        if candidate and os.access(candidate, os.X_OK):
+        if not candidate or not os.access(candidate, os.X_OK):
+            continue
+        release = re.search(r"release (\d+)\.(\d+)", run([candidate, "--version"]))
+        if release and (int(release[1]), int(release[2])) >= OLDEST_NVCC:
             return Path(candidate)
+        too_old = too_old or f"{candidate} is {release[0] if release else 'of no known release'}, too old for sm_120f; "
     raise BuildError(
-        "nvcc was not found in PATH, in CUDA_HOME or among the Python packages: install CUDA 13.0, or "
+        f"{too_old}nvcc was not found in PATH, in CUDA_HOME or among the Python packages: install CUDA 13.0, or "
         "`pip install nvidia-cuda-nvcc==13.0.88`"
     )
 
@@ -74,8 +89,8 @@ def find_nvcc() -> Path:
 def assembler(nvcc: Path, target: str) -> list[str]:
     """Choose the command that assembles PTX: the ptxas beside nvcc, else nvcc.
 
-    They are the same assembler, but nvcc asks a C++ compiler for its properties before it assembles anything, and a machine
-    that only has gcc has none.
+    They are the same assembler, but nvcc asks a C++ compiler for its properties before it assembles anything, and a
+    machine that only has gcc has none.
     """
     for folder in (nvcc.parent, nvcc.resolve().parent):
         if os.access(folder / "ptxas", os.X_OK):
@@ -100,7 +115,7 @@ class Cache:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def make(self, output: Path, key: Iterable[str | bytes | Path], action: Callable[[], None]) -> Path:
+    def make(self, output: Path, key: Iterable[str | bytes | Path], action: Callable[[], object]) -> Path:
         """Run `action`, which writes `output`, unless it was done with the same key."""
         digest = hashlib.sha256()
         for part in key:
@@ -119,8 +134,8 @@ class Cache:
 def expansion(template: Path, target: str) -> tuple[str, list[dict[str, int | str]]]:
     """Expand a template: the PTX and its notes."""
     spec = importlib.util.spec_from_file_location("expand", ROOT / "ptx" / "expand.py")
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise BuildError("ptx/expand.py is missing: this is no complete source tree")
     expand = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(expand)
     result = expand.Expansion(template, target)
@@ -135,7 +150,7 @@ class Image(NamedTuple):
     log: Path
 
     def registers(self, entry: str) -> int:
-        """Registers per thread of an entry."""
+        """Return the registers per thread of an entry."""
         found = re.search(rf"'{entry}' for.*?Used (\d+) registers", self.log.read_text(), re.DOTALL)
         if found is None:
             raise BuildError(f"ptxas said nothing of {entry} in {self.log}")
@@ -147,10 +162,10 @@ def assemble(cache: Cache, nvcc: Path, version: str, template: Path, target: str
     name = template.relative_to(ROOT / "ptx").with_suffix("").as_posix().replace("/", "_")
     ptx = cache.folder / "ptx" / f"{name}.{target}.ptx"
     text, _ = expansion(template, target)
-    cache.make(ptx, [text], lambda: ptx.write_text(text) and None)
+    cache.make(ptx, [text], lambda: ptx.write_text(text))
     image = Image(ptx, ptx.with_suffix(".cubin"), ptx.with_suffix(".log"))
-    command = [*assembler(nvcc, target), ptx, "-o", image.cubin]
-    cache.make(image.cubin, [text, version, *map(str, command)], lambda: image.log.write_text(run(command)) and None)
+    command: list[str | Path] = [*assembler(nvcc, target), ptx, "-o", image.cubin]
+    cache.make(image.cubin, [text, version, *map(str, command)], lambda: image.log.write_text(run(command)))
     return image
 
 
@@ -191,9 +206,7 @@ def objects(source: Path, folder: Path) -> list[tuple[Path, list[str]]]:
     if not source.stem.endswith("_isa"):
         return [(folder / f"{source.stem}.o", [])]
     variants = ISA_FLAGS.get(platform.machine(), OTHER_ISA_FLAGS)
-    return [
-        (folder / f"{source.stem}_{isa}.o", [*flags, f"-DVM_ISA={isa}"]) for isa, flags in variants.items()
-    ]
+    return [(folder / f"{source.stem}_{isa}.o", [*flags, f"-DVM_ISA={isa}"]) for isa, flags in variants.items()]
 
 
 def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
@@ -226,7 +239,7 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
         images = dict(zip(keys, made, strict=True))
         table = kernel_table(templates, images)
         kernels = cache.folder / "kernels.c"
-        cache.make(kernels, [table], lambda: kernels.write_text(table) and None)
+        cache.make(kernels, [table], lambda: kernels.write_text(table))
 
         extra = [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"] if sanitize else []
         folder = cache.folder / (f"sanitize-{sanitize.replace(',', '-')}" if sanitize else "")
@@ -240,14 +253,14 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
 
         def compile_one(item: tuple[Path, list[str | bytes | Path], list[str]]) -> Path:
             target, key, command = item
-            return cache.make(target, key, lambda: run(command) and None)
+            return cache.make(target, key, lambda: run(command))
 
         compiled = list(pool.map(compile_one, work))
     library = folder / "libsm120.so.0"
     # Linked by the C compiler: it knows this machine's C library.
     command = [*cc, "-shared", "-Wl,-soname,libsm120.so.0", "-Wl,-z,defs", *extra, "-o", str(library)]
     command += [*map(str, compiled), "-pthread", "-lm", "-ldl"]
-    cache.make(library, [cc_version, *command, *compiled], lambda: run(command) and None)
+    cache.make(library, [cc_version, *command, *compiled], lambda: run(command))
     link = library.with_name("libsm120.so")
     link.unlink(missing_ok=True)
     link.symlink_to(library.name)

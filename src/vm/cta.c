@@ -1,5 +1,5 @@
 /* One CTA: which warp runs next, when asynchronous copies land, and when nothing can go on any more. */
-#include "vm.h"
+#include "check.h"
 #include <stdio.h>
 
 enum { QUANTUM = 1024, HOPELESS = 64, FRUITLESS = 20000 };
@@ -12,90 +12,55 @@ uint64_t cta_random(struct cta *cta) {
     return z ^ z >> 31;
 }
 
-/* Fill the hardware registers that the function reads. */
-static void set_specials(struct warp *w) {
+/* A hardware register that is the same in all lanes of a warp. */
+static uint32_t warp_register(const struct warp *w, uint32_t special) {
     const struct cta *cta = w->cta;
     const struct launch *launch = cta->launch;
+    if (special >= SPECIAL_NTID_X && special <= SPECIAL_NTID_Z)
+        return launch->block[special - SPECIAL_NTID_X];
+    if (special >= SPECIAL_CTAID_X && special <= SPECIAL_CTAID_Z)
+        return cta->id[special - SPECIAL_CTAID_X];
+    if (special >= SPECIAL_NCTAID_X && special <= SPECIAL_NCTAID_Z)
+        return launch->grid[special - SPECIAL_NCTAID_X];
+    const uint32_t others[][2] = {{SPECIAL_WARPID, w->index},
+                                  {SPECIAL_NWARPID, MAX_WARPS},
+                                  {SPECIAL_SMID, (uint32_t)(cta->linear % 170)},
+                                  {SPECIAL_NSMID, 170},
+                                  {SPECIAL_DYNAMIC_SMEM_SIZE, launch->dynamic_bytes},
+                                  {SPECIAL_TOTAL_SMEM_SIZE, launch->shared_bytes},
+                                  {SPECIAL_ONE, 1}};
+    for (size_t k = 0; k < sizeof others / sizeof *others; k++)
+        if (others[k][0] == special)
+            return others[k][1];
+    return 0;
+}
+
+/* A hardware register of one lane. */
+static uint32_t lane_register(const struct warp *w, uint32_t special, uint32_t lane) {
+    const uint32_t *block = w->cta->launch->block, thread = WARP * w->index + lane, bit = 1u << lane;
+    const uint32_t x = block[0], y = block[1];
+    if (special <= SPECIAL_TID_Z)
+        return special == SPECIAL_TID_X ? thread % x : special == SPECIAL_TID_Y ? thread / x % y : thread / x / y;
+    if (special == SPECIAL_LANEID)
+        return lane;
+    if (special >= SPECIAL_LANEMASK_EQ && special <= SPECIAL_LANEMASK_GT) {
+        const uint32_t masks[] = {bit, bit | (bit - 1), bit - 1, ~(bit - 1), ~(bit | (bit - 1))}; /* eq le lt ge gt */
+        return masks[special - SPECIAL_LANEMASK_EQ];
+    }
+    return warp_register(w, special);
+}
+
+/* Fill the hardware registers that the function reads. */
+static void set_specials(struct warp *w) {
     const struct CUfunc_st *f = w->function;
     for (uint32_t k = 0; k < f->special_count; k++) {
         uint32_t *d = destination(w, f->specials[k].slot);
-        const uint32_t special = f->specials[k].special;
-        if (special == SPECIAL_GRIDID) {
+        if (f->specials[k].special == SPECIAL_GRIDID) {
             memset(d, 0, 256);
             continue;
         }
-        for (uint32_t l = 0; l < WARP; l++) {
-            const uint32_t t = WARP * w->index + l, x = launch->block[0], y = launch->block[1];
-            uint32_t v = 0;
-            switch (special) {
-            case SPECIAL_TID_X:
-                v = t % x;
-                break;
-            case SPECIAL_TID_Y:
-                v = t / x % y;
-                break;
-            case SPECIAL_TID_Z:
-                v = t / x / y;
-                break;
-            case SPECIAL_NTID_X:
-            case SPECIAL_NTID_Y:
-            case SPECIAL_NTID_Z:
-                v = launch->block[special - SPECIAL_NTID_X];
-                break;
-            case SPECIAL_CTAID_X:
-            case SPECIAL_CTAID_Y:
-            case SPECIAL_CTAID_Z:
-                v = cta->id[special - SPECIAL_CTAID_X];
-                break;
-            case SPECIAL_NCTAID_X:
-            case SPECIAL_NCTAID_Y:
-            case SPECIAL_NCTAID_Z:
-                v = launch->grid[special - SPECIAL_NCTAID_X];
-                break;
-            case SPECIAL_LANEID:
-                v = l;
-                break;
-            case SPECIAL_WARPID:
-                v = w->index;
-                break;
-            case SPECIAL_NWARPID:
-                v = MAX_WARPS;
-                break;
-            case SPECIAL_SMID:
-                v = (uint32_t)(cta->linear % 170);
-                break;
-            case SPECIAL_NSMID:
-                v = 170;
-                break;
-            case SPECIAL_LANEMASK_EQ:
-                v = 1u << l;
-                break;
-            case SPECIAL_LANEMASK_LE:
-                v = (1u << l) | ((1u << l) - 1);
-                break;
-            case SPECIAL_LANEMASK_LT:
-                v = (1u << l) - 1;
-                break;
-            case SPECIAL_LANEMASK_GE:
-                v = ~((1u << l) - 1);
-                break;
-            case SPECIAL_LANEMASK_GT:
-                v = ~((1u << l) | ((1u << l) - 1));
-                break;
-            case SPECIAL_DYNAMIC_SMEM_SIZE:
-                v = launch->dynamic_bytes;
-                break;
-            case SPECIAL_TOTAL_SMEM_SIZE:
-                v = launch->shared_bytes;
-                break;
-            case SPECIAL_ONE:
-                v = 1;
-                break;
-            default:
-                break;
-            }
-            d[l] = v;
-        }
+        for (uint32_t l = 0; l < WARP; l++)
+            d[l] = lane_register(w, f->specials[k].special, l);
     }
 }
 
@@ -119,6 +84,9 @@ static void start(struct worker *worker, uint64_t linear) {
     cta->random = launch->seed * 0x9e3779b97f4a7c15u + linear;
     memset(cta->barrier, 0, sizeof cta->barrier);
     memset(cta->mbarrier_at, 0, (cta->shared_bytes / 8 + 1) * sizeof *cta->mbarrier_at);
+    cta->shadow = launch->checks == CHECKS_OFF ? NULL : worker->shadow;
+    if (cta->shadow)
+        check_start(cta);
     async_init(cta);
     for (uint32_t k = 0; k < cta->async_lanes_space; k++)
         cta->async_lanes[k].size = 0;
@@ -218,6 +186,10 @@ static int over_limit(struct cta *cta, uint64_t executed) {
     worker->checked = worker->executed;
     if (atomic_load(&launch->stop))
         return 1;
+    if (atomic_load(&launch->device->interrupts) != launch->interrupts) {
+        fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch was interrupted");
+        return 1;
+    }
     if (total < launch->instruction_limit)
         return 0;
     fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch has executed more than %llu warp instructions",
@@ -252,6 +224,7 @@ static int round_of_turns(struct cta *cta, uint32_t *left) {
 void cta_run(struct worker *worker, uint64_t linear) {
     struct cta *cta = &worker->cta;
     uint32_t left = worker->launch->warps, hopeless = 0, fruitless = 0, progress = 0;
+    worker->begun = worker->executed;
     start(worker, linear);
     while (left) {
         const int used = round_of_turns(cta, &left);
@@ -280,4 +253,6 @@ void cta_run(struct worker *worker, uint64_t linear) {
     while (cta->asyncs)
         if (async_land(cta) < 0)
             return;
+    if (cta->shadow)
+        check_end(cta);
 }

@@ -257,7 +257,12 @@ static int fits(enum type have, enum type want) {
 /* The bits of an immediate as a value of a type. */
 static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum type type) {
     const unsigned bytes = type_bytes(type);
+    const char class = type_class(type);
     uint64_t bits = o->integer;
+    if (o->kind == OPERAND_REAL && (bytes < 4 || class == 'i' || (class != 'f' && bytes == 4 && !o->single)))
+        error_at(p, &o->token, "a float constant does not fit .%s", type_name(type));
+    if (o->kind == OPERAND_INTEGER && class == 'f')
+        error_at(p, &o->token, "'%s' wants a float constant here", p->statement.name);
     if (type == T_F64 || (o->kind == OPERAND_REAL && bytes == 8)) {
         const double value = o->kind == OPERAND_REAL ? o->real : (double)(int64_t)o->integer;
         memcpy(&bits, &value, 8);
@@ -268,11 +273,7 @@ static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum t
         uint32_t narrow;
         memcpy(&narrow, &value, 4);
         bits = narrow;
-    } else if (o->kind == OPERAND_REAL) {
-        error_at(p, &o->token, "a float constant does not fit .%s", type_name(type));
     }
-    if (o->kind == OPERAND_INTEGER && type_class(type) == 'f' && o->integer)
-        error_at(p, &o->token, "'%s' wants a float constant here", p->statement.name);
     return bytes >= 8 ? bits : bits & ((1ULL << 8 * bytes) - 1);
 }
 
@@ -307,12 +308,19 @@ uint32_t need_source(struct parser *p, const struct operand *o, enum type type) 
     snprintf(wanted, sizeof wanted, "a .%s", type_name(type));
     if (o->kind != OPERAND_REGISTER || !fits(o->type, type))
         wrong_operand(p, o, wanted);
+    if (o->is_special && strncmp(p->statement.name, "mov", 3) != 0 && strncmp(p->statement.name, "cvt", 3) != 0)
+        error_at(p, &o->token, "a hardware register is read by mov or cvt only");
     return o->slot;
+}
+
+/* A float register does not hold a narrower integer, nor the other way round. */
+static int mixes(enum type have, enum type type) {
+    return (type_class(have) == 'f') != (type_class(type) == 'f') && type_class(have) != 'b' && type_class(type) != 'b';
 }
 
 /* A source whose register may be wider than the type (ld, st, cvt); a 64-bit one is cut to a temporary. */
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type) {
-    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type))
+    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type))
         return need_source(p, o, type);
     if (type_bytes(o->type) < 8 || type_bytes(type) >= 8)
         return o->slot;
@@ -335,7 +343,7 @@ uint32_t need_destination(struct parser *p, const struct operand *o, enum type t
 
 /* The register of a result that may be narrower than it. */
 uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type) {
-    if (o->kind == OPERAND_REGISTER && type_bytes(o->type) > type_bytes(type))
+    if (o->kind == OPERAND_REGISTER && type_bytes(o->type) > type_bytes(type) && !mixes(o->type, type))
         return o->slot;
     return need_destination(p, o, type);
 }
@@ -437,6 +445,8 @@ static void decode_row(struct parser *p, const struct row *row, uint32_t flags) 
     uint32_t *const slots[4] = {&i.a, &i.b, &i.c, &i.e};
     for (uint32_t k = 0; k < row->sources; k++)
         *slots[k] = need_source(p, &s->operand[k + 1], (enum type)row->types[k + 1]);
+    if (s->operand[0].kind == OPERAND_SINK)
+        error_at(p, &s->operand[0].token, "'%s' must keep its result", s->name);
     i.d = need_destination(p, &s->operand[0], (enum type)row->types[0]);
     struct inst *to = emit(p, lanes_table()[row->lane]);
     i.run = to->run;
@@ -545,8 +555,10 @@ void decode(struct parser *p) {
     for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; k++) {
         if (strlen(opcodes[k].name) != word || memcmp(opcodes[k].name, s->name, word) != 0)
             continue;
+        const uint32_t before = p->length;
         opcodes[k].decode(p);
-        name_counter(p);
+        if (p->length > before) /* mov {_, _}, a is nothing */
+            name_counter(p);
         return;
     }
     error_at(p, &s->opcode, "unknown instruction '%s'", s->name);

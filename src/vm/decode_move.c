@@ -198,8 +198,8 @@ void decode_mov(struct parser *p) {
         decode_pack(p, type, d, a);
     } else if (d->kind == OPERAND_VECTOR) {
         decode_unpack(p, type, d, a);
-    } else if (d->kind == OPERAND_SINK && type_bytes(type) < 4) {
-        error_at(p, &d->token, "'_' is no destination of mov");
+    } else if (d->kind == OPERAND_SINK) {
+        error_at(p, &d->token, "'%s' must keep its result", s->name);
     } else {
         if (type_bytes(type) == 16 && a->kind != OPERAND_REGISTER)
             error_at(p, &a->token, "mov.b128 wants registers");
@@ -436,6 +436,11 @@ void decode_cvt(struct parser *p) {
         error_at(p, &s->opcode, "'%s' wants an integer rounding: .rni, .rzi, .rmi or .rpi", s->name);
     if (narrows && integral != 0)
         error_at(p, &s->opcode, "'%s' wants a rounding: .rn, .rz, .rm or .rp", s->name);
+    const int to_signed = type_name(to)[0] == 's', from_signed = type_name(from)[0] == 's';
+    const int holds =
+        to_signed == from_signed ? type_bytes(to) >= type_bytes(from) : to_signed && type_bytes(to) > type_bytes(from);
+    if (!to_float && !from_float && (flags & FLAG_SAT) && holds)
+        error_at(p, &s->opcode, "'%s' has nothing to saturate", s->name);
     if (!to_float && !from_float && integral >= 0)
         error_at(p, &s->opcode, "'%s' does not round", s->name);
     const uint32_t a = need_source_wide(p, &s->operand[1], from);

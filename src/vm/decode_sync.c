@@ -73,11 +73,8 @@ void decode_trap(struct parser *p) {
 
 /* ---- barriers ---- */
 
-/* bar{.cta}.op and barrier{.cta}.op{.aligned}; bar is always aligned. */
-void decode_bar(struct parser *p) {
-    struct statement *s = &p->statement;
-    uint32_t at = 0;
-    const int is_bar = s->name[3] == '.';
+/* bar.warp.sync and barrier.cluster. 0: neither. */
+static int decode_other_barrier(struct parser *p, uint32_t at, int is_bar) {
     if (is_bar && take(p, &at, "warp")) {
         if (!take(p, &at, "sync"))
             unknown(p);
@@ -85,18 +82,28 @@ void decode_bar(struct parser *p) {
         need_count(p, 1, 1);
         const uint32_t c = source32(p, 0);
         emit(p, control_barwarp)->c = c;
-        return;
+        return 1;
     }
-    if (take(p, &at, "cluster")) { /* a cluster is one CTA: arriving and waiting is nothing */
-        if (take_choice(p, &at, "arrive wait") < 0)
-            unknown(p);
-        take_choice(p, &at, "release relaxed acquire");
-        take(p, &at, "aligned");
-        take_end(p, at);
-        need_count(p, 0, 0);
-        emit(p, control_nop);
+    if (!take(p, &at, "cluster"))
+        return 0;
+    /* a cluster is one CTA: arriving and waiting is nothing */
+    if (take_choice(p, &at, "arrive wait") < 0)
+        unknown(p);
+    take_choice(p, &at, "release relaxed acquire");
+    take(p, &at, "aligned");
+    take_end(p, at);
+    need_count(p, 0, 0);
+    emit(p, control_nop);
+    return 1;
+}
+
+/* bar{.cta}.op and barrier{.cta}.op{.aligned}; bar is always aligned. */
+void decode_bar(struct parser *p) {
+    struct statement *s = &p->statement;
+    uint32_t at = 0;
+    const int is_bar = s->name[3] == '.';
+    if (decode_other_barrier(p, at, is_bar))
         return;
-    }
     take(p, &at, "cta");
     const int op = take_choice(p, &at, "sync arrive red");
     const int reduce = op == 2 ? take_choice(p, &at, "popc and or") : -1;
@@ -131,31 +138,37 @@ void decode_bar(struct parser *p) {
     *to = i;
 }
 
-/* membar and fence, all forms: what is written here is seen at once. */
+/* membar and fence, all forms. */
 void decode_fence(struct parser *p) {
     struct statement *s = &p->statement;
-    uint32_t at = 0, operands = 0;
+    uint32_t at = 0, operands = 0, kind = FENCE_MEMORY;
     if (s->name[0] == 'm') {
         if (take_choice(p, &at, "cta gl sys") < 0 && !take(p, &at, "proxy"))
             unknown(p);
         take_choice(p, &at, "alias");
     } else if (take(p, &at, "proxy")) {
         if (take(p, &at, "tensormap::generic")) {
+            kind = 0;
             const int acquire = take_choice(p, &at, "release acquire");
             if (acquire < 0 || take_choice(p, &at, "cta cluster gpu sys") < 0)
                 unknown(p);
             operands = acquire ? 2 : 0;
         } else if (take(p, &at, "async")) {
-            take_choice(p, &at, "global shared::cta shared::cluster");
+            kind = take(p, &at, "global") ? 0 : FENCE_PROXY;
+            take_choice(p, &at, "shared::cta shared::cluster");
         } else if (take(p, &at, "async::generic")) {
+            kind = FENCE_PROXY;
             if (take_choice(p, &at, "acquire release") < 0 ||
                 take_choice(p, &at, "sync_restrict::shared::cta sync_restrict::shared::cluster") < 0 ||
                 !take(p, &at, "cluster"))
                 unknown(p);
-        } else if (!take(p, &at, "alias")) {
-            unknown(p);
+        } else {
+            kind = 0;
+            if (!take(p, &at, "alias"))
+                unknown(p);
         }
     } else if (take(p, &at, "mbarrier_init")) {
+        kind = 0;
         if (!take(p, &at, "release") || !take(p, &at, "cluster"))
             unknown(p);
     } else {
@@ -167,7 +180,7 @@ void decode_fence(struct parser *p) {
     }
     take_end(p, at);
     need_count(p, operands, operands);
-    emit(p, control_nop);
+    emit(p, control_fence)->flags = kind;
 }
 
 /* Forms that only tune: nanosleep, setmaxnreg, griddepcontrol. */
@@ -328,10 +341,11 @@ void decode_elect(struct parser *p) {
 
 /* ---- mbarrier ---- */
 
-/* .sem and .scope of an mbarrier operation */
-static void skip_scope(struct parser *p, uint32_t *at) {
-    take_choice(p, at, "release acquire relaxed");
+/* .sem and .scope of an mbarrier operation: is it relaxed? */
+static uint16_t take_scope(struct parser *p, uint32_t *at) {
+    const int relaxed = take_choice(p, at, "release acquire relaxed") == 2;
     take_choice(p, at, "cta cluster");
+    return relaxed ? ORDER_RELAXED : ORDER_ACQ_REL;
 }
 
 static int take_shared(struct parser *p, uint32_t *at) {
@@ -343,7 +357,7 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
     struct statement *s = &p->statement;
     const int expect = take(p, &at, "expect_tx");
     const int incomplete = take(p, &at, "noComplete");
-    skip_scope(p, &at);
+    i->q = take_scope(p, &at);
     const int shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
@@ -367,7 +381,7 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
 static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *i) {
     struct statement *s = &p->statement;
     const int parity = take(p, &at, "parity");
-    skip_scope(p, &at);
+    i->q = take_scope(p, &at);
     const int shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
@@ -385,7 +399,7 @@ static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *
 /* expect_tx and complete_tx: {.relaxed}{.scope}{.space}.b64 [a], tx */
 static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *i) {
     struct statement *s = &p->statement;
-    skip_scope(p, &at);
+    i->q = take_scope(p, &at);
     const int shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
@@ -501,6 +515,20 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     i->run = async_copy;
 }
 
+/* The operation and type of a bulk reduction: those of global memory. */
+static void take_reduction(struct parser *p, uint32_t *at, struct inst *i) {
+    const int op = take_choice(p, at, "add min max and or xor inc dec");
+    const int noftz = take(p, at, "noftz");
+    const enum type type = take_type(p, at, "u32 s32 b32 u64 s64 b64 f16 bf16 f32 f64");
+    const int half = type == T_F16 || type == T_BF16;
+    const int real = half || type == T_F32 || type == T_F64;
+    if (op < 0 || !atomic_find((enum atomic_op)op, type) || (half && (op == ATOMIC_ADD) != noftz) ||
+        (!half && (noftz || (real && op != ATOMIC_ADD))) || (op == ATOMIC_ADD && type == T_S64))
+        unknown(p);
+    i->spare = (uint8_t)type;
+    i->negate = (uint8_t)op;
+}
+
 /* cp.async.bulk and cp.reduce.async.bulk between shared and global memory */
 static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *i) {
     static const char *const spaces = "shared::cta shared::cluster global";
@@ -515,21 +543,9 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
     if (has(p, "multicast::cluster") || has(p, "cp_mask"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     const int policy = take(p, &at, "L2::cache_hint");
-    if (reduce) {
-        const int op = take_choice(p, &at, "add min max and or xor inc dec");
-        const int noftz = take(p, &at, "noftz");
-        const enum type type = take_type(p, &at, "u32 s32 b32 u64 s64 b64 f16 bf16 f32 f64");
-        const int half = type == T_F16 || type == T_BF16;
-        const int real = half || type == T_F32 || type == T_F64;
-        if (op < 0 || !atomic_find((enum atomic_op)op, type) || (half && (op == ATOMIC_ADD) != noftz) ||
-            (!half && (noftz || (real && op != ATOMIC_ADD))) || (op == ATOMIC_ADD && type == T_S64))
-            unknown(p);
-        i->kind = ASYNC_REDUCE;
-        i->spare = (uint8_t)type;
-        i->negate = (uint8_t)op;
-    } else {
-        i->kind = loads ? ASYNC_LOAD : ASYNC_STORE;
-    }
+    i->kind = (uint8_t)(reduce ? ASYNC_REDUCE : loads ? ASYNC_LOAD : ASYNC_STORE);
+    if (reduce)
+        take_reduction(p, &at, i);
     take_end(p, at);
     need_count(p, 3u + (uint32_t)loads + (uint32_t)policy, 3u + (uint32_t)loads + (uint32_t)policy);
     need_address(p, &s->operand[loads ? 0 : 1], SPACE_SHARED, i);

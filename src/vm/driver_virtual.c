@@ -648,6 +648,14 @@ static CUresult virtual_counters_reset(CUcontext context) {
     return CUDA_SUCCESS;
 }
 
+/* Launches compare the count with that of their start. */
+static CUresult virtual_interrupt(CUcontext context) {
+    if (!context)
+        return null_argument("context");
+    atomic_fetch_add(&context->device.interrupts, 1);
+    return CUDA_SUCCESS;
+}
+
 /* The virtual SM120. */
 const struct driver *driver_virtual(void) {
     static const struct driver driver = {
@@ -655,6 +663,7 @@ const struct driver *driver_virtual(void) {
         DRIVER_FUNCTIONS(X)
 #undef X
             .fault = virtual_fault,
-        .counter = virtual_counter, .counters_reset = virtual_counters_reset};
+        .counter = virtual_counter, .counters_reset = virtual_counters_reset, .interrupt = virtual_interrupt,
+        .configure = launch_configure};
     return &driver;
 }

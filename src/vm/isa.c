@@ -1,32 +1,39 @@
-/* The tables of handlers for the widest vectors of this CPU. */
+/* The tables of handlers for the widest vectors that this CPU has and PYSM120_VM_ISA (base, v3, v4) permits. */
 #include "lanes.h"
+#include <stdlib.h>
 
+static handler *const *lanes = lanes_base;
+static handler *const *accesses = access_base;
+static pthread_once_t chosen = PTHREAD_ONCE_INIT;
+
+/* Look at the CPU, once. */
+static void choose(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
-static int level(void) {
+    const char *const limit = getenv("PYSM120_VM_ISA");
+    const int base = limit && !strcmp(limit, "base"), v3 = limit && !strcmp(limit, "v3");
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        return 4;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") ? 3 : 1;
+    if (!base && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+        __builtin_cpu_supports("bmi2")) {
+        lanes = lanes_v3;
+        accesses = access_v3;
+    }
+    if (!base && !v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+        lanes = lanes_v4;
+        accesses = access_v4;
+    }
+#endif
 }
 
 /* The arithmetic. */
 handler *const *lanes_table(void) {
-    const int n = level();
-    return n == 4 ? lanes_v4 : n == 3 ? lanes_v3 : lanes_base;
+    pthread_once(&chosen, choose);
+    return lanes;
 }
 
 /* Loads and stores. */
 handler *const *access_table(void) {
-    const int n = level();
-    return n == 4 ? access_v4 : n == 3 ? access_v3 : access_base;
+    pthread_once(&chosen, choose);
+    return accesses;
 }
-#else
-handler *const *lanes_table(void) {
-    return lanes_base;
-}
-
-handler *const *access_table(void) {
-    return access_base;
-}
-#endif

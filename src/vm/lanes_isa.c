@@ -104,11 +104,7 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
     REP_##D together[WARP];                                                                                            \
     REP_##D *const d = destination(w, i->d), *const to = mask == FULL ? d : together;                                  \
     const uint32_t F = i->flags;                                                                                       \
-    volatile float directed_float = 0;                                                                                 \
-    volatile double directed_double = 0;                                                                               \
     (void)F;                                                                                                           \
-    (void)directed_float;                                                                                              \
-    (void)directed_double;                                                                                             \
     LANES {                                                                                                            \
         __VA_ARGS__                                                                                                    \
     }                                                                                                                  \
@@ -167,9 +163,9 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
         READ(B32, a)                                                                                                   \
         READ(B32, b)                                                                                                   \
         READ(B32, c)                                                                                                   \
-            FRAME(B32, const uint32_t a = pa[l], b = pb[l], c = pc[l];                                                 \
-                  to[l] = pair(name##_half(GET_##E(a & 0xffffu), GET_##E(b & 0xffffu), GET_##E(c & 0xffffu), F),       \
-                               name##_half(GET_##E(a >> 16), GET_##E(b >> 16), GET_##E(c >> 16), F));)                 \
+        FRAME(B32, const uint32_t a = pa[l], b = pb[l], c = pc[l];                                                     \
+              to[l] = pair(name##_half(GET_##E(a & 0xffffu), GET_##E(b & 0xffffu), GET_##E(c & 0xffffu), F),           \
+                           name##_half(GET_##E(a >> 16), GET_##E(b >> 16), GET_##E(c >> 16), F));)                     \
     }
 #define K(name, pattern, T, sources, result, carry)                                                                    \
     static enum step name(struct warp *w, const struct inst *i, uint32_t mask) {                                       \

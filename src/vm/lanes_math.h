@@ -254,34 +254,37 @@ static inline uint32_t find_set(uint32_t mask, uint32_t base, int32_t offset) {
 #define FMA  fma
 #endif
 
-/* Evaluate with the rounding mode of the instruction. `to_mode` is of the C library. */
-static inline int round_mode(uint32_t flags) {
-    static const int modes[8] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD, FE_TONEAREST, 0, 0, 0};
-    return modes[ROUNDING(flags)];
-}
-#define DIRECTED(type, expression)                                                                                     \
-    (ROUNDING(F) ? (directed_begin(F), directed_##type = (expression), directed_end(), directed_##type) : (expression))
-
+/* Arithmetic with the rounding mode of the instruction. The operands are read after the mode has been set and the
+ * result is written before it is reset: volatile keeps the compiler from moving the operation out. */
 static inline void directed_begin(uint32_t flags) {
-    fesetround(round_mode(flags));
+    static const int modes[8] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD,  FE_UPWARD,
+                                 FE_TONEAREST, FE_TONEAREST,  FE_TONEAREST, FE_TONEAREST};
+    fesetround(modes[ROUNDING(flags)]);
 }
 
-static inline void directed_end(void) {
-    fesetround(FE_TONEAREST);
-}
-
-/* The C library's, which respect the rounding mode even where the compiler's would not. */
-static inline float fmaf_any(float a, float b, float c) {
-    return FMAF(a, b, c);
-}
-
-static inline double fma_any(double a, double b, double c) {
-    return FMA(a, b, c);
-}
-
-static inline float square_rootf(float x) {
-    return sqrtf(x);
-}
+#define DIRECTED(name, type, from, expression)                                                                         \
+    static inline type name(from a, from b, from c, uint32_t flags) {                                                  \
+        volatile from x = a, y = b, z = c;                                                                             \
+        volatile type r;                                                                                               \
+        directed_begin(flags);                                                                                         \
+        r = (type)(expression);                                                                                        \
+        fesetround(FE_TONEAREST);                                                                                      \
+        (void)y, (void)z;                                                                                              \
+        return r;                                                                                                      \
+    }
+DIRECTED(directed_add, float, float, x + y)
+DIRECTED(directed_mul, float, float, x *y)
+DIRECTED(directed_div, float, float, x / y)
+DIRECTED(directed_fma, float, float, FMAF(x, y, z))
+DIRECTED(directed_sqrt, float, float, sqrtf(x))
+DIRECTED(directed_add64, double, double, x + y)
+DIRECTED(directed_mul64, double, double, x *y)
+DIRECTED(directed_div64, double, double, x / y)
+DIRECTED(directed_fma64, double, double, FMA(x, y, z))
+DIRECTED(directed_sqrt64, double, double, sqrt(x))
+DIRECTED(directed_from_s64, double, int64_t, x)
+DIRECTED(directed_from_u64, double, uint64_t, x)
+#undef DIRECTED
 
 /* The square root, without errno: a negative number gives NaN. */
 static inline double square_root(double x) {

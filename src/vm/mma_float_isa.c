@@ -7,6 +7,10 @@
 
 enum { FRACTION = 25, BLOCKS = 4, LANES_B = MMA_COLUMNS * MMA_WORDS, OUTPUTS = MMA_OUTPUTS };
 
+/* A product that is zero has no part in the largest exponent, whatever its other factor: seen on an H200 (MMA-Sim
+ * counts a zero factor as 2^-126). Below every sum of two exponents. */
+enum { ZERO_EXPONENT = -1024 };
+
 /* Where an element's bits are, and which codes are NaN or Inf. */
 struct format {
     uint8_t width;    /* bits of the container */
@@ -55,7 +59,7 @@ static inline int find_special(const uint32_t *restrict words, int n, struct for
     return (carries & signs) != 0;
 }
 
-/* Decode element t of n words. Zero counts as exponent -126. */
+/* Decode element t of n words. */
 static inline void decode(float *restrict value, int32_t *restrict exponent, const uint32_t *restrict words, int n,
                           int t, struct format format, int wide) {
     const uint32_t magnitudes = ((uint32_t)1 << format.sign) - 1;
@@ -69,7 +73,7 @@ static inline void decode(float *restrict value, int32_t *restrict exponent, con
         const int32_t significand = (int32_t)magnitude - (int32_t)((uint32_t)(field - 1) << format.fraction);
         const float power = mma_float((uint32_t)((wide ? 0 : field) + unit) << 23);
         value[i] = mma_float(mma_bits((float)significand * power) | sign);
-        exponent[i] = magnitude ? field - format.bias : -126;
+        exponent[i] = magnitude ? field - format.bias : ZERO_EXPONENT;
     }
 }
 

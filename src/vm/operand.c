@@ -66,6 +66,8 @@ void scope_close(struct parser *p) {
 
 /* Reserve room for one register of a type in the warp's register file; for a predicate, its number. */
 uint32_t register_take(struct parser *p, enum type type) {
+    if (type == T_PRED && p->predicates == UINT16_MAX)
+        error_at(p, &p->token, "a function may not have more than 65533 predicates");
     if (type == T_PRED)
         return p->predicates++;
     const uint32_t bytes = type_bytes(type) == 16 ? 512 : type_bytes(type) == 8 ? 256 : 128;
@@ -370,6 +372,7 @@ static int special_parse(struct parser *p, struct operand *o, const struct token
         if (!p->special_slot[special])
             p->special_slot[special] = register_take(p, specials[i].type) + 1;
         o->kind = OPERAND_REGISTER;
+        o->is_special = 1;
         o->type = specials[i].type;
         o->slot = p->special_slot[special] - 1;
         if (special >= SPECIAL_CLOCK) {
@@ -425,12 +428,8 @@ static void address_parse(struct parser *p, struct operand *o) {
             error_at(p, &o->items->token, "undefined symbol '%.*s'", (int)o->items->token.length, o->items->token.at);
         if (o->items->kind != OPERAND_REGISTER && o->items->kind != OPERAND_SYMBOL)
             error_at(p, &o->items->token, "an address is a register, a variable or a constant");
-        if (p->token.kind == '+' || p->token.kind == '-') {
-            const int minus = p->token.kind == '-';
-            token_next(p);
-            const int64_t offset = constant_integer(p);
-            o->offset = minus ? -offset : offset;
-        }
+        if (accept(p, '+'))
+            o->offset = constant_integer(p);
     } else {
         o->offset = constant_integer(p);
     }
@@ -472,12 +471,8 @@ void operand_parse(struct parser *p, struct operand *o) {
         address_parse(p, o);
     } else if (p->token.kind == TOKEN_NAME && !token_is(&p->token, "WARP_SZ")) {
         name_parse(p, o);
-        if (o->kind == OPERAND_SYMBOL && (p->token.kind == '+' || p->token.kind == '-')) {
-            const int minus = p->token.kind == '-';
-            token_next(p);
-            const int64_t offset = constant_integer(p);
-            o->offset = minus ? -offset : offset;
-        }
+        if (o->kind == OPERAND_SYMBOL && accept(p, '+'))
+            o->offset = constant_integer(p);
     } else {
         const struct expression e = constant_expression(p);
         o->kind = e.is_real ? OPERAND_REAL : OPERAND_INTEGER;

@@ -73,6 +73,7 @@ struct operand {
     enum type type; /* of a register */
     uint32_t slot;  /* register offset or predicate number */
     int negate;     /* !p */
+    int is_special; /* a hardware register */
     uint64_t integer;
     double real;
     int single;

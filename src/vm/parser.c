@@ -119,6 +119,8 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
     }
     const struct expression e = constant_expression(p);
     uint64_t bits = e.integer;
+    if (type_class(v->type) == 'f' && !e.is_real)
+        error_at(p, at, "a float variable wants floats, such as 1.0");
     if (v->type == T_F32) {
         const float f = (float)e.real;
         uint32_t narrow;
@@ -369,7 +371,7 @@ static void read_directive(struct parser *p) {
 
 /* name: ts1, ts2, ...; behind .branchtargets */
 static void read_targets(struct parser *p, struct symbol *label) {
-    uint32_t targets[256], n = 0;
+    uint32_t n = 0;
     struct label_use *uses[256];
     token_next(p);
     do {
@@ -381,7 +383,6 @@ static void read_targets(struct parser *p, struct symbol *label) {
         expect(p, TOKEN_NAME, "a label");
     } while (accept(p, ','));
     uint32_t *list = parser_take(p, (n + 1) * sizeof *list);
-    (void)targets;
     list[0] = n;
     for (uint32_t i = 0; i < n; i++) {
         uses[i]->target = &list[i + 1];
@@ -553,6 +554,23 @@ static void finish_function(struct parser *p, struct CUfunc_st *f) {
     finish_constants(p, f);
 }
 
+/* The list of parameters in parentheses, if there is one. */
+static void read_parameters(struct parser *p, struct CUfunc_st *f) {
+    struct parameter list[512];
+    if (!accept(p, '('))
+        return;
+    if (p->token.kind != ')') {
+        do {
+            if (f->parameter_count == 512)
+                error_at(p, &p->token, "more than 512 parameters");
+            read_parameter(p, &list[f->parameter_count++]);
+        } while (accept(p, ','));
+    }
+    expect(p, ')', "')'");
+    f->parameters = parser_take(p, (f->parameter_count + 1) * sizeof *list);
+    memcpy(f->parameters, list, f->parameter_count * sizeof *list);
+}
+
 /* .entry name (parameters) performance { body } */
 void read_entry(struct parser *p) {
     struct CUfunc_st *f = parser_take(p, sizeof *f);
@@ -573,19 +591,7 @@ void read_entry(struct parser *p) {
     p->predicates = 2;
     memset(p->special_slot, 0, sizeof p->special_slot);
     scope_open(p);
-    if (accept(p, '(')) {
-        struct parameter list[512];
-        if (p->token.kind != ')') {
-            do {
-                if (f->parameter_count == 512)
-                    error_at(p, &p->token, "more than 512 parameters");
-                read_parameter(p, &list[f->parameter_count++]);
-            } while (accept(p, ','));
-        }
-        expect(p, ')', "')'");
-        f->parameters = parser_take(p, (f->parameter_count + 1) * sizeof *list);
-        memcpy(f->parameters, list, f->parameter_count * sizeof *list);
-    }
+    read_parameters(p, f);
     read_performance(p, f);
     if (!accept(p, ';')) {
         expect(p, '{', "'{'");

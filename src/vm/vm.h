@@ -20,7 +20,11 @@
  *   driver_virtual.c        the driver API above all that
  *
  * A register of up to 32 bits is uint32_t[32] (narrow values are kept zero-extended), one of 64 bits uint64_t[32], a
- * predicate one bit per lane of a uint32_t. A fault is a value: a handler returns STEP_FAULT and the launch unwinds. */
+ * predicate one bit per lane of a uint32_t. A fault is a value: a handler returns STEP_FAULT and the launch unwinds.
+ *
+ * Environment: PYSM120_THREADS (threads that run CTAs), PYSM120_SEED (order of warps, moments of asynchronous copies),
+ * PYSM120_INSTRUCTION_LIMIT (warp instructions of a launch, 2^40), PYSM120_VIRTUAL_MEMORY (bytes, 24 GiB),
+ * PYSM120_VIRTUAL_DEVICES (1), PYSM120_VM_ISA (base, v3: narrower vectors). */
 #ifndef SM120_VM_VM_H
 #define SM120_VM_VM_H
 
@@ -283,6 +287,15 @@ struct allocation {
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
 
+/* How strict a launch is: bounds, alignment and the like are always checked. */
+enum checks { CHECKS_OFF, CHECKS_DEFAULT, CHECKS_FULL };
+
+/* inst.q of ld, st, atom, red and of mbarrier operations: what the access orders. */
+enum order { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
+
+/* inst.flags of a fence */
+enum { FENCE_MEMORY = 1, FENCE_PROXY = 2 };
+
 enum wait {
     WAIT_NOT,
     WAIT_CONVERGE, /* for the other lanes of the warp */
@@ -367,6 +380,7 @@ struct cta {
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
+    struct shadow *shadow; /* check.h; NULL when nothing is checked */
 };
 
 /* What one thread needs to run CTAs; kept between launches. */
@@ -375,12 +389,13 @@ struct worker {
     uint64_t *counts; /* [pc]: warp instructions executed */
     uint64_t bytes[16];
     uint64_t tensor_flops;
-    uint64_t executed, checked;
+    uint64_t executed, checked, begun; /* warp instructions; looked at; before the present CTA */
     struct allocation cached[8];
     char *memory; /* registers, predicates, shared, local */
     size_t memory_bytes;
     struct warp *warps;
     struct cta cta;
+    struct shadow *shadow; /* kept for the launches that are checked */
     uint32_t scratch[16][WARP];
 };
 
@@ -408,15 +423,17 @@ struct launch {
     uint32_t grid[3], block[3], threads, warps;
     uint32_t shared_bytes, dynamic_bytes; /* static + dynamic */
     uint8_t *parameters;
-    uint64_t ctas, seed, instruction_limit;
+    uint64_t ctas, seed, stride, instruction_limit; /* stride: from one CTA to the next, in the seed's order */
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
+    unsigned interrupts;  /* of the device, when the launch began */
     pthread_mutex_t lock; /* of what follows */
     CUresult result;
     char fault[4096];
     struct printed *printed; /* what printf wrote, latest first */
     size_t printed_bytes, unprinted_bytes;
     unsigned helpers;
+    enum checks checks;
     struct launch *following;
 };
 
@@ -443,7 +460,7 @@ uint64_t cta_random(struct cta *cta);
 
 /* control.c */
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
-    control_nop, control_setp, control_set, control_clock;
+    control_nop, control_fence, control_setp, control_set, control_clock;
 /* A barrier counts fewer threads when a warp exits. */
 void barrier_check(struct cta *cta, uint32_t number);
 
@@ -531,6 +548,7 @@ void counters_add(struct device *device, const struct worker *worker, const stru
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments);
 unsigned launch_threads(void);
+void launch_configure(const struct driver_options *options);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {
@@ -546,6 +564,7 @@ struct device {
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
     struct module *modules;
     pthread_mutex_t module_lock;
+    atomic_uint interrupts; /* how often somebody asked the running launches to stop */
 };
 
 static inline const void *source(const struct warp *w, uint32_t offset) {

@@ -1,6 +1,7 @@
 """One-instruction kernels: PTX around a body, one element per thread, inputs and outputs as arrays."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,10 +56,10 @@ def kernel(name: str, body: str, inputs: Sequence[int], outputs: Sequence[int]) 
 def run(
     device: pysm120.Device,
     body: str,
-    inputs: Sequence[npt.NDArray[np.generic]],
-    outputs: Sequence[type],
+    inputs: Sequence[npt.NDArray[Any]],
+    outputs: Sequence[Any],
     threads: int = 128,
-) -> list[npt.NDArray[np.generic]]:
+) -> list[npt.NDArray[Any]]:
     """Run a body on every element of the inputs; whole blocks only."""
     count = inputs[0].size
     assert count % threads == 0
@@ -73,14 +74,30 @@ CORNERS: dict[str, list[int]] = {
     "u2": [0, 1, 2, 0x7FFF, 0x8000, 0xFFFF, 0x8001, 0xFF00],
     "u4": [0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x80000001, 0xFFFF, 0x10000],
     "u8": [0, 1, 2, 63, 64, 0x7FFFFFFFFFFFFFFF, 0x8000000000000000, 0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, 0x100000000],
-    "f4": [0, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, 0x7FC00000, 1, 0x80000001, 0x7FFFFF]
-    + [0x800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F7FFFFF, 0x3F800001, 0x4B800001],
+    "f4": [
+        0,
+        0x80000000,
+        0x3F800000,
+        0xBF800000,
+        0x7F800000,
+        0xFF800000,
+        0x7FC00000,
+        1,
+        0x80000001,
+        0x7FFFFF,
+        0x800000,
+        0x7F7FFFFF,
+        0xFF7FFFFF,
+        0x3F7FFFFF,
+        0x3F800001,
+        0x4B800001,
+    ],
     "f8": [0, 1 << 63, 0x3FF << 52, 0x7FF << 52, 0xFFF << 52, 0x7FF8 << 48, 1, (1 << 63) + 1, (0x7FE << 52) + 5],
     "f2": [0, 0x8000, 0x3C00, 0xBC00, 0x7C00, 0xFC00, 0x7E00, 1, 0x8001, 0x3FF, 0x400, 0x7BFF, 0xFBFF, 0x3BFF, 0x3C01],
 }
 
 
-def values(rng: np.random.Generator, kind: str, count: int = 1024) -> npt.NDArray[np.generic]:
+def values(rng: np.random.Generator, kind: str, count: int = 1024) -> npt.NDArray[Any]:
     """Random bits, random small numbers and the corners of a type, in random order."""
     size = int(kind[1])
     bits = rng.integers(0, 1 << (8 * size), count, np.uint64, endpoint=False) if size < 8 else rng.bytes(8 * count)

@@ -37,6 +37,15 @@ BAD = [
     ("add.s32 a, f, b;", "f, b", "'f' is .f32"),
     ("add.f32 f, f, 1;", "1;", "float constant"),
     ("mov.u32 a, nowhere;", "nowhere", "undefined register 'nowhere'"),
+    ("cvt.sat.s64.u32 w, a;", "cvt.sat", "nothing to saturate"),
+    ("add.u32 a, %tid.x, 1;", "%tid.x", "by mov or cvt only"),
+    ("mov.u64 w, %laneid;", "%laneid", "'%laneid' is .u32"),
+    ("add.u32 _, a, b;", "_", "must keep its result"),
+    ("mov.f32 f, 0;", "0;", "float constant"),
+    ("mov.u32 a, 0f3f800000;", "0f3f", "does not fit .u32"),
+    ("mov.b32 a, 1.5;", "1.5", "does not fit .b32"),
+    ("ld.shared.u16 f, [smem];", "f, [", "'f' is .f32"),
+    ("ld.shared.b32 a, [smem - 4];", "- 4", "expected ']'"),
     ("mov.u16 a, h;", "a, h", "'a' is .b32"),
     ("bra nowhere;", "nowhere", "undefined label 'nowhere'"),
     ("@q add.u32 a, a, b;", "q", "undefined predicate 'q'"),
@@ -78,7 +87,11 @@ BAD = [
     (".reg .b32 a;", "a;", "declared twice"),
     (".reg .b33 z;", ".b33", "expected a type"),
     (".shared .b8 big[50000]; mov.u32 a, big;", ";", "static shared"),
-    ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {f,f,f,f}, {a,a}, {a,a}, {f,f,f,f};", "{a,a}, {a,a}", "4 registers"),
+    (
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {f,f,f,f}, {a,a}, {a,a}, {f,f,f,f};",
+        "{a,a}, {a,a}",
+        "4 registers",
+    ),
     ("mma.sync.aligned.m16n8k16.row.col.f16.bf16.bf16.f16 {a,a}, {a,a,a,a}, {a,a}, {a,a};", "mma", "instruction"),
     ("{ { add.u32 a, a, zz; } }", "zz", "undefined register 'zz'"),
     ("inner: { bra inner2; } { inner2: }", "inner2;", "undefined label"),
@@ -116,12 +129,20 @@ def test_statements(device: pysm120.Device, statement: str, at: str, message: st
         ("sm_120", "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {a, b}, [a];", False),
         ("sm_90", "setmaxnreg.dec.sync.aligned.u32 40;", False),
         ("sm_121a", "setmaxnreg.dec.sync.aligned.u32 40;", True),
-        ("sm_120", "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 {f,f,f,f}, {a,a,a,a}, {a,a}, {f,f,f,f};", False),
-        ("sm_120a", "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 {f,f,f,f}, {a,a,a,a}, {a,a}, {f,f,f,f};", True),
+        (
+            "sm_120",
+            "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 {f,f,f,f}, {a,a,a,a}, {a,a}, {f,f,f,f};",
+            False,
+        ),
+        (
+            "sm_120a",
+            "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32 {f,f,f,f}, {a,a,a,a}, {a,a}, {f,f,f,f};",
+            True,
+        ),
         ("sm_80", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {f,f,f,f}, {a,a,a,a}, {a,a}, {f,f,f,f};", True),
     ],
 )
-def test_features_of_targets(device: pysm120.Device, target: str, statement: str, good: bool) -> None:  # noqa: FBT001
+def test_features_of_targets(device: pysm120.Device, target: str, statement: str, good: bool) -> None:
     text = FRAME.format(target=target, body=statement)
     if good:
         device.load(text)
@@ -152,8 +173,21 @@ def test_line_markers(device: pysm120.Device) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "\n", ".version", ".version 8.8", ".version 8.8\n.target", "{", "}", ".version 8.8 .target sm_120f .visible .entry", "/*"]
-    + [".version 8.8 .target sm_120f .entry k() {" + s for s in ("", "{", "add", "add.u32", "@", "@p", ".reg", "x:", '"')]
+    [
+        "",
+        "\n",
+        ".version",
+        ".version 8.8",
+        ".version 8.8\n.target",
+        "{",
+        "}",
+        ".version 8.8 .target sm_120f .visible .entry",
+        "/*",
+    ]
+    + [
+        ".version 8.8 .target sm_120f .entry k() {" + s
+        for s in ("", "{", "add", "add.u32", "@", "@p", ".reg", "x:", '"')
+    ]
     + [".version 8.8 .target sm_120f .entry k() { mov.u32 a, " + "(" * 5000 + "1; }"]
     + [".version 8.8 .target sm_120f .entry k() { mov.u32 a, " + "{" * 5000 + "1; }"]
     + [".version 8.8 .target sm_120f .entry k() " + "{" * 5000]
@@ -167,6 +201,10 @@ def test_rubbish(device: pysm120.Device, text: str) -> None:
     else:
         with pytest.raises(pysm120.Error):
             device.load(text)
+
+
+def test_nothing_is_moved(device: pysm120.Device) -> None:
+    device.load(FRAME.format(target="sm_120f", body="mov.b32 {_, _}, a;").replace("    ret;\n", ""))
 
 
 def test_cut_anywhere(device: pysm120.Device) -> None:

@@ -27,15 +27,15 @@ FRAME = """.version 8.8
 }}
 """
 
-# body, parts of the message, threads
+# body, parts of the message
 FAULTS = [
     ("mad.wide.u32 x, i, 4, x; st.global.b32 [x + 1000], a;", ["write of 4 bytes", "behind the end", "lane 6"], 32),
-    ("st.global.b32 [x - 8], a;", ["8 bytes before an allocation of 1024"], 32),
+    ("st.global.b32 [x + -8], a;", ["8 bytes before an allocation of 1024"], 32),
     ("ld.global.b64 y, [x + 1020];", ["misaligned", "multiple of 8"], 32),
     ("ld.global.v4.b32 {a, a, b, b}, [x + 1016];", ["multiple of 16"], 32),
-    ("ld.global.b32 a, [0];", ["address 0x0", "no allocation"], 32),
+    ("mov.b64 y, 0; ld.global.b32 a, [y];", ["address 0x0", "no allocation"], 32),
     ("mov.u32 b, smem; add.u32 b, b, 256; ld.shared.b32 a, [b];", ["shared address 0x500", "1024 to 1280"], 32),
-    ("ld.shared.b32 a, [0];", ["shared address 0x0"], 32),
+    ("ld.shared.b32 a, [a];", ["shared address 0x0"], 32),
     ("ld.shared.b16 i, [smem + 1];", ["multiple of 2"], 32),
     ("mov.u64 y, mine; st.local.b32 [y + 64], a;", ["local address 0x40", "64 bytes"], 32),
     ("mov.u64 y, smem; cvta.shared.u64 y, y; ld.b32 a, [y + 256];", ["shared address 0x500"], 32),
@@ -44,29 +44,81 @@ FAULTS = [
     ("mov.u32 b, smem; mbarrier.arrive.shared.b64 _, [b];", ["no mbarrier was initialised", "0x400"], 32),
     ("mbarrier.init.shared.b64 [smem], 0;", ["count 0"], 1),
     ("mbarrier.init.shared.b64 [smem + 4], 1;", ["multiple of 8"], 1),
-    ("mbarrier.init.shared.b64 [smem], 1; mbarrier.arrive.shared.b64 _, [smem], 2;", ["2 arrivals", "expects 1 more"], 1),
-    ("mbarrier.init.shared.b64 [smem], 2; mbarrier.arrive.shared.b64 _, [smem]; mbarrier.init.shared.b64 [smem], 2;", ["live mbarrier"], 1),
-    ("mbarrier.init.shared.b64 [smem], 1; mbarrier.inval.shared.b64 [smem]; mbarrier.arrive.shared.b64 _, [smem];", ["no mbarrier"], 1),
-    ("mbarrier.init.shared.b64 [smem], 1; mbarrier.expect_tx.relaxed.cta.shared.b64 [smem], 1048575; mbarrier.expect_tx.relaxed.cta.shared.b64 [smem], 1;", ["transaction count"], 1),
-    ("mbarrier.init.shared.b64 [smem], 1; mov.b32 b, 24; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 16], [x], b, [smem];", ["24 bytes", "multiple of 16"], 1),
-    ("mbarrier.init.shared.b64 [smem], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 8], [x], 16, [smem];", ["multiple of 16"], 1),
-    ("mbarrier.init.shared.b64 [smem], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 16], [x + 1008], 32, [smem];", ["crosses the end"], 1),
-    ("mbarrier.init.shared.b64 [smem], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 240], [x], 32, [smem];", ["shared address"], 1),
+    (
+        "mbarrier.init.shared.b64 [smem], 1; mbarrier.arrive.shared.b64 _, [smem], 2;",
+        ["2 arrivals", "expects 1 more"],
+        1,
+    ),
+    (
+        "mbarrier.init.shared.b64 [smem], 2; mbarrier.arrive.shared.b64 _, [smem]; mbarrier.init.shared.b64 [smem], 2;",
+        ["live mbarrier"],
+        1,
+    ),
+    (
+        "mbarrier.init.shared.b64 [smem], 1; mbarrier.inval.shared.b64 [smem]; mbarrier.arrive.shared.b64 _, [smem];",
+        ["no mbarrier"],
+        1,
+    ),
+    (
+        "mbarrier.init.shared.b64 [smem], 1; mbarrier.expect_tx.relaxed.cta.shared.b64 [smem], 1048575; mbarrier.expect_tx.relaxed.cta.shared.b64 [smem], 1;",  # noqa: E501
+        ["transaction count"],
+        1,
+    ),
+    (
+        "mbarrier.init.shared.b64 [smem], 1; mov.b32 b, 24; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 16], [x], b, [smem];",  # noqa: E501
+        ["24 bytes", "multiple of 16"],
+        1,
+    ),
+    (
+        "mbarrier.init.shared.b64 [smem], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 8], [x], 16, [smem];",  # noqa: E501
+        ["multiple of 16"],
+        1,
+    ),
+    (
+        "mbarrier.init.shared.b64 [smem], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 16], [x + 1008], 32, [smem];",  # noqa: E501
+        ["crosses the end"],
+        1,
+    ),
+    (
+        "mbarrier.init.shared.b64 [smem], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 240], [x], 32, [smem];",  # noqa: E501
+        ["shared address"],
+        1,
+    ),
     ("cp.async.ca.shared.global [smem + 2], [x], 4;", ["multiple of 4"], 1),
     ("mov.b32 b, 5; cp.async.ca.shared.global [smem], [x], 4, b;", ["src-size 5"], 1),
     ("mov.b32 b, 16; bar.sync b;", ["barrier 16", "0 to 15"], 32),
     ("mov.b32 b, 48; barrier.sync 0, b;", ["48 threads", "multiple of 32"], 64),
     ("setp.lt.u32 p, i, 7; @p bar.sync 0;", [".aligned barrier", "predicate is false"], 32),
-    ("setp.lt.u32 p, i, 7; @p bra over; bar.sync 0; bra done; over: bar.sync 0; done:", ["deadlock", "warp 0", "lanes 0xffffff80"], 32),
+    (
+        "setp.lt.u32 p, i, 7; @p bra over; bar.sync 0; bra done; over: bar.sync 0; done:",
+        ["deadlock", "warp 0", "lanes 0xffffff80"],
+        32,
+    ),
     ("shfl.sync.bfly.b32 a, i, 1, 31, 0xffff;", ["lane 16", "member mask 0x0000ffff"], 32),
     ("setp.lt.u32 p, i, 7; @p shfl.sync.bfly.b32 a, i, 1, 31, -1;", ["predicate is false"], 32),
     ("setp.lt.u32 p, i, 7; @p ldmatrix.sync.aligned.m8n8.x1.shared.b16 {a}, [smem];", ["predicate is false"], 32),
     ("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {a}, [smem + 8];", ["multiple of 16"], 32),
-    ("mov.u32 b, smem; mad.lo.u32 b, i, 16, b; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {a, a, a, a}, [b + 176];", ["row of 16 bytes", "lane 5"], 32),
+    (
+        "mov.u32 b, smem; mad.lo.u32 b, i, 16, b; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {a, a, a, a}, [b + 176];",
+        ["row of 16 bytes", "lane 5"],
+        32,
+    ),
     ("spin: bra spin;", ["more than 3000000 warp instructions"], 32),
-    ("setp.ge.u32 p, i, 32; @p bar.sync 0; @!p bar.sync 1;", ["deadlock", "warp 0", "warp 1", "barrier 0", "barrier 1", "32 of 64"], 64),
-    ("mbarrier.init.shared.b64 [smem], 1; spin: mbarrier.try_wait.parity.shared.b64 p, [smem], 0; @!p bra spin;", ["deadlock", "phase 0 of the mbarrier at shared address 0x400", "1 of 1 arrivals"], 1),
-    ("mbarrier.init.shared.b64 [smem], 1; spin: mbarrier.test_wait.parity.shared.b64 p, [smem], 0; @!p bra spin;", ["deadlock"], 1),
+    (
+        "setp.ge.u32 p, i, 32; @p bar.sync 0; @!p bar.sync 1;",
+        ["deadlock", "warp 0", "warp 1", "barrier 0", "barrier 1", "32 of 64"],
+        64,
+    ),
+    (
+        "mbarrier.init.shared.b64 [smem], 1; spin: mbarrier.try_wait.parity.shared.b64 p, [smem], 0; @!p bra spin;",
+        ["deadlock", "phase 0 of the mbarrier at shared address 0x400", "1 of 1 arrivals"],
+        1,
+    ),
+    (
+        "mbarrier.init.shared.b64 [smem], 1; spin: mbarrier.test_wait.parity.shared.b64 p, [smem], 0; @!p bra spin;",
+        ["deadlock"],
+        1,
+    ),
     ("bar.sync 0, 64;", ["64 threads", "at most the CTA's 32"], 32),
 ]
 
@@ -89,7 +141,7 @@ def test_faults(
     # the device is as good as new
     np.testing.assert_array_equal(x.numpy()[8:], np.arange(8, 256))
     device.load(FRAME.format(body="st.global.b32 [x], 7;"))["k"](1, 32, x)
-    assert x.numpy()[0] == 7  # noqa: PLR2004
+    assert x.numpy()[0] == 7
 
 
 def test_use_after_free(device: pysm120.Device) -> None:

@@ -150,7 +150,9 @@ def test_match_redux_elect(device: pysm120.Device, rng: np.random.Generator) -> 
     match.all.sync.b32 t5|p, in0, -1; selp.u32 out2, 1, 0, p;
     elect.sync t6|q, 0xfffffff8; selp.u32 out3, 1, 0, q;
 """
-    body = body.replace("elect.sync", "setp.ge.u32 r, i, 3;\n@r elect.sync").replace("selp.u32 out3, 1, 0, q", "selp.u32 out3, 1, 0, q")
+    body = body.replace("elect.sync", "setp.ge.u32 r, i, 3;\n@r elect.sync").replace(
+        "selp.u32 out3, 1, 0, q", "selp.u32 out3, 1, 0, q"
+    )
     same, mixed, equal, elected = run(device, body, [x[:32]], ["u4"] * 4, threads=32)
     x = x[:32]
     np.testing.assert_array_equal(same, [int(sum(1 << k for k in range(32) if x[k] == v)) for v in x])
@@ -158,7 +160,7 @@ def test_match_redux_elect(device: pysm120.Device, rng: np.random.Generator) -> 
     want = total ^ x.view("i4").min().view("u4") ^ x.max() ^ np.bitwise_xor.reduce(x)
     assert (mixed == want).all()
     assert (equal == 0).all()
-    np.testing.assert_array_equal(elected[3:], LANES[3:] == 3)  # noqa: PLR2004
+    np.testing.assert_array_equal(elected[3:], LANES[3:] == 3)
 
 
 @pytest.mark.parametrize("threads", [32, 40, 128, 1024])
@@ -172,7 +174,7 @@ def test_bar_red_and_partial_warps(device: pysm120.Device, threads: int) -> None
 """
     count, flags = run(device, body, [np.zeros(threads, np.uint32)], ["u4", "u4"], threads=threads)
     assert (count == min(37, threads)).all()
-    assert (flags == (3 if threads <= 37 else 2)).all()  # noqa: PLR2004
+    assert (flags == (3 if threads <= 37 else 2)).all()
 
 
 def test_producer_and_consumer_warps(device: pysm120.Device) -> None:
@@ -194,7 +196,7 @@ consumer:
 end: }
 """
     (got,) = run(device, body, [np.zeros(128, np.uint32)], ["u4"])
-    np.testing.assert_array_equal(got, np.where(np.arange(128) >= 64, np.arange(128) - 64 + 1000, 0))  # noqa: PLR2004
+    np.testing.assert_array_equal(got, np.where(np.arange(128) >= 64, np.arange(128) - 64 + 1000, 0))
 
 
 ATOMIC = (
@@ -227,7 +229,7 @@ def test_atomics_between_ctas(device: pysm120.Device) -> None:
     got = x.numpy()
     assert got[0] == 64 * 64 * 20
     assert got.view("f4")[1] == 64 * 64 * 20
-    assert got[2] == 20  # noqa: PLR2004
+    assert got[2] == 20
     assert got[3] == 64 * 64 * 20 % 7
 
 
