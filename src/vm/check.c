@@ -178,12 +178,28 @@ static int after_strong(const struct access *a, const struct cell *c, uint32_t n
     return 1;
 }
 
+/* Does stmatrix write what is there already? */
+static int repeats_matrix(const struct access *a, const struct inst *i) {
+    if (!i->spare)
+        return 0;
+    for (uint32_t k = 0; k < 64u * i->count; k++) {
+        const uint32_t row = k / 8 % 8, column = k % 8, x = i->kind ? column : row, y = i->kind ? row : column;
+        const uint32_t *from = source(a->w, ((const uint32_t *)i->more)[k / 64]);
+        const uint16_t value = (uint16_t)(from[4 * x + y / 2] >> 16 * (y % 2));
+        if (memcmp(a->place[k / 8] + 2 * (size_t)column, &value, 2) != 0)
+            return 0;
+    }
+    return 1;
+}
+
 /* Does a store write what the same store of another warp has just written there? Compilers let warps do so where they
  * hold copies of one value. */
 static int repeats(const struct access *a, const struct cell *c) {
     const struct inst *i = a->store;
     if (!i || c->pc != a->w->pc)
         return 0;
+    if (i->next)
+        return repeats_matrix(a, i);
     for (uint32_t k = 0; k < i->count; k++) {
         const uint8_t *from = source(a->w, ((const uint32_t *)i->more)[k]);
         for (uint32_t rest = a->mask; rest; rest &= rest - 1) {
