@@ -2,8 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device.h"
 
-#include <stdio.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -364,4 +364,7 @@ if has_same_nvcc():
         made = tmp_path / "made.ptx"
         command = ["nvcc", *FLAGS, "--diag-suppress=20054", "-o", str(made), source]
         subprocess.run(command, cwd=HERE, check=True, capture_output=True)
-        assert made.read_text() == (HERE / source).with_suffix(".ptx").read_text()
+        # Names of a file's own variables hold a hash of its path.
+        texts = (path.read_text() for path in (made, (HERE / source).with_suffix(".ptx")))
+        first, second = (re.sub(r"_[0-9a-f]{8}_(?=\d+_\w+_cu_)", "_", text) for text in texts)
+        assert first == second

@@ -71,7 +71,13 @@ def test_devices_of_two_levels() -> None:
 @pytest.mark.parametrize(
     "name",
     ["virtual?", "virtual?check=full", "virtual?checks=", "virtual?checks=fullest", "virtual?seed=", "virtual?seed=-1"]
-    + ["virtual?seed=0x7", "virtual?checks=off&", "virtual?checks=off,seed=1", "virtual??checks=off", "virtual:0 ?seed=1"]
+    + [
+        "virtual?seed=0x7",
+        "virtual?checks=off&",
+        "virtual?checks=off,seed=1",
+        "virtual??checks=off",
+        "virtual:0 ?seed=1",
+    ]
     + ["virtual?seed=18446744073709551616", "virtual?seed=99999999999999999999", "virtual:x?seed=1", "cuda?checks=off"]
     + ["virtualx", "virtual:00000000?seed=1", "virtual?checks=offseed=1", "virtual?seed=" + "1" * 300],
 )
