@@ -120,3 +120,20 @@ def test_fault(device: pysm120.Device, statement: str, message: str) -> None:
 
     with pytest.raises(pysm120.Error, match=message):
         run()
+
+
+@pytest.mark.parametrize("value", ["%ctaid.x", "%tid.x"])
+def test_copies_of_one_value(device: pysm120.Device, value: str) -> None:
+    """Warps may store the same to one place, as compilers let them; different values are a race."""
+    body = f".shared .align 4 .b32 s;\nmov.u32 r0, {value};\nst.shared.b32 [s], r0;"
+    loaded = device.load(BODY.format(body))["k"]
+
+    def run() -> None:
+        loaded(1, 64)
+        device.synchronize()
+
+    if value == "%ctaid.x":
+        run()
+        return
+    with pytest.raises(pysm120.Error, match="data race"):
+        run()
