@@ -65,6 +65,9 @@ struct access {
     uint32_t clock, lane, address, bytes;
     int is_write;
     enum access_kind kind;
+    const struct inst *store; /* a store whose lanes write from registers; else NULL */
+    uint8_t *const *place;
+    uint32_t mask;
 };
 
 static const char *verb(const struct access *a) {
@@ -164,6 +167,23 @@ static void split(struct shadow *s, uint32_t granule) {
     whole->split = 1;
 }
 
+/* Does a store write what is there already? Compilers let several warps store the same value to the same place, and a
+ * chip cannot tell. */
+static int same_value(const struct access *a, uint32_t address, uint32_t bytes) {
+    const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
+    const uint32_t *slots = a->store->more, size = a->store->size;
+    for (uint32_t rest = a->mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        for (uint32_t k = 0; k < size * a->store->count; k++) {
+            const uintptr_t offset = (uintptr_t)a->place[lane] + k - (uintptr_t)at;
+            const uint8_t *value = source(a->w, slots[k / size]);
+            if (offset < bytes && at[offset] != value[lane * (size == 8 ? 8 : 4) + k % size])
+                return 0;
+        }
+    }
+    return 1;
+}
+
 /* Is a weak access ordered after the strong writes of other warps? 0 after a fault. */
 static int after_strong(const struct access *a, const struct cell *c, uint32_t n, uint32_t address) {
     for (uint32_t rest = c->strong & ~(1u << a->w->index); rest; rest &= rest - 1) {
@@ -178,8 +198,11 @@ static int after_strong(const struct access *a, const struct cell *c, uint32_t n
 /* Is the access ordered after the cell's writes, and if need be by a proxy fence? 0 after a fault. */
 static inline int after_write(const struct access *a, uint32_t n, uint32_t address) {
     const struct cell *c = &a->s->cell[n];
-    if (UNLIKELY(c->clock > a->mine->seen[c->agent]))
-        return report_write(a, c, address);
+    if (UNLIKELY(c->clock > a->mine->seen[c->agent])) {
+        const int harmless = a->store && c->agent < AGENT_COPY && same_value(a, address, n < GRANULES ? GRANULE : 1);
+        if (!harmless)
+            return report_write(a, c, address);
+    }
     if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent])
         return report_proxy(a, c->agent, c->pc, address);
     if (LIKELY(!c->strong))
@@ -303,9 +326,12 @@ int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane
 }
 
 /* Check the accesses of all lanes; neighbours that lie next to each other are one. 0 after a fault. */
-int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
-                enum access_kind kind) {
+static int check_places(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
+                        enum access_kind kind, const struct inst *store) {
     struct access a = access_of(w, 0, bytes, is_write, kind);
+    a.store = store;
+    a.place = place;
+    a.mask = mask;
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
     const uintptr_t base = (uintptr_t)w->cta->shared;
     if (is_write && kind == BY_STRONG && !open_strong(w, lowest_bit(mask)))
@@ -332,13 +358,19 @@ int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t b
     return 1;
 }
 
+/* The same for lanes whose data are not in a store's registers. */
+int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
+                enum access_kind kind) {
+    return check_places(w, place, mask, bytes, is_write, kind, NULL);
+}
+
 /* A load or store of all lanes, whose places are known to be good. 0 after a fault. */
 int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write) {
     const uint32_t bytes = (uint32_t)i->size * i->count;
     const struct shadow *s = w->cta->shadow;
     const int strong = i->q != ORDER_WEAK;
     if ((i->space == SPACE_SHARED || i->space == SPACE_GENERIC) &&
-        !check_lanes(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN))
+        !check_places(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL))
         return 0;
     if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED)))
         return 1;

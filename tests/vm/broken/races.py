@@ -46,6 +46,20 @@ RACES = [
 """,
     ),
     Planted(
+        "two warps write: the same value is harmless",
+        """
+    mov.b32 d, smem;
+    add.u32 a, warp, 7;
+    st.shared.v2.b32 [d + 8], {c, a};
+""",
+        ("data race: write of 8 bytes at shared address 0x40c", "a write by warp", "broken.ptx:3"),
+        """
+    mov.b32 d, smem;
+    st.shared.v2.b32 [d + 8], {c, b};
+    st.shared.v4.b32 [at + 16], {a, b, c, c};
+""",
+    ),
+    Planted(
         "two warps write bytes of one word: neighbours are no race",
         """
     mov.u32 a, smem;
