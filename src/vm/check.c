@@ -65,7 +65,8 @@ struct access {
     uint32_t clock, lane, address, bytes;
     int is_write;
     enum access_kind kind;
-    const struct inst *store; /* a store whose lanes write from registers; else NULL */
+    const struct inst *store;        /* a store whose lanes write from registers, */
+    const uint8_t (*image)[GRANULE]; /* or the rows that a matrix store writes; else both NULL */
     uint8_t *const *place;
     uint32_t mask;
 };
@@ -171,13 +172,15 @@ static void split(struct shadow *s, uint32_t granule) {
  * chip cannot tell. */
 static int same_value(const struct access *a, uint32_t address, uint32_t bytes) {
     const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
-    const uint32_t *slots = a->store->more, size = a->store->size;
+    const uint32_t *slots = a->store ? a->store->more : NULL, size = a->store ? a->store->size : 4;
     for (uint32_t rest = a->mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        for (uint32_t k = 0; k < size * a->store->count; k++) {
+        for (uint32_t k = 0; k < a->bytes; k++) {
             const uintptr_t offset = (uintptr_t)a->place[lane] + k - (uintptr_t)at;
-            const uint8_t *value = source(a->w, slots[k / size]);
-            if (offset < bytes && at[offset] != value[lane * (size == 8 ? 8 : 4) + k % size])
+            if (offset >= bytes)
+                continue;
+            const uint8_t *value = slots ? source(a->w, slots[k / size]) : a->image[lane];
+            if (at[offset] != value[slots ? lane * (size == 8 ? 8 : 4) + k % size : k])
                 return 0;
         }
     }
@@ -199,7 +202,8 @@ static int after_strong(const struct access *a, const struct cell *c, uint32_t n
 static inline int after_write(const struct access *a, uint32_t n, uint32_t address) {
     const struct cell *c = &a->s->cell[n];
     if (UNLIKELY(c->clock > a->mine->seen[c->agent])) {
-        const int harmless = a->store && c->agent < AGENT_COPY && same_value(a, address, n < GRANULES ? GRANULE : 1);
+        const int harmless =
+            (a->store || a->image) && c->agent < AGENT_COPY && same_value(a, address, n < GRANULES ? GRANULE : 1);
         if (!harmless)
             return report_write(a, c, address);
     }
@@ -327,9 +331,10 @@ int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane
 
 /* Check the accesses of all lanes; neighbours that lie next to each other are one. 0 after a fault. */
 static int check_places(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
-                        enum access_kind kind, const struct inst *store) {
+                        enum access_kind kind, const struct inst *store, const uint8_t (*image)[GRANULE]) {
     struct access a = access_of(w, 0, bytes, is_write, kind);
     a.store = store;
+    a.image = image;
     a.place = place;
     a.mask = mask;
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
@@ -361,7 +366,17 @@ static int check_places(struct warp *w, uint8_t *const *place, uint32_t mask, ui
 /* The same for lanes whose data are not in a store's registers. */
 int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
                 enum access_kind kind) {
-    return check_places(w, place, mask, bytes, is_write, kind, NULL);
+    return check_places(w, place, mask, bytes, is_write, kind, NULL, NULL);
+}
+
+/* A matrix store, whose rows are copied to their places if nothing is wrong. 0 after a fault. */
+int check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]) {
+    if (!check_places(w, place, rows == WARP ? FULL : (1u << rows) - 1, GRANULE, 1, BY_PLAIN, NULL,
+                      (const uint8_t (*)[GRANULE])image))
+        return 0;
+    for (uint32_t l = 0; l < rows; l++)
+        memcpy(place[l], image[l], GRANULE);
+    return 1;
 }
 
 /* A load or store of all lanes, whose places are known to be good. 0 after a fault. */
@@ -370,7 +385,7 @@ int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, ui
     const struct shadow *s = w->cta->shadow;
     const int strong = i->q != ORDER_WEAK;
     if ((i->space == SPACE_SHARED || i->space == SPACE_GENERIC) &&
-        !check_places(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL))
+        !check_places(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL, NULL))
         return 0;
     if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED)))
         return 1;

@@ -150,6 +150,20 @@ over:
 """,
     ),
     Planted(
+        "stmatrix by two warps: the same values are harmless",
+        """
+    mov.b32 a, i;
+    stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [at], {a, b};
+""",
+        ("data race: write of 16 bytes", "a write by warp", "broken.ptx:2"),
+        """
+    mov.b32 a, lane;
+    stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [at], {a, b};
+    bar.sync 0;
+    stmatrix.sync.aligned.m16n8.x2.trans.shared.b8 [at], {a, b};
+""",
+    ),
+    Planted(
         "an atomic and a plain write",
         """
 @r  st.shared.b32 [smem], 0;
