@@ -91,7 +91,9 @@ void check_free(struct shadow *shadow);
 void check_start(struct cta *cta);
 /* The lanes of `mask` access `bytes` bytes each at host pointers. store: the instruction, if it is a plain store. */
 int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
-                enum access_kind kind, const struct inst *store);
+                enum access_kind kind);
+/* Check a matrix store, then copy its rows of 16 bytes to their places. */
+int check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]);
 int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write);
 int check_atomic(struct warp *w, uint8_t *place, uint32_t bytes, uint32_t lane, uint32_t order);
 int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, int is_write, enum access_kind kind);

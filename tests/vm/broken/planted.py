@@ -1,8 +1,8 @@
 """What a planted kernel is: a body with a mistake, what the report must say, and the same body without it.
 
 Bodies run in two warps. Registers: i the thread, n the CTA, warp and lane; at = smem + 16 * lane; a b c d e f of 32
-bits, which begin as 1 2 3 4; x the address of 4096 bytes of global memory, y w state of 64 bits; predicates p, set in warp 1,
-q in warp 0, r in thread 0, and s. Line n of a body is broken.ptx:n.
+bits, which begin as 1 2 3 4; x the address of 4096 bytes of global memory, y w state of 64 bits; predicates p, set in
+warp 1, q in warp 0, r in thread 0, and s. Line n of a body is broken.ptx:n.
 """
 
 from typing import NamedTuple

@@ -46,6 +46,20 @@ RACES = [
 """,
     ),
     Planted(
+        "two warps write: the same value is harmless",
+        """
+    mov.b32 d, smem;
+    add.u32 a, warp, 7;
+    st.shared.v2.b32 [d + 8], {c, a};
+""",
+        ("data race: write of 8 bytes at shared address 0x40c", "a write by warp", "broken.ptx:3"),
+        """
+    mov.b32 d, smem;
+    st.shared.v2.b32 [d + 8], {c, b};
+    st.shared.v4.b32 [at + 16], {a, b, c, c};
+""",
+    ),
+    Planted(
         "two warps write bytes of one word: neighbours are no race",
         """
     mov.u32 a, smem;
@@ -133,6 +147,20 @@ over:
 @p  ld.shared.b64 y, [at + 8];
     bar.sync 0;
 @q  stmatrix.sync.aligned.m8n8.x4.shared.b16 [at], {a, b, c, d};
+""",
+    ),
+    Planted(
+        "stmatrix by two warps: the same values are harmless",
+        """
+    mov.b32 a, i;
+    stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [at], {a, b};
+""",
+        ("data race: write of 16 bytes", "a write by warp", "broken.ptx:2"),
+        """
+    mov.b32 a, lane;
+    stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [at], {a, b};
+    bar.sync 0;
+    stmatrix.sync.aligned.m16n8.x2.trans.shared.b8 [at], {a, b};
 """,
     ),
     Planted(
