@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,9 @@
 
 sm120_status device_push(struct device *device) {
     const CUresult result = device->driver->cuCtxPushCurrent(device->context);
+    if (device->driver->configure != NULL) {
+        device->driver->configure(&device->options);
+    }
     return result == CUDA_SUCCESS
                ? SM120_OK
                : driver_fail(device->driver, result, "making the context of \"%s\" current", device->info.name);
@@ -25,6 +29,9 @@ sm120_status device_push(struct device *device) {
 void device_pop(struct device *device) {
     CUcontext context;
     device->driver->cuCtxPopCurrent(&context);
+    if (device->driver->configure != NULL) {
+        device->driver->configure(NULL);
+    }
 }
 
 sm120_status device_enter(sm120_device *handle, struct device **device) {
@@ -53,6 +60,7 @@ sm120_status device_leave(struct device *device, sm120_status status) {
 struct choice {
     const struct driver *driver;
     int ordinal;
+    struct driver_options options;
 };
 
 /* Initialise the CUDA driver and count its GPUs. A machine without a driver or a GPU has 0; `why` then says so. */
@@ -160,6 +168,52 @@ static bool read_ordinal(const char *text, int *ordinal) {
     return true;
 }
 
+static sm120_status no_such_name(const char *name, const char *argument) {
+    return fail(SM120_INVALID_ARGUMENT,
+                "%s = \"%.200s\" names no device; \"cuda\", \"cuda:1\" and \"virtual\" are names", argument, name);
+}
+
+/* Read "checks=off", "checks=default", "checks=full" or "seed=<number>", of `length` bytes. False: it is none. */
+static bool read_option(const char *text, size_t length, struct driver_options *options) {
+    static const char *const levels[] = {"checks=off", "checks=default", "checks=full"};
+    for (int i = 0; i < 3; ++i) {
+        if (strlen(levels[i]) == length && memcmp(text, levels[i], length) == 0) {
+            options->checks = i;
+            return true;
+        }
+    }
+    if (length < 6 || length > 25 || memcmp(text, "seed=", 5) != 0 || strspn(text + 5, "0123456789") != length - 5) {
+        return false;
+    }
+    errno = 0;
+    options->has_seed = 1;
+    options->seed = strtoull(text + 5, NULL, 10);
+    return errno == 0;
+}
+
+/* Choose a virtual device and, after "?", how it runs kernels: options with "&" between them. */
+static sm120_status choose_virtual_with(const char *name, const char *rest, const char *argument,
+                                        struct choice *choice) {
+    char place[8];
+    const size_t length = strcspn(rest, "?");
+    int ordinal = -1;
+    if (length >= sizeof place ||
+        (length > 0 && (memcpy(place, rest, length), place[length] = '\0', !read_ordinal(place, &ordinal)))) {
+        return no_such_name(name, argument);
+    }
+    for (const char *at = rest + length; *at != '\0';) {
+        const size_t n = strcspn(at + 1, "&");
+        if (!read_option(at + 1, n, &choice->options)) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "%s = \"%.200s\" asks for \"%.*s\"; \"checks=off\", \"checks=default\", \"checks=full\" and "
+                        "\"seed=7\" can be asked for, with & between them",
+                        argument, name, n < 100 ? (int)n : 100, at + 1);
+        }
+        at += 1 + n;
+    }
+    return choose_virtual(name, ordinal, choice);
+}
+
 /* Choose a device by name. */
 static sm120_status choose(const char *name, struct choice *choice) {
     const char *const given = name;
@@ -173,12 +227,11 @@ static sm120_status choose(const char *name, struct choice *choice) {
     if (strncmp(name, "cuda", 4) == 0 && read_ordinal(name + 4, &ordinal)) {
         return choose_gpu(name, ordinal, choice);
     }
-    if (strncmp(name, "virtual", 7) == 0 && read_ordinal(name + 7, &ordinal)) {
-        return choose_virtual(name, ordinal, choice);
+    const char *const argument = given != NULL ? "name" : "PYSM120_DEVICE";
+    if (strncmp(name, "virtual", 7) == 0) {
+        return choose_virtual_with(name, name + 7, argument, choice);
     }
-    return fail(SM120_INVALID_ARGUMENT,
-                "%s = \"%.200s\" names no device; \"cuda\", \"cuda:1\" and \"virtual\" are names",
-                given != NULL ? "name" : "PYSM120_DEVICE", name);
+    return no_such_name(name, argument);
 }
 
 sm120_status sm120_device_count(const char *kind, int32_t *count) {
@@ -266,6 +319,7 @@ static struct device *make(const struct choice *choice) {
         return NULL;
     }
     device->driver = choice->driver;
+    device->options = choice->options;
     device->info.size = sizeof device->info;
     device->info.is_virtual = choice->driver == driver_virtual();
     device->info.ordinal = choice->ordinal;
@@ -280,7 +334,7 @@ static struct device *make(const struct choice *choice) {
 
 sm120_status sm120_device_open(const char *name, sm120_device **device) {
     error_clear();
-    struct choice choice;
+    struct choice choice = {.options = {.checks = -1}};
     sm120_status status = check_pointer((const void *)device, "device");
     if (status == SM120_OK) {
         *device = NULL;

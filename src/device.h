@@ -18,6 +18,7 @@ struct device {
     const struct driver *driver;
     CUdevice ordinal;
     CUcontext context;
+    struct driver_options options; /* of a virtual device */
     sm120_device_info info;
 
     pthread_mutex_t lock; /* of the next five */

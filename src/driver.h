@@ -124,6 +124,13 @@ enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
        unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments, void **extra))
 
+/* What a virtual device's name asks for. */
+struct driver_options {
+    int checks; /* 0 off, 1 default, 2 full; -1: $PYSM120_CHECKS */
+    int has_seed;
+    uint64_t seed; /* otherwise $PYSM120_SEED */
+};
+
 struct driver {
 #define X(name, parameters) CUresult(*name) parameters;
     DRIVER_FUNCTIONS(X)
@@ -132,6 +139,8 @@ struct driver {
     const char *(*fault)(void); /* the text of the fault that the calling thread's last failed call met */
     CUresult (*counter)(CUcontext context, int index, const char **name, uint64_t *value); /* NOT_FOUND past the end */
     CUresult (*counters_reset)(CUcontext context);
+    /* How the calling thread's next launches run; NULL: as the environment says. Kept by reference. */
+    void (*configure)(const struct driver_options *options);
     CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
 };
 

@@ -83,7 +83,9 @@ typedef struct sm120_device_info {
 
 /* kind: "cuda" or "virtual". A machine without a driver has 0 "cuda" devices; that is no error. */
 SM120_API sm120_status sm120_device_count(const char *kind, int32_t *count);
-/* name: "cuda", "cuda:1", "virtual", "virtual:0"; NULL: $PYSM120_DEVICE, else the first usable GPU, else "virtual". */
+/* name: "cuda", "cuda:1", "virtual", "virtual:0"; NULL: $PYSM120_DEVICE, else the first usable GPU, else "virtual".
+ * A virtual device may be told how strict it is and in which order things happen: "virtual:0?checks=full&seed=7". The
+ * levels are off, default and full; $PYSM120_CHECKS and $PYSM120_SEED hold where the name says nothing. */
 SM120_API sm120_status sm120_device_open(const char *name, sm120_device **device);
 /* Free every module, allocation and stream of the device. NULL is ignored. */
 SM120_API sm120_status sm120_device_close(sm120_device *device);

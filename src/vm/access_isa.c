@@ -3,6 +3,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif
+#include "check.h"
 #include "lanes.h"
 
 #define PASTE2(a, b) a##_##b
@@ -142,6 +143,8 @@ static enum step load(struct warp *w, const struct inst *i, uint32_t mask) {
     enum space found = SPACE_GLOBAL;
     if (!places(w, i, mask, bytes, 0, place, &found))
         return STEP_FAULT;
+    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, 0))
+        return STEP_FAULT;
     for (uint32_t k = 0; k < i->count; k++) {
         gather(w, slots[k], i->size, (const uint8_t *const *)place, mask);
         if (k + 1u < i->count)
@@ -157,6 +160,8 @@ static enum step store(struct warp *w, const struct inst *i, uint32_t mask) {
     uint8_t *place[WARP];
     enum space found = SPACE_GLOBAL;
     if (!places(w, i, mask, bytes, 1, place, &found))
+        return STEP_FAULT;
+    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, 1))
         return STEP_FAULT;
     for (uint32_t k = 0; k < i->count; k++) {
         scatter(w, slots[k], i->size, place, mask);
@@ -188,7 +193,7 @@ static enum step parameter(struct warp *w, const struct inst *i, uint32_t mask) 
 }
 
 /* The rows that lanes 0 .. rows-1 point to, each of 16 bytes in shared memory. 0 after a fault. */
-static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t rows, uint8_t **row) {
+static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t rows, int is_write, uint8_t **row) {
     uint64_t address[WARP];
     addresses(w, i, address);
     const uint64_t window = i->space == SPACE_GENERIC ? SHARED_WINDOW : 0;
@@ -202,6 +207,8 @@ static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t row
     for (uint32_t l = 0; bad && l < rows; l++)
         if (!memory_shared(w, address[l] - window, 16, 16, l, "row"))
             return 0;
+    if (UNLIKELY(w->cta->shadow != NULL))
+        return check_lanes(w, row, rows == 32 ? FULL : (1u << rows) - 1, 16, is_write, BY_PLAIN, is_write ? i : NULL);
     return 1;
 }
 
@@ -210,7 +217,7 @@ static enum step ldmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, row))
+    if (!matrix_rows(w, i, 8u * i->count, 0, row))
         return STEP_FAULT;
     for (uint32_t j = 0; j < i->count; j++) {
         uint8_t *d = destination(w, slots[j]);
@@ -226,7 +233,7 @@ static enum step ldmatrix_trans(struct warp *w, const struct inst *i, uint32_t m
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, row))
+    if (!matrix_rows(w, i, 8u * i->count, 0, row))
         return STEP_FAULT;
     for (uint32_t j = 0; j < i->count; j++) {
         uint32_t *d = destination(w, slots[j]);
@@ -261,7 +268,7 @@ static enum step ldmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 16u * i->count, row))
+    if (!matrix_rows(w, i, 16u * i->count, 0, row))
         return STEP_FAULT;
     for (uint32_t j = 0; j < i->count; j++) {
         uint32_t *low = destination(w, slots[2 * j]), *high = destination(w, slots[2 * j + 1]);
@@ -287,7 +294,7 @@ static enum step ldmatrix_packed(struct warp *w, const struct inst *i, uint32_t 
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, row))
+    if (!matrix_rows(w, i, 8u * i->count, 0, row))
         return STEP_FAULT;
     for (uint32_t j = 0; j < i->count; j++) {
         uint8_t *d = destination(w, slots[j]);
@@ -303,7 +310,7 @@ static enum step stmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, row))
+    if (!matrix_rows(w, i, 8u * i->count, 1, row))
         return STEP_FAULT;
     for (uint32_t j = 0; j < i->count; j++) {
         const uint32_t *a = source(w, slots[j]);
@@ -327,7 +334,7 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, row))
+    if (!matrix_rows(w, i, 8u * i->count, 1, row))
         return STEP_FAULT;
     for (uint32_t j = 0; j < i->count; j++) {
         const uint32_t *a = source(w, slots[j]);

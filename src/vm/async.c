@@ -1,6 +1,6 @@
 /* Asynchronous copies: an agent of each CTA that does what it was asked for at some later moment, in any order that
  * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
-#include "vm.h"
+#include "check.h"
 #include <stdlib.h>
 
 /* Forget everything at the start of a CTA. */
@@ -71,6 +71,8 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
         op->global = global;
         op->bytes = bytes;
         op->mbarrier = barrier;
+        if (w->cta->shadow && !check_bulk(w, op))
+            return STEP_FAULT;
     }
     return STEP_NEXT;
 }
@@ -98,8 +100,11 @@ int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed) {
 
 /* cp.async.bulk.wait_group{.read} */
 enum step async_bulk_wait(struct warp *w, const struct inst *i, uint32_t mask) {
-    if (async_bulk_done(w, mask, (uint32_t)i->offset))
+    if (async_bulk_done(w, mask, (uint32_t)i->offset)) {
+        if (w->cta->shadow)
+            check_bulk_waited(w, mask, (uint32_t)i->offset, i->kind);
         return STEP_NEXT;
+    }
     warp_leave_behind(w, mask);
     struct split *s = &w->split[w->current];
     s->wait = WAIT_BULK;
@@ -158,12 +163,16 @@ enum step async_copy(struct warp *w, const struct inst *i, uint32_t mask) {
     op->kind = ASYNC_COPY;
     op->mask = mask;
     op->copy = record;
+    if (w->cta->shadow && !check_copy(w, op))
+        return STEP_FAULT;
     return STEP_NEXT;
 }
 
 /* cp.async.commit_group */
 enum step async_commit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
+    if (w->cta->shadow)
+        check_copy_committed(w, mask);
     for (uint32_t l = 0; l < WARP; l++)
         w->async_group[l] += mask >> l & 1u;
     return STEP_NEXT;
@@ -183,6 +192,11 @@ enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
         struct mbarrier *m = mbarrier_get(w, lanes->to[lane], lane, "cp.async.mbarrier.arrive");
         if (!m)
             return STEP_FAULT;
+        if (w->cta->shadow) {
+            if (!check_mbarrier_used(w, m, lane))
+                return STEP_FAULT;
+            check_copy_arrives(w, m);
+        }
         if (!i->kind)
             m->pending++;
         lanes->group[lane] = UINT32_MAX; /* no group waits for it */
@@ -239,6 +253,8 @@ static int land(struct warp *w, const struct async_op *op) {
         memcpy(shared, global, op->bytes);
         w->worker->bytes[TRAFFIC_BULK_LOAD] += op->bytes;
         struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "completion of a bulk copy");
+        if (m && w->cta->shadow)
+            check_bulk_landed(w->cta, op, m);
         return m && mbarrier_change(w, m, 0, -(int32_t)op->bytes, 0, op->lane);
     }
     case ASYNC_STORE:
@@ -309,5 +325,7 @@ enum step async_wait(struct warp *w, const struct inst *i, uint32_t mask) {
             k++;
         }
     }
+    if (cta->shadow)
+        check_copy_waited(w, i, mask);
     return STEP_NEXT;
 }

@@ -1,6 +1,6 @@
 /* atom and red on global and shared memory, correct between the threads that run CTAs. */
+#include "check.h"
 #include "lanes_math.h"
-#include "vm.h"
 
 /* d = old; memory = new, where `new` is a formula of the old value x, the operand v and cas's operand u. */
 #define LOOP(name, T, formula)                                                                                         \
@@ -186,6 +186,8 @@ enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
         enum space found = SPACE_GLOBAL;
         uint8_t *at = memory_any(w, (enum space)i->space, base + (uint64_t)i->offset, bytes, bytes, lane, 1, &found);
         if (!at)
+            return STEP_FAULT;
+        if (w->cta->shadow && !check_atomic(w, at, bytes, lane, i->q))
             return STEP_FAULT;
         const uint64_t u = i->kind == ATOMIC_CAS ? read_lane(w, i->c, i->size, lane) : 0;
         atomic_function *run = function;

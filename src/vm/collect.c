@@ -1,10 +1,46 @@
 /* Instructions in which the lanes of a warp look at each other: shfl, vote, match, redux, elect, movmatrix. */
 #include "vm.h"
 
-/* All lanes of the member mask are here? The mask comes from the lowest active lane. */
-static enum step gather_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members) {
+/* Lanes whose member masks differ: each group on its own, as soon as it is complete. */
+static enum step gather_groups(struct warp *w, const struct inst *i, uint32_t mask) {
+    const uint32_t *m = source(w, i->c), at = w->pc;
+    uint32_t complete = 0, waiting = 0, first = 0;
+    for (uint32_t rest = mask, group; rest; rest &= ~group) {
+        const uint32_t lane = lowest_bit(rest);
+        group = 0;
+        for (uint32_t l = lane; l < WARP; l++)
+            group |= (uint32_t)(rest >> l & 1u && m[l] == m[lane]) << l;
+        if (m[lane] & w->live & ~group & ~(group & ~m[lane])) {
+            first = waiting ? first : group;
+            waiting |= group;
+            continue;
+        }
+        const enum step step = i->run(w, i, group);
+        if (step != STEP_NEXT)
+            return step;
+        complete |= group;
+    }
+    const uint32_t needed = waiting ? m[lowest_bit(first)] & w->live : 0;
+    if (!complete)
+        return warp_converge(w, first, needed, "a .sync instruction with this member mask");
+    warp_leave_behind(w, mask);
+    if (waiting)
+        w->split[w->splits++] =
+            (struct split){.pc = at, .mask = waiting, .wait = WAIT_CONVERGE, .detail = needed & ~first};
+    w->split[w->current].mask = w->active = complete;
+    w->pc = at + 1;
+    return STEP_JUMP;
+}
+
+/* All lanes of the member mask are here? STEP_JUMP: the instruction has been executed, by groups of lanes. */
+enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members) {
     const uint32_t *m = source(w, i->c), lane = lowest_bit(mask);
     *members = m[lane];
+    uint32_t differs = 0;
+    for (uint32_t l = 0; l < WARP; l++)
+        differs |= (mask >> l & 1u) * (m[l] ^ m[lane]);
+    if (UNLIKELY(differs))
+        return gather_groups(w, i, mask);
     if (mask & ~*members)
         return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(mask & ~*members),
                         "the lane is not in the member mask 0x%08x", *members);
@@ -27,7 +63,7 @@ static void write_predicate(struct warp *w, uint32_t number, uint32_t mask, uint
 /* shfl.sync: lane l reads lane j, or itself where j is outside its segment. */
 enum step collect_shfl(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP], inside = 0;
-    const enum step step = gather_members(w, i, mask, &members);
+    const enum step step = collect_members(w, i, mask, &members);
     if (step != STEP_NEXT)
         return step;
     const uint32_t *a = source(w, i->a), *b = source(w, i->b), *c = source(w, i->e);
@@ -65,7 +101,7 @@ enum step collect_shfl(struct warp *w, const struct inst *i, uint32_t mask) {
 /* vote.sync */
 enum step collect_vote(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP];
-    const enum step step = gather_members(w, i, mask, &members);
+    const enum step step = collect_members(w, i, mask, &members);
     if (step != STEP_NEXT)
         return step;
     const uint32_t votes = (w->predicates[i->r] ^ (i->negate ? FULL : 0)) & mask;
@@ -83,7 +119,7 @@ enum step collect_vote(struct warp *w, const struct inst *i, uint32_t mask) {
 /* match.sync: which lanes hold the same value */
 enum step collect_match(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP] = {0}, all = FULL;
-    const enum step step = gather_members(w, i, mask, &members);
+    const enum step step = collect_members(w, i, mask, &members);
     if (step != STEP_NEXT)
         return step;
     const uint32_t *a = source(w, i->a);
@@ -105,7 +141,7 @@ enum step collect_match(struct warp *w, const struct inst *i, uint32_t mask) {
 /* redux.sync */
 enum step collect_redux(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP];
-    const enum step step = gather_members(w, i, mask, &members);
+    const enum step step = collect_members(w, i, mask, &members);
     if (step != STEP_NEXT)
         return step;
     const uint32_t *a = source(w, i->a), flip = i->size ? 0x80000000u : 0; /* signed: compare with the sign flipped */
@@ -151,7 +187,7 @@ enum step collect_activemask(struct warp *w, const struct inst *i, uint32_t mask
 /* elect.sync: the lowest lane of the member mask */
 enum step collect_elect(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP];
-    const enum step step = gather_members(w, i, mask, &members);
+    const enum step step = collect_members(w, i, mask, &members);
     if (step != STEP_NEXT)
         return step;
     for (uint32_t l = 0; l < WARP; l++)

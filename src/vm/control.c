@@ -1,5 +1,5 @@
 /* Branches, exits, barriers and clocks. */
-#include "vm.h"
+#include "check.h"
 #include <time.h>
 
 /* bra */
@@ -35,6 +35,8 @@ enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
 /* exit and ret */
 enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
+    if (w->cta->shadow && !check_exit(w, mask))
+        return STEP_FAULT;
     warp_leave_behind(w, mask);
     warp_retire(w, mask);
     return STEP_JUMP;
@@ -53,6 +55,14 @@ enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask) {
     return i->kind ? STEP_YIELD : STEP_NEXT;
 }
 
+/* fence and membar: what is written here is seen at once, so only the checks care. */
+enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
+    (void)mask;
+    if (w->cta->shadow)
+        check_fence(w, i->flags);
+    return STEP_NEXT;
+}
+
 /* .aligned: every live lane of the warp, then the instruction itself. */
 enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
     if (LIKELY(mask == w->live))
@@ -63,11 +73,8 @@ enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* bar.warp.sync */
 enum step control_barwarp(struct warp *w, const struct inst *i, uint32_t mask) {
-    const uint32_t *members = source(w, i->c), lane = lowest_bit(mask);
-    if (!(members[lane] >> lane & 1u))
-        return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "the lane is not in the member mask 0x%08x",
-                        members[lane]);
-    return warp_converge(w, mask, members[lane] & w->live, "bar.warp.sync");
+    uint32_t members;
+    return collect_members(w, i, mask, &members);
 }
 
 /* p = a op b on predicates; kind 0 and, 1 or, 2 xor */
@@ -82,7 +89,7 @@ enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* A clock into every lane: instructions executed by this thread for %clock, nanoseconds for %globaltimer. */
 enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
-    uint64_t value = w->worker->executed;
+    uint64_t value = w->worker->executed - w->worker->begun;
     if (i->kind >= SPECIAL_GLOBALTIMER) {
         struct timespec now;
         clock_gettime(CLOCK_REALTIME, &now);
@@ -127,11 +134,15 @@ static void release(struct cta *cta, uint32_t number) {
             if (s->wait != WAIT_BARRIER || s->address != number)
                 continue;
             write_reduction(w, &w->function->code[s->pc], s->mask, b);
+            if (cta->shadow)
+                check_barrier_left(w, number);
             s->wait = WAIT_NOT;
             s->pc++;
         }
     }
     *b = (struct barrier){0};
+    if (cta->shadow)
+        check_barrier_empty(cta, number);
     cta->progress++;
 }
 
@@ -152,7 +163,7 @@ static int read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uin
     const uint32_t lane = lowest_bit(mask);
     *number = ((const uint32_t *)source(w, i->a))[lane];
     *count = i->count ? ((const uint32_t *)source(w, i->b))[lane] : 0;
-    if (*number >= BARRIERS) {
+    if (*number >= BARRIERS && !i->spare) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "barrier %u, expected 0 to %d", *number, BARRIERS - 1);
         return 0;
     }
@@ -183,6 +194,8 @@ enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask) {
     if (!read_barrier(w, i, mask, &number, &count))
         return STEP_FAULT;
     struct barrier *b = &w->cta->barrier[number];
+    if (w->cta->shadow)
+        check_barrier_arrived(w, number);
     if (!b->arrived)
         *b = (struct barrier){.expected = count, .reduced_and = 1};
     const uint32_t votes = (w->predicates[i->r] ^ (i->negate ? FULL : 0)) & mask;
@@ -197,6 +210,8 @@ enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask) {
                         "%u threads arrived at barrier %u, which waits for %u", b->arrived, number, needed);
     if (b->arrived == needed) {
         write_reduction(w, i, mask, b);
+        if (w->cta->shadow && i->kind != 1)
+            check_barrier_left(w, number);
         release(w->cta, number);
         return STEP_NEXT;
     }

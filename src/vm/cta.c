@@ -1,5 +1,5 @@
 /* One CTA: which warp runs next, when asynchronous copies land, and when nothing can go on any more. */
-#include "vm.h"
+#include "check.h"
 #include <stdio.h>
 
 enum { QUANTUM = 1024, HOPELESS = 64, FRUITLESS = 20000 };
@@ -84,6 +84,9 @@ static void start(struct worker *worker, uint64_t linear) {
     cta->random = launch->seed * 0x9e3779b97f4a7c15u + linear;
     memset(cta->barrier, 0, sizeof cta->barrier);
     memset(cta->mbarrier_at, 0, (cta->shared_bytes / 8 + 1) * sizeof *cta->mbarrier_at);
+    cta->shadow = launch->checks == CHECKS_OFF ? NULL : worker->shadow;
+    if (cta->shadow)
+        check_start(cta);
     async_init(cta);
     for (uint32_t k = 0; k < cta->async_lanes_space; k++)
         cta->async_lanes[k].size = 0;
@@ -102,6 +105,8 @@ static void start(struct worker *worker, uint64_t linear) {
         w->split[0] = (struct split){.mask = w->live};
         memset(w->bulk_group, 0, sizeof w->bulk_group);
         memset(w->async_group, 0, sizeof w->async_group);
+        memset(w->depth, 0, sizeof w->depth);
+        memset(w->frame, 0, sizeof w->frame);
         memset(w->predicates, 0, f->predicates * sizeof *w->predicates);
         w->predicates[0] = FULL;
         set_specials(w);
@@ -219,6 +224,7 @@ static int round_of_turns(struct cta *cta, uint32_t *left) {
 void cta_run(struct worker *worker, uint64_t linear) {
     struct cta *cta = &worker->cta;
     uint32_t left = worker->launch->warps, hopeless = 0, fruitless = 0, progress = 0;
+    worker->begun = worker->executed;
     start(worker, linear);
     while (left) {
         const int used = round_of_turns(cta, &left);
@@ -247,4 +253,6 @@ void cta_run(struct worker *worker, uint64_t linear) {
     while (cta->asyncs)
         if (async_land(cta) < 0)
             return;
+    if (cta->shadow)
+        check_end(cta);
 }

@@ -67,6 +67,7 @@ static const struct {
     {"stmatrix", decode_stmatrix},
     {"movmatrix", decode_movmatrix},
     {"mma", decode_mma},
+    {"call", decode_nop}, /* read_call */
     {"bra", decode_bra},
     {"brx", decode_brx},
     {"exit", decode_exit},
@@ -286,6 +287,13 @@ static int constant_source(struct parser *p, const struct operand *o, enum type 
     }
     if (o->kind == OPERAND_SYMBOL && type_bytes(type) >= 4 && type_class(type) != 'f') {
         struct symbol *s = o->symbol;
+        if (s->space == SPACE_LOCAL && p->routine && wide) {
+            struct inst *i = emit(p, lanes_table()[LANE_add_u64]);
+            i->a = p->routine->frame;
+            i->b = constant_slot(p, s->address + (uint64_t)o->offset, 1, NULL);
+            *slot = i->d = register_take(p, T_B64);
+            return 1;
+        }
         *slot = constant_slot(p, s->address + (uint64_t)o->offset, wide, s->is_dynamic ? s : NULL);
         return 1;
     }
@@ -345,7 +353,7 @@ uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum t
 uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate) {
     if (negate)
         *negate = o->negate;
-    if (o->kind == OPERAND_INTEGER && o->integer <= 1 && negate) {
+    if (o->kind == OPERAND_INTEGER && negate) {
         *negate = !o->integer;
         return 0;
     }
@@ -386,15 +394,22 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
     const struct operand *base = o->items;
     if (base->kind == OPERAND_SYMBOL) {
         struct symbol *s = base->symbol;
-        const enum space own = s->space == SPACE_CONST ? SPACE_CONST : s->space;
+        const enum space own = s->is_argument && space == SPACE_PARAM ? SPACE_PARAM : s->space;
         const int global = own == SPACE_GLOBAL || own == SPACE_CONST;
         if (own != space && !(global && (space == SPACE_GENERIC || space == SPACE_GLOBAL || space == SPACE_CONST)))
             error_at(p, &base->token, "'%.*s' is not in the state space of '%s'", (int)base->token.length,
                      base->token.at, p->statement.name);
-        i->a = constant_slot(p, s->address, 1, s->is_dynamic ? s : NULL);
+        if (s->space == SPACE_LOCAL) {
+            i->a = local_base(p);
+            i->offset += (int64_t)s->address;
+            i->space = SPACE_LOCAL;
+        } else {
+            i->a = constant_slot(p, s->address, 1, s->is_dynamic ? s : NULL);
+        }
     } else if (type_class(base->type) == 'f' || type_bytes(base->type) < 4 || type_bytes(base->type) > 8) {
         wrong_operand(p, base, "a 32- or 64-bit address");
     } else {
+        i->space = space == SPACE_PARAM && p->routine ? SPACE_LOCAL : i->space;
         i->a = base->slot;
         i->flags |= type_bytes(base->type) == 4;
     }
@@ -486,10 +501,36 @@ static void name_counter(struct parser *p) {
     p->places[p->length - 1].opcode = counter_index(s->name, length);
 }
 
+/* Instructions that PTX has and this device has not, with the reason. */
+static const struct {
+    const char *name, *reason;
+} refused[] = {
+    {"wgmma", "sm_90a alone has it; SM120 has mma.sync"},
+    {"tcgen05", "sm_100 and its family have it; SM120 has mma.sync"},
+    {"tex", "textures are not supported"},
+    {"tld4", "textures are not supported"},
+    {"txq", "textures are not supported"},
+    {"suld", "surfaces are not supported"},
+    {"sust", "surfaces are not supported"},
+    {"sured", "surfaces are not supported"},
+    {"suq", "surfaces are not supported"},
+    {"mapa", "clusters of more than one CTA are not supported"},
+    {"getctarank", "clusters of more than one CTA are not supported"},
+    {"clusterlaunchcontrol", "clusters of more than one CTA are not supported"},
+    {"multimem", "multicast memory of several devices is not supported"},
+    {"wmma", "fragments whose layout is the compiler's are not supported; use mma.sync"},
+    {"alloca", "a stack that grows at run time is not supported"},
+    {"stacksave", "a stack that grows at run time is not supported"},
+    {"stackrestore", "a stack that grows at run time is not supported"},
+};
+
 /* Refuse an instruction that is not known at all, before its operands are read. */
 void decode_known(struct parser *p) {
     const struct statement *s = &p->statement;
     const size_t word = strcspn(s->name, ".");
+    for (size_t k = 0; k < sizeof refused / sizeof *refused; k++)
+        if (strlen(refused[k].name) == word && !memcmp(refused[k].name, s->name, word))
+            error_at(p, &s->opcode, "unknown instruction '%s': %s", s->name, refused[k].reason);
     for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; k++)
         if (!strncmp(opcodes[k].name, s->name, word) && !opcodes[k].name[word])
             return;

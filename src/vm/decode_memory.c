@@ -17,17 +17,22 @@ static int skip_cache(struct parser *p, uint32_t *at) {
     return policy;
 }
 
-/* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... All are as strong here as the strongest. */
-static void skip_order(struct parser *p, uint32_t *at) {
-    if (take_choice(p, at, "weak volatile relaxed acquire release acq_rel mmio") >= 0)
+/* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... What it is matters to the checks alone. */
+static uint16_t take_order(struct parser *p, uint32_t *at) {
+    static const uint16_t orders[] = {ORDER_WEAK,    ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE,
+                                      ORDER_RELEASE, ORDER_ACQ_REL, ORDER_RELAXED};
+    const int k = take_choice(p, at, "weak volatile relaxed acquire release acq_rel mmio");
+    if (k >= 0)
         take_choice(p, at, "cta cluster gpu sys");
+    return k < 0 ? ORDER_WEAK : orders[k];
 }
 
 /* A state space; generic if there is none. */
 static enum space take_space(struct parser *p, uint32_t *at) {
-    static const enum space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED,
-                                        SPACE_LOCAL,  SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM};
-    const int k = take_choice(p, at, "global shared shared::cta shared::cluster local const param param::entry");
+    static const enum space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED, SPACE_LOCAL,
+                                        SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM,  SPACE_PARAM};
+    const int k =
+        take_choice(p, at, "global shared shared::cta shared::cluster local const param param::entry param::func");
     return k < 0 ? SPACE_GENERIC : spaces[k];
 }
 
@@ -73,7 +78,7 @@ void decode_ld(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
-    skip_order(p, &at);
+    i.q = take_order(p, &at);
     const enum space space = take_space(p, &at);
     skip_cache(p, &at);
     take(p, &at, "nc");
@@ -84,7 +89,8 @@ void decode_ld(struct parser *p) {
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
     need_address(p, &s->operand[1], space, &i);
     const struct operand *d = elements(p, &s->operand[0], i.count), *base = s->operand[1].items;
-    const int is_parameter = space == SPACE_PARAM && base && base->kind == OPERAND_SYMBOL;
+    const int is_parameter =
+        space == SPACE_PARAM && base && base->kind == OPERAND_SYMBOL && base->symbol->space == SPACE_PARAM;
     const enum type part = type == T_B128 ? T_B64 : type;
     if (is_parameter) {
         check_parameter(p, &s->operand[1], i.count * type_bytes(type), i.count * type_bytes(type));
@@ -120,12 +126,14 @@ void decode_st(struct parser *p) {
     struct inst i = {0};
     if (has(p, "async") || has(p, "bulk"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    skip_order(p, &at);
+    i.q = take_order(p, &at);
     const enum space space = take_space(p, &at);
     const int policy = skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
-    if (space == SPACE_PARAM || space == SPACE_CONST)
+    const struct operand *base = s->operands && s->operand[0].count ? s->operand[0].items : NULL;
+    const int is_argument = base && base->kind == OPERAND_SYMBOL && base->symbol->is_argument;
+    if ((space == SPACE_PARAM && !is_argument) || space == SPACE_CONST)
         error_at(p, &s->opcode, "'%s' writes to read-only memory", s->name);
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
@@ -227,6 +235,19 @@ void decode_isspacep(struct parser *p) {
 
 /* ---- atomics ------------------------------------------------------------------------------------------------- */
 
+/* Order, scope and space of an atomic operation: ptxas takes them in any order, before and behind the operation. */
+static void take_atomic_order(struct parser *p, uint32_t *at, enum space *space, uint16_t *memory_order) {
+    for (uint32_t before = UINT32_MAX; before != *at;) {
+        before = *at;
+        const int order = take_choice(p, at, "relaxed acquire release acq_rel sc");
+        if (order >= 0)
+            *memory_order = (uint16_t)(order > 3 ? ORDER_ACQ_REL : ORDER_RELAXED + order);
+        take_choice(p, at, "cta cluster gpu sys");
+        const enum space found = take_space(p, at);
+        *space = found ? found : *space;
+    }
+}
+
 /* What atom and red share. `first` is the address operand. */
 static void decode_atomic(struct parser *p, int returns) {
     struct statement *s = &p->statement;
@@ -235,12 +256,12 @@ static void decode_atomic(struct parser *p, int returns) {
     struct inst i = {.count = 1};
     if (has(p, "async"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    take_choice(p, &at, "relaxed acquire release acq_rel sc");
-    take_choice(p, &at, "cta cluster gpu sys");
-    const enum space space = take_space(p, &at);
-    take_choice(p, &at, "cta cluster gpu sys");
+    enum space space = SPACE_GENERIC;
+    i.q = ORDER_RELAXED;
+    take_atomic_order(p, &at, &space, &i.q);
     const int op =
         take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
+    take_atomic_order(p, &at, &space, &i.q);
     const int noftz = take(p, &at, "noftz");
     int policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");
@@ -360,6 +381,7 @@ void decode_stmatrix(struct parser *p) {
     need_address(p, &s->operand[0], space, &i);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)trans;
+    i.spare = shape == 0; /* what check.c compares */
     matrix_registers(p, &i, &s->operand[1], i.count, 1);
     emit_matrix(p, &i, shape ? ACCESS_STMATRIX_B8 : ACCESS_STMATRIX);
 }

@@ -58,7 +58,10 @@ void decode_exit(struct parser *p) {
     take(p, &at, "uni");
     take_end(p, at);
     need_count(p, 0, 0);
-    emit(p, control_exit);
+    if (p->statement.name[0] == 'r')
+        emit_return(p);
+    else
+        emit(p, control_exit);
 }
 
 /* trap and brkpt */
@@ -83,14 +86,20 @@ static int decode_other_barrier(struct parser *p, uint32_t at, int is_bar) {
     }
     if (!take(p, &at, "cluster"))
         return 0;
-    /* a cluster is one CTA: arriving and waiting is nothing */
-    if (take_choice(p, &at, "arrive wait") < 0)
+    /* a cluster is one CTA: waiting is a barrier of all its threads, and arriving, which may come long before, nothing
+     */
+    const int wait = take_choice(p, &at, "arrive wait");
+    if (wait < 0)
         unknown(p);
     take_choice(p, &at, "release relaxed acquire");
-    take(p, &at, "aligned");
+    const int aligned = take(p, &at, "aligned");
     take_end(p, at);
     need_count(p, 0, 0);
-    emit(p, control_nop);
+    const uint32_t number = constant_slot(p, CLUSTER_BARRIER, 0, NULL);
+    struct inst *i = emit(p, wait ? control_bar : control_nop);
+    i->a = number;
+    i->spare = 1;
+    i->flags = (uint32_t)aligned;
     return 1;
 }
 
@@ -135,31 +144,37 @@ void decode_bar(struct parser *p) {
     *to = i;
 }
 
-/* membar and fence, all forms: what is written here is seen at once. */
+/* membar and fence, all forms. */
 void decode_fence(struct parser *p) {
     struct statement *s = &p->statement;
-    uint32_t at = 0, operands = 0;
+    uint32_t at = 0, operands = 0, kind = FENCE_MEMORY;
     if (s->name[0] == 'm') {
         if (take_choice(p, &at, "cta gl sys") < 0 && !take(p, &at, "proxy"))
             unknown(p);
         take_choice(p, &at, "alias");
     } else if (take(p, &at, "proxy")) {
         if (take(p, &at, "tensormap::generic")) {
+            kind = 0;
             const int acquire = take_choice(p, &at, "release acquire");
             if (acquire < 0 || take_choice(p, &at, "cta cluster gpu sys") < 0)
                 unknown(p);
             operands = acquire ? 2 : 0;
         } else if (take(p, &at, "async")) {
-            take_choice(p, &at, "global shared::cta shared::cluster");
+            kind = take(p, &at, "global") ? 0 : FENCE_PROXY;
+            take_choice(p, &at, "shared::cta shared::cluster");
         } else if (take(p, &at, "async::generic")) {
+            kind = FENCE_PROXY;
             if (take_choice(p, &at, "acquire release") < 0 ||
                 take_choice(p, &at, "sync_restrict::shared::cta sync_restrict::shared::cluster") < 0 ||
                 !take(p, &at, "cluster"))
                 unknown(p);
-        } else if (!take(p, &at, "alias")) {
-            unknown(p);
+        } else {
+            kind = 0;
+            if (!take(p, &at, "alias"))
+                unknown(p);
         }
     } else if (take(p, &at, "mbarrier_init")) {
+        kind = 0;
         if (!take(p, &at, "release") || !take(p, &at, "cluster"))
             unknown(p);
     } else {
@@ -171,7 +186,7 @@ void decode_fence(struct parser *p) {
     }
     take_end(p, at);
     need_count(p, operands, operands);
-    emit(p, control_nop);
+    emit(p, control_fence)->flags = kind;
 }
 
 /* Forms that only tune: nanosleep, setmaxnreg, griddepcontrol. */
@@ -332,10 +347,11 @@ void decode_elect(struct parser *p) {
 
 /* ---- mbarrier ---- */
 
-/* .sem and .scope of an mbarrier operation */
-static void skip_scope(struct parser *p, uint32_t *at) {
-    take_choice(p, at, "release acquire relaxed");
+/* .sem and .scope of an mbarrier operation: is it relaxed? */
+static uint16_t take_scope(struct parser *p, uint32_t *at) {
+    const int relaxed = take_choice(p, at, "release acquire relaxed") == 2;
     take_choice(p, at, "cta cluster");
+    return relaxed ? ORDER_RELAXED : ORDER_ACQ_REL;
 }
 
 static int take_shared(struct parser *p, uint32_t *at) {
@@ -347,7 +363,7 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
     struct statement *s = &p->statement;
     const int expect = take(p, &at, "expect_tx");
     const int incomplete = take(p, &at, "noComplete");
-    skip_scope(p, &at);
+    i->q = take_scope(p, &at);
     const int shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
@@ -371,7 +387,7 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
 static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *i) {
     struct statement *s = &p->statement;
     const int parity = take(p, &at, "parity");
-    skip_scope(p, &at);
+    i->q = take_scope(p, &at);
     const int shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
@@ -389,7 +405,7 @@ static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *
 /* expect_tx and complete_tx: {.relaxed}{.scope}{.space}.b64 [a], tx */
 static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *i) {
     struct statement *s = &p->statement;
-    skip_scope(p, &at);
+    i->q = take_scope(p, &at);
     const int shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);

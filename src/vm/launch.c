@@ -1,7 +1,7 @@
 /* Launches: what is checked before, and how CTAs spread over threads. The calling thread works too, so a launch makes
  * progress even if no helper can be started. */
 #define _GNU_SOURCE
-#include "vm.h"
+#include "check.h"
 #include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -27,6 +27,7 @@ static void worker_free(void *pointer) {
     free(worker->counts);
     free(worker->memory);
     free(worker->warps);
+    check_free(worker->shadow);
     free(worker->cta.mbarrier);
     free(worker->cta.mbarrier_at);
     free(worker->cta.async);
@@ -59,7 +60,9 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
     const struct CUfunc_st *f = launch->function;
     const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
     const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
-    const size_t each = (registers + predicates + local + 127) / 64 * 64 + 64, all = each * launch->warps + shared + 64;
+    const size_t calls = sizeof(struct call) * f->call_depth * WARP;
+    const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128,
+                 all = each * launch->warps + shared + 64;
     worker->launch = launch;
     if (all > worker->memory_bytes) {
         free(worker->memory);
@@ -72,9 +75,11 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
         worker->cta.mbarrier_at = calloc(MAX_SHARED / 8 + 1024, sizeof *worker->cta.mbarrier_at);
     if (!worker->memory || !worker->counts || !worker->cta.mbarrier_at)
         return 0;
+    if (launch->checks != CHECKS_OFF && !(worker->shadow = check_open(worker->shadow, launch->warps)))
+        return 0;
     memset(worker->bytes, 0, sizeof worker->bytes);
     memset(worker->cached, 0, sizeof worker->cached);
-    worker->tensor_flops = worker->executed = worker->checked = 0;
+    worker->tensor_flops = worker->executed = worker->checked = worker->begun = 0;
     memset(worker->memory, 0xff, all); /* what was never written is NaN */
     worker->cta.shared = (uint8_t *)worker->memory;
     char *at = worker->memory + shared;
@@ -82,8 +87,33 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
         worker->warps[k].registers = at;
         worker->warps[k].predicates = (uint32_t *)(void *)(at + registers / 64 * 64 + 64);
         worker->warps[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
+        worker->warps[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
     }
     return 1;
+}
+
+/* The CTA whose turn it is: in order for seed 0, else in strides from somewhere. */
+static uint64_t cta_at(const struct launch *launch, uint64_t turn) {
+    if (!launch->seed)
+        return turn;
+    const uint64_t first = launch->seed * 0x9e3779b97f4a7c15u % launch->ctas;
+    return (turn * launch->stride + first) % launch->ctas;
+}
+
+/* A stride that leads through all CTAs. */
+static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
+    if (ctas >> 32) /* products of turns and strides would not fit */
+        return 1;
+    for (uint64_t s = (seed * 0xbf58476d1ce4e5b9u >> 7) % ctas;; s = (s + 1) % ctas) {
+        uint64_t a = s, b = ctas;
+        while (a) {
+            const uint64_t rest = b % a;
+            b = a;
+            a = rest;
+        }
+        if (b == 1)
+            return s;
+    }
 }
 
 /* Run CTAs of a launch until none is left. */
@@ -100,10 +130,10 @@ static void work(struct launch *launch) {
         return;
     }
     for (;;) {
-        const uint64_t linear = atomic_fetch_add(&launch->next, 1);
-        if (linear >= launch->ctas || atomic_load(&launch->stop))
+        const uint64_t turn = atomic_fetch_add(&launch->next, 1);
+        if (turn >= launch->ctas || atomic_load(&launch->stop))
             break;
-        cta_run(worker, linear);
+        cta_run(worker, cta_at(launch, turn));
     }
     counters_add(launch->device, worker, launch->function);
 }
@@ -168,7 +198,8 @@ static void start_helpers(unsigned wanted) {
 /* Share a launch with the helpers, work on it, and wait until all have left it. */
 static void run_shared(struct launch *launch) {
     const unsigned threads = launch_threads();
-    const int alone = threads < 2 || launch->ctas < 2;
+    /* at level full the order of CTAs, and so of atomics in global memory, is the seed's */
+    const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL;
     if (!alone) {
         pthread_mutex_lock(&pool.lock);
         start_helpers(threads - 1);
@@ -214,7 +245,7 @@ static CUresult check_shape(const struct CUfunc_st *f, const uint32_t grid[3], c
 }
 
 /* Is there that much shared memory, and was it asked for? */
-static CUresult check_shared(const struct CUfunc_st *f, uint32_t dynamic) {
+static CUresult check_dynamic(const struct CUfunc_st *f, uint32_t dynamic) {
     const uint64_t total = (uint64_t)f->static_shared + dynamic;
     if (total > MAX_SHARED)
         return fault_set(CUDA_ERROR_INVALID_VALUE,
@@ -228,6 +259,28 @@ static CUresult check_shared(const struct CUfunc_st *f, uint32_t dynamic) {
     return CUDA_SUCCESS;
 }
 
+static _Thread_local const struct driver_options *configured;
+
+/* How the calling thread's next launches run; NULL: as the environment says. */
+void launch_configure(const struct driver_options *options) {
+    configured = options;
+}
+
+/* The level of checks, which the device's name or the environment says. */
+static CUresult choose_checks(enum checks *checks) {
+    static const char *const names[] = {"off", "default", "full"};
+    const char *text = getenv("PYSM120_CHECKS");
+    *checks = configured && configured->checks >= 0 ? (enum checks)configured->checks : CHECKS_DEFAULT;
+    if ((configured && configured->checks >= 0) || !text || !*text)
+        return CUDA_SUCCESS;
+    for (uint32_t k = 0; k < 3; k++)
+        if (!strcmp(text, names[k])) {
+            *checks = (enum checks)k;
+            return CUDA_SUCCESS;
+        }
+    return fault_set(CUDA_ERROR_INVALID_VALUE, "PYSM120_CHECKS is \"%.100s\", expected off, default or full", text);
+}
+
 static uint64_t environment(const char *name, uint64_t otherwise) {
     const char *text = getenv(name);
     return text && *text ? strtoull(text, NULL, 0) : otherwise;
@@ -236,8 +289,10 @@ static uint64_t environment(const char *name, uint64_t otherwise) {
 /* Run a kernel to its end. */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments) {
+    enum checks checks;
     CUresult r = check_shape(f, grid, block);
-    r = r ? r : check_shared(f, dynamic);
+    r = r ? r : check_dynamic(f, dynamic);
+    r = r ? r : choose_checks(&checks);
     if (r)
         return r;
     if (f->parameter_count && !arguments)
@@ -255,10 +310,13 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
                             .dynamic_bytes = dynamic,
                             .parameters = parameters,
                             .ctas = (uint64_t)grid[0] * grid[1] * grid[2],
-                            .seed = environment("PYSM120_SEED", 0),
+                            .checks = checks,
+                            .seed =
+                                configured && configured->has_seed ? configured->seed : environment("PYSM120_SEED", 0),
                             .instruction_limit = environment("PYSM120_INSTRUCTION_LIMIT", 1ULL << 40)};
     launch.interrupts = atomic_load(&device->interrupts);
     launch.warps = (launch.threads + WARP - 1) / WARP;
+    launch.stride = choose_stride(launch.seed, launch.ctas);
     const uint32_t align = f->dynamic_align;
     const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
     launch.shared_bytes = dynamic ? start + dynamic : f->static_shared;
@@ -267,6 +325,7 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     run_shared(&launch);
     pthread_rwlock_unlock(&device->memory_lock);
     pthread_mutex_destroy(&launch.lock);
+    print_flush(&launch);
     free(parameters);
     return launch.result ? fault_set(launch.result, "%s", launch.fault) : CUDA_SUCCESS;
 }

@@ -1,5 +1,5 @@
 /* mbarriers: a struct beside shared memory for each, found by its address. */
-#include "vm.h"
+#include "check.h"
 #include <stdlib.h>
 
 enum { MOST = (1 << 20) - 1 };
@@ -47,6 +47,8 @@ static void settle(struct cta *cta, struct mbarrier *m) {
         m->phase++;
         m->pending = m->expected;
         cta->progress++;
+        if (cta->shadow)
+            check_mbarrier_phase(cta, m);
     }
     encode(cta, m);
 }
@@ -66,6 +68,8 @@ int mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_
                  m->address, m->pending);
         return 0;
     }
+    if (arrivals && w->cta->shadow && !check_mbarrier_arrival(w, m, lane))
+        return 0;
     m->tx += tx;
     m->pending -= (uint32_t)arrivals;
     m->expected -= drop ? (uint32_t)arrivals : 0;
@@ -109,6 +113,8 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
                             "mbarrier.init at shared address 0x%x, where a live mbarrier has %u of %u arrivals "
                             "pending; expected mbarrier.inval before",
                             address, m->pending, m->expected);
+        if (cta->shadow && !check_mbarrier_init(w, m, lane, address))
+            return STEP_FAULT;
         *m = (struct mbarrier){.address = address, .expected = count, .pending = count, .valid = 1};
         encode(cta, m);
     }
@@ -123,6 +129,11 @@ enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask) {
         if (!m)
             return STEP_FAULT;
         m->valid = 0;
+        if (w->cta->shadow) {
+            if (!check_mbarrier_used(w, m, lane))
+                return STEP_FAULT;
+            check_mbarrier_inval(w, m);
+        }
     }
     return STEP_NEXT;
 }
@@ -130,11 +141,15 @@ enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask) {
 /* mbarrier.arrive and arrive_drop: kind bit 0 drop, 1 expect_tx, 2 noComplete */
 enum step mbarrier_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *count = source(w, i->b), *tx = source(w, i->c);
+    const struct mbarrier *last = NULL;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         struct mbarrier *m = mbarrier_get(w, address_of(w, i, lane), lane, "mbarrier.arrive");
-        if (!m)
+        if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
             return STEP_FAULT;
+        if (w->cta->shadow && i->q != ORDER_RELAXED && m != last)
+            check_mbarrier_arrives(w, m);
+        last = m;
         if (i->d != UINT32_MAX)
             ((uint64_t *)destination(w, i->d))[lane] = (uint64_t)m->phase << 32 | m->pending;
         if (count[lane] > MOST || count[lane] == 0 || (i->kind & 2 && tx[lane] > MOST))
@@ -157,7 +172,7 @@ enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         struct mbarrier *m = mbarrier_get(w, address_of(w, i, lane), lane, "mbarrier.expect_tx");
-        if (!m)
+        if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
             return STEP_FAULT;
         if (tx[lane] > MOST)
             return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane, "%u bytes; expected at most %d", tx[lane], MOST);
@@ -171,10 +186,11 @@ enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
  * lowest one; cta.c ends that wait (split.forced) when nothing else can happen. */
 enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t passed = 0, first = 0, phase = 0, found = 0;
+    const struct mbarrier *last = NULL;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), address = address_of(w, i, lane);
         const struct mbarrier *m = mbarrier_get(w, address, lane, "mbarrier wait");
-        if (!m)
+        if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
             return STEP_FAULT;
         int done;
         if (i->kind & 2)
@@ -182,6 +198,10 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
         else
             done = m->phase != (uint32_t)(((const uint64_t *)source(w, i->b))[lane] >> 32);
         passed |= (uint32_t)done << lane;
+        if (done && w->cta->shadow && m != last) {
+            check_mbarrier_waited(w, m, i->q != ORDER_RELAXED);
+            last = m;
+        }
         if (!done && !found) {
             found = 1;
             first = address;

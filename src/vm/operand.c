@@ -75,6 +75,16 @@ uint32_t register_take(struct parser *p, enum type type) {
     if (slot > (1u << 28))
         error_at(p, &p->token, "a function may not have more than 2^21 registers");
     p->register_bytes += bytes;
+    if (p->register_bytes / 128 > p->wide_space) {
+        const uint32_t space = p->register_bytes / 64 + 1024;
+        uint8_t *grown = parser_take(p, space);
+        if (p->wide_space)
+            memcpy(grown, p->wide, p->wide_space);
+        p->wide = grown;
+        p->wide_space = space;
+    }
+    for (uint32_t k = slot / 128; k < p->register_bytes / 128; k++)
+        p->wide[k] = bytes > 128;
     return slot;
 }
 
@@ -397,6 +407,9 @@ static void name_parse(struct parser *p, struct operand *o) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
         symbol_place(p, s);
+    } else if (s && s->kind == SYMBOL_FUNCTION && s->definition) {
+        o->kind = OPERAND_SYMBOL;
+        o->symbol = s;
     } else if (!special_parse(p, o, &name)) {
         o->kind = OPERAND_LABEL;
     }

@@ -50,6 +50,9 @@ struct symbol {
     uint32_t align;
     const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
     int is_dynamic;
+    int is_argument;                   /* a .param variable of a function or of a call, in local memory */
+    struct definition *definition;     /* of a function */
+    const struct signature *prototype; /* of a label */
 };
 
 enum operand_kind {
@@ -113,6 +116,35 @@ struct constant {
     struct symbol *dynamic; /* value is added to the address of dynamic shared memory */
 };
 
+/* A parameter or result of a function. */
+struct formal {
+    struct token name;
+    enum type type;
+    uint32_t bytes, align, offset; /* where it is handed over in the argument area */
+    int is_register;
+};
+struct signature {
+    struct formal *results, *arguments;
+    uint32_t result_count, argument_count;
+};
+struct definition {
+    struct definition *next;
+    struct symbol *symbol;
+    struct signature *signature;
+    struct lexer lexer; /* at its body */
+    struct token token;
+    uint32_t number;
+    int has_body, is_extern;
+    struct routine *routine;
+    const struct CUfunc_st *owner; /* the kernel that routine is a part of */
+};
+/* An entry that is read once all functions are known. */
+struct deferred {
+    struct deferred *next;
+    struct lexer lexer;
+    struct token token;
+};
+
 struct parser {
     struct lexer lexer;
     struct token token;
@@ -133,6 +165,14 @@ struct parser {
     uint32_t constant_count, constant_space, constant_bytes;
     uint32_t register_bytes, predicates, shared_bytes, local_bytes;
     uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
+    uint8_t *wide;                        /* [register / 128] */
+    uint32_t wide_space;
+    struct definition *definitions; /* latest first */
+    uint32_t definition_count, argument_bytes;
+    struct deferred *deferred, **deferred_end;
+    struct routine *routine; /* that is read; NULL: the kernel itself */
+    struct call_site *sites; /* of the kernel itself */
+    int calls_by_address;
     struct statement statement;
     int depth; /* of nested expressions */
 };
@@ -146,6 +186,28 @@ int token_is(const struct token *token, const char *text);
 void expect(struct parser *p, int kind, const char *what);
 int accept(struct parser *p, int kind);
 void *parser_take(struct parser *p, size_t bytes);
+
+/* parser.c */
+enum type token_type(struct parser *p);
+void read_block(struct parser *p);
+void read_performance(struct parser *p, struct CUfunc_st *f);
+void read_entry(struct parser *p);
+/* The bytes of an array whose [n] is read next, or of a single value. */
+uint64_t read_array(struct parser *p, enum type type);
+
+/* function.c */
+void read_function(struct parser *p, int is_extern);
+void read_arguments(struct parser *p); /* .param variables of a call */
+const struct signature *read_prototype(struct parser *p);
+void read_call(struct parser *p);
+/* Leave a function or, outside any, end the thread. */
+void emit_return(struct parser *p);
+/* Read the functions that the kernel calls into its code, and find how much stack they need. */
+void link_functions(struct parser *p, struct CUfunc_st *f);
+/* The register (or constant) to which addresses of local variables are relative. */
+uint32_t local_base(struct parser *p);
+/* Skip { ... }. */
+void skip_block(struct parser *p);
 
 /* operand.c */
 void operand_parse(struct parser *p, struct operand *o);

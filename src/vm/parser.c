@@ -37,8 +37,10 @@ enum type type_find(const char *text, size_t length) {
 }
 
 /* Find the type of a declaration in a dot token. */
-static enum type token_type(struct parser *p) {
+enum type token_type(struct parser *p) {
     enum type type = T_NONE;
+    if (token_is(&p->token, ".texref") || token_is(&p->token, ".samplerref") || token_is(&p->token, ".surfref"))
+        error_at(p, &p->token, "textures and surfaces are not supported");
     if (p->token.kind == TOKEN_DOT)
         type = type_find(p->token.at + 1, p->token.length - 1);
     if (type == T_NONE || type > T_B128 || type == T_TF32 || type == T_F32X2)
@@ -53,7 +55,7 @@ struct variable {
     struct token name;
     enum space space;
     enum type type;
-    uint32_t align;
+    uint32_t align, vector;
     uint64_t count; /* elements, all dimensions */
     int is_array, is_open, is_extern;
 };
@@ -77,17 +79,41 @@ static void read_dimensions(struct parser *p, struct variable *v) {
     }
 }
 
+/* The bytes of an array whose [n] is read next, or of a single value. */
+uint64_t read_array(struct parser *p, enum type type) {
+    struct variable v = {.type = type};
+    const struct token at = p->token;
+    read_dimensions(p, &v);
+    if (v.is_open)
+        error_at(p, &at, "the array has no size");
+    return v.count * type_bytes(type);
+}
+
+/* The address of a variable or function in an initialiser: name, generic(name), each with an offset. */
+static uint64_t read_address(struct parser *p, unsigned bytes) {
+    const int is_generic = token_is(&p->token, "generic");
+    if (is_generic) {
+        token_next(p);
+        expect(p, '(', "'('");
+    }
+    const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
+    const int is_variable = s && s->kind == SYMBOL_VARIABLE && (s->space == SPACE_GLOBAL || s->space == SPACE_CONST);
+    if (bytes != 8 || !(is_variable || (s && s->kind == SYMBOL_FUNCTION && s->definition)))
+        error_at(p, &p->token, "expected a constant or the address of a global variable or function");
+    token_next(p);
+    uint64_t address = s->address;
+    if (is_generic)
+        expect(p, ')', "')'");
+    if (p->token.kind == '+' || p->token.kind == '-')
+        address += (uint64_t)constant_integer(p);
+    return address;
+}
+
 /* Store one element of an initialiser. */
 static void store_element(struct parser *p, const struct variable *v, uint8_t *to, const struct token *at) {
     const unsigned bytes = type_bytes(v->type);
     if (p->token.kind == TOKEN_NAME && !token_is(&p->token, "WARP_SZ")) {
-        const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
-        if (!s || s->kind != SYMBOL_VARIABLE || (s->space != SPACE_GLOBAL && s->space != SPACE_CONST) || bytes != 8)
-            error_at(p, &p->token, "expected a constant or the address of a global variable");
-        token_next(p);
-        uint64_t address = s->address;
-        if (accept(p, '+'))
-            address += (uint64_t)constant_integer(p);
+        const uint64_t address = read_address(p, bytes);
         memcpy(to, &address, 8);
         return;
     }
@@ -105,7 +131,8 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
     } else if (e.is_real && !(e.single && bytes == 4)) {
         error_at(p, at, "an integer variable wants integers");
     }
-    memcpy(to, &bits, bytes);
+    memset(to, 0, bytes); /* .b128 takes integers of 64 bits */
+    memcpy(to, &bits, bytes < sizeof bits ? bytes : sizeof bits);
 }
 
 /* { a, b, { c } } or a single value. Returns the number of elements that were given. */
@@ -169,7 +196,8 @@ static void declare_variable(struct parser *p, struct variable *v) {
     s->space = v->space;
     s->align = v->align;
     if (v->is_open && p->token.kind == '=')
-        v->count = count_elements(p);
+        v->count = count_elements(p) / v->vector;
+    v->count *= v->vector;
     s->bytes = v->count * type_bytes(v->type);
     s->is_dynamic = v->space == SPACE_SHARED && v->is_open;
     if (s->is_dynamic && !v->is_extern)
@@ -197,8 +225,7 @@ static void declare_variable(struct parser *p, struct variable *v) {
 
 /* .shared .align 16 .b8 name[n], ...; the space has been read. */
 static void read_variables(struct parser *p, enum space space, int is_extern) {
-    struct variable v = {.space = space, .is_extern = is_extern};
-    uint32_t vector = 1;
+    struct variable v = {.space = space, .is_extern = is_extern, .vector = 1};
     for (;;) {
         if (token_is(&p->token, ".align")) {
             token_next(p);
@@ -208,7 +235,7 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
                 error_at(p, &at, "an alignment is a power of two up to 4096");
             v.align = (uint32_t)align;
         } else if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4")) {
-            vector = p->token.at[2] == '2' ? 2 : 4;
+            v.vector = p->token.at[2] == '2' ? 2 : 4;
             token_next(p);
         } else if (token_is(&p->token, ".attribute")) {
             error_at(p, &p->token, ".attribute is not supported");
@@ -218,9 +245,7 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
     }
     v.type = token_type(p);
     if (!v.align)
-        v.align = type_bytes(v.type) * vector;
-    if (vector != 1)
-        error_at(p, &p->token, "variables of vector type are not supported");
+        v.align = type_bytes(v.type) * v.vector;
     do {
         v.is_array = v.is_open = 0;
         declare_variable(p, &v);
@@ -293,6 +318,11 @@ static void read_instruction(struct parser *p) {
     s->opcode.length = (uint32_t)(end - s->opcode.at);
     decode_known(p);
     s->operands = 0;
+    if (!strcmp(s->name, "call") || !strcmp(s->name, "call.uni")) {
+        read_call(p);
+        expect(p, ';', "';'");
+        return;
+    }
     while (p->token.kind != ';') {
         if (s->operands == MAX_OPERANDS)
             error_at(p, &p->token, "too many operands");
@@ -320,6 +350,8 @@ static void read_directive(struct parser *p) {
     } else if (token_is(&t, ".local")) {
         token_next(p);
         read_variables(p, SPACE_LOCAL, 0);
+    } else if (token_is(&t, ".param")) {
+        read_arguments(p);
     } else if (token_is(&t, ".global") || token_is(&t, ".const")) {
         token_next(p);
         read_variables(p, t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, 0);
@@ -375,18 +407,20 @@ static int read_label(struct parser *p) {
     token_next(p);
     if (token_is(&p->token, ".branchtargets"))
         read_targets(p, label);
+    else if (token_is(&p->token, ".callprototype"))
+        label->prototype = read_prototype(p);
     return 1;
 }
 
 /* The statements of a { } block; the brace has been read. */
-static void read_block(struct parser *p) {
+void read_block(struct parser *p) {
     unsigned depth = 1;
     scope_open(p);
     while (depth) {
         if (p->token.kind == '}') {
             if (depth == 1) { /* end of the function: leave it somewhere to run into */
                 p->statement = (struct statement){.opcode = p->token, .name = "ret"};
-                emit(p, control_exit);
+                emit_return(p);
             }
             scope_close(p);
             depth--;
@@ -452,7 +486,7 @@ static void read_parameter(struct parser *p, struct parameter *to) {
 }
 
 /* .reqntid 128, .maxntid 32, 4 and what else stands between the parameters and the body. */
-static void read_performance(struct parser *p, struct CUfunc_st *f) {
+void read_performance(struct parser *p, struct CUfunc_st *f) {
     while (p->token.kind == TOKEN_DOT) {
         const struct token t = p->token;
         uint32_t *to = token_is(&t, ".reqntid") ? f->required : token_is(&t, ".maxntid") ? f->maximum : NULL;
@@ -539,7 +573,7 @@ static void read_parameters(struct parser *p, struct CUfunc_st *f) {
 }
 
 /* .entry name (parameters) performance { body } */
-static void read_entry(struct parser *p) {
+void read_entry(struct parser *p) {
     struct CUfunc_st *f = parser_take(p, sizeof *f);
     token_next(p);
     const struct token name = p->token;
@@ -553,7 +587,8 @@ static void read_entry(struct parser *p) {
     p->places = NULL;
     p->constants = NULL;
     p->length = p->code_space = p->constant_count = p->constant_space = p->constant_bytes = 0;
-    p->register_bytes = p->shared_bytes = p->local_bytes = 0;
+    p->register_bytes = p->shared_bytes = 0;
+    p->local_bytes = p->argument_bytes;
     p->predicates = 2;
     memset(p->special_slot, 0, sizeof p->special_slot);
     scope_open(p);
@@ -562,6 +597,7 @@ static void read_entry(struct parser *p) {
     if (!accept(p, ';')) {
         expect(p, '{', "'{'");
         read_block(p);
+        link_functions(p, f);
         finish_function(p, f);
         struct module *m = p->module;
         struct CUfunc_st **grown = parser_take(p, (m->function_count + 1) * sizeof(struct CUfunc_st *));
@@ -585,9 +621,9 @@ static void read_version(struct parser *p) {
     if (t.kind != TOKEN_REAL)
         error_at(p, &t, "expected a version such as 8.8");
     p->version = (int)(t.real * 10 + 0.5);
-    if (p->version > 94 || p->version < 60) {
+    if (p->version < 60 || p->version > 999) { /* of a newer one, whatever instructions are known */
         p->result = CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
-        error_at(p, &t, "this device reads .version 6.0 to 9.4");
+        error_at(p, &t, "this device reads .version 6.0 and later");
     }
     token_next(p);
 }
@@ -614,6 +650,28 @@ static void read_target(struct parser *p) {
         expect(p, TOKEN_NAME, "a target option");
 }
 
+/* Go past an entry that may call functions which are not known yet. */
+static void defer_entry(struct parser *p) {
+    struct deferred *d = parser_take(p, sizeof *d);
+    d->lexer = p->lexer;
+    d->token = p->token;
+    *p->deferred_end = d;
+    p->deferred_end = &d->next;
+    while (p->token.kind != '{' && p->token.kind != ';' && p->token.kind != TOKEN_END)
+        token_next(p);
+    if (p->token.kind == '{')
+        skip_block(p);
+}
+
+/* Read the entries that were put off. */
+static void read_deferred(struct parser *p) {
+    for (const struct deferred *d = p->deferred; d; d = d->next) {
+        p->lexer = d->lexer;
+        p->token = d->token;
+        read_entry(p);
+    }
+}
+
 /* A linking directive and what follows it. */
 static void read_declaration(struct parser *p) {
     int is_extern = 0;
@@ -623,13 +681,15 @@ static void read_declaration(struct parser *p) {
         token_next(p);
     }
     const struct token t = p->token;
-    if (token_is(&t, ".entry")) {
+    if (token_is(&t, ".entry") && p->definitions) {
+        defer_entry(p);
+    } else if (token_is(&t, ".entry")) {
         read_entry(p);
     } else if (token_is(&t, ".shared") || token_is(&t, ".global") || token_is(&t, ".const")) {
         token_next(p);
         read_variables(p, t.at[1] == 's' ? SPACE_SHARED : t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, is_extern);
     } else if (token_is(&t, ".func")) {
-        error_at(p, &t, "functions (.func) are not supported; inline them");
+        read_function(p, is_extern);
     } else {
         error_at(p, &t, "expected a declaration before '%.*s'", (int)t.length, t.at);
     }
@@ -662,6 +722,7 @@ static void read_module(struct parser *p) {
             read_declaration(p);
         }
     }
+    read_deferred(p);
 }
 
 /* Read PTX text into a module; on failure the log says where and why. */
@@ -675,6 +736,7 @@ CUresult module_parse(struct module *module, const char *text, char *log, size_t
     if (log && log_bytes)
         *log = 0;
     lexer_start(&p->lexer, text);
+    p->deferred_end = &p->deferred;
     if (setjmp(p->fail))
         return p->result;
     scope_open(p);

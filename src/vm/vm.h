@@ -8,6 +8,7 @@
  *   lanes_isa.c             the arithmetic: one function per row of lanes.def, all 32 lanes at once, blended by mask;
  *                           compiled once per vector width and chosen at run time (isa.c)
  *   access_isa.c            ld, st, ldmatrix, stmatrix
+ *   function.c, call.c      functions: how they become part of a kernel, and how they are called; printf is in print.c
  *   control.c, collect.c    branches and barriers; shuffles, votes and other warp-wide collectives
  *   atomic.c, tensor.c, mbarrier.c, async.c
  *                           atom and red; mma; mbarriers; bulk and non-bulk asynchronous copies
@@ -51,7 +52,14 @@
 #endif
 
 #define FULL 0xffffffffu
-enum { WARP = 32, MAX_WARPS = 32, MAX_SHARED = 101376, DEFAULT_SHARED = 49152, BARRIERS = 16 };
+enum {
+    WARP = 32,
+    MAX_WARPS = 32,
+    MAX_SHARED = 101376,
+    DEFAULT_SHARED = 49152,
+    BARRIERS = 16,
+    CLUSTER_BARRIER = BARRIERS
+};
 
 /* Generic addresses of the spaces that have no host address. Shared memory starts at 1024, as on the chip, so that
  * address 0 is never valid. */
@@ -59,6 +67,7 @@ enum { WARP = 32, MAX_WARPS = 32, MAX_SHARED = 101376, DEFAULT_SHARED = 49152, B
 #define SHARED_WINDOW 0x0100000000000000u
 #define LOCAL_WINDOW  0x0200000000000000u
 #define PARAM_WINDOW  0x0300000000000000u
+#define CODE_WINDOW   0x0400000000000000u /* the address of a function: its number * 16 */
 #define WINDOW_MASK   0xff00000000000000u
 
 /* ---- types --------------------------------------------------------------------------------------------------- */
@@ -205,6 +214,34 @@ struct special_use {
     uint32_t special, slot;
 };
 
+/* A function (.func) as part of a kernel's code. */
+struct routine {
+    const char *name;
+    const struct definition *definition;
+    struct call_site *sites; /* its calls */
+    uint32_t pc;
+    uint32_t frame, frame_bytes; /* the register that holds the local address of its frame */
+    uint32_t first, end;         /* its registers, in bytes */
+    uint32_t first_predicate, end_predicate;
+    const uint8_t *wide;  /* [register / 128]: is it of 64 bits? */
+    uint32_t saved_bytes; /* of local memory, for all of its registers */
+    int is_recursive;
+};
+
+/* A call instruction. */
+struct call_site {
+    struct call_site *next;
+    const struct routine *caller; /* NULL: the kernel itself */
+    struct routine *callee;       /* NULL: by address */
+    const struct signature *signature;
+};
+
+/* What a lane comes back to. */
+struct call {
+    uint32_t pc, frame;
+    const struct call_site *site;
+};
+
 struct module;
 struct CUfunc_st {
     const char *name;
@@ -220,6 +257,9 @@ struct CUfunc_st {
     struct special_use *specials;
     uint32_t special_count;
     uint32_t static_shared, local_bytes, dynamic_align;
+    uint32_t frame_bytes, call_depth; /* local memory of the kernel itself; calls that may nest, 0: none */
+    struct routine **routines;        /* by number of the function, NULL where it is no part of the kernel */
+    uint32_t routine_count;
     uint32_t required[3], maximum[3]; /* .reqntid and .maxntid; 0: not given */
     int dynamic_limit;                /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
     int is_entry;
@@ -254,6 +294,15 @@ struct allocation {
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
 
+/* How strict a launch is: bounds, alignment and the like are always checked. */
+enum checks { CHECKS_OFF, CHECKS_DEFAULT, CHECKS_FULL };
+
+/* inst.q of ld, st, atom, red and of mbarrier operations: what the access orders. */
+enum order { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
+
+/* inst.flags of a fence */
+enum { FENCE_MEMORY = 1, FENCE_PROXY = 2 };
+
 enum wait {
     WAIT_NOT,
     WAIT_CONVERGE, /* for the other lanes of the warp */
@@ -286,6 +335,8 @@ struct warp {
     uint32_t index, current, splits;
     uint32_t bulk_issued[WARP], bulk_group[WARP]; /* bulk copies of the open group; committed groups */
     uint32_t async_group[WARP];                   /* committed cp.async groups */
+    struct call *calls;                           /* [depth][lane] */
+    uint32_t depth[WARP], frame[WARP];            /* calls that each lane is in; local address of its frame */
     struct split split[WARP];
 };
 
@@ -326,8 +377,8 @@ struct cta {
     uint32_t shared_bytes;
     struct mbarrier *mbarrier;
     uint32_t mbarriers, mbarrier_space;
-    uint16_t *mbarrier_at; /* [shared_bytes / 8]: index + 1 */
-    struct barrier barrier[BARRIERS];
+    uint16_t *mbarrier_at;                /* [shared_bytes / 8]: index + 1 */
+    struct barrier barrier[BARRIERS + 1]; /* the last: of the cluster */
     struct async_op *async;
     uint32_t asyncs, async_space;
     struct async_lanes *async_lanes;
@@ -336,6 +387,7 @@ struct cta {
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
+    struct shadow *shadow; /* check.h; NULL when nothing is checked */
 };
 
 /* What one thread needs to run CTAs; kept between launches. */
@@ -344,12 +396,13 @@ struct worker {
     uint64_t *counts; /* [pc]: warp instructions executed */
     uint64_t bytes[16];
     uint64_t tensor_flops;
-    uint64_t executed, checked;
+    uint64_t executed, checked, begun; /* warp instructions; looked at; before the present CTA */
     struct allocation cached[8];
     char *memory; /* registers, predicates, shared, local */
     size_t memory_bytes;
     struct warp *warps;
     struct cta cta;
+    struct shadow *shadow; /* kept for the launches that are checked */
     uint32_t scratch[16][WARP];
 };
 
@@ -377,14 +430,17 @@ struct launch {
     uint32_t grid[3], block[3], threads, warps;
     uint32_t shared_bytes, dynamic_bytes; /* static + dynamic */
     uint8_t *parameters;
-    uint64_t ctas, seed, instruction_limit;
+    uint64_t ctas, seed, stride, instruction_limit; /* stride: from one CTA to the next, in the seed's order */
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
     unsigned interrupts;  /* of the device, when the launch began */
     pthread_mutex_t lock; /* of what follows */
     CUresult result;
     char fault[4096];
+    struct printed *printed; /* what printf wrote, latest first */
+    size_t printed_bytes, unprinted_bytes;
     unsigned helpers;
+    enum checks checks;
     struct launch *following;
 };
 
@@ -411,9 +467,21 @@ uint64_t cta_random(struct cta *cta);
 
 /* control.c */
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
-    control_nop, control_setp, control_set, control_clock;
+    control_nop, control_fence, control_setp, control_set, control_clock;
 /* A barrier counts fewer threads when a warp exits. */
 void barrier_check(struct cta *cta, uint32_t number);
+
+/* function.c: may functions with these signatures stand for each other? */
+int signature_equal(const struct signature *a, const struct signature *b);
+const struct signature *routine_signature(const struct routine *routine);
+
+/* call.c */
+handler call_direct, call_indirect, call_return;
+
+/* print.c */
+handler print_format, print_assertion;
+/* Write what a launch printed to stdout, in the order of its CTAs. */
+void print_flush(struct launch *launch);
 
 /* memory.c */
 CUresult memory_alloc(struct device *device, size_t bytes, int pinned, uint64_t *address);
@@ -465,6 +533,9 @@ atomic_function *atomic_find_bulk(enum atomic_op op, enum type type);
 /* collect.c */
 handler collect_shfl, collect_vote, collect_match, collect_redux, collect_activemask, collect_elect, collect_movmatrix;
 
+/* Wait until all lanes of the member mask (i->c) are here. STEP_JUMP: lanes with different masks have executed i. */
+enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members);
+
 /* tensor.c */
 handler tensor_mma, tensor_mma_double;
 
@@ -486,6 +557,7 @@ void counters_add(struct device *device, const struct worker *worker, const stru
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments);
 unsigned launch_threads(void);
+void launch_configure(const struct driver_options *options);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {

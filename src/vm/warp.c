@@ -14,7 +14,7 @@ void warp_retire(struct warp *w, uint32_t mask) {
     w->splits = 0;
     cta->exited_warps++;
     cta->progress++;
-    for (uint32_t b = 0; b < BARRIERS; b++)
+    for (uint32_t b = 0; b <= CLUSTER_BARRIER; b++)
         barrier_check(cta, b);
 }
 
@@ -77,6 +77,16 @@ static void merge(struct warp *w) {
     }
 }
 
+/* Does one split run before another? Lanes in a function first: they come back to where the others went on. */
+static int goes_first(const struct warp *w, const struct split *a, const struct split *b) {
+    if (w->function->call_depth) {
+        const uint32_t x = w->depth[lowest_bit(a->mask)], y = w->depth[lowest_bit(b->mask)];
+        if (x != y)
+            return x > y;
+    }
+    return a->pc < b->pc;
+}
+
 /* Choose the split to run: the lowest pc among those that can and have not had their quantum. -1: none. */
 static int choose(struct warp *w) {
     int best = -1, skipped = -1;
@@ -85,7 +95,7 @@ static int choose(struct warp *w) {
         if (!ready(w, s))
             continue;
         int *slot = s->skip ? &skipped : &best;
-        if (*slot < 0 || s->pc < w->split[*slot].pc)
+        if (*slot < 0 || goes_first(w, s, &w->split[*slot]))
             *slot = (int)n;
     }
     if (best >= 0 || skipped < 0)

@@ -143,6 +143,7 @@ ROWS: list[tuple[str, str, list[str], str, Callable[..., Any]]] = [
         U32,
         cut(32, lambda a, b, c: 2 * c + (a + b >> 32)),
     ),
+    ("sub.cc.carry", "sub.cc.u32 t0, in0, in1; addc.u32 out0, 0, 0;", [U32, U32], U32, cut(32, lambda a, b: a >= b)),
     ("sub.cc", "sub.cc.u64 w0, in0, in1; subc.u64 out0, 5, 1;", [U64, U64], U64, cut(64, lambda a, b: 4 - (a < b))),
     (
         "addc.cc",

@@ -1,0 +1,136 @@
+/* What the virtual SM120 remembers of a CTA to find what a chip would punish only sometimes: unordered accesses to
+ * shared memory, missing proxy fences and waits, misused mbarriers.
+ *
+ * Order is happens-before by vector clocks. The agents are
+ *   warp w           its own accesses, and the clock that its releases advance
+ *   copies of w      its cp.async operations by number; whoever knows n of them sees what those wrote
+ *   mbarrier m       the bulk copies that complete on it, by phase; whoever knows the phase sees what they wrote
+ * `seen` holds how much of each agent a warp is ordered after. `proxied` holds, of warps and their copies, the part
+ * that a fence.proxy.async lies behind; it travels with `seen`.
+ *
+ * Every 16 bytes of shared memory have a cell: the last weak write, and the warps that have read or strongly written
+ * since. An access to a part of the 16 bytes splits the cell into one per byte. */
+#ifndef SM120_VM_CHECK_H
+#define SM120_VM_CHECK_H
+
+#include "vm.h"
+
+enum {
+    AGENT_COPY = 32,
+    AGENT_MBARRIER = 64,
+    AGENTS = 128,
+    AGENT_LIVE = AGENTS - 1, /* the bytes of a live mbarrier: nobody is ordered after them */
+    MBARRIER_AGENTS = AGENT_LIVE - AGENT_MBARRIER
+};
+
+enum { GRANULE = 16, GRANULES = MAX_SHARED / GRANULE + 1, CELLS = GRANULES * (1 + GRANULE) };
+
+enum { COPY_GROUPS = 64 }; /* more that are open at once blur into one another */
+
+/* How an access came about. */
+enum access_kind { BY_PLAIN, BY_STRONG, BY_BULK, BY_COPY };
+
+struct clocks {
+    uint32_t seen[AGENTS], proxied[AGENT_MBARRIER];
+};
+
+struct cell {
+    uint32_t clock, pc;
+    uint8_t agent, kind, split, spare;
+    uint32_t readers; /* warps that have read since the write */
+    uint32_t strong;  /* warps that have written strongly (atomics, st.relaxed, ...) since the write */
+};
+
+/* The last access of a warp to a cell. */
+struct mark {
+    uint32_t clock, pc; /* bit 31 of pc: a strong read */
+};
+
+/* A bulk store or reduction that its issuer has not waited for. */
+struct bulk_store {
+    uint64_t global;
+    uint32_t warp, lane, group, shared, bytes, pc;
+    int has_read; /* it was waited for with .read */
+};
+
+/* What a memory location that warps synchronise through passes on. */
+struct location {
+    uintptr_t key;
+    struct clocks clocks;
+};
+
+struct mbarrier_shadow {
+    struct clocks gathering, done; /* of the arrivals in this phase and of those up to the last */
+    uint32_t base;                 /* clock of the agent when the mbarrier was initialised */
+    uint32_t waited;               /* phases that somebody has seen completed */
+    uint32_t init_warp, init_clock, init_pc;
+    uint32_t copied, copy_pc; /* the last phase + 1 that a bulk copy completes on */
+};
+
+struct shadow {
+    struct clocks warp[MAX_WARPS], barrier[BARRIERS + 1];
+    struct clocks released[MAX_WARPS], acquired[MAX_WARPS]; /* by the last fence; by relaxed reads since */
+    uint32_t has_released, has_acquired;                    /* sets of warps */
+    uint32_t copies[MAX_WARPS];                             /* cp.async operations issued */
+    uint32_t committed[MAX_WARPS][COPY_GROUPS];             /* how many of them when a group was committed */
+    uint32_t mbarrier_clock[MBARRIER_AGENTS];
+    struct mbarrier_shadow *mbarrier;
+    uint32_t mbarrier_space;
+    struct bulk_store *store;
+    uint32_t stores, store_space;
+    struct location *location;
+    uint32_t locations, location_space;
+    struct cell *cell;              /* GRANULES, then 16 bytes of each */
+    struct mark *read[MAX_WARPS];   /* beside the cells */
+    struct mark *strong[MAX_WARPS]; /* likewise; NULL until a warp writes strongly */
+};
+
+/* check.c: the accesses. All return 0 after a fault. */
+struct shadow *check_open(struct shadow *old, uint32_t warps); /* NULL: out of memory */
+void check_free(struct shadow *shadow);
+void check_start(struct cta *cta);
+/* The lanes of `mask` access `bytes` bytes each at host pointers. store: the instruction, if it is a plain store. */
+int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
+                enum access_kind kind, const struct inst *store);
+int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write);
+int check_atomic(struct warp *w, uint8_t *place, uint32_t bytes, uint32_t lane, uint32_t order);
+int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, int is_write, enum access_kind kind);
+/* Note a write or a read without a check. */
+void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_t agent, uint32_t clock, uint32_t pc,
+                      enum access_kind kind);
+void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t pc);
+
+/* check_order.c: what orders them */
+void check_barrier_arrived(struct warp *w, uint32_t number);
+void check_barrier_empty(struct cta *cta, uint32_t number);
+void check_barrier_left(struct warp *w, uint32_t number);
+void check_fence(struct warp *w, uint32_t kind);
+int check_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write);
+int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address);
+void check_mbarrier_inval(struct warp *w, const struct mbarrier *m);
+int check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane);
+void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m);
+int check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane);
+void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m);
+void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, int is_acquire);
+
+/* check_async.c: asynchronous copies */
+int check_bulk(struct warp *w, struct async_op *op);
+void check_bulk_landed(struct cta *cta, const struct async_op *op, const struct mbarrier *m);
+void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_read_only);
+int check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, const char *what);
+int check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, int is_write);
+int check_copy(struct warp *w, struct async_op *op);
+void check_copy_committed(struct warp *w, uint32_t mask);
+void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask);
+void check_copy_arrives(struct warp *w, const struct mbarrier *m);
+int check_exit(struct warp *w, uint32_t mask);
+void check_end(struct cta *cta);
+
+/* Where an instruction was written: "file:line". */
+struct spot {
+    char text[128];
+};
+struct spot check_spot(const struct warp *w, uint32_t pc);
+
+#endif

@@ -1,0 +1,38 @@
+"""Planted mistakes are found whatever the seed, with both places named; their corrections run."""
+
+import numpy as np
+import pytest
+from broken.asynchronous import ASYNCHRONOUS
+from broken.mbarriers import MBARRIERS
+from broken.planted import Planted, text
+from broken.races import RACES
+
+import pysm120
+
+pytestmark = pytest.mark.virtual
+
+PLANTED = [*RACES, *ASYNCHRONOUS, *MBARRIERS]
+SEEDS = (0, 1, 2, 3, 11)
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+@pytest.mark.parametrize("level", ["default", "full"])
+def test_caught(planted: Planted, level: str) -> None:
+    for seed in SEEDS:
+        with pysm120.Device(f"virtual?checks={level}&seed={seed}") as device:
+            x = device.array(np.zeros(1024, np.uint32))
+            with pytest.raises(pysm120.FaultError) as caught:
+                device.load(text(planted.broken))["k"](2, 64, x)
+            message = str(caught.value)
+            for part in planted.parts:
+                assert part in message
+            assert "CTA" in message
+            assert "broken.ptx" in message
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+@pytest.mark.parametrize("level", ["off", "default", "full"])
+def test_corrected(planted: Planted, level: str) -> None:
+    for seed in SEEDS:
+        with pysm120.Device(f"virtual?checks={level}&seed={seed}") as device:
+            device.load(text(planted.right))["k"](1, 64, device.array(np.zeros(1024, np.uint32)))
