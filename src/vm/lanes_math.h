@@ -419,6 +419,12 @@ static inline uint64_t two(uint32_t lower, uint32_t upper) {
     return (uint64_t)upper << 32 | lower;
 }
 
+/* a * (1 / b), where the reciprocal of more than 2^126 is flushed to zero */
+static inline float divide_fast(float a, float b) {
+    const float r = (float)((double)a / (double)b);
+    return absolute(b) > 0x1p126f ? a * value32(bits32(b) & 0x80000000u) : r;
+}
+
 /* ---- transcendental functions ---- */
 
 /* 2^x for |x| < 1000 */

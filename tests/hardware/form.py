@@ -27,7 +27,7 @@ REGISTERS = {"b8": (1, "b16"), "p": (1, "pred"), "m": (16, ""), "shift": (4, "b3
 
 def layout(kind: str) -> tuple[int, str]:
     """Return bytes and register type of a kind: "f32" or "f32:positive"."""
-    name = kind.split(":")[0]
+    name = kind.split(":", maxsplit=1)[0]
     if name in REGISTERS:
         return REGISTERS[name]
     bits = 16 if name.endswith(("m3x2", "m2x2")) else 32 if name.endswith("x2") else int(name.lstrip("bfstu"))

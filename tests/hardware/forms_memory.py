@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from form import Form, form
 from operands import product
 
-TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64".split()
+TYPES = ["b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64"]
 QUAD = "b32 b32 b32 b32"
 FILL = "st.shared.v4.b32 [cell], {in0, in1, in2, in3};"
 READ = "ld.shared.v4.b32 {out0, out1, out2, out3}, [cell];"
@@ -124,7 +124,7 @@ def atomics() -> Iterator[Form]:
 def vector_atomics() -> Iterator[Form]:
     for count in (2, 4):
         olds = ", ".join(f"out{k + 1}" for k in range(count))
-        values, start = (", ".join(f"in{k + 4 * x}" for k in range(count)) for x in (1, 0))
+        values = ", ".join(f"in{k + 4}" for k in range(count))
         fill = "st.global.v4.f32 [at_out0], {in0, in1, in2, in3};"
         ins = " ".join(["f32"] * 8)
         yield form(
