@@ -197,7 +197,7 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
     pthread_mutex_lock(&contexts_lock);
     struct CUctx_st *c = &contexts[device];
     if (!c->made) {
-        pthread_rwlock_init(&c->device.memory_lock, NULL);
+        memory_open(&c->device);
         pthread_mutex_init(&c->device.counter_lock, NULL);
         pthread_mutex_init(&c->device.module_lock, NULL);
         c->device.ordinal = device;

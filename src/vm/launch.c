@@ -320,9 +320,9 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
     launch.shared_bytes = dynamic ? start + dynamic : f->static_shared;
     pthread_mutex_init(&launch.lock, NULL);
-    pthread_rwlock_rdlock(&device->memory_lock);
+    memory_enter(device, &launch);
     run_shared(&launch);
-    pthread_rwlock_unlock(&device->memory_lock);
+    memory_leave(device, &launch);
     pthread_mutex_destroy(&launch.lock);
     print_flush(&launch);
     free(parameters);

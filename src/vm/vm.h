@@ -283,6 +283,7 @@ struct allocation {
     void *mapping; /* with its guards */
     size_t mapped;
     int pinned, owned; /* owned by a module */
+    uint64_t freed_at; /* freed, but launches up to this number may still use it; 0: not freed */
 };
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
@@ -435,6 +436,8 @@ struct launch {
     unsigned helpers;
     enum checks checks;
     struct launch *following;
+    uint64_t number; /* of this launch on its device, from 1 */
+    struct launch *next_running;
 };
 
 /* ---- functions of each file ---------------------------------------------------------------------------------- */
@@ -477,6 +480,10 @@ handler print_format, print_assertion;
 void print_flush(struct launch *launch);
 
 /* memory.c */
+void memory_open(struct device *device);
+/* A launch begins or ends: what is freed in between stays until it has ended. */
+void memory_enter(struct device *device, struct launch *launch);
+void memory_leave(struct device *device, struct launch *launch);
 CUresult memory_alloc(struct device *device, size_t bytes, int pinned, uint64_t *address);
 CUresult memory_free(struct device *device, uint64_t address, int pinned);
 void memory_free_all(struct device *device);
@@ -553,12 +560,16 @@ void launch_configure(const struct driver_options *options);
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {
     int ordinal;
-    pthread_rwlock_t memory_lock;
+    pthread_rwlock_t memory_lock;   /* of the allocations; taken for moments and while the host copies */
     struct allocation *allocations; /* sorted by start */
     size_t allocation_count, allocation_space;
     struct allocation freed[FREED];
     size_t freed_next;
     size_t used, limit;
+    pthread_mutex_t running_lock; /* of the next three; taken after memory_lock */
+    struct launch *running;
+    uint64_t launches;
+    size_t dying; /* allocations that are freed and still in use */
     pthread_mutex_t counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
