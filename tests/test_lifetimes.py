@@ -102,3 +102,58 @@ assert out.numpy()[0] == 7
 """,
         PYSM120_THREADS="2",
     )
+
+
+CHILD = """
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    use()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_fork_between_launches() -> None:
+    survives(
+        """
+q = np.random.default_rng(0).standard_normal((1, 256, 4, 64)).astype(np.float32)
+
+def use():
+    for _ in range(5):
+        pysm120.attention(q, q, q)
+
+use()
+"""
+        + CHILD
+        + "use()",
+        PYSM120_THREADS="4",
+    )
+
+
+def test_fork_beside_a_launch() -> None:
+    """The child has its own device: the launch of the parent is not in it, nor what that waits for."""
+    survives(
+        SPIN
+        + """
+thread = threading.Thread(target=module["spin"], args=(64, 32, flag, out, out))
+thread.start()
+time.sleep(0.2)
+
+def use():
+    x = device.array(np.arange(100, dtype=np.uint32))
+    module["read"](64, 32, x)
+    assert x.numpy()[99] == 99
+    x.free()
+    device.close()
+    with pysm120.Device("virtual") as other:
+        other.array(np.arange(3)).numpy()
+"""
+        + CHILD
+        + """
+flag[0] = 1
+thread.join(20)
+assert not thread.is_alive()
+""",
+        PYSM120_THREADS="4",
+    )

@@ -26,6 +26,11 @@ struct CUevent_st {
 
 static struct CUctx_st contexts[MAX_DEVICES];
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Live streams and events of all devices, by address. Only what is found here is followed. */
+enum handle { HANDLE_STREAM = 1, HANDLE_EVENT };
+static struct registry handles;
+static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local int depth;
 
@@ -188,12 +193,52 @@ static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device) {
 
 /* ---- contexts ------------------------------------------------------------------------------------------------ */
 
+static void before_fork(void) {
+    pthread_mutex_lock(&contexts_lock);
+    for (int k = 0; k < MAX_DEVICES; k++)
+        if (contexts[k].made) {
+            pthread_mutex_lock(&contexts[k].device.module_lock);
+            memory_lock_all(&contexts[k].device);
+            pthread_mutex_lock(&contexts[k].device.counter_lock);
+        }
+    pthread_mutex_lock(&handles_lock);
+    counters_lock();
+    launch_lock();
+}
+
+static void after_fork(int is_child) {
+    launch_unlock(is_child);
+    counters_unlock();
+    pthread_mutex_unlock(&handles_lock);
+    for (int k = 0; k < MAX_DEVICES; k++)
+        if (contexts[k].made) {
+            pthread_mutex_unlock(&contexts[k].device.counter_lock);
+            memory_unlock_all(&contexts[k].device, is_child);
+            pthread_mutex_unlock(&contexts[k].device.module_lock);
+        }
+    pthread_mutex_unlock(&contexts_lock);
+}
+
+static void after_fork_in_parent(void) {
+    after_fork(0);
+}
+
+static void after_fork_in_child(void) {
+    after_fork(1);
+}
+
+static void watch_forks(void) {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
 static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CUresult r = check_device(device);
     if (r)
         return r;
     if (!context)
         return null_argument("context");
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
     pthread_mutex_lock(&contexts_lock);
     struct CUctx_st *c = &contexts[device];
     if (!c->made) {
@@ -259,11 +304,6 @@ static CUresult virtual_cuCtxSynchronize(void) {
 }
 
 /* ---- streams and events -------------------------------------------------------------------------------------- */
-
-/* Live streams and events of all devices, by address. Only what is found here is followed. */
-enum handle { HANDLE_STREAM = 1, HANDLE_EVENT };
-static struct registry handles;
-static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Is the handle live? The lock is held. */
 static CUresult handle_check(const void *handle, enum handle kind) {

@@ -11,7 +11,6 @@ static struct {
     pthread_cond_t work, done;
     struct launch *first; /* launches that still have CTAs to give away */
     unsigned threads;
-    pid_t process;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
 
 static _Thread_local struct worker *own;
@@ -175,12 +174,22 @@ static void *help(void *unused) {
     return NULL;
 }
 
-/* Start helpers that are missing; the lock is held. After a fork there are none. */
-static void start_helpers(unsigned wanted) {
-    if (pool.process != getpid()) {
-        pool.process = getpid();
+void launch_lock(void) {
+    pthread_mutex_lock(&pool.lock);
+}
+
+void launch_unlock(int is_child) {
+    if (is_child) {
+        pthread_cond_init(&pool.work, NULL);
+        pthread_cond_init(&pool.done, NULL);
+        pool.first = NULL;
         pool.threads = 0;
     }
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* Start helpers that are missing; the lock is held. */
+static void start_helpers(unsigned wanted) {
     while (pool.threads < wanted) {
         pthread_t thread;
         pthread_attr_t attributes;

@@ -195,6 +195,22 @@ void memory_open(struct device *device) {
     pthread_mutex_init(&device->running_lock, NULL);
 }
 
+void memory_lock_all(struct device *device) {
+    pthread_rwlock_wrlock(&device->memory_lock);
+    pthread_mutex_lock(&device->running_lock);
+}
+
+void memory_unlock_all(struct device *device, int is_child) {
+    if (!is_child) {
+        pthread_mutex_unlock(&device->running_lock);
+        pthread_rwlock_unlock(&device->memory_lock);
+        return;
+    }
+    memory_open(device); /* threads of the parent that wait for the locks are not in the child */
+    device->running = NULL;
+    reap(device);
+}
+
 /* Free everything of a device. */
 void memory_free_all(struct device *device) {
     pthread_rwlock_wrlock(&device->memory_lock);

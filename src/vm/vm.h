@@ -481,6 +481,9 @@ void print_flush(struct launch *launch);
 
 /* memory.c */
 void memory_open(struct device *device);
+/* Before and after a fork: take and free the locks. In the child no launch runs. */
+void memory_lock_all(struct device *device);
+void memory_unlock_all(struct device *device, int is_child);
 /* A launch begins or ends: what is freed in between stays until it has ended. */
 void memory_enter(struct device *device, struct launch *launch);
 void memory_leave(struct device *device, struct launch *launch);
@@ -549,12 +552,18 @@ void fault_clear(void);
 /* counters.c */
 uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
 const char *counter_name(uint32_t index);
+/* Before and after a fork. */
+void counters_lock(void);
+void counters_unlock(void);
 void counters_add(struct device *device, const struct worker *worker, const struct CUfunc_st *function);
 
 /* launch.c */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments);
 unsigned launch_threads(void);
+/* Before and after a fork; the child has no helpers. */
+void launch_lock(void);
+void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
