@@ -327,7 +327,7 @@ struct warp {
     const struct CUfunc_st *function;
     uint8_t *local; /* [lane][local_bytes] */
     uint32_t index, current, splits;
-    uint32_t bulk_issued[WARP], bulk_group[WARP]; /* bulk copies of the open group; committed groups */
+    uint32_t bulk_group[WARP];                    /* committed bulk groups */
     uint32_t async_group[WARP];                   /* committed cp.async groups */
     struct call *calls;                           /* [depth][lane] */
     uint32_t depth[WARP], frame[WARP];            /* calls that each lane is in; local address of its frame */
@@ -547,7 +547,6 @@ void fault_cta(struct cta *cta, CUresult code, const char *format, ...) PRINTF_L
 /* The text of the calling thread. */
 CUresult fault_set(CUresult code, const char *format, ...) PRINTF_LIKE(2, 3);
 const char *fault_text(void);
-void fault_clear(void);
 
 /* counters.c */
 uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
