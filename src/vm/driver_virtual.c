@@ -231,6 +231,18 @@ static void watch_forks(void) {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
+static CUresult virtual_counters_reset(CUcontext context) {
+    if (!context)
+        return null_argument("context");
+    struct device *device = &context->device;
+    pthread_mutex_lock(&device->counter_lock);
+    memset(device->opcode_count, 0, sizeof device->opcode_count);
+    memset(device->bytes, 0, sizeof device->bytes);
+    device->tensor_flops = 0;
+    pthread_mutex_unlock(&device->counter_lock);
+    return CUDA_SUCCESS;
+}
+
 static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CUresult r = check_device(device);
     if (r)
@@ -248,8 +260,10 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
         c->device.ordinal = device;
         c->made = 1;
     }
-    if (!c->retained++)
+    if (!c->retained++) {
         c->device.limit = device_memory();
+        virtual_counters_reset(c);
+    }
     pthread_mutex_unlock(&contexts_lock);
     *context = c;
     return CUDA_SUCCESS;
@@ -741,18 +755,6 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
     }
     pthread_mutex_unlock(&device->counter_lock);
     return r;
-}
-
-static CUresult virtual_counters_reset(CUcontext context) {
-    if (!context)
-        return null_argument("context");
-    struct device *device = &context->device;
-    pthread_mutex_lock(&device->counter_lock);
-    memset(device->opcode_count, 0, sizeof device->opcode_count);
-    memset(device->bytes, 0, sizeof device->bytes);
-    device->tensor_flops = 0;
-    pthread_mutex_unlock(&device->counter_lock);
-    return CUDA_SUCCESS;
 }
 
 /* Launches compare the count with that of their start. */
