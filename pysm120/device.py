@@ -203,7 +203,8 @@ class Device:
     def counters(self) -> dict[str, int]:
         """Return what the virtual device counted since it was opened or reset.
 
-        Empty on a GPU.
+        Empty on a GPU. Devices of one name, such as two of ``Device("virtual:0")``, share their counters, which begin
+        at 0 when the first of them is opened.
         """
         counts = {}
         name, value = ffi.new("char const **"), ffi.new("uint64_t *")

@@ -10,6 +10,7 @@
 #include "builtin.h"
 #include "check.h"
 #include "error.h"
+#include "fork.h"
 #include "memory.h"
 #include "module.h"
 #include "stream.h"
@@ -343,6 +344,7 @@ sm120_status sm120_device_open(const char *name, sm120_device **device) {
     if (status != SM120_OK) {
         return status;
     }
+    fork_prepare();
     struct device *const made = make(&choice);
     if (made == NULL) {
         return fail(SM120_OUT_OF_MEMORY, "opening a device: host memory is used up");

@@ -3,6 +3,7 @@
 #include "object.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "error.h"
@@ -152,8 +153,46 @@ struct object *object_retire(const void *handle, enum object_kind kind, const ch
     return object;
 }
 
-void object_retired(struct object *object) {
-    if (object->owner != NULL) {
-        object_release(object->owner);
+/* Take the locks of the objects of a kind in slots below `end`. Returns the slot where that failed, or `end`. */
+static size_t seize_all(enum object_kind kind, bool (*seize)(struct object *), size_t end) {
+    for (size_t i = 0; i < end; ++i) {
+        if (slots[i] != NULL && slots[i]->kind == kind && !seize(slots[i])) {
+            return i;
+        }
     }
+    return end;
+}
+
+static void let_go_all(enum object_kind kind, void (*let_go_one)(struct object *), size_t end) {
+    for (size_t i = 0; i < end; ++i) {
+        if (slots[i] != NULL && slots[i]->kind == kind) {
+            let_go_one(slots[i]);
+        }
+    }
+}
+
+void object_lock_all(enum object_kind kind, bool (*seize)(struct object *), void (*let_go_one)(struct object *)) {
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        const size_t taken = seize_all(kind, seize, slot_count);
+        if (taken == slot_count) {
+            return;
+        }
+        let_go_all(kind, let_go_one, taken); /* its owner may be waiting for the table */
+        pthread_mutex_unlock(&lock);
+        sched_yield();
+    }
+}
+
+void object_unlock_all(enum object_kind kind, void (*let_go_one)(struct object *), bool is_child) {
+    let_go_all(kind, let_go_one, slot_count);
+    for (size_t i = 0; is_child && i < slot_count; ++i) {
+        if (slots[i] != NULL) {
+            slots[i]->uses = 0;
+        }
+    }
+    if (is_child) {
+        pthread_cond_init(&unused, NULL);
+    }
+    pthread_mutex_unlock(&lock);
 }

@@ -33,8 +33,12 @@ void object_release(struct object *object);
  * until object_unregister. NULL with a message as above. */
 struct object *object_retire(const void *handle, enum object_kind kind, const char *what);
 
-/* Let go of the owners of a retired object. */
-void object_retired(struct object *object);
+/* Before a fork: take the lock of the table and, by `seize`, that of each object of a kind. Where `seize` fails, all
+ * that was taken is let go, and it begins again. */
+void object_lock_all(enum object_kind kind, bool (*seize)(struct object *), void (*let_go)(struct object *));
+
+/* After a fork. In the child no object is in use, for the threads that used them are no more. */
+void object_unlock_all(enum object_kind kind, void (*let_go)(struct object *), bool is_child);
 
 /* Forget an object's handle, before its memory is freed. */
 void object_unregister(struct object *object);

@@ -92,7 +92,8 @@ SM120_API sm120_status sm120_device_close(sm120_device *device);
 SM120_API sm120_status sm120_device_query(sm120_device *device, sm120_device_info *info);
 SM120_API sm120_status sm120_device_synchronize(sm120_device *device);
 /* What the virtual device counted since it was opened or reset: counter `index` = 0, 1, ... until UNSUPPORTED is
- * returned. On a GPU that is at once. */
+ * returned. On a GPU that is at once. Devices that were opened under one name, "virtual:0" say, share their counters,
+ * which begin at 0 when the first of them is opened. */
 SM120_API sm120_status sm120_device_counter(sm120_device *device, int32_t index, const char **name, uint64_t *value);
 SM120_API sm120_status sm120_device_counters_reset(sm120_device *device);
 /* Stop what runs on the virtual device now, from another thread: each such launch returns SM120_FAULT. A GPU cannot. */

@@ -218,6 +218,16 @@ def test_counters_count(device: pysm120.Device) -> None:
     assert not any(device.counters().values())
 
 
+@pytest.mark.virtual
+def test_counters_begin_at_the_first_opening() -> None:
+    with pysm120.Device("virtual") as first:
+        first.load(SAXPY)["nothing"](1, 32)
+        with pysm120.Device("virtual") as second:
+            assert second.counters() == first.counters() != {}
+    with pysm120.Device("virtual") as again:
+        assert not any(again.counters().values())
+
+
 def test_default_device_is_shared(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSM120_DEVICE", device_name)
     from pysm120.device import as_device, shared_device

@@ -48,3 +48,112 @@ for _ in range(25):
     thread.join()
 """
     )
+
+
+SPIN = '''
+device = pysm120.Device("virtual")
+flag, out = device.pinned(1, np.uint32), device.zeros(1, np.uint32)
+flag[0] = 0
+module = device.load(""".version 8.8
+.target sm_120f
+.address_size 64
+.visible .entry spin(.param .u64 flag, .param .u64 from, .param .u64 to) {
+    .reg .b64 a; .reg .b32 r; .reg .pred q;
+    ld.param.u64 a, [flag];
+again:
+    ld.volatile.global.u32 r, [a]; setp.eq.u32 q, r, 0; @q bra again;
+    ld.param.u64 a, [from]; ld.global.u32 r, [a];
+    ld.param.u64 a, [to]; st.global.u32 [a], r; ret;
+}
+.visible .entry read(.param .u64 from) {
+    .reg .b64 a; .reg .b32 r;
+    ld.param.u64 a, [from]; ld.global.u32 r, [a]; ret;
+}""")
+'''
+
+
+def test_allocate_and_free_beside_a_launch() -> None:
+    """Neither waits; what the launch was given stays until it ends, and no later launch may have it."""
+    survives(
+        SPIN
+        + """
+x = device.array(np.full(4096, 7, np.uint32))
+address = x.address
+thread = threading.Thread(target=module["spin"], args=(1, 32, flag, np.uint64(address), out))
+thread.start()
+time.sleep(0.2)
+started = time.perf_counter()
+others = [device.zeros(100, np.uint32) for _ in range(50)]
+x.free()
+del others
+assert time.perf_counter() - started < 5
+assert device.array(np.arange(5)).numpy().tolist() == [0, 1, 2, 3, 4]
+try:
+    module["read"](1, 32, np.uint64(address))
+except pysm120.FaultError as error:
+    assert "use after free" in str(error), error
+else:
+    raise AssertionError("a freed address was read")
+assert thread.is_alive()
+flag[0] = 1
+thread.join(20)
+assert not thread.is_alive()
+assert out.numpy()[0] == 7
+""",
+        PYSM120_THREADS="2",
+    )
+
+
+CHILD = """
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    use()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_fork_between_launches() -> None:
+    survives(
+        """
+q = np.random.default_rng(0).standard_normal((1, 256, 4, 64)).astype(np.float32)
+
+def use():
+    for _ in range(5):
+        pysm120.attention(q, q, q)
+
+use()
+"""
+        + CHILD
+        + "use()",
+        PYSM120_THREADS="4",
+    )
+
+
+def test_fork_beside_a_launch() -> None:
+    """The child has its own device: the launch of the parent is not in it, nor what that waits for."""
+    survives(
+        SPIN
+        + """
+thread = threading.Thread(target=module["spin"], args=(64, 32, flag, out, out))
+thread.start()
+time.sleep(0.2)
+
+def use():
+    x = device.array(np.arange(100, dtype=np.uint32))
+    module["read"](64, 32, x)
+    assert x.numpy()[99] == 99
+    x.free()
+    device.close()
+    with pysm120.Device("virtual") as other:
+        other.array(np.arange(3)).numpy()
+"""
+        + CHILD
+        + """
+flag[0] = 1
+thread.join(20)
+assert not thread.is_alive()
+""",
+        PYSM120_THREADS="4",
+    )

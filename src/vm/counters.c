@@ -37,3 +37,11 @@ void counters_add(struct device *device, const struct worker *worker, const stru
     device->tensor_flops += worker->tensor_flops;
     pthread_mutex_unlock(&device->counter_lock);
 }
+
+void counters_lock(void) {
+    pthread_mutex_lock(&lock);
+}
+
+void counters_unlock(void) {
+    pthread_mutex_unlock(&lock);
+}

@@ -26,6 +26,11 @@ struct CUevent_st {
 
 static struct CUctx_st contexts[MAX_DEVICES];
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Live streams and events of all devices, by address. Only what is found here is followed. */
+enum handle { HANDLE_STREAM = 1, HANDLE_EVENT };
+static struct registry handles;
+static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local int depth;
 
@@ -188,23 +193,77 @@ static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device) {
 
 /* ---- contexts ------------------------------------------------------------------------------------------------ */
 
+static void before_fork(void) {
+    pthread_mutex_lock(&contexts_lock);
+    for (int k = 0; k < MAX_DEVICES; k++)
+        if (contexts[k].made) {
+            pthread_mutex_lock(&contexts[k].device.module_lock);
+            memory_lock_all(&contexts[k].device);
+            pthread_mutex_lock(&contexts[k].device.counter_lock);
+        }
+    pthread_mutex_lock(&handles_lock);
+    counters_lock();
+    launch_lock();
+}
+
+static void after_fork(int is_child) {
+    launch_unlock(is_child);
+    counters_unlock();
+    pthread_mutex_unlock(&handles_lock);
+    for (int k = 0; k < MAX_DEVICES; k++)
+        if (contexts[k].made) {
+            pthread_mutex_unlock(&contexts[k].device.counter_lock);
+            memory_unlock_all(&contexts[k].device, is_child);
+            pthread_mutex_unlock(&contexts[k].device.module_lock);
+        }
+    pthread_mutex_unlock(&contexts_lock);
+}
+
+static void after_fork_in_parent(void) {
+    after_fork(0);
+}
+
+static void after_fork_in_child(void) {
+    after_fork(1);
+}
+
+static void watch_forks(void) {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static CUresult virtual_counters_reset(CUcontext context) {
+    if (!context)
+        return null_argument("context");
+    struct device *device = &context->device;
+    pthread_mutex_lock(&device->counter_lock);
+    memset(device->opcode_count, 0, sizeof device->opcode_count);
+    memset(device->bytes, 0, sizeof device->bytes);
+    device->tensor_flops = 0;
+    pthread_mutex_unlock(&device->counter_lock);
+    return CUDA_SUCCESS;
+}
+
 static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CUresult r = check_device(device);
     if (r)
         return r;
     if (!context)
         return null_argument("context");
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
     pthread_mutex_lock(&contexts_lock);
     struct CUctx_st *c = &contexts[device];
     if (!c->made) {
-        pthread_rwlock_init(&c->device.memory_lock, NULL);
+        memory_open(&c->device);
         pthread_mutex_init(&c->device.counter_lock, NULL);
         pthread_mutex_init(&c->device.module_lock, NULL);
         c->device.ordinal = device;
         c->made = 1;
     }
-    if (!c->retained++)
+    if (!c->retained++) {
         c->device.limit = device_memory();
+        virtual_counters_reset(c);
+    }
     pthread_mutex_unlock(&contexts_lock);
     *context = c;
     return CUDA_SUCCESS;
@@ -259,11 +318,6 @@ static CUresult virtual_cuCtxSynchronize(void) {
 }
 
 /* ---- streams and events -------------------------------------------------------------------------------------- */
-
-/* Live streams and events of all devices, by address. Only what is found here is followed. */
-enum handle { HANDLE_STREAM = 1, HANDLE_EVENT };
-static struct registry handles;
-static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Is the handle live? The lock is held. */
 static CUresult handle_check(const void *handle, enum handle kind) {
@@ -701,18 +755,6 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
     }
     pthread_mutex_unlock(&device->counter_lock);
     return r;
-}
-
-static CUresult virtual_counters_reset(CUcontext context) {
-    if (!context)
-        return null_argument("context");
-    struct device *device = &context->device;
-    pthread_mutex_lock(&device->counter_lock);
-    memset(device->opcode_count, 0, sizeof device->opcode_count);
-    memset(device->bytes, 0, sizeof device->bytes);
-    device->tensor_flops = 0;
-    pthread_mutex_unlock(&device->counter_lock);
-    return CUDA_SUCCESS;
 }
 
 /* Launches compare the count with that of their start. */

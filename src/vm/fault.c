@@ -58,8 +58,3 @@ CUresult fault_set(CUresult code, const char *format, ...) {
 const char *fault_text(void) {
     return last;
 }
-
-/* Forget it. */
-void fault_clear(void) {
-    last[0] = 0;
-}

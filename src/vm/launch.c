@@ -11,7 +11,6 @@ static struct {
     pthread_cond_t work, done;
     struct launch *first; /* launches that still have CTAs to give away */
     unsigned threads;
-    pid_t process;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
 
 static _Thread_local struct worker *own;
@@ -176,12 +175,22 @@ static void *help(void *unused) {
     return NULL;
 }
 
-/* Start helpers that are missing; the lock is held. After a fork there are none. */
-static void start_helpers(unsigned wanted) {
-    if (pool.process != getpid()) {
-        pool.process = getpid();
+void launch_lock(void) {
+    pthread_mutex_lock(&pool.lock);
+}
+
+void launch_unlock(int is_child) {
+    if (is_child) {
+        pthread_cond_init(&pool.work, NULL);
+        pthread_cond_init(&pool.done, NULL);
+        pool.first = NULL;
         pool.threads = 0;
     }
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* Start helpers that are missing; the lock is held. */
+static void start_helpers(unsigned wanted) {
     while (pool.threads < wanted) {
         pthread_t thread;
         pthread_attr_t attributes;
@@ -321,9 +330,9 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
     launch.shared_bytes = dynamic ? start + dynamic : f->static_shared;
     pthread_mutex_init(&launch.lock, NULL);
-    pthread_rwlock_rdlock(&device->memory_lock);
+    memory_enter(device, &launch);
     run_shared(&launch);
-    pthread_rwlock_unlock(&device->memory_lock);
+    memory_leave(device, &launch);
     pthread_mutex_destroy(&launch.lock);
     print_flush(&launch);
     free(parameters);

@@ -101,16 +101,9 @@ CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *a
     return r;
 }
 
-/* Free device memory; waits for launches that run. */
-CUresult memory_free(struct device *device, uint64_t address, int kind) {
-    pthread_rwlock_wrlock(&device->memory_lock);
-    const size_t at = position(device, address);
+/* Give an allocation back to the host, but for its addresses: they stay reserved for a while; the lock is held. */
+static void give_back(struct device *device, size_t at) {
     struct allocation *a = &device->allocations[at];
-    if (at == device->allocation_count || a->start != address || (a->owned ? 2 : a->pinned) != kind) {
-        pthread_rwlock_unlock(&device->memory_lock);
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "0x%llx is not the address of an allocation",
-                         (unsigned long long)address);
-    }
     struct allocation *old = &device->freed[device->freed_next++ % FREED];
     if (old->mapping)
         munmap(old->mapping, old->mapped);
@@ -120,8 +113,102 @@ CUresult memory_free(struct device *device, uint64_t address, int kind) {
     device->used -= (size_t)(a->end - a->start);
     memmove(a, a + 1, (device->allocation_count - at - 1) * sizeof *a);
     device->allocation_count--;
+}
+
+/* Mark an allocation that launches may be using. 0: none runs. The memory lock is held. */
+static int postpone(struct device *device, struct allocation *a) {
+    pthread_mutex_lock(&device->running_lock);
+    const int is_used = device->running != NULL;
+    if (is_used) {
+        a->freed_at = device->launches;
+        device->dying++;
+    }
+    pthread_mutex_unlock(&device->running_lock);
+    return is_used;
+}
+
+/* Free device memory, or have the last launch that may use it do so. */
+CUresult memory_free(struct device *device, uint64_t address, int kind) {
+    pthread_rwlock_wrlock(&device->memory_lock);
+    const size_t at = position(device, address);
+    struct allocation *a = &device->allocations[at];
+    if (at == device->allocation_count || a->start != address || a->freed_at || (a->owned ? 2 : a->pinned) != kind) {
+        pthread_rwlock_unlock(&device->memory_lock);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "0x%llx is not the address of an allocation",
+                         (unsigned long long)address);
+    }
+    if (!postpone(device, a))
+        give_back(device, at);
     pthread_rwlock_unlock(&device->memory_lock);
     return CUDA_SUCCESS;
+}
+
+/* Free what no launch uses any more. */
+static void reap(struct device *device) {
+    pthread_rwlock_wrlock(&device->memory_lock);
+    pthread_mutex_lock(&device->running_lock);
+    uint64_t oldest = UINT64_MAX;
+    for (const struct launch *l = device->running; l; l = l->next_running)
+        oldest = l->number < oldest ? l->number : oldest;
+    for (size_t k = device->allocation_count; k-- > 0 && device->dying;)
+        if (device->allocations[k].freed_at && device->allocations[k].freed_at < oldest) {
+            give_back(device, k);
+            device->dying--;
+        }
+    pthread_mutex_unlock(&device->running_lock);
+    pthread_rwlock_unlock(&device->memory_lock);
+}
+
+/* A launch begins. */
+void memory_enter(struct device *device, struct launch *launch) {
+    pthread_rwlock_rdlock(&device->memory_lock); /* so that nothing is being freed */
+    pthread_mutex_lock(&device->running_lock);
+    launch->number = ++device->launches;
+    launch->next_running = device->running;
+    device->running = launch;
+    pthread_mutex_unlock(&device->running_lock);
+    pthread_rwlock_unlock(&device->memory_lock);
+}
+
+/* It has ended. */
+void memory_leave(struct device *device, struct launch *launch) {
+    pthread_mutex_lock(&device->running_lock);
+    struct launch **link = &device->running;
+    while (*link != launch)
+        link = &(*link)->next_running;
+    *link = launch->next_running;
+    const int is_dying = device->dying != 0;
+    pthread_mutex_unlock(&device->running_lock);
+    if (is_dying)
+        reap(device);
+}
+
+/* Make the locks. Who allocates or frees has to get through while many read. */
+void memory_open(struct device *device) {
+    pthread_rwlockattr_t attributes;
+    pthread_rwlockattr_init(&attributes);
+#ifdef __GLIBC__
+    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+#endif
+    pthread_rwlock_init(&device->memory_lock, &attributes);
+    pthread_rwlockattr_destroy(&attributes);
+    pthread_mutex_init(&device->running_lock, NULL);
+}
+
+void memory_lock_all(struct device *device) {
+    pthread_rwlock_wrlock(&device->memory_lock);
+    pthread_mutex_lock(&device->running_lock);
+}
+
+void memory_unlock_all(struct device *device, int is_child) {
+    if (!is_child) {
+        pthread_mutex_unlock(&device->running_lock);
+        pthread_rwlock_unlock(&device->memory_lock);
+        return;
+    }
+    memory_open(device); /* threads of the parent that wait for the locks are not in the child */
+    device->running = NULL;
+    reap(device);
 }
 
 /* Free everything of a device. */
@@ -143,9 +230,10 @@ void memory_free_all(struct device *device) {
 CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what) {
     const size_t at = position(device, address);
     const struct allocation *a = &device->allocations[at];
-    if (at < device->allocation_count && a->start <= address && bytes <= a->end - address)
+    const int inside = at < device->allocation_count && a->start <= address && !a->freed_at;
+    if (inside && bytes <= a->end - address)
         return CUDA_SUCCESS;
-    if (at < device->allocation_count && a->start <= address)
+    if (inside)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes at 0x%llx end %llu bytes behind their allocation",
                          what, bytes, (unsigned long long)address, (unsigned long long)(address + bytes - a->end));
     return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx is not in device memory", what, (unsigned long long)address);
@@ -153,39 +241,57 @@ CUresult memory_check_range(struct device *device, uint64_t address, size_t byte
 
 /* ---- accesses of kernels ------------------------------------------------------------------------------------- */
 
-/* Is a range inside one allocation? Looks at the worker's own list first. */
+/* Was an allocation freed before a launch began? */
+static int is_freed_for(const struct launch *launch, const struct allocation *a) {
+    return a->freed_at && a->freed_at < launch->number;
+}
+
+/* Is a range inside one allocation? Looks at the worker's own list first: nothing in it goes away during a launch. */
 int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
     struct allocation *cached = worker->cached;
     for (uint32_t k = 0; k < 8; k++)
         if (cached[k].start <= address && address < cached[k].end && bytes <= cached[k].end - address)
             return 1;
-    const struct device *device = worker->launch->device;
+    struct device *device = worker->launch->device;
+    pthread_rwlock_rdlock(&device->memory_lock);
     const size_t at = position(device, address);
-    if (at == device->allocation_count || device->allocations[at].start > address ||
-        bytes > device->allocations[at].end - address)
-        return 0;
-    memmove(cached + 1, cached, 7 * sizeof *cached);
-    cached[0] = device->allocations[at];
-    return 1;
+    const struct allocation *a = &device->allocations[at];
+    const int found = at < device->allocation_count && a->start <= address && bytes <= a->end - address &&
+                      !is_freed_for(worker->launch, a);
+    if (found) {
+        memmove(cached + 1, cached, 7 * sizeof *cached);
+        cached[0] = *a;
+    }
+    pthread_rwlock_unlock(&device->memory_lock);
+    return found;
 }
 
-/* Explain an address that is in no allocation. */
+/* Explain an address in memory that is freed; the lock is held. */
+static void explain_freed(struct warp *w, const struct allocation *f, uint64_t address, uint32_t bytes, uint32_t lane,
+                          const char *what) {
+    fault_at(
+        w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+        "%s of %u bytes at global address 0x%llx: use after free, %llu bytes into a freed allocation of %llu bytes",
+        what, bytes, (unsigned long long)address, (unsigned long long)(address - f->start),
+        (unsigned long long)(f->end - f->start));
+}
+
+/* Explain an address that is in no allocation; the lock is held. */
 static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, const char *what) {
     const struct device *device = w->worker->launch->device;
     const unsigned long long shown = address;
     for (size_t k = 0; k < FREED; k++) {
         const struct allocation *f = &device->freed[k];
         if (f->mapping && f->start <= address && address < f->end) {
-            fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
-                     "%s of %u bytes at global address 0x%llx: use after free, %llu bytes into a freed allocation of "
-                     "%llu bytes",
-                     what, bytes, shown, shown - f->start, (unsigned long long)(f->end - f->start));
+            explain_freed(w, f, address, bytes, lane, what);
             return;
         }
     }
     const size_t at = position(device, address), count = device->allocation_count;
     const struct allocation *a = device->allocations;
-    if (at < count && a[at].start <= address)
+    if (at < count && a[at].start <= address && is_freed_for(w->worker->launch, &a[at]))
+        explain_freed(w, &a[at], address, bytes, lane, what);
+    else if (at < count && a[at].start <= address)
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at global address 0x%llx crosses the end of an allocation of %llu bytes at 0x%llx",
                  what, bytes, shown, (unsigned long long)(a[at].end - a[at].start), (unsigned long long)a[at].start);
@@ -216,7 +322,10 @@ void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
     if (misaligned(w, address, align, lane, what, "global"))
         return NULL;
     if (!memory_find(w->worker, address, bytes)) {
+        pthread_rwlock_t *lock = &w->worker->launch->device->memory_lock;
+        pthread_rwlock_rdlock(lock);
         explain_global(w, address, bytes, lane, what);
+        pthread_rwlock_unlock(lock);
         return NULL;
     }
     return (void *)(uintptr_t)address;

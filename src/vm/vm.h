@@ -290,6 +290,7 @@ struct allocation {
     void *mapping; /* with its guards */
     size_t mapped;
     int pinned, owned; /* owned by a module */
+    uint64_t freed_at; /* freed, but launches up to this number may still use it; 0: not freed */
 };
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
@@ -333,7 +334,7 @@ struct warp {
     const struct CUfunc_st *function;
     uint8_t *local; /* [lane][local_bytes] */
     uint32_t index, current, splits;
-    uint32_t bulk_issued[WARP], bulk_group[WARP]; /* bulk copies of the open group; committed groups */
+    uint32_t bulk_group[WARP];                    /* committed bulk groups */
     uint32_t async_group[WARP];                   /* committed cp.async groups */
     struct call *calls;                           /* [depth][lane] */
     uint32_t depth[WARP], frame[WARP];            /* calls that each lane is in; local address of its frame */
@@ -442,6 +443,8 @@ struct launch {
     unsigned helpers;
     enum checks checks;
     struct launch *following;
+    uint64_t number; /* of this launch on its device, from 1 */
+    struct launch *next_running;
 };
 
 /* ---- functions of each file ---------------------------------------------------------------------------------- */
@@ -484,6 +487,13 @@ handler print_format, print_assertion;
 void print_flush(struct launch *launch);
 
 /* memory.c */
+void memory_open(struct device *device);
+/* Before and after a fork: take and free the locks. In the child no launch runs. */
+void memory_lock_all(struct device *device);
+void memory_unlock_all(struct device *device, int is_child);
+/* A launch begins or ends: what is freed in between stays until it has ended. */
+void memory_enter(struct device *device, struct launch *launch);
+void memory_leave(struct device *device, struct launch *launch);
 CUresult memory_alloc(struct device *device, size_t bytes, int pinned, uint64_t *address);
 CUresult memory_free(struct device *device, uint64_t address, int pinned);
 void memory_free_all(struct device *device);
@@ -546,28 +556,37 @@ void fault_cta(struct cta *cta, CUresult code, const char *format, ...) PRINTF_L
 /* The text of the calling thread. */
 CUresult fault_set(CUresult code, const char *format, ...) PRINTF_LIKE(2, 3);
 const char *fault_text(void);
-void fault_clear(void);
 
 /* counters.c */
 uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
 const char *counter_name(uint32_t index);
+/* Before and after a fork. */
+void counters_lock(void);
+void counters_unlock(void);
 void counters_add(struct device *device, const struct worker *worker, const struct CUfunc_st *function);
 
 /* launch.c */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments);
 unsigned launch_threads(void);
+/* Before and after a fork; the child has no helpers. */
+void launch_lock(void);
+void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {
     int ordinal;
-    pthread_rwlock_t memory_lock;
+    pthread_rwlock_t memory_lock;   /* of the allocations; taken for moments and while the host copies */
     struct allocation *allocations; /* sorted by start */
     size_t allocation_count, allocation_space;
     struct allocation freed[FREED];
     size_t freed_next;
     size_t used, limit;
+    pthread_mutex_t running_lock; /* of the next three; taken after memory_lock */
+    struct launch *running;
+    uint64_t launches;
+    size_t dying; /* allocations that are freed and still in use */
     pthread_mutex_t counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
