@@ -5,7 +5,7 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -275,6 +275,21 @@ class Array:
         return self.transpose()
 
     # ---- protocols ----------------------------------------------------------
+
+    # Without these NumPy takes an Array for a scalar that is an object: comparisons with it would be False.
+    __array_ufunc__ = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:  # noqa: FBT001
+        """Refuse: no copy to the host happens unasked."""
+        _ = dtype, copy
+        message = f"this Array is on {self.device}, not in host memory: use x.numpy()"
+        raise TypeError(message)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> NoReturn:
+        """Refuse too: some functions of NumPy catch what ``__array__`` raises."""
+        _ = types, args, kwargs
+        message = f"np.{function.__name__} does not take an Array on {self.device}: use x.numpy()"
+        raise TypeError(message)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return (2, ordinal) on a GPU; the virtual device's memory is the CPU's."""
