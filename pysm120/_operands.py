@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from pysm120._ffi import check, ffi, lib
-from pysm120.arrays import Array
+from pysm120.arrays import Array, refuse_mask
 from pysm120.device import Device, as_device, shared_device
 from pysm120.dlpack import CUDA, CUDA_HOST, CUDA_MANAGED
 from pysm120.errors import InvalidArgumentError, MisalignedError
@@ -120,6 +120,7 @@ def is_host(inputs: Mapping[str, Any]) -> bool:
     """Whether all inputs are ndarrays (True) or none is (False)."""
     on_host = {name: isinstance(x, np.ndarray) for name, x in inputs.items()}
     for name, x in inputs.items():
+        refuse_mask(x, name)
         if not isinstance(x, np.ndarray | Array) and not hasattr(x, "__dlpack__"):
             message = f"{name} is a {type(x).__name__}, not an ndarray, an Array or an array that speaks DLPack"
             raise TypeError(message)

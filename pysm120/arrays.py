@@ -172,6 +172,7 @@ class Array:
 
         Done when it returns, after the earlier work of the stream.
         """
+        refuse_mask(values, "values")
         source = np.asarray(values)
         if source.dtype != self.dtype:
             message = f"values has dtype {source.dtype}, not {self.dtype}: convert it with astype"
@@ -399,6 +400,13 @@ def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return kind
 
 
+def refuse_mask(values: object, name: str) -> None:
+    """Raise where an ndarray has a mask, which no kernel knows of."""
+    if isinstance(values, np.ma.MaskedArray):
+        message = f"{name} is a masked array, whose mask would be lost: use {name}.filled(value)"
+        raise TypeError(message)
+
+
 # ---- making ---------------------------------------------------------------------
 
 
@@ -440,6 +448,7 @@ def zeros(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
 
 def array(device: "Device", values: npt.ArrayLike, *, stream: Any = None) -> Array:
     """Return a copy of ``values``; see Device.array."""
+    refuse_mask(values, "values")
     source = np.asarray(values)
     if not source.dtype.isnative:
         message = f"values has dtype {source.dtype}, whose byte order is not the CPU's"
@@ -503,6 +512,7 @@ def from_dlpack(device: "Device", x: Any, *, copy: bool | None = None, stream: A
         raise TypeError(message)
     queue = device.stream_handle(stream)
     if isinstance(x, np.ndarray):
+        refuse_mask(x, "x")
         return _from_host(device, x, x.__array_interface__["data"][0], copy, stream)
     place, ordinal = x.__dlpack_device__()
     if int(place) in {dlpack.CUDA, dlpack.CUDA_HOST, dlpack.CUDA_MANAGED}:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pysm120 import _operands as operands
 from pysm120._ffi import check, check_running, ffi, lib, new_struct
-from pysm120.arrays import Array
+from pysm120.arrays import Array, refuse_mask
 from pysm120.device import Device
 from pysm120.dlpack import SupportsDLPack
 from pysm120.errors import InvalidArgumentError, MisalignedError
@@ -361,6 +361,7 @@ def _check_host_outputs(problem: _Problem, out: Any, lse: Any) -> None:
         if not isinstance(x, np.ndarray):
             message = f"{name} is a {type(x).__name__}, not an ndarray like q, k and v"
             raise TypeError(message)
+        refuse_mask(x, name)
         operands.require_shape(x.shape, shape, name)
         if not x.flags.writeable:
             message = f"{name} is a read-only ndarray"

@@ -405,3 +405,10 @@ def test_ndarrays_do_not_compute_with_arrays(device: pysm120.Device) -> None:
         _ = x.numpy() + x
     with pytest.raises(TypeError):
         np.add(x, x)  # type: ignore[call-overload]
+
+
+def test_masked_arrays_are_refused(device: pysm120.Device) -> None:
+    masked = np.ma.masked_equal(np.arange(3), 1)
+    for call in (device.array, device.from_dlpack, device.zeros(3, masked.dtype).copy_from):
+        with pytest.raises(TypeError, match="masked array, whose mask would be lost"):
+            call(masked)

@@ -33,6 +33,8 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "fp8": (TypeError, "float8_e4m3fn", {"q": Q.astype(ml_dtypes.float8_e4m3fn)}),
     "dtypes differ": (TypeError, "v has dtype float16, but q has float32", {"v": KV.astype("f2")}),
     "list": (TypeError, "k is a list", {"k": KV.tolist()}),
+    "mask": (TypeError, r"k is a masked array.*k.filled", {"k": np.ma.masked_less(KV, 0)}),
+    "mask of out": (TypeError, "out is a masked array", {"out": np.ma.zeros(Q.shape, np.float32)}),
     "none": (TypeError, "v is a NoneType", {"v": None}),
     "head size 12": (ValueError, "head size 12, not a multiple of 8", {"q": changed(Q, (2, 5, 4, 12))}),
     "head size 136": (ValueError, "head size 136, not a multiple of 8 up to 128", {"q": changed(Q, (2, 5, 4, 136))}),
@@ -172,6 +174,7 @@ QUANTIZE: dict[str, tuple[type[Exception], str, tuple[Any, dict[str, Any]]]] = {
     "axis type": (TypeError, "axis is 1.5", (Q, {"axis": 1.5})),
     "rounding": (ValueError, "rounding is 'nearest', not one of 'up', 'floor'", (Q, {"rounding": "nearest"})),
     "list": (TypeError, "x is a list", ([1.0], {})),
+    "mask": (TypeError, "x is a masked array", (np.ma.masked_less(Q, 0), {})),
 }
 
 
