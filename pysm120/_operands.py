@@ -148,7 +148,7 @@ def device_of(inputs: Mapping[str, Any], device: Device | str | None) -> Device:
         if found is None:
             found = place
         if not place.shares_memory_with(found):
-            message = f"{name} is on {place}, not on {found} like the others"
+            message = f"{name} is on {found.name_of(place)}, not on {found} like the others"
             raise InvalidArgumentError(message)
     return found or shared_device()
 
@@ -160,7 +160,7 @@ def require_array(x: Any, name: str, device: Device) -> Array:
         raise TypeError(message)
     _ = x.address
     if not x.device.shares_memory_with(device):
-        message = f"{name} is on {x.device}, not on {device} like the inputs"
+        message = f"{name} is on {device.name_of(x.device)}, not on {device} like the inputs"
         raise InvalidArgumentError(message)
     x.ensure_writable(name)
     return x

@@ -502,7 +502,7 @@ def pinned_address(device: "Device", values: npt.NDArray[Any]) -> int | None:
 def from_dlpack(device: "Device", x: Any, *, copy: bool | None = None, stream: Any = None) -> Array:
     """Return the array of another library; see Device.from_dlpack."""
     if isinstance(x, Array) and not x.device.shares_memory_with(device):
-        message = f"x is on {x.device}, not on {device}"
+        message = f"x is on {device.name_of(x.device)}, not on {device}"
         raise InvalidArgumentError(message)
     if isinstance(x, Array):
         _ = x.address

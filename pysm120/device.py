@@ -200,6 +200,10 @@ class Device:
         same = self._info.ordinal == other.info.ordinal
         return same and not (self.is_virtual or other.is_virtual)
 
+    def name_of(self, other: "Device") -> str:
+        """Return what a message about this device calls another, which may have the same name."""
+        return f"another Device object, {other}" if str(other) == str(self) else str(other)
+
     def counters(self) -> dict[str, int]:
         """Return what the virtual device counted since it was opened or reset.
 
@@ -325,7 +329,7 @@ class Device:
         if isinstance(stream, Stream):
             stream.ensure_open()
             if not self.shares_memory_with(stream.device):
-                message = f"stream is on {stream.device}, not on {self}"
+                message = f"stream is on {self.name_of(stream.device)}, not on {self}"
                 raise InvalidArgumentError(message)
             return stream.pointer
         if isinstance(stream, CudaStream):

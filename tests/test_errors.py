@@ -342,3 +342,19 @@ def test_errors_know_their_status() -> None:
     assert caught.value.status == 1
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, pysm120.Error)
+
+
+@pytest.mark.virtual
+def test_two_devices_of_one_name_are_told_apart(device: pysm120.Device, device_name: str) -> None:
+    with pysm120.Device(device_name) as other:
+        x, y = device.zeros((1, 8, 1, 64)), other.zeros((1, 8, 1, 64))
+        calls: list[Callable[[], Any]] = [
+            lambda: pysm120.attention(x, y, x),
+            lambda: pysm120.attention(x, x, x, out=y),
+            lambda: device.from_dlpack(y),
+            lambda: device.load(SAXPY)["saxpy"](1, 4, x, y, ONE, COUNT),
+            lambda: pysm120.attention(x, x, x, stream=other.stream()),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=f"is on another Device object, {device}, (not|but)"):
+                call()
