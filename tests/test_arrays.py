@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
