@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class Allocation(Resource):
     """Memory that arrays are views of."""
 
+    ended = "freed"
+
     def __init__(
         self,
         device: "Device",

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pysm120 import arrays, dlpack
 from pysm120._ffi import check, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
-from pysm120.errors import ClosedError, InvalidArgumentError, require_type
+from pysm120.errors import ClosedError, InvalidArgumentError, InvalidProgramError, require_type
 from pysm120.module import Kernel, Module, builtin_kernels
 
 if TYPE_CHECKING:
@@ -273,6 +273,9 @@ class Device:
         if isinstance(ptx, os.PathLike):
             name = name or os.fspath(ptx)
             ptx = Path(ptx).read_bytes()
+        elif isinstance(ptx, str) and "\n" not in ptx and ptx.endswith((".ptx", ".cubin")):
+            message = f"ptx is {ptx!r}, a path and no PTX: give pathlib.Path({ptx!r})"
+            raise InvalidProgramError(message)
         image = ptx.encode() if isinstance(ptx, str) else ptx
         return Module(self, image, name or "<ptx>")
 
@@ -502,7 +505,7 @@ def shared_device(name: str | None = None) -> Device:
     with _shared_lock:
         device = _shared.get(key)
         if device is None or device.closed:
-            device = _shared[key] = Device(key)
+            device = _shared[key] = Device(name)  # without a name the library reads the variable, and names it
         return device
 
 

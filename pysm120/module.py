@@ -68,6 +68,8 @@ class Module(Resource, Mapping[str, "Kernel"]):
     yields nothing.
     """
 
+    ended = "unloaded"
+
     def __init__(self, device: "Device", image: bytes, name: str) -> None:
         handle = device.handle
         pointer = ffi.new("sm120_module **")

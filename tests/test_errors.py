@@ -55,6 +55,7 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "scale nan": (ValueError, "scale is nan", {"scale": float("nan")}),
     "scale inf": (ValueError, "scale is -inf", {"scale": -np.inf}),
     "scale of float64": (ValueError, "scale is 1e[+]300", {"scale": 1e300}),
+    "scale of many digits": (ValueError, "scale is an int of 1329 bits, not a number that is", {"scale": 10**400}),
     "scale type": (TypeError, "scale is '1', not a real number", {"scale": "1"}),
     "scale complex": (TypeError, "scale is 1j", {"scale": 1j}),
     "out dtype": (TypeError, "out_dtype has dtype float64", {"out_dtype": float}),
@@ -128,7 +129,11 @@ BAD_ARRAYS: dict[str, tuple[type[Exception], str, Callable[[OnDevice], dict[str,
     "out ndarray": (TypeError, "out is a ndarray", lambda _: {"out": np.empty(S, np.float32)}),
     "lse ndarray": (TypeError, "lse is a ndarray", lambda _: {"lse": np.empty((2, 4, 5), np.float32)}),
     "lse strides": (ValueError, "lse has strides", lambda a: {"lse": a.strided((2, 4, 5), (40, 10, 2))}),
-    "workspace size": (ValueError, "workspace", lambda a: {"workspace": a.device.empty(256, np.uint8)}),
+    "workspace size": (
+        pysm120.WorkspaceTooSmallError,
+        "workspace has 256 bytes; this call needs [0-9]+$",
+        lambda a: {"workspace": a.device.empty(256, np.uint8)},
+    ),
     "workspace 0": (ValueError, "workspace has 0 bytes", lambda a: {"workspace": a.device.empty(0, np.uint8)}),
     "workspace address": (ValueError, "workspace is at", lambda a: {"workspace": a.device.empty(1 << 20, "u1")[16:]}),
     "workspace strides": (
@@ -358,3 +363,16 @@ def test_two_devices_of_one_name_are_told_apart(device: pysm120.Device, device_n
         for call in calls:
             with pytest.raises(ValueError, match=f"is on another Device object, {device}, (not|but)"):
                 call()
+
+
+def test_a_path_as_a_str_is_said_to_be_one(device: pysm120.Device) -> None:
+    for path in ("kernel.ptx", "/some/where/kernel.cubin"):
+        with pytest.raises(pysm120.InvalidProgramError, match=rf"ptx is '{path}', .*pathlib.Path\('{path}'\)"):
+            device.load(path)
+
+
+def test_a_bad_default_device_is_the_variables_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, kind in (("foo", pysm120.InvalidArgumentError), ("virtual:9", pysm120.NoDeviceError)):
+        monkeypatch.setenv("PYSM120_DEVICE", name)
+        with pytest.raises(kind, match=f'PYSM120_DEVICE = "{name}"'):
+            pysm120.attention(Q, KV, KV)
