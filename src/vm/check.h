@@ -89,7 +89,7 @@ struct shadow {
 struct shadow *check_open(struct shadow *old, uint32_t warps); /* NULL: out of memory */
 void check_free(struct shadow *shadow);
 void check_start(struct cta *cta);
-/* The lanes of `mask` access `bytes` bytes each at host pointers. store: the instruction, if it is a plain store. */
+/* The lanes of `mask` access `bytes` bytes each at host pointers. */
 int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
                 enum access_kind kind);
 /* Check a matrix store, then copy its rows of 16 bytes to their places. */

@@ -381,7 +381,6 @@ void decode_stmatrix(struct parser *p) {
     need_address(p, &s->operand[0], space, &i);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)trans;
-    i.spare = shape == 0; /* what check.c compares */
     matrix_registers(p, &i, &s->operand[1], i.count, 1);
     emit_matrix(p, &i, shape ? ACCESS_STMATRIX_B8 : ACCESS_STMATRIX);
 }

@@ -24,7 +24,8 @@
  *
  * Environment: PYSM120_THREADS (threads that run CTAs), PYSM120_SEED (order of warps, moments of asynchronous copies),
  * PYSM120_INSTRUCTION_LIMIT (warp instructions of a launch, 2^40), PYSM120_VIRTUAL_MEMORY (bytes, 24 GiB),
- * PYSM120_VIRTUAL_DEVICES (1), PYSM120_VM_ISA (base, v3: narrower vectors). */
+ * PYSM120_VIRTUAL_DEVICES (1), PYSM120_VM_ISA (base, v3: narrower vectors), PYSM120_CHECKS (off, default, full). A bad
+ * value is an error of what it steers: of opening a device, or of a launch. */
 #ifndef SM120_VM_VM_H
 #define SM120_VM_VM_H
 
