@@ -283,6 +283,7 @@ static void test_counters(sm120_device *device, sm120_kernel *kernel) {
     int32_t count = 0;
     sm120_address x = 0;
     OK(sm120_device_query(device, &info));
+    TRUE(info.memory_bytes > 0);
     BAD(INVALID_ARGUMENT, "index", sm120_device_counter(device, -1, &name, &value));
     BAD(INVALID_ARGUMENT, "name", sm120_device_counter(device, 0, NULL, &value));
     BAD(INVALID_ARGUMENT, "value", sm120_device_counter(device, 0, &name, NULL));
@@ -314,6 +315,9 @@ static void test_memory(sm120_device *device) {
     BAD(INVALID_ARGUMENT, "address", sm120_alloc(device, 16, NULL));
     BAD(OUT_OF_MEMORY, "bytes = 4611686018427387904", sm120_alloc(device, (size_t)1 << 62, &address));
     TRUE(sm120_last_driver_error() == 2);
+    for (size_t less = 0; less < 8192; less += 1024) {
+        BAD(OUT_OF_MEMORY, "bytes = ", sm120_alloc(device, SIZE_MAX - less, &address));
+    }
     OK(sm120_alloc(device, sizeof host, &address));
     TRUE(address != 0 && address % 256 == 0 && sm120_last_driver_error() == 0);
     for (int i = 0; i < 256; ++i) {
@@ -396,6 +400,44 @@ static void test_streams(sm120_device *device, sm120_kernel *kernel) {
     OK(sm120_stream_destroy(device, stream));
     BAD(INVALID_ARGUMENT, "destroyed already", sm120_stream_destroy(device, stream));
     BAD(INVALID_ARGUMENT, "destroyed already", sm120_event_destroy(device, end));
+    OK(sm120_free(device, x));
+}
+
+/* Handles that are stale, of the other kind, or nothing at all; on the virtual device none is followed. */
+static void test_dead_handles(sm120_device *device, sm120_kernel *kernel) {
+    sm120_device_info info = {.size = sizeof info};
+    sm120_stream stream = NULL;
+    sm120_event live = NULL;
+    sm120_event dead = NULL;
+    sm120_address x = 0;
+    float ms = 0.0f;
+    char garbage[64] = {0};
+    OK(sm120_device_query(device, &info));
+    if (info.is_virtual == 0) {
+        return;
+    }
+    OK(sm120_alloc(device, 64, &x));
+    OK(sm120_stream_create(device, &stream));
+    OK(sm120_event_create(device, &live));
+    OK(sm120_event_create(device, &dead));
+    OK(sm120_event_record(device, live, (sm120_stream)(uintptr_t)2));
+    OK(sm120_event_destroy(device, dead));
+    void *const wrong[] = {dead, (void *)(uintptr_t)16, garbage, stream};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; ++i) {
+        BAD(INVALID_ARGUMENT, "is no event", sm120_event_record(device, wrong[i], NULL));
+        BAD(INVALID_ARGUMENT, "is no event", sm120_event_synchronize(device, wrong[i]));
+        BAD(INVALID_ARGUMENT, "is no event", sm120_stream_wait_event(device, stream, wrong[i]));
+        BAD(INVALID_ARGUMENT, "is no event", sm120_event_elapsed(device, wrong[i], live, &ms));
+        BAD(INVALID_ARGUMENT, "is no event", sm120_event_elapsed(device, live, wrong[i], &ms));
+    }
+    BAD(INVALID_ARGUMENT, "is no stream", sm120_stream_synchronize(device, garbage));
+    BAD(INVALID_ARGUMENT, "is no stream", sm120_stream_wait_event(device, live, live));
+    BAD(INVALID_ARGUMENT, "is no stream", sm120_event_record(device, live, garbage));
+    BAD(INVALID_ARGUMENT, "is no stream", sm120_fill(device, x, 0, 64, dead));
+    BAD(INVALID_ARGUMENT, "is no stream", sm120_copy_to_host(device, garbage, x, 64, garbage));
+    BAD(INVALID_ARGUMENT, "is no stream", launch_scale(kernel, x, 1, 1.0f, garbage));
+    OK(sm120_event_destroy(device, live));
+    OK(sm120_stream_destroy(device, stream));
     OK(sm120_free(device, x));
 }
 
@@ -847,6 +889,7 @@ int main(int argc, char **argv) {
     test_memory(device);
     test_pinned(device, kernel);
     test_streams(device, kernel);
+    test_dead_handles(device, kernel);
     test_modules(device);
     test_images(device);
     test_kernel(kernel);

@@ -26,10 +26,10 @@ def run(*command: str | Path, **environment: str) -> str:
     return done.stdout
 
 
-def compiled(source: Path, library: Path, folder: Path, *flags: str) -> Path:
+def compiled(source: Path, library: Path, folder: Path, *flags: str, linked: bool = True) -> Path:
     """Compile a C program that needs the header and the library alone."""
     program = folder / source.stem
-    words: list[str | Path] = [*CC, *WARNINGS, *flags, "-I", HEADER.parent, source, library]
+    words: list[str | Path] = [*CC, *WARNINGS, "-I", HEADER.parent, source, *([library] if linked else []), *flags]
     run(*words, f"-Wl,-rpath,{library.parent}", "-lm", "-pthread", "-o", program)
     return program
 
@@ -86,9 +86,21 @@ def test_every_entry(library: Path, device_name: str, tmp_path: Path) -> None:
     assert run(compiled(ROOT / "tests" / "c_abi.c", library, tmp_path, "-std=c11"), device_name) == ""
 
 
+@pytest.mark.virtual
+def test_boundless_memory(library: Path, tmp_path: Path) -> None:
+    program = compiled(ROOT / "tests" / "c_abi.c", library, tmp_path, "-std=c11")
+    assert run(program, "virtual", PYSM120_VIRTUAL_MEMORY=str(2**47)) == ""
+
+
 def test_example(library: Path, device_name: str, tmp_path: Path) -> None:
     output = run(compiled(ROOT / "examples" / "attention.c", library, tmp_path, "-std=c99"), device_name)
     assert re.fullmatch(r"error \d\.\d\d%\n", output)
+
+
+@pytest.mark.virtual
+def test_unloading(library: Path, tmp_path: Path) -> None:
+    program = compiled(ROOT / "tests" / "unload.c", library, tmp_path, "-std=c11", "-ldl", linked=False)
+    assert run(program, str(library), PYSM120_THREADS="4") == ""
 
 
 @pytest.mark.virtual

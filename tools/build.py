@@ -257,8 +257,9 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
 
         compiled = list(pool.map(compile_one, work))
     library = folder / "libsm120.so.0"
-    # Linked by the C compiler: it knows this machine's C library.
-    command = [*cc, "-shared", "-Wl,-soname,libsm120.so.0", "-Wl,-z,defs", *extra, "-o", str(library)]
+    # Linked by the C compiler: it knows this machine's C library. It stays loaded: its threads outlive a dlclose.
+    flags = ["-shared", "-Wl,-soname,libsm120.so.0", "-Wl,-z,defs", "-Wl,-z,nodelete"]
+    command = [*cc, *flags, *extra, "-o", str(library)]
     command += [*map(str, compiled), "-pthread", "-lm", "-ldl"]
     cache.make(library, [cc_version, *command, *compiled], lambda: run(command))
     link = library.with_name("libsm120.so")

@@ -208,7 +208,7 @@ static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t row
         if (!memory_shared(w, address[l] - window, 16, 16, l, "row"))
             return 0;
     if (UNLIKELY(w->cta->shadow != NULL))
-        return check_lanes(w, row, rows == 32 ? FULL : (1u << rows) - 1, 16, is_write, BY_PLAIN);
+        return check_lanes(w, row, rows == 32 ? FULL : (1u << rows) - 1, 16, is_write, BY_PLAIN, is_write ? i : NULL);
     return 1;
 }
 

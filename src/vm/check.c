@@ -65,6 +65,9 @@ struct access {
     uint32_t clock, lane, address, bytes;
     int is_write;
     enum access_kind kind;
+    const struct inst *store; /* of the lanes of `mask` to `place`; NULL: something else writes */
+    uint8_t *const *place;
+    uint32_t mask;
 };
 
 static const char *verb(const struct access *a) {
@@ -175,10 +178,43 @@ static int after_strong(const struct access *a, const struct cell *c, uint32_t n
     return 1;
 }
 
+/* Does stmatrix write what is there already? */
+static int repeats_matrix(const struct access *a, const struct inst *i) {
+    if (!i->spare)
+        return 0;
+    for (uint32_t k = 0; k < 64u * i->count; k++) {
+        const uint32_t row = k / 8 % 8, column = k % 8, x = i->kind ? column : row, y = i->kind ? row : column;
+        const uint32_t *from = source(a->w, ((const uint32_t *)i->more)[k / 64]);
+        const uint16_t value = (uint16_t)(from[4 * x + y / 2] >> 16 * (y % 2));
+        if (memcmp(a->place[k / 8] + 2 * (size_t)column, &value, 2) != 0)
+            return 0;
+    }
+    return 1;
+}
+
+/* Does a store write what the same store of another warp has just written there? Compilers let warps do so where they
+ * hold copies of one value. */
+static int repeats(const struct access *a, const struct cell *c) {
+    const struct inst *i = a->store;
+    if (!i || c->pc != a->w->pc)
+        return 0;
+    if (i->next)
+        return repeats_matrix(a, i);
+    for (uint32_t k = 0; k < i->count; k++) {
+        const uint8_t *from = source(a->w, ((const uint32_t *)i->more)[k]);
+        for (uint32_t rest = a->mask; rest; rest &= rest - 1) {
+            const uint32_t lane = lowest_bit(rest), width = i->size == 8 ? 8 : 4;
+            if (memcmp(a->place[lane] + (size_t)k * i->size, from + (size_t)width * lane, i->size) != 0)
+                return 0;
+        }
+    }
+    return 1;
+}
+
 /* Is the access ordered after the cell's writes, and if need be by a proxy fence? 0 after a fault. */
 static inline int after_write(const struct access *a, uint32_t n, uint32_t address) {
     const struct cell *c = &a->s->cell[n];
-    if (UNLIKELY(c->clock > a->mine->seen[c->agent]))
+    if (UNLIKELY(c->clock > a->mine->seen[c->agent]) && !repeats(a, c))
         return report_write(a, c, address);
     if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent])
         return report_proxy(a, c->agent, c->pc, address);
@@ -304,8 +340,9 @@ int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane
 
 /* Check the accesses of all lanes; neighbours that lie next to each other are one. 0 after a fault. */
 int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
-                enum access_kind kind) {
+                enum access_kind kind, const struct inst *store) {
     struct access a = access_of(w, 0, bytes, is_write, kind);
+    a.store = store, a.place = place, a.mask = mask;
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
     const uintptr_t base = (uintptr_t)w->cta->shared;
     if (is_write && kind == BY_STRONG && !open_strong(w, lowest_bit(mask)))
@@ -338,7 +375,7 @@ int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, ui
     const struct shadow *s = w->cta->shadow;
     const int strong = i->q != ORDER_WEAK;
     if ((i->space == SPACE_SHARED || i->space == SPACE_GENERIC) &&
-        !check_lanes(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN))
+        !check_lanes(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL))
         return 0;
     if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED)))
         return 1;

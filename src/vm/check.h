@@ -68,7 +68,7 @@ struct mbarrier_shadow {
 };
 
 struct shadow {
-    struct clocks warp[MAX_WARPS], barrier[16];
+    struct clocks warp[MAX_WARPS], barrier[BARRIERS + 1];
     struct clocks released[MAX_WARPS], acquired[MAX_WARPS]; /* by the last fence; by relaxed reads since */
     uint32_t has_released, has_acquired;                    /* sets of warps */
     uint32_t copies[MAX_WARPS];                             /* cp.async operations issued */
@@ -89,9 +89,9 @@ struct shadow {
 struct shadow *check_open(struct shadow *old, uint32_t warps); /* NULL: out of memory */
 void check_free(struct shadow *shadow);
 void check_start(struct cta *cta);
-/* The lanes of `mask` access `bytes` bytes each at host pointers. */
+/* The lanes of `mask` access `bytes` bytes each at host pointers. store: the instruction, if it is a plain store. */
 int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
-                enum access_kind kind);
+                enum access_kind kind, const struct inst *store);
 int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write);
 int check_atomic(struct warp *w, uint8_t *place, uint32_t bytes, uint32_t lane, uint32_t order);
 int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, int is_write, enum access_kind kind);

@@ -2,6 +2,7 @@
  * order and nothing is ever pending. */
 #define _GNU_SOURCE
 #include "environment.h"
+#include "registry.h"
 #include "vm.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -184,7 +185,7 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
     return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
 }
 
-static size_t memory_limit(void) {
+static size_t device_memory(void) {
     uint64_t bytes;
     read_memory_limit(&bytes);
     return (size_t)bytes;
@@ -196,7 +197,7 @@ static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device) {
         return r;
     if (!bytes)
         return null_argument("bytes");
-    *bytes = memory_limit();
+    *bytes = device_memory();
     return CUDA_SUCCESS;
 }
 
@@ -218,7 +219,7 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
         c->made = 1;
     }
     if (!c->retained++)
-        c->device.limit = memory_limit();
+        c->device.limit = device_memory();
     pthread_mutex_unlock(&contexts_lock);
     *context = c;
     return CUDA_SUCCESS;
@@ -272,6 +273,139 @@ static CUresult virtual_cuCtxSynchronize(void) {
     return depth ? CUDA_SUCCESS : no_context();
 }
 
+/* ---- streams and events -------------------------------------------------------------------------------------- */
+
+/* Live streams and events of all devices, by address. Only what is found here is followed. */
+enum handle { HANDLE_STREAM = 1, HANDLE_EVENT };
+static struct registry handles;
+static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Is the handle live? The lock is held. */
+static CUresult handle_check(const void *handle, enum handle kind) {
+    const uint64_t key = (uint64_t)(uintptr_t)handle;
+    const struct record *record = registry_find(&handles, key);
+    if (handle && record && record->key == key && record->bytes == kind)
+        return CUDA_SUCCESS;
+    return fault_set(CUDA_ERROR_INVALID_HANDLE, "%p is no %s: it was destroyed, or it was never one", handle,
+                     kind == HANDLE_STREAM ? "stream" : "event");
+}
+
+/* Is it a stream, one of those that always exist included? */
+static CUresult stream_check(CUstream stream) {
+    enum { LEGACY = 1, PER_THREAD = 2 };
+    const uintptr_t value = (uintptr_t)stream;
+    if (!value || value == LEGACY || value == PER_THREAD)
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&handles_lock);
+    const CUresult r = handle_check(stream, HANDLE_STREAM);
+    pthread_mutex_unlock(&handles_lock);
+    return r;
+}
+
+/* Make a handle: zeroed memory that is known to be one. */
+static CUresult handle_create(void **handle, size_t bytes, enum handle kind) {
+    *handle = calloc(1, bytes);
+    pthread_mutex_lock(&handles_lock);
+    const int made = *handle && registry_reserve(&handles);
+    if (made)
+        registry_add(&handles, (struct record){(uint64_t)(uintptr_t)*handle, kind});
+    pthread_mutex_unlock(&handles_lock);
+    if (made)
+        return CUDA_SUCCESS;
+    free(*handle);
+    *handle = NULL;
+    return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+}
+
+static CUresult handle_destroy(void *handle, enum handle kind) {
+    struct record record;
+    pthread_mutex_lock(&handles_lock);
+    const CUresult r = handle_check(handle, kind);
+    if (!r && registry_remove(&handles, (uint64_t)(uintptr_t)handle, &record)) {
+        registry_cancel(&handles);
+        free(handle);
+    }
+    if (!handles.count) /* so that nothing is left when all devices are closed */
+        registry_free(&handles);
+    pthread_mutex_unlock(&handles_lock);
+    return r;
+}
+
+static CUresult virtual_cuStreamCreate(CUstream *stream, unsigned flags) {
+    void *made = NULL;
+    if (!stream || flags > 1)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "stream must be given, and flags be 0 or 1");
+    const CUresult r = depth ? handle_create(&made, sizeof **stream, HANDLE_STREAM) : no_context();
+    *stream = made;
+    if (!r)
+        (*stream)->device = current();
+    return r;
+}
+
+static CUresult virtual_cuStreamDestroy(CUstream stream) {
+    return handle_destroy(stream, HANDLE_STREAM);
+}
+
+static CUresult virtual_cuStreamSynchronize(CUstream stream) {
+    return depth ? stream_check(stream) : no_context();
+}
+
+static CUresult virtual_cuEventSynchronize(CUevent event) {
+    pthread_mutex_lock(&handles_lock);
+    const CUresult r = handle_check(event, HANDLE_EVENT);
+    pthread_mutex_unlock(&handles_lock);
+    return r;
+}
+
+static CUresult virtual_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    if (flags)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, expected 0", flags);
+    const CUresult r = stream_check(stream);
+    return r ? r : virtual_cuEventSynchronize(event);
+}
+
+static CUresult virtual_cuEventCreate(CUevent *event, unsigned flags) {
+    void *made = NULL;
+    (void)flags;
+    if (!event)
+        return null_argument("event");
+    const CUresult r = handle_create(&made, sizeof **event, HANDLE_EVENT);
+    *event = made;
+    return r;
+}
+
+static CUresult virtual_cuEventDestroy(CUevent event) {
+    return handle_destroy(event, HANDLE_EVENT);
+}
+
+static CUresult virtual_cuEventRecord(CUevent event, CUstream stream) {
+    CUresult r = stream_check(stream);
+    pthread_mutex_lock(&handles_lock);
+    r = r ? r : handle_check(event, HANDLE_EVENT);
+    if (!r) {
+        clock_gettime(CLOCK_MONOTONIC, &event->time);
+        event->recorded = 1;
+    }
+    pthread_mutex_unlock(&handles_lock);
+    return r;
+}
+
+static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
+    if (!milliseconds)
+        return null_argument("milliseconds");
+    pthread_mutex_lock(&handles_lock);
+    CUresult r = handle_check(start, HANDLE_EVENT);
+    r = r ? r : handle_check(end, HANDLE_EVENT);
+    if (!r && (!start->recorded || !end->recorded))
+        r = fault_set(CUDA_ERROR_INVALID_HANDLE, "both events must have been recorded");
+    if (!r) {
+        const double seconds = (double)(end->time.tv_sec - start->time.tv_sec);
+        *milliseconds = (float)(seconds * 1e3 + (double)(end->time.tv_nsec - start->time.tv_nsec) * 1e-6);
+    }
+    pthread_mutex_unlock(&handles_lock);
+    return r;
+}
+
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
 static CUresult virtual_cuMemAlloc(CUdeviceptr *address, size_t bytes) {
@@ -298,13 +432,13 @@ static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags
     return r;
 }
 
-/* Check a range of device memory under the lock, and do something with it there. */
-static CUresult checked(CUdeviceptr address, size_t bytes, const char *what) {
-    struct device *device = current();
-    pthread_rwlock_rdlock(&device->memory_lock);
-    const CUresult r = memory_check_range(device, address, bytes, what);
-    pthread_rwlock_unlock(&device->memory_lock);
-    return r;
+static void copy_begin(void) {
+    pthread_rwlock_rdlock(&current()->memory_lock);
+}
+
+static CUresult copy_end(CUresult result) {
+    pthread_rwlock_unlock(&current()->memory_lock);
+    return result;
 }
 
 static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *host, unsigned flags) {
@@ -312,10 +446,11 @@ static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *ho
         return fault_set(CUDA_ERROR_INVALID_VALUE, "address and host must be given, and flags be 0");
     if (!depth)
         return no_context();
-    const CUresult r = checked((uint64_t)(uintptr_t)host, 1, "host");
+    copy_begin();
+    const CUresult r = memory_check_range(current(), (uint64_t)(uintptr_t)host, 1, "host");
     if (!r)
         *address = (uint64_t)(uintptr_t)host;
-    return r;
+    return copy_end(r);
 }
 
 static CUresult virtual_cuMemFreeHost(void *host) {
@@ -324,128 +459,54 @@ static CUresult virtual_cuMemFreeHost(void *host) {
     return host ? memory_free(current(), (uint64_t)(uintptr_t)host, 1) : CUDA_SUCCESS;
 }
 
+/* The copies hold the lock until they are done, so that no other thread frees what they touch. */
 static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
-    (void)stream;
-    if (!depth)
-        return no_context();
-    if (!bytes)
-        return CUDA_SUCCESS;
+    const CUresult wrong = depth ? stream_check(stream) : no_context();
+    if (wrong || !bytes)
+        return wrong;
     if (!from)
         return null_argument("from");
-    const CUresult r = checked(to, bytes, "to");
+    copy_begin();
+    const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memmove((void *)(uintptr_t)to, from, bytes);
-    return r;
+    return copy_end(r);
 }
 
 static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    (void)stream;
-    if (!depth)
-        return no_context();
-    if (!bytes)
-        return CUDA_SUCCESS;
+    const CUresult wrong = depth ? stream_check(stream) : no_context();
+    if (wrong || !bytes)
+        return wrong;
     if (!to)
         return null_argument("to");
-    const CUresult r = checked(from, bytes, "from");
+    copy_begin();
+    const CUresult r = memory_check_range(current(), from, bytes, "from");
     if (!r)
         memmove(to, (const void *)(uintptr_t)from, bytes);
-    return r;
+    return copy_end(r);
 }
 
 static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    (void)stream;
-    if (!depth)
-        return no_context();
-    if (!bytes)
-        return CUDA_SUCCESS;
-    CUresult r = checked(to, bytes, "to");
-    r = r ? r : checked(from, bytes, "from");
+    const CUresult wrong = depth ? stream_check(stream) : no_context();
+    if (wrong || !bytes)
+        return wrong;
+    copy_begin();
+    CUresult r = memory_check_range(current(), to, bytes, "to");
+    r = r ? r : memory_check_range(current(), from, bytes, "from");
     if (!r)
         memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
-    return r;
+    return copy_end(r);
 }
 
 static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
-    (void)stream;
-    if (!depth)
-        return no_context();
-    if (!bytes)
-        return CUDA_SUCCESS;
-    const CUresult r = checked(to, bytes, "to");
+    const CUresult wrong = depth ? stream_check(stream) : no_context();
+    if (wrong || !bytes)
+        return wrong;
+    copy_begin();
+    const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memset((void *)(uintptr_t)to, value, bytes);
-    return r;
-}
-
-/* ---- streams and events -------------------------------------------------------------------------------------- */
-
-static CUresult virtual_cuStreamCreate(CUstream *stream, unsigned flags) {
-    if (!stream || flags > 1)
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "stream must be given, and flags be 0 or 1");
-    if (!depth)
-        return no_context();
-    *stream = calloc(1, sizeof **stream);
-    if (!*stream)
-        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
-    (*stream)->device = current();
-    return CUDA_SUCCESS;
-}
-
-static CUresult virtual_cuStreamDestroy(CUstream stream) {
-    if (!stream)
-        return fault_set(CUDA_ERROR_INVALID_HANDLE, "the default stream cannot be destroyed");
-    free(stream);
-    return CUDA_SUCCESS;
-}
-
-static CUresult virtual_cuStreamSynchronize(CUstream stream) {
-    (void)stream;
-    return depth ? CUDA_SUCCESS : no_context();
-}
-
-static CUresult virtual_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-    (void)stream;
-    if (!event || flags)
-        return fault_set(CUDA_ERROR_INVALID_HANDLE, "event must be given, and flags be 0");
-    return CUDA_SUCCESS;
-}
-
-static CUresult virtual_cuEventCreate(CUevent *event, unsigned flags) {
-    (void)flags;
-    if (!event)
-        return null_argument("event");
-    *event = calloc(1, sizeof **event);
-    return *event ? CUDA_SUCCESS : fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
-}
-
-static CUresult virtual_cuEventDestroy(CUevent event) {
-    if (!event)
-        return fault_set(CUDA_ERROR_INVALID_HANDLE, "event is NULL");
-    free(event);
-    return CUDA_SUCCESS;
-}
-
-static CUresult virtual_cuEventRecord(CUevent event, CUstream stream) {
-    (void)stream;
-    if (!event)
-        return fault_set(CUDA_ERROR_INVALID_HANDLE, "event is NULL");
-    clock_gettime(CLOCK_MONOTONIC, &event->time);
-    event->recorded = 1;
-    return CUDA_SUCCESS;
-}
-
-static CUresult virtual_cuEventSynchronize(CUevent event) {
-    return event ? CUDA_SUCCESS : fault_set(CUDA_ERROR_INVALID_HANDLE, "event is NULL");
-}
-
-static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
-    if (!milliseconds)
-        return null_argument("milliseconds");
-    if (!start || !end || !start->recorded || !end->recorded)
-        return fault_set(CUDA_ERROR_INVALID_HANDLE, "both events must have been recorded");
-    const double seconds = (double)(end->time.tv_sec - start->time.tv_sec);
-    *milliseconds = (float)(seconds * 1e3 + (double)(end->time.tv_nsec - start->time.tv_nsec) * 1e-6);
-    return CUDA_SUCCESS;
+    return copy_end(r);
 }
 
 /* ---- modules ------------------------------------------------------------------------------------------------- */
@@ -599,10 +660,10 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
                                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                        CUstream stream, void **arguments, void **extra) {
     const uint32_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
-    (void)stream;
     if (!function || extra)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function is NULL or extra is not");
-    return launch_run(function->module->device, function, grid, block, shared_bytes, arguments);
+    const CUresult wrong = stream_check(stream);
+    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments);
 }
 
 /* ---- what CUDA has no function for --------------------------------------------------------------------------- */

@@ -57,7 +57,7 @@ static size_t position(const struct device *device, uint64_t address) {
 /* Reserve and record memory; the lock is held. */
 static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t *address) {
     enum { PAGE = 4096 };
-    if (bytes > device->limit || device->used > device->limit - bytes)
+    if (bytes > SIZE_MAX - 3 * PAGE || bytes > device->limit || device->used > device->limit - bytes)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes; %zu of %zu are in use", bytes, device->used,
                          device->limit);
     if (device->allocation_count == device->allocation_space) {

@@ -123,7 +123,10 @@ def compare(form: Form, got: NDArray[np.uint8], recorded: NDArray[np.uint8]) -> 
             allowed = np.where(np.abs(y) < tiny, tiny, allowed)
         special = ~np.isfinite(b.astype(np.float64)) | ~np.isfinite(y)
         used = [np.abs(x.astype(np.float64) - y) / allowed for x in (a, b)]
-        used = [np.where(special | np.isnan(allowed) | (y == x.astype(np.float64)), 0, u) for u, x in zip(used, (a, b), strict=True)]
+        used = [
+            np.where(special | np.isnan(allowed) | (y == x.astype(np.float64)), 0, u)
+            for u, x in zip(used, (a, b), strict=True)
+        ]
         same = a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}")
         wrong = np.where(special, ~same, ~(used[0] <= 1))
     return Comparison(

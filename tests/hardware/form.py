@@ -107,7 +107,10 @@ def kernel(name: str, form: Form) -> str:
         lines += [f"    .reg .b64 at_in{k};", address(f"in{k}", "in", offset, size)]
         offset += size * form.lanes
         if register:
-            lines += [f"    .reg .{register} in{k};", f"    ld.global.{'u8' if size == 1 else register} in{k}, [at_in{k}];"]
+            lines += [
+                f"    .reg .{register} in{k};",
+                f"    ld.global.{'u8' if size == 1 else register} in{k}, [at_in{k}];",
+            ]
     offset = 0
     for k, kind in enumerate(form.outputs):
         size, register = layout(kind)

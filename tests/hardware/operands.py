@@ -109,7 +109,9 @@ def tiles(name: str, count: int, rng: np.random.Generator) -> Bits:
             wild &= np.uint64(~(1 << mantissa + exponent - 1 - (k // 4) % 2) & (1 << width(name)) - 1)
             mild = wild
         rare = rng.integers(0, 64, 32) == 0
-        out[start : start + 32] = np.where(rare & (k % 4 == 3), rng.choice(np.array(corners(name), np.uint64), 32), mild)
+        out[start : start + 32] = np.where(
+            rare & (k % 4 == 3), rng.choice(np.array(corners(name), np.uint64), 32), mild
+        )
     return out
 
 

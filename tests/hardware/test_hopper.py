@@ -33,7 +33,9 @@ def virtual() -> Iterator[pysm120.Device]:
         yield device
 
 
-def outputs(form: Form, device: pysm120.Device, recorded: dict[str, NDArray[np.uint8]]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+def outputs(
+    form: Form, device: pysm120.Device, recorded: dict[str, NDArray[np.uint8]]
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
     """Yield what the device and the recording say of each output: [lane, byte]."""
     key = recording.key(form)
     assert key in recorded, "the recording lacks this form: run tests/hardware/record.py on a Hopper GPU"
@@ -45,7 +47,10 @@ def outputs(form: Form, device: pysm120.Device, recorded: dict[str, NDArray[np.u
 
 def describe(form: Form, lane: int, got: NDArray[np.uint8], want: NDArray[np.uint8]) -> str:
     """Write the operands and the two results of a lane."""
-    operands = [x[16 * lane : 16 * lane + 16].tobytes()[::-1].hex() if k == "m" else f"{int(x[lane]):0{2 * x.itemsize}x}" for k, x in zip(form.inputs, form.operands(), strict=True)]
+    operands = [
+        x[16 * lane : 16 * lane + 16].tobytes()[::-1].hex() if k == "m" else f"{int(x[lane]):0{2 * x.itemsize}x}"
+        for k, x in zip(form.inputs, form.operands(), strict=True)
+    ]
     mine, theirs = (x[lane].tobytes()[::-1].hex() for x in (got, want))
     return f"lane {lane}: ({', '.join(operands)}) -> {mine}, on Hopper {theirs}"
 

@@ -40,8 +40,8 @@ def quotient(a: int, b: int) -> int:
 
 
 def remainder(a: int, b: int) -> int:
-    """Remainder with the sign of a; by zero, a."""
-    return a if b == 0 else a - quotient(a, b) * b
+    """Remainder with the sign of a; by zero, all ones."""
+    return -1 if b == 0 else a - quotient(a, b) * b
 
 
 def prmt(a: int, b: int, c: int) -> int:
@@ -52,8 +52,8 @@ def prmt(a: int, b: int, c: int) -> int:
 
 
 def bfe(a: int, b: int, c: int, bits: int, signed: bool) -> int:
-    """Extract a bit field as the manual's pseudo code does."""
-    position, length, top = b & 255, c & 255, bits - 1
+    """Extract a bit field as the manual's pseudo code does; in 64 bits the operands are not cut to bytes."""
+    position, length, top = (b & 255, c & 255, 31) if bits == 32 else (b, c, 63)
     sign = 0 if not signed or length == 0 else a >> min(position + length - 1, top) & 1
     out = 0
     for k in range(bits):
@@ -62,9 +62,9 @@ def bfe(a: int, b: int, c: int, bits: int, signed: bool) -> int:
 
 
 def bfi(a: int, b: int, c: int, d: int, bits: int) -> int:
-    """Insert a bit field as the manual's pseudo code does."""
-    position, length, out = c & 255, d & 255, b
-    for k in range(length):
+    """Insert a bit field as the manual's pseudo code does; in 64 bits the operands are not cut to bytes."""
+    position, length, out = (c & 255, d & 255, b) if bits == 32 else (c, d, b)
+    for k in range(min(length, bits)):
         if position + k < bits:
             out = out & ~(1 << position + k) | (a >> k & 1) << position + k
     return out
@@ -143,6 +143,7 @@ ROWS: list[tuple[str, str, list[str], str, Callable[..., Any]]] = [
         U32,
         cut(32, lambda a, b, c: 2 * c + (a + b >> 32)),
     ),
+    ("sub.cc.carry", "sub.cc.u32 t0, in0, in1; addc.u32 out0, 0, 0;", [U32, U32], U32, cut(32, lambda a, b: a >= b)),
     ("sub.cc", "sub.cc.u64 w0, in0, in1; subc.u64 out0, 5, 1;", [U64, U64], U64, cut(64, lambda a, b: 4 - (a < b))),
     (
         "addc.cc",

@@ -57,6 +57,22 @@ def test_spaces_through_generic_addresses(device: pysm120.Device, rng: np.random
     np.testing.assert_array_equal(got, 2 * x + 1)
 
 
+def test_initialiser_of_sixteen_bytes(device: pysm120.Device) -> None:
+    text = (
+        HEAD
+        + """.global .b128 wide[3] = {1, 2, 0xffffffffffffffff};
+.visible .entry k(.param .u64 out) {
+    .reg .b64 at, to, v; .reg .b32 i;
+    ld.param.u64 to, [out]; mov.u32 i, %tid.x;
+    mov.u64 at, wide; mad.wide.u32 at, i, 8, at; ld.global.b64 v, [at];
+    mad.wide.u32 to, i, 8, to; st.global.b64 [to], v; ret; }
+"""
+    )
+    out = device.zeros(6, np.uint64)
+    device.load(text)["k"](1, 6, out)
+    assert out.numpy().tolist() == [1, 0, 2, 0, 2**64 - 1, 0]
+
+
 def test_module_variables(device: pysm120.Device) -> None:
     text = (
         HEAD

@@ -219,6 +219,59 @@ over:
 """,
     ),
     Planted(
+        "a flag without a release, spelled as libcu++ does",
+        """
+@r  st.shared.b32 [smem + 256], 0;
+    bar.sync 0;
+@p  bra second;
+    st.shared.b32 [smem], 5;
+@r  atom.shared.exch.relaxed.cta.b32 b, [smem + 256], 1;
+    bra over;
+second:
+    atom.shared.or.acquire.cta.b32 b, [smem + 256], 0;
+    setp.eq.u32 s, b, 0;
+@s  bra second;
+    ld.shared.b32 b, [smem];
+over:
+""",
+        ("data race", "broken.ptx:4", "broken.ptx:11"),
+        """
+@r  st.shared.b32 [smem + 256], 0;
+    bar.sync 0;
+@p  bra second;
+    st.shared.b32 [smem], 5;
+@r  atom.shared.exch.release.cta.b32 b, [smem + 256], 1;
+    bra over;
+second:
+    atom.shared.or.acquire.cta.b32 b, [smem + 256], 0;
+    setp.eq.u32 s, b, 0;
+@s  bra second;
+    ld.shared.b32 b, [smem];
+over:
+""",
+    ),
+    Planted(
+        "the barrier of the cluster, which is the CTA",
+        """
+    barrier.cluster.arrive.aligned;
+@q  st.shared.b32 [at], a;
+    barrier.cluster.wait.aligned;
+@p  ld.shared.b32 b, [at];
+    nanosleep.u32 1;
+@q  st.shared.b32 [at], a;
+""",
+        ("data race", "broken.ptx:4", "broken.ptx:6"),
+        """
+@q  st.shared.b32 [at], a;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+@p  ld.shared.b32 b, [at];
+    barrier.cluster.arrive.release;
+    barrier.cluster.wait.acquire;
+@q  st.shared.b32 [at], a;
+""",
+    ),
+    Planted(
         "a relaxed arrival releases nothing",
         """
 @r  mbarrier.init.shared.b64 [bar], 32;
