@@ -1,6 +1,7 @@
-"""Command line: python -m pysm120 info | demo | --cflags --libs --cmakedir."""
+"""Command line: python -m pysm120 info | demo | --cflags --libs --cmakedir --pkgconfigdir."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--cflags", action="store_true", help="print the C compiler's options to find sm120.h")
     top.add_argument("--libs", action="store_true", help="print the linker's options to use the library")
     top.add_argument("--cmakedir", action="store_true", help="print the folder for CMake's sm120_DIR")
+    top.add_argument("--pkgconfigdir", action="store_true", help="print the folder for PKG_CONFIG_PATH")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in (
         ("info", "show devices, driver and the kernels in the library"),
@@ -36,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def flags(arguments: argparse.Namespace) -> list[str]:
-    """Return what --cflags, --libs and --cmakedir ask for."""
+    """Return what --cflags, --libs, --cmakedir and --pkgconfigdir ask for."""
     words = []
     library = _ffi.library_path().resolve()
     if arguments.cflags:
@@ -45,6 +47,10 @@ def flags(arguments: argparse.Namespace) -> list[str]:
         words += [f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}"]
     if arguments.cmakedir:
         words.append(str(_ffi.PACKAGE / "cmake"))
+    if arguments.pkgconfigdir:
+        # In the source tree the build writes a file of its own.
+        installed = (_ffi.PACKAGE / "sm120.h").is_file()
+        words.append(str((_ffi.PACKAGE if installed else _ffi.PACKAGE.parent / "build") / "pkgconfig"))
     return words
 
 
@@ -139,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = flags(arguments)
         if words:
-            print(" ".join(words))
+            print(shlex.join(words))
             return 0
         if arguments.command == "info":
             return info(arguments.device)

@@ -257,11 +257,10 @@ def _check_scale(scale: Any, head_dim: int) -> float:
         raise TypeError(message)
     try:
         with np.errstate(over="ignore"):
-            finite = bool(np.isfinite(np.float32(scale)))
-    except OverflowError:  # a Python int beyond float64
-        finite = False
+            finite, shown = bool(np.isfinite(np.float32(scale))), f"{scale}"
+    except (OverflowError, ValueError):  # more digits than float64, or than Python prints
+        finite, shown = False, "beyond float64"
     if not finite:
-        shown = f"an int of {scale.bit_length()} bits" if isinstance(scale, int) else scale
         message = f"scale is {shown}, not a number that is finite in float32"
         raise InvalidArgumentError(message)
     return float(scale)

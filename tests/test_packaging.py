@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -107,6 +108,35 @@ def test_flags_compile_a_program(tmp_path: Path) -> None:
     assert compile_and_run(tmp_path, PROGRAM, *flags.split()).strip() == pysm120.__version__
     folder = Path(run(sys.executable, "-m", "pysm120", "--cmakedir").strip())
     assert (folder / "sm120Config.cmake").is_file()
+
+
+def test_flags_of_a_path_with_spaces(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    shutil.copy(_ffi.library_path(), folder / "libsm120.so.0")
+    library = str(folder / "libsm120.so.0")
+    flags = run(sys.executable, "-m", "pysm120", "--cflags", "--libs", PYSM120_LIBRARY=library)
+    assert f"-L{folder}" in shlex.split(flags)
+    assert compile_and_run(tmp_path, PROGRAM, *shlex.split(flags)).strip() == pysm120.__version__
+
+
+def test_pkgconfig_of_the_source_tree(tmp_path: Path) -> None:
+    folder = run(sys.executable, "-m", "pysm120", "--pkgconfigdir").strip()
+    text = (Path(folder) / "sm120.pc").read_text()
+    variables = {"${pcfiledir}": folder, "${prefix}": f"{folder}/../.."}
+    assert "prefix=${pcfiledir}/../..\n" in text
+    for name, value in variables.items():
+        text = text.replace(name, value)
+    flags = re.findall(r"^(?:Cflags|Libs): (.*)$", text, re.MULTILINE)
+    assert compile_and_run(tmp_path, PROGRAM, *" ".join(flags).split()).strip() == pysm120.__version__
+    assert f"Version: {pysm120.__version__}\n" in text
+
+
+def test_the_readme_compiles_the_example(tmp_path: Path, device_name: str) -> None:
+    (command,) = re.findall(r"^cc examples.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    command = command.replace("python", shlex.quote(sys.executable)).replace("cc ", f"{shlex.join(COMPILER)} ", 1)
+    run("sh", "-c", f"{command} -o {shlex.quote(str(tmp_path / 'example'))}", PWD=str(ROOT))
+    run(tmp_path / "example", device_name)
 
 
 @pytest.fixture(scope="module")

@@ -201,6 +201,18 @@ def kernel_table(templates: list[Path], images: dict[tuple[int, str], Image]) ->
     return "\n".join(out) + "\n"
 
 
+def write_pkgconfig(folder: Path) -> None:
+    """Write the sm120.pc of the source tree, where library and header lie apart."""
+    text = (ROOT / "pysm120" / "pkgconfig" / "sm120.pc").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(("#", "prefix="))]
+    text = "\n".join(["prefix=${pcfiledir}/../..", *lines, ""])
+    text = text.replace("-I${prefix}", "-I${prefix}/src")
+    for option in ("-L", "-rpath,"):
+        text = text.replace(option + "${prefix}", option + "${prefix}/build")
+    folder.mkdir(exist_ok=True)
+    (folder / "sm120.pc").write_text(text)
+
+
 def objects(source: Path, folder: Path) -> list[tuple[Path, list[str]]]:
     """List the objects of one C file with the flags of each."""
     if not source.stem.endswith("_isa"):
@@ -265,6 +277,7 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     link = library.with_name("libsm120.so")
     link.unlink(missing_ok=True)
     link.symlink_to(library.name)
+    write_pkgconfig(cache.folder / "pkgconfig")
     return library
 
 
