@@ -50,6 +50,7 @@ struct symbol {
     uint32_t align;
     const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
     int is_dynamic;
+    int is_prototype; /* an entry that is declared, and not yet defined */
     int is_argument;                    /* a .param variable of a function or of a call, in local memory */
     struct definition *definition;      /* of a function */
     const struct signature *prototype;  /* of a label */
@@ -164,6 +165,7 @@ struct parser {
     struct constant *constants;
     uint32_t constant_count, constant_space, constant_bytes;
     uint32_t register_bytes, predicates, shared_bytes, local_bytes;
+    uint32_t const_bytes; /* of the module */
     uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
     uint8_t *wide; /* [register / 128] */
     uint32_t wide_space;
