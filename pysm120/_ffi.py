@@ -104,25 +104,56 @@ def check_running(device: Any, call: Callable[[], int], *, is_virtual: bool) -> 
     if not is_virtual or threading.current_thread() is not threading.main_thread():
         check(call())
         return
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            check(call())
-        except BaseException as failure:  # noqa: BLE001 - raised again below
-            failures.append(failure)
-
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
+    work = _Work(call)
     try:
-        while worker.is_alive():
-            worker.join(0.1)  # a signal that another thread caught is handled at the next turn
+        threading.Thread(target=work.run, daemon=True).start()
+        while not work.ended.wait(0.1):
+            pass  # a signal that another thread caught is handled at the next turn
     except BaseException:
-        lib.sm120_device_interrupt(device)
-        worker.join()
+        work.stop(device)
         raise
-    if failures:
-        raise failures[0]
+    if work.failure is not None:
+        raise work.failure
+
+
+class _Work:
+    """A call in a thread of its own.
+
+    It says by itself when it has begun and ended: before Python 3.13 a thread counts as dead as soon as an exception
+    interrupts somebody who joins it.
+    """
+
+    def __init__(self, call: Callable[[], int]) -> None:
+        self.call = call
+        self.begun, self.stopping, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Make the call, unless it is to stop already."""
+        self.begun.set()
+        try:
+            if not self.stopping.is_set():
+                check(self.call())
+        except BaseException as failure:  # noqa: BLE001 - raised again by check_running
+            self.failure = failure
+        finally:
+            self.ended.set()
+
+    def stop(self, device: Any) -> None:
+        """Interrupt the device until the call has ended, whatever signals come meanwhile.
+
+        One interrupt stops the launches that run now: it is lost where the call has not reached its first launch, or
+        is between two of them. The caller frees the memory that they work on, so this returns only after the end.
+        """
+        while True:
+            try:
+                self.stopping.set()
+                while self.begun.is_set() and not self.ended.is_set():
+                    lib.sm120_device_interrupt(device)
+                    self.ended.wait(0.1)
+            except BaseException:  # noqa: BLE001, S112 - a second Ctrl-C: the first one is raised when all has ended
+                continue
+            return
 
 
 def new_struct(name: str) -> Any:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from pysm120._ffi import check, ffi, lib
-from pysm120.arrays import Array
+from pysm120.arrays import Array, refuse_mask
 from pysm120.device import Device, as_device, shared_device
 from pysm120.dlpack import CUDA, CUDA_HOST, CUDA_MANAGED
 from pysm120.errors import InvalidArgumentError, MisalignedError
@@ -120,6 +120,7 @@ def is_host(inputs: Mapping[str, Any]) -> bool:
     """Whether all inputs are ndarrays (True) or none is (False)."""
     on_host = {name: isinstance(x, np.ndarray) for name, x in inputs.items()}
     for name, x in inputs.items():
+        refuse_mask(x, name)
         if not isinstance(x, np.ndarray | Array) and not hasattr(x, "__dlpack__"):
             message = f"{name} is a {type(x).__name__}, not an ndarray, an Array or an array that speaks DLPack"
             raise TypeError(message)
@@ -147,7 +148,7 @@ def device_of(inputs: Mapping[str, Any], device: Device | str | None) -> Device:
         if found is None:
             found = place
         if not place.shares_memory_with(found):
-            message = f"{name} is on {place}, not on {found} like the others"
+            message = f"{name} is on {found.name_of(place)}, not on {found} like the others"
             raise InvalidArgumentError(message)
     return found or shared_device()
 
@@ -159,7 +160,7 @@ def require_array(x: Any, name: str, device: Device) -> Array:
         raise TypeError(message)
     _ = x.address
     if not x.device.shares_memory_with(device):
-        message = f"{name} is on {x.device}, not on {device} like the inputs"
+        message = f"{name} is on {device.name_of(x.device)}, not on {device} like the inputs"
         raise InvalidArgumentError(message)
     x.ensure_writable(name)
     return x

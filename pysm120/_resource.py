@@ -40,6 +40,9 @@ class Resource:
 
     """
 
+    # What messages say of one that was given back.
+    ended = "closed"
+
     def __init__(self, device: "Device", what: str, release: Callable[[], object] | None) -> None:
         self.device = device
         self._what = what
@@ -61,7 +64,7 @@ class Resource:
             message = f"the device of this {self._what}, {self.device}, is closed"
             raise ClosedError(message)
         if self._closed:
-            message = f"this {self._what} was freed; make a new one"
+            message = f"this {self._what} was {self.ended}; make a new one"
             raise ClosedError(message)
 
     def close(self) -> None:

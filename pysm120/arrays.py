@@ -5,7 +5,7 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 class Allocation(Resource):
     """Memory that arrays are views of."""
+
+    ended = "freed"
 
     def __init__(
         self,
@@ -172,6 +174,7 @@ class Array:
 
         Done when it returns, after the earlier work of the stream.
         """
+        refuse_mask(values, "values")
         source = np.asarray(values)
         if source.dtype != self.dtype:
             message = f"values has dtype {source.dtype}, not {self.dtype}: convert it with astype"
@@ -275,6 +278,21 @@ class Array:
         return self.transpose()
 
     # ---- protocols ----------------------------------------------------------
+
+    # Without these NumPy takes an Array for a scalar that is an object: comparisons with it would be False.
+    __array_ufunc__ = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:  # noqa: FBT001
+        """Refuse: no copy to the host happens unasked."""
+        _ = dtype, copy
+        message = f"this Array is on {self.device}, not in host memory: use x.numpy()"
+        raise TypeError(message)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> NoReturn:
+        """Refuse too: some functions of NumPy catch what ``__array__`` raises."""
+        _ = types, args, kwargs
+        message = f"np.{function.__name__} does not take an Array on {self.device}: use x.numpy()"
+        raise TypeError(message)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return (2, ordinal) on a GPU; the virtual device's memory is the CPU's."""
@@ -384,6 +402,13 @@ def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return kind
 
 
+def refuse_mask(values: object, name: str) -> None:
+    """Raise where an ndarray has a mask, which no kernel knows of."""
+    if isinstance(values, np.ma.MaskedArray):
+        message = f"{name} is a masked array, whose mask would be lost: use {name}.filled(value)"
+        raise TypeError(message)
+
+
 # ---- making ---------------------------------------------------------------------
 
 
@@ -425,6 +450,7 @@ def zeros(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
 
 def array(device: "Device", values: npt.ArrayLike, *, stream: Any = None) -> Array:
     """Return a copy of ``values``; see Device.array."""
+    refuse_mask(values, "values")
     source = np.asarray(values)
     if not source.dtype.isnative:
         message = f"values has dtype {source.dtype}, whose byte order is not the CPU's"
@@ -478,7 +504,7 @@ def pinned_address(device: "Device", values: npt.NDArray[Any]) -> int | None:
 def from_dlpack(device: "Device", x: Any, *, copy: bool | None = None, stream: Any = None) -> Array:
     """Return the array of another library; see Device.from_dlpack."""
     if isinstance(x, Array) and not x.device.shares_memory_with(device):
-        message = f"x is on {x.device}, not on {device}"
+        message = f"x is on {device.name_of(x.device)}, not on {device}"
         raise InvalidArgumentError(message)
     if isinstance(x, Array):
         _ = x.address
@@ -488,6 +514,7 @@ def from_dlpack(device: "Device", x: Any, *, copy: bool | None = None, stream: A
         raise TypeError(message)
     queue = device.stream_handle(stream)
     if isinstance(x, np.ndarray):
+        refuse_mask(x, "x")
         return _from_host(device, x, x.__array_interface__["data"][0], copy, stream)
     place, ordinal = x.__dlpack_device__()
     if int(place) in {dlpack.CUDA, dlpack.CUDA_HOST, dlpack.CUDA_MANAGED}:

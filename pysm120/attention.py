@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from pysm120 import _operands as operands
 from pysm120._ffi import check, check_running, ffi, lib, new_struct
-from pysm120.arrays import Array
+from pysm120.arrays import Array, refuse_mask
 from pysm120.device import Device
 from pysm120.dlpack import SupportsDLPack
-from pysm120.errors import InvalidArgumentError, MisalignedError
+from pysm120.errors import InvalidArgumentError, MisalignedError, WorkspaceTooSmallError
 
 # (batch, head, row) among the four dimensions.
 _AXES = {"BSHD": (0, 2, 1), "BHSD": (0, 1, 2)}
@@ -255,10 +255,14 @@ def _check_scale(scale: Any, head_dim: int) -> float:
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real | np.floating):
         message = f"scale is {scale!r}, not a real number"
         raise TypeError(message)
-    with np.errstate(over="ignore"):
-        finite = bool(np.isfinite(np.float32(scale)))
+    try:
+        with np.errstate(over="ignore"):
+            finite = bool(np.isfinite(np.float32(scale)))
+    except OverflowError:  # a Python int beyond float64
+        finite = False
     if not finite:
-        message = f"scale is {scale}, not a number that is finite in float32"
+        shown = f"an int of {scale.bit_length()} bits" if isinstance(scale, int) else scale
+        message = f"scale is {shown}, not a number that is finite in float32"
         raise InvalidArgumentError(message)
     return float(scale)
 
@@ -361,6 +365,7 @@ def _check_host_outputs(problem: _Problem, out: Any, lse: Any) -> None:
         if not isinstance(x, np.ndarray):
             message = f"{name} is a {type(x).__name__}, not an ndarray like q, k and v"
             raise TypeError(message)
+        refuse_mask(x, name)
         operands.require_shape(x.shape, shape, name)
         if not x.flags.writeable:
             message = f"{name} is a read-only ndarray"
@@ -471,6 +476,9 @@ def _launch(
     size = ffi.new("size_t *")
     check(lib.sm120_attention(pointer, args, 0, size))
     if workspace is not None:
+        if workspace.nbytes < size[0]:
+            message = f"workspace has {workspace.nbytes} bytes; this call needs {size[0]}"
+            raise WorkspaceTooSmallError(message)
         size[0] = workspace.nbytes
         address = workspace.address
         check_running(pointer, lambda: lib.sm120_attention(pointer, args, address, size), is_virtual=device.is_virtual)

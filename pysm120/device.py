@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pysm120 import arrays, dlpack
 from pysm120._ffi import check, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
-from pysm120.errors import ClosedError, InvalidArgumentError, require_type
+from pysm120.errors import ClosedError, InvalidArgumentError, InvalidProgramError, require_type
 from pysm120.module import Kernel, Module, builtin_kernels
 
 if TYPE_CHECKING:
@@ -200,6 +200,10 @@ class Device:
         same = self._info.ordinal == other.info.ordinal
         return same and not (self.is_virtual or other.is_virtual)
 
+    def name_of(self, other: "Device") -> str:
+        """Return what a message about this device calls another, which may have the same name."""
+        return f"another Device object, {other}" if str(other) == str(self) else str(other)
+
     def counters(self) -> dict[str, int]:
         """Return what the virtual device counted since it was opened or reset.
 
@@ -270,6 +274,9 @@ class Device:
         if isinstance(ptx, os.PathLike):
             name = name or os.fspath(ptx)
             ptx = Path(ptx).read_bytes()
+        elif isinstance(ptx, str) and "\n" not in ptx and ptx.endswith((".ptx", ".cubin")):
+            message = f"ptx is {ptx!r}, a path and no PTX: give pathlib.Path({ptx!r})"
+            raise InvalidProgramError(message)
         image = ptx.encode() if isinstance(ptx, str) else ptx
         return Module(self, image, name or "<ptx>")
 
@@ -326,7 +333,7 @@ class Device:
         if isinstance(stream, Stream):
             stream.ensure_open()
             if not self.shares_memory_with(stream.device):
-                message = f"stream is on {stream.device}, not on {self}"
+                message = f"stream is on {self.name_of(stream.device)}, not on {self}"
                 raise InvalidArgumentError(message)
             return stream.pointer
         if isinstance(stream, CudaStream):
@@ -499,7 +506,7 @@ def shared_device(name: str | None = None) -> Device:
     with _shared_lock:
         device = _shared.get(key)
         if device is None or device.closed:
-            device = _shared[key] = Device(key)
+            device = _shared[key] = Device(name)  # without a name the library reads the variable, and names it
         return device
 
 

@@ -68,6 +68,8 @@ class Module(Resource, Mapping[str, "Kernel"]):
     yields nothing.
     """
 
+    ended = "unloaded"
+
     def __init__(self, device: "Device", image: bytes, name: str) -> None:
         handle = device.handle
         pointer = ffi.new("sm120_module **")
@@ -329,7 +331,8 @@ def _pack(
     if takes_address and isinstance(value, Array):
         address = value.address
         if not kernel.device.shares_memory_with(value.device):
-            message = f"{kernel.describe(index)} is on {value.device}, but the kernel is on {kernel.device}"
+            place = kernel.device.name_of(value.device)
+            message = f"{kernel.describe(index)} is on {place}, but the kernel is on {kernel.device}"
             raise InvalidArgumentError(message)
         value.owner.stream = stream
         return address.to_bytes(8, "little")

@@ -2,8 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "device.h"
 
-#include <stdio.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,7 +100,7 @@ static int usable_gpu(const struct driver *driver, int count) {
 }
 
 /* Choose a GPU. `ordinal` -1: the first that our kernels run on, else the first of all. */
-static sm120_status choose_gpu(const char *name, int ordinal, struct choice *choice) {
+static sm120_status choose_gpu(const char *name, int ordinal, const char *argument, struct choice *choice) {
     int count;
     const char *why;
     const sm120_status status = count_gpus(&choice->driver, &count, &why);
@@ -108,11 +108,11 @@ static sm120_status choose_gpu(const char *name, int ordinal, struct choice *cho
         return status;
     }
     if (count == 0) {
-        return fail(SM120_NO_DEVICE, "name = \"%s\", but %s; \"virtual\" works on every machine", name,
+        return fail(SM120_NO_DEVICE, "%s = \"%s\", but %s; \"virtual\" works on every machine", argument, name,
                     why != NULL ? why : "the CUDA driver finds no GPU");
     }
     if (ordinal >= count) {
-        return fail(SM120_NO_DEVICE, "name = \"%s\", but there %s %d CUDA GPU%s; the last is \"cuda:%d\"", name,
+        return fail(SM120_NO_DEVICE, "%s = \"%s\", but there %s %d CUDA GPU%s; the last is \"cuda:%d\"", argument, name,
                     count == 1 ? "is" : "are", count, count == 1 ? "" : "s", count - 1);
     }
     if (ordinal < 0) {
@@ -124,7 +124,7 @@ static sm120_status choose_gpu(const char *name, int ordinal, struct choice *cho
 }
 
 /* Choose a virtual device. */
-static sm120_status choose_virtual(const char *name, int ordinal, struct choice *choice) {
+static sm120_status choose_virtual(const char *name, int ordinal, const char *argument, struct choice *choice) {
     int count = 0;
     choice->driver = driver_virtual();
     choice->ordinal = ordinal < 0 ? 0 : ordinal;
@@ -136,7 +136,8 @@ static sm120_status choose_virtual(const char *name, int ordinal, struct choice 
         return driver_fail(choice->driver, result, "initialising the virtual device");
     }
     if (choice->ordinal >= count) {
-        return fail(SM120_NO_DEVICE, "name = \"%s\", but the last virtual device is \"virtual:%d\"", name, count - 1);
+        return fail(SM120_NO_DEVICE, "%s = \"%s\", but the last virtual device is \"virtual:%d\"", argument, name,
+                    count - 1);
     }
     return SM120_OK;
 }
@@ -152,7 +153,7 @@ static sm120_status choose_default(struct choice *choice) {
         }
     }
     error_clear();
-    return choose_virtual("virtual", 0, choice);
+    return choose_virtual("virtual", 0, "name", choice);
 }
 
 /* Read ":<ordinal>" or nothing. False: it is neither. */
@@ -212,7 +213,7 @@ static sm120_status choose_virtual_with(const char *name, const char *rest, cons
         }
         at += 1 + n;
     }
-    return choose_virtual(name, ordinal, choice);
+    return choose_virtual(name, ordinal, argument, choice);
 }
 
 /* Choose a device by name. */
@@ -224,11 +225,11 @@ static sm120_status choose(const char *name, struct choice *choice) {
             return choose_default(choice);
         }
     }
+    const char *const argument = given != NULL ? "name" : "PYSM120_DEVICE";
     int ordinal;
     if (strncmp(name, "cuda", 4) == 0 && read_ordinal(name + 4, &ordinal)) {
-        return choose_gpu(name, ordinal, choice);
+        return choose_gpu(name, ordinal, argument, choice);
     }
-    const char *const argument = given != NULL ? "name" : "PYSM120_DEVICE";
     if (strncmp(name, "virtual", 7) == 0) {
         return choose_virtual_with(name, name + 7, argument, choice);
     }

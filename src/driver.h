@@ -139,9 +139,9 @@ struct driver {
     const char *(*fault)(void); /* the text of the fault that the calling thread's last failed call met */
     CUresult (*counter)(CUcontext context, int index, const char **name, uint64_t *value); /* NOT_FOUND past the end */
     CUresult (*counters_reset)(CUcontext context);
-    CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
     /* How the calling thread's next launches run; NULL: as the environment says. Kept by reference. */
     void (*configure)(const struct driver_options *options);
+    CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
 };
 
 /* The driver of this machine, or NULL with the reason in `why`. Loaded once, thread-safe. */

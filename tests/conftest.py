@@ -1,5 +1,6 @@
 """Options and fixtures of every test: which device, which seed."""
 
+import importlib.util
 import os
 import secrets
 import zlib
@@ -9,6 +10,10 @@ import numpy as np
 import pytest
 
 import pysm120
+
+# Triton's half of the corpus is run where Triton is installed (the extra `corpus`); the header says which.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+collect_ignore = [] if HAS_TRITON else ["corpus/test_triton.py", "corpus/triton_kernels.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Show what it takes to repeat the run."""
-    return f"pysm120: --device {config.option.device} --seed {config.option.seed}"
+    triton = "with" if HAS_TRITON else "without"
+    return f"pysm120: --device {config.option.device} --seed {config.option.seed}, corpus {triton} Triton"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

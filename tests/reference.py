@@ -87,34 +87,32 @@ def mx(x: Array, axis: int) -> Array:
 def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | None) -> tuple[Array, Array]:
     """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P = e4m3(256 exp(S - maximum)).
 
-    Statistics in float32, the maximum and the exponent of a row as the kernel rounds them; sums in float64, whose rest
-    against the tensor core's 25 bits is far below the e4m3 step of P.
+    Exponents and sums in float64, whose rest against the kernel's float32 and the tensor core's 25 bits is far below the
+    e4m3 step of P.
     """
     heads = q.shape[2]
     q, k, v = mx(q, -1), repeat_heads(mx(k, -1), heads), repeat_heads(mx(v, 1), heads)
     seen = visible(q.shape[1], k.shape[1], causal)
-    s_all = np.einsum("bqhd,bkhd->bhqk", q, k) * (1 if scale > 0 else -1 if scale < 0 else 0)
-    log2e = np.float32(abs(scale) * 1.4426950408889634) if scale else np.float32(1)
-    s_all = np.where(seen, s_all, -np.inf).astype(np.float32)
+    s_all = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale)
+    factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0
+    s_all = np.where(seen, s_all, -np.inf)
     rows = s_all.shape[:3]
-    highest = np.full(rows, -np.inf, np.float32)
-    bias = np.full(rows, 8, np.float32)
+    highest = np.full(rows, -np.inf)
+    used = np.zeros(rows)
     total = np.zeros(rows)
     o = np.zeros((*rows, v.shape[-1]))
     for first in range(0, k.shape[1], KV_TILE):
         s = s_all[..., first : first + KV_TILE]
         highest = np.maximum(highest, s.max(-1))
-        used = np.where(np.isneginf(highest), np.float32(0), highest)
-        old, bias = bias, (8 - used.astype(np.float64) * log2e).astype(np.float32)
-        alpha = np.exp2(np.minimum(bias - old, np.float32(0)).astype(np.float64))
-        exponent = (s.astype(np.float64) * log2e + bias[..., None]).astype(np.float32)
-        p = np.exp2(exponent.astype(np.float64)).astype(np.float32)
+        old, used = used, np.where(np.isneginf(highest), 0, highest)
+        alpha = np.exp2(np.minimum((old - used) * factor, 0))
+        p = np.exp2((s - used[..., None]) * factor + 8).astype(np.float32)
         p = p.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
         total = total * alpha + p.sum(-1)
         o = o * alpha[..., None] + np.einsum("bhqk,bkhd->bhqd", p, v[:, first : first + KV_TILE])
     with np.errstate(divide="ignore", invalid="ignore"):
         o = np.where(total[..., None] > 0, o / total[..., None], 0)
-        lse = (np.log2(total) - bias) * np.log(2)
+        lse = (np.log2(total) - 8 + used * factor) * np.log(2)
     return np.moveaxis(o, 1, 2), lse
 
 

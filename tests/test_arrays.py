@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -379,3 +380,36 @@ def test_pinned_memory_lives_as_long_as_a_view(device_name: str) -> None:
     del view
     gc.collect()
     assert not table
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        np.asarray,
+        np.array,
+        lambda x: np.array_equal(x, x.numpy()),
+        lambda x: np.allclose(x, x.numpy()),
+        lambda x: np.array([x, x]),
+        lambda x: np.concatenate([x, x]),
+        lambda x: x.device.array(x),
+        lambda x: x.copy_from(x),
+    ],
+)
+def test_numpy_does_not_take_arrays_for_objects(device: pysm120.Device, call: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"use x.numpy\(\)"):
+        call(device.array(np.arange(3)))
+
+
+def test_ndarrays_do_not_compute_with_arrays(device: pysm120.Device) -> None:
+    x = device.array(np.arange(3))
+    with pytest.raises(TypeError):
+        _ = x.numpy() + x
+    with pytest.raises(TypeError):
+        np.add(x, x)  # type: ignore[call-overload]
+
+
+def test_masked_arrays_are_refused(device: pysm120.Device) -> None:
+    masked = np.ma.masked_equal(np.arange(3), 1)
+    for call in (device.array, device.from_dlpack, device.zeros(3, masked.dtype).copy_from):
+        with pytest.raises(TypeError, match="masked array, whose mask would be lost"):
+            call(masked)

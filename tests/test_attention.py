@@ -186,6 +186,20 @@ def test_large_logits_do_not_overflow(opened: OpenDevice, rng: np.random.Generat
     assert np.abs(lse - exact_lse).max() <= 0.02
 
 
+@pytest.mark.parametrize("scale", [1e4, -3e6, 1e8, 1e30])
+def test_enormous_scales_choose_the_largest_score(opened: OpenDevice, rng: np.random.Generator, scale: float) -> None:
+    """Scores beyond what float32 resolves: each row is the value of its largest key, never empty."""
+    case = Case(1, 2, 2, 70, 150, 64, "bottom-right", "float32", "float32", scale)
+    q, k, v = (rng.standard_normal((1, 2, rows, 64)) for rows in (70, 150, 150))
+    try:
+        o, lse = run(opened, case, q, k, v, scale)
+    finally:
+        opened.release()
+    model_o, model_lse = attention_mxfp8(*(x.swapaxes(1, 2) for x in (q, k, v)), scale, case.causal)
+    assert relative_error(o.swapaxes(1, 2), model_o) <= 1e-2
+    np.testing.assert_allclose(lse, model_lse, rtol=1e-6)
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_nan_and_infinity_reach_the_rows_that_meet_them(
     opened: OpenDevice, rng: np.random.Generator, poison: float

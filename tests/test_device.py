@@ -4,6 +4,7 @@ import ctypes
 import gc
 import signal
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from programs import BYTES, FOREVER, SAXPY
 
 import pysm120
+from pysm120 import _ffi
 
 
 def test_info_describes_the_device(device: pysm120.Device, device_name: str) -> None:
@@ -146,9 +148,9 @@ def test_unloaded_module_refuses(device: pysm120.Device) -> None:
     kernel = module["nothing"]
     module.unload()
     module.unload()
-    with pytest.raises(pysm120.ClosedError, match="module was freed"):
+    with pytest.raises(pysm120.ClosedError, match="module was unloaded"):
         kernel(1, 1)
-    with pytest.raises(pysm120.ClosedError, match="module was freed"):
+    with pytest.raises(pysm120.ClosedError, match="module was unloaded"):
         module["nothing"]
 
 
@@ -184,7 +186,7 @@ def test_streams_and_events(device: pysm120.Device, rng: np.random.Generator) ->
     assert end.elapsed_since(start) >= 0
     assert np.array_equal(on_y.numpy(stream=second), 2 * x)
     first.close()
-    with pytest.raises(pysm120.ClosedError, match="stream was freed"):
+    with pytest.raises(pysm120.ClosedError, match="stream was closed"):
         kernel(*arguments, stream=first)
 
 
@@ -299,6 +301,41 @@ def test_control_c_stops_a_kernel(device: pysm120.Device) -> None:
         forever(1, 32)
     timer.join()
     assert device.array(np.arange(3)).numpy().tolist() == [0, 1, 2]
+
+
+@pytest.mark.virtual
+def test_control_c_between_two_launches(device: pysm120.Device) -> None:
+    forever = device.load(FOREVER)["forever"]
+
+    def call() -> int:
+        time.sleep(0.4)  # no launch runs when the signal comes
+        forever(1, 32)
+        return 0
+
+    timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        _ffi.check_running(device.handle.pointer, call, is_virtual=True)
+    timer.join()
+
+
+@pytest.mark.virtual
+def test_a_second_control_c_does_not_leave_the_work_behind(device: pysm120.Device) -> None:
+    ended: list[bool] = []
+
+    def call() -> int:
+        time.sleep(0.7)
+        ended.append(True)
+        return 0
+
+    timers = [threading.Timer(0.1 * turn, signal.raise_signal, [signal.SIGINT]) for turn in (1, 3, 4)]
+    for timer in timers:
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        _ffi.check_running(device.handle.pointer, call, is_virtual=True)
+    assert ended
+    for timer in timers:
+        timer.join()
 
 
 @pytest.mark.virtual

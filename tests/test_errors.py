@@ -33,6 +33,8 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "fp8": (TypeError, "float8_e4m3fn", {"q": Q.astype(ml_dtypes.float8_e4m3fn)}),
     "dtypes differ": (TypeError, "v has dtype float16, but q has float32", {"v": KV.astype("f2")}),
     "list": (TypeError, "k is a list", {"k": KV.tolist()}),
+    "mask": (TypeError, r"k is a masked array.*k.filled", {"k": np.ma.masked_less(KV, 0)}),
+    "mask of out": (TypeError, "out is a masked array", {"out": np.ma.zeros(Q.shape, np.float32)}),
     "none": (TypeError, "v is a NoneType", {"v": None}),
     "head size 12": (ValueError, "head size 12, not a multiple of 8", {"q": changed(Q, (2, 5, 4, 12))}),
     "head size 136": (ValueError, "head size 136, not a multiple of 8 up to 128", {"q": changed(Q, (2, 5, 4, 136))}),
@@ -53,6 +55,7 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "scale nan": (ValueError, "scale is nan", {"scale": float("nan")}),
     "scale inf": (ValueError, "scale is -inf", {"scale": -np.inf}),
     "scale of float64": (ValueError, "scale is 1e[+]300", {"scale": 1e300}),
+    "scale of many digits": (ValueError, "scale is an int of 1329 bits, not a number that is", {"scale": 10**400}),
     "scale type": (TypeError, "scale is '1', not a real number", {"scale": "1"}),
     "scale complex": (TypeError, "scale is 1j", {"scale": 1j}),
     "out dtype": (TypeError, "out_dtype has dtype float64", {"out_dtype": float}),
@@ -126,7 +129,11 @@ BAD_ARRAYS: dict[str, tuple[type[Exception], str, Callable[[OnDevice], dict[str,
     "out ndarray": (TypeError, "out is a ndarray", lambda _: {"out": np.empty(S, np.float32)}),
     "lse ndarray": (TypeError, "lse is a ndarray", lambda _: {"lse": np.empty((2, 4, 5), np.float32)}),
     "lse strides": (ValueError, "lse has strides", lambda a: {"lse": a.strided((2, 4, 5), (40, 10, 2))}),
-    "workspace size": (ValueError, "workspace", lambda a: {"workspace": a.device.empty(256, np.uint8)}),
+    "workspace size": (
+        pysm120.WorkspaceTooSmallError,
+        "workspace has 256 bytes; this call needs [0-9]+$",
+        lambda a: {"workspace": a.device.empty(256, np.uint8)},
+    ),
     "workspace 0": (ValueError, "workspace has 0 bytes", lambda a: {"workspace": a.device.empty(0, np.uint8)}),
     "workspace address": (ValueError, "workspace is at", lambda a: {"workspace": a.device.empty(1 << 20, "u1")[16:]}),
     "workspace strides": (
@@ -172,6 +179,7 @@ QUANTIZE: dict[str, tuple[type[Exception], str, tuple[Any, dict[str, Any]]]] = {
     "axis type": (TypeError, "axis is 1.5", (Q, {"axis": 1.5})),
     "rounding": (ValueError, "rounding is 'nearest', not one of 'up', 'floor'", (Q, {"rounding": "nearest"})),
     "list": (TypeError, "x is a list", ([1.0], {})),
+    "mask": (TypeError, "x is a masked array", (np.ma.masked_less(Q, 0), {})),
 }
 
 
@@ -339,3 +347,32 @@ def test_errors_know_their_status() -> None:
     assert caught.value.status == 1
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, pysm120.Error)
+
+
+@pytest.mark.virtual
+def test_two_devices_of_one_name_are_told_apart(device: pysm120.Device, device_name: str) -> None:
+    with pysm120.Device(device_name) as other:
+        x, y = device.zeros((1, 8, 1, 64)), other.zeros((1, 8, 1, 64))
+        calls: list[Callable[[], Any]] = [
+            lambda: pysm120.attention(x, y, x),
+            lambda: pysm120.attention(x, x, x, out=y),
+            lambda: device.from_dlpack(y),
+            lambda: device.load(SAXPY)["saxpy"](1, 4, x, y, ONE, COUNT),
+            lambda: pysm120.attention(x, x, x, stream=other.stream()),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=f"is on another Device object, {device}, (not|but)"):
+                call()
+
+
+def test_a_path_as_a_str_is_said_to_be_one(device: pysm120.Device) -> None:
+    for path in ("kernel.ptx", "/some/where/kernel.cubin"):
+        with pytest.raises(pysm120.InvalidProgramError, match=rf"ptx is '{path}', .*pathlib.Path\('{path}'\)"):
+            device.load(path)
+
+
+def test_a_bad_default_device_is_the_variables_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, kind in (("foo", pysm120.InvalidArgumentError), ("virtual:9", pysm120.NoDeviceError)):
+        monkeypatch.setenv("PYSM120_DEVICE", name)
+        with pytest.raises(kind, match=f'PYSM120_DEVICE = "{name}"'):
+            pysm120.attention(Q, KV, KV)

@@ -208,7 +208,7 @@ static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t row
         if (!memory_shared(w, address[l] - window, 16, 16, l, "row"))
             return 0;
     if (UNLIKELY(w->cta->shadow != NULL))
-        return check_lanes(w, row, rows == 32 ? FULL : (1u << rows) - 1, 16, is_write, BY_PLAIN);
+        return is_write || check_lanes(w, row, rows == 32 ? FULL : (1u << rows) - 1, 16, 0, BY_PLAIN);
     return 1;
 }
 
@@ -305,13 +305,23 @@ static enum step ldmatrix_packed(struct warp *w, const struct inst *i, uint32_t 
     return STEP_NEXT;
 }
 
+/* Let a matrix store write an image, which is checked and then copied to where it belongs. */
+static inline void divert(uint8_t **row, uint8_t **place, uint32_t rows, uint8_t (*image)[16]) {
+    for (uint32_t l = 0; l < rows; l++) {
+        place[l] = row[l];
+        row[l] = image[l];
+    }
+}
+
 /* The inverse of ldmatrix, with and without .trans. */
 static enum step stmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
-    uint8_t *row[WARP];
+    uint8_t *row[WARP], *place[WARP], image[WARP][16];
     (void)mask;
     if (!matrix_rows(w, i, 8u * i->count, 1, row))
         return STEP_FAULT;
+    if (UNLIKELY(w->cta->shadow != NULL))
+        divert(row, place, 8u * i->count, image);
     for (uint32_t j = 0; j < i->count; j++) {
         const uint32_t *a = source(w, slots[j]);
         for (uint32_t l = 0; l < WARP; l++) {
@@ -326,16 +336,20 @@ static enum step stmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
         }
     }
     w->worker->bytes[TRAFFIC_STMATRIX] += 128u * i->count;
+    if (UNLIKELY(w->cta->shadow != NULL))
+        return check_matrix(w, place, 8u * i->count, image) ? STEP_NEXT : STEP_FAULT;
     return STEP_NEXT;
 }
 
 /* m16n8.trans.b8: byte e of reg j goes to row 2q + (e & 1), byte g + 8 * (e >> 1) */
 static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
-    uint8_t *row[WARP];
+    uint8_t *row[WARP], *place[WARP], image[WARP][16];
     (void)mask;
     if (!matrix_rows(w, i, 8u * i->count, 1, row))
         return STEP_FAULT;
+    if (UNLIKELY(w->cta->shadow != NULL))
+        divert(row, place, 8u * i->count, image);
     for (uint32_t j = 0; j < i->count; j++) {
         const uint32_t *a = source(w, slots[j]);
         for (uint32_t l = 0; l < WARP; l++)
@@ -343,6 +357,8 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
                 row[8 * j + 2 * (l & 3) + (e & 1)][(l >> 2) + 8 * (e >> 1)] = (uint8_t)(a[l] >> 8 * e);
     }
     w->worker->bytes[TRAFFIC_STMATRIX] += 128u * i->count;
+    if (UNLIKELY(w->cta->shadow != NULL))
+        return check_matrix(w, place, 8u * i->count, image) ? STEP_NEXT : STEP_FAULT;
     return STEP_NEXT;
 }
 

@@ -215,7 +215,7 @@ enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
 /* Apply a bulk reduction element by element. */
 static void reduce(const struct async_op *op, const uint8_t *from, uint8_t *to) {
     const uint32_t size = type_bytes((enum type)op->type);
-    atomic_function *function = atomic_find((enum atomic_op)op->op, (enum type)op->type);
+    atomic_function *function = atomic_find_bulk((enum atomic_op)op->op, (enum type)op->type);
     for (uint32_t at = 0; at < op->bytes; at += size) {
         uint64_t value = 0;
         for (uint32_t b = 0; b < size; b++)

@@ -43,9 +43,21 @@ LOOP(min_s64, uint64_t, (int64_t)v < (int64_t)x ? v : x)
 LOOP(max_s64, uint64_t, (int64_t)v > (int64_t)x ? v : x)
 LOOP(inc_32, uint32_t, x >= v ? 0 : x + 1)
 LOOP(dec_32, uint32_t, x == 0 || x > v ? v : x - 1)
-LOOP(add_f32, uint32_t, bits32(ftz(ftz(value32(x)) + ftz(value32(v)))))
-LOOP(add_f32_subnormal, uint32_t, bits32(value32(x) + value32(v)))
-LOOP(add_f64, uint64_t, bits64(value64(x) + value64(v)))
+/* A NaN result of f32 is the canonical one. */
+static uint32_t word_add(float x, float v) {
+    const float r = x + v;
+    return r != r ? 0x7fffffffu : bits32(r);
+}
+
+/* Global memory keeps the NaN that it finds, signalling or not; the operand's before its own. */
+static uint64_t double_add(double x, double v) {
+    return v != v ? bits64(v) : x != x ? bits64(x) : bits64(nan2(x, v, x + v));
+}
+
+LOOP(add_f32, uint32_t, bits32(ftz(value32(word_add(ftz(value32(x)), ftz(value32(v)))))))
+LOOP(add_f32_subnormal, uint32_t, word_add(value32(x), value32(v)))
+LOOP(add_f64, uint64_t, double_add(value64(x), value64(v)))
+LOOP(add_f64_shared, uint64_t, bits64(nan2(value64(x), value64(v), value64(x) + value64(v))))
 
 static uint32_t half_add(uint32_t x, uint32_t v) {
     return half_of(half_value(x & 0xffffu) + half_value(v & 0xffffu));
@@ -77,7 +89,7 @@ LOOP(min_bf16x2, uint32_t, pair(bhalf_extreme(x, v, 0), bhalf_extreme(x >> 16, v
 LOOP(max_bf16x2, uint32_t, pair(bhalf_extreme(x, v, 1), bhalf_extreme(x >> 16, v >> 16, 1)))
 
 /* The function of an operation on a type; NULL where PTX has none. f32 addition is that of global memory, which
- * flushes subnormals. */
+ * flushes subnormals, and f64 addition too, which keeps signalling NaNs. */
 atomic_function *atomic_find(enum atomic_op op, enum type type) {
     static atomic_function *const table[ATOMIC_CAS + 1][TYPE_COUNT] = {
         [ATOMIC_ADD] = {[T_U32] = add_32,
@@ -116,6 +128,11 @@ atomic_function *atomic_find(enum atomic_op op, enum type type) {
     return table[op][type];
 }
 
+/* Bulk reductions keep the subnormals of f32. */
+atomic_function *atomic_find_bulk(enum atomic_op op, enum type type) {
+    return op == ATOMIC_ADD && type == T_F32 ? add_f32_subnormal : atomic_find(op, type);
+}
+
 /* One lane's operand of an element. */
 static uint64_t read_lane(const struct warp *w, uint32_t slot, uint32_t size, uint32_t lane) {
     return size == 8 ? ((const uint64_t *)source(w, slot))[lane] : ((const uint32_t *)source(w, slot))[lane];
@@ -128,6 +145,34 @@ static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t la
         ((uint64_t *)destination(w, slot))[lane] = value;
     else
         ((uint32_t *)destination(w, slot))[lane] = (uint32_t)value;
+}
+
+/* atom.exch.b128 and atom.cas.b128: slots as for atomic_run. One lock serves all of them. */
+enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    const uint32_t *const slots = i->more;
+    const uint64_t *const v = source(w, slots[8]), *const u = source(w, i->kind == ATOMIC_CAS ? i->c : slots[8]);
+    uint64_t *const d = destination(w, slots[0]);
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const uint64_t base =
+            i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane] : ((const uint64_t *)source(w, i->a))[lane];
+        enum space found = SPACE_GLOBAL;
+        uint8_t *const at = memory_any(w, (enum space)i->space, base + (uint64_t)i->offset, 16, 16, lane, 1, &found);
+        uint64_t old[2];
+        if (!at)
+            return STEP_FAULT;
+        const uint64_t expected[2] = {v[lane], v[WARP + lane]}, next[2] = {u[lane], u[WARP + lane]};
+        pthread_mutex_lock(&lock);
+        memcpy(old, at, sizeof old);
+        if (i->kind != ATOMIC_CAS || !memcmp(old, expected, sizeof old))
+            memcpy(at, next, sizeof next);
+        pthread_mutex_unlock(&lock);
+        d[lane] = old[0];
+        d[WARP + lane] = old[1];
+        w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += 16;
+    }
+    return STEP_NEXT;
 }
 
 /* atom and red: kind is the operation, spare the type; i->more lists destinations, then (from 8) sources. */
@@ -145,11 +190,12 @@ enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
         if (w->cta->shadow && !check_atomic(w, at, bytes, lane, i->q))
             return STEP_FAULT;
         const uint64_t u = i->kind == ATOMIC_CAS ? read_lane(w, i->c, i->size, lane) : 0;
-        const int keeps = found == SPACE_SHARED && function == add_f32;
+        atomic_function *run = function;
+        if (found == SPACE_SHARED)
+            run = function == add_f32 ? add_f32_subnormal : function == add_f64 ? add_f64_shared : function;
         uint64_t old[8];
         for (uint32_t k = 0; k < i->count; k++)
-            old[k] =
-                (keeps ? add_f32_subnormal : function)(at + k * i->size, read_lane(w, slots[8 + k], i->size, lane), u);
+            old[k] = run(at + k * i->size, read_lane(w, slots[8 + k], i->size, lane), u);
         for (uint32_t k = 0; k < i->count; k++)
             write_lane(w, slots[k], i->size, lane, old[k]);
         w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += bytes;

@@ -113,8 +113,8 @@ enum step call_return(struct warp *w, const struct inst *i, uint32_t mask) {
         w->frame[l] = c->frame;
         target[l] = c->pc;
         if (caller && caller->is_recursive)
-            move_registers(w, caller, l, w->local + (size_t)l * w->function->local_bytes + c->frame + caller->frame_bytes,
-                           1);
+            move_registers(w, caller, l,
+                           w->local + (size_t)l * w->function->local_bytes + c->frame + caller->frame_bytes, 1);
     }
     return part(w, mask, target);
 }

@@ -65,6 +65,10 @@ struct access {
     uint32_t clock, lane, address, bytes;
     int is_write;
     enum access_kind kind;
+    const struct inst *store;        /* a store whose lanes write from registers, */
+    const uint8_t (*image)[GRANULE]; /* or the rows that a matrix store writes; else both NULL */
+    uint8_t *const *place;
+    uint32_t mask;
 };
 
 static const char *verb(const struct access *a) {
@@ -164,6 +168,25 @@ static void split(struct shadow *s, uint32_t granule) {
     whole->split = 1;
 }
 
+/* Does a store write what is there already? Compilers let several warps store the same value to the same place, and a
+ * chip cannot tell. */
+static int same_value(const struct access *a, uint32_t address, uint32_t bytes) {
+    const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
+    const uint32_t *slots = a->store ? a->store->more : NULL, size = a->store ? a->store->size : 4;
+    for (uint32_t rest = a->mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        for (uint32_t k = 0; k < a->bytes; k++) {
+            const uintptr_t offset = (uintptr_t)a->place[lane] + k - (uintptr_t)at;
+            if (offset >= bytes)
+                continue;
+            const uint8_t *value = slots ? source(a->w, slots[k / size]) : a->image[lane];
+            if (at[offset] != value[slots ? lane * (size == 8 ? 8 : 4) + k % size : k])
+                return 0;
+        }
+    }
+    return 1;
+}
+
 /* Is a weak access ordered after the strong writes of other warps? 0 after a fault. */
 static int after_strong(const struct access *a, const struct cell *c, uint32_t n, uint32_t address) {
     for (uint32_t rest = c->strong & ~(1u << a->w->index); rest; rest &= rest - 1) {
@@ -178,8 +201,12 @@ static int after_strong(const struct access *a, const struct cell *c, uint32_t n
 /* Is the access ordered after the cell's writes, and if need be by a proxy fence? 0 after a fault. */
 static inline int after_write(const struct access *a, uint32_t n, uint32_t address) {
     const struct cell *c = &a->s->cell[n];
-    if (UNLIKELY(c->clock > a->mine->seen[c->agent]))
-        return report_write(a, c, address);
+    if (UNLIKELY(c->clock > a->mine->seen[c->agent])) {
+        const int harmless =
+            (a->store || a->image) && c->agent < AGENT_COPY && same_value(a, address, n < GRANULES ? GRANULE : 1);
+        if (!harmless)
+            return report_write(a, c, address);
+    }
     if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent])
         return report_proxy(a, c->agent, c->pc, address);
     if (LIKELY(!c->strong))
@@ -303,9 +330,13 @@ int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane
 }
 
 /* Check the accesses of all lanes; neighbours that lie next to each other are one. 0 after a fault. */
-int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
-                enum access_kind kind) {
+static int check_places(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
+                        enum access_kind kind, const struct inst *store, const uint8_t (*image)[GRANULE]) {
     struct access a = access_of(w, 0, bytes, is_write, kind);
+    a.store = store;
+    a.image = image;
+    a.place = place;
+    a.mask = mask;
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
     const uintptr_t base = (uintptr_t)w->cta->shared;
     if (is_write && kind == BY_STRONG && !open_strong(w, lowest_bit(mask)))
@@ -332,13 +363,29 @@ int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t b
     return 1;
 }
 
+/* The same for lanes whose data are not in a store's registers. */
+int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
+                enum access_kind kind) {
+    return check_places(w, place, mask, bytes, is_write, kind, NULL, NULL);
+}
+
+/* A matrix store, whose rows are copied to their places if nothing is wrong. 0 after a fault. */
+int check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]) {
+    if (!check_places(w, place, rows == WARP ? FULL : (1u << rows) - 1, GRANULE, 1, BY_PLAIN, NULL,
+                      (const uint8_t (*)[GRANULE])image))
+        return 0;
+    for (uint32_t l = 0; l < rows; l++)
+        memcpy(place[l], image[l], GRANULE);
+    return 1;
+}
+
 /* A load or store of all lanes, whose places are known to be good. 0 after a fault. */
 int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write) {
     const uint32_t bytes = (uint32_t)i->size * i->count;
     const struct shadow *s = w->cta->shadow;
     const int strong = i->q != ORDER_WEAK;
     if ((i->space == SPACE_SHARED || i->space == SPACE_GENERIC) &&
-        !check_lanes(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN))
+        !check_places(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL, NULL))
         return 0;
     if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED)))
         return 1;

@@ -68,7 +68,7 @@ struct mbarrier_shadow {
 };
 
 struct shadow {
-    struct clocks warp[MAX_WARPS], barrier[16];
+    struct clocks warp[MAX_WARPS], barrier[BARRIERS + 1];
     struct clocks released[MAX_WARPS], acquired[MAX_WARPS]; /* by the last fence; by relaxed reads since */
     uint32_t has_released, has_acquired;                    /* sets of warps */
     uint32_t copies[MAX_WARPS];                             /* cp.async operations issued */
@@ -92,6 +92,8 @@ void check_start(struct cta *cta);
 /* The lanes of `mask` access `bytes` bytes each at host pointers. */
 int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
                 enum access_kind kind);
+/* Check a matrix store, then copy its rows of 16 bytes to their places. */
+int check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]);
 int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write);
 int check_atomic(struct warp *w, uint8_t *place, uint32_t bytes, uint32_t lane, uint32_t order);
 int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, int is_write, enum access_kind kind);

@@ -163,7 +163,7 @@ static int read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uin
     const uint32_t lane = lowest_bit(mask);
     *number = ((const uint32_t *)source(w, i->a))[lane];
     *count = i->count ? ((const uint32_t *)source(w, i->b))[lane] : 0;
-    if (*number >= BARRIERS) {
+    if (*number >= BARRIERS && !i->spare) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "barrier %u, expected 0 to %d", *number, BARRIERS - 1);
         return 0;
     }

@@ -44,6 +44,7 @@ static const struct {
     {"cvt", decode_cvt},
     {"setp", decode_setp},
     {"set", decode_set},
+    {"lop3", decode_lop3},
     {"selp", decode_mov},
     {"testp", decode_mov},
     {"and", decode_mov},
@@ -500,10 +501,36 @@ static void name_counter(struct parser *p) {
     p->places[p->length - 1].opcode = counter_index(s->name, length);
 }
 
+/* Instructions that PTX has and this device has not, with the reason. */
+static const struct {
+    const char *name, *reason;
+} refused[] = {
+    {"wgmma", "sm_90a alone has it; SM120 has mma.sync"},
+    {"tcgen05", "sm_100 and its family have it; SM120 has mma.sync"},
+    {"tex", "textures are not supported"},
+    {"tld4", "textures are not supported"},
+    {"txq", "textures are not supported"},
+    {"suld", "surfaces are not supported"},
+    {"sust", "surfaces are not supported"},
+    {"sured", "surfaces are not supported"},
+    {"suq", "surfaces are not supported"},
+    {"mapa", "clusters of more than one CTA are not supported"},
+    {"getctarank", "clusters of more than one CTA are not supported"},
+    {"clusterlaunchcontrol", "clusters of more than one CTA are not supported"},
+    {"multimem", "multicast memory of several devices is not supported"},
+    {"wmma", "fragments whose layout is the compiler's are not supported; use mma.sync"},
+    {"alloca", "a stack that grows at run time is not supported"},
+    {"stacksave", "a stack that grows at run time is not supported"},
+    {"stackrestore", "a stack that grows at run time is not supported"},
+};
+
 /* Refuse an instruction that is not known at all, before its operands are read. */
 void decode_known(struct parser *p) {
     const struct statement *s = &p->statement;
     const size_t word = strcspn(s->name, ".");
+    for (size_t k = 0; k < sizeof refused / sizeof *refused; k++)
+        if (strlen(refused[k].name) == word && !memcmp(refused[k].name, s->name, word))
+            error_at(p, &s->opcode, "unknown instruction '%s': %s", s->name, refused[k].reason);
     for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; k++)
         if (!strncmp(opcodes[k].name, s->name, word) && !opcodes[k].name[word])
             return;

@@ -29,8 +29,8 @@ static uint16_t take_order(struct parser *p, uint32_t *at) {
 
 /* A state space; generic if there is none. */
 static enum space take_space(struct parser *p, uint32_t *at) {
-    static const enum space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED,
-                                        SPACE_LOCAL,  SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM,  SPACE_PARAM};
+    static const enum space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED, SPACE_LOCAL,
+                                        SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM,  SPACE_PARAM};
     const int k =
         take_choice(p, at, "global shared shared::cta shared::cluster local const param param::entry param::func");
     return k < 0 ? SPACE_GENERIC : spaces[k];
@@ -265,11 +265,13 @@ static void decode_atomic(struct parser *p, int returns) {
     const int noftz = take(p, &at, "noftz");
     int policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");
-    const enum type type = take_type(p, &at, "b16 b32 u32 s32 f32 b64 u64 s64 f64 f16 f16x2 bf16 bf16x2");
+    const enum type type = take_type(p, &at, "b16 b32 u32 s32 f32 b64 u64 s64 f64 b128 f16 f16x2 bf16 bf16x2");
     take_end(p, at);
     i.count = (uint8_t)(vector < 0 ? 1 : 2 << vector);
     const int half = type == T_F16 || type == T_BF16 || type == T_F16X2 || type == T_BF16X2;
-    if (op < 0 || !atomic_find((enum atomic_op)op, type) || (half && (op == ATOMIC_ADD) != noftz) || (!half && noftz))
+    const int wide = type == T_B128 && op >= ATOMIC_EXCH;
+    if (op < 0 || (!wide && !atomic_find((enum atomic_op)op, type)) ||
+        (half && (op == ATOMIC_ADD || vector >= 0) != noftz) || (!half && noftz))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     if (vector >= 0 && (space != SPACE_GLOBAL || i.count * type_bytes(type) > 16 || !(half || type == T_F32)))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
@@ -289,7 +291,7 @@ static void decode_atomic(struct parser *p, int returns) {
     i.kind = (uint8_t)op;
     i.spare = (uint8_t)type;
     i.more = slots;
-    struct inst *to = emit(p, atomic_run);
+    struct inst *to = emit(p, wide ? atomic_run_wide : atomic_run);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
     *to = i;
 }

@@ -143,7 +143,7 @@ static void decode_testp(struct parser *p) {
     const uint64_t sign = wide ? 1ULL << 63 : 1ULL << 31, infinity = wide ? 0x7ff0000000000000u : 0x7f800000u;
     const uint64_t normal = wide ? 1ULL << 52 : 1ULL << 23;
     emit_lane(p, wide ? LANE_and_b64 : LANE_and_b32, t, a, constant_slot(p, ~sign, wide, NULL));
-    uint64_t low = 0, span = 0; /* the test is: |bits| - low < span */
+    uint64_t low = 0, span = 0; /* the test is: |bits| - low < span; zero passes that for normal numbers too */
     switch (test) {
     case 0:
         span = infinity;
@@ -166,10 +166,18 @@ static void decode_testp(struct parser *p) {
     default:
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     }
-    emit_lane(p, wide ? LANE_sub_u64 : LANE_sub_u32, t, t, constant_slot(p, low, wide, NULL));
+    const enum lane less = wide ? LANE_setp_lt_u64 : LANE_setp_lt_u32;
     const uint16_t d = need_predicate_destination(p, &s->operand[0]);
-    struct inst *i = emit_lane(p, wide ? LANE_setp_lt_u64 : LANE_setp_lt_u32, 0, t, constant_slot(p, span, wide, NULL));
+    uint16_t zero = 0;
+    if (test == 4) {
+        zero = (uint16_t)register_take(p, T_PRED);
+        emit_lane(p, less, 0, t, constant_slot(p, 1, wide, NULL))->p = zero;
+    }
+    emit_lane(p, wide ? LANE_sub_u64 : LANE_sub_u32, t, t, constant_slot(p, low, wide, NULL));
+    struct inst *i = emit_lane(p, less, 0, t, constant_slot(p, span, wide, NULL));
     i->p = d;
+    i->r = zero;
+    i->kind = zero ? 2 : 0;
 }
 
 /* mov in all its forms, and what shares its decoder. */
@@ -260,74 +268,145 @@ static int find_comparison(const char *name, size_t length, enum type type) {
     return -1;
 }
 
-/* A source of setp; halves are widened to f32 first. */
-static uint32_t compared(struct parser *p, const struct operand *o, enum type type, uint32_t flags) {
-    const uint32_t slot = need_source(p, o, type);
-    if (type != T_F16 && type != T_BF16)
+/* A source of setp; halves are widened to f32 first. Of a packed one, `half` is chosen. */
+static uint32_t compared(struct parser *p, const struct operand *o, enum type type, int half, uint32_t flags) {
+    uint32_t slot = need_source(p, o, type);
+    const int is_half = type == T_F16 || type == T_F16X2, is_brain = type == T_BF16 || type == T_BF16X2;
+    if (!is_half && !is_brain)
         return slot;
+    if (type == T_F16X2 || type == T_BF16X2) {
+        const uint32_t part = register_take(p, T_B16);
+        emit_lane(p, half ? LANE_high_16 : LANE_low_16, part, slot, 0);
+        slot = part;
+    }
     const uint32_t t = register_take(p, T_F32);
-    emit_lane(p, type == T_F16 ? LANE_cvt_f32_f16 : LANE_cvt_f32_bf16, t, slot, 0)->flags = flags;
+    emit_lane(p, is_half ? LANE_compared_f16 : LANE_cvt_f32_bf16, t, slot, 0)->flags = flags;
     return t;
 }
 
-/* The comparison that setp and set share; the last instruction emitted, whose p and q are still to be set. */
-static struct inst *decode_comparison(struct parser *p, uint32_t at, uint32_t first, uint32_t operands) {
-    static const char *const types = "u32 s32 b32 f32 u64 s64 b64 f64 u16 s16 b16 f16 bf16";
+/* What the modifiers of setp and set say. */
+struct comparison {
+    enum lane lane;
+    enum type type;
+    uint32_t flags;
+    int combine;
+};
+
+/* Read the modifiers; set has its destination type among them. */
+static struct comparison read_comparison(struct parser *p) {
+    static const char *const types = "u32 s32 b32 f32 u64 s64 b64 f64 u16 s16 b16 f16 bf16 f16x2 bf16x2";
     struct statement *s = &p->statement;
-    if (at >= s->modifiers)
+    uint32_t at = 0;
+    if (!s->modifiers)
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     const char *name = s->modifier[at];
     const size_t length = s->modifier_length[at];
     at++;
-    const int combine = take_choice(p, &at, "and or xor");
-    const uint32_t flags = take(p, &at, "ftz") ? FLAG_FTZ : 0;
-    if (s->name[3] == '.') /* set has its destination type in between */
-        at++;
-    const enum type type = take_type(p, &at, types);
+    struct comparison c = {.combine = take_choice(p, &at, "and or xor")};
+    c.flags = take(p, &at, "ftz") ? FLAG_FTZ : 0;
+    at += s->name[3] == '.';
+    c.type = take_type(p, &at, types);
     take_end(p, at);
-    const enum type by = type == T_F16 || type == T_BF16 ? T_F32 : type;
-    const int lane = find_comparison(name, length, by);
+    const int halves = type_bytes(c.type) == 2 ? type_class(c.type) == 'f' : type_class(c.type) == 'x';
+    const int lane = find_comparison(name, length, halves ? T_F32 : c.type);
     if (lane < 0)
-        error_at(p, &s->opcode, "unknown instruction '%s': no such comparison of .%s", s->name, type_name(type));
-    need_count(p, operands + (combine >= 0), operands + (combine >= 0));
+        error_at(p, &s->opcode, "unknown instruction '%s': no such comparison of .%s", s->name, type_name(c.type));
+    c.lane = (enum lane)lane;
+    need_count(p, 3 + (c.combine >= 0), 3 + (c.combine >= 0));
+    return c;
+}
+
+/* Emit the comparison of operands 1 and 2, or of a half of them; its p and q are still to be set. */
+static struct inst *emit_comparison(struct parser *p, const struct comparison *c, int half) {
+    const struct statement *s = &p->statement;
     int negate = 0;
-    const uint16_t r = combine >= 0 ? need_predicate(p, &s->operand[first + 2], &negate) : 0;
-    const uint32_t a = compared(p, &s->operand[first], type, flags);
-    const uint32_t b = compared(p, &s->operand[first + 1], type, flags);
-    struct inst *i = emit_lane(p, (enum lane)lane, 0, a, b);
-    i->flags = type == T_F32 ? flags : 0;
-    i->kind = (uint8_t)(combine + 1);
+    const uint16_t r = c->combine >= 0 ? need_predicate(p, &s->operand[3], &negate) : 0;
+    const uint32_t a = compared(p, &s->operand[1], c->type, half, c->flags);
+    const uint32_t b = compared(p, &s->operand[2], c->type, half, c->flags);
+    struct inst *i = emit_lane(p, c->lane, 0, a, b);
+    i->flags = c->type == T_F32 ? c->flags : 0;
+    i->kind = (uint8_t)(c->combine + 1);
     i->r = r;
     i->negate = (uint8_t)negate;
     return i;
 }
 
-/* setp.cmp{.boolop}{.ftz}.type p{|q}, a, b{, {!}c} */
+/* setp.cmp{.boolop}{.ftz}.type p{|q}, a, b{, {!}c}; of packed halves, p is the lower one's and q the upper one's. */
 void decode_setp(struct parser *p) {
     const struct operand *d = &p->statement.operand[0];
     const int pair = d->kind == OPERAND_PAIR;
-    if (has(p, "f16x2") || has(p, "bf16x2"))
-        error_at(p, &p->statement.opcode, "unsupported instruction '%s'", p->statement.name);
-    struct inst *i = decode_comparison(p, 0, 1, 3);
-    i->p = need_predicate_destination(p, pair ? &d->items[0] : d);
-    i->q = pair ? need_predicate_destination(p, &d->items[1]) : 0;
+    const struct comparison c = read_comparison(p);
+    const uint16_t first = need_predicate_destination(p, pair ? &d->items[0] : d);
+    const uint16_t second = pair ? need_predicate_destination(p, &d->items[1]) : 0;
+    if (type_class(c.type) != 'x') {
+        struct inst *i = emit_comparison(p, &c, 0);
+        i->p = first;
+        i->q = second;
+        return;
+    }
+    if (!pair)
+        error_at(p, &p->statement.opcode, "'%s' wants two predicates: p|q", p->statement.name);
+    const uint16_t low = (uint16_t)register_take(p, T_PRED);
+    emit_comparison(p, &c, 0)->p = low;
+    emit_comparison(p, &c, 1)->p = second;
+    struct inst *i = emit(p, control_setp); /* last: the third operand may be p */
+    i->p = first;
+    i->q = low;
 }
 
-/* set.cmp{.boolop}{.ftz}.dtype.stype d, a, b{, {!}c}: all ones or 1.0f */
+/* set.cmp{.boolop}{.ftz}.dtype.stype d, a, b{, {!}c}: all ones or 1.0, for each half of packed ones */
 void decode_set(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 1;
     take_choice(p, &at, "and or xor");
     take(p, &at, "ftz");
-    const enum type type = take_type(p, &at, "u32 s32 f32 u16 s16 f16 bf16");
-    struct inst *i = decode_comparison(p, 0, 1, 3);
-    const uint16_t t = (uint16_t)register_take(p, T_PRED);
-    i->p = t;
-    const uint32_t one = type == T_F32 ? 0x3f800000u : type == T_F16 ? 0x3c00u : type == T_BF16 ? 0x3f80u : FULL;
-    const uint32_t yes = constant_slot(p, type_bytes(type) == 2 ? one & 0xffffu : one, 0, NULL);
-    struct inst *choose =
-        emit_lane(p, LANE_selp_32, need_destination(p, &s->operand[0], type), yes, constant_slot(p, 0, 0, NULL));
-    choose->r = t;
+    const enum type type = take_type(p, &at, "u32 s32 f32 u16 s16 f16 bf16 f16x2 bf16x2");
+    const struct comparison c = read_comparison(p);
+    const int packed = type_class(c.type) == 'x';
+    if (packed != (type_class(type) == 'x') || (packed && type != c.type))
+        error_at(p, &s->opcode, "unknown instruction '%s': these two types do not go together", s->name);
+    const uint32_t one = type == T_F32                        ? 0x3f800000u
+                         : type == T_F16 || type == T_F16X2   ? 0x3c00u
+                         : type == T_BF16 || type == T_BF16X2 ? 0x3f80u
+                         : type_bytes(type) == 2              ? 0xffffu
+                                                              : FULL;
+    uint32_t part[2] = {0};
+    for (int half = 0; half <= packed; half++) {
+        const uint16_t t = (uint16_t)register_take(p, T_PRED);
+        emit_comparison(p, &c, half)->p = t;
+        part[half] = packed ? register_take(p, T_B32) : need_destination(p, &s->operand[0], type);
+        emit_lane(p, LANE_selp_32, part[half], constant_slot(p, one, 0, NULL), constant_slot(p, 0, 0, NULL))->r = t;
+    }
+    if (packed)
+        emit_lane(p, LANE_join_16, need_destination(p, &s->operand[0], type), part[0], part[1]);
+}
+
+/* lop3.boolop.b32 d|p, a, b, c, table, {!}q: p = (d != 0) boolop q */
+void decode_lop3(struct parser *p) {
+    struct statement *s = &p->statement;
+    uint32_t at = 0;
+    const int combine = take_choice(p, &at, "or and");
+    if (combine < 0 || !take(p, &at, "b32"))
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    take_end(p, at);
+    need_count(p, 6, 6);
+    const struct operand *d = &s->operand[0];
+    if (d->kind != OPERAND_PAIR)
+        error_at(p, &s->opcode, "'%s' wants a register and a predicate: d|p", s->name);
+    int negate = 0;
+    const uint16_t q = need_predicate(p, &s->operand[5], &negate);
+    const uint32_t a = need_source(p, &s->operand[1], T_B32), b = need_source(p, &s->operand[2], T_B32);
+    const uint32_t c = need_source(p, &s->operand[3], T_B32);
+    const uint32_t table = constant_slot(p, (uint64_t)need_integer(p, &s->operand[4], 0, 255), 0, NULL);
+    const uint32_t to = need_destination(p, &d->items[0], T_B32);
+    struct inst *i = emit_lane(p, LANE_lop3_b32, to, a, b);
+    i->c = c;
+    i->e = table;
+    i = emit_lane(p, LANE_setp_ne_u32, 0, to, constant_slot(p, 0, 0, NULL));
+    i->p = need_predicate_destination(p, &d->items[1]);
+    i->kind = combine ? 1 : 2;
+    i->r = q;
+    i->negate = (uint8_t)negate;
 }
 
 /* ---- conversions ---- */
@@ -425,8 +504,10 @@ void decode_cvt(struct parser *p) {
     int integral;
     if (has(p, "pack"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    const uint32_t flags = cvt_flags(p, &at, &integral);
+    uint32_t flags = cvt_flags(p, &at, &integral);
     const enum type to = take_type(p, &at, types), from = take_type(p, &at, types);
+    if (to == T_F16 && from == T_F32) /* f16 has its subnormals, and those of f32 round like any small number */
+        flags &= ~(uint32_t)FLAG_FTZ;
     take_end(p, at);
     need_count(p, 2, 2);
     const int to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
@@ -455,7 +536,8 @@ void decode_cvt(struct parser *p) {
             emit_lane(p, LANE_round_f64, rounded, wide, 0)->flags = integral == 1 ? flags : FLAG_SAT | no_rounding;
             wide = rounded;
         }
-        emit_number(p, to, wide_type, t, wide, integral == 1 && to_float ? flags & FLAG_FTZ : flags);
+        const uint32_t nan = from == T_F64 ? FLAG_NAN : 0;
+        emit_number(p, to, wide_type, t, wide, nan | (integral == 1 && to_float ? flags & FLAG_FTZ : flags));
     }
     emit_extend(p, &s->operand[0], to, t);
 }

@@ -86,14 +86,20 @@ static int decode_other_barrier(struct parser *p, uint32_t at, int is_bar) {
     }
     if (!take(p, &at, "cluster"))
         return 0;
-    /* a cluster is one CTA: arriving and waiting is nothing */
-    if (take_choice(p, &at, "arrive wait") < 0)
+    /* a cluster is one CTA: waiting is a barrier of all its threads, and arriving, which may come long before, nothing
+     */
+    const int wait = take_choice(p, &at, "arrive wait");
+    if (wait < 0)
         unknown(p);
     take_choice(p, &at, "release relaxed acquire");
-    take(p, &at, "aligned");
+    const int aligned = take(p, &at, "aligned");
     take_end(p, at);
     need_count(p, 0, 0);
-    emit(p, control_nop);
+    const uint32_t number = constant_slot(p, CLUSTER_BARRIER, 0, NULL);
+    struct inst *i = emit(p, wait ? control_bar : control_nop);
+    i->a = number;
+    i->spare = 1;
+    i->flags = (uint32_t)aligned;
     return 1;
 }
 

@@ -59,7 +59,7 @@ static void check_scale(struct parser *p, int kind, int vector, int stype, struc
 /* Read all the modifiers of mma.sync into a shape. Returns its kind. */
 static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     struct statement *s = &p->statement;
-    static const uint16_t depths[] = {4, 8, 16, 32, 64, 128, 256};
+    static const uint16_t depths[] = {4, 8, 16, 32, 64, 128, 256, 16, 32, 128};
     uint32_t at = 0;
     int vector = 0;
     if (!take(p, &at, "sync") || !take(p, &at, "aligned"))
@@ -67,7 +67,9 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     int kind = take_kind(p, &at), scaled = take(p, &at, "block_scale");
     const char *const vectors = "scale_vec::1X scale_vec::2X scale_vec::4X";
     int v = scaled ? take_choice(p, &at, vectors) : -1;
-    const int k = take_choice(p, &at, "m16n8k4 m16n8k8 m16n8k16 m16n8k32 m16n8k64 m16n8k128 m16n8k256");
+    const int k = take_choice(p, &at,
+                              "m16n8k4 m16n8k8 m16n8k16 m16n8k32 m16n8k64 m16n8k128 m16n8k256 "
+                              "m8n8k16 m8n8k32 m8n8k128");
     if (k < 0)
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     shape->k = depths[k];
@@ -164,6 +166,44 @@ static void read_selectors(struct parser *p, const struct operand *o, struct mma
     }
 }
 
+/* The upper half of a product of 16 rows that has 8 only: A and C are zero there and D is dropped. */
+static void drop_upper_rows(struct parser *p, struct mma_plan *plan) {
+    const uint32_t zero = constant_slot(p, 0, 0, NULL);
+    plan->a.slot[1] = plan->c.slot[2] = plan->c.slot[3] = zero;
+    plan->d.slot[2] = register_take(p, T_B32);
+    plan->d.slot[3] = register_take(p, T_B32);
+    plan->a.count = 2;
+    plan->c.count = plan->d.count = 4;
+    plan->a.together = plan->c.together = plan->d.together = 0;
+}
+
+/* mma.sync.aligned.{m8n8k4 m16n8k4 m16n8k8 m16n8k16}.row.col.f64.f64.f64.f64 d, a, b, c */
+static void decode_mma_double(struct parser *p) {
+    struct statement *s = &p->statement;
+    struct mma_plan *plan = parser_take(p, sizeof *plan);
+    uint32_t at = 0;
+    if (!take(p, &at, "sync") || !take(p, &at, "aligned"))
+        unknown(p);
+    const int shape = take_choice(p, &at, "m8n8k4 m16n8k4 m16n8k8 m16n8k16");
+    if (shape < 0 || !take(p, &at, "row") || !take(p, &at, "col"))
+        unknown(p);
+    for (int k = 0; k < 4; k++)
+        if (!take(p, &at, "f64"))
+            unknown(p);
+    take_end(p, at);
+    need_count(p, 4, 4);
+    const uint32_t rows = shape ? 16 : 8, depth = shape ? 2u << shape : 4;
+    plan->shape.k = (uint16_t)depth;
+    read_fragment(p, &s->operand[0], rows / 4, T_F64, 0, &plan->d);
+    read_fragment(p, &s->operand[1], rows * depth / 32, T_F64, 1, &plan->a);
+    read_fragment(p, &s->operand[2], depth / 4, T_F64, 1, &plan->b);
+    read_fragment(p, &s->operand[3], rows / 4, T_F64, 1, &plan->c);
+    plan->flops = 2u * rows * 8u * depth;
+    struct inst *i = emit(p, control_aligned);
+    i->next = tensor_mma_double;
+    i->more = plan;
+}
+
 /* Bits of an element, with its container. */
 static uint32_t element_bits(int type) {
     switch (type) {
@@ -184,11 +224,16 @@ static uint32_t element_bits(int type) {
     }
 }
 
-/* mma.sync.aligned.m16n8k*.row.col... d, a, b, c{, scale-a, {byte, thread}, scale-b, {byte, thread}} */
+/* mma.sync.aligned.m16n8k*.row.col... or, for integers, .m8n8k*: d, a, b, c{, scale-a, {byte, thread}, scale-b, {byte,
+ * thread}} */
 void decode_mma(struct parser *p) {
     struct statement *s = &p->statement;
     if (has(p, "sp") || has(p, "sp::ordered_metadata"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
+    if (has(p, "f64")) {
+        decode_mma_double(p);
+        return;
+    }
     struct mma_plan *plan = parser_take(p, sizeof *plan);
     struct mma_shape *shape = &plan->shape;
     const int kind = read_modifiers(p, shape);
@@ -197,14 +242,20 @@ void decode_mma(struct parser *p) {
     if (!plan->run)
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     const uint32_t bits = element_bits(shape->a_type);
-    const uint32_t a = 16u * shape->k * bits / 1024u, accumulators = shape->accumulator == MMA_ACC_F16 ? 2 : 4;
+    const int half = has(p, "m8n8k16") || has(p, "m8n8k32") || has(p, "m8n8k128");
+    if (half && (shape->accumulator != MMA_ACC_S32 || shape->k * bits != 128))
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    const uint32_t a = 16u * shape->k * bits / 1024u;
+    const uint32_t accumulators = half || shape->accumulator == MMA_ACC_F16 ? 2 : 4;
     const enum type type = shape->accumulator == MMA_ACC_F32 ? T_F32 : T_B32;
     need_count(p, shape->scale ? 8 : 4, shape->scale ? 8 : 4);
     read_fragment(p, &s->operand[0], accumulators, type, 0, &plan->d);
-    read_fragment(p, &s->operand[1], a, T_B32, 1, &plan->a);
+    read_fragment(p, &s->operand[1], half ? 1 : a, T_B32, 1, &plan->a);
     read_fragment(p, &s->operand[2], a / 2, T_B32, 1, &plan->b);
     read_fragment(p, &s->operand[3], accumulators, type, 1, &plan->c);
-    plan->flops = 2u * 16u * 8u * shape->k;
+    if (half)
+        drop_upper_rows(p, plan);
+    plan->flops = 2u * (half ? 8u : 16u) * 8u * shape->k;
     plan->constant = 1;
     if (shape->scale) {
         plan->scale_a = need_source(p, &s->operand[4], T_B32);

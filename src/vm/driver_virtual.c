@@ -1,6 +1,7 @@
 /* The CUDA driver API above the virtual SM120. Streams run their work as it is given to them, so that everything is in
  * order and nothing is ever pending. */
 #define _GNU_SOURCE
+#include "environment.h"
 #include "registry.h"
 #include "vm.h"
 #include <stdio.h>
@@ -64,10 +65,29 @@ static const struct {
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"}};
 
+static CUresult read_device_count(uint64_t *count) {
+    return environment_number("PYSM120_VIRTUAL_DEVICES", 1, MAX_DEVICES, 1, count);
+}
+
 static int device_count(void) {
-    const char *text = getenv("PYSM120_VIRTUAL_DEVICES");
-    const int n = text && *text ? atoi(text) : 1;
-    return n < 0 ? 0 : n > MAX_DEVICES ? MAX_DEVICES : n;
+    uint64_t count;
+    read_device_count(&count);
+    return (int)count;
+}
+
+/* The bytes of a device's memory: at most what a process can address. */
+static CUresult read_memory_limit(uint64_t *bytes) {
+    return environment_number("PYSM120_VIRTUAL_MEMORY", 1, 1ULL << 47, 24ULL << 30, bytes);
+}
+
+/* Are the variables right that a device is opened by? Those of a launch are checked by it. */
+static CUresult check_environment(void) {
+    static const char *const widths[] = {"base", "v3", "v4"};
+    uint64_t number;
+    int width;
+    CUresult r = read_device_count(&number);
+    r = r ? r : read_memory_limit(&number);
+    return r ? r : environment_word("PYSM120_VM_ISA", widths, 2, &width);
 }
 
 /* The device of the current context, or NULL. */
@@ -118,7 +138,7 @@ static CUresult virtual_cuDeviceGetCount(int *count) {
     if (!count)
         return null_argument("count");
     *count = device_count();
-    return CUDA_SUCCESS;
+    return check_environment();
 }
 
 static CUresult check_device(CUdevice device) {
@@ -171,8 +191,9 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
 }
 
 static size_t memory_limit(void) {
-    const char *text = getenv("PYSM120_VIRTUAL_MEMORY");
-    return text && *text ? (size_t)strtoull(text, NULL, 0) : (size_t)24 << 30;
+    uint64_t bytes;
+    read_memory_limit(&bytes);
+    return (size_t)bytes;
 }
 
 /* What is asked for, as far as a host can have addresses for it. */

@@ -369,8 +369,10 @@ static int call_builtin(struct parser *p, const struct call_text *c, const struc
 static const struct signature *call_signature(struct parser *p, const struct call_text *c, struct definition *d) {
     const struct token *t = &c->target.token;
     if (d && !d->has_body && d->is_extern)
-        error_at(p, t, "'%.*s' is not defined in this text, and nothing links it; of the system's functions there are "
-                       "vprintf and __assertfail", (int)t->length, t->at);
+        error_at(p, t,
+                 "'%.*s' is not defined in this text, and nothing links it; of the system's functions there are "
+                 "vprintf and __assertfail",
+                 (int)t->length, t->at);
     if (!d && c->target.kind != OPERAND_REGISTER)
         error_at(p, t, "undefined function '%.*s'", (int)t->length, t->at);
     if (!d && !c->prototype)

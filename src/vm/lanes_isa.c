@@ -77,14 +77,10 @@
 #define PUT_B64(x)  ((uint64_t)(x))
 #define PUT_U64(x)  ((uint64_t)(x))
 #define PUT_S64(x)  ((uint64_t)(x))
-#define PUT_F64(x)  put_f64(x)
+#define PUT_F64(x)  bits64(x)
 
 static inline uint32_t put_f32(float x) {
     return x != x ? 0x7fffffffu : bits32(x);
-}
-
-static inline uint64_t put_f64(double x) {
-    return x != x ? 0x7fffffffffffffffu : bits64(x);
 }
 
 /* Write the lanes of `mask` only. */

@@ -64,6 +64,11 @@ static inline uint32_t sign24(uint32_t a) {
     return (uint32_t)((int32_t)(a << 8) >> 8);
 }
 
+/* Bits 16 to 47 of the product of two signed 24-bit numbers. */
+static inline int32_t high24s(uint32_t a, uint32_t b) {
+    return (int32_t)((int64_t)(int32_t)sign24(a) * (int32_t)sign24(b) >> 16);
+}
+
 static inline int32_t divide32(int32_t a, int32_t b) {
     return b == 0 ? -1 : b == -1 ? (int32_t)(0u - (uint32_t)a) : a / b;
 }
@@ -176,7 +181,7 @@ static inline int64_t extract_s(int64_t a, uint32_t position, uint32_t length, u
     if (length == 0)
         return 0;
     const int64_t shifted = a >> (position < 63 ? position : 63);
-    if (position + length > top)
+    if (length > top || position > top - length)
         return shifted;
     const uint32_t up = 64 - length;
     return (int64_t)((uint64_t)shifted << up) >> up;
@@ -234,10 +239,12 @@ static inline uint32_t bit_mask(uint32_t start, uint32_t length) {
 static inline uint32_t find_set(uint32_t mask, uint32_t base, int32_t offset) {
     if (base > 31)
         return FULL;
+    if (offset == INT32_MIN)
+        return 0;
     if (offset == 0)
         return mask >> base & 1 ? base : FULL;
     const int step = offset > 0 ? 1 : -1;
-    int32_t left = offset > 0 ? offset : offset == INT32_MIN ? INT32_MAX : -offset;
+    int32_t left = offset > 0 ? offset : -offset;
     for (int32_t i = (int32_t)base; i >= 0 && i < 32; i += step)
         if ((mask >> i & 1) && --left == 0)
             return (uint32_t)i;
@@ -294,6 +301,16 @@ static inline double square_root(double x) {
 static inline float ftz(float x) {
     const uint32_t u = bits32(x);
     return value32(u & 0x7f800000u ? u : u & 0x80000000u);
+}
+
+/* The result r of an instruction with .ftz: it is flushed where it would be below the least normal number if exponents
+ * had no end. `scaled` is the result for operands 2^64 times as large. */
+static inline float flushed(float r, float scaled) {
+    return scaled < 0x1p-62f && scaled > -0x1p-62f ? value32(bits32(r) & 0x80000000u) : ftz(r);
+}
+
+static inline float flushed_if(float r, float scaled, uint32_t flags) {
+    return flags & FLAG_FTZ ? flushed(r, scaled) : r;
 }
 
 /* An operand, flushed if the instruction says .ftz. */
@@ -354,6 +371,30 @@ static inline float extreme(float a, float b, int want_larger, uint32_t flags) {
     return r;
 }
 
+/* What an f64 instruction makes of NaN: the operand that is one, quiet, the first in the order given; another invalid
+ * operation gives the NaN with the sign set. */
+static inline double nan2(double first, double second, double r) {
+    const uint64_t quiet = 1ULL << 51;
+    const uint64_t u = first != first     ? bits64(first) | quiet
+                       : second != second ? bits64(second) | quiet
+                       : r != r           ? 0xfff8000000000000u
+                                          : bits64(r);
+    return value64(u);
+}
+
+static inline double nan3(double first, double second, double third, double r) {
+    return first == first && second == second ? nan2(third, third, r) : nan2(first, second, r);
+}
+
+/* An f32 as a double: with .ftz it goes through an instruction that makes every NaN canonical. */
+static inline double widened(float x, uint32_t flags) {
+    return (double)(flags & FLAG_FTZ && x != x ? value32(0x7fffffffu) : in(x, flags));
+}
+
+static inline double high_nan(double x) {
+    return x != x ? value64(0x7fffffff00000000u) : x;
+}
+
 /* The upper 32 bits of a double, subnormals flushed: what the .ftz.f64 approximations work on. */
 static inline double high_word(double x) {
     uint64_t u = bits64(x) & 0xffffffff00000000u;
@@ -376,6 +417,12 @@ static inline uint32_t out(float x, uint32_t flags) {
 
 static inline uint64_t two(uint32_t lower, uint32_t upper) {
     return (uint64_t)upper << 32 | lower;
+}
+
+/* a * (1 / b), where the reciprocal of more than 2^126 is flushed to zero */
+static inline float divide_fast(float a, float b) {
+    const float r = (float)((double)a / (double)b);
+    return absolute(b) > 0x1p126f ? a * value32(bits32(b) & 0x80000000u) : r;
 }
 
 /* ---- transcendental functions ---- */
@@ -493,6 +540,11 @@ static inline float hin(float x, uint32_t flags) {
     return (flags & FLAG_FTZ) && absolute(x) < 0x1p-14f ? value32(bits32(x) & 0x80000000u) : x;
 }
 
+/* A result that is to be rounded to f16: what rounds to 2^-14 is not flushed. */
+static inline float hout(float x, uint32_t flags) {
+    return (flags & FLAG_FTZ) && absolute(x) < 0x1.ffep-15f ? value32(bits32(x) & 0x80000000u) : x;
+}
+
 /* a + b rounded to odd in f32: what is lost leaves a sticky bit, so a second rounding to fewer bits is right. */
 static inline float add_odd(float a, float b) {
     const double s = (double)a + (double)b;
@@ -590,15 +642,18 @@ static inline uint32_t ue8m0_bhalf(uint32_t code) {
 /* ---- conversions through double ---- */
 
 /* Round a double to `fraction` bits with smallest normal exponent `least`, by the instruction's mode; return the
- * bits of the format (f16, bf16 or f32). .sat clamps to [0, 1], and NaN to 0. */
+ * bits of the format (f16, bf16 or f32). .sat clamps to [0, 1], and NaN to 0; otherwise a NaN is the canonical one or,
+ * with FLAG_NAN, keeps its sign and the upper bits of its payload. */
 static inline uint32_t narrow_float(double value, int fraction, int least, uint32_t flags) {
     const double x = satd(value, flags);
     const uint32_t width = fraction == 10 ? 5 : 8, infinity = ((1u << width) - 1) << fraction;
     const uint32_t sign_place = fraction == 23 ? 31 : 15;
     const uint64_t u = bits64(x), a = u & ~(1ULL << 63);
-    if (a > 0x7ff0000000000000u)
-        return fraction == 23 ? 0x7fffffffu : 0x7fffu;
     const uint32_t sign = (uint32_t)(u >> 63) << sign_place;
+    if (a > 0x7ff0000000000000u && !(flags & FLAG_NAN))
+        return fraction == 23 ? 0x7fffffffu : 0x7fffu;
+    if (a > 0x7ff0000000000000u)
+        return sign | infinity | 1u << (fraction - 1) | ((uint32_t)(a >> (52 - fraction)) & (infinity - 1));
     int exponent = (int)(a >> 52) - 1023;
     uint64_t m = (a & 0xfffffffffffffu) | (a >> 52 ? 1ULL << 52 : 0);
     const uint32_t mode = ROUNDING(flags);
@@ -618,7 +673,7 @@ static inline uint32_t narrow_float(double value, int fraction, int least, uint3
         if (r >= infinity)
             r = mode == 1 || ((mode == 2 || mode == 3) && !away) ? infinity - 1 : infinity;
     }
-    if ((flags & FLAG_FTZ) && !(r & infinity))
+    if ((flags & FLAG_FTZ) && fraction == 23 && !(r & infinity))
         r = 0;
     return r | sign;
 }
@@ -634,12 +689,17 @@ static inline uint32_t narrow_pack(float x, int fraction, int least, uint32_t fl
 static inline uint32_t tf32_of(float x, uint32_t flags) {
     uint32_t u = bits32(relu(x, flags));
     const uint32_t mode = ROUNDING(flags);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return 0x7fffffffu;
+    if ((u & 0x7fffffffu) > 0x7f800000u && mode != 4)
+        return 0x7fffe000u;
     if ((u & 0x7fffffffu) < 0x7f800000u)
         u += mode == 4 ? 0x1000u : mode == 0 ? 0xfffu + (u >> 13 & 1u) : 0u;
     u &= 0xffffe000u;
-    return (flags & FLAG_SAT) && (u & 0x7fffffffu) == 0x7f800000u ? u - 0x2000u : u;
+    return (flags & FLAG_SAT) && (u & 0x7f800000u) == 0x7f800000u ? u - 0x2000u : u;
+}
+
+/* NaN as an integer: 0, or the sign bit where the source is f64. */
+static inline uint32_t nan_or(double x, uint32_t flags, uint32_t sign_bit, uint32_t r) {
+    return x != x ? (flags & FLAG_NAN ? sign_bit : 0u) : r;
 }
 
 /* Round to an integer by mode. */

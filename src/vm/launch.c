@@ -2,6 +2,7 @@
  * progress even if no helper can be started. */
 #define _GNU_SOURCE
 #include "check.h"
+#include "environment.h"
 #include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -60,7 +61,8 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
     const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
     const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
     const size_t calls = sizeof(struct call) * f->call_depth * WARP;
-    const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128, all = each * launch->warps + shared + 64;
+    const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128,
+                 all = each * launch->warps + shared + 64;
     worker->launch = launch;
     if (all > worker->memory_bytes) {
         free(worker->memory);
@@ -138,11 +140,16 @@ static void work(struct launch *launch) {
 
 /* ---- the pool ------------------------------------------------------------------------------------------------ */
 
+static CUresult read_threads(uint64_t *threads) {
+    return environment_number("PYSM120_THREADS", 1, 1024, 0, threads);
+}
+
 /* How many threads run CTAs. */
 unsigned launch_threads(void) {
-    const char *text = getenv("PYSM120_THREADS");
-    if (text && atoi(text) > 0)
-        return (unsigned)atoi(text) < 1024 ? (unsigned)atoi(text) : 1024;
+    uint64_t asked;
+    read_threads(&asked);
+    if (asked)
+        return (unsigned)asked;
 #ifdef CPU_COUNT
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
@@ -277,30 +284,31 @@ void launch_configure(const struct driver_options *options) {
 /* The level of checks, which the device's name or the environment says. */
 static CUresult choose_checks(enum checks *checks) {
     static const char *const names[] = {"off", "default", "full"};
-    const char *text = getenv("PYSM120_CHECKS");
-    *checks = configured && configured->checks >= 0 ? (enum checks)configured->checks : CHECKS_DEFAULT;
-    if ((configured && configured->checks >= 0) || !text || !*text)
-        return CUDA_SUCCESS;
-    for (uint32_t k = 0; k < 3; k++)
-        if (!strcmp(text, names[k])) {
-            *checks = (enum checks)k;
-            return CUDA_SUCCESS;
-        }
-    return fault_set(CUDA_ERROR_INVALID_VALUE, "PYSM120_CHECKS is \"%.100s\", expected off, default or full", text);
+    int level;
+    const CUresult r = environment_word("PYSM120_CHECKS", names, CHECKS_DEFAULT, &level);
+    *checks = (enum checks)(configured && configured->checks >= 0 ? configured->checks : level);
+    return r;
 }
 
-static uint64_t environment(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text && *text ? strtoull(text, NULL, 0) : otherwise;
+/* The seed and the limit of instructions; the number of threads is read where they start. */
+static CUresult choose_numbers(uint64_t *seed, uint64_t *limit) {
+    uint64_t threads;
+    CUresult r = environment_number("PYSM120_SEED", 0, UINT64_MAX, 0, seed);
+    r = r ? r : environment_number("PYSM120_INSTRUCTION_LIMIT", 1, UINT64_MAX, 1ULL << 40, limit);
+    if (configured && configured->has_seed)
+        *seed = configured->seed;
+    return r ? r : read_threads(&threads);
 }
 
 /* Run a kernel to its end. */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments) {
     enum checks checks;
+    uint64_t seed = 0, limit = 0;
     CUresult r = check_shape(f, grid, block);
     r = r ? r : check_dynamic(f, dynamic);
     r = r ? r : choose_checks(&checks);
+    r = r ? r : choose_numbers(&seed, &limit);
     if (r)
         return r;
     if (f->parameter_count && !arguments)
@@ -319,9 +327,8 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
                             .parameters = parameters,
                             .ctas = (uint64_t)grid[0] * grid[1] * grid[2],
                             .checks = checks,
-                            .seed =
-                                configured && configured->has_seed ? configured->seed : environment("PYSM120_SEED", 0),
-                            .instruction_limit = environment("PYSM120_INSTRUCTION_LIMIT", 1ULL << 40)};
+                            .seed = seed,
+                            .instruction_limit = limit};
     launch.interrupts = atomic_load(&device->interrupts);
     launch.warps = (launch.threads + WARP - 1) / WARP;
     launch.stride = choose_stride(launch.seed, launch.ctas);

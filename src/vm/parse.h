@@ -50,10 +50,10 @@ struct symbol {
     uint32_t align;
     const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
     int is_dynamic;
-    int is_prototype; /* an entry that is declared, and not yet defined */
-    int is_argument;                    /* a .param variable of a function or of a call, in local memory */
-    struct definition *definition;      /* of a function */
-    const struct signature *prototype;  /* of a label */
+    int is_argument;                   /* a .param variable of a function or of a call, in local memory */
+    int is_prototype;                  /* an entry that is declared, and not yet defined */
+    struct definition *definition;     /* of a function */
+    const struct signature *prototype; /* of a label */
 };
 
 enum operand_kind {
@@ -165,9 +165,9 @@ struct parser {
     struct constant *constants;
     uint32_t constant_count, constant_space, constant_bytes;
     uint32_t register_bytes, predicates, shared_bytes, local_bytes;
-    uint32_t const_bytes; /* of the module */
+    uint32_t const_bytes;                 /* of the module */
     uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
-    uint8_t *wide; /* [register / 128] */
+    uint8_t *wide;                        /* [register / 128] */
     uint32_t wide_space;
     struct definition *definitions; /* latest first */
     uint32_t definition_count, argument_bytes;
@@ -264,6 +264,6 @@ decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fen
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
     decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
 decoder decode_mma;
-decoder decode_mov, decode_cvt, decode_setp, decode_set;
+decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
 
 #endif

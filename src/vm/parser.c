@@ -39,6 +39,8 @@ enum type type_find(const char *text, size_t length) {
 /* Find the type of a declaration in a dot token. */
 enum type token_type(struct parser *p) {
     enum type type = T_NONE;
+    if (token_is(&p->token, ".texref") || token_is(&p->token, ".samplerref") || token_is(&p->token, ".surfref"))
+        error_at(p, &p->token, "textures and surfaces are not supported");
     if (p->token.kind == TOKEN_DOT)
         type = type_find(p->token.at + 1, p->token.length - 1);
     if (type == T_NONE || type > T_B128 || type == T_TF32 || type == T_F32X2)
@@ -55,7 +57,7 @@ struct variable {
     struct token name;
     enum space space;
     enum type type;
-    uint32_t align;
+    uint32_t align, vector;
     uint64_t count; /* elements, all dimensions */
     int is_array, is_open, is_extern;
 };
@@ -196,7 +198,8 @@ static void declare_variable(struct parser *p, struct variable *v) {
     s->space = v->space;
     s->align = v->align;
     if (v->is_open && p->token.kind == '=')
-        v->count = count_elements(p);
+        v->count = count_elements(p) / v->vector;
+    v->count *= v->vector;
     s->bytes = v->count * type_bytes(v->type);
     s->is_dynamic = v->space == SPACE_SHARED && v->is_open;
     if (s->is_dynamic && !v->is_extern)
@@ -226,8 +229,7 @@ static void declare_variable(struct parser *p, struct variable *v) {
 
 /* .shared .align 16 .b8 name[n], ...; the space has been read. */
 static void read_variables(struct parser *p, enum space space, int is_extern) {
-    struct variable v = {.space = space, .is_extern = is_extern};
-    uint32_t vector = 1;
+    struct variable v = {.space = space, .is_extern = is_extern, .vector = 1};
     for (;;) {
         if (token_is(&p->token, ".align")) {
             token_next(p);
@@ -237,7 +239,7 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
                 error_at(p, &at, "an alignment is a power of two up to 4096");
             v.align = (uint32_t)align;
         } else if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4")) {
-            vector = p->token.at[2] == '2' ? 2 : 4;
+            v.vector = p->token.at[2] == '2' ? 2 : 4;
             token_next(p);
         } else if (token_is(&p->token, ".attribute")) {
             error_at(p, &p->token, ".attribute is not supported");
@@ -249,9 +251,7 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
     if (v.type == T_PRED)
         error_at(p, &p->token, "a predicate is a register, not a variable");
     if (!v.align)
-        v.align = type_bytes(v.type) * vector;
-    if (vector != 1)
-        error_at(p, &p->token, "variables of vector type are not supported");
+        v.align = type_bytes(v.type) * v.vector;
     do {
         v.is_array = v.is_open = 0;
         declare_variable(p, &v);
@@ -632,9 +632,9 @@ static void read_version(struct parser *p) {
     if (t.kind != TOKEN_REAL)
         error_at(p, &t, "expected a version such as 8.8");
     p->version = (int)(t.real * 10 + 0.5);
-    if (p->version > 94 || p->version < 60) {
+    if (p->version < 60 || p->version > 999) { /* of a newer one, whatever instructions are known */
         p->result = CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
-        error_at(p, &t, "this device reads .version 6.0 to 9.4");
+        error_at(p, &t, "this device reads .version 6.0 and later");
     }
     token_next(p);
 }

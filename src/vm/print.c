@@ -104,8 +104,7 @@ static void convert(struct arguments *a, const struct conversion *c, struct text
     const char *length = strchr("diouxXc", c->type) && c->type != 'c' ? "ll" : "";
     snprintf(format, sizeof format, "%%%s*.*%s%c", c->flags, length, c->type == 'p' ? 's' : c->type);
     if (strchr("di", c->type)) {
-        n = snprintf(out, sizeof out, format, c->width, c->precision,
-                     (long long)next_argument(a, c->is_long ? 8 : 4));
+        n = snprintf(out, sizeof out, format, c->width, c->precision, (long long)next_argument(a, c->is_long ? 8 : 4));
     } else if (strchr("ouxX", c->type)) {
         const uint64_t value = next_argument(a, c->is_long ? 8 : 4);
         n = snprintf(out, sizeof out, format, c->width, c->precision,

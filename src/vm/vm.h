@@ -24,7 +24,8 @@
  *
  * Environment: PYSM120_THREADS (threads that run CTAs), PYSM120_SEED (order of warps, moments of asynchronous copies),
  * PYSM120_INSTRUCTION_LIMIT (warp instructions of a launch, 2^40), PYSM120_VIRTUAL_MEMORY (bytes, 24 GiB),
- * PYSM120_VIRTUAL_DEVICES (1), PYSM120_VM_ISA (base, v3: narrower vectors). */
+ * PYSM120_VIRTUAL_DEVICES (1), PYSM120_VM_ISA (base, v3: narrower vectors), PYSM120_CHECKS (off, default, full). A bad
+ * value is an error of what it steers: of opening a device, or of a launch. */
 #ifndef SM120_VM_VM_H
 #define SM120_VM_VM_H
 
@@ -52,7 +53,14 @@
 #endif
 
 #define FULL 0xffffffffu
-enum { WARP = 32, MAX_WARPS = 32, MAX_SHARED = 101376, DEFAULT_SHARED = 49152, BARRIERS = 16 };
+enum {
+    WARP = 32,
+    MAX_WARPS = 32,
+    MAX_SHARED = 101376,
+    DEFAULT_SHARED = 49152,
+    BARRIERS = 16,
+    CLUSTER_BARRIER = BARRIERS
+};
 
 /* Generic addresses of the spaces that have no host address. Shared memory starts at 1024, as on the chip, so that
  * address 0 is never valid. */
@@ -213,11 +221,11 @@ struct routine {
     const struct definition *definition;
     struct call_site *sites; /* its calls */
     uint32_t pc;
-    uint32_t frame, frame_bytes;        /* the register that holds the local address of its frame */
-    uint32_t first, end;                /* its registers, in bytes */
+    uint32_t frame, frame_bytes; /* the register that holds the local address of its frame */
+    uint32_t first, end;         /* its registers, in bytes */
     uint32_t first_predicate, end_predicate;
-    const uint8_t *wide;                /* [register / 128]: is it of 64 bits? */
-    uint32_t saved_bytes;               /* of local memory, for all of its registers */
+    const uint8_t *wide;  /* [register / 128]: is it of 64 bits? */
+    uint32_t saved_bytes; /* of local memory, for all of its registers */
     int is_recursive;
 };
 
@@ -371,8 +379,8 @@ struct cta {
     uint32_t shared_bytes;
     struct mbarrier *mbarrier;
     uint32_t mbarriers, mbarrier_space;
-    uint16_t *mbarrier_at; /* [shared_bytes / 8]: index + 1 */
-    struct barrier barrier[BARRIERS];
+    uint16_t *mbarrier_at;                /* [shared_bytes / 8]: index + 1 */
+    struct barrier barrier[BARRIERS + 1]; /* the last: of the cluster */
     struct async_op *async;
     uint32_t asyncs, async_space;
     struct async_lanes *async_lanes;
@@ -514,7 +522,7 @@ int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed);
 void async_init(struct cta *cta);
 
 /* atomic.c */
-handler atomic_run;
+handler atomic_run, atomic_run_wide;
 enum atomic_op {
     ATOMIC_ADD,
     ATOMIC_MIN,
@@ -530,6 +538,8 @@ enum atomic_op {
 typedef uint64_t atomic_function(void *address, uint64_t value, uint64_t compare);
 /* NULL where PTX has no such operation. */
 atomic_function *atomic_find(enum atomic_op op, enum type type);
+/* The same for cp.reduce.async.bulk. */
+atomic_function *atomic_find_bulk(enum atomic_op op, enum type type);
 
 /* collect.c */
 handler collect_shfl, collect_vote, collect_match, collect_redux, collect_activemask, collect_elect, collect_movmatrix;
@@ -538,7 +548,7 @@ handler collect_shfl, collect_vote, collect_match, collect_redux, collect_active
 enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members);
 
 /* tensor.c */
-handler tensor_mma;
+handler tensor_mma, tensor_mma_double;
 
 /* fault.c */
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */

@@ -14,7 +14,7 @@ void warp_retire(struct warp *w, uint32_t mask) {
     w->splits = 0;
     cta->exited_warps++;
     cta->progress++;
-    for (uint32_t b = 0; b < BARRIERS; b++)
+    for (uint32_t b = 0; b <= CLUSTER_BARRIER; b++)
         barrier_check(cta, b);
 }
 

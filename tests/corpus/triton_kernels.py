@@ -6,8 +6,16 @@ import triton.language as tl
 
 @triton.jit
 def matmul(
-    a_ptr, b_ptr, c_ptr, M, N, K,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ACC: tl.constexpr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -26,9 +34,19 @@ def matmul(
 
 @triton.jit
 def matmul_scaled(
-    a_ptr, a_scale_ptr, b_ptr, b_scale_ptr, c_ptr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    FORMAT_A: tl.constexpr, FORMAT_B: tl.constexpr, PACK_A: tl.constexpr, PACK_B: tl.constexpr, BLOCK: tl.constexpr,
+    a_ptr,
+    a_scale_ptr,
+    b_ptr,
+    b_scale_ptr,
+    c_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    FORMAT_A: tl.constexpr,
+    FORMAT_B: tl.constexpr,
+    PACK_A: tl.constexpr,
+    PACK_B: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     m = tl.arange(0, M)
     n = tl.arange(0, N)
@@ -45,8 +63,17 @@ def matmul_scaled(
 
 @triton.jit
 def attention(
-    q_ptr, k_ptr, v_ptr, o_ptr, l_ptr, S, scale,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    l_ptr,
+    S,
+    scale,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):
     head = tl.program_id(1) * S * D
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -75,8 +102,20 @@ def attention(
 
 @triton.jit
 def attention_backward(
-    q_ptr, k_ptr, v_ptr, do_ptr, l_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, S, scale,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    l_ptr,
+    delta_ptr,
+    dq_ptr,
+    dk_ptr,
+    dv_ptr,
+    S,
+    scale,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
 ):
     head = tl.program_id(1) * S * D
     rows = tl.program_id(1) * S

@@ -27,7 +27,7 @@ REGISTERS = {"b8": (1, "b16"), "p": (1, "pred"), "m": (16, ""), "shift": (4, "b3
 
 def layout(kind: str) -> tuple[int, str]:
     """Return bytes and register type of a kind: "f32" or "f32:positive"."""
-    name = kind.split(":")[0]
+    name = kind.split(":", maxsplit=1)[0]
     if name in REGISTERS:
         return REGISTERS[name]
     bits = 16 if name.endswith(("m3x2", "m2x2")) else 32 if name.endswith("x2") else int(name.lstrip("bfstu"))
@@ -107,7 +107,10 @@ def kernel(name: str, form: Form) -> str:
         lines += [f"    .reg .b64 at_in{k};", address(f"in{k}", "in", offset, size)]
         offset += size * form.lanes
         if register:
-            lines += [f"    .reg .{register} in{k};", f"    ld.global.{'u8' if size == 1 else register} in{k}, [at_in{k}];"]
+            lines += [
+                f"    .reg .{register} in{k};",
+                f"    ld.global.{'u8' if size == 1 else register} in{k}, [at_in{k}];",
+            ]
     offset = 0
     for k, kind in enumerate(form.outputs):
         size, register = layout(kind)

@@ -50,7 +50,15 @@ def integer_to_float() -> Iterator[Form]:
 
 
 def float_to_float() -> Iterator[Form]:
-    narrowing = [("f64", "f32"), ("f64", "f16"), ("f32", "f16"), ("f64", "bf16"), ("f32", "bf16"), ("f16", "bf16"), ("bf16", "f16")]
+    narrowing = [
+        ("f64", "f32"),
+        ("f64", "f16"),
+        ("f32", "f16"),
+        ("f64", "bf16"),
+        ("f32", "bf16"),
+        ("f16", "bf16"),
+        ("bf16", "f16"),
+    ]
     for (s, d), rounding in product(narrowing, TO_FLOAT):
         flushes = ("", ".ftz") if "f32" in {s, d} and "bf16" not in {s, d} else ("",)
         for ftz, sat in product(flushes, ("",) if "bf16" in {s, d} else ("", ".sat")):

@@ -6,7 +6,7 @@ from form import Form, form
 from operands import product
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
-COMPARISONS = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan".split()
+COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"]
 
 
 def single() -> Iterator[Form]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from form import Form, form
 from operands import product
 
-TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64".split()
+TYPES = ["b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64"]
 QUAD = "b32 b32 b32 b32"
 FILL = "st.shared.v4.b32 [cell], {in0, in1, in2, in3};"
 READ = "ld.shared.v4.b32 {out0, out1, out2, out3}, [cell];"
@@ -50,7 +50,9 @@ def loads() -> Iterator[Form]:
     yield form(f"{text} ld.shared.u16 out0, [cell + 6]; ld.u64 out1, [w0 + 8];", QUAD, "b32 b64", 256)
     text = "cvt.u64.u32 w0, cell; cvta.shared.u64 w0, w0; cvta.to.shared.u64 w1, w0; cvt.u32.u64 t0, w1; sub.u32 out0, t0, cell;"
     yield form(f"{text} isspacep.shared out1, w0; isspacep.global out2, w0;", "", "b32 p p", 256)
-    yield form("cvta.to.global.u64 w0, at_in0; ld.global.u32 out0, [w0]; isspacep.global out1, at_in0;", "m", "b32 p", 256)
+    yield form(
+        "cvta.to.global.u64 w0, at_in0; ld.global.u32 out0, [w0]; isspacep.global out1, at_in0;", "m", "b32 p", 256
+    )
 
 
 def atomic_operations() -> Iterator[tuple[str, str, str, str]]:
@@ -77,12 +79,22 @@ def atomics() -> Iterator[Form]:
         reg = "b" + str(int(t.lstrip("bfus").split("x")[0]) * (2 if "x" in t else 1))
         wide = t if t in {"f32", "f64"} else reg
         for space, at in (("global", "at_out1"), ("shared", "cell")):
-            text = f"st.{space}.{reg} [{at}], in0; atom.{space}.{op}.{t} out0, [{at}], in1; ld.{space}.{reg} out1, [{at}];"
+            text = (
+                f"st.{space}.{reg} [{at}], in0; atom.{space}.{op}.{t} out0, [{at}], in1; ld.{space}.{reg} out1, [{at}];"
+            )
             yield form(text, kinds, f"{wide} {wide}")
             text = f"st.{space}.{reg} [{at}], in0; red.{space}.{op}.{t} [{at}], in1; ld.{space}.{reg} out1, [{at}]; mov.{reg} out0, in1;"
-            yield form(text.replace("out0", "h14" if wide == "b16" else "t14" if "32" in wide else "w7").replace("out1", "out0"), kinds, wide) if (
-                wide[0] == "b"
-            ) else form(text.replace(f" mov.{reg} out0, in1;", "").replace("out1", "out0"), kinds, wide)
+            yield (
+                form(
+                    text.replace("out0", "h14" if wide == "b16" else "t14" if "32" in wide else "w7").replace(
+                        "out1", "out0"
+                    ),
+                    kinds,
+                    wide,
+                )
+                if (wide[0] == "b")
+                else form(text.replace(f" mov.{reg} out0, in1;", "").replace("out1", "out0"), kinds, wide)
+            )
     for space, at in (("global", "at_out1"), ("shared", "cell")):
         for bits in ("b32", "b64"):
             text = f"st.{space}.{bits} [{at}], in0; atom.{space}.exch.{bits} out0, [{at}], in1; ld.{space}.{bits} out1, [{at}];"
@@ -99,7 +111,12 @@ def atomics() -> Iterator[Form]:
         text = f"{pair} mov.b128 x3, {{in0, in4}}; st.{space}.b128 [{place}], x0; atom.{space}.cas.b128 x2, [{place}], x3, x1; {tail}"
         yield form(text, "b64:1 b64:1 b64 b64 b64:1", outs, 256)
     for order in ("relaxed.gpu", "acquire.gpu", "release.gpu", "acq_rel.gpu", "relaxed.sys", "acq_rel.cta"):
-        yield form(f"st.global.b32 [at_out1], in0; atom.{order}.global.add.u32 out0, [at_out1], in1; ld.global.b32 out1, [at_out1];", "u32 u32", "u32 u32", 256)
+        yield form(
+            f"st.global.b32 [at_out1], in0; atom.{order}.global.add.u32 out0, [at_out1], in1; ld.global.b32 out1, [at_out1];",
+            "u32 u32",
+            "u32 u32",
+            256,
+        )
     text = "st.global.b32 [at_out1], in0; atom.add.u32 out0, [at_out1], in1; ld.global.b32 out1, [at_out1];"
     yield form(text, "u32 u32", "u32 u32", 256)
 
@@ -107,10 +124,12 @@ def atomics() -> Iterator[Form]:
 def vector_atomics() -> Iterator[Form]:
     for count in (2, 4):
         olds = ", ".join(f"out{k + 1}" for k in range(count))
-        values, start = (", ".join(f"in{k + 4 * x}" for k in range(count)) for x in (1, 0))
+        values = ", ".join(f"in{k + 4}" for k in range(count))
         fill = "st.global.v4.f32 [at_out0], {in0, in1, in2, in3};"
         ins = " ".join(["f32"] * 8)
-        yield form(f"{fill} atom.global.add.v{count}.f32 {{{olds}}}, [at_out0], {{{values}}};", ins, "m" + " f32" * count, 768)
+        yield form(
+            f"{fill} atom.global.add.v{count}.f32 {{{olds}}}, [at_out0], {{{values}}};", ins, "m" + " f32" * count, 768
+        )
         yield form(f"{fill} red.global.add.v{count}.f32 [at_out0], {{{values}}};", ins, "m", 768)
         for t, op in product(("f16x2", "bf16x2"), ("add", "min", "max")):
             fill = "st.global.v4.b32 [at_out0], {in0, in1, in2, in3};"
@@ -214,7 +233,9 @@ def mbarriers() -> Iterator[Form]:
         text = f"{init} mbarrier.arrive.expect_tx.shared.b64 w0, [cell], 64;" + waits(0, parity)
         text += complete(48) + waits(1, 0) + complete(16) + waits(2, 0) + pending(3, "w0")
         yield form(text, "u32:1,1" if parity else "u32:1,2", "p p p b32", 256)
-    text = f"{init} mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [cell], 32; mbarrier.arrive.shared.b64 _, [cell], in0;"
+    text = (
+        f"{init} mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [cell], 32; mbarrier.arrive.shared.b64 _, [cell], in0;"
+    )
     yield form(text + waits(0, 0) + complete(32) + waits(1, 0), count, "p p", 256)
     text = f"{init} {complete(32)} mbarrier.arrive.expect_tx.shared.b64 _, [cell], 32;"
     yield form(text + waits(0, 0) + waits(1, 1), "u32:1,2", "p p", 256)
@@ -226,4 +247,13 @@ def mbarriers() -> Iterator[Form]:
     yield form(text + pending(0, "w0"), "u32:2,5", "b32", 256)
 
 
-FORMS = (*loads(), *atomics(), *vector_atomics(), *matrices(), *copies(), *bulk_copies(), *bulk_reductions(), *mbarriers())
+FORMS = (
+    *loads(),
+    *atomics(),
+    *vector_atomics(),
+    *matrices(),
+    *copies(),
+    *bulk_copies(),
+    *bulk_reductions(),
+    *mbarriers(),
+)

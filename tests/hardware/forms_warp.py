@@ -23,7 +23,11 @@ def shuffles() -> Iterator[Form]:
 
 
 def votes() -> Iterator[Form]:
-    for rule, text in (("1", "setp.ne.u32 p, in0, 0;"), ("40", "setp.eq.u32 p, in0, 3;"), ("40", "setp.le.u32 p, in0, 99;")):
+    for rule, text in (
+        ("1", "setp.ne.u32 p, in0, 0;"),
+        ("40", "setp.eq.u32 p, in0, 3;"),
+        ("40", "setp.le.u32 p, in0, 99;"),
+    ):
         for mode, negate in product(("all", "any", "uni"), ("", "!")):
             yield form(f"{text} vote.sync.{mode}.pred out0, {negate}p, -1;", f"u32:{rule}", "p")
         for negate in ("", "!"):

@@ -63,7 +63,8 @@ def near_one(name: str, rng: np.random.Generator, count: int) -> Bits:
     fraction = rng.integers(0, 1 << mantissa, count, np.uint64)
     fraction &= rng.choice(np.array([(1 << mantissa) - 1, (1 << mantissa) - (1 << mantissa // 2)], np.uint64), count)
     sign = rng.integers(0, 2, count, np.uint64)
-    return (sign << np.uint64(bits - 1)) | (scale.astype(np.uint64) << np.uint64(mantissa)) | fraction
+    out: Bits = (sign << np.uint64(bits - 1)) | (scale.astype(np.uint64) << np.uint64(mantissa)) | fraction
+    return out
 
 
 def random(name: str, rng: np.random.Generator, count: int) -> Bits:
@@ -72,10 +73,8 @@ def random(name: str, rng: np.random.Generator, count: int) -> Bits:
         return rng.integers(0, 72, count, np.uint64)
     any_bits = rng.integers(0, 1 << width(name), count, np.uint64) if width(name) < 64 else rng.bytes(8 * count)
     any_bits = np.frombuffer(any_bits, np.uint64).copy() if isinstance(any_bits, bytes) else any_bits
-    if name in FLOATS:
-        small = near_one(name, rng, count)
-    else:
-        small = any_bits >> rng.integers(0, width(name), count, np.uint64)
+    integers = name not in FLOATS
+    small = any_bits >> rng.integers(0, width(name), count, np.uint64) if integers else near_one(name, rng, count)
     return np.where(rng.integers(0, 2, count) == 0, any_bits, small)
 
 
@@ -109,7 +108,9 @@ def tiles(name: str, count: int, rng: np.random.Generator) -> Bits:
             wild &= np.uint64(~(1 << mantissa + exponent - 1 - (k // 4) % 2) & (1 << width(name)) - 1)
             mild = wild
         rare = rng.integers(0, 64, 32) == 0
-        out[start : start + 32] = np.where(rare & (k % 4 == 3), rng.choice(np.array(corners(name), np.uint64), 32), mild)
+        out[start : start + 32] = np.where(
+            rare & (k % 4 == 3), rng.choice(np.array(corners(name), np.uint64), 32), mild
+        )
     return out
 
 
@@ -119,15 +120,16 @@ def special(kind: str, count: int, rng: np.random.Generator) -> Bits:
     if rule == "tile":
         if name in PACKED:
             low, high = (tiles(PACKED[name], count, rng) for _ in range(2))
-            return low | high << np.uint64(width(PACKED[name]))
+            pair: Bits = low | high << np.uint64(width(PACKED[name]))
+            return pair
         return tiles(name, count, rng)
     if rule == "all":
         return np.arange(count, dtype=np.uint64) * np.uint64(0x9E37) & np.uint64((1 << width(name)) - 1)
-    low, _, high = rule.rpartition(",")
+    least, _, most = rule.rpartition(",")
     if name in {"f32", "f64", "f16"}:
-        values = rng.uniform(float(low or 0), float(high), count)
+        values = rng.uniform(float(least or 0), float(most), count)
         return values.astype(f"f{width(name) // 8}").view(f"u{width(name) // 8}").astype(np.uint64)
-    return rng.integers(int(low or 0), int(high) + 1, count, np.uint64)
+    return rng.integers(int(least or 0), int(most) + 1, count, np.uint64)
 
 
 def operands(kinds: Sequence[str], count: int, seed: int) -> list[Bits]:
@@ -155,6 +157,6 @@ def operands(kinds: Sequence[str], count: int, seed: int) -> list[Bits]:
     return out
 
 
-def product(*lists: Sequence[str]) -> list[tuple[str, ...]]:
+def product(*lists: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Cross lists of words."""
     return list(itertools.product(*lists))

@@ -5,7 +5,7 @@ and left out, and the family is taken up again without it.
 """
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import multiprocessing
 import sys
@@ -49,7 +49,7 @@ def run_batch(device: pysm120.Device, batch: Sequence[tuple[int, Form]], outcome
     for k, (index, form) in enumerate(batch):
         try:
             outcome.results[index] = recording.run(device, module[f"form_{k}"], form).tobytes()
-        except pysm120.Error as error:
+        except pysm120.Error as error:  # noqa: PERF203
             outcome.errors[index] = str(error)
             if not device.is_virtual:
                 return False
@@ -97,7 +97,7 @@ def in_a_process(device_name: str, family: str, done: frozenset[int]) -> Outcome
 def record(device_name: str, families: Sequence[str]) -> tuple[dict[str, NDArray[np.uint8]], dict[str, Any]]:
     """Run every family, each as often as a fault makes it necessary."""
     results: dict[str, NDArray[np.uint8]] = {}
-    meta: dict[str, Any] = {"date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "bad": {}}
+    meta: dict[str, Any] = {"date": dt.datetime.now(dt.timezone.utc).date().isoformat(), "bad": {}}
     for family in families:
         start, forms, done, found = time.monotonic(), FAMILIES[family], set[int](), dict[int, bytes]()
         while len(done) < len(forms):
@@ -110,9 +110,9 @@ def record(device_name: str, families: Sequence[str]) -> tuple[dict[str, NDArray
             meta["chip"] = outcome.chip
             found |= outcome.results
             done |= {*outcome.results, *outcome.errors}
-            for index, error in outcome.errors.items():
-                print(f"bad form: {forms[index].name}\n    {error}", flush=True)
-                meta["bad"][forms[index].name] = error
+            for index, reason in outcome.errors.items():
+                print(f"bad form: {forms[index].name}\n    {reason}", flush=True)
+                meta["bad"][forms[index].name] = reason
         for index, data in found.items():
             results[recording.key(forms[index])] = recording.pack(forms[index], data)
         print(f"{family}: {len(found)} of {len(forms)} forms, {time.monotonic() - start:.1f} s", flush=True)

@@ -24,6 +24,12 @@ def flush(x: Any) -> Any:
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x).astype(np.float32)
 
 
+def flushed_product(a: Any, b: Any) -> Any:
+    """Multiply with .ftz: what is below the least normal after rounding with an unbounded exponent is flushed."""
+    exact = flush(a).astype(np.float64) * flush(b)
+    return np.where(np.abs(exact) < 2.0**-126 * (1 - 2.0**-25), np.copysign(0, exact), exact)
+
+
 def wide(function: Callable[..., int], *arrays: Any) -> Any:
     """Apply a function of Python integers to every element."""
     return np.array([function(*(int(v) for v in row)) for row in zip(*arrays, strict=True)], object)
@@ -40,8 +46,8 @@ def quotient(a: int, b: int) -> int:
 
 
 def remainder(a: int, b: int) -> int:
-    """Remainder with the sign of a; by zero, a."""
-    return a if b == 0 else a - quotient(a, b) * b
+    """Remainder with the sign of a; by zero, all ones."""
+    return -1 if b == 0 else a - quotient(a, b) * b
 
 
 def prmt(a: int, b: int, c: int) -> int:
@@ -52,8 +58,8 @@ def prmt(a: int, b: int, c: int) -> int:
 
 
 def bfe(a: int, b: int, c: int, bits: int, signed: bool) -> int:
-    """Extract a bit field as the manual's pseudo code does."""
-    position, length, top = b & 255, c & 255, bits - 1
+    """Extract a bit field as the manual's pseudo code does; in 64 bits the operands are not cut to bytes."""
+    position, length, top = (b & 255, c & 255, 31) if bits == 32 else (b, c, 63)
     sign = 0 if not signed or length == 0 else a >> min(position + length - 1, top) & 1
     out = 0
     for k in range(bits):
@@ -62,9 +68,9 @@ def bfe(a: int, b: int, c: int, bits: int, signed: bool) -> int:
 
 
 def bfi(a: int, b: int, c: int, d: int, bits: int) -> int:
-    """Insert a bit field as the manual's pseudo code does."""
-    position, length, out = c & 255, d & 255, b
-    for k in range(length):
+    """Insert a bit field as the manual's pseudo code does; in 64 bits the operands are not cut to bytes."""
+    position, length, out = (c & 255, d & 255, b) if bits == 32 else (c, d, b)
+    for k in range(min(length, bits)):
         if position + k < bits:
             out = out & ~(1 << position + k) | (a >> k & 1) << position + k
     return out
@@ -143,6 +149,7 @@ ROWS: list[tuple[str, str, list[str], str, Callable[..., Any]]] = [
         U32,
         cut(32, lambda a, b, c: 2 * c + (a + b >> 32)),
     ),
+    ("sub.cc.carry", "sub.cc.u32 t0, in0, in1; addc.u32 out0, 0, 0;", [U32, U32], U32, cut(32, lambda a, b: a >= b)),
     ("sub.cc", "sub.cc.u64 w0, in0, in1; subc.u64 out0, 5, 1;", [U64, U64], U64, cut(64, lambda a, b: 4 - (a < b))),
     (
         "addc.cc",
@@ -307,7 +314,7 @@ ROWS: list[tuple[str, str, list[str], str, Callable[..., Any]]] = [
         F32,
         f32(lambda a, b: np.nan_to_num(np.clip(a * b, 0, 1)) + np.float32(0)),
     ),
-    ("mul.ftz", "mul.ftz.f32 out0, in0, in1;", [F32, F32], F32, f32(lambda a, b: flush(flush(a) * flush(b)))),
+    ("mul.ftz", "mul.ftz.f32 out0, in0, in1;", [F32, F32], F32, f32(flushed_product)),
     ("div.rn", "div.rn.f32 out0, in0, in1;", [F32, F32], F32, f32(np.divide)),
     ("fma.rn", "fma.rn.f32 out0, in0, in1, in2;", [F32, F32, F32], F32, f32(fma)),
     ("sqrt.rn", "sqrt.rn.f32 out0, in0;", [F32], F32, f32(np.sqrt)),

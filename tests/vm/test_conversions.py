@@ -60,7 +60,9 @@ def test_float_to_integer(device: pysm120.Device, rng: np.random.Generator, sour
     (got,) = run(device, f"cvt.{mode}.{to}.{source} out0, in0;", [x], [register(to)])
     rounded = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode](x.astype(np.float64))
     low, high = span(to)
-    want = [0 if np.isnan(v) else low if v < low else high if v > high else int(v) for v in rounded]
+    sign_bit = 1 << int(to[1:]) - 1
+    nan = (-sign_bit if to[0] == "s" else sign_bit) if source == "f64" or to[1:] == "64" else 0
+    want = [nan if np.isnan(v) else low if v < low else high if v > high else int(v) for v in rounded]
     np.testing.assert_array_equal(got.view(numpy_type(to)), np.array(want, object).astype(numpy_type(to)))
 
 

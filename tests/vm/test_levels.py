@@ -47,7 +47,7 @@ def run(name: str, program: str, ctas: int = 1) -> bytes:
         ("virtual?checks=full", "off", True),
     ],
 )
-def test_level(monkeypatch: pytest.MonkeyPatch, name: str, variable: str | None, caught: bool) -> None:  # noqa: FBT001
+def test_level(monkeypatch: pytest.MonkeyPatch, name: str, variable: str | None, caught: bool) -> None:
     monkeypatch.delenv("PYSM120_CHECKS", raising=False)
     if variable:
         monkeypatch.setenv("PYSM120_CHECKS", variable)
@@ -70,10 +70,27 @@ def test_devices_of_two_levels() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["virtual?", "virtual?check=full", "virtual?checks=", "virtual?checks=fullest", "virtual?seed=", "virtual?seed=-1"]
-    + ["virtual?seed=0x7", "virtual?checks=off&", "virtual?checks=off,seed=1", "virtual??checks=off", "virtual:0 ?seed=1"]
-    + ["virtual?seed=18446744073709551616", "virtual?seed=99999999999999999999", "virtual:x?seed=1", "cuda?checks=off"]
-    + ["virtualx", "virtual:00000000?seed=1", "virtual?checks=offseed=1", "virtual?seed=" + "1" * 300],
+    [
+        "virtual?",
+        "virtual?check=full",
+        "virtual?checks=",
+        "virtual?checks=fullest",
+        "virtual?seed=",
+        "virtual?seed=-1",
+        "virtual?seed=0x7",
+        "virtual?checks=off&",
+        "virtual?checks=off,seed=1",
+        "virtual??checks=off",
+        "virtual:0 ?seed=1",
+        "virtual?seed=18446744073709551616",
+        "virtual?seed=99999999999999999999",
+        "virtual:x?seed=1",
+        "cuda?checks=off",
+        "virtualx",
+        "virtual:00000000?seed=1",
+        "virtual?checks=offseed=1",
+        "virtual?seed=" + "1" * 300,
+    ],
 )
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(pysm120.InvalidArgumentError):

@@ -19,7 +19,12 @@ ASYNCHRONOUS = [
     cp.async.bulk.wait_group 0;
 over:
 """,
-        ("bulk store of 256 bytes at shared address 0x400", "broken.ptx:1", "broken.ptx:4", "expected fence.proxy.async"),
+        (
+            "bulk store of 256 bytes at shared address 0x400",
+            "broken.ptx:1",
+            "broken.ptx:4",
+            "expected fence.proxy.async",
+        ),
         f"""
 @q  st.shared.b32 [smem], 1;
     fence.proxy.async.shared::cta;
@@ -260,7 +265,11 @@ again:
     cp.async.bulk.wait_group 0;
 over:
 """,
-        ("write of 4 bytes at shared address 0x43c", "the bulk store of warp 0, lane 0 at broken.ptx:4", "wait_group.read"),
+        (
+            "write of 4 bytes at shared address 0x43c",
+            "the bulk store of warp 0, lane 0 at broken.ptx:4",
+            "wait_group.read",
+        ),
         f"""
 @!r bra over;
     st.shared.b32 [smem], 1;
@@ -411,7 +420,11 @@ wait:
     cp.async.wait_group 0;
 over:
 """,
-        ("read of 4 bytes", "the cp.async of warp 0 at broken.ptx:2", "expected cp.async.wait_group by that warp before"),
+        (
+            "read of 4 bytes",
+            "the cp.async of warp 0 at broken.ptx:2",
+            "expected cp.async.wait_group by that warp before",
+        ),
         """
 @p  bra over;
     cp.async.ca.shared.global [at], [x], 4;

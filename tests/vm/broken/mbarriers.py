@@ -145,7 +145,12 @@ over:
     st.shared.b32 [bar + 4], 0;
 over:
 """,
-        ("write of 4 bytes at shared address 0xc04", "the mbarrier initialised at broken.ptx:2", "broken.ptx:3", "mbarrier.inval"),
+        (
+            "write of 4 bytes at shared address 0xc04",
+            "the mbarrier initialised at broken.ptx:2",
+            "broken.ptx:3",
+            "mbarrier.inval",
+        ),
         """
 @!r bra over;
     mbarrier.init.shared.b64 [bar], 1;

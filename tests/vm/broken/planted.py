@@ -1,8 +1,8 @@
 """What a planted kernel is: a body with a mistake, what the report must say, and the same body without it.
 
-Bodies run in two warps. Registers: i the thread, warp its warp, lane its lane; at = smem + 16 * lane and its neighbour
-other; a b c d e f 32 bits, x the address of 4096 bytes of global memory, y w 64 bits, p q r predicates; p is set in warp 1,
-q in warp 0, r in thread 0. Line n of a body is broken.ptx:n.
+Bodies run in two warps. Registers: i the thread, n the CTA, warp and lane; at = smem + 16 * lane; a b c d e f of 32
+bits, which begin as 1 2 3 4; x the address of 4096 bytes of global memory, y w state of 64 bits; predicates p, set in
+warp 1, q in warp 0, r in thread 0, and s. Line n of a body is broken.ptx:n.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ FRAME = """.version 8.8
 {{
     .reg .pred p, q, r, s;
     .reg .b16 h;
-    .reg .b32 a, b, c, d, e, f, i, n, warp, lane, at, other;
+    .reg .b32 a, b, c, d, e, f, i, n, warp, lane, at;
     .reg .b64 x, y, w, state;
     .shared .align 128 .b8 smem[2048];
     .shared .align 8 .b64 bar;
@@ -28,7 +28,6 @@ FRAME = """.version 8.8
     setp.eq.u32 r, i, 0;
     mov.u32 at, smem;
     mad.lo.u32 at, lane, 16, at;
-    xor.b32 other, at, 16;
     mov.b32 a, 1;
     mov.b32 b, 2;
     mov.b32 c, 3;

@@ -46,6 +46,20 @@ RACES = [
 """,
     ),
     Planted(
+        "two warps write: the same value is harmless",
+        """
+    mov.b32 d, smem;
+    add.u32 a, warp, 7;
+    st.shared.v2.b32 [d + 8], {c, a};
+""",
+        ("data race: write of 8 bytes at shared address 0x40c", "a write by warp", "broken.ptx:3"),
+        """
+    mov.b32 d, smem;
+    st.shared.v2.b32 [d + 8], {c, b};
+    st.shared.v4.b32 [at + 16], {a, b, c, c};
+""",
+    ),
+    Planted(
         "two warps write bytes of one word: neighbours are no race",
         """
     mov.u32 a, smem;
@@ -136,6 +150,20 @@ over:
 """,
     ),
     Planted(
+        "stmatrix by two warps: the same values are harmless",
+        """
+    mov.b32 a, i;
+    stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [at], {a, b};
+""",
+        ("data race: write of 16 bytes", "a write by warp", "broken.ptx:2"),
+        """
+    mov.b32 a, lane;
+    stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [at], {a, b};
+    bar.sync 0;
+    stmatrix.sync.aligned.m16n8.x2.trans.shared.b8 [at], {a, b};
+""",
+    ),
+    Planted(
         "an atomic and a plain write",
         """
 @r  st.shared.b32 [smem], 0;
@@ -216,6 +244,59 @@ second:
     membar.cta;
     ld.shared.b32 b, [smem];
 over:
+""",
+    ),
+    Planted(
+        "a flag without a release, spelled as libcu++ does",
+        """
+@r  st.shared.b32 [smem + 256], 0;
+    bar.sync 0;
+@p  bra second;
+    st.shared.b32 [smem], 5;
+@r  atom.shared.exch.relaxed.cta.b32 b, [smem + 256], 1;
+    bra over;
+second:
+    atom.shared.or.acquire.cta.b32 b, [smem + 256], 0;
+    setp.eq.u32 s, b, 0;
+@s  bra second;
+    ld.shared.b32 b, [smem];
+over:
+""",
+        ("data race", "broken.ptx:4", "broken.ptx:11"),
+        """
+@r  st.shared.b32 [smem + 256], 0;
+    bar.sync 0;
+@p  bra second;
+    st.shared.b32 [smem], 5;
+@r  atom.shared.exch.release.cta.b32 b, [smem + 256], 1;
+    bra over;
+second:
+    atom.shared.or.acquire.cta.b32 b, [smem + 256], 0;
+    setp.eq.u32 s, b, 0;
+@s  bra second;
+    ld.shared.b32 b, [smem];
+over:
+""",
+    ),
+    Planted(
+        "the barrier of the cluster, which is the CTA",
+        """
+    barrier.cluster.arrive.aligned;
+@q  st.shared.b32 [at], a;
+    barrier.cluster.wait.aligned;
+@p  ld.shared.b32 b, [at];
+    nanosleep.u32 1;
+@q  st.shared.b32 [at], a;
+""",
+        ("data race", "broken.ptx:4", "broken.ptx:6"),
+        """
+@q  st.shared.b32 [at], a;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+@p  ld.shared.b32 b, [at];
+    barrier.cluster.arrive.release;
+    barrier.cluster.wait.acquire;
+@q  st.shared.b32 [at], a;
 """,
     ),
     Planted(

@@ -1,0 +1,62 @@
+"""Variables of the environment: what is right, and one sentence for what is not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import pysm120
+
+pytestmark = pytest.mark.virtual
+
+PTX = """
+.version 8.7
+.target sm_120f
+.address_size 64
+.visible .entry k() { ret; }
+"""
+BAD = {
+    "PYSM120_VIRTUAL_DEVICES": ["0", "17", "abc", "1 ", "-1"],
+    "PYSM120_VIRTUAL_MEMORY": ["24G", "abc", "0", "-1", "0x", "1e9", "99999999999999999999999", "18446744073709551615"],
+    "PYSM120_VM_ISA": ["v5", "avx2", "V3"],
+    "PYSM120_THREADS": ["0", "-2", "1025", "two", "2.0", "+2"],
+    "PYSM120_SEED": ["seven", "-1", "0xg", "18446744073709551616"],
+    "PYSM120_CHECKS": ["strict", "0"],
+    "PYSM120_INSTRUCTION_LIMIT": ["0", "1M"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_bad_values_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(pysm120.InvalidArgumentError) as caught,
+        pysm120.Device("virtual") as device,
+    ):
+        device.load(PTX)["k"](1, 32)
+    assert f'{name} is "{value}", expected ' in str(caught.value)
+
+
+def test_right_values_are_taken() -> None:
+    right = {
+        "PYSM120_VIRTUAL_DEVICES": "2",
+        "PYSM120_VIRTUAL_MEMORY": "0x100000",
+        "PYSM120_VM_ISA": "v4",
+        "PYSM120_THREADS": "1024",
+        "PYSM120_SEED": "18446744073709551615",
+        "PYSM120_CHECKS": "full",
+        "PYSM120_INSTRUCTION_LIMIT": "08",
+    }
+    program = f"""if True:
+        import pysm120
+        with pysm120.Device("virtual:1") as device:
+            device.load({PTX!r})["k"](1, 32)
+            print(device.info.memory_bytes, pysm120._ffi.device_count("virtual"))
+    """
+    for environment in (right, dict.fromkeys(right, "")):
+        command = [sys.executable, "-c", program if environment is right else program.replace("virtual:1", "virtual")]
+        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        expected = "1048576 2" if environment is right else f"{24 << 30} 1"
+        assert done.stdout.split() == expected.split()
