@@ -170,7 +170,7 @@ static uint64_t count_elements(const struct parser *p) {
 /* Give a .global or .const variable its memory. */
 static void place_global(struct parser *p, struct symbol *s) {
     uint64_t address = 0;
-    const CUresult r = memory_alloc(p->module->device, s->bytes ? s->bytes : 1, 2, &address);
+    const CUresult r = memory_alloc(p->module->device, s->bytes ? s->bytes : 1, s->space == SPACE_CONST ? 3 : 2, &address);
     if (r != CUDA_SUCCESS) {
         p->result = r;
         error_at(p, &p->token, "no memory for '%.*s'", (int)s->length, s->name);
