@@ -39,7 +39,8 @@ struct lexer {
 
 enum symbol_kind { SYMBOL_REGISTER, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
 struct symbol {
-    struct symbol *chain, *in_scope; /* same hash; same scope */
+    struct symbol *chain, *in_scope; /* same hash, inner scopes first; same scope */
+    const struct scope *scope;
     const char *name;
     uint32_t length, hash;
     enum symbol_kind kind;

@@ -51,7 +51,7 @@ enum type token_type(struct parser *p) {
 
 /* ---- variables ----------------------------------------------------------------------------------------------- */
 
-enum { MAX_CONST = 65536 };
+enum { MAX_CONST = 65536, MOST_REGISTERS = 100000 };
 
 struct variable {
     struct token name;
@@ -170,7 +170,8 @@ static uint64_t count_elements(const struct parser *p) {
 /* Give a .global or .const variable its memory. */
 static void place_global(struct parser *p, struct symbol *s) {
     uint64_t address = 0;
-    const CUresult r = memory_alloc(p->module->device, s->bytes ? s->bytes : 1, s->space == SPACE_CONST ? 3 : 2, &address);
+    const CUresult r =
+        memory_alloc(p->module->device, s->bytes ? s->bytes : 1, s->space == SPACE_CONST ? 3 : 2, &address);
     if (r != CUDA_SUCCESS) {
         p->result = r;
         error_at(p, &p->token, "no memory for '%.*s'", (int)s->length, s->name);
@@ -275,8 +276,8 @@ static void read_registers(struct parser *p) {
             continue;
         }
         const struct token at = p->token;
-        if (at.kind != TOKEN_INTEGER || at.integer > 1000000)
-            error_at(p, &at, "expected a number of registers, at most 1000000");
+        if (at.kind != TOKEN_INTEGER || at.integer > MOST_REGISTERS)
+            error_at(p, &at, "expected a number of registers, at most %d", (int)MOST_REGISTERS);
         token_next(p);
         for (uint64_t i = 0; i < at.integer; i++) {
             char *text = parser_take(p, name.length + 8);

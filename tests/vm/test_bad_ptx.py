@@ -1,6 +1,7 @@
 """PTX that must be refused when it is loaded, with the line and a caret."""
 
 import contextlib
+import time
 
 import numpy as np
 import pytest
@@ -89,6 +90,8 @@ BAD = [
     ("ld.shared.v2.b32 {a, b}, [smem + 60];", "[smem", "8 bytes at offset 60 of 'smem', which has 64"),
     ("atom.shared.add.u32 a, [smem + 64], b;", "[smem", "4 bytes at offset 64 of 'smem', which has 64"),
     (".reg .b32 a;", "a;", "declared twice"),
+    (".reg .b64 r<1000000>;", "1000000>", "at most 100000"),
+    (".reg .b64 r<30000>, r29999;", "r29999", "declared twice"),
     (".reg .b33 z;", ".b33", "expected a type"),
     (".shared .b8 big[50000]; mov.u32 a, big;", ";", "static shared"),
     (
@@ -154,7 +157,9 @@ def test_features_of_targets(device: pysm120.Device, target: str, statement: str
         assert "needs .target sm_120a or sm_120f" in load_error(device, text)
 
 
-@pytest.mark.parametrize("target", ["sm_4294967300", "sm_90a", "sm_100a", "sm_100f", "sm_110", "sm_130", "sm_", "compute_90"])
+@pytest.mark.parametrize(
+    "target", ["sm_4294967300", "sm_90a", "sm_100a", "sm_100f", "sm_110", "sm_130", "sm_", "compute_90"]
+)
 def test_other_targets(device: pysm120.Device, target: str) -> None:
     with pytest.raises(pysm120.Error):
         device.load(FRAME.format(target=target, body=""))
@@ -227,6 +232,12 @@ def test_declarations(device: pysm120.Device, text: str, message: str) -> None:
 def test_prototypes_of_entries(device: pysm120.Device) -> None:
     text = ".version 8.8 .target sm_120f .const .b8 x[65536]; .entry k(.param .u32 a); .entry k(.param .u32 a) { ret; }"
     device.load(text)["k"](1, 1, np.uint32(5))
+
+
+def test_many_registers_load_at_once(device: pysm120.Device) -> None:
+    started = time.process_time()
+    device.load(FRAME.format(target="sm_120f", body="    .reg .b64 r<99999>; mov.b64 r99998, w; { .reg .b32 r5; }"))
+    assert time.process_time() - started < 1
 
 
 def test_threads_are_capped(device: pysm120.Device) -> None:
