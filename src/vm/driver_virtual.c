@@ -190,16 +190,11 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
     return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
 }
 
-static size_t memory_limit(void) {
+/* What $PYSM120_VIRTUAL_MEMORY says; cuInit refuses what it should not say. */
+static size_t device_memory(void) {
     uint64_t bytes;
     read_memory_limit(&bytes);
     return (size_t)bytes;
-}
-
-/* What is asked for, as far as a host can have addresses for it. */
-static size_t device_memory(void) {
-    const uint64_t asked = memory_limit(), most = 1ULL << 47;
-    return (size_t)(asked < most ? asked : most);
 }
 
 static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device) {
