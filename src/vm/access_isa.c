@@ -44,7 +44,7 @@ static inline struct range find_range(const uint64_t *address, uint32_t mask) {
 
 /* One host pointer for a whole range of addresses: that of range.low. NULL: look at each lane. */
 static inline uint8_t *resolve(struct warp *w, enum space space, const struct range *r, uint32_t bytes, uint32_t align,
-                               enum space *found) {
+                               int is_write, enum space *found) {
     uint64_t low = r->low;
     const uint64_t length = r->high - low + bytes;
     if (r->bits & (align - 1))
@@ -61,7 +61,8 @@ static inline uint8_t *resolve(struct warp *w, enum space space, const struct ra
         return low >= SHARED_BASE && at + length <= w->cta->shared_bytes ? w->cta->shared + at : NULL;
     }
     if (space == SPACE_GLOBAL || space == SPACE_CONST)
-        return memory_find(w->worker, low, length) ? (uint8_t *)(uintptr_t)low : NULL;
+        return (unsigned)memory_find(w->worker, low, length) - 1u < (is_write ? 1u : 2u) ? (uint8_t *)(uintptr_t)low
+                                                                                         : NULL;
     return NULL;
 }
 
@@ -113,7 +114,7 @@ static inline int places(struct warp *w, const struct inst *i, uint32_t mask, ui
     uint64_t address[WARP];
     addresses(w, i, address);
     const struct range r = find_range(address, mask);
-    uint8_t *base = resolve(w, (enum space)i->space, &r, bytes, bytes, found);
+    uint8_t *base = resolve(w, (enum space)i->space, &r, bytes, bytes, is_write, found);
     if (base) {
         LANES place[l] = (uint8_t *)((uintptr_t)base + (address[l] - r.low)); /* idle lanes hold anything */
         return 1;

@@ -73,6 +73,14 @@ static void check_parameter(struct parser *p, const struct operand *o, uint32_t 
         error_at(p, &o->token, "the access is not aligned to %u bytes", align);
 }
 
+/* An access to [variable + constant] stays inside the variable. */
+static void check_extent(struct parser *p, const struct operand *o, uint32_t bytes) {
+    const struct symbol *s = o->count && o->items->kind == OPERAND_SYMBOL ? o->items->symbol : NULL;
+    if (s && !s->is_dynamic && (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes))
+        error_at(p, &o->token, "'%s' accesses %u bytes at offset %lld of '%.*s', which has %llu", p->statement.name,
+                 bytes, (long long)o->offset, (int)s->length, s->name, (unsigned long long)s->bytes);
+}
+
 /* ld{.order}{.space}{.cache}{.vec}.type d, [a]{, policy} */
 void decode_ld(struct parser *p) {
     struct statement *s = &p->statement;
@@ -95,6 +103,8 @@ void decode_ld(struct parser *p) {
     if (is_parameter) {
         check_parameter(p, &s->operand[1], i.count * type_bytes(type), i.count * type_bytes(type));
         i.offset += (int64_t)base->symbol->address;
+    } else {
+        check_extent(p, &s->operand[1], i.count * type_bytes(type));
     }
     uint32_t *slots = parser_take(p, 8 * sizeof *slots), extended[8] = {0};
     for (uint32_t k = 0; k < i.count; k++) {
@@ -138,6 +148,7 @@ void decode_st(struct parser *p) {
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
     need_address(p, &s->operand[0], space, &i);
+    check_extent(p, &s->operand[0], i.count * type_bytes(type));
     const struct operand *b = elements(p, &s->operand[1], i.count);
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
     for (uint32_t k = 0; k < i.count; k++)
@@ -278,6 +289,7 @@ static void decode_atomic(struct parser *p, int returns) {
     const uint32_t plain = first + 2 + (op == ATOMIC_CAS);
     need_count(p, plain + (uint32_t)policy, plain + (uint32_t)policy);
     need_address(p, &s->operand[first], space, &i);
+    check_extent(p, &s->operand[first], i.count * type_bytes(type));
     uint32_t *slots = parser_take(p, 16 * sizeof *slots);
     const struct operand *b = elements(p, &s->operand[first + 1], i.count);
     for (uint32_t k = 0; k < i.count; k++)

@@ -651,12 +651,11 @@ static CUresult virtual_cuModuleGetFunction(CUfunction *function, CUmodule modul
 static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
     if (!value || !function)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "value or function is NULL");
-    const uint32_t *required = function->required, *most = function->maximum;
+    const uint32_t *most = function->required[0] ? function->required : function->maximum;
+    const uint64_t threads = (uint64_t)most[0] * most[1] * most[2];
     switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-        *value = required[0] ? (int)(required[0] * required[1] * required[2])
-                 : most[0]   ? (int)(most[0] * most[1] * most[2])
-                             : 1024;
+        *value = threads && threads < 1024 ? (int)threads : 1024;
         break;
     case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
         *value = (int)function->static_shared;

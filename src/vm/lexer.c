@@ -1,6 +1,7 @@
 /* Tokens of PTX, and errors that point at them. */
 #include "parse.h"
 #include <ctype.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,10 +105,13 @@ static void skip_space(struct parser *p) {
             while (*s && *s != '\n')
                 s++;
         } else if (s[0] == '/' && s[1] == '*') {
+            p->token = (struct token){.at = s, .file = x->file, .line = x->line};
             for (s += 2; *s && !(s[0] == '*' && s[1] == '/'); s++)
                 if (*s == '\n')
                     x->line++;
-            s += *s ? 2 : 0;
+            if (!*s)
+                error_at(p, &p->token, "the comment has no end");
+            s += 2;
         } else {
             break;
         }
@@ -120,6 +124,7 @@ static void skip_space(struct parser *p) {
 static const char *read_number(struct parser *p, struct token *t, const char *s) {
     char *end;
     t->kind = TOKEN_INTEGER;
+    errno = 0;
     if (s[0] == '0' && strchr("fFdD", s[1]) && s[1] && isxdigit((unsigned char)s[2])) {
         t->kind = TOKEN_REAL;
         t->single = s[1] == 'f' || s[1] == 'F';
@@ -144,6 +149,8 @@ static const char *read_number(struct parser *p, struct token *t, const char *s)
             t->real = strtod(s, &end);
         }
     }
+    if (t->kind == TOKEN_INTEGER && errno == ERANGE)
+        error_at(p, t, "the number does not fit 64 bits");
     if (t->kind == TOKEN_INTEGER && *end == 'U')
         end++;
     if (is_name(*end))

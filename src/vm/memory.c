@@ -81,7 +81,8 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
                                  .mapping = base,
                                  .mapped = mapped,
                                  .pinned = kind == 1,
-                                 .owned = kind == 2};
+                                 .owned = kind >= 2,
+                                 .constant = kind == 3};
     const size_t at = position(device, a.start);
     memmove(&device->allocations[at + 1], &device->allocations[at], (device->allocation_count - at) * sizeof a);
     device->allocations[at] = a;
@@ -91,7 +92,7 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
     return CUDA_SUCCESS;
 }
 
-/* Allocate device memory. kind: 0 plain, 1 pinned, 2 a module's variable. */
+/* Allocate device memory. kind: 0 plain, 1 pinned, 2 a module's variable, 3 such a constant. */
 CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *address) {
     if (!bytes)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
@@ -251,7 +252,7 @@ int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
     struct allocation *cached = worker->cached;
     for (uint32_t k = 0; k < 8; k++)
         if (cached[k].start <= address && address < cached[k].end && bytes <= cached[k].end - address)
-            return 1;
+            return 1 + cached[k].constant;
     struct device *device = worker->launch->device;
     pthread_rwlock_rdlock(&device->memory_lock);
     const size_t at = position(device, address);
@@ -263,7 +264,7 @@ int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
         cached[0] = *a;
     }
     pthread_rwlock_unlock(&device->memory_lock);
-    return found;
+    return found ? 1 + cached[0].constant : 0;
 }
 
 /* Explain an address in memory that is freed; the lock is held. */
@@ -386,6 +387,10 @@ void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t by
         return memory_small(w, w->cta->launch->parameters, f->parameter_bytes, address, bytes, align, lane, what,
                             "parameter");
     default:
+        if (is_write && memory_find(w->worker, address, bytes) > 1) {
+            fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "a write to a .const variable, which is read-only");
+            return NULL;
+        }
         return memory_global(w, address, bytes, align, lane, what);
     }
 }

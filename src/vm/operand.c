@@ -22,7 +22,7 @@ struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) 
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind) {
     const uint32_t hash = hash_name(name, length);
-    for (struct symbol *s = p->scope->symbols; s && length; s = s->in_scope)
+    for (const struct symbol *s = length ? p->hash[hash % HASH_SIZE] : NULL; s && s->scope == p->scope; s = s->chain)
         if (s->hash == hash && s->length == length && !memcmp(s->name, name, length))
             error_at(p, token, "'%.*s' is declared twice in this scope", (int)length, name);
     struct symbol *s = parser_take(p, sizeof *s);
@@ -30,6 +30,7 @@ struct symbol *symbol_add(struct parser *p, const struct token *token, const cha
     s->length = length;
     s->hash = hash;
     s->kind = kind;
+    s->scope = p->scope;
     s->chain = p->hash[hash % HASH_SIZE];
     p->hash[hash % HASH_SIZE] = s;
     s->in_scope = p->scope->symbols;

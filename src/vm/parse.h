@@ -39,7 +39,8 @@ struct lexer {
 
 enum symbol_kind { SYMBOL_REGISTER, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
 struct symbol {
-    struct symbol *chain, *in_scope; /* same hash; same scope */
+    struct symbol *chain, *in_scope; /* same hash, inner scopes first; same scope */
+    const struct scope *scope;
     const char *name;
     uint32_t length, hash;
     enum symbol_kind kind;
@@ -51,6 +52,7 @@ struct symbol {
     const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
     int is_dynamic;
     int is_argument;                   /* a .param variable of a function or of a call, in local memory */
+    int is_prototype;                  /* an entry that is declared, and not yet defined */
     struct definition *definition;     /* of a function */
     const struct signature *prototype; /* of a label */
 };
@@ -164,6 +166,7 @@ struct parser {
     struct constant *constants;
     uint32_t constant_count, constant_space, constant_bytes;
     uint32_t register_bytes, predicates, shared_bytes, local_bytes;
+    uint32_t const_bytes;                 /* of the module */
     uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
     uint8_t *wide;                        /* [register / 128] */
     uint32_t wide_space;

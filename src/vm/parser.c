@@ -51,6 +51,8 @@ enum type token_type(struct parser *p) {
 
 /* ---- variables ----------------------------------------------------------------------------------------------- */
 
+enum { MAX_CONST = 65536, MOST_REGISTERS = 100000 };
+
 struct variable {
     struct token name;
     enum space space;
@@ -168,7 +170,8 @@ static uint64_t count_elements(const struct parser *p) {
 /* Give a .global or .const variable its memory. */
 static void place_global(struct parser *p, struct symbol *s) {
     uint64_t address = 0;
-    const CUresult r = memory_alloc(p->module->device, s->bytes ? s->bytes : 1, 2, &address);
+    const CUresult r =
+        memory_alloc(p->module->device, s->bytes ? s->bytes : 1, s->space == SPACE_CONST ? 3 : 2, &address);
     if (r != CUDA_SUCCESS) {
         p->result = r;
         error_at(p, &p->token, "no memory for '%.*s'", (int)s->length, s->name);
@@ -205,6 +208,8 @@ static void declare_variable(struct parser *p, struct variable *v) {
     if (v->is_extern && !s->is_dynamic)
         error_at(p, &v->name, "'%.*s' is not defined in this text, and nothing links it", (int)v->name.length,
                  v->name.at);
+    if (v->space == SPACE_CONST && (s->bytes > MAX_CONST || (p->const_bytes += (uint32_t)s->bytes) > MAX_CONST))
+        error_at(p, &v->name, "more than %d bytes of .const variables", (int)MAX_CONST);
     if (v->space == SPACE_GLOBAL || v->space == SPACE_CONST)
         place_global(p, s);
     if (v->space == SPACE_LOCAL) {
@@ -244,6 +249,8 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
         }
     }
     v.type = token_type(p);
+    if (v.type == T_PRED)
+        error_at(p, &p->token, "a predicate is a register, not a variable");
     if (!v.align)
         v.align = type_bytes(v.type) * v.vector;
     do {
@@ -269,8 +276,8 @@ static void read_registers(struct parser *p) {
             continue;
         }
         const struct token at = p->token;
-        if (at.kind != TOKEN_INTEGER || at.integer > 1000000)
-            error_at(p, &at, "expected a number of registers, at most 1000000");
+        if (at.kind != TOKEN_INTEGER || at.integer > MOST_REGISTERS)
+            error_at(p, &at, "expected a number of registers, at most %d", (int)MOST_REGISTERS);
         token_next(p);
         for (uint64_t i = 0; i < at.integer; i++) {
             char *text = parser_take(p, name.length + 8);
@@ -473,7 +480,9 @@ static void read_parameter(struct parser *p, struct parameter *to) {
     const uint64_t bytes = v.count * type_bytes(type);
     align = align ? align : type_bytes(type);
     const uint32_t offset = (p->function->parameter_bytes + align - 1) / align * align;
-    if (v.is_open || bytes > 32764 || offset + bytes > 32764)
+    if (!bytes)
+        error_at(p, &v.name, "a parameter has at least 1 byte");
+    if (bytes > 32764 || offset + bytes > 32764)
         error_at(p, &v.name, "the parameters exceed 32764 bytes");
     struct symbol *s = symbol_add(p, &v.name, v.name.at, v.name.length, SYMBOL_VARIABLE);
     s->space = SPACE_PARAM;
@@ -578,7 +587,9 @@ void read_entry(struct parser *p) {
     token_next(p);
     const struct token name = p->token;
     expect(p, TOKEN_NAME, "a name");
-    symbol_add(p, &name, name.at, name.length, SYMBOL_FUNCTION);
+    struct symbol *symbol = symbol_find(p, name.at, name.length);
+    if (!symbol || !symbol->is_prototype)
+        symbol = symbol_add(p, &name, name.at, name.length, SYMBOL_FUNCTION);
     char *copy = parser_take(p, name.length + 1);
     memcpy(copy, name.at, name.length);
     *f = (struct CUfunc_st){.name = copy, .module = p->module, .is_entry = 1};
@@ -594,7 +605,8 @@ void read_entry(struct parser *p) {
     scope_open(p);
     read_parameters(p, f);
     read_performance(p, f);
-    if (!accept(p, ';')) {
+    symbol->is_prototype = accept(p, ';');
+    if (!symbol->is_prototype) {
         expect(p, '{', "'{'");
         read_block(p);
         link_functions(p, f);
@@ -636,7 +648,7 @@ static void read_target(struct parser *p) {
     const struct token t = p->token;
     char text[16] = "", suffix[8] = "";
     snprintf(text, sizeof text, "%.*s", (int)t.length, t.at);
-    if (t.kind != TOKEN_NAME || sscanf(text, "sm_%d%7s", &p->target, suffix) < 1 || strlen(suffix) > 1)
+    if (t.kind != TOKEN_NAME || sscanf(text, "sm_%4d%7s", &p->target, suffix) < 1 || strlen(suffix) > 1)
         error_at(p, &t, "expected a target such as sm_120f");
     p->target_suffix = suffix[0];
     const int own = p->target == 120 || p->target == 121;

@@ -291,6 +291,7 @@ struct allocation {
     void *mapping; /* with its guards */
     size_t mapped;
     int pinned, owned; /* owned by a module */
+    int constant;      /* kernels only read it */
     uint64_t freed_at; /* freed, but launches up to this number may still use it; 0: not freed */
 };
 
@@ -501,6 +502,7 @@ void memory_free_all(struct device *device);
 CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what);
 /* The host pointer of global memory, or NULL after a fault. */
 void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what);
+/* 0: not in one allocation; 1: it is; 2: it is, and may not be written. */
 int memory_find(struct worker *worker, uint64_t address, uint64_t bytes);
 /* The same for any space. `address` is as the instruction computed it; *traffic says which space it was. */
 void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane,

@@ -1,7 +1,9 @@
 """PTX that must be refused when it is loaded, with the line and a caret."""
 
 import contextlib
+import time
 
+import numpy as np
 import pytest
 
 import pysm120
@@ -84,7 +86,12 @@ BAD = [
     ("mov.u32 a, 0f3f80;", "0f3f80", "8 digits"),
     ("mov.u32 a b;", "b;", "expected ';'"),
     ("mov.u32 a, ;", ";", "expected an operand"),
+    (".local .b32 l; st.local.b32 [l + 4], a;", "[l", "4 bytes at offset 4 of 'l', which has 4"),
+    ("ld.shared.v2.b32 {a, b}, [smem + 60];", "[smem", "8 bytes at offset 60 of 'smem', which has 64"),
+    ("atom.shared.add.u32 a, [smem + 64], b;", "[smem", "4 bytes at offset 64 of 'smem', which has 64"),
     (".reg .b32 a;", "a;", "declared twice"),
+    (".reg .b64 r<1000000>;", "1000000>", "at most 100000"),
+    (".reg .b64 r<30000>, r29999;", "r29999", "declared twice"),
     (".reg .b33 z;", ".b33", "expected a type"),
     (".shared .b8 big[50000]; mov.u32 a, big;", ";", "static shared"),
     (
@@ -150,7 +157,9 @@ def test_features_of_targets(device: pysm120.Device, target: str, statement: str
         assert "needs .target sm_120a or sm_120f" in load_error(device, text)
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", "sm_100f", "sm_110", "sm_130", "sm_", "compute_90"])
+@pytest.mark.parametrize(
+    "target", ["sm_4294967300", "sm_90a", "sm_100a", "sm_100f", "sm_110", "sm_130", "sm_", "compute_90"]
+)
 def test_other_targets(device: pysm120.Device, target: str) -> None:
     with pytest.raises(pysm120.Error):
         device.load(FRAME.format(target=target, body=""))
@@ -201,6 +210,39 @@ def test_rubbish(device: pysm120.Device, text: str) -> None:
     else:
         with pytest.raises(pysm120.Error):
             device.load(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("/* .entry k() { ret; }", "the comment has no end"),
+        (".global .pred x;", "a predicate is a register"),
+        (".global .b64 x = 99999999999999999999999;", "does not fit 64 bits"),
+        (".const .b8 x[100000];", "more than 65536 bytes of .const"),
+        (".const .b8 x[65536]; .const .b8 y;", "more than 65536 bytes of .const"),
+        (".entry k(.param .b8 p[0]) { ret; }", "at least 1 byte"),
+        (".entry k() { ret; } .entry k();", "declared twice"),
+        (".entry k() { ret; } .entry k() { ret; }", "declared twice"),
+    ],
+)
+def test_declarations(device: pysm120.Device, text: str, message: str) -> None:
+    assert message in load_error(device, ".version 8.8\n.target sm_120f\n.address_size 64\n" + text)
+
+
+def test_prototypes_of_entries(device: pysm120.Device) -> None:
+    text = ".version 8.8 .target sm_120f .const .b8 x[65536]; .entry k(.param .u32 a); .entry k(.param .u32 a) { ret; }"
+    device.load(text)["k"](1, 1, np.uint32(5))
+
+
+def test_many_registers_load_at_once(device: pysm120.Device) -> None:
+    started = time.process_time()
+    device.load(FRAME.format(target="sm_120f", body="    .reg .b64 r<99999>; mov.b64 r99998, w; { .reg .b32 r5; }"))
+    assert time.process_time() - started < 1
+
+
+def test_threads_are_capped(device: pysm120.Device) -> None:
+    text = ".version 8.8 .target sm_120f .entry k() .reqntid 1024, 1024, 1024 { ret; }"
+    assert device.load(text)["k"].info.max_threads == 1024
 
 
 def test_nothing_is_moved(device: pysm120.Device) -> None:

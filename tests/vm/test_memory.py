@@ -57,6 +57,14 @@ def test_spaces_through_generic_addresses(device: pysm120.Device, rng: np.random
     np.testing.assert_array_equal(got, 2 * x + 1)
 
 
+def test_constants_are_read_only(device: pysm120.Device) -> None:
+    for store in ("st.b32 [a], r;", "st.global.b32 [a], r;", "red.add.u32 [a], r;"):
+        body = f".reg .b64 a; .reg .b32 r; mov.u64 a, c; ld.b32 r, [a]; {store} ret;"
+        kernel = device.load(HEAD + ".const .b32 c = 1;\n.visible .entry k() { " + body + " }")["k"]
+        with pytest.raises(pysm120.FaultError, match="read-only"):
+            kernel(1, 32)
+
+
 def test_initialiser_of_sixteen_bytes(device: pysm120.Device) -> None:
     text = (
         HEAD
