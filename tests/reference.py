@@ -87,8 +87,8 @@ def mx(x: Array, axis: int) -> Array:
 def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | None) -> tuple[Array, Array]:
     """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P = e4m3(256 exp(S - maximum)).
 
-    Exponents and sums in float64, whose rest against the kernel's float32 and the tensor core's 25 bits is far below the
-    e4m3 step of P.
+    Exponents and sums in float64, whose rest against the kernel's float32 and the tensor core's 25 bits is far below
+    the e4m3 step of P.
     """
     heads = q.shape[2]
     q, k, v = mx(q, -1), repeat_heads(mx(k, -1), heads), repeat_heads(mx(v, 1), heads)
