@@ -336,10 +336,10 @@ struct warp {
     const struct CUfunc_st *function;
     uint8_t *local; /* [lane][local_bytes] */
     uint32_t index, current, splits;
-    uint32_t bulk_group[WARP];                    /* committed bulk groups */
-    uint32_t async_group[WARP];                   /* committed cp.async groups */
-    struct call *calls;                           /* [depth][lane] */
-    uint32_t depth[WARP], frame[WARP];            /* calls that each lane is in; local address of its frame */
+    uint32_t bulk_group[WARP];         /* committed bulk groups */
+    uint32_t async_group[WARP];        /* committed cp.async groups */
+    struct call *calls;                /* [depth][lane] */
+    uint32_t depth[WARP], frame[WARP]; /* calls that each lane is in; local address of its frame */
     struct split split[WARP];
 };
 
