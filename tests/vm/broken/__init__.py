@@ -1,0 +1,1 @@
+"""Kernels with one planted mistake each, and their corrections."""
