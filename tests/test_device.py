@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +293,17 @@ def test_quantize_of_any_rank_and_stride(device: pysm120.Device, rng: np.random.
         assert np.array_equal(part_scales.numpy().view(np.uint8), scales[index].view(np.uint8))
 
 
+@pytest.fixture
+def control_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt: a run in the background of a shell inherits that it is ignored."""
+    monkeypatch.setenv("PYSM120_INSTRUCTION_LIMIT", str(1 << 33))  # an end, should it fail
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.virtual
+@pytest.mark.usefixtures("control_c")
 def test_control_c_stops_a_kernel(device: pysm120.Device) -> None:
     forever = device.load(FOREVER)["forever"]
     timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
@@ -304,6 +315,7 @@ def test_control_c_stops_a_kernel(device: pysm120.Device) -> None:
 
 
 @pytest.mark.virtual
+@pytest.mark.usefixtures("control_c")
 def test_control_c_between_two_launches(device: pysm120.Device) -> None:
     forever = device.load(FOREVER)["forever"]
 
@@ -320,6 +332,7 @@ def test_control_c_between_two_launches(device: pysm120.Device) -> None:
 
 
 @pytest.mark.virtual
+@pytest.mark.usefixtures("control_c")
 def test_a_second_control_c_does_not_leave_the_work_behind(device: pysm120.Device) -> None:
     ended: list[bool] = []
 
