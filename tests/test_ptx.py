@@ -124,7 +124,7 @@ def test_ptxas_reports_the_line_of_the_template(tmp_path: Path) -> None:
     ptx = tmp_path / "expanded.ptx"
     ptx.write_text(expand.Expansion(template, "sm_90").text)
     with pytest.raises(build.BuildError, match=r"broken\.ptx, line 5"):
-        build.run([build.find_nvcc(), "-cubin", "-arch=sm_90", ptx, "-o", tmp_path / "x.cubin"])
+        build.run([*build.assembler(build.find_nvcc(), "sm_90"), ptx, "-o", tmp_path / "x.cubin"])
 
 
 def test_without_nvcc_the_build_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

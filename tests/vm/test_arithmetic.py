@@ -1,7 +1,6 @@
 """Arithmetic of the virtual SM120 against NumPy, with random and corner operands."""
 
-import shutil
-import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,10 @@ import pytest
 from micro import HEAD, kernel, run, values
 
 import pysm120
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "tools")]
+
+import build  # noqa: E402
 
 pytestmark = pytest.mark.virtual
 
@@ -371,17 +374,13 @@ def test_rows(device: pysm120.Device, rng: np.random.Generator, row: tuple[Any, 
 
 def test_the_rows_are_ptx(tmp_path: Path) -> None:
     """What is tested here is what ptxas takes."""
-    ptxas = shutil.which("ptxas") or str(Path(shutil.which("nvcc") or "").resolve().with_name("ptxas"))
     entries = [
         kernel(f"row_{k}", body, [int(kind[1]) for kind in inputs], [int(output[1])] * (2 if "out1" in body else 1))
         for k, (_, body, inputs, output, _) in enumerate(ROWS)
     ]
     path = tmp_path / "rows.ptx"
     path.write_text(HEAD + "".join(entries))
-    done = subprocess.run(
-        [ptxas, "-arch=sm_120f", path, "-o", tmp_path / "rows.cubin"], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()[:2000]
+    build.run([*build.assembler(build.find_nvcc(), "sm_120f"), path, "-o", tmp_path / "rows.cubin"])
 
 
 APPROXIMATE = [

@@ -159,7 +159,7 @@ def assemble(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Give PTX to NVIDIA's assembler."""
     path = folder / "mma.ptx"
     path.write_text(text)
-    command: list[Any] = [build.find_nvcc(), "-arch=sm_120f", "-cubin", "-o", folder / "o", path]
+    command: list[Any] = [*build.assembler(build.find_nvcc(), "sm_120f"), "-o", folder / "o", path]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
