@@ -97,12 +97,16 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case, spread: flo
 
     model_o, model_lse = attention_mxfp8(q, k, v, scale, case.causal)
     rounding = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8}[case.o_dtype]
-    # P of a key changes its e4m3 code where 2^x is rounded the other way: rare, each worth 1/16 of one key of one row.
-    assert relative_error(o, model_o) <= 2e-3 + rounding
+    # Every row agrees closely, but for the few in which 2^x, rounded the other way in float32, gave a key's P the next
+    # e4m3 code: about 2e-5 of the keys, each worth at most 1/8 of its weight.
+    off = np.linalg.norm(o - model_o, axis=-1) / np.maximum(np.linalg.norm(model_o, axis=-1), 1e-30)
+    assert (off > 1e-5 + rounding).sum() <= 1 + 0.02 * off.size
+    assert off.max() <= 1 / 16 + rounding
     seen = np.isfinite(model_lse)
     assert np.array_equal(np.isneginf(lse), ~seen)
-    # The same for LSE, whose row sum adds the e4m3 P: at most 1/16 of the row, far less where many keys count.
-    assert np.abs(lse[seen] - model_lse[seen]).max(initial=0) <= 0.02
+    off = np.abs(lse[seen] - model_lse[seen])
+    assert (off > 1e-5 + 1e-6 * np.abs(model_lse[seen])).sum() <= 1 + 0.02 * off.size
+    assert off.max(initial=0) <= 1 / 16
 
     exact_o, exact_lse = attention_float64(q, k, v, scale, case.causal)
     assert relative_error(o, exact_o) <= 0.08
