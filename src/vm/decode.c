@@ -23,15 +23,6 @@ static const struct row rows[] = {
 #define K(name, pattern, T, n, ...)           {pattern, LANE_##name, n, {T_##T, T_##T, T_##T, T_##T}},
 #define P(...)
 #include "lanes.def"
-#undef A1
-#undef A2
-#undef A3
-#undef A4
-#undef H1
-#undef H2
-#undef H3
-#undef K
-#undef P
 };
 
 /* ---- everything else ---- */

@@ -233,15 +233,6 @@ static const struct {
 #define K(...)
 #define P(name, comparison, T, condition) {comparison, T_##T, LANE_setp_##name},
 #include "lanes.def"
-#undef A1
-#undef A2
-#undef A3
-#undef A4
-#undef H1
-#undef H2
-#undef H3
-#undef K
-#undef P
 };
 
 /* The comparison of a name and a type; integer names that ignore the sign serve both kinds. */

@@ -15,15 +15,6 @@ enum lane {
 #define K(name, ...)  LANE_##name,
 #define P(name, ...)  LANE_setp_##name,
 #include "lanes.def"
-#undef A1
-#undef A2
-#undef A3
-#undef A4
-#undef H1
-#undef H2
-#undef H3
-#undef K
-#undef P
     LANE_selp_32,
     LANE_selp_64,
     LANE_COUNT

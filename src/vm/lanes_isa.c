@@ -222,15 +222,6 @@ static enum step selp_64(struct warp *w, const struct inst *i, uint32_t mask) {
     READ(B64, a) READ(B64, b) FRAME(B64, to[l] = choose >> l & 1u ? pa[l] : pb[l];)
 }
 
-#undef A1
-#undef A2
-#undef A3
-#undef A4
-#undef H1
-#undef H2
-#undef H3
-#undef K
-#undef P
 #define A1(name, ...) name,
 #define A2(name, ...) name,
 #define A3(name, ...) name,
