@@ -1,0 +1,22 @@
+/* No target, but a test of the engine: what $PLANTED says happens as soon as a text has a guard. */
+#define _POSIX_C_SOURCE 200809L
+#include "fuzz.h"
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static char *volatile kept;
+    const char *const what = getenv("PLANTED");
+    if (!what || !memchr(data, '@', size))
+        return 0;
+    volatile int again = !strcmp(what, "timeout");
+    while (again)
+        ;
+    kept = malloc(size);
+    if (kept && !strcmp(what, "crash"))
+        kept[size] = 1;
+    if (strcmp(what, "leak") != 0)
+        free(kept);
+    kept = NULL;
+    return 0;
+}
