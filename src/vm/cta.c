@@ -1,5 +1,6 @@
 /* One CTA: which warp runs next, when asynchronous copies land, and when nothing can go on any more. */
 #include "check.h"
+#include "watch.h"
 #include <stdio.h>
 
 enum { QUANTUM = 1024, HOPELESS = 64, FRUITLESS = 20000 };
@@ -227,6 +228,8 @@ void cta_run(struct worker *worker, uint64_t linear) {
     uint32_t left = worker->launch->warps, hopeless = 0, fruitless = 0, progress = 0;
     worker->begun = worker->executed;
     start(worker, linear);
+    if (!watch_start(cta))
+        return;
     while (left) {
         const int used = round_of_turns(cta, &left);
         if (used < 0)
@@ -256,4 +259,5 @@ void cta_run(struct worker *worker, uint64_t linear) {
             return;
     if (cta->shadow)
         check_end(cta);
+    watch_end(cta);
 }

@@ -16,6 +16,7 @@
  *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
+ *   watch.c                 calls whoever looks on while instructions execute
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
  *
@@ -161,11 +162,21 @@ struct inst {
     handler *next;    /* the handler that a check hands over to */
 };
 
+/* A register that an instruction reads or writes. */
+struct use {
+    const char *name; /* as the program spells it */
+    uint32_t slot;    /* in bytes from warp.registers; the index of a predicate */
+    uint8_t type;     /* as it was declared */
+    uint8_t is_write;
+};
+
 /* Where an instruction was written, and what it is called. */
 struct place {
     const char *file;
     uint32_t line;
-    uint32_t opcode; /* counter */
+    uint32_t opcode;       /* counter */
+    const struct use *use; /* its registers; the guard is inst.guard */
+    uint32_t uses;
 };
 
 struct parameter {
@@ -427,6 +438,7 @@ enum traffic {
     TRAFFIC_COUNT
 };
 
+struct watcher;
 struct launch {
     const struct CUfunc_st *function;
     struct device *device;
@@ -444,6 +456,8 @@ struct launch {
     size_t printed_bytes, unprinted_bytes;
     unsigned helpers;
     enum checks checks;
+    const struct watcher *watcher[4]; /* watch.h */
+    uint32_t watchers;
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
