@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 #include "environment.h"
+#include "poison.h"
 #include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -55,6 +56,21 @@ static struct worker *worker_get(void) {
     return own;
 }
 
+/* Mark what lies between the registers, the predicates, the local memory and the calls of the warps. */
+static void poison_gaps(const struct worker *worker, const struct launch *launch, size_t each) {
+    const struct CUfunc_st *f = launch->function;
+    const char *const shared = worker->memory + launch->shared_bytes;
+    POISON(shared, (size_t)(worker->warps[0].registers - shared));
+    for (uint32_t k = 0; k < launch->warps; k++) {
+        const struct warp *const w = &worker->warps[k];
+        POISON(w->registers, each);
+        UNPOISON(w->registers, f->register_bytes);
+        UNPOISON(w->predicates, f->predicates * sizeof *w->predicates);
+        UNPOISON(w->local, (size_t)f->local_bytes * WARP);
+        UNPOISON(w->calls, sizeof *w->calls * f->call_depth * WARP);
+    }
+}
+
 /* Make room for a launch: registers, predicates, shared and local memory, counters. 0: out of memory. */
 static int worker_prepare(struct worker *worker, struct launch *launch) {
     const struct CUfunc_st *f = launch->function;
@@ -80,6 +96,7 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
     memset(worker->bytes, 0, sizeof worker->bytes);
     memset(worker->cached, 0, sizeof worker->cached);
     worker->tensor_flops = worker->executed = worker->checked = worker->begun = 0;
+    UNPOISON(worker->memory, worker->memory_bytes);
     memset(worker->memory, 0xff, all); /* what was never written is NaN */
     worker->cta.shared = (uint8_t *)worker->memory;
     char *at = worker->memory + shared;
@@ -89,6 +106,7 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
         worker->warps[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
         worker->warps[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
     }
+    poison_gaps(worker, launch, each);
     return 1;
 }
 

@@ -20,7 +20,7 @@ def test_search(target: str, pytestconfig: pytest.Config, tmp_path: Path) -> Non
     assert f"{RUNS[target]} runs" in done.stderr
 
 
-@pytest.mark.parametrize("what", ["crash", "leak", "timeout"])
+@pytest.mark.parametrize("what", ["crash", "arena", "leak", "timeout"])
 def test_planted(what: str, tmp_path: Path) -> None:
     """A planted mistake is found, and the input that shows it is kept and shows it again."""
     (tmp_path / "seed").write_text(".reg .pred p; .reg .b32 a;\nadd.u32 a, a, 1;\nadd.u32 a, a, 2;\n")
@@ -33,7 +33,7 @@ def test_planted(what: str, tmp_path: Path) -> None:
 
     done = search(*options, str(tmp_path))
     (kept,) = tmp_path.glob("found-*")
-    assert kept.name.startswith(f"found-{what}-")
+    assert kept.name.startswith(f"found-{what}-".replace("arena", "crash"))
     assert b"@" in kept.read_bytes()
     assert done.returncode != 0
     again = search(*options, "-runs=0", str(kept))
