@@ -70,7 +70,7 @@ SAMPLE = """
     cvt.u16.u64 h, x;
     ld.global.s8 x, [x];
     ld.shared.v4.b32 {a, b, c, d}, [s + 16];
-    ld.global.v2.u8 {h, a}, [x + 2];
+    ld.global.v2.u8 {h, g}, [x + 2];
     ld.global.L2::cache_hint.b32 a, [x], policy;
     createpolicy.fractional.L2::evict_first.b64 policy, 0f3F800000;
     createpolicy.range.global.L2::evict_last.b64 policy, [x], a, b;
