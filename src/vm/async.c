@@ -1,6 +1,7 @@
 /* Asynchronous copies: an agent of each CTA that does what it was asked for at some later moment, in any order that
  * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
 #include "check.h"
+#include "defined.h"
 #include <stdlib.h>
 
 /* Forget everything at the start of a CTA. */
@@ -279,7 +280,7 @@ static int land_at(struct cta *cta, uint32_t index) {
     cta->asyncs--;
     cta->progress++;
     w->pc = op.pc;
-    const int good = land(w, &op);
+    const int good = (!defined_is_on(cta) || defined_landed(w, &op)) && land(w, &op);
     w->pc = pc;
     return good;
 }

@@ -1,6 +1,7 @@
 /* The CUDA driver API above the virtual SM120. Streams run their work as it is given to them, so that everything is in
  * order and nothing is ever pending. */
 #define _GNU_SOURCE
+#include "defined.h"
 #include "environment.h"
 #include "registry.h"
 #include "vm.h"
@@ -525,6 +526,8 @@ static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size
     const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memmove((void *)(uintptr_t)to, from, bytes);
+    if (!r)
+        shade_written(current(), to, bytes);
     return copy_end(r);
 }
 
@@ -535,7 +538,8 @@ static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t byt
     if (!to)
         return null_argument("to");
     copy_begin();
-    const CUresult r = memory_check_range(current(), from, bytes, "from");
+    CUresult r = memory_check_range(current(), from, bytes, "from");
+    r = r ? r : shade_read(current(), from, bytes);
     if (!r)
         memmove(to, (const void *)(uintptr_t)from, bytes);
     return copy_end(r);
@@ -550,6 +554,8 @@ static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size
     r = r ? r : memory_check_range(current(), from, bytes, "from");
     if (!r)
         memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    if (!r)
+        shade_copied(current(), to, from, bytes);
     return copy_end(r);
 }
 
@@ -561,6 +567,8 @@ static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
     const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memset((void *)(uintptr_t)to, value, bytes);
+    if (!r)
+        shade_written(current(), to, bytes);
     return copy_end(r);
 }
 

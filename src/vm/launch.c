@@ -2,6 +2,7 @@
  * progress even if no helper can be started. */
 #define _GNU_SOURCE
 #include "check.h"
+#include "defined.h"
 #include "environment.h"
 #include "poison.h"
 #include <sched.h>
@@ -29,6 +30,7 @@ static void worker_free(void *pointer) {
     free(worker->memory);
     free(worker->warps);
     check_free(worker->shadow);
+    defined_free(worker->cta.defined);
     free(worker->cta.mbarrier);
     free(worker->cta.mbarrier_at);
     free(worker->cta.async);
@@ -308,6 +310,11 @@ static CUresult choose_checks(enum checks *checks) {
     return r;
 }
 
+enum checks launch_checks(void) {
+    enum checks checks;
+    return choose_checks(&checks) ? CHECKS_DEFAULT : checks;
+}
+
 /* The seed and the limit of instructions; the number of threads is read where they start. */
 static CUresult choose_numbers(uint64_t *seed, uint64_t *limit) {
     uint64_t threads;
@@ -353,6 +360,10 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     const uint32_t align = f->dynamic_align;
     const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
     launch.shared_bytes = dynamic ? start + dynamic : f->static_shared;
+    if (checks == CHECKS_FULL)
+        launch.watcher[launch.watchers++] = &defined_watcher;
+    else
+        shade_lose_all(device);
     pthread_mutex_init(&launch.lock, NULL);
     memory_enter(device, &launch);
     run_shared(&launch);

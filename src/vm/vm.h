@@ -14,8 +14,10 @@
  *                           atom and red; mma; mbarriers; bulk and non-bulk asynchronous copies
  *   warp.c                  runs one warp: its lanes may be at several pcs ("splits"), the lowest pc runs first
  *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
+ *   use.c                   the registers of each instruction by name, for the reports of watchers
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
+ *   defined*.c              level full: which values are defined, and what undefined ones decide
  *   watch.c                 calls whoever looks on while instructions execute
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
@@ -170,13 +172,15 @@ struct use {
     uint8_t is_write;
 };
 
-/* Where an instruction was written, and what it is called. */
+/* Where an instruction was written, and what it is called. A statement that became several instructions has its
+ * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
     uint32_t line;
     uint32_t opcode;       /* counter */
-    const struct use *use; /* its registers; the guard is inst.guard */
+    const struct use *use; /* its registers, without the guard, which is inst.guard */
     uint32_t uses;
+    const char *guard; /* what the program calls it; NULL: none */
 };
 
 struct parameter {
@@ -301,9 +305,10 @@ struct allocation {
     uint64_t start, end;
     void *mapping; /* with its guards */
     size_t mapped;
-    int pinned, owned; /* owned by a module */
-    int constant;      /* kernels only read it */
-    uint64_t freed_at; /* freed, but launches up to this number may still use it; 0: not freed */
+    int pinned, owned;   /* owned by a module */
+    int constant;        /* kernels only read it */
+    uint64_t freed_at;   /* freed, but launches up to this number may still use it; 0: not freed */
+    struct shade *shade; /* defined.h: which of its bytes are defined; NULL: all of them */
 };
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
@@ -401,7 +406,8 @@ struct cta {
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
-    struct shadow *shadow; /* check.h; NULL when nothing is checked */
+    struct shadow *shadow;   /* check.h; NULL when nothing is checked */
+    struct defined *defined; /* defined.h; kept for the launches at level full */
 };
 
 /* What one thread needs to run CTAs; kept between launches. */
@@ -590,6 +596,8 @@ unsigned launch_threads(void);
 void launch_lock(void);
 void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
+/* The level that the calling thread's launches would have; CHECKS_DEFAULT where the environment says nonsense. */
+enum checks launch_checks(void);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {
@@ -607,6 +615,8 @@ struct device {
     pthread_mutex_t counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
+    atomic_uint shades;    /* allocations with a shade */
+    struct stored *stored; /* defined_report.c; guarded by running_lock */
     struct module *modules;
     pthread_mutex_t module_lock;
     atomic_uint interrupts; /* how often somebody asked the running launches to stop */
