@@ -141,6 +141,8 @@ struct driver {
     CUresult (*counters_reset)(CUcontext context);
     /* How the calling thread's next launches run; NULL: as the environment says. Kept by reference. */
     void (*configure)(const struct driver_options *options);
+    /* What messages call the text that the calling thread loads next. Kept by reference while it loads. */
+    void (*name_text)(const char *name);
     CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
 };
 

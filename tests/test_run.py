@@ -220,7 +220,7 @@ def test_faults_say_where_and_end_with_status_1(saxpy: str, capsys: pytest.Captu
     words = [saxpy, "--kernel", "saxpy", "--grid", "1", "--block", "32", "f32[4]:1", "f32[4]:1", "f32:1", "u32:5"]
     line = error_of(capsys, 1, *words, "--device", "virtual")
     assert "behind the end of an allocation of 16 bytes" in line
-    assert "saxpy at " in line
+    assert f"saxpy at {saxpy}:" in line
     assert "CTA 0,0,0, warp 0, lane 4" in line
 
 

@@ -577,6 +577,31 @@ static int is_binary(const void *image) {
     return 0;
 }
 
+static _Thread_local const char *text_name;
+
+/* What messages call the text that this thread loads next; NULL: "<ptx>". */
+static void virtual_name_text(const char *name) {
+    text_name = name;
+}
+
+/* A module without functions that holds copies of the text and of its name; NULL when memory is used up. */
+static struct CUmod_st *new_module(const char *image, char **text) {
+    const char *const known = text_name ? text_name : "<ptx>";
+    struct CUmod_st *m = calloc(1, sizeof *m);
+    char *const copy = m ? arena_take(&m->module.arena, strlen(image) + 1) : NULL;
+    char *const name = copy ? arena_take(&m->module.arena, strlen(known) + 1) : NULL;
+    if (!name) {
+        if (m)
+            arena_free(&m->module.arena);
+        free(m);
+        return NULL;
+    }
+    m->module.name = strcpy(name, known);
+    m->module.device = current();
+    *text = strcpy(copy, image);
+    return m;
+}
+
 static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned options, CUjit_option *option,
                                            void **value) {
     char *log = NULL, *text = NULL;
@@ -593,13 +618,9 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
     }
     if (is_binary(image))
         return fault_set(CUDA_ERROR_NO_BINARY_FOR_GPU, "the virtual SM120 executes PTX, and this is machine code");
-    struct CUmod_st *m = calloc(1, sizeof *m);
-    if (!m || !(text = arena_take(&m->module.arena, strlen(image) + 1))) {
-        free(m);
+    struct CUmod_st *m = new_module(image, &text);
+    if (!m)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
-    }
-    strcpy(text, image); /* names point into it */
-    m->module.device = current();
     char message[2048];
     const CUresult r = module_parse(&m->module, text, message, sizeof message);
     if (log && log_bytes)
@@ -787,7 +808,10 @@ const struct driver *driver_virtual(void) {
         DRIVER_FUNCTIONS(X)
 #undef X
             .fault = virtual_fault,
-        .counter = virtual_counter, .counters_reset = virtual_counters_reset, .interrupt = virtual_interrupt,
-        .configure = launch_configure};
+        .counter = virtual_counter,
+        .counters_reset = virtual_counters_reset,
+        .interrupt = virtual_interrupt,
+        .configure = launch_configure,
+        .name_text = virtual_name_text};
     return &driver;
 }

@@ -173,6 +173,7 @@ struct use {
 /* Where an instruction was written, and what it is called. */
 struct place {
     const char *file;
+    const char *text; /* its statement in the text of the module, up to ';'; the same for all that it became */
     uint32_t line;
     uint32_t opcode;       /* counter */
     const struct use *use; /* its registers; the guard is inst.guard */
@@ -287,6 +288,7 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
+    const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;
     uint32_t function_count;
