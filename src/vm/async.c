@@ -2,6 +2,7 @@
  * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
 #include "address.h"
 #include "check.h"
+#include "profile.h"
 #include <stdlib.h>
 
 /* Forget everything at the start of a CTA. */
@@ -269,6 +270,8 @@ static int land_at(struct cta *cta, uint32_t index) {
     cta->progress++;
     w->pc = op.pc;
     const int good = land(w, &op);
+    if (UNLIKELY(w->worker->profile != NULL))
+        profile_moved(w->worker, op.pc);
     w->pc = pc;
     return good;
 }

@@ -16,6 +16,8 @@
  *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
+ *   profile.c               counts by statement while somebody takes a profile; reach.c, cost.c: what memory an
+ *                           instruction touches, and what that costs
  *   watch.c                 calls whoever looks on while instructions execute
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
@@ -418,7 +420,8 @@ struct worker {
     size_t memory_bytes;
     struct warp *warps;
     struct cta cta;
-    struct shadow *shadow; /* kept for the launches that are checked */
+    struct shadow *shadow;          /* kept for the launches that are checked */
+    struct profile_worker *profile; /* profile.c; NULL when nobody takes a profile */
     uint32_t scratch[16][WARP];
 };
 
@@ -460,6 +463,7 @@ struct launch {
     enum checks checks;
     const struct watcher *watcher[4]; /* watch.h */
     uint32_t watchers;
+    struct profile *profile; /* NULL: nobody takes one */
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
@@ -578,6 +582,7 @@ const char *fault_text(void);
 
 /* counters.c */
 uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
+const char *counter_path(uint32_t traffic);
 const char *counter_name(uint32_t index);
 /* Before and after a fork. */
 void counters_lock(void);
@@ -609,6 +614,7 @@ struct device {
     pthread_mutex_t counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
+    struct profile *profile; /* that is taken now; guarded by counter_lock */
     struct module *modules;
     pthread_mutex_t module_lock;
     atomic_uint interrupts; /* how often somebody asked the running launches to stop */
