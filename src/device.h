@@ -3,6 +3,7 @@
 #define SM120_DEVICE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "driver.h"
@@ -20,6 +21,7 @@ struct device {
     CUcontext context;
     struct driver_options options; /* of a virtual device */
     sm120_device_info info;
+    atomic_bool takes_profile;
 
     pthread_mutex_t lock; /* of the next five */
     struct registry memory;

@@ -5,6 +5,7 @@
 #include "defined.h"
 #include "environment.h"
 #include "poison.h"
+#include "profile.h"
 #include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -139,7 +140,7 @@ static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
 /* Run CTAs of a launch until none is left. */
 static void work(struct launch *launch) {
     struct worker *worker = worker_get();
-    if (!worker || !worker_prepare(worker, launch)) {
+    if (!worker || !worker_prepare(worker, launch) || !profile_worker_open(worker)) {
         pthread_mutex_lock(&launch->lock);
         if (launch->result == CUDA_SUCCESS) {
             launch->result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -156,6 +157,7 @@ static void work(struct launch *launch) {
         cta_run(worker, cta_at(launch, turn));
     }
     counters_add(launch->device, worker, launch->function);
+    profile_worker_close(worker);
 }
 
 /* ---- the pool ------------------------------------------------------------------------------------------------ */
@@ -366,7 +368,9 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
         shade_lose_all(device);
     pthread_mutex_init(&launch.lock, NULL);
     memory_enter(device, &launch);
+    profile_join(&launch);
     run_shared(&launch);
+    profile_leave(&launch);
     memory_leave(device, &launch);
     pthread_mutex_destroy(&launch.lock);
     print_flush(&launch);
