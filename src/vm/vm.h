@@ -14,6 +14,7 @@
  *                           atom and red; mma; mbarriers; bulk and non-bulk asynchronous copies
  *   warp.c                  runs one warp: its lanes may be at several pcs ("splits"), the lowest pc runs first
  *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
+ *   use.c                   the registers of each instruction by name, for the reports of watchers
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
  *   watch.c                 calls whoever looks on while instructions execute
@@ -170,14 +171,16 @@ struct use {
     uint8_t is_write;
 };
 
-/* Where an instruction was written, and what it is called. */
+/* Where an instruction was written, and what it is called. A statement that became several instructions has its
+ * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
     const char *text; /* its statement in the text of the module, up to ';'; the same for all that it became */
     uint32_t line;
     uint32_t opcode;       /* counter */
-    const struct use *use; /* its registers; the guard is inst.guard */
+    const struct use *use; /* its registers, without the guard, which is inst.guard */
     uint32_t uses;
+    const char *guard; /* what the program calls it; NULL: none */
 };
 
 struct parameter {
