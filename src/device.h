@@ -18,10 +18,10 @@ struct device {
     const struct driver *driver;
     CUdevice ordinal;
     CUcontext context;
-    struct driver_options options; /* of a virtual device */
     sm120_device_info info;
 
-    pthread_mutex_t lock; /* of the next five */
+    pthread_mutex_t lock;          /* of the next six */
+    struct driver_options options; /* of a virtual device */
     struct registry memory;
     struct registry pinned; /* by host address */
     struct registry streams;

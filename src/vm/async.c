@@ -2,6 +2,7 @@
  * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
 #include "address.h"
 #include "check.h"
+#include "watch.h"
 #include <stdlib.h>
 
 /* Forget everything at the start of a CTA. */
@@ -268,7 +269,7 @@ static int land_at(struct cta *cta, uint32_t index) {
     cta->asyncs--;
     cta->progress++;
     w->pc = op.pc;
-    const int good = land(w, &op);
+    const int good = land(w, &op) && watch_landed(w, &op);
     w->pc = pc;
     return good;
 }

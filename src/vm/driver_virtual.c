@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "environment.h"
 #include "registry.h"
+#include "trace.h"
 #include "vm.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -598,7 +599,7 @@ static struct CUmod_st *new_module(const char *image, char **text) {
     }
     m->module.name = strcpy(name, known);
     m->module.device = current();
-    *text = strcpy(copy, image);
+    m->module.text = *text = strcpy(copy, image);
     return m;
 }
 
@@ -812,6 +813,12 @@ const struct driver *driver_virtual(void) {
         .counters_reset = virtual_counters_reset,
         .interrupt = virtual_interrupt,
         .configure = launch_configure,
+        .looking = trace_is_looking,
+        .instruction = trace_instruction,
+        .step_query = trace_query,
+        .step_register = trace_register,
+        .step_lanes = trace_lanes,
+        .step_shared = trace_shared,
         .name_text = virtual_name_text};
     return &driver;
 }

@@ -17,7 +17,7 @@
  *   use.c                   the registers of each instruction by name, for the reports of watchers
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
- *   watch.c                 calls whoever looks on while instructions execute
+ *   watch.c, trace.c        calls whoever looks on while instructions execute; shows them to a caller of the library
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
  *
@@ -291,6 +291,7 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
+    const char *text; /* its own copy */
     const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;
@@ -444,6 +445,7 @@ enum traffic {
 };
 
 struct watcher;
+struct trace;
 struct launch {
     const struct CUfunc_st *function;
     struct device *device;
@@ -463,6 +465,7 @@ struct launch {
     enum checks checks;
     const struct watcher *watcher[4]; /* watch.h */
     uint32_t watchers;
+    struct trace *trace; /* trace.c; NULL: no caller looks on */
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
@@ -487,6 +490,8 @@ enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const ch
 
 /* cta.c */
 void cta_run(struct worker *worker, uint64_t linear);
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes);
 uint64_t cta_random(struct cta *cta);
 
 /* control.c */
@@ -595,6 +600,7 @@ unsigned launch_threads(void);
 void launch_lock(void);
 void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
+struct driver_options launch_configured(void);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {
