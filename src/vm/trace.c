@@ -111,6 +111,9 @@ static void note_writes(struct trace *t, const struct event *e) {
 
 /* Show a moment to the caller. STEP_FAULT: the launch ends. */
 static enum step show(const struct trace *t, const struct event *e, int is_asynchronous) {
+    const struct launch *launch = e->warp->cta->launch;
+    if (atomic_load(&launch->device->interrupts) != launch->interrupts) /* callbacks take long: look each time */
+        return fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was interrupted");
     const sm120_step step = {e, is_asynchronous};
     const struct driver_options options = launch_configured();
     current = &step;
