@@ -5,6 +5,7 @@
 #include "environment.h"
 #include "profile.h"
 #include "registry.h"
+#include "trace.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -609,7 +610,7 @@ static struct CUmod_st *new_module(const char *image, char **text) {
     }
     m->module.name = strcpy(name, known);
     m->module.device = current();
-    *text = strcpy(copy, image);
+    m->module.text = *text = strcpy(copy, image);
     return m;
 }
 
@@ -823,8 +824,14 @@ const struct driver *driver_virtual(void) {
         .counters_reset = virtual_counters_reset,
         .interrupt = virtual_interrupt,
         .configure = launch_configure,
-        .name_text = virtual_name_text,
         .profile = virtual_profile,
-        .profile_read = virtual_profile_read};
+        .profile_read = virtual_profile_read,
+        .looking = trace_is_looking,
+        .instruction = trace_instruction,
+        .step_query = trace_query,
+        .step_register = trace_register,
+        .step_lanes = trace_lanes,
+        .step_shared = trace_shared,
+        .name_text = virtual_name_text};
     return &driver;
 }

@@ -20,7 +20,7 @@
  *   defined*.c              level full: which values are defined, and what undefined ones decide
  *   profile.c               counts by statement while somebody takes a profile; reach.c, cost.c: what memory an
  *                           instruction touches, and what that costs
- *   watch.c                 calls whoever looks on while instructions execute
+ *   watch.c, trace.c        calls whoever looks on while instructions execute; shows them to a caller of the library
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
  *
@@ -294,6 +294,7 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
+    const char *text; /* its own copy */
     const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;
@@ -450,6 +451,7 @@ enum traffic {
 };
 
 struct watcher;
+struct trace;
 struct launch {
     const struct CUfunc_st *function;
     struct device *device;
@@ -470,6 +472,7 @@ struct launch {
     const struct watcher *watcher[4]; /* watch.h */
     uint32_t watchers;
     struct profile *profile; /* NULL: nobody takes one */
+    struct trace *trace; /* trace.c; NULL: no caller looks on */
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
@@ -494,6 +497,8 @@ enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const ch
 
 /* cta.c */
 void cta_run(struct worker *worker, uint64_t linear);
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes);
 uint64_t cta_random(struct cta *cta);
 
 /* control.c */
@@ -605,6 +610,7 @@ void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
 /* The level that the calling thread's launches would have; CHECKS_DEFAULT where the environment says nonsense. */
 enum checks launch_checks(void);
+struct driver_options launch_configured(void);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {
