@@ -128,7 +128,7 @@ void decode_ld(struct parser *p) {
     }
     i.size = (uint8_t)type_bytes(part);
     i.more = slots;
-    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER : ACCESS_LOAD]);
+    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER : i.q ? ACCESS_LOAD_STRONG : ACCESS_LOAD]);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
     *to = i;
     for (uint32_t k = 0; k < i.count && type != T_B128; k++)
