@@ -174,7 +174,7 @@ enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
         if (!at)
             return STEP_FAULT;
         const uint64_t expected[2] = {v[lane], v[WARP + lane]}, next[2] = {u[lane], u[WARP + lane]};
-        if (w->cta->shadow && !check_atomic(w, at, 16, lane, i->q))
+        if (w->cta->shadow && !check_atomic(w, i, at, 16, lane))
             return STEP_FAULT;
         pthread_mutex_lock(&lock);
         memcpy(old, at, sizeof old);
@@ -204,7 +204,7 @@ enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
         uint8_t *at = memory_any(w, (enum space)i->space, address_lane(w, i, lane), bytes, bytes, lane, 1, &found);
         if (!at)
             return STEP_FAULT;
-        if (w->cta->shadow && !check_atomic(w, at, bytes, lane, i->q))
+        if (w->cta->shadow && !check_atomic(w, i, at, bytes, lane))
             return STEP_FAULT;
         const uint64_t u = i->kind == ATOMIC_CAS ? read_lane(w, i->c, i->size, lane) : 0;
         atomic_function *run = function;

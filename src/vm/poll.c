@@ -101,7 +101,9 @@ void poll_leave(struct cta *cta, const struct worker *worker) {
 int poll_is_all(struct cta *cta, const struct worker *worker) {
     poll_leave(cta, worker);
     const int polls = cta->changes == cta->slice_changes && cta->polled >= ENOUGH;
-    cta->quiet_slices = cta->work == cta->slice_work ? cta->quiet_slices + 1 : 0;
+    const int reads = worker->bytes[TRAFFIC_LD_GLOBAL] != cta->slice_reads;
+    cta->slice_reads = worker->bytes[TRAFFIC_LD_GLOBAL];
+    cta->quiet_slices = reads && cta->work == cta->slice_work ? cta->quiet_slices + 1 : 0;
     cta->slice_start = cta->executed;
     cta->slice_changes = cta->changes;
     cta->slice_work = cta->work;

@@ -139,6 +139,8 @@ static struct cta *take_room(struct worker *worker, struct launch *launch) {
 /* Keep an empty room, for this thread or for any. */
 static void leave_room(struct worker *worker, struct launch *launch, struct cta *room) {
     struct schedule *s = launch->schedule;
+    if (launch->world)
+        world_leave(launch->world, room);
     if (!worker->spare) {
         worker->spare = room;
         return;
@@ -316,9 +318,16 @@ static struct cta *start(struct worker *worker, struct launch *launch, uint64_t 
     if (turn >= launch->ctas)
         return NULL;
     struct cta *cta = take_room(worker, launch);
-    if (!cta || cta_start(cta, worker, cta_at(launch, turn)))
+    if (!cta)
+        return NULL;
+    if (!cta_start(cta, worker, cta_at(launch, turn))) {
+        leave_room(worker, launch, cta);
+        return NULL;
+    }
+    if (!launch->world || world_enter(launch->world, cta))
         return cta;
-    leave_room(worker, launch, cta);
+    room_free(cta);
+    launch_out_of_memory(launch);
     return NULL;
 }
 
@@ -437,7 +446,10 @@ int schedule_open(struct launch *launch) {
     s->residency = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * MULTIPROCESSORS;
     s->random = launch->seed ^ 0xd1b54a32d192ed03u;
     launch->schedule = s;
-    return 1;
+    if (launch->checks != CHECKS_FULL || (launch->world = world_open(launch)))
+        return 1;
+    schedule_close(launch);
+    return 0;
 }
 
 void schedule_close(struct launch *launch) {
@@ -448,6 +460,7 @@ void schedule_close(struct launch *launch) {
         next = room->following;
         room_free(room);
     }
+    world_close(launch->world);
     pthread_mutex_destroy(&s->lock);
     free(s);
     launch->schedule = NULL;

@@ -322,11 +322,12 @@ struct allocation {
 /* How strict a launch is: bounds, alignment and the like are always checked. */
 enum checks { CHECKS_OFF, CHECKS_DEFAULT, CHECKS_FULL };
 
-/* inst.q of ld, st, atom, red and of mbarrier operations: what the access orders. */
+/* inst.q of ld, st, atom, red and of mbarrier operations: what the access orders. inst.r of the first four: its scope
+ * is the CTA. */
 enum order { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
 
 /* inst.flags of a fence */
-enum { FENCE_MEMORY = 1, FENCE_PROXY = 2 };
+enum { FENCE_MEMORY = 1, FENCE_PROXY = 2, FENCE_PROXY_GLOBAL = 4, FENCE_GPU = 8 /* its scope */ };
 
 enum wait {
     WAIT_NOT,
@@ -418,11 +419,11 @@ struct cta {
     uint32_t left;           /* warps that have not ended */
     uint32_t hopeless, fruitless, blocked, progressed;
     uint64_t changes, work, changes_base, work_base; /* poll.c: what it has done; what its worker had done before */
-    uint64_t slice_start, slice_changes, slice_work; /* when the present slice began */
-    uint32_t polled, quiet_slices;                   /* repeated reads in it; slices without a sign of work */
-    int waits_outside;                               /* something in this round may wait for another CTA */
-    struct poll *polls;                              /* [warp][lane][2]; NULL until a lane reads strongly */
-    struct poll *watched[8];                         /* some of those that it waits with */
+    uint64_t slice_start, slice_changes, slice_work, slice_reads; /* when the present slice began */
+    uint32_t polled, quiet_slices; /* repeated reads in it; slices without a sign of work */
+    int waits_outside;             /* something in this round may wait for another CTA */
+    struct poll *polls;            /* [warp][lane][2]; NULL until a lane reads strongly */
+    struct poll *watched[8];       /* some of those that it waits with */
     uint32_t watches;
     uint64_t states[16], state_news; /* schedule.c: of the last times that it waited in vain */
     uint32_t state_count;
@@ -495,6 +496,7 @@ struct launch {
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
     struct schedule *schedule; /* schedule.c */
+    struct world *world;       /* check_global.h: at level full, else NULL */
 };
 
 /* ---- functions of each file ---------------------------------------------------------------------------------- */
@@ -636,6 +638,12 @@ handler tensor_mma, tensor_mma_double;
 /* fault.c */
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */
 enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *format, ...) PRINTF_LIKE(4, 5);
+/* The same in two steps: the text of a fault, and its record. */
+struct fault_text {
+    char text[2048];
+};
+struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *message);
+void fault_record(struct launch *launch, CUresult code, const char *text);
 void fault_cta(struct cta *cta, CUresult code, const char *format, ...) PRINTF_LIKE(3, 4);
 /* The text of the calling thread. */
 CUresult fault_set(CUresult code, const char *format, ...) PRINTF_LIKE(2, 3);
