@@ -475,7 +475,7 @@ static void finish(struct parser *p) {
 
 /* Labels of the counters: the opcode with the words that make it another instruction. */
 static void name_counter(struct parser *p) {
-    static const char *const kept[] = {"mma.sync", "cp.async", "cp.reduce", "mbarrier.",
+    static const char *const kept[] = {"mma.sync", "mma.sp", "cp.async", "cp.reduce", "mbarrier.",
                                        "bar.",     "barrier.", "fence.",    "griddepcontrol."};
     const struct statement *s = &p->statement;
     size_t length = strcspn(s->name, ".");
