@@ -195,7 +195,7 @@ static void read_metadata(struct parser *p, struct mma_plan *plan) {
 }
 
 /* The upper half of a product of 16 rows that has 8 only: A and C are zero there and D is dropped. */
-static void drop_upper_rows(struct parser *p, struct mma_plan *plan) {
+void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan) {
     const uint32_t zero = constant_slot(p, 0, 0, NULL);
     plan->a.slot[1] = plan->c.slot[2] = plan->c.slot[3] = zero;
     plan->d.slot[2] = register_take(p, T_B32);
@@ -205,7 +205,7 @@ static void drop_upper_rows(struct parser *p, struct mma_plan *plan) {
     plan->a.together = plan->c.together = plan->d.together = 0;
 }
 
-/* mma.sync.aligned.{m8n8k4 m16n8k4 m16n8k8 m16n8k16}.row.col.f64.f64.f64.f64 d, a, b, c */
+/* mma.sync.aligned.{m8n8k4 m16n8k4 m16n8k8 m16n8k16}.row.col{.rnd}.f64.f64.f64.f64 d, a, b, c */
 static void decode_mma_double(struct parser *p) {
     struct statement *s = &p->statement;
     struct mma_plan *plan = parser_take(p, sizeof *plan);
@@ -215,6 +215,7 @@ static void decode_mma_double(struct parser *p) {
     const int shape = take_choice(p, &at, "m8n8k4 m16n8k4 m16n8k8 m16n8k16");
     if (shape < 0 || !take(p, &at, "row") || !take(p, &at, "col"))
         unknown(p);
+    const int rounding = take_choice(p, &at, "rn rz rm rp");
     for (int k = 0; k < 4; k++)
         if (!take(p, &at, "f64"))
             unknown(p);
@@ -230,6 +231,7 @@ static void decode_mma_double(struct parser *p) {
     struct inst *i = emit(p, control_aligned);
     i->next = tensor_mma_double;
     i->more = plan;
+    i->flags = rounding > 0 ? (uint32_t)rounding * FLAG_ROUND : 0;
 }
 
 /* Bits of an element, with its container. */
@@ -281,7 +283,7 @@ void decode_mma(struct parser *p) {
     read_fragment(p, &s->operand[2], b, T_B32, 1, &plan->b);
     read_fragment(p, &s->operand[3], accumulators, type, 1, &plan->c);
     if (half)
-        drop_upper_rows(p, plan);
+        tensor_drop_upper_rows(p, plan);
     plan->flops = 2u * (half ? 8u : 16u) * 8u * shape->k;
     plan->constant = 1;
     if (shape->sparse)

@@ -1,4 +1,4 @@
-/* mma.sync and mma.sp: hand the registers to the arithmetic of mma.c. */
+/* mma.sync, mma.sp and wmma: hand the registers to the arithmetic of mma.c. */
 #include "tensor.h"
 
 /* The registers of a fragment as one array, copied together if they are apart. */
@@ -47,6 +47,33 @@ static int check_metadata(struct warp *w, const struct mma_plan *plan) {
             return 0;
         }
     return 1;
+}
+
+/* Before the accesses of wmma.load and .store: one address and one stride for all lanes, rows aligned to the bytes that
+ * a lane moves (to 16, where it moves 32: CUDA asks no more of a stride), and no shorter than what is stored. */
+enum step tensor_wmma(struct warp *w, const struct inst *i, uint32_t mask) {
+    const uint64_t *address = source(w, i->a);
+    const uint32_t *stride = source(w, i->b), first = lowest_bit(mask), bits = i->kind;
+    for (uint32_t l = first; l < WARP; l++)
+        if (mask >> l & 1u && (address[l] != address[first] || stride[l] != stride[first]))
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l,
+                            "a matrix at 0x%llx with stride %u, in lane %u at 0x%llx with stride %u; expected one "
+                            "address and one stride in all lanes",
+                            (unsigned long long)address[l] + (uint64_t)i->offset, stride[l], first,
+                            (unsigned long long)address[first] + (uint64_t)i->offset, stride[first]);
+    const uint64_t at = address[first] + (uint64_t)i->offset, row = (uint64_t)stride[first] * bits;
+    const uint32_t unit = i->size < 16 ? i->size : 16;
+    if (at % i->size)
+        return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, first, "a matrix at 0x%llx; expected a multiple of %u",
+                        (unsigned long long)at, i->size);
+    if (row % (8 * unit))
+        return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, first,
+                        "a matrix whose stride is %u elements of %u bits; expected a multiple of %u", stride[first],
+                        bits, 8 * unit / bits);
+    if (stride[first] < i->target)
+        return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, first,
+                        "a matrix stored with stride %u, which is less than its %u elements", stride[first], i->target);
+    return STEP_NEXT;
 }
 
 /* d = a * b + c */

@@ -69,9 +69,7 @@ def dense_forms() -> Iterator[tuple[Form, bool]]:
         yield form, not form.kind and not narrow
 
 
-FORMS = tuple(
-    Sparse(form, ordered) for form, both in dense_forms() for ordered in ((False, True) if both else (True,))
-)
+FORMS = tuple(Sparse(form, ordered) for form, both in dense_forms() for ordered in ((False, True) if both else (True,)))
 # Some that the assembler refuses.
 REFUSED = (
     Sparse(Form(16, "e4m3", "e4m3", "f32"), ordered=True),
@@ -87,15 +85,13 @@ REFUSED = (
 def entry(form: Sparse, name: str, selector: int, scales: tuple[int, ...] = (0, 0, 0, 0)) -> str:
     """Write a kernel for one form: that of the dense one, with twice the registers of B."""
     dense = form.dense
-    na, nb, nc = dense.registers
+    _, nb, nc = dense.registers
     text = mma_forms.entry(dense, name, scales)
     text = text.replace(f"b_<{nb}>", f"b_<{2 * nb}>").replace(dense.mnemonic, form.mnemonic)
     text = text.replace(".param .u64 param_sA,", ".param .u64 param_E, .param .u64 param_sA,")
     registers = [", ".join(f"b_{i}" for i in range(n)) for n in (nb, 2 * nb)]
     text = text.replace("{" + registers[0] + "},", "{" + registers[1] + "},")
-    plain = mma_forms.addresses("B", nb) + "".join(
-        f"\n    ld.global.b32 b_{i}, [at + {128 * i}];" for i in range(nb)
-    )
+    plain = mma_forms.addresses("B", nb) + "".join(f"\n    ld.global.b32 b_{i}, [at + {128 * i}];" for i in range(nb))
     assert plain in text
     loads = mma_forms.addresses("B", 2 * nb) + "".join(
         f"\n    ld.global.b32 b_{i}, [at + {128 * i}];" for i in range(2 * nb)
@@ -176,5 +172,3 @@ def expected(form: Sparse, operands: Inputs) -> Codes:
         chosen["scale_b"] = None if scale_b is None else scale_b[t : t + 1]
         result[t, i] = mma_forms.expected(form.dense, mma_forms.Inputs(**chosen))[0, 0]
     return result
-
-
