@@ -5,6 +5,7 @@ import forms_float
 import forms_integer
 import forms_matrix
 import forms_memory
+import forms_tensor
 import forms_warp
 from form import Form
 
@@ -16,5 +17,8 @@ FAMILIES: dict[str, tuple[Form, ...]] = {
     "convert": forms_convert.FORMS,
     "warp": forms_warp.FORMS,
     "memory": forms_memory.FORMS,
+    "asynchronous": forms_memory.ASYNCHRONOUS,
     "matrix": forms_matrix.FORMS,
+    "sparse": forms_tensor.SPARSE,
+    "wmma": forms_tensor.WMMA,
 }
