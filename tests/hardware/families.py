@@ -17,7 +17,6 @@ FAMILIES: dict[str, tuple[Form, ...]] = {
     "convert": forms_convert.FORMS,
     "warp": forms_warp.FORMS,
     "memory": forms_memory.FORMS,
-    "asynchronous": forms_memory.ASYNCHRONOUS,
     "matrix": forms_matrix.FORMS,
     "sparse": forms_tensor.SPARSE,
     "wmma": forms_tensor.WMMA,

@@ -247,33 +247,6 @@ def mbarriers() -> Iterator[Form]:
     yield form(text + pending(0, "w0"), "u32:2,5", "b32", 256)
 
 
-def asynchronous() -> Iterator[Form]:
-    """Store and reduce asynchronously into shared memory of the CTA itself; an mbarrier counts the bytes."""
-    complete = "shared::cluster.mbarrier::complete_tx::bytes"
-
-    def around(text: str, size: int) -> str:
-        return f"""{FILL} setp.eq.u32 r, i, 0; @r mbarrier.init.shared.b64 [smem + 2048], 1;
-        @r fence.mbarrier_init.release.cluster; bar.sync 0;
-        @r mbarrier.arrive.expect_tx.shared.b64 _, [smem + 2048], {128 * size};
-        {text} {bounded_wait("0")} {READ}"""
-
-    for t in ("b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64"):
-        size = int(t[1:]) // 8
-        kind = t if t[0] == "f" else f"b{8 * size}"
-        for count in (n for n in (1, 2, 4) if n * size <= 16):
-            values = ", ".join(f"in{k + 4}" for k in range(count))
-            vector, values = (f".v{count}", f"{{{values}}}") if count > 1 else ("", values)
-            text = f"st.async.weak.{complete}{vector}.{t} [cell], {values}, [smem + 2048];"
-            yield form(around(text, count * size), f"{QUAD} {' '.join([kind] * count)}", QUAD, 256, 2056)
-    operations = [("add", "u32"), ("add", "s32"), ("add", "u64"), ("inc", "u32"), ("dec", "u32")]
-    operations += [(op, t) for op in ("min", "max") for t in ("u32", "s32")]
-    for op, t in [*operations, ("and", "b32"), ("or", "b32"), ("xor", "b32")]:
-        size = int(t[1:]) // 8
-        text = f"red.async.relaxed.cluster.{complete}.{op}.{t} [cell + 8], in4, [smem + 2048];"
-        yield form(around(text, size), f"{QUAD} b{8 * size}", QUAD, 256, 2056)
-
-
-ASYNCHRONOUS = tuple(asynchronous())
 FORMS = (
     *loads(),
     *atomics(),
