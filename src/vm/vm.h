@@ -633,7 +633,7 @@ handler collect_shfl, collect_vote, collect_match, collect_redux, collect_active
 enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members);
 
 /* tensor.c */
-handler tensor_mma, tensor_mma_double;
+handler tensor_mma, tensor_mma_double, tensor_wmma;
 
 /* fault.c */
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */
