@@ -442,7 +442,7 @@ static void link_body(struct parser *p, struct definition *d) {
     p->token = d->token;
     p->routine = r;
     p->local_bytes = 0;
-    p->statement = (struct statement){.opcode = d->token, .name = "call"};
+    p->statement = (struct statement){.opcode = d->token, .start = d->token.at, .name = "call"};
     scope_open(p);
     r->frame = register_take(p, T_B64);
     receive(p, d->signature->results, d->signature->result_count, 0);

@@ -2,6 +2,7 @@
  * a guard page on each side; freed mappings stay reserved for a while, so that a use after free is recognised. */
 #define _GNU_SOURCE
 #include "defined.h"
+#include "poison.h"
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -13,7 +14,8 @@ struct arena_block {
 /* Take zeroed memory, 64-byte aligned; NULL when there is none. */
 void *arena_take(struct arena *arena, size_t bytes) {
     enum { BLOCK = 1 << 18 };
-    bytes = (bytes + 63) / 64 * 64;
+    const size_t asked = bytes;
+    bytes = (bytes + 63) / 64 * 64 + POISON_GAP;
     struct arena_block *b = arena->first;
     if (!b || (size_t)(b->end - b->at) < bytes) {
         const size_t space = bytes > BLOCK / 2 ? bytes + 192 : BLOCK;
@@ -27,6 +29,7 @@ void *arena_take(struct arena *arena, size_t bytes) {
     }
     void *memory = b->at;
     b->at += bytes;
+    POISON((char *)memory + asked, bytes - asked);
     return memory;
 }
 
@@ -79,6 +82,7 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
         shade_free(shade);
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
     }
+    POISON(base + PAGE + bytes, whole - bytes);
     const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + PAGE),
                                  .end = (uint64_t)(uintptr_t)(base + PAGE) + bytes,
                                  .mapping = base,
@@ -108,6 +112,14 @@ CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *a
     return r;
 }
 
+/* Return a mapping to the host. */
+static void unmap(const struct allocation *a) {
+    if (!a->mapping)
+        return;
+    UNPOISON(a->mapping, a->mapped);
+    munmap(a->mapping, a->mapped);
+}
+
 /* Forget what is beside an allocation. */
 static void end_shade(struct device *device, struct allocation *a) {
     if (a->shade)
@@ -120,8 +132,7 @@ static void end_shade(struct device *device, struct allocation *a) {
 static void give_back(struct device *device, size_t at) {
     struct allocation *a = &device->allocations[at];
     struct allocation *old = &device->freed[device->freed_next++ % FREED];
-    if (old->mapping)
-        munmap(old->mapping, old->mapped);
+    unmap(old);
     end_shade(device, a);
     *old = *a;
     madvise(a->mapping, a->mapped, MADV_DONTNEED);
@@ -231,14 +242,13 @@ void memory_unlock_all(struct device *device, int is_child) {
 void memory_free_all(struct device *device) {
     pthread_rwlock_wrlock(&device->memory_lock);
     for (size_t k = 0; k < device->allocation_count; k++) {
-        munmap(device->allocations[k].mapping, device->allocations[k].mapped);
+        unmap(&device->allocations[k]);
         end_shade(device, &device->allocations[k]);
     }
     stored_free(device->stored);
     device->stored = NULL;
     for (size_t k = 0; k < FREED; k++)
-        if (device->freed[k].mapping)
-            munmap(device->freed[k].mapping, device->freed[k].mapped);
+        unmap(&device->freed[k]);
     memset(device->freed, 0, sizeof device->freed);
     free(device->allocations);
     device->allocations = NULL;

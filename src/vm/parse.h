@@ -91,6 +91,7 @@ enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, H
 /* A statement that is being decoded. */
 struct statement {
     struct token opcode;
+    const char *start;                   /* of the guard, or of the opcode */
     const char *modifier[MAX_MODIFIERS]; /* without dot */
     uint32_t modifier_length[MAX_MODIFIERS];
     uint32_t modifiers;
@@ -185,7 +186,7 @@ struct parser {
 };
 
 /* lexer.c */
-void lexer_start(struct lexer *lexer, const char *text);
+void lexer_start(struct lexer *lexer, const char *text, const char *file);
 void token_next(struct parser *p);
 /* Report an error at a token (file:line:col, the line, a caret) and leave the parser. */
 NORETURN void error_at(struct parser *p, const struct token *token, const char *format, ...) PRINTF_LIKE(3, 4);

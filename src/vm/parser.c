@@ -298,6 +298,7 @@ static void read_guard(struct parser *p) {
     struct statement *s = &p->statement;
     s->guard = s->flip = 0;
     s->guard_name = NULL;
+    s->start = p->token.at;
     if (!accept(p, '@'))
         return;
     s->flip = accept(p, '!') ? FULL : 0;
@@ -428,7 +429,7 @@ void read_block(struct parser *p) {
     while (depth) {
         if (p->token.kind == '}') {
             if (depth == 1) { /* end of the function: leave it somewhere to run into */
-                p->statement = (struct statement){.opcode = p->token, .name = "ret"};
+                p->statement = (struct statement){.opcode = p->token, .start = p->token.at, .name = "ret"};
                 emit_return(p);
             }
             scope_close(p);
@@ -749,7 +750,7 @@ CUresult module_parse(struct module *module, const char *text, char *log, size_t
     p->log_bytes = log_bytes;
     if (log && log_bytes)
         *log = 0;
-    lexer_start(&p->lexer, text);
+    lexer_start(&p->lexer, text, module->name ? module->name : "<ptx>");
     p->deferred_end = &p->deferred;
     if (setjmp(p->fail))
         return p->result;

@@ -18,7 +18,9 @@
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
  *   defined*.c              level full: which values are defined, and what undefined ones decide
- *   watch.c                 calls whoever looks on while instructions execute
+ *   profile.c               counts by statement while somebody takes a profile; reach.c, cost.c: what memory an
+ *                           instruction touches, and what that costs
+ *   watch.c, trace.c        calls whoever looks on while instructions execute; shows them to a caller of the library
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
  *
@@ -176,6 +178,7 @@ struct use {
  * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
+    const char *text; /* its statement in the text of the module, up to ';'; the same for all that it became */
     uint32_t line;
     uint32_t opcode;       /* counter */
     const struct use *use; /* its registers, without the guard, which is inst.guard */
@@ -291,6 +294,8 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
+    const char *text; /* its own copy */
+    const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;
     uint32_t function_count;
@@ -422,7 +427,8 @@ struct worker {
     size_t memory_bytes;
     struct warp *warps;
     struct cta cta;
-    struct shadow *shadow; /* kept for the launches that are checked */
+    struct shadow *shadow;          /* kept for the launches that are checked */
+    struct profile_worker *profile; /* profile.c; NULL when nobody takes a profile */
     uint32_t scratch[16][WARP];
 };
 
@@ -445,6 +451,7 @@ enum traffic {
 };
 
 struct watcher;
+struct trace;
 struct launch {
     const struct CUfunc_st *function;
     struct device *device;
@@ -464,6 +471,8 @@ struct launch {
     enum checks checks;
     const struct watcher *watcher[4]; /* watch.h */
     uint32_t watchers;
+    struct profile *profile; /* NULL: nobody takes one */
+    struct trace *trace; /* trace.c; NULL: no caller looks on */
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
@@ -488,6 +497,8 @@ enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const ch
 
 /* cta.c */
 void cta_run(struct worker *worker, uint64_t linear);
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes);
 uint64_t cta_random(struct cta *cta);
 
 /* control.c */
@@ -582,6 +593,7 @@ const char *fault_text(void);
 
 /* counters.c */
 uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
+const char *counter_path(uint32_t traffic);
 const char *counter_name(uint32_t index);
 /* Before and after a fork. */
 void counters_lock(void);
@@ -598,6 +610,7 @@ void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
 /* The level that the calling thread's launches would have; CHECKS_DEFAULT where the environment says nonsense. */
 enum checks launch_checks(void);
+struct driver_options launch_configured(void);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {
@@ -617,6 +630,7 @@ struct device {
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
     atomic_uint shades;    /* allocations with a shade */
     struct stored *stored; /* defined_report.c; guarded by running_lock */
+    struct profile *profile; /* that is taken now; guarded by counter_lock */
     struct module *modules;
     pthread_mutex_t module_lock;
     atomic_uint interrupts; /* how often somebody asked the running launches to stop */
