@@ -1,6 +1,7 @@
 """``check``: run a kernel over many seeds; its results must be the same, bit for bit."""
 
 import argparse
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -8,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from pysm120._run import type_text
 from pysm120._values import addresses, value_text
 from pysm120.device import Device
 from pysm120.errors import FaultError, InvalidArgumentError
-from pysm120.watch import MOST_BYTES, Change, instructions, lanes_of
+from pysm120.watch import MOST_BYTES, Step, instructions, lanes_of
 
 ATOMICS = re.compile(r"(atom|red|cp\.reduce)\.")
 WORKERS = 64
@@ -150,7 +151,7 @@ class Runs:
                 return fault
             return launch.outputs()
 
-    def stop(self, futures: Sequence[concurrent.futures.Future[Any]]) -> None:
+    def stop(self, futures: Collection[concurrent.futures.Future[Any]]) -> None:
         """Begin no more launches, and interrupt those that run until all have ended."""
         self.stopping.set()
         for future in futures:
@@ -167,50 +168,49 @@ class Runs:
 def results(runs: Runs, seeds: range) -> Iterator[tuple[int, list[Output] | FaultError]]:
     """Run every seed, several at once; yield them in order."""
     workers = min(len(os.sched_getaffinity(0)), len(seeds), WORKERS)
+    waiting: collections.deque[concurrent.futures.Future[list[Output] | FaultError]] = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        futures: list[concurrent.futures.Future[list[Output] | FaultError]] = []
         try:
-            for at, seed in enumerate(seeds):
-                while len(futures) < min(len(seeds), at + workers):  # no more arrays in memory than threads
-                    futures.append(pool.submit(runs.run, seeds[len(futures)]))
-                while True:
-                    with contextlib.suppress(concurrent.futures.TimeoutError):
-                        result = futures[at].result(timeout=0.1)  # a turn for signals
-                        break
-                    if futures[at].done():
-                        result = futures[at].result()
-                        break
-                yield seed, result
+            begun = 0
+            for seed in seeds:
+                while begun < len(seeds) and len(waiting) < workers:
+                    waiting.append(pool.submit(runs.run, seeds[begun]))
+                    begun += 1
+                while not concurrent.futures.wait([waiting[0]], timeout=0.1).done:
+                    pass  # a turn for signals
+                yield seed, waiting.popleft().result()
         finally:
-            runs.stop(futures)
+            runs.stop(waiting)
 
 
 # ---- who wrote it ---------------------------------------------------------------
 
 
-def writer(runs: Runs, seed: int, difference: Difference) -> tuple[Change | None, bytes]:
-    """Run a seed once more and see who changed the element last; and what it became."""
-    output = difference.first
-    offset = difference.at * difference.nbytes
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """The last change of an element in a run: the step, the element's address, and what it holds in the end."""
+
+    step: Step
+    address: int
+    value: bytes
+
+
+def writer(runs: Runs, seed: int, difference: Difference) -> Written | None:
+    """Run a seed once more and see who changed the element last."""
+    nbytes = difference.nbytes
+    offset = difference.at * nbytes
     with runs.open(seed) as launch:
-        array = launch.array(output.index)
-        with launch.device.changes(array, offset, min(difference.nbytes, MOST_BYTES)) as found:
+        array = launch.array(difference.first.index)
+        with launch.device.changes(array, offset, min(nbytes, MOST_BYTES)) as found:
             launch.run()
-        after = array.numpy().reshape(-1).view(np.uint8)[offset : offset + difference.nbytes].tobytes()
-        if found:
-            return dataclasses.replace(found[-1], value=after), address_of(array, offset)
-    return None, b""
+        value = array.numpy()[offset : offset + nbytes].tobytes()
+        return Written(found[-1].step, array.address + offset, value) if found else None
 
 
-def address_of(array: Any, offset: int) -> bytes:
-    """Return the address of a byte of an array."""
-    return int(array.address + offset).to_bytes(8, "little")
-
-
-def writer_text(change: Change, address: int, nbytes: int, path: str) -> str:
+def writer_text(written: Written, path: str) -> str:
     """Say which instruction, warp and lane a change came from."""
-    step = change.step
-    end = address + nbytes
+    step = written.step
+    end = written.address + len(written.value)
     near = [
         (int(values[lane]), lane)
         for _, values in addresses(step)
@@ -232,16 +232,16 @@ def explain(runs: Runs, difference: Difference) -> list[str]:
     opcodes = []
     for seed, output in zip(difference.seeds, (difference.first, difference.second), strict=True):
         try:
-            change, raw = writer(runs, seed, difference)
+            written = writer(runs, seed, difference)
         except FaultError as fault:
             lines.append(f"  seed {seed}: {fault}")
             continue
-        if change is None:
+        if written is None:
             lines.append(f"  seed {seed}: not written")
             continue
-        opcodes.append(change.step.instruction.opcode)
-        text = writer_text(change, int.from_bytes(raw, "little"), difference.nbytes, runs.program.file)
-        if change.value != output.after.reshape(-1)[difference.at].tobytes():
+        opcodes.append(written.step.instruction.opcode)
+        text = writer_text(written, runs.program.file)
+        if written.value != output.after.reshape(-1)[difference.at].tobytes():
             text += "; run once more, the seed gave another value: only level full repeats itself"
         lines.append(f"  seed {seed}: {text}")
     if any(ATOMICS.match(opcode) for opcode in opcodes):
