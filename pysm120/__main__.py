@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from pysm120 import __version__, _check, _ffi, _info, _run, _trace, demo
+from pysm120 import __version__, _check, _ffi, _info, _profile, _run, _trace, demo
 from pysm120._command import Command, add_device
 from pysm120.errors import Error, FaultError
 
@@ -18,6 +18,7 @@ COMMANDS = (
         lambda arguments: demo.run(arguments.device),
     ),
     _run.COMMAND,
+    _profile.COMMAND,
     _trace.COMMAND,
     _check.COMMAND,
 )

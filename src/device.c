@@ -13,6 +13,7 @@
 #include "fork.h"
 #include "memory.h"
 #include "module.h"
+#include "profile.h"
 #include "stream.h"
 
 /* ---- one call ---- */
@@ -382,6 +383,7 @@ sm120_status sm120_device_close(sm120_device *handle) {
     }
     if (device_push(device) == SM120_OK) {
         device->driver->cuCtxSynchronize();
+        profile_close(device);
         module_close_all(device, true);
         stream_close_all(device);
         memory_close_all(device);

@@ -3,6 +3,7 @@
 #define SM120_DEVICE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "driver.h"
@@ -19,6 +20,7 @@ struct device {
     CUdevice ordinal;
     CUcontext context;
     sm120_device_info info;
+    atomic_bool takes_profile;
 
     pthread_mutex_t lock;          /* of the next six */
     struct driver_options options; /* of a virtual device */

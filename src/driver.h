@@ -23,6 +23,8 @@ typedef enum CUresult {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_DEINITIALIZED = 4,
+    CUDA_ERROR_PROFILER_NOT_INITIALIZED = 6,
+    CUDA_ERROR_PROFILER_ALREADY_STARTED = 7,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
@@ -146,6 +148,9 @@ struct driver {
     void (*configure)(const struct driver_options *options);
     /* What messages call the text that the calling thread loads next. Kept by reference while it loads. */
     void (*name_text)(const char *name);
+    /* on: PROFILER_ALREADY_STARTED where a profile is taken; off never fails. Reading: NOT_FOUND past the end. */
+    CUresult (*profile)(CUcontext context, int on);
+    CUresult (*profile_read)(CUcontext context, int index, sm120_profile_row *row);
     CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
     /* What sm120_kernel_instruction and sm120_step_* ask: NOT_FOUND past the last, INVALID_VALUE for a stale step. */
     int (*looking)(void); /* is the calling thread in a watcher's callback? */

@@ -96,6 +96,45 @@ SM120_API sm120_status sm120_device_synchronize(sm120_device *device);
  * which begin at 0 when the first of them is opened. */
 SM120_API sm120_status sm120_device_counter(sm120_device *device, int32_t index, const char **name, uint64_t *value);
 SM120_API sm120_status sm120_device_counters_reset(sm120_device *device);
+
+/* A PTX statement of a kernel that ran on the virtual device while it took a profile, with what all warps did there.
+ * The pointers are valid until sm120_profile_end. docs/profiling.md says how banks and sectors are counted. */
+typedef struct sm120_profile_bytes {
+    const char *path; /* "ld.global", "ldmatrix", as sm120_device_counter names them; NULL behind the last */
+    uint64_t bytes;
+} sm120_profile_bytes;
+typedef struct sm120_profile_row {
+    uint32_t size;  /* sizeof(sm120_profile_row), set by the caller */
+    uint32_t index; /* of the statement in its kernel */
+    uint32_t line;  /* in the file, where line markers say so of the template */
+    uint32_t reserved;
+    const char *kernel, *file;
+    const char *text;                 /* "@p ld.shared.b32 a, [b + 16]" */
+    const char *opcode;               /* as sm120_device_counter names it; "" for the end of a function */
+    uint64_t executed;                /* by warps */
+    uint64_t lanes, predicated_off;   /* of those warps: that took part, and whose predicate was false */
+    uint64_t branches;                /* executed, if it is one: bra, brx.idx, call by address */
+    uint64_t divergent_branches;      /* whose lanes went different ways */
+    uint64_t shared_accesses;         /* by warps, of shared memory */
+    uint64_t shared_wavefronts;       /* that they took; what is above the next is bank conflicts */
+    uint64_t shared_ideal_wavefronts; /* that as many bytes take without conflicts */
+    uint64_t global_accesses;         /* by warps, of global memory; not bulk copies */
+    uint64_t global_sectors;          /* of 32 bytes, that they touched */
+    uint64_t global_ideal_sectors;    /* that hold as many different bytes */
+    uint64_t global_lines;            /* of 128 bytes, likewise */
+    uint64_t global_ideal_lines;
+    uint64_t tensor_flops;
+    sm120_profile_bytes bytes[24]; /* that were moved, by path */
+} sm120_profile_row;
+
+/* Let the virtual device count by statement from now on, in all launches on it, which then take a few times as long.
+ * One profile at a time: UNSUPPORTED where another is taken, and on a GPU. */
+SM120_API sm120_status sm120_profile_begin(sm120_device *device);
+/* Row `index` = 0, 1, ... until UNSUPPORTED, kernel by kernel: what the launches did that have returned. */
+SM120_API sm120_status sm120_profile_read(sm120_device *device, int32_t index, sm120_profile_row *row);
+/* Stop, and forget the rows. Closing the device does it as well. */
+SM120_API sm120_status sm120_profile_end(sm120_device *device);
+
 /* Stop what runs on the virtual device now, from another thread: each such launch returns SM120_FAULT. A GPU cannot. */
 SM120_API sm120_status sm120_device_interrupt(sm120_device *device);
 

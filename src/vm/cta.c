@@ -179,9 +179,10 @@ static int over_limit(struct cta *cta, uint64_t executed) {
     struct launch *launch = cta->launch;
     struct worker *worker = cta->warp[0].worker;
     worker->executed += executed;
-    if (worker->executed - worker->checked < 1u << 20)
+    const uint64_t since = worker->executed - worker->checked, limit = launch->instruction_limit;
+    if (since < 1u << 20 && since <= limit)
         return 0;
-    const uint64_t total = atomic_fetch_add(&launch->executed, worker->executed - worker->checked);
+    const uint64_t total = atomic_fetch_add(&launch->executed, since) + since;
     worker->checked = worker->executed;
     if (atomic_load(&launch->stop))
         return 1;
@@ -189,10 +190,10 @@ static int over_limit(struct cta *cta, uint64_t executed) {
         fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch was interrupted");
         return 1;
     }
-    if (total < launch->instruction_limit)
+    if (total <= limit)
         return 0;
     fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch has executed more than %llu warp instructions",
-              (unsigned long long)launch->instruction_limit);
+              (unsigned long long)limit);
     return 1;
 }
 

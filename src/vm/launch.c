@@ -2,7 +2,10 @@
  * progress even if no helper can be started. */
 #define _GNU_SOURCE
 #include "check.h"
+#include "defined.h"
 #include "environment.h"
+#include "poison.h"
+#include "profile.h"
 #include "trace.h"
 #include <sched.h>
 #include <stdlib.h>
@@ -29,6 +32,7 @@ static void worker_free(void *pointer) {
     free(worker->memory);
     free(worker->warps);
     check_free(worker->shadow);
+    defined_free(worker->cta.defined);
     free(worker->cta.mbarrier);
     free(worker->cta.mbarrier_at);
     free(worker->cta.async);
@@ -56,6 +60,21 @@ static struct worker *worker_get(void) {
     return own;
 }
 
+/* Mark what lies between the registers, the predicates, the local memory and the calls of the warps. */
+static void poison_gaps(const struct worker *worker, const struct launch *launch, size_t each) {
+    const struct CUfunc_st *f = launch->function;
+    const char *const shared = worker->memory + launch->shared_bytes;
+    POISON(shared, (size_t)(worker->warps[0].registers - shared));
+    for (uint32_t k = 0; k < launch->warps; k++) {
+        const struct warp *const w = &worker->warps[k];
+        POISON(w->registers, each);
+        UNPOISON(w->registers, f->register_bytes);
+        UNPOISON(w->predicates, f->predicates * sizeof *w->predicates);
+        UNPOISON(w->local, (size_t)f->local_bytes * WARP);
+        UNPOISON(w->calls, sizeof *w->calls * f->call_depth * WARP);
+    }
+}
+
 /* Make room for a launch: registers, predicates, shared and local memory, counters. 0: out of memory. */
 static int worker_prepare(struct worker *worker, struct launch *launch) {
     const struct CUfunc_st *f = launch->function;
@@ -81,6 +100,7 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
     memset(worker->bytes, 0, sizeof worker->bytes);
     memset(worker->cached, 0, sizeof worker->cached);
     worker->tensor_flops = worker->executed = worker->checked = worker->begun = 0;
+    UNPOISON(worker->memory, worker->memory_bytes);
     memset(worker->memory, 0xff, all); /* what was never written is NaN */
     worker->cta.shared = (uint8_t *)worker->memory;
     char *at = worker->memory + shared;
@@ -90,6 +110,7 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
         worker->warps[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
         worker->warps[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
     }
+    poison_gaps(worker, launch, each);
     return 1;
 }
 
@@ -120,7 +141,7 @@ static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
 /* Run CTAs of a launch until none is left. */
 static void work(struct launch *launch) {
     struct worker *worker = worker_get();
-    if (!worker || !worker_prepare(worker, launch)) {
+    if (!worker || !worker_prepare(worker, launch) || !profile_worker_open(worker)) {
         pthread_mutex_lock(&launch->lock);
         if (launch->result == CUDA_SUCCESS) {
             launch->result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -137,6 +158,7 @@ static void work(struct launch *launch) {
         cta_run(worker, cta_at(launch, turn));
     }
     counters_add(launch->device, worker, launch->function);
+    profile_worker_close(worker);
 }
 
 /* ---- the pool ------------------------------------------------------------------------------------------------ */
@@ -298,6 +320,11 @@ static CUresult choose_checks(enum checks *checks) {
     return r;
 }
 
+enum checks launch_checks(void) {
+    enum checks checks;
+    return choose_checks(&checks) ? CHECKS_DEFAULT : checks;
+}
+
 /* The seed and the limit of instructions; the number of threads is read where they start. */
 static CUresult choose_numbers(uint64_t *seed, uint64_t *limit) {
     uint64_t threads;
@@ -350,9 +377,15 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
         free(parameters);
         return r;
     }
+    if (checks == CHECKS_FULL)
+        launch.watcher[launch.watchers++] = &defined_watcher;
+    else
+        shade_lose_all(device);
     pthread_mutex_init(&launch.lock, NULL);
     memory_enter(device, &launch);
+    profile_join(&launch);
     run_shared(&launch);
+    profile_leave(&launch);
     memory_leave(device, &launch);
     pthread_mutex_destroy(&launch.lock);
     trace_close(&launch);

@@ -17,6 +17,9 @@
  *   use.c                   the registers of each instruction by name, for the reports of watchers
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
+ *   defined*.c              level full: which values are defined, and what undefined ones decide
+ *   profile.c               counts by statement while somebody takes a profile; reach.c, cost.c: what memory an
+ *                           instruction touches, and what that costs
  *   watch.c, trace.c        calls whoever looks on while instructions execute; shows them to a caller of the library
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
@@ -307,9 +310,10 @@ struct allocation {
     uint64_t start, end;
     void *mapping; /* with its guards */
     size_t mapped;
-    int pinned, owned; /* owned by a module */
-    int constant;      /* kernels only read it */
-    uint64_t freed_at; /* freed, but launches up to this number may still use it; 0: not freed */
+    int pinned, owned;   /* owned by a module */
+    int constant;        /* kernels only read it */
+    uint64_t freed_at;   /* freed, but launches up to this number may still use it; 0: not freed */
+    struct shade *shade; /* defined.h: which of its bytes are defined; NULL: all of them */
 };
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
@@ -407,7 +411,8 @@ struct cta {
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
-    struct shadow *shadow; /* check.h; NULL when nothing is checked */
+    struct shadow *shadow;   /* check.h; NULL when nothing is checked */
+    struct defined *defined; /* defined.h; kept for the launches at level full */
 };
 
 /* What one thread needs to run CTAs; kept between launches. */
@@ -422,7 +427,8 @@ struct worker {
     size_t memory_bytes;
     struct warp *warps;
     struct cta cta;
-    struct shadow *shadow; /* kept for the launches that are checked */
+    struct shadow *shadow;          /* kept for the launches that are checked */
+    struct profile_worker *profile; /* profile.c; NULL when nobody takes a profile */
     uint32_t scratch[16][WARP];
 };
 
@@ -465,6 +471,7 @@ struct launch {
     enum checks checks;
     const struct watcher *watcher[4]; /* watch.h */
     uint32_t watchers;
+    struct profile *profile; /* NULL: nobody takes one */
     struct trace *trace; /* trace.c; NULL: no caller looks on */
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
@@ -586,6 +593,7 @@ const char *fault_text(void);
 
 /* counters.c */
 uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
+const char *counter_path(uint32_t traffic);
 const char *counter_name(uint32_t index);
 /* Before and after a fork. */
 void counters_lock(void);
@@ -600,6 +608,8 @@ unsigned launch_threads(void);
 void launch_lock(void);
 void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
+/* The level that the calling thread's launches would have; CHECKS_DEFAULT where the environment says nonsense. */
+enum checks launch_checks(void);
 struct driver_options launch_configured(void);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
@@ -618,6 +628,9 @@ struct device {
     pthread_mutex_t counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
+    atomic_uint shades;    /* allocations with a shade */
+    struct stored *stored; /* defined_report.c; guarded by running_lock */
+    struct profile *profile; /* that is taken now; guarded by counter_lock */
     struct module *modules;
     pthread_mutex_t module_lock;
     atomic_uint interrupts; /* how often somebody asked the running launches to stop */
