@@ -175,7 +175,7 @@ struct use {
 /* Where an instruction was written, and what it is called. */
 struct place {
     const char *file;
-    const char *text; /* its statement in the text of the module, up to ';'; the same for all that it became */
+    const char *text; /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
     uint32_t line;
     uint32_t opcode;       /* counter */
     const struct use *use; /* its registers; the guard is inst.guard */

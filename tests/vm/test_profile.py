@@ -351,6 +351,45 @@ def test_indexed_branches(device: pysm120.Device, mask: int, divergent: int) -> 
     assert statement(p, "brx.idx").counts.divergent_branches == divergent
 
 
+FUNCTIONS = (
+    HEAD
+    + """
+.func (.reg .b32 result) twice(.reg .b32 a)
+{
+    add.u32 result, a, a; // one of the callers' lanes
+}
+.visible .entry functions(.param .u64 param_x)
+{
+    .reg .pred p;
+    .reg .b32 lane, t;
+    .reg .b64 x, f;
+    ld.param.u64 x, [param_x];
+    mov.u32 lane, %tid.x;
+    mad.wide.u32 x, lane, 4, x;
+    setp.lt.u32 p, lane, 5;
+    call (t), twice, (lane);
+@p  call (t), twice, (t);
+    st.global.b32 [x], t;
+    ret;
+}
+"""
+)
+
+
+def test_functions_count_for_all_their_callers(device: pysm120.Device) -> None:
+    x = device.zeros(WARP, np.uint32)
+    with device.profile() as p:
+        device.load(FUNCTIONS)["functions"](1, WARP, x)
+    assert x.numpy().tolist() == [*range(0, 20, 4), *range(10, 64, 2)]
+    body = statement(p, "add.u32 result")
+    assert body.text == "add.u32 result, a, a"
+    assert (body.counts.executed, body.counts.lanes) == (2, WARP + 5)
+    calls = [s for s in p.statements if s.opcode == "call"]
+    assert [(s.counts.executed, s.counts.lanes) for s in calls] == [(1, WARP), (1, 5)]
+    assert {s.text for s in p.statements if not s.opcode} <= {"{", "}"}
+    assert list(p.kernels) == ["functions"]
+
+
 # ---- copies, barriers, threads --------------------------------------------------
 
 COPIES = (
