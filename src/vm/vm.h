@@ -179,7 +179,7 @@ struct use {
  * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
-    const char *text; /* its statement in the text of the module, up to ';'; the same for all that it became */
+    const char *text; /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
     uint32_t line;
     uint32_t opcode;       /* counter */
     const struct use *use; /* its registers, without the guard, which is inst.guard */
