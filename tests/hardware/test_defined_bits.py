@@ -165,6 +165,7 @@ def test_moved_bits_are_exact(program: Path, tmp_path: Path, rng: np.random.Gene
         for f in FAMILIES[name]
         if MOVES.match(f.ptx) and f.inputs and not ATOMIC.search(f.ptx)
     ]
+    forms += [f for f in ALL_FAMILIES["newer"] if "matrix" in f.ptx]
     worst = []
     for each, outcome in zip(forms, run(program, forms, tmp_path, rng, 1), strict=True):
         assert not outcome.fault
