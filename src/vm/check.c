@@ -15,6 +15,8 @@ void check_free(struct shadow *s) {
     free(s->cell);
     free(s->mbarrier);
     free(s->store);
+    free(s->box);
+    free(s->map);
     free(s->location);
     free(s);
 }
@@ -42,7 +44,7 @@ void check_start(struct cta *cta) {
     memset(s->acquired, 0, sizeof s->acquired);
     memset(s->copies, 0, sizeof s->copies);
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);
-    s->has_released = s->has_acquired = s->stores = s->locations = 0;
+    s->has_released = s->has_acquired = s->stores = s->boxes = s->maps = s->locations = 0;
     memset(s->cell, 0, ((cta->shared_bytes + GRANULE - 1) / GRANULE) * sizeof *s->cell);
     for (uint32_t k = 0; k < MAX_WARPS; k++)
         s->warp[k].seen[k] = 1;

@@ -77,6 +77,7 @@ static const struct {
     {"elect", decode_elect},
     {"mbarrier", decode_mbarrier},
     {"cp", decode_cp},
+    {"tensormap", decode_tensormap},
     {"nanosleep", decode_nanosleep},
     {"setmaxnreg", decode_setmaxnreg},
     {"griddepcontrol", decode_griddepcontrol},
@@ -383,6 +384,8 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
         return;
     }
     const struct operand *base = o->items;
+    if (o->count > 1)
+        error_at(p, &o->items[1].token, "'%s' takes no coordinates", p->statement.name);
     if (base->kind == OPERAND_SYMBOL) {
         struct symbol *s = base->symbol;
         const enum space own = s->is_argument && space == SPACE_PARAM ? SPACE_PARAM : s->space;
@@ -488,6 +491,8 @@ static void name_counter(struct parser *p) {
             length += 5;
         if (!strncmp(s->name, "cp.reduce.async.bulk", 20))
             length = 20;
+        if (!strncmp(s->name + length, ".tensor", 7) && s->name[0] == 'c')
+            length += 7;
     }
     p->places[p->length - 1].opcode = counter_index(s->name, length);
 }

@@ -32,6 +32,7 @@ static void worker_free(void *pointer) {
     free(worker->cta.mbarrier_at);
     free(worker->cta.async);
     free(worker->cta.async_lanes);
+    free(worker->cta.boxes);
     free(worker);
 }
 

@@ -81,7 +81,7 @@ struct operand {
     int single;
     struct symbol *symbol; /* NULL: none */
     int64_t offset;
-    struct operand *items; /* of a vector or pair; of an address: its base register */
+    struct operand *items; /* of a vector or pair; of an address: its base register, coordinates */
     uint32_t count;
 };
 
@@ -265,6 +265,10 @@ decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fen
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
     decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
 decoder decode_mma;
+/* decode_tma.c */
+decoder decode_tensormap, decode_prefetch_map;
+void decode_tensor_copy(struct parser *p, uint32_t at, int is_reduction, int is_prefetch);
+void decode_map_fence(struct parser *p, uint32_t at);
 decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
 
 #endif
