@@ -31,8 +31,7 @@ static uint64_t seal_of(const struct image *image) {
 
 /* The bit of a field in the set of those that were given. */
 static uint32_t given_bit(enum tma_field field, uint32_t ordinal) {
-    static const uint8_t first[TMA_FIELDS] = {[TMA_ADDRESS] = 0, [TMA_RANK] = 1,    [TMA_BOX] = 2,
-                                              [TMA_DIM] = 7,     [TMA_STRIDE] = 12, [TMA_TYPE] = 16};
+    static const uint8_t first[TMA_FIELDS] = {[TMA_ADDRESS] = 0, [TMA_BOX] = 1, [TMA_DIM] = 6, [TMA_STRIDE] = 11};
     return 1u << (first[field] + ordinal);
 }
 
@@ -68,30 +67,25 @@ void tma_map_pack(void *bytes, const struct tensor_map *map) {
     memcpy(bytes, &image, sizeof image);
 }
 
-/* Was everything given that has no default? 0 with a sentence. */
+/* Was everything given that has no default? The modes and the rank are 0 where nobody said more. 0 with a sentence. */
 static int is_complete(const struct image *image, char *why, size_t room) {
-    static const struct {
+    const struct {
         enum tma_field field;
         const char *name;
-        uint32_t less; /* than the rank are there of it; 5: one */
-    } wanted[] = {{TMA_ADDRESS, "global_address", TENSOR_MAP_RANK},
-                  {TMA_RANK, "rank", TENSOR_MAP_RANK},
-                  {TMA_TYPE, "elemtype", TENSOR_MAP_RANK},
-                  {TMA_BOX, "box_dim", 0},
-                  {TMA_DIM, "global_dim", 0},
-                  {TMA_STRIDE, "global_stride", 1}};
-    for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
-        const int is_one = wanted[k].less == TENSOR_MAP_RANK;
-        const uint32_t count = is_one ? 1 : image->rank + 1u - wanted[k].less;
-        for (uint32_t i = 0; i < count; i++) {
+        uint32_t count;
+    } wanted[] = {{TMA_ADDRESS, "global_address", 1},
+                  {TMA_BOX, "box_dim", image->rank + 1u},
+                  {TMA_DIM, "global_dim", image->rank + 1u},
+                  {TMA_STRIDE, "global_stride", image->rank}};
+    for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++)
+        for (uint32_t i = 0; i < wanted[k].count; i++) {
             if (image->given & given_bit(wanted[k].field, i))
                 continue;
-            const char ordinal[] = {is_one ? 0 : ' ', (char)('0' + i), 0};
+            const char ordinal[] = {k ? ' ' : 0, (char)('0' + i), 0};
             snprintf(why, room, "it was never given its %s%s; expected tensormap.replace.tile.%s before",
                      wanted[k].name, ordinal, wanted[k].name);
             return 0;
         }
-    }
     return 1;
 }
 
@@ -199,7 +193,7 @@ int tma_map_replace(void *bytes, enum tma_field field, uint32_t ordinal, uint64_
     if (!is_in_range(field, ordinal, value, why, room))
         return 0;
     image.magic = MAGIC;
-    if (field <= TMA_TYPE && field != TMA_STEP)
+    if (field == TMA_ADDRESS || field == TMA_BOX || field == TMA_DIM || field == TMA_STRIDE)
         image.given |= given_bit(field, ordinal);
     set(&image, field, ordinal, value);
     image.seal = seal_of(&image);
