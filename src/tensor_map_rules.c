@@ -1,4 +1,4 @@
-/* The rules of cuTensorMapEncodeTiled, in the order of its manual. */
+/* The rules of cuTensorMapEncodeTiled: its manual's, but where a driver of CUDA 13.0 (580.159.04) has others. */
 #include "tensor_map_rules.h"
 
 #include <inttypes.h>
@@ -7,6 +7,8 @@
 
 #include "error.h"
 
+/* BOX_BYTES_MAX: the driver of CUDA 13.0 has it, its manual has not. */
+enum { BOX_BYTES_MAX = 227 << 10 };
 enum { TYPES = 16, SWIZZLES = 7, BOX_MAX = 256, STEP_MAX = 8, ALIGNMENT = 16, WIDE_ALIGNMENT = 32, UNPACKED = 128 };
 static const uint64_t DIM_MAX = UINT64_C(1) << 32;
 static const uint64_t STRIDE_END = UINT64_C(1) << 40;
@@ -113,6 +115,13 @@ static int check_box(const struct tensor_map *map, const struct sentence *why) {
     if (map->box[0] * tensor_map_bits(map->type) % (8 * ALIGNMENT) != 0) {
         return wrong(why, "box[0] = %" PRIu32 " elements of %" PRIu32 " bits; a multiple of %d bytes is right",
                      map->box[0], tensor_map_bits(map->type), ALIGNMENT);
+    }
+    uint64_t bytes = tensor_map_row(map);
+    for (uint32_t i = 1; i < map->rank; ++i) {
+        bytes *= (map->box[i] + map->steps[i] - 1) / map->steps[i];
+    }
+    if (bytes > BOX_BYTES_MAX) {
+        return wrong(why, "box has %" PRIu64 " bytes; at most %d are right", bytes, BOX_BYTES_MAX);
     }
     return 1;
 }

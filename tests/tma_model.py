@@ -21,8 +21,9 @@ TABLES = {
     "128B_ATOM_64B": ["01234567", "45670123"],
 }
 SPANS = {name: 0 if name == "none" else int(name.split("B")[0]) for name in TABLES}
-# What a load gives outside of a tensor that is filled with NaN.
+# The result of arithmetic on NaN; and what a load gives outside of a tensor that is filled with NaN, as an H200 does.
 NAN = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
+FILLER = {2: 0x7FF7, 4: 0x7FF77FF7, 8: 0x7FF77FF77FF77FF7}
 
 
 class Tile(NamedTuple):
@@ -65,10 +66,21 @@ def places(swizzle: str, base: int, nbytes: int, row: int) -> NDArray[np.int64]:
     return out
 
 
-def load(tensor: NDArray[Any], tile: Tile, at: Sequence[int]) -> Bytes:
+def to_tf32(bits: int) -> int:
+    """Round the bits of a float32 to 10 bits of fraction, ties to even."""
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return 0x7FFFE000
+    low, high = bits & 0x1FFF, bits - (bits & 0x1FFF)
+    up = low > 0x1000 or (low == 0x1000 and high & 0x2000)
+    return high + (0x2000 if up else 0)
+
+
+def load(tensor: NDArray[Any], tile: Tile, at: Sequence[int], data_type: str = "") -> Bytes:
     """Return the bytes that a load of a box brings, not swizzled."""
     index, inside = tile.indices(tensor.shape, at)
-    filler = NAN[tensor.itemsize] if tile.fill == "nan" else 0
+    filler = FILLER[tensor.itemsize] if tile.fill == "nan" else 0
+    if data_type.startswith("TFLOAT32"):
+        tensor = np.vectorize(to_tf32, otypes=[np.uint32])(tensor.view(np.uint32))
     unsigned = np.dtype(f"u{tensor.itemsize}")
     bits = np.where(inside, tensor.view(unsigned)[tuple(index)], unsigned.type(filler))
     return np.frombuffer(bits.tobytes(), np.uint8)

@@ -59,17 +59,31 @@ static int fits(struct warp *w, const struct inst *i, const struct tensor_map *m
 
 /* ---- copies -------------------------------------------------------------------------------------------------- */
 
-/* What a copy's type forbids. 0 after a fault. */
-static int is_allowed(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t lane) {
-    static const char *const names[] = {"add", "min", "max", "and", "or", "xor", "inc", "dec"};
-    const uint32_t type = box->map.type, bits = tensor_map_bits(type);
-    const uint32_t whole = tensor_map_unpacks(type) ? 128 : bits < 8 ? 2 : 1;
-    if (box->at[0] % (int32_t)whole) {
+/* Is the box where a copy may begin? 0 after a fault. */
+static int is_aligned(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t lane) {
+    const uint32_t bits = tensor_map_bits(box->map.type);
+    const int32_t whole = tensor_map_unpacks(box->map.type) ? 128 : (int32_t)(128 / bits);
+    if (box->at[0] % whole) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "a copy of elements of %u bits from coordinate %d of dimension 0; expected a multiple of %u", bits,
-                 box->at[0], whole);
+                 "a tensor copy from coordinate %d of dimension 0, whose elements have %u bits; expected a multiple of "
+                 "%d, as all of them begin at 16 bytes",
+                 box->at[0], bits, whole);
         return 0;
     }
+    for (uint32_t k = 0; k < box->map.rank && i->kind != ASYNC_LOAD; k++)
+        if (box->at[k] < 0) {
+            fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
+                     "a tensor %s at coordinate %d of dimension %u; expected none below 0, where only loads begin",
+                     i->kind == ASYNC_STORE ? "store" : "reduction", box->at[k], k);
+            return 0;
+        }
+    return 1;
+}
+
+/* Does the type allow the copy? 0 after a fault. */
+static int is_allowed(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t lane) {
+    static const char *const names[] = {"add", "min", "max", "and", "or", "xor", "inc", "dec"};
+    const uint32_t type = box->map.type;
     if (i->kind == ASYNC_STORE && type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "a store with a tensor map of data_type 16U4_ALIGN16B, which is for loads alone");
@@ -103,7 +117,7 @@ static int find_box(struct warp *w, const struct inst *i, uint32_t lane, struct 
         box->counts[k] = k ? (box->map.box[k] + box->map.steps[k] - 1) / box->map.steps[k] : box->map.box[0];
     if (more->is_gather)
         box->counts[1] = 4;
-    return is_allowed(w, i, box, lane);
+    return is_aligned(w, i, box, lane) && is_allowed(w, i, box, lane);
 }
 
 /* Check both sides of a copy. 0 after a fault. */

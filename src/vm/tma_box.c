@@ -89,17 +89,26 @@ int tma_meets(const struct tma_box *box, uint64_t address, uint64_t bytes) {
 
 /* ---- rows as global memory has them -------------------------------------------------------------------------- */
 
-/* Fill a row with what a load gives outside of the tensor. */
+/* Fill a row with what a load gives outside of the tensor: zeros, or a NaN in whatever floating-point type. */
 static void fill_row(const struct tensor_map *map, uint8_t *row, uint32_t bytes) {
-    static const uint8_t nan_of[16][4] = {[CU_TENSOR_MAP_DATA_TYPE_FLOAT16] = {0xff, 0x7f, 0xff, 0x7f},
-                                          [CU_TENSOR_MAP_DATA_TYPE_BFLOAT16] = {0xff, 0x7f, 0xff, 0x7f},
-                                          [CU_TENSOR_MAP_DATA_TYPE_FLOAT32] = {0xff, 0xff, 0xff, 0x7f},
-                                          [CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ] = {0xff, 0xff, 0xff, 0x7f},
-                                          [CU_TENSOR_MAP_DATA_TYPE_TFLOAT32] = {0xff, 0xff, 0xff, 0x7f},
-                                          [CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ] = {0xff, 0xff, 0xff, 0x7f}};
-    memset(row, 0, bytes);
-    for (uint32_t k = 0; k < bytes && map->fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE; k++)
-        row[k] = map->type == CU_TENSOR_MAP_DATA_TYPE_FLOAT64 ? (k % 8 == 7 ? 0x7f : 0xff) : nan_of[map->type][k % 4];
+    static const uint8_t nan[2] = {0xf7, 0x7f};
+    for (uint32_t k = 0; k < bytes; k++)
+        row[k] = map->fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ? 0 : nan[k % 2];
+}
+
+/* Round loaded bits of f32 to tf32: to nearest even, and every NaN to one. */
+static void round_row(uint8_t *row, uint32_t bytes) {
+    enum { CUT = 0x1fff, HALF = 0x0fff, NAN_OF_TF32 = 0x7fffe000 };
+    for (uint32_t k = 0; k < bytes; k += 4) {
+        uint32_t x;
+        memcpy(&x, row + k, 4);
+        x = (x & 0x7fffffffu) > 0x7f800000u ? NAN_OF_TF32 : (x + HALF + (x >> 13 & 1)) & ~(uint32_t)CUT;
+        memcpy(row + k, &x, 4);
+    }
+}
+
+static int is_tf32(uint32_t type) {
+    return type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 || type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ;
 }
 
 /* The bytes that 16 bytes of shared memory hold of global memory. */
@@ -167,6 +176,8 @@ void tma_load(const struct tma_box *box, uint8_t *shared, uint32_t base) {
             fill_row(map, to, bytes / 16 * held);
         if (row.end > row.first)
             memcpy(to + row.first, (const void *)(uintptr_t)row.global, row.end - row.first);
+        if (is_tf32(map->type))
+            round_row(to + row.first, row.end - row.first);
         for (uint32_t c = 0; c < bytes / 16 && !is_plain; c++)
             put_chunk(map, shared, base + 16 * c, image + held * c);
     }

@@ -123,7 +123,9 @@ def launch(
 class Case:
     """A random tensor, map and box."""
 
-    def __init__(self, rng: np.random.Generator, data_type: str, rank: int, swizzle: str, where: str) -> None:
+    def __init__(
+        self, rng: np.random.Generator, data_type: str, rank: int, swizzle: str, where: str, *, stores: bool = False
+    ) -> None:
         self.data_type, self.dtype = data_type, np.dtype(model.DTYPES[data_type])
         size = self.dtype.itemsize
         widest = model.SPANS[swizzle] or min(256 * size, 512)
@@ -143,20 +145,25 @@ class Case:
         self.shape = tuple(max(1, int(rng.integers(b // 2, 2 * b + 2))) for b in span)
         while math.prod(self.shape) * size > 1 << 20:
             self.shape = tuple(max(1, n // 2) for n in self.shape)
-        self.at = self.corner(rng, span, where)
+        at = self.corner(rng, span, where, -(2**31) if stores else 0)
+        if stores:
+            at = [max(0, x) for x in at]
+        at[-1] -= at[-1] % (16 // size)  # boxes begin at 16 bytes of the innermost dimension
+        self.at = tuple(at)
         self.base = 128 * int(rng.integers(0, 20))
 
-    def corner(self, rng: np.random.Generator, span: list[int], where: str) -> tuple[int, ...]:
+    def corner(self, rng: np.random.Generator, span: list[int], where: str, least: int) -> list[int]:
         """Choose where the box begins."""
         inside = [int(rng.integers(0, max(1, n - b + 1))) for n, b in zip(self.shape, span, strict=True)]
         if where == "inside":
-            return tuple(inside)
+            return inside
         if where == "across":
-            return tuple(int(rng.integers(1 - b, n)) for n, b in zip(self.shape, span, strict=True))
+            return [int(rng.integers(1 - b, n)) for n, b in zip(self.shape, span, strict=True)]
         axis = int(rng.integers(len(span)))
         n, b = self.shape[axis], span[axis]
-        inside[axis] = int(rng.choice([-b, n, -b - 1, n + 1, -(2**31), 2**31 - 1]))
-        return tuple(inside)
+        beyond = [n + 15, n + 16, 2**31 - 1]
+        inside[axis] = int(rng.choice(beyond if least else [-b, -b - 1, -(2**31), *beyond]))
+        return inside
 
     def array(self, device: pysm120.Device, values: NDArray[Any]) -> pysm120.Array:
         """Bring values to the device with rows that begin at multiples of 16 bytes, and garbage between them."""
@@ -197,7 +204,7 @@ def test_load(rng: np.random.Generator, where: str, rank: int, swizzle: str) -> 
             tensor_map = case.map_of(device, case.array(device, tensor))
             got = launch(device, load_text(rank), tensor_map, case.at, image, case.nbytes, case.base)
         want = image.copy()
-        want[case.places()] = model.load(tensor, case.tile, case.at)
+        want[case.places()] = model.load(tensor, case.tile, case.at, case.data_type)
         assert np.array_equal(got, want), case.describe()
 
 
@@ -205,7 +212,7 @@ def test_load(rng: np.random.Generator, where: str, rank: int, swizzle: str) -> 
 def test_store(rng: np.random.Generator, where: str, rank: int, swizzle: str) -> None:
     """The elements inside the tensor change, and nothing else."""
     for seed, data_type in enumerate(model.DTYPES):
-        case = Case(rng, data_type, rank, swizzle, where)
+        case = Case(rng, data_type, rank, swizzle, where, stores=True)
         tensor = model.random_bits(rng, case.shape, case.dtype)
         image = rng.integers(0, 256, SMEM, dtype=np.uint8)
         with pysm120.Device(f"virtual?seed={seed}") as device:
@@ -229,12 +236,12 @@ REDUCTIONS += [("inc", "UINT32"), ("dec", "UINT32"), *itertools.product(("and", 
 def test_reduce(rng: np.random.Generator, op: str, data_type: str) -> None:
     for seed, swizzle in enumerate(("none", "32B", "64B", "128B")):
         rank = int(rng.integers(1, 6))
-        case = Case(rng, data_type, rank, swizzle, "across")
+        case = Case(rng, data_type, rank, swizzle, "across", stores=True)
         tensor = model.random_bits(rng, case.shape, case.dtype)
         image = rng.integers(0, 256, SMEM, dtype=np.uint8)
-        if op in {"min", "max"} and case.dtype.kind not in "iu":  # of NaN and zeros atomics are tested elsewhere
+        if case.dtype.kind not in "iu" and (op != "add" or case.dtype == np.float64):  # atomics are tested elsewhere
             tensor = rng.standard_normal(case.shape).astype(case.dtype)
-            image = rng.standard_normal(SMEM // 2).astype(case.dtype).view(np.uint8)
+            image = rng.standard_normal(SMEM // case.dtype.itemsize).astype(case.dtype).view(np.uint8)
         with pysm120.Device(f"virtual?seed={seed}") as device:
             array = case.array(device, tensor)
             launch(device, store_text(rank, op), case.map_of(device, array), case.at, image, base=case.base)
@@ -265,7 +272,7 @@ def test_gather(rng: np.random.Generator, swizzle: str) -> None:
             tensor = model.random_bits(rng, (37, 96), np.uint16)
             width = (model.SPANS[swizzle] or 128) // 2
             tile = model.Tile((1, width), (1, 1), swizzle)
-            column = int(rng.integers(-width, 96))
+            column = 8 * int(rng.integers(-width // 8, 12))
             rows = rng.integers(-3, 40, 4)
             image = rng.integers(0, 256, SMEM, dtype=np.uint8)
             tensor_map = device.tensor_map(device.array(tensor), tile.box, swizzle=swizzle)
@@ -328,9 +335,31 @@ def test_packed_bytes(device: pysm120.Device, rng: np.random.Generator, swizzle:
     width = model.SPANS[swizzle] or 48
     tensor_map = device.tensor_map(array, (4, 2 * width), data_type="16U4_ALIGN8B", swizzle=swizzle)
     tile = model.Tile((4, width), (1, 1), swizzle)
-    got = launch(device, load_text(2), tensor_map, (7, -10), np.zeros(SMEM, np.uint8), 4 * width)
+    got = launch(device, load_text(2), tensor_map, (7, -32), np.zeros(SMEM, np.uint8), 4 * width)
     want = np.zeros(SMEM, np.uint8)
-    want[model.places(swizzle, 0, 4 * width, width)] = model.load(tensor, tile, (7, -5))
+    want[model.places(swizzle, 0, 4 * width, width)] = model.load(tensor, tile, (7, -16))
     assert np.array_equal(got, want)
-    with pytest.raises(pysm120.FaultError, match=r"coordinate -9 of dimension 0; expected a multiple of 2"):
-        launch(device, load_text(2), tensor_map, (0, -9), np.zeros(SMEM, np.uint8), 4 * width)
+
+
+@pytest.mark.parametrize("data_type", model.DTYPES)
+def test_boxes_begin_at_16_bytes(device: pysm120.Device, data_type: str) -> None:
+    """An H200 calls anything else an illegal instruction."""
+    dtype = np.dtype(model.DTYPES[data_type])
+    tensor_map = device.tensor_map(device.zeros((16, 64), dtype), (2, 16), data_type=data_type)
+    whole = 16 // dtype.itemsize
+    for column in {-1, 1, whole - 1, whole + 1, whole // 2} - {0}:
+        message = rf"coordinate {column} of dimension 0, whose elements have \d+ bits; expected a multiple of {whole}"
+        for text in (load_text(2), store_text(2)):
+            with pytest.raises(pysm120.FaultError, match=message):
+                launch(device, text, tensor_map, (0, column), np.zeros(SMEM, np.uint8), 32 * dtype.itemsize)
+
+
+@pytest.mark.parametrize("op", ["", "add"])
+def test_stores_begin_inside(device: pysm120.Device, op: str) -> None:
+    """So do reductions; an H200 calls anything else an illegal instruction."""
+    tensor_map = device.tensor_map(device.zeros((16, 16, 64), np.uint32), (2, 2, 16))
+    for axis in range(3):
+        at = [3, 3, 8]
+        at[axis] = -8
+        with pytest.raises(pysm120.FaultError, match=rf"coordinate -8 of dimension {2 - axis}; expected none below 0"):
+            launch(device, store_text(3, op), tensor_map, tuple(at), np.zeros(SMEM, np.uint8))
