@@ -24,6 +24,7 @@ from pysm120.errors import (
     WorkspaceTooSmallError,
 )
 from pysm120.module import Kernel, KernelInfo, Module, Parameter
+from pysm120.profile import Profile
 from pysm120.quantize import quantize_mxfp8
 from pysm120.tensor_map import TensorMap
 
@@ -48,6 +49,7 @@ __all__ = [
     "NoDeviceError",
     "OutOfMemoryError",
     "Parameter",
+    "Profile",
     "Stream",
     "TensorMap",
     "UnsupportedError",

@@ -175,6 +175,10 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_device_synchronize(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_counter(d, 0, &text, &value));
     BAD(INVALID_ARGUMENT, word, sm120_device_counters_reset(d));
+    sm120_profile_row row = {.size = sizeof row};
+    BAD(INVALID_ARGUMENT, word, sm120_profile_begin(d));
+    BAD(INVALID_ARGUMENT, word, sm120_profile_read(d, 0, &row));
+    BAD(INVALID_ARGUMENT, word, sm120_profile_end(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_interrupt(d));
     BAD(INVALID_ARGUMENT, word, sm120_alloc(d, 16, &address));
     BAD(INVALID_ARGUMENT, word, sm120_free(d, 256));
@@ -306,6 +310,59 @@ static void test_counters(sm120_device *device, sm120_kernel *kernel) {
     TRUE(sum_counters(device, &count) == 0);
     OK(sm120_device_interrupt(device));
     OK(launch_scale(kernel, x, 64, 1.0f, NULL)); /* begun after it: not stopped */
+    OK(sm120_free(device, x));
+}
+
+/* The rows of the profile of one launch of 64 threads. */
+static void check_rows(sm120_device *device) {
+    sm120_profile_row row = {.size = sizeof row};
+    uint64_t stored = 0;
+    int32_t count = 0;
+    for (; sm120_profile_read(device, count, &row) == SM120_OK; ++count) {
+        TRUE(strcmp(row.kernel, "scale") == 0 && row.index == (uint32_t)count && row.line > 0);
+        TRUE(row.lanes + row.predicated_off <= 32 * row.executed);
+        if (strcmp(row.opcode, "st") == 0) {
+            TRUE(strcmp(row.bytes[0].path, "st.global") == 0 && row.bytes[1].path == NULL);
+            stored += row.bytes[0].bytes;
+        }
+    }
+    TRUE(count > 0 && stored == 256);
+    BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, count, &row));
+    BAD(INVALID_ARGUMENT, "index", sm120_profile_read(device, -1, &row));
+    BAD(INVALID_ARGUMENT, "row", sm120_profile_read(device, 0, NULL));
+    row.size = 3;
+    BAD(INVALID_ARGUMENT, "row->size", sm120_profile_read(device, 0, &row));
+}
+
+static void test_profile(sm120_device *device, sm120_kernel *kernel) {
+    sm120_device_info info = {.size = sizeof info};
+    sm120_profile_row row = {.size = sizeof row};
+    sm120_device *other = NULL;
+    sm120_address x = 0;
+    OK(sm120_device_query(device, &info));
+    if (info.is_virtual == 0) {
+        BAD(UNSUPPORTED, "takes no profile", sm120_profile_begin(device));
+        BAD(UNSUPPORTED, "takes no profile", sm120_profile_end(device));
+        return;
+    }
+    BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_end(device));
+    BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_read(device, 0, &row));
+    OK(sm120_profile_begin(device));
+    BAD(UNSUPPORTED, "already", sm120_profile_begin(device));
+    OK(sm120_device_open("virtual", &other));
+    BAD(UNSUPPORTED, "already", sm120_profile_begin(other));
+    BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_end(other));
+    BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, 0, &row));
+    OK(sm120_alloc(device, 256, &x));
+    OK(sm120_fill(device, x, 0, 256, NULL));
+    OK(launch_scale(kernel, x, 64, 1.0f, NULL));
+    check_rows(device);
+    OK(sm120_profile_end(device));
+    OK(sm120_profile_begin(other)); /* closing ends it */
+    OK(sm120_device_close(other));
+    OK(sm120_profile_begin(device));
+    BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, 0, &row));
+    OK(sm120_profile_end(device));
     OK(sm120_free(device, x));
 }
 
@@ -991,6 +1048,7 @@ int main(int argc, char **argv) {
     test_open(device);
     test_query(device);
     test_counters(device, kernel);
+    test_profile(device, kernel);
     test_memory(device);
     test_pinned(device, kernel);
     test_streams(device, kernel);

@@ -98,6 +98,11 @@ def test_example(library: Path, device_name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.virtual
+def test_threads(library: Path, tmp_path: Path) -> None:
+    assert run(compiled(ROOT / "tests" / "threads.c", library, tmp_path, "-std=c11")).count("CTA") > 0  # what they say
+
+
+@pytest.mark.virtual
 def test_unloading(library: Path, tmp_path: Path) -> None:
     program = compiled(ROOT / "tests" / "unload.c", library, tmp_path, "-std=c11", "-ldl", linked=False)
     assert run(program, str(library), PYSM120_THREADS="4") == ""
@@ -120,7 +125,7 @@ def test_sanitized(sanitize: str, tmp_path: Path) -> None:
         "TSAN_OPTIONS": "halt_on_error=1",
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     }
-    for source in ("tests/c_abi.c", "examples/attention.c"):
+    for source in ("tests/c_abi.c", "tests/threads.c", "examples/attention.c"):
         run(compiled(ROOT / source, built, tmp_path, *flags), "virtual", **options)
     program = compiled(ROOT / "tests" / "cuda_failures.c", built, tmp_path, *flags, "-ldl")
     run(program, **options, LD_LIBRARY_PATH=str(fake_cuda(tmp_path / "fake", *flags)))

@@ -1,5 +1,6 @@
 /* One CTA: which warp runs next, when asynchronous copies land, and when nothing can go on any more. */
 #include "check.h"
+#include "watch.h"
 #include <stdio.h>
 
 enum { QUANTUM = 1024, HOPELESS = 64, FRUITLESS = 20000 };
@@ -113,34 +114,32 @@ static void start(struct worker *worker, uint64_t linear) {
     }
 }
 
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes) {
+    const struct cta *cta = w->cta;
+    const uint16_t slot = s->wait == WAIT_MBARRIER || s->polled ? cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
+    if (s->wait == WAIT_CONVERGE) {
+        snprintf(to, bytes, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
+    } else if (s->wait == WAIT_BULK) {
+        snprintf(to, bytes, "its bulk copies");
+    } else if (s->wait == WAIT_BARRIER) {
+        snprintf(to, bytes, "barrier %u, where %u of %u threads have arrived", s->address,
+                 cta->barrier[s->address].arrived, s->detail);
+    } else if (slot) {
+        const struct mbarrier *m = &cta->mbarrier[slot - 1];
+        snprintf(to, bytes,
+                 "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
+                 s->phase, m->address, m->pending, m->expected, m->tx);
+    } else {
+        snprintf(to, bytes, "a poll that never succeeds");
+    }
+}
+
 /* One line on what a split waits for. */
 static int describe(const struct warp *w, const struct split *s, char *to, size_t bytes) {
     const struct place *at = &w->function->places[s->pc];
     char what[160];
-    switch (s->wait) {
-    case WAIT_CONVERGE:
-        snprintf(what, sizeof what, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
-        break;
-    case WAIT_BULK:
-        snprintf(what, sizeof what, "its bulk copies");
-        break;
-    case WAIT_BARRIER:
-        snprintf(what, sizeof what, "barrier %u, where %u of %u threads have arrived", s->address,
-                 w->cta->barrier[s->address].arrived, s->detail);
-        break;
-    default: {
-        const uint16_t slot =
-            s->wait == WAIT_MBARRIER || s->polled ? w->cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
-        if (slot) {
-            const struct mbarrier *m = &w->cta->mbarrier[slot - 1];
-            snprintf(what, sizeof what,
-                     "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
-                     s->phase, m->address, m->pending, m->expected, m->tx);
-        } else {
-            snprintf(what, sizeof what, "a poll that never succeeds");
-        }
-    }
-    }
+    cta_wait_text(w, s, what, sizeof what);
     return snprintf(to, bytes, "\n  warp %u, lanes 0x%08x, %s:%u: waits for %s", w->index, s->mask, at->file, at->line,
                     what);
 }
@@ -180,9 +179,10 @@ static int over_limit(struct cta *cta, uint64_t executed) {
     struct launch *launch = cta->launch;
     struct worker *worker = cta->warp[0].worker;
     worker->executed += executed;
-    if (worker->executed - worker->checked < 1u << 20)
+    const uint64_t since = worker->executed - worker->checked, limit = launch->instruction_limit;
+    if (since < 1u << 20 && since <= limit)
         return 0;
-    const uint64_t total = atomic_fetch_add(&launch->executed, worker->executed - worker->checked);
+    const uint64_t total = atomic_fetch_add(&launch->executed, since) + since;
     worker->checked = worker->executed;
     if (atomic_load(&launch->stop))
         return 1;
@@ -190,10 +190,10 @@ static int over_limit(struct cta *cta, uint64_t executed) {
         fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch was interrupted");
         return 1;
     }
-    if (total < launch->instruction_limit)
+    if (total <= limit)
         return 0;
     fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch has executed more than %llu warp instructions",
-              (unsigned long long)launch->instruction_limit);
+              (unsigned long long)limit);
     return 1;
 }
 
@@ -226,6 +226,8 @@ void cta_run(struct worker *worker, uint64_t linear) {
     uint32_t left = worker->launch->warps, hopeless = 0, fruitless = 0, progress = 0;
     worker->begun = worker->executed;
     start(worker, linear);
+    if (!watch_start(cta))
+        return;
     while (left) {
         const int used = round_of_turns(cta, &left);
         if (used < 0)
@@ -255,4 +257,5 @@ void cta_run(struct worker *worker, uint64_t linear) {
             return;
     if (cta->shadow)
         check_end(cta);
+    watch_end(cta);
 }

@@ -17,6 +17,12 @@ static int skip_cache(struct parser *p, uint32_t *at) {
     return policy;
 }
 
+/* The L2 policy, the last operand, has no effect. */
+static void read_policy(struct parser *p, int policy) {
+    if (policy)
+        need_source(p, &p->statement.operand[p->statement.operands - 1], T_B64);
+}
+
 /* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... What it is matters to the checks alone. */
 static uint16_t take_order(struct parser *p, uint32_t *at) {
     static const uint16_t orders[] = {ORDER_WEAK,    ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE,
@@ -88,13 +94,14 @@ void decode_ld(struct parser *p) {
     struct inst i = {0};
     i.q = take_order(p, &at);
     const enum space space = take_space(p, &at);
-    skip_cache(p, &at);
+    int policy = skip_cache(p, &at);
     take(p, &at, "nc");
-    const int policy = skip_cache(p, &at);
+    policy |= skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
+    read_policy(p, policy);
     need_address(p, &s->operand[1], space, &i);
     const struct operand *d = elements(p, &s->operand[0], i.count), *base = s->operand[1].items;
     const int is_parameter =
@@ -147,6 +154,7 @@ void decode_st(struct parser *p) {
         error_at(p, &s->opcode, "'%s' writes to read-only memory", s->name);
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
+    read_policy(p, policy);
     need_address(p, &s->operand[0], space, &i);
     check_extent(p, &s->operand[0], i.count * type_bytes(type));
     const struct operand *b = elements(p, &s->operand[1], i.count);
@@ -194,6 +202,8 @@ void decode_createpolicy(struct parser *p) {
     if (!has(p, "b64"))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     need_count(p, 1, 4);
+    for (uint32_t k = 1; k < s->operands; k++)
+        use_hint(p, &s->operand[k]);
     struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
     i->d = need_destination(p, &s->operand[0], T_B64);
     i->a = constant_slot(p, 0, 1, NULL);
@@ -290,6 +300,7 @@ static void decode_atomic(struct parser *p, int returns) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     const uint32_t plain = first + 2 + (op == ATOMIC_CAS);
     need_count(p, plain + (uint32_t)policy, plain + (uint32_t)policy);
+    read_policy(p, policy);
     need_address(p, &s->operand[first], space, &i);
     check_extent(p, &s->operand[first], i.count * type_bytes(type));
     uint32_t *slots = parser_take(p, 16 * sizeof *slots);

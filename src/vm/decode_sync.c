@@ -488,6 +488,8 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     policy |= take(p, &at, "L2::cache_hint");
     take_end(p, at);
     need_count(p, 3u + (uint32_t)policy, 4u + (uint32_t)policy);
+    if (policy)
+        need_source(p, &s->operand[s->operands - 1], T_B64);
     struct inst from = {0};
     need_address(p, &s->operand[0], SPACE_SHARED, i);
     need_address(p, &s->operand[1], SPACE_GLOBAL, &from);
@@ -511,6 +513,7 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
             choose->b = full;
             choose->r = (uint16_t)o->slot;
             choose->negate = (uint8_t)o->negate;
+            use_operand(p, o, 0);
             choose->d = i->e = register_take(p, T_B32);
         } else {
             i->e = source32(p, 3);
@@ -552,6 +555,8 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
         take_reduction(p, &at, i);
     take_end(p, at);
     need_count(p, 3u + (uint32_t)loads + (uint32_t)policy, 3u + (uint32_t)loads + (uint32_t)policy);
+    if (policy)
+        need_source(p, &s->operand[s->operands - 1], T_B64);
     need_address(p, &s->operand[loads ? 0 : 1], SPACE_SHARED, i);
     need_address(p, &s->operand[loads ? 1 : 0], SPACE_GLOBAL, &other);
     i->b = other.a;
@@ -594,6 +599,8 @@ static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
         struct inst unused = {0};
         need_address(p, &s->operand[0], SPACE_GLOBAL, &unused);
         source32(p, 1);
+        if (policy)
+            need_source(p, &s->operand[2], T_B64);
         i->run = control_nop;
     } else {
         return 0;

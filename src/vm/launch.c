@@ -2,7 +2,11 @@
  * progress even if no helper can be started. */
 #define _GNU_SOURCE
 #include "check.h"
+#include "defined.h"
 #include "environment.h"
+#include "poison.h"
+#include "profile.h"
+#include "trace.h"
 #include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -28,6 +32,7 @@ static void worker_free(void *pointer) {
     free(worker->memory);
     free(worker->warps);
     check_free(worker->shadow);
+    defined_free(worker->cta.defined);
     free(worker->cta.mbarrier);
     free(worker->cta.mbarrier_at);
     free(worker->cta.async);
@@ -56,6 +61,21 @@ static struct worker *worker_get(void) {
     return own;
 }
 
+/* Mark what lies between the registers, the predicates, the local memory and the calls of the warps. */
+static void poison_gaps(const struct worker *worker, const struct launch *launch, size_t each) {
+    const struct CUfunc_st *f = launch->function;
+    const char *const shared = worker->memory + launch->shared_bytes;
+    POISON(shared, (size_t)(worker->warps[0].registers - shared));
+    for (uint32_t k = 0; k < launch->warps; k++) {
+        const struct warp *const w = &worker->warps[k];
+        POISON(w->registers, each);
+        UNPOISON(w->registers, f->register_bytes);
+        UNPOISON(w->predicates, f->predicates * sizeof *w->predicates);
+        UNPOISON(w->local, (size_t)f->local_bytes * WARP);
+        UNPOISON(w->calls, sizeof *w->calls * f->call_depth * WARP);
+    }
+}
+
 /* Make room for a launch: registers, predicates, shared and local memory, counters. 0: out of memory. */
 static int worker_prepare(struct worker *worker, struct launch *launch) {
     const struct CUfunc_st *f = launch->function;
@@ -81,6 +101,7 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
     memset(worker->bytes, 0, sizeof worker->bytes);
     memset(worker->cached, 0, sizeof worker->cached);
     worker->tensor_flops = worker->executed = worker->checked = worker->begun = 0;
+    UNPOISON(worker->memory, worker->memory_bytes);
     memset(worker->memory, 0xff, all); /* what was never written is NaN */
     worker->cta.shared = (uint8_t *)worker->memory;
     char *at = worker->memory + shared;
@@ -90,6 +111,7 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
         worker->warps[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
         worker->warps[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
     }
+    poison_gaps(worker, launch, each);
     return 1;
 }
 
@@ -120,7 +142,7 @@ static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
 /* Run CTAs of a launch until none is left. */
 static void work(struct launch *launch) {
     struct worker *worker = worker_get();
-    if (!worker || !worker_prepare(worker, launch)) {
+    if (!worker || !worker_prepare(worker, launch) || !profile_worker_open(worker)) {
         pthread_mutex_lock(&launch->lock);
         if (launch->result == CUDA_SUCCESS) {
             launch->result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -137,6 +159,7 @@ static void work(struct launch *launch) {
         cta_run(worker, cta_at(launch, turn));
     }
     counters_add(launch->device, worker, launch->function);
+    profile_worker_close(worker);
 }
 
 /* ---- the pool ------------------------------------------------------------------------------------------------ */
@@ -214,8 +237,9 @@ static void start_helpers(unsigned wanted) {
 /* Share a launch with the helpers, work on it, and wait until all have left it. */
 static void run_shared(struct launch *launch) {
     const unsigned threads = launch_threads();
-    /* at level full the order of CTAs, and so of atomics in global memory, is the seed's */
-    const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL;
+    /* at level full, and where somebody looks on, the order of CTAs, and so of atomics in global memory, is the seed's
+     */
+    const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL || launch->trace;
     if (!alone) {
         pthread_mutex_lock(&pool.lock);
         start_helpers(threads - 1);
@@ -275,11 +299,17 @@ static CUresult check_dynamic(const struct CUfunc_st *f, uint32_t dynamic) {
     return CUDA_SUCCESS;
 }
 
-static _Thread_local const struct driver_options *configured;
+static const struct driver_options by_environment = {.checks = -1};
+static _Thread_local struct driver_options configured = {.checks = -1};
 
 /* How the calling thread's next launches run; NULL: as the environment says. */
 void launch_configure(const struct driver_options *options) {
-    configured = options;
+    configured = options ? *options : by_environment;
+}
+
+/* How they run now. */
+struct driver_options launch_configured(void) {
+    return configured;
 }
 
 /* The level of checks, which the device's name or the environment says. */
@@ -287,8 +317,13 @@ static CUresult choose_checks(enum checks *checks) {
     static const char *const names[] = {"off", "default", "full"};
     int level;
     const CUresult r = environment_word("PYSM120_CHECKS", names, CHECKS_DEFAULT, &level);
-    *checks = (enum checks)(configured && configured->checks >= 0 ? configured->checks : level);
+    *checks = (enum checks)(configured.checks >= 0 ? configured.checks : level);
     return r;
+}
+
+enum checks launch_checks(void) {
+    enum checks checks;
+    return choose_checks(&checks) ? CHECKS_DEFAULT : checks;
 }
 
 /* The seed and the limit of instructions; the number of threads is read where they start. */
@@ -296,8 +331,8 @@ static CUresult choose_numbers(uint64_t *seed, uint64_t *limit) {
     uint64_t threads;
     CUresult r = environment_number("PYSM120_SEED", 0, UINT64_MAX, 0, seed);
     r = r ? r : environment_number("PYSM120_INSTRUCTION_LIMIT", 1, UINT64_MAX, 1ULL << 40, limit);
-    if (configured && configured->has_seed)
-        *seed = configured->seed;
+    if (configured.has_seed)
+        *seed = configured.seed;
     return r ? r : read_threads(&threads);
 }
 
@@ -312,6 +347,8 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     r = r ? r : choose_numbers(&seed, &limit);
     if (r)
         return r;
+    if (trace_is_looking())
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: who watches a launch starts none in the callback", f->name);
     if (f->parameter_count && !arguments)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: no arguments, expected %u", f->name, f->parameter_count);
     uint8_t *parameters = calloc(1, f->parameter_bytes + 16u);
@@ -336,11 +373,23 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     const uint32_t align = f->dynamic_align;
     const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
     launch.shared_bytes = dynamic ? start + dynamic : f->static_shared;
+    r = trace_open(&launch, &configured.watch);
+    if (r) {
+        free(parameters);
+        return r;
+    }
+    if (checks == CHECKS_FULL)
+        launch.watcher[launch.watchers++] = &defined_watcher;
+    else
+        shade_lose_all(device);
     pthread_mutex_init(&launch.lock, NULL);
     memory_enter(device, &launch);
+    profile_join(&launch);
     run_shared(&launch);
+    profile_leave(&launch);
     memory_leave(device, &launch);
     pthread_mutex_destroy(&launch.lock);
+    trace_close(&launch);
     print_flush(&launch);
     free(parameters);
     return launch.result ? fault_set(launch.result, "%s", launch.fault) : CUDA_SUCCESS;

@@ -297,13 +297,16 @@ static void read_registers(struct parser *p) {
 static void read_guard(struct parser *p) {
     struct statement *s = &p->statement;
     s->guard = s->flip = 0;
+    s->guard_name = NULL;
+    s->start = p->token.at;
     if (!accept(p, '@'))
         return;
     s->flip = accept(p, '!') ? FULL : 0;
-    const struct symbol *symbol = p->token.kind == TOKEN_NAME ? symbol_find(p, p->token.at, p->token.length) : NULL;
+    struct symbol *symbol = p->token.kind == TOKEN_NAME ? symbol_find(p, p->token.at, p->token.length) : NULL;
     if (!symbol || symbol->kind != SYMBOL_REGISTER || symbol->type != T_PRED)
         error_at(p, &p->token, "undefined predicate '%.*s'", (int)p->token.length, p->token.at);
     s->guard = symbol->slot;
+    s->guard_name = symbol_name(p, symbol);
     token_next(p);
 }
 
@@ -324,7 +327,7 @@ static void read_instruction(struct parser *p) {
     snprintf(s->name, sizeof s->name, "%.*s", (int)(end - s->opcode.at), s->opcode.at);
     s->opcode.length = (uint32_t)(end - s->opcode.at);
     decode_known(p);
-    s->operands = 0;
+    s->operands = s->uses = 0;
     if (!strcmp(s->name, "call") || !strcmp(s->name, "call.uni")) {
         read_call(p);
         expect(p, ';', "';'");
@@ -426,7 +429,7 @@ void read_block(struct parser *p) {
     while (depth) {
         if (p->token.kind == '}') {
             if (depth == 1) { /* end of the function: leave it somewhere to run into */
-                p->statement = (struct statement){.opcode = p->token, .name = "ret"};
+                p->statement = (struct statement){.opcode = p->token, .start = p->token.at, .name = "ret"};
                 emit_return(p);
             }
             scope_close(p);
@@ -747,7 +750,7 @@ CUresult module_parse(struct module *module, const char *text, char *log, size_t
     p->log_bytes = log_bytes;
     if (log && log_bytes)
         *log = 0;
-    lexer_start(&p->lexer, text);
+    lexer_start(&p->lexer, text, module->name ? module->name : "<ptx>");
     p->deferred_end = &p->deferred;
     if (setjmp(p->fail))
         return p->result;

@@ -1,11 +1,8 @@
 /* The instructions on tensor maps: copies of boxes, changes of maps, and their fences. */
 #include "tma.h"
+#include "address.h"
 #include "check.h"
 #include <stdlib.h>
-
-static uint64_t lane_value(const struct warp *w, uint32_t slot, int is_narrow, uint32_t lane) {
-    return is_narrow ? ((const uint32_t *)source(w, slot))[lane] : ((const uint64_t *)source(w, slot))[lane];
-}
 
 /* ---- maps ---------------------------------------------------------------------------------------------------- */
 
@@ -108,7 +105,7 @@ static int is_allowed(struct warp *w, const struct inst *i, const struct tma_box
 static int find_box(struct warp *w, const struct inst *i, uint32_t lane, struct tma_box *box) {
     const struct tma_operands *more = i->more;
     *box = (struct tma_box){.is_gather = more->is_gather, .in_use = 1};
-    if (!read_map(w, lane_value(w, more->map, more->is_map_narrow, lane), lane, &box->map) ||
+    if (!read_map(w, address_register(w, more->map, more->is_map_narrow, lane), lane, &box->map) ||
         !fits(w, i, &box->map, lane))
         return 0;
     for (uint32_t k = 0; k < (more->is_gather ? TMA_COORDINATES : more->rank); k++)
@@ -150,23 +147,18 @@ static int check_sides(struct warp *w, const struct inst *i, const struct tma_bo
     return 1;
 }
 
-/* The shared address of a copy; 0 (never valid) if it is none. */
-static uint32_t shared_side(const struct warp *w, const struct inst *i, uint32_t lane) {
-    const uint64_t at = lane_value(w, i->a, i->flags & 1u, lane) + (uint64_t)i->offset;
-    return at >> 32 && !(i->flags & 1u) ? 0 : (uint32_t)at;
-}
-
 /* cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: check both sides now, move later. */
 enum step tma_copy(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct tma_operands *more = i->more;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
-        const uint32_t lane = lowest_bit(rest), shared = shared_side(w, i, lane);
+        const uint32_t lane = lowest_bit(rest), shared = address_shared(w, i, lane);
         struct tma_box box;
         struct async_op op = {.kind = i->kind, .op = i->negate, .lane = lane, .shared = shared, .is_tensor = 1};
         if (!find_box(w, i, lane, &box) || !check_sides(w, i, &box, shared, lane))
             return STEP_FAULT;
         if (i->kind == ASYNC_LOAD) {
-            op.mbarrier = (uint32_t)lane_value(w, more->barrier, more->is_barrier_narrow, lane) + more->barrier_offset;
+            op.mbarrier =
+                (uint32_t)address_register(w, more->barrier, more->is_barrier_narrow, lane) + more->barrier_offset;
             if (!mbarrier_get(w, op.mbarrier, lane, "tensor load"))
                 return STEP_FAULT;
         }
@@ -194,7 +186,7 @@ enum step tma_replace(struct warp *w, const struct inst *i, uint32_t mask) {
     char why[256];
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        const uint64_t address = lane_value(w, i->a, i->flags & 1u, lane) + (uint64_t)i->offset;
+        const uint64_t address = address_lane(w, i, lane);
         enum space space = SPACE_GLOBAL;
         uint8_t *const bytes = memory_any(w, (enum space)i->space, address, TENSOR_MAP_BYTES, 64, lane, 1, &space);
         if (!bytes)
@@ -208,7 +200,7 @@ enum step tma_replace(struct warp *w, const struct inst *i, uint32_t mask) {
             return STEP_FAULT;
         if (w->cta->shadow && space == SPACE_GLOBAL && !check_map_changed(w, address, 0))
             return STEP_FAULT;
-        if (!tma_map_replace(bytes, (enum tma_field)i->kind, i->c, lane_value(w, i->b, i->size == 4, lane), why,
+        if (!tma_map_replace(bytes, (enum tma_field)i->kind, i->c, address_register(w, i->b, i->size == 4, lane), why,
                              sizeof why))
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "tensormap.replace at %s address 0x%llx: %s",
                             space == SPACE_SHARED ? "shared" : "global",
@@ -221,8 +213,8 @@ enum step tma_replace(struct warp *w, const struct inst *i, uint32_t mask) {
 enum step tma_copy_map(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        const uint64_t to = lane_value(w, i->a, i->flags & 1u, lane) + (uint64_t)i->offset;
-        const uint64_t from = lane_value(w, i->b, i->flags & 2u, lane) + i->target;
+        const uint64_t to = address_lane(w, i, lane);
+        const uint64_t from = address_register(w, i->b, i->flags & 2u, lane) + i->target;
         enum space space = SPACE_GLOBAL;
         uint8_t *const global = memory_any(w, SPACE_GLOBAL, to, TENSOR_MAP_BYTES, 128, lane, 1, &space);
         const uint8_t *const shared = memory_shared(w, from, TENSOR_MAP_BYTES, 128, lane, "tensormap.cp_fenceproxy");
@@ -242,7 +234,7 @@ enum step tma_copy_map(struct warp *w, const struct inst *i, uint32_t mask) {
 enum step tma_acquire(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        const uint64_t address = lane_value(w, i->a, i->flags & 1u, lane) + (uint64_t)i->offset;
+        const uint64_t address = address_lane(w, i, lane);
         enum space space = SPACE_GLOBAL;
         if (!memory_any(w, SPACE_GENERIC, address, TENSOR_MAP_BYTES, 64, lane, 0, &space))
             return STEP_FAULT;

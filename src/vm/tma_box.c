@@ -116,6 +116,31 @@ static uint32_t packed_bytes(uint32_t type) {
     return tensor_map_unpacks(type) ? 2 * tensor_map_bits(type) : 16;
 }
 
+int tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, struct async_op *part) {
+    static const enum type types[] = {[1] = T_U8, [2] = T_U16, [4] = T_U32, [8] = T_U64};
+    const struct tensor_map *map = &box->map;
+    const uint32_t bytes = tensor_map_row(map), done = k / 2 * 8, within = done % bytes, held = packed_bytes(map->type);
+    if (done >= tma_bytes(box))
+        return 0;
+    const struct tma_row row = tma_row(box, done / bytes);
+    const uint32_t start = within / 16 * held + within % 16;
+    const uint32_t end = within % 16 + 8 <= held ? start + 8 : within / 16 * held + held;
+    const uint32_t first = start > row.first ? start : row.first, last = end < row.end ? end : row.end;
+    const uint32_t inside = first < last ? last - first : 0; /* rows begin at 16 bytes: what is outside comes behind */
+    *part = *op;
+    part->is_tensor = 0;
+    part->type = (uint8_t)types[tensor_map_bits(map->type) < 8 ? 1 : tensor_map_bits(map->type) / 8];
+    part->shared = place(map->swizzle, op->shared + done / bytes * pitch(map) + within);
+    part->global = inside ? row.global + (first - row.first) : 0;
+    part->bytes = inside;
+    if (k % 2) {
+        part->shared += inside;
+        part->global = 0;
+        part->bytes = op->kind == ASYNC_LOAD && end > start + inside ? end - start - inside : 0;
+    }
+    return 1;
+}
+
 /* Cut the upper two bits from 16 bytes, and pack what is left into 12. */
 static void pack_six(uint8_t *to, const uint8_t *from) {
     for (uint32_t k = 0; k < 4; k++) {

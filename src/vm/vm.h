@@ -16,8 +16,13 @@
  *                           tensor maps, the copies of boxes that they describe, and where the boxes' bytes are
  *   warp.c                  runs one warp: its lanes may be at several pcs ("splits"), the lowest pc runs first
  *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
+ *   use.c                   the registers of each instruction by name, for the reports of watchers
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
+ *   defined*.c              level full: which values are defined, and what undefined ones decide
+ *   profile.c               counts by statement while somebody takes a profile; reach.c, cost.c: what memory an
+ *                           instruction touches, and what that costs
+ *   watch.c, trace.c        calls whoever looks on while instructions execute; shows them to a caller of the library
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
  *
@@ -163,11 +168,24 @@ struct inst {
     handler *next;    /* the handler that a check hands over to */
 };
 
-/* Where an instruction was written, and what it is called. */
+/* A register that an instruction reads or writes. */
+struct use {
+    const char *name; /* as the program spells it */
+    uint32_t slot;    /* in bytes from warp.registers; the index of a predicate */
+    uint8_t type;     /* as it was declared */
+    uint8_t is_write;
+};
+
+/* Where an instruction was written, and what it is called. A statement that became several instructions has its
+ * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
+    const char *text; /* its statement in the text of the module, up to ';'; the same for all that it became */
     uint32_t line;
-    uint32_t opcode; /* counter */
+    uint32_t opcode;       /* counter */
+    const struct use *use; /* its registers, without the guard, which is inst.guard */
+    uint32_t uses;
+    const char *guard; /* what the program calls it; NULL: none */
 };
 
 struct parameter {
@@ -278,6 +296,8 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
+    const char *text; /* its own copy */
+    const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;
     uint32_t function_count;
@@ -292,9 +312,10 @@ struct allocation {
     uint64_t start, end;
     void *mapping; /* with its guards */
     size_t mapped;
-    int pinned, owned; /* owned by a module */
-    int constant;      /* kernels only read it */
-    uint64_t freed_at; /* freed, but launches up to this number may still use it; 0: not freed */
+    int pinned, owned;   /* owned by a module */
+    int constant;        /* kernels only read it */
+    uint64_t freed_at;   /* freed, but launches up to this number may still use it; 0: not freed */
+    struct shade *shade; /* defined.h: which of its bytes are defined; NULL: all of them */
 };
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
@@ -394,7 +415,8 @@ struct cta {
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
-    struct shadow *shadow; /* check.h; NULL when nothing is checked */
+    struct shadow *shadow;   /* check.h; NULL when nothing is checked */
+    struct defined *defined; /* defined.h; kept for the launches at level full */
 };
 
 /* What one thread needs to run CTAs; kept between launches. */
@@ -409,7 +431,8 @@ struct worker {
     size_t memory_bytes;
     struct warp *warps;
     struct cta cta;
-    struct shadow *shadow; /* kept for the launches that are checked */
+    struct shadow *shadow;          /* kept for the launches that are checked */
+    struct profile_worker *profile; /* profile.c; NULL when nobody takes a profile */
     uint32_t scratch[16][WARP];
 };
 
@@ -431,6 +454,8 @@ enum traffic {
     TRAFFIC_COUNT
 };
 
+struct watcher;
+struct trace;
 struct launch {
     const struct CUfunc_st *function;
     struct device *device;
@@ -448,6 +473,10 @@ struct launch {
     size_t printed_bytes, unprinted_bytes;
     unsigned helpers;
     enum checks checks;
+    const struct watcher *watcher[4]; /* watch.h */
+    uint32_t watchers;
+    struct profile *profile; /* NULL: nobody takes one */
+    struct trace *trace; /* trace.c; NULL: no caller looks on */
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
@@ -472,6 +501,8 @@ enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const ch
 
 /* cta.c */
 void cta_run(struct worker *worker, uint64_t linear);
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes);
 uint64_t cta_random(struct cta *cta);
 
 /* control.c */
@@ -568,6 +599,7 @@ const char *fault_text(void);
 
 /* counters.c */
 uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
+const char *counter_path(uint32_t traffic);
 const char *counter_name(uint32_t index);
 /* Before and after a fork. */
 void counters_lock(void);
@@ -582,6 +614,9 @@ unsigned launch_threads(void);
 void launch_lock(void);
 void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
+/* The level that the calling thread's launches would have; CHECKS_DEFAULT where the environment says nonsense. */
+enum checks launch_checks(void);
+struct driver_options launch_configured(void);
 
 enum { MAX_COUNTERS = 1024, FREED = 256 };
 struct device {
@@ -599,6 +634,9 @@ struct device {
     pthread_mutex_t counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
+    atomic_uint shades;    /* allocations with a shade */
+    struct stored *stored; /* defined_report.c; guarded by running_lock */
+    struct profile *profile; /* that is taken now; guarded by counter_lock */
     struct module *modules;
     pthread_mutex_t module_lock;
     atomic_uint interrupts; /* how often somebody asked the running launches to stop */
