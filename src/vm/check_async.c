@@ -96,6 +96,39 @@ static int check_source(struct warp *w, const struct async_op *op) {
     return 1;
 }
 
+/* Tell the world which global memory a bulk operation reads or writes. 0 after a fault. */
+static int tell_world(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
+    if (!w->cta->shadow->world)
+        return 1;
+    if (!op->is_tensor)
+        return world_bulk(w, op, agent, clock);
+    const struct tma_box *box = &w->cta->boxes[op->copy];
+    for (uint32_t k = 0; k < tma_rows(box); k++) {
+        const struct tma_row row = tma_row(box, k);
+        struct async_op part = *op;
+        part.global = row.global;
+        part.bytes = row.end - row.first;
+        if (part.bytes && !world_bulk(w, &part, agent, clock))
+            return 0;
+    }
+    return 1;
+}
+
+/* A bulk store has written, and somebody has waited for it. */
+static void tell_written(struct warp *w, const struct bulk_store *b) {
+    const struct shadow *s = w->cta->shadow;
+    const struct tma_box *box = b->box ? &s->box[b->box - 1] : NULL;
+    if (!s->world || !b->global_bytes)
+        return;
+    if (!box)
+        world_written(w, b->global, (uint32_t)b->global_bytes, b->pc);
+    for (uint32_t k = 0; box && k < tma_rows(box); k++) {
+        const struct tma_row row = tma_row(box, k);
+        if (row.end > row.first)
+            world_written(w, row.global, row.end - row.first, b->pc);
+    }
+}
+
 /* A bulk operation is issued. 0 after a fault. */
 int check_bulk(struct warp *w, struct async_op *op) {
     const int loads = op->kind == ASYNC_LOAD;
@@ -106,7 +139,7 @@ int check_bulk(struct warp *w, struct async_op *op) {
         if (!check_shared(w, address, bytes, op->lane, loads, BY_BULK))
             return 0;
     if (!loads)
-        return add_store(w, op);
+        return tell_world(w, op, 0, 0) && add_store(w, op);
     if (!check_source(w, op))
         return 0;
     const struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "bulk copy");
@@ -114,7 +147,8 @@ int check_bulk(struct warp *w, struct async_op *op) {
         return 0;
     op->group = m->phase;
     mark_filled(w->cta, op, m);
-    return 1;
+    const uint32_t k = (uint32_t)(m - w->cta->mbarrier);
+    return tell_world(w, op, AGENT_MBARRIER + k % MBARRIER_AGENTS, w->cta->shadow->mbarrier[k].base + m->phase + 1);
 }
 
 /* A bulk load lands: in the phase it was issued in, or, if that has completed without its bytes, in the present one. */
@@ -136,6 +170,8 @@ void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_r
         }
         if (!done || is_read_only)
             s->store[kept++] = *b;
+        else
+            tell_written(w, b);
     }
     s->stores = kept;
     s->boxes = kept ? s->boxes : 0;
@@ -190,7 +226,8 @@ int check_copy(struct warp *w, struct async_op *op) {
         const uint32_t lane = lowest_bit(rest);
         if (!check_shared(w, lanes->to[lane], lanes->size, lane, 1, BY_COPY) ||
             (s->stores && lanes->bytes[lane] &&
-             !check_stores_global(w, lanes->from[lane], lanes->bytes[lane], lane, 0)))
+             !check_stores_global(w, lanes->from[lane], lanes->bytes[lane], lane, 0)) ||
+            (s->world && !world_copy(w, lanes->from[lane], lanes->bytes[lane], lane, op->group)))
             return 0;
     }
     for (uint32_t rest = op->mask; rest; rest &= rest - 1)
@@ -247,6 +284,8 @@ int check_exit(struct warp *w, uint32_t mask) {
 /* The CTA ends: somebody must have waited for every bulk copy into its shared memory. */
 void check_end(struct cta *cta) {
     const struct shadow *s = cta->shadow;
+    if (s->world)
+        world_end(cta);
     for (uint32_t k = 0; k < cta->mbarriers; k++) {
         const struct mbarrier_shadow *x = &s->mbarrier[k];
         if (x->copied <= x->waited)

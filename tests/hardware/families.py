@@ -5,6 +5,7 @@ import forms_float
 import forms_integer
 import forms_matrix
 import forms_memory
+import forms_tensor
 import forms_tma
 import forms_warp
 from form import Form
@@ -19,4 +20,6 @@ FAMILIES: dict[str, tuple[Form, ...]] = {
     "memory": forms_memory.FORMS,
     "matrix": forms_matrix.FORMS,
     "tma": forms_tma.FORMS,
+    "sparse": forms_tensor.SPARSE,
+    "wmma": forms_tensor.WMMA,
 }
