@@ -1,6 +1,5 @@
 """The pytest plugin, in test suites of its own: options, seeds, markers, and how faults are shown."""
 
-import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from programs import HEAD
 pytestmark = pytest.mark.virtual
 
 ROOT = Path(__file__).resolve().parent.parent
-IS_INSTALLED = any(e.value == "pytest_pysm120" for e in importlib.metadata.entry_points(group="pytest11"))
+LOADED = ("-p", "pytest_pysm120")  # where it is installed pytest has found it already
 
 IMPORTS = "from pathlib import Path\nimport numpy as np\nimport pytest\n"
 
@@ -55,9 +54,8 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 def run(suite: pytest.Pytester, test: str, *options: str, head: str = IMPORTS) -> pytest.RunResult:
     """Run a suite of one file; in a process of its own where it imports nothing."""
     suite.makepyfile(test_own=head + test)
-    loaded = () if IS_INSTALLED else ("-p", "pytest_pysm120")
     start = suite.runpytest_inprocess if head else suite.runpytest_subprocess
-    return start(*loaded, "-p", "no:cacheprovider", "-rA", "--strict-markers", *options)
+    return start(*LOADED, "-p", "no:cacheprovider", "-rA", "--strict-markers", *options)
 
 
 def test_a_device_for_each_test(suite: pytest.Pytester) -> None:
