@@ -154,6 +154,14 @@ class Launch:
         self.kernel(program.grid, program.block, *self._values, shared=program.shared)
         self.device.synchronize()
 
+    def array(self, index: int) -> Array:
+        """Return the array in device memory that argument ``index`` is."""
+        value = self._values[index]
+        if not isinstance(value, Array):
+            message = f"argument {index} is no array"
+            raise InvalidArgumentError(message)
+        return value
+
     def outputs(self) -> list[Output]:
         """Return all arrays in device memory, as they were before the launch and as they are now."""
         found = []

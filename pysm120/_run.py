@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pysm120 import _console, _program
+from pysm120 import _break, _console, _program
 from pysm120._argument import TYPES
 from pysm120._command import Command
 from pysm120._program import Output
@@ -20,6 +20,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     _program.add_arguments(parser, "run")
     parser.add_argument("--print", metavar="N", dest="shown", help="print the first N elements of every array")
+    _break.add_arguments(parser)
+    _break.add_warp(parser, "the first to come to the line")
 
 
 def statistics(values: npt.NDArray[Any]) -> tuple[str, str, str, str]:
@@ -80,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     program = _program.parse(arguments, arguments.words)
     count = _program.number(arguments.shown, "--print", 0)
     with program.open() as launch:
+        if arguments.__dict__["break"] is not None:
+            return _break.run(launch, arguments)
         launch.run()
         outputs = launch.outputs()
         print(f"{launch.kernel.info.entry} ran on {launch.device} ({launch.device.info.name})")

@@ -19,11 +19,11 @@ struct device {
     const struct driver *driver;
     CUdevice ordinal;
     CUcontext context;
-    struct driver_options options; /* of a virtual device */
     sm120_device_info info;
     atomic_bool takes_profile;
 
-    pthread_mutex_t lock; /* of the next five */
+    pthread_mutex_t lock;          /* of the next six */
+    struct driver_options options; /* of a virtual device */
     struct registry memory;
     struct registry pinned; /* by host address */
     struct registry streams;

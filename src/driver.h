@@ -132,7 +132,8 @@ enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 struct driver_options {
     int checks; /* 0 off, 1 default, 2 full; -1: $PYSM120_CHECKS */
     int has_seed;
-    uint64_t seed; /* otherwise $PYSM120_SEED */
+    uint64_t seed;     /* otherwise $PYSM120_SEED */
+    sm120_watch watch; /* see NULL: none */
 };
 
 struct driver {
@@ -143,7 +144,7 @@ struct driver {
     const char *(*fault)(void); /* the text of the fault that the calling thread's last failed call met */
     CUresult (*counter)(CUcontext context, int index, const char **name, uint64_t *value); /* NOT_FOUND past the end */
     CUresult (*counters_reset)(CUcontext context);
-    /* How the calling thread's next launches run; NULL: as the environment says. Kept by reference. */
+    /* How the calling thread's next launches run; NULL: as the environment says. */
     void (*configure)(const struct driver_options *options);
     /* What messages call the text that the calling thread loads next. Kept by reference while it loads. */
     void (*name_text)(const char *name);
@@ -151,6 +152,13 @@ struct driver {
     CUresult (*profile)(CUcontext context, int on);
     CUresult (*profile_read)(CUcontext context, int index, sm120_profile_row *row);
     CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
+    /* What sm120_kernel_instruction and sm120_step_* ask: NOT_FOUND past the last, INVALID_VALUE for a stale step. */
+    int (*looking)(void); /* is the calling thread in a watcher's callback? */
+    CUresult (*instruction)(CUfunction function, int index, sm120_instruction_info *info);
+    CUresult (*step_query)(const sm120_step *step, sm120_step_info *info);
+    CUresult (*step_register)(const sm120_step *step, int which, int index, sm120_register_info *info);
+    CUresult (*step_lanes)(const sm120_step *step, int index, sm120_lanes_info *info);
+    CUresult (*step_shared)(const sm120_step *step, uint32_t address, void *to, size_t bytes);
 };
 
 /* The driver of this machine, or NULL with the reason in `why`. Loaded once, thread-safe. */

@@ -205,6 +205,88 @@ SM120_API sm120_status sm120_launch(sm120_kernel *kernel, const uint32_t grid[3]
                                     uint32_t shared_bytes, sm120_stream stream, const void *const *arguments,
                                     const size_t *argument_bytes, size_t argument_count);
 
+/* ---- looking on: the virtual device alone ------------------------------------------------------------------ */
+
+/* Instruction `index` = 0, 1, ... of a kernel, its functions behind it; until UNSUPPORTED, which on a GPU is at once.
+ */
+typedef struct sm120_instruction_info {
+    uint32_t size;    /* sizeof(sm120_instruction_info), set by the caller */
+    uint32_t line;    /* of `file`, as #line markers say */
+    const char *file; /* "<ptx>" where no marker names one; lives as long as the module, as the next one does */
+    const char *text; /* the statement with its guard: `text_bytes` bytes, without the semicolon; "{" and "}": enter and
+                         leave a function */
+    uint32_t text_bytes;
+    uint32_t text_line; /* of the PTX text itself, from 1 */
+} sm120_instruction_info;
+SM120_API sm120_status sm120_kernel_instruction(sm120_kernel *kernel, int32_t index, sm120_instruction_info *info);
+
+/* A moment at which a watcher looks at a warp: valid until its callback returns, in its thread. */
+typedef struct sm120_step sm120_step;
+enum { SM120_BEFORE = 0, SM120_AFTER = 1 }; /* moment */
+
+/* What to look at, in the launches of a device. `see` is called at each instruction that fits all of it, and ends the
+ * launch, which returns FAULT, by returning anything but 0. It may copy memory of the device; it may start no
+ * launch, and close nothing that is in use. A launch that is watched runs on one thread, its CTAs one after the other
+ * in the seed's order. */
+typedef struct sm120_watch {
+    uint32_t size;                  /* sizeof(sm120_watch) */
+    uint32_t moment;                /* before the instruction executes, or after: then not while it waits */
+    int32_t cta[3];                 /* -1: any */
+    int32_t warp;                   /* -1: any */
+    const char *file;               /* of #line markers, or its end behind a slash; NULL: any */
+    uint32_t first_line, last_line; /* 0 and 0: any */
+    sm120_address address;          /* with bytes > 0: only what changes some of these bytes of global memory, */
+    uint32_t bytes;                 /* at most 64, asynchronous copies as well; the moment is AFTER */
+    uint32_t reserved;              /* 0 */
+    int32_t (*see)(void *context, const sm120_step *step);
+    void *context;
+} sm120_watch;
+/* Watch the launches that begin from now on; NULL: no longer. */
+SM120_API sm120_status sm120_device_watch(sm120_device *device, const sm120_watch *watch);
+
+typedef struct sm120_step_info {
+    uint32_t size; /* sizeof(sm120_step_info), set by the caller */
+    uint32_t warp;
+    uint32_t cta[3];
+    uint32_t active;      /* lanes at this instruction */
+    uint32_t mask;        /* those of them whose predicate is true: they execute it */
+    uint32_t index;       /* of the instruction, for sm120_kernel_instruction */
+    const char *entry;    /* of the kernel */
+    const char *function; /* that the warp is in; "" for the kernel itself */
+    const char *guard;    /* the predicate's name, "" where there is none */
+    int32_t is_guard_negated;
+    int32_t is_asynchronous; /* a copy that lands; the instruction is the one that issued it */
+    sm120_instruction_info instruction;
+} sm120_step_info;
+SM120_API sm120_status sm120_step_query(const sm120_step *step, sm120_step_info *info);
+
+enum { SM120_OF_INSTRUCTION = 0, SM120_OF_FUNCTION = 1 }; /* which registers */
+
+typedef struct sm120_register_info {
+    uint32_t size;    /* sizeof(sm120_register_info), set by the caller */
+    int32_t is_write; /* OF_INSTRUCTION: read and written registers are two entries; others hold what was read */
+    uint32_t lanes;   /* that have written it since their CTA began */
+    char type[12];    /* as declared: "b32", "pred" */
+    const char *name; /* lives as long as the module */
+    uint64_t value[32], high[32]; /* by lane; high: of .b128 */
+} sm120_register_info;
+/* Register `index` = 0, 1, ... of the instruction, or of the whole function, until UNSUPPORTED. */
+SM120_API sm120_status sm120_step_register(const sm120_step *step, int32_t which, int32_t index,
+                                           sm120_register_info *info);
+
+/* Lanes of a warp of the step's CTA that are at one place; none: a warp that has exited. */
+typedef struct sm120_lanes_info {
+    uint32_t size; /* sizeof(sm120_lanes_info), set by the caller */
+    uint32_t warp, lanes;
+    int32_t is_step;                    /* those of the step itself */
+    char waits_for[160];                /* "" where they can go on */
+    sm120_instruction_info instruction; /* that comes next */
+} sm120_lanes_info;
+/* Group `index` = 0, 1, ... of lanes, warp by warp, until UNSUPPORTED. */
+SM120_API sm120_status sm120_step_lanes(const sm120_step *step, int32_t index, sm120_lanes_info *info);
+/* Copy shared memory of the step's CTA; it begins at address 1024. */
+SM120_API sm120_status sm120_step_shared(const sm120_step *step, uint32_t address, void *to, size_t bytes);
+
 /* The kernels inside the library: `index` = 0, 1, ... until UNSUPPORTED. */
 typedef struct sm120_builtin_info {
     uint32_t size; /* sizeof(sm120_builtin_info), set by the caller */

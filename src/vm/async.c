@@ -2,7 +2,9 @@
  * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
 #include "address.h"
 #include "check.h"
+#include "defined.h"
 #include "profile.h"
+#include "watch.h"
 #include <stdlib.h>
 
 /* Forget everything at the start of a CTA. */
@@ -269,7 +271,7 @@ static int land_at(struct cta *cta, uint32_t index) {
     cta->asyncs--;
     cta->progress++;
     w->pc = op.pc;
-    const int good = land(w, &op);
+    const int good = (!defined_is_on(cta) || defined_landed(w, &op)) && land(w, &op) && watch_landed(w, &op);
     if (UNLIKELY(w->worker->profile != NULL))
         profile_moved(w->worker, op.pc);
     w->pc = pc;

@@ -1,9 +1,11 @@
 /* The CUDA driver API above the virtual SM120. Streams run their work as it is given to them, so that everything is in
  * order and nothing is ever pending. */
 #define _GNU_SOURCE
+#include "defined.h"
 #include "environment.h"
 #include "profile.h"
 #include "registry.h"
+#include "trace.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -173,7 +175,7 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
                                    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
                                    {CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP},
                                    {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 2407000},
-                                   {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 170},
+                                   {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, MULTIPROCESSORS},
                                    {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 96 << 20},
                                    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
                                    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 12},
@@ -528,6 +530,8 @@ static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size
     const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memmove((void *)(uintptr_t)to, from, bytes);
+    if (!r)
+        shade_written(current(), to, bytes);
     return copy_end(r);
 }
 
@@ -538,7 +542,8 @@ static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t byt
     if (!to)
         return null_argument("to");
     copy_begin();
-    const CUresult r = memory_check_range(current(), from, bytes, "from");
+    CUresult r = memory_check_range(current(), from, bytes, "from");
+    r = r ? r : shade_read(current(), from, bytes);
     if (!r)
         memmove(to, (const void *)(uintptr_t)from, bytes);
     return copy_end(r);
@@ -553,6 +558,8 @@ static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size
     r = r ? r : memory_check_range(current(), from, bytes, "from");
     if (!r)
         memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    if (!r)
+        shade_copied(current(), to, from, bytes);
     return copy_end(r);
 }
 
@@ -564,6 +571,8 @@ static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
     const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memset((void *)(uintptr_t)to, value, bytes);
+    if (!r)
+        shade_written(current(), to, bytes);
     return copy_end(r);
 }
 
@@ -601,7 +610,7 @@ static struct CUmod_st *new_module(const char *image, char **text) {
     }
     m->module.name = strcpy(name, known);
     m->module.device = current();
-    *text = strcpy(copy, image);
+    m->module.text = *text = strcpy(copy, image);
     return m;
 }
 
@@ -726,11 +735,7 @@ static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks,
     if (!blocks || !function || threads < 1 || threads > 1024)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads",
                          threads);
-    const size_t shared = function->static_shared + shared_bytes;
-    const int by_threads = 1536 / ((threads + WARP - 1) / WARP * WARP);
-    const int by_shared = shared > MAX_SHARED ? 0 : (int)(102400 / (shared + 1024));
-    *blocks = by_threads < by_shared ? by_threads : by_shared;
-    *blocks = *blocks < 24 ? *blocks : 24;
+    *blocks = (int)launch_occupancy((unsigned)threads, function->static_shared + shared_bytes);
     return CUDA_SUCCESS;
 }
 
@@ -815,8 +820,14 @@ const struct driver *driver_virtual(void) {
         .counters_reset = virtual_counters_reset,
         .interrupt = virtual_interrupt,
         .configure = launch_configure,
-        .name_text = virtual_name_text,
         .profile = virtual_profile,
-        .profile_read = virtual_profile_read};
+        .profile_read = virtual_profile_read,
+        .looking = trace_is_looking,
+        .instruction = trace_instruction,
+        .step_query = trace_query,
+        .step_register = trace_register,
+        .step_lanes = trace_lanes,
+        .step_shared = trace_shared,
+        .name_text = virtual_name_text};
     return &driver;
 }

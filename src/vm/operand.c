@@ -376,6 +376,7 @@ static int special_parse(struct parser *p, struct operand *o, const struct token
         o->is_special = 1;
         o->type = specials[i].type;
         o->slot = p->special_slot[special] - 1;
+        o->name = specials[i].name;
         if (special >= SPECIAL_CLOCK) {
             struct inst *read = emit(p, control_clock);
             read->kind = (uint8_t)special;
@@ -404,6 +405,7 @@ static void name_parse(struct parser *p, struct operand *o) {
         o->kind = s->type == T_PRED ? OPERAND_PREDICATE : OPERAND_REGISTER;
         o->type = s->type;
         o->slot = s->slot;
+        o->name = symbol_name(p, s);
     } else if (s && s->kind == SYMBOL_VARIABLE) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;

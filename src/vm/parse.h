@@ -41,7 +41,7 @@ enum symbol_kind { SYMBOL_REGISTER, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTI
 struct symbol {
     struct symbol *chain, *in_scope; /* same hash, inner scopes first; same scope */
     const struct scope *scope;
-    const char *name;
+    const char *name, *text; /* text: the same as a string, when somebody asked for it */
     uint32_t length, hash;
     enum symbol_kind kind;
     enum type type;
@@ -72,10 +72,11 @@ enum operand_kind {
 struct operand {
     enum operand_kind kind;
     struct token token;
-    enum type type; /* of a register */
-    uint32_t slot;  /* register offset or predicate number */
-    int negate;     /* !p */
-    int is_special; /* a hardware register */
+    enum type type;   /* of a register */
+    uint32_t slot;    /* register offset or predicate number */
+    const char *name; /* of a register or predicate */
+    int negate;       /* !p */
+    int is_special;   /* a hardware register */
     uint64_t integer;
     double real;
     int single;
@@ -85,7 +86,7 @@ struct operand {
     uint32_t count;
 };
 
-enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, HASH_SIZE = 4096 };
+enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, HASH_SIZE = 4096 };
 
 /* A statement that is being decoded. */
 struct statement {
@@ -97,7 +98,10 @@ struct statement {
     struct operand operand[MAX_OPERANDS];
     uint32_t operands;
     uint32_t guard, flip;
+    const char *guard_name;
     char name[160]; /* the opcode with its modifiers */
+    struct use use[MAX_USES];
+    uint32_t uses;
 };
 
 struct label_use {
@@ -232,6 +236,13 @@ struct expression {
 };
 struct expression constant_expression(struct parser *p);
 
+/* use.c */
+const char *symbol_name(struct parser *p, struct symbol *s);
+void use_register(struct parser *p, const char *name, uint32_t slot, enum type type, int is_write);
+void use_operand(struct parser *p, const struct operand *o, int is_write);
+void use_hint(struct parser *p, const struct operand *o);
+void use_attach(struct parser *p);
+
 /* decode.c */
 void decode(struct parser *p);
 void decode_known(struct parser *p);
@@ -259,13 +270,15 @@ void need_feature(struct parser *p, int least_target, int needs_suffix, const ch
 void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from);
 
 typedef void decoder(struct parser *p);
-/* decode_memory.c, decode_sync.c, decode_tensor.c, decode_move.c */
+/* decode_memory.c, decode_sync.c, decode_tensor.c, decode_wmma.c, decode_move.c */
 decoder decode_ld, decode_st, decode_prefetch, decode_atom, decode_red, decode_ldmatrix, decode_stmatrix, decode_cvta,
     decode_nop, decode_createpolicy;
 decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fence, decode_shfl, decode_vote,
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
     decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
-decoder decode_mma;
+decoder decode_mma, decode_wmma;
+struct mma_plan;
+void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan);
 decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
 
 #endif

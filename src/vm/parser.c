@@ -297,14 +297,16 @@ static void read_registers(struct parser *p) {
 static void read_guard(struct parser *p) {
     struct statement *s = &p->statement;
     s->guard = s->flip = 0;
+    s->guard_name = NULL;
     s->start = p->token.at;
     if (!accept(p, '@'))
         return;
     s->flip = accept(p, '!') ? FULL : 0;
-    const struct symbol *symbol = p->token.kind == TOKEN_NAME ? symbol_find(p, p->token.at, p->token.length) : NULL;
+    struct symbol *symbol = p->token.kind == TOKEN_NAME ? symbol_find(p, p->token.at, p->token.length) : NULL;
     if (!symbol || symbol->kind != SYMBOL_REGISTER || symbol->type != T_PRED)
         error_at(p, &p->token, "undefined predicate '%.*s'", (int)p->token.length, p->token.at);
     s->guard = symbol->slot;
+    s->guard_name = symbol_name(p, symbol);
     token_next(p);
 }
 
@@ -325,7 +327,7 @@ static void read_instruction(struct parser *p) {
     snprintf(s->name, sizeof s->name, "%.*s", (int)(end - s->opcode.at), s->opcode.at);
     s->opcode.length = (uint32_t)(end - s->opcode.at);
     decode_known(p);
-    s->operands = 0;
+    s->operands = s->uses = 0;
     if (!strcmp(s->name, "call") || !strcmp(s->name, "call.uni")) {
         read_call(p);
         expect(p, ';', "';'");

@@ -18,6 +18,15 @@ void watch_end(struct cta *cta) {
             launch->watcher[k]->end(cta);
 }
 
+/* Tell the watchers that an asynchronous copy has landed; 0 after a fault. */
+int watch_landed(struct warp *w, const struct async_op *op) {
+    const struct launch *launch = w->cta->launch;
+    for (uint32_t k = 0; k < launch->watchers; k++)
+        if (launch->watcher[k]->landed && !launch->watcher[k]->landed(w, op))
+            return 0;
+    return 1;
+}
+
 /* Run one instruction, or skip it where no lane takes part; a watcher may turn the step into a fault. */
 enum step watch_step(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct launch *launch = w->cta->launch;
