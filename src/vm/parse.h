@@ -91,7 +91,7 @@ enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, H
 /* A statement that is being decoded. */
 struct statement {
     struct token opcode;
-    const char *start;                   /* of the guard, or of the opcode */
+    const char *start;                   /* of the guard; NULL: the statement begins with the opcode */
     const char *modifier[MAX_MODIFIERS]; /* without dot */
     uint32_t modifier_length[MAX_MODIFIERS];
     uint32_t modifiers;
