@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from pysm120 import __version__, _ffi, _info, _profile, _run, _trace, demo
+from pysm120 import __version__, _check, _ffi, _info, _profile, _run, _trace, demo
 from pysm120._command import Command, add_device
 from pysm120.errors import Error, FaultError
 
@@ -20,6 +20,7 @@ COMMANDS = (
     _run.COMMAND,
     _profile.COMMAND,
     _trace.COMMAND,
+    _check.COMMAND,
 )
 
 

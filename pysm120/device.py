@@ -236,7 +236,7 @@ class Device:
         """Return a profile of the kernels that run inside a with statement (virtual device).
 
         ``with device.profile() as p: kernel(grid, block, x)``, then ``p.lines``, ``p.opcodes``, ``p.total``. Kernels
-        take a few times as long meanwhile. On a GPU: UnsupportedError.
+        take about twice as long meanwhile. On a GPU: UnsupportedError.
         """
         return Profile(self)
 

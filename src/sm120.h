@@ -127,7 +127,7 @@ typedef struct sm120_profile_row {
     sm120_profile_bytes bytes[24]; /* that were moved, by path */
 } sm120_profile_row;
 
-/* Let the virtual device count by statement from now on, in all launches on it, which then take a few times as long.
+/* Let the virtual device count by statement from now on, in all launches on it, which then take about twice as long.
  * One profile at a time: UNSUPPORTED where another is taken, and on a GPU. */
 SM120_API sm120_status sm120_profile_begin(sm120_device *device);
 /* Row `index` = 0, 1, ... until UNSUPPORTED, kernel by kernel: what the launches did that have returned. */

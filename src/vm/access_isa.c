@@ -139,6 +139,18 @@ static enum step load(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
+/* A volatile, relaxed or acquiring load: lanes that repeat it in vain let others run. */
+static enum step load_strong(struct warp *w, const struct inst *i, uint32_t mask) {
+    const uint32_t bytes = (uint32_t)i->size * i->count;
+    uint8_t *place[WARP];
+    enum space found = SPACE_GLOBAL;
+    if (!places(w, i, mask, bytes, 0, place, &found))
+        return STEP_FAULT;
+    const int repeated = found <= SPACE_SHARED && poll_note(w, place, mask, bytes, found == SPACE_SHARED);
+    const enum step step = load(w, i, mask);
+    return step == STEP_NEXT && repeated ? STEP_YIELD : step;
+}
+
 /* [a] = b */
 static enum step store(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
@@ -349,6 +361,7 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
 
 handler *const PASTE(access, VM_ISA)[ACCESS_COUNT] = {
     [ACCESS_LOAD] = load,
+    [ACCESS_LOAD_STRONG] = load_strong,
     [ACCESS_STORE] = store,
     [ACCESS_PARAMETER] = parameter,
     [ACCESS_LDMATRIX] = ldmatrix,

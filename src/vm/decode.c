@@ -58,6 +58,7 @@ static const struct {
     {"stmatrix", decode_stmatrix},
     {"movmatrix", decode_movmatrix},
     {"mma", decode_mma},
+    {"wmma", decode_wmma},
     {"call", decode_nop}, /* read_call */
     {"bra", decode_bra},
     {"brx", decode_brx},
@@ -483,8 +484,8 @@ static void finish(struct parser *p) {
 
 /* Labels of the counters: the opcode with the words that make it another instruction. */
 static void name_counter(struct parser *p) {
-    static const char *const kept[] = {"mma.sync", "cp.async", "cp.reduce", "mbarrier.",
-                                       "bar.",     "barrier.", "fence.",    "griddepcontrol."};
+    static const char *const kept[] = {"mma.sync",  "mma.sp", "wmma.",    "cp.async", "cp.reduce",
+                                       "mbarrier.", "bar.",   "barrier.", "fence.",   "griddepcontrol."};
     const struct statement *s = &p->statement;
     size_t length = strcspn(s->name, ".");
     for (size_t k = 0; k < sizeof kept / sizeof *kept; k++) {
@@ -517,7 +518,6 @@ static const struct {
     {"getctarank", "clusters of more than one CTA are not supported"},
     {"clusterlaunchcontrol", "clusters of more than one CTA are not supported"},
     {"multimem", "multicast memory of several devices is not supported"},
-    {"wmma", "fragments whose layout is the compiler's are not supported; use mma.sync"},
     {"alloca", "a stack that grows at run time is not supported"},
     {"stacksave", "a stack that grows at run time is not supported"},
     {"stackrestore", "a stack that grows at run time is not supported"},

@@ -23,13 +23,19 @@ static void read_policy(struct parser *p, int policy) {
         need_source(p, &p->statement.operand[p->statement.operands - 1], T_B64);
 }
 
+/* Is this the scope of a CTA? A cluster is one CTA. */
+static uint16_t take_scope(struct parser *p, uint32_t *at, uint16_t before) {
+    const int k = take_choice(p, at, "cta cluster gpu sys");
+    return k < 0 ? before : k < 2;
+}
+
 /* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... What it is matters to the checks alone. */
-static uint16_t take_order(struct parser *p, uint32_t *at) {
+static uint16_t take_order(struct parser *p, uint32_t *at, uint16_t *is_cta) {
     static const uint16_t orders[] = {ORDER_WEAK,    ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE,
                                       ORDER_RELEASE, ORDER_ACQ_REL, ORDER_RELAXED};
     const int k = take_choice(p, at, "weak volatile relaxed acquire release acq_rel mmio");
     if (k >= 0)
-        take_choice(p, at, "cta cluster gpu sys");
+        *is_cta = take_scope(p, at, 0);
     return k < 0 ? ORDER_WEAK : orders[k];
 }
 
@@ -92,7 +98,7 @@ void decode_ld(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
-    i.q = take_order(p, &at);
+    i.q = take_order(p, &at, &i.r);
     const enum space space = take_space(p, &at);
     int policy = skip_cache(p, &at);
     take(p, &at, "nc");
@@ -128,7 +134,7 @@ void decode_ld(struct parser *p) {
     }
     i.size = (uint8_t)type_bytes(part);
     i.more = slots;
-    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER : ACCESS_LOAD]);
+    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER : i.q ? ACCESS_LOAD_STRONG : ACCESS_LOAD]);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
     *to = i;
     for (uint32_t k = 0; k < i.count && type != T_B128; k++)
@@ -143,7 +149,7 @@ void decode_st(struct parser *p) {
     struct inst i = {0};
     if (has(p, "async") || has(p, "bulk"))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    i.q = take_order(p, &at);
+    i.q = take_order(p, &at, &i.r);
     const enum space space = take_space(p, &at);
     const int policy = skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
@@ -257,13 +263,13 @@ void decode_isspacep(struct parser *p) {
 /* ---- atomics ------------------------------------------------------------------------------------------------- */
 
 /* Order, scope and space of an atomic operation: ptxas takes them in any order, before and behind the operation. */
-static void take_atomic_order(struct parser *p, uint32_t *at, enum space *space, uint16_t *memory_order) {
+static void take_atomic_order(struct parser *p, uint32_t *at, enum space *space, struct inst *i) {
     for (uint32_t before = UINT32_MAX; before != *at;) {
         before = *at;
         const int order = take_choice(p, at, "relaxed acquire release acq_rel sc");
         if (order >= 0)
-            *memory_order = (uint16_t)(order > 3 ? ORDER_ACQ_REL : ORDER_RELAXED + order);
-        take_choice(p, at, "cta cluster gpu sys");
+            i->q = (uint16_t)(order > 3 ? ORDER_ACQ_REL : ORDER_RELAXED + order);
+        i->r = take_scope(p, at, i->r);
         const enum space found = take_space(p, at);
         *space = found ? found : *space;
     }
@@ -279,10 +285,10 @@ static void decode_atomic(struct parser *p, int returns) {
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     enum space space = SPACE_GENERIC;
     i.q = ORDER_RELAXED;
-    take_atomic_order(p, &at, &space, &i.q);
+    take_atomic_order(p, &at, &space, &i);
     const int op =
         take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
-    take_atomic_order(p, &at, &space, &i.q);
+    take_atomic_order(p, &at, &space, &i);
     const int noftz = take(p, &at, "noftz");
     int policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");

@@ -149,8 +149,10 @@ void decode_fence(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0, operands = 0, kind = FENCE_MEMORY;
     if (s->name[0] == 'm') {
-        if (take_choice(p, &at, "cta gl sys") < 0 && !take(p, &at, "proxy"))
+        const int scope = take_choice(p, &at, "cta gl sys");
+        if (scope < 0 && !take(p, &at, "proxy"))
             unknown(p);
+        kind |= scope > 0 ? FENCE_GPU : 0;
         take_choice(p, &at, "alias");
     } else if (take(p, &at, "proxy")) {
         if (take(p, &at, "tensormap::generic")) {
@@ -160,8 +162,8 @@ void decode_fence(struct parser *p) {
                 unknown(p);
             operands = acquire ? 2 : 0;
         } else if (take(p, &at, "async")) {
-            kind = take(p, &at, "global") ? 0 : FENCE_PROXY;
-            take_choice(p, &at, "shared::cta shared::cluster");
+            const int space = take_choice(p, &at, "global shared::cta shared::cluster");
+            kind = space < 0 ? FENCE_PROXY | FENCE_PROXY_GLOBAL : space ? FENCE_PROXY : FENCE_PROXY_GLOBAL;
         } else if (take(p, &at, "async::generic")) {
             kind = FENCE_PROXY;
             if (take_choice(p, &at, "acquire release") < 0 ||
@@ -178,11 +180,13 @@ void decode_fence(struct parser *p) {
         if (!take(p, &at, "release") || !take(p, &at, "cluster"))
             unknown(p);
     } else {
+        int scope = -1;
         take_choice(p, &at, "sc acq_rel acquire release");
         if (take_choice(p, &at, "sync_restrict::shared::cta sync_restrict::shared::cluster") >= 0)
             take(p, &at, "cluster");
-        else if (take_choice(p, &at, "cta cluster gpu sys") < 0)
+        else if ((scope = take_choice(p, &at, "cta cluster gpu sys")) < 0)
             unknown(p);
+        kind |= scope > 1 ? FENCE_GPU : 0;
     }
     take_end(p, at);
     need_count(p, operands, operands);

@@ -180,8 +180,7 @@ extern defined_part defined_called, defined_returned;
 int defined_landed(struct warp *w, const struct async_op *op);
 
 /* ---- defined_collect.c: lanes together ---- */
-extern defined_part defined_shfl, defined_vote, defined_match, defined_redux, defined_elect, defined_collected,
-    defined_movmatrix;
+extern defined_part defined_shfl, defined_vote, defined_together, defined_elect, defined_collected, defined_movmatrix;
 
 /* ---- defined_global.c: what is beside an allocation ---- */
 struct shade {

@@ -175,7 +175,7 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
                                    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
                                    {CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP},
                                    {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 2407000},
-                                   {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 170},
+                                   {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, MULTIPROCESSORS},
                                    {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 96 << 20},
                                    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
                                    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 12},
@@ -735,11 +735,7 @@ static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks,
     if (!blocks || !function || threads < 1 || threads > 1024)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads",
                          threads);
-    const size_t shared = function->static_shared + shared_bytes;
-    const int by_threads = 1536 / ((threads + WARP - 1) / WARP * WARP);
-    const int by_shared = shared > MAX_SHARED ? 0 : (int)(102400 / (shared + 1024));
-    *blocks = by_threads < by_shared ? by_threads : by_shared;
-    *blocks = *blocks < 24 ? *blocks : 24;
+    *blocks = (int)launch_occupancy((unsigned)threads, function->static_shared + shared_bytes);
     return CUDA_SUCCESS;
 }
 

@@ -270,13 +270,15 @@ void need_feature(struct parser *p, int least_target, int needs_suffix, const ch
 void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from);
 
 typedef void decoder(struct parser *p);
-/* decode_memory.c, decode_sync.c, decode_tensor.c, decode_move.c */
+/* decode_memory.c, decode_sync.c, decode_tensor.c, decode_wmma.c, decode_move.c */
 decoder decode_ld, decode_st, decode_prefetch, decode_atom, decode_red, decode_ldmatrix, decode_stmatrix, decode_cvta,
     decode_nop, decode_createpolicy;
 decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fence, decode_shfl, decode_vote,
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
     decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
-decoder decode_mma;
+decoder decode_mma, decode_wmma;
+struct mma_plan;
+void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan);
 decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
 
 #endif
