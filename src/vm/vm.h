@@ -559,7 +559,7 @@ int poll_is_all(struct cta *cta, const struct worker *worker);
 
 /* control.c */
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
-    control_nop, control_fence, control_setp, control_set, control_clock;
+    control_nop, control_fence, control_setp, control_set, control_clock, control_rank;
 /* A barrier counts fewer threads when a warp exits. */
 void barrier_check(struct cta *cta, uint32_t number);
 
