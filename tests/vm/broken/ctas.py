@@ -159,15 +159,15 @@ CTAS = [
     ),
     Planted(
         "one CTA reads what another writes",
-        "    mul.wide.u32 y, n, 4;\n    add.u64 y, y, x;\n    ld.global.b32 a, [x + 4];\n    add.u32 b, n, 1;\n"
-        "    st.global.b32 [y + 4], b;",
+        "    mul.wide.u32 y, n, 4;\n    add.u64 y, y, x;\n@r  ld.global.b32 a, [x + 4];\n    add.u32 b, n, 1;\n"
+        "@r  st.global.b32 [y + 4], b;",
         ("data race", "(byte 4 of 4096)"),
-        "    mul.wide.u32 y, n, 4;\n    add.u64 y, y, x;\n    ld.global.b32 a, [y + 4];\n    add.u32 b, n, 1;\n"
-        "    bar.sync 0;\n    st.global.b32 [y + 4], b;",
+        "    mul.wide.u32 y, n, 4;\n    add.u64 y, y, x;\n@r  ld.global.b32 a, [y + 4];\n    add.u32 b, n, 1;\n"
+        "    bar.sync 0;\n@r  st.global.b32 [y + 4], b;",
     ),
     Planted(
         "two warps of a CTA",
-        "    mad.wide.u32 y, n, 4, x;\n@q  st.global.b32 [y], i;\n@p  ld.global.b32 b, [y];",
+        "    mad.wide.u32 y, n, 4, x;\n@r  st.global.b32 [y], i;\n@p  ld.global.b32 b, [y];",
         ("data race", "by warp", "expected a barrier"),
         "    mad.wide.u32 y, n, 4, x;\n@r  st.global.b32 [y], i;\n    bar.sync 0;\n@p  ld.global.b32 b, [y];",
     ),
