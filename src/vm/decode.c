@@ -430,8 +430,12 @@ struct inst *emit(struct parser *p, handler *run) {
         p->places = places;
         p->code_space = space;
     }
-    p->places[p->length] = (struct place){
-        .file = s->opcode.file, .text = s->start, .line = s->opcode.line, .opcode = UINT32_MAX, .guard = s->guard_name};
+    p->places[p->length] = (struct place){.file = s->opcode.file,
+                                          .text = s->start,
+                                          .line = s->opcode.line,
+                                          .row = s->opcode.row,
+                                          .opcode = UINT32_MAX,
+                                          .guard = s->guard_name};
     struct inst *i = &p->code[p->length++];
     *i = (struct inst){.run = run, .guard = s->guard, .flip = s->flip};
     return i;

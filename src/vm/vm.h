@@ -178,8 +178,8 @@ struct use {
  * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
-    const char *text; /* its statement in the text of the module, up to ';'; the same for all that it became */
-    uint32_t line;
+    const char *text;      /* its statement in the text of the module, up to ';'; the same for all that it became */
+    uint32_t line, row;    /* of the file, as line markers say; of the text itself */
     uint32_t opcode;       /* counter */
     const struct use *use; /* its registers, without the guard, which is inst.guard */
     uint32_t uses;
@@ -294,7 +294,6 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
-    const char *text; /* its own copy */
     const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;
@@ -472,7 +471,7 @@ struct launch {
     const struct watcher *watcher[4]; /* watch.h */
     uint32_t watchers;
     struct profile *profile; /* NULL: nobody takes one */
-    struct trace *trace; /* trace.c; NULL: no caller looks on */
+    struct trace *trace;     /* trace.c; NULL: no caller looks on */
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
@@ -628,8 +627,8 @@ struct device {
     pthread_mutex_t counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
-    atomic_uint shades;    /* allocations with a shade */
-    struct stored *stored; /* defined_report.c; guarded by running_lock */
+    atomic_uint shades;      /* allocations with a shade */
+    struct stored *stored;   /* defined_report.c; guarded by running_lock */
     struct profile *profile; /* that is taken now; guarded by counter_lock */
     struct module *modules;
     pthread_mutex_t module_lock;
