@@ -13,7 +13,7 @@
 #ifndef SM120_VM_CHECK_H
 #define SM120_VM_CHECK_H
 
-#include "vm.h"
+#include "tma.h"
 
 enum {
     AGENT_COPY = 32,
@@ -30,8 +30,14 @@ enum { COPY_GROUPS = 64 }; /* more that are open at once blur into one another *
 /* How an access came about. */
 enum access_kind { BY_PLAIN, BY_STRONG, BY_BULK, BY_COPY };
 
+/* What is known of other CTAs, and which part of it lies behind a proxy fence (check_far.c; NULL below level full). */
+struct far {
+    const struct node *known, *proxied;
+};
+
 struct clocks {
     uint32_t seen[AGENTS], proxied[AGENT_MBARRIER];
+    struct far far, fenced; /* fenced: what the last fences whose scope is the GPU let out */
 };
 
 struct cell {
@@ -46,9 +52,10 @@ struct mark {
     uint32_t clock, pc; /* bit 31 of pc: a strong read */
 };
 
-/* A bulk store or reduction that its issuer has not waited for. */
+/* A bulk store or reduction that its issuer has not waited for, or a part of one. */
 struct bulk_store {
-    uint64_t global;
+    uint64_t global, global_bytes; /* that it may write */
+    uint32_t box;                  /* index + 1 of the box that it writes of them; 0: all */
     uint32_t warp, lane, group, shared, bytes, pc;
     int has_read; /* it was waited for with .read */
 };
@@ -67,6 +74,14 @@ struct mbarrier_shadow {
     uint32_t copied, copy_pc; /* the last phase + 1 that a bulk copy completes on */
 };
 
+/* A tensor map in global memory, as the CTA has changed it and fenced it. */
+struct map_shadow {
+    uint64_t address;
+    uint32_t changed_by, changed, changed_pc; /* warp, its clock, 0: not changed */
+    uint32_t released;                        /* the clock of its release fence, 0: none */
+    uint32_t acquired[MAX_WARPS];             /* the clock of each warp's acquire fence, 0: none */
+};
+
 struct shadow {
     struct clocks warp[MAX_WARPS], barrier[BARRIERS + 1];
     struct clocks released[MAX_WARPS], acquired[MAX_WARPS]; /* by the last fence; by relaxed reads since */
@@ -78,15 +93,22 @@ struct shadow {
     uint32_t mbarrier_space;
     struct bulk_store *store;
     uint32_t stores, store_space;
+    struct tma_box *box; /* of the stores */
+    uint32_t boxes, box_space;
+    struct map_shadow *map;
+    uint32_t maps, map_space;
     struct location *location;
     uint32_t locations, location_space;
-    struct cell *cell;              /* GRANULES, then 16 bytes of each */
-    struct mark *read[MAX_WARPS];   /* beside the cells */
-    struct mark *strong[MAX_WARPS]; /* likewise; NULL until a warp writes strongly */
+    struct world *world;                /* check_global.h; NULL below level full */
+    struct far far_acquired[MAX_WARPS]; /* of other CTAs, by relaxed reads since the last fence */
+    struct lanes *lanes[MAX_WARPS];     /* check_lanes.c; used at level full */
+    struct cell *cell;                  /* GRANULES, then 16 bytes of each */
+    struct mark *read[MAX_WARPS];       /* beside the cells */
+    struct mark *strong[MAX_WARPS];     /* likewise; NULL until a warp writes strongly */
 };
 
 /* check.c: the accesses. All return 0 after a fault. */
-struct shadow *check_open(struct shadow *old, uint32_t warps); /* NULL: out of memory */
+struct shadow *check_open(struct shadow *old, const struct launch *launch); /* NULL: out of memory */
 void check_free(struct shadow *shadow);
 void check_start(struct cta *cta);
 /* The lanes of `mask` access `bytes` bytes each at host pointers. */
@@ -95,7 +117,10 @@ int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t b
 /* Check a matrix store, then copy its rows of 16 bytes to their places. */
 int check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]);
 int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write);
-int check_atomic(struct warp *w, uint8_t *place, uint32_t bytes, uint32_t lane, uint32_t order);
+int check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane);
+/* Does a store write what is there already, to the part of its places that lies in `bytes` bytes from `at`? */
+int check_same_value(const struct warp *w, const struct inst *store, uint8_t *const *place, uint32_t mask,
+                     uint32_t bytes, const uint8_t *at, uint32_t count);
 int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, int is_write, enum access_kind kind);
 /* Note a write or a read without a check. */
 void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_t agent, uint32_t clock, uint32_t pc,
@@ -107,7 +132,7 @@ void check_barrier_arrived(struct warp *w, uint32_t number);
 void check_barrier_empty(struct cta *cta, uint32_t number);
 void check_barrier_left(struct warp *w, uint32_t number);
 void check_fence(struct warp *w, uint32_t kind);
-int check_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write);
+int check_ordered(struct warp *w, const struct inst *i, const void *place, int is_read, int is_write);
 int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address);
 void check_mbarrier_inval(struct warp *w, const struct mbarrier *m);
 int check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane);
@@ -128,6 +153,45 @@ void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask);
 void check_copy_arrives(struct warp *w, const struct mbarrier *m);
 int check_exit(struct warp *w, uint32_t mask);
 void check_end(struct cta *cta);
+
+/* check_map.c: tensor maps in global memory, and their proxy. Those that return an int return 0 after a fault. */
+int check_map_used(struct warp *w, uint64_t address, uint32_t lane);
+int check_map_changed(struct warp *w, uint64_t address, int is_released);
+int check_map_acquired(struct warp *w, uint64_t address);
+void check_map_released(struct warp *w);
+
+/* check_global.c: accesses to global memory, at level full */
+struct world *world_open(const struct launch *launch); /* NULL: out of memory */
+void world_close(struct world *world);
+/* A CTA starts, and ends. 0: out of memory. */
+int world_enter(struct world *world, struct cta *cta);
+void world_leave(struct world *world, const struct cta *cta);
+/* A CTA has run to its end: what is still suspected of it is a fault. */
+void world_end(const struct cta *cta);
+/* The lanes of `mask` access `bytes` bytes each. All return 0 after a fault. */
+int world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                 int is_write);
+int world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane);
+/* A bulk operation, or a lane's part of a cp.async, whose end the agent's clock tells. */
+int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock);
+int world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number);
+/* A bulk store or reduction of this warp has written. */
+void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc);
+
+/* Is a place that a generic address led to in global memory? */
+int check_is_global(const struct warp *w, const uint8_t *place);
+
+/* check_lanes.c: order between lanes of a warp, at level full */
+struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes); /* NULL: out of memory */
+void lanes_free(struct lanes *lanes);
+int lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                 int is_write);
+
+/* check_far.c: order between CTAs, at level full */
+void far_join(struct world *world, struct far *to, const struct far *from);
+void far_fence(struct warp *w);
+void far_proxy_fence(struct warp *w);
+void far_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write);
 
 /* Where an instruction was written: "file:line". */
 struct spot {

@@ -3,7 +3,11 @@
 #include <stdlib.h>
 
 /* to |= from: what both have seen. */
-static void join(struct clocks *to, const struct clocks *from) {
+static void join(const struct shadow *s, struct clocks *to, const struct clocks *from) {
+    if (UNLIKELY(s->world != NULL)) {
+        far_join(s->world, &to->far, &from->far);
+        far_join(s->world, &to->fenced, &from->fenced);
+    }
     for (uint32_t k = 0; k < AGENTS; k++)
         to->seen[k] = to->seen[k] > from->seen[k] ? to->seen[k] : from->seen[k];
     for (uint32_t k = 0; k < AGENT_MBARRIER; k++)
@@ -13,13 +17,20 @@ static void join(struct clocks *to, const struct clocks *from) {
 /* Pass on what a warp has done and seen; what it does next is not part of it. */
 static void release(struct warp *w, struct clocks *to) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
-    join(to, mine);
+    join(w->cta->shadow, to, mine);
     mine->seen[w->index]++;
+}
+
+/* Something that orders more than one lane: which of them it does is not told apart. */
+static void synchronise(struct warp *w) {
+    if (w->cta->watches_lanes)
+        lanes_meet(w, FULL);
 }
 
 /* ---- barriers ------------------------------------------------------------------------------------------------ */
 
 void check_barrier_arrived(struct warp *w, uint32_t number) {
+    synchronise(w);
     release(w, &w->cta->shadow->barrier[number]);
 }
 
@@ -30,7 +41,9 @@ void check_barrier_empty(struct cta *cta, uint32_t number) {
 
 /* The barrier has completed and this warp goes on. */
 void check_barrier_left(struct warp *w, uint32_t number) {
-    join(&w->cta->shadow->warp[w->index], &w->cta->shadow->barrier[number]);
+    synchronise(w);
+    struct shadow *s = w->cta->shadow;
+    join(s, &s->warp[w->index], &s->barrier[number]);
 }
 
 /* ---- fences and locations ------------------------------------------------------------------------------------ */
@@ -39,14 +52,21 @@ void check_barrier_left(struct warp *w, uint32_t number) {
 void check_fence(struct warp *w, uint32_t kind) {
     struct shadow *s = w->cta->shadow;
     struct clocks *mine = &s->warp[w->index];
+    if (s->world && kind & FENCE_PROXY_GLOBAL)
+        far_proxy_fence(w);
+    if (s->world && kind & FENCE_GPU)
+        far_fence(w);
+    if (s->world && kind == FENCE_PROXY_GLOBAL)
+        mine->seen[w->index]++;
     if (kind & FENCE_PROXY) {
         memcpy(mine->proxied, mine->seen, sizeof mine->proxied);
         mine->seen[w->index]++;
     }
     if (!(kind & FENCE_MEMORY))
         return;
+    synchronise(w);
     if (s->has_acquired >> w->index & 1u) {
-        join(mine, &s->acquired[w->index]);
+        join(s, mine, &s->acquired[w->index]);
         memset(&s->acquired[w->index], 0, sizeof *s->acquired);
         s->has_acquired &= ~(1u << w->index);
     }
@@ -79,14 +99,18 @@ static struct clocks *location_of(struct warp *w, const void *place, int add) {
 }
 
 /* A strong access of a location: an atomic, or a load or store with an order. 0 after a fault. */
-int check_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write) {
+int check_ordered(struct warp *w, const struct inst *i, const void *place, int is_read, int is_write) {
     struct shadow *s = w->cta->shadow;
-    const uint32_t self = 1u << w->index;
+    const uint32_t self = 1u << w->index, order = i->q;
+    if (order > ORDER_RELAXED)
+        synchronise(w);
+    if (s->world && !i->r && (uintptr_t)place - (uintptr_t)w->cta->shared >= w->cta->shared_bytes)
+        far_ordered(w, place, order, is_read, is_write);
     struct clocks *mine = &s->warp[w->index], *at = location_of(w, place, 0);
     if (is_read && at && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL)) {
-        join(mine, at);
+        join(s, mine, at);
     } else if (is_read && at) {
-        join(&s->acquired[w->index], at);
+        join(s, &s->acquired[w->index], at);
         s->has_acquired |= self;
     }
     if (!is_write)
@@ -102,7 +126,7 @@ int check_ordered(struct warp *w, const void *place, uint32_t order, int is_read
     if (releases)
         release(w, at);
     else
-        join(at, &s->released[w->index]);
+        join(s, at, &s->released[w->index]);
     return 1;
 }
 
@@ -165,6 +189,7 @@ int check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane)
 
 /* A warp is about to arrive: it passes on what it has done. */
 void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m) {
+    synchronise(w);
     release(w, &w->cta->shadow->mbarrier[index_of(w->cta, m)].gathering);
 }
 
@@ -193,12 +218,13 @@ void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m) {
 /* A wait has found the last phase complete. */
 void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, int is_acquire) {
     struct shadow *s = w->cta->shadow;
+    synchronise(w);
     const uint32_t k = index_of(w->cta, m), agent = AGENT_MBARRIER + k % MBARRIER_AGENTS;
     struct mbarrier_shadow *x = &s->mbarrier[k];
     uint32_t *seen = s->warp[w->index].seen;
     x->waited = x->waited > m->phase ? x->waited : m->phase;
     if (!is_acquire)
         return;
-    join(&s->warp[w->index], &x->done);
+    join(s, &s->warp[w->index], &x->done);
     seen[agent] = seen[agent] > x->base + m->phase ? seen[agent] : x->base + m->phase;
 }

@@ -48,11 +48,24 @@ enum step control_trap(struct warp *w, const struct inst *i, uint32_t mask) {
     return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask), "trap");
 }
 
-/* Instructions without effect. */
+/* Instructions without effect. Who sleeps (kind 1) may wait for anything but an mbarrier that he has just tried. */
 enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask) {
-    (void)w;
     (void)mask;
-    return i->kind ? STEP_YIELD : STEP_NEXT;
+    if (!i->kind)
+        return STEP_NEXT;
+    w->cta->waits_outside |= !w->split[w->current].polled;
+    return STEP_YIELD;
+}
+
+/* mapa: the rank must be that of the only CTA. */
+enum step control_rank(struct warp *w, const struct inst *i, uint32_t mask) {
+    const uint32_t *rank = source(w, i->a);
+    for (uint32_t rest = mask; rest; rest &= rest - 1)
+        if (rank[lowest_bit(rest)])
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(rest),
+                            "the shared memory of CTA %u of the cluster; expected 0, the cluster has one CTA",
+                            rank[lowest_bit(rest)]);
+    return STEP_NEXT;
 }
 
 /* fence and membar: what is written here is seen at once, so only the checks care. */
@@ -65,8 +78,11 @@ enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* .aligned: every live lane of the warp, then the instruction itself. */
 enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
-    if (LIKELY(mask == w->live))
+    if (LIKELY(mask == w->live)) {
+        if (UNLIKELY(w->cta->watches_lanes))
+            lanes_meet(w, mask);
         return i->next(w, i, mask);
+    }
     const enum step step = warp_converge(w, mask, w->live, "an .aligned instruction");
     return step == STEP_NEXT ? i->next(w, i, mask) : step;
 }
@@ -89,7 +105,7 @@ enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* A clock into every lane: instructions executed by this thread for %clock, nanoseconds for %globaltimer. */
 enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
-    uint64_t value = w->worker->executed - w->worker->begun;
+    uint64_t value = w->cta->executed;
     if (i->kind >= SPECIAL_GLOBALTIMER) {
         struct timespec now;
         clock_gettime(CLOCK_REALTIME, &now);

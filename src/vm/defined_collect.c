@@ -6,6 +6,8 @@
 static uint32_t group_of(const struct event *e, uint32_t lane) {
     const uint32_t *m = source(e->warp, e->inst->c);
     uint32_t group = 0;
+    if (e->inst->c & 1u) /* a constant */
+        return e->mask;
     for (uint32_t l = 0; l < WARP; l++)
         group |= (uint32_t)(e->mask >> l & 1u && m[l] == m[lane]) << l;
     return group;
@@ -62,6 +64,15 @@ enum step defined_shfl(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
+/* All lanes of a group get a result with these undefined bits. */
+static void give(struct defined *d, uint32_t group, uint64_t bits, uint32_t birth) {
+    for (uint32_t lanes = bits ? group : 0; lanes; lanes &= lanes - 1) {
+        d->bits[lowest_bit(lanes)] = bits;
+        d->birth_in[lowest_bit(lanes)] = birth;
+        d->undefined |= lanes & (0u - lanes);
+    }
+}
+
 /* vote: any is known once somebody is known to agree, all once somebody is known not to; each bit of a ballot is its
  * own. */
 enum step defined_vote(struct defined *d, const struct event *e) {
@@ -77,46 +88,41 @@ enum step defined_vote(struct defined *d, const struct event *e) {
         const int known = !unsure || (i->kind == 0 ? no : i->kind == 1 ? yes : i->kind == 2 ? yes && no : 0);
         if (known)
             continue;
-        const uint32_t birth = birth_of_predicate(d, e, i->r, lowest_bit(unsure));
-        d->undefined |= group;
-        for (uint32_t l = 0; l < WARP; l++) {
-            d->bits[l] = group >> l & 1u ? unsure : d->bits[l];
-            d->birth_in[l] = group >> l & 1u ? birth : d->birth_in[l];
-        }
+        give(d, group, unsure, birth_of_predicate(d, e, i->r, lowest_bit(unsure)));
     }
     return STEP_NEXT;
 }
 
-/* match and redux: one undefined lane spoils the results of its group. */
-static enum step together(struct defined *d, const struct event *e, uint32_t bytes) {
+/* The undefined bits of match or redux over a group that has some. and and or are known where one lane decides. */
+static uint64_t spoilt(const struct defined_warp *u, const struct event *e, uint32_t group) {
+    const struct inst *i = e->inst;
+    const int is_match = i->run == collect_match;
+    const uint32_t bytes = is_match ? i->size : 4;
+    uint64_t any = 0, decided = 0;
+    for (uint32_t lanes = group; lanes; lanes &= lanes - 1) {
+        const uint32_t l = lowest_bit(lanes);
+        const uint64_t bits = bits_of(u, i->a, l, bytes);
+        const uint32_t value = is_match ? 0 : ((const uint32_t *)source(e->warp, i->a))[l];
+        any |= bits;
+        decided |= ~bits & (i->kind == 3 ? ~value : value);
+    }
+    if (is_match || !any || i->kind == 1 || i->kind == 2)
+        return any ? FULL : 0;
+    return i->kind == 0 ? (any | (0 - any)) & FULL : i->kind == 5 ? any : any & ~decided;
+}
+
+/* match and redux: an undefined lane spoils the results of its group. */
+enum step defined_together(struct defined *d, const struct event *e) {
     const struct defined_warp *u = defined_of(d, e);
     if (begin(d, e) == STEP_FAULT)
         return STEP_FAULT;
-    if (!(some_of(u, e->inst->a) & e->mask))
-        return STEP_NEXT;
-    for (uint32_t rest = e->mask, group; rest; rest &= ~group) {
+    const uint32_t some = some_of(u, e->inst->a) & e->mask;
+    for (uint32_t rest = some ? e->mask : 0, group; rest; rest &= ~group) {
         group = group_of(e, lowest_bit(rest));
-        uint64_t bits = 0;
-        uint32_t birth = 0;
-        for (uint32_t lanes = some_of(u, e->inst->a) & group; lanes; lanes &= lanes - 1) {
-            bits |= bits_of(u, e->inst->a, lowest_bit(lanes), bytes);
-            birth = birth_of(d, e, e->inst->a, lowest_bit(lanes));
-        }
-        for (uint32_t lanes = bits ? group : 0; lanes; lanes &= lanes - 1) {
-            d->bits[lowest_bit(lanes)] = FULL;
-            d->birth_in[lowest_bit(lanes)] = birth;
-            d->undefined |= lanes & (0u - lanes);
-        }
+        if (some & group)
+            give(d, group, spoilt(u, e, group), birth_of(d, e, e->inst->a, lowest_bit(some & group)));
     }
     return STEP_NEXT;
-}
-
-enum step defined_match(struct defined *d, const struct event *e) {
-    return together(d, e, e->inst->size);
-}
-
-enum step defined_redux(struct defined *d, const struct event *e) {
-    return together(d, e, 4);
 }
 
 /* activemask and elect give what is defined. */

@@ -2,6 +2,7 @@
 #include "check.h"
 #include "defined.h"
 #include "lanes.h"
+#include "tma.h"
 
 /* ---- planes --------------------------------------------------------------------------------------------------- */
 
@@ -244,20 +245,40 @@ enum step defined_store(struct defined *d, const struct event *e) {
 
 /* ---- atomics -------------------------------------------------------------------------------------------------- */
 
-/* One element of an atomic: memory and operand become new memory. Returns the old bits. */
+/* Of a compare and swap, where its first undefined bit came from, in memory or in an operand of `count` elements 256
+ * bytes apart; 0: all are defined. */
+static uint32_t swap_birth(struct defined *d, const struct event *e, uint32_t lane, const struct at *at, uint32_t size,
+                           uint32_t count) {
+    const struct defined_warp *u = defined_of(d, e);
+    const uint32_t slots[2] = {((const uint32_t *)e->inst->more)[8], e->inst->c};
+    for (uint32_t k = 0; k < count; k++) {
+        const struct at part = behind(at, size * k);
+        const uint64_t old = ~read_plane(&part, size) & ones(size);
+        if (old)
+            return born_at(d, e->pc, &part, old);
+        for (uint32_t n = 0; n < 2; n++)
+            if (bits_of(u, slots[n] + 256 * k, lane, size) & ones(size))
+                return birth_of(d, e, slots[n] + 256 * k, lane);
+    }
+    return 0;
+}
+
+/* One element of an atomic: memory and operand become new memory. Returns the old bits; `birth` comes in as what spoils
+ * a swap, and goes out as that of the old bits. */
 static uint64_t atomic_element(struct defined *d, const struct event *e, uint32_t lane, const struct at *at,
                                uint32_t size, uint32_t from, uint32_t *birth) {
-    struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
-    const uint64_t all = ones(size), old = ~read_plane(at, size) & all, given = bits_of(u, from, lane, size) & all;
-    const uint32_t compare = i->kind == ATOMIC_CAS ? i->c : 1;
-    const uint64_t swapped = bits_of(u, compare, lane, size) & all;
-    const uint32_t given_birth = given ? birth_of(d, e, from, lane) : swapped ? birth_of(d, e, compare, lane) : 0;
-    *birth = old ? born_at(d, e->pc, at, old) : 0;
-    if (i->kind == ATOMIC_EXCH)
+    const uint64_t all = ones(size), old = ~read_plane(at, size) & all;
+    const uint64_t given = bits_of(defined_of(d, e), from, lane, size) & all;
+    const uint32_t old_birth = old ? born_at(d, e->pc, at, old) : 0;
+    const uint32_t given_birth = given ? birth_of(d, e, from, lane) : 0;
+    if (i->kind == ATOMIC_CAS)
+        put(d, e->warp, lane, at, size, *birth ? all : 0, *birth);
+    else if (i->kind == ATOMIC_EXCH)
         put(d, e->warp, lane, at, size, given, given_birth);
     else
-        put(d, e->warp, lane, at, size, old | given | swapped ? all : 0, old ? *birth : given_birth);
+        put(d, e->warp, lane, at, size, old | given ? all : 0, old ? old_birth : given_birth);
+    *birth = old_birth;
     return old;
 }
 
@@ -273,6 +294,8 @@ enum step defined_atomic(struct defined *d, const struct event *e) {
         uint32_t birth[8] = {0};
         struct at at;
         const int kept = locate(d, e->warp, (enum space)i->space, d->address[lane], lane, &at);
+        for (uint32_t k = 0; kept && i->kind == ATOMIC_CAS && k < count; k++)
+            birth[k] = swap_birth(d, e, lane, &at, size, count);
         for (uint32_t k = 0; kept && k < count; k++, at = behind(&at, size))
             old[k] = atomic_element(d, e, lane, &at, size, wide ? slots[8] + 256 * k : slots[8 + k], &birth[k]);
         for (uint32_t k = 0; k < count && slots[0] != UINT32_MAX; k++)
@@ -293,6 +316,13 @@ enum step defined_initialised(struct defined *d, const struct event *e) {
 
 /* ---- asynchronous copies -------------------------------------------------------------------------------------- */
 
+static int is_all_ones(const uint8_t *bytes, uint32_t count) {
+    uint8_t all = 0xff;
+    for (uint32_t k = 0; k < count; k++)
+        all &= bytes[k];
+    return all == 0xff;
+}
+
 /* Copy what is beside some bytes. `from` NULL: they are defined. */
 static void copy_plane(struct defined *d, struct warp *w, uint32_t lane, const struct at *to, const struct at *from,
                        uint32_t bytes) {
@@ -300,14 +330,14 @@ static void copy_plane(struct defined *d, struct warp *w, uint32_t lane, const s
         memcpy(to->defined, from->defined, bytes);
     else
         memset(to->defined, 0xff, bytes);
-    if (!has_stored(d, to) && (!from || !has_stored(d, from)))
+    if (!has_stored(d, to) && is_all_ones(to->defined, bytes))
         return;
-    for (uint32_t k = 0; k < bytes; k++) {
+    for (uint32_t k = 0, birth = 0; k < bytes; k++) {
         const struct at x = behind(to, k), y = from ? behind(from, k) : x;
-        const uint64_t bits = from ? ~read_plane(&y, 1) & 255u : 0;
-        const int was_stored = bits && (read_origin(&y, 0) >> y.offset % 4 & 1u);
-        const uint32_t birth = was_stored ? born_at(d, w->pc, &y, bits) : 0;
-        set_origin(d, &x, 1, was_stored ? bits : 0, was_stored && x.shade ? birth_stored(d, w, lane, birth) : birth);
+        const uint64_t bits = ~read_plane(&x, 1) & 255u;
+        if (!bits || !birth || x.offset % 4 == 0) /* a word remembers one birth */
+            birth = bits ? born_at(d, w->pc, &y, bits) : 0;
+        set_origin(d, &x, 1, bits, bits && x.shade ? birth_stored(d, w, lane, birth) : birth);
     }
 }
 
@@ -365,6 +395,12 @@ static int copy_out(struct defined *d, struct warp *w, const struct async_op *op
 
 int defined_landed(struct warp *w, const struct async_op *op) {
     struct defined *d = w->cta->defined;
+    struct async_op part;
+    for (uint32_t k = 0; op->is_tensor && tma_part(&w->cta->boxes[op->copy], op, k, &part); k++)
+        if (part.bytes && !defined_landed(w, &part))
+            return 0;
+    if (op->is_tensor)
+        return 1;
     const struct at shared = locate_shared(d, op->shared);
     struct at global;
     switch (op->kind) {

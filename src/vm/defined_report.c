@@ -86,7 +86,21 @@ static const char *name_of(const struct CUfunc_st *f, uint32_t pc, uint32_t slot
         if (predicate && f->code[k].guard == slot && f->places[k].guard)
             name = f->places[k].guard;
     }
-    return name ? name : predicate && slot == 1 ? "CC.CF" : "of a step in between";
+    return name || !predicate || slot != 1 ? name : "CC.CF";
+}
+
+/* The register or predicate that a statement reads and that is undefined in a lane: for what only stands in between. */
+static const struct use *use_in(const struct defined_warp *u, const struct CUfunc_st *f, uint32_t pc, uint32_t lane) {
+    while (f->places[pc].opcode == UINT32_MAX && pc + 1 < f->length)
+        pc++;
+    const struct place *at = &f->places[pc];
+    for (uint32_t k = 0; k < at->uses; k++) {
+        const struct use *use = &at->use[k];
+        const uint32_t lanes = use->type == T_PRED ? u->predicate[use->slot] : some_of(u, use->slot);
+        if (!use->is_write && lanes >> lane & 1u)
+            return use;
+    }
+    return NULL;
 }
 
 /* ---- texts --------------------------------------------------------------------------------------------------- */
@@ -99,13 +113,14 @@ void birth_text(const struct defined *d, const struct warp *w, uint32_t birth, c
         return;
     }
     const struct place *at = &f->places[b->pc];
-    const char *spaces[] = {[BORN_SHARED] = "shared", [BORN_LOCAL] = "local", [BORN_GLOBAL] = "global"};
+    const char *name, *spaces[] = {[BORN_SHARED] = "shared", [BORN_LOCAL] = "local", [BORN_GLOBAL] = "global"};
     switch (b->born) {
     case BORN_REGISTER:
     case BORN_PREDICATE:
+        name = name_of(f, b->pc, b->slot, b->born == BORN_PREDICATE);
         snprintf(to, bytes, "%s %s was never written before it was read at %s:%u",
-                 b->born == BORN_REGISTER ? "register" : "predicate",
-                 name_of(f, b->pc, b->slot, b->born == BORN_PREDICATE), at->file, at->line);
+                 b->born == BORN_REGISTER ? "register" : "predicate", name ? name : "of a step in between", at->file,
+                 at->line);
         break;
     case BORN_LANE:
         snprintf(to, bytes, "at %s:%u it was taken from lane %u, which takes no part", at->file, at->line, b->slot);
@@ -135,9 +150,12 @@ void stored_free(struct stored *s) {
     free(s);
 }
 
-const char *stored_text(const struct device *device, uint32_t number) {
-    return number && device->stored && number <= device->stored->count ? device->stored->text[number - 1]
-                                                                       : "a kernel stored it";
+const char *stored_text(struct device *device, uint32_t number) {
+    pthread_mutex_lock(&device->running_lock);
+    const struct stored *s = device->stored;
+    const char *const text = s && number && number <= s->count ? s->text[number - 1] : "a kernel stored it";
+    pthread_mutex_unlock(&device->running_lock);
+    return text;
 }
 
 static uint64_t hash_text(const char *text) {
@@ -203,11 +221,18 @@ enum step decided_by(struct defined *d, const struct event *e, const char *what,
     if (LIKELY(!lanes))
         return STEP_NEXT;
     const uint32_t lane = lowest_bit(lanes);
-    return report(d, e, what, "register", name_of(e->warp->function, e->pc, slot, 0), lane, birth_of(d, e, slot, lane));
+    const char *name = name_of(e->warp->function, e->pc, slot, 0), *kind = "register";
+    const struct use *use = name ? NULL : use_in(defined_of(d, e), e->warp->function, e->pc, lane);
+    if (use) {
+        name = use->name;
+        kind = use->type == T_PRED ? "predicate" : kind;
+    }
+    return report(d, e, what, kind, name ? name : "of a step in between", lane, birth_of(d, e, slot, lane));
 }
 
-enum step decided_by_predicate(struct defined *d, const struct event *e, const char *what, uint32_t number) {
-    const uint32_t lanes = defined_of(d, e)->predicate[number] & e->active;
+enum step decided_by_predicate(struct defined *d, const struct event *e, const char *what, uint32_t number,
+                               uint32_t taking_part) {
+    const uint32_t lanes = defined_of(d, e)->predicate[number] & taking_part;
     if (LIKELY(!lanes))
         return STEP_NEXT;
     const uint32_t lane = lowest_bit(lanes);

@@ -4,7 +4,6 @@
 #include "check.h"
 #include "defined.h"
 #include "environment.h"
-#include "poison.h"
 #include "profile.h"
 #include "trace.h"
 #include <sched.h>
@@ -29,14 +28,7 @@ static void worker_free(void *pointer) {
     if (!worker)
         return;
     free(worker->counts);
-    free(worker->memory);
-    free(worker->warps);
-    check_free(worker->shadow);
-    defined_free(worker->cta.defined);
-    free(worker->cta.mbarrier);
-    free(worker->cta.mbarrier_at);
-    free(worker->cta.async);
-    free(worker->cta.async_lanes);
+    room_free(worker->spare);
     free(worker);
 }
 
@@ -49,77 +41,31 @@ static struct worker *worker_get(void) {
     pthread_once(&own_once, make_key);
     if (!own) {
         own = calloc(1, sizeof *own);
-        if (own)
-            own->warps = calloc(MAX_WARPS, sizeof *own->warps);
-        if (own && !own->warps) {
-            free(own);
-            own = NULL;
-        }
         pthread_setspecific(own_key, own);
     }
     return own;
 }
 
-/* Mark what lies between the registers, the predicates, the local memory and the calls of the warps. */
-static void poison_gaps(const struct worker *worker, const struct launch *launch, size_t each) {
-    const struct CUfunc_st *f = launch->function;
-    const char *const shared = worker->memory + launch->shared_bytes;
-    POISON(shared, (size_t)(worker->warps[0].registers - shared));
-    for (uint32_t k = 0; k < launch->warps; k++) {
-        const struct warp *const w = &worker->warps[k];
-        POISON(w->registers, each);
-        UNPOISON(w->registers, f->register_bytes);
-        UNPOISON(w->predicates, f->predicates * sizeof *w->predicates);
-        UNPOISON(w->local, (size_t)f->local_bytes * WARP);
-        UNPOISON(w->calls, sizeof *w->calls * f->call_depth * WARP);
-    }
-}
-
-/* Make room for a launch: registers, predicates, shared and local memory, counters. 0: out of memory. */
+/* Make a worker count for a launch. 0: out of memory. */
 static int worker_prepare(struct worker *worker, struct launch *launch) {
-    const struct CUfunc_st *f = launch->function;
-    const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
-    const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
-    const size_t calls = sizeof(struct call) * f->call_depth * WARP;
-    const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128,
-                 all = each * launch->warps + shared + 64;
     worker->launch = launch;
-    if (all > worker->memory_bytes) {
-        free(worker->memory);
-        worker->memory = aligned_alloc(64, (all + 63) / 64 * 64);
-        worker->memory_bytes = worker->memory ? all : 0;
-    }
     free(worker->counts);
-    worker->counts = calloc(f->length + 1u, sizeof *worker->counts);
-    if (!worker->cta.mbarrier_at)
-        worker->cta.mbarrier_at = calloc(MAX_SHARED / 8 + 1024, sizeof *worker->cta.mbarrier_at);
-    if (!worker->memory || !worker->counts || !worker->cta.mbarrier_at)
-        return 0;
-    if (launch->checks != CHECKS_OFF && !(worker->shadow = check_open(worker->shadow, launch->warps)))
-        return 0;
+    worker->counts = calloc(launch->function->length + 1u, sizeof *worker->counts);
     memset(worker->bytes, 0, sizeof worker->bytes);
     memset(worker->cached, 0, sizeof worker->cached);
-    worker->tensor_flops = worker->executed = worker->checked = worker->begun = 0;
-    UNPOISON(worker->memory, worker->memory_bytes);
-    memset(worker->memory, 0xff, all); /* what was never written is NaN */
-    worker->cta.shared = (uint8_t *)worker->memory;
-    char *at = worker->memory + shared;
-    for (uint32_t k = 0; k < launch->warps; k++, at += each) {
-        worker->warps[k].registers = at;
-        worker->warps[k].predicates = (uint32_t *)(void *)(at + registers / 64 * 64 + 64);
-        worker->warps[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
-        worker->warps[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
-    }
-    poison_gaps(worker, launch, each);
-    return 1;
+    worker->tensor_flops = worker->executed = worker->checked = worker->changes = 0;
+    return worker->counts != NULL;
 }
 
-/* The CTA whose turn it is: in order for seed 0, else in strides from somewhere. */
-static uint64_t cta_at(const struct launch *launch, uint64_t turn) {
-    if (!launch->seed)
-        return turn;
-    const uint64_t first = launch->seed * 0x9e3779b97f4a7c15u % launch->ctas;
-    return (turn * launch->stride + first) % launch->ctas;
+/* End a launch for which the host has not enough memory. */
+void launch_out_of_memory(struct launch *launch) {
+    pthread_mutex_lock(&launch->lock);
+    if (launch->result == CUDA_SUCCESS) {
+        launch->result = CUDA_ERROR_OUT_OF_MEMORY;
+        strcpy(launch->fault, "out of host memory");
+    }
+    pthread_mutex_unlock(&launch->lock);
+    atomic_store(&launch->stop, 1);
 }
 
 /* A stride that leads through all CTAs. */
@@ -142,21 +88,10 @@ static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
 static void work(struct launch *launch) {
     struct worker *worker = worker_get();
     if (!worker || !worker_prepare(worker, launch) || !profile_worker_open(worker)) {
-        pthread_mutex_lock(&launch->lock);
-        if (launch->result == CUDA_SUCCESS) {
-            launch->result = CUDA_ERROR_OUT_OF_MEMORY;
-            strcpy(launch->fault, "out of host memory");
-        }
-        pthread_mutex_unlock(&launch->lock);
-        atomic_store(&launch->stop, 1);
+        launch_out_of_memory(launch);
         return;
     }
-    for (;;) {
-        const uint64_t turn = atomic_fetch_add(&launch->next, 1);
-        if (turn >= launch->ctas || atomic_load(&launch->stop))
-            break;
-        cta_run(worker, cta_at(launch, turn));
-    }
+    schedule_run(worker, launch);
     counters_add(launch->device, worker, launch->function);
     profile_worker_close(worker);
 }
@@ -188,7 +123,7 @@ static void *help(void *unused) {
     pthread_mutex_lock(&pool.lock);
     for (;;) {
         struct launch *launch = pool.first;
-        while (launch && (atomic_load(&launch->next) >= launch->ctas || atomic_load(&launch->stop)))
+        while (launch && !schedule_has_work(launch))
             launch = launch->following;
         if (!launch) {
             pthread_cond_wait(&pool.work, &pool.lock);
@@ -377,6 +312,11 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
         free(parameters);
         return r;
     }
+    if (!schedule_open(&launch)) {
+        trace_close(&launch);
+        free(parameters);
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    }
     if (checks == CHECKS_FULL)
         launch.watcher[launch.watchers++] = &defined_watcher;
     else
@@ -389,6 +329,7 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     memory_leave(device, &launch);
     pthread_mutex_destroy(&launch.lock);
     trace_close(&launch);
+    schedule_close(&launch);
     print_flush(&launch);
     free(parameters);
     return launch.result ? fault_set(launch.result, "%s", launch.fault) : CUDA_SUCCESS;

@@ -57,12 +57,26 @@ static uint32_t statement_end(const struct CUfunc_st *f, uint32_t pc) {
     return pc;
 }
 
+/* The instruction of a statement that stands for it: the one that has its opcode; `end` where none has. */
+static uint32_t statement_head(const struct CUfunc_st *f, uint32_t pc, uint32_t end) {
+    while (pc < end && f->places[pc].opcode == UINT32_MAX)
+        pc++;
+    return pc;
+}
+
+/* The opcode of a statement; UINT32_MAX for the begin or end of a function. */
+static uint32_t statement_opcode(const struct CUfunc_st *f, uint32_t pc) {
+    const uint32_t end = statement_end(f, pc), head = statement_head(f, pc, end);
+    return head < end ? f->places[head].opcode : UINT32_MAX;
+}
+
 /* Copy a text up to `end`, with one space for all white space and comments. */
 static const char *copy_text(struct arena *arena, const char *text, char end) {
     char copy[TEXT_BYTES];
+    const size_t most = *text == '{' || *text == '}' ? 1 : sizeof copy - 2; /* the begin or end of a function */
     size_t n = 0;
     int space = 0;
-    while (*text && *text != end && n + 2 < sizeof copy) {
+    while (*text && *text != end && n < most) {
         if (text[0] == '/' && (text[1] == '/' || text[1] == '*')) {
             const char *const after = strstr(text, text[1] == '/' ? "\n" : "*/");
             text = after ? after + (text[1] == '*' ? 2 : 0) : text + strlen(text);
@@ -90,8 +104,7 @@ static int is_table_of(const struct profile_kernel *kernel, const struct CUfunc_
     for (uint32_t pc = 0; pc < f->length; pc = statement_end(f, pc), n++) {
         const struct place *place = &f->places[pc];
         if (n == kernel->length || kernel->rows[n].line != place->line ||
-            kernel->rows[n].opcode != f->places[statement_end(f, pc) - 1].opcode ||
-            strcmp(kernel->rows[n].file, place->file) != 0)
+            kernel->rows[n].opcode != statement_opcode(f, pc) || strcmp(kernel->rows[n].file, place->file) != 0)
             return 0;
     }
     return n == kernel->length;
@@ -115,7 +128,7 @@ static struct profile_kernel *make_table(struct profile *profile, const struct C
         }
         row->file = file;
         row->line = place->line;
-        row->opcode = f->places[statement_end(f, pc) - 1].opcode;
+        row->opcode = statement_opcode(f, pc);
         row->text = copy_text(&profile->arena, place->text, ';');
         if (!row->file || !row->text)
             return NULL;
@@ -279,15 +292,14 @@ int profile_worker_open(struct worker *worker) {
     return 1;
 }
 
-/* Add the counts of the instructions of each statement. It was executed when its last instruction was. */
+/* Add the counts of the instructions of each statement. It was executed when its head was. */
 static void add_counts(struct profile_kernel *kernel, const struct CUfunc_st *f, const struct profile_worker *own) {
     struct profile_row *row = kernel->rows;
     for (uint32_t pc = 0; pc < f->length; row++) {
-        const uint32_t end = statement_end(f, pc);
-        const int is_counted = f->places[end - 1].opcode != UINT32_MAX;
+        const uint32_t end = statement_end(f, pc), head = statement_head(f, pc, end);
         for (; pc < end; pc++)
             for (uint32_t k = 0; k < COUNTS; k++)
-                if (k > COUNT_predicated_off || (is_counted && pc == end - 1))
+                if (k > COUNT_predicated_off || pc == head)
                     row->count[k] += own->count[pc][k];
     }
 }

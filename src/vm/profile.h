@@ -4,8 +4,8 @@
 
 #include "vm.h"
 
-/* X(member of sm120_profile_row): what is counted, but for bytes. The first three are those of a statement's last
- * instruction, the others sums over all that it became. */
+/* X(member of sm120_profile_row): what is counted, but for bytes. The first three are those of the instruction that
+ * has the statement's opcode, the others sums over all that it became. */
 #define PROFILE_COUNTS(X)                                                                                              \
     X(executed)                                                                                                        \
     X(lanes)                                                                                                           \
