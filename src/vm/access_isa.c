@@ -362,7 +362,7 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
 /* st.bulk: zeros in shared memory, lane by lane */
 static enum step fill(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t address[WARP];
-    addresses(w, i, address);
+    address_lanes(w, i, address);
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const uint64_t at = address[lane] - (i->space == SPACE_GENERIC ? SHARED_WINDOW : 0);
