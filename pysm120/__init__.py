@@ -24,6 +24,7 @@ from pysm120.errors import (
     WorkspaceTooSmallError,
 )
 from pysm120.module import Kernel, KernelInfo, Module, Parameter
+from pysm120.profile import Profile
 from pysm120.quantize import quantize_mxfp8
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ __all__ = [
     "NoDeviceError",
     "OutOfMemoryError",
     "Parameter",
+    "Profile",
     "Stream",
     "UnsupportedError",
     "WorkspaceTooSmallError",

@@ -14,7 +14,7 @@ import numpy as np
 from pysm120._ffi import check, check_running, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
 from pysm120.arrays import Array, pinned_address
-from pysm120.errors import ClosedError, InvalidArgumentError, require_type
+from pysm120.errors import ClosedError, FaultError, InvalidArgumentError, require_type
 
 if TYPE_CHECKING:
     from pysm120.device import Device
@@ -78,6 +78,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
         check(lib.sm120_module_load(handle.pointer, data, len(image), label, pointer))
         self._pointer = pointer[0]
         self._name = name
+        self._source = None if b"\0" in image[:-1] else image.decode("utf-8", "replace")
         self._kernels: dict[str, Kernel] = {}
         super().__init__(device, "module", partial(_unload, handle, self._pointer))
         self._entries = self._list()
@@ -128,6 +129,10 @@ class Module(Resource, Mapping[str, "Kernel"]):
         state = ", unloaded" if self.closed else ""
         return f"<Module {self._name} of {self.device}: {list(self._entries)}{state}>"
 
+    def explain(self, fault: FaultError) -> None:
+        """Let a fault keep the text that it is about."""
+        fault.source = self._source
+
     def unload(self) -> None:
         """Unload the module and its kernels; a second call does nothing."""
         self.close()
@@ -168,7 +173,7 @@ class Kernel:
         """The parameters, in order."""
         return self._parameters
 
-    def _open_pointer(self) -> Any:
+    def open_pointer(self) -> Any:
         """Return the C kernel; ClosedError where its module is gone."""
         if self._module is not None:
             self._module.ensure_open()
@@ -182,7 +187,7 @@ class Kernel:
 
         ``shared`` is the dynamic shared memory of a CTA in bytes.
         """
-        pointer = self._open_pointer()
+        pointer = self.open_pointer()
         count = ffi.new("int32_t *")
         _unsigned(threads, "threads")
         _unsigned(shared, "shared")
@@ -223,7 +228,7 @@ class Kernel:
             call says so).
 
         """
-        pointer = self._open_pointer()
+        pointer = self.open_pointer()
         device = self.device
         if len(args) != len(self._packers):
             raise TypeError(self._count_message(len(args)))
@@ -237,11 +242,16 @@ class Kernel:
         self._layout.pack_into(ffi.buffer(storage), 0, *values)
         pointers = ffi.new("void *[]", [storage + at for at in self._starts] or 1)
         shape = _triple(grid, "grid"), _triple(block, "block"), _unsigned(shared, "shared")
-        check_running(
-            device.handle.pointer,
-            lambda: lib.sm120_launch(pointer, *shape, queue, pointers, self._sizes, len(args)),
-            is_virtual=device.is_virtual,
-        )
+        try:
+            check_running(
+                device.handle.pointer,
+                lambda: lib.sm120_launch(pointer, *shape, queue, pointers, self._sizes, len(args)),
+                is_virtual=device.is_virtual,
+            )
+        except FaultError as fault:
+            if self._module is not None:
+                self._module.explain(fault)
+            raise
 
     def _count_message(self, count: int) -> str:
         """Say which argument is missing or too many."""

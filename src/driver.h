@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "sm120.h"
+
 typedef int CUdevice;
 typedef uint64_t CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
@@ -21,6 +23,8 @@ typedef enum CUresult {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_DEINITIALIZED = 4,
+    CUDA_ERROR_PROFILER_NOT_INITIALIZED = 6,
+    CUDA_ERROR_PROFILER_ALREADY_STARTED = 7,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
@@ -128,7 +132,8 @@ enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 struct driver_options {
     int checks; /* 0 off, 1 default, 2 full; -1: $PYSM120_CHECKS */
     int has_seed;
-    uint64_t seed; /* otherwise $PYSM120_SEED */
+    uint64_t seed;     /* otherwise $PYSM120_SEED */
+    sm120_watch watch; /* see NULL: none */
 };
 
 struct driver {
@@ -139,9 +144,21 @@ struct driver {
     const char *(*fault)(void); /* the text of the fault that the calling thread's last failed call met */
     CUresult (*counter)(CUcontext context, int index, const char **name, uint64_t *value); /* NOT_FOUND past the end */
     CUresult (*counters_reset)(CUcontext context);
-    /* How the calling thread's next launches run; NULL: as the environment says. Kept by reference. */
+    /* How the calling thread's next launches run; NULL: as the environment says. */
     void (*configure)(const struct driver_options *options);
+    /* What messages call the text that the calling thread loads next. Kept by reference while it loads. */
+    void (*name_text)(const char *name);
+    /* on: PROFILER_ALREADY_STARTED where a profile is taken; off never fails. Reading: NOT_FOUND past the end. */
+    CUresult (*profile)(CUcontext context, int on);
+    CUresult (*profile_read)(CUcontext context, int index, sm120_profile_row *row);
     CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
+    /* What sm120_kernel_instruction and sm120_step_* ask: NOT_FOUND past the last, INVALID_VALUE for a stale step. */
+    int (*looking)(void); /* is the calling thread in a watcher's callback? */
+    CUresult (*instruction)(CUfunction function, int index, sm120_instruction_info *info);
+    CUresult (*step_query)(const sm120_step *step, sm120_step_info *info);
+    CUresult (*step_register)(const sm120_step *step, int which, int index, sm120_register_info *info);
+    CUresult (*step_lanes)(const sm120_step *step, int index, sm120_lanes_info *info);
+    CUresult (*step_shared)(const sm120_step *step, uint32_t address, void *to, size_t bytes);
 };
 
 /* The driver of this machine, or NULL with the reason in `why`. Loaded once, thread-safe. */

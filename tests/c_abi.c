@@ -1,110 +1,7 @@
 /* Every entry of sm120.h, called wrongly, then rightly, by one thread and by several: c_abi [device].
  *
  * Prints what is wrong and counts it; ends with 0 where nothing is. Runs under sanitizers too. */
-#define _POSIX_C_SOURCE 200809L
-#include <inttypes.h>
-#include <math.h>
-#include <pthread.h>
-#include <sm120.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static const char *device_name = "virtual";
-static int failures;
-static pthread_mutex_t failures_lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* Count and print a failure. */
-static void wrong(int line, const char *call, const char *text) {
-    pthread_mutex_lock(&failures_lock);
-    failures += 1;
-    printf("c_abi.c:%d: %s: %s\n", line, call, text);
-    pthread_mutex_unlock(&failures_lock);
-}
-
-/* Check a call's status, and that its message is empty after a success and else one that holds `word`. */
-static void expect(int line, const char *call, sm120_status got, sm120_status want, const char *word) {
-    const char *const message = sm120_last_error();
-    char text[1024];
-    snprintf(text, sizeof text, "status %" PRId32 " (%s), wanted %" PRId32 " with \"%s\"; message \"%.600s\"", got,
-             sm120_status_string(got), want, word, message);
-    if (got != want || (got == SM120_OK) != (message[0] == '\0') || strstr(message, word) == NULL) {
-        wrong(line, call, text);
-    }
-}
-
-#define OK(call)                expect(__LINE__, #call, call, SM120_OK, "")
-#define BAD(status, word, call) expect(__LINE__, #call, call, SM120_##status, word)
-#define TRUE(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            wrong(__LINE__, #condition, "is false");                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-/* ---- PTX of the tests ---- */
-
-/* x[i] *= a for i < n. The array is not used: it is there to be found. */
-static const char body[] = ".address_size 64\n"
-                           "// .entry hidden_by_a_comment ( .param .u64 x )\n"
-                           "/* .entry and_by_another () */\n"
-                           ".visible .entry scale(\n"
-                           "    .param .u64 .ptr .global .align 4 x, .param .u32 n, // a comment, with a comma\n"
-                           "    .param .f32 a, .param .align 16 .b8 pair[24])\n"
-                           "{\n"
-                           "    .reg .pred p;\n"
-                           "    .reg .b32 i, j, count;\n"
-                           "    .reg .b64 address, offset;\n"
-                           "    .reg .f32 v, factor;\n"
-                           "    mov.u32 i, %ctaid.x;\n"
-                           "    mov.u32 j, %ntid.x;\n"
-                           "    mul.lo.u32 i, i, j;\n"
-                           "    mov.u32 j, %tid.x;\n"
-                           "    add.u32 i, i, j;\n"
-                           "    ld.param.u32 count, [n];\n"
-                           "    setp.ge.u32 p, i, count;\n"
-                           "    @p bra done;\n"
-                           "    ld.param.u64 address, [x];\n"
-                           "    mul.wide.u32 offset, i, 4;\n"
-                           "    add.u64 address, address, offset;\n"
-                           "    ld.param.f32 factor, [a];\n"
-                           "    ld.global.f32 v, [address];\n"
-                           "    mul.f32 v, v, factor;\n"
-                           "    st.global.f32 [address], v;\n"
-                           "done:\n"
-                           "    ret;\n"
-                           "}\n"
-                           ".visible .entry nothing()\n"
-                           "{\n"
-                           "    ret;\n"
-                           "}\n";
-
-/* Write a module for the device: the same text for two targets. */
-static void write_ptx(sm120_device *device, char *text, size_t bytes, const char *rest) {
-    sm120_device_info info = {.size = sizeof info};
-    OK(sm120_device_query(device, &info));
-    snprintf(text, bytes, ".version 8.8\n.target %s\n%s", info.capability_major == 12 ? "sm_120f" : "sm_90", rest);
-}
-
-/* Load `body` and look `scale` up. */
-static sm120_kernel *load_scale(sm120_device *device, sm120_module **module) {
-    char text[4096];
-    sm120_kernel *kernel = NULL;
-    write_ptx(device, text, sizeof text, body);
-    OK(sm120_module_load(device, text, strlen(text), "body.ptx", module));
-    OK(sm120_module_kernel(*module, "scale", &kernel));
-    return kernel;
-}
-
-/* Launch `scale` on n floats. */
-static sm120_status launch_scale(sm120_kernel *kernel, sm120_address x, uint32_t n, float a, sm120_stream stream) {
-    const char pair[24] = {0};
-    const void *const arguments[] = {&x, &n, &a, pair};
-    const size_t sizes[] = {sizeof x, sizeof n, sizeof a, sizeof pair};
-    const uint32_t grid[3] = {(n + 127) / 128, 1, 1};
-    const uint32_t block[3] = {128, 1, 1};
-    return sm120_launch(kernel, grid, block, 0, stream, arguments, sizes, 4);
-}
+#include "c_abi.h"
 
 /* ---- without a device ---- */
 
@@ -173,7 +70,12 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_device_synchronize(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_counter(d, 0, &text, &value));
     BAD(INVALID_ARGUMENT, word, sm120_device_counters_reset(d));
+    sm120_profile_row row = {.size = sizeof row};
+    BAD(INVALID_ARGUMENT, word, sm120_profile_begin(d));
+    BAD(INVALID_ARGUMENT, word, sm120_profile_read(d, 0, &row));
+    BAD(INVALID_ARGUMENT, word, sm120_profile_end(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_interrupt(d));
+    BAD(INVALID_ARGUMENT, word, sm120_device_watch(d, NULL));
     BAD(INVALID_ARGUMENT, word, sm120_alloc(d, 16, &address));
     BAD(INVALID_ARGUMENT, word, sm120_free(d, 256));
     BAD(INVALID_ARGUMENT, word, sm120_alloc_pinned(d, 16, &pointer, &address));
@@ -199,6 +101,8 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_module_entry(m, 0, &text));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_query(k, &kernel_info));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_parameter(k, 0, &parameter_info));
+    sm120_instruction_info instruction_info = {.size = sizeof instruction_info};
+    BAD(INVALID_ARGUMENT, word, sm120_kernel_instruction(k, 0, &instruction_info));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_occupancy(k, 32, 0, &n));
     BAD(INVALID_ARGUMENT, word, sm120_launch(k, one, one, 0, NULL, NULL, NULL, 0));
 }
@@ -302,6 +206,59 @@ static void test_counters(sm120_device *device, sm120_kernel *kernel) {
     TRUE(sum_counters(device, &count) == 0);
     OK(sm120_device_interrupt(device));
     OK(launch_scale(kernel, x, 64, 1.0f, NULL)); /* begun after it: not stopped */
+    OK(sm120_free(device, x));
+}
+
+/* The rows of the profile of one launch of 64 threads. */
+static void check_rows(sm120_device *device) {
+    sm120_profile_row row = {.size = sizeof row};
+    uint64_t stored = 0;
+    int32_t count = 0;
+    for (; sm120_profile_read(device, count, &row) == SM120_OK; ++count) {
+        TRUE(strcmp(row.kernel, "scale") == 0 && row.index == (uint32_t)count && row.line > 0);
+        TRUE(row.lanes + row.predicated_off <= 32 * row.executed);
+        if (strcmp(row.opcode, "st") == 0) {
+            TRUE(strcmp(row.bytes[0].path, "st.global") == 0 && row.bytes[1].path == NULL);
+            stored += row.bytes[0].bytes;
+        }
+    }
+    TRUE(count > 0 && stored == 256);
+    BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, count, &row));
+    BAD(INVALID_ARGUMENT, "index", sm120_profile_read(device, -1, &row));
+    BAD(INVALID_ARGUMENT, "row", sm120_profile_read(device, 0, NULL));
+    row.size = 3;
+    BAD(INVALID_ARGUMENT, "row->size", sm120_profile_read(device, 0, &row));
+}
+
+static void test_profile(sm120_device *device, sm120_kernel *kernel) {
+    sm120_device_info info = {.size = sizeof info};
+    sm120_profile_row row = {.size = sizeof row};
+    sm120_device *other = NULL;
+    sm120_address x = 0;
+    OK(sm120_device_query(device, &info));
+    if (info.is_virtual == 0) {
+        BAD(UNSUPPORTED, "takes no profile", sm120_profile_begin(device));
+        BAD(UNSUPPORTED, "takes no profile", sm120_profile_end(device));
+        return;
+    }
+    BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_end(device));
+    BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_read(device, 0, &row));
+    OK(sm120_profile_begin(device));
+    BAD(UNSUPPORTED, "already", sm120_profile_begin(device));
+    OK(sm120_device_open("virtual", &other));
+    BAD(UNSUPPORTED, "already", sm120_profile_begin(other));
+    BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_end(other));
+    BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, 0, &row));
+    OK(sm120_alloc(device, 256, &x));
+    OK(sm120_fill(device, x, 0, 256, NULL));
+    OK(launch_scale(kernel, x, 64, 1.0f, NULL));
+    check_rows(device);
+    OK(sm120_profile_end(device));
+    OK(sm120_profile_begin(other)); /* closing ends it */
+    OK(sm120_device_close(other));
+    OK(sm120_profile_begin(device));
+    BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, 0, &row));
+    OK(sm120_profile_end(device));
     OK(sm120_free(device, x));
 }
 
@@ -886,6 +843,7 @@ int main(int argc, char **argv) {
     test_open(device);
     test_query(device);
     test_counters(device, kernel);
+    test_profile(device, kernel);
     test_memory(device);
     test_pinned(device, kernel);
     test_streams(device, kernel);

@@ -3,28 +3,12 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif
+#include "address.h"
 #include "check.h"
 #include "lanes.h"
 
 #define PASTE2(a, b) a##_##b
 #define PASTE(a, b)  PASTE2(a, b)
-#if defined(__GNUC__) && !defined(__clang__)
-#define LANES _Pragma("GCC ivdep") for (uint32_t l = 0; l < WARP; l++)
-#else
-#define LANES for (uint32_t l = 0; l < WARP; l++)
-#endif
-
-/* The addresses of all lanes. */
-static inline void addresses(const struct warp *w, const struct inst *i, uint64_t *to) {
-    const uint64_t offset = (uint64_t)i->offset;
-    if (i->flags & 1u) {
-        const uint32_t *a = source(w, i->a);
-        LANES to[l] = (uint32_t)(a[l] + (uint32_t)offset);
-    } else {
-        const uint64_t *a = source(w, i->a);
-        LANES to[l] = a[l] + offset;
-    }
-}
 
 /* The lowest and highest address of the active lanes, and the OR of all, for one check. */
 struct range {
@@ -52,7 +36,7 @@ static inline uint8_t *resolve(struct warp *w, enum space space, const struct ra
     if (space == SPACE_GENERIC) {
         if (low >> 56 != r->high >> 56)
             return NULL;
-        space = (low & WINDOW_MASK) == SHARED_WINDOW ? SPACE_SHARED : low & WINDOW_MASK ? SPACE_LOCAL : SPACE_GLOBAL;
+        space = address_space(low);
         low &= space == SPACE_SHARED ? ~WINDOW_MASK : UINT64_MAX;
     }
     *found = space;
@@ -112,7 +96,7 @@ static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t
 static inline int places(struct warp *w, const struct inst *i, uint32_t mask, uint32_t bytes, int is_write,
                          uint8_t **place, enum space *found) {
     uint64_t address[WARP];
-    addresses(w, i, address);
+    address_lanes(w, i, address);
     const struct range r = find_range(address, mask);
     uint8_t *base = resolve(w, (enum space)i->space, &r, bytes, bytes, is_write, found);
     if (base) {
@@ -153,6 +137,18 @@ static enum step load(struct warp *w, const struct inst *i, uint32_t mask) {
     }
     count_traffic(w, found, mask, bytes, 0);
     return STEP_NEXT;
+}
+
+/* A volatile, relaxed or acquiring load: lanes that repeat it in vain let others run. */
+static enum step load_strong(struct warp *w, const struct inst *i, uint32_t mask) {
+    const uint32_t bytes = (uint32_t)i->size * i->count;
+    uint8_t *place[WARP];
+    enum space found = SPACE_GLOBAL;
+    if (!places(w, i, mask, bytes, 0, place, &found))
+        return STEP_FAULT;
+    const int repeated = found <= SPACE_SHARED && poll_note(w, place, mask, bytes, found == SPACE_SHARED);
+    const enum step step = load(w, i, mask);
+    return step == STEP_NEXT && repeated ? STEP_YIELD : step;
 }
 
 /* [a] = b */
@@ -196,7 +192,7 @@ static enum step parameter(struct warp *w, const struct inst *i, uint32_t mask) 
 /* The rows that lanes 0 .. rows-1 point to, each of 16 bytes in shared memory. 0 after a fault. */
 static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t rows, int is_write, uint8_t **row) {
     uint64_t address[WARP];
-    addresses(w, i, address);
+    address_lanes(w, i, address);
     const uint64_t window = i->space == SPACE_GENERIC ? SHARED_WINDOW : 0;
     const uint64_t last = (uint64_t)w->cta->shared_bytes - 16;
     uint64_t bad = w->cta->shared_bytes < 16;
@@ -366,7 +362,7 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
 /* st.bulk: zeros in shared memory, lane by lane */
 static enum step fill(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t address[WARP];
-    addresses(w, i, address);
+    address_lanes(w, i, address);
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const uint64_t at = address[lane] - (i->space == SPACE_GENERIC ? SHARED_WINDOW : 0);
@@ -386,6 +382,7 @@ static enum step fill(struct warp *w, const struct inst *i, uint32_t mask) {
 
 handler *const PASTE(access, VM_ISA)[ACCESS_COUNT] = {
     [ACCESS_LOAD] = load,
+    [ACCESS_LOAD_STRONG] = load_strong,
     [ACCESS_STORE] = store,
     [ACCESS_PARAMETER] = parameter,
     [ACCESS_LDMATRIX] = ldmatrix,

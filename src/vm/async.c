@@ -1,6 +1,10 @@
 /* Asynchronous copies: an agent of each CTA that does what it was asked for at some later moment, in any order that
  * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
+#include "address.h"
 #include "check.h"
+#include "defined.h"
+#include "profile.h"
+#include "watch.h"
 #include <stdlib.h>
 
 /* Forget everything at the start of a CTA. */
@@ -26,26 +30,14 @@ static struct async_op *push(struct warp *w) {
     return op;
 }
 
-static uint64_t lane_address(const struct warp *w, uint32_t slot, int narrow, uint32_t lane) {
-    return narrow ? ((const uint32_t *)source(w, slot))[lane] : ((const uint64_t *)source(w, slot))[lane];
-}
-
-/* The shared address of an operand; 0 (never valid) if it is not in shared memory. */
-static uint32_t shared_address(const struct warp *w, const struct inst *i, uint32_t lane) {
-    const uint64_t at = lane_address(w, i->a, i->flags & 1u, lane) + (uint64_t)i->offset;
-    if (i->space == SPACE_GENERIC)
-        return (at & WINDOW_MASK) == SHARED_WINDOW ? (uint32_t)at : 0;
-    return at >> 32 && !(i->flags & 1u) ? 0 : (uint32_t)at;
-}
-
 /* ---- bulk copies --------------------------------------------------------------------------------------------- */
 
 /* cp.async.bulk and cp.reduce.async.bulk: check both sides now, move later. */
 enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), bytes = ((const uint32_t *)source(w, i->c))[lane];
-        const uint32_t shared = shared_address(w, i, lane);
-        const uint64_t global = lane_address(w, i->b, 0, lane) + (uint64_t)(int64_t)(int32_t)i->target;
+        const uint32_t shared = address_shared(w, i, lane);
+        const uint64_t global = address_global(w, i, lane);
         uint32_t barrier = 0;
         if (bytes % 16)
             return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane,
@@ -55,7 +47,7 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
             return STEP_FAULT;
         if (i->kind == ASYNC_LOAD) {
             const uint32_t *more = i->more;
-            barrier = (uint32_t)lane_address(w, i->e, (int)more[1], lane) + more[0];
+            barrier = (uint32_t)address_register(w, i->e, (int)more[1], lane) + more[0];
             if (!mbarrier_get(w, barrier, lane, "bulk copy"))
                 return STEP_FAULT;
         }
@@ -146,8 +138,8 @@ enum step async_copy(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const uint32_t bytes = i->e == UINT32_MAX ? i->size : ((const uint32_t *)source(w, i->e))[lane];
-        lanes->to[lane] = shared_address(w, i, lane);
-        lanes->from[lane] = lane_address(w, i->b, 0, lane) + (uint64_t)(int64_t)(int32_t)i->target;
+        lanes->to[lane] = address_shared(w, i, lane);
+        lanes->from[lane] = address_global(w, i, lane);
         lanes->bytes[lane] = bytes;
         lanes->group[lane] = w->async_group[lane];
         if (bytes > i->size)
@@ -188,7 +180,7 @@ enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     lanes->size = 1;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        lanes->to[lane] = shared_address(w, i, lane);
+        lanes->to[lane] = address_shared(w, i, lane);
         struct mbarrier *m = mbarrier_get(w, lanes->to[lane], lane, "cp.async.mbarrier.arrive");
         if (!m)
             return STEP_FAULT;
@@ -279,7 +271,9 @@ static int land_at(struct cta *cta, uint32_t index) {
     cta->asyncs--;
     cta->progress++;
     w->pc = op.pc;
-    const int good = land(w, &op);
+    const int good = (!defined_is_on(cta) || defined_landed(w, &op)) && land(w, &op) && watch_landed(w, &op);
+    if (UNLIKELY(w->worker->profile != NULL))
+        profile_moved(w->worker, op.pc);
     w->pc = pc;
     return good;
 }

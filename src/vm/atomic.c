@@ -1,4 +1,5 @@
 /* atom and red on global and shared memory, correct between the threads that run CTAs. */
+#include "address.h"
 #include "check.h"
 #include "lanes_math.h"
 
@@ -147,58 +148,78 @@ static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t la
         ((uint32_t *)destination(w, slot))[lane] = (uint32_t)value;
 }
 
+/* What an atomic operation was to the other CTAs: a change, or one more poll. */
+static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int changes,
+                        int is_shared, int returns) {
+    if (changes) {
+        w->worker->changes += !is_shared;
+        return STEP_NEXT;
+    }
+    return returns && poll_note(w, place, mask, bytes, is_shared) ? STEP_YIELD : STEP_NEXT;
+}
+
 /* atom.exch.b128 and atom.cas.b128: slots as for atomic_run. One lock serves all of them. */
 enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     const uint32_t *const slots = i->more;
     const uint64_t *const v = source(w, slots[8]), *const u = source(w, i->kind == ATOMIC_CAS ? i->c : slots[8]);
     uint64_t *const d = destination(w, slots[0]);
+    uint8_t *place[WARP];
+    int changes = 0, is_shared = 0;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        const uint64_t base =
-            i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane] : ((const uint64_t *)source(w, i->a))[lane];
         enum space found = SPACE_GLOBAL;
-        uint8_t *const at = memory_any(w, (enum space)i->space, base + (uint64_t)i->offset, 16, 16, lane, 1, &found);
+        uint8_t *const at = memory_any(w, (enum space)i->space, address_lane(w, i, lane), 16, 16, lane, 1, &found);
         uint64_t old[2];
         if (!at)
             return STEP_FAULT;
         const uint64_t expected[2] = {v[lane], v[WARP + lane]}, next[2] = {u[lane], u[WARP + lane]};
+        if (w->cta->shadow && !check_atomic(w, i, at, 16, lane))
+            return STEP_FAULT;
         pthread_mutex_lock(&lock);
         memcpy(old, at, sizeof old);
-        if (i->kind != ATOMIC_CAS || !memcmp(old, expected, sizeof old))
+        if (i->kind != ATOMIC_CAS || !memcmp(old, expected, sizeof old)) {
+            changes |= memcmp(old, next, sizeof next) != 0;
             memcpy(at, next, sizeof next);
+        }
         pthread_mutex_unlock(&lock);
+        place[lane] = at;
+        is_shared = found == SPACE_SHARED;
         d[lane] = old[0];
         d[WARP + lane] = old[1];
         w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += 16;
     }
-    return STEP_NEXT;
+    return settle(w, place, mask, 16, changes, is_shared, 1);
 }
 
 /* atom and red: kind is the operation, spare the type; i->more lists destinations, then (from 8) sources. */
 enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
     atomic_function *function = atomic_find((enum atomic_op)i->kind, (enum type)i->spare);
+    uint8_t *place[WARP];
+    int changes = 0, is_shared = 0;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        const uint64_t base =
-            i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane] : ((const uint64_t *)source(w, i->a))[lane];
         enum space found = SPACE_GLOBAL;
-        uint8_t *at = memory_any(w, (enum space)i->space, base + (uint64_t)i->offset, bytes, bytes, lane, 1, &found);
+        uint8_t *at = memory_any(w, (enum space)i->space, address_lane(w, i, lane), bytes, bytes, lane, 1, &found);
         if (!at)
             return STEP_FAULT;
-        if (w->cta->shadow && !check_atomic(w, at, bytes, lane, i->q))
+        if (w->cta->shadow && !check_atomic(w, i, at, bytes, lane))
             return STEP_FAULT;
         const uint64_t u = i->kind == ATOMIC_CAS ? read_lane(w, i->c, i->size, lane) : 0;
         atomic_function *run = function;
         if (found == SPACE_SHARED)
             run = function == add_f32 ? add_f32_subnormal : function == add_f64 ? add_f64_shared : function;
         uint64_t old[8];
-        for (uint32_t k = 0; k < i->count; k++)
+        for (uint32_t k = 0; k < i->count; k++) {
             old[k] = run(at + k * i->size, read_lane(w, slots[8 + k], i->size, lane), u);
+            changes |= memcmp(at + k * i->size, &old[k], i->size) != 0;
+        }
+        place[lane] = at;
+        is_shared = found == SPACE_SHARED;
         for (uint32_t k = 0; k < i->count; k++)
             write_lane(w, slots[k], i->size, lane, old[k]);
         w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += bytes;
     }
-    return STEP_NEXT;
+    return settle(w, place, mask, bytes, changes, is_shared, slots[0] != UINT32_MAX);
 }

@@ -42,6 +42,8 @@ void check_start(struct cta *cta) {
     memset(s->acquired, 0, sizeof s->acquired);
     memset(s->copies, 0, sizeof s->copies);
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);
+    memset(s->far_acquired, 0, sizeof s->far_acquired);
+    s->world = cta->launch->world;
     s->has_released = s->has_acquired = s->stores = s->locations = 0;
     memset(s->cell, 0, ((cta->shared_bytes + GRANULE - 1) / GRANULE) * sizeof *s->cell);
     for (uint32_t k = 0; k < MAX_WARPS; k++)
@@ -168,23 +170,35 @@ static void split(struct shadow *s, uint32_t granule) {
     whole->split = 1;
 }
 
-/* Does a store write what is there already? Compilers let several warps store the same value to the same place, and a
- * chip cannot tell. */
-static int same_value(const struct access *a, uint32_t address, uint32_t bytes) {
-    const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
-    const uint32_t *slots = a->store ? a->store->more : NULL, size = a->store ? a->store->size : 4;
-    for (uint32_t rest = a->mask; rest; rest &= rest - 1) {
+/* Does a byte of a store or of a matrix store differ from what is there? */
+static int same_bytes(const struct warp *w, const uint32_t *slots, uint32_t size, const uint8_t (*image)[GRANULE],
+                      uint8_t *const *place, uint32_t mask, uint32_t bytes, const uint8_t *at, uint32_t count) {
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        for (uint32_t k = 0; k < a->bytes; k++) {
-            const uintptr_t offset = (uintptr_t)a->place[lane] + k - (uintptr_t)at;
-            if (offset >= bytes)
+        for (uint32_t k = 0; k < bytes; k++) {
+            const uintptr_t offset = (uintptr_t)place[lane] + k - (uintptr_t)at;
+            if (offset >= count)
                 continue;
-            const uint8_t *value = slots ? source(a->w, slots[k / size]) : a->image[lane];
+            const uint8_t *value = slots ? source(w, slots[k / size]) : image[lane];
             if (at[offset] != value[slots ? lane * (size == 8 ? 8 : 4) + k % size : k])
                 return 0;
         }
     }
     return 1;
+}
+
+/* Does a store write what is there already? Compilers let several warps store the same value to the same place, and a
+ * chip cannot tell. */
+int check_same_value(const struct warp *w, const struct inst *store, uint8_t *const *place, uint32_t mask,
+                     uint32_t bytes, const uint8_t *at, uint32_t count) {
+    return same_bytes(w, store->more, store->size, NULL, place, mask, bytes, at, count);
+}
+
+/* The same for a store or matrix store to shared memory. */
+static int same_value(const struct access *a, uint32_t address, uint32_t bytes) {
+    const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
+    return a->store ? check_same_value(a->w, a->store, a->place, a->mask, a->bytes, at, bytes)
+                    : same_bytes(a->w, NULL, 4, a->image, a->place, a->mask, a->bytes, at, bytes);
 }
 
 /* Is a weak access ordered after the strong writes of other warps? 0 after a fault. */
@@ -387,24 +401,32 @@ int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, ui
     if ((i->space == SPACE_SHARED || i->space == SPACE_GENERIC) &&
         !check_places(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL, NULL))
         return 0;
+    if (s->world && (i->space == SPACE_GLOBAL || i->space == SPACE_GENERIC) &&
+        !world_access(w, i, place, mask, bytes, is_write))
+        return 0;
     if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED)))
         return 1;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         if (s->stores && !check_stores_global(w, (uintptr_t)place[lane], bytes, lane, is_write))
             return 0;
-        if (strong && !check_ordered(w, place[lane], i->q, !is_write, is_write))
+        if (strong && !check_ordered(w, i, place[lane], !is_write, is_write))
             return 0;
     }
     return 1;
 }
 
 /* An atomic access of one lane. 0 after a fault. */
-int check_atomic(struct warp *w, uint8_t *place, uint32_t bytes, uint32_t lane, uint32_t order) {
+int check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane) {
     const uint64_t offset = (uintptr_t)place - (uintptr_t)w->cta->shared;
-    if (offset < w->cta->shared_bytes && !check_shared(w, (uint32_t)offset + SHARED_BASE, bytes, lane, 1, BY_STRONG))
+    const int is_shared = offset < w->cta->shared_bytes;
+    if (is_shared && !check_shared(w, (uint32_t)offset + SHARED_BASE, bytes, lane, 1, BY_STRONG))
         return 0;
-    return check_stores_global(w, (uintptr_t)place, bytes, lane, 1) && check_ordered(w, place, order, 1, 1);
+    if (!check_stores_global(w, (uintptr_t)place, bytes, lane, 1))
+        return 0;
+    if (!is_shared && w->cta->shadow->world && !world_atomic(w, i, place, bytes, lane))
+        return 0;
+    return check_ordered(w, i, place, 1, 1);
 }
 
 /* Note a write of any agent without a check. */

@@ -30,8 +30,14 @@ enum { COPY_GROUPS = 64 }; /* more that are open at once blur into one another *
 /* How an access came about. */
 enum access_kind { BY_PLAIN, BY_STRONG, BY_BULK, BY_COPY };
 
+/* What is known of other CTAs, and which part of it lies behind a proxy fence (check_far.c; NULL below level full). */
+struct far {
+    const struct node *known, *proxied;
+};
+
 struct clocks {
     uint32_t seen[AGENTS], proxied[AGENT_MBARRIER];
+    struct far far, fenced; /* fenced: what the last fences whose scope is the GPU let out */
 };
 
 struct cell {
@@ -80,9 +86,11 @@ struct shadow {
     uint32_t stores, store_space;
     struct location *location;
     uint32_t locations, location_space;
-    struct cell *cell;              /* GRANULES, then 16 bytes of each */
-    struct mark *read[MAX_WARPS];   /* beside the cells */
-    struct mark *strong[MAX_WARPS]; /* likewise; NULL until a warp writes strongly */
+    struct world *world;                /* check_global.h; NULL below level full */
+    struct far far_acquired[MAX_WARPS]; /* of other CTAs, by relaxed reads since the last fence */
+    struct cell *cell;                  /* GRANULES, then 16 bytes of each */
+    struct mark *read[MAX_WARPS];       /* beside the cells */
+    struct mark *strong[MAX_WARPS];     /* likewise; NULL until a warp writes strongly */
 };
 
 /* check.c: the accesses. All return 0 after a fault. */
@@ -95,7 +103,10 @@ int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t b
 /* Check a matrix store, then copy its rows of 16 bytes to their places. */
 int check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]);
 int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write);
-int check_atomic(struct warp *w, uint8_t *place, uint32_t bytes, uint32_t lane, uint32_t order);
+int check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane);
+/* Does a store write what is there already, to the part of its places that lies in `bytes` bytes from `at`? */
+int check_same_value(const struct warp *w, const struct inst *store, uint8_t *const *place, uint32_t mask,
+                     uint32_t bytes, const uint8_t *at, uint32_t count);
 int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, int is_write, enum access_kind kind);
 /* Note a write or a read without a check. */
 void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_t agent, uint32_t clock, uint32_t pc,
@@ -107,7 +118,7 @@ void check_barrier_arrived(struct warp *w, uint32_t number);
 void check_barrier_empty(struct cta *cta, uint32_t number);
 void check_barrier_left(struct warp *w, uint32_t number);
 void check_fence(struct warp *w, uint32_t kind);
-int check_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write);
+int check_ordered(struct warp *w, const struct inst *i, const void *place, int is_read, int is_write);
 int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address);
 void check_mbarrier_inval(struct warp *w, const struct mbarrier *m);
 int check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane);
@@ -128,6 +139,30 @@ void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask);
 void check_copy_arrives(struct warp *w, const struct mbarrier *m);
 int check_exit(struct warp *w, uint32_t mask);
 void check_end(struct cta *cta);
+
+/* check_global.c: accesses to global memory, at level full */
+struct world *world_open(const struct launch *launch); /* NULL: out of memory */
+void world_close(struct world *world);
+/* A CTA starts, and ends. 0: out of memory. */
+int world_enter(struct world *world, struct cta *cta);
+void world_leave(struct world *world, const struct cta *cta);
+/* A CTA has run to its end: what is still suspected of it is a fault. */
+void world_end(const struct cta *cta);
+/* The lanes of `mask` access `bytes` bytes each. All return 0 after a fault. */
+int world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                 int is_write);
+int world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane);
+/* A bulk operation, or a lane's part of a cp.async, whose end the agent's clock tells. */
+int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock);
+int world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number);
+/* A bulk store or reduction of this warp has written. */
+void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc);
+
+/* check_far.c: order between CTAs, at level full */
+void far_join(struct world *world, struct far *to, const struct far *from);
+void far_fence(struct warp *w);
+void far_proxy_fence(struct warp *w);
+void far_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write);
 
 /* Where an instruction was written: "file:line". */
 struct spot {

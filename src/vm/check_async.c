@@ -41,8 +41,10 @@ int check_bulk(struct warp *w, struct async_op *op) {
         return 1;
     if (!check_shared(w, op->shared, op->bytes, op->lane, loads, BY_BULK))
         return 0;
+    const struct world *world = w->cta->shadow->world;
     if (!loads)
-        return check_stores_global(w, op->global, op->bytes, op->lane, 2) && add_store(w, op);
+        return check_stores_global(w, op->global, op->bytes, op->lane, 2) && (!world || world_bulk(w, op, 0, 0)) &&
+               add_store(w, op);
     if (!check_stores_global(w, op->global, op->bytes, op->lane, 0))
         return 0;
     const struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "bulk copy");
@@ -50,7 +52,9 @@ int check_bulk(struct warp *w, struct async_op *op) {
         return 0;
     op->group = m->phase;
     mark_filled(w->cta, op, m);
-    return 1;
+    const uint32_t k = (uint32_t)(m - w->cta->mbarrier);
+    return !world ||
+           world_bulk(w, op, AGENT_MBARRIER + k % MBARRIER_AGENTS, w->cta->shadow->mbarrier[k].base + m->phase + 1);
 }
 
 /* A bulk load lands: in the phase it was issued in, or, if that has completed without its bytes, in the present one. */
@@ -72,6 +76,8 @@ void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_r
         }
         if (!done || is_read_only)
             s->store[kept++] = *b;
+        else if (s->world)
+            world_written(w, b->global, b->bytes, b->pc);
     }
     s->stores = kept;
 }
@@ -123,7 +129,8 @@ int check_copy(struct warp *w, struct async_op *op) {
         const uint32_t lane = lowest_bit(rest);
         if (!check_shared(w, lanes->to[lane], lanes->size, lane, 1, BY_COPY) ||
             (s->stores && lanes->bytes[lane] &&
-             !check_stores_global(w, lanes->from[lane], lanes->bytes[lane], lane, 0)))
+             !check_stores_global(w, lanes->from[lane], lanes->bytes[lane], lane, 0)) ||
+            (s->world && !world_copy(w, lanes->from[lane], lanes->bytes[lane], lane, op->group)))
             return 0;
     }
     for (uint32_t rest = op->mask; rest; rest &= rest - 1)
@@ -180,6 +187,8 @@ int check_exit(struct warp *w, uint32_t mask) {
 /* The CTA ends: somebody must have waited for every bulk copy into its shared memory. */
 void check_end(struct cta *cta) {
     const struct shadow *s = cta->shadow;
+    if (s->world)
+        world_end(cta);
     for (uint32_t k = 0; k < cta->mbarriers; k++) {
         const struct mbarrier_shadow *x = &s->mbarrier[k];
         if (x->copied <= x->waited)

@@ -3,7 +3,11 @@
 #include <stdlib.h>
 
 /* to |= from: what both have seen. */
-static void join(struct clocks *to, const struct clocks *from) {
+static void join(const struct shadow *s, struct clocks *to, const struct clocks *from) {
+    if (UNLIKELY(s->world != NULL)) {
+        far_join(s->world, &to->far, &from->far);
+        far_join(s->world, &to->fenced, &from->fenced);
+    }
     for (uint32_t k = 0; k < AGENTS; k++)
         to->seen[k] = to->seen[k] > from->seen[k] ? to->seen[k] : from->seen[k];
     for (uint32_t k = 0; k < AGENT_MBARRIER; k++)
@@ -13,7 +17,7 @@ static void join(struct clocks *to, const struct clocks *from) {
 /* Pass on what a warp has done and seen; what it does next is not part of it. */
 static void release(struct warp *w, struct clocks *to) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
-    join(to, mine);
+    join(w->cta->shadow, to, mine);
     mine->seen[w->index]++;
 }
 
@@ -30,7 +34,8 @@ void check_barrier_empty(struct cta *cta, uint32_t number) {
 
 /* The barrier has completed and this warp goes on. */
 void check_barrier_left(struct warp *w, uint32_t number) {
-    join(&w->cta->shadow->warp[w->index], &w->cta->shadow->barrier[number]);
+    struct shadow *s = w->cta->shadow;
+    join(s, &s->warp[w->index], &s->barrier[number]);
 }
 
 /* ---- fences and locations ------------------------------------------------------------------------------------ */
@@ -39,6 +44,12 @@ void check_barrier_left(struct warp *w, uint32_t number) {
 void check_fence(struct warp *w, uint32_t kind) {
     struct shadow *s = w->cta->shadow;
     struct clocks *mine = &s->warp[w->index];
+    if (s->world && kind & FENCE_PROXY_GLOBAL)
+        far_proxy_fence(w);
+    if (s->world && kind & FENCE_GPU)
+        far_fence(w);
+    if (s->world && kind == FENCE_PROXY_GLOBAL)
+        mine->seen[w->index]++;
     if (kind & FENCE_PROXY) {
         memcpy(mine->proxied, mine->seen, sizeof mine->proxied);
         mine->seen[w->index]++;
@@ -46,7 +57,7 @@ void check_fence(struct warp *w, uint32_t kind) {
     if (!(kind & FENCE_MEMORY))
         return;
     if (s->has_acquired >> w->index & 1u) {
-        join(mine, &s->acquired[w->index]);
+        join(s, mine, &s->acquired[w->index]);
         memset(&s->acquired[w->index], 0, sizeof *s->acquired);
         s->has_acquired &= ~(1u << w->index);
     }
@@ -79,14 +90,16 @@ static struct clocks *location_of(struct warp *w, const void *place, int add) {
 }
 
 /* A strong access of a location: an atomic, or a load or store with an order. 0 after a fault. */
-int check_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write) {
+int check_ordered(struct warp *w, const struct inst *i, const void *place, int is_read, int is_write) {
     struct shadow *s = w->cta->shadow;
-    const uint32_t self = 1u << w->index;
+    const uint32_t self = 1u << w->index, order = i->q;
+    if (s->world && !i->r && (uintptr_t)place - (uintptr_t)w->cta->shared >= w->cta->shared_bytes)
+        far_ordered(w, place, order, is_read, is_write);
     struct clocks *mine = &s->warp[w->index], *at = location_of(w, place, 0);
     if (is_read && at && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL)) {
-        join(mine, at);
+        join(s, mine, at);
     } else if (is_read && at) {
-        join(&s->acquired[w->index], at);
+        join(s, &s->acquired[w->index], at);
         s->has_acquired |= self;
     }
     if (!is_write)
@@ -102,7 +115,7 @@ int check_ordered(struct warp *w, const void *place, uint32_t order, int is_read
     if (releases)
         release(w, at);
     else
-        join(at, &s->released[w->index]);
+        join(s, at, &s->released[w->index]);
     return 1;
 }
 
@@ -199,6 +212,6 @@ void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, int is_acqu
     x->waited = x->waited > m->phase ? x->waited : m->phase;
     if (!is_acquire)
         return;
-    join(&s->warp[w->index], &x->done);
+    join(s, &s->warp[w->index], &x->done);
     seen[agent] = seen[agent] > x->base + m->phase ? seen[agent] : x->base + m->phase;
 }

@@ -48,11 +48,13 @@ enum step control_trap(struct warp *w, const struct inst *i, uint32_t mask) {
     return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask), "trap");
 }
 
-/* Instructions without effect. */
+/* Instructions without effect. Who sleeps (kind 1) may wait for anything but an mbarrier that he has just tried. */
 enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask) {
-    (void)w;
     (void)mask;
-    return i->kind ? STEP_YIELD : STEP_NEXT;
+    if (!i->kind)
+        return STEP_NEXT;
+    w->cta->waits_outside |= !w->split[w->current].polled;
+    return STEP_YIELD;
 }
 
 /* mapa: the rank must be that of the only CTA. */
@@ -100,7 +102,7 @@ enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* A clock into every lane: instructions executed by this thread for %clock, nanoseconds for %globaltimer. */
 enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
-    uint64_t value = w->worker->executed - w->worker->begun;
+    uint64_t value = w->cta->executed;
     if (i->kind >= SPECIAL_GLOBALTIMER) {
         struct timespec now;
         clock_gettime(CLOCK_REALTIME, &now);

@@ -305,6 +305,7 @@ uint32_t need_source(struct parser *p, const struct operand *o, enum type type) 
         wrong_operand(p, o, wanted);
     if (o->is_special && strncmp(p->statement.name, "mov", 3) != 0 && strncmp(p->statement.name, "cvt", 3) != 0)
         error_at(p, &o->token, "a hardware register is read by mov or cvt only");
+    use_operand(p, o, 0);
     return o->slot;
 }
 
@@ -317,6 +318,7 @@ static int mixes(enum type have, enum type type) {
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type) {
     if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type))
         return need_source(p, o, type);
+    use_operand(p, o, 0);
     if (type_bytes(o->type) < 8 || type_bytes(type) >= 8)
         return o->slot;
     struct inst *i = emit(p, lanes_table()[LANE_trunc_64]);
@@ -333,14 +335,16 @@ uint32_t need_destination(struct parser *p, const struct operand *o, enum type t
     snprintf(wanted, sizeof wanted, "a .%s register", type_name(type));
     if (o->kind != OPERAND_REGISTER || !fits(o->type, type))
         wrong_operand(p, o, wanted);
+    use_operand(p, o, 1);
     return o->slot;
 }
 
 /* The register of a result that may be narrower than it. */
 uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type) {
-    if (o->kind == OPERAND_REGISTER && type_bytes(o->type) > type_bytes(type) && !mixes(o->type, type))
-        return o->slot;
-    return need_destination(p, o, type);
+    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type))
+        return need_destination(p, o, type);
+    use_operand(p, o, 1);
+    return o->slot;
 }
 
 /* A predicate source, possibly negated. */
@@ -353,6 +357,7 @@ uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate) 
     }
     if (o->kind != OPERAND_PREDICATE || (o->negate && !negate))
         wrong_operand(p, o, "a predicate");
+    use_operand(p, o, 0);
     return (uint16_t)o->slot;
 }
 
@@ -362,6 +367,7 @@ uint16_t need_predicate_destination(struct parser *p, const struct operand *o) {
         return 0;
     if (o->kind != OPERAND_PREDICATE || o->negate)
         wrong_operand(p, o, "a predicate");
+    use_operand(p, o, 1);
     return (uint16_t)o->slot;
 }
 
@@ -404,6 +410,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
         wrong_operand(p, base, "a 32- or 64-bit address");
     } else {
         i->space = space == SPACE_PARAM && p->routine ? SPACE_LOCAL : i->space;
+        use_operand(p, base, 0);
         i->a = base->slot;
         i->flags |= type_bytes(base->type) == 4;
     }
@@ -426,7 +433,8 @@ struct inst *emit(struct parser *p, handler *run) {
         p->places = places;
         p->code_space = space;
     }
-    p->places[p->length] = (struct place){s->opcode.file, s->opcode.line, UINT32_MAX};
+    p->places[p->length] = (struct place){
+        .file = s->opcode.file, .text = s->start, .line = s->opcode.line, .opcode = UINT32_MAX, .guard = s->guard_name};
     struct inst *i = &p->code[p->length++];
     *i = (struct inst){.run = run, .guard = s->guard, .flip = s->flip};
     return i;
@@ -570,6 +578,7 @@ void decode(struct parser *p) {
     if (row) {
         decode_row(p, row, flags);
         finish(p);
+        use_attach(p);
         return;
     }
     for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; k++) {
@@ -577,8 +586,10 @@ void decode(struct parser *p) {
             continue;
         const uint32_t before = p->length;
         opcodes[k].decode(p);
-        if (p->length > before) /* mov {_, _}, a is nothing */
+        if (p->length > before) { /* mov {_, _}, a is nothing */
             name_counter(p);
+            use_attach(p);
+        }
         return;
     }
     error_at(p, &s->opcode, "unknown instruction '%s'", s->name);

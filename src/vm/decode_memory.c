@@ -17,14 +17,29 @@ static int skip_cache(struct parser *p, uint32_t *at) {
     return policy;
 }
 
+/* The L2 policy, the last operand, has no effect. */
+static void read_policy(struct parser *p, int policy) {
+    if (policy)
+        need_source(p, &p->statement.operand[p->statement.operands - 1], T_B64);
+}
+
+/* Is this the scope of a CTA? A cluster is one CTA. */
+static uint16_t take_scope(struct parser *p, uint32_t *at, uint16_t before) {
+    const int k = take_choice(p, at, "cta cluster gpu sys");
+    return k < 0 ? before : k < 2;
+}
+
 /* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... What it is matters to the checks alone. */
-static uint16_t take_order(struct parser *p, uint32_t *at, int is_store) {
+static uint16_t take_order(struct parser *p, uint32_t *at, int is_store, uint16_t *is_cta) {
     static const uint16_t orders[] = {ORDER_WEAK, ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE};
     const int mmio = take(p, at, "mmio");
     const int k = take_choice(p, at, is_store ? "weak volatile relaxed release" : "weak volatile relaxed acquire");
-    if (k >= 2 && take_choice(p, at, mmio ? "sys" : "cta cluster gpu sys") < 0)
+    const uint32_t before = *at;
+    if (k >= 2)
+        *is_cta = take_scope(p, at, 0);
+    if (k >= 2 && before == *at)
         error_at(p, &p->statement.opcode, "unknown instruction '%s': the order wants a scope", p->statement.name);
-    if ((mmio && (k != 2 || has(p, "shared") || has(p, "shared::cta"))) || (k > 0 && has(p, "local")))
+    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) || (k > 0 && has(p, "local")))
         error_at(p, &p->statement.opcode, "unknown instruction '%s': no such order", p->statement.name);
     return k < 0 ? ORDER_WEAK : k == 3 && is_store ? ORDER_RELEASE : orders[k];
 }
@@ -96,7 +111,7 @@ void decode_ld(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
-    i.q = take_order(p, &at, 0);
+    i.q = take_order(p, &at, 0, &i.r);
     const enum space space = take_space(p, &at);
     int policy = skip_cache(p, &at);
     take(p, &at, "nc");
@@ -106,6 +121,7 @@ void decode_ld(struct parser *p) {
     check_cache(p, space, i.count * type_bytes(type));
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
+    read_policy(p, policy);
     need_address(p, &s->operand[1], space, &i);
     const struct operand *d = elements(p, &s->operand[0], i.count), *base = s->operand[1].items;
     const int is_parameter =
@@ -132,7 +148,7 @@ void decode_ld(struct parser *p) {
     }
     i.size = (uint8_t)type_bytes(part);
     i.more = slots;
-    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER : ACCESS_LOAD]);
+    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER : i.q ? ACCESS_LOAD_STRONG : ACCESS_LOAD]);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
     *to = i;
     for (uint32_t k = 0; k < i.count && type != T_B128; k++)
@@ -183,7 +199,7 @@ void decode_st(struct parser *p) {
         decode_fill(p, at);
         return;
     }
-    i.q = take(p, &at, "async") ? take_asynchronous(p, &at) : take_order(p, &at, 1);
+    i.q = take(p, &at, "async") ? take_asynchronous(p, &at) : take_order(p, &at, 1, &i.r);
     const enum space space = take_space(p, &at);
     const int policy = skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
@@ -197,6 +213,7 @@ void decode_st(struct parser *p) {
         error_at(p, &s->opcode, "'%s' writes to read-only memory", s->name);
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
+    read_policy(p, policy);
     need_address(p, &s->operand[0], space, &i);
     check_extent(p, &s->operand[0], i.count * type_bytes(type));
     const struct operand *b = elements(p, &s->operand[1], i.count);
@@ -249,6 +266,8 @@ void decode_createpolicy(struct parser *p) {
     if (!has(p, "b64"))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     need_count(p, 1, 4);
+    for (uint32_t k = 1; k < s->operands; k++)
+        use_hint(p, &s->operand[k]);
     struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
     i->d = need_destination(p, &s->operand[0], T_B64);
     i->a = constant_slot(p, 0, 1, NULL);
@@ -335,14 +354,14 @@ void decode_isspacep(struct parser *p) {
 /* ---- atomics ------------------------------------------------------------------------------------------------- */
 
 /* Order, scope and space of an atomic operation: ptxas takes them in any order, before and behind the operation. */
-static void take_atomic_order(struct parser *p, uint32_t *at, int returns, enum space *space, uint16_t *memory_order) {
+static void take_atomic_order(struct parser *p, uint32_t *at, int returns, enum space *space, struct inst *i) {
     static const uint16_t orders[] = {ORDER_RELAXED, ORDER_RELEASE, ORDER_ACQUIRE, ORDER_ACQ_REL};
     for (uint32_t before = UINT32_MAX; before != *at;) {
         before = *at;
         const int order = take_choice(p, at, returns ? "relaxed release acquire acq_rel" : "relaxed release");
         if (order >= 0)
-            *memory_order = orders[order];
-        take_choice(p, at, "cta cluster gpu sys");
+            i->q = orders[order];
+        i->r = take_scope(p, at, i->r);
         const enum space found = take_space(p, at);
         *space = found ? found : *space;
     }
@@ -357,10 +376,10 @@ static void decode_atomic(struct parser *p, int returns) {
     enum space space = SPACE_GENERIC;
     const int async = !returns && take(p, &at, "async");
     i.q = async ? take_asynchronous(p, &at) : ORDER_RELAXED;
-    take_atomic_order(p, &at, returns, &space, &i.q);
+    take_atomic_order(p, &at, returns, &space, &i);
     const int op =
         take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
-    take_atomic_order(p, &at, returns, &space, &i.q);
+    take_atomic_order(p, &at, returns, &space, &i);
     const int noftz = take(p, &at, "noftz");
     int policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");
@@ -377,6 +396,7 @@ static void decode_atomic(struct parser *p, int returns) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     const uint32_t plain = first + 2 + (op == ATOMIC_CAS);
     need_count(p, plain + (uint32_t)policy, plain + (uint32_t)policy);
+    read_policy(p, policy);
     need_address(p, &s->operand[first], space, &i);
     check_extent(p, &s->operand[first], i.count * type_bytes(type));
     uint32_t *slots = parser_take(p, 16 * sizeof *slots);

@@ -151,8 +151,10 @@ void decode_fence(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0, operands = 0, kind = FENCE_MEMORY;
     if (s->name[0] == 'm') {
-        if (take_choice(p, &at, "cta gl sys") < 0 && !take(p, &at, "proxy"))
+        const int scope = take_choice(p, &at, "cta gl sys");
+        if (scope < 0 && !take(p, &at, "proxy"))
             unknown(p);
+        kind |= scope > 0 ? FENCE_GPU : 0;
         take_choice(p, &at, "alias");
     } else if (take(p, &at, "proxy")) {
         if (take(p, &at, "tensormap::generic")) {
@@ -162,8 +164,8 @@ void decode_fence(struct parser *p) {
                 unknown(p);
             operands = acquire ? 2 : 0;
         } else if (take(p, &at, "async")) {
-            kind = take(p, &at, "global") ? 0 : FENCE_PROXY;
-            take_choice(p, &at, "shared::cta shared::cluster");
+            const int space = take_choice(p, &at, "global shared::cta shared::cluster");
+            kind = space < 0 ? FENCE_PROXY | FENCE_PROXY_GLOBAL : space ? FENCE_PROXY : FENCE_PROXY_GLOBAL;
         } else if (take(p, &at, "async::generic")) {
             kind = FENCE_PROXY;
             if (take_choice(p, &at, "acquire release") < 0 ||
@@ -180,14 +182,18 @@ void decode_fence(struct parser *p) {
         if (!take(p, &at, "release") || !take(p, &at, "cluster"))
             unknown(p);
     } else {
+        int scope = -1;
         take_choice(p, &at, "sc acq_rel acquire release");
         if (take_choice(p, &at, "sync_restrict::shared::cta sync_restrict::shared::cluster") >= 0)
             take(p, &at, "cluster");
-        else if (take_choice(p, &at, "cta cluster gpu sys") < 0)
+        else if ((scope = take_choice(p, &at, "cta cluster gpu sys")) < 0)
             unknown(p);
+        kind |= scope > 1 ? FENCE_GPU : 0;
     }
     take_end(p, at);
     need_count(p, operands, operands);
+    if (operands)
+        use_hint(p, &s->operand[0]);
     emit(p, control_fence)->flags = kind;
 }
 
@@ -500,6 +506,8 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     policy |= take(p, &at, "L2::cache_hint");
     take_end(p, at);
     need_count(p, 3u + (uint32_t)policy, 4u + (uint32_t)policy);
+    if (policy)
+        need_source(p, &s->operand[s->operands - 1], T_B64);
     struct inst from = {0};
     need_address(p, &s->operand[0], SPACE_SHARED, i);
     need_address(p, &s->operand[1], SPACE_GLOBAL, &from);
@@ -524,6 +532,7 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
             choose->b = full;
             choose->r = (uint16_t)o->slot;
             choose->negate = (uint8_t)o->negate;
+            use_operand(p, o, 0);
             choose->d = i->e = register_take(p, T_B32);
         } else {
             i->e = source32(p, 3);
@@ -568,6 +577,8 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
         take_reduction(p, &at, i);
     take_end(p, at);
     need_count(p, 3u + (uint32_t)loads + (uint32_t)policy, 3u + (uint32_t)loads + (uint32_t)policy);
+    if (policy)
+        need_source(p, &s->operand[s->operands - 1], T_B64);
     need_address(p, &s->operand[loads ? 0 : 1], SPACE_SHARED, i);
     need_address(p, &s->operand[loads ? 1 : 0], SPACE_GLOBAL, &other);
     i->b = other.a;
@@ -612,6 +623,8 @@ static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
         struct inst unused = {0};
         need_address(p, &s->operand[0], SPACE_GLOBAL, &unused);
         source32(p, 1);
+        if (policy)
+            need_source(p, &s->operand[2], T_B64);
         i->run = control_nop;
     } else {
         return 0;

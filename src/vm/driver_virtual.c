@@ -1,9 +1,11 @@
 /* The CUDA driver API above the virtual SM120. Streams run their work as it is given to them, so that everything is in
  * order and nothing is ever pending. */
 #define _GNU_SOURCE
+#include "defined.h"
 #include "environment.h"
+#include "profile.h"
 #include "registry.h"
-#include "vm.h"
+#include "trace.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -44,6 +46,8 @@ static const struct {
     {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
     {CUDA_ERROR_DEINITIALIZED, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+    {CUDA_ERROR_PROFILER_NOT_INITIALIZED, "CUDA_ERROR_PROFILER_NOT_INITIALIZED", "no profile is taken"},
+    {CUDA_ERROR_PROFILER_ALREADY_STARTED, "CUDA_ERROR_PROFILER_ALREADY_STARTED", "a profile is taken already"},
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
@@ -171,7 +175,7 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
                                    {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
                                    {CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP},
                                    {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 2407000},
-                                   {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 170},
+                                   {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, MULTIPROCESSORS},
                                    {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 96 << 20},
                                    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
                                    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 12},
@@ -306,6 +310,7 @@ static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device) {
             free_module(m);
         }
         memory_free_all(&c->device);
+        profile_end(&c->device);
     }
     pthread_mutex_unlock(&contexts_lock);
     return CUDA_SUCCESS;
@@ -525,6 +530,8 @@ static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size
     const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memmove((void *)(uintptr_t)to, from, bytes);
+    if (!r)
+        shade_written(current(), to, bytes);
     return copy_end(r);
 }
 
@@ -535,7 +542,8 @@ static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t byt
     if (!to)
         return null_argument("to");
     copy_begin();
-    const CUresult r = memory_check_range(current(), from, bytes, "from");
+    CUresult r = memory_check_range(current(), from, bytes, "from");
+    r = r ? r : shade_read(current(), from, bytes);
     if (!r)
         memmove(to, (const void *)(uintptr_t)from, bytes);
     return copy_end(r);
@@ -550,6 +558,8 @@ static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size
     r = r ? r : memory_check_range(current(), from, bytes, "from");
     if (!r)
         memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    if (!r)
+        shade_copied(current(), to, from, bytes);
     return copy_end(r);
 }
 
@@ -561,6 +571,8 @@ static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
     const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memset((void *)(uintptr_t)to, value, bytes);
+    if (!r)
+        shade_written(current(), to, bytes);
     return copy_end(r);
 }
 
@@ -575,6 +587,31 @@ static int is_binary(const void *image) {
             if (++n == 4)
                 return 1;
     return 0;
+}
+
+static _Thread_local const char *text_name;
+
+/* What messages call the text that this thread loads next; NULL: "<ptx>". */
+static void virtual_name_text(const char *name) {
+    text_name = name;
+}
+
+/* A module without functions that holds copies of the text and of its name; NULL when memory is used up. */
+static struct CUmod_st *new_module(const char *image, char **text) {
+    const char *const known = text_name ? text_name : "<ptx>";
+    struct CUmod_st *m = calloc(1, sizeof *m);
+    char *const copy = m ? arena_take(&m->module.arena, strlen(image) + 1) : NULL;
+    char *const name = copy ? arena_take(&m->module.arena, strlen(known) + 1) : NULL;
+    if (!name) {
+        if (m)
+            arena_free(&m->module.arena);
+        free(m);
+        return NULL;
+    }
+    m->module.name = strcpy(name, known);
+    m->module.device = current();
+    m->module.text = *text = strcpy(copy, image);
+    return m;
 }
 
 static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned options, CUjit_option *option,
@@ -593,13 +630,9 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
     }
     if (is_binary(image))
         return fault_set(CUDA_ERROR_NO_BINARY_FOR_GPU, "the virtual SM120 executes PTX, and this is machine code");
-    struct CUmod_st *m = calloc(1, sizeof *m);
-    if (!m || !(text = arena_take(&m->module.arena, strlen(image) + 1))) {
-        free(m);
+    struct CUmod_st *m = new_module(image, &text);
+    if (!m)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
-    }
-    strcpy(text, image); /* names point into it */
-    m->module.device = current();
     char message[2048];
     const CUresult r = module_parse(&m->module, text, message, sizeof message);
     if (log && log_bytes)
@@ -702,11 +735,7 @@ static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks,
     if (!blocks || !function || threads < 1 || threads > 1024)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads",
                          threads);
-    const size_t shared = function->static_shared + shared_bytes;
-    const int by_threads = 1536 / ((threads + WARP - 1) / WARP * WARP);
-    const int by_shared = shared > MAX_SHARED ? 0 : (int)(102400 / (shared + 1024));
-    *blocks = by_threads < by_shared ? by_threads : by_shared;
-    *blocks = *blocks < 24 ? *blocks : 24;
+    *blocks = (int)launch_occupancy((unsigned)threads, function->static_shared + shared_bytes);
     return CUDA_SUCCESS;
 }
 
@@ -725,21 +754,6 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
 static const char *virtual_fault(void) {
     return fault_text();
 }
-
-static const char *const path_names[TRAFFIC_COUNT] = {[TRAFFIC_LD_GLOBAL] = "bytes ld.global",
-                                                      [TRAFFIC_ST_GLOBAL] = "bytes st.global",
-                                                      [TRAFFIC_LD_SHARED] = "bytes ld.shared",
-                                                      [TRAFFIC_ST_SHARED] = "bytes st.shared",
-                                                      [TRAFFIC_LD_LOCAL] = "bytes ld.local",
-                                                      [TRAFFIC_ST_LOCAL] = "bytes st.local",
-                                                      [TRAFFIC_ATOM_GLOBAL] = "bytes atom.global",
-                                                      [TRAFFIC_ATOM_SHARED] = "bytes atom.shared",
-                                                      [TRAFFIC_LDMATRIX] = "bytes ldmatrix",
-                                                      [TRAFFIC_STMATRIX] = "bytes stmatrix",
-                                                      [TRAFFIC_BULK_LOAD] = "bytes bulk global->shared",
-                                                      [TRAFFIC_BULK_STORE] = "bytes bulk shared->global",
-                                                      [TRAFFIC_BULK_REDUCE] = "bytes bulk reduce shared->global",
-                                                      [TRAFFIC_ASYNC] = "bytes cp.async global->shared"};
 
 /* The index-th counter that is not zero. */
 static CUresult virtual_counter(CUcontext context, int index, const char **name, uint64_t *value) {
@@ -763,13 +777,28 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
         *name = k == 0                  ? "instructions"
                 : k <= MAX_COUNTERS     ? counter_name(opcode)
                 : k == MAX_COUNTERS + 1 ? "tensor flops"
-                                        : path_names[path];
+                                        : counter_path(path) - strlen("bytes ");
         *value = v;
         r = CUDA_SUCCESS;
         break;
     }
     pthread_mutex_unlock(&device->counter_lock);
     return r;
+}
+
+static CUresult virtual_profile(CUcontext context, int on) {
+    if (!context)
+        return null_argument("context");
+    if (on)
+        return profile_begin(&context->device);
+    profile_end(&context->device);
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_profile_read(CUcontext context, int index, sm120_profile_row *row) {
+    if (!context || !row || index < 0)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "context or row is NULL, or index is below 0");
+    return profile_read(&context->device, index, row);
 }
 
 /* Launches compare the count with that of their start. */
@@ -787,7 +816,18 @@ const struct driver *driver_virtual(void) {
         DRIVER_FUNCTIONS(X)
 #undef X
             .fault = virtual_fault,
-        .counter = virtual_counter, .counters_reset = virtual_counters_reset, .interrupt = virtual_interrupt,
-        .configure = launch_configure};
+        .counter = virtual_counter,
+        .counters_reset = virtual_counters_reset,
+        .interrupt = virtual_interrupt,
+        .configure = launch_configure,
+        .profile = virtual_profile,
+        .profile_read = virtual_profile_read,
+        .looking = trace_is_looking,
+        .instruction = trace_instruction,
+        .step_query = trace_query,
+        .step_register = trace_register,
+        .step_lanes = trace_lanes,
+        .step_shared = trace_shared,
+        .name_text = virtual_name_text};
     return &driver;
 }

@@ -250,8 +250,15 @@ static void emit_copy(struct parser *p, const struct formal *f, uint64_t address
     }
 }
 
+/* Hand over a parameter that is a register. */
+static void emit_formal(struct parser *p, enum access access, const struct formal *f, struct symbol *s) {
+    emit_local(p, access, constant_slot(p, 0, 1, NULL), f->offset, f->bytes, s->slot);
+    use_register(p, symbol_name(p, s), s->slot, s->type, access == ACCESS_LOAD);
+    use_attach(p);
+}
+
 /* The variable or register that holds a formal, inside its function. */
-static const struct symbol *formal_symbol(struct parser *p, const struct formal *f) {
+static struct symbol *formal_symbol(struct parser *p, const struct formal *f) {
     return symbol_find(p, f->name.at, f->name.length);
 }
 
@@ -264,9 +271,9 @@ void emit_return(struct parser *p) {
     const struct signature *s = p->routine->definition->signature;
     for (uint32_t k = 0; k < s->result_count; k++) {
         const struct formal *f = &s->results[k];
-        const struct symbol *from = formal_symbol(p, f);
+        struct symbol *from = formal_symbol(p, f);
         if (f->is_register)
-            emit_local(p, ACCESS_STORE, constant_slot(p, 0, 1, NULL), f->offset, f->bytes, from->slot);
+            emit_formal(p, ACCESS_STORE, f, from);
         else
             emit_copy(p, f, from->address, 1);
     }
@@ -282,7 +289,7 @@ static void receive(struct parser *p, const struct formal *list, uint32_t count,
             s->type = f->type;
             s->slot = register_take(p, f->type);
             if (are_arguments)
-                emit_local(p, ACCESS_LOAD, constant_slot(p, 0, 1, NULL), f->offset, f->bytes, s->slot);
+                emit_formal(p, ACCESS_LOAD, f, s);
             continue;
         }
         const struct symbol *s = add_local(p, f);
@@ -305,6 +312,7 @@ static void pass(struct parser *p, const struct formal *f, const struct operand 
     }
     const uint32_t slot = is_argument ? need_source(p, o, f->type) : need_destination(p, o, f->type);
     emit_local(p, is_argument ? ACCESS_STORE : ACCESS_LOAD, area, f->offset, f->bytes, slot);
+    use_attach(p);
 }
 
 /* ---- calls ---- */
@@ -375,6 +383,7 @@ static int call_builtin(struct parser *p, const struct call_text *c, const struc
         const uint32_t d = register_take(p, T_B32);
         struct inst *i = emit(p, print_format);
         i->a = a, i->b = b, i->d = d;
+        use_attach(p);
         if (c->result_count && c->results->kind == OPERAND_SYMBOL && c->results->symbol->is_argument)
             emit_local(p, ACCESS_STORE, local_base(p), c->results->symbol->address, 4, d);
         return 1;
@@ -385,6 +394,7 @@ static int call_builtin(struct parser *p, const struct call_text *c, const struc
             slot[k] = fetch(p, &c->arguments[k], k == 2 ? T_B32 : T_B64);
         struct inst *i = emit(p, print_assertion);
         i->a = slot[0], i->b = slot[1], i->c = slot[2], i->e = slot[3];
+        use_attach(p);
         return 1;
     }
     return 0;
@@ -419,9 +429,9 @@ void read_call(struct parser *p) {
     if (d && !d->has_body && call_builtin(p, &c, &c.target.token))
         return;
     const struct signature *s = call_signature(p, &c, d);
-    const uint32_t address = d ? 0 : need_source(p, &c.target, T_B64);
     for (uint32_t k = 0; k < s->argument_count; k++)
         pass(p, &s->arguments[k], &c.arguments[k], 1);
+    const uint32_t address = d ? 0 : need_source(p, &c.target, T_B64);
     struct call_site *site = parser_take(p, sizeof *site);
     struct call_site **list = p->routine ? &p->routine->sites : &p->sites;
     *site = (struct call_site){.next = *list, .caller = p->routine, .signature = s};
@@ -430,6 +440,7 @@ void read_call(struct parser *p) {
     i->a = address;
     i->more = site;
     p->places[p->length - 1].opcode = counter_index("call", 4);
+    use_attach(p);
     if (d && d->owner != p->function) {
         d->owner = p->function;
         d->routine = parser_take(p, sizeof *d->routine);
@@ -456,7 +467,7 @@ static void link_body(struct parser *p, struct definition *d) {
     p->token = d->token;
     p->routine = r;
     p->local_bytes = 0;
-    p->statement = (struct statement){.opcode = d->token, .name = "call"};
+    p->statement = (struct statement){.opcode = d->token, .start = d->token.at, .name = "call"};
     scope_open(p);
     r->frame = register_take(p, T_B64);
     receive(p, d->signature->results, d->signature->result_count, 0);

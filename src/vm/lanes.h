@@ -26,6 +26,7 @@ extern handler *const access_base[], *const access_v3[], *const access_v4[];
 /* Rows of the table in access_isa.c. */
 enum access {
     ACCESS_LOAD,
+    ACCESS_LOAD_STRONG,
     ACCESS_STORE,
     ACCESS_PARAMETER,
     ACCESS_LDMATRIX,

@@ -2,7 +2,10 @@
  * progress even if no helper can be started. */
 #define _GNU_SOURCE
 #include "check.h"
+#include "defined.h"
 #include "environment.h"
+#include "profile.h"
+#include "trace.h"
 #include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -25,13 +28,7 @@ static void worker_free(void *pointer) {
     if (!worker)
         return;
     free(worker->counts);
-    free(worker->memory);
-    free(worker->warps);
-    check_free(worker->shadow);
-    free(worker->cta.mbarrier);
-    free(worker->cta.mbarrier_at);
-    free(worker->cta.async);
-    free(worker->cta.async_lanes);
+    room_free(worker->spare);
     free(worker);
 }
 
@@ -44,60 +41,31 @@ static struct worker *worker_get(void) {
     pthread_once(&own_once, make_key);
     if (!own) {
         own = calloc(1, sizeof *own);
-        if (own)
-            own->warps = calloc(MAX_WARPS, sizeof *own->warps);
-        if (own && !own->warps) {
-            free(own);
-            own = NULL;
-        }
         pthread_setspecific(own_key, own);
     }
     return own;
 }
 
-/* Make room for a launch: registers, predicates, shared and local memory, counters. 0: out of memory. */
+/* Make a worker count for a launch. 0: out of memory. */
 static int worker_prepare(struct worker *worker, struct launch *launch) {
-    const struct CUfunc_st *f = launch->function;
-    const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
-    const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
-    const size_t calls = sizeof(struct call) * f->call_depth * WARP;
-    const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128,
-                 all = each * launch->warps + shared + 64;
     worker->launch = launch;
-    if (all > worker->memory_bytes) {
-        free(worker->memory);
-        worker->memory = aligned_alloc(64, (all + 63) / 64 * 64);
-        worker->memory_bytes = worker->memory ? all : 0;
-    }
     free(worker->counts);
-    worker->counts = calloc(f->length + 1u, sizeof *worker->counts);
-    if (!worker->cta.mbarrier_at)
-        worker->cta.mbarrier_at = calloc(MAX_SHARED / 8 + 1024, sizeof *worker->cta.mbarrier_at);
-    if (!worker->memory || !worker->counts || !worker->cta.mbarrier_at)
-        return 0;
-    if (launch->checks != CHECKS_OFF && !(worker->shadow = check_open(worker->shadow, launch->warps)))
-        return 0;
+    worker->counts = calloc(launch->function->length + 1u, sizeof *worker->counts);
     memset(worker->bytes, 0, sizeof worker->bytes);
     memset(worker->cached, 0, sizeof worker->cached);
-    worker->tensor_flops = worker->executed = worker->checked = worker->begun = 0;
-    memset(worker->memory, 0xff, all); /* what was never written is NaN */
-    worker->cta.shared = (uint8_t *)worker->memory;
-    char *at = worker->memory + shared;
-    for (uint32_t k = 0; k < launch->warps; k++, at += each) {
-        worker->warps[k].registers = at;
-        worker->warps[k].predicates = (uint32_t *)(void *)(at + registers / 64 * 64 + 64);
-        worker->warps[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
-        worker->warps[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
-    }
-    return 1;
+    worker->tensor_flops = worker->executed = worker->checked = worker->changes = 0;
+    return worker->counts != NULL;
 }
 
-/* The CTA whose turn it is: in order for seed 0, else in strides from somewhere. */
-static uint64_t cta_at(const struct launch *launch, uint64_t turn) {
-    if (!launch->seed)
-        return turn;
-    const uint64_t first = launch->seed * 0x9e3779b97f4a7c15u % launch->ctas;
-    return (turn * launch->stride + first) % launch->ctas;
+/* End a launch for which the host has not enough memory. */
+void launch_out_of_memory(struct launch *launch) {
+    pthread_mutex_lock(&launch->lock);
+    if (launch->result == CUDA_SUCCESS) {
+        launch->result = CUDA_ERROR_OUT_OF_MEMORY;
+        strcpy(launch->fault, "out of host memory");
+    }
+    pthread_mutex_unlock(&launch->lock);
+    atomic_store(&launch->stop, 1);
 }
 
 /* A stride that leads through all CTAs. */
@@ -119,23 +87,13 @@ static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
 /* Run CTAs of a launch until none is left. */
 static void work(struct launch *launch) {
     struct worker *worker = worker_get();
-    if (!worker || !worker_prepare(worker, launch)) {
-        pthread_mutex_lock(&launch->lock);
-        if (launch->result == CUDA_SUCCESS) {
-            launch->result = CUDA_ERROR_OUT_OF_MEMORY;
-            strcpy(launch->fault, "out of host memory");
-        }
-        pthread_mutex_unlock(&launch->lock);
-        atomic_store(&launch->stop, 1);
+    if (!worker || !worker_prepare(worker, launch) || !profile_worker_open(worker)) {
+        launch_out_of_memory(launch);
         return;
     }
-    for (;;) {
-        const uint64_t turn = atomic_fetch_add(&launch->next, 1);
-        if (turn >= launch->ctas || atomic_load(&launch->stop))
-            break;
-        cta_run(worker, cta_at(launch, turn));
-    }
+    schedule_run(worker, launch);
     counters_add(launch->device, worker, launch->function);
+    profile_worker_close(worker);
 }
 
 /* ---- the pool ------------------------------------------------------------------------------------------------ */
@@ -165,7 +123,7 @@ static void *help(void *unused) {
     pthread_mutex_lock(&pool.lock);
     for (;;) {
         struct launch *launch = pool.first;
-        while (launch && (atomic_load(&launch->next) >= launch->ctas || atomic_load(&launch->stop)))
+        while (launch && !schedule_has_work(launch))
             launch = launch->following;
         if (!launch) {
             pthread_cond_wait(&pool.work, &pool.lock);
@@ -213,8 +171,9 @@ static void start_helpers(unsigned wanted) {
 /* Share a launch with the helpers, work on it, and wait until all have left it. */
 static void run_shared(struct launch *launch) {
     const unsigned threads = launch_threads();
-    /* at level full the order of CTAs, and so of atomics in global memory, is the seed's */
-    const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL;
+    /* at level full, and where somebody looks on, the order of CTAs, and so of atomics in global memory, is the seed's
+     */
+    const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL || launch->trace;
     if (!alone) {
         pthread_mutex_lock(&pool.lock);
         start_helpers(threads - 1);
@@ -274,11 +233,17 @@ static CUresult check_dynamic(const struct CUfunc_st *f, uint32_t dynamic) {
     return CUDA_SUCCESS;
 }
 
-static _Thread_local const struct driver_options *configured;
+static const struct driver_options by_environment = {.checks = -1};
+static _Thread_local struct driver_options configured = {.checks = -1};
 
 /* How the calling thread's next launches run; NULL: as the environment says. */
 void launch_configure(const struct driver_options *options) {
-    configured = options;
+    configured = options ? *options : by_environment;
+}
+
+/* How they run now. */
+struct driver_options launch_configured(void) {
+    return configured;
 }
 
 /* The level of checks, which the device's name or the environment says. */
@@ -286,8 +251,13 @@ static CUresult choose_checks(enum checks *checks) {
     static const char *const names[] = {"off", "default", "full"};
     int level;
     const CUresult r = environment_word("PYSM120_CHECKS", names, CHECKS_DEFAULT, &level);
-    *checks = (enum checks)(configured && configured->checks >= 0 ? configured->checks : level);
+    *checks = (enum checks)(configured.checks >= 0 ? configured.checks : level);
     return r;
+}
+
+enum checks launch_checks(void) {
+    enum checks checks;
+    return choose_checks(&checks) ? CHECKS_DEFAULT : checks;
 }
 
 /* The seed and the limit of instructions; the number of threads is read where they start. */
@@ -295,8 +265,8 @@ static CUresult choose_numbers(uint64_t *seed, uint64_t *limit) {
     uint64_t threads;
     CUresult r = environment_number("PYSM120_SEED", 0, UINT64_MAX, 0, seed);
     r = r ? r : environment_number("PYSM120_INSTRUCTION_LIMIT", 1, UINT64_MAX, 1ULL << 40, limit);
-    if (configured && configured->has_seed)
-        *seed = configured->seed;
+    if (configured.has_seed)
+        *seed = configured.seed;
     return r ? r : read_threads(&threads);
 }
 
@@ -311,6 +281,8 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     r = r ? r : choose_numbers(&seed, &limit);
     if (r)
         return r;
+    if (trace_is_looking())
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: who watches a launch starts none in the callback", f->name);
     if (f->parameter_count && !arguments)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: no arguments, expected %u", f->name, f->parameter_count);
     uint8_t *parameters = calloc(1, f->parameter_bytes + 16u);
@@ -335,11 +307,29 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     const uint32_t align = f->dynamic_align;
     const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
     launch.shared_bytes = dynamic ? start + dynamic : f->static_shared;
+    r = trace_open(&launch, &configured.watch);
+    if (r) {
+        free(parameters);
+        return r;
+    }
+    if (!schedule_open(&launch)) {
+        trace_close(&launch);
+        free(parameters);
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    }
+    if (checks == CHECKS_FULL)
+        launch.watcher[launch.watchers++] = &defined_watcher;
+    else
+        shade_lose_all(device);
     pthread_mutex_init(&launch.lock, NULL);
     memory_enter(device, &launch);
+    profile_join(&launch);
     run_shared(&launch);
+    profile_leave(&launch);
     memory_leave(device, &launch);
     pthread_mutex_destroy(&launch.lock);
+    trace_close(&launch);
+    schedule_close(&launch);
     print_flush(&launch);
     free(parameters);
     return launch.result ? fault_set(launch.result, "%s", launch.fault) : CUDA_SUCCESS;

@@ -37,18 +37,19 @@ struct lexer {
     int line_start;
 };
 
-enum symbol_kind { SYMBOL_REGISTER, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
+enum symbol_kind { SYMBOL_REGISTER, SYMBOL_RANGE, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
 struct symbol {
     struct symbol *chain, *in_scope; /* same hash, inner scopes first; same scope */
     const struct scope *scope;
-    const char *name;
+    const char *name, *text; /* text: the same as a string, when somebody asked for it */
     uint32_t length, hash;
     enum symbol_kind kind;
     enum type type;
-    uint32_t slot;           /* register or predicate; pc of a label */
-    uint32_t vector;         /* elements of a vector register; 0: none */
-    enum space space;        /* of a variable */
-    uint64_t address, bytes; /* global, const: address; others: offset */
+    uint32_t slot;            /* register or predicate; pc of a label */
+    uint32_t vector;          /* elements of a vector register; 0: none */
+    struct symbol **elements; /* of a range, r<bytes>, those that were met; NULL: none yet */
+    enum space space;         /* of a variable */
+    uint64_t address, bytes;  /* global, const: address; others: offset */
     uint32_t align;
     const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
     int is_dynamic;
@@ -73,10 +74,11 @@ enum operand_kind {
 struct operand {
     enum operand_kind kind;
     struct token token;
-    enum type type; /* of a register */
-    uint32_t slot;  /* register offset or predicate number */
-    int negate;     /* !p */
-    int is_special; /* a hardware register */
+    enum type type;   /* of a register */
+    uint32_t slot;    /* register offset or predicate number */
+    const char *name; /* of a register or predicate */
+    int negate;       /* !p */
+    int is_special;   /* a hardware register */
     uint64_t integer;
     double real;
     int single;
@@ -86,18 +88,22 @@ struct operand {
     uint32_t count;
 };
 
-enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, HASH_SIZE = 4096 };
+enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, HASH_SIZE = 4096 };
 
 /* A statement that is being decoded. */
 struct statement {
     struct token opcode;
+    const char *start;                   /* of the guard, or of the opcode */
     const char *modifier[MAX_MODIFIERS]; /* without dot */
     uint32_t modifier_length[MAX_MODIFIERS];
     uint32_t modifiers;
     struct operand operand[MAX_OPERANDS];
     uint32_t operands;
     uint32_t guard, flip;
+    const char *guard_name;
     char name[160]; /* the opcode with its modifiers */
+    struct use use[MAX_USES];
+    uint32_t uses;
 };
 
 struct label_use {
@@ -109,6 +115,7 @@ struct label_use {
 
 struct scope {
     struct scope *outer;
+    uint32_t depth;
     struct symbol *symbols;
     struct label_use *uses;
 };
@@ -183,7 +190,7 @@ struct parser {
 };
 
 /* lexer.c */
-void lexer_start(struct lexer *lexer, const char *text);
+void lexer_start(struct lexer *lexer, const char *text, const char *file);
 void token_next(struct parser *p);
 /* Report an error at a token (file:line:col, the line, a caret) and leave the parser. */
 NORETURN void error_at(struct parser *p, const struct token *token, const char *format, ...) PRINTF_LIKE(3, 4);
@@ -221,6 +228,7 @@ int64_t constant_integer(struct parser *p);
 struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length);
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind);
+struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count);
 void scope_open(struct parser *p);
 void scope_close(struct parser *p);
 uint32_t register_take(struct parser *p, enum type type);
@@ -233,6 +241,13 @@ struct expression {
     int is_real, single;
 };
 struct expression constant_expression(struct parser *p);
+
+/* use.c */
+const char *symbol_name(struct parser *p, struct symbol *s);
+void use_register(struct parser *p, const char *name, uint32_t slot, enum type type, int is_write);
+void use_operand(struct parser *p, const struct operand *o, int is_write);
+void use_hint(struct parser *p, const struct operand *o);
+void use_attach(struct parser *p);
 
 /* decode.c */
 void decode(struct parser *p);

@@ -14,8 +14,14 @@
  *                           atom and red; mma; mbarriers; bulk and non-bulk asynchronous copies
  *   warp.c                  runs one warp: its lanes may be at several pcs ("splits"), the lowest pc runs first
  *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
+ *   use.c                   the registers of each instruction by name, for the reports of watchers
+ *   schedule.c, poll.c      choose which CTA runs: those that wait for others make room for them; recognise waiting
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
+ *   defined*.c              level full: which values are defined, and what undefined ones decide
+ *   profile.c               counts by statement while somebody takes a profile; reach.c, cost.c: what memory an
+ *                           instruction touches, and what that costs
+ *   watch.c, trace.c        calls whoever looks on while instructions execute; shows them to a caller of the library
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
  *
@@ -161,11 +167,24 @@ struct inst {
     handler *next;    /* the handler that a check hands over to */
 };
 
-/* Where an instruction was written, and what it is called. */
+/* A register that an instruction reads or writes. */
+struct use {
+    const char *name; /* as the program spells it */
+    uint32_t slot;    /* in bytes from warp.registers; the index of a predicate */
+    uint8_t type;     /* as it was declared */
+    uint8_t is_write;
+};
+
+/* Where an instruction was written, and what it is called. A statement that became several instructions has its
+ * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
+    const char *text; /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
     uint32_t line;
-    uint32_t opcode; /* counter */
+    uint32_t opcode;       /* counter */
+    const struct use *use; /* its registers, without the guard, which is inst.guard */
+    uint32_t uses;
+    const char *guard; /* what the program calls it; NULL: none */
 };
 
 struct parameter {
@@ -276,6 +295,8 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
+    const char *text; /* its own copy */
+    const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;
     uint32_t function_count;
@@ -290,9 +311,10 @@ struct allocation {
     uint64_t start, end;
     void *mapping; /* with its guards */
     size_t mapped;
-    int pinned, owned; /* owned by a module */
-    int constant;      /* kernels only read it */
-    uint64_t freed_at; /* freed, but launches up to this number may still use it; 0: not freed */
+    int pinned, owned;   /* owned by a module */
+    int constant;        /* kernels only read it */
+    uint64_t freed_at;   /* freed, but launches up to this number may still use it; 0: not freed */
+    struct shade *shade; /* defined.h: which of its bytes are defined; NULL: all of them */
 };
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
@@ -300,11 +322,12 @@ struct allocation {
 /* How strict a launch is: bounds, alignment and the like are always checked. */
 enum checks { CHECKS_OFF, CHECKS_DEFAULT, CHECKS_FULL };
 
-/* inst.q of ld, st, atom, red and of mbarrier operations: what the access orders. */
+/* inst.q of ld, st, atom, red and of mbarrier operations: what the access orders. inst.r of the first four: its scope
+ * is the CTA. */
 enum order { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
 
 /* inst.flags of a fence */
-enum { FENCE_MEMORY = 1, FENCE_PROXY = 2 };
+enum { FENCE_MEMORY = 1, FENCE_PROXY = 2, FENCE_PROXY_GLOBAL = 4, FENCE_GPU = 8 /* its scope */ };
 
 enum wait {
     WAIT_NOT,
@@ -390,7 +413,28 @@ struct cta {
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
-    struct shadow *shadow; /* check.h; NULL when nothing is checked */
+    struct shadow *shadow;   /* check.h; NULL when nothing is checked */
+    struct defined *defined; /* defined.h; kept for the launches at level full */
+    uint64_t executed;       /* warp instructions */
+    uint32_t left;           /* warps that have not ended */
+    uint32_t hopeless, fruitless, blocked, progressed;
+    uint64_t changes, work, changes_base, work_base; /* poll.c: what it has done; what its worker had done before */
+    uint64_t slice_start, slice_changes, slice_work, slice_reads; /* when the present slice began */
+    uint32_t polled, quiet_slices; /* repeated reads in it; slices without a sign of work */
+    int waits_outside;             /* something in this round may wait for another CTA */
+    struct poll *polls;            /* [warp][lane][2]; NULL until a lane reads strongly */
+    struct poll *watched[8];       /* some of those that it waits with */
+    uint32_t watches;
+    uint64_t states[16], state_news; /* schedule.c: of the last times that it waited in vain */
+    uint32_t state_count;
+    int in_vain, is_stuck;
+    /* the room that it lives in, kept for the next CTA */
+    char *memory; /* shared, then registers, predicates, local and calls of each warp */
+    size_t memory_bytes, used_bytes;
+    const struct launch *prepared_for;
+    uint64_t prepared_number;
+    struct shadow *kept_shadow;
+    struct cta *following; /* in the list that it is in */
 };
 
 /* What one thread needs to run CTAs; kept between launches. */
@@ -399,13 +443,11 @@ struct worker {
     uint64_t *counts; /* [pc]: warp instructions executed */
     uint64_t bytes[16];
     uint64_t tensor_flops;
-    uint64_t executed, checked, begun; /* warp instructions; looked at; before the present CTA */
+    uint64_t executed, checked; /* warp instructions; looked at */
+    uint64_t changes;           /* atomic operations that changed what they met */
     struct allocation cached[8];
-    char *memory; /* registers, predicates, shared, local */
-    size_t memory_bytes;
-    struct warp *warps;
-    struct cta cta;
-    struct shadow *shadow; /* kept for the launches that are checked */
+    struct profile_worker *profile; /* profile.c; NULL when nobody takes a profile */
+    struct cta *spare;              /* an empty room, or NULL */
     uint32_t scratch[16][WARP];
 };
 
@@ -427,6 +469,8 @@ enum traffic {
     TRAFFIC_COUNT
 };
 
+struct watcher;
+struct trace;
 struct launch {
     const struct CUfunc_st *function;
     struct device *device;
@@ -444,9 +488,15 @@ struct launch {
     size_t printed_bytes, unprinted_bytes;
     unsigned helpers;
     enum checks checks;
+    const struct watcher *watcher[4]; /* watch.h */
+    uint32_t watchers;
+    struct profile *profile; /* NULL: nobody takes one */
+    struct trace *trace;     /* trace.c; NULL: no caller looks on */
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
+    struct schedule *schedule; /* schedule.c */
+    struct world *world;       /* check_global.h: at level full, else NULL */
 };
 
 /* ---- functions of each file ---------------------------------------------------------------------------------- */
@@ -467,8 +517,41 @@ void warp_leave_behind(struct warp *w, uint32_t mask);
 enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why);
 
 /* cta.c */
-void cta_run(struct worker *worker, uint64_t linear);
+enum outcome { CTA_TURN, CTA_WAITS, CTA_ENDED, CTA_STOPPED };
+/* Bring a CTA to its first instruction, in a room that is prepared. 0 after a fault. */
+int cta_start(struct cta *cta, struct worker *worker, uint64_t linear);
+/* Give each warp of a CTA that many turns. CTA_WAITS: it only polls. */
+enum outcome cta_run(struct cta *cta, struct worker *worker, uint32_t turns);
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes);
 uint64_t cta_random(struct cta *cta);
+/* One line for each warp: what it waits for. Returns the bytes written. */
+size_t cta_describe(const struct cta *cta, char *to, size_t bytes);
+
+/* schedule.c */
+int schedule_open(struct launch *launch); /* 0: out of memory */
+void schedule_run(struct worker *worker, struct launch *launch);
+int schedule_has_work(struct launch *launch);
+void schedule_close(struct launch *launch);
+void room_free(struct cta *room);
+
+/* poll.c: reads that are repeated until another warp or CTA answers. */
+/* Lanes have read `bytes` each. 1: all of them have read this again and again, and it was always the same. */
+int poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared);
+void poll_start(struct cta *cta);
+/* A worker takes a CTA up, and leaves it. */
+void poll_enter(struct cta *cta, const struct worker *worker);
+void poll_leave(struct cta *cta, const struct worker *worker);
+/* A CTA waits: remember what for. */
+void poll_watch(struct cta *cta);
+/* Has something changed that it polled? */
+int poll_has_answer(const struct cta *cta);
+/* What lanes of a warp poll, for a report; 0 if nothing. */
+int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes);
+/* What a worker has done to global memory: a number that changes. */
+uint64_t poll_changes(const struct worker *worker);
+/* At the end of a slice: did the CTA do nothing but poll in it? */
+int poll_is_all(struct cta *cta, const struct worker *worker);
 
 /* control.c */
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
@@ -555,6 +638,12 @@ handler tensor_mma, tensor_mma_double, tensor_wmma;
 /* fault.c */
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */
 enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *format, ...) PRINTF_LIKE(4, 5);
+/* The same in two steps: the text of a fault, and its record. */
+struct fault_text {
+    char text[2048];
+};
+struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *message);
+void fault_record(struct launch *launch, CUresult code, const char *text);
 void fault_cta(struct cta *cta, CUresult code, const char *format, ...) PRINTF_LIKE(3, 4);
 /* The text of the calling thread. */
 CUresult fault_set(CUresult code, const char *format, ...) PRINTF_LIKE(2, 3);
@@ -562,6 +651,7 @@ const char *fault_text(void);
 
 /* counters.c */
 uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
+const char *counter_path(uint32_t traffic);
 const char *counter_name(uint32_t index);
 /* Before and after a fork. */
 void counters_lock(void);
@@ -572,12 +662,19 @@ void counters_add(struct device *device, const struct worker *worker, const stru
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments);
 unsigned launch_threads(void);
+void launch_out_of_memory(struct launch *launch);
 /* Before and after a fork; the child has no helpers. */
 void launch_lock(void);
 void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
+/* The level that the calling thread's launches would have; CHECKS_DEFAULT where the environment says nonsense. */
+enum checks launch_checks(void);
+struct driver_options launch_configured(void);
 
-enum { MAX_COUNTERS = 1024, FREED = 256 };
+enum { MAX_COUNTERS = 1024, FREED = 256, MULTIPROCESSORS = 170 };
+/* CTAs that one multiprocessor holds: limited by threads, shared memory and their number, registers not counted. */
+unsigned launch_occupancy(unsigned threads, size_t shared);
+
 struct device {
     int ordinal;
     pthread_rwlock_t memory_lock;   /* of the allocations; taken for moments and while the host copies */
@@ -593,6 +690,9 @@ struct device {
     pthread_mutex_t counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
+    atomic_uint shades;      /* allocations with a shade */
+    struct stored *stored;   /* defined_report.c; guarded by running_lock */
+    struct profile *profile; /* that is taken now; guarded by counter_lock */
     struct module *modules;
     pthread_mutex_t module_lock;
     atomic_uint interrupts; /* how often somebody asked the running launches to stop */

@@ -49,7 +49,8 @@ extern "C" __global__ void atomics(int *i32, unsigned *u32, unsigned long long *
     __syncthreads();
     if (threadIdx.x == 0)
         atomicAdd(i32 + 8, s[0] + s[1] + s[2] + s[3] + (int)sf);
-    atomicAdd_block(i32 + 9, 1);
+    if (blockIdx.x == 0)
+        atomicAdd_block(i32 + 9, 1);
     atomicAdd_system(i32 + 10, 1);
 }
 

@@ -192,7 +192,7 @@ def test_atomics(device: pysm120.Device) -> None:
     a, b, c, d, f, g, h2, b2, h, s, old = out
     shared = (2 * block + block - 1 + 5 + 6 + block) * (n // block)
     xor = int(np.bitwise_xor.reduce(i))
-    assert a.tolist() == [n, -int(i.sum()), 1 - n, n - 1, 0, -1, xor, 99, shared, n, n]
+    assert a.tolist() == [n, -int(i.sum()), 1 - n, n - 1, 0, -1, xor, 99, shared, block, n]
     assert sorted(old.tolist()) == list(range(n))
     wrapped = chained = 0
     down = 0

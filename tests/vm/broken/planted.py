@@ -46,6 +46,8 @@ class Planted(NamedTuple):
     broken: str
     parts: tuple[str, ...]
     right: str
+    ctas: int = 1
+    levels: tuple[str, ...] = ("default", "full")  # that find it
 
 
 def text(body: str) -> str:
