@@ -12,7 +12,7 @@ import pytest
 import recording
 from families import FAMILIES
 from form import Form
-from kernels import KERNELS
+from kernels import KERNELS, Kernel
 from numpy.typing import NDArray
 
 import pysm120
