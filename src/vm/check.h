@@ -101,13 +101,14 @@ struct shadow {
     uint32_t locations, location_space;
     struct world *world;                /* check_global.h; NULL below level full */
     struct far far_acquired[MAX_WARPS]; /* of other CTAs, by relaxed reads since the last fence */
+    struct lanes *lanes[MAX_WARPS];     /* check_lanes.c; used at level full */
     struct cell *cell;                  /* GRANULES, then 16 bytes of each */
     struct mark *read[MAX_WARPS];       /* beside the cells */
     struct mark *strong[MAX_WARPS];     /* likewise; NULL until a warp writes strongly */
 };
 
 /* check.c: the accesses. All return 0 after a fault. */
-struct shadow *check_open(struct shadow *old, uint32_t warps); /* NULL: out of memory */
+struct shadow *check_open(struct shadow *old, const struct launch *launch); /* NULL: out of memory */
 void check_free(struct shadow *shadow);
 void check_start(struct cta *cta);
 /* The lanes of `mask` access `bytes` bytes each at host pointers. */
@@ -176,6 +177,15 @@ int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32
 int world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number);
 /* A bulk store or reduction of this warp has written. */
 void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc);
+
+/* Is a place that a generic address led to in global memory? */
+int check_is_global(const struct warp *w, const uint8_t *place);
+
+/* check_lanes.c: order between lanes of a warp, at level full */
+struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes); /* NULL: out of memory */
+void lanes_free(struct lanes *lanes);
+int lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                 int is_write);
 
 /* check_far.c: order between CTAs, at level full */
 void far_join(struct world *world, struct far *to, const struct far *from);

@@ -419,6 +419,7 @@ struct cta {
     struct warp *warp;
     struct shadow *shadow;   /* check.h; NULL when nothing is checked */
     struct defined *defined; /* defined.h; kept for the launches at level full */
+    int watches_lanes;       /* at level full */
     uint64_t executed;       /* warp instructions */
     uint32_t left;           /* warps that have not ended */
     uint32_t hopeless, fruitless, blocked, progressed;
@@ -559,7 +560,7 @@ int poll_is_all(struct cta *cta, const struct worker *worker);
 
 /* control.c */
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
-    control_nop, control_fence, control_setp, control_set, control_clock;
+    control_nop, control_fence, control_setp, control_set, control_clock, control_rank;
 /* A barrier counts fewer threads when a warp exits. */
 void barrier_check(struct cta *cta, uint32_t number);
 
@@ -640,6 +641,9 @@ enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, u
 
 /* tensor.c */
 handler tensor_mma, tensor_mma_double, tensor_wmma;
+
+/* check_lanes.c: lanes have met at a collective; called at level full alone. */
+void lanes_meet(struct warp *w, uint32_t mask);
 
 /* fault.c */
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */

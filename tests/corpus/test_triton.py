@@ -4,42 +4,19 @@ Each test says its tolerance. Triton compiles without a GPU; PyTorch is not need
 """
 
 import math
-import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+import triton.language as tl
+from triton_compile import Descriptor, compile_kernel
 
 import pysm120
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what Triton did so far; unset, it warns
-os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
-
-import triton  # reads the environment
-import triton.language as tl
-import triton_kernels
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 pytestmark = pytest.mark.virtual
 Array = npt.NDArray[Any]
-TYPES = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "int8": "i8", "uint8": "u8",
-    "int32": "i32", "int64": "i64", "uint64": "u64", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
-}  # fmt: skip
-
-
-class Descriptor(NamedTuple):
-    """An array that a kernel is given as a tensor descriptor with blocks of this shape."""
-
-    array: Array
-    block: tuple[int, ...]
-
-    def type(self) -> str:
-        """Write its type in a signature."""
-        return f"tensordesc<{TYPES[self.array.dtype.name]}[{', '.join(map(str, self.block))}]>"
 
 
 SWIZZLES = ("none", "32B", "64B", "128B")
@@ -61,16 +38,7 @@ def launch(
     **constants: Any,
 ) -> list[Array]:
     """Compile a kernel, run it, return its arrays as they are then."""
-    kernel = getattr(triton_kernels, name)
-    names = [n for n in kernel.arg_names if n not in constants]
-    types = [
-        a.type() if isinstance(a, Descriptor) else ("*" if isinstance(a, np.ndarray) else "") + TYPES[a.dtype.name]
-        for a in arguments
-    ]
-    signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, signature, constants)
-    options = {"num_warps": warps, "num_stages": stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 120, 32), options=options)
+    compiled = compile_kernel(name, *arguments, warps=warps, stages=stages, constants=constants)
     loaded = device.load(compiled.asm["ptx"], name=name)[compiled.metadata.name]
     held: list[pysm120.Array] = []
     values: list[Any] = []
