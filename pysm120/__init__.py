@@ -24,7 +24,9 @@ from pysm120.errors import (
     WorkspaceTooSmallError,
 )
 from pysm120.module import Kernel, KernelInfo, Module, Parameter
+from pysm120.profile import Profile
 from pysm120.quantize import quantize_mxfp8
+from pysm120.tensor_map import TensorMap
 
 __version__ = "0.1.0"
 
@@ -47,7 +49,9 @@ __all__ = [
     "NoDeviceError",
     "OutOfMemoryError",
     "Parameter",
+    "Profile",
     "Stream",
+    "TensorMap",
     "UnsupportedError",
     "WorkspaceTooSmallError",
     "__version__",

@@ -1,14 +1,29 @@
-"""Command line: python -m pysm120 info | demo | --cflags --libs --cmakedir --pkgconfigdir."""
+"""Command line: python -m pysm120 COMMAND, or --cflags --libs --cmakedir --pkgconfigdir."""
 
 import argparse
+import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
-from pysm120 import __version__, _console, _ffi, demo
-from pysm120.device import Device
-from pysm120.errors import Error
-from pysm120.module import builtins
+from pysm120 import __version__, _check, _ffi, _info, _profile, _run, _trace, demo
+from pysm120._command import Command, add_device
+from pysm120.errors import Error, FaultError
+
+COMMANDS = (
+    _info.COMMAND,
+    Command(
+        "demo",
+        "compute a real model's attention and compare with float64 NumPy",
+        add_device,
+        lambda arguments: demo.run(arguments.device),
+    ),
+    _run.COMMAND,
+    _profile.COMMAND,
+    _trace.COMMAND,
+    _check.COMMAND,
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,16 +39,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--cmakedir", action="store_true", help="print the folder for CMake's sm120_DIR")
     top.add_argument("--pkgconfigdir", action="store_true", help="print the folder for PKG_CONFIG_PATH")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for name, text in (
-        ("info", "show devices, driver and the kernels in the library"),
-        ("demo", "compute a real model's attention and compare with float64 NumPy"),
-    ):
-        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        command.add_argument(
-            "--device",
-            metavar="NAME",
-            help='"cuda", "cuda:1" or "virtual" (default: $PYSM120_DEVICE, else the first usable GPU, else "virtual")',
-        )
+    for command in COMMANDS:
+        text = command.help
+        command.add(commands.add_parser(command.name, help=text, description=f"{text[0].upper()}{text[1:]}."))
     return top
 
 
@@ -54,109 +62,32 @@ def flags(arguments: argparse.Namespace) -> list[str]:
     return words
 
 
-def driver_text(version: int) -> str:
-    """Return a driver's version as people write it."""
-    return f"{version // 1000}.{version % 1000 // 10}" if version else "-"
-
-
-def device_rows() -> list[tuple[str, ...]]:
-    """Return a row for every device."""
-    rows = []
-    for kind in ("cuda", "virtual"):
-        for ordinal in range(_ffi.device_count(kind)):
-            try:
-                with Device(f"{kind}:{ordinal}") as device:
-                    info = device.info
-            except Error as error:
-                rows.append((f"{kind}:{ordinal}", str(error), *["-"] * 5))
-                continue
-            rows.append(
-                (
-                    str(device),
-                    info.name,
-                    f"sm_{info.capability[0]}{info.capability[1]}",
-                    str(info.multiprocessors),
-                    f"{info.memory_bytes / 2**30:.1f} GiB",
-                    f"{info.shared_bytes_per_block:,}",
-                    "-" if info.is_virtual else driver_text(info.driver_version),
-                )
-            )
-    return rows
-
-
-def why_no_cuda() -> str | None:
-    """Return why there is no CUDA device, or None where there is one."""
-    if _ffi.device_count("cuda"):
-        return None
-    try:
-        Device("cuda").close()
-    except Error as error:
-        return str(error)
-    return None
-
-
-def kernel_rows(device: Device) -> list[tuple[str, ...]]:
-    """Return a row for every kernel inside the library."""
-    kernels = device.builtin_kernels()
-    rows: list[tuple[str, ...]] = []
-    for builtin in builtins():
-        kernel = kernels[builtin.entry]
-        rows.append(
-            (
-                builtin.entry,
-                builtin.source,
-                str(builtin.threads),
-                str(kernel.info.registers),
-                f"{builtin.shared_bytes + kernel.info.static_shared_bytes:,}",
-                str(kernel.occupancy(builtin.threads, builtin.shared_bytes)),
-            )
-        )
-    return rows
-
-
-def info(name: str | None) -> int:
-    """Show devices and kernels."""
-    print(f"pysm120 {__version__}, library {_ffi.version()} at {_ffi.library_path()}")
-    _console.table(
-        "Devices",
-        ("device", "name", "target", "SMs", "memory", "shared bytes/CTA", "driver"),
-        device_rows(),
-        left=3,
-    )
-    reason = why_no_cuda()
-    if reason:
-        print(f"No CUDA device: {reason}")
-    with Device(name) as device:
-        _console.table(
-            f"Kernels on {device}",
-            ("entry", "template", "threads", "registers", "shared bytes", "CTAs/SM"),
-            kernel_rows(device),
-            left=2,
-        )
-        if device.is_virtual:
-            print("Registers per thread are those that ptxas allocated for sm_120f; the virtual device allocates none.")
-    return 0
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status."""
+    """Run a command; return the exit status: 1 a kernel failed, 2 something was refused, 130 Ctrl-C."""
     top = parser()
-    arguments = top.parse_args(argv)
+    arguments, words = top.parse_known_args(argv)
+    chosen = next((command for command in COMMANDS if command.name == arguments.command), None)
+    takes_words = chosen is not None and chosen.takes_words
+    unknown = [word for word in words if word.startswith("-") or not takes_words]
+    if unknown:
+        top.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments.words = words
     try:
-        words = flags(arguments)
-        if words:
-            print(shlex.join(words))
+        printed = flags(arguments)
+        if printed:
+            print(shlex.join(printed))
             return 0
-        if arguments.command == "info":
-            return info(arguments.device)
-        if arguments.command == "demo":
-            return demo.run(arguments.device)
+        if chosen is not None:
+            return chosen.run(arguments)
     except KeyboardInterrupt:
         print("\npysm120: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (Error, OSError) as error:
         print(f"pysm120: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, FaultError) else 2
     top.print_help()
     return 0
 

@@ -8,6 +8,7 @@ try:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
+    from rich.text import Text
 
     RICH = True
 except ImportError:
@@ -16,31 +17,40 @@ except ImportError:
 Row = Sequence[str]
 
 
-def table(title: str, columns: Row, rows: Sequence[Row], *, left: int = 1) -> None:
-    """Print a table; the first ``left`` columns are text, the others numbers."""
-    if RICH:
-        grid = Table()
-        for i, name in enumerate(columns):
-            grid.add_column(name, justify="left" if i < left else "right")
-        for row in rows:
-            grid.add_row(*row)
-        # A pipe has no width: do not cut what goes there.
-        console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-        console.print(f"[bold]{title}[/bold]")
-        console.print(grid)
+def table(title: str, columns: Row, rows: Sequence[Row], *, left: int = 1, tail: int = 0) -> None:
+    """Print a table; the first ``left`` columns and the last ``tail`` are text, the others numbers.
+
+    With a tail no cell goes over several lines: where a terminal is too narrow, the last column is cut.
+    """
+    if not RICH:
+        print(title)
+        for line in plain(columns, rows, left, tail):
+            print(f"  {line}")
         return
-    print(title)
-    for line in plain(columns, rows, left):
-        print(f"  {line}")
+    # A pipe has no width: do not cut what goes there.
+    console = (
+        Console(highlight=False) if sys.stdout.isatty() else Console(width=1 << 16 if tail else 160, highlight=False)
+    )
+    grid = Table()
+    for i, name in enumerate(columns):
+        is_text = i < left or i >= len(columns) - tail
+        grid.add_column(name, justify="left" if is_text else "right", no_wrap=tail > 0)
+    room = console.width - sum(max(len(row[i]) for row in (columns, *rows)) + 3 for i in range(len(columns) - 1)) - 4
+    for row in rows:
+        cells = (*row[:-1], row[-1][: max(room, 10)]) if tail else row
+        grid.add_row(*map(Text, cells))
+    console.print(Text(title, style="bold"))
+    console.print(grid)
 
 
-def plain(columns: Row, rows: Sequence[Row], left: int) -> list[str]:
+def plain(columns: Row, rows: Sequence[Row], left: int, tail: int = 0) -> list[str]:
     """Return the lines of a table in plain text."""
+    first_tail = len(columns) - tail
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     lines = []
     for row in (columns, ["-" * width for width in widths], *rows):
         cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
+            cell.ljust(width) if i < left or i >= first_tail else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())

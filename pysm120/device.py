@@ -5,7 +5,7 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from pysm120 import arrays, dlpack
+from pysm120 import arrays, dlpack, watch
 from pysm120._ffi import check, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
 from pysm120.errors import ClosedError, InvalidArgumentError, InvalidProgramError, require_type
 from pysm120.module import Kernel, Module, builtin_kernels
+from pysm120.profile import Profile
+from pysm120.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -111,6 +113,7 @@ class Device:
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._pinned: dict[int, tuple[int, int]] = {}
         self._workspaces: dict[int, arrays.Array] = {}
+        self.looker = 0  # the thread in which a watcher looks at a launch now
         self._lock = threading.RLock()
         self._workspace_lock = threading.RLock()
         self._info = _query(pointer[0])
@@ -148,6 +151,9 @@ class Device:
         """
         if self._handle is None:
             return
+        if self.looker == threading.get_ident():
+            message = f"{self} is in use: what watches a launch does not close its device"
+            raise InvalidArgumentError(message)
         dlpack.sweep()
         with self._lock:
             resources = list(self._resources)
@@ -227,12 +233,138 @@ class Device:
         if status != lib.SM120_UNSUPPORTED:
             check(status)
 
+    def profile(self) -> Profile:
+        """Return a profile of the kernels that run inside a with statement (virtual device).
+
+        ``with device.profile() as p: kernel(grid, block, x)``, then ``p.lines``, ``p.opcodes``, ``p.total``. Kernels
+        take about twice as long meanwhile. On a GPU: UnsupportedError.
+        """
+        return Profile(self)
+
     def interrupt(self) -> None:
         """Stop the kernels that other threads run on the virtual device now; each call fails with a FaultError.
 
         Ctrl-C does it for the main thread. A GPU cannot be interrupted: NotImplementedError.
         """
         check(lib.sm120_device_interrupt(self.handle.pointer))
+
+    # ---- looking on ---------------------------------------------------------
+
+    def trace(
+        self,
+        *,
+        cta: tuple[int, ...] | None = (0, 0, 0),
+        warp: int | None = 0,
+        file: str | None = None,
+        lines: tuple[int, int] | None = None,
+        limit: int | None = 10000,
+        see: Callable[[watch.Step], object] | None = None,
+        keep: bool = True,
+    ) -> contextlib.AbstractContextManager[watch.Trace]:
+        """Record what a warp executes, with its registers, in the launches of a ``with`` block.
+
+        A launch that is watched runs on one thread, its CTAs in the seed's order. One device, one watcher.
+
+        Parameters
+        ----------
+        cta : tuple of up to three ints, optional
+            The CTA; None for all of them.
+        warp : int, optional
+            The warp; None for all of them.
+        file : str, optional
+            Only what ``#line`` markers say is in this file (or in one whose path ends so).
+        lines : pair of ints, optional
+            Only these lines, the last one included.
+        limit : int, optional
+            After so many instructions the launch ends, and ``is_cut`` is True. None: no limit.
+        see : callable, optional
+            Called with every step when it has been executed; the launch ends where it returns True.
+        keep : bool
+            False: only call ``see``.
+
+        Returns
+        -------
+        context manager of watch.Trace
+            The steps in order.
+
+        Raises
+        ------
+        UnsupportedError
+            The device is a GPU.
+
+        Examples
+        --------
+        >>> with device.trace(warp=1) as steps:
+        ...     kernel(grid, block, x)
+        >>> steps.steps[0].writes[0].values
+
+        """
+        return watch.trace(self, cta=cta, warp=warp, file=file, lines=lines, limit=limit, see=see, keep=keep)
+
+    def break_at(
+        self,
+        line: int,
+        *,
+        file: str | None = None,
+        cta: tuple[int, ...] | None = None,
+        warp: int | None = None,
+        hits: int = 1,
+        shared: tuple[int, int] | None = None,
+    ) -> contextlib.AbstractContextManager[watch.Break]:
+        """Stop at a line, in the launches of a ``with`` block, before its instruction executes.
+
+        The launch then ends; what it has written stays.
+
+        Parameters
+        ----------
+        line : int
+            Of the PTX text, or of ``file`` where ``#line`` markers name one.
+        file : str, optional
+            The file, or the end of its path.
+        cta, warp : optional
+            Whose; by default the first to come there.
+        hits : int
+            Stop when it comes there for this time, counted over all warps that are meant.
+        shared : pair of ints, optional
+            Address and bytes of shared memory to keep. It begins at address 1024.
+
+        Returns
+        -------
+        context manager of watch.Break
+            ``stop`` has the registers, and where all lanes of the CTA are.
+
+        Raises
+        ------
+        UnsupportedError
+            The device is a GPU.
+
+        """
+        return watch.break_at(self, line, file=file, cta=cta, warp=warp, hits=hits, shared=shared)
+
+    def changes(
+        self, array: arrays.Array, offset: int, nbytes: int
+    ) -> contextlib.AbstractContextManager[list[watch.Change]]:
+        """Record every change of up to 64 bytes of an array, in the launches of a ``with`` block.
+
+        Parameters
+        ----------
+        array : Array
+            The array.
+        offset, nbytes : int
+            Which of its bytes.
+
+        Returns
+        -------
+        context manager of a list of watch.Change
+            The instructions that changed them, copies that landed among them.
+
+        Raises
+        ------
+        UnsupportedError
+            The device is a GPU.
+
+        """
+        return watch.changes(self, array, offset, nbytes)
 
     def synchronize(self) -> None:
         """Wait for everything that was started on the device."""
@@ -323,6 +455,63 @@ class Device:
 
         """
         return arrays.from_dlpack(self, x, copy=copy, stream=stream)
+
+    def tensor_map(
+        self,
+        array: arrays.Array,
+        box: int | Sequence[int],
+        *,
+        element_strides: int | Sequence[int] | None = None,
+        data_type: str | None = None,
+        swizzle: str = "none",
+        interleave: str = "none",
+        l2_promotion: str = "none",
+        oob_fill: str = "zero",
+    ) -> TensorMap:
+        """Return a tensor map: how ``cp.async.bulk.tensor`` copies boxes of an array.
+
+        It is an argument of a kernel: ``.param .align 64 .b8 map[128]``, in CUDA C++
+        ``const __grid_constant__ CUtensorMap map``. All tuples are in the order of the
+        array's dimensions; the coordinates in PTX go the other way, innermost first.
+
+        Parameters
+        ----------
+        array : Array, 1 to 5 dimensions
+            Contiguous along the last dimension; the other strides are multiples of 16 bytes.
+        box : tuple of int
+            Elements that a box spans along each dimension, 1 to 256. The last dimension
+            of a box has a multiple of 16 bytes.
+        element_strides : tuple of int, optional
+            1 to 8: a box holds every so many-th element. Ignored for the last dimension.
+        data_type : str, optional
+            As ``CUtensorMapDataType`` calls it ("FLOAT32_FTZ", "16U4_ALIGN16B", ...).
+            Default: by the array's dtype; one-byte types are "UINT8".
+        swizzle : str
+            "none", "32B", "64B", "128B", "128B_ATOM_32B", "128B_ATOM_32B_FLIP_8B" or "128B_ATOM_64B".
+        interleave : str
+            "none", "16B" or "32B"; on the virtual device "none" alone.
+        l2_promotion : str
+            "none", "64B", "128B" or "256B": a hint.
+        oob_fill : str
+            What a load gives outside the array: "zero" or "nan".
+
+        Raises
+        ------
+        InvalidArgumentError, MisalignedError
+            The driver does not take it; the message says what would be right.
+
+        """
+        return TensorMap(
+            self,
+            array,
+            box,
+            element_strides=element_strides,
+            data_type=data_type,
+            swizzle=swizzle,
+            interleave=interleave,
+            l2_promotion=l2_promotion,
+            oob_fill=oob_fill,
+        )
 
     # ---- for the modules of this package ------------------------------------
 

@@ -64,9 +64,17 @@ class InvalidProgramError(Error, ValueError):
 
 
 class FaultError(Error, RuntimeError):
-    """A kernel did something wrong while it ran."""
+    """A kernel did something wrong while it ran.
+
+    Attributes
+    ----------
+    source : str or None
+        The PTX text of the kernel's module, where it is known.
+
+    """
 
     status = 8
+    source: str | None = None
 
 
 class DriverError(Error, RuntimeError):

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysm120 import tensor_map
 from pysm120._ffi import check, check_running, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
 from pysm120.arrays import Array, pinned_address
-from pysm120.errors import ClosedError, InvalidArgumentError, require_type
+from pysm120.errors import ClosedError, FaultError, InvalidArgumentError, require_type
+from pysm120.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     from pysm120.device import Device
@@ -78,6 +80,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
         check(lib.sm120_module_load(handle.pointer, data, len(image), label, pointer))
         self._pointer = pointer[0]
         self._name = name
+        self._source = None if b"\0" in image[:-1] else image.decode("utf-8", "replace")
         self._kernels: dict[str, Kernel] = {}
         super().__init__(device, "module", partial(_unload, handle, self._pointer))
         self._entries = self._list()
@@ -128,6 +131,10 @@ class Module(Resource, Mapping[str, "Kernel"]):
         state = ", unloaded" if self.closed else ""
         return f"<Module {self._name} of {self.device}: {list(self._entries)}{state}>"
 
+    def explain(self, fault: FaultError) -> None:
+        """Let a fault keep the text that it is about."""
+        fault.source = self._source
+
     def unload(self) -> None:
         """Unload the module and its kernels; a second call does nothing."""
         self.close()
@@ -168,7 +175,7 @@ class Kernel:
         """The parameters, in order."""
         return self._parameters
 
-    def _open_pointer(self) -> Any:
+    def open_pointer(self) -> Any:
         """Return the C kernel; ClosedError where its module is gone."""
         if self._module is not None:
             self._module.ensure_open()
@@ -182,7 +189,7 @@ class Kernel:
 
         ``shared`` is the dynamic shared memory of a CTA in bytes.
         """
-        pointer = self._open_pointer()
+        pointer = self.open_pointer()
         count = ffi.new("int32_t *")
         _unsigned(threads, "threads")
         _unsigned(shared, "shared")
@@ -206,7 +213,8 @@ class Kernel:
         *args
             One per parameter: an Array or an ndarray of ``Device.pinned`` for
             an address; a NumPy scalar of the parameter's size and kind; bytes,
-            np.void or a ctypes structure for an array of bytes.
+            np.void or a ctypes structure for an array of bytes; a TensorMap
+            for 128 of them.
         shared : int
             Dynamic shared memory of a CTA in bytes.
         stream : stream, optional
@@ -223,7 +231,7 @@ class Kernel:
             call says so).
 
         """
-        pointer = self._open_pointer()
+        pointer = self.open_pointer()
         device = self.device
         if len(args) != len(self._packers):
             raise TypeError(self._count_message(len(args)))
@@ -237,11 +245,16 @@ class Kernel:
         self._layout.pack_into(ffi.buffer(storage), 0, *values)
         pointers = ffi.new("void *[]", [storage + at for at in self._starts] or 1)
         shape = _triple(grid, "grid"), _triple(block, "block"), _unsigned(shared, "shared")
-        check_running(
-            device.handle.pointer,
-            lambda: lib.sm120_launch(pointer, *shape, queue, pointers, self._sizes, len(args)),
-            is_virtual=device.is_virtual,
-        )
+        try:
+            check_running(
+                device.handle.pointer,
+                lambda: lib.sm120_launch(pointer, *shape, queue, pointers, self._sizes, len(args)),
+                is_virtual=device.is_virtual,
+            )
+        except FaultError as fault:
+            if self._module is not None:
+                self._module.explain(fault)
+            raise
 
     def _count_message(self, count: int) -> str:
         """Say which argument is missing or too many."""
@@ -342,6 +355,8 @@ def _pack(
             return seen.to_bytes(8, "little")
         message = f"{kernel.describe(index)} is an ndarray in ordinary host memory: use Device.array or Device.pinned"
         raise TypeError(message)
+    if isinstance(value, TensorMap) and nbytes == tensor_map.NBYTES:
+        return _pack_map(value, index, kernel, stream)
     if isinstance(value, np.void | bytes | bytearray | ctypes.Structure):
         raw = bytes(value) if not isinstance(value, np.void) else value.tobytes()
         if len(raw) == nbytes and (not kinds or "V" in kinds):
@@ -349,6 +364,17 @@ def _pack(
     elif isinstance(value, np.generic) and value.itemsize == nbytes and _kind(value) in kinds:
         return value.tobytes()
     raise TypeError(_mismatch(value, index, kernel, nbytes, kinds, takes_address))
+
+
+def _pack_map(value: TensorMap, index: int, kernel: Kernel, stream: int) -> bytes:
+    """Return the bytes of a tensor map."""
+    if not kernel.device.shares_memory_with(value.device):
+        place = kernel.device.name_of(value.device)
+        message = f"{kernel.describe(index)} is a tensor map of {place}, but the kernel is on {kernel.device}"
+        raise InvalidArgumentError(message)
+    value.array.owner.ensure_open()
+    value.array.owner.stream = stream
+    return bytes(value)
 
 
 def _kind(value: np.generic) -> str:
@@ -379,7 +405,7 @@ def _mismatch(
         if kind in kinds and example:
             wanted.append(f"a NumPy scalar such as {example}")
     if not wanted or "V" in kinds:
-        wanted.append(f"{nbytes} bytes")
+        wanted.append("a TensorMap" if nbytes == tensor_map.NBYTES else f"{nbytes} bytes")
     return f"{kernel.describe(index)} is a {given}: give {' or '.join(wanted)}"
 
 

@@ -13,6 +13,7 @@
 #include "fork.h"
 #include "memory.h"
 #include "module.h"
+#include "profile.h"
 #include "stream.h"
 
 /* ---- one call ---- */
@@ -20,7 +21,10 @@
 sm120_status device_push(struct device *device) {
     const CUresult result = device->driver->cuCtxPushCurrent(device->context);
     if (device->driver->configure != NULL) {
-        device->driver->configure(&device->options);
+        pthread_mutex_lock(&device->lock);
+        const struct driver_options options = device->options;
+        pthread_mutex_unlock(&device->lock);
+        device->driver->configure(&options);
     }
     return result == CUDA_SUCCESS
                ? SM120_OK
@@ -379,6 +383,7 @@ sm120_status sm120_device_close(sm120_device *handle) {
     }
     if (device_push(device) == SM120_OK) {
         device->driver->cuCtxSynchronize();
+        profile_close(device);
         module_close_all(device, true);
         stream_close_all(device);
         memory_close_all(device);

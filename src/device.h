@@ -3,6 +3,7 @@
 #define SM120_DEVICE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "driver.h"
@@ -18,10 +19,11 @@ struct device {
     const struct driver *driver;
     CUdevice ordinal;
     CUcontext context;
-    struct driver_options options; /* of a virtual device */
     sm120_device_info info;
+    atomic_bool takes_profile;
 
-    pthread_mutex_t lock; /* of the next five */
+    pthread_mutex_t lock;          /* of the next six */
+    struct driver_options options; /* of a virtual device */
     struct registry memory;
     struct registry pinned; /* by host address */
     struct registry streams;

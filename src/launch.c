@@ -104,6 +104,7 @@ sm120_status launch_start(struct kernel *kernel, const struct launch *launch) {
                                                    block[2], launch->shared_bytes, (CUstream)launch->stream,
                                                    (void **)(uintptr_t)launch->arguments, NULL);
     if (result == CUDA_SUCCESS) {
+        error_clear(); /* of what a watcher's callback called in this thread */
         return SM120_OK;
     }
     return driver_fail(driver, result, "launching %s, grid %u x %u x %u, block %u x %u x %u, shared_bytes %u",

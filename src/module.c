@@ -14,22 +14,17 @@ enum { LOG_BYTES = 16 * 1024 };
 
 /* ---- load ---- */
 
-/* Copy a compiler's log and put `name` where it speaks of the text: the virtual device says "<ptx>" at the beginning
- * of a line, ptxas says "ptxas application ptx input". */
+/* Copy a compiler's log and put `name` where it speaks of the text: ptxas says "ptxas application ptx input" at the
+ * beginning of a line. */
 static void rename_in_log(const char *log, const char *name, char *to, size_t bytes) {
-    static const char *const placeholders[] = {"<ptx>", "ptxas application ptx input"};
+    static const char placeholder[] = "ptxas application ptx input";
     size_t used = 0;
     bool at_start = true;
     while (*log != '\0' && used + 1 < bytes) {
-        size_t matched = 0;
-        for (size_t i = 0; at_start && i < sizeof placeholders / sizeof placeholders[0]; ++i) {
-            const size_t length = strlen(placeholders[i]);
-            matched = strncmp(log, placeholders[i], length) == 0 ? length : matched;
-        }
-        if (matched != 0) {
+        if (at_start && strncmp(log, placeholder, sizeof placeholder - 1) == 0) {
             used += (size_t)snprintf(to + used, bytes - used, "%s", name);
             used = used < bytes ? used : bytes - 1;
-            log += matched;
+            log += sizeof placeholder - 1;
             at_start = false;
         } else {
             at_start = *log == '\n';
@@ -61,7 +56,13 @@ static sm120_status load(const struct device *device, const char *image, const c
     }
     CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void *values[] = {log, (void *)(uintptr_t)(LOG_BYTES - 1)};
+    if (device->driver->name_text != NULL) {
+        device->driver->name_text(name);
+    }
     const CUresult result = device->driver->cuModuleLoadDataEx(module, image, 2, options, values);
+    if (device->driver->name_text != NULL) {
+        device->driver->name_text(NULL);
+    }
     const sm120_status status = result == CUDA_SUCCESS ? SM120_OK : load_fail(device, result, name, log);
     free(log);
     return status;

@@ -139,6 +139,12 @@ void object_release(struct object *object) {
 struct object *object_retire(const void *handle, enum object_kind kind, const char *what) {
     pthread_mutex_lock(&lock);
     struct object *const object = find(handle, kind);
+    if (object != NULL && object->uses != 0 && driver_virtual()->looking()) {
+        pthread_mutex_unlock(&lock); /* it would wait for the launch that waits for the callback */
+        fail(SM120_INVALID_ARGUMENT, "%s = %p is in use, and a callback that watches a launch closes nothing in use",
+             what, handle);
+        return NULL;
+    }
     if (object != NULL) {
         hold(object->owner);
         object->alive = false;

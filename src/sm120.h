@@ -96,6 +96,45 @@ SM120_API sm120_status sm120_device_synchronize(sm120_device *device);
  * which begin at 0 when the first of them is opened. */
 SM120_API sm120_status sm120_device_counter(sm120_device *device, int32_t index, const char **name, uint64_t *value);
 SM120_API sm120_status sm120_device_counters_reset(sm120_device *device);
+
+/* A PTX statement of a kernel that ran on the virtual device while it took a profile, with what all warps did there.
+ * The pointers are valid until sm120_profile_end. docs/profiling.md says how banks and sectors are counted. */
+typedef struct sm120_profile_bytes {
+    const char *path; /* "ld.global", "ldmatrix", as sm120_device_counter names them; NULL behind the last */
+    uint64_t bytes;
+} sm120_profile_bytes;
+typedef struct sm120_profile_row {
+    uint32_t size;  /* sizeof(sm120_profile_row), set by the caller */
+    uint32_t index; /* of the statement in its kernel */
+    uint32_t line;  /* in the file, where line markers say so of the template */
+    uint32_t reserved;
+    const char *kernel, *file;
+    const char *text;                 /* "@p ld.shared.b32 a, [b + 16]" */
+    const char *opcode;               /* as sm120_device_counter names it; "" for the end of a function */
+    uint64_t executed;                /* by warps */
+    uint64_t lanes, predicated_off;   /* of those warps: that took part, and whose predicate was false */
+    uint64_t branches;                /* executed, if it is one: bra, brx.idx, call by address */
+    uint64_t divergent_branches;      /* whose lanes went different ways */
+    uint64_t shared_accesses;         /* by warps, of shared memory */
+    uint64_t shared_wavefronts;       /* that they took; what is above the next is bank conflicts */
+    uint64_t shared_ideal_wavefronts; /* that as many bytes take without conflicts */
+    uint64_t global_accesses;         /* by warps, of global memory; not bulk copies */
+    uint64_t global_sectors;          /* of 32 bytes, that they touched */
+    uint64_t global_ideal_sectors;    /* that hold as many different bytes */
+    uint64_t global_lines;            /* of 128 bytes, likewise */
+    uint64_t global_ideal_lines;
+    uint64_t tensor_flops;
+    sm120_profile_bytes bytes[24]; /* that were moved, by path */
+} sm120_profile_row;
+
+/* Let the virtual device count by statement from now on, in all launches on it, which then take about twice as long.
+ * One profile at a time: UNSUPPORTED where another is taken, and on a GPU. */
+SM120_API sm120_status sm120_profile_begin(sm120_device *device);
+/* Row `index` = 0, 1, ... until UNSUPPORTED, kernel by kernel: what the launches did that have returned. */
+SM120_API sm120_status sm120_profile_read(sm120_device *device, int32_t index, sm120_profile_row *row);
+/* Stop, and forget the rows. Closing the device does it as well. */
+SM120_API sm120_status sm120_profile_end(sm120_device *device);
+
 /* Stop what runs on the virtual device now, from another thread: each such launch returns SM120_FAULT. A GPU cannot. */
 SM120_API sm120_status sm120_device_interrupt(sm120_device *device);
 
@@ -166,6 +205,88 @@ SM120_API sm120_status sm120_launch(sm120_kernel *kernel, const uint32_t grid[3]
                                     uint32_t shared_bytes, sm120_stream stream, const void *const *arguments,
                                     const size_t *argument_bytes, size_t argument_count);
 
+/* ---- looking on: the virtual device alone ------------------------------------------------------------------ */
+
+/* Instruction `index` = 0, 1, ... of a kernel, its functions behind it; until UNSUPPORTED, which on a GPU is at once.
+ */
+typedef struct sm120_instruction_info {
+    uint32_t size;    /* sizeof(sm120_instruction_info), set by the caller */
+    uint32_t line;    /* of `file`, as #line markers say */
+    const char *file; /* "<ptx>" where no marker names one; lives as long as the module, as the next one does */
+    const char *text; /* the statement with its guard: `text_bytes` bytes, without the semicolon; "{" and "}": enter and
+                         leave a function */
+    uint32_t text_bytes;
+    uint32_t text_line; /* of the PTX text itself, from 1 */
+} sm120_instruction_info;
+SM120_API sm120_status sm120_kernel_instruction(sm120_kernel *kernel, int32_t index, sm120_instruction_info *info);
+
+/* A moment at which a watcher looks at a warp: valid until its callback returns, in its thread. */
+typedef struct sm120_step sm120_step;
+enum { SM120_BEFORE = 0, SM120_AFTER = 1 }; /* moment */
+
+/* What to look at, in the launches of a device. `see` is called at each instruction that fits all of it, and ends the
+ * launch, which returns FAULT, by returning anything but 0. It may copy memory of the device; it may start no
+ * launch, and close nothing that is in use. A launch that is watched runs on one thread, its CTAs one after the other
+ * in the seed's order. */
+typedef struct sm120_watch {
+    uint32_t size;                  /* sizeof(sm120_watch) */
+    uint32_t moment;                /* before the instruction executes, or after: then not while it waits */
+    int32_t cta[3];                 /* -1: any */
+    int32_t warp;                   /* -1: any */
+    const char *file;               /* of #line markers, or its end behind a slash; NULL: any */
+    uint32_t first_line, last_line; /* 0 and 0: any */
+    sm120_address address;          /* with bytes > 0: only what changes some of these bytes of global memory, */
+    uint32_t bytes;                 /* at most 64, asynchronous copies as well; the moment is AFTER */
+    uint32_t reserved;              /* 0 */
+    int32_t (*see)(void *context, const sm120_step *step);
+    void *context;
+} sm120_watch;
+/* Watch the launches that begin from now on; NULL: no longer. */
+SM120_API sm120_status sm120_device_watch(sm120_device *device, const sm120_watch *watch);
+
+typedef struct sm120_step_info {
+    uint32_t size; /* sizeof(sm120_step_info), set by the caller */
+    uint32_t warp;
+    uint32_t cta[3];
+    uint32_t active;      /* lanes at this instruction */
+    uint32_t mask;        /* those of them whose predicate is true: they execute it */
+    uint32_t index;       /* of the instruction, for sm120_kernel_instruction */
+    const char *entry;    /* of the kernel */
+    const char *function; /* that the warp is in; "" for the kernel itself */
+    const char *guard;    /* the predicate's name, "" where there is none */
+    int32_t is_guard_negated;
+    int32_t is_asynchronous; /* a copy that lands; the instruction is the one that issued it */
+    sm120_instruction_info instruction;
+} sm120_step_info;
+SM120_API sm120_status sm120_step_query(const sm120_step *step, sm120_step_info *info);
+
+enum { SM120_OF_INSTRUCTION = 0, SM120_OF_FUNCTION = 1 }; /* which registers */
+
+typedef struct sm120_register_info {
+    uint32_t size;    /* sizeof(sm120_register_info), set by the caller */
+    int32_t is_write; /* OF_INSTRUCTION: read and written registers are two entries; others hold what was read */
+    uint32_t lanes;   /* that have written it since their CTA began */
+    char type[12];    /* as declared: "b32", "pred" */
+    const char *name; /* lives as long as the module */
+    uint64_t value[32], high[32]; /* by lane; high: of .b128 */
+} sm120_register_info;
+/* Register `index` = 0, 1, ... of the instruction, or of the whole function, until UNSUPPORTED. */
+SM120_API sm120_status sm120_step_register(const sm120_step *step, int32_t which, int32_t index,
+                                           sm120_register_info *info);
+
+/* Lanes of a warp of the step's CTA that are at one place; none: a warp that has exited. */
+typedef struct sm120_lanes_info {
+    uint32_t size; /* sizeof(sm120_lanes_info), set by the caller */
+    uint32_t warp, lanes;
+    int32_t is_step;                    /* those of the step itself */
+    char waits_for[160];                /* "" where they can go on */
+    sm120_instruction_info instruction; /* that comes next */
+} sm120_lanes_info;
+/* Group `index` = 0, 1, ... of lanes, warp by warp, until UNSUPPORTED. */
+SM120_API sm120_status sm120_step_lanes(const sm120_step *step, int32_t index, sm120_lanes_info *info);
+/* Copy shared memory of the step's CTA; it begins at address 1024. */
+SM120_API sm120_status sm120_step_shared(const sm120_step *step, uint32_t address, void *to, size_t bytes);
+
 /* The kernels inside the library: `index` = 0, 1, ... until UNSUPPORTED. */
 typedef struct sm120_builtin_info {
     uint32_t size; /* sizeof(sm120_builtin_info), set by the caller */
@@ -180,6 +301,70 @@ SM120_API sm120_status sm120_builtin_kernel(sm120_device *device, int32_t index,
 /* target: "sm_120f" or "sm_90"; form: "ptx" (text) or "cubin". The image lives as long as the library. */
 SM120_API sm120_status sm120_builtin_image(int32_t index, const char *target, const char *form, const void **image,
                                            size_t *bytes);
+
+/* ---- tensor maps ----------------------------------------------------------------------------------------- */
+
+/* What cp.async.bulk.tensor moves boxes by, as the driver's cuTensorMapEncodeTiled has it: dimensions count from the
+ * innermost, whose elements lie next to each other. A map is an argument of a kernel (.param .align 64 .b8 map[128]),
+ * or its 128 bytes are copied to device memory at a multiple of 64. It is the device's: no other one reads it. */
+typedef struct sm120_tensor_map {
+    uint64_t opaque[16];
+} sm120_tensor_map;
+
+/* data_type: the bits of an element, and what reductions and filling with NaN take them for. fp8 is UINT8. The last
+ * three pack 16 elements into 8, 8 and 12 bytes; ALIGN16B gives them 16 bytes of shared memory. */
+enum {
+    SM120_TENSOR_MAP_UINT8 = 0,
+    SM120_TENSOR_MAP_UINT16 = 1,
+    SM120_TENSOR_MAP_UINT32 = 2,
+    SM120_TENSOR_MAP_INT32 = 3,
+    SM120_TENSOR_MAP_UINT64 = 4,
+    SM120_TENSOR_MAP_INT64 = 5,
+    SM120_TENSOR_MAP_FLOAT16 = 6,
+    SM120_TENSOR_MAP_FLOAT32 = 7,
+    SM120_TENSOR_MAP_FLOAT64 = 8,
+    SM120_TENSOR_MAP_BFLOAT16 = 9,
+    SM120_TENSOR_MAP_FLOAT32_FTZ = 10,
+    SM120_TENSOR_MAP_TFLOAT32 = 11,
+    SM120_TENSOR_MAP_TFLOAT32_FTZ = 12,
+    SM120_TENSOR_MAP_16U4_ALIGN8B = 13,
+    SM120_TENSOR_MAP_16U4_ALIGN16B = 14,
+    SM120_TENSOR_MAP_16U6_ALIGN16B = 15
+};
+enum { SM120_INTERLEAVE_NONE = 0, SM120_INTERLEAVE_16B = 1, SM120_INTERLEAVE_32B = 2 }; /* interleave */
+enum {                                                                                  /* swizzle */
+       SM120_SWIZZLE_NONE = 0,
+       SM120_SWIZZLE_32B = 1,
+       SM120_SWIZZLE_64B = 2,
+       SM120_SWIZZLE_128B = 3,
+       SM120_SWIZZLE_128B_ATOM_32B = 4, /* this and what follows: Blackwell */
+       SM120_SWIZZLE_128B_ATOM_32B_FLIP_8B = 5,
+       SM120_SWIZZLE_128B_ATOM_64B = 6
+};
+enum { SM120_L2_NONE = 0, SM120_L2_64B = 1, SM120_L2_128B = 2, SM120_L2_256B = 3 }; /* l2_promotion */
+enum { SM120_FILL_ZERO = 0, SM120_FILL_NAN = 1 };                                   /* oob_fill */
+
+typedef struct sm120_tensor_map_args {
+    uint32_t size; /* sizeof(sm120_tensor_map_args) */
+    uint32_t data_type;
+    uint32_t rank;               /* 1 to 5; members of the arrays beyond it are ignored */
+    uint32_t interleave;         /* only on a GPU */
+    uint32_t swizzle;            /* box[0] elements are at most 32, 64 or 128 bytes */
+    uint32_t l2_promotion;       /* a hint */
+    uint32_t oob_fill;           /* what a load gives outside the tensor; NaN only for floating-point types */
+    uint32_t box[5];             /* elements that a box spans, 1 to 256; box[0] elements are a multiple of 16 bytes */
+    uint32_t element_strides[5]; /* 1 to 8: a box takes every so many-th element; element_strides[0] is ignored */
+    uint32_t reserved;           /* 0 */
+    sm120_address address;       /* a multiple of 16 */
+    uint64_t dims[5];            /* elements, 1 to 2^32 */
+    uint64_t strides[4];         /* of dimensions 1, 2, ... in bytes: multiples of 16 below 2^40 */
+} sm120_tensor_map_args;
+
+SM120_API sm120_status sm120_tensor_map_encode(sm120_device *device, const sm120_tensor_map_args *args,
+                                               sm120_tensor_map *map);
+/* Point a map to another tensor of the same form. */
+SM120_API sm120_status sm120_tensor_map_replace_address(sm120_device *device, sm120_tensor_map *map,
+                                                        sm120_address address);
 
 /* ---- operations ------------------------------------------------------------------------------------------ */
 

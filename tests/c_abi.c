@@ -1,110 +1,7 @@
 /* Every entry of sm120.h, called wrongly, then rightly, by one thread and by several: c_abi [device].
  *
  * Prints what is wrong and counts it; ends with 0 where nothing is. Runs under sanitizers too. */
-#define _POSIX_C_SOURCE 200809L
-#include <inttypes.h>
-#include <math.h>
-#include <pthread.h>
-#include <sm120.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static const char *device_name = "virtual";
-static int failures;
-static pthread_mutex_t failures_lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* Count and print a failure. */
-static void wrong(int line, const char *call, const char *text) {
-    pthread_mutex_lock(&failures_lock);
-    failures += 1;
-    printf("c_abi.c:%d: %s: %s\n", line, call, text);
-    pthread_mutex_unlock(&failures_lock);
-}
-
-/* Check a call's status, and that its message is empty after a success and else one that holds `word`. */
-static void expect(int line, const char *call, sm120_status got, sm120_status want, const char *word) {
-    const char *const message = sm120_last_error();
-    char text[1024];
-    snprintf(text, sizeof text, "status %" PRId32 " (%s), wanted %" PRId32 " with \"%s\"; message \"%.600s\"", got,
-             sm120_status_string(got), want, word, message);
-    if (got != want || (got == SM120_OK) != (message[0] == '\0') || strstr(message, word) == NULL) {
-        wrong(line, call, text);
-    }
-}
-
-#define OK(call)                expect(__LINE__, #call, call, SM120_OK, "")
-#define BAD(status, word, call) expect(__LINE__, #call, call, SM120_##status, word)
-#define TRUE(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            wrong(__LINE__, #condition, "is false");                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-/* ---- PTX of the tests ---- */
-
-/* x[i] *= a for i < n. The array is not used: it is there to be found. */
-static const char body[] = ".address_size 64\n"
-                           "// .entry hidden_by_a_comment ( .param .u64 x )\n"
-                           "/* .entry and_by_another () */\n"
-                           ".visible .entry scale(\n"
-                           "    .param .u64 .ptr .global .align 4 x, .param .u32 n, // a comment, with a comma\n"
-                           "    .param .f32 a, .param .align 16 .b8 pair[24])\n"
-                           "{\n"
-                           "    .reg .pred p;\n"
-                           "    .reg .b32 i, j, count;\n"
-                           "    .reg .b64 address, offset;\n"
-                           "    .reg .f32 v, factor;\n"
-                           "    mov.u32 i, %ctaid.x;\n"
-                           "    mov.u32 j, %ntid.x;\n"
-                           "    mul.lo.u32 i, i, j;\n"
-                           "    mov.u32 j, %tid.x;\n"
-                           "    add.u32 i, i, j;\n"
-                           "    ld.param.u32 count, [n];\n"
-                           "    setp.ge.u32 p, i, count;\n"
-                           "    @p bra done;\n"
-                           "    ld.param.u64 address, [x];\n"
-                           "    mul.wide.u32 offset, i, 4;\n"
-                           "    add.u64 address, address, offset;\n"
-                           "    ld.param.f32 factor, [a];\n"
-                           "    ld.global.f32 v, [address];\n"
-                           "    mul.f32 v, v, factor;\n"
-                           "    st.global.f32 [address], v;\n"
-                           "done:\n"
-                           "    ret;\n"
-                           "}\n"
-                           ".visible .entry nothing()\n"
-                           "{\n"
-                           "    ret;\n"
-                           "}\n";
-
-/* Write a module for the device: the same text for two targets. */
-static void write_ptx(sm120_device *device, char *text, size_t bytes, const char *rest) {
-    sm120_device_info info = {.size = sizeof info};
-    OK(sm120_device_query(device, &info));
-    snprintf(text, bytes, ".version 8.8\n.target %s\n%s", info.capability_major == 12 ? "sm_120f" : "sm_90", rest);
-}
-
-/* Load `body` and look `scale` up. */
-static sm120_kernel *load_scale(sm120_device *device, sm120_module **module) {
-    char text[4096];
-    sm120_kernel *kernel = NULL;
-    write_ptx(device, text, sizeof text, body);
-    OK(sm120_module_load(device, text, strlen(text), "body.ptx", module));
-    OK(sm120_module_kernel(*module, "scale", &kernel));
-    return kernel;
-}
-
-/* Launch `scale` on n floats. */
-static sm120_status launch_scale(sm120_kernel *kernel, sm120_address x, uint32_t n, float a, sm120_stream stream) {
-    const char pair[24] = {0};
-    const void *const arguments[] = {&x, &n, &a, pair};
-    const size_t sizes[] = {sizeof x, sizeof n, sizeof a, sizeof pair};
-    const uint32_t grid[3] = {(n + 127) / 128, 1, 1};
-    const uint32_t block[3] = {128, 1, 1};
-    return sm120_launch(kernel, grid, block, 0, stream, arguments, sizes, 4);
-}
+#include "c_abi.h"
 
 /* ---- without a device ---- */
 
@@ -158,6 +55,8 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     sm120_parameter_info parameter_info = {.size = sizeof parameter_info};
     sm120_attention_args attention = {.size = sizeof attention};
     sm120_quantize_mxfp8_args quantize = {.size = sizeof quantize};
+    sm120_tensor_map_args tensor_map = {.size = sizeof tensor_map};
+    sm120_tensor_map map = {{0}};
     const uint32_t one[3] = {1, 1, 1};
     const char *text = NULL;
     char host[16] = {0};
@@ -173,7 +72,12 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_device_synchronize(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_counter(d, 0, &text, &value));
     BAD(INVALID_ARGUMENT, word, sm120_device_counters_reset(d));
+    sm120_profile_row row = {.size = sizeof row};
+    BAD(INVALID_ARGUMENT, word, sm120_profile_begin(d));
+    BAD(INVALID_ARGUMENT, word, sm120_profile_read(d, 0, &row));
+    BAD(INVALID_ARGUMENT, word, sm120_profile_end(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_interrupt(d));
+    BAD(INVALID_ARGUMENT, word, sm120_device_watch(d, NULL));
     BAD(INVALID_ARGUMENT, word, sm120_alloc(d, 16, &address));
     BAD(INVALID_ARGUMENT, word, sm120_free(d, 256));
     BAD(INVALID_ARGUMENT, word, sm120_alloc_pinned(d, 16, &pointer, &address));
@@ -195,10 +99,14 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_builtin_kernel(d, 0, &kernel));
     BAD(INVALID_ARGUMENT, word, sm120_attention(d, &attention, 0, &bytes));
     BAD(INVALID_ARGUMENT, word, sm120_quantize_mxfp8(d, &quantize));
+    BAD(INVALID_ARGUMENT, word, sm120_tensor_map_encode(d, &tensor_map, &map));
+    BAD(INVALID_ARGUMENT, word, sm120_tensor_map_replace_address(d, &map, 256));
     BAD(INVALID_ARGUMENT, word, sm120_module_kernel(m, "scale", &kernel));
     BAD(INVALID_ARGUMENT, word, sm120_module_entry(m, 0, &text));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_query(k, &kernel_info));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_parameter(k, 0, &parameter_info));
+    sm120_instruction_info instruction_info = {.size = sizeof instruction_info};
+    BAD(INVALID_ARGUMENT, word, sm120_kernel_instruction(k, 0, &instruction_info));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_occupancy(k, 32, 0, &n));
     BAD(INVALID_ARGUMENT, word, sm120_launch(k, one, one, 0, NULL, NULL, NULL, 0));
 }
@@ -302,6 +210,59 @@ static void test_counters(sm120_device *device, sm120_kernel *kernel) {
     TRUE(sum_counters(device, &count) == 0);
     OK(sm120_device_interrupt(device));
     OK(launch_scale(kernel, x, 64, 1.0f, NULL)); /* begun after it: not stopped */
+    OK(sm120_free(device, x));
+}
+
+/* The rows of the profile of one launch of 64 threads. */
+static void check_rows(sm120_device *device) {
+    sm120_profile_row row = {.size = sizeof row};
+    uint64_t stored = 0;
+    int32_t count = 0;
+    for (; sm120_profile_read(device, count, &row) == SM120_OK; ++count) {
+        TRUE(strcmp(row.kernel, "scale") == 0 && row.index == (uint32_t)count && row.line > 0);
+        TRUE(row.lanes + row.predicated_off <= 32 * row.executed);
+        if (strcmp(row.opcode, "st") == 0) {
+            TRUE(strcmp(row.bytes[0].path, "st.global") == 0 && row.bytes[1].path == NULL);
+            stored += row.bytes[0].bytes;
+        }
+    }
+    TRUE(count > 0 && stored == 256);
+    BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, count, &row));
+    BAD(INVALID_ARGUMENT, "index", sm120_profile_read(device, -1, &row));
+    BAD(INVALID_ARGUMENT, "row", sm120_profile_read(device, 0, NULL));
+    row.size = 3;
+    BAD(INVALID_ARGUMENT, "row->size", sm120_profile_read(device, 0, &row));
+}
+
+static void test_profile(sm120_device *device, sm120_kernel *kernel) {
+    sm120_device_info info = {.size = sizeof info};
+    sm120_profile_row row = {.size = sizeof row};
+    sm120_device *other = NULL;
+    sm120_address x = 0;
+    OK(sm120_device_query(device, &info));
+    if (info.is_virtual == 0) {
+        BAD(UNSUPPORTED, "takes no profile", sm120_profile_begin(device));
+        BAD(UNSUPPORTED, "takes no profile", sm120_profile_end(device));
+        return;
+    }
+    BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_end(device));
+    BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_read(device, 0, &row));
+    OK(sm120_profile_begin(device));
+    BAD(UNSUPPORTED, "already", sm120_profile_begin(device));
+    OK(sm120_device_open("virtual", &other));
+    BAD(UNSUPPORTED, "already", sm120_profile_begin(other));
+    BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_end(other));
+    BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, 0, &row));
+    OK(sm120_alloc(device, 256, &x));
+    OK(sm120_fill(device, x, 0, 256, NULL));
+    OK(launch_scale(kernel, x, 64, 1.0f, NULL));
+    check_rows(device);
+    OK(sm120_profile_end(device));
+    OK(sm120_profile_begin(other)); /* closing ends it */
+    OK(sm120_device_close(other));
+    OK(sm120_profile_begin(device));
+    BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, 0, &row));
+    OK(sm120_profile_end(device));
     OK(sm120_free(device, x));
 }
 
@@ -744,6 +705,107 @@ static void test_attention(sm120_device *device) {
     OK(sm120_free(device, memory));
 }
 
+/* A map of a matrix of f16 with one field wrong. */
+#define M(field, value, status, word) FIELD(sm120_tensor_map_args, field, value, status, word)
+static const struct wrong_field wrong_map[] = {
+    M(size, 7, INVALID_ARGUMENT, "args->size = 7"),
+    M(data_type, 16, INVALID_ARGUMENT, "data_type = 16; 0 to 15 are right"),
+    M(rank, 0, INVALID_ARGUMENT, "rank = 0"),
+    M(rank, 6, INVALID_ARGUMENT, "rank = 6; 1 to 5 are right"),
+    M(interleave, 3, INVALID_ARGUMENT, "interleave = 3"),
+    M(interleave, 1, INVALID_ARGUMENT, "rank = 2; an interleaved tensor has 3 to 5 dimensions"),
+    M(swizzle, 7, INVALID_ARGUMENT, "swizzle = 7"),
+    M(swizzle, 1, INVALID_ARGUMENT, "box[0] = 32 elements are 64 bytes; at most 32 are right"),
+    M(l2_promotion, 4, INVALID_ARGUMENT, "l2_promotion = 4"),
+    M(oob_fill, 2, INVALID_ARGUMENT, "oob_fill = 2"),
+    M(reserved, 1, INVALID_ARGUMENT, "reserved = 1"),
+    M(address, 0, INVALID_ARGUMENT, "address = 0"),
+    M(address, 40, MISALIGNED, "address = 0x28"),
+    M(dims[0], 0, INVALID_ARGUMENT, "dims[0] = 0"),
+    M(dims[1], (INT64_C(1) << 32) + 1, INVALID_ARGUMENT, "dims[1] = 4294967297; 1 to 2^32"),
+    M(strides[0], 136, INVALID_ARGUMENT, "strides[0] = 136 bytes; a multiple of 16"),
+    M(strides[0], INT64_C(1) << 40, INVALID_ARGUMENT, "below 2^40"),
+    M(box[0], 0, INVALID_ARGUMENT, "box[0] = 0"),
+    M(box[1], 257, INVALID_ARGUMENT, "box[1] = 257; 1 to 256"),
+    M(box[0], 12, INVALID_ARGUMENT, "box[0] = 12 elements of 16 bits; a multiple of 16 bytes"),
+    M(element_strides[1], 9, INVALID_ARGUMENT, "element_strides[1] = 9; 1 to 8"),
+    M(element_strides[0], 0, INVALID_ARGUMENT, "element_strides[0] = 0"),
+};
+
+/* The same for the types that pack, and of the modes that contradict each other. */
+static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
+    sm120_tensor_map map;
+    args.data_type = SM120_TENSOR_MAP_UINT16;
+    args.oob_fill = SM120_FILL_NAN;
+    BAD(INVALID_ARGUMENT, "oob_fill = 1; NaN is for floating-point types",
+        sm120_tensor_map_encode(device, &args, &map));
+    args.oob_fill = SM120_FILL_ZERO;
+    args.data_type = SM120_TENSOR_MAP_16U4_ALIGN8B;
+    args.dims[0] = 63;
+    BAD(INVALID_ARGUMENT, "dims[0] = 63; a multiple of 2", sm120_tensor_map_encode(device, &args, &map));
+    args.data_type = SM120_TENSOR_MAP_16U6_ALIGN16B;
+    BAD(INVALID_ARGUMENT, "dims[0] = 63; a multiple of 128", sm120_tensor_map_encode(device, &args, &map));
+    args.dims[0] = 128;
+    BAD(INVALID_ARGUMENT, "box[0] = 32; 128 is right", sm120_tensor_map_encode(device, &args, &map));
+    args.box[0] = 128;
+    args.swizzle = SM120_SWIZZLE_64B;
+    BAD(INVALID_ARGUMENT, "at most 64", sm120_tensor_map_encode(device, &args, &map));
+    args.swizzle = SM120_SWIZZLE_128B_ATOM_32B_FLIP_8B;
+    BAD(INVALID_ARGUMENT, "128B_ATOM_64B", sm120_tensor_map_encode(device, &args, &map));
+    args.swizzle = SM120_SWIZZLE_NONE;
+    args.strides[0] += 16;
+    BAD(INVALID_ARGUMENT, "a multiple of 32", sm120_tensor_map_encode(device, &args, &map));
+    args.strides[0] -= 16;
+    args.rank = 3;
+    args.interleave = SM120_INTERLEAVE_16B;
+    BAD(INVALID_ARGUMENT, "interleave = 1; data_type 16U6_ALIGN16B wants none",
+        sm120_tensor_map_encode(device, &args, &map));
+    args.data_type = SM120_TENSOR_MAP_FLOAT16;
+    args.interleave = SM120_INTERLEAVE_32B;
+    args.strides[1] += 16;
+    BAD(INVALID_ARGUMENT, "strides[1] = 12816 bytes; a multiple of 32", sm120_tensor_map_encode(device, &args, &map));
+}
+
+static void test_tensor_map(sm120_device *device) {
+    sm120_device_info info = {.size = sizeof info};
+    sm120_address memory = 0;
+    sm120_tensor_map map = {{0}};
+    sm120_tensor_map other = {{0}};
+    OK(sm120_device_query(device, &info));
+    OK(sm120_alloc(device, 1 << 16, &memory));
+    const sm120_tensor_map_args right = {.size = sizeof right,
+                                         .data_type = SM120_TENSOR_MAP_FLOAT16,
+                                         .rank = 2,
+                                         .swizzle = SM120_SWIZZLE_64B,
+                                         .box = {32, 8, 1},
+                                         .element_strides = {1, 1, 1},
+                                         .address = memory,
+                                         .dims = {60, 100, 1},
+                                         .strides = {128, 12800}};
+    for (size_t i = 0; i < sizeof wrong_map / sizeof wrong_map[0]; ++i) {
+        sm120_tensor_map_args args;
+        set_field(&args, &right, sizeof args, &wrong_map[i]);
+        expect(__LINE__, wrong_map[i].word, sm120_tensor_map_encode(device, &args, &map), wrong_map[i].status,
+               wrong_map[i].word);
+    }
+    test_packed_map(device, right);
+    BAD(INVALID_ARGUMENT, "args is NULL", sm120_tensor_map_encode(device, NULL, &map));
+    BAD(INVALID_ARGUMENT, "map is NULL", sm120_tensor_map_encode(device, &right, NULL));
+    BAD(INVALID_ARGUMENT, "map is NULL", sm120_tensor_map_replace_address(device, NULL, memory));
+    BAD(MISALIGNED, "address = 0x", sm120_tensor_map_replace_address(device, &map, memory + 8));
+    if (info.is_virtual) {
+        BAD(INVALID_ARGUMENT, "never encoded", sm120_tensor_map_replace_address(device, &map, memory));
+    }
+    sm120_tensor_map_args moved = right;
+    moved.address += 512;
+    OK(sm120_tensor_map_encode(device, &right, &map));
+    OK(sm120_tensor_map_encode(device, &moved, &other));
+    TRUE(memcmp(&map, &other, sizeof map) != 0);
+    OK(sm120_tensor_map_replace_address(device, &map, memory + 512));
+    TRUE(memcmp(&map, &other, sizeof map) == 0);
+    OK(sm120_free(device, memory));
+}
+
 static void test_quantize(sm120_device *device) {
     enum { ROWS = 3, COUNT = ROWS * D };
     sm120_address memory = 0;
@@ -886,6 +948,7 @@ int main(int argc, char **argv) {
     test_open(device);
     test_query(device);
     test_counters(device, kernel);
+    test_profile(device, kernel);
     test_memory(device);
     test_pinned(device, kernel);
     test_streams(device, kernel);
@@ -897,6 +960,7 @@ int main(int argc, char **argv) {
     test_fault(device, kernel);
     test_attention(device);
     test_quantize(device);
+    test_tensor_map(device);
     test_builtin_kernels(device);
     test_threads(device);
     OK(sm120_alloc(device, 100, &left)); /* what is left is freed by the close: a leak checker sees to it */

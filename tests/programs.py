@@ -81,13 +81,16 @@ BYTES = (
 """
 )
 
-# Never ends.
+# Never ends, and never comes back to where it was, which would be a deadlock.
 FOREVER = (
     HEAD
     + """
 .visible .entry forever()
 {
+    .reg .u64 rounds;
+    mov.u64                 rounds, 0;
 again:
+    add.u64                 rounds, rounds, 1;
     bra                     again;
 }
 """

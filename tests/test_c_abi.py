@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "src" / "sm120.h"
 CC = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
 CXX = [path for path in map(shutil.which, ("c++", "g++")) if path is not None][:1]
+PROGRAMS = ("c_abi", "c_watch")  # they call every entry
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
 
 
@@ -78,12 +79,13 @@ def test_needs_the_c_library_alone(library: Path) -> None:
 
 
 def test_every_entry_is_called() -> None:
-    text = (ROOT / "tests" / "c_abi.c").read_text()
+    text = "".join((ROOT / "tests" / name).read_text() for name in ("c_abi.h", *(f"{p}.c" for p in PROGRAMS)))
     assert {name for name in declared() if not re.search(rf"\b{name}\(", text)} == set()
 
 
-def test_every_entry(library: Path, device_name: str, tmp_path: Path) -> None:
-    assert run(compiled(ROOT / "tests" / "c_abi.c", library, tmp_path, "-std=c11"), device_name) == ""
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_entry(library: Path, device_name: str, tmp_path: Path, name: str) -> None:
+    assert run(compiled(ROOT / "tests" / f"{name}.c", library, tmp_path, "-std=c11"), device_name) == ""
 
 
 @pytest.mark.virtual
@@ -95,6 +97,11 @@ def test_boundless_memory(library: Path, tmp_path: Path) -> None:
 def test_example(library: Path, device_name: str, tmp_path: Path) -> None:
     output = run(compiled(ROOT / "examples" / "attention.c", library, tmp_path, "-std=c99"), device_name)
     assert re.fullmatch(r"error \d\.\d\d%\n", output)
+
+
+@pytest.mark.virtual
+def test_threads(library: Path, tmp_path: Path) -> None:
+    assert run(compiled(ROOT / "tests" / "threads.c", library, tmp_path, "-std=c11")).count("CTA") > 0  # what they say
 
 
 @pytest.mark.virtual
@@ -120,7 +127,7 @@ def test_sanitized(sanitize: str, tmp_path: Path) -> None:
         "TSAN_OPTIONS": "halt_on_error=1",
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     }
-    for source in ("tests/c_abi.c", "examples/attention.c"):
+    for source in (*(f"tests/{name}.c" for name in PROGRAMS), "tests/threads.c", "examples/attention.c"):
         run(compiled(ROOT / source, built, tmp_path, *flags), "virtual", **options)
     program = compiled(ROOT / "tests" / "cuda_failures.c", built, tmp_path, *flags, "-ldl")
     run(program, **options, LD_LIBRARY_PATH=str(fake_cuda(tmp_path / "fake", *flags)))

@@ -3,28 +3,12 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif
+#include "address.h"
 #include "check.h"
 #include "lanes.h"
 
 #define PASTE2(a, b) a##_##b
 #define PASTE(a, b)  PASTE2(a, b)
-#if defined(__GNUC__) && !defined(__clang__)
-#define LANES _Pragma("GCC ivdep") for (uint32_t l = 0; l < WARP; l++)
-#else
-#define LANES for (uint32_t l = 0; l < WARP; l++)
-#endif
-
-/* The addresses of all lanes. */
-static inline void addresses(const struct warp *w, const struct inst *i, uint64_t *to) {
-    const uint64_t offset = (uint64_t)i->offset;
-    if (i->flags & 1u) {
-        const uint32_t *a = source(w, i->a);
-        LANES to[l] = (uint32_t)(a[l] + (uint32_t)offset);
-    } else {
-        const uint64_t *a = source(w, i->a);
-        LANES to[l] = a[l] + offset;
-    }
-}
 
 /* The lowest and highest address of the active lanes, and the OR of all, for one check. */
 struct range {
@@ -52,7 +36,7 @@ static inline uint8_t *resolve(struct warp *w, enum space space, const struct ra
     if (space == SPACE_GENERIC) {
         if (low >> 56 != r->high >> 56)
             return NULL;
-        space = (low & WINDOW_MASK) == SHARED_WINDOW ? SPACE_SHARED : low & WINDOW_MASK ? SPACE_LOCAL : SPACE_GLOBAL;
+        space = address_space(low);
         low &= space == SPACE_SHARED ? ~WINDOW_MASK : UINT64_MAX;
     }
     *found = space;
@@ -112,7 +96,7 @@ static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t
 static inline int places(struct warp *w, const struct inst *i, uint32_t mask, uint32_t bytes, int is_write,
                          uint8_t **place, enum space *found) {
     uint64_t address[WARP];
-    addresses(w, i, address);
+    address_lanes(w, i, address);
     const struct range r = find_range(address, mask);
     uint8_t *base = resolve(w, (enum space)i->space, &r, bytes, bytes, is_write, found);
     if (base) {
@@ -208,7 +192,7 @@ static enum step parameter(struct warp *w, const struct inst *i, uint32_t mask) 
 /* The rows that lanes 0 .. rows-1 point to, each of 16 bytes in shared memory. 0 after a fault. */
 static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t rows, int is_write, uint8_t **row) {
     uint64_t address[WARP];
-    addresses(w, i, address);
+    address_lanes(w, i, address);
     const uint64_t window = i->space == SPACE_GENERIC ? SHARED_WINDOW : 0;
     const uint64_t last = (uint64_t)w->cta->shared_bytes - 16;
     uint64_t bad = w->cta->shared_bytes < 16;
@@ -375,6 +359,27 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
     return STEP_NEXT;
 }
 
+/* st.bulk: zeros in shared memory, lane by lane */
+static enum step fill(struct warp *w, const struct inst *i, uint32_t mask) {
+    uint64_t address[WARP];
+    address_lanes(w, i, address);
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const uint64_t at = address[lane] - (i->space == SPACE_GENERIC ? SHARED_WINDOW : 0);
+        const uint64_t bytes =
+            i->kind ? ((const uint64_t *)source(w, i->b))[lane] : ((const uint32_t *)source(w, i->b))[lane];
+        if (bytes % 8 || bytes > 1 << 24)
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
+                            "st.bulk of %llu bytes; expected a multiple of 8, at most 2^24", (unsigned long long)bytes);
+        uint8_t *const to = memory_shared(w, at, (uint32_t)bytes, 8, lane, "st.bulk");
+        if (!to || (w->cta->shadow && bytes && !check_shared(w, (uint32_t)at, (uint32_t)bytes, lane, 1, BY_PLAIN)))
+            return STEP_FAULT;
+        memset(to, 0, bytes);
+        w->worker->bytes[TRAFFIC_ST_SHARED] += bytes;
+    }
+    return STEP_NEXT;
+}
+
 handler *const PASTE(access, VM_ISA)[ACCESS_COUNT] = {
     [ACCESS_LOAD] = load,
     [ACCESS_LOAD_STRONG] = load_strong,
@@ -386,4 +391,5 @@ handler *const PASTE(access, VM_ISA)[ACCESS_COUNT] = {
     [ACCESS_LDMATRIX_PACKED] = ldmatrix_packed,
     [ACCESS_STMATRIX] = stmatrix,
     [ACCESS_STMATRIX_B8] = stmatrix_b8,
+    [ACCESS_FILL] = fill,
 };

@@ -1,11 +1,18 @@
 /* Asynchronous copies: an agent of each CTA that does what it was asked for at some later moment, in any order that
  * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
+#include "address.h"
 #include "check.h"
+#include "defined.h"
+#include "profile.h"
+#include "tma.h"
+#include "watch.h"
 #include <stdlib.h>
 
 /* Forget everything at the start of a CTA. */
 void async_init(struct cta *cta) {
     cta->asyncs = 0;
+    for (uint32_t k = 0; k < cta->box_space; k++)
+        cta->boxes[k].in_use = 0;
 }
 
 /* Append an operation; NULL after a fault. */
@@ -26,26 +33,14 @@ static struct async_op *push(struct warp *w) {
     return op;
 }
 
-static uint64_t lane_address(const struct warp *w, uint32_t slot, int narrow, uint32_t lane) {
-    return narrow ? ((const uint32_t *)source(w, slot))[lane] : ((const uint64_t *)source(w, slot))[lane];
-}
-
-/* The shared address of an operand; 0 (never valid) if it is not in shared memory. */
-static uint32_t shared_address(const struct warp *w, const struct inst *i, uint32_t lane) {
-    const uint64_t at = lane_address(w, i->a, i->flags & 1u, lane) + (uint64_t)i->offset;
-    if (i->space == SPACE_GENERIC)
-        return (at & WINDOW_MASK) == SHARED_WINDOW ? (uint32_t)at : 0;
-    return at >> 32 && !(i->flags & 1u) ? 0 : (uint32_t)at;
-}
-
 /* ---- bulk copies --------------------------------------------------------------------------------------------- */
 
 /* cp.async.bulk and cp.reduce.async.bulk: check both sides now, move later. */
 enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), bytes = ((const uint32_t *)source(w, i->c))[lane];
-        const uint32_t shared = shared_address(w, i, lane);
-        const uint64_t global = lane_address(w, i->b, 0, lane) + (uint64_t)(int64_t)(int32_t)i->target;
+        const uint32_t shared = address_shared(w, i, lane);
+        const uint64_t global = address_global(w, i, lane);
         uint32_t barrier = 0;
         if (bytes % 16)
             return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane,
@@ -55,7 +50,7 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
             return STEP_FAULT;
         if (i->kind == ASYNC_LOAD) {
             const uint32_t *more = i->more;
-            barrier = (uint32_t)lane_address(w, i->e, (int)more[1], lane) + more[0];
+            barrier = (uint32_t)address_register(w, i->e, (int)more[1], lane) + more[0];
             if (!mbarrier_get(w, barrier, lane, "bulk copy"))
                 return STEP_FAULT;
         }
@@ -75,6 +70,39 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
             return STEP_FAULT;
     }
     return STEP_NEXT;
+}
+
+/* A free record of a box; its index, or UINT32_MAX after a fault. */
+static uint32_t take_box(struct warp *w) {
+    struct cta *cta = w->cta;
+    for (uint32_t k = 0; k < cta->box_space; k++)
+        if (!cta->boxes[k].in_use)
+            return k;
+    const uint32_t old = cta->box_space, space = old ? 2 * old : 16;
+    struct tma_box *grown = realloc(cta->boxes, space * sizeof *grown);
+    if (!grown) {
+        fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of memory");
+        return UINT32_MAX;
+    }
+    cta->boxes = grown;
+    cta->box_space = space;
+    for (uint32_t k = old; k < space; k++)
+        grown[k].in_use = 0;
+    return old;
+}
+
+int async_start(struct warp *w, const struct async_op *wanted, const struct tma_box *box) {
+    const uint32_t record = take_box(w);
+    struct async_op *op = record == UINT32_MAX ? NULL : push(w);
+    if (!op)
+        return 0;
+    *op = *wanted;
+    op->warp = w->index;
+    op->pc = w->pc;
+    op->group = w->bulk_group[op->lane];
+    op->copy = record;
+    w->cta->boxes[record] = *box;
+    return !w->cta->shadow || check_bulk(w, op);
 }
 
 /* cp.async.bulk.commit_group */
@@ -146,8 +174,8 @@ enum step async_copy(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const uint32_t bytes = i->e == UINT32_MAX ? i->size : ((const uint32_t *)source(w, i->e))[lane];
-        lanes->to[lane] = shared_address(w, i, lane);
-        lanes->from[lane] = lane_address(w, i->b, 0, lane) + (uint64_t)(int64_t)(int32_t)i->target;
+        lanes->to[lane] = address_shared(w, i, lane);
+        lanes->from[lane] = address_global(w, i, lane);
         lanes->bytes[lane] = bytes;
         lanes->group[lane] = w->async_group[lane];
         if (bytes > i->size)
@@ -188,7 +216,7 @@ enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     lanes->size = 1;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        lanes->to[lane] = shared_address(w, i, lane);
+        lanes->to[lane] = address_shared(w, i, lane);
         struct mbarrier *m = mbarrier_get(w, lanes->to[lane], lane, "cp.async.mbarrier.arrive");
         if (!m)
             return STEP_FAULT;
@@ -245,12 +273,35 @@ static int land_lanes(struct warp *w, const struct async_op *op) {
     return 1;
 }
 
+/* Move the bytes of a bulk copy. */
+static void move(struct cta *cta, const struct async_op *op) {
+    uint8_t *shared = cta->shared + (op->shared - SHARED_BASE), *global = (uint8_t *)(uintptr_t)op->global;
+    if (op->kind == ASYNC_REDUCE)
+        reduce(op, shared, global);
+    else if (op->kind == ASYNC_LOAD)
+        memcpy(shared, global, op->bytes);
+    else
+        memcpy(global, shared, op->bytes);
+}
+
+/* The same for a box. */
+static void move_box(struct cta *cta, const struct async_op *op) {
+    struct tma_box *box = &cta->boxes[op->copy];
+    if (op->kind == ASYNC_REDUCE)
+        tma_reduce(box, cta->shared, op->shared, tma_reduction((enum atomic_op)op->op, box->map.type));
+    else if (op->kind == ASYNC_LOAD)
+        tma_load(box, cta->shared, op->shared);
+    else
+        tma_store(box, cta->shared, op->shared);
+    box->in_use = 0;
+}
+
 /* Perform one operation. 0 after a fault. */
 static int land(struct warp *w, const struct async_op *op) {
-    uint8_t *shared = w->cta->shared + (op->shared - SHARED_BASE), *global = (uint8_t *)(uintptr_t)op->global;
+    if (op->kind < ASYNC_COPY)
+        (op->is_tensor ? move_box : move)(w->cta, op);
     switch (op->kind) {
     case ASYNC_LOAD: {
-        memcpy(shared, global, op->bytes);
         w->worker->bytes[TRAFFIC_BULK_LOAD] += op->bytes;
         struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "completion of a bulk copy");
         if (m && w->cta->shadow)
@@ -258,11 +309,9 @@ static int land(struct warp *w, const struct async_op *op) {
         return m && mbarrier_change(w, m, 0, -(int32_t)op->bytes, 0, op->lane);
     }
     case ASYNC_STORE:
-        memcpy(global, shared, op->bytes);
         w->worker->bytes[TRAFFIC_BULK_STORE] += op->bytes;
         return 1;
     case ASYNC_REDUCE:
-        reduce(op, shared, global);
         w->worker->bytes[TRAFFIC_BULK_REDUCE] += op->bytes;
         return 1;
     default:
@@ -279,7 +328,9 @@ static int land_at(struct cta *cta, uint32_t index) {
     cta->asyncs--;
     cta->progress++;
     w->pc = op.pc;
-    const int good = land(w, &op);
+    const int good = (!defined_is_on(cta) || defined_landed(w, &op)) && land(w, &op) && watch_landed(w, &op);
+    if (UNLIKELY(w->worker->profile != NULL))
+        profile_moved(w->worker, op.pc);
     w->pc = pc;
     return good;
 }

@@ -1,4 +1,5 @@
 /* atom and red on global and shared memory, correct between the threads that run CTAs. */
+#include "address.h"
 #include "check.h"
 #include "lanes_math.h"
 
@@ -167,10 +168,8 @@ enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
     int changes = 0, is_shared = 0;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        const uint64_t base =
-            i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane] : ((const uint64_t *)source(w, i->a))[lane];
         enum space found = SPACE_GLOBAL;
-        uint8_t *const at = memory_any(w, (enum space)i->space, base + (uint64_t)i->offset, 16, 16, lane, 1, &found);
+        uint8_t *const at = memory_any(w, (enum space)i->space, address_lane(w, i, lane), 16, 16, lane, 1, &found);
         uint64_t old[2];
         if (!at)
             return STEP_FAULT;
@@ -201,10 +200,8 @@ enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
     int changes = 0, is_shared = 0;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        const uint64_t base =
-            i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane] : ((const uint64_t *)source(w, i->a))[lane];
         enum space found = SPACE_GLOBAL;
-        uint8_t *at = memory_any(w, (enum space)i->space, base + (uint64_t)i->offset, bytes, bytes, lane, 1, &found);
+        uint8_t *at = memory_any(w, (enum space)i->space, address_lane(w, i, lane), bytes, bytes, lane, 1, &found);
         if (!at)
             return STEP_FAULT;
         if (w->cta->shadow && !check_atomic(w, i, at, bytes, lane))

@@ -15,6 +15,8 @@ void check_free(struct shadow *s) {
     free(s->cell);
     free(s->mbarrier);
     free(s->store);
+    free(s->box);
+    free(s->map);
     free(s->location);
     free(s);
 }
@@ -48,7 +50,7 @@ void check_start(struct cta *cta) {
     s->world = cta->launch->world;
     for (uint32_t k = 0; s->world && k < cta->warps; k++)
         s->lanes[k] = lanes_open(s->lanes[k], cta->shared_bytes); /* there is room: a new beginning */
-    s->has_released = s->has_acquired = s->stores = s->locations = 0;
+    s->has_released = s->has_acquired = s->stores = s->boxes = s->maps = s->locations = 0;
     memset(s->cell, 0, ((cta->shared_bytes + GRANULE - 1) / GRANULE) * sizeof *s->cell);
     for (uint32_t k = 0; k < MAX_WARPS; k++)
         s->warp[k].seen[k] = 1;

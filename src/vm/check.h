@@ -13,7 +13,7 @@
 #ifndef SM120_VM_CHECK_H
 #define SM120_VM_CHECK_H
 
-#include "vm.h"
+#include "tma.h"
 
 enum {
     AGENT_COPY = 32,
@@ -52,9 +52,10 @@ struct mark {
     uint32_t clock, pc; /* bit 31 of pc: a strong read */
 };
 
-/* A bulk store or reduction that its issuer has not waited for. */
+/* A bulk store or reduction that its issuer has not waited for, or a part of one. */
 struct bulk_store {
-    uint64_t global;
+    uint64_t global, global_bytes; /* that it may write */
+    uint32_t box;                  /* index + 1 of the box that it writes of them; 0: all */
     uint32_t warp, lane, group, shared, bytes, pc;
     int has_read; /* it was waited for with .read */
 };
@@ -73,6 +74,14 @@ struct mbarrier_shadow {
     uint32_t copied, copy_pc; /* the last phase + 1 that a bulk copy completes on */
 };
 
+/* A tensor map in global memory, as the CTA has changed it and fenced it. */
+struct map_shadow {
+    uint64_t address;
+    uint32_t changed_by, changed, changed_pc; /* warp, its clock, 0: not changed */
+    uint32_t released;                        /* the clock of its release fence, 0: none */
+    uint32_t acquired[MAX_WARPS];             /* the clock of each warp's acquire fence, 0: none */
+};
+
 struct shadow {
     struct clocks warp[MAX_WARPS], barrier[BARRIERS + 1];
     struct clocks released[MAX_WARPS], acquired[MAX_WARPS]; /* by the last fence; by relaxed reads since */
@@ -84,6 +93,10 @@ struct shadow {
     uint32_t mbarrier_space;
     struct bulk_store *store;
     uint32_t stores, store_space;
+    struct tma_box *box; /* of the stores */
+    uint32_t boxes, box_space;
+    struct map_shadow *map;
+    uint32_t maps, map_space;
     struct location *location;
     uint32_t locations, location_space;
     struct world *world;                /* check_global.h; NULL below level full */
@@ -140,6 +153,12 @@ void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask);
 void check_copy_arrives(struct warp *w, const struct mbarrier *m);
 int check_exit(struct warp *w, uint32_t mask);
 void check_end(struct cta *cta);
+
+/* check_map.c: tensor maps in global memory, and their proxy. Those that return an int return 0 after a fault. */
+int check_map_used(struct warp *w, uint64_t address, uint32_t lane);
+int check_map_changed(struct warp *w, uint64_t address, int is_released);
+int check_map_acquired(struct warp *w, uint64_t address);
+void check_map_released(struct warp *w);
 
 /* check_global.c: accesses to global memory, at level full */
 struct world *world_open(const struct launch *launch); /* NULL: out of memory */

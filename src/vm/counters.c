@@ -26,6 +26,26 @@ const char *counter_name(uint32_t index) {
     return names[index];
 }
 
+static const char *const paths[TRAFFIC_COUNT] = {[TRAFFIC_LD_GLOBAL] = "bytes ld.global",
+                                                 [TRAFFIC_ST_GLOBAL] = "bytes st.global",
+                                                 [TRAFFIC_LD_SHARED] = "bytes ld.shared",
+                                                 [TRAFFIC_ST_SHARED] = "bytes st.shared",
+                                                 [TRAFFIC_LD_LOCAL] = "bytes ld.local",
+                                                 [TRAFFIC_ST_LOCAL] = "bytes st.local",
+                                                 [TRAFFIC_ATOM_GLOBAL] = "bytes atom.global",
+                                                 [TRAFFIC_ATOM_SHARED] = "bytes atom.shared",
+                                                 [TRAFFIC_LDMATRIX] = "bytes ldmatrix",
+                                                 [TRAFFIC_STMATRIX] = "bytes stmatrix",
+                                                 [TRAFFIC_BULK_LOAD] = "bytes bulk global->shared",
+                                                 [TRAFFIC_BULK_STORE] = "bytes bulk shared->global",
+                                                 [TRAFFIC_BULK_REDUCE] = "bytes bulk reduce shared->global",
+                                                 [TRAFFIC_ASYNC] = "bytes cp.async global->shared"};
+
+/* What the bytes of a path are called. It stands behind "bytes ", as the counter has it. */
+const char *counter_path(uint32_t traffic) {
+    return paths[traffic] + strlen("bytes ");
+}
+
 /* Add what a worker counted while it ran a function. */
 void counters_add(struct device *device, const struct worker *worker, const struct CUfunc_st *f) {
     pthread_mutex_lock(&device->counter_lock);

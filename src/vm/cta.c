@@ -1,5 +1,6 @@
 /* One CTA: which warp runs next, when asynchronous copies land, and when nothing can go on any more. */
 #include "check.h"
+#include "watch.h"
 #include <stdio.h>
 
 enum { QUANTUM = 1024, SHORT = 32, HOPELESS = 64, FRUITLESS = 20000, FUTILE = 3, SLICE = 1 << 16 };
@@ -64,8 +65,8 @@ static void set_specials(struct warp *w) {
     }
 }
 
-/* Bring a CTA and its warps to their first instruction. */
-void cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
+/* Bring a CTA and its warps to their first instruction. 0 after a fault. */
+int cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     struct launch *launch = worker->launch;
     const struct CUfunc_st *f = launch->function;
     cta->launch = launch;
@@ -113,7 +114,32 @@ void cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
         memset(w->frame, 0, sizeof w->frame);
         memset(w->predicates, 0, f->predicates * sizeof *w->predicates);
         w->predicates[0] = FULL;
+        w->worker = worker;
         set_specials(w);
+    }
+    return watch_start(cta);
+}
+
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes) {
+    const struct cta *cta = w->cta;
+    const uint16_t slot = s->wait == WAIT_MBARRIER || s->polled ? cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
+    if (s->wait == WAIT_CONVERGE) {
+        snprintf(to, bytes, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
+    } else if (s->wait == WAIT_BULK) {
+        snprintf(to, bytes, "its bulk copies");
+    } else if (s->wait == WAIT_BARRIER) {
+        snprintf(to, bytes, "barrier %u, where %u of %u threads have arrived", s->address,
+                 cta->barrier[s->address].arrived, s->detail);
+    } else if (s->wait != WAIT_MBARRIER && poll_describe(w, s->mask, to, bytes)) {
+        return;
+    } else if (slot) {
+        const struct mbarrier *m = &cta->mbarrier[slot - 1];
+        snprintf(to, bytes,
+                 "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
+                 s->phase, m->address, m->pending, m->expected, m->tx);
+    } else {
+        snprintf(to, bytes, "no event: it runs");
     }
 }
 
@@ -121,32 +147,7 @@ void cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
 static int describe(const struct warp *w, const struct split *s, char *to, size_t bytes) {
     const struct place *at = &w->function->places[s->pc];
     char what[160];
-    switch (s->wait) {
-    case WAIT_CONVERGE:
-        snprintf(what, sizeof what, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
-        break;
-    case WAIT_BULK:
-        snprintf(what, sizeof what, "its bulk copies");
-        break;
-    case WAIT_BARRIER:
-        snprintf(what, sizeof what, "barrier %u, where %u of %u threads have arrived", s->address,
-                 w->cta->barrier[s->address].arrived, s->detail);
-        break;
-    default: {
-        const uint16_t slot =
-            s->wait == WAIT_MBARRIER || s->polled ? w->cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
-        if (s->wait != WAIT_MBARRIER && poll_describe(w, s->mask, what, sizeof what))
-            break;
-        if (slot) {
-            const struct mbarrier *m = &w->cta->mbarrier[slot - 1];
-            snprintf(what, sizeof what,
-                     "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
-                     s->phase, m->address, m->pending, m->expected, m->tx);
-        } else {
-            snprintf(what, sizeof what, "no event: it runs");
-        }
-    }
-    }
+    cta_wait_text(w, s, what, sizeof what);
     return snprintf(to, bytes, "\n  warp %u, lanes 0x%08x, %s:%u: waits for %s", w->index, s->mask, at->file, at->line,
                     what);
 }
@@ -193,9 +194,10 @@ static int over_limit(struct cta *cta, uint64_t executed) {
     struct worker *worker = cta->warp[0].worker;
     cta->executed += executed;
     worker->executed += executed;
-    if (worker->executed - worker->checked < 1u << 20)
+    const uint64_t since = worker->executed - worker->checked, limit = launch->instruction_limit;
+    if (since < 1u << 20 && since <= limit)
         return 0;
-    const uint64_t total = atomic_fetch_add(&launch->executed, worker->executed - worker->checked);
+    const uint64_t total = atomic_fetch_add(&launch->executed, since) + since;
     worker->checked = worker->executed;
     if (atomic_load(&launch->stop))
         return 1;
@@ -203,12 +205,12 @@ static int over_limit(struct cta *cta, uint64_t executed) {
         fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch was interrupted");
         return 1;
     }
-    if (total < launch->instruction_limit)
+    if (total <= limit)
         return 0;
     char text[3000];
     cta_describe(cta, text, sizeof text);
     fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch has executed more than %llu warp instructions%s",
-              (unsigned long long)launch->instruction_limit, text);
+              (unsigned long long)limit, text);
     return 1;
 }
 
@@ -251,6 +253,7 @@ static enum outcome finish(struct cta *cta) {
             return CTA_STOPPED;
     if (cta->shadow)
         check_end(cta);
+    watch_end(cta);
     return CTA_ENDED;
 }
 

@@ -58,7 +58,8 @@ static const struct {
     {"stmatrix", decode_stmatrix},
     {"movmatrix", decode_movmatrix},
     {"mma", decode_mma},
-    {"call", decode_nop}, /* read_call */
+    {"wmma", decode_wmma},
+    {"call", decode_pmevent}, /* read_call */
     {"bra", decode_bra},
     {"brx", decode_brx},
     {"exit", decode_exit},
@@ -77,10 +78,13 @@ static const struct {
     {"elect", decode_elect},
     {"mbarrier", decode_mbarrier},
     {"cp", decode_cp},
+    {"tensormap", decode_tensormap},
     {"nanosleep", decode_nanosleep},
     {"setmaxnreg", decode_setmaxnreg},
     {"griddepcontrol", decode_griddepcontrol},
-    {"pmevent", decode_nop},
+    {"pmevent", decode_pmevent},
+    {"mapa", decode_mapa},
+    {"getctarank", decode_getctarank},
 };
 
 /* ---- patterns ---- */
@@ -302,6 +306,7 @@ uint32_t need_source(struct parser *p, const struct operand *o, enum type type) 
         wrong_operand(p, o, wanted);
     if (o->is_special && strncmp(p->statement.name, "mov", 3) != 0 && strncmp(p->statement.name, "cvt", 3) != 0)
         error_at(p, &o->token, "a hardware register is read by mov or cvt only");
+    use_operand(p, o, 0);
     return o->slot;
 }
 
@@ -314,6 +319,7 @@ static int mixes(enum type have, enum type type) {
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type) {
     if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type))
         return need_source(p, o, type);
+    use_operand(p, o, 0);
     if (type_bytes(o->type) < 8 || type_bytes(type) >= 8)
         return o->slot;
     struct inst *i = emit(p, lanes_table()[LANE_trunc_64]);
@@ -330,14 +336,16 @@ uint32_t need_destination(struct parser *p, const struct operand *o, enum type t
     snprintf(wanted, sizeof wanted, "a .%s register", type_name(type));
     if (o->kind != OPERAND_REGISTER || !fits(o->type, type))
         wrong_operand(p, o, wanted);
+    use_operand(p, o, 1);
     return o->slot;
 }
 
 /* The register of a result that may be narrower than it. */
 uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type) {
-    if (o->kind == OPERAND_REGISTER && type_bytes(o->type) > type_bytes(type) && !mixes(o->type, type))
-        return o->slot;
-    return need_destination(p, o, type);
+    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type))
+        return need_destination(p, o, type);
+    use_operand(p, o, 1);
+    return o->slot;
 }
 
 /* A predicate source, possibly negated. */
@@ -350,6 +358,7 @@ uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate) 
     }
     if (o->kind != OPERAND_PREDICATE || (o->negate && !negate))
         wrong_operand(p, o, "a predicate");
+    use_operand(p, o, 0);
     return (uint16_t)o->slot;
 }
 
@@ -359,6 +368,7 @@ uint16_t need_predicate_destination(struct parser *p, const struct operand *o) {
         return 0;
     if (o->kind != OPERAND_PREDICATE || o->negate)
         wrong_operand(p, o, "a predicate");
+    use_operand(p, o, 1);
     return (uint16_t)o->slot;
 }
 
@@ -383,6 +393,8 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
         return;
     }
     const struct operand *base = o->items;
+    if (o->count > 1)
+        error_at(p, &o->items[1].token, "'%s' takes no coordinates", p->statement.name);
     if (base->kind == OPERAND_SYMBOL) {
         struct symbol *s = base->symbol;
         const enum space own = s->is_argument && space == SPACE_PARAM ? SPACE_PARAM : s->space;
@@ -401,6 +413,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
         wrong_operand(p, base, "a 32- or 64-bit address");
     } else {
         i->space = space == SPACE_PARAM && p->routine ? SPACE_LOCAL : i->space;
+        use_operand(p, base, 0);
         i->a = base->slot;
         i->flags |= type_bytes(base->type) == 4;
     }
@@ -423,10 +436,39 @@ struct inst *emit(struct parser *p, handler *run) {
         p->places = places;
         p->code_space = space;
     }
-    p->places[p->length] = (struct place){s->opcode.file, s->opcode.line, UINT32_MAX};
+    p->places[p->length] = (struct place){.file = s->opcode.file,
+                                          .text = s->start ? s->start : s->opcode.at,
+                                          .line = s->opcode.line,
+                                          .opcode = UINT32_MAX,
+                                          .guard = s->guard_name};
     struct inst *i = &p->code[p->length++];
     *i = (struct inst){.run = run, .guard = s->guard, .flip = s->flip};
     return i;
+}
+
+/* Refuse modifiers that a pattern allows one by one, but not together. */
+static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
+    const struct statement *s = &p->statement;
+    const int extreme = !strncmp(s->name, "min.", 4) || !strncmp(s->name, "max.", 4);
+    if (extreme && row->sources == 2 && !(flags & FLAG_ABS) != !(flags & FLAG_XORSIGN))
+        error_at(p, &s->opcode, "unknown instruction '%s': .xorsign and .abs go together", s->name);
+    if (!strncmp(s->name, "fma.", 4) && (flags & FLAG_SAT) && (flags & FLAG_RELU))
+        error_at(p, &s->opcode, "unknown instruction '%s': .sat and .relu exclude each other", s->name);
+}
+
+/* .relu and .satfinite may stand in either order: have the one that lanes.def has first. */
+static int swap_limits(struct statement *s) {
+    for (uint32_t k = 0; k + 1 < s->modifiers; k++) {
+        const char *const a = s->modifier[k], *const b = s->modifier[k + 1];
+        const uint32_t n = s->modifier_length[k], m = s->modifier_length[k + 1];
+        if (!(n == 4 && m == 9 && !memcmp(a, "relu", 4) && !memcmp(b, "satfinite", 9)) &&
+            !(n == 9 && m == 4 && !memcmp(a, "satfinite", 9) && !memcmp(b, "relu", 4)))
+            continue;
+        s->modifier[k] = b, s->modifier_length[k] = m;
+        s->modifier[k + 1] = a, s->modifier_length[k + 1] = n;
+        return 1;
+    }
+    return 0;
 }
 
 /* Decode a row of lanes.def. */
@@ -435,6 +477,7 @@ static void decode_row(struct parser *p, const struct row *row, uint32_t flags) 
     struct inst i = {0};
     need_count(p, row->sources + 1u, row->sources + 1u);
     uint32_t *const slots[4] = {&i.a, &i.b, &i.c, &i.e};
+    check_row(p, row, flags);
     for (uint32_t k = 0; k < row->sources; k++)
         *slots[k] = need_source(p, &s->operand[k + 1], (enum type)row->types[k + 1]);
     if (s->operand[0].kind == OPERAND_SINK)
@@ -475,8 +518,8 @@ static void finish(struct parser *p) {
 
 /* Labels of the counters: the opcode with the words that make it another instruction. */
 static void name_counter(struct parser *p) {
-    static const char *const kept[] = {"mma.sync", "cp.async", "cp.reduce", "mbarrier.",
-                                       "bar.",     "barrier.", "fence.",    "griddepcontrol."};
+    static const char *const kept[] = {"mma.sync",  "mma.sp", "wmma.",    "cp.async", "cp.reduce",
+                                       "mbarrier.", "bar.",   "barrier.", "fence.",   "griddepcontrol."};
     const struct statement *s = &p->statement;
     size_t length = strcspn(s->name, ".");
     for (size_t k = 0; k < sizeof kept / sizeof *kept; k++) {
@@ -488,6 +531,8 @@ static void name_counter(struct parser *p) {
             length += 5;
         if (!strncmp(s->name, "cp.reduce.async.bulk", 20))
             length = 20;
+        if (!strncmp(s->name + length, ".tensor", 7) && s->name[0] == 'c')
+            length += 7;
     }
     p->places[p->length - 1].opcode = counter_index(s->name, length);
 }
@@ -505,11 +550,8 @@ static const struct {
     {"sust", "surfaces are not supported"},
     {"sured", "surfaces are not supported"},
     {"suq", "surfaces are not supported"},
-    {"mapa", "clusters of more than one CTA are not supported"},
-    {"getctarank", "clusters of more than one CTA are not supported"},
     {"clusterlaunchcontrol", "clusters of more than one CTA are not supported"},
     {"multimem", "multicast memory of several devices is not supported"},
-    {"wmma", "fragments whose layout is the compiler's are not supported; use mma.sync"},
     {"alloca", "a stack that grows at run time is not supported"},
     {"stacksave", "a stack that grows at run time is not supported"},
     {"stackrestore", "a stack that grows at run time is not supported"},
@@ -539,9 +581,12 @@ void decode(struct parser *p) {
     if (!p->function)
         error_at(p, &s->opcode, "an instruction outside a function");
     const struct row *row = find_row(s, &flags);
+    if (!row && swap_limits(s) && !(row = find_row(s, &flags)))
+        swap_limits(s);
     if (row) {
         decode_row(p, row, flags);
         finish(p);
+        use_attach(p);
         return;
     }
     for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; k++) {
@@ -549,8 +594,10 @@ void decode(struct parser *p) {
             continue;
         const uint32_t before = p->length;
         opcodes[k].decode(p);
-        if (p->length > before) /* mov {_, _}, a is nothing */
+        if (p->length > before) { /* mov {_, _}, a is nothing */
             name_counter(p);
+            use_attach(p);
+        }
         return;
     }
     error_at(p, &s->opcode, "unknown instruction '%s'", s->name);

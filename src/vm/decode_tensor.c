@@ -1,4 +1,4 @@
-/* Decoding of mma.sync: shapes, types, kinds, block scales. */
+/* Decoding of mma.sync and mma.sp: shapes, types, kinds, block scales, metadata. */
 #include "parse.h"
 #include "tensor.h"
 
@@ -62,6 +62,7 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     static const uint16_t depths[] = {4, 8, 16, 32, 64, 128, 256, 16, 32, 128};
     uint32_t at = 0;
     int vector = 0;
+    shape->sparse = take_choice(p, &at, "sp sp::ordered_metadata") >= 0;
     if (!take(p, &at, "sync") || !take(p, &at, "aligned"))
         unknown(p);
     int kind = take_kind(p, &at), scaled = take(p, &at, "block_scale");
@@ -110,6 +111,18 @@ static int is_byte_float_from(int type, int first) {
     return type >= first && type <= MMA_E2M1;
 }
 
+/* Refuse what sparse matrices do not have: some targets, and ::ordered_metadata is not always a choice. */
+static void check_sparse(struct parser *p, int kind, const struct mma_shape *shape) {
+    const struct statement *s = &p->statement;
+    const int half = is_byte_float_from(shape->a_type, MMA_E4M3) && shape->accumulator == MMA_ACC_F16;
+    if ((kind || half) && !has(p, "sp::ordered_metadata"))
+        error_at(p, &s->opcode, "unknown instruction '%s': it needs .sp::ordered_metadata", s->name);
+    if (half)
+        need_feature(p, 120, 1, "a sparse mma of 8-bit floats with .f16 accumulators");
+    if (kind >= KIND_MXF4 && p->target_suffix != 'a')
+        error_at(p, &s->opcode, "a sparse mma of .kind::mxf4 needs .target sm_120a or sm_121a");
+}
+
 /* Refuse combinations that the kinds exclude. */
 static void check_shape(struct parser *p, int kind, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
@@ -118,10 +131,13 @@ static void check_shape(struct parser *p, int kind, struct mma_shape *shape) {
     const int four = kind == KIND_MXF4 || kind == KIND_MXF4NVF4;
     if (kind)
         need_feature(p, 120, 1, kind == KIND_F8F6F4 ? "mma with .kind::f8f6f4" : "mma with block scale");
-    if ((kind && !bytes) || (!kind && small) || (four && shape->k != 64) ||
+    const int depth = shape->sparse ? shape->k / 2 : shape->k;
+    if ((kind && !bytes) || (!kind && small) || (four && depth != 64) ||
         (four && (shape->a_type != MMA_E2M1 || shape->b_type != MMA_E2M1)) ||
-        (kind >= KIND_MXF8F6F4 && shape->accumulator != MMA_ACC_F32) || (kind == KIND_MXF8F6F4 && shape->k != 32))
+        (kind >= KIND_MXF8F6F4 && shape->accumulator != MMA_ACC_F32) || (kind == KIND_MXF8F6F4 && depth != 32))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    if (shape->sparse)
+        check_sparse(p, kind, shape);
     if (four)
         shape->a_type = shape->b_type = MMA_E2M1_PACKED;
 }
@@ -166,8 +182,20 @@ static void read_selectors(struct parser *p, const struct operand *o, struct mma
     }
 }
 
+/* Metadata and sparsity selector: one, two or all lanes of four hold the former, as a row has 4, 8 or 16 pairs. */
+static void read_metadata(struct parser *p, struct mma_plan *plan) {
+    const struct statement *s = &p->statement;
+    const uint32_t chunks = mma_chunks(&plan->shape), lanes = chunks / 4;
+    plan->metadata = need_source(p, &s->operand[4], T_B32);
+    plan->sparsity = (uint8_t)need_integer(p, &s->operand[5], 0, 4 / lanes - 1);
+    plan->holders = (uint8_t)(((1u << lanes) - 1) << lanes * plan->sparsity);
+    plan->pairs = plan->shape.a_type == MMA_TF32   ? MMA_PAIRS_TF32
+                  : has(p, "sp::ordered_metadata") ? MMA_PAIRS_ORDERED
+                                                   : MMA_PAIRS_ANY;
+}
+
 /* The upper half of a product of 16 rows that has 8 only: A and C are zero there and D is dropped. */
-static void drop_upper_rows(struct parser *p, struct mma_plan *plan) {
+void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan) {
     const uint32_t zero = constant_slot(p, 0, 0, NULL);
     plan->a.slot[1] = plan->c.slot[2] = plan->c.slot[3] = zero;
     plan->d.slot[2] = register_take(p, T_B32);
@@ -177,7 +205,7 @@ static void drop_upper_rows(struct parser *p, struct mma_plan *plan) {
     plan->a.together = plan->c.together = plan->d.together = 0;
 }
 
-/* mma.sync.aligned.{m8n8k4 m16n8k4 m16n8k8 m16n8k16}.row.col.f64.f64.f64.f64 d, a, b, c */
+/* mma.sync.aligned.{m8n8k4 m16n8k4 m16n8k8 m16n8k16}.row.col{.rnd}.f64.f64.f64.f64 d, a, b, c */
 static void decode_mma_double(struct parser *p) {
     struct statement *s = &p->statement;
     struct mma_plan *plan = parser_take(p, sizeof *plan);
@@ -187,6 +215,7 @@ static void decode_mma_double(struct parser *p) {
     const int shape = take_choice(p, &at, "m8n8k4 m16n8k4 m16n8k8 m16n8k16");
     if (shape < 0 || !take(p, &at, "row") || !take(p, &at, "col"))
         unknown(p);
+    const int rounding = take_choice(p, &at, "rn rz rm rp");
     for (int k = 0; k < 4; k++)
         if (!take(p, &at, "f64"))
             unknown(p);
@@ -202,6 +231,7 @@ static void decode_mma_double(struct parser *p) {
     struct inst *i = emit(p, control_aligned);
     i->next = tensor_mma_double;
     i->more = plan;
+    i->flags = rounding > 0 ? (uint32_t)rounding * FLAG_ROUND : 0;
 }
 
 /* Bits of an element, with its container. */
@@ -225,11 +255,9 @@ static uint32_t element_bits(int type) {
 }
 
 /* mma.sync.aligned.m16n8k*.row.col... or, for integers, .m8n8k*: d, a, b, c{, scale-a, {byte, thread}, scale-b, {byte,
- * thread}} */
+ * thread}}; mma.sp has metadata and a selector behind c */
 void decode_mma(struct parser *p) {
     struct statement *s = &p->statement;
-    if (has(p, "sp") || has(p, "sp::ordered_metadata"))
-        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     if (has(p, "f64")) {
         decode_mma_double(p);
         return;
@@ -245,23 +273,26 @@ void decode_mma(struct parser *p) {
     const int half = has(p, "m8n8k16") || has(p, "m8n8k32") || has(p, "m8n8k128");
     if (half && (shape->accumulator != MMA_ACC_S32 || shape->k * bits != 128))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    const uint32_t a = 16u * shape->k * bits / 1024u;
+    const uint32_t b = 8u * shape->k * bits / 1024u, a = shape->sparse ? b : 2 * b;
     const uint32_t accumulators = half || shape->accumulator == MMA_ACC_F16 ? 2 : 4;
     const enum type type = shape->accumulator == MMA_ACC_F32 ? T_F32 : T_B32;
-    need_count(p, shape->scale ? 8 : 4, shape->scale ? 8 : 4);
+    const uint32_t scales = shape->sparse ? 6 : 4, operands = scales + (shape->scale ? 4 : 0);
+    need_count(p, operands, operands);
     read_fragment(p, &s->operand[0], accumulators, type, 0, &plan->d);
     read_fragment(p, &s->operand[1], half ? 1 : a, T_B32, 1, &plan->a);
-    read_fragment(p, &s->operand[2], a / 2, T_B32, 1, &plan->b);
+    read_fragment(p, &s->operand[2], b, T_B32, 1, &plan->b);
     read_fragment(p, &s->operand[3], accumulators, type, 1, &plan->c);
     if (half)
-        drop_upper_rows(p, plan);
+        tensor_drop_upper_rows(p, plan);
     plan->flops = 2u * (half ? 8u : 16u) * 8u * shape->k;
     plan->constant = 1;
+    if (shape->sparse)
+        read_metadata(p, plan);
     if (shape->scale) {
-        plan->scale_a = need_source(p, &s->operand[4], T_B32);
-        read_selectors(p, &s->operand[5], plan, 0);
-        plan->scale_b = need_source(p, &s->operand[6], T_B32);
-        read_selectors(p, &s->operand[7], plan, 2);
+        plan->scale_a = need_source(p, &s->operand[scales], T_B32);
+        read_selectors(p, &s->operand[scales + 1], plan, 0);
+        plan->scale_b = need_source(p, &s->operand[scales + 2], T_B32);
+        read_selectors(p, &s->operand[scales + 3], plan, 2);
     }
     struct inst *i = emit(p, control_aligned);
     i->next = tensor_mma;

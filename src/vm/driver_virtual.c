@@ -1,9 +1,12 @@
 /* The CUDA driver API above the virtual SM120. Streams run their work as it is given to them, so that everything is in
  * order and nothing is ever pending. */
 #define _GNU_SOURCE
+#include "defined.h"
 #include "environment.h"
+#include "profile.h"
 #include "registry.h"
-#include "vm.h"
+#include "tma.h"
+#include "trace.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -44,6 +47,8 @@ static const struct {
     {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
     {CUDA_ERROR_DEINITIALIZED, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+    {CUDA_ERROR_PROFILER_NOT_INITIALIZED, "CUDA_ERROR_PROFILER_NOT_INITIALIZED", "no profile is taken"},
+    {CUDA_ERROR_PROFILER_ALREADY_STARTED, "CUDA_ERROR_PROFILER_ALREADY_STARTED", "a profile is taken already"},
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
@@ -306,6 +311,7 @@ static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device) {
             free_module(m);
         }
         memory_free_all(&c->device);
+        profile_end(&c->device);
     }
     pthread_mutex_unlock(&contexts_lock);
     return CUDA_SUCCESS;
@@ -525,6 +531,8 @@ static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size
     const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memmove((void *)(uintptr_t)to, from, bytes);
+    if (!r)
+        shade_written(current(), to, bytes);
     return copy_end(r);
 }
 
@@ -535,7 +543,8 @@ static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t byt
     if (!to)
         return null_argument("to");
     copy_begin();
-    const CUresult r = memory_check_range(current(), from, bytes, "from");
+    CUresult r = memory_check_range(current(), from, bytes, "from");
+    r = r ? r : shade_read(current(), from, bytes);
     if (!r)
         memmove(to, (const void *)(uintptr_t)from, bytes);
     return copy_end(r);
@@ -550,6 +559,8 @@ static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size
     r = r ? r : memory_check_range(current(), from, bytes, "from");
     if (!r)
         memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    if (!r)
+        shade_copied(current(), to, from, bytes);
     return copy_end(r);
 }
 
@@ -561,6 +572,8 @@ static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
     const CUresult r = memory_check_range(current(), to, bytes, "to");
     if (!r)
         memset((void *)(uintptr_t)to, value, bytes);
+    if (!r)
+        shade_written(current(), to, bytes);
     return copy_end(r);
 }
 
@@ -575,6 +588,31 @@ static int is_binary(const void *image) {
             if (++n == 4)
                 return 1;
     return 0;
+}
+
+static _Thread_local const char *text_name;
+
+/* What messages call the text that this thread loads next; NULL: "<ptx>". */
+static void virtual_name_text(const char *name) {
+    text_name = name;
+}
+
+/* A module without functions that holds copies of the text and of its name; NULL when memory is used up. */
+static struct CUmod_st *new_module(const char *image, char **text) {
+    const char *const known = text_name ? text_name : "<ptx>";
+    struct CUmod_st *m = calloc(1, sizeof *m);
+    char *const copy = m ? arena_take(&m->module.arena, strlen(image) + 1) : NULL;
+    char *const name = copy ? arena_take(&m->module.arena, strlen(known) + 1) : NULL;
+    if (!name) {
+        if (m)
+            arena_free(&m->module.arena);
+        free(m);
+        return NULL;
+    }
+    m->module.name = strcpy(name, known);
+    m->module.device = current();
+    m->module.text = *text = strcpy(copy, image);
+    return m;
 }
 
 static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned options, CUjit_option *option,
@@ -593,13 +631,9 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
     }
     if (is_binary(image))
         return fault_set(CUDA_ERROR_NO_BINARY_FOR_GPU, "the virtual SM120 executes PTX, and this is machine code");
-    struct CUmod_st *m = calloc(1, sizeof *m);
-    if (!m || !(text = arena_take(&m->module.arena, strlen(image) + 1))) {
-        free(m);
+    struct CUmod_st *m = new_module(image, &text);
+    if (!m)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
-    }
-    strcpy(text, image); /* names point into it */
-    m->module.device = current();
     char message[2048];
     const CUresult r = module_parse(&m->module, text, message, sizeof message);
     if (log && log_bytes)
@@ -716,26 +750,63 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
     return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments);
 }
 
+/* ---- tensor maps --------------------------------------------------------------------------------------------- */
+
+/* Read the arguments of cuTensorMapEncodeTiled. */
+static CUresult virtual_cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType type, uint32_t rank, void *address,
+                                               const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
+                                               const uint32_t *steps, CUtensorMapInterleave interleave,
+                                               CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                               CUtensorMapFloatOOBfill fill) {
+    char why[256];
+    struct tensor_map map = {.address = (uint64_t)(uintptr_t)address,
+                             .rank = rank,
+                             .type = (uint32_t)type,
+                             .interleave = (uint32_t)interleave,
+                             .swizzle = (uint32_t)swizzle,
+                             .promotion = (uint32_t)promotion,
+                             .fill = (uint32_t)fill};
+    if (!depth)
+        return no_context();
+    if (!to || (uintptr_t)to % _Alignof(CUtensorMap) || !dims || !box || !steps || (!strides && rank > 1))
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "dims, strides, box or steps is NULL, or map no multiple of 64");
+    for (uint32_t k = 0; k < rank && k < TENSOR_MAP_RANK; k++) {
+        map.dims[k] = dims[k];
+        map.box[k] = box[k];
+        map.steps[k] = steps[k];
+        if (k + 1 < rank)
+            map.strides[k] = strides[k];
+    }
+    if (!tensor_map_check(&map, why, sizeof why))
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s", why);
+    if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE)
+        return fault_set(CUDA_ERROR_NOT_SUPPORTED, "interleave = %d; the virtual SM120 has no interleaved layouts",
+                         (int)interleave);
+    tma_map_pack(to, &map);
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuTensorMapReplaceAddress(CUtensorMap *map, void *address) {
+    char why[256];
+    struct tensor_map fields;
+    if (!depth)
+        return no_context();
+    if (!map)
+        return null_argument("map");
+    if (!tma_map_unpack(map, &fields, why, sizeof why))
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "map is no tensor map of this device: %s", why);
+    fields.address = (uint64_t)(uintptr_t)address;
+    if (!tensor_map_check(&fields, why, sizeof why))
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s", why);
+    tma_map_pack(map, &fields);
+    return CUDA_SUCCESS;
+}
+
 /* ---- what CUDA has no function for --------------------------------------------------------------------------- */
 
 static const char *virtual_fault(void) {
     return fault_text();
 }
-
-static const char *const path_names[TRAFFIC_COUNT] = {[TRAFFIC_LD_GLOBAL] = "bytes ld.global",
-                                                      [TRAFFIC_ST_GLOBAL] = "bytes st.global",
-                                                      [TRAFFIC_LD_SHARED] = "bytes ld.shared",
-                                                      [TRAFFIC_ST_SHARED] = "bytes st.shared",
-                                                      [TRAFFIC_LD_LOCAL] = "bytes ld.local",
-                                                      [TRAFFIC_ST_LOCAL] = "bytes st.local",
-                                                      [TRAFFIC_ATOM_GLOBAL] = "bytes atom.global",
-                                                      [TRAFFIC_ATOM_SHARED] = "bytes atom.shared",
-                                                      [TRAFFIC_LDMATRIX] = "bytes ldmatrix",
-                                                      [TRAFFIC_STMATRIX] = "bytes stmatrix",
-                                                      [TRAFFIC_BULK_LOAD] = "bytes bulk global->shared",
-                                                      [TRAFFIC_BULK_STORE] = "bytes bulk shared->global",
-                                                      [TRAFFIC_BULK_REDUCE] = "bytes bulk reduce shared->global",
-                                                      [TRAFFIC_ASYNC] = "bytes cp.async global->shared"};
 
 /* The index-th counter that is not zero. */
 static CUresult virtual_counter(CUcontext context, int index, const char **name, uint64_t *value) {
@@ -759,13 +830,28 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
         *name = k == 0                  ? "instructions"
                 : k <= MAX_COUNTERS     ? counter_name(opcode)
                 : k == MAX_COUNTERS + 1 ? "tensor flops"
-                                        : path_names[path];
+                                        : counter_path(path) - strlen("bytes ");
         *value = v;
         r = CUDA_SUCCESS;
         break;
     }
     pthread_mutex_unlock(&device->counter_lock);
     return r;
+}
+
+static CUresult virtual_profile(CUcontext context, int on) {
+    if (!context)
+        return null_argument("context");
+    if (on)
+        return profile_begin(&context->device);
+    profile_end(&context->device);
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_profile_read(CUcontext context, int index, sm120_profile_row *row) {
+    if (!context || !row || index < 0)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "context or row is NULL, or index is below 0");
+    return profile_read(&context->device, index, row);
 }
 
 /* Launches compare the count with that of their start. */
@@ -783,7 +869,18 @@ const struct driver *driver_virtual(void) {
         DRIVER_FUNCTIONS(X)
 #undef X
             .fault = virtual_fault,
-        .counter = virtual_counter, .counters_reset = virtual_counters_reset, .interrupt = virtual_interrupt,
-        .configure = launch_configure};
+        .counter = virtual_counter,
+        .counters_reset = virtual_counters_reset,
+        .interrupt = virtual_interrupt,
+        .configure = launch_configure,
+        .profile = virtual_profile,
+        .profile_read = virtual_profile_read,
+        .looking = trace_is_looking,
+        .instruction = trace_instruction,
+        .step_query = trace_query,
+        .step_register = trace_register,
+        .step_lanes = trace_lanes,
+        .step_shared = trace_shared,
+        .name_text = virtual_name_text};
     return &driver;
 }

@@ -167,6 +167,31 @@ void read_function(struct parser *p, int is_extern) {
     skip_block(p);
 }
 
+/* .alias name, function; the name is another one of a function that has a body by now. */
+void read_alias(struct parser *p) {
+    struct definition *d[2];
+    token_next(p);
+    for (int k = 0; k < 2; k++) {
+        const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
+        if (p->token.kind != TOKEN_NAME || !s || !s->definition)
+            error_at(p, &p->token, "expected a function before '%.*s'", (int)p->token.length, p->token.at);
+        d[k] = s->definition;
+        if (k ? !d[k]->has_body : d[k]->has_body)
+            error_at(p, &p->token, k ? "'%.*s' has no body" : "'%.*s' has a body of its own", (int)p->token.length,
+                     p->token.at);
+        token_next(p);
+        expect(p, k ? ';' : ',', k ? "';'" : "','");
+    }
+    if (!signature_equal(d[0]->signature, d[1]->signature))
+        error_at(p, &d[0]->token, "'%.*s' is declared with other parameters than what it is an alias of",
+                 (int)d[0]->token.length, d[0]->token.at);
+    d[0]->has_body = 1; /* for addresses that were taken before */
+    d[0]->lexer = d[1]->lexer;
+    d[0]->token = d[1]->token;
+    d[0]->symbol->address = d[1]->symbol->address;
+    d[0]->symbol->definition = d[1];
+}
+
 /* Give a variable of the frame its place. */
 static struct symbol *add_local(struct parser *p, const struct formal *f) {
     struct symbol *s = symbol_add(p, &f->name, f->name.at, f->name.length, SYMBOL_VARIABLE);
@@ -225,8 +250,15 @@ static void emit_copy(struct parser *p, const struct formal *f, uint64_t address
     }
 }
 
+/* Hand over a parameter that is a register. */
+static void emit_formal(struct parser *p, enum access access, const struct formal *f, struct symbol *s) {
+    emit_local(p, access, constant_slot(p, 0, 1, NULL), f->offset, f->bytes, s->slot);
+    use_register(p, symbol_name(p, s), s->slot, s->type, access == ACCESS_LOAD);
+    use_attach(p);
+}
+
 /* The variable or register that holds a formal, inside its function. */
-static const struct symbol *formal_symbol(struct parser *p, const struct formal *f) {
+static struct symbol *formal_symbol(struct parser *p, const struct formal *f) {
     return symbol_find(p, f->name.at, f->name.length);
 }
 
@@ -239,9 +271,9 @@ void emit_return(struct parser *p) {
     const struct signature *s = p->routine->definition->signature;
     for (uint32_t k = 0; k < s->result_count; k++) {
         const struct formal *f = &s->results[k];
-        const struct symbol *from = formal_symbol(p, f);
+        struct symbol *from = formal_symbol(p, f);
         if (f->is_register)
-            emit_local(p, ACCESS_STORE, constant_slot(p, 0, 1, NULL), f->offset, f->bytes, from->slot);
+            emit_formal(p, ACCESS_STORE, f, from);
         else
             emit_copy(p, f, from->address, 1);
     }
@@ -257,7 +289,7 @@ static void receive(struct parser *p, const struct formal *list, uint32_t count,
             s->type = f->type;
             s->slot = register_take(p, f->type);
             if (are_arguments)
-                emit_local(p, ACCESS_LOAD, constant_slot(p, 0, 1, NULL), f->offset, f->bytes, s->slot);
+                emit_formal(p, ACCESS_LOAD, f, s);
             continue;
         }
         const struct symbol *s = add_local(p, f);
@@ -280,6 +312,7 @@ static void pass(struct parser *p, const struct formal *f, const struct operand 
     }
     const uint32_t slot = is_argument ? need_source(p, o, f->type) : need_destination(p, o, f->type);
     emit_local(p, is_argument ? ACCESS_STORE : ACCESS_LOAD, area, f->offset, f->bytes, slot);
+    use_attach(p);
 }
 
 /* ---- calls ---- */
@@ -350,6 +383,7 @@ static int call_builtin(struct parser *p, const struct call_text *c, const struc
         const uint32_t d = register_take(p, T_B32);
         struct inst *i = emit(p, print_format);
         i->a = a, i->b = b, i->d = d;
+        use_attach(p);
         if (c->result_count && c->results->kind == OPERAND_SYMBOL && c->results->symbol->is_argument)
             emit_local(p, ACCESS_STORE, local_base(p), c->results->symbol->address, 4, d);
         return 1;
@@ -360,6 +394,7 @@ static int call_builtin(struct parser *p, const struct call_text *c, const struc
             slot[k] = fetch(p, &c->arguments[k], k == 2 ? T_B32 : T_B64);
         struct inst *i = emit(p, print_assertion);
         i->a = slot[0], i->b = slot[1], i->c = slot[2], i->e = slot[3];
+        use_attach(p);
         return 1;
     }
     return 0;
@@ -394,9 +429,9 @@ void read_call(struct parser *p) {
     if (d && !d->has_body && call_builtin(p, &c, &c.target.token))
         return;
     const struct signature *s = call_signature(p, &c, d);
-    const uint32_t address = d ? 0 : need_source(p, &c.target, T_B64);
     for (uint32_t k = 0; k < s->argument_count; k++)
         pass(p, &s->arguments[k], &c.arguments[k], 1);
+    const uint32_t address = d ? 0 : need_source(p, &c.target, T_B64);
     struct call_site *site = parser_take(p, sizeof *site);
     struct call_site **list = p->routine ? &p->routine->sites : &p->sites;
     *site = (struct call_site){.next = *list, .caller = p->routine, .signature = s};
@@ -405,6 +440,7 @@ void read_call(struct parser *p) {
     i->a = address;
     i->more = site;
     p->places[p->length - 1].opcode = counter_index("call", 4);
+    use_attach(p);
     if (d && d->owner != p->function) {
         d->owner = p->function;
         d->routine = parser_take(p, sizeof *d->routine);
@@ -431,7 +467,7 @@ static void link_body(struct parser *p, struct definition *d) {
     p->token = d->token;
     p->routine = r;
     p->local_bytes = 0;
-    p->statement = (struct statement){.opcode = d->token, .name = "call"};
+    p->statement = (struct statement){.opcode = d->token, .start = d->token.at, .name = "call"};
     scope_open(p);
     r->frame = register_take(p, T_B64);
     receive(p, d->signature->results, d->signature->result_count, 0);

@@ -2,7 +2,10 @@
  * progress even if no helper can be started. */
 #define _GNU_SOURCE
 #include "check.h"
+#include "defined.h"
 #include "environment.h"
+#include "profile.h"
+#include "trace.h"
 #include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -84,12 +87,13 @@ static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
 /* Run CTAs of a launch until none is left. */
 static void work(struct launch *launch) {
     struct worker *worker = worker_get();
-    if (!worker || !worker_prepare(worker, launch)) {
+    if (!worker || !worker_prepare(worker, launch) || !profile_worker_open(worker)) {
         launch_out_of_memory(launch);
         return;
     }
     schedule_run(worker, launch);
     counters_add(launch->device, worker, launch->function);
+    profile_worker_close(worker);
 }
 
 /* ---- the pool ------------------------------------------------------------------------------------------------ */
@@ -167,8 +171,9 @@ static void start_helpers(unsigned wanted) {
 /* Share a launch with the helpers, work on it, and wait until all have left it. */
 static void run_shared(struct launch *launch) {
     const unsigned threads = launch_threads();
-    /* at level full the order of CTAs, and so of atomics in global memory, is the seed's */
-    const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL;
+    /* at level full, and where somebody looks on, the order of CTAs, and so of atomics in global memory, is the seed's
+     */
+    const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL || launch->trace;
     if (!alone) {
         pthread_mutex_lock(&pool.lock);
         start_helpers(threads - 1);
@@ -228,11 +233,17 @@ static CUresult check_dynamic(const struct CUfunc_st *f, uint32_t dynamic) {
     return CUDA_SUCCESS;
 }
 
-static _Thread_local const struct driver_options *configured;
+static const struct driver_options by_environment = {.checks = -1};
+static _Thread_local struct driver_options configured = {.checks = -1};
 
 /* How the calling thread's next launches run; NULL: as the environment says. */
 void launch_configure(const struct driver_options *options) {
-    configured = options;
+    configured = options ? *options : by_environment;
+}
+
+/* How they run now. */
+struct driver_options launch_configured(void) {
+    return configured;
 }
 
 /* The level of checks, which the device's name or the environment says. */
@@ -240,8 +251,13 @@ static CUresult choose_checks(enum checks *checks) {
     static const char *const names[] = {"off", "default", "full"};
     int level;
     const CUresult r = environment_word("PYSM120_CHECKS", names, CHECKS_DEFAULT, &level);
-    *checks = (enum checks)(configured && configured->checks >= 0 ? configured->checks : level);
+    *checks = (enum checks)(configured.checks >= 0 ? configured.checks : level);
     return r;
+}
+
+enum checks launch_checks(void) {
+    enum checks checks;
+    return choose_checks(&checks) ? CHECKS_DEFAULT : checks;
 }
 
 /* The seed and the limit of instructions; the number of threads is read where they start. */
@@ -249,8 +265,8 @@ static CUresult choose_numbers(uint64_t *seed, uint64_t *limit) {
     uint64_t threads;
     CUresult r = environment_number("PYSM120_SEED", 0, UINT64_MAX, 0, seed);
     r = r ? r : environment_number("PYSM120_INSTRUCTION_LIMIT", 1, UINT64_MAX, 1ULL << 40, limit);
-    if (configured && configured->has_seed)
-        *seed = configured->seed;
+    if (configured.has_seed)
+        *seed = configured.seed;
     return r ? r : read_threads(&threads);
 }
 
@@ -265,6 +281,8 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     r = r ? r : choose_numbers(&seed, &limit);
     if (r)
         return r;
+    if (trace_is_looking())
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: who watches a launch starts none in the callback", f->name);
     if (f->parameter_count && !arguments)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: no arguments, expected %u", f->name, f->parameter_count);
     uint8_t *parameters = calloc(1, f->parameter_bytes + 16u);
@@ -289,15 +307,28 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     const uint32_t align = f->dynamic_align;
     const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
     launch.shared_bytes = dynamic ? start + dynamic : f->static_shared;
+    r = trace_open(&launch, &configured.watch);
+    if (r) {
+        free(parameters);
+        return r;
+    }
     if (!schedule_open(&launch)) {
+        trace_close(&launch);
         free(parameters);
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
     }
+    if (checks == CHECKS_FULL)
+        launch.watcher[launch.watchers++] = &defined_watcher;
+    else
+        shade_lose_all(device);
     pthread_mutex_init(&launch.lock, NULL);
     memory_enter(device, &launch);
+    profile_join(&launch);
     run_shared(&launch);
+    profile_leave(&launch);
     memory_leave(device, &launch);
     pthread_mutex_destroy(&launch.lock);
+    trace_close(&launch);
     schedule_close(&launch);
     print_flush(&launch);
     free(parameters);

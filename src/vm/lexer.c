@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Prepare to read `text`. */
-void lexer_start(struct lexer *lexer, const char *text) {
-    *lexer = (struct lexer){.text = text, .next = text, .file = "<ptx>", .line = 1, .line_start = 1};
+/* Prepare to read `text`, which is the contents of `file`. */
+void lexer_start(struct lexer *lexer, const char *text, const char *file) {
+    *lexer = (struct lexer){.text = text, .next = text, .file = file, .line = 1, .line_start = 1};
 }
 
 static int is_name_start(char c) {

@@ -1,18 +1,9 @@
 /* mbarriers: a struct beside shared memory for each, found by its address. */
+#include "address.h"
 #include "check.h"
 #include <stdlib.h>
 
 enum { MOST = (1 << 20) - 1 };
-
-/* The shared address of a lane's operand. */
-static uint32_t address_of(const struct warp *w, const struct inst *i, uint32_t lane) {
-    const uint64_t a =
-        i->flags & 1u ? ((const uint32_t *)source(w, i->a))[lane] : ((const uint64_t *)source(w, i->a))[lane];
-    const uint64_t at = a + (uint64_t)i->offset;
-    if (i->space == SPACE_GENERIC)
-        return (at & WINDOW_MASK) == SHARED_WINDOW ? (uint32_t)at : 0;
-    return at >> 32 ? 0 : (uint32_t)at;
-}
 
 /* Write what a program that reads the 8 bytes would see: a unique encoding of the state. */
 static void encode(struct cta *cta, const struct mbarrier *m) {
@@ -88,7 +79,7 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), count = ((const uint32_t *)source(w, i->b))[lane];
-        const uint32_t address = address_of(w, i, lane);
+        const uint32_t address = address_shared(w, i, lane);
         uint16_t *slot = slot_of(w, address, lane, "mbarrier.init");
         if (!slot)
             return STEP_FAULT;
@@ -125,7 +116,7 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
 enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        struct mbarrier *m = mbarrier_get(w, address_of(w, i, lane), lane, "mbarrier.inval");
+        struct mbarrier *m = mbarrier_get(w, address_shared(w, i, lane), lane, "mbarrier.inval");
         if (!m)
             return STEP_FAULT;
         m->valid = 0;
@@ -144,7 +135,7 @@ enum step mbarrier_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct mbarrier *last = NULL;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        struct mbarrier *m = mbarrier_get(w, address_of(w, i, lane), lane, "mbarrier.arrive");
+        struct mbarrier *m = mbarrier_get(w, address_shared(w, i, lane), lane, "mbarrier.arrive");
         if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
             return STEP_FAULT;
         if (w->cta->shadow && i->q != ORDER_RELAXED && m != last)
@@ -171,7 +162,7 @@ enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *tx = source(w, i->c);
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        struct mbarrier *m = mbarrier_get(w, address_of(w, i, lane), lane, "mbarrier.expect_tx");
+        struct mbarrier *m = mbarrier_get(w, address_shared(w, i, lane), lane, "mbarrier.expect_tx");
         if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
             return STEP_FAULT;
         if (tx[lane] > MOST)
@@ -188,7 +179,7 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t passed = 0, first = 0, phase = 0, found = 0;
     const struct mbarrier *last = NULL;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
-        const uint32_t lane = lowest_bit(rest), address = address_of(w, i, lane);
+        const uint32_t lane = lowest_bit(rest), address = address_shared(w, i, lane);
         const struct mbarrier *m = mbarrier_get(w, address, lane, "mbarrier wait");
         if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
             return STEP_FAULT;

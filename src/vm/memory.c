@@ -1,7 +1,8 @@
 /* Device memory and every check of an address. A device address is the host pointer of a lazily committed mapping with
  * a guard page on each side; freed mappings stay reserved for a while, so that a use after free is recognised. */
 #define _GNU_SOURCE
-#include "vm.h"
+#include "defined.h"
+#include "poison.h"
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -13,7 +14,8 @@ struct arena_block {
 /* Take zeroed memory, 64-byte aligned; NULL when there is none. */
 void *arena_take(struct arena *arena, size_t bytes) {
     enum { BLOCK = 1 << 18 };
-    bytes = (bytes + 63) / 64 * 64;
+    const size_t asked = bytes;
+    bytes = (bytes + 63) / 64 * 64 + POISON_GAP;
     struct arena_block *b = arena->first;
     if (!b || (size_t)(b->end - b->at) < bytes) {
         const size_t space = bytes > BLOCK / 2 ? bytes + 192 : BLOCK;
@@ -27,6 +29,7 @@ void *arena_take(struct arena *arena, size_t bytes) {
     }
     void *memory = b->at;
     b->at += bytes;
+    POISON((char *)memory + asked, bytes - asked);
     return memory;
 }
 
@@ -72,17 +75,24 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
     char *base = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
-    if (mprotect(base + PAGE, whole, PROT_READ | PROT_WRITE) != 0) {
+    const int is_shaded = kind == 0 && launch_checks() == CHECKS_FULL;
+    struct shade *const shade = is_shaded ? shade_open(bytes) : NULL;
+    if ((is_shaded && !shade) || mprotect(base + PAGE, whole, PROT_READ | PROT_WRITE) != 0) {
         munmap(base, mapped);
+        shade_free(shade);
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
     }
+    POISON(base + PAGE + bytes, whole - bytes);
     const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + PAGE),
                                  .end = (uint64_t)(uintptr_t)(base + PAGE) + bytes,
                                  .mapping = base,
                                  .mapped = mapped,
                                  .pinned = kind == 1,
                                  .owned = kind >= 2,
-                                 .constant = kind == 3};
+                                 .constant = kind == 3,
+                                 .shade = shade};
+    if (shade)
+        atomic_fetch_add(&device->shades, 1);
     const size_t at = position(device, a.start);
     memmove(&device->allocations[at + 1], &device->allocations[at], (device->allocation_count - at) * sizeof a);
     device->allocations[at] = a;
@@ -102,12 +112,28 @@ CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *a
     return r;
 }
 
+/* Return a mapping to the host. */
+static void unmap(const struct allocation *a) {
+    if (!a->mapping)
+        return;
+    UNPOISON(a->mapping, a->mapped);
+    munmap(a->mapping, a->mapped);
+}
+
+/* Forget what is beside an allocation. */
+static void end_shade(struct device *device, struct allocation *a) {
+    if (a->shade)
+        atomic_fetch_sub(&device->shades, 1);
+    shade_free(a->shade);
+    a->shade = NULL;
+}
+
 /* Give an allocation back to the host, but for its addresses: they stay reserved for a while; the lock is held. */
 static void give_back(struct device *device, size_t at) {
     struct allocation *a = &device->allocations[at];
     struct allocation *old = &device->freed[device->freed_next++ % FREED];
-    if (old->mapping)
-        munmap(old->mapping, old->mapped);
+    unmap(old);
+    end_shade(device, a);
     *old = *a;
     madvise(a->mapping, a->mapped, MADV_DONTNEED);
     mprotect(a->mapping, a->mapped, PROT_NONE);
@@ -215,11 +241,14 @@ void memory_unlock_all(struct device *device, int is_child) {
 /* Free everything of a device. */
 void memory_free_all(struct device *device) {
     pthread_rwlock_wrlock(&device->memory_lock);
-    for (size_t k = 0; k < device->allocation_count; k++)
-        munmap(device->allocations[k].mapping, device->allocations[k].mapped);
+    for (size_t k = 0; k < device->allocation_count; k++) {
+        unmap(&device->allocations[k]);
+        end_shade(device, &device->allocations[k]);
+    }
+    stored_free(device->stored);
+    device->stored = NULL;
     for (size_t k = 0; k < FREED; k++)
-        if (device->freed[k].mapping)
-            munmap(device->freed[k].mapping, device->freed[k].mapped);
+        unmap(&device->freed[k]);
     memset(device->freed, 0, sizeof device->freed);
     free(device->allocations);
     device->allocations = NULL;

@@ -7,10 +7,12 @@
 #include <string.h>
 
 #define FORMS(isa)                                                                                                     \
-    mma_function mma_narrow_##isa, mma_wide_##isa, mma_fp4_##isa, mma_integer_##isa;                                   \
-    static mma_function *const forms_##isa[] = {mma_narrow_##isa, mma_wide_##isa, mma_fp4_##isa, mma_integer_##isa}
+    mma_function mma_narrow_##isa, mma_wide_##isa, mma_fp4_##isa, mma_integer_##isa, mma_narrow_sparse_##isa,          \
+        mma_wide_sparse_##isa;                                                                                         \
+    static mma_function *const forms_##isa[] = {mma_narrow_##isa,  mma_wide_##isa,          mma_fp4_##isa,             \
+                                                mma_integer_##isa, mma_narrow_sparse_##isa, mma_wide_sparse_##isa}
 
-enum form { NARROW, WIDE, FP4, INTEGER, NO_FORM };
+enum form { NARROW, WIDE, FP4, INTEGER, NARROW_SPARSE, WIDE_SPARSE, NO_FORM };
 
 FORMS(base);
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -90,8 +92,18 @@ static enum form scaled_form(const struct mma_shape *shape) {
 }
 
 mma_function *mma_find(const struct mma_shape *shape) {
-    enum form form = shape->scale == MMA_NO_SCALE ? plain_form(shape) : scaled_form(shape);
+    struct mma_shape dense = *shape;
+    if (shape->sparse) { /* as the dense form with as many products, but bytes of floats have one form */
+        if (shape->k == 32 && is_byte_float(shape->a_type))
+            return NULL;
+        dense.k /= 2;
+    }
+    enum form form = shape->scale == MMA_NO_SCALE ? plain_form(&dense) : scaled_form(&dense);
     if (form == NO_FORM)
-        form = integer_form(shape);
+        form = integer_form(&dense);
+    if (shape->sparse && (shape->a_type == MMA_B1_AND || shape->a_type == MMA_B1_XOR))
+        return NULL;
+    if (shape->sparse && form <= WIDE)
+        form = form == WIDE ? WIDE_SPARSE : NARROW_SPARSE;
     return form == NO_FORM ? NULL : widest()[form];
 }

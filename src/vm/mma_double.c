@@ -41,7 +41,9 @@ enum step tensor_mma_double(struct warp *w, const struct inst *i, uint32_t mask)
             const uint32_t row = row_of(l, r / 2), column = 2 * (l % 4) + r % 2;
             double sum = value64(lanes[l]);
             for (uint32_t k = 0; k < depth; k++)
-                sum = nan3(b[k][column], sum, a[row][k], FMA(a[row][k], b[k][column], sum));
+                sum = nan3(b[k][column], sum, a[row][k],
+                           i->flags ? directed_fma64(a[row][k], b[k][column], sum, i->flags)
+                                    : FMA(a[row][k], b[k][column], sum));
             d[r][l] = bits64(sum);
         }
     }

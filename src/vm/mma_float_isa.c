@@ -1,4 +1,4 @@
-/* Tensor-core sums of floating-point products, with or without one scale per row (k 4 to 32).
+/* Tensor-core sums of floating-point products, with or without one scale per row (k 4 to 32; of a sparse A 8 to 64).
  *
  * Every product a*b, exact, and c are significands times 2^e, not renormalised. All are shifted to the largest e,
  * cut toward zero to 25 fraction bits and added exactly; the sum is rounded once. Here a term is an f32 product
@@ -30,8 +30,8 @@ static const struct format FORMATS[] = {
     [MMA_E3M2] = {8, 0, 5, 2, 3, 0, 0, ~0u},           [MMA_E2M1] = {8, 2, 3, 1, 1, 0, 0, ~0u},
 };
 
-/* Operands decoded: block t holds element t of every word. In the narrow form a value is the element itself, in the
- * wide form, for exponents of 8 bits, only its significand. */
+/* One half of the operands decoded: block t holds element t of every word. In the narrow form a value is the element
+ * itself, in the wide form, for exponents of 8 bits, only its significand. */
 struct decoded {
     float a_value[BLOCKS][MMA_WORDS][MMA_ROWS];
     int32_t a_exponent[BLOCKS][MMA_WORDS][MMA_ROWS];
@@ -45,7 +45,7 @@ struct sum {
     int32_t c_exponent[OUTPUTS];
     int32_t scale[OUTPUTS];    /* exponent of both scales */
     int32_t largest[OUTPUTS];  /* largest exponent of a term, less that of the scales */
-    int32_t terms[2][OUTPUTS]; /* sums of up to 16 cut terms */
+    int32_t terms[2][OUTPUTS]; /* sums of up to 16 cut terms that are not zero */
 };
 
 /* Whether a NaN or an infinity is among n words: adding what lies between its code and the sign carries there. */
@@ -77,12 +77,12 @@ static inline void decode(float *restrict value, int32_t *restrict exponent, con
     }
 }
 
-/* Decode both operands. */
-static inline void decode_operands(struct decoded *restrict decoded, const struct mma_words *restrict words,
+/* Decode one half of both operands. */
+static inline void decode_operands(struct decoded *restrict decoded, const struct mma_words *restrict words, int half,
                                    struct format a, struct format b, int wide) {
     for (int t = 0; t < 32 / a.width; t++) {
-        decode(decoded->a_value[t][0], decoded->a_exponent[t][0], words->a[0], MMA_WORDS * MMA_ROWS, t, a, wide);
-        decode(decoded->b_value[t], decoded->b_exponent[t], words->b, LANES_B, t, b, wide);
+        decode(decoded->a_value[t][0], decoded->a_exponent[t][0], words->a[half][0], MMA_WORDS * MMA_ROWS, t, a, wide);
+        decode(decoded->b_value[t], decoded->b_exponent[t], words->b[half], LANES_B, t, b, wide);
     }
 }
 
@@ -263,14 +263,27 @@ static enum factor classify(uint32_t word, int t, struct format format, int *neg
     return magnitude != 0 ? FINITE : ZERO;
 }
 
+/* Set all bits of the elements that A has: what a sparse A leaves out multiplies nothing, not even an infinity. */
+static void find_present(struct mma_words *present, const struct mma_shape *shape,
+                         const struct mma_operands *operands) {
+    uint32_t ones[MMA_WORDS][MMA_ROWS];
+    memset(present, 0xff, sizeof *present);
+    memset(ones, 0xff, sizeof ones);
+    if (shape->sparse)
+        mma_expand(present, ones, shape, operands, shape->k * FORMATS[shape->a_type].width / 64);
+}
+
 /* Note what is not finite among the products of one row and column; the first NaN decides. */
-static void examine_products(struct specials *found, const struct mma_words *words, int row, int column,
-                             struct format a, struct format b) {
+static void examine_products(struct specials *found, const struct mma_words *words, const struct mma_words *present,
+                             int half, int row, int column, const struct mma_shape *shape) {
+    const struct format a = FORMATS[shape->a_type], b = FORMATS[shape->b_type];
     for (int w = 0; w < MMA_WORDS; w++)
         for (int t = 0; t < 32 / a.width && !found->nan; t++) {
             int a_negative, b_negative;
-            const enum factor x = classify(words->a[w][row], t, a, &a_negative);
-            const enum factor y = classify(words->b[MMA_WORDS * column + w], t, b, &b_negative);
+            if (!(present->a[half][w][row] >> (t * a.width) & 1))
+                continue;
+            const enum factor x = classify(words->a[half][w][row], t, a, &a_negative);
+            const enum factor y = classify(words->b[half][MMA_WORDS * column + w], t, b, &b_negative);
             found->nan =
                 x == NOT_A_NUMBER || y == NOT_A_NUMBER || (x == INFINITE && y == ZERO) || (x == ZERO && y == INFINITE);
             if (x == INFINITE || y == INFINITE)
@@ -281,7 +294,9 @@ static void examine_products(struct specials *found, const struct mma_words *wor
 /* Replace the sums that have a NaN or an infinity among their terms. */
 static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c[restrict OUTPUTS],
                              const struct mma_shape *shape, const struct mma_operands *operands,
-                             const struct mma_words *words) {
+                             const struct mma_words *words, int halves) {
+    struct mma_words present;
+    find_present(&present, shape, operands);
     const int f16 = shape->accumulator == MMA_ACC_F16;
     const uint32_t infinity = f16 ? 0x7c00u : 0x7f800000u;
     const uint32_t sign = f16 ? 0x8000u : 0x80000000u;
@@ -292,7 +307,8 @@ static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c
             found.infinite[(c[n] & sign) != 0] = 1;
         if (shape->scale != MMA_NO_SCALE)
             found.nan |= mma_scale_a(operands, row, 0) == 0xff || mma_scale_b(operands, column, 0) == 0xff;
-        examine_products(&found, words, row, column, FORMATS[shape->a_type], FORMATS[shape->b_type]);
+        for (int half = 0; half < halves; half++)
+            examine_products(&found, words, &present, half, row, column, shape);
         if (found.nan || (found.infinite[0] && found.infinite[1]))
             result[n] = sign - 1;
         else if (found.infinite[0] || found.infinite[1])
@@ -323,9 +339,9 @@ static inline void multiply(const struct mma_shape *shape, const struct mma_oper
     uint32_t c[OUTPUTS];
     uint32_t result[OUTPUTS];
     mma_gather(&words, operands, shape->k * a.width > 128 ? 2 : 1);
-    int special = (a.has_special && find_special(words.a[0], MMA_WORDS * MMA_ROWS, a)) ||
-                  (b.has_special && find_special(words.b, LANES_B, b));
-    decode_operands(&decoded, &words, a, b, wide);
+    int special = (a.has_special && find_special(words.a[0][0], MMA_WORDS * MMA_ROWS, a)) ||
+                  (b.has_special && find_special(words.b[0], LANES_B, b));
+    decode_operands(&decoded, &words, 0, a, b, wide);
     special |= start_sum(&sum, c, shape, operands);
     find_largest(&sum, &decoded, 32 / a.width);
     if (wide)
@@ -334,7 +350,36 @@ static inline void multiply(const struct mma_shape *shape, const struct mma_oper
         add_narrow(&sum, &decoded, 32 / a.width);
     finish_sum(result, &sum, f16);
     if (special)
-        replace_specials(result, c, shape, operands, &words);
+        replace_specials(result, c, shape, operands, &words, 1);
+    store(operands, result, f16);
+}
+
+/* The same for a sparse A. Of each half no more than 16 terms are not zero, so terms[0] + terms[1] is one sum. */
+static void multiply_sparse(const struct mma_shape *shape, const struct mma_operands *operands, int wide) {
+    const struct format a = FORMATS[shape->a_type], b = FORMATS[shape->b_type];
+    const int f16 = shape->accumulator == MMA_ACC_F16, blocks = 32 / a.width;
+    struct mma_words words;
+    struct decoded decoded[MMA_HALVES];
+    struct sum sum;
+    int32_t terms[MMA_HALVES][OUTPUTS] = {{0}};
+    uint32_t c[OUTPUTS], result[OUTPUTS];
+    const int halves = mma_gather_sparse(&words, shape, operands, shape->k * a.width / 128);
+    int special = start_sum(&sum, c, shape, operands);
+    for (int half = 0; half < halves; half++) {
+        special |= (a.has_special && find_special(words.a[half][0], MMA_WORDS * MMA_ROWS, a)) ||
+                   (b.has_special && find_special(words.b[half], LANES_B, b));
+        decode_operands(&decoded[half], &words, half, a, b, wide);
+        find_largest(&sum, &decoded[half], blocks);
+    }
+    for (int half = 0; half < halves; half++) {
+        (wide ? add_wide : add_narrow)(&sum, &decoded[half], blocks);
+        for (int n = 0; n < OUTPUTS; n++)
+            terms[half][n] = sum.terms[0][n] + sum.terms[1][n];
+    }
+    memcpy(sum.terms, terms, sizeof terms);
+    finish_sum(result, &sum, f16);
+    if (special)
+        replace_specials(result, c, shape, operands, &words, halves);
     store(operands, result, f16);
 }
 
@@ -344,8 +389,18 @@ void VM_NAME(mma_narrow)(const struct mma_shape *shape, const struct mma_operand
     multiply(shape, operands, 0);
 }
 
+mma_function VM_NAME(mma_narrow_sparse);
+void VM_NAME(mma_narrow_sparse)(const struct mma_shape *shape, const struct mma_operands *operands) {
+    multiply_sparse(shape, operands, 0);
+}
+
 /* The forms of bf16 and tf32, whose products leave the range of f32. */
 mma_function VM_NAME(mma_wide);
 void VM_NAME(mma_wide)(const struct mma_shape *shape, const struct mma_operands *operands) {
     multiply(shape, operands, 1);
+}
+
+mma_function VM_NAME(mma_wide_sparse);
+void VM_NAME(mma_wide_sparse)(const struct mma_shape *shape, const struct mma_operands *operands) {
+    multiply_sparse(shape, operands, 1);
 }

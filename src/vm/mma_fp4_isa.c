@@ -1,8 +1,8 @@
-/* Tensor-core sums of packed e2m1 with a scale for every 16 or 32 k (k 64).
+/* Tensor-core sums of packed e2m1 with a scale for every 16 or 32 k (k 64; of a sparse A for every 32 or 64 of 128).
  *
- * The products of each run of 16 k are summed exactly and multiplied by the significands of their two scales; the
- * four sums and c are shifted to the largest exponent, cut toward zero to 35 fraction bits, added exactly, and the
- * sum is rounded once. */
+ * The products of each run of 16 k, or of the 16 that a sparse A has of 32, are summed exactly and multiplied by the
+ * significands of their two scales; the four sums and c are shifted to the largest exponent, cut toward zero to 35
+ * fraction bits, added exactly, and the sum is rounded once. */
 #include "mma_isa.h"
 
 enum {
@@ -58,17 +58,32 @@ static inline void multiply_column(int16_t sum[restrict MMA_ROWS], int16_t a[res
     }
 }
 
-/* Sum the products of every run of 16 k. */
-static void sum_groups(int16_t groups[restrict GROUPS][OUTPUTS], const struct mma_words *restrict words) {
+/* Sum the products of every run of 16 k of one half. */
+static void sum_runs(int16_t groups[restrict GROUPS][OUTPUTS], const struct mma_words *restrict words, int half) {
     int16_t a[ELEMENTS][MMA_WORDS][MMA_ROWS];
     int16_t b[ELEMENTS][LANES_B];
     for (int t = 0; t < ELEMENTS; t++) {
-        decode(a[t][0], words->a[0], MMA_WORDS * MMA_ROWS, t);
-        decode(b[t], words->b, LANES_B, t);
+        decode(a[t][0], words->a[half][0], MMA_WORDS * MMA_ROWS, t);
+        decode(b[t], words->b[half], LANES_B, t);
     }
     for (int group = 0; group < GROUPS; group++)
         for (int j = 0; j < MMA_COLUMNS; j++)
             multiply_column(groups[group] + MMA_ROWS * j, a, b, group, j);
+}
+
+/* Sum the products of every group: a run, or two runs of a sparse A. */
+static void sum_groups(int16_t groups[restrict GROUPS][OUTPUTS], const struct mma_words *restrict words, int halves) {
+    int16_t runs[GROUPS][OUTPUTS];
+    if (halves == 1) {
+        sum_runs(groups, words, 0);
+        return;
+    }
+    for (int half = 0; half < halves; half++) {
+        sum_runs(runs, words, half);
+        for (int group = 0; group < GROUPS / 2; group++)
+            for (int n = 0; n < OUTPUTS; n++)
+                groups[GROUPS / 2 * half + group][n] = (int16_t)(runs[2 * group][n] + runs[2 * group + 1][n]);
+    }
 }
 
 /* Decode the scales of all rows and columns by group. */
@@ -139,9 +154,13 @@ void VM_NAME(mma_fp4)(const struct mma_shape *shape, const struct mma_operands *
     uint32_t c[OUTPUTS], result[OUTPUTS];
     double total[OUTPUTS];
     int32_t exponent[OUTPUTS];
-    mma_gather(&words, operands, 2);
+    int halves = 1;
+    if (shape->sparse)
+        halves = mma_gather_sparse(&words, shape, operands, shape->k / 32);
+    else
+        mma_gather(&words, operands, shape->k / 32);
     mma_load_tile(c, operands->c);
-    sum_groups(groups, &words);
+    sum_groups(groups, &words, halves);
     decode_scales(&scales, shape, operands);
     for (int j = 0; j < MMA_COLUMNS; j++)
         add_column(total + MMA_ROWS * j, exponent + MMA_ROWS * j, groups, &scales, c + MMA_ROWS * j, j);

@@ -1,4 +1,5 @@
-/* Tensor-core sums of integer products (k 16 and 32 of 8 bits, 32 and 64 of 4) and of common bits (k 128 and 256). */
+/* Tensor-core sums of integer products (k 16 and 32 of 8 bits, 32 and 64 of 4; of a sparse A twice that) and of common
+ * bits (k 128 and 256). */
 #include "mma_isa.h"
 
 enum { LANES_B = MMA_COLUMNS * MMA_WORDS };
@@ -25,16 +26,19 @@ static inline void multiply_column(int32_t sum[restrict MMA_ROWS], int32_t a[res
 
 /* Sum the products of s8, u8, s4 or u4. */
 static inline void multiply(int32_t sum[restrict MMA_OUTPUTS], const struct mma_shape *shape,
-                            const struct mma_words *words) {
+                            const struct mma_words *words, int halves) {
     const int width = shape->a_type == MMA_S8 || shape->a_type == MMA_U8 ? 8 : 4;
     int32_t a[MMA_WORDS][MMA_ROWS], b[LANES_B];
     memset(sum, 0, MMA_OUTPUTS * sizeof sum[0]);
-    for (int t = 0; t < 32 / width; t++) {
-        decode(a[0], words->a[0], MMA_WORDS * MMA_ROWS, t, width, shape->a_type == MMA_S8 || shape->a_type == MMA_S4);
-        decode(b, words->b, LANES_B, t, width, shape->b_type == MMA_S8 || shape->b_type == MMA_S4);
-        for (int j = 0; j < MMA_COLUMNS; j++)
-            multiply_column(sum + MMA_ROWS * j, a, b + MMA_WORDS * j);
-    }
+    const int a_signed = shape->a_type == MMA_S8 || shape->a_type == MMA_S4;
+    const int b_signed = shape->b_type == MMA_S8 || shape->b_type == MMA_S4;
+    for (int half = 0; half < halves; half++)
+        for (int t = 0; t < 32 / width; t++) {
+            decode(a[0], words->a[half][0], MMA_WORDS * MMA_ROWS, t, width, a_signed);
+            decode(b, words->b[half], LANES_B, t, width, b_signed);
+            for (int j = 0; j < MMA_COLUMNS; j++)
+                multiply_column(sum + MMA_ROWS * j, a, b + MMA_WORDS * j);
+        }
 }
 
 /* Count the ones of a word. */
@@ -51,7 +55,7 @@ static inline void count(int32_t sum[restrict MMA_OUTPUTS], const struct mma_wor
         for (int i = 0; i < MMA_ROWS; i++) {
             int32_t x = 0;
             for (int w = 0; w < MMA_WORDS; w++) {
-                const uint32_t a = words->a[w][i], b = words->b[MMA_WORDS * j + w];
+                const uint32_t a = words->a[0][w][i], b = words->b[0][MMA_WORDS * j + w];
                 x += count_ones(exclusive ? a ^ b : a & b);
             }
             sum[MMA_ROWS * j + i] = x;
@@ -66,12 +70,16 @@ void VM_NAME(mma_integer)(const struct mma_shape *shape, const struct mma_operan
     struct mma_words words;
     uint32_t c[MMA_OUTPUTS];
     int32_t sum[MMA_OUTPUTS];
-    mma_gather(&words, operands, shape->k * width / 128);
+    int halves = 1;
+    if (shape->sparse)
+        halves = mma_gather_sparse(&words, shape, operands, shape->k * width / 128);
+    else
+        mma_gather(&words, operands, shape->k * width / 128);
     mma_load_tile(c, operands->c);
     if (bits)
         count(sum, &words, shape->a_type == MMA_B1_XOR);
     else
-        multiply(sum, shape, &words);
+        multiply(sum, shape, &words, halves);
     for (int n = 0; n < MMA_OUTPUTS; n++) {
         const int64_t total = (int64_t)(int32_t)c[n] + sum[n];
         const int64_t limited = total > INT32_MAX ? INT32_MAX : total < INT32_MIN ? INT32_MIN : total;

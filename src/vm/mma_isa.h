@@ -17,10 +17,12 @@
 enum { MMA_ROWS = 16, MMA_COLUMNS = 8, MMA_WORDS = 8, MMA_OUTPUTS = MMA_ROWS * MMA_COLUMNS };
 
 /* The words of both operands. Word w of a row or column covers the k from w * (elements per word); shapes of half
- * the depth leave words 4..7 zero, and a zero in both operands adds nothing. */
+ * the depth leave words 4..7 zero, and a zero in both operands adds nothing. Only mma.sp has the second half: there A
+ * is laid out with zeros for what it leaves out. */
+enum { MMA_HALVES = 2 };
 struct mma_words {
-    uint32_t a[MMA_WORDS][MMA_ROWS];
-    uint32_t b[MMA_COLUMNS * MMA_WORDS]; /* [8 * column + w] */
+    uint32_t a[MMA_HALVES][MMA_WORDS][MMA_ROWS];
+    uint32_t b[MMA_HALVES][MMA_COLUMNS * MMA_WORDS]; /* [8 * column + w] */
 };
 
 /* The float with these bits. */
@@ -82,14 +84,65 @@ static inline void mma_collect(uint32_t lanes[restrict 32], const uint32_t *rest
 
 /* Bring the fragments into rows and columns. Every shape has one map of words: register r of lane 4g + q holds word
  * q + 4 (r >> 1) of row g + 8 (r & 1) in A, and word q + 4r of column g in B. */
-static inline void mma_gather(struct mma_words *words, const struct mma_operands *operands, int halves) {
-    if (halves < 2)
-        memset(words, 0, sizeof *words);
-    for (int r = 0; r < 2 * halves; r++)
-        mma_deal(words->a[4 * (r >> 1)] + 8 * (r & 1), MMA_ROWS, operands->a[r]);
-    for (int r = 0; r < halves; r++)
+static inline void mma_gather_a(uint32_t a[MMA_WORDS][MMA_ROWS], const uint32_t (*registers)[32], int count) {
+    for (int r = 0; r < count; r++)
+        mma_deal(a[4 * (r >> 1)] + 8 * (r & 1), MMA_ROWS, registers[r]);
+}
+
+static inline void mma_gather_b(struct mma_words *words, const uint32_t (*registers)[32], int count) {
+    for (int r = 0; r < count; r++)
         for (int j = 0; j < MMA_COLUMNS; j++)
-            memcpy(words->b + MMA_WORDS * j + 4 * r, operands->b[r] + 4 * j, 4 * sizeof words->b[0]);
+            memcpy(words->b[r >> 1] + MMA_WORDS * j + 4 * (r & 1), registers[r] + 4 * j, 4 * sizeof words->b[0][0]);
+}
+
+/* Lay out two of four units in 64 bits of 16-bit units or in 32 bits of 8-bit ones. */
+static inline uint64_t mma_spread(uint32_t units, uint32_t width, uint32_t indices) {
+    const uint64_t first = units & ((1u << width) - 1), second = units >> width & ((1u << width) - 1);
+    return first << width * (indices & 3) | second << width * (indices >> 2);
+}
+
+/* Lay out the rows of a sparse A, whose words at row i are a[w][i]. */
+static inline void mma_expand(struct mma_words *words, uint32_t a[MMA_WORDS][MMA_ROWS], const struct mma_shape *shape,
+                              const struct mma_operands *operands, int count) {
+    for (int w = 0; w < count; w++)
+        for (int i = 0; i < MMA_ROWS; i++) {
+            uint32_t *const low = &words->a[w >> 2][2 * (w & 3)][i], *const high = low + MMA_ROWS;
+            const uint32_t row = (uint32_t)i, wide = shape->a_type <= MMA_TF32;
+            uint32_t nibble[2];
+            for (uint32_t c = 0; c < 2; c++) {
+                const uint32_t chunk = wide ? (uint32_t)w : 2 * (uint32_t)w + c;
+                const struct mma_place at = mma_metadata_place(shape, operands->sparsity, row, chunk);
+                nibble[c] = operands->metadata[4 * (i & 7) + at.lane] >> at.bit & 15u;
+            }
+            if (wide) {
+                const uint64_t both = mma_spread(a[w][i], 16, nibble[0]);
+                *low = (uint32_t)both;
+                *high = (uint32_t)(both >> 32);
+            } else {
+                *low = (uint32_t)mma_spread(a[w][i] & 0xffffu, 8, nibble[0]);
+                *high = (uint32_t)mma_spread(a[w][i] >> 16, 8, nibble[1]);
+            }
+        }
+}
+
+/* Bring the operands into rows and columns of 4 words for each register of B. */
+static inline void mma_gather(struct mma_words *words, const struct mma_operands *operands, int count) {
+    if (count < 2) {
+        memset(words->a[0], 0, sizeof words->a[0]);
+        memset(words->b[0], 0, sizeof words->b[0]);
+    }
+    mma_gather_a(words->a[0], operands->a, 2 * count);
+    mma_gather_b(words, operands->b, count);
+}
+
+/* The same for a sparse A; returns how many halves of `words` are filled. */
+static inline int mma_gather_sparse(struct mma_words *words, const struct mma_shape *shape,
+                                    const struct mma_operands *operands, int count) {
+    uint32_t packed[MMA_WORDS][MMA_ROWS];
+    mma_gather_a(packed, operands->a, count);
+    mma_gather_b(words, operands->b, count);
+    mma_expand(words, packed, shape, operands, 2 * count);
+    return count / 2;
 }
 
 /* Read four registers of accumulators: register r of lane 4g + q is row g + 8 (r >> 1), column 2q + (r & 1). */

@@ -41,11 +41,12 @@ enum symbol_kind { SYMBOL_REGISTER, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTI
 struct symbol {
     struct symbol *chain, *in_scope; /* same hash, inner scopes first; same scope */
     const struct scope *scope;
-    const char *name;
+    const char *name, *text; /* text: the same as a string, when somebody asked for it */
     uint32_t length, hash;
     enum symbol_kind kind;
     enum type type;
     uint32_t slot;           /* register or predicate; pc of a label */
+    uint32_t vector;         /* elements of a vector register; 0: none */
     enum space space;        /* of a variable */
     uint64_t address, bytes; /* global, const: address; others: offset */
     uint32_t align;
@@ -72,31 +73,36 @@ enum operand_kind {
 struct operand {
     enum operand_kind kind;
     struct token token;
-    enum type type; /* of a register */
-    uint32_t slot;  /* register offset or predicate number */
-    int negate;     /* !p */
-    int is_special; /* a hardware register */
+    enum type type;   /* of a register */
+    uint32_t slot;    /* register offset or predicate number */
+    const char *name; /* of a register or predicate */
+    int negate;       /* !p */
+    int is_special;   /* a hardware register */
     uint64_t integer;
     double real;
     int single;
     struct symbol *symbol; /* NULL: none */
     int64_t offset;
-    struct operand *items; /* of a vector or pair; of an address: its base register */
+    struct operand *items; /* of a vector or pair; of an address: its base register, coordinates */
     uint32_t count;
 };
 
-enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, HASH_SIZE = 4096 };
+enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, HASH_SIZE = 4096 };
 
 /* A statement that is being decoded. */
 struct statement {
     struct token opcode;
+    const char *start;                   /* of the guard; NULL: the statement begins with the opcode */
     const char *modifier[MAX_MODIFIERS]; /* without dot */
     uint32_t modifier_length[MAX_MODIFIERS];
     uint32_t modifiers;
     struct operand operand[MAX_OPERANDS];
     uint32_t operands;
     uint32_t guard, flip;
+    const char *guard_name;
     char name[160]; /* the opcode with its modifiers */
+    struct use use[MAX_USES];
+    uint32_t uses;
 };
 
 struct label_use {
@@ -166,6 +172,7 @@ struct parser {
     struct constant *constants;
     uint32_t constant_count, constant_space, constant_bytes;
     uint32_t register_bytes, predicates, shared_bytes, local_bytes;
+    uint32_t reserved_shared;             /* address of what a system would reserve; 0: not asked for */
     uint32_t const_bytes;                 /* of the module */
     uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
     uint8_t *wide;                        /* [register / 128] */
@@ -181,7 +188,7 @@ struct parser {
 };
 
 /* lexer.c */
-void lexer_start(struct lexer *lexer, const char *text);
+void lexer_start(struct lexer *lexer, const char *text, const char *file);
 void token_next(struct parser *p);
 /* Report an error at a token (file:line:col, the line, a caret) and leave the parser. */
 NORETURN void error_at(struct parser *p, const struct token *token, const char *format, ...) PRINTF_LIKE(3, 4);
@@ -201,6 +208,7 @@ uint64_t read_array(struct parser *p, enum type type);
 /* function.c */
 void read_function(struct parser *p, int is_extern);
 void read_arguments(struct parser *p); /* .param variables of a call */
+void read_alias(struct parser *p);
 const struct signature *read_prototype(struct parser *p);
 void read_call(struct parser *p);
 /* Leave a function or, outside any, end the thread. */
@@ -231,6 +239,13 @@ struct expression {
 };
 struct expression constant_expression(struct parser *p);
 
+/* use.c */
+const char *symbol_name(struct parser *p, struct symbol *s);
+void use_register(struct parser *p, const char *name, uint32_t slot, enum type type, int is_write);
+void use_operand(struct parser *p, const struct operand *o, int is_write);
+void use_hint(struct parser *p, const struct operand *o);
+void use_attach(struct parser *p);
+
 /* decode.c */
 void decode(struct parser *p);
 void decode_known(struct parser *p);
@@ -258,13 +273,20 @@ void need_feature(struct parser *p, int least_target, int needs_suffix, const ch
 void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from);
 
 typedef void decoder(struct parser *p);
-/* decode_memory.c, decode_sync.c, decode_tensor.c, decode_move.c */
+/* decode_memory.c, decode_sync.c, decode_tensor.c, decode_wmma.c, decode_move.c */
 decoder decode_ld, decode_st, decode_prefetch, decode_atom, decode_red, decode_ldmatrix, decode_stmatrix, decode_cvta,
-    decode_nop, decode_createpolicy;
+    decode_pmevent, decode_createpolicy, decode_mapa, decode_getctarank;
+void check_extent(struct parser *p, const struct operand *o, uint32_t bytes);
 decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fence, decode_shfl, decode_vote,
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
     decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
-decoder decode_mma;
+decoder decode_mma, decode_wmma;
+struct mma_plan;
+void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan);
+/* decode_tma.c */
+decoder decode_tensormap, decode_prefetch_map;
+void decode_tensor_copy(struct parser *p, uint32_t at, int is_reduction, int is_prefetch);
+void decode_map_fence(struct parser *p, uint32_t at);
 decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
 
 #endif

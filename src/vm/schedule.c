@@ -2,6 +2,8 @@
  * as the chip would hold at once, and is taken up again when what it polled has changed. At level full one thread runs
  * a few CTAs in turns that the seed chooses. */
 #include "check.h"
+#include "defined.h"
+#include "poison.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -39,14 +41,33 @@ void room_free(struct cta *room) {
     if (!room)
         return;
     check_free(room->kept_shadow);
+    defined_free(room->defined);
+    if (room->memory)
+        UNPOISON(room->memory, room->memory_bytes);
     free(room->memory);
     free(room->warp);
     free(room->mbarrier);
     free(room->mbarrier_at);
     free(room->async);
     free(room->async_lanes);
+    free(room->boxes);
     free(room->polls);
     free(room);
+}
+
+/* Mark what lies between the registers, the predicates, the local memory and the calls of the warps. */
+static void poison_gaps(const struct cta *room, const struct launch *launch, size_t each) {
+    const struct CUfunc_st *f = launch->function;
+    const char *const shared = room->memory + launch->shared_bytes;
+    POISON(shared, (size_t)(room->warp[0].registers - shared));
+    for (uint32_t k = 0; k < launch->warps; k++) {
+        const struct warp *const w = &room->warp[k];
+        POISON(w->registers, each);
+        UNPOISON(w->registers, f->register_bytes);
+        UNPOISON(w->predicates, f->predicates * sizeof *w->predicates);
+        UNPOISON(w->local, (size_t)f->local_bytes * WARP);
+        UNPOISON(w->calls, sizeof *w->calls * f->call_depth * WARP);
+    }
 }
 
 /* Lay out registers, predicates, shared and local memory. 0: out of memory. */
@@ -64,6 +85,7 @@ static int lay_out(struct cta *room, const struct launch *launch) {
     }
     if (!room->memory)
         return 0;
+    UNPOISON(room->memory, room->memory_bytes);
     memset(room->memory, 0xff, all); /* what was never written is NaN */
     room->used_bytes = all;
     room->shared = (uint8_t *)room->memory;
@@ -74,6 +96,7 @@ static int lay_out(struct cta *room, const struct launch *launch) {
         room->warp[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
         room->warp[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
     }
+    poison_gaps(room, launch, each);
     return 1;
 }
 
@@ -165,18 +188,35 @@ static struct cta *take_answered(struct schedule *s, unsigned most) {
     return NULL;
 }
 
+static uint64_t mix(uint64_t h, uint64_t word) {
+    h = (h ^ word) * 0x9e3779b97f4a7c15u;
+    return h ^ h >> 29;
+}
+
+static uint64_t mix_bytes(uint64_t h, const void *memory, size_t bytes) {
+    const uint8_t *at = memory;
+    for (; bytes >= 8; bytes -= 8, at += 8) {
+        uint64_t word;
+        memcpy(&word, at, 8);
+        h = mix(h, word);
+    }
+    while (bytes--)
+        h = mix(h, *at++);
+    return h;
+}
+
 /* A number for everything that a CTA's next steps depend on, but for memory that others write. */
 static uint64_t state_of(const struct cta *cta) {
-    uint64_t h = 0;
-    const uint64_t *words = (const uint64_t *)(const void *)cta->memory;
-    for (size_t k = 0; k < cta->used_bytes / 8; k++)
-        h = (h ^ words[k]) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
-    for (uint32_t k = 0; k < cta->warps; k++)
-        for (uint32_t n = 0; n < cta->warp[k].splits; n++) {
-            const struct split *s = &cta->warp[k].split[n];
-            h = (h ^ s->pc) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
-            h = (h ^ ((uint64_t)s->wait << 32 | s->mask)) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
-        }
+    const struct CUfunc_st *f = cta->launch->function;
+    uint64_t h = mix_bytes(0, cta->shared, cta->shared_bytes);
+    for (uint32_t k = 0; k < cta->warps; k++) {
+        const struct warp *w = &cta->warp[k];
+        h = mix_bytes(h, w->registers, f->register_bytes);
+        h = mix_bytes(h, w->predicates, f->predicates * sizeof *w->predicates);
+        h = mix_bytes(h, w->local, (size_t)f->local_bytes * WARP);
+        for (uint32_t n = 0; n < w->splits; n++)
+            h = mix(mix(h, w->split[n].pc), (uint64_t)w->split[n].wait << 32 | w->split[n].mask);
+    }
     return h;
 }
 
@@ -281,7 +321,10 @@ static struct cta *start(struct worker *worker, struct launch *launch, uint64_t 
     struct cta *cta = take_room(worker, launch);
     if (!cta)
         return NULL;
-    cta_start(cta, worker, cta_at(launch, turn));
+    if (!cta_start(cta, worker, cta_at(launch, turn))) {
+        leave_room(worker, launch, cta);
+        return NULL;
+    }
     if (!launch->world || world_enter(launch->world, cta))
         return cta;
     room_free(cta);

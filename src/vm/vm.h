@@ -12,11 +12,18 @@
  *   control.c, collect.c    branches and barriers; shuffles, votes and other warp-wide collectives
  *   atomic.c, tensor.c, mbarrier.c, async.c
  *                           atom and red; mma; mbarriers; bulk and non-bulk asynchronous copies
+ *   tma.c, tma_map.c, tma_box.c
+ *                           tensor maps, the copies of boxes that they describe, and where the boxes' bytes are
  *   warp.c                  runs one warp: its lanes may be at several pcs ("splits"), the lowest pc runs first
  *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
+ *   use.c                   the registers of each instruction by name, for the reports of watchers
  *   schedule.c, poll.c      choose which CTA runs: those that wait for others make room for them; recognise waiting
  *   launch.c                checks a launch and spreads its CTAs over threads
  *   memory.c                device memory (an address is a host pointer) and every check of an address
+ *   defined*.c              level full: which values are defined, and what undefined ones decide
+ *   profile.c               counts by statement while somebody takes a profile; reach.c, cost.c: what memory an
+ *                           instruction touches, and what that costs
+ *   watch.c, trace.c        calls whoever looks on while instructions execute; shows them to a caller of the library
  *   fault.c, counters.c     what went wrong, what was counted
  *   driver_virtual.c        the driver API above all that
  *
@@ -162,11 +169,24 @@ struct inst {
     handler *next;    /* the handler that a check hands over to */
 };
 
-/* Where an instruction was written, and what it is called. */
+/* A register that an instruction reads or writes. */
+struct use {
+    const char *name; /* as the program spells it */
+    uint32_t slot;    /* in bytes from warp.registers; the index of a predicate */
+    uint8_t type;     /* as it was declared */
+    uint8_t is_write;
+};
+
+/* Where an instruction was written, and what it is called. A statement that became several instructions has its
+ * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
+    const char *text; /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
     uint32_t line;
-    uint32_t opcode; /* counter */
+    uint32_t opcode;       /* counter */
+    const struct use *use; /* its registers, without the guard, which is inst.guard */
+    uint32_t uses;
+    const char *guard; /* what the program calls it; NULL: none */
 };
 
 struct parameter {
@@ -277,6 +297,8 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
+    const char *text; /* its own copy */
+    const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;
     uint32_t function_count;
@@ -291,9 +313,10 @@ struct allocation {
     uint64_t start, end;
     void *mapping; /* with its guards */
     size_t mapped;
-    int pinned, owned; /* owned by a module */
-    int constant;      /* kernels only read it */
-    uint64_t freed_at; /* freed, but launches up to this number may still use it; 0: not freed */
+    int pinned, owned;   /* owned by a module */
+    int constant;        /* kernels only read it */
+    uint64_t freed_at;   /* freed, but launches up to this number may still use it; 0: not freed */
+    struct shade *shade; /* defined.h: which of its bytes are defined; NULL: all of them */
 };
 
 /* ---- execution ----------------------------------------------------------------------------------------------- */
@@ -359,11 +382,11 @@ struct barrier {
 
 enum async_kind { ASYNC_LOAD, ASYNC_STORE, ASYNC_REDUCE, ASYNC_COPY, ASYNC_ARRIVE };
 struct async_op {
-    uint8_t kind, op, type, noinc;
+    uint8_t kind, op, type, is_tensor;
     uint32_t warp, lane, group, mask;
     uint32_t shared, bytes, mbarrier;
     uint64_t global;
-    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index of its lanes */
+    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index of its lanes; of a tensor copy: of its box */
     uint32_t pc;
 };
 struct async_lanes {
@@ -373,6 +396,7 @@ struct async_lanes {
 };
 
 struct launch;
+struct tma_box;
 struct cta {
     struct launch *launch;
     uint32_t id[3];
@@ -388,14 +412,16 @@ struct cta {
     uint32_t asyncs, async_space;
     struct async_lanes *async_lanes;
     uint32_t async_lanes_space;
-    uint64_t *async_lanes_used; /* bit set */
+    struct tma_box *boxes; /* of tensor copies in flight */
+    uint32_t box_space;
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
-    struct shadow *shadow; /* check.h; NULL when nothing is checked */
-    int watches_lanes;     /* at level full */
-    uint64_t executed;     /* warp instructions */
-    uint32_t left;         /* warps that have not ended */
+    struct shadow *shadow;   /* check.h; NULL when nothing is checked */
+    struct defined *defined; /* defined.h; kept for the launches at level full */
+    int watches_lanes;       /* at level full */
+    uint64_t executed;       /* warp instructions */
+    uint32_t left;           /* warps that have not ended */
     uint32_t hopeless, fruitless, blocked, progressed;
     uint64_t changes, work, changes_base, work_base; /* poll.c: what it has done; what its worker had done before */
     uint64_t slice_start, slice_changes, slice_work, slice_reads; /* when the present slice began */
@@ -425,7 +451,8 @@ struct worker {
     uint64_t executed, checked; /* warp instructions; looked at */
     uint64_t changes;           /* atomic operations that changed what they met */
     struct allocation cached[8];
-    struct cta *spare; /* an empty room, or NULL */
+    struct profile_worker *profile; /* profile.c; NULL when nobody takes a profile */
+    struct cta *spare;              /* an empty room, or NULL */
     uint32_t scratch[16][WARP];
 };
 
@@ -447,6 +474,8 @@ enum traffic {
     TRAFFIC_COUNT
 };
 
+struct watcher;
+struct trace;
 struct launch {
     const struct CUfunc_st *function;
     struct device *device;
@@ -464,6 +493,10 @@ struct launch {
     size_t printed_bytes, unprinted_bytes;
     unsigned helpers;
     enum checks checks;
+    const struct watcher *watcher[4]; /* watch.h */
+    uint32_t watchers;
+    struct profile *profile; /* NULL: nobody takes one */
+    struct trace *trace;     /* trace.c; NULL: no caller looks on */
     struct launch *following;
     uint64_t number; /* of this launch on its device, from 1 */
     struct launch *next_running;
@@ -490,10 +523,12 @@ enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const ch
 
 /* cta.c */
 enum outcome { CTA_TURN, CTA_WAITS, CTA_ENDED, CTA_STOPPED };
-/* Bring a CTA to its first instruction, in a room that is prepared. */
-void cta_start(struct cta *cta, struct worker *worker, uint64_t linear);
+/* Bring a CTA to its first instruction, in a room that is prepared. 0 after a fault. */
+int cta_start(struct cta *cta, struct worker *worker, uint64_t linear);
 /* Give each warp of a CTA that many turns. CTA_WAITS: it only polls. */
 enum outcome cta_run(struct cta *cta, struct worker *worker, uint32_t turns);
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes);
 uint64_t cta_random(struct cta *cta);
 /* One line for each warp: what it waits for. Returns the bytes written. */
 size_t cta_describe(const struct cta *cta, char *to, size_t bytes);
@@ -525,7 +560,7 @@ int poll_is_all(struct cta *cta, const struct worker *worker);
 
 /* control.c */
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
-    control_nop, control_fence, control_setp, control_set, control_clock;
+    control_nop, control_fence, control_setp, control_set, control_clock, control_rank;
 /* A barrier counts fewer threads when a warp exits. */
 void barrier_check(struct cta *cta, uint32_t number);
 
@@ -571,6 +606,8 @@ int mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase);
 
 /* async.c */
 handler async_bulk, async_bulk_commit, async_bulk_wait, async_copy, async_commit, async_wait, async_arrive;
+/* Issue a tensor copy whose two sides are good. 0 after a fault. */
+int async_start(struct warp *w, const struct async_op *op, const struct tma_box *box);
 /* Let one operation in flight land. 0: nothing is in flight; -1: fault. */
 int async_land(struct cta *cta);
 int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed);
@@ -603,7 +640,7 @@ handler collect_shfl, collect_vote, collect_match, collect_redux, collect_active
 enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members);
 
 /* tensor.c */
-handler tensor_mma, tensor_mma_double;
+handler tensor_mma, tensor_mma_double, tensor_wmma;
 
 /* check_lanes.c: lanes have met at a collective; called at level full alone. */
 void lanes_meet(struct warp *w, uint32_t mask);
@@ -624,6 +661,7 @@ const char *fault_text(void);
 
 /* counters.c */
 uint32_t counter_index(const char *name, size_t length); /* of an opcode, process-wide */
+const char *counter_path(uint32_t traffic);
 const char *counter_name(uint32_t index);
 /* Before and after a fork. */
 void counters_lock(void);
@@ -639,6 +677,9 @@ void launch_out_of_memory(struct launch *launch);
 void launch_lock(void);
 void launch_unlock(int is_child);
 void launch_configure(const struct driver_options *options);
+/* The level that the calling thread's launches would have; CHECKS_DEFAULT where the environment says nonsense. */
+enum checks launch_checks(void);
+struct driver_options launch_configured(void);
 
 enum { MAX_COUNTERS = 1024, FREED = 256, MULTIPROCESSORS = 170 };
 /* CTAs that one multiprocessor holds: limited by threads, shared memory and their number, registers not counted. */
@@ -659,6 +700,9 @@ struct device {
     pthread_mutex_t counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
+    atomic_uint shades;      /* allocations with a shade */
+    struct stored *stored;   /* defined_report.c; guarded by running_lock */
+    struct profile *profile; /* that is taken now; guarded by counter_lock */
     struct module *modules;
     pthread_mutex_t module_lock;
     atomic_uint interrupts; /* how often somebody asked the running launches to stop */

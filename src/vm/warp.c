@@ -1,6 +1,6 @@
 /* Running one warp. Its lanes may be at several pcs; each such group is a split. The lowest pc runs first, so that
  * groups meet again where control flow does; splits that reach the same pc become one. */
-#include "vm.h"
+#include "watch.h"
 
 /* Remove lanes that have exited, and the split if it is empty. */
 void warp_retire(struct warp *w, uint32_t mask) {
@@ -118,7 +118,7 @@ static uint32_t meeting_point(const struct warp *w, uint32_t pc) {
 enum stretch { STRETCH_LIMIT, STRETCH_JUMP, STRETCH_QUANTUM, STRETCH_POLL, STRETCH_WAIT, STRETCH_FAULT };
 
 /* Execute the current split in a straight line until something happens. */
-static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget) {
+static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t *budget, const int watched) {
     const struct inst *const code = w->function->code;
     uint64_t *const counts = w->worker->counts;
     const uint32_t *const predicates = w->predicates, single = w->splits == 1;
@@ -133,12 +133,12 @@ static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget
         const struct inst *i = &code[pc];
         const uint32_t mask = w->active & (predicates[i->guard] ^ i->flip);
         counts[pc]++;
-        if (!mask) {
+        if (!mask && !watched) {
             pc++;
             continue;
         }
         w->pc = pc;
-        const enum step step = i->run(w, i, mask);
+        const enum step step = watched ? watch_step(w, i, mask) : i->run(w, i, mask);
         if (LIKELY(step == STEP_NEXT)) {
             pc++;
         } else if (step == STEP_JUMP) {
@@ -156,6 +156,11 @@ static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget
     *budget = left;
     w->pc = pc;
     return end;
+}
+
+/* The same, in one of two copies: the one without watchers pays nothing for them. */
+static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget) {
+    return w->cta->launch->watchers ? run_straight(w, limit, budget, 1) : run_straight(w, limit, budget, 0);
 }
 
 /* Let other splits run, though their pc is higher, when this one polls in vain or has run for very long: it may wait

@@ -13,7 +13,6 @@ BODY = HEAD + ".entry k()\n{{\n.reg .b32 r<9>;\n.reg .b64 d<9>;\n.reg .pred q;\n
 STATEMENTS = [
     ("wgmma.fence.sync.aligned;", "SM120 has mma.sync"),
     ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r0], r1;", "SM120 has mma.sync"),
-    ("wmma.load.a.sync.aligned.row.m16n16k16.f16 {r0,r1,r2,r3,r4,r5,r6,r7}, [d0], r8;", "use mma.sync"),
     ("tex.1d.v4.s32.s32 {r0,r1,r2,r3}, [d0, {r4}];", "textures are not supported"),
     ("suld.b.1d.b32.trap {r0}, [d0, {r1}];", "surfaces are not supported"),
     ("mapa.shared::cluster.u32 r0, r1, r2;", "clusters of more than one CTA are not supported"),

@@ -12,6 +12,12 @@ Bits = NDArray[Any]  # unsigned integers of the operand's size
 
 # exponent bits, mantissa bits
 FLOATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52), "tf32": (8, 23)}
+# Four bits of the metadata of mma.sp: two places that differ, two that ascend, and those of tf32.
+PAIRS = {
+    "pairs": [x for x in range(16) if x & 3 != x >> 2],
+    "ordered": [x for x in range(16) if x & 3 < x >> 2],
+    "halves": [0b0100, 0b1110],
+}
 PACKED = {"f16x2": "f16", "bf16x2": "bf16", "e4m3x2": "e4m3", "e5m2x2": "e5m2", "u16x2": "u16", "s16x2": "s16"}
 
 
@@ -123,6 +129,10 @@ def special(kind: str, count: int, rng: np.random.Generator) -> Bits:
             pair: Bits = low | high << np.uint64(width(PACKED[name]))
             return pair
         return tiles(name, count, rng)
+    if rule in PAIRS:
+        chosen = rng.choice(np.array(PAIRS[rule], np.uint64), (count, 8))
+        words: Bits = (chosen << (4 * np.arange(8, dtype=np.uint64))).sum(1)
+        return words
     if rule == "all":
         return np.arange(count, dtype=np.uint64) * np.uint64(0x9E37) & np.uint64((1 << width(name)) - 1)
     least, _, most = rule.rpartition(",")
@@ -133,7 +143,10 @@ def special(kind: str, count: int, rng: np.random.Generator) -> Bits:
 
 
 def operands(kinds: Sequence[str], count: int, seed: int) -> list[Bits]:
-    """Return one array of unsigned integers per operand; kinds alone decide the values ("m": 16 random bytes)."""
+    """Return one array of unsigned integers per operand; kinds alone decide the values.
+
+    "m" is 16 random bytes, "m:ramp" 16 bytes of a regular pattern, which compresses.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(" ".join(kinds).encode()), count])
     names: list[str] = []
     for kind in kinds:
@@ -144,6 +157,10 @@ def operands(kinds: Sequence[str], count: int, seed: int) -> list[Bits]:
     for kind in kinds:
         if kind == "m":
             out.append(np.frombuffer(rng.bytes(16 * count), np.uint8))
+            continue
+        if kind == "m:ramp":
+            at = np.arange(16 * count)
+            out.append((7 * at + 13 * (at >> 8)).astype(np.uint8))
             continue
         name = kind.split(":")[0]
         bits = width(name)

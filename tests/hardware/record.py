@@ -15,16 +15,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import kernels
 import numpy as np
 import recording
 from families import FAMILIES
 from form import Form
+from kernels import KERNELS, Kernel
 from numpy.typing import NDArray
 
 import pysm120
 
 BATCH = 64  # forms of a module
 PATIENCE = 120  # seconds that a family may take
+ITEMS: dict[str, tuple[Form, ...] | tuple[Kernel, ...]] = {**FAMILIES, "kernels": KERNELS}
 
 
 class Outcome:
@@ -57,14 +60,28 @@ def run_batch(device: pysm120.Device, batch: Sequence[tuple[int, Form]], outcome
     return True
 
 
+def run_kernels(device: pysm120.Device, batch: Sequence[tuple[int, Kernel]], outcome: Outcome) -> bool:
+    """Run some of our kernels; return whether the device can still be used."""
+    for index, kernel in batch:
+        try:
+            outcome.results[index] = kernel.run(device).tobytes()
+        except pysm120.Error as error:  # noqa: PERF203
+            outcome.errors[index] = str(error)
+            if not device.is_virtual:
+                return False
+    return True
+
+
 def record_family(device_name: str, family: str, done: frozenset[int], to: Connection) -> None:
     """Run the forms of a family that are not done yet, until the end or until one breaks the device."""
     outcome = Outcome()
-    forms = [(k, form) for k, form in enumerate(FAMILIES[family]) if k not in done]
+    forms = [(k, form) for k, form in enumerate(FAMILIES.get(family, ())) if k not in done]
+    whole = [(k, kernel) for k, kernel in enumerate(KERNELS) if k not in done] if family == "kernels" else []
     try:
         with pysm120.Device(device_name) as device:
             info = device.info
             outcome.chip = {"name": info.name, "capability": info.capability, "driver": info.driver_version}
+            run_kernels(device, whole, outcome)
             for k in range(0, len(forms), BATCH):
                 if not run_batch(device, forms[k : k + BATCH], outcome):
                     break
@@ -99,7 +116,7 @@ def record(device_name: str, families: Sequence[str]) -> tuple[dict[str, NDArray
     results: dict[str, NDArray[np.uint8]] = {}
     meta: dict[str, Any] = {"date": dt.datetime.now(dt.timezone.utc).date().isoformat(), "bad": {}}
     for family in families:
-        start, forms, done, found = time.monotonic(), FAMILIES[family], set[int](), dict[int, bytes]()
+        start, forms, done, found = time.monotonic(), ITEMS[family], set[int](), dict[int, bytes]()
         while len(done) < len(forms):
             try:
                 outcome = in_a_process(device_name, family, frozenset(done))
@@ -114,7 +131,11 @@ def record(device_name: str, families: Sequence[str]) -> tuple[dict[str, NDArray
                 print(f"bad form: {forms[index].name}\n    {reason}", flush=True)
                 meta["bad"][forms[index].name] = reason
         for index, data in found.items():
-            results[recording.key(forms[index])] = recording.pack(forms[index], data)
+            form = forms[index]
+            if isinstance(form, Form):
+                results[recording.key(form)] = recording.pack(form, data)
+            else:
+                results[kernels.key(form)] = np.frombuffer(data, np.uint8)
         print(f"{family}: {len(found)} of {len(forms)} forms, {time.monotonic() - start:.1f} s", flush=True)
     return results, meta
 
@@ -124,9 +145,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, virtual (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=recording.PATH, help="file to write (default: %(default)s)")
-    parser.add_argument("--family", action="append", choices=list(FAMILIES), help="only this one (may be repeated)")
+    parser.add_argument("--family", action="append", choices=list(ITEMS), help="only this one (may be repeated)")
     options = parser.parse_args()
-    results, meta = record(options.device, options.family or list(FAMILIES))
+    results, meta = record(options.device, options.family or list(ITEMS))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     recording.write(options.out, results, meta)
     size = options.out.stat().st_size

@@ -175,3 +175,21 @@ def test_launch_shapes(device: pysm120.Device) -> None:
         device.load(text)["k"](1, 160, x)
     with pytest.raises(pysm120.Error, match=r"101376"):
         kernel(1, 32, x, shared=101377)
+
+
+@pytest.mark.parametrize(("rounds", "runs"), [(9_000, True), (15_000, False)])
+def test_limit_of_instructions(
+    device: pysm120.Device, monkeypatch: pytest.MonkeyPatch, rounds: int, *, runs: bool
+) -> None:
+    """A small limit holds too: 3 instructions a round, 40000 allowed, looked at every 2000 or so."""
+    monkeypatch.setenv("PYSM120_INSTRUCTION_LIMIT", "40000")
+    x = device.array(np.zeros(256, np.uint32))
+    body = f"mov.b32 a, 0; again: add.u32 a, a, 1; setp.lt.u32 p, a, {rounds}; @p bra again; st.global.b32 [x], a;"
+    kernel = device.load(FRAME.format(body=body))["k"]
+    if runs:
+        kernel(1, 1, x)
+        assert x.numpy()[0] == rounds
+    else:
+        with pytest.raises(pysm120.FaultError, match="more than 40000 warp instructions"):
+            kernel(1, 1, x)
+        assert x.numpy()[0] == 0

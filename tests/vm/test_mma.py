@@ -155,11 +155,11 @@ def test_accumulates_in_place(device: pysm120.Device) -> None:
     expect_equal(got, (x + 64).view(np.uint32), operands)
 
 
-def assemble(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def assemble(text: str, folder: Path, target: str = "sm_120f") -> subprocess.CompletedProcess[str]:
     """Give PTX to NVIDIA's assembler."""
     path = folder / "mma.ptx"
     path.write_text(text)
-    command: list[Any] = [*build.assembler(build.find_nvcc(), "sm_120f"), "-o", folder / "o", path]
+    command: list[Any] = [*build.assembler(build.find_nvcc(), target), "-o", folder / "o", path]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

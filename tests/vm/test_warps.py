@@ -150,7 +150,7 @@ def test_match_redux_elect(device: pysm120.Device, rng: np.random.Generator) -> 
     match.all.sync.b32 t5|p, in0, -1; selp.u32 out2, 1, 0, p;
     elect.sync t6|q, 0xfffffff8; selp.u32 out3, 1, 0, q;
 """
-    body = body.replace("elect.sync", "setp.ge.u32 r, i, 3;\n@r elect.sync").replace(
+    body = body.replace("elect.sync", "setp.ne.u32 q, i, i;\nsetp.ge.u32 r, i, 3;\n@r elect.sync").replace(
         "selp.u32 out3, 1, 0, q", "selp.u32 out3, 1, 0, q"
     )
     same, mixed, equal, elected = run(device, body, [x[:32]], ["u4"] * 4, threads=32)

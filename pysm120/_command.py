@@ -1,0 +1,29 @@
+"""A command of ``python -m pysm120``."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command: its name, a line of help, its options, and what it does.
+
+    ``run`` returns the exit status. With ``takes_words`` the words that no option takes are in ``arguments.words``, in
+    order; other commands refuse them.
+    """
+
+    name: str
+    help: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    takes_words: bool = False
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device."""
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help='"cuda", "cuda:1" or "virtual" (default: $PYSM120_DEVICE, else the first usable GPU, else "virtual")',
+    )

@@ -1,0 +1,58 @@
+"""A search of bounded length in every target, and what the engine does when there is something to find."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import fuzz
+import pytest
+
+pytestmark = pytest.mark.virtual
+
+RUNS = {"parse": 30_000, "run": 20_000, "abi": 3_000}  # about a minute in all
+
+
+@pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_search(target: str, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    seed = pytestconfig.option.seed
+    done = fuzz.search(target, [tmp_path, fuzz.unpack(target)], runs=RUNS[target], seed=seed)
+    assert done.returncode == 0, f"python tests/fuzz/fuzz.py run {target} --seed {seed}\n{done.stderr[-8000:]}"
+    assert f"{RUNS[target]} runs" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["crash", "arena", "leak", "timeout"])
+def test_planted(what: str, tmp_path: Path) -> None:
+    """A planted mistake is found, and the input that shows it is kept and shows it again."""
+    (tmp_path / "seed").write_text(".reg .pred p; .reg .b32 a;\nadd.u32 a, a, 1;\nadd.u32 a, a, 2;\n")
+    options = ["-timeout=2", f"-artifact_prefix={tmp_path}/found-", "-seed=5", "-runs=100000"]
+    program = fuzz.compiled("planted")
+
+    def search(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**fuzz.OPTIONS, "PLANTED": what}
+        return subprocess.run([program, *words], capture_output=True, text=True, check=False, env=environment)
+
+    done = search(*options, str(tmp_path))
+    (kept,) = tmp_path.glob("found-*")
+    assert kept.name.startswith(f"found-{what}-".replace("arena", "crash"))
+    assert b"@" in kept.read_bytes()
+    assert done.returncode != 0
+    again = search(*options, "-runs=0", str(kept))
+    assert again.returncode != 0
+    assert kept.name in again.stderr
+
+
+def test_same_seed_same_inputs(tmp_path: Path) -> None:
+    """What the engine makes of a folder depends on its seed alone."""
+
+    def found(name: str, seed: int) -> set[str]:
+        folder, start = tmp_path / name, tmp_path / "start"
+        folder.mkdir()
+        start.mkdir(exist_ok=True)
+        (start / "seed").write_text(
+            ".version 8.8\n.target sm_120f\n.entry k() { .reg .b32 a; add.u32 a, a, 1; ret; }\n"
+        )
+        done = fuzz.search("parse", [folder, start], runs=300, seed=seed)
+        assert re.search(r"\b300 runs", done.stderr)
+        return {path.name for path in folder.iterdir()}
+
+    assert found("a", 1) == found("b", 1) != found("c", 2)

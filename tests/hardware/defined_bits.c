@@ -1,0 +1,92 @@
+/* Run kernels whose inputs have undefined bits: once at level full, which says which bits of the outputs are undefined,
+ * and many times at level off with other values in those bits.
+ *
+ * Arguments: a PTX file with entries form_0, form_1, ... of parameters (in, out). For each, stdin has four words (CTAs,
+ * bytes in, bytes out, variants), the defined bits of the input, and the variants of the input. stdout gets a word, the
+ * result of the first variant at level full; the length of its fault and the fault; the defined bits of the output; and
+ * the outputs of all variants. */
+#include "vm/defined.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+static struct module load(struct device *device, const char *text) {
+    char log[4096];
+    struct module module = {.device = device};
+    memory_open(device);
+    device->limit = (size_t)1 << 32;
+    if (module_parse(&module, text, log, sizeof log)) {
+        fprintf(stderr, "%s\n", log);
+        exit(1);
+    }
+    return module;
+}
+
+static void must_read(void *to, size_t bytes) {
+    if (bytes && fread(to, bytes, 1, stdin) != 1)
+        exit(3);
+}
+
+/* Launch a kernel on copies of its input; the output is zero before. */
+static CUresult run(struct device *device, struct CUfunc_st *f, const uint32_t header[4], const uint8_t *in,
+                    const uint8_t *defined, uint8_t *out, uint8_t *out_defined) {
+    uint64_t address[2] = {0};
+    void *arguments[2] = {&address[0], &address[1]};
+    const uint32_t grid[3] = {header[0], 1, 1}, block[3] = {128, 1, 1};
+    if (memory_alloc(device, header[1], 0, &address[0]) || memory_alloc(device, header[2], 0, &address[1]))
+        exit(4);
+    memcpy((void *)(uintptr_t)address[0], in, header[1]);
+    shade_written(device, address[1], header[2]);
+    for (size_t k = 0; k < device->allocation_count && out_defined; k++)
+        if (device->allocations[k].start == address[0])
+            memcpy(device->allocations[k].shade->defined, defined, header[1]);
+    const CUresult result = launch_run(device, f, grid, block, 0, arguments);
+    memcpy(out, (void *)(uintptr_t)address[1], header[2]);
+    for (size_t k = 0; k < device->allocation_count && out_defined; k++)
+        if (device->allocations[k].start == address[1])
+            memcpy(out_defined, device->allocations[k].shade->defined, header[2]);
+    memory_free(device, address[0], 0);
+    memory_free(device, address[1], 0);
+    return result;
+}
+
+/* One form: all of its runs. */
+static void form(struct device devices[2], struct CUfunc_st *strict, struct CUfunc_st *lax) {
+    static const struct driver_options full = {.checks = CHECKS_FULL, .has_seed = 1},
+                                       off = {.checks = CHECKS_OFF, .has_seed = 1};
+    uint32_t header[4];
+    must_read(header, sizeof header);
+    uint8_t *in = malloc(header[1]), *defined = malloc(header[1]), *out = malloc(header[2]), *bits = malloc(header[2]);
+    must_read(defined, header[1]);
+    for (uint32_t k = 0; k < header[3]; k++) {
+        must_read(in, header[1]);
+        if (k == 0) {
+            launch_configure(&full);
+            const uint32_t result = run(&devices[0], strict, header, in, defined, out, bits);
+            const uint32_t length = result ? (uint32_t)strlen(fault_text()) : 0;
+            fwrite(&result, sizeof result, 1, stdout);
+            fwrite(&length, sizeof length, 1, stdout);
+            fwrite(fault_text(), 1, length, stdout);
+            fwrite(bits, 1, header[2], stdout);
+        }
+        launch_configure(&off);
+        if (run(&devices[1], lax, header, in, NULL, out, NULL))
+            memset(out, 0, header[2]); /* where an undefined value decides, it may do anything */
+        fwrite(out, 1, header[2], stdout);
+    }
+    free(in);
+    free(defined);
+    free(out);
+    free(bits);
+}
+
+int main(int count, char **arguments) {
+    static struct device devices[2];
+    static char text[1 << 24];
+    FILE *file = count == 2 ? fopen(arguments[1], "r") : NULL;
+    if (!file || !fread(text, 1, sizeof text - 1, file) || fclose(file) != 0)
+        return 2;
+    struct module strict = load(&devices[0], text), lax = load(&devices[1], text);
+    for (uint32_t k = 0; k < strict.function_count; k++)
+        form(devices, strict.functions[k], lax.functions[k]);
+    return 0;
+}

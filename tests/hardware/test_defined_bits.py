@@ -1,0 +1,144 @@
+"""Which bits of a result are undefined, for every form: compared with what happens when undefined bits change.
+
+A form runs at level full on inputs some of whose bits are marked as undefined, and, without checks, on many inputs that
+differ in those bits. A result bit that changes must be undefined. What is undefined and never changes is no mistake,
+but where bits only move or combine it must be rare.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from families import FAMILIES
+from form import THREADS, Form, module
+from numpy.typing import NDArray
+
+pytestmark = pytest.mark.virtual
+
+ROOT = Path(__file__).resolve().parents[2]
+CC = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
+FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-pthread"]
+VARIANTS = 24
+Bytes = NDArray[np.uint8]
+
+
+class Outcome(NamedTuple):
+    """What happened to one form."""
+
+    fault: str
+    undefined: Bytes  # bits of the output
+    varied: Bytes
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the program that runs the forms."""
+    subprocess.run([sys.executable, ROOT / "tools" / "build.py"], check=True, capture_output=True)
+    output = tmp_path_factory.mktemp("defined") / "defined_bits"
+    objects = [ROOT / "build" / "objects" / "src" / "registry.o", *(ROOT / "build" / "objects" / "vm").glob("*.o")]
+    source = Path(__file__).parent / "defined_bits.c"
+    subprocess.run([*CC, *FLAGS, "-I", ROOT / "src", source, *objects, "-lm", "-o", output], check=True)
+    return output
+
+
+def undefined_bits(form: Form, rng: np.random.Generator, inputs: int) -> Bytes:
+    """Choose bits of the first inputs: in some elements none, one, a byte, some or all; warps differ in how many."""
+    parts: list[Any] = []
+    for number, array in enumerate(form.operands()):
+        size = array.itemsize if array.size == form.lanes else array.nbytes // form.lanes
+        masks = np.zeros((form.lanes, size), np.uint8)
+        rate = np.repeat(rng.choice([0.03, 0.3, 0.7], -(-form.lanes // 32)), 32)[: form.lanes]
+        kind = np.where(rng.random(form.lanes) < rate, rng.integers(1, 5, form.lanes), 0)
+        rows = np.arange(form.lanes)
+        at = rng.integers(0, size, form.lanes)
+        one = np.zeros_like(masks)
+        one[rows, at] = 1 << rng.integers(0, 8, form.lanes)
+        byte = np.zeros_like(masks)
+        byte[rows, at] = 255
+        some = rng.integers(0, 256, masks.shape, np.uint8)
+        for k, mask in enumerate((one, byte, some, np.full_like(masks, 255)), 1):
+            masks[kind == k] = mask[kind == k]
+        parts.append(masks.ravel() if number < inputs else 0 * masks.ravel())
+    return np.concatenate(parts) if parts else np.zeros(16, np.uint8)
+
+
+def run(
+    program: Path, forms: Sequence[Form], folder: Path, rng: np.random.Generator, inputs: int = 99
+) -> list[Outcome]:
+    """Run forms in one process, with undefined bits in their first inputs."""
+    (folder / "forms.ptx").write_text(module("sm_120f", forms))
+    given = bytearray()
+    for form in forms:
+        data = np.frombuffer(form.input_bytes() or bytes(16), np.uint8)
+        mask = undefined_bits(form, rng, inputs)
+        given += np.array(
+            [form.lanes // THREADS, data.size, sum(form.sizes) * form.lanes, VARIANTS], np.uint32
+        ).tobytes()
+        given += (~mask).tobytes()
+        for k in range(VARIANTS):
+            other = rng.integers(0, 256, data.size, np.uint8) if k > 2 else np.full(data.size, (0, 0, 255)[k], np.uint8)
+            given += (np.where(k == 0, data, (data & ~mask) | (other & mask))).astype(np.uint8).tobytes()
+    done = subprocess.run([program, folder / "forms.ptx"], input=bytes(given), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    result, at = [], 0
+    for form in forms:
+        _, length = np.frombuffer(done.stdout, np.uint32, 2, at)
+        fault = done.stdout[at + 8 : at + 8 + length].decode()
+        size = sum(form.sizes) * form.lanes
+        rest = np.frombuffer(done.stdout, np.uint8, size * (VARIANTS + 1), at + 8 + length).reshape(-1, size)
+        at += 8 + length + size * (VARIANTS + 1)
+        result.append(Outcome(fault, ~rest[0], np.bitwise_or.reduce(rest[1:] ^ rest[1], axis=0)))
+    return result
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_change_is_missed(program: Path, tmp_path: Path, rng: np.random.Generator, family: str) -> None:
+    forms = FAMILIES[family]
+    outcomes = run(program, forms, tmp_path, rng)
+    decided = 0
+    for form, outcome in zip(forms, outcomes, strict=True):
+        decided += bool(outcome.fault)
+        assert not outcome.fault or "is decided by" in outcome.fault, f"{form.name}: {outcome.fault}"
+        missed = outcome.varied & ~outcome.undefined
+        if not outcome.fault:
+            where = np.flatnonzero(missed)
+            assert not where.size, (
+                f"{form.name}: byte {where[0]} changes in bits {missed[where[0]]:#04x}, said to be defined"
+            )
+    assert decided * 4 < len(forms), [o.fault for o in outcomes if o.fault][:5]
+
+
+# Forms whose first input only moves or combines bit by bit: an undefined bit of the result must be able to change.
+MOVES = re.compile(
+    r"(and|or|xor|not|lop3|shl|shr|shf\.|brev|prmt|bfi\.|bfe|mov\.|ld\.(global|shared)|st\.(global|shared)\.[bu]|selp|"
+    r"movmatrix|cvt\.[us]\d+\.[us]\d)"
+)
+
+
+ATOMIC = re.compile("atom|red|bulk|mbarrier")
+
+
+def test_moved_bits_are_exact(program: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    forms = [
+        f
+        for name in ("integer", "convert", "memory")
+        for f in FAMILIES[name]
+        if MOVES.match(f.ptx) and f.inputs and not ATOMIC.search(f.ptx)
+    ]
+    worst = []
+    for form, outcome in zip(forms, run(program, forms, tmp_path, rng, 1), strict=True):
+        assert not outcome.fault
+        undefined = int(np.unpackbits(outcome.undefined).sum())
+        still = int(np.unpackbits(outcome.undefined & ~outcome.varied).sum())
+        worst.append((still / max(undefined, 1), form.name))
+    worst.sort(reverse=True)
+    assert len(worst) > 100
+    assert worst[0][0] < 0.01, "\n".join(map(str, worst[:20]))
