@@ -1,5 +1,6 @@
 /* Names, constant expressions and operands. */
 #include "parse.h"
+#include <stdio.h>
 #include <stdlib.h>
 
 static uint32_t hash_name(const char *name, uint32_t length) {
@@ -318,6 +319,14 @@ static const struct {
                 {"%nctaid.x", SPECIAL_NCTAID_X, T_U32},
                 {"%nctaid.y", SPECIAL_NCTAID_Y, T_U32},
                 {"%nctaid.z", SPECIAL_NCTAID_Z, T_U32},
+                {"%tid.w", SPECIAL_ZERO, T_U32},
+                {"%ntid.w", SPECIAL_ZERO, T_U32},
+                {"%ctaid.w", SPECIAL_ZERO, T_U32},
+                {"%nctaid.w", SPECIAL_ZERO, T_U32},
+                {"%clusterid.w", SPECIAL_ZERO, T_U32},
+                {"%nclusterid.w", SPECIAL_ZERO, T_U32},
+                {"%cluster_ctaid.w", SPECIAL_ZERO, T_U32},
+                {"%cluster_nctaid.w", SPECIAL_ZERO, T_U32},
                 {"%laneid", SPECIAL_LANEID, T_U32},
                 {"%warpid", SPECIAL_WARPID, T_U32},
                 {"%nwarpid", SPECIAL_NWARPID, T_U32},
@@ -387,6 +396,68 @@ static int special_parse(struct parser *p, struct operand *o, const struct token
     return 0;
 }
 
+/* %tid and the like as vectors of four. */
+static int special_vector(struct parser *p, struct operand *o, const struct token *name) {
+    static const char *const vectors[] = {"%tid",       "%ntid",       "%ctaid",         "%nctaid",
+                                          "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"};
+    for (size_t k = 0; k < sizeof vectors / sizeof *vectors; k++) {
+        if (!token_is(name, vectors[k]) || p->token.kind == TOKEN_DOT)
+            continue;
+        o->kind = OPERAND_VECTOR;
+        o->count = 4;
+        o->items = parser_take(p, 4 * sizeof *o->items);
+        for (uint32_t e = 0; e < 4; e++) {
+            char text[32];
+            const int length = snprintf(text, sizeof text, "%s.%c", vectors[k], "xyzw"[e]);
+            struct token whole = *name;
+            whole.at = text;
+            whole.length = (uint32_t)length;
+            o->items[e] = (struct operand){.token = *name};
+            special_parse(p, &o->items[e], &whole);
+        }
+        return 1;
+    }
+    return 0;
+}
+
+/* Shared memory that the system reserves for cooperative groups: this many bytes of the kernel's own. */
+static void reserved_parse(struct parser *p, struct operand *o) {
+    enum { RESERVED = 512 };
+    if (!p->reserved_shared) {
+        p->shared_bytes = (p->shared_bytes + 127) / 128 * 128;
+        if (p->shared_bytes + RESERVED > DEFAULT_SHARED)
+            error_at(p, &o->token, "no room for %d bytes of reserved shared memory", (int)RESERVED);
+        p->reserved_shared = SHARED_BASE + p->shared_bytes;
+        p->shared_bytes += RESERVED;
+    }
+    o->kind = OPERAND_INTEGER;
+    o->integer = p->reserved_shared;
+}
+
+/* A vector register, or the element of it that a suffix names. */
+static void vector_register(struct parser *p, struct operand *o, const struct symbol *s, const struct token *name) {
+    static const char names[2][5] = {"xyzw", "rgba"};
+    const uint32_t step = type_bytes(s->type) == 8 ? 256 : 128;
+    const struct token *t = &p->token;
+    if (t->kind == TOKEN_DOT && t->at == name->at + name->length) {
+        uint32_t k = 0;
+        while (k < s->vector && (t->length != 2 || (t->at[1] != names[0][k] && t->at[1] != names[1][k])))
+            k++;
+        if (k == s->vector)
+            error_at(p, t, "a vector register of %u has no element '%.*s'", s->vector, (int)t->length, t->at);
+        o->kind = OPERAND_REGISTER;
+        o->slot = s->slot + k * step;
+        token_next(p);
+        return;
+    }
+    o->kind = OPERAND_VECTOR;
+    o->count = s->vector;
+    o->items = parser_take(p, s->vector * sizeof *o->items);
+    for (uint32_t k = 0; k < s->vector; k++)
+        o->items[k] =
+            (struct operand){.kind = OPERAND_REGISTER, .token = *name, .type = s->type, .slot = s->slot + k * step};
+}
+
 /* A name: register, hardware register, variable or label. */
 static void name_parse(struct parser *p, struct operand *o) {
     const struct token name = p->token;
@@ -406,6 +477,8 @@ static void name_parse(struct parser *p, struct operand *o) {
         o->type = s->type;
         o->slot = s->slot;
         o->name = symbol_name(p, s);
+        if (s->vector)
+            vector_register(p, o, s, &name);
     } else if (s && s->kind == SYMBOL_VARIABLE) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
@@ -413,17 +486,21 @@ static void name_parse(struct parser *p, struct operand *o) {
     } else if (s && s->kind == SYMBOL_FUNCTION && s->definition) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
-    } else if (!special_parse(p, o, &name)) {
+    } else if (token_is(&name, "%reserved_smem_offset_1")) {
+        reserved_parse(p, o);
+    } else if (!special_vector(p, o, &name) && !special_parse(p, o, &name)) {
         o->kind = OPERAND_LABEL;
     }
 }
 
-/* [register + constant], [variable + constant], [constant] */
+static void vector_parse(struct parser *p, struct operand *o);
+
+/* [register + constant], [variable + constant], [constant], [tensor map, {coordinates}] */
 static void address_parse(struct parser *p, struct operand *o) {
     o->kind = OPERAND_ADDRESS;
     token_next(p);
     if (p->token.kind == TOKEN_NAME) {
-        o->items = parser_take(p, sizeof *o->items);
+        o->items = parser_take(p, 2 * sizeof *o->items);
         o->items->token = p->token;
         name_parse(p, o->items);
         o->count = 1;
@@ -433,6 +510,13 @@ static void address_parse(struct parser *p, struct operand *o) {
             error_at(p, &o->items->token, "an address is a register, a variable or a constant");
         if (accept(p, '+'))
             o->offset = constant_integer(p);
+        if (accept(p, ',')) {
+            o->items[1] = (struct operand){.token = p->token};
+            if (p->token.kind != '{')
+                error_at(p, &p->token, "expected coordinates in braces");
+            vector_parse(p, &o->items[1]);
+            o->count = 2;
+        }
     } else {
         o->offset = constant_integer(p);
     }

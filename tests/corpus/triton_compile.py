@@ -1,9 +1,10 @@
 """Kernels of triton_kernels.py as PTX for sm_120; needs no GPU and no PyTorch."""
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what Triton did so far; unset, it warns
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
@@ -19,13 +20,25 @@ TYPES = {
 }  # fmt: skip
 
 
+class Descriptor(NamedTuple):
+    """An array that a kernel is given as a tensor descriptor with blocks of this shape."""
+
+    array: npt.NDArray[Any]
+    block: tuple[int, ...]
+
+
+def type_of(argument: Any) -> str:
+    """Write an argument's type as Triton's signatures do."""
+    if isinstance(argument, Descriptor):
+        return f"tensordesc<{type_of(argument.array).lstrip('*')}[{', '.join(map(str, argument.block))}]>"
+    return ("*" if isinstance(argument, np.ndarray) else "") + TYPES[argument.dtype.name]
+
+
 def compile_kernel(name: str, *arguments: Any, warps: int, stages: int, constants: dict[str, Any]) -> Any:
     """Compile a kernel for arguments of these types; what Triton knows of it."""
     kernel = getattr(triton_kernels, name)
     names = [n for n in kernel.arg_names if n not in constants]
-    pointer = ["*" if isinstance(a, np.ndarray) else "" for a in arguments]
-    types = [p + TYPES[a.dtype.name] for p, a in zip(pointer, arguments, strict=True)]
-    signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
+    signature = dict(zip(names, map(type_of, arguments), strict=True)) | dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, signature, constants)
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", 120, 32), options=options)

@@ -57,7 +57,7 @@ def compiled(target: str, engine: str = "gcc") -> Path:
     include = ["-I", str(ROOT / "src")]
     whole = target == "abi"  # the device alone is linked into the others
     sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").glob("*.c"))]
-    sources += [] if whole else [ROOT / "src" / "registry.c"]
+    sources += [] if whole else [ROOT / "src" / "registry.c", ROOT / "src" / "tensor_map_rules.c"]
     own: list[tuple[str, list[str]]] = [(target, [*checked, *guided]), ("target", checked), ("mutate", checked)]
     own += [("engine", [])] if engine == "gcc" else []
     headers = sorted([*(ROOT / "src").rglob("*.h"), *(ROOT / "src").rglob("*.def"), *HERE.glob("*.h")])

@@ -63,7 +63,7 @@ BAD = [
     ("ld.param.u64 w, [out + 4];", "[out", "reads 8 bytes at offset 4"),
     ("ld.shared.b32 a, [out];", "out", "state space"),
     ("st.param.u64 [out], w;", "st.param.u64", "read-only"),
-    ("atom.global.add.s64 w, [w], w, w;", "atom.global.add.s64", "operands"),
+    ("atom.global.add.u64 w, [w], w, w;", "atom.global.add.u64", "operands"),
     ("atom.global.frob.b32 a, [w], b;", "atom.global.frob.b32", "unknown instruction"),
     ("atom.global.add.f16 h, [w], h;", "atom.global.add.f16", "unknown instruction"),
     ("cvt.s32.f32 a, f;", "cvt.s32.f32", "integer rounding"),
