@@ -359,6 +359,27 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
     return STEP_NEXT;
 }
 
+/* st.bulk: zeros in shared memory, lane by lane */
+static enum step fill(struct warp *w, const struct inst *i, uint32_t mask) {
+    uint64_t address[WARP];
+    address_lanes(w, i, address);
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const uint64_t at = address[lane] - (i->space == SPACE_GENERIC ? SHARED_WINDOW : 0);
+        const uint64_t bytes =
+            i->kind ? ((const uint64_t *)source(w, i->b))[lane] : ((const uint32_t *)source(w, i->b))[lane];
+        if (bytes % 8 || bytes > 1 << 24)
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
+                            "st.bulk of %llu bytes; expected a multiple of 8, at most 2^24", (unsigned long long)bytes);
+        uint8_t *const to = memory_shared(w, at, (uint32_t)bytes, 8, lane, "st.bulk");
+        if (!to || (w->cta->shadow && bytes && !check_shared(w, (uint32_t)at, (uint32_t)bytes, lane, 1, BY_PLAIN)))
+            return STEP_FAULT;
+        memset(to, 0, bytes);
+        w->worker->bytes[TRAFFIC_ST_SHARED] += bytes;
+    }
+    return STEP_NEXT;
+}
+
 handler *const PASTE(access, VM_ISA)[ACCESS_COUNT] = {
     [ACCESS_LOAD] = load,
     [ACCESS_LOAD_STRONG] = load_strong,
@@ -370,4 +391,5 @@ handler *const PASTE(access, VM_ISA)[ACCESS_COUNT] = {
     [ACCESS_LDMATRIX_PACKED] = ldmatrix_packed,
     [ACCESS_STMATRIX] = stmatrix,
     [ACCESS_STMATRIX_B8] = stmatrix_b8,
+    [ACCESS_FILL] = fill,
 };

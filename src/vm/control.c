@@ -57,6 +57,17 @@ enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_YIELD;
 }
 
+/* mapa: the rank must be that of the only CTA. */
+enum step control_rank(struct warp *w, const struct inst *i, uint32_t mask) {
+    const uint32_t *rank = source(w, i->a);
+    for (uint32_t rest = mask; rest; rest &= rest - 1)
+        if (rank[lowest_bit(rest)])
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(rest),
+                            "the shared memory of CTA %u of the cluster; expected 0, the cluster has one CTA",
+                            rank[lowest_bit(rest)]);
+    return STEP_NEXT;
+}
+
 /* fence and membar: what is written here is seen at once, so only the checks care. */
 enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)mask;
@@ -67,8 +78,11 @@ enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* .aligned: every live lane of the warp, then the instruction itself. */
 enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
-    if (LIKELY(mask == w->live))
+    if (LIKELY(mask == w->live)) {
+        if (UNLIKELY(w->cta->watches_lanes))
+            lanes_meet(w, mask);
         return i->next(w, i, mask);
+    }
     const enum step step = warp_converge(w, mask, w->live, "an .aligned instruction");
     return step == STEP_NEXT ? i->next(w, i, mask) : step;
 }

@@ -59,7 +59,7 @@ static const struct {
     {"movmatrix", decode_movmatrix},
     {"mma", decode_mma},
     {"wmma", decode_wmma},
-    {"call", decode_nop}, /* read_call */
+    {"call", decode_pmevent}, /* read_call */
     {"bra", decode_bra},
     {"brx", decode_brx},
     {"exit", decode_exit},
@@ -78,10 +78,13 @@ static const struct {
     {"elect", decode_elect},
     {"mbarrier", decode_mbarrier},
     {"cp", decode_cp},
+    {"tensormap", decode_tensormap},
     {"nanosleep", decode_nanosleep},
     {"setmaxnreg", decode_setmaxnreg},
     {"griddepcontrol", decode_griddepcontrol},
-    {"pmevent", decode_nop},
+    {"pmevent", decode_pmevent},
+    {"mapa", decode_mapa},
+    {"getctarank", decode_getctarank},
 };
 
 /* ---- patterns ---- */
@@ -390,6 +393,8 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
         return;
     }
     const struct operand *base = o->items;
+    if (o->count > 1)
+        error_at(p, &o->items[1].token, "'%s' takes no coordinates", p->statement.name);
     if (base->kind == OPERAND_SYMBOL) {
         struct symbol *s = base->symbol;
         const enum space own = s->is_argument && space == SPACE_PARAM ? SPACE_PARAM : s->space;
@@ -431,11 +436,40 @@ struct inst *emit(struct parser *p, handler *run) {
         p->places = places;
         p->code_space = space;
     }
-    p->places[p->length] = (struct place){
-        .file = s->opcode.file, .text = s->start, .line = s->opcode.line, .opcode = UINT32_MAX, .guard = s->guard_name};
+    p->places[p->length] = (struct place){.file = s->opcode.file,
+                                          .text = s->start ? s->start : s->opcode.at,
+                                          .line = s->opcode.line,
+                                          .row = s->opcode.row,
+                                          .opcode = UINT32_MAX,
+                                          .guard = s->guard_name};
     struct inst *i = &p->code[p->length++];
     *i = (struct inst){.run = run, .guard = s->guard, .flip = s->flip};
     return i;
+}
+
+/* Refuse modifiers that a pattern allows one by one, but not together. */
+static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
+    const struct statement *s = &p->statement;
+    const int extreme = !strncmp(s->name, "min.", 4) || !strncmp(s->name, "max.", 4);
+    if (extreme && row->sources == 2 && !(flags & FLAG_ABS) != !(flags & FLAG_XORSIGN))
+        error_at(p, &s->opcode, "unknown instruction '%s': .xorsign and .abs go together", s->name);
+    if (!strncmp(s->name, "fma.", 4) && (flags & FLAG_SAT) && (flags & FLAG_RELU))
+        error_at(p, &s->opcode, "unknown instruction '%s': .sat and .relu exclude each other", s->name);
+}
+
+/* .relu and .satfinite may stand in either order: have the one that lanes.def has first. */
+static int swap_limits(struct statement *s) {
+    for (uint32_t k = 0; k + 1 < s->modifiers; k++) {
+        const char *const a = s->modifier[k], *const b = s->modifier[k + 1];
+        const uint32_t n = s->modifier_length[k], m = s->modifier_length[k + 1];
+        if (!(n == 4 && m == 9 && !memcmp(a, "relu", 4) && !memcmp(b, "satfinite", 9)) &&
+            !(n == 9 && m == 4 && !memcmp(a, "satfinite", 9) && !memcmp(b, "relu", 4)))
+            continue;
+        s->modifier[k] = b, s->modifier_length[k] = m;
+        s->modifier[k + 1] = a, s->modifier_length[k + 1] = n;
+        return 1;
+    }
+    return 0;
 }
 
 /* Decode a row of lanes.def. */
@@ -444,6 +478,7 @@ static void decode_row(struct parser *p, const struct row *row, uint32_t flags) 
     struct inst i = {0};
     need_count(p, row->sources + 1u, row->sources + 1u);
     uint32_t *const slots[4] = {&i.a, &i.b, &i.c, &i.e};
+    check_row(p, row, flags);
     for (uint32_t k = 0; k < row->sources; k++)
         *slots[k] = need_source(p, &s->operand[k + 1], (enum type)row->types[k + 1]);
     if (s->operand[0].kind == OPERAND_SINK)
@@ -497,6 +532,8 @@ static void name_counter(struct parser *p) {
             length += 5;
         if (!strncmp(s->name, "cp.reduce.async.bulk", 20))
             length = 20;
+        if (!strncmp(s->name + length, ".tensor", 7) && s->name[0] == 'c')
+            length += 7;
     }
     p->places[p->length - 1].opcode = counter_index(s->name, length);
 }
@@ -514,8 +551,6 @@ static const struct {
     {"sust", "surfaces are not supported"},
     {"sured", "surfaces are not supported"},
     {"suq", "surfaces are not supported"},
-    {"mapa", "clusters of more than one CTA are not supported"},
-    {"getctarank", "clusters of more than one CTA are not supported"},
     {"clusterlaunchcontrol", "clusters of more than one CTA are not supported"},
     {"multimem", "multicast memory of several devices is not supported"},
     {"alloca", "a stack that grows at run time is not supported"},
@@ -547,6 +582,8 @@ void decode(struct parser *p) {
     if (!p->function)
         error_at(p, &s->opcode, "an instruction outside a function");
     const struct row *row = find_row(s, &flags);
+    if (!row && swap_limits(s) && !(row = find_row(s, &flags)))
+        swap_limits(s);
     if (row) {
         decode_row(p, row, flags);
         finish(p);

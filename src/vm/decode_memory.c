@@ -2,7 +2,7 @@
 #include "lanes.h"
 #include "parse.h"
 
-static const char *const scalar_types = "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 f16 bf16 b8 u8 s8 b128";
+static const char *const scalar_types = "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 b8 u8 s8 b128";
 
 /* Skip what says how a cache should treat the access; returns 1 if an L2 policy operand follows. */
 static int skip_cache(struct parser *p, uint32_t *at) {
@@ -30,13 +30,26 @@ static uint16_t take_scope(struct parser *p, uint32_t *at, uint16_t before) {
 }
 
 /* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... What it is matters to the checks alone. */
-static uint16_t take_order(struct parser *p, uint32_t *at, uint16_t *is_cta) {
-    static const uint16_t orders[] = {ORDER_WEAK,    ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE,
-                                      ORDER_RELEASE, ORDER_ACQ_REL, ORDER_RELAXED};
-    const int k = take_choice(p, at, "weak volatile relaxed acquire release acq_rel mmio");
-    if (k >= 0)
+static uint16_t take_order(struct parser *p, uint32_t *at, int is_store, uint16_t *is_cta) {
+    static const uint16_t orders[] = {ORDER_WEAK, ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE};
+    const int mmio = take(p, at, "mmio");
+    const int k = take_choice(p, at, is_store ? "weak volatile relaxed release" : "weak volatile relaxed acquire");
+    const uint32_t before = *at;
+    if (k >= 2)
         *is_cta = take_scope(p, at, 0);
-    return k < 0 ? ORDER_WEAK : orders[k];
+    if (k >= 2 && before == *at)
+        error_at(p, &p->statement.opcode, "unknown instruction '%s': the order wants a scope", p->statement.name);
+    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) || (k > 0 && has(p, "local")))
+        error_at(p, &p->statement.opcode, "unknown instruction '%s': no such order", p->statement.name);
+    return k < 0 ? ORDER_WEAK : k == 3 && is_store ? ORDER_RELEASE : orders[k];
+}
+
+/* Hints of the L2 cache by name belong to accesses of 32 bytes, .nc to global memory. */
+static void check_cache(struct parser *p, enum space space, uint32_t bytes) {
+    const int evicts = has(p, "L2::evict_last") || has(p, "L2::evict_normal") || has(p, "L2::evict_first");
+    if ((evicts && bytes != 32) || (has(p, "nc") && space != SPACE_GLOBAL))
+        error_at(p, &p->statement.opcode, "unknown instruction '%s': %s", p->statement.name,
+                 evicts && bytes != 32 ? "its hint is for .v8.b32 and .v4.b64" : ".nc is for .global");
 }
 
 /* A state space; generic if there is none. */
@@ -86,7 +99,7 @@ static void check_parameter(struct parser *p, const struct operand *o, uint32_t 
 }
 
 /* An access to [variable + constant] stays inside the variable. */
-static void check_extent(struct parser *p, const struct operand *o, uint32_t bytes) {
+void check_extent(struct parser *p, const struct operand *o, uint32_t bytes) {
     const struct symbol *s = o->count && o->items->kind == OPERAND_SYMBOL ? o->items->symbol : NULL;
     if (s && !s->is_dynamic && (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes))
         error_at(p, &o->token, "'%s' accesses %u bytes at offset %lld of '%.*s', which has %llu", p->statement.name,
@@ -98,13 +111,14 @@ void decode_ld(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
-    i.q = take_order(p, &at, &i.r);
+    i.q = take_order(p, &at, 0, &i.r);
     const enum space space = take_space(p, &at);
     int policy = skip_cache(p, &at);
     take(p, &at, "nc");
     policy |= skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
+    check_cache(p, space, i.count * type_bytes(type));
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
     read_policy(p, policy);
@@ -142,18 +156,57 @@ void decode_ld(struct parser *p) {
             emit_extend(p, &d[k], type, slots[k]);
 }
 
+/* The rest of st.async and red.async in front of the space: release stores to global memory, which may be done at once.
+ * Those into shared memory are for that of another CTA. */
+static uint16_t take_asynchronous(struct parser *p, uint32_t *at) {
+    const int mmio = take(p, at, "mmio");
+    if (!take(p, at, "release"))
+        error_at(p, &p->statement.opcode, "'%s' is for clusters of more than one CTA, which are not supported",
+                 p->statement.name);
+    if (take_choice(p, at, mmio ? "sys" : "gpu sys") < 0)
+        error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
+    need_feature(p, 100, 0, "an asynchronous store to global memory");
+    return ORDER_RELEASE;
+}
+
+/* st.bulk{.weak}{.shared::cta} [a], bytes, 0 */
+static void decode_fill(struct parser *p, uint32_t at) {
+    struct statement *s = &p->statement;
+    struct inst i = {0};
+    take(p, &at, "weak");
+    const enum space space = take(p, &at, "shared::cta") ? SPACE_SHARED : SPACE_GENERIC;
+    take_end(p, at);
+    need_feature(p, 100, 0, "st.bulk");
+    need_count(p, 3, 3);
+    need_integer(p, &s->operand[2], 0, 0);
+    need_address(p, &s->operand[0], space, &i);
+    if (s->operand[1].kind == OPERAND_INTEGER)
+        check_extent(p, &s->operand[0], (uint32_t)need_integer(p, &s->operand[1], 0, 1 << 24));
+    const int narrow = s->operand[1].kind == OPERAND_REGISTER && type_bytes(s->operand[1].type) == 4;
+    i.b = need_source(p, &s->operand[1], narrow ? T_U32 : T_U64);
+    i.kind = (uint8_t)!narrow;
+    struct inst *to = emit(p, access_table()[ACCESS_FILL]);
+    i.run = to->run, i.guard = to->guard, i.flip = to->flip;
+    *to = i;
+}
+
 /* st{.order}{.space}{.cache}{.vec}.type [a], b{, policy} */
 void decode_st(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
-    if (has(p, "async") || has(p, "bulk"))
-        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    i.q = take_order(p, &at, &i.r);
+    if (take(p, &at, "bulk")) {
+        decode_fill(p, at);
+        return;
+    }
+    i.q = take(p, &at, "async") ? take_asynchronous(p, &at) : take_order(p, &at, 1, &i.r);
     const enum space space = take_space(p, &at);
     const int policy = skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
+    check_cache(p, space, i.count * type_bytes(type));
+    if (has(p, "async") && ((space != SPACE_GENERIC && space != SPACE_GLOBAL) || i.count > 1))
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     const struct operand *base = s->operands && s->operand[0].count ? s->operand[0].items : NULL;
     const int is_argument = base && base->kind == OPERAND_SYMBOL && base->symbol->is_argument;
     if ((space == SPACE_PARAM && !is_argument) || space == SPACE_CONST)
@@ -187,6 +240,8 @@ void decode_prefetch(struct parser *p) {
     if (s->modifiers == 0)
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     need_count(p, 1, 2);
+    if (!strncmp(s->name, "discard", 7))
+        need_integer(p, &s->operand[s->operands - 1], 128, 128);
     need_address(p, &s->operand[0],
                  has(p, "local")    ? SPACE_LOCAL
                  : has(p, "global") ? SPACE_GLOBAL
@@ -195,8 +250,13 @@ void decode_prefetch(struct parser *p) {
     emit(p, control_nop);
 }
 
-/* An instruction without effect and without operands that matter. */
-void decode_nop(struct parser *p) {
+/* pmevent a: there is nobody who would count it. */
+void decode_pmevent(struct parser *p) {
+    uint32_t at = 0;
+    const int mask = take(p, &at, "mask");
+    take_end(p, at);
+    need_count(p, 1, 1);
+    need_integer(p, &p->statement.operand[0], 0, mask ? 65535 : 15);
     emit(p, control_nop);
 }
 
@@ -239,6 +299,37 @@ void decode_cvta(struct parser *p) {
     i->b = constant_slot(p, window(space), 1, NULL);
 }
 
+/* mapa{.shared::cluster}.type d, a, rank: the only CTA of the cluster is this one. */
+void decode_mapa(struct parser *p) {
+    struct statement *s = &p->statement;
+    uint32_t at = 0;
+    take(p, &at, "shared::cluster");
+    const enum type type = take_type(p, &at, "u32 u64");
+    take_end(p, at);
+    need_count(p, 3, 3);
+    const uint32_t a = need_source(p, &s->operand[1], type), rank = need_source(p, &s->operand[2], T_U32);
+    const uint32_t d = need_destination(p, &s->operand[0], type);
+    emit(p, control_rank)->a = rank;
+    struct inst *i = emit(p, lanes_table()[type == T_U64 ? LANE_mov_64 : LANE_mov_32]);
+    i->d = d;
+    i->a = a;
+}
+
+/* getctarank{.shared::cluster}.type d, a */
+void decode_getctarank(struct parser *p) {
+    struct statement *s = &p->statement;
+    uint32_t at = 0;
+    take(p, &at, "shared::cluster");
+    const enum type type = take_type(p, &at, "u32 u64");
+    take_end(p, at);
+    need_count(p, 2, 2);
+    need_source(p, &s->operand[1], type);
+    const uint32_t d = need_destination(p, &s->operand[0], T_U32);
+    struct inst *i = emit(p, lanes_table()[LANE_mov_32]);
+    i->d = d;
+    i->a = constant_slot(p, 0, 0, NULL);
+}
+
 /* isspacep.space p, a */
 void decode_isspacep(struct parser *p) {
     struct statement *s = &p->statement;
@@ -263,12 +354,13 @@ void decode_isspacep(struct parser *p) {
 /* ---- atomics ------------------------------------------------------------------------------------------------- */
 
 /* Order, scope and space of an atomic operation: ptxas takes them in any order, before and behind the operation. */
-static void take_atomic_order(struct parser *p, uint32_t *at, enum space *space, struct inst *i) {
+static void take_atomic_order(struct parser *p, uint32_t *at, int returns, enum space *space, struct inst *i) {
+    static const uint16_t orders[] = {ORDER_RELAXED, ORDER_RELEASE, ORDER_ACQUIRE, ORDER_ACQ_REL};
     for (uint32_t before = UINT32_MAX; before != *at;) {
         before = *at;
-        const int order = take_choice(p, at, "relaxed acquire release acq_rel sc");
+        const int order = take_choice(p, at, returns ? "relaxed release acquire acq_rel" : "relaxed release");
         if (order >= 0)
-            i->q = (uint16_t)(order > 3 ? ORDER_ACQ_REL : ORDER_RELAXED + order);
+            i->q = orders[order];
         i->r = take_scope(p, at, i->r);
         const enum space found = take_space(p, at);
         *space = found ? found : *space;
@@ -281,14 +373,13 @@ static void decode_atomic(struct parser *p, int returns) {
     const uint32_t first = (uint32_t)returns;
     uint32_t at = 0;
     struct inst i = {.count = 1};
-    if (has(p, "async"))
-        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     enum space space = SPACE_GENERIC;
-    i.q = ORDER_RELAXED;
-    take_atomic_order(p, &at, &space, &i);
+    const int async = !returns && take(p, &at, "async");
+    i.q = async ? take_asynchronous(p, &at) : ORDER_RELAXED;
+    take_atomic_order(p, &at, returns, &space, &i);
     const int op =
         take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
-    take_atomic_order(p, &at, &space, &i);
+    take_atomic_order(p, &at, returns, &space, &i);
     const int noftz = take(p, &at, "noftz");
     int policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");
@@ -297,8 +388,9 @@ static void decode_atomic(struct parser *p, int returns) {
     i.count = (uint8_t)(vector < 0 ? 1 : 2 << vector);
     const int half = type == T_F16 || type == T_BF16 || type == T_F16X2 || type == T_BF16X2;
     const int wide = type == T_B128 && op >= ATOMIC_EXCH;
-    if (op < 0 || (!wide && !atomic_find((enum atomic_op)op, type)) ||
-        (half && (op == ATOMIC_ADD || vector >= 0) != noftz) || (!half && noftz))
+    if (op < 0 || (!wide && !atomic_find((enum atomic_op)op, type)) || half != noftz ||
+        (half && op != ATOMIC_ADD && vector < 0) || (type == T_S64 && op == ATOMIC_ADD && !async) ||
+        (async && (op != ATOMIC_ADD || half)))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     if (vector >= 0 && (space != SPACE_GLOBAL || i.count * type_bytes(type) > 16 || !(half || type == T_F32)))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
@@ -382,6 +474,7 @@ void decode_ldmatrix(struct parser *p) {
         need_feature(p, 120, 1, "ldmatrix of 8-bit matrices");
     need_count(p, 2, 2);
     need_address(p, &s->operand[1], space, &i);
+    check_extent(p, &s->operand[1], 16);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)(packed + 1); /* 0 bytes, 1 b4x16_p64, 2 b6x16_p32 */
     matrix_registers(p, &i, &s->operand[0], shape == 2 ? 2u * i.count : i.count, 0);
@@ -408,6 +501,7 @@ void decode_stmatrix(struct parser *p) {
         need_feature(p, 120, 1, "stmatrix of 8-bit matrices");
     need_count(p, 2, 2);
     need_address(p, &s->operand[0], space, &i);
+    check_extent(p, &s->operand[0], 16);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)trans;
     matrix_registers(p, &i, &s->operand[1], i.count, 1);

@@ -11,6 +11,26 @@ static struct inst *emit_lane(struct parser *p, enum lane lane, uint32_t d, uint
     return i;
 }
 
+/* mov.v2 and mov.v4: as many copies, all sources read first. */
+static void decode_mov_vector(struct parser *p, uint32_t at, uint32_t count) {
+    const struct statement *s = &p->statement;
+    const enum type type = take_type(p, &at, "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 b8 u8 s8");
+    uint32_t from[4];
+    take_end(p, at);
+    need_count(p, 2, 2);
+    for (int k = 0; k < 2; k++)
+        if (s->operand[k].kind != OPERAND_VECTOR || s->operand[k].count != count)
+            error_at(p, &s->operand[k].token, "'%s' wants a vector of %u elements here", s->name, count);
+    for (uint32_t k = 0; k < count; k++) {
+        from[k] = register_take(p, type);
+        emit_lane(p, type_bytes(type) == 8 ? LANE_mov_64 : LANE_mov_32, from[k],
+                  need_source(p, &s->operand[1].items[k], type), 0);
+    }
+    for (uint32_t k = 0; k < count; k++)
+        emit_lane(p, type_bytes(type) == 8 ? LANE_mov_64 : LANE_mov_32,
+                  need_destination(p, &s->operand[0].items[k], type), from[k], 0);
+}
+
 /* A copy between registers of one size. */
 static void emit_copy(struct parser *p, uint32_t d, uint32_t a, enum type type) {
     if (type_bytes(type) == 16) {
@@ -43,8 +63,14 @@ static void decode_pack(struct parser *p, enum type type, const struct operand *
         emit_lane(p, LANE_mov_64, to + 256, t, 0);
         return;
     }
-    if (type == T_B128)
-        error_at(p, &v->token, "pack .b128 from two .b64");
+    if (type == T_B128) {
+        const uint32_t low = register_take(p, T_B64), high = register_take(p, T_B64);
+        emit_lane(p, LANE_join_32, low, slot[0], slot[1]);
+        emit_lane(p, LANE_join_32, high, slot[2], slot[3]);
+        emit_lane(p, LANE_mov_64, to, low, 0);
+        emit_lane(p, LANE_mov_64, to + 256, high, 0);
+        return;
+    }
     const enum lane join = part == T_B8 ? LANE_join_8 : LANE_join_16;
     if (v->count == 2) {
         emit_lane(p, part == T_B32 ? LANE_join_32 : join, to, slot[0], slot[1]);
@@ -118,7 +144,7 @@ static void decode_predicate_logic(struct parser *p) {
 static void decode_selp(struct parser *p) {
     const struct statement *s = &p->statement;
     uint32_t at = 0;
-    const enum type type = take_type(p, &at, "b16 b32 b64 u16 u32 u64 s16 s32 s64 f16 bf16 f32 f64");
+    const enum type type = take_type(p, &at, "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64");
     take_end(p, at);
     need_count(p, 4, 4);
     int negate;
@@ -198,7 +224,12 @@ void decode_mov(struct parser *p) {
     }
     if (strncmp(s->name, "mov", 3) != 0)
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    const enum type type = take_type(p, &at, "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 f16 bf16 f16x2 bf16x2 b128");
+    const int vector = take_choice(p, &at, "v2 v4");
+    if (vector >= 0) {
+        decode_mov_vector(p, at, 2u << vector);
+        return;
+    }
+    const enum type type = take_type(p, &at, "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 b128");
     take_end(p, at);
     need_count(p, 2, 2);
     const struct operand *d = &s->operand[0], *a = &s->operand[1];
@@ -298,6 +329,8 @@ static struct comparison read_comparison(struct parser *p) {
     at += s->name[3] == '.';
     c.type = take_type(p, &at, types);
     take_end(p, at);
+    if (c.flags && c.type != T_F32 && c.type != T_F16 && c.type != T_F16X2)
+        error_at(p, &s->opcode, "unknown instruction '%s': .ftz is for .f32 and .f16", s->name);
     const int halves = type_bytes(c.type) == 2 ? type_class(c.type) == 'f' : type_class(c.type) == 'x';
     const int lane = find_comparison(name, length, halves ? T_F32 : c.type);
     if (lane < 0)
@@ -327,6 +360,8 @@ void decode_setp(struct parser *p) {
     const struct operand *d = &p->statement.operand[0];
     const int pair = d->kind == OPERAND_PAIR;
     const struct comparison c = read_comparison(p);
+    if (pair && (c.type == T_F16 || c.type == T_BF16))
+        error_at(p, &d->token, "'%s' writes one predicate", p->statement.name);
     const uint16_t first = need_predicate_destination(p, pair ? &d->items[0] : d);
     const uint16_t second = pair ? need_predicate_destination(p, &d->items[1]) : 0;
     if (type_class(c.type) != 'x') {
@@ -353,13 +388,20 @@ void decode_set(struct parser *p) {
     take(p, &at, "ftz");
     const enum type type = take_type(p, &at, "u32 s32 f32 u16 s16 f16 bf16 f16x2 bf16x2");
     const struct comparison c = read_comparison(p);
-    const int packed = type_class(c.type) == 'x';
-    if (packed != (type_class(type) == 'x') || (packed && type != c.type))
+    const int packed = type_class(c.type) == 'x', half = c.type == T_F16 || c.type == T_BF16;
+    const int mask = type == T_U32 || type == T_S32;
+    const int good = packed                                             ? type == c.type || mask
+                     : type_class(type) == 'x'                          ? 0
+                     : type_bytes(type) == 2 && type_class(type) == 'i' ? half
+                     : type == T_F32                                    ? !half
+                     : type == T_F16                                    ? c.type != T_BF16
+                                                                        : 1;
+    if (!good || (c.flags && type == T_BF16))
         error_at(p, &s->opcode, "unknown instruction '%s': these two types do not go together", s->name);
     const uint32_t one = type == T_F32                        ? 0x3f800000u
                          : type == T_F16 || type == T_F16X2   ? 0x3c00u
                          : type == T_BF16 || type == T_BF16X2 ? 0x3f80u
-                         : type_bytes(type) == 2              ? 0xffffu
+                         : packed || type_bytes(type) == 2    ? 0xffffu
                                                               : FULL;
     uint32_t part[2] = {0};
     for (int half = 0; half <= packed; half++) {
@@ -487,16 +529,31 @@ static uint32_t cvt_flags(struct parser *p, uint32_t *at, int *integral) {
     return flags;
 }
 
+/* Refuse the modifiers of a scalar cvt that these types do not have. */
+static void check_cvt(struct parser *p, enum type to, enum type from) {
+    const struct statement *s = &p->statement;
+    const int to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
+    const int wider = to_float && from_float && (type_bytes(to) > type_bytes(from) || to == from);
+    const int rounds = has(p, "rn") || has(p, "rz") || has(p, "rm") || has(p, "rp");
+    const int integral = has(p, "rni") || has(p, "rzi") || has(p, "rmi") || has(p, "rpi");
+    const int brain = to == T_BF16 || from == T_BF16, byte = type_bytes(to) == 1 || type_bytes(from) == 1;
+    if (has(p, "rna") || (wider && rounds && (from != T_BF16 || to == from)) || (wider && to != from && integral))
+        error_at(p, &s->opcode, "unknown instruction '%s': no such rounding between these types", s->name);
+    if (has(p, "ftz") && to != T_F32 && from != T_F32)
+        error_at(p, &s->opcode, "unknown instruction '%s': .ftz is for .f32", s->name);
+    if (brain && (has(p, "sat") || byte))
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+}
+
 /* cvt{.round}{.ftz}{.sat}.dtype.atype d, a, for scalars; packed forms are rows of lanes.def. */
 void decode_cvt(struct parser *p) {
     static const char *const types = "u8 s8 u16 s16 u32 s32 u64 s64 f16 bf16 f32 f64";
     struct statement *s = &p->statement;
     uint32_t at = 0;
     int integral;
-    if (has(p, "pack"))
-        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     uint32_t flags = cvt_flags(p, &at, &integral);
     const enum type to = take_type(p, &at, types), from = take_type(p, &at, types);
+    check_cvt(p, to, from);
     if (to == T_F16 && from == T_F32) /* f16 has its subnormals, and those of f32 round like any small number */
         flags &= ~(uint32_t)FLAG_FTZ;
     take_end(p, at);
@@ -506,7 +563,7 @@ void decode_cvt(struct parser *p) {
                                      (type_bytes(from) == type_bytes(to) && from != to));
     if (from_float && !to_float && integral != 1)
         error_at(p, &s->opcode, "'%s' wants an integer rounding: .rni, .rzi, .rmi or .rpi", s->name);
-    if (narrows && integral != 0)
+    if (narrows && integral != 0 && !(integral < 0 && type_bytes(to) == 2 && type_bytes(from) == 2 && from_float))
         error_at(p, &s->opcode, "'%s' wants a rounding: .rn, .rz, .rm or .rp", s->name);
     const int to_signed = type_name(to)[0] == 's', from_signed = type_name(from)[0] == 's';
     const int holds =

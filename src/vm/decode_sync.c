@@ -108,6 +108,8 @@ void decode_bar(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     const int is_bar = s->name[3] == '.';
+    if (is_bar && has(p, "aligned"))
+        error_at(p, &s->opcode, "unknown instruction '%s': bar is .aligned by itself, barrier says so", s->name);
     if (decode_other_barrier(p, at, is_bar))
         return;
     take(p, &at, "cta");
@@ -147,7 +149,7 @@ void decode_bar(struct parser *p) {
 /* membar and fence, all forms. */
 void decode_fence(struct parser *p) {
     struct statement *s = &p->statement;
-    uint32_t at = 0, operands = 0, kind = FENCE_MEMORY;
+    uint32_t at = 0, kind = FENCE_MEMORY;
     if (s->name[0] == 'm') {
         const int scope = take_choice(p, &at, "cta gl sys");
         if (scope < 0 && !take(p, &at, "proxy"))
@@ -156,12 +158,10 @@ void decode_fence(struct parser *p) {
         take_choice(p, &at, "alias");
     } else if (take(p, &at, "proxy")) {
         if (take(p, &at, "tensormap::generic")) {
-            kind = 0;
-            const int acquire = take_choice(p, &at, "release acquire");
-            if (acquire < 0 || take_choice(p, &at, "cta cluster gpu sys") < 0)
-                unknown(p);
-            operands = acquire ? 2 : 0;
-        } else if (take(p, &at, "async")) {
+            decode_map_fence(p, at);
+            return;
+        }
+        if (take(p, &at, "async")) {
             const int space = take_choice(p, &at, "global shared::cta shared::cluster");
             kind = space < 0 ? FENCE_PROXY | FENCE_PROXY_GLOBAL : space ? FENCE_PROXY : FENCE_PROXY_GLOBAL;
         } else if (take(p, &at, "async::generic")) {
@@ -189,9 +189,7 @@ void decode_fence(struct parser *p) {
         kind |= scope > 1 ? FENCE_GPU : 0;
     }
     take_end(p, at);
-    need_count(p, operands, operands);
-    if (operands)
-        use_hint(p, &s->operand[0]);
+    need_count(p, 0, 0);
     emit(p, control_fence)->flags = kind;
 }
 
@@ -364,6 +362,12 @@ static int take_shared(struct parser *p, uint32_t *at) {
     return take_choice(p, at, "shared shared::cta shared::cluster") >= 0;
 }
 
+/* The address of an mbarrier, of 8 bytes. */
+static void need_barrier(struct parser *p, const struct operand *o, int shared, struct inst *i) {
+    need_address(p, o, shared ? SPACE_SHARED : SPACE_GENERIC, i);
+    check_extent(p, o, 8);
+}
+
 /* arrive and arrive_drop: {.expect_tx}{.noComplete} d, [a]{, count or tx} */
 static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *i) {
     struct statement *s = &p->statement;
@@ -376,7 +380,9 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
     take_end(p, at);
     const uint32_t first = s->operand[0].kind == OPERAND_ADDRESS ? 0 : 1; /* remote arrival has no state */
     need_count(p, first + 1 + (uint32_t)(expect | incomplete), first + 2);
-    need_address(p, &s->operand[first], shared ? SPACE_SHARED : SPACE_GENERIC, i);
+    if (has(p, "shared::cluster") && first && s->operand[0].kind != OPERAND_SINK)
+        error_at(p, &s->operand[0].token, "'%s' gives no state; expected _ or nothing here", s->name);
+    need_barrier(p, &s->operand[first], shared, i);
     i->kind = (uint8_t)(drop | expect << 1 | incomplete << 2);
     i->b = i->c = constant_slot(p, 1, 0, NULL);
     if (s->operands == first + 2 && expect)
@@ -399,7 +405,7 @@ static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *
         unknown(p);
     take_end(p, at);
     need_count(p, 3, is_try ? 4 : 3);
-    need_address(p, &s->operand[1], shared ? SPACE_SHARED : SPACE_GENERIC, i);
+    need_barrier(p, &s->operand[1], shared, i);
     i->kind = (uint8_t)(is_try | parity << 1);
     i->b = need_source(p, &s->operand[2], parity ? T_U32 : T_B64);
     if (s->operands == 4)
@@ -417,7 +423,7 @@ static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *
         unknown(p);
     take_end(p, at);
     need_count(p, 2, 2);
-    need_address(p, &s->operand[0], shared ? SPACE_SHARED : SPACE_GENERIC, i);
+    need_barrier(p, &s->operand[0], shared, i);
     i->c = source32(p, 1);
     i->kind = (uint8_t)complete;
     i->run = mbarrier_tx;
@@ -431,7 +437,7 @@ static void decode_init(struct parser *p, uint32_t at, int inval, struct inst *i
         unknown(p);
     take_end(p, at);
     need_count(p, inval ? 1 : 2, inval ? 1 : 2);
-    need_address(p, &s->operand[0], shared ? SPACE_SHARED : SPACE_GENERIC, i);
+    need_barrier(p, &s->operand[0], shared, i);
     if (!inval)
         i->b = source32(p, 1);
     i->run = inval ? mbarrier_inval : mbarrier_init;
@@ -506,6 +512,7 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
         error_at(p, &s->operand[2].token, "cp.async.%s copies %s bytes", cg ? "cg" : "ca", cg ? "16" : "4, 8 or 16");
     if (from.flags & 1)
         error_at(p, &s->operand[1].token, "a global address has 64 bits");
+    check_extent(p, &s->operand[0], (uint32_t)size);
     i->size = (uint8_t)size;
     i->b = from.a;
     i->target = (uint32_t)from.offset;
@@ -551,12 +558,15 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
     struct inst other = {0}, barrier = {0};
     const int to = take_choice(p, &at, spaces), from = take_choice(p, &at, spaces);
     const int loads = to >= 0 && to < 2 && from == 2, stores = to == 2 && from == 0;
+    if (to == 1 && from == 0)
+        error_at(p, &s->opcode, "unsupported instruction '%s': clusters of more than one CTA are not supported",
+                 s->name);
     if ((!loads && !stores) || (reduce && loads))
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     if (!take(p, &at, loads ? "mbarrier::complete_tx::bytes" : "bulk_group"))
         unknown(p);
     if (has(p, "multicast::cluster") || has(p, "cp_mask"))
-        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
+        error_at(p, &s->opcode, "unsupported instruction '%s': neither clusters nor byte masks are supported", s->name);
     const int policy = take(p, &at, "L2::cache_hint");
     i->kind = (uint8_t)(reduce ? ASYNC_REDUCE : loads ? ASYNC_LOAD : ASYNC_STORE);
     if (reduce)
@@ -573,9 +583,11 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
     i->target = (uint32_t)other.offset;
     if (s->operand[2].kind == OPERAND_INTEGER && (s->operand[2].integer % 16 || s->operand[2].integer > MAX_SHARED))
         error_at(p, &s->operand[2].token, "the size of a bulk copy is a multiple of 16, at most %d", (int)MAX_SHARED);
+    for (int k = 0; k < 2 && s->operand[2].kind == OPERAND_INTEGER; k++)
+        check_extent(p, &s->operand[k], (uint32_t)s->operand[2].integer);
     i->c = source32(p, 2);
     if (loads) {
-        need_address(p, &s->operand[3], SPACE_SHARED, &barrier);
+        need_barrier(p, &s->operand[3], 1, &barrier);
         i->e = barrier.a;
         uint32_t *more = parser_take(p, 2 * sizeof *more);
         more[0] = (uint32_t)barrier.offset;
@@ -626,21 +638,26 @@ static void decode_copy_arrive(struct parser *p, uint32_t at, struct inst *i) {
         unknown(p);
     take_end(p, at);
     need_count(p, 1, 1);
-    need_address(p, &p->statement.operand[0], shared ? SPACE_SHARED : SPACE_GENERIC, i);
+    need_barrier(p, &p->statement.operand[0], shared, i);
     i->run = async_arrive;
 }
 
 /* Everything that begins with cp. */
 void decode_cp(struct parser *p) {
-    struct statement *s = &p->statement;
+    const struct statement *s = &p->statement;
     struct inst i = {0};
     uint32_t at = 0;
     const int reduce = take(p, &at, "reduce");
     if (!take(p, &at, "async"))
         unknown(p);
     if (take(p, &at, "bulk")) {
-        if (has(p, "tensor"))
-            error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
+        if (has(p, "tensor")) {
+            const int is_prefetch = !reduce && take(p, &at, "prefetch");
+            if (!take(p, &at, "tensor"))
+                unknown(p);
+            decode_tensor_copy(p, at, reduce, is_prefetch);
+            return;
+        }
         if (reduce || !decode_bulk_control(p, at, &i))
             decode_bulk(p, at, reduce, &i);
     } else if (take(p, &at, "commit_group")) {

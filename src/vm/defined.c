@@ -1,6 +1,8 @@
 /* The watcher that keeps what is defined: its state, and what is done for which instruction. */
 #include "defined.h"
+#include "address.h"
 #include "lanes.h"
+#include "tma.h"
 #include <stdlib.h>
 
 /* ---- the state ------------------------------------------------------------------------------------------------ */
@@ -173,6 +175,36 @@ static enum step unknown_after(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
+/* tensormap.replace: the map is defined. */
+static enum step replaced_map(struct defined *d, const struct event *e) {
+    (void)d;
+    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const uint64_t address = address_lane(e->warp, e->inst, lane);
+        const int is_shared = e->inst->space == SPACE_SHARED ||
+                              (e->inst->space == SPACE_GENERIC && address_space(address) == SPACE_SHARED);
+        const struct async_op filled = {
+            .kind = ASYNC_LOAD, .lane = lane, .shared = (uint32_t)address, .bytes = TENSOR_MAP_BYTES};
+        if (is_shared && !defined_landed(e->warp, &filled))
+            return STEP_FAULT;
+    }
+    return STEP_NEXT;
+}
+
+/* tensormap.cp_fenceproxy: the map in global memory is as defined as that in shared memory. */
+static enum step copied_map(struct defined *d, const struct event *e) {
+    const struct inst *i = e->inst;
+    const uint32_t lane = lowest_bit(e->mask);
+    const uint64_t from = address_register(e->warp, i->b, i->flags & 2u, lane) + i->target;
+    const struct async_op copy = {.kind = ASYNC_STORE,
+                                  .lane = lane,
+                                  .shared = (uint32_t)from,
+                                  .global = address_lane(e->warp, i, lane),
+                                  .bytes = TENSOR_MAP_BYTES};
+    (void)d;
+    return defined_landed(e->warp, &copy) ? STEP_NEXT : STEP_FAULT;
+}
+
 /* ---- which rule ------------------------------------------------------------------------------------------------ */
 
 struct entry {
@@ -206,6 +238,12 @@ static const struct entry others[] = {
     {mbarrier_wait, {mbarrier_operands, writes_p, 0, OUTSIDE}},
     {mbarrier_tx, {mbarrier_operands, NULL, 0, OUTSIDE}},
     {async_bulk, {bulk_operands, NULL, 0, OUTSIDE}},
+    {tma_copy, {unknown_before, NULL, 0, OUTSIDE}},
+    {tma_prefetch, {unknown_before, NULL, 0, OUTSIDE}},
+    {tma_replace, {unknown_before, replaced_map, 0, OUTSIDE}},
+    {tma_copy_map, {unknown_before, copied_map, 0, OUTSIDE}},
+    {tma_acquire, {unknown_before, NULL, 0, OUTSIDE}},
+    {tma_release, {NULL, NULL, 0, OUTSIDE}},
     {async_bulk_commit, {NULL, NULL, 0, OUTSIDE}},
     {async_bulk_wait, {NULL, NULL, 0, OUTSIDE}},
     {async_copy, {copy_operands, NULL, 0, OUTSIDE}},

@@ -167,6 +167,31 @@ void read_function(struct parser *p, int is_extern) {
     skip_block(p);
 }
 
+/* .alias name, function; the name is another one of a function that has a body by now. */
+void read_alias(struct parser *p) {
+    struct definition *d[2];
+    token_next(p);
+    for (int k = 0; k < 2; k++) {
+        const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
+        if (p->token.kind != TOKEN_NAME || !s || !s->definition)
+            error_at(p, &p->token, "expected a function before '%.*s'", (int)p->token.length, p->token.at);
+        d[k] = s->definition;
+        if (k ? !d[k]->has_body : d[k]->has_body)
+            error_at(p, &p->token, k ? "'%.*s' has no body" : "'%.*s' has a body of its own", (int)p->token.length,
+                     p->token.at);
+        token_next(p);
+        expect(p, k ? ';' : ',', k ? "';'" : "','");
+    }
+    if (!signature_equal(d[0]->signature, d[1]->signature))
+        error_at(p, &d[0]->token, "'%.*s' is declared with other parameters than what it is an alias of",
+                 (int)d[0]->token.length, d[0]->token.at);
+    d[0]->has_body = 1; /* for addresses that were taken before */
+    d[0]->lexer = d[1]->lexer;
+    d[0]->token = d[1]->token;
+    d[0]->symbol->address = d[1]->symbol->address;
+    d[0]->symbol->definition = d[1];
+}
+
 /* Give a variable of the frame its place. */
 static struct symbol *add_local(struct parser *p, const struct formal *f) {
     struct symbol *s = symbol_add(p, &f->name, f->name.at, f->name.length, SYMBOL_VARIABLE);

@@ -35,6 +35,10 @@ static inline double value64(uint64_t u) {
 
 /* ---- integers ---- */
 
+static inline uint32_t clamp32(int32_t x, int32_t low, int32_t high) {
+    return (uint32_t)(x < low ? low : x > high ? high : x);
+}
+
 static inline int32_t saturate32(int64_t x) {
     return (int32_t)(x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : x);
 }
@@ -412,6 +416,12 @@ static inline float high(uint64_t x) {
 
 static inline uint32_t out(float x, uint32_t flags) {
     const float y = in(x, flags);
+    return y != y ? 0x7fffffffu : bits32(y);
+}
+
+/* The same for a product, which is flushed by what it is before rounding. */
+static inline uint32_t out_scaled(float x, float scaled, uint32_t flags) {
+    const float y = flushed_if(x, scaled, flags);
     return y != y ? 0x7fffffffu : bits32(y);
 }
 

@@ -1,5 +1,6 @@
 /* Names, constant expressions and operands. */
 #include "parse.h"
+#include <stdio.h>
 #include <stdlib.h>
 
 static uint32_t hash_name(const char *name, uint32_t length) {
@@ -9,12 +10,70 @@ static uint32_t hash_name(const char *name, uint32_t length) {
     return hash;
 }
 
-/* Find the innermost meaning of a name; NULL if it has none. */
-struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) {
+/* The innermost symbol of just this name, a range or something else. */
+static struct symbol *find(struct parser *p, const char *name, uint32_t length, int is_range) {
     const uint32_t hash = hash_name(name, length);
     for (struct symbol *s = p->hash[hash % HASH_SIZE]; s; s = s->chain)
-        if (s->hash == hash && s->length == length && !memcmp(s->name, name, length))
+        if (s->hash == hash && s->length == length && !memcmp(s->name, name, length) &&
+            (s->kind == SYMBOL_RANGE) == is_range)
             return s;
+    return NULL;
+}
+
+/* The element of a range that a name is; NULL: of none. */
+static struct symbol *element_of(struct parser *p, struct symbol *range, uint64_t index, const char *name,
+                                 uint32_t length) {
+    if (!range->elements)
+        range->elements = parser_take(p, range->bytes * sizeof(struct symbol *));
+    struct symbol *s = range->elements[index];
+    if (!s) {
+        const uint32_t each = (type_bytes(range->type) == 16  ? 512u
+                               : type_bytes(range->type) == 8 ? 256u
+                                                              : 128u) *
+                              (range->vector ? range->vector : 1);
+        s = range->elements[index] = parser_take(p, sizeof *s);
+        *s = (struct symbol){.scope = range->scope,
+                             .name = name,
+                             .length = length,
+                             .kind = SYMBOL_REGISTER,
+                             .type = range->type,
+                             .slot = range->slot + (uint32_t)index * (range->type == T_PRED ? 1 : each),
+                             .vector = range->vector};
+    }
+    return s;
+}
+
+/* Find the innermost meaning of a name; NULL if it has none. r12 may be an element of r<20>, or of r1<5>. */
+struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) {
+    struct symbol *s = find(p, name, length, 0);
+    uint64_t index = 0, unit = 1;
+    for (uint32_t digits = 1; digits < length && digits < 8; digits++, unit *= 10) {
+        const char c = name[length - digits];
+        if (c < '0' || c > '9')
+            break;
+        index += (uint64_t)(c - '0') * unit;
+        if (c == '0' && digits > 1)
+            continue;
+        struct symbol *const range = find(p, name, length - digits, 1);
+        if (range && index < range->bytes && (!s || s->scope->depth < range->scope->depth))
+            s = element_of(p, range, index, name, length);
+    }
+    return s;
+}
+
+/* Does a symbol of this scope have the name of an element of a range that is declared now? */
+static const struct symbol *find_element(const struct parser *p, const char *name, uint32_t length, uint64_t count) {
+    for (const struct symbol *s = p->scope->symbols; s; s = s->in_scope) {
+        uint64_t index = 0;
+        uint32_t k = length;
+        if (s->kind == SYMBOL_RANGE || s->length <= length || s->length > length + 7 ||
+            memcmp(s->name, name, length) != 0)
+            continue;
+        while (k < s->length && s->name[k] >= '0' && s->name[k] <= '9')
+            index = 10 * index + (uint64_t)(s->name[k++] - '0');
+        if (k == s->length && index < count && (s->name[length] != '0' || s->length == length + 1))
+            return s;
+    }
     return NULL;
 }
 
@@ -22,9 +81,11 @@ struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) 
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind) {
     const uint32_t hash = hash_name(name, length);
-    for (const struct symbol *s = length ? p->hash[hash % HASH_SIZE] : NULL; s && s->scope == p->scope; s = s->chain)
-        if (s->hash == hash && s->length == length && !memcmp(s->name, name, length))
-            error_at(p, token, "'%.*s' is declared twice in this scope", (int)length, name);
+    const struct symbol *const old = !length                ? NULL
+                                     : kind == SYMBOL_RANGE ? find(p, name, length, 1)
+                                                            : symbol_find(p, name, length);
+    if (old && old->scope == p->scope)
+        error_at(p, token, "'%.*s' is declared twice in this scope", (int)length, name);
     struct symbol *s = parser_take(p, sizeof *s);
     s->name = name;
     s->length = length;
@@ -38,10 +99,22 @@ struct symbol *symbol_add(struct parser *p, const struct token *token, const cha
     return s;
 }
 
+/* Give name<count> a meaning: so many registers, of which symbols are made as they are met. */
+struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count) {
+    const struct symbol *const old = find_element(p, name->at, name->length, count);
+    if (old)
+        error_at(p, name, "'%.*s' is declared twice in this scope", (int)old->length, old->name);
+    struct symbol *s = symbol_add(p, name, name->at, name->length, SYMBOL_RANGE);
+    s->type = type;
+    s->bytes = count;
+    return s;
+}
+
 /* Begin a { } scope. */
 void scope_open(struct parser *p) {
     struct scope *scope = parser_take(p, sizeof *scope);
     scope->outer = p->scope;
+    scope->depth = p->scope ? p->scope->depth + 1 : 0;
     p->scope = scope;
 }
 
@@ -318,6 +391,14 @@ static const struct {
                 {"%nctaid.x", SPECIAL_NCTAID_X, T_U32},
                 {"%nctaid.y", SPECIAL_NCTAID_Y, T_U32},
                 {"%nctaid.z", SPECIAL_NCTAID_Z, T_U32},
+                {"%tid.w", SPECIAL_ZERO, T_U32},
+                {"%ntid.w", SPECIAL_ZERO, T_U32},
+                {"%ctaid.w", SPECIAL_ZERO, T_U32},
+                {"%nctaid.w", SPECIAL_ZERO, T_U32},
+                {"%clusterid.w", SPECIAL_ZERO, T_U32},
+                {"%nclusterid.w", SPECIAL_ZERO, T_U32},
+                {"%cluster_ctaid.w", SPECIAL_ZERO, T_U32},
+                {"%cluster_nctaid.w", SPECIAL_ZERO, T_U32},
                 {"%laneid", SPECIAL_LANEID, T_U32},
                 {"%warpid", SPECIAL_WARPID, T_U32},
                 {"%nwarpid", SPECIAL_NWARPID, T_U32},
@@ -387,6 +468,68 @@ static int special_parse(struct parser *p, struct operand *o, const struct token
     return 0;
 }
 
+/* %tid and the like as vectors of four. */
+static int special_vector(struct parser *p, struct operand *o, const struct token *name) {
+    static const char *const vectors[] = {"%tid",       "%ntid",       "%ctaid",         "%nctaid",
+                                          "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"};
+    for (size_t k = 0; k < sizeof vectors / sizeof *vectors; k++) {
+        if (!token_is(name, vectors[k]) || p->token.kind == TOKEN_DOT)
+            continue;
+        o->kind = OPERAND_VECTOR;
+        o->count = 4;
+        o->items = parser_take(p, 4 * sizeof *o->items);
+        for (uint32_t e = 0; e < 4; e++) {
+            char text[32];
+            const int length = snprintf(text, sizeof text, "%s.%c", vectors[k], "xyzw"[e]);
+            struct token whole = *name;
+            whole.at = text;
+            whole.length = (uint32_t)length;
+            o->items[e] = (struct operand){.token = *name};
+            special_parse(p, &o->items[e], &whole);
+        }
+        return 1;
+    }
+    return 0;
+}
+
+/* Shared memory that the system reserves for cooperative groups: this many bytes of the kernel's own. */
+static void reserved_parse(struct parser *p, struct operand *o) {
+    enum { RESERVED = 512 };
+    if (!p->reserved_shared) {
+        p->shared_bytes = (p->shared_bytes + 127) / 128 * 128;
+        if (p->shared_bytes + RESERVED > DEFAULT_SHARED)
+            error_at(p, &o->token, "no room for %d bytes of reserved shared memory", (int)RESERVED);
+        p->reserved_shared = SHARED_BASE + p->shared_bytes;
+        p->shared_bytes += RESERVED;
+    }
+    o->kind = OPERAND_INTEGER;
+    o->integer = p->reserved_shared;
+}
+
+/* A vector register, or the element of it that a suffix names. */
+static void vector_register(struct parser *p, struct operand *o, const struct symbol *s, const struct token *name) {
+    static const char names[2][5] = {"xyzw", "rgba"};
+    const uint32_t step = type_bytes(s->type) == 8 ? 256 : 128;
+    const struct token *t = &p->token;
+    if (t->kind == TOKEN_DOT && t->at == name->at + name->length) {
+        uint32_t k = 0;
+        while (k < s->vector && (t->length != 2 || (t->at[1] != names[0][k] && t->at[1] != names[1][k])))
+            k++;
+        if (k == s->vector)
+            error_at(p, t, "a vector register of %u has no element '%.*s'", s->vector, (int)t->length, t->at);
+        o->kind = OPERAND_REGISTER;
+        o->slot = s->slot + k * step;
+        token_next(p);
+        return;
+    }
+    o->kind = OPERAND_VECTOR;
+    o->count = s->vector;
+    o->items = parser_take(p, s->vector * sizeof *o->items);
+    for (uint32_t k = 0; k < s->vector; k++)
+        o->items[k] =
+            (struct operand){.kind = OPERAND_REGISTER, .token = *name, .type = s->type, .slot = s->slot + k * step};
+}
+
 /* A name: register, hardware register, variable or label. */
 static void name_parse(struct parser *p, struct operand *o) {
     const struct token name = p->token;
@@ -406,6 +549,8 @@ static void name_parse(struct parser *p, struct operand *o) {
         o->type = s->type;
         o->slot = s->slot;
         o->name = symbol_name(p, s);
+        if (s->vector)
+            vector_register(p, o, s, &name);
     } else if (s && s->kind == SYMBOL_VARIABLE) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
@@ -413,17 +558,21 @@ static void name_parse(struct parser *p, struct operand *o) {
     } else if (s && s->kind == SYMBOL_FUNCTION && s->definition) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
-    } else if (!special_parse(p, o, &name)) {
+    } else if (token_is(&name, "%reserved_smem_offset_1")) {
+        reserved_parse(p, o);
+    } else if (!special_vector(p, o, &name) && !special_parse(p, o, &name)) {
         o->kind = OPERAND_LABEL;
     }
 }
 
-/* [register + constant], [variable + constant], [constant] */
+static void vector_parse(struct parser *p, struct operand *o);
+
+/* [register + constant], [variable + constant], [constant], [tensor map, {coordinates}] */
 static void address_parse(struct parser *p, struct operand *o) {
     o->kind = OPERAND_ADDRESS;
     token_next(p);
     if (p->token.kind == TOKEN_NAME) {
-        o->items = parser_take(p, sizeof *o->items);
+        o->items = parser_take(p, 2 * sizeof *o->items);
         o->items->token = p->token;
         name_parse(p, o->items);
         o->count = 1;
@@ -433,6 +582,13 @@ static void address_parse(struct parser *p, struct operand *o) {
             error_at(p, &o->items->token, "an address is a register, a variable or a constant");
         if (accept(p, '+'))
             o->offset = constant_integer(p);
+        if (accept(p, ',')) {
+            o->items[1] = (struct operand){.token = p->token};
+            if (p->token.kind != '{')
+                error_at(p, &p->token, "expected coordinates in braces");
+            vector_parse(p, &o->items[1]);
+            o->count = 2;
+        }
     } else {
         o->offset = constant_integer(p);
     }

@@ -23,8 +23,8 @@ enum token_kind {
 };
 
 struct token {
-    int kind; /* a character, or enum token_kind */
-    uint32_t length, line;
+    int kind;                   /* a character, or enum token_kind */
+    uint32_t length, line, row; /* of `file`; of the text itself */
     const char *at, *file;
     uint64_t integer;
     double real;
@@ -33,11 +33,11 @@ struct token {
 
 struct lexer {
     const char *text, *next, *file;
-    uint32_t line;
+    uint32_t line, row;
     int line_start;
 };
 
-enum symbol_kind { SYMBOL_REGISTER, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
+enum symbol_kind { SYMBOL_REGISTER, SYMBOL_RANGE, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
 struct symbol {
     struct symbol *chain, *in_scope; /* same hash, inner scopes first; same scope */
     const struct scope *scope;
@@ -45,9 +45,11 @@ struct symbol {
     uint32_t length, hash;
     enum symbol_kind kind;
     enum type type;
-    uint32_t slot;           /* register or predicate; pc of a label */
-    enum space space;        /* of a variable */
-    uint64_t address, bytes; /* global, const: address; others: offset */
+    uint32_t slot;            /* register or predicate; pc of a label */
+    uint32_t vector;          /* elements of a vector register; 0: none */
+    struct symbol **elements; /* of a range, r<bytes>, those that were met; NULL: none yet */
+    enum space space;         /* of a variable */
+    uint64_t address, bytes;  /* global, const: address; others: offset */
     uint32_t align;
     const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
     int is_dynamic;
@@ -82,7 +84,7 @@ struct operand {
     int single;
     struct symbol *symbol; /* NULL: none */
     int64_t offset;
-    struct operand *items; /* of a vector or pair; of an address: its base register */
+    struct operand *items; /* of a vector or pair; of an address: its base register, coordinates */
     uint32_t count;
 };
 
@@ -91,7 +93,7 @@ enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, H
 /* A statement that is being decoded. */
 struct statement {
     struct token opcode;
-    const char *start;                   /* of the guard, or of the opcode */
+    const char *start;                   /* of the guard; NULL: the statement begins with the opcode */
     const char *modifier[MAX_MODIFIERS]; /* without dot */
     uint32_t modifier_length[MAX_MODIFIERS];
     uint32_t modifiers;
@@ -113,6 +115,7 @@ struct label_use {
 
 struct scope {
     struct scope *outer;
+    uint32_t depth;
     struct symbol *symbols;
     struct label_use *uses;
 };
@@ -171,6 +174,7 @@ struct parser {
     struct constant *constants;
     uint32_t constant_count, constant_space, constant_bytes;
     uint32_t register_bytes, predicates, shared_bytes, local_bytes;
+    uint32_t reserved_shared;             /* address of what a system would reserve; 0: not asked for */
     uint32_t const_bytes;                 /* of the module */
     uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
     uint8_t *wide;                        /* [register / 128] */
@@ -206,6 +210,7 @@ uint64_t read_array(struct parser *p, enum type type);
 /* function.c */
 void read_function(struct parser *p, int is_extern);
 void read_arguments(struct parser *p); /* .param variables of a call */
+void read_alias(struct parser *p);
 const struct signature *read_prototype(struct parser *p);
 void read_call(struct parser *p);
 /* Leave a function or, outside any, end the thread. */
@@ -223,6 +228,7 @@ int64_t constant_integer(struct parser *p);
 struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length);
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind);
+struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count);
 void scope_open(struct parser *p);
 void scope_close(struct parser *p);
 uint32_t register_take(struct parser *p, enum type type);
@@ -272,13 +278,18 @@ void emit_extend(struct parser *p, const struct operand *d, enum type type, uint
 typedef void decoder(struct parser *p);
 /* decode_memory.c, decode_sync.c, decode_tensor.c, decode_wmma.c, decode_move.c */
 decoder decode_ld, decode_st, decode_prefetch, decode_atom, decode_red, decode_ldmatrix, decode_stmatrix, decode_cvta,
-    decode_nop, decode_createpolicy;
+    decode_pmevent, decode_createpolicy, decode_mapa, decode_getctarank;
+void check_extent(struct parser *p, const struct operand *o, uint32_t bytes);
 decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fence, decode_shfl, decode_vote,
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
     decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
 decoder decode_mma, decode_wmma;
 struct mma_plan;
 void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan);
+/* decode_tma.c */
+decoder decode_tensormap, decode_prefetch_map;
+void decode_tensor_copy(struct parser *p, uint32_t at, int is_reduction, int is_prefetch);
+void decode_map_fence(struct parser *p, uint32_t at);
 decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
 
 #endif

@@ -51,7 +51,7 @@ enum type token_type(struct parser *p) {
 
 /* ---- variables ----------------------------------------------------------------------------------------------- */
 
-enum { MAX_CONST = 65536, MOST_REGISTERS = 100000 };
+enum { MAX_CONST = 65536, MOST_REGISTERS = 1 << 21 };
 
 struct variable {
     struct token name;
@@ -111,12 +111,31 @@ static uint64_t read_address(struct parser *p, unsigned bytes) {
     return address;
 }
 
+/* One byte of an address: 0xff(name), 0xff00(name), ... */
+static uint8_t read_masked(struct parser *p) {
+    const struct token at = p->token;
+    uint32_t shift = 0;
+    while (shift < 64 && at.integer != 0xffULL << shift)
+        shift += 8;
+    if (shift == 64)
+        error_at(p, &at, "the mask of an address selects one byte: 0xff, 0xff00 and so on");
+    token_next(p);
+    expect(p, '(', "'('");
+    const uint64_t address = read_address(p, 8);
+    expect(p, ')', "')'");
+    return (uint8_t)(address >> shift);
+}
+
 /* Store one element of an initialiser. */
 static void store_element(struct parser *p, const struct variable *v, uint8_t *to, const struct token *at) {
     const unsigned bytes = type_bytes(v->type);
     if (p->token.kind == TOKEN_NAME && !token_is(&p->token, "WARP_SZ")) {
         const uint64_t address = read_address(p, bytes);
         memcpy(to, &address, 8);
+        return;
+    }
+    if (bytes == 1 && p->token.kind == TOKEN_INTEGER && *p->lexer.next == '(') {
+        *to = read_masked(p);
         return;
     }
     const struct expression e = constant_expression(p);
@@ -260,32 +279,43 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
     expect(p, ';', "';'");
 }
 
-/* .reg .b32 a, b, r<4>; */
+/* Room for registers that follow one another. */
+static uint32_t take_registers(struct parser *p, enum type type, uint64_t count) {
+    const uint32_t first = count ? register_take(p, type) : 0;
+    for (uint64_t k = 1; k < count; k++)
+        register_take(p, type);
+    return first;
+}
+
+/* .reg{.v2 .v4} .b32 a, b, r<4>; */
 static void read_registers(struct parser *p) {
+    uint32_t vector = 0;
     token_next(p);
-    if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4"))
-        error_at(p, &p->token, "vector registers are not supported");
+    if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4")) {
+        vector = p->token.at[2] == '2' ? 2 : 4;
+        token_next(p);
+    }
+    const struct token of = p->token;
     const enum type type = token_type(p);
+    if (vector && (type == T_PRED || vector * type_bytes(type) > 16))
+        error_at(p, &of, "a vector register has at most 128 bits, and none of predicates");
     do {
         const struct token name = p->token;
         expect(p, TOKEN_NAME, "a name");
         if (!accept(p, '<')) {
             struct symbol *s = symbol_add(p, &name, name.at, name.length, SYMBOL_REGISTER);
             s->type = type;
-            s->slot = register_take(p, type);
+            s->vector = vector;
+            s->slot = take_registers(p, type, vector ? vector : 1);
             continue;
         }
         const struct token at = p->token;
         if (at.kind != TOKEN_INTEGER || at.integer > MOST_REGISTERS)
             error_at(p, &at, "expected a number of registers, at most %d", (int)MOST_REGISTERS);
         token_next(p);
-        for (uint64_t i = 0; i < at.integer; i++) {
-            char *text = parser_take(p, name.length + 8);
-            const int length = sprintf(text, "%.*s%u", (int)name.length, name.at, (unsigned)i);
-            struct symbol *s = symbol_add(p, &name, text, (uint32_t)length, SYMBOL_REGISTER);
-            s->type = type;
-            s->slot = register_take(p, type);
-        }
+        struct symbol *s = symbol_add_range(p, &name, type, at.integer);
+        s->vector = vector;
+        s->slot = take_registers(p, type, at.integer * (vector ? vector : 1));
         expect(p, '>', "'>'");
     } while (accept(p, ','));
     expect(p, ';', "';'");
@@ -504,7 +534,9 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
         uint32_t *to = token_is(&t, ".reqntid") ? f->required : token_is(&t, ".maxntid") ? f->maximum : NULL;
         const int cluster = token_is(&t, ".reqnctapercluster");
         if (!to && !cluster && !token_is(&t, ".minnctapersm") && !token_is(&t, ".maxnreg") &&
-            !token_is(&t, ".maxnctapersm") && !token_is(&t, ".noreturn") && !token_is(&t, ".pragma"))
+            !token_is(&t, ".maxnctapersm") && !token_is(&t, ".noreturn") && !token_is(&t, ".pragma") &&
+            !token_is(&t, ".maxclusterrank") && !token_is(&t, ".abi_preserve") &&
+            !token_is(&t, ".abi_preserve_control"))
             error_at(p, &t, "unsupported directive '%.*s'", (int)t.length, t.at);
         token_next(p);
         if (token_is(&t, ".pragma")) {
@@ -601,7 +633,7 @@ void read_entry(struct parser *p) {
     p->places = NULL;
     p->constants = NULL;
     p->length = p->code_space = p->constant_count = p->constant_space = p->constant_bytes = 0;
-    p->register_bytes = p->shared_bytes = 0;
+    p->register_bytes = p->shared_bytes = p->reserved_shared = 0;
     p->local_bytes = p->argument_bytes;
     p->predicates = 2;
     memset(p->special_slot, 0, sizeof p->special_slot);
@@ -729,6 +761,8 @@ static void read_module(struct parser *p) {
             while (p->token.kind != TOKEN_END && p->token.line == line);
         } else if (token_is(&t, ".pragma")) {
             read_directive(p);
+        } else if (token_is(&t, ".alias")) {
+            read_alias(p);
         } else if (token_is(&t, ".section")) { /* debug information */
             while (p->token.kind != '}' && p->token.kind != TOKEN_END)
                 token_next(p);

@@ -12,6 +12,8 @@
  *   control.c, collect.c    branches and barriers; shuffles, votes and other warp-wide collectives
  *   atomic.c, tensor.c, mbarrier.c, async.c
  *                           atom and red; mma; mbarriers; bulk and non-bulk asynchronous copies
+ *   tma.c, tma_map.c, tma_box.c
+ *                           tensor maps, the copies of boxes that they describe, and where the boxes' bytes are
  *   warp.c                  runs one warp: its lanes may be at several pcs ("splits"), the lowest pc runs first
  *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
  *   use.c                   the registers of each instruction by name, for the reports of watchers
@@ -179,9 +181,9 @@ struct use {
  * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
-    const char *text; /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
-    uint32_t line;
-    uint32_t opcode;       /* counter */
+    const char *text;   /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
+    uint32_t line, row; /* of the file, as line markers say; of the text itself */
+    uint32_t opcode;    /* counter */
     const struct use *use; /* its registers, without the guard, which is inst.guard */
     uint32_t uses;
     const char *guard; /* what the program calls it; NULL: none */
@@ -295,7 +297,6 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
-    const char *text; /* its own copy */
     const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;
@@ -380,11 +381,11 @@ struct barrier {
 
 enum async_kind { ASYNC_LOAD, ASYNC_STORE, ASYNC_REDUCE, ASYNC_COPY, ASYNC_ARRIVE };
 struct async_op {
-    uint8_t kind, op, type, noinc;
+    uint8_t kind, op, type, is_tensor;
     uint32_t warp, lane, group, mask;
     uint32_t shared, bytes, mbarrier;
     uint64_t global;
-    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index of its lanes */
+    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index of its lanes; of a tensor copy: of its box */
     uint32_t pc;
 };
 struct async_lanes {
@@ -394,6 +395,7 @@ struct async_lanes {
 };
 
 struct launch;
+struct tma_box;
 struct cta {
     struct launch *launch;
     uint32_t id[3];
@@ -409,12 +411,14 @@ struct cta {
     uint32_t asyncs, async_space;
     struct async_lanes *async_lanes;
     uint32_t async_lanes_space;
-    uint64_t *async_lanes_used; /* bit set */
+    struct tma_box *boxes; /* of tensor copies in flight */
+    uint32_t box_space;
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
     struct shadow *shadow;   /* check.h; NULL when nothing is checked */
     struct defined *defined; /* defined.h; kept for the launches at level full */
+    int watches_lanes;       /* at level full */
     uint64_t executed;       /* warp instructions */
     uint32_t left;           /* warps that have not ended */
     uint32_t hopeless, fruitless, blocked, progressed;
@@ -555,7 +559,7 @@ int poll_is_all(struct cta *cta, const struct worker *worker);
 
 /* control.c */
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
-    control_nop, control_fence, control_setp, control_set, control_clock;
+    control_nop, control_fence, control_setp, control_set, control_clock, control_rank;
 /* A barrier counts fewer threads when a warp exits. */
 void barrier_check(struct cta *cta, uint32_t number);
 
@@ -601,6 +605,8 @@ int mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase);
 
 /* async.c */
 handler async_bulk, async_bulk_commit, async_bulk_wait, async_copy, async_commit, async_wait, async_arrive;
+/* Issue a tensor copy whose two sides are good. 0 after a fault. */
+int async_start(struct warp *w, const struct async_op *op, const struct tma_box *box);
 /* Let one operation in flight land. 0: nothing is in flight; -1: fault. */
 int async_land(struct cta *cta);
 int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed);
@@ -634,6 +640,9 @@ enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, u
 
 /* tensor.c */
 handler tensor_mma, tensor_mma_double, tensor_wmma;
+
+/* check_lanes.c: lanes have met at a collective; called at level full alone. */
+void lanes_meet(struct warp *w, uint32_t mask);
 
 /* fault.c */
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */
