@@ -230,7 +230,7 @@ static const struct entry others[] = {
     {call_return, {NULL, defined_returned, 0, BRANCH}},
     {print_format, {print_operands, writes_d, 0, OUTSIDE}},
     {print_assertion, {NULL, NULL, 0, OUTSIDE}},
-    {atomic_run, {defined_address, defined_atomic, 0, OUTSIDE}},
+    {atomic_run, {defined_operand, defined_atomic, 0, OUTSIDE}},
     {atomic_run_wide, {defined_address, defined_atomic, 0, OUTSIDE}},
     {mbarrier_init, {mbarrier_operands, defined_initialised, 0, OUTSIDE}},
     {mbarrier_inval, {mbarrier_operands, NULL, 0, OUTSIDE}},

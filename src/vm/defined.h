@@ -172,7 +172,7 @@ defined_part *defined_lane_part(uint32_t lane);
 
 /* ---- defined_memory.c, defined_matrix.c ---- */
 struct async_op;
-extern defined_part defined_address, defined_load, defined_parameter, defined_store, defined_atomic,
+extern defined_part defined_address, defined_operand, defined_load, defined_parameter, defined_store, defined_atomic,
     defined_initialised;
 extern defined_part defined_rows, defined_ldmatrix, defined_ldmatrix_trans, defined_ldmatrix_b8, defined_stmatrix,
     defined_stmatrix_b8, defined_selectors, defined_mma, defined_mma_double;

@@ -263,6 +263,29 @@ static uint32_t swap_birth(struct defined *d, const struct event *e, uint32_t la
     return 0;
 }
 
+/* The undefined bits of what an atomic leaves in memory. A zero decides and, a one or, whatever was there before. */
+static uint64_t combined(const struct inst *i, uint64_t old, uint64_t given, uint64_t value) {
+    switch (i->kind) {
+    case ATOMIC_AND:
+        return given | (old & value);
+    case ATOMIC_OR:
+        return given | (old & ~value);
+    case ATOMIC_XOR:
+        return given | old;
+    default:
+        return old | given ? UINT64_MAX : 0;
+    }
+}
+
+/* The address of an atomic, and the operand of one on bits: its register may be overwritten. */
+enum step defined_operand(struct defined *d, const struct event *e) {
+    const struct inst *i = e->inst;
+    const void *v = source(e->warp, ((const uint32_t *)i->more)[8]);
+    for (uint32_t l = 0; l < WARP; l++)
+        d->bits[l] = i->size == 8 ? ((const uint64_t *)v)[l] : ((const uint32_t *)v)[l];
+    return defined_address(d, e);
+}
+
 /* One element of an atomic: memory and operand become new memory. Returns the old bits; `birth` comes in as what spoils
  * a swap, and goes out as that of the old bits. */
 static uint64_t atomic_element(struct defined *d, const struct event *e, uint32_t lane, const struct at *at,
@@ -277,7 +300,7 @@ static uint64_t atomic_element(struct defined *d, const struct event *e, uint32_
     else if (i->kind == ATOMIC_EXCH)
         put(d, e->warp, lane, at, size, given, given_birth);
     else
-        put(d, e->warp, lane, at, size, old | given ? all : 0, old ? old_birth : given_birth);
+        put(d, e->warp, lane, at, size, combined(i, old, given, d->bits[lane]) & all, old ? old_birth : given_birth);
     *birth = old_birth;
     return old;
 }
