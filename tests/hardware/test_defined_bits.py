@@ -43,7 +43,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the program that runs the forms."""
     subprocess.run([sys.executable, ROOT / "tools" / "build.py"], check=True, capture_output=True)
     output = tmp_path_factory.mktemp("defined") / "defined_bits"
-    objects = [ROOT / "build" / "objects" / "src" / "registry.o", *(ROOT / "build" / "objects" / "vm").glob("*.o")]
+    objects = (ROOT / "build" / "objects").glob("*/*.o")
     source = Path(__file__).parent / "defined_bits.c"
     subprocess.run([*CC, *FLAGS, "-I", ROOT / "src", source, *objects, "-lm", "-o", output], check=True)
     return output
