@@ -129,7 +129,8 @@ def newer() -> Iterator[Form]:
         yield form(f"mov.b32 t0, 0x44444444; {name} {SPARSE};", FRAGMENTS, QUAD, 256)
 
 
-ALL_FAMILIES = {**FAMILIES, "newer": tuple(newer())}
+# Those of tensor maps need maps, which this program has not.
+ALL_FAMILIES = {name: forms for name, forms in FAMILIES.items() if name != "tma"} | {"newer": tuple(newer())}
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
