@@ -104,7 +104,7 @@ def run(
         given += np.array(
             [each.lanes // THREADS, data.size, sum(each.sizes) * each.lanes, VARIANTS], np.uint32
         ).tobytes()
-        given += given_map(form)
+        given += given_map(each)
         given += (~mask).tobytes()
         for k in range(VARIANTS):
             other = rng.integers(0, 256, data.size, np.uint8) if k > 2 else np.full(data.size, (0, 0, 255)[k], np.uint8)
