@@ -80,7 +80,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     q, k, v = (x.astype(np.float32).swapaxes(1, 2) for x in (q, k, v))
     o = o.swapaxes(1, 2)
 
-    # The model differs by float32 against float64 in S and 2^x (1e-6 of a score), and where that rounds P the other way.
+    # The model differs by float32 in S and 2^x (1e-6 of a score), and where that rounds a P the other way.
     model_o, model_lse = attention_16bit(q, k, v, scale, case.causal, case.dtype)
     score = abs(scale) * np.abs(q).max() * np.abs(k).max() * case.head_dim
     assert relative_error(o, model_o) <= 1e-5 + 1e-6 * score + P_ERROR[case.dtype] / 10 + STEP[case.o_dtype]

@@ -57,7 +57,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undefined_bits(of: Form, rng: np.random.Generator, inputs: int) -> Bytes:
     """Choose bits of the first inputs: in some elements none, one, a byte, some or all; warps differ in how many."""
     parts: list[Any] = []
-    for number, array in enumerate(of.operands()):
+    for number, (kind_of, array) in enumerate(zip(of.inputs, of.operands(), strict=True)):
         size = array.itemsize if array.size == of.lanes else array.nbytes // of.lanes
         masks = np.zeros((of.lanes, size), np.uint8)
         rate = np.repeat(rng.choice([0.03, 0.3, 0.7], -(-of.lanes // 32)), 32)[: of.lanes]
@@ -71,7 +71,8 @@ def undefined_bits(of: Form, rng: np.random.Generator, inputs: int) -> Bytes:
         some = rng.integers(0, 256, masks.shape, np.uint8)
         for k, mask in enumerate((one, byte, some, np.full_like(masks, 255)), 1):
             masks[kind == k] = mask[kind == k]
-        parts.append(masks.ravel() if number < inputs else 0 * masks.ravel())
+        is_metadata = kind_of.startswith("b32:") and kind_of != "b32:tile"  # of mma.sp, which decides
+        parts.append(masks.ravel() if number < inputs and not is_metadata else 0 * masks.ravel())
     return np.concatenate(parts) if parts else np.zeros(16, np.uint8)
 
 
