@@ -277,6 +277,7 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     uint64_t seed = 0, limit = 0;
     CUresult r = check_shape(f, grid, block);
     r = r ? r : check_dynamic(f, dynamic);
+    r = r ? r : check_registers(f, block);
     r = r ? r : choose_checks(&checks);
     r = r ? r : choose_numbers(&seed, &limit);
     if (r)
