@@ -216,7 +216,7 @@ typedef struct sm120_instruction_info {
     const char *text; /* the statement with its guard: `text_bytes` bytes, without the semicolon; "{" and "}": enter and
                          leave a function */
     uint32_t text_bytes;
-    uint32_t text_line; /* of the PTX text itself, from 1 */
+    uint32_t text_line; /* of its opcode in the PTX text itself, from 1 */
 } sm120_instruction_info;
 SM120_API sm120_status sm120_kernel_instruction(sm120_kernel *kernel, int32_t index, sm120_instruction_info *info);
 

@@ -369,9 +369,11 @@ static void read_product(struct parser *p, uint32_t at, struct product *x) {
     }
     if (!x->shape || layout[1] < 0)
         unknown(p, "");
-    const int rounding = x->shape->size[2] == 4 ? take_choice(p, &at, "rn rz rm rp") : 0;
-    x->flags = rounding > 0 ? (uint32_t)rounding * FLAG_ROUND : 0;
+    /* The manual has the rounding before the types, nvcc behind them. */
+    int rounding = x->shape->size[2] == 4 ? take_choice(p, &at, "rn rz rm rp") : 0;
     take_types(p, &at, x);
+    rounding = rounding < 0 ? take_choice(p, &at, "rn rz rm rp") : rounding;
+    x->flags = rounding > 0 ? (uint32_t)rounding * FLAG_ROUND : 0;
     x->saturate = !strcmp(x->d->name, "s32") && x->a->bits > 1 && take(p, &at, "satfinite");
     x->exclusive = operation == 0;
     take_end(p, at);

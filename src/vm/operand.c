@@ -10,12 +10,70 @@ static uint32_t hash_name(const char *name, uint32_t length) {
     return hash;
 }
 
-/* Find the innermost meaning of a name; NULL if it has none. */
-struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) {
+/* The innermost symbol of just this name, a range or something else. */
+static struct symbol *find(struct parser *p, const char *name, uint32_t length, int is_range) {
     const uint32_t hash = hash_name(name, length);
     for (struct symbol *s = p->hash[hash % HASH_SIZE]; s; s = s->chain)
-        if (s->hash == hash && s->length == length && !memcmp(s->name, name, length))
+        if (s->hash == hash && s->length == length && !memcmp(s->name, name, length) &&
+            (s->kind == SYMBOL_RANGE) == is_range)
             return s;
+    return NULL;
+}
+
+/* The element of a range that a name is; NULL: of none. */
+static struct symbol *element_of(struct parser *p, struct symbol *range, uint64_t index, const char *name,
+                                 uint32_t length) {
+    if (!range->elements)
+        range->elements = parser_take(p, range->bytes * sizeof(struct symbol *));
+    struct symbol *s = range->elements[index];
+    if (!s) {
+        const uint32_t each = (type_bytes(range->type) == 16  ? 512u
+                               : type_bytes(range->type) == 8 ? 256u
+                                                              : 128u) *
+                              (range->vector ? range->vector : 1);
+        s = range->elements[index] = parser_take(p, sizeof *s);
+        *s = (struct symbol){.scope = range->scope,
+                             .name = name,
+                             .length = length,
+                             .kind = SYMBOL_REGISTER,
+                             .type = range->type,
+                             .slot = range->slot + (uint32_t)index * (range->type == T_PRED ? 1 : each),
+                             .vector = range->vector};
+    }
+    return s;
+}
+
+/* Find the innermost meaning of a name; NULL if it has none. r12 may be an element of r<20>, or of r1<5>. */
+struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) {
+    struct symbol *s = find(p, name, length, 0);
+    uint64_t index = 0, unit = 1;
+    for (uint32_t digits = 1; digits < length && digits < 8; digits++, unit *= 10) {
+        const char c = name[length - digits];
+        if (c < '0' || c > '9')
+            break;
+        index += (uint64_t)(c - '0') * unit;
+        if (c == '0' && digits > 1)
+            continue;
+        struct symbol *const range = find(p, name, length - digits, 1);
+        if (range && index < range->bytes && (!s || s->scope->depth < range->scope->depth))
+            s = element_of(p, range, index, name, length);
+    }
+    return s;
+}
+
+/* Does a symbol of this scope have the name of an element of a range that is declared now? */
+static const struct symbol *find_element(const struct parser *p, const char *name, uint32_t length, uint64_t count) {
+    for (const struct symbol *s = p->scope->symbols; s; s = s->in_scope) {
+        uint64_t index = 0;
+        uint32_t k = length;
+        if (s->kind == SYMBOL_RANGE || s->length <= length || s->length > length + 7 ||
+            memcmp(s->name, name, length) != 0)
+            continue;
+        while (k < s->length && s->name[k] >= '0' && s->name[k] <= '9')
+            index = 10 * index + (uint64_t)(s->name[k++] - '0');
+        if (k == s->length && index < count && (s->name[length] != '0' || s->length == length + 1))
+            return s;
+    }
     return NULL;
 }
 
@@ -23,9 +81,11 @@ struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) 
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind) {
     const uint32_t hash = hash_name(name, length);
-    for (const struct symbol *s = length ? p->hash[hash % HASH_SIZE] : NULL; s && s->scope == p->scope; s = s->chain)
-        if (s->hash == hash && s->length == length && !memcmp(s->name, name, length))
-            error_at(p, token, "'%.*s' is declared twice in this scope", (int)length, name);
+    const struct symbol *const old = !length                ? NULL
+                                     : kind == SYMBOL_RANGE ? find(p, name, length, 1)
+                                                            : symbol_find(p, name, length);
+    if (old && old->scope == p->scope)
+        error_at(p, token, "'%.*s' is declared twice in this scope", (int)length, name);
     struct symbol *s = parser_take(p, sizeof *s);
     s->name = name;
     s->length = length;
@@ -39,10 +99,22 @@ struct symbol *symbol_add(struct parser *p, const struct token *token, const cha
     return s;
 }
 
+/* Give name<count> a meaning: so many registers, of which symbols are made as they are met. */
+struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count) {
+    const struct symbol *const old = find_element(p, name->at, name->length, count);
+    if (old)
+        error_at(p, name, "'%.*s' is declared twice in this scope", (int)old->length, old->name);
+    struct symbol *s = symbol_add(p, name, name->at, name->length, SYMBOL_RANGE);
+    s->type = type;
+    s->bytes = count;
+    return s;
+}
+
 /* Begin a { } scope. */
 void scope_open(struct parser *p) {
     struct scope *scope = parser_take(p, sizeof *scope);
     scope->outer = p->scope;
+    scope->depth = p->scope ? p->scope->depth + 1 : 0;
     p->scope = scope;
 }
 

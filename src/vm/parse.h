@@ -23,8 +23,8 @@ enum token_kind {
 };
 
 struct token {
-    int kind; /* a character, or enum token_kind */
-    uint32_t length, line;
+    int kind;                   /* a character, or enum token_kind */
+    uint32_t length, line, row; /* of `file`; of the text itself */
     const char *at, *file;
     uint64_t integer;
     double real;
@@ -33,11 +33,11 @@ struct token {
 
 struct lexer {
     const char *text, *next, *file;
-    uint32_t line;
+    uint32_t line, row;
     int line_start;
 };
 
-enum symbol_kind { SYMBOL_REGISTER, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
+enum symbol_kind { SYMBOL_REGISTER, SYMBOL_RANGE, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
 struct symbol {
     struct symbol *chain, *in_scope; /* same hash, inner scopes first; same scope */
     const struct scope *scope;
@@ -45,10 +45,11 @@ struct symbol {
     uint32_t length, hash;
     enum symbol_kind kind;
     enum type type;
-    uint32_t slot;           /* register or predicate; pc of a label */
-    uint32_t vector;         /* elements of a vector register; 0: none */
-    enum space space;        /* of a variable */
-    uint64_t address, bytes; /* global, const: address; others: offset */
+    uint32_t slot;            /* register or predicate; pc of a label */
+    uint32_t vector;          /* elements of a vector register; 0: none */
+    struct symbol **elements; /* of a range, r<bytes>, those that were met; NULL: none yet */
+    enum space space;         /* of a variable */
+    uint64_t address, bytes;  /* global, const: address; others: offset */
     uint32_t align;
     const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
     int is_dynamic;
@@ -114,6 +115,7 @@ struct label_use {
 
 struct scope {
     struct scope *outer;
+    uint32_t depth;
     struct symbol *symbols;
     struct label_use *uses;
 };
@@ -226,6 +228,7 @@ int64_t constant_integer(struct parser *p);
 struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length);
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind);
+struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count);
 void scope_open(struct parser *p);
 void scope_close(struct parser *p);
 uint32_t register_take(struct parser *p, enum type type);

@@ -279,15 +279,12 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
     expect(p, ';', "';'");
 }
 
-/* Give a register its name, and each element of a vector its place, one after the other. */
-static void declare_register(struct parser *p, const struct token *token, const char *name, uint32_t length,
-                             enum type type, uint32_t vector) {
-    struct symbol *s = symbol_add(p, token, name, length, SYMBOL_REGISTER);
-    s->type = type;
-    s->slot = register_take(p, type);
-    s->vector = vector;
-    for (uint32_t k = 1; k < vector; k++)
+/* Room for registers that follow one another. */
+static uint32_t take_registers(struct parser *p, enum type type, uint64_t count) {
+    const uint32_t first = count ? register_take(p, type) : 0;
+    for (uint64_t k = 1; k < count; k++)
         register_take(p, type);
+    return first;
 }
 
 /* .reg{.v2 .v4} .b32 a, b, r<4>; */
@@ -306,18 +303,19 @@ static void read_registers(struct parser *p) {
         const struct token name = p->token;
         expect(p, TOKEN_NAME, "a name");
         if (!accept(p, '<')) {
-            declare_register(p, &name, name.at, name.length, type, vector);
+            struct symbol *s = symbol_add(p, &name, name.at, name.length, SYMBOL_REGISTER);
+            s->type = type;
+            s->vector = vector;
+            s->slot = take_registers(p, type, vector ? vector : 1);
             continue;
         }
         const struct token at = p->token;
         if (at.kind != TOKEN_INTEGER || at.integer > MOST_REGISTERS)
             error_at(p, &at, "expected a number of registers, at most %d", (int)MOST_REGISTERS);
         token_next(p);
-        for (uint64_t i = 0; i < at.integer; i++) {
-            char *text = parser_take(p, name.length + 8);
-            const int length = sprintf(text, "%.*s%u", (int)name.length, name.at, (unsigned)i);
-            declare_register(p, &name, text, (uint32_t)length, type, vector);
-        }
+        struct symbol *s = symbol_add_range(p, &name, type, at.integer);
+        s->vector = vector;
+        s->slot = take_registers(p, type, at.integer * (vector ? vector : 1));
         expect(p, '>', "'>'");
     } while (accept(p, ','));
     expect(p, ';', "';'");
@@ -461,7 +459,7 @@ void read_block(struct parser *p) {
     while (depth) {
         if (p->token.kind == '}') {
             if (depth == 1) { /* end of the function: leave it somewhere to run into */
-                p->statement = (struct statement){.opcode = p->token, .name = "ret"};
+                p->statement = (struct statement){.opcode = p->token, .start = p->token.at, .name = "ret"};
                 emit_return(p);
             }
             scope_close(p);

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -376,6 +377,73 @@ def test_assert(device: pysm120.Device) -> None:
     x[7] = 100
     with pytest.raises(pysm120.Error, match=r"assertion `x\[threadIdx.x\] < 100` failed in .*checked.*messages.cu:\d+"):
         launch(device, "messages:checked", 1, 32, x)
+
+
+def test_wmma(device: pysm120.Device, rng: np.random.Generator) -> None:
+    k = 48
+    a, b = rng.standard_normal((64, k)).astype(np.float16), rng.standard_normal((k, 64)).astype(np.float16)
+    bias = rng.standard_normal(64).astype(np.float32)
+    c = launch(device, "matrices:matmul", 1, 512, a, b, bias, np.zeros((64, 64), np.float32), np.int32(k))[3]
+    want = np.maximum(a.astype(np.float64) @ b.astype(np.float64) + bias, 0)
+    np.testing.assert_allclose(c, want, atol=1e-4)
+
+
+def test_wmma_shapes(device: pysm120.Device, rng: np.random.Generator) -> None:
+    h = rng.standard_normal(640).astype(np.float16)
+    g = rng.standard_normal(1024).astype(ml_dtypes.bfloat16)
+    f, e = rng.standard_normal(640).astype(np.float32), rng.standard_normal(96)
+    s = rng.integers(-128, 128, 768).astype(np.int8)
+    outputs = (np.zeros(768, np.float32), np.zeros((16, 16), np.int32), np.zeros((8, 8)))
+    y, z, w = launch(device, "matrices:shapes", 1, 32, h, g.view(np.uint16), f, e, s, *outputs)[5:]
+    x = h.astype(np.float64)
+    want = x[:512].reshape(16, 32).T @ x[512:].reshape(16, 8) + 1
+    np.testing.assert_allclose(y[:256].reshape(32, 8), want, atol=1e-4)
+    x = g.astype(np.float64)
+    want = x[:128].reshape(8, 16) @ x[512:].reshape(32, 16).T + 1
+    np.testing.assert_allclose(y[256:512].reshape(32, 8).T, want, atol=1e-4)
+    x = f.astype(np.float64)
+    want = x[:128].reshape(16, 8) @ x[512:].reshape(8, 16) + 1
+    np.testing.assert_allclose(y[512:].reshape(16, 16), want, atol=0.02)
+    n = s.astype(np.int32)
+    assert np.array_equal(z, n[:256].reshape(16, 16) @ n[512:].reshape(16, 16).T + 1)
+    np.testing.assert_allclose(w, e[:32].reshape(8, 4) @ e[64:].reshape(8, 4).T + 1, atol=1e-13)
+
+
+def test_wmma_bits(device: pysm120.Device, rng: np.random.Generator) -> None:
+    x = rng.integers(0, 1 << 32, 64, np.uint64).astype(np.uint32)
+    y = launch(device, "matrices:bits", 1, 32, x, np.zeros((2, 8, 8), np.int32))[1]
+    nibbles = (x[:, None] >> (4 * np.arange(8, dtype=np.uint32)) & 15).astype(np.int32)
+    nibbles = np.where(nibbles > 7, nibbles - 16, nibbles).reshape(2, 8, 32)
+    assert np.array_equal(y[0], nibbles[0] @ nibbles[1].T)
+    ones = (x[:, None] >> np.arange(32, dtype=np.uint32) & 1).astype(np.int32).reshape(2, 8, 128)
+    assert np.array_equal(y[1], ones[0] @ ones[1].T)
+
+
+def test_sparse_mma(device: pysm120.Device, rng: np.random.Generator) -> None:
+    a, b = rng.integers(1, 9, (16, 32)).astype(np.float16), rng.standard_normal((32, 8)).astype(np.float16)
+    zeros = rng.permuted(np.broadcast_to([True, True, False, False], (16, 8, 4)), axis=2).reshape(16, 32)
+    a[zeros] = 0
+    d = launch(device, "matrices:sparse", 1, 32, a, b, np.zeros((16, 8), np.float32))[2]
+    np.testing.assert_allclose(d, a.astype(np.float64) @ b.astype(np.float64), atol=1e-4)
+
+
+def test_groups_of_warps(device: pysm120.Device, rng: np.random.Generator) -> None:
+    n = 256
+    x = rng.integers(0, 100, n).astype(np.int32)
+    x[70] = 7
+    y = launch(device, "groups:wide_tiles", 1, n, x, np.zeros((5, n), np.int32), np.int32(n))[1]
+    t = x.reshape(4, 64)
+    assert np.array_equal(y[0].reshape(4, 64), np.repeat(t.sum(1), 64).reshape(4, 64))
+    assert np.array_equal(y[1].reshape(4, 64), np.repeat(t[:, 37], 64).reshape(4, 64))
+    assert np.array_equal(y[2].reshape(4, 64), t[:, ::-1])
+    assert np.array_equal(y[3].reshape(4, 64)[:, 0], (t == 7).any(1) + 2)
+    assert np.array_equal(y[4], np.arange(n) // 64 * 1000 + np.arange(n) % 64)
+
+
+def test_cluster_of_one(device: pysm120.Device, rng: np.random.Generator) -> None:
+    x = rng.integers(0, 100, (2, 128)).astype(np.int32)
+    y = launch(device, "groups:cluster", 2, 128, x, np.zeros((2, 128), np.int32))[1]
+    assert np.array_equal(y, x[:, ::-1] + 1000)
 
 
 def has_same_nvcc() -> bool:

@@ -15,7 +15,8 @@ STATEMENTS = [
     ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r0], r1;", "SM120 has mma.sync"),
     ("tex.1d.v4.s32.s32 {r0,r1,r2,r3}, [d0, {r4}];", "textures are not supported"),
     ("suld.b.1d.b32.trap {r0}, [d0, {r1}];", "surfaces are not supported"),
-    ("mapa.shared::cluster.u32 r0, r1, r2;", "clusters of more than one CTA are not supported"),
+    ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [r0], r1, [r2];", "clusters of more than one CTA"),
+    ("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [r0], r1, [r2];", "clusters"),
     ("multimem.ld_reduce.relaxed.gpu.global.add.f32 r0, [d0];", "several devices is not supported"),
     ("alloca.u64 d0, d1, 8;", "at run time is not supported"),
     ("call nowhere;", "undefined function 'nowhere'"),
@@ -23,7 +24,7 @@ STATEMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("statement", "reason"), STATEMENTS, ids=[s.split()[0].split(".")[0] for s, _ in STATEMENTS])
+@pytest.mark.parametrize(("statement", "reason"), STATEMENTS, ids=[s.split()[0][:12] for s, _ in STATEMENTS])
 def test_statement(device: pysm120.Device, statement: str, reason: str) -> None:
     with pytest.raises(pysm120.InvalidProgramError, match=rf"(?s)<ptx>:9:\d+: error: .*{reason}"):
         device.load(BODY.format(statement))

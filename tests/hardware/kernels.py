@@ -26,6 +26,7 @@ import expand  # noqa: E402
 
 TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 NO_DIAGONAL = 2**30
+TOLERANCE = 2.0**-18  # of O and LSE, which are below 8 here: 8 ulp
 Bytes = NDArray[np.uint8]
 
 

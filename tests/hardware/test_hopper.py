@@ -12,7 +12,7 @@ import pytest
 import recording
 from families import FAMILIES
 from form import Form
-from kernels import KERNELS
+from kernels import KERNELS, Kernel
 from numpy.typing import NDArray
 
 import pysm120
@@ -85,3 +85,16 @@ def test_approximate(form: Form, virtual: pysm120.Device, recorded: dict[str, ND
     assert not found.wrong, f"{message}, {found.error:.3f} of the bound is used\n{lines}"
     # tanh.approx.bf16 exceeds its bound by 7e-5 of it on an H200.
     assert found.recorded_error <= 1.0001, f"Hopper itself uses {found.recorded_error:.5f} of the bound"
+
+
+@pytest.mark.parametrize("kernel", WHOLE, ids=lambda kernel: kernel.name)
+def test_kernel(kernel: Kernel, virtual: pysm120.Device, recorded: dict[str, NDArray[np.uint8]]) -> None:
+    """Run our kernels as Hopper runs them: the same bits, or after approximate functions nearly the same numbers."""
+    got, want = kernel.run(virtual), recorded[kernels.key(kernel)]
+    if kernel.exact:
+        assert np.array_equal(got, want), f"{got.tobytes().hex()} instead of {want.tobytes().hex()}"
+        return
+    x, y = got.view(np.float32), want.view(np.float32)
+    same = x == y  # infinities too
+    with np.errstate(invalid="ignore"):
+        assert (same | (np.abs(x - y) <= kernels.TOLERANCE)).all(), f"{np.abs(x - y)[~same].max()} is the largest"
