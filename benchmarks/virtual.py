@@ -1,34 +1,70 @@
-"""Time mxfp8 attention on the virtual SM120 beside NumPy's own float32 attention, turn by turn in one run.
+"""Time the virtual SM120: mxfp8 attention beside NumPy's own in float32, and Triton's beside Triton's interpreter.
 
-    python benchmarks/virtual.py [--runs 9]
+    python benchmarks/virtual.py [--runs 9] [--json FILE]
 
-Both use all cores they are given. The ratio is what counts: the machine's speed drifts, so each pair is timed together.
+What is compared is timed turn by turn in one run, on the same cores: a machine's speed drifts, the ratio of a pair does
+less so. Each figure is the median, with the least and the greatest. Triton's part needs the extra `corpus`.
 """
 
 import argparse
+import datetime as dt
+import importlib.util
 import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 import pysm120
 
 BATCH, HEADS, ROWS, HEAD_DIM = 1, 8, 1024, 128
+LEVELS = ("off", "default", "full")
+FloatArray = npt.NDArray[Any]
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parent / "tests" / "corpus"
+TRITON_HEADS, TRITON_ROWS, TRITON_DIM, BLOCK_M, BLOCK_N = 2, 512, 64, 64, 32
 
 
-def numpy_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+class Figure(NamedTuple):
+    """Seconds of two things that were timed in turn, and what they are."""
+
+    what: str
+    ours: list[float]
+    other: str
+    theirs: list[float]
+
+    def row(self) -> dict[str, object]:
+        """Say it in medians, and the ratio with its spread."""
+        ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
+        return {
+            "what": self.what,
+            "seconds": statistics.median(self.ours),
+            "against": self.other,
+            "against_seconds": statistics.median(self.theirs),
+            "ratio": statistics.median(ratios),
+            "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+        }
+
+
+def numpy_attention(q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
     """Attention in float32, [H, S, D]."""
     s = q @ k.transpose(0, 2, 1)
     s *= np.float32(HEAD_DIM**-0.5)
     s -= s.max(-1, keepdims=True)
     np.exp(s, out=s)
     s /= s.sum(-1, keepdims=True)
-    o: np.ndarray = s @ v
+    o: FloatArray = s @ v
     return o
 
 
@@ -39,43 +75,164 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    """Print medians, their spread and the ratio."""
-    parser = argparse.ArgumentParser(description="Speed of the virtual SM120 against NumPy.")
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--json", help="write the figures to this file")
-    arguments = parser.parse_args()
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((BATCH, HEADS, ROWS, HEAD_DIM), np.float32) for _ in range(3))
-    device = pysm120.Device("virtual")
-    arrays = [device.array(x) for x in (q, k, v)]
+def compare(what: str, ours: Callable[[], object], other: str, theirs: Callable[[], object], runs: int) -> Figure:
+    """Time two things in turn, after one turn that does not count."""
+    ours()
+    theirs()
+    pairs = [(timed(ours), timed(theirs)) for _ in range(runs)]
+    return Figure(what, [a for a, _ in pairs], other, [b for _, b in pairs])
 
-    def virtual() -> None:
-        pysm120.attention(*arrays, layout="BHSD", precision="mxfp8")
-        device.synchronize()
 
-    def reference() -> None:
+class Forward:
+    """The forward of our mxfp8 attention on the virtual device."""
+
+    def __init__(self, rows: int, level: str) -> None:
+        rng = np.random.default_rng(0)
+        self.host = [rng.standard_normal((BATCH, HEADS, rows, HEAD_DIM), np.float32) for _ in range(3)]
+        self.device = pysm120.Device(f"virtual?checks={level}")
+        self.arrays = [self.device.array(x) for x in self.host]
+
+    def __call__(self) -> None:
+        """Run it."""
+        pysm120.attention(*self.arrays, layout="BHSD", precision="mxfp8")
+        self.device.synchronize()
+
+    def reference(self) -> None:
+        """Let NumPy do the same."""
+        q, k, v = self.host
         numpy_attention(q[0], k[0], v[0])
 
-    virtual()
-    reference()
-    pairs = [(timed(virtual), timed(reference)) for _ in range(arguments.runs)]
-    ours, numpys = zip(*pairs, strict=True)
-    ratios = [a / b for a, b in pairs]
-    figures = {
-        "shape": f"B {BATCH}, H {HEADS}, S {ROWS}, D {HEAD_DIM}",
-        "cores": len(os.sched_getaffinity(0)),
-        "processor": platform.machine(),
-        "virtual_seconds": statistics.median(ours),
-        "numpy_seconds": statistics.median(numpys),
-        "ratio_median": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
-    }
-    for name, value in figures.items():
-        print(f"{name:16} {value if not isinstance(value, float) else f'{value:.4g}'}")
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let the device use so many threads."""
+    before = os.environ.get("PYSM120_THREADS")
+    os.environ["PYSM120_THREADS"] = str(count)
+    yield
+    del os.environ["PYSM120_THREADS"]
+    if before is not None:
+        os.environ["PYSM120_THREADS"] = before
+
+
+def against_numpy(runs: int) -> Iterator[Figure]:
+    """Every level at the size of the goal, and every size at level default."""
+    for level in LEVELS:
+        forward = Forward(ROWS, level)
+        yield compare(f"S {ROWS}, level {level}", forward, "NumPy float32", forward.reference, runs)
+    for rows in (256, 512, 2048):
+        forward = Forward(rows, "default")
+        yield compare(f"S {rows}, level default", forward, "NumPy float32", forward.reference, runs)
+
+
+def by_threads(runs: int) -> Iterator[Figure]:
+    """How it scales with cores: one thread against more."""
+    forward = Forward(ROWS, "default")
+
+    def run(count: int) -> Callable[[], None]:
+        def action() -> None:
+            with threads(count):
+                forward()
+
+        return action
+
+    cores = len(os.sched_getaffinity(0))
+    for count in sorted({2**k for k in range(1, cores.bit_length())} | ({cores} - {1})):
+        yield compare(f"S {ROWS}, level default, 1 thread", run(1), f"{count} threads", run(count), runs)
+
+
+class Interpreter:
+    """Triton's interpreter in a process of its own, which runs the kernel once per line that it is sent."""
+
+    def __init__(self, folder: Path) -> None:
+        words = [sys.executable, str(HERE / "triton_interpreter.py"), str(folder)]
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        self.process = subprocess.Popen(  # noqa: S603 # a program of ours
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def __call__(self) -> None:
+        """Run it."""
+        if self.process.stdin is None or self.process.stdout is None:
+            raise RuntimeError("the interpreter has no pipes")
+        self.process.stdin.write("again\n")
+        self.process.stdin.flush()
+        if self.process.stdout.readline() != "done\n":
+            raise RuntimeError("the interpreter failed")
+
+
+def against_interpreter(runs: int, folder: Path) -> Iterator[Figure]:
+    """Triton's flash attention: its PTX here, its source there; they have to agree."""
+    sys.path.insert(0, str(KERNELS))
+    from triton_compile import compile_kernel  # noqa: PLC0415 # only where Triton is installed
+
+    rng = np.random.default_rng(0)
+    shape = (TRITON_HEADS, TRITON_ROWS, TRITON_DIM)
+    inputs = [rng.standard_normal(shape).astype(np.float16) for _ in range(3)]
+    outputs = [np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)]
+    numbers = [np.int32(TRITON_ROWS), np.float32(TRITON_DIM**-0.5 / np.log(2))]
+    constants = {"D": TRITON_DIM, "BM": BLOCK_M, "BN": BLOCK_N, "CAUSAL": False}
+    np.savez(folder / "arguments.npz", *inputs, *outputs, *numbers)
+    (folder / "constants.json").write_text(json.dumps(constants))
+    interpreter = Interpreter(folder)
+    compiled = compile_kernel("attention", *inputs, *outputs, *numbers, warps=4, stages=3, constants=constants)
+    for level in ("off", "default"):
+        device = pysm120.Device(f"virtual?checks={level}")
+        kernel = device.load(compiled.asm["ptx"])[compiled.metadata.name]
+        held = [device.array(a) for a in (*inputs, *outputs)]
+        grid = (TRITON_ROWS // BLOCK_M, TRITON_HEADS)
+
+        def launch() -> None:
+            scratch = [np.uint64(0)] * 2
+            block = 32 * compiled.metadata.num_warps
+            kernel(grid, block, *held, *numbers, *scratch, shared=compiled.metadata.shared)  # noqa: B023 # used at once
+            device.synchronize()  # noqa: B023 # likewise
+
+        what = f"Triton's flash attention, H {TRITON_HEADS}, S {TRITON_ROWS}, D {TRITON_DIM}, level {level}"
+        yield compare(what, launch, "Triton's interpreter", interpreter, runs)
+        if not np.allclose(held[3].numpy(), np.load(folder / "out.npy"), rtol=0, atol=2e-3):
+            raise RuntimeError("the virtual device and the interpreter do not agree")
+
+
+def figures(runs: int) -> Iterator[Figure]:
+    """Time everything that can be timed here."""
+    yield from against_numpy(runs)
+    yield from by_threads(runs)
+    if importlib.util.find_spec("triton") is None:
+        print("Triton is not installed: pip install 'pysm120[corpus]'")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield from against_interpreter(runs, Path(folder))
+
+
+def processor() -> str:
+    """Name the chip."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description="Speed of the virtual SM120 against NumPy and Triton's interpreter.")
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    print(f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}, {processor()}, {cores} cores")
+    print(f"mxfp8 forward, B {BATCH}, H {HEADS}, D {HEAD_DIM}; medians of {arguments.runs}\n")
+    rows = []
+    for figure in figures(arguments.runs):
+        row = figure.row()
+        rows.append(row)
+        print(
+            f"{row['what']}: {row['seconds']:.4g} s; {row['against']}: {row['against_seconds']:.4g} s; "
+            f"{row['ratio']:.3g} times ({row['ratio_min']:.3g} to {row['ratio_max']:.3g})",
+            flush=True,
+        )
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(figures, indent=1))
+        about = {"processor": processor(), "cores": cores, "runs": arguments.runs}
+        arguments.json.write_text(json.dumps({**about, "figures": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from pysm120.errors import (
 from pysm120.module import Kernel, KernelInfo, Module, Parameter
 from pysm120.profile import Profile
 from pysm120.quantize import quantize_mxfp8
+from pysm120.tensor_map import TensorMap
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "Parameter",
     "Profile",
     "Stream",
+    "TensorMap",
     "UnsupportedError",
     "WorkspaceTooSmallError",
     "__version__",

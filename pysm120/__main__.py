@@ -1,7 +1,9 @@
 """Command line: python -m pysm120 COMMAND, or --cflags --libs --cmakedir --pkgconfigdir."""
 
 import argparse
+import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -80,12 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\npysm120: interrupted", file=sys.stderr)
         return 130
-    except FaultError as error:
-        print(f"pysm120: {error}", file=sys.stderr)
-        return 1
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (Error, OSError) as error:
         print(f"pysm120: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, FaultError) else 2
     top.print_help()
     return 0
 

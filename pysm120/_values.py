@@ -13,6 +13,7 @@ FEWEST_LANES = 3  # that make a sequence
 SMALL = 10  # numbers below are the same in both notations
 LARGE = 1 << 16  # from here on a sequence is written in hexadecimal
 ADDRESS = 1 << 32  # a number from here on is an address rather, and its decimal digits say nothing
+TINY, HUGE = 1e-9, 1e9  # untyped bits in between are shown as f32
 PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
 _BASE = re.compile(r"\[\s*([%$\w.]+)")
 _ADDRESS = re.compile(r"\[\s*([%$\w.]+)\s*(?:\+\s*(-?\w+)\s*)?\]")
@@ -35,7 +36,7 @@ def type_of(register: Register, instruction: Instruction) -> str:
 
 
 def value_text(bits: int, high: int, kind: str) -> str:
-    """Return one value: "7", "0x1f=31", "0x3f800000=1.0"."""
+    """Return one value: "7", "0x1f=31", "0x3f800000=1.0"; "0x3f800000~1" where the type says nothing."""
     if kind == "pred":
         return str(bits & 1)
     size = BYTES.get(kind, 8)
@@ -48,9 +49,20 @@ def value_text(bits: int, high: int, kind: str) -> str:
     value = as_type(np.array([bits], np.uint64), kind)[0]
     if "f" in kind:
         return f"0x{bits:0{2 * size}x}={value!s}"
-    if 0 <= int(value) < SMALL:
-        return str(int(value))
-    return f"0x{bits:x}" if int(value) >= ADDRESS else f"0x{bits:x}={int(value)}"
+    return untyped_text(bits) if kind == "b32" and bits >= LARGE else number_text(bits, int(value))
+
+
+def number_text(bits: int, value: int) -> str:
+    """Return an integer in both notations, where they differ and both say something."""
+    if 0 <= value < SMALL:
+        return str(value)
+    return f"0x{bits:x}" if value >= ADDRESS else f"0x{bits:x}={value}"
+
+
+def untyped_text(bits: int) -> str:
+    """Return 32 bits that are anything, as f32 too if that is a likely number."""
+    number = float(as_type(np.array([bits], np.uint64), "f32")[0])
+    return f"0x{bits:08x}~{number:.6g}" if TINY < abs(number) < HUGE else f"0x{bits:08x}"
 
 
 def _sequence(values: list[int], lanes: list[int], kind: str) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from pysm120._resource import Handle, Resource
 from pysm120.errors import ClosedError, InvalidArgumentError, InvalidProgramError, require_type
 from pysm120.module import Kernel, Module, builtin_kernels
 from pysm120.profile import Profile
+from pysm120.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -454,6 +455,63 @@ class Device:
 
         """
         return arrays.from_dlpack(self, x, copy=copy, stream=stream)
+
+    def tensor_map(
+        self,
+        array: arrays.Array,
+        box: int | Sequence[int],
+        *,
+        element_strides: int | Sequence[int] | None = None,
+        data_type: str | None = None,
+        swizzle: str = "none",
+        interleave: str = "none",
+        l2_promotion: str = "none",
+        oob_fill: str = "zero",
+    ) -> TensorMap:
+        """Return a tensor map: how ``cp.async.bulk.tensor`` copies boxes of an array.
+
+        It is an argument of a kernel: ``.param .align 64 .b8 map[128]``, in CUDA C++
+        ``const __grid_constant__ CUtensorMap map``. All tuples are in the order of the
+        array's dimensions; the coordinates in PTX go the other way, innermost first.
+
+        Parameters
+        ----------
+        array : Array, 1 to 5 dimensions
+            Contiguous along the last dimension; the other strides are multiples of 16 bytes.
+        box : tuple of int
+            Elements that a box spans along each dimension, 1 to 256. The last dimension
+            of a box has a multiple of 16 bytes.
+        element_strides : tuple of int, optional
+            1 to 8: a box holds every so many-th element. Ignored for the last dimension.
+        data_type : str, optional
+            As ``CUtensorMapDataType`` calls it ("FLOAT32_FTZ", "16U4_ALIGN16B", ...).
+            Default: by the array's dtype; one-byte types are "UINT8".
+        swizzle : str
+            "none", "32B", "64B", "128B", "128B_ATOM_32B", "128B_ATOM_32B_FLIP_8B" or "128B_ATOM_64B".
+        interleave : str
+            "none", "16B" or "32B"; on the virtual device "none" alone.
+        l2_promotion : str
+            "none", "64B", "128B" or "256B": a hint.
+        oob_fill : str
+            What a load gives outside the array: "zero" or "nan".
+
+        Raises
+        ------
+        InvalidArgumentError, MisalignedError
+            The driver does not take it; the message says what would be right.
+
+        """
+        return TensorMap(
+            self,
+            array,
+            box,
+            element_strides=element_strides,
+            data_type=data_type,
+            swizzle=swizzle,
+            interleave=interleave,
+            l2_promotion=l2_promotion,
+            oob_fill=oob_fill,
+        )
 
     # ---- for the modules of this package ------------------------------------
 

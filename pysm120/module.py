@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pysm120 import tensor_map
 from pysm120._ffi import check, check_running, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
 from pysm120.arrays import Array, pinned_address
 from pysm120.errors import ClosedError, FaultError, InvalidArgumentError, require_type
+from pysm120.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     from pysm120.device import Device
@@ -211,7 +213,8 @@ class Kernel:
         *args
             One per parameter: an Array or an ndarray of ``Device.pinned`` for
             an address; a NumPy scalar of the parameter's size and kind; bytes,
-            np.void or a ctypes structure for an array of bytes.
+            np.void or a ctypes structure for an array of bytes; a TensorMap
+            for 128 of them.
         shared : int
             Dynamic shared memory of a CTA in bytes.
         stream : stream, optional
@@ -352,6 +355,8 @@ def _pack(
             return seen.to_bytes(8, "little")
         message = f"{kernel.describe(index)} is an ndarray in ordinary host memory: use Device.array or Device.pinned"
         raise TypeError(message)
+    if isinstance(value, TensorMap) and nbytes == tensor_map.NBYTES:
+        return _pack_map(value, index, kernel, stream)
     if isinstance(value, np.void | bytes | bytearray | ctypes.Structure):
         raw = bytes(value) if not isinstance(value, np.void) else value.tobytes()
         if len(raw) == nbytes and (not kinds or "V" in kinds):
@@ -359,6 +364,17 @@ def _pack(
     elif isinstance(value, np.generic) and value.itemsize == nbytes and _kind(value) in kinds:
         return value.tobytes()
     raise TypeError(_mismatch(value, index, kernel, nbytes, kinds, takes_address))
+
+
+def _pack_map(value: TensorMap, index: int, kernel: Kernel, stream: int) -> bytes:
+    """Return the bytes of a tensor map."""
+    if not kernel.device.shares_memory_with(value.device):
+        place = kernel.device.name_of(value.device)
+        message = f"{kernel.describe(index)} is a tensor map of {place}, but the kernel is on {kernel.device}"
+        raise InvalidArgumentError(message)
+    value.array.owner.ensure_open()
+    value.array.owner.stream = stream
+    return bytes(value)
 
 
 def _kind(value: np.generic) -> str:
@@ -389,7 +405,7 @@ def _mismatch(
         if kind in kinds and example:
             wanted.append(f"a NumPy scalar such as {example}")
     if not wanted or "V" in kinds:
-        wanted.append(f"{nbytes} bytes")
+        wanted.append("a TensorMap" if nbytes == tensor_map.NBYTES else f"{nbytes} bytes")
     return f"{kernel.describe(index)} is a {given}: give {' or '.join(wanted)}"
 
 

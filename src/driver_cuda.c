@@ -49,6 +49,26 @@ static CUresult no_parameter_info(CUfunction function, size_t index, size_t *off
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+/* Stand in for what came with CUDA 12.0. */
+static CUresult no_tensor_map(CUtensorMap *map, CUtensorMapDataType type, uint32_t rank, void *address,
+                              const uint64_t *dims, const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+                              CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                              CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+    (void)map, (void)type, (void)rank, (void)address, (void)dims, (void)strides, (void)box, (void)steps;
+    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUresult no_tensor_map_address(CUtensorMap *map, void *address) {
+    (void)map, (void)address;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Is this a function that an old driver may lack? */
+static int is_optional(const char *name) {
+    return strcmp(name, "cuFuncGetParamInfo") == 0 || strncmp(name, "cuTensorMap", strlen("cuTensorMap")) == 0;
+}
+
 /* Fill the table, or say why not. */
 static void load(void) {
     void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -60,12 +80,18 @@ static void load(void) {
     const char *missing = NULL;
 #define X(name, parameters)                                                                                            \
     if (!find(library, #name, &table.name)) {                                                                          \
-        missing = strcmp(#name, "cuFuncGetParamInfo") == 0 ? missing : #name;                                          \
+        missing = is_optional(#name) ? missing : #name;                                                                \
     }
     DRIVER_FUNCTIONS(X)
 #undef X
     if (table.cuFuncGetParamInfo == NULL) {
         table.cuFuncGetParamInfo = no_parameter_info;
+    }
+    if (table.cuTensorMapEncodeTiled == NULL) {
+        table.cuTensorMapEncodeTiled = no_tensor_map;
+    }
+    if (table.cuTensorMapReplaceAddress == NULL) {
+        table.cuTensorMapReplaceAddress = no_tensor_map_address;
     }
     if (missing != NULL) {
         snprintf(reason, sizeof reason, "the CUDA driver is too old: libcuda.so.1 has no %s", exported(missing));

@@ -302,6 +302,70 @@ SM120_API sm120_status sm120_builtin_kernel(sm120_device *device, int32_t index,
 SM120_API sm120_status sm120_builtin_image(int32_t index, const char *target, const char *form, const void **image,
                                            size_t *bytes);
 
+/* ---- tensor maps ----------------------------------------------------------------------------------------- */
+
+/* What cp.async.bulk.tensor moves boxes by, as the driver's cuTensorMapEncodeTiled has it: dimensions count from the
+ * innermost, whose elements lie next to each other. A map is an argument of a kernel (.param .align 64 .b8 map[128]),
+ * or its 128 bytes are copied to device memory at a multiple of 64. It is the device's: no other one reads it. */
+typedef struct sm120_tensor_map {
+    uint64_t opaque[16];
+} sm120_tensor_map;
+
+/* data_type: the bits of an element, and what reductions and filling with NaN take them for. fp8 is UINT8. The last
+ * three pack 16 elements into 8, 8 and 12 bytes; ALIGN16B gives them 16 bytes of shared memory. */
+enum {
+    SM120_TENSOR_MAP_UINT8 = 0,
+    SM120_TENSOR_MAP_UINT16 = 1,
+    SM120_TENSOR_MAP_UINT32 = 2,
+    SM120_TENSOR_MAP_INT32 = 3,
+    SM120_TENSOR_MAP_UINT64 = 4,
+    SM120_TENSOR_MAP_INT64 = 5,
+    SM120_TENSOR_MAP_FLOAT16 = 6,
+    SM120_TENSOR_MAP_FLOAT32 = 7,
+    SM120_TENSOR_MAP_FLOAT64 = 8,
+    SM120_TENSOR_MAP_BFLOAT16 = 9,
+    SM120_TENSOR_MAP_FLOAT32_FTZ = 10,
+    SM120_TENSOR_MAP_TFLOAT32 = 11,
+    SM120_TENSOR_MAP_TFLOAT32_FTZ = 12,
+    SM120_TENSOR_MAP_16U4_ALIGN8B = 13,
+    SM120_TENSOR_MAP_16U4_ALIGN16B = 14,
+    SM120_TENSOR_MAP_16U6_ALIGN16B = 15
+};
+enum { SM120_INTERLEAVE_NONE = 0, SM120_INTERLEAVE_16B = 1, SM120_INTERLEAVE_32B = 2 }; /* interleave */
+enum {                                                                                  /* swizzle */
+       SM120_SWIZZLE_NONE = 0,
+       SM120_SWIZZLE_32B = 1,
+       SM120_SWIZZLE_64B = 2,
+       SM120_SWIZZLE_128B = 3,
+       SM120_SWIZZLE_128B_ATOM_32B = 4, /* this and what follows: Blackwell */
+       SM120_SWIZZLE_128B_ATOM_32B_FLIP_8B = 5,
+       SM120_SWIZZLE_128B_ATOM_64B = 6
+};
+enum { SM120_L2_NONE = 0, SM120_L2_64B = 1, SM120_L2_128B = 2, SM120_L2_256B = 3 }; /* l2_promotion */
+enum { SM120_FILL_ZERO = 0, SM120_FILL_NAN = 1 };                                   /* oob_fill */
+
+typedef struct sm120_tensor_map_args {
+    uint32_t size; /* sizeof(sm120_tensor_map_args) */
+    uint32_t data_type;
+    uint32_t rank;               /* 1 to 5; members of the arrays beyond it are ignored */
+    uint32_t interleave;         /* only on a GPU */
+    uint32_t swizzle;            /* box[0] elements are at most 32, 64 or 128 bytes */
+    uint32_t l2_promotion;       /* a hint */
+    uint32_t oob_fill;           /* what a load gives outside the tensor; NaN only for floating-point types */
+    uint32_t box[5];             /* elements that a box spans, 1 to 256; box[0] elements are a multiple of 16 bytes */
+    uint32_t element_strides[5]; /* 1 to 8: a box takes every so many-th element; element_strides[0] is ignored */
+    uint32_t reserved;           /* 0 */
+    sm120_address address;       /* a multiple of 16 */
+    uint64_t dims[5];            /* elements, 1 to 2^32 */
+    uint64_t strides[4];         /* of dimensions 1, 2, ... in bytes: multiples of 16 below 2^40 */
+} sm120_tensor_map_args;
+
+SM120_API sm120_status sm120_tensor_map_encode(sm120_device *device, const sm120_tensor_map_args *args,
+                                               sm120_tensor_map *map);
+/* Point a map to another tensor of the same form. */
+SM120_API sm120_status sm120_tensor_map_replace_address(sm120_device *device, sm120_tensor_map *map,
+                                                        sm120_address address);
+
 /* ---- operations ------------------------------------------------------------------------------------------ */
 
 /* DLPack's DLDataType as one little-endian word: code | bits << 8 | lanes << 16. */

@@ -55,6 +55,8 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     sm120_parameter_info parameter_info = {.size = sizeof parameter_info};
     sm120_attention_args attention = {.size = sizeof attention};
     sm120_quantize_mxfp8_args quantize = {.size = sizeof quantize};
+    sm120_tensor_map_args tensor_map = {.size = sizeof tensor_map};
+    sm120_tensor_map map = {{0}};
     const uint32_t one[3] = {1, 1, 1};
     const char *text = NULL;
     char host[16] = {0};
@@ -97,6 +99,8 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_builtin_kernel(d, 0, &kernel));
     BAD(INVALID_ARGUMENT, word, sm120_attention(d, &attention, 0, &bytes));
     BAD(INVALID_ARGUMENT, word, sm120_quantize_mxfp8(d, &quantize));
+    BAD(INVALID_ARGUMENT, word, sm120_tensor_map_encode(d, &tensor_map, &map));
+    BAD(INVALID_ARGUMENT, word, sm120_tensor_map_replace_address(d, &map, 256));
     BAD(INVALID_ARGUMENT, word, sm120_module_kernel(m, "scale", &kernel));
     BAD(INVALID_ARGUMENT, word, sm120_module_entry(m, 0, &text));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_query(k, &kernel_info));
@@ -701,6 +705,107 @@ static void test_attention(sm120_device *device) {
     OK(sm120_free(device, memory));
 }
 
+/* A map of a matrix of f16 with one field wrong. */
+#define M(field, value, status, word) FIELD(sm120_tensor_map_args, field, value, status, word)
+static const struct wrong_field wrong_map[] = {
+    M(size, 7, INVALID_ARGUMENT, "args->size = 7"),
+    M(data_type, 16, INVALID_ARGUMENT, "data_type = 16; 0 to 15 are right"),
+    M(rank, 0, INVALID_ARGUMENT, "rank = 0"),
+    M(rank, 6, INVALID_ARGUMENT, "rank = 6; 1 to 5 are right"),
+    M(interleave, 3, INVALID_ARGUMENT, "interleave = 3"),
+    M(interleave, 1, INVALID_ARGUMENT, "rank = 2; an interleaved tensor has 3 to 5 dimensions"),
+    M(swizzle, 7, INVALID_ARGUMENT, "swizzle = 7"),
+    M(swizzle, 1, INVALID_ARGUMENT, "box[0] = 32 elements are 64 bytes; at most 32 are right"),
+    M(l2_promotion, 4, INVALID_ARGUMENT, "l2_promotion = 4"),
+    M(oob_fill, 2, INVALID_ARGUMENT, "oob_fill = 2"),
+    M(reserved, 1, INVALID_ARGUMENT, "reserved = 1"),
+    M(address, 0, INVALID_ARGUMENT, "address = 0"),
+    M(address, 40, MISALIGNED, "address = 0x28"),
+    M(dims[0], 0, INVALID_ARGUMENT, "dims[0] = 0"),
+    M(dims[1], (INT64_C(1) << 32) + 1, INVALID_ARGUMENT, "dims[1] = 4294967297; 1 to 2^32"),
+    M(strides[0], 136, INVALID_ARGUMENT, "strides[0] = 136 bytes; a multiple of 16"),
+    M(strides[0], INT64_C(1) << 40, INVALID_ARGUMENT, "below 2^40"),
+    M(box[0], 0, INVALID_ARGUMENT, "box[0] = 0"),
+    M(box[1], 257, INVALID_ARGUMENT, "box[1] = 257; 1 to 256"),
+    M(box[0], 12, INVALID_ARGUMENT, "box[0] = 12 elements of 16 bits; a multiple of 16 bytes"),
+    M(element_strides[1], 9, INVALID_ARGUMENT, "element_strides[1] = 9; 1 to 8"),
+    M(element_strides[0], 0, INVALID_ARGUMENT, "element_strides[0] = 0"),
+};
+
+/* The same for the types that pack, and of the modes that contradict each other. */
+static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
+    sm120_tensor_map map;
+    args.data_type = SM120_TENSOR_MAP_UINT16;
+    args.oob_fill = SM120_FILL_NAN;
+    BAD(INVALID_ARGUMENT, "oob_fill = 1; NaN is for floating-point types",
+        sm120_tensor_map_encode(device, &args, &map));
+    args.oob_fill = SM120_FILL_ZERO;
+    args.data_type = SM120_TENSOR_MAP_16U4_ALIGN8B;
+    args.dims[0] = 63;
+    BAD(INVALID_ARGUMENT, "dims[0] = 63; a multiple of 2", sm120_tensor_map_encode(device, &args, &map));
+    args.data_type = SM120_TENSOR_MAP_16U6_ALIGN16B;
+    BAD(INVALID_ARGUMENT, "dims[0] = 63; a multiple of 128", sm120_tensor_map_encode(device, &args, &map));
+    args.dims[0] = 128;
+    BAD(INVALID_ARGUMENT, "box[0] = 32; 128 is right", sm120_tensor_map_encode(device, &args, &map));
+    args.box[0] = 128;
+    args.swizzle = SM120_SWIZZLE_64B;
+    BAD(INVALID_ARGUMENT, "at most 64", sm120_tensor_map_encode(device, &args, &map));
+    args.swizzle = SM120_SWIZZLE_128B_ATOM_32B_FLIP_8B;
+    BAD(INVALID_ARGUMENT, "128B_ATOM_64B", sm120_tensor_map_encode(device, &args, &map));
+    args.swizzle = SM120_SWIZZLE_NONE;
+    args.strides[0] += 16;
+    BAD(INVALID_ARGUMENT, "a multiple of 32", sm120_tensor_map_encode(device, &args, &map));
+    args.strides[0] -= 16;
+    args.rank = 3;
+    args.interleave = SM120_INTERLEAVE_16B;
+    BAD(INVALID_ARGUMENT, "interleave = 1; data_type 16U6_ALIGN16B wants none",
+        sm120_tensor_map_encode(device, &args, &map));
+    args.data_type = SM120_TENSOR_MAP_FLOAT16;
+    args.interleave = SM120_INTERLEAVE_32B;
+    args.strides[1] += 16;
+    BAD(INVALID_ARGUMENT, "strides[1] = 12816 bytes; a multiple of 32", sm120_tensor_map_encode(device, &args, &map));
+}
+
+static void test_tensor_map(sm120_device *device) {
+    sm120_device_info info = {.size = sizeof info};
+    sm120_address memory = 0;
+    sm120_tensor_map map = {{0}};
+    sm120_tensor_map other = {{0}};
+    OK(sm120_device_query(device, &info));
+    OK(sm120_alloc(device, 1 << 16, &memory));
+    const sm120_tensor_map_args right = {.size = sizeof right,
+                                         .data_type = SM120_TENSOR_MAP_FLOAT16,
+                                         .rank = 2,
+                                         .swizzle = SM120_SWIZZLE_64B,
+                                         .box = {32, 8, 1},
+                                         .element_strides = {1, 1, 1},
+                                         .address = memory,
+                                         .dims = {60, 100, 1},
+                                         .strides = {128, 12800}};
+    for (size_t i = 0; i < sizeof wrong_map / sizeof wrong_map[0]; ++i) {
+        sm120_tensor_map_args args;
+        set_field(&args, &right, sizeof args, &wrong_map[i]);
+        expect(__LINE__, wrong_map[i].word, sm120_tensor_map_encode(device, &args, &map), wrong_map[i].status,
+               wrong_map[i].word);
+    }
+    test_packed_map(device, right);
+    BAD(INVALID_ARGUMENT, "args is NULL", sm120_tensor_map_encode(device, NULL, &map));
+    BAD(INVALID_ARGUMENT, "map is NULL", sm120_tensor_map_encode(device, &right, NULL));
+    BAD(INVALID_ARGUMENT, "map is NULL", sm120_tensor_map_replace_address(device, NULL, memory));
+    BAD(MISALIGNED, "address = 0x", sm120_tensor_map_replace_address(device, &map, memory + 8));
+    if (info.is_virtual) {
+        BAD(INVALID_ARGUMENT, "never encoded", sm120_tensor_map_replace_address(device, &map, memory));
+    }
+    sm120_tensor_map_args moved = right;
+    moved.address += 512;
+    OK(sm120_tensor_map_encode(device, &right, &map));
+    OK(sm120_tensor_map_encode(device, &moved, &other));
+    TRUE(memcmp(&map, &other, sizeof map) != 0);
+    OK(sm120_tensor_map_replace_address(device, &map, memory + 512));
+    TRUE(memcmp(&map, &other, sizeof map) == 0);
+    OK(sm120_free(device, memory));
+}
+
 static void test_quantize(sm120_device *device) {
     enum { ROWS = 3, COUNT = ROWS * D };
     sm120_address memory = 0;
@@ -855,6 +960,7 @@ int main(int argc, char **argv) {
     test_fault(device, kernel);
     test_attention(device);
     test_quantize(device);
+    test_tensor_map(device);
     test_builtin_kernels(device);
     test_threads(device);
     OK(sm120_alloc(device, 100, &left)); /* what is left is freed by the close: a leak checker sees to it */

@@ -13,7 +13,9 @@ import pysm120
 
 # Triton's half of the corpus is run where Triton is installed (the extra `corpus`); the header says which.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-collect_ignore = [] if HAS_TRITON else ["corpus/test_triton.py", "corpus/triton_kernels.py"]
+collect_ignore = (
+    [] if HAS_TRITON else [f"corpus/{name}.py" for name in ("test_triton", "triton_kernels", "triton_compile")]
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

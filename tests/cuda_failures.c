@@ -175,6 +175,14 @@ static void test_limits(void) {
     TRUE(sm120_module_load(device, cubin, bytes, "some.cubin", &module) == SM120_OK);
     BAD(SM120_UNSUPPORTED, "CUDA 12.4", sm120_module_kernel(module, "e", &kernel));
     BAD(SM120_INVALID_ARGUMENT, "missing", sm120_module_kernel(module, "missing", &kernel));
+    const sm120_tensor_map_args map_args = {
+        .size = sizeof map_args, .rank = 1, .box = {16}, .element_strides = {1}, .address = 4096, .dims = {64}};
+    sm120_tensor_map map = {{0}};
+    BAD(SM120_UNSUPPORTED, "CUDA 12.0", sm120_tensor_map_encode(device, &map_args, &map));
+    sm120_tensor_map_args new_args = map_args;
+    new_args.swizzle = SM120_SWIZZLE_128B_ATOM_64B;
+    BAD(SM120_UNSUPPORTED, "swizzle = 6; ", sm120_tensor_map_encode(device, &new_args, &map));
+    BAD(SM120_UNSUPPORTED, "CUDA 12.0", sm120_tensor_map_replace_address(device, &map, 4096));
     TRUE(sm120_module_load(device, ptx, strlen(ptx), "e.ptx", &module) == SM120_OK);
     TRUE(sm120_module_kernel(module, "e", &kernel) == SM120_OK);
     TRUE(sm120_kernel_parameter(kernel, 1, &parameter) == SM120_OK);

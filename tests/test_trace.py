@@ -204,6 +204,9 @@ def register(kind: str, values: list[int], *, name: str = "r", is_write: bool = 
         ("u32", [1, 1, 2, 2], "{0-1: 1, 2-3: 2}"),
         ("u32", [1, 9, 2, 7], "{0: 1, 1: 9, 2: 2, 3: 7}"),
         ("f32", [0x3FC00000] * 4, "0x3fc00000=1.5"),
+        ("b32", [0x3FC00000] * 4, "0x3fc00000~1.5"),
+        ("b32", [0x40C0000] * 4, "0x040c0000"),
+        ("b32", [0x4000] * 4, "0x4000=16384"),
         ("f16", [0x3C00] * 4, "0x3c00=1.0"),
         ("bf16", [int(np.float32(-2).view(np.uint32)) >> 16] * 4, "0xc000=-2"),
         ("f64", [0x4004000000000000] * 4, "0x4004000000000000=2.5"),
@@ -247,3 +250,16 @@ def test_untyped_registers_take_the_type_of_the_instruction(
 ) -> None:
     held = register(kind, [0], name=name, is_write=is_write)
     assert _values.type_of(held, Instruction("<ptx>", 1, text, 1)) == shown
+
+
+def test_a_reader_that_has_seen_enough(saxpy: str) -> None:
+    words = ["trace", saxpy, *LAUNCH, "--lanes", "--cta", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "pysm120", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == 128 + signal.SIGPIPE
+        assert not process.stderr.read()

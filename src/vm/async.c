@@ -4,12 +4,15 @@
 #include "check.h"
 #include "defined.h"
 #include "profile.h"
+#include "tma.h"
 #include "watch.h"
 #include <stdlib.h>
 
 /* Forget everything at the start of a CTA. */
 void async_init(struct cta *cta) {
     cta->asyncs = 0;
+    for (uint32_t k = 0; k < cta->box_space; k++)
+        cta->boxes[k].in_use = 0;
 }
 
 /* Append an operation; NULL after a fault. */
@@ -67,6 +70,39 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
             return STEP_FAULT;
     }
     return STEP_NEXT;
+}
+
+/* A free record of a box; its index, or UINT32_MAX after a fault. */
+static uint32_t take_box(struct warp *w) {
+    struct cta *cta = w->cta;
+    for (uint32_t k = 0; k < cta->box_space; k++)
+        if (!cta->boxes[k].in_use)
+            return k;
+    const uint32_t old = cta->box_space, space = old ? 2 * old : 16;
+    struct tma_box *grown = realloc(cta->boxes, space * sizeof *grown);
+    if (!grown) {
+        fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of memory");
+        return UINT32_MAX;
+    }
+    cta->boxes = grown;
+    cta->box_space = space;
+    for (uint32_t k = old; k < space; k++)
+        grown[k].in_use = 0;
+    return old;
+}
+
+int async_start(struct warp *w, const struct async_op *wanted, const struct tma_box *box) {
+    const uint32_t record = take_box(w);
+    struct async_op *op = record == UINT32_MAX ? NULL : push(w);
+    if (!op)
+        return 0;
+    *op = *wanted;
+    op->warp = w->index;
+    op->pc = w->pc;
+    op->group = w->bulk_group[op->lane];
+    op->copy = record;
+    w->cta->boxes[record] = *box;
+    return !w->cta->shadow || check_bulk(w, op);
 }
 
 /* cp.async.bulk.commit_group */
@@ -237,12 +273,35 @@ static int land_lanes(struct warp *w, const struct async_op *op) {
     return 1;
 }
 
+/* Move the bytes of a bulk copy. */
+static void move(struct cta *cta, const struct async_op *op) {
+    uint8_t *shared = cta->shared + (op->shared - SHARED_BASE), *global = (uint8_t *)(uintptr_t)op->global;
+    if (op->kind == ASYNC_REDUCE)
+        reduce(op, shared, global);
+    else if (op->kind == ASYNC_LOAD)
+        memcpy(shared, global, op->bytes);
+    else
+        memcpy(global, shared, op->bytes);
+}
+
+/* The same for a box. */
+static void move_box(struct cta *cta, const struct async_op *op) {
+    struct tma_box *box = &cta->boxes[op->copy];
+    if (op->kind == ASYNC_REDUCE)
+        tma_reduce(box, cta->shared, op->shared, tma_reduction((enum atomic_op)op->op, box->map.type));
+    else if (op->kind == ASYNC_LOAD)
+        tma_load(box, cta->shared, op->shared);
+    else
+        tma_store(box, cta->shared, op->shared);
+    box->in_use = 0;
+}
+
 /* Perform one operation. 0 after a fault. */
 static int land(struct warp *w, const struct async_op *op) {
-    uint8_t *shared = w->cta->shared + (op->shared - SHARED_BASE), *global = (uint8_t *)(uintptr_t)op->global;
+    if (op->kind < ASYNC_COPY)
+        (op->is_tensor ? move_box : move)(w->cta, op);
     switch (op->kind) {
     case ASYNC_LOAD: {
-        memcpy(shared, global, op->bytes);
         w->worker->bytes[TRAFFIC_BULK_LOAD] += op->bytes;
         struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "completion of a bulk copy");
         if (m && w->cta->shadow)
@@ -250,11 +309,9 @@ static int land(struct warp *w, const struct async_op *op) {
         return m && mbarrier_change(w, m, 0, -(int32_t)op->bytes, 0, op->lane);
     }
     case ASYNC_STORE:
-        memcpy(global, shared, op->bytes);
         w->worker->bytes[TRAFFIC_BULK_STORE] += op->bytes;
         return 1;
     case ASYNC_REDUCE:
-        reduce(op, shared, global);
         w->worker->bytes[TRAFFIC_BULK_REDUCE] += op->bytes;
         return 1;
     default:

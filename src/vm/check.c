@@ -11,22 +11,26 @@ void check_free(struct shadow *s) {
     if (!s)
         return;
     for (uint32_t k = 0; k < MAX_WARPS; k++)
-        free(s->read[k]), free(s->strong[k]);
+        free(s->read[k]), free(s->strong[k]), lanes_free(s->lanes[k]);
     free(s->cell);
     free(s->mbarrier);
     free(s->store);
+    free(s->box);
+    free(s->map);
     free(s->location);
     free(s);
 }
 
-/* Make room for CTAs of that many warps; what was made before is used again. */
-struct shadow *check_open(struct shadow *old, uint32_t warps) {
+/* Make room for CTAs of a launch; what was made before is used again. */
+struct shadow *check_open(struct shadow *old, const struct launch *launch) {
     struct shadow *s = old ? old : calloc(1, sizeof *s);
     if (!s)
         return NULL;
     int good = s->cell || (s->cell = malloc(CELLS * sizeof *s->cell));
-    for (uint32_t k = 0; k < warps; k++)
+    for (uint32_t k = 0; k < launch->warps; k++)
         good = good && (s->read[k] || (s->read[k] = malloc(CELLS * sizeof **s->read)));
+    for (uint32_t k = 0; launch->world && k < launch->warps; k++)
+        good = good && (s->lanes[k] = lanes_open(s->lanes[k], launch->shared_bytes));
     if (!good) {
         check_free(s);
         return NULL;
@@ -44,7 +48,9 @@ void check_start(struct cta *cta) {
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);
     memset(s->far_acquired, 0, sizeof s->far_acquired);
     s->world = cta->launch->world;
-    s->has_released = s->has_acquired = s->stores = s->locations = 0;
+    for (uint32_t k = 0; s->world && k < cta->warps; k++)
+        s->lanes[k] = lanes_open(s->lanes[k], cta->shared_bytes); /* there is room: a new beginning */
+    s->has_released = s->has_acquired = s->stores = s->boxes = s->maps = s->locations = 0;
     memset(s->cell, 0, ((cta->shared_bytes + GRANULE - 1) / GRANULE) * sizeof *s->cell);
     for (uint32_t k = 0; k < MAX_WARPS; k++)
         s->warp[k].seen[k] = 1;
@@ -400,6 +406,8 @@ int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, ui
     const int strong = i->q != ORDER_WEAK;
     if ((i->space == SPACE_SHARED || i->space == SPACE_GENERIC) &&
         !check_places(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL, NULL))
+        return 0;
+    if (s->world && !strong && i->space <= SPACE_SHARED && !lanes_access(w, i, place, mask, bytes, is_write))
         return 0;
     if (s->world && (i->space == SPACE_GLOBAL || i->space == SPACE_GENERIC) &&
         !world_access(w, i, place, mask, bytes, is_write))

@@ -13,7 +13,7 @@
 #ifndef SM120_VM_CHECK_H
 #define SM120_VM_CHECK_H
 
-#include "vm.h"
+#include "tma.h"
 
 enum {
     AGENT_COPY = 32,
@@ -52,9 +52,10 @@ struct mark {
     uint32_t clock, pc; /* bit 31 of pc: a strong read */
 };
 
-/* A bulk store or reduction that its issuer has not waited for. */
+/* A bulk store or reduction that its issuer has not waited for, or a part of one. */
 struct bulk_store {
-    uint64_t global;
+    uint64_t global, global_bytes; /* that it may write */
+    uint32_t box;                  /* index + 1 of the box that it writes of them; 0: all */
     uint32_t warp, lane, group, shared, bytes, pc;
     int has_read; /* it was waited for with .read */
 };
@@ -73,6 +74,14 @@ struct mbarrier_shadow {
     uint32_t copied, copy_pc; /* the last phase + 1 that a bulk copy completes on */
 };
 
+/* A tensor map in global memory, as the CTA has changed it and fenced it. */
+struct map_shadow {
+    uint64_t address;
+    uint32_t changed_by, changed, changed_pc; /* warp, its clock, 0: not changed */
+    uint32_t released;                        /* the clock of its release fence, 0: none */
+    uint32_t acquired[MAX_WARPS];             /* the clock of each warp's acquire fence, 0: none */
+};
+
 struct shadow {
     struct clocks warp[MAX_WARPS], barrier[BARRIERS + 1];
     struct clocks released[MAX_WARPS], acquired[MAX_WARPS]; /* by the last fence; by relaxed reads since */
@@ -84,17 +93,22 @@ struct shadow {
     uint32_t mbarrier_space;
     struct bulk_store *store;
     uint32_t stores, store_space;
+    struct tma_box *box; /* of the stores */
+    uint32_t boxes, box_space;
+    struct map_shadow *map;
+    uint32_t maps, map_space;
     struct location *location;
     uint32_t locations, location_space;
     struct world *world;                /* check_global.h; NULL below level full */
     struct far far_acquired[MAX_WARPS]; /* of other CTAs, by relaxed reads since the last fence */
+    struct lanes *lanes[MAX_WARPS];     /* check_lanes.c; used at level full */
     struct cell *cell;                  /* GRANULES, then 16 bytes of each */
     struct mark *read[MAX_WARPS];       /* beside the cells */
     struct mark *strong[MAX_WARPS];     /* likewise; NULL until a warp writes strongly */
 };
 
 /* check.c: the accesses. All return 0 after a fault. */
-struct shadow *check_open(struct shadow *old, uint32_t warps); /* NULL: out of memory */
+struct shadow *check_open(struct shadow *old, const struct launch *launch); /* NULL: out of memory */
 void check_free(struct shadow *shadow);
 void check_start(struct cta *cta);
 /* The lanes of `mask` access `bytes` bytes each at host pointers. */
@@ -140,6 +154,12 @@ void check_copy_arrives(struct warp *w, const struct mbarrier *m);
 int check_exit(struct warp *w, uint32_t mask);
 void check_end(struct cta *cta);
 
+/* check_map.c: tensor maps in global memory, and their proxy. Those that return an int return 0 after a fault. */
+int check_map_used(struct warp *w, uint64_t address, uint32_t lane);
+int check_map_changed(struct warp *w, uint64_t address, int is_released);
+int check_map_acquired(struct warp *w, uint64_t address);
+void check_map_released(struct warp *w);
+
 /* check_global.c: accesses to global memory, at level full */
 struct world *world_open(const struct launch *launch); /* NULL: out of memory */
 void world_close(struct world *world);
@@ -157,6 +177,15 @@ int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32
 int world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number);
 /* A bulk store or reduction of this warp has written. */
 void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc);
+
+/* Is a place that a generic address led to in global memory? */
+int check_is_global(const struct warp *w, const uint8_t *place);
+
+/* check_lanes.c: order between lanes of a warp, at level full */
+struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes); /* NULL: out of memory */
+void lanes_free(struct lanes *lanes);
+int lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                 int is_write);
 
 /* check_far.c: order between CTAs, at level full */
 void far_join(struct world *world, struct far *to, const struct far *from);

@@ -92,6 +92,10 @@ static const struct node *join_maps(struct world *world, const struct node *a, c
         return b;
     if (!level)
         return join_leaves(world, a, b);
+    struct joined *memo =
+        &world->joined[((uintptr_t)a >> 4 ^ (uintptr_t)b >> 9) * 0x9e3779b97f4a7c15u >> (64 - JOINED_BITS)];
+    if (memo->a == a && memo->b == b)
+        return memo->both;
     const struct node *child[BRANCHES];
     int is_a = 1, is_b = 1;
     for (uint32_t k = 0; k < BRANCHES; k++) {
@@ -99,13 +103,11 @@ static const struct node *join_maps(struct world *world, const struct node *a, c
         is_a &= child[k] == children_of(a)[k];
         is_b &= child[k] == children_of(b)[k];
     }
-    if (is_a || is_b)
-        return is_a ? a : b;
-    struct branch *n = make_branch(world);
-    if (!n)
-        return a;
-    memcpy(n->child, child, sizeof child);
-    return &n->node;
+    struct branch *n = is_a || is_b ? NULL : make_branch(world);
+    if (n)
+        memcpy(n->child, child, sizeof child);
+    *memo = (struct joined){a, b, n ? &n->node : is_b ? b : a};
+    return memo->both;
 }
 
 static uint32_t branch_of(uint32_t cta, uint32_t level) {
@@ -294,6 +296,7 @@ void far_sweep(struct world *world) {
     world->found_in = NULL;
     world->found_cta = UINT32_MAX;
     world->found = NULL;
+    memset(world->joined, 0, sizeof world->joined);
     world->node_bytes = 0;
     struct node **link = &world->nodes;
     while (*link) {

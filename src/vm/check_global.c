@@ -426,7 +426,7 @@ static struct access access_of(struct warp *w, uint32_t bytes, uint32_t lane, ui
 }
 
 /* Is a place that a generic address led to in global memory? */
-static int is_global(const struct warp *w, const uint8_t *place) {
+int check_is_global(const struct warp *w, const uint8_t *place) {
     const struct cta *cta = w->cta;
     const uint64_t own = (uintptr_t)place - (uintptr_t)cta->memory;
     const uint64_t parameter = (uintptr_t)place - (uintptr_t)cta->launch->parameters;
@@ -455,7 +455,7 @@ int world_access(struct warp *w, const struct inst *i, uint8_t *const *place, ui
             else if (next != start || end != start + bytes)
                 break;
         }
-        if (i->space == SPACE_GENERIC && !is_global(w, place[a.lane]))
+        if (i->space == SPACE_GENERIC && !check_is_global(w, place[a.lane]))
             continue;
         if (!range(&a, start, end - start))
             return 0;
@@ -467,7 +467,7 @@ int world_access(struct warp *w, const struct inst *i, uint8_t *const *place, ui
 int world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane) {
     struct access a = access_of(w, bytes, lane, TRACE_WRITE | TRACE_STRONG | (i->r ? 0u : TRACE_GPU));
     a.swaps = i->kind == ATOMIC_CAS;
-    if (i->space == SPACE_GENERIC && !is_global(w, place))
+    if (i->space == SPACE_GENERIC && !check_is_global(w, place))
         return 1;
     return range(&a, (uintptr_t)place, bytes) && (!a.world->is_full || out_of_memory(&a));
 }

@@ -33,6 +33,12 @@ struct suspicion {
     struct fault_text text;
 };
 
+/* Two maps, and what they know together: most joins have been made before. */
+enum { JOINED_BITS = 12 };
+struct joined {
+    const struct node *a, *b, *both;
+};
+
 struct page;
 struct more;
 struct world {
@@ -47,6 +53,7 @@ struct world {
     uint32_t levels, sweeps;
     const struct node *found_in, *found; /* the last that was looked up */
     uint32_t found_cta;
+    struct joined joined[1 << JOINED_BITS];
     struct far_location *location;
     size_t locations, location_space;
     struct cta **resident; /* CTAs that have started and not ended */

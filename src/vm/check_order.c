@@ -21,9 +21,16 @@ static void release(struct warp *w, struct clocks *to) {
     mine->seen[w->index]++;
 }
 
+/* Something that orders more than one lane: which of them it does is not told apart. */
+static void synchronise(struct warp *w) {
+    if (w->cta->watches_lanes)
+        lanes_meet(w, FULL);
+}
+
 /* ---- barriers ------------------------------------------------------------------------------------------------ */
 
 void check_barrier_arrived(struct warp *w, uint32_t number) {
+    synchronise(w);
     release(w, &w->cta->shadow->barrier[number]);
 }
 
@@ -34,6 +41,7 @@ void check_barrier_empty(struct cta *cta, uint32_t number) {
 
 /* The barrier has completed and this warp goes on. */
 void check_barrier_left(struct warp *w, uint32_t number) {
+    synchronise(w);
     struct shadow *s = w->cta->shadow;
     join(s, &s->warp[w->index], &s->barrier[number]);
 }
@@ -56,6 +64,7 @@ void check_fence(struct warp *w, uint32_t kind) {
     }
     if (!(kind & FENCE_MEMORY))
         return;
+    synchronise(w);
     if (s->has_acquired >> w->index & 1u) {
         join(s, mine, &s->acquired[w->index]);
         memset(&s->acquired[w->index], 0, sizeof *s->acquired);
@@ -93,6 +102,8 @@ static struct clocks *location_of(struct warp *w, const void *place, int add) {
 int check_ordered(struct warp *w, const struct inst *i, const void *place, int is_read, int is_write) {
     struct shadow *s = w->cta->shadow;
     const uint32_t self = 1u << w->index, order = i->q;
+    if (order > ORDER_RELAXED)
+        synchronise(w);
     if (s->world && !i->r && (uintptr_t)place - (uintptr_t)w->cta->shared >= w->cta->shared_bytes)
         far_ordered(w, place, order, is_read, is_write);
     struct clocks *mine = &s->warp[w->index], *at = location_of(w, place, 0);
@@ -178,6 +189,7 @@ int check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane)
 
 /* A warp is about to arrive: it passes on what it has done. */
 void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m) {
+    synchronise(w);
     release(w, &w->cta->shadow->mbarrier[index_of(w->cta, m)].gathering);
 }
 
@@ -206,6 +218,7 @@ void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m) {
 /* A wait has found the last phase complete. */
 void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, int is_acquire) {
     struct shadow *s = w->cta->shadow;
+    synchronise(w);
     const uint32_t k = index_of(w->cta, m), agent = AGENT_MBARRIER + k % MBARRIER_AGENTS;
     struct mbarrier_shadow *x = &s->mbarrier[k];
     uint32_t *seen = s->warp[w->index].seen;

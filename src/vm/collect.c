@@ -44,8 +44,11 @@ enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, u
     if (mask & ~*members)
         return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(mask & ~*members),
                         "the lane is not in the member mask 0x%08x", *members);
-    if (LIKELY(!(*members & w->live & ~mask)))
+    if (LIKELY(!(*members & w->live & ~mask))) {
+        if (UNLIKELY(w->cta->watches_lanes))
+            lanes_meet(w, *members);
         return STEP_NEXT;
+    }
     return warp_converge(w, mask, *members & w->live, "a .sync instruction with this member mask");
 }
 

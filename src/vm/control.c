@@ -78,8 +78,11 @@ enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* .aligned: every live lane of the warp, then the instruction itself. */
 enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
-    if (LIKELY(mask == w->live))
+    if (LIKELY(mask == w->live)) {
+        if (UNLIKELY(w->cta->watches_lanes))
+            lanes_meet(w, mask);
         return i->next(w, i, mask);
+    }
     const enum step step = warp_converge(w, mask, w->live, "an .aligned instruction");
     return step == STEP_NEXT ? i->next(w, i, mask) : step;
 }

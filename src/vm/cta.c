@@ -88,6 +88,7 @@ int cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     cta->random = launch->seed * 0x9e3779b97f4a7c15u + linear;
     memset(cta->barrier, 0, sizeof cta->barrier);
     memset(cta->mbarrier_at, 0, (cta->shared_bytes / 8 + 1) * sizeof *cta->mbarrier_at);
+    cta->watches_lanes = launch->checks == CHECKS_FULL;
     cta->shadow = launch->checks == CHECKS_OFF ? NULL : cta->kept_shadow;
     if (cta->shadow)
         check_start(cta);

@@ -78,6 +78,7 @@ static const struct {
     {"elect", decode_elect},
     {"mbarrier", decode_mbarrier},
     {"cp", decode_cp},
+    {"tensormap", decode_tensormap},
     {"nanosleep", decode_nanosleep},
     {"setmaxnreg", decode_setmaxnreg},
     {"griddepcontrol", decode_griddepcontrol},
@@ -392,6 +393,8 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
         return;
     }
     const struct operand *base = o->items;
+    if (o->count > 1)
+        error_at(p, &o->items[1].token, "'%s' takes no coordinates", p->statement.name);
     if (base->kind == OPERAND_SYMBOL) {
         struct symbol *s = base->symbol;
         const enum space own = s->is_argument && space == SPACE_PARAM ? SPACE_PARAM : s->space;
@@ -433,8 +436,11 @@ struct inst *emit(struct parser *p, handler *run) {
         p->places = places;
         p->code_space = space;
     }
-    p->places[p->length] = (struct place){
-        .file = s->opcode.file, .text = s->start, .line = s->opcode.line, .opcode = UINT32_MAX, .guard = s->guard_name};
+    p->places[p->length] = (struct place){.file = s->opcode.file,
+                                          .text = s->start ? s->start : s->opcode.at,
+                                          .line = s->opcode.line,
+                                          .opcode = UINT32_MAX,
+                                          .guard = s->guard_name};
     struct inst *i = &p->code[p->length++];
     *i = (struct inst){.run = run, .guard = s->guard, .flip = s->flip};
     return i;
@@ -525,6 +531,8 @@ static void name_counter(struct parser *p) {
             length += 5;
         if (!strncmp(s->name, "cp.reduce.async.bulk", 20))
             length = 20;
+        if (!strncmp(s->name + length, ".tensor", 7) && s->name[0] == 'c')
+            length += 7;
     }
     p->places[p->length - 1].opcode = counter_index(s->name, length);
 }

@@ -34,12 +34,13 @@ static uint16_t take_order(struct parser *p, uint32_t *at, int is_store, uint16_
     static const uint16_t orders[] = {ORDER_WEAK, ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE};
     const int mmio = take(p, at, "mmio");
     const int k = take_choice(p, at, is_store ? "weak volatile relaxed release" : "weak volatile relaxed acquire");
-    const uint32_t before = *at;
-    if (k >= 2)
+    if (k >= 2) {
+        const uint32_t before = *at;
         *is_cta = take_scope(p, at, 0);
-    if (k >= 2 && before == *at)
-        error_at(p, &p->statement.opcode, "unknown instruction '%s': the order wants a scope", p->statement.name);
-    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) || (k > 0 && has(p, "local")))
+        if (*at == before || (mmio && !has(p, "sys")))
+            error_at(p, &p->statement.opcode, "unknown instruction '%s': the order wants a scope", p->statement.name);
+    }
+    if ((mmio && (k != 2 || has(p, "shared") || has(p, "shared::cta"))) || (k > 0 && has(p, "local")))
         error_at(p, &p->statement.opcode, "unknown instruction '%s': no such order", p->statement.name);
     return k < 0 ? ORDER_WEAK : k == 3 && is_store ? ORDER_RELEASE : orders[k];
 }
@@ -235,8 +236,10 @@ void decode_st(struct parser *p) {
 void decode_prefetch(struct parser *p) {
     struct statement *s = &p->statement;
     struct inst i = {0};
-    if (has(p, "tensormap"))
-        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
+    if (has(p, "tensormap")) {
+        decode_prefetch_map(p);
+        return;
+    }
     if (s->modifiers == 0)
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     need_count(p, 1, 2);

@@ -149,7 +149,7 @@ void decode_bar(struct parser *p) {
 /* membar and fence, all forms. */
 void decode_fence(struct parser *p) {
     struct statement *s = &p->statement;
-    uint32_t at = 0, operands = 0, kind = FENCE_MEMORY;
+    uint32_t at = 0, kind = FENCE_MEMORY;
     if (s->name[0] == 'm') {
         const int scope = take_choice(p, &at, "cta gl sys");
         if (scope < 0 && !take(p, &at, "proxy"))
@@ -158,12 +158,10 @@ void decode_fence(struct parser *p) {
         take_choice(p, &at, "alias");
     } else if (take(p, &at, "proxy")) {
         if (take(p, &at, "tensormap::generic")) {
-            kind = 0;
-            const int acquire = take_choice(p, &at, "release acquire");
-            if (acquire < 0 || take_choice(p, &at, "cta cluster gpu sys") < 0)
-                unknown(p);
-            operands = acquire ? 2 : 0;
-        } else if (take(p, &at, "async")) {
+            decode_map_fence(p, at);
+            return;
+        }
+        if (take(p, &at, "async")) {
             const int space = take_choice(p, &at, "global shared::cta shared::cluster");
             kind = space < 0 ? FENCE_PROXY | FENCE_PROXY_GLOBAL : space ? FENCE_PROXY : FENCE_PROXY_GLOBAL;
         } else if (take(p, &at, "async::generic")) {
@@ -191,9 +189,7 @@ void decode_fence(struct parser *p) {
         kind |= scope > 1 ? FENCE_GPU : 0;
     }
     take_end(p, at);
-    need_count(p, operands, operands);
-    if (operands)
-        use_hint(p, &s->operand[0]);
+    need_count(p, 0, 0);
     emit(p, control_fence)->flags = kind;
 }
 
@@ -648,15 +644,20 @@ static void decode_copy_arrive(struct parser *p, uint32_t at, struct inst *i) {
 
 /* Everything that begins with cp. */
 void decode_cp(struct parser *p) {
-    struct statement *s = &p->statement;
+    const struct statement *s = &p->statement;
     struct inst i = {0};
     uint32_t at = 0;
     const int reduce = take(p, &at, "reduce");
     if (!take(p, &at, "async"))
         unknown(p);
     if (take(p, &at, "bulk")) {
-        if (has(p, "tensor"))
-            error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
+        if (has(p, "tensor")) {
+            const int is_prefetch = !reduce && take(p, &at, "prefetch");
+            if (!take(p, &at, "tensor"))
+                unknown(p);
+            decode_tensor_copy(p, at, reduce, is_prefetch);
+            return;
+        }
         if (reduce || !decode_bulk_control(p, at, &i))
             decode_bulk(p, at, reduce, &i);
     } else if (take(p, &at, "commit_group")) {

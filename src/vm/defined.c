@@ -1,6 +1,8 @@
 /* The watcher that keeps what is defined: its state, and what is done for which instruction. */
 #include "defined.h"
+#include "address.h"
 #include "lanes.h"
+#include "tma.h"
 #include <stdlib.h>
 
 /* ---- the state ------------------------------------------------------------------------------------------------ */
@@ -65,7 +67,7 @@ static void forget(struct defined_warp *u, const struct CUfunc_st *f) {
 /* A guard that says whether something happens outside registers, or where control goes. */
 static enum step check_guard(struct defined *d, const struct event *e, uint32_t effect) {
     return decided_by_predicate(d, e, effect == EFFECT_BRANCH ? "this branch" : "whether this instruction runs",
-                                e->inst->guard);
+                                e->inst->guard, e->active);
 }
 
 /* d is defined. */
@@ -87,7 +89,7 @@ static enum step barrier_operands(struct defined *d, const struct event *e) {
         return STEP_FAULT;
     if (i->count && decided_by(d, e, "the count of this barrier", i->b) == STEP_FAULT)
         return STEP_FAULT;
-    return i->kind > 1 ? decided_by_predicate(d, e, "the result of this barrier", i->r) : STEP_NEXT;
+    return i->kind > 1 ? decided_by_predicate(d, e, "the result of this barrier", i->r, e->mask) : STEP_NEXT;
 }
 
 static enum step barrier_result(struct defined *d, const struct event *e) {
@@ -133,6 +135,12 @@ static enum step copy_operands(struct defined *d, const struct event *e) {
     return decided_by(d, e, "the size of this copy", i->e);
 }
 
+static enum step matrix_operands(struct defined *d, const struct event *e) {
+    if (decided_by(d, e, "the address of this matrix", e->inst->a) == STEP_FAULT)
+        return STEP_FAULT;
+    return decided_by(d, e, "the stride of this matrix", e->inst->b);
+}
+
 static enum step print_operands(struct defined *d, const struct event *e) {
     if (decided_by(d, e, "the format", e->inst->a) == STEP_FAULT)
         return STEP_FAULT;
@@ -146,7 +154,7 @@ static enum step unknown_before(struct defined *d, const struct event *e) {
         const struct use *use = &at->use[k];
         if (use->is_write)
             continue;
-        if ((use->type == T_PRED ? decided_by_predicate(d, e, "this instruction", use->slot)
+        if ((use->type == T_PRED ? decided_by_predicate(d, e, "this instruction", use->slot, e->mask)
                                  : decided_by(d, e, "this instruction", use->slot)) == STEP_FAULT)
             return STEP_FAULT;
     }
@@ -165,6 +173,58 @@ static enum step unknown_after(struct defined *d, const struct event *e) {
             define(defined_of(d, e), use->slot + 256, e->mask);
     }
     return STEP_NEXT;
+}
+
+/* tensormap.replace: the map is defined. */
+static enum step replaced_map(struct defined *d, const struct event *e) {
+    (void)d;
+    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const uint64_t address = address_lane(e->warp, e->inst, lane);
+        const int is_shared = e->inst->space == SPACE_SHARED ||
+                              (e->inst->space == SPACE_GENERIC && address_space(address) == SPACE_SHARED);
+        const struct async_op filled = {
+            .kind = ASYNC_LOAD, .lane = lane, .shared = (uint32_t)address, .bytes = TENSOR_MAP_BYTES};
+        if (is_shared && !defined_landed(e->warp, &filled))
+            return STEP_FAULT;
+    }
+    return STEP_NEXT;
+}
+
+/* st.bulk: its address and size decide, and what it clears is defined. */
+static enum step fill_operands(struct defined *d, const struct event *e) {
+    if (decided_by(d, e, "the address of this store", e->inst->a) == STEP_FAULT)
+        return STEP_FAULT;
+    return decided_by(d, e, "the size of this store", e->inst->b);
+}
+
+static enum step filled(struct defined *d, const struct event *e) {
+    const struct inst *i = e->inst;
+    (void)d;
+    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const struct async_op zeros = {.kind = ASYNC_LOAD,
+                                       .lane = lane,
+                                       .shared = (uint32_t)address_lane(e->warp, i, lane),
+                                       .bytes = ((const uint32_t *)source(e->warp, i->b))[i->kind ? 2 * lane : lane]};
+        if (!defined_landed(e->warp, &zeros))
+            return STEP_FAULT;
+    }
+    return STEP_NEXT;
+}
+
+/* tensormap.cp_fenceproxy: the map in global memory is as defined as that in shared memory. */
+static enum step copied_map(struct defined *d, const struct event *e) {
+    const struct inst *i = e->inst;
+    const uint32_t lane = lowest_bit(e->mask);
+    const uint64_t from = address_register(e->warp, i->b, i->flags & 2u, lane) + i->target;
+    const struct async_op copy = {.kind = ASYNC_STORE,
+                                  .lane = lane,
+                                  .shared = (uint32_t)from,
+                                  .global = address_lane(e->warp, i, lane),
+                                  .bytes = TENSOR_MAP_BYTES};
+    (void)d;
+    return defined_landed(e->warp, &copy) ? STEP_NEXT : STEP_FAULT;
 }
 
 /* ---- which rule ------------------------------------------------------------------------------------------------ */
@@ -200,6 +260,12 @@ static const struct entry others[] = {
     {mbarrier_wait, {mbarrier_operands, writes_p, 0, OUTSIDE}},
     {mbarrier_tx, {mbarrier_operands, NULL, 0, OUTSIDE}},
     {async_bulk, {bulk_operands, NULL, 0, OUTSIDE}},
+    {tma_copy, {unknown_before, NULL, 0, OUTSIDE}},
+    {tma_prefetch, {unknown_before, NULL, 0, OUTSIDE}},
+    {tma_replace, {unknown_before, replaced_map, 0, OUTSIDE}},
+    {tma_copy_map, {unknown_before, copied_map, 0, OUTSIDE}},
+    {tma_acquire, {unknown_before, NULL, 0, OUTSIDE}},
+    {tma_release, {NULL, NULL, 0, OUTSIDE}},
     {async_bulk_commit, {NULL, NULL, 0, OUTSIDE}},
     {async_bulk_wait, {NULL, NULL, 0, OUTSIDE}},
     {async_copy, {copy_operands, NULL, 0, OUTSIDE}},
@@ -213,12 +279,14 @@ static const struct entry others[] = {
     {collect_elect, {defined_elect, defined_collected, 0, OUTSIDE}},
     {collect_activemask, {NULL, writes_d, 0, OUTSIDE}},
     {collect_movmatrix, {NULL, defined_movmatrix, 0, OUTSIDE}},
+    {tensor_wmma, {matrix_operands, NULL, 0, OUTSIDE}},
     {tensor_mma, {defined_selectors, defined_mma, 0, OUTSIDE}},
     {tensor_mma_double, {NULL, defined_mma_double, 0, OUTSIDE}},
 };
 
 static const struct rule accesses[ACCESS_COUNT] = {
     [ACCESS_LOAD] = {defined_address, defined_load, 0, PLAIN},
+    [ACCESS_LOAD_STRONG] = {defined_address, defined_load, 0, PLAIN},
     [ACCESS_STORE] = {defined_address, defined_store, 0, OUTSIDE},
     [ACCESS_PARAMETER] = {NULL, defined_parameter, 0, PLAIN},
     [ACCESS_LDMATRIX] = {defined_rows, defined_ldmatrix, 0, OUTSIDE},
@@ -227,6 +295,7 @@ static const struct rule accesses[ACCESS_COUNT] = {
     [ACCESS_LDMATRIX_PACKED] = {defined_rows, defined_ldmatrix, 0, OUTSIDE},
     [ACCESS_STMATRIX] = {defined_rows, defined_stmatrix, 0, OUTSIDE},
     [ACCESS_STMATRIX_B8] = {defined_rows, defined_stmatrix_b8, 0, OUTSIDE},
+    [ACCESS_FILL] = {fill_operands, filled, 0, OUTSIDE},
 };
 
 static struct entry table[LANE_COUNT + ACCESS_COUNT + sizeof others / sizeof *others];
@@ -243,7 +312,8 @@ static void make_table(void) {
     for (uint32_t k = 0; k < LANE_COUNT; k++)
         table[entries++] = (struct entry){lanes_table()[k], {defined_lane_part(k), NULL, (uint16_t)k, PLAIN}};
     for (uint32_t k = 0; k < ACCESS_COUNT; k++)
-        table[entries++] = (struct entry){access_table()[k], accesses[k]};
+        if (accesses[k].after)
+            table[entries++] = (struct entry){access_table()[k], accesses[k]};
     for (size_t k = 0; k < sizeof others / sizeof *others; k++)
         table[entries++] = others[k];
     qsort(table, entries, sizeof *table, compare);

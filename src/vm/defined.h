@@ -158,11 +158,12 @@ void birth_text(const struct defined *d, const struct warp *w, uint32_t birth, c
 /* The number of the text on an undefined value that the warp stores to global memory. */
 uint32_t birth_stored(struct defined *d, const struct warp *w, uint32_t lane, uint32_t birth);
 struct stored;
-const char *stored_text(const struct device *device, uint32_t number);
+const char *stored_text(struct device *device, uint32_t number); /* it stays until the device is closed */
 void stored_free(struct stored *stored);
 /* If a source of the instruction is undefined in lanes that take part, report that it decides `what`. */
 enum step decided_by(struct defined *d, const struct event *e, const char *what, uint32_t slot);
-enum step decided_by_predicate(struct defined *d, const struct event *e, const char *what, uint32_t number);
+enum step decided_by_predicate(struct defined *d, const struct event *e, const char *what, uint32_t number,
+                               uint32_t lanes);
 
 /* ---- defined_lanes.c: arithmetic ---- */
 extern defined_part defined_logic, defined_lane_doubt;

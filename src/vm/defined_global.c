@@ -123,9 +123,7 @@ CUresult shade_read(struct device *device, uint64_t address, size_t bytes) {
     const size_t at = address - a->start, k = first_stored(a->shade, at, bytes);
     if (k == bytes)
         return CUDA_SUCCESS;
-    pthread_mutex_lock(&device->running_lock);
     const char *const text = stored_text(device, a->shade->origin[(at + k) / 4] >> 4);
-    pthread_mutex_unlock(&device->running_lock);
     return fault_set(CUDA_ERROR_LAUNCH_FAILED,
                      "the host copies an undefined result, byte %zu of %zu at 0x%llx: %s; expected a defined value", k,
                      bytes, (unsigned long long)address, text);

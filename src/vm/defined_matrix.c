@@ -265,11 +265,13 @@ enum step defined_mma_double(struct defined *d, const struct event *e) {
     return multiply(d, e, 8);
 }
 
-/* The selectors of the scales decide. */
+/* The selectors of the scales decide, and the metadata of a sparse A, in the lanes that hold it. */
 enum step defined_selectors(struct defined *d, const struct event *e) {
     const struct mma_plan *plan = e->inst->more;
+    struct event holders = *e;
     for (uint32_t k = 0; plan->shape.scale && k < 4; k++)
         if (decided_by(d, e, "the selector of a scale", plan->selector[k]) == STEP_FAULT)
             return STEP_FAULT;
-    return STEP_NEXT;
+    holders.mask = e->mask & 0x11111111u * plan->holders;
+    return plan->shape.sparse ? decided_by(d, &holders, "the layout of this sparse matrix", plan->metadata) : STEP_NEXT;
 }

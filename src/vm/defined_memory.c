@@ -2,6 +2,7 @@
 #include "check.h"
 #include "defined.h"
 #include "lanes.h"
+#include "tma.h"
 
 /* ---- planes --------------------------------------------------------------------------------------------------- */
 
@@ -394,6 +395,12 @@ static int copy_out(struct defined *d, struct warp *w, const struct async_op *op
 
 int defined_landed(struct warp *w, const struct async_op *op) {
     struct defined *d = w->cta->defined;
+    struct async_op part;
+    for (uint32_t k = 0; op->is_tensor && tma_part(&w->cta->boxes[op->copy], op, k, &part); k++)
+        if (part.bytes && !defined_landed(w, &part))
+            return 0;
+    if (op->is_tensor)
+        return 1;
     const struct at shared = locate_shared(d, op->shared);
     struct at global;
     switch (op->kind) {

@@ -150,9 +150,12 @@ void stored_free(struct stored *s) {
     free(s);
 }
 
-const char *stored_text(const struct device *device, uint32_t number) {
-    return number && device->stored && number <= device->stored->count ? device->stored->text[number - 1]
-                                                                       : "a kernel stored it";
+const char *stored_text(struct device *device, uint32_t number) {
+    pthread_mutex_lock(&device->running_lock);
+    const struct stored *s = device->stored;
+    const char *const text = s && number && number <= s->count ? s->text[number - 1] : "a kernel stored it";
+    pthread_mutex_unlock(&device->running_lock);
+    return text;
 }
 
 static uint64_t hash_text(const char *text) {
@@ -227,8 +230,9 @@ enum step decided_by(struct defined *d, const struct event *e, const char *what,
     return report(d, e, what, kind, name ? name : "of a step in between", lane, birth_of(d, e, slot, lane));
 }
 
-enum step decided_by_predicate(struct defined *d, const struct event *e, const char *what, uint32_t number) {
-    const uint32_t lanes = defined_of(d, e)->predicate[number] & e->active;
+enum step decided_by_predicate(struct defined *d, const struct event *e, const char *what, uint32_t number,
+                               uint32_t taking_part) {
+    const uint32_t lanes = defined_of(d, e)->predicate[number] & taking_part;
     if (LIKELY(!lanes))
         return STEP_NEXT;
     const uint32_t lane = lowest_bit(lanes);

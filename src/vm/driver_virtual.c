@@ -5,6 +5,7 @@
 #include "environment.h"
 #include "profile.h"
 #include "registry.h"
+#include "tma.h"
 #include "trace.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -747,6 +748,58 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function is NULL or extra is not");
     const CUresult wrong = stream_check(stream);
     return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments);
+}
+
+/* ---- tensor maps --------------------------------------------------------------------------------------------- */
+
+/* Read the arguments of cuTensorMapEncodeTiled. */
+static CUresult virtual_cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType type, uint32_t rank, void *address,
+                                               const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
+                                               const uint32_t *steps, CUtensorMapInterleave interleave,
+                                               CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                               CUtensorMapFloatOOBfill fill) {
+    char why[256];
+    struct tensor_map map = {.address = (uint64_t)(uintptr_t)address,
+                             .rank = rank,
+                             .type = (uint32_t)type,
+                             .interleave = (uint32_t)interleave,
+                             .swizzle = (uint32_t)swizzle,
+                             .promotion = (uint32_t)promotion,
+                             .fill = (uint32_t)fill};
+    if (!depth)
+        return no_context();
+    if (!to || (uintptr_t)to % _Alignof(CUtensorMap) || !dims || !box || !steps || (!strides && rank > 1))
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "dims, strides, box or steps is NULL, or map no multiple of 64");
+    for (uint32_t k = 0; k < rank && k < TENSOR_MAP_RANK; k++) {
+        map.dims[k] = dims[k];
+        map.box[k] = box[k];
+        map.steps[k] = steps[k];
+        if (k + 1 < rank)
+            map.strides[k] = strides[k];
+    }
+    if (!tensor_map_check(&map, why, sizeof why))
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s", why);
+    if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE)
+        return fault_set(CUDA_ERROR_NOT_SUPPORTED, "interleave = %d; the virtual SM120 has no interleaved layouts",
+                         (int)interleave);
+    tma_map_pack(to, &map);
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuTensorMapReplaceAddress(CUtensorMap *map, void *address) {
+    char why[256];
+    struct tensor_map fields;
+    if (!depth)
+        return no_context();
+    if (!map)
+        return null_argument("map");
+    if (!tma_map_unpack(map, &fields, why, sizeof why))
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "map is no tensor map of this device: %s", why);
+    fields.address = (uint64_t)(uintptr_t)address;
+    if (!tensor_map_check(&fields, why, sizeof why))
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s", why);
+    tma_map_pack(map, &fields);
+    return CUDA_SUCCESS;
 }
 
 /* ---- what CUDA has no function for --------------------------------------------------------------------------- */

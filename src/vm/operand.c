@@ -565,12 +565,14 @@ static void name_parse(struct parser *p, struct operand *o) {
     }
 }
 
-/* [register + constant], [variable + constant], [constant] */
+static void vector_parse(struct parser *p, struct operand *o);
+
+/* [register + constant], [variable + constant], [constant], [tensor map, {coordinates}] */
 static void address_parse(struct parser *p, struct operand *o) {
     o->kind = OPERAND_ADDRESS;
     token_next(p);
     if (p->token.kind == TOKEN_NAME) {
-        o->items = parser_take(p, sizeof *o->items);
+        o->items = parser_take(p, 2 * sizeof *o->items);
         o->items->token = p->token;
         name_parse(p, o->items);
         o->count = 1;
@@ -580,6 +582,13 @@ static void address_parse(struct parser *p, struct operand *o) {
             error_at(p, &o->items->token, "an address is a register, a variable or a constant");
         if (accept(p, '+'))
             o->offset = constant_integer(p);
+        if (accept(p, ',')) {
+            o->items[1] = (struct operand){.token = p->token};
+            if (p->token.kind != '{')
+                error_at(p, &p->token, "expected coordinates in braces");
+            vector_parse(p, &o->items[1]);
+            o->count = 2;
+        }
     } else {
         o->offset = constant_integer(p);
     }

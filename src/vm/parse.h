@@ -84,7 +84,7 @@ struct operand {
     int single;
     struct symbol *symbol; /* NULL: none */
     int64_t offset;
-    struct operand *items; /* of a vector or pair; of an address: its base register */
+    struct operand *items; /* of a vector or pair; of an address: its base register, coordinates */
     uint32_t count;
 };
 
@@ -93,7 +93,7 @@ enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, H
 /* A statement that is being decoded. */
 struct statement {
     struct token opcode;
-    const char *start;                   /* of the guard, or of the opcode */
+    const char *start;                   /* of the guard; NULL: the statement begins with the opcode */
     const char *modifier[MAX_MODIFIERS]; /* without dot */
     uint32_t modifier_length[MAX_MODIFIERS];
     uint32_t modifiers;
@@ -286,6 +286,10 @@ decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fen
 decoder decode_mma, decode_wmma;
 struct mma_plan;
 void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan);
+/* decode_tma.c */
+decoder decode_tensormap, decode_prefetch_map;
+void decode_tensor_copy(struct parser *p, uint32_t at, int is_reduction, int is_prefetch);
+void decode_map_fence(struct parser *p, uint32_t at);
 decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
 
 #endif

@@ -50,6 +50,7 @@ void room_free(struct cta *room) {
     free(room->mbarrier_at);
     free(room->async);
     free(room->async_lanes);
+    free(room->boxes);
     free(room->polls);
     free(room);
 }
@@ -110,7 +111,7 @@ static int prepare(struct cta *room, const struct launch *launch) {
         room->mbarrier_at = calloc(MAX_SHARED / 8 + 1024, sizeof *room->mbarrier_at);
     if (!room->warp || !room->mbarrier_at || !lay_out(room, launch))
         return 0;
-    if (launch->checks != CHECKS_OFF && !(room->kept_shadow = check_open(room->kept_shadow, launch->warps)))
+    if (launch->checks != CHECKS_OFF && !(room->kept_shadow = check_open(room->kept_shadow, launch)))
         return 0;
     room->prepared_for = launch;
     room->prepared_number = launch->number;

@@ -12,6 +12,8 @@
  *   control.c, collect.c    branches and barriers; shuffles, votes and other warp-wide collectives
  *   atomic.c, tensor.c, mbarrier.c, async.c
  *                           atom and red; mma; mbarriers; bulk and non-bulk asynchronous copies
+ *   tma.c, tma_map.c, tma_box.c
+ *                           tensor maps, the copies of boxes that they describe, and where the boxes' bytes are
  *   warp.c                  runs one warp: its lanes may be at several pcs ("splits"), the lowest pc runs first
  *   cta.c                   chooses which warp runs, lets asynchronous copies land, finds deadlocks
  *   use.c                   the registers of each instruction by name, for the reports of watchers
@@ -380,11 +382,11 @@ struct barrier {
 
 enum async_kind { ASYNC_LOAD, ASYNC_STORE, ASYNC_REDUCE, ASYNC_COPY, ASYNC_ARRIVE };
 struct async_op {
-    uint8_t kind, op, type, noinc;
+    uint8_t kind, op, type, is_tensor;
     uint32_t warp, lane, group, mask;
     uint32_t shared, bytes, mbarrier;
     uint64_t global;
-    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index of its lanes */
+    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index of its lanes; of a tensor copy: of its box */
     uint32_t pc;
 };
 struct async_lanes {
@@ -394,6 +396,7 @@ struct async_lanes {
 };
 
 struct launch;
+struct tma_box;
 struct cta {
     struct launch *launch;
     uint32_t id[3];
@@ -409,12 +412,14 @@ struct cta {
     uint32_t asyncs, async_space;
     struct async_lanes *async_lanes;
     uint32_t async_lanes_space;
-    uint64_t *async_lanes_used; /* bit set */
+    struct tma_box *boxes; /* of tensor copies in flight */
+    uint32_t box_space;
     uint64_t random;
     uint32_t progress; /* counts everything that can end a wait */
     struct warp *warp;
     struct shadow *shadow;   /* check.h; NULL when nothing is checked */
     struct defined *defined; /* defined.h; kept for the launches at level full */
+    int watches_lanes;       /* at level full */
     uint64_t executed;       /* warp instructions */
     uint32_t left;           /* warps that have not ended */
     uint32_t hopeless, fruitless, blocked, progressed;
@@ -601,6 +606,8 @@ int mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase);
 
 /* async.c */
 handler async_bulk, async_bulk_commit, async_bulk_wait, async_copy, async_commit, async_wait, async_arrive;
+/* Issue a tensor copy whose two sides are good. 0 after a fault. */
+int async_start(struct warp *w, const struct async_op *op, const struct tma_box *box);
 /* Let one operation in flight land. 0: nothing is in flight; -1: fault. */
 int async_land(struct cta *cta);
 int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed);
@@ -634,6 +641,9 @@ enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, u
 
 /* tensor.c */
 handler tensor_mma, tensor_mma_double, tensor_wmma;
+
+/* check_lanes.c: lanes have met at a collective; called at level full alone. */
+void lanes_meet(struct warp *w, uint32_t mask);
 
 /* fault.c */
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 for none in particular. */

@@ -324,6 +324,41 @@ def test_barriers_and_pipelines(device: pysm120.Device, rng: np.random.Generator
     assert np.array_equal(y, x[0, ::-1] + 1)
 
 
+@pytest.mark.parametrize("shape", [(64, 64), (150, 200), (8, 72)])
+def test_tensor_copies(device: pysm120.Device, rng: np.random.Generator, shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    x = rng.standard_normal(shape).astype(np.float16)
+    source, target = device.array(x), device.zeros((columns, -(-rows // 8) * 8), np.float16)
+    maps = [device.tensor_map(a, (64, 64), swizzle="128B") for a in (source, target[:, :rows])]
+    loaded = device.load(HERE / "tensor_maps.ptx")["transpose"]
+    loaded((-(-columns // 64), -(-rows // 64)), 128, *maps)
+    assert np.array_equal(target.numpy()[:, :rows], x.T)
+    assert (target.numpy()[:, rows:] == 0).all()
+
+
+def test_tensor_reduction_by_a_constant_map(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """The map lies in constant memory, which the host has no name for: PTX sets it."""
+    x = rng.integers(-99, 99, (5, 32)).astype(np.int32)
+    sums = device.array(np.arange(64, dtype=np.int32).reshape(2, 32))
+    words = np.frombuffer(bytes(device.tensor_map(sums, (2, 32))), np.uint8)
+    text = (HERE / "tensor_maps.ptx").read_text()
+    declared = re.search(r"\.const \.align \d+ \.b8 sums\[128\];", text)
+    assert declared
+    text = text.replace(declared[0], f"{declared[0][:-1]} = {{{', '.join(map(str, words))}}};")
+    device.load(text)["add_up"](5, 32, device.array(x))
+    assert np.array_equal(sums.numpy(), np.arange(64).reshape(2, 32) + np.outer([1, -1], x.sum(0)))
+
+
+def test_tensor_maps_that_a_kernel_changes(device: pysm120.Device, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 96)).astype(np.float32)
+    source, made = device.array(x), device.zeros((4, 128), np.uint8)
+    out = device.zeros((4, 64), np.float32)
+    given = device.tensor_map(source[0], 64)
+    device.load(HERE / "tensor_maps.ptx")["changed"](4, 64, given, made, source, np.int32(96), out)
+    widths = 40 + np.arange(4)
+    assert np.array_equal(out.numpy(), np.where(np.arange(64) < widths[:, None], x[:, :64], 0))
+
+
 def test_printf(device: pysm120.Device, capfd: pytest.CaptureFixture[str]) -> None:
     x = np.arange(128, dtype=np.float32) / 8
     launch(device, "messages:hello", 2, 64, x)

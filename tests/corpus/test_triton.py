@@ -4,57 +4,56 @@ Each test says its tolerance. Triton compiles without a GPU; PyTorch is not need
 """
 
 import math
-import os
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+import triton.language as tl
+from triton_compile import Descriptor, compile_kernel
 
 import pysm120
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what Triton did so far; unset, it warns
-os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
-
-import triton  # reads the environment
-import triton.language as tl
-import triton_kernels
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 pytestmark = pytest.mark.virtual
 Array = npt.NDArray[Any]
-TYPES = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "int8": "i8", "uint8": "u8",
-    "int32": "i32", "int64": "i64", "uint64": "u64", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
-}  # fmt: skip
+
+
+SWIZZLES = ("none", "32B", "64B", "128B")
+
+
+def describe(device: pysm120.Device, array: pysm120.Array, meta: dict[str, Any]) -> list[Any]:
+    """Return what becomes of a descriptor: its tensor map, its shape and its strides."""
+    made = device.tensor_map(array, tuple(meta["block_size"]), swizzle=SWIZZLES[meta["swizzle"]])
+    return [made, *map(np.int32, array.shape), *map(np.int64, array.strides)]
 
 
 def launch(
     device: pysm120.Device,
     name: str,
     grid: int | tuple[int, ...],
-    *arguments: Array | np.generic,
+    *arguments: Array | np.generic | Descriptor,
     warps: int = 4,
     stages: int = 2,
     **constants: Any,
 ) -> list[Array]:
     """Compile a kernel, run it, return its arrays as they are then."""
-    kernel = getattr(triton_kernels, name)
-    names = [n for n in kernel.arg_names if n not in constants]
-    pointer = ["*" if isinstance(a, np.ndarray) else "" for a in arguments]
-    types = [p + TYPES[a.dtype.name] for p, a in zip(pointer, arguments, strict=True)]
-    signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, signature, constants)
-    options = {"num_warps": warps, "num_stages": stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 120, 32), options=options)
+    compiled = compile_kernel(name, *arguments, warps=warps, stages=stages, constants=constants)
     loaded = device.load(compiled.asm["ptx"], name=name)[compiled.metadata.name]
-    held = [device.array(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    scratch = [np.uint64(0)] * 2  # global and profile scratch: none
-    loaded(grid, 32 * compiled.metadata.num_warps, *held, *scratch, shared=compiled.metadata.shared)
+    held: list[pysm120.Array] = []
+    values: list[Any] = []
+    metas = iter(compiled.metadata.tensordesc_meta or ())
+    for a in arguments:
+        if isinstance(a, np.generic):
+            values.append(a)
+            continue
+        held.append(device.array(a.array if isinstance(a, Descriptor) else a))
+        values += describe(device, held[-1], next(metas)) if isinstance(a, Descriptor) else [held[-1]]
+    scratch = device.empty(max(16, int(np.prod(grid)) * compiled.metadata.global_scratch_size), np.uint8)
+    values += [scratch, np.uint64(0)]  # what descriptors are made in; profile scratch: none
+    loaded(grid, 32 * compiled.metadata.num_warps, *values, shared=compiled.metadata.shared)
     device.synchronize()
-    return [h.numpy() for h in held if isinstance(h, pysm120.Array)]
+    return [h.numpy() for h in held]
 
 
 def error(got: Array, want: Array) -> float:
@@ -319,3 +318,57 @@ def test_conversions(device: pysm120.Device, rng: np.random.Generator) -> None:
     assert np.array_equal(out[5], np.trunc(x).astype(np.int64).astype(np.int8))
     for got, t in zip(out[6], [types[2], types[3], types[1]], strict=True):
         assert np.array_equal(got, x.astype(t).astype(np.float32)), t
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+def test_descriptors_made_by_the_kernel(
+    device: pysm120.Device, rng: np.random.Generator, dtype: npt.DTypeLike, stages: int
+) -> None:
+    M, N, K = 80, 96, 112
+    a, b = normal(rng, (M, K), dtype), normal(rng, (K, N), dtype)
+    c = np.full((M, N), -1, np.float32)
+    sizes = [np.int32(s) for s in (M, N, K)]
+    got = launch(device, "matmul_made", (2, 2), a, b, c, *sizes, stages=stages, BM=64, BN=64, BK=32)[2]
+    assert error(got, a.astype(float) @ b.astype(float)) <= 1e-6
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize(("dtype", "depth"), [(np.float16, 64), (ml_dtypes.bfloat16, 32), (ml_dtypes.float8_e5m2, 64)])
+def test_descriptors_given_to_the_kernel(
+    device: pysm120.Device, rng: np.random.Generator, dtype: npt.DTypeLike, depth: int, stages: int
+) -> None:
+    M, N, K = 80, 96, 160
+    a, b = normal(rng, (M, K), dtype), normal(rng, (N, K), dtype)
+    c = Descriptor(np.full((M, N), -1, np.float16), (64, 64))
+    operands = Descriptor(a, (64, depth)), Descriptor(b, (64, depth)), c
+    got = launch(device, "matmul_given", (2, 2), *operands, np.int32(K), stages=stages, BM=64, BN=64, BK=depth)[2]
+    assert error(got, a.astype(float) @ b.astype(float).T) < 3e-4  # the result is rounded to float16
+
+
+def test_descriptors_of_three_dimensions(device: pysm120.Device, rng: np.random.Generator) -> None:
+    shape, block = (5, 20, 96), (8, 8, 32)
+    x = rng.integers(-99, 99, shape).astype(np.float16)
+    given = [
+        Descriptor(x, block),
+        Descriptor(np.zeros_like(x), block),
+        Descriptor(np.zeros((1, 96), np.float32), (1, 32)),
+        Descriptor(np.full((1, 96), -128, np.int32), (1, 32)),
+    ]
+    out = launch(device, "copy_and_sum", (3, 3), *given, B1=8, B2=32)
+    counters = device.counters()
+    assert counters["cp.async.bulk.tensor"] >= 18  # loads and stores of nine blocks
+    assert counters["cp.reduce.async.bulk.tensor"] >= 18
+    assert np.array_equal(out[1], x)
+    assert np.array_equal(out[2][0], x.astype(float).sum((0, 1)))
+    assert np.array_equal(out[3][0], x.max((0, 1)))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.float16, np.float32])
+def test_transpose_by_descriptors(device: pysm120.Device, rng: np.random.Generator, dtype: npt.DTypeLike) -> None:
+    x = rng.integers(0, 100, (80, 48)).astype(dtype)
+    out = launch(
+        device, "transpose_made", (3, 2), x, np.zeros((48, 80), dtype), np.int32(80), np.int32(48), BR=32, BC=32
+    )
+    assert device.counters()["tensormap"] > 0  # tensormap.replace and cp_fenceproxy
+    assert np.array_equal(out[1], x.T)

@@ -312,3 +312,46 @@ def conversions(x_ptr, half_ptr, brain_ptr, e4m3_ptr, e5m2_ptr, byte_ptr, back_p
     tl.store(back_ptr + i, x.to(tl.float8e4nv).to(tl.float32))
     tl.store(back_ptr + n + i, x.to(tl.float8e5).to(tl.float32))
     tl.store(back_ptr + 2 * n + i, x.to(tl.bfloat16).to(tl.float32))
+
+
+@triton.jit
+def matmul_made(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    a = tl.make_tensor_descriptor(a_ptr, [M, K], [K, 1], [BM, BK])
+    b = tl.make_tensor_descriptor(b_ptr, [K, N], [N, 1], [BK, BN])
+    c = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BM, BN])
+    m = tl.program_id(0) * BM
+    n = tl.program_id(1) * BN
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(a.load([m, k]), b.load([k, n]), acc)
+    c.store([m, n], acc.to(c.dtype))
+
+
+@triton.jit
+def matmul_given(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m = tl.program_id(0) * BM
+    n = tl.program_id(1) * BN
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(a.load([m, k]), b.load([n, k]).T, acc)
+    c.store([m, n], acc.to(c.dtype))
+
+
+@triton.jit
+def copy_and_sum(x, y, total, high, B1: tl.constexpr, B2: tl.constexpr):
+    i = tl.program_id(0) * B1
+    j = tl.program_id(1) * B2
+    tile = x.load([0, i, j])
+    y.store([0, i, j], tile)
+    summed = tl.sum(tile, 0).to(total.dtype)
+    total.atomic_add([0, j], tl.reshape(tl.sum(summed, 0), (1, B2)))
+    high.atomic_max([0, j], tl.reshape(tl.max(tl.max(tile, 0), 0).to(high.dtype), (1, B2)))
+
+
+@triton.jit
+def transpose_made(x_ptr, y_ptr, rows, columns, BR: tl.constexpr, BC: tl.constexpr):
+    x = tl.make_tensor_descriptor(x_ptr, [rows, columns], [columns, 1], [BR, BC])
+    y = tl.make_tensor_descriptor(y_ptr, [columns, rows], [rows, 1], [BC, BR])
+    r = tl.program_id(0) * BR
+    c = tl.program_id(1) * BC
+    y.store([c, r], x.load([r, c]).T)

@@ -57,7 +57,7 @@ def compiled(target: str, engine: str = "gcc") -> Path:
     include = ["-I", str(ROOT / "src")]
     whole = target == "abi"  # the device alone is linked into the others
     sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").glob("*.c"))]
-    sources += [] if whole else [ROOT / "src" / "registry.c"]
+    sources += [] if whole else [ROOT / "src" / "registry.c", ROOT / "src" / "tensor_map_rules.c"]
     own: list[tuple[str, list[str]]] = [(target, [*checked, *guided]), ("target", checked), ("mutate", checked)]
     own += [("engine", [])] if engine == "gcc" else []
     headers = sorted([*(ROOT / "src").rglob("*.h"), *(ROOT / "src").rglob("*.def"), *HERE.glob("*.h")])
@@ -123,14 +123,15 @@ def command(target: str, engine: str, *options: str) -> list[str]:
 
 
 def search(
-    target: str, folders: Iterable[Path], *, engine: str = "gcc", **limits: int
+    target: str, folders: Iterable[Path], *, engine: str = "gcc", quiet: bool = True, **limits: int
 ) -> subprocess.CompletedProcess[str]:
     """Run a target on folders; what is new goes to the first of them."""
     options = [f"-{name}={value}" for name, value in limits.items()]
     if engine == "libfuzzer":
         options += ["-max_len=16384", "-rss_limit_mb=4096", "-print_final_stats=1"]
     words = [*command(target, engine, *options), *map(str, folders)]
-    return subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False, env={**OPTIONS, **os.environ})
+    errors = subprocess.PIPE if quiet else None
+    return subprocess.run(words, stderr=errors, text=True, check=False, env={**OPTIONS, **os.environ})
 
 
 def collect() -> None:
@@ -186,8 +187,7 @@ def main() -> None:
         seeds = FOLDER / "seeds" / TARGETS[arguments.target]
         folders = [folder for folder in (found, unpack(arguments.target), seeds) if folder.exists()]
         given = {name: value for name, value in limits.items() if value is not None}
-        done = search(arguments.target, folders, engine=arguments.engine, **given)
-        sys.stderr.write(done.stderr)
+        done = search(arguments.target, folders, engine=arguments.engine, quiet=False, **given)
         sys.exit(done.returncode)
 
 

@@ -6,6 +6,7 @@ import forms_integer
 import forms_matrix
 import forms_memory
 import forms_tensor
+import forms_tma
 import forms_warp
 from form import Form
 
@@ -18,6 +19,7 @@ FAMILIES: dict[str, tuple[Form, ...]] = {
     "warp": forms_warp.FORMS,
     "memory": forms_memory.FORMS,
     "matrix": forms_matrix.FORMS,
+    "tma": forms_tma.FORMS,
     "sparse": forms_tensor.SPARSE,
     "wmma": forms_tensor.WMMA,
 }

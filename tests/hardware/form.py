@@ -5,6 +5,7 @@ A body is PTX on the registers in0, in1, ... and out0, out1, ...; one element of
     h0.. t0.. w0..    temporaries of 16, 32 and 64 bits;  f0..  g0..  temporaries .f32 and .f64;  x0..x3  .b128
     i n lane          thread of the CTA, thread of the grid, lane of the warp
     smem cell         start of shared memory, and of this thread's 16 bytes in it
+    map0 map1 ..      generic addresses of the form's tensor maps
     at_in0 at_out0    global addresses of this thread's element
 Every CTA has 128 threads, and every thread runs the whole body.
 """
@@ -34,6 +35,19 @@ def layout(kind: str) -> tuple[int, str]:
     return bits // 8, name if name in {"f32", "f64"} else f"b{bits}"
 
 
+class Map(NamedTuple):
+    """A tensor map of tiles over the bytes of an operand, "in0" or "out0"; dimensions count from the innermost."""
+
+    operand: str
+    data_type: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle: str
+    fill: str
+
+
 class Form(NamedTuple):
     """An instruction, or a few that belong together, with its operands.
 
@@ -47,12 +61,14 @@ class Form(NamedTuple):
     lanes: int = 512
     shared: int = 16 * THREADS
     bound: str = ""
+    maps: tuple[Map, ...] = ()
 
     @property
     def name(self) -> str:
         """The PTX on one line with the kinds of its operands, which is also the id of its test."""
         text = re.sub(r"\s+", " ", self.ptx).strip()
-        return f"{text} // {' '.join(self.inputs)} -> {' '.join(self.outputs)}"
+        maps = "".join(f" // {tuple(tensor_map)}" for tensor_map in self.maps)
+        return f"{text} // {' '.join(self.inputs)} -> {' '.join(self.outputs)}{maps}"
 
     @property
     def sizes(self) -> list[int]:
@@ -63,13 +79,19 @@ class Form(NamedTuple):
         """Return its inputs, as unsigned integers: the same ones every time."""
         return operands(self.inputs, self.lanes, SEED)
 
+    def offset(self, operand: str) -> int:
+        """Return where an operand begins among the bytes of all inputs, or of all outputs."""
+        kinds = self.inputs if operand.startswith("in") else self.outputs
+        before = kinds[: int(operand.lstrip("inout"))]
+        return sum(layout(kind)[0] * self.lanes for kind in before)
+
     def input_bytes(self) -> bytes:
         """Return its inputs, one after the other."""
         return b"".join(array.tobytes() for array in self.operands())
 
     def fingerprint(self) -> int:
         """Return a number that changes with the kernel, the inputs or the outputs."""
-        text = f"{kernel('form', self)}{self.outputs}{self.lanes}"
+        text = f"{kernel('form', self)}{self.outputs}{self.lanes}{self.maps or ''}"
         return zlib.crc32(text.encode(), zlib.crc32(self.input_bytes()))
 
     def split(self, data: bytes | NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
@@ -95,12 +117,17 @@ def address(name: str, parameter: str, offset: int, size: int) -> str:
 
 def kernel(name: str, form: Form) -> str:
     """Write the micro-kernel of a form: inputs are read at param_in, outputs written at param_out."""
-    lines = [f".visible .entry {name}(.param .u64 param_in, .param .u64 param_out)", "{"]
+    maps = "".join(f", .param .align 64 .b8 param_map{k}[128]" for k in range(len(form.maps)))
+    lines = [f".visible .entry {name}(.param .u64 param_in, .param .u64 param_out{maps})", "{"]
     lines += ["    .reg .pred p, q, r;", "    .reg .b16 h<16>;", "    .reg .b32 t<16>, i, n, lane, cell;"]
     lines += ["    .reg .f32 f<8>;", "    .reg .f64 g<4>;", "    .reg .b64 w<8>;", "    .reg .b128 x<4>;"]
-    lines += [f"    .shared .align 128 .b8 smem[{form.shared}];", "    mov.u32 i, %tid.x;", "    mov.u32 n, %ctaid.x;"]
+    alignment = 1024 if form.maps else 128  # of the pattern of a swizzle
+    lines += [f"    .shared .align {alignment} .b8 smem[{form.shared}];"]
+    lines += ["    mov.u32 i, %tid.x;", "    mov.u32 n, %ctaid.x;"]
     lines += [f"    mad.lo.u32 n, n, {THREADS}, i;", "    mov.u32 lane, %laneid;", "    mov.u32 cell, smem;"]
     lines += ["    mad.lo.u32 cell, i, 16, cell;"]
+    for k in range(len(form.maps)):
+        lines += [f"    .reg .b64 map{k};", f"    mov.b64 map{k}, param_map{k};", f"    cvta.param.u64 map{k}, map{k};"]
     stores, offset = [], 0
     for k, kind in enumerate(form.inputs):
         size, register = layout(kind)

@@ -143,7 +143,10 @@ def special(kind: str, count: int, rng: np.random.Generator) -> Bits:
 
 
 def operands(kinds: Sequence[str], count: int, seed: int) -> list[Bits]:
-    """Return one array of unsigned integers per operand; kinds alone decide the values ("m": 16 random bytes)."""
+    """Return one array of unsigned integers per operand; kinds alone decide the values.
+
+    "m" is 16 random bytes, "m:ramp" 16 bytes of a regular pattern, which compresses.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(" ".join(kinds).encode()), count])
     names: list[str] = []
     for kind in kinds:
@@ -154,6 +157,10 @@ def operands(kinds: Sequence[str], count: int, seed: int) -> list[Bits]:
     for kind in kinds:
         if kind == "m":
             out.append(np.frombuffer(rng.bytes(16 * count), np.uint8))
+            continue
+        if kind == "m:ramp":
+            at = np.arange(16 * count)
+            out.append((7 * at + 13 * (at >> 8)).astype(np.uint8))
             continue
         name = kind.split(":")[0]
         bits = width(name)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from form import THREADS, Form, module
+from form import THREADS, Form, Map, module
 from numpy.typing import NDArray
 
 import pysm120
+from pysm120 import tensor_map
+from pysm120._ffi import check, ffi, lib, new_struct
 
 PATH = Path(__file__).resolve().parents[1] / "data" / "hopper.npz"
 
@@ -24,11 +26,27 @@ def load(device: pysm120.Device, forms: Sequence[Form]) -> pysm120.Module:
     return device.load(module("sm_120f" if device.is_virtual else "sm_90", forms))
 
 
+def encode(device: pysm120.Device, wanted: Map, address: int) -> bytes:
+    """Return the 128 bytes of a tensor map on memory at an address."""
+    raw = new_struct("sm120_tensor_map_args")
+    raw.data_type, raw.rank = tensor_map.DATA_TYPES[wanted.data_type], len(wanted.dims)
+    raw.swizzle, raw.oob_fill = tensor_map.SWIZZLES.index(wanted.swizzle), tensor_map.OOB_FILLS.index(wanted.fill)
+    raw.address, rank = address, len(wanted.dims)
+    raw.dims[0:rank], raw.strides[0 : rank - 1] = wanted.dims, wanted.strides
+    raw.box[0:rank], raw.element_strides[0:rank] = wanted.box, wanted.steps
+    made = ffi.new("sm120_tensor_map *")
+    check(lib.sm120_tensor_map_encode(device.handle.pointer, raw, made))
+    return bytes(ffi.buffer(made))
+
+
 def run(device: pysm120.Device, kernel: pysm120.Kernel, form: Form) -> NDArray[np.uint8]:
     """Run a micro-kernel and return the bytes of its outputs."""
     inputs = np.frombuffer(form.input_bytes() or bytes(16), np.uint8)
     result = device.zeros(sum(form.sizes) * form.lanes, np.uint8)
-    kernel(form.lanes // THREADS, THREADS, device.array(inputs), result)
+    source = device.array(inputs)
+    places = {"in": source.address, "out": result.address}
+    maps = [encode(device, m, places[m.operand.rstrip("0123456789")] + form.offset(m.operand)) for m in form.maps]
+    kernel(form.lanes // THREADS, THREADS, source, result, *maps)
     return np.asarray(result.numpy(), np.uint8)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from broken.asynchronous import ASYNCHRONOUS
 from broken.ctas import CTAS
+from broken.lanes import LANES
 from broken.mbarriers import MBARRIERS
 from broken.planted import Planted, text
 from broken.races import RACES
@@ -12,7 +13,7 @@ import pysm120
 
 pytestmark = pytest.mark.virtual
 
-PLANTED = [*RACES, *ASYNCHRONOUS, *MBARRIERS, *CTAS]
+PLANTED = [*RACES, *ASYNCHRONOUS, *MBARRIERS, *CTAS, *LANES]
 SEEDS = (0, 1, 2, 3, 11)
 
 

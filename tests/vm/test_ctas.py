@@ -156,7 +156,7 @@ DEADLOCKS = {
         ("deadlock", "all 8 CTAs", "warp 1, lanes 0xffffffff"),
     ),
     "a shared flag": (
-        "@r st.shared.b32 [smem], 0;\nbar.sync 0;\nl: ld.volatile.shared.b32 a, [smem];\nsetp.eq.b32 s, a, 0;\n@s bra l;",
+        "@r st.shared.b32 [smem], 0;\nbar.sync 0;\nl:ld.volatile.shared.b32 a,[smem];\nsetp.eq.b32 s,a,0;\n@s bra l;",
         ("deadlock", "another value than 0x0 at shared address 0x400"),
     ),
 }

@@ -22,7 +22,7 @@ EXPANSIONS = ["attention_mxfp8.sm_120f.ptx", "quantize_mxfp8.sm_120f.ptx"]
 # Instructions without a destination, up to the first operand; the others write what their first operand names.
 NO_RESULT = re.compile(
     r"(st|red|bra|brx|ret|exit|trap|brkpt|membar|fence|stmatrix|cp|prefetch|prefetchu|applypriority|discard|nanosleep|"
-    r"setmaxnreg|griddepcontrol|pmevent|bar|barrier)(\.|$)|mbarrier\.(init|inval|expect_tx|complete_tx)"
+    r"tensormap|setmaxnreg|griddepcontrol|pmevent|bar|barrier)(\.|$)|mbarrier\.(init|inval|expect_tx|complete_tx)"
 )
 
 SAMPLE = """
@@ -110,6 +110,17 @@ SAMPLE = """
     cp.async.cg.shared.global.L2::cache_hint [a], [x], 16, policy;
     cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [a], [x], b, [c];
     cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [x], [a], b, policy;
+    cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [a], [x, {b, 3}], [c];
+    cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes
+        [a], [x, {a, b, c, d, 1}], [c];
+    cp.async.bulk.tensor.1d.global.shared::cta.bulk_group.L2::cache_hint [y, {a}], [b], policy;
+    cp.reduce.async.bulk.tensor.3d.global.shared::cta.max.bulk_group [x, {a, b, c}], [d];
+    cp.async.bulk.prefetch.tensor.2d.L2.global.L2::cache_hint [x, {a, b}], policy;
+    tensormap.replace.tile.global_address.shared::cta.b1024.b64 [a], x;
+    tensormap.replace.tile.box_dim.global.b1024.b32 [x], 1, b;
+    tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [x], [a], 128;
+    fence.proxy.tensormap::generic.acquire.gpu [x], 128;
+    prefetch.tensormap [y];
     cp.async.mbarrier.arrive.noinc.shared.b64 [a];
     prefetch.global.L2 [x];
     isspacep.shared p, x;
@@ -233,7 +244,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the program that prints what was decoded."""
     subprocess.run([sys.executable, ROOT / "tools" / "build.py"], check=True, capture_output=True)
     output = tmp_path_factory.mktemp("uses") / "uses"
-    objects = [ROOT / "build" / "objects" / "src" / "registry.o", *(ROOT / "build" / "objects" / "vm").glob("*.o")]
+    folder = ROOT / "build" / "objects"
+    shared = [folder / "src" / f"{name}.o" for name in ("registry", "tensor_map_rules")]
+    objects = [*shared, *(folder / "vm").glob("*.o")]
     source = Path(__file__).parent / "uses.c"
     subprocess.run([*CC, *FLAGS, "-I", ROOT / "src", source, *objects, "-lm", "-o", output], check=True)
     return output

@@ -63,13 +63,13 @@ RACES = [
         "two warps write bytes of one word: neighbours are no race",
         """
     mov.u32 a, smem;
-    st.shared.b8 [a + 5], i;
+    st.shared.b8 [a + 5], warp;
 """,
         ("data race: write of 1 bytes at shared address 0x405",),
         """
     mov.u32 a, smem;
     add.u32 a, a, warp;
-    st.shared.b8 [a + 5], i;
+    st.shared.b8 [a + 5], warp;
     bar.sync 0;
     ld.shared.b32 a, [smem + 4];
 """,
