@@ -8,34 +8,23 @@ them apart. All alternatives are multiplied out.
 import itertools
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_mma import build
 
 import pysm120
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT / "tools")]
+
+import build  # noqa: E402
+
 pytestmark = pytest.mark.virtual
 
-TYPES = [
-    "u16",
-    "u32",
-    "u64",
-    "s16",
-    "s32",
-    "s64",
-    "b16",
-    "b32",
-    "b64",
-    "f32",
-    "f64",
-    "f16",
-    "f16x2",
-    "bf16",
-    "bf16x2",
-    "f32x2",
-]
+INTEGERS = ("u16", "u32", "u64", "s16", "s32", "s64", "b16", "b32", "b64")
+TYPES = (*INTEGERS, "f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
 ANY = "[" + "|".join(TYPES) + "]"
 FLAGS = "[|.sat|.rn|.rz|.rn.ftz|.ftz|.rn.ftz.sat|.rp.sat]"
 ROWS = (
