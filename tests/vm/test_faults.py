@@ -80,7 +80,7 @@ FAULTS = [
         1,
     ),
     (
-        "mbarrier.init.shared.b64 [smem], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 240], [x], 32, [smem];",  # noqa: E501
+        "mov.b32 a, smem; mbarrier.init.shared.b64 [a], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [a + 240], [x], 32, [a];",  # noqa: E501
         ["shared address"],
         1,
     ),
