@@ -146,7 +146,7 @@ class Interpreter:
     def __init__(self, folder: Path) -> None:
         words = [sys.executable, str(HERE / "triton_interpreter.py"), str(folder)]
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        self.process = subprocess.Popen(  # noqa: S603 # a program of ours
+        self.process = subprocess.Popen(  # a program of ours
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -267,16 +268,17 @@ def instructions(kernel: "Kernel") -> list[Instruction]:
 
 
 class _Watcher:
-    """A Python function as the callback of a device."""
+    """What looks at a device now."""
 
     def __init__(self, device: "Device", see: Callable[[Any], bool]) -> None:
         self.device = device
         self.see = see
         self.ended = False
         self.failure: BaseException | None = None
-        self.pointer = ffi.callback("int32_t(void *, sm120_step const *)", self._look)
+        self.number = next(_numbers)
 
-    def _look(self, _context: Any, pointer: Any) -> int:
+    def look(self, pointer: Any) -> int:
+        """Show a step; 1 ends the launch."""
         self.device.looker = threading.get_ident()
         try:
             self.ended = bool(self.see(pointer))
@@ -286,6 +288,18 @@ class _Watcher:
         finally:
             self.device.looker = 0
         return int(self.ended)
+
+
+# A launch of another thread may outlive the block that watched it: what it calls, and the names that it reads, stay.
+_numbers = itertools.count(1)
+_watchers: dict[int, _Watcher] = {}
+_names: dict[str, Any] = {}
+
+
+@ffi.callback("int32_t(void *, sm120_step const *)")  # type: ignore[untyped-decorator]
+def _look(context: Any, pointer: Any) -> int:
+    watcher = _watchers.get(int(ffi.cast("uintptr_t", context)))
+    return watcher.look(pointer) if watcher is not None else 0
 
 
 @contextlib.contextmanager
@@ -309,19 +323,20 @@ def watching(
     for k in range(3):
         raw.cta[k] = _coordinate(cta[k] if k < len(cta) else 0, "cta") if cta is not None else -1
     raw.warp = _coordinate(warp, "warp") if warp is not None else -1
-    name = ffi.NULL if file is None else ffi.new("char[]", file.encode())
-    raw.file = name
+    if file is not None:
+        raw.file = _names.setdefault(file, ffi.new("char[]", file.encode()))
     raw.first_line, raw.last_line = lines
     if memory is not None:
-        array, offset, nbytes = memory
-        if not 0 < nbytes <= MOST_BYTES or not 0 <= offset <= array.nbytes - nbytes:
-            message = f"bytes {offset} to {offset + nbytes} are not 1 to {MOST_BYTES} bytes of {array.nbytes}"
-            raise InvalidArgumentError(message)
-        raw.address, raw.bytes = array.address + offset, nbytes
+        raw.address, raw.bytes = _range(*memory)
     watcher = _Watcher(device, see)
-    raw.see = watcher.pointer
+    raw.see = _look
+    raw.context = ffi.cast("void *", watcher.number)
     pointer = device.handle.pointer
+    if any(other.device is device for other in list(_watchers.values())):
+        message = f"{device} is watched already; one watcher at a time"
+        raise InvalidArgumentError(message)
     check(lib.sm120_device_watch(pointer, raw))
+    _watchers[watcher.number] = watcher
     try:
         yield
     except FaultError:
@@ -330,7 +345,17 @@ def watching(
         if not watcher.ended:
             raise
     finally:
-        check(lib.sm120_device_watch(pointer, ffi.NULL))
+        del _watchers[watcher.number]
+        if not device.closed:
+            check(lib.sm120_device_watch(pointer, ffi.NULL))
+
+
+def _range(array: "Array", offset: int, nbytes: int) -> tuple[int, int]:
+    """Return address and number of bytes of an array that can be watched."""
+    if not 0 < nbytes <= MOST_BYTES or not 0 <= offset <= array.nbytes - nbytes:
+        message = f"bytes {offset} to {offset + nbytes} are not 1 to {MOST_BYTES} bytes of {array.nbytes}"
+        raise InvalidArgumentError(message)
+    return array.address + offset, nbytes
 
 
 def _coordinate(value: int, name: str) -> int:

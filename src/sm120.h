@@ -241,7 +241,7 @@ typedef struct sm120_watch {
     int32_t (*see)(void *context, const sm120_step *step);
     void *context;
 } sm120_watch;
-/* Watch the launches that begin from now on; NULL: no longer. */
+/* Watch the launches that begin from now on; NULL: no longer. What the watch points to stays until they have ended. */
 SM120_API sm120_status sm120_device_watch(sm120_device *device, const sm120_watch *watch);
 
 typedef struct sm120_step_info {

@@ -80,7 +80,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     q, k, v = (x.astype(np.float32).swapaxes(1, 2) for x in (q, k, v))
     o = o.swapaxes(1, 2)
 
-    # The model differs by float32 against float64 in S and 2^x (1e-6 of a score), and where that rounds a P the other way.
+    # The model differs by float32 in S and 2^x (1e-6 of a score), and where that rounds a P the other way.
     model_o, model_lse = attention_16bit(q, k, v, scale, case.causal, case.dtype)
     score = abs(scale) * np.abs(q).max() * np.abs(k).max() * case.head_dim
     assert relative_error(o, model_o) <= 1e-5 + 1e-6 * score + P_ERROR[case.dtype] / 10 + STEP[case.o_dtype]
@@ -114,8 +114,14 @@ GROUPS = [
     Case(2, 8, 4, 1, 300, 128),
 ]
 TYPES = [Case(1, 2, 1, 50, 100, 72, None, dtype, o_dtype) for dtype in P_ERROR for o_dtype in DTYPES]
-SCALES = [Case(1, 1, 1, 64, 128, 64, "bottom-right", d, "float32", s) for s in (0.0, -0.125, 1.0, 1e-30) for d in P_ERROR]
-SPREADS = [Case(1, 1, 1, 100, 300, 64, None, dtype, "float32", None, spread) for dtype in P_ERROR for spread in (0.01, 8)]
+SCALES = [
+    Case(1, 1, 1, 64, 128, 64, "bottom-right", dtype, "float32", scale)
+    for scale in (0.0, -0.125, 1.0, 1e-30)
+    for dtype in P_ERROR
+]
+SPREADS = [
+    Case(1, 1, 1, 100, 300, 64, None, dtype, "float32", None, spread) for dtype in P_ERROR for spread in (0.01, 8)
+]
 
 
 def name(case: Case) -> str:
@@ -161,13 +167,13 @@ def test_scores_that_grow_with_the_keys(opened: OpenDevice, rng: np.random.Gener
     q = np.abs(rng.standard_normal((1, 2, 70, 64))) + 0.5
     k = np.linspace(0.0, 4.0, 400)[None, None, :, None] * np.ones((1, 2, 400, 64)) + rng.standard_normal((1, 2, 400, 1))
     v = rng.standard_normal((1, 2, 400, 64))
-    q, k, v = (x.astype(DTYPES[dtype]) for x in (q, k, v))
+    inputs = [x.astype(DTYPES[dtype]) for x in (q, k, v)]
     try:
-        o, lse = run(opened, case, q, k, v, 1.0)
+        o, lse = run(opened, case, inputs[0], inputs[1], inputs[2], 1.0)
     finally:
         opened.release()
-    q, k, v = (x.astype(np.float32).swapaxes(1, 2) for x in (q, k, v))
-    exact_o, exact_lse = attention_float64(q, k, v, 1.0, None)
+    rows_first = [x.astype(np.float32).swapaxes(1, 2) for x in inputs]
+    exact_o, exact_lse = attention_float64(rows_first[0], rows_first[1], rows_first[2], 1.0, None)
     assert relative_error(o.swapaxes(1, 2), exact_o) <= 2 * P_ERROR[dtype]
     np.testing.assert_allclose(lse, exact_lse, rtol=1e-6)
 
@@ -181,7 +187,8 @@ def test_scores_beyond_float32_are_not_silent(opened: OpenDevice, rng: np.random
         o, _ = run(opened, case, q, k, v, scale)
     finally:
         opened.release()
-    exact_o, _ = attention_float64(*(x.astype(np.float32).swapaxes(1, 2) for x in (q, k, v)), scale, case.causal)
+    rows_first = [x.astype(np.float32).swapaxes(1, 2) for x in (q, k, v)]
+    exact_o, _ = attention_float64(rows_first[0], rows_first[1], rows_first[2], scale, case.causal)
     finite = np.isfinite(o.swapaxes(1, 2))
     np.testing.assert_allclose(o.swapaxes(1, 2)[finite], exact_o[finite], rtol=0.02, atol=1e-3)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("test_device.py", "test_arrays.py", "test_errors.py")
+TESTS = ("test_device.py", "test_arrays.py", "test_errors.py", "test_tensor_map.py")
 
 
 def output(*command: str | Path) -> str:

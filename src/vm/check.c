@@ -46,7 +46,6 @@ void check_start(struct cta *cta) {
     memset(s->acquired, 0, sizeof s->acquired);
     memset(s->copies, 0, sizeof s->copies);
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);
-    memset(s->far_acquired, 0, sizeof s->far_acquired);
     s->world = cta->launch->world;
     for (uint32_t k = 0; s->world && k < cta->warps; k++)
         s->lanes[k] = lanes_open(s->lanes[k], cta->shared_bytes); /* there is room: a new beginning */

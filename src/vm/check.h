@@ -37,7 +37,9 @@ struct far {
 
 struct clocks {
     uint32_t seen[AGENTS], proxied[AGENT_MBARRIER];
-    struct far far, fenced; /* fenced: what the last fences whose scope is the GPU let out */
+    struct far far;
+    struct far fenced; /* what the last fences whose scope is the GPU let out */
+    struct far found;  /* what relaxed reads have found since, which the next such fence lets in */
 };
 
 struct cell {
@@ -99,12 +101,11 @@ struct shadow {
     uint32_t maps, map_space;
     struct location *location;
     uint32_t locations, location_space;
-    struct world *world;                /* check_global.h; NULL below level full */
-    struct far far_acquired[MAX_WARPS]; /* of other CTAs, by relaxed reads since the last fence */
-    struct lanes *lanes[MAX_WARPS];     /* check_lanes.c; used at level full */
-    struct cell *cell;                  /* GRANULES, then 16 bytes of each */
-    struct mark *read[MAX_WARPS];       /* beside the cells */
-    struct mark *strong[MAX_WARPS];     /* likewise; NULL until a warp writes strongly */
+    struct world *world;            /* check_global.h; NULL below level full */
+    struct lanes *lanes[MAX_WARPS]; /* check_lanes.c; used at level full */
+    struct cell *cell;              /* GRANULES, then 16 bytes of each */
+    struct mark *read[MAX_WARPS];   /* beside the cells */
+    struct mark *strong[MAX_WARPS]; /* likewise; NULL until a warp writes strongly */
 };
 
 /* check.c: the accesses. All return 0 after a fault. */

@@ -177,9 +177,8 @@ static void learn(struct warp *w, struct world *world, const struct far *from) {
 void far_fence(struct warp *w) {
     struct shadow *s = w->cta->shadow;
     struct clocks *mine = &s->warp[w->index];
-    struct far *pending = &s->far_acquired[w->index];
-    learn(w, s->world, pending);
-    *pending = (struct far){0};
+    learn(w, s->world, &mine->found);
+    mine->found = (struct far){0};
     mine->fenced = (struct far){everything(w, s->world), mine->far.proxied};
 }
 
@@ -231,7 +230,7 @@ void far_ordered(struct warp *w, const void *place, uint32_t order, int is_read,
     if (is_read && at && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL))
         learn(w, world, at);
     else if (is_read && at)
-        far_join(world, &s->far_acquired[w->index], at);
+        far_join(world, &mine->found, at);
     if (!is_write)
         return;
     if (at && !is_read)
@@ -261,6 +260,7 @@ static void mark_far(const struct world *world, const struct far *far) {
 static void mark_clocks(const struct world *world, const struct clocks *clocks) {
     mark_far(world, &clocks->far);
     mark_far(world, &clocks->fenced);
+    mark_far(world, &clocks->found);
 }
 
 /* Everything that a CTA holds. */
@@ -268,7 +268,6 @@ static void mark_cta(const struct world *world, const struct cta *cta) {
     const struct shadow *s = cta->shadow;
     for (uint32_t k = 0; k < MAX_WARPS; k++) {
         mark_clocks(world, &s->warp[k]);
-        mark_far(world, &s->far_acquired[k]);
         if (s->has_released >> k & 1u)
             mark_clocks(world, &s->released[k]);
         if (s->has_acquired >> k & 1u)

@@ -7,6 +7,7 @@ static void join(const struct shadow *s, struct clocks *to, const struct clocks 
     if (UNLIKELY(s->world != NULL)) {
         far_join(s->world, &to->far, &from->far);
         far_join(s->world, &to->fenced, &from->fenced);
+        far_join(s->world, &to->found, &from->found);
     }
     for (uint32_t k = 0; k < AGENTS; k++)
         to->seen[k] = to->seen[k] > from->seen[k] ? to->seen[k] : from->seen[k];

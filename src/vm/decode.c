@@ -551,6 +551,7 @@ static const struct {
     {"sust", "surfaces are not supported"},
     {"sured", "surfaces are not supported"},
     {"suq", "surfaces are not supported"},
+    {"istypep", "textures and surfaces are not supported"},
     {"clusterlaunchcontrol", "clusters of more than one CTA are not supported"},
     {"multimem", "multicast memory of several devices is not supported"},
     {"alloca", "a stack that grows at run time is not supported"},
@@ -571,7 +572,8 @@ void decode_known(struct parser *p) {
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
         if (word && !strncmp(rows[k].pattern, s->name, word) && strcspn(rows[k].pattern, ".{[") == word)
             return;
-    error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    error_at(p, &s->opcode, "unknown instruction '%s'%s", s->name,
+             s->name[0] == 'v' ? ": video instructions are not supported" : "");
 }
 
 /* Decode the statement that the parser has read. */

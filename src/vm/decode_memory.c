@@ -47,9 +47,16 @@ static uint16_t take_order(struct parser *p, uint32_t *at, int is_store, uint16_
 /* Hints of the L2 cache by name belong to accesses of 32 bytes, .nc to global memory. */
 static void check_cache(struct parser *p, enum space space, uint32_t bytes) {
     const int evicts = has(p, "L2::evict_last") || has(p, "L2::evict_normal") || has(p, "L2::evict_first");
-    if ((evicts && bytes != 32) || (has(p, "nc") && space != SPACE_GLOBAL))
+    static const char *const operators[] = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"};
+    int has_operator = 0;
+    for (size_t k = 0; k < sizeof operators / sizeof *operators; k++)
+        has_operator |= has(p, operators[k]);
+    const int both = has_operator && strstr(p->statement.name, ".L1::");
+    if (both || (evicts && bytes != 32) || (has(p, "nc") && space != SPACE_GLOBAL))
         error_at(p, &p->statement.opcode, "unknown instruction '%s': %s", p->statement.name,
-                 evicts && bytes != 32 ? "its hint is for .v8.b32 and .v4.b64" : ".nc is for .global");
+                 both                    ? "an operator and a hint for L1 exclude each other"
+                 : evicts && bytes != 32 ? "its hint is for .v8.b32 and .v4.b64"
+                                         : ".nc is for .global");
 }
 
 /* A state space; generic if there is none. */
@@ -235,12 +242,14 @@ void decode_st(struct parser *p) {
 void decode_prefetch(struct parser *p) {
     struct statement *s = &p->statement;
     struct inst i = {0};
-    if (has(p, "tensormap"))
-        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
+    if (has(p, "tensormap")) {
+        decode_prefetch_map(p);
+        return;
+    }
     if (s->modifiers == 0)
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     need_count(p, 1, 2);
-    if (!strncmp(s->name, "discard", 7))
+    if (s->name[0] != 'p') /* discard and applypriority have a size */
         need_integer(p, &s->operand[s->operands - 1], 128, 128);
     need_address(p, &s->operand[0],
                  has(p, "local")    ? SPACE_LOCAL

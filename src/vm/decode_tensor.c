@@ -72,7 +72,8 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
                               "m16n8k4 m16n8k8 m16n8k16 m16n8k32 m16n8k64 m16n8k128 m16n8k256 "
                               "m8n8k16 m8n8k32 m8n8k128");
     if (k < 0)
-        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
+        error_at(p, &s->opcode, "unsupported instruction '%s'%s", s->name,
+                 has(p, "m8n8k4") ? ": only Volta has this shape for .f16" : "");
     shape->k = depths[k];
     if (!take(p, &at, "row") || !take(p, &at, "col"))
         unknown(p);

@@ -191,6 +191,28 @@ static enum step replaced_map(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
+/* st.bulk: its address and size decide, and what it clears is defined. */
+static enum step fill_operands(struct defined *d, const struct event *e) {
+    if (decided_by(d, e, "the address of this store", e->inst->a) == STEP_FAULT)
+        return STEP_FAULT;
+    return decided_by(d, e, "the size of this store", e->inst->b);
+}
+
+static enum step filled(struct defined *d, const struct event *e) {
+    const struct inst *i = e->inst;
+    (void)d;
+    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const struct async_op zeros = {.kind = ASYNC_LOAD,
+                                       .lane = lane,
+                                       .shared = (uint32_t)address_lane(e->warp, i, lane),
+                                       .bytes = ((const uint32_t *)source(e->warp, i->b))[i->kind ? 2 * lane : lane]};
+        if (!defined_landed(e->warp, &zeros))
+            return STEP_FAULT;
+    }
+    return STEP_NEXT;
+}
+
 /* tensormap.cp_fenceproxy: the map in global memory is as defined as that in shared memory. */
 static enum step copied_map(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
@@ -273,6 +295,7 @@ static const struct rule accesses[ACCESS_COUNT] = {
     [ACCESS_LDMATRIX_PACKED] = {defined_rows, defined_ldmatrix, 0, OUTSIDE},
     [ACCESS_STMATRIX] = {defined_rows, defined_stmatrix, 0, OUTSIDE},
     [ACCESS_STMATRIX_B8] = {defined_rows, defined_stmatrix_b8, 0, OUTSIDE},
+    [ACCESS_FILL] = {fill_operands, filled, 0, OUTSIDE},
 };
 
 static struct entry table[LANE_COUNT + ACCESS_COUNT + sizeof others / sizeof *others];

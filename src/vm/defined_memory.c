@@ -378,6 +378,16 @@ static void reduce_plane(struct defined *d, struct warp *w, const struct async_o
     }
 }
 
+/* A load that rounds elements of 4 bytes: all bits of one are undefined if any is. */
+static void round_plane(struct defined *d, struct warp *w, const struct async_op *op, const struct at *shared) {
+    for (uint32_t k = 0; k < op->bytes; k += 4) {
+        const struct at x = behind(shared, k);
+        const uint64_t bits = ~read_plane(&x, 4) & ones(4);
+        if (bits)
+            put(d, w, op->lane, &x, 4, ones(4), born_at(d, w->pc, &x, bits));
+    }
+}
+
 /* cp.async, and zeros behind what it reads. */
 static void copy_lanes(struct defined *d, struct warp *w, const struct async_op *op) {
     const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
@@ -429,6 +439,8 @@ int defined_landed(struct warp *w, const struct async_op *op) {
     switch (op->kind) {
     case ASYNC_LOAD:
         copy_plane(d, w, op->lane, &shared, locate_global(w->worker, op->global, &global) ? &global : NULL, op->bytes);
+        if (op->op)
+            round_plane(d, w, op, &shared);
         return 1;
     case ASYNC_STORE:
     case ASYNC_REDUCE:

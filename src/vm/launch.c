@@ -270,6 +270,20 @@ static CUresult choose_numbers(uint64_t *seed, uint64_t *limit) {
     return r ? r : read_threads(&threads);
 }
 
+/* Does the host have to give the registers of a CTA more memory than is sensible, to each of its threads? */
+static CUresult check_registers(const struct CUfunc_st *f, const uint32_t block[3]) {
+    enum { MOST = 1 << 30 };
+    const uint64_t warps = ((uint64_t)block[0] * block[1] * block[2] + WARP - 1) / WARP;
+    const uint64_t bytes = warps * f->register_bytes;
+    if (bytes <= MOST)
+        return CUDA_SUCCESS;
+    return fault_set(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                     "%s: %llu registers in each of %llu warps are %llu bytes, expected at most %d: declare fewer, or "
+                     "launch fewer threads",
+                     f->name, (unsigned long long)f->register_bytes / (4 * WARP), (unsigned long long)warps,
+                     (unsigned long long)bytes, (int)MOST);
+}
+
 /* Run a kernel to its end. */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments) {
@@ -277,6 +291,7 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     uint64_t seed = 0, limit = 0;
     CUresult r = check_shape(f, grid, block);
     r = r ? r : check_dynamic(f, dynamic);
+    r = r ? r : check_registers(f, block);
     r = r ? r : choose_checks(&checks);
     r = r ? r : choose_numbers(&seed, &limit);
     if (r)

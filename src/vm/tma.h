@@ -58,7 +58,7 @@ struct tma_row tma_row(const struct tma_box *box, uint32_t index);
 /* The piece of shared memory that begins `done` bytes into the box at `base`: its address and length; 0 at the end. */
 uint32_t tma_piece(const struct tma_box *box, uint32_t base, uint32_t done, uint32_t *address);
 /* The k-th part of a tensor copy as a bulk copy of its own: up to 8 bytes, 0 where that part is empty, global 0 where a
- * load fills. 0 behind the last. */
+ * load fills, op 1 where it rounds. 0 behind the last. */
 int tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, struct async_op *part);
 /* Does the box meet these bytes of global memory? */
 int tma_meets(const struct tma_box *box, uint64_t address, uint64_t bytes);

@@ -130,6 +130,7 @@ int tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, s
     const uint32_t inside = first < last ? last - first : 0; /* rows begin at 16 bytes: what is outside comes behind */
     *part = *op;
     part->is_tensor = 0;
+    part->op = op->kind == ASYNC_LOAD ? (uint8_t)is_tf32(map->type) : op->op;
     part->type = (uint8_t)types[tensor_map_bits(map->type) < 8 ? 1 : tensor_map_bits(map->type) / 8];
     part->shared = place(map->swizzle, op->shared + done / bytes * pitch(map) + within);
     part->global = inside ? row.global + (first - row.first) : 0;

@@ -212,6 +212,50 @@ def test_atomics(device: pysm120.Device) -> None:
     assert s.tolist() == [77, 0]
 
 
+def test_last_block(device: pysm120.Device, rng: np.random.Generator) -> None:
+    x = rng.integers(-1000, 1000, 5000).astype(np.int32)
+    for _ in range(2):  # the counter has wrapped
+        out = launch(
+            device, "ctas:last_block", 19, 128, x, np.zeros(19, np.int32), np.zeros(1, np.int32), np.int32(5000)
+        )
+        assert out[2][0] == x.sum()
+
+
+def test_scan_that_looks_back(device: pysm120.Device, rng: np.random.Generator) -> None:
+    n = 40 * 128 - 5
+    x = rng.integers(-1000, 1000, n).astype(np.int32)
+    state, following = np.zeros((40, 3), np.int32), np.zeros(1, np.int32)
+    out = launch(device, "ctas:scan", 40, 128, x, np.zeros(n, np.int32), state, following, np.int32(n))
+    assert np.array_equal(out[1], np.cumsum(x))
+
+
+def test_chain_of_semaphores(device: pysm120.Device, rng: np.random.Generator) -> None:
+    rows, turns, n = 5, 7, 64
+    x = rng.standard_normal((turns, rows, n)).astype(np.float32)
+    y = np.zeros((rows, n), np.float32)
+    out = launch(device, "ctas:chain", rows * turns, n, x, y, np.zeros(rows, np.int32), np.int32(rows))
+    for turn in x:
+        y = y * np.float32(0.5) + turn
+    assert np.array_equal(out[1], y)
+
+
+def test_lock(device: pysm120.Device) -> None:
+    out = launch(device, "ctas:locked", 30, 64, np.zeros(1, np.int32), np.zeros(1, np.int64))
+    assert out[1][0] == (3**30 - 1) // 2
+    assert out[0][0] == 0
+
+
+def test_barrier_of_all_ctas(device: pysm120.Device, rng: np.random.Generator) -> None:
+    n, rounds = 25 * 64 - 7, 6
+    a = rng.integers(0, 1000, n).astype(np.int32)
+    out = launch(
+        device, "ctas:steps", 25, 64, a, np.zeros(n, np.int32), np.zeros(1, np.uint32), np.int32(n), np.int32(rounds)
+    )
+    for _ in range(rounds):
+        a = (np.roll(a, -1) + np.roll(a, 1)) & 1023
+    assert np.array_equal(out[0], a)
+
+
 def test_message_between_ctas(device: pysm120.Device) -> None:
     n = 64
     out = launch(device, "atomics:ordered", 2, n, np.zeros(n, np.int32), np.zeros(1, np.int32), np.zeros(n, np.int32))

@@ -2,10 +2,11 @@
  * and many times at level off with other values in those bits.
  *
  * Arguments: a PTX file with entries form_0, form_1, ... of parameters (in, out). For each, stdin has four words (CTAs,
- * bytes in, bytes out, variants), the defined bits of the input, and the variants of the input. stdout gets a word, the
- * result of the first variant at level full; the length of its fault and the fault; the defined bits of the output; and
- * the outputs of all variants. */
+ * bytes in, bytes out, variants), a tensor map (struct given_map), the defined bits of the input, and the variants of
+ * the input. stdout gets a word, the result of the first variant at level full; the length of its fault and the fault;
+ * the defined bits of the output; and the outputs of all variants. */
 #include "vm/defined.h"
+#include "vm/tma.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -26,14 +27,25 @@ static void must_read(void *to, size_t bytes) {
         exit(3);
 }
 
+/* The tensor map that is the third parameter of some kernels, from an address in the input (0) or the output (1). */
+struct given_map {
+    uint64_t is_given, operand;
+    struct tensor_map map;
+};
+
 /* Launch a kernel on copies of its input; the output is zero before. */
-static CUresult run(struct device *device, struct CUfunc_st *f, const uint32_t header[4], const uint8_t *in,
-                    const uint8_t *defined, uint8_t *out, uint8_t *out_defined) {
+static CUresult run(struct device *device, struct CUfunc_st *f, const uint32_t header[4], const struct given_map *given,
+                    const uint8_t *in, const uint8_t *defined, uint8_t *out, uint8_t *out_defined) {
     uint64_t address[2] = {0};
-    void *arguments[2] = {&address[0], &address[1]};
+    CUtensorMap map;
+    struct tensor_map fields = given->map;
+    void *arguments[3] = {&address[0], &address[1], &map};
     const uint32_t grid[3] = {header[0], 1, 1}, block[3] = {128, 1, 1};
     if (memory_alloc(device, header[1], 0, &address[0]) || memory_alloc(device, header[2], 0, &address[1]))
         exit(4);
+    fields.address += address[given->operand];
+    if (given->is_given)
+        tma_map_pack(&map, &fields);
     memcpy((void *)(uintptr_t)address[0], in, header[1]);
     shade_written(device, address[1], header[2]);
     for (size_t k = 0; k < device->allocation_count && out_defined; k++)
@@ -54,14 +66,16 @@ static void form(struct device devices[2], struct CUfunc_st *strict, struct CUfu
     static const struct driver_options full = {.checks = CHECKS_FULL, .has_seed = 1},
                                        off = {.checks = CHECKS_OFF, .has_seed = 1};
     uint32_t header[4];
+    struct given_map given;
     must_read(header, sizeof header);
+    must_read(&given, sizeof given);
     uint8_t *in = malloc(header[1]), *defined = malloc(header[1]), *out = malloc(header[2]), *bits = malloc(header[2]);
     must_read(defined, header[1]);
     for (uint32_t k = 0; k < header[3]; k++) {
         must_read(in, header[1]);
         if (k == 0) {
             launch_configure(&full);
-            const uint32_t result = run(&devices[0], strict, header, in, defined, out, bits);
+            const uint32_t result = run(&devices[0], strict, header, &given, in, defined, out, bits);
             const uint32_t length = result ? (uint32_t)strlen(fault_text()) : 0;
             fwrite(&result, sizeof result, 1, stdout);
             fwrite(&length, sizeof length, 1, stdout);
@@ -69,7 +83,7 @@ static void form(struct device devices[2], struct CUfunc_st *strict, struct CUfu
             fwrite(bits, 1, header[2], stdout);
         }
         launch_configure(&off);
-        if (run(&devices[1], lax, header, in, NULL, out, NULL))
+        if (run(&devices[1], lax, header, &given, in, NULL, out, NULL))
             memset(out, 0, header[2]); /* where an undefined value decides, it may do anything */
         fwrite(out, 1, header[2], stdout);
     }

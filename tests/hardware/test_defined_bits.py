@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ import pytest
 from families import FAMILIES
 from form import THREADS, Form, form, module
 from numpy.typing import NDArray
+
+from pysm120 import tensor_map
 
 pytestmark = pytest.mark.virtual
 
@@ -43,7 +46,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the program that runs the forms."""
     subprocess.run([sys.executable, ROOT / "tools" / "build.py"], check=True, capture_output=True)
     output = tmp_path_factory.mktemp("defined") / "defined_bits"
-    objects = (ROOT / "build" / "objects").glob("*/*.o")
+    folder = ROOT / "build" / "objects"
+    shared = [folder / "src" / f"{name}.o" for name in ("registry", "tensor_map_rules")]
+    objects = [*shared, *(folder / "vm").glob("*.o")]
     source = Path(__file__).parent / "defined_bits.c"
     subprocess.run([*CC, *FLAGS, "-I", ROOT / "src", source, *objects, "-lm", "-o", output], check=True)
     return output
@@ -71,6 +76,23 @@ def undefined_bits(of: Form, rng: np.random.Generator, inputs: int) -> Bytes:
     return np.concatenate(parts) if parts else np.zeros(16, np.uint8)
 
 
+def given_map(form: Form) -> bytes:
+    """Return the tensor map of a form as the program reads it; zeros where it has none."""
+    layout = struct.Struct("=2Q Q5Q4Q 5I5I 6I")
+    if not form.maps:
+        return bytes(layout.size)
+    (wanted,) = form.maps
+    rank = len(wanted.dims)
+
+    def five(values: tuple[int, ...], count: int = 5) -> list[int]:
+        return [*values, *[0] * (count - len(values))]
+
+    modes = tensor_map.SWIZZLES.index(wanted.swizzle), 0, tensor_map.OOB_FILLS.index(wanted.fill)
+    places = int(wanted.operand.startswith("out")), form.offset(wanted.operand)
+    sizes = [*five(wanted.dims), *five(wanted.strides, 4), *five(wanted.box), *five(wanted.steps)]
+    return layout.pack(1, *places, *sizes, tensor_map.DATA_TYPES[wanted.data_type], rank, 0, *modes)
+
+
 def run(
     program: Path, forms: Sequence[Form], folder: Path, rng: np.random.Generator, inputs: int = 99
 ) -> list[Outcome]:
@@ -83,6 +105,7 @@ def run(
         given += np.array(
             [each.lanes // THREADS, data.size, sum(each.sizes) * each.lanes, VARIANTS], np.uint32
         ).tobytes()
+        given += given_map(each)
         given += (~mask).tobytes()
         for k in range(VARIANTS):
             other = rng.integers(0, 256, data.size, np.uint8) if k > 2 else np.full(data.size, (0, 0, 255)[k], np.uint8)
@@ -129,8 +152,7 @@ def newer() -> Iterator[Form]:
         yield form(f"mov.b32 t0, 0x44444444; {name} {SPARSE};", FRAGMENTS, QUAD, 256)
 
 
-# Those of tensor maps need maps, which this program has not.
-ALL_FAMILIES = {name: forms for name, forms in FAMILIES.items() if name != "tma"} | {"newer": tuple(newer())}
+ALL_FAMILIES = {**FAMILIES, "newer": tuple(newer())}
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)

@@ -169,9 +169,9 @@ def test_bulk_zeros(device: pysm120.Device) -> None:
         body = FILL.replace("st.bulk", "cvt.u64.u32 w2, r1;\n    st.bulk").replace("SIZE", size)
         assert run(device, body, 8, inputs=[16]) == [ones, ones, 0, 0, 0, 0, ones, ones]
     wide = FILL.replace("st.bulk", "cvt.u64.u32 w2, r1;\n    st.bulk").replace("SIZE", "w2")
-    with pytest.raises(pysm120.Error, match="st.bulk of 12 bytes; expected a multiple of 8"):
+    with pytest.raises(pysm120.Error, match=r"st\.bulk of 12 bytes; expected a multiple of 8"):
         run(device, wide, 8, inputs=[12])
-    with pytest.raises(pysm120.Error, match="st.bulk of 4096 bytes at shared address"):
+    with pytest.raises(pysm120.Error, match=r"st\.bulk of 4096 bytes at shared address"):
         run(device, wide, 8, inputs=[4096])
     with pytest.raises(pysm120.InvalidProgramError, match="64 bytes at offset 8 of 'area', which has 64"):
         run(device, FILL.replace("SIZE", "64"), 8)

@@ -80,7 +80,7 @@ FAULTS = [
         1,
     ),
     (
-        "mbarrier.init.shared.b64 [smem], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 240], [x], 32, [smem];",  # noqa: E501
+        "mov.b32 a, smem; mbarrier.init.shared.b64 [a], 1; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [a + 240], [x], 32, [a];",  # noqa: E501
         ["shared address"],
         1,
     ),
@@ -193,3 +193,12 @@ def test_limit_of_instructions(
         with pytest.raises(pysm120.FaultError, match="more than 40000 warp instructions"):
             kernel(1, 1, x)
         assert x.numpy()[0] == 0
+
+
+def test_too_many_registers_for_so_many_threads(device: pysm120.Device) -> None:
+    """Every host thread that runs CTAs would need the memory."""
+    registers = " ".join(f".reg .b64 {name}<99999>; mov.b64 {name}99998, 1;" for name in "abc")
+    kernel = device.load(f".version 8.8 .target sm_120f .entry k() {{ {registers} ret; }}")["k"]
+    kernel(1, 32)
+    with pytest.raises(pysm120.Error, match=r"registers in each of 32 warps are \d+ bytes, expected at most"):
+        kernel(1, 1024)

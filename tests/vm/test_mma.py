@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import micro
 import ml_dtypes
 import mma_forms
 import numpy as np
 import pytest
-from micro import run
 from mma_forms import FORMS, REFUSED, Codes, Form, Inputs
 
 import pysm120
@@ -200,7 +200,7 @@ def test_same_bits_of_other_types(device: pysm120.Device, rng: np.random.Generat
         for name in names:
             body += f"mma.sync.aligned.{forms[name]}, {{zero, zero, zero, zero}};\n"
         body += "".join(f"mov.b32 out{k}, d{k};" for k in range(4))
-        return np.stack(run(device, body, inputs, ["u4"] * 4, threads=32))
+        return np.stack(micro.run(device, body, inputs, ["u4"] * 4, threads=32))
 
     alone = {name: results(name) for name in forms}
     assert len({a.tobytes() for a in alone.values()}) == len(forms)

@@ -168,7 +168,7 @@ class Case:
     def embed(self, values: NDArray[Any]) -> NDArray[Any]:
         """Put values into an array whose rows begin at multiples of 16 bytes, with other values between them."""
         width = -(-self.shape[-1] * self.dtype.itemsize // 16) * 16 // self.dtype.itemsize + 16
-        whole = np.full((*self.shape[:-1], width), 0x5A, f"u{self.dtype.itemsize}").view(self.dtype)
+        whole: NDArray[Any] = np.full((*self.shape[:-1], width), 0x5A, f"u{self.dtype.itemsize}").view(self.dtype)
         whole[..., : self.shape[-1]] = values
         return whole
 

@@ -148,7 +148,10 @@ class Uses(NamedTuple):
 
 
 TOKEN = re.compile(r'\.reg\b|[.%$_A-Za-z](?:[\w$.]|::)*|0[xfdXFD][0-9A-Fa-f]+U?|\d[\w.]*|"[^"]*"|\S')
-SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]|%(laneid|warpid|cluster_ctarank|cluster_nctarank|clock|clock64|globaltimer|lanemask_\w\w)")
+SPECIAL = re.compile(
+    r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]|%(cluster_n?ctarank)|"
+    r"%(laneid|warpid|clock|clock64|globaltimer|lanemask_\w\w)"
+)
 
 
 def statements(text: str) -> list[list[str]]:

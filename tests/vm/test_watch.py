@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -335,6 +336,36 @@ def test_failure_of_a_callback_ends_the_launch(device: pysm120.Device) -> None:
 
     with pytest.raises(KeyError, match="enough"), device.trace(see=see):
         device.load(MEETING)["k"](1, 64, device.zeros(64))
+
+
+def test_one_watcher_at_a_time(device: pysm120.Device) -> None:
+    with device.trace() as found:
+        with pytest.raises(InvalidArgumentError, match="is watched already"), device.break_at(3):
+            pass
+        with pysm120.Device("virtual") as other, other.trace() as others:
+            other.load(MEETING)["k"](1, 32, other.zeros(64))
+        device.load(MEETING)["k"](1, 32, device.zeros(64))
+    assert len(found) == len(others) > 0
+    with device.trace():
+        device.close()
+
+
+def test_a_launch_that_outlives_its_watcher(device: pysm120.Device) -> None:
+    kernel, out = device.load(MEETING)["k"], device.zeros(64)
+    begun, left = threading.Event(), threading.Event()
+
+    def see(_step: watch.Step) -> None:
+        begun.set()
+        left.wait(60)
+
+    thread = threading.Thread(target=kernel, args=(64, 64, out))
+    with device.trace(cta=None, see=see, file="<ptx>") as found:
+        thread.start()
+        assert begun.wait(60)
+    left.set()
+    thread.join()
+    assert len(found) == 1
+    assert np.array_equal(out.numpy(), np.tile(np.arange(32), 2))
 
 
 def test_faults_of_the_kernel_are_raised(device: pysm120.Device) -> None:
