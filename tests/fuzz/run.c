@@ -1,8 +1,8 @@
 /* Fuzz target: PTX text is loaded, and each of its entries launched with arguments made up for it.
  *
  * The first line may say how, "// LEVEL GRID BLOCK SHARED DATA": the level of checks (0 off, 1 default, 2 full; 3: all
- * of them, and results are compared), CTAs, threads, bytes of dynamic shared memory, and what seeds the order of events
- * and the arguments. */
+ * of them with one CTA, and results are compared), CTAs, threads, bytes of dynamic shared memory, and what seeds the
+ * order of events and the arguments. */
 #define _POSIX_C_SOURCE 200809L
 #include "target.h"
 #include "vm/vm.h"
@@ -27,7 +27,7 @@ static struct plan read_plan(const char *text) {
     if (sscanf(text, "// %4u %4u %4u %6u %9u", &p.level, &p.grid, &p.block, &p.shared, &p.data) < 1)
         p.level = 1;
     p.level %= ALL_LEVELS + 1;
-    p.grid = 1 + (p.grid - 1) % 4;
+    p.grid = p.level == ALL_LEVELS ? 1 : 1 + (p.grid - 1) % 4; /* between CTAs the order is the level's */
     p.block = 1 + (p.block - 1) % 1024;
     p.shared %= MAX_SHARED;
     return p;
