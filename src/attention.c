@@ -1,45 +1,89 @@
-/* sm120_attention: quantise q, k and v into the workspace, then one attention kernel. */
+/* sm120_attention: what is checked for every precision. */
 #include <float.h>
 #include <inttypes.h>
 
-#include "builtin.h"
+#include "attention.h"
 #include "check.h"
 #include "error.h"
 #include "memory.h"
-#include "quantize_mxfp8.h"
 
-enum { ROWS_MAX = (1 << 30) - 1, HEAD_DIM_MAX = 128, WORKSPACE_ALIGNMENT = 256, BLOCK = 32 };
+enum { ROWS_MAX = (1 << 30) - 1 };
 enum { NO_DIAGONAL = 0x3fffffff }; /* above every kv row */
 
-/* The parts of the workspace, in bytes. */
-struct areas {
-    int64_t q_elements, q_scales, k_tiles, v_tiles, end;
+typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
+                                   size_t *workspace_bytes);
+
+/* What a precision takes. */
+static const struct precision {
+    uint32_t code;
+    uint32_t dtype; /* of q, k and v; 0: any */
+    int64_t head_dim_max;
+    attention_run *run;
+} precisions[] = {
+    {SM120_MXFP8, 0, 128, attention_mxfp8},
+    {SM120_BF16, SM120_BF16, 256, attention_bf16_f16},
+    {SM120_F16, SM120_F16, 256, attention_bf16_f16},
 };
 
-/* What was found out about a call before anything is launched. */
-struct plan {
-    const sm120_attention_args *args;
-    struct shape q_shape, kv_shape;
-    struct tensor q, k, v, o;
-    int64_t lse_bytes;
-    uint32_t index;                   /* of the kernel entry */
-    const struct kernel_entry *entry; /* with the tile that q, k and v are packed for */
-    int64_t padded_q, padded_kv;      /* rows in whole tiles */
-    struct areas areas;
-};
+/* ---- what the precisions share ---- */
 
-/* ---- checks ---- */
-
-/* |scale| * log2(e), of which the kernel takes powers of two. */
-static double scale_log2(float scale) {
+/* |scale| * log2(e), of which kernels take powers of two. */
+double attention_scale_log2(float scale) {
     return (scale < 0.0f ? -(double)scale : (double)scale) * 1.4426950408889634;
 }
 
-/* Check the fields that are choices. */
-static sm120_status check_choices(const sm120_attention_args *args) {
-    if (args->precision != SM120_MXFP8) {
-        return fail(SM120_INVALID_ARGUMENT, "precision = %" PRIu32 "; MXFP8 (%d) is right", args->precision,
-                    SM120_MXFP8);
+int32_t attention_diagonal(const sm120_attention_args *args) {
+    return args->causal == SM120_NOT_CAUSAL        ? NO_DIAGONAL
+           : args->causal == SM120_CAUSAL_TOP_LEFT ? 0
+                                                   : (int32_t)(args->kv_rows - args->q_rows);
+}
+
+uint32_t attention_o_type(const sm120_attention_args *args) {
+    return args->o.dtype == SM120_F32 ? 0 : args->o.dtype == SM120_F16 ? 1 : 2;
+}
+
+sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid) {
+    const int64_t heads = call->q_shape.batch * call->q_shape.heads;
+    const int64_t tiles = (call->q_shape.rows + q_rows - 1) / q_rows;
+    int64_t ctas = 0;
+    if (!multiply(heads, tiles, &ctas) || ctas > INT32_MAX) {
+        return fail(SM120_UNSUPPORTED,
+                    "batch * heads = %" PRId64 " of %" PRId64 " q tiles are too many CTAs; at most %d", heads, tiles,
+                    INT32_MAX);
+    }
+    *grid = (uint32_t)ctas;
+    return SM120_OK;
+}
+
+sm120_status attention_check_places(struct device *device, const struct attention *call) {
+    const sm120_address lse = call->args->lse;
+    sm120_status status = tensor_check_address(device, &call->q);
+    status = status == SM120_OK ? tensor_check_address(device, &call->k) : status;
+    status = status == SM120_OK ? tensor_check_address(device, &call->v) : status;
+    status = status == SM120_OK ? tensor_check_address(device, &call->o) : status;
+    if (lse != 0) {
+        status = status == SM120_OK ? check_address("lse", lse, 4) : status;
+        status = status == SM120_OK ? memory_check(device, lse, (uint64_t)call->lse_bytes, "lse") : status;
+        status =
+            status == SM120_OK ? check_apart("lse", lse, call->lse_bytes, "o", call->o.address, call->o.bytes) : status;
+    }
+    return status;
+}
+
+/* ---- checks ---- */
+
+/* Find the precision, and check the other fields that are choices. */
+static sm120_status check_choices(const sm120_attention_args *args, const struct precision **precision) {
+    *precision = NULL;
+    for (size_t i = 0; i < sizeof precisions / sizeof *precisions; ++i) {
+        if (precisions[i].code == args->precision) {
+            *precision = precisions + i;
+        }
+    }
+    if (*precision == NULL) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "precision = 0x%" PRIx32 "; MXFP8 (0x%x), BF16 (0x%x) and F16 (0x%x) are right", args->precision,
+                    SM120_MXFP8, SM120_BF16, SM120_F16);
     }
     if (args->causal > SM120_CAUSAL_TOP_LEFT) {
         return fail(SM120_INVALID_ARGUMENT,
@@ -47,19 +91,19 @@ static sm120_status check_choices(const sm120_attention_args *args) {
                     "; NOT_CAUSAL (%d), CAUSAL_BOTTOM_RIGHT (%d) and CAUSAL_TOP_LEFT (%d) are right",
                     args->causal, SM120_NOT_CAUSAL, SM120_CAUSAL_BOTTOM_RIGHT, SM120_CAUSAL_TOP_LEFT);
     }
-    if (!(scale_log2(args->scale) <= (double)FLT_MAX)) { /* false for a NaN too */
+    if (!(attention_scale_log2(args->scale) <= (double)FLT_MAX)) { /* false for a NaN too */
         return fail(SM120_INVALID_ARGUMENT, "scale = %g; scale * log2(e) is finite in f32", (double)args->scale);
     }
     return SM120_OK;
 }
 
 /* Check the shapes of q, k and v. */
-static sm120_status check_shapes(const struct plan *plan) {
-    const sm120_attention_args *const args = plan->args;
-    sm120_status status = check_shape(&plan->q_shape, "q_rows", ROWS_MAX);
+static sm120_status check_shapes(const struct attention *call, int64_t head_dim_max) {
+    const sm120_attention_args *const args = call->args;
+    sm120_status status = check_shape(&call->q_shape, "q_rows", ROWS_MAX);
     status = status == SM120_OK ? check_size("kv_heads", args->kv_heads, INT32_MAX) : status;
     status = status == SM120_OK ? check_size("kv_rows", args->kv_rows, ROWS_MAX) : status;
-    status = status == SM120_OK ? check_size("head_dim", args->head_dim, HEAD_DIM_MAX) : status;
+    status = status == SM120_OK ? check_size("head_dim", args->head_dim, head_dim_max) : status;
     if (status == SM120_OK && args->heads % args->kv_heads != 0) {
         status = fail(SM120_INVALID_ARGUMENT, "kv_heads = %" PRId64 " does not divide heads = %" PRId64, args->kv_heads,
                       args->heads);
@@ -68,300 +112,55 @@ static sm120_status check_shapes(const struct plan *plan) {
 }
 
 /* Check dtypes and strides of the four tensors. */
-static sm120_status check_tensors(struct plan *plan) {
-    const sm120_attention_args *const args = plan->args;
-    sm120_status status = tensor_check("q", &args->q, &plan->q_shape, TENSOR_INPUT, &plan->q);
-    status = status == SM120_OK ? tensor_check("k", &args->k, &plan->kv_shape, TENSOR_INPUT, &plan->k) : status;
-    status = status == SM120_OK ? tensor_check("v", &args->v, &plan->kv_shape, TENSOR_INPUT, &plan->v) : status;
-    status = status == SM120_OK ? tensor_check("o", &args->o, &plan->q_shape, TENSOR_OUTPUT, &plan->o) : status;
-    if (status == SM120_OK && (plan->k.dtype != plan->q.dtype || plan->v.dtype != plan->q.dtype)) {
+static sm120_status check_tensors(struct attention *call, uint32_t dtype) {
+    const sm120_attention_args *const args = call->args;
+    sm120_status status = tensor_check("q", &args->q, &call->q_shape, TENSOR_INPUT, &call->q);
+    status = status == SM120_OK ? tensor_check("k", &args->k, &call->kv_shape, TENSOR_INPUT, &call->k) : status;
+    status = status == SM120_OK ? tensor_check("v", &args->v, &call->kv_shape, TENSOR_INPUT, &call->v) : status;
+    status = status == SM120_OK ? tensor_check("o", &args->o, &call->q_shape, TENSOR_OUTPUT, &call->o) : status;
+    if (status == SM120_OK && (call->k.dtype != call->q.dtype || call->v.dtype != call->q.dtype)) {
         status = fail(SM120_INVALID_ARGUMENT,
                       "k.dtype = 0x%08" PRIx32 " and v.dtype = 0x%08" PRIx32 "; both are q.dtype = 0x%08" PRIx32,
-                      plan->k.dtype, plan->v.dtype, plan->q.dtype);
+                      call->k.dtype, call->v.dtype, call->q.dtype);
     }
-    return status;
-}
-
-/* Check that an area of the workspace lies apart from what the caller's tensors hold. */
-static sm120_status check_workspace_apart(const struct plan *plan, sm120_address workspace) {
-    const struct tensor *const tensors[] = {&plan->q, &plan->k, &plan->v, &plan->o};
-    const int64_t bytes = plan->areas.end;
-    sm120_status status = SM120_OK;
-    for (int i = 0; i < 4 && status == SM120_OK; ++i) {
-        status = check_apart("workspace", workspace, bytes, tensors[i]->name, tensors[i]->address, tensors[i]->bytes);
-    }
-    if (status == SM120_OK && plan->args->lse != 0) {
-        status = check_apart("workspace", workspace, bytes, "lse", plan->args->lse, plan->lse_bytes);
-    }
-    return status;
-}
-
-/* Check all addresses. */
-static sm120_status check_places(struct device *device, const struct plan *plan, sm120_address workspace,
-                                 size_t workspace_bytes) {
-    const sm120_address lse = plan->args->lse;
-    sm120_status status = tensor_check_address(device, &plan->q);
-    status = status == SM120_OK ? tensor_check_address(device, &plan->k) : status;
-    status = status == SM120_OK ? tensor_check_address(device, &plan->v) : status;
-    status = status == SM120_OK ? tensor_check_address(device, &plan->o) : status;
-    if (lse != 0) {
-        status = status == SM120_OK ? check_address("lse", lse, 4) : status;
-        status = status == SM120_OK ? memory_check(device, lse, (uint64_t)plan->lse_bytes, "lse") : status;
+    if (status == SM120_OK && dtype != 0 && call->q.dtype != dtype) {
         status =
-            status == SM120_OK ? check_apart("lse", lse, plan->lse_bytes, "o", plan->o.address, plan->o.bytes) : status;
+            fail(SM120_INVALID_ARGUMENT,
+                 "q.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32 " the dtype of q, k and v is 0x%08" PRIx32,
+                 call->q.dtype, args->precision, dtype);
     }
-    status = status == SM120_OK ? check_address("workspace", workspace, WORKSPACE_ALIGNMENT) : status;
-    if (status == SM120_OK && workspace_bytes < (size_t)plan->areas.end) {
-        status = fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, workspace_bytes,
-                      plan->areas.end);
-    }
-    status = status == SM120_OK ? memory_check(device, workspace, (uint64_t)plan->areas.end, "workspace") : status;
-    return status == SM120_OK ? check_workspace_apart(plan, workspace) : status;
+    return status;
 }
 
-/* ---- plan ---- */
-
-/* Multiply three sizes and round up to the alignment of an area. */
-static bool area_bytes(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *bytes) {
-    int64_t exact = 0;
-    const bool fits = multiply(heads, rows, &exact) && multiply(exact, row_bytes, &exact) &&
-                      add(exact, WORKSPACE_ALIGNMENT - 1, &exact);
-    *bytes = exact / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
-    return fits;
-}
-
-/* Lay out the workspace: q's elements, q's scales (4 bytes per row), and tiles of k and of v that hold their own
- * scales (4 bytes per row of k, a byte per 32 rows and column of v). */
-static sm120_status lay_out(struct plan *plan) {
-    const int64_t width = plan->entry->head_dim;
-    const int64_t q_heads = plan->q_shape.batch * plan->q_shape.heads;
-    const int64_t kv_heads = plan->kv_shape.batch * plan->kv_shape.heads;
-    struct areas *const areas = &plan->areas;
-    int64_t q, scales, k, v;
-    plan->padded_q = (plan->q_shape.rows + plan->entry->q_rows - 1) / plan->entry->q_rows * plan->entry->q_rows;
-    plan->padded_kv = (plan->kv_shape.rows + plan->entry->kv_rows - 1) / plan->entry->kv_rows * plan->entry->kv_rows;
-    *areas = (struct areas){0};
-    if (!area_bytes(q_heads, plan->padded_q, width, &q) || !area_bytes(q_heads, plan->padded_q, 4, &scales) ||
-        !area_bytes(kv_heads, plan->padded_kv, width + 4, &k) ||
-        !area_bytes(kv_heads, plan->padded_kv / BLOCK, BLOCK * width + width, &v) || !add(q, scales, &areas->k_tiles) ||
-        !add(areas->k_tiles, k, &areas->v_tiles) || !add(areas->v_tiles, v, &areas->end)) {
-        return fail(SM120_UNSUPPORTED,
-                    "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " does not fit in 63 bits",
-                    plan->q_shape.rows, plan->kv_shape.rows);
-    }
-    areas->q_scales = q;
-    return SM120_OK;
-}
-
-/* Check the arguments but for addresses, choose the kernel and lay out the workspace. */
-static sm120_status make_plan(const sm120_attention_args *args, struct plan *plan) {
-    *plan = (struct plan){
+/* Check the arguments but for addresses. */
+static sm120_status check_call(const sm120_attention_args *args, struct attention *call,
+                               const struct precision **precision) {
+    *call = (struct attention){
         .args = args,
         .q_shape = {args->batch, args->heads, args->q_rows, args->head_dim},
         .kv_shape = {args->batch, args->kv_heads, args->kv_rows, args->head_dim},
     };
-    sm120_status status = check_choices(args);
-    status = status == SM120_OK ? check_shapes(plan) : status;
-    status = status == SM120_OK ? check_tensors(plan) : status;
-    if (status == SM120_OK && !multiply(args->batch * args->heads, 4 * args->q_rows, &plan->lse_bytes)) {
+    sm120_status status = check_choices(args, precision);
+    status = status == SM120_OK ? check_shapes(call, (*precision)->head_dim_max) : status;
+    status = status == SM120_OK ? check_tensors(call, (*precision)->dtype) : status;
+    if (status == SM120_OK && !multiply(args->batch * args->heads, 4 * args->q_rows, &call->lse_bytes)) {
         status = fail(SM120_UNSUPPORTED, "lse of batch * heads * q_rows = %" PRId64 " * %" PRId64 " does not fit",
                       args->batch * args->heads, args->q_rows);
     }
-    if (status == SM120_OK) {
-        status = builtin_find("attention_mxfp8", args->head_dim <= 64 ? "d64" : "d128", &plan->index);
-    }
-    if (status != SM120_OK) {
-        return status;
-    }
-    plan->entry = kernel_entries + plan->index;
-    if (plan->entry->q_rows == 0 || plan->entry->kv_rows == 0 || plan->entry->kv_rows % BLOCK != 0 ||
-        plan->entry->head_dim < args->head_dim) {
-        return fail(SM120_INTERNAL, "%s notes a tile that cannot be", plan->entry->entry);
-    }
-    return lay_out(plan);
-}
-
-/* ---- launches ---- */
-
-/* The parameters of the attention kernel, in their order. */
-struct attention_arguments {
-    uint64_t q_elements, q_scales, k_tiles, v_tiles, o, lse;
-    int64_t o_batch_stride, o_head_stride, o_row_stride;
-    uint32_t heads, kv_heads, q_rows, kv_rows, head_dim, q_tiles, o_type;
-    float scale_log2;
-    int32_t diagonal;
-};
-
-enum { ARGUMENTS = 18 };
-
-/* The four launches of a call. Not to be copied once filled. */
-struct launches {
-    struct quantizer_launch q, k, v;
-    struct kernel *kernel;
-    struct launch launch;
-    struct attention_arguments values;
-    const void *arguments[ARGUMENTS];
-    size_t argument_bytes[ARGUMENTS];
-};
-
-/* Query row i sees key j where j <= i + diagonal. */
-static int32_t diagonal_of(const sm120_attention_args *args) {
-    return args->causal == SM120_NOT_CAUSAL        ? NO_DIAGONAL
-           : args->causal == SM120_CAUSAL_TOP_LEFT ? 0
-                                                   : (int32_t)(args->kv_rows - args->q_rows);
-}
-
-/* The values of the attention kernel's parameters. A scale's sign is q's, and a scale of 0 makes q 0, because a kernel
- * that takes the maximum of scaled scores wants a positive scale. */
-static struct attention_arguments values_of(const struct plan *plan, sm120_address workspace) {
-    const sm120_attention_args *const args = plan->args;
-    const uint32_t o_type = args->o.dtype == SM120_F32 ? 0 : args->o.dtype == SM120_F16 ? 1 : 2;
-    return (struct attention_arguments){
-        .q_elements = workspace + (uint64_t)plan->areas.q_elements,
-        .q_scales = workspace + (uint64_t)plan->areas.q_scales,
-        .k_tiles = workspace + (uint64_t)plan->areas.k_tiles,
-        .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
-        .o = args->o.address,
-        .lse = args->lse,
-        .o_batch_stride = plan->o.batch_stride,
-        .o_head_stride = plan->o.head_stride,
-        .o_row_stride = plan->o.row_stride,
-        .heads = (uint32_t)args->heads,
-        .kv_heads = (uint32_t)args->kv_heads,
-        .q_rows = (uint32_t)args->q_rows,
-        .kv_rows = (uint32_t)args->kv_rows,
-        .head_dim = (uint32_t)args->head_dim,
-        .q_tiles = (uint32_t)(plan->padded_q / plan->entry->q_rows),
-        .o_type = o_type,
-        .scale_log2 = args->scale == 0.0f ? 1.0f : (float)scale_log2(args->scale),
-        .diagonal = diagonal_of(args),
-    };
-}
-
-/* Choose the attention kernel and check its launch. */
-static sm120_status prepare_attention(struct device *device, const struct plan *plan, sm120_address workspace,
-                                      struct launches *l) {
-    const int64_t heads = plan->q_shape.batch * plan->q_shape.heads;
-    int64_t grid = 0;
-    if (!multiply(heads, plan->padded_q / plan->entry->q_rows, &grid) || grid > INT32_MAX) {
-        return fail(SM120_UNSUPPORTED,
-                    "batch * heads = %" PRId64 " of %" PRId64 " q tiles are too many CTAs; at most %d", heads,
-                    plan->padded_q / plan->entry->q_rows, INT32_MAX);
-    }
-    struct attention_arguments *const a = &l->values;
-    *a = values_of(plan, workspace);
-#define ARGUMENT(value)                                                                                                \
-    {                                                                                                                  \
-        &a->value, sizeof a->value                                                                                     \
-    }
-    const struct {
-        const void *value;
-        size_t bytes;
-    } list[ARGUMENTS] = {
-        ARGUMENT(q_elements),
-        ARGUMENT(q_scales),
-        ARGUMENT(k_tiles),
-        ARGUMENT(v_tiles),
-        ARGUMENT(o),
-        ARGUMENT(lse),
-        ARGUMENT(o_batch_stride),
-        ARGUMENT(o_head_stride),
-        ARGUMENT(o_row_stride),
-        ARGUMENT(heads),
-        ARGUMENT(kv_heads),
-        ARGUMENT(q_rows),
-        ARGUMENT(kv_rows),
-        ARGUMENT(head_dim),
-        ARGUMENT(q_tiles),
-        ARGUMENT(o_type),
-        ARGUMENT(scale_log2),
-        ARGUMENT(diagonal),
-    };
-#undef ARGUMENT
-    for (int i = 0; i < ARGUMENTS; ++i) {
-        l->arguments[i] = list[i].value;
-        l->argument_bytes[i] = list[i].bytes;
-    }
-    l->launch = (struct launch){.grid = {(uint32_t)grid, 1, 1},
-                                .block = {plan->entry->threads, 1, 1},
-                                .shared_bytes = plan->entry->shared,
-                                .stream = plan->args->stream,
-                                .arguments = l->arguments,
-                                .argument_bytes = l->argument_bytes,
-                                .argument_count = ARGUMENTS};
-    const sm120_status status = builtin_load(device, plan->index, &l->kernel);
-    return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
-}
-
-/* Choose the four kernels and check their launches; nothing starts. */
-static sm120_status prepare(struct device *device, const struct plan *plan, sm120_address workspace,
-                            struct launches *launches) {
-    const bool wide = plan->entry->head_dim > 64;
-    const float scale = plan->args->scale;
-    const struct quantizer q = {.layout = wide ? "q_d128" : "q_d64",
-                                .x = &plan->q,
-                                .shape = plan->q_shape,
-                                .padded_rows = plan->padded_q,
-                                .padded_columns = plan->entry->head_dim,
-                                .elements = workspace + (uint64_t)plan->areas.q_elements,
-                                .scales = workspace + (uint64_t)plan->areas.q_scales,
-                                .factor = scale > 0.0f   ? 1.0f
-                                          : scale < 0.0f ? -1.0f
-                                                         : 0.0f};
-    struct quantizer k = q;
-    k.layout = wide ? "k_d128" : "k_d64";
-    k.x = &plan->k;
-    k.shape = plan->kv_shape;
-    k.padded_rows = plan->padded_kv;
-    k.elements = workspace + (uint64_t)plan->areas.k_tiles;
-    k.scales = 0;
-    k.factor = 1.0f;
-    struct quantizer v = k;
-    v.layout = wide ? "v_d128" : "v_d64";
-    v.x = &plan->v;
-    v.elements = workspace + (uint64_t)plan->areas.v_tiles;
-    const sm120_stream stream = plan->args->stream;
-    sm120_status status = quantizer_prepare(device, &q, stream, &launches->q);
-    status = status == SM120_OK ? quantizer_prepare(device, &k, stream, &launches->k) : status;
-    status = status == SM120_OK ? quantizer_prepare(device, &v, stream, &launches->v) : status;
-    return status == SM120_OK ? prepare_attention(device, plan, workspace, launches) : status;
-}
-
-/* Start the four launches, each on the results of those before. */
-static sm120_status start(const struct launches *launches) {
-    sm120_status status = launch_start(launches->q.kernel, &launches->q.launch);
-    status = status == SM120_OK ? launch_start(launches->k.kernel, &launches->k.launch) : status;
-    status = status == SM120_OK ? launch_start(launches->v.kernel, &launches->v.launch) : status;
-    return status == SM120_OK ? launch_start(launches->kernel, &launches->launch) : status;
-}
-
-/* Answer the size of the workspace, or launch. A call that asks for the size loads the kernels too, so that the next
- * one can be captured in a graph. */
-static sm120_status run(struct device *device, const sm120_attention_args *args, sm120_address workspace,
-                        size_t *workspace_bytes) {
-    struct plan plan;
-    struct launches launches;
-    sm120_status status = make_plan(args, &plan);
-    if (status == SM120_OK && workspace != 0) {
-        status = check_places(device, &plan, workspace, *workspace_bytes);
-    }
-    status = status == SM120_OK ? prepare(device, &plan, workspace, &launches) : status;
-    if (status == SM120_OK && workspace == 0) {
-        *workspace_bytes = (size_t)plan.areas.end;
-        return SM120_OK;
-    }
-    return status == SM120_OK ? start(&launches) : status;
+    return status;
 }
 
 sm120_status sm120_attention(sm120_device *handle, const sm120_attention_args *args, sm120_address workspace,
                              size_t *workspace_bytes) {
     struct device *device;
+    struct attention call;
+    const struct precision *precision = NULL;
     sm120_status status = device_enter(handle, &device);
     if (status != SM120_OK) {
         return status;
     }
     status = check_struct(args, sizeof *args, "args", "sm120_attention_args");
-    status = status == SM120_OK ? check_pointer(workspace_bytes, "workspace_bytes") : status;
-    status = status == SM120_OK ? run(device, args, workspace, workspace_bytes) : status;
+    status = status == SM120_OK ? check_call(args, &call, &precision) : status;
+    status = status == SM120_OK ? precision->run(device, &call, workspace, workspace_bytes) : status;
     return device_leave(device, status);
 }

@@ -216,7 +216,7 @@ typedef struct sm120_instruction_info {
     const char *text; /* the statement with its guard: `text_bytes` bytes, without the semicolon; "{" and "}": enter and
                          leave a function */
     uint32_t text_bytes;
-    uint32_t text_line; /* of the PTX text itself, from 1 */
+    uint32_t text_line; /* of its opcode in the PTX text itself, from 1 */
 } sm120_instruction_info;
 SM120_API sm120_status sm120_kernel_instruction(sm120_kernel *kernel, int32_t index, sm120_instruction_info *info);
 
@@ -387,7 +387,8 @@ typedef struct sm120_tensor {
     int64_t batch_stride, head_stride, row_stride;
 } sm120_tensor;
 
-enum { SM120_MXFP8 = 1 };                                                                /* precision */
+/* precision: SM120_MXFP8, or SM120_BF16 or SM120_F16, which is then the dtype of q, k and v, and of P */
+enum { SM120_MXFP8 = 1 };
 enum { SM120_NOT_CAUSAL = 0, SM120_CAUSAL_BOTTOM_RIGHT = 1, SM120_CAUSAL_TOP_LEFT = 2 }; /* causal */
 
 /* o = softmax(scale * q k^T + mask) v, and lse = log(sum(exp(scale * q k^T + mask))), natural, -inf for a row without
@@ -395,17 +396,18 @@ enum { SM120_NOT_CAUSAL = 0, SM120_CAUSAL_BOTTOM_RIGHT = 1, SM120_CAUSAL_TOP_LEF
 typedef struct sm120_attention_args {
     uint32_t size; /* sizeof(sm120_attention_args) */
     uint32_t precision;
-    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: a multiple of 8, 8 to 128 */
-    sm120_tensor q, k, v;                                      /* F32, F16 or BF16, one dtype for the three */
-    sm120_tensor o;                                            /* F32, F16 or BF16 */
-    sm120_address lse; /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
-    float scale;       /* finite; 1/sqrt(head_dim) is usual */
+    int64_t batch, heads, kv_heads, q_rows, kv_rows,
+        head_dim;         /* head_dim: a multiple of 8; at most 128, in 16 bits 256 */
+    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three */
+    sm120_tensor o;       /* F32, F16 or BF16 */
+    sm120_address lse;    /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
+    float scale;          /* finite; 1/sqrt(head_dim) is usual */
     uint32_t causal;
     sm120_stream stream;
 } sm120_attention_args;
 
 /* workspace 0: write the size to *workspace_bytes and return. Else *workspace_bytes is the size of the workspace,
- * which is 256-byte aligned device memory. */
+ * which is 256-byte aligned device memory. Where the size is 0, in 16 bits, workspace_bytes NULL launches. */
 SM120_API sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args, sm120_address workspace,
                                        size_t *workspace_bytes);
 

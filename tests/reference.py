@@ -116,6 +116,27 @@ def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | No
     return np.moveaxis(o, 1, 2), lse
 
 
+def attention_16bit(q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str) -> tuple[Array, Array]:
+    """Model the kernel: P is 2^x with x = S log2(e) scale - a whole number, rounded to 16 bits; sums take it unrounded.
+
+    Which whole number makes no difference to P's relative rounding. Exponents and sums in float64.
+    """
+    heads = q.shape[2]
+    q, k, v = (np.asarray(x, np.float64) for x in (q, repeat_heads(k, heads), repeat_heads(v, heads)))
+    factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0
+    s = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale)
+    s = np.where(visible(q.shape[1], k.shape[1], causal), s, -np.inf)
+    whole = np.ceil(s.max(-1) * factor)
+    whole = np.where(np.isneginf(whole), 0, whole)
+    p = np.exp2(s * factor - whole[..., None])
+    rounded = p.astype(np.float32).astype(np.dtype(dtype)).astype(np.float64)
+    total = p.sum(-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        o = np.where(total[..., None] > 0, np.einsum("bhqk,bkhd->bhqd", rounded, v) / total[..., None], 0)
+        lse = (np.log2(total) + whole) * np.log(2)
+    return np.moveaxis(o, 1, 2), lse
+
+
 def relative_error(got: Array, want: Array) -> float:
     """Relative Frobenius norm of the difference."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)

@@ -86,9 +86,15 @@ def load(tensor: NDArray[Any], tile: Tile, at: Sequence[int], data_type: str = "
     return np.frombuffer(bits.tobytes(), np.uint8)
 
 
-def scatter(tensor: NDArray[Any], tile: Tile, at: Sequence[int], values: NDArray[Any]) -> tuple[Any, NDArray[Any]]:
-    """Return where in the array a box's elements go, and those of them that are inside."""
-    index, inside = tile.indices(tensor.shape, at)
+def scatter(
+    shape: Sequence[int], tile: Tile, at: Sequence[int], values: NDArray[Any]
+) -> tuple[tuple[NDArray[Any], ...], NDArray[Any]]:
+    """Return where in the array a box's elements go, and those of them that go anywhere.
+
+    An H200 writes 16 bytes at a time: beyond the end of a row, up to the next multiple of 16 bytes.
+    """
+    whole = 16 // values.itemsize
+    index, inside = tile.indices((*shape[:-1], math.ceil(shape[-1] / whole) * whole), at)
     return tuple(i[inside] for i in index), values.reshape(tile.counts())[inside]
 
 

@@ -399,6 +399,14 @@ int check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (
     return 1;
 }
 
+/* What level full asks besides: order between lanes, and in global memory. 0 after a fault. */
+static int check_fully(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                       int is_write) {
+    if (i->q == ORDER_WEAK && i->space <= SPACE_SHARED && !lanes_access(w, i, place, mask, bytes, is_write))
+        return 0;
+    return i->space > SPACE_GLOBAL || world_access(w, i, place, mask, bytes, is_write);
+}
+
 /* A load or store of all lanes, whose places are known to be good. 0 after a fault. */
 int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write) {
     const uint32_t bytes = (uint32_t)i->size * i->count;
@@ -407,10 +415,7 @@ int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, ui
     if ((i->space == SPACE_SHARED || i->space == SPACE_GENERIC) &&
         !check_places(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL, NULL))
         return 0;
-    if (s->world && !strong && i->space <= SPACE_SHARED && !lanes_access(w, i, place, mask, bytes, is_write))
-        return 0;
-    if (s->world && (i->space == SPACE_GLOBAL || i->space == SPACE_GENERIC) &&
-        !world_access(w, i, place, mask, bytes, is_write))
+    if (UNLIKELY(s->world != NULL) && !check_fully(w, i, place, mask, bytes, is_write))
         return 0;
     if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED)))
         return 1;

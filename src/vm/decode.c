@@ -439,6 +439,7 @@ struct inst *emit(struct parser *p, handler *run) {
     p->places[p->length] = (struct place){.file = s->opcode.file,
                                           .text = s->start ? s->start : s->opcode.at,
                                           .line = s->opcode.line,
+                                          .row = s->opcode.row,
                                           .opcode = UINT32_MAX,
                                           .guard = s->guard_name};
     struct inst *i = &p->code[p->length++];

@@ -243,10 +243,8 @@ void decode_st(struct parser *p) {
 void decode_prefetch(struct parser *p) {
     struct statement *s = &p->statement;
     struct inst i = {0};
-    if (has(p, "tensormap")) {
-        decode_prefetch_map(p);
-        return;
-    }
+    if (has(p, "tensormap"))
+        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     if (s->modifiers == 0)
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     need_count(p, 1, 2);

@@ -611,7 +611,7 @@ static struct CUmod_st *new_module(const char *image, char **text) {
     }
     m->module.name = strcpy(name, known);
     m->module.device = current();
-    m->module.text = *text = strcpy(copy, image);
+    *text = strcpy(copy, image);
     return m;
 }
 

@@ -8,7 +8,7 @@
 
 /* Prepare to read `text`, which is the contents of `file`. */
 void lexer_start(struct lexer *lexer, const char *text, const char *file) {
-    *lexer = (struct lexer){.text = text, .next = text, .file = file, .line = 1, .line_start = 1};
+    *lexer = (struct lexer){.text = text, .next = text, .file = file, .line = 1, .row = 1, .line_start = 1};
 }
 
 static int is_name_start(char c) {
@@ -95,6 +95,7 @@ static void skip_space(struct parser *p) {
     for (;;) {
         if (*s == '\n') {
             x->line++;
+            x->row++;
             x->line_start = 1;
             s++;
         } else if (isspace((unsigned char)*s)) {
@@ -107,8 +108,10 @@ static void skip_space(struct parser *p) {
         } else if (s[0] == '/' && s[1] == '*') {
             p->token = (struct token){.at = s, .file = x->file, .line = x->line};
             for (s += 2; *s && !(s[0] == '*' && s[1] == '/'); s++)
-                if (*s == '\n')
+                if (*s == '\n') {
                     x->line++;
+                    x->row++;
+                }
             if (!*s)
                 error_at(p, &p->token, "the comment has no end");
             s += 2;
@@ -181,7 +184,7 @@ void token_next(struct parser *p) {
     struct lexer *x = &p->lexer;
     const char *s = x->next;
     struct token *t = &p->token;
-    *t = (struct token){.at = s, .file = x->file, .line = x->line, .kind = TOKEN_END};
+    *t = (struct token){.at = s, .file = x->file, .line = x->line, .row = x->row, .kind = TOKEN_END};
     if (!*s)
         return;
     if (isdigit((unsigned char)*s)) {

@@ -30,13 +30,23 @@ static const struct format FORMATS[] = {
     [MMA_E3M2] = {8, 0, 5, 2, 3, 0, 0, ~0u},           [MMA_E2M1] = {8, 2, 3, 1, 1, 0, 0, ~0u},
 };
 
-/* One half of the operands decoded: block t holds element t of every word. In the narrow form a value is the element
+/* One half of A and of B decoded: row n holds element n / 8 of word n % 8. In the narrow form a value is the element
  * itself, in the wide form, for exponents of 8 bits, only its significand. */
-struct decoded {
-    float a_value[BLOCKS][MMA_WORDS][MMA_ROWS];
-    int32_t a_exponent[BLOCKS][MMA_WORDS][MMA_ROWS];
-    float b_value[BLOCKS][LANES_B];
-    int32_t b_exponent[BLOCKS][LANES_B];
+enum { DEPTH = BLOCKS * MMA_WORDS };
+struct rows {
+    _Alignas(64) float value[DEPTH][MMA_ROWS];
+    int32_t exponent[DEPTH][MMA_ROWS];
+};
+struct columns {
+    _Alignas(64) float value[DEPTH][MMA_COLUMNS];
+    int32_t exponent[DEPTH][MMA_COLUMNS];
+};
+
+/* An A that was decoded: products with the same A follow one another. */
+struct kept_rows {
+    uint32_t registers[4][32];
+    struct rows rows;
+    int type, count, special; /* of how many registers; 0: none */
 };
 
 /* The sum while it is built, [column][row]. */
@@ -77,13 +87,38 @@ static inline void decode(float *restrict value, int32_t *restrict exponent, con
     }
 }
 
-/* Decode one half of both operands. */
-static inline void decode_operands(struct decoded *restrict decoded, const struct mma_words *restrict words, int half,
-                                   struct format a, struct format b, int wide) {
-    for (int t = 0; t < 32 / a.width; t++) {
-        decode(decoded->a_value[t][0], decoded->a_exponent[t][0], words->a[half][0], MMA_WORDS * MMA_ROWS, t, a, wide);
-        decode(decoded->b_value[t], decoded->b_exponent[t], words->b[half], LANES_B, t, b, wide);
+static inline void decode_rows(struct rows *restrict rows, uint32_t words[MMA_WORDS][MMA_ROWS], struct format format,
+                               int wide) {
+    for (int t = 0; t < 32 / format.width; t++)
+        decode(rows->value[MMA_WORDS * t], rows->exponent[MMA_WORDS * t], words[0], MMA_WORDS * MMA_ROWS, t, format,
+               wide);
+}
+
+static inline void decode_columns(struct columns *restrict columns, uint32_t words[MMA_WORDS][MMA_COLUMNS],
+                                  struct format format, int wide) {
+    for (int t = 0; t < 32 / format.width; t++)
+        decode(columns->value[MMA_WORDS * t], columns->exponent[MMA_WORDS * t], words[0], LANES_B, t, format, wide);
+}
+
+/* The rows of A, decoded now or by an earlier call; *special: whether there is a NaN or an infinity. */
+static inline const struct rows *find_rows(const struct mma_shape *shape, const struct mma_operands *operands,
+                                           int count, int wide, int *special) {
+    enum { KEPT = 4 };
+    static _Thread_local struct kept_rows all[KEPT];
+    struct kept_rows *const kept = &all[(uintptr_t)operands->a / sizeof kept->registers % KEPT];
+    const size_t bytes = (size_t)count * sizeof kept->registers[0];
+    if (kept->type != shape->a_type || kept->count != count || memcmp(kept->registers, operands->a, bytes) != 0) {
+        const struct format format = FORMATS[shape->a_type];
+        uint32_t words[MMA_WORDS][MMA_ROWS] = {{0}};
+        memcpy(kept->registers, operands->a, bytes);
+        kept->type = shape->a_type;
+        kept->count = count;
+        mma_gather_a(words, operands->a, count);
+        kept->special = format.has_special && find_special(words[0], MMA_WORDS * MMA_ROWS, format);
+        decode_rows(&kept->rows, words, format, wide);
     }
+    *special = kept->special;
+    return &kept->rows;
 }
 
 /* Split the accumulators of f32 bits; return whether one is NaN or infinite. */
@@ -154,60 +189,90 @@ static int32_t start_sum(struct sum *restrict sum, uint32_t c[restrict OUTPUTS],
     return special;
 }
 
+/* The columns of a tile, one by one: a row of A is read once for all of them. */
+#define EACH_COLUMN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+
 /* Find the largest exponent of each sum. */
-static void find_largest(struct sum *restrict sum, const struct decoded *restrict decoded, int blocks) {
-    for (int t = 0; t < blocks; t++)
-        for (int j = 0; j < MMA_COLUMNS; j++) {
-            const int32_t *const b = decoded->b_exponent[t] + MMA_WORDS * j;
-            int32_t *const largest = sum->largest + MMA_ROWS * j;
-            for (int i = 0; i < MMA_ROWS; i++) {
-                int32_t x = largest[i];
-                for (int w = 0; w < MMA_WORDS; w++)
-                    x = mma_max(x, decoded->a_exponent[t][w][i] + b[w]);
-                largest[i] = x;
-            }
-        }
+static void find_largest(struct sum *restrict sum, const struct rows *restrict rows,
+                         const struct columns *restrict columns, int depth) {
+    int32_t *const restrict largest = sum->largest;
+    for (int i = 0; i < MMA_ROWS; i++) {
+#define X(j) int32_t x##j = largest[MMA_ROWS * j + i];
+        EACH_COLUMN(X)
+#undef X
+        int n = 0;
+        do { /* with a test in front of it the loop over rows is no vector code */
+            const int32_t a = rows->exponent[n][i], *const b = columns->exponent[n];
+#define X(j) x##j = mma_max(x##j, a + b[j]);
+            EACH_COLUMN(X)
+#undef X
+        } while (++n < depth);
+#define X(j) largest[MMA_ROWS * j + i] = x##j;
+        EACH_COLUMN(X)
+#undef X
+    }
 }
 
-/* Cut and add the products of elements whose products are f32 values (exponents of at most 5 bits). */
-static void add_narrow(struct sum *restrict sum, const struct decoded *restrict decoded, int blocks) {
+/* Cut and add the products of two blocks, whose products are f32 values (exponents of at most 5 bits). */
+static void add_pair(int32_t terms[restrict OUTPUTS], const struct rows *restrict rows,
+                     const struct columns *restrict columns, int first, const float unit[restrict OUTPUTS]) {
+    for (int i = 0; i < MMA_ROWS; i++) {
+#define X(j)                                                                                                           \
+    int32_t x##j = 0;                                                                                                  \
+    const float unit##j = unit[MMA_ROWS * j + i];
+        EACH_COLUMN(X)
+#undef X
+        for (int n = first; n < first + 2 * MMA_WORDS; n++) {
+            const float a = rows->value[n][i], *const b = columns->value[n];
+#define X(j) x##j += (int32_t)(a * b[j] * unit##j);
+            EACH_COLUMN(X)
+#undef X
+        }
+#define X(j) terms[MMA_ROWS * j + i] = x##j;
+        EACH_COLUMN(X)
+#undef X
+    }
+}
+
+/* The same for all blocks, 2 or 4. */
+static void add_narrow(struct sum *restrict sum, const struct rows *restrict rows,
+                       const struct columns *restrict columns, int depth) {
     float unit[OUTPUTS];
     /* Below 2^-60 every product is cut to nothing; above 2^100 every product is zero. */
     for (int n = 0; n < OUTPUTS; n++)
         unit[n] = mma_float((uint32_t)(127 + mma_min(mma_max(FRACTION - sum->largest[n], -60), 100)) << 23);
-    memset(sum->terms, 0, sizeof sum->terms);
-    for (int t = 0; t < blocks; t++)
-        for (int j = 0; j < MMA_COLUMNS; j++) {
-            const float *const b = decoded->b_value[t] + MMA_WORDS * j;
-            int32_t *const terms = sum->terms[t >> 1] + MMA_ROWS * j;
-            for (int i = 0; i < MMA_ROWS; i++) {
-                int32_t x = terms[i];
-                for (int w = 0; w < MMA_WORDS; w++)
-                    x += (int32_t)(decoded->a_value[t][w][i] * b[w] * unit[MMA_ROWS * j + i]);
-                terms[i] = x;
-            }
-        }
+    add_pair(sum->terms[0], rows, columns, 0, unit);
+    if (depth > 2 * MMA_WORDS)
+        add_pair(sum->terms[1], rows, columns, 2 * MMA_WORDS, unit);
+    else
+        memset(sum->terms[1], 0, sizeof sum->terms[1]);
 }
 
 /* Cut and add the products of significands with their exponents apart. */
-static void add_wide(struct sum *restrict sum, const struct decoded *restrict decoded, int blocks) {
-    memset(sum->terms, 0, sizeof sum->terms);
-    for (int t = 0; t < blocks; t++)
-        for (int j = 0; j < MMA_COLUMNS; j++) {
-            const float *const b = decoded->b_value[t] + MMA_WORDS * j;
-            const int32_t *const b_exponent = decoded->b_exponent[t] + MMA_WORDS * j;
-            const int32_t *const largest = sum->largest + MMA_ROWS * j;
-            int32_t *const terms = sum->terms[t >> 1] + MMA_ROWS * j;
-            for (int i = 0; i < MMA_ROWS; i++) {
-                int32_t x = terms[i];
-                for (int w = 0; w < MMA_WORDS; w++) {
-                    const int32_t up = decoded->a_exponent[t][w][i] + b_exponent[w] - largest[i] + FRACTION;
-                    const float unit = mma_float((uint32_t)(127 + mma_max(up, -60)) << 23);
-                    x += (int32_t)(decoded->a_value[t][w][i] * b[w] * unit);
-                }
-                terms[i] = x;
-            }
-        }
+static void add_wide(struct sum *restrict sum, const struct rows *restrict rows, const struct columns *restrict columns,
+                     int depth) {
+    int32_t *const restrict terms = sum->terms[0];
+    const int32_t *const restrict largest = sum->largest;
+    for (int i = 0; i < MMA_ROWS; i++) {
+#define X(j)                                                                                                           \
+    int32_t x##j = 0;                                                                                                  \
+    const int32_t up##j = FRACTION - largest[MMA_ROWS * j + i];
+        EACH_COLUMN(X)
+#undef X
+        int n = 0;
+        do {
+            const float a = rows->value[n][i], *const b = columns->value[n];
+            const int32_t a_exponent = rows->exponent[n][i], *const b_exponent = columns->exponent[n];
+#define X(j)                                                                                                           \
+    x##j += (int32_t)(a * b[j] * mma_float((uint32_t)(127 + mma_max(a_exponent + b_exponent[j] + up##j, -60)) << 23));
+            EACH_COLUMN(X)
+#undef X
+        } while (++n < depth);
+#define X(j) terms[MMA_ROWS * j + i] = x##j;
+        EACH_COLUMN(X)
+#undef X
+    }
+    memset(sum->terms[1], 0, sizeof sum->terms[1]);
 }
 
 /* Round total * 2^(exponent - FRACTION) to nearest even to f16. */
@@ -332,34 +397,39 @@ static void store(const struct mma_operands *operands, const uint32_t result[res
 /* One mma: decode, align, add, round. */
 static inline void multiply(const struct mma_shape *shape, const struct mma_operands *operands, int wide) {
     const struct format a = FORMATS[shape->a_type], b = FORMATS[shape->b_type];
-    const int f16 = shape->accumulator == MMA_ACC_F16;
+    const int f16 = shape->accumulator == MMA_ACC_F16, registers = shape->k * a.width > 128 ? 2 : 1,
+              depth = MMA_WORDS * (32 / a.width);
     struct mma_words words;
-    struct decoded decoded;
+    struct columns columns;
     struct sum sum;
     uint32_t c[OUTPUTS];
     uint32_t result[OUTPUTS];
-    mma_gather(&words, operands, shape->k * a.width > 128 ? 2 : 1);
-    int special = (a.has_special && find_special(words.a[0][0], MMA_WORDS * MMA_ROWS, a)) ||
-                  (b.has_special && find_special(words.b[0], LANES_B, b));
-    decode_operands(&decoded, &words, 0, a, b, wide);
+    int special;
+    const struct rows *const rows = find_rows(shape, operands, 2 * registers, wide, &special);
+    uint32_t b_words[MMA_WORDS][MMA_COLUMNS] = {{0}};
+    for (int r = 0; r < registers; r++)
+        mma_deal(b_words[4 * r], MMA_COLUMNS, operands->b[r]);
+    special |= b.has_special && find_special(b_words[0], LANES_B, b);
+    decode_columns(&columns, b_words, b, wide);
     special |= start_sum(&sum, c, shape, operands);
-    find_largest(&sum, &decoded, 32 / a.width);
-    if (wide)
-        add_wide(&sum, &decoded, 32 / a.width);
-    else
-        add_narrow(&sum, &decoded, 32 / a.width);
+    find_largest(&sum, rows, &columns, depth);
+    (wide ? add_wide : add_narrow)(&sum, rows, &columns, depth);
     finish_sum(result, &sum, f16);
-    if (special)
+    if (special) {
+        mma_gather(&words, operands, registers);
         replace_specials(result, c, shape, operands, &words, 1);
+    }
     store(operands, result, f16);
 }
 
 /* The same for a sparse A. Of each half no more than 16 terms are not zero, so terms[0] + terms[1] is one sum. */
 static void multiply_sparse(const struct mma_shape *shape, const struct mma_operands *operands, int wide) {
     const struct format a = FORMATS[shape->a_type], b = FORMATS[shape->b_type];
-    const int f16 = shape->accumulator == MMA_ACC_F16, blocks = 32 / a.width;
+    const int f16 = shape->accumulator == MMA_ACC_F16, depth = MMA_WORDS * (32 / a.width);
     struct mma_words words;
-    struct decoded decoded[MMA_HALVES];
+    struct rows rows[MMA_HALVES];
+    struct columns columns[MMA_HALVES];
+    uint32_t b_words[MMA_WORDS][MMA_COLUMNS];
     struct sum sum;
     int32_t terms[MMA_HALVES][OUTPUTS] = {{0}};
     uint32_t c[OUTPUTS], result[OUTPUTS];
@@ -368,11 +438,14 @@ static void multiply_sparse(const struct mma_shape *shape, const struct mma_oper
     for (int half = 0; half < halves; half++) {
         special |= (a.has_special && find_special(words.a[half][0], MMA_WORDS * MMA_ROWS, a)) ||
                    (b.has_special && find_special(words.b[half], LANES_B, b));
-        decode_operands(&decoded[half], &words, half, a, b, wide);
-        find_largest(&sum, &decoded[half], blocks);
+        decode_rows(&rows[half], words.a[half], a, wide);
+        for (int n = 0; n < LANES_B; n++)
+            b_words[n % MMA_WORDS][n / MMA_WORDS] = words.b[half][n];
+        decode_columns(&columns[half], b_words, b, wide);
+        find_largest(&sum, &rows[half], &columns[half], depth);
     }
     for (int half = 0; half < halves; half++) {
-        (wide ? add_wide : add_narrow)(&sum, &decoded[half], blocks);
+        (wide ? add_wide : add_narrow)(&sum, &rows[half], &columns[half], depth);
         for (int n = 0; n < OUTPUTS; n++)
             terms[half][n] = sum.terms[0][n] + sum.terms[1][n];
     }

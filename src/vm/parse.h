@@ -23,8 +23,8 @@ enum token_kind {
 };
 
 struct token {
-    int kind; /* a character, or enum token_kind */
-    uint32_t length, line;
+    int kind;                   /* a character, or enum token_kind */
+    uint32_t length, line, row; /* of `file`; of the text itself */
     const char *at, *file;
     uint64_t integer;
     double real;
@@ -33,7 +33,7 @@ struct token {
 
 struct lexer {
     const char *text, *next, *file;
-    uint32_t line;
+    uint32_t line, row;
     int line_start;
 };
 

@@ -459,7 +459,7 @@ void read_block(struct parser *p) {
     while (depth) {
         if (p->token.kind == '}') {
             if (depth == 1) { /* end of the function: leave it somewhere to run into */
-                p->statement = (struct statement){.opcode = p->token, .name = "ret"};
+                p->statement = (struct statement){.opcode = p->token, .start = p->token.at, .name = "ret"};
                 emit_return(p);
             }
             scope_close(p);

@@ -104,7 +104,7 @@ static int is_allowed(struct warp *w, const struct inst *i, const struct tma_box
 /* Find the box that an instruction means. 0 after a fault. */
 static int find_box(struct warp *w, const struct inst *i, uint32_t lane, struct tma_box *box) {
     const struct tma_operands *more = i->more;
-    *box = (struct tma_box){.is_gather = more->is_gather, .in_use = 1};
+    *box = (struct tma_box){.is_gather = more->is_gather, .is_written = i->kind != ASYNC_LOAD, .in_use = 1};
     if (!read_map(w, address_register(w, more->map, more->is_map_narrow, lane), lane, &box->map) ||
         !fits(w, i, &box->map, lane))
         return 0;

@@ -41,10 +41,11 @@ struct tma_box {
     int32_t at[TMA_COORDINATES];
     uint32_t counts[TENSOR_MAP_RANK]; /* elements along each dimension in shared memory */
     int is_gather;                    /* the rows at[1] to at[4] of a matrix, from column at[0] */
+    int is_written;                   /* by a store or a reduction */
     int in_use;
 };
 
-/* A row of a box: elements of dimension 0. */
+/* A row of a box: elements of dimension 0. Stores and reductions write 16 bytes at a time, the last ones too. */
 struct tma_row {
     uint64_t global;     /* address of its first byte inside of the tensor */
     uint32_t first, end; /* which bytes of the row, as global memory has them, are inside; equal: none */

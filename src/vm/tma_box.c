@@ -75,7 +75,8 @@ struct tma_row tma_row(const struct tma_box *box, uint32_t index) {
     const int64_t first = start < 0 ? -start : 0, last = start + count > end ? end - start : count;
     return (struct tma_row){.global = address + (uint64_t)((start + first) * bits / 8),
                             .first = (uint32_t)(first * bits / 8),
-                            .end = (uint32_t)(last * bits / 8)};
+                            .end = box->is_written ? ((uint32_t)(last * bits / 8) + 15) / 16 * 16
+                                                   : (uint32_t)(last * bits / 8)};
 }
 
 int tma_meets(const struct tma_box *box, uint64_t address, uint64_t bytes) {

@@ -257,9 +257,7 @@ static void fill_instruction(const struct CUfunc_st *f, uint32_t pc, sm120_instr
     info->line = at->line;
     info->text = at->text;
     info->text_bytes = *at->text == '{' || *at->text == '}' ? 1 : (uint32_t)strcspn(at->text, ";");
-    info->text_line = 1;
-    for (const char *c = f->module->text; c < at->text; c++)
-        info->text_line += *c == '\n';
+    info->text_line = at->row;
 }
 
 CUresult trace_instruction(CUfunction f, int index, sm120_instruction_info *info) {

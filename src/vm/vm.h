@@ -181,9 +181,9 @@ struct use {
  * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
     const char *file;
-    const char *text; /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
-    uint32_t line;
-    uint32_t opcode;       /* counter */
+    const char *text;   /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
+    uint32_t line, row; /* of the file, as line markers say; of the text itself */
+    uint32_t opcode;    /* counter */
     const struct use *use; /* its registers, without the guard, which is inst.guard */
     uint32_t uses;
     const char *guard; /* what the program calls it; NULL: none */
@@ -297,7 +297,6 @@ void arena_free(struct arena *arena);
 struct device;
 struct module {
     struct arena arena;
-    const char *text; /* its own copy */
     const char *name; /* what messages call its text where no line marker stands */
     struct device *device;
     struct CUfunc_st **functions;

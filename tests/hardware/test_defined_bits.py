@@ -11,14 +11,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from families import FAMILIES
-from form import THREADS, Form, module
+from form import THREADS, Form, form, module
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.virtual
@@ -49,18 +49,18 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def undefined_bits(form: Form, rng: np.random.Generator, inputs: int) -> Bytes:
+def undefined_bits(of: Form, rng: np.random.Generator, inputs: int) -> Bytes:
     """Choose bits of the first inputs: in some elements none, one, a byte, some or all; warps differ in how many."""
     parts: list[Any] = []
-    for number, array in enumerate(form.operands()):
-        size = array.itemsize if array.size == form.lanes else array.nbytes // form.lanes
-        masks = np.zeros((form.lanes, size), np.uint8)
-        rate = np.repeat(rng.choice([0.03, 0.3, 0.7], -(-form.lanes // 32)), 32)[: form.lanes]
-        kind = np.where(rng.random(form.lanes) < rate, rng.integers(1, 5, form.lanes), 0)
-        rows = np.arange(form.lanes)
-        at = rng.integers(0, size, form.lanes)
+    for number, array in enumerate(of.operands()):
+        size = array.itemsize if array.size == of.lanes else array.nbytes // of.lanes
+        masks = np.zeros((of.lanes, size), np.uint8)
+        rate = np.repeat(rng.choice([0.03, 0.3, 0.7], -(-of.lanes // 32)), 32)[: of.lanes]
+        kind = np.where(rng.random(of.lanes) < rate, rng.integers(1, 5, of.lanes), 0)
+        rows = np.arange(of.lanes)
+        at = rng.integers(0, size, of.lanes)
         one = np.zeros_like(masks)
-        one[rows, at] = 1 << rng.integers(0, 8, form.lanes)
+        one[rows, at] = 1 << rng.integers(0, 8, of.lanes)
         byte = np.zeros_like(masks)
         byte[rows, at] = 255
         some = rng.integers(0, 256, masks.shape, np.uint8)
@@ -76,11 +76,11 @@ def run(
     """Run forms in one process, with undefined bits in their first inputs."""
     (folder / "forms.ptx").write_text(module("sm_120f", forms))
     given = bytearray()
-    for form in forms:
-        data = np.frombuffer(form.input_bytes() or bytes(16), np.uint8)
-        mask = undefined_bits(form, rng, inputs)
+    for each in forms:
+        data = np.frombuffer(each.input_bytes() or bytes(16), np.uint8)
+        mask = undefined_bits(each, rng, inputs)
         given += np.array(
-            [form.lanes // THREADS, data.size, sum(form.sizes) * form.lanes, VARIANTS], np.uint32
+            [each.lanes // THREADS, data.size, sum(each.sizes) * each.lanes, VARIANTS], np.uint32
         ).tobytes()
         given += (~mask).tobytes()
         for k in range(VARIANTS):
@@ -89,29 +89,61 @@ def run(
     done = subprocess.run([program, folder / "forms.ptx"], input=bytes(given), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     result, at = [], 0
-    for form in forms:
+    for each in forms:
         _, length = np.frombuffer(done.stdout, np.uint32, 2, at)
         fault = done.stdout[at + 8 : at + 8 + length].decode()
-        size = sum(form.sizes) * form.lanes
+        size = sum(each.sizes) * each.lanes
         rest = np.frombuffer(done.stdout, np.uint8, size * (VARIANTS + 1), at + 8 + length).reshape(-1, size)
         at += 8 + length + size * (VARIANTS + 1)
         result.append(Outcome(fault, ~rest[0], np.bitwise_or.reduce(rest[1:] ^ rest[1], axis=0)))
     return result
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+QUAD = "b32 b32 b32 b32"
+OUTS = "{out0, out1, out2, out3}"
+FILL = "st.shared.v4.b32 [cell], {in0, in1, in2, in3}; bar.warp.sync -1;"
+PRODUCT = "{out0, out1, out2, out3}, {in0, in1, in2, in3}, {in4, in5}, {in6, in7, in8, in9}"
+SPARSE = "{out0, out1, out2, out3}, {in0, in1, in2, in3}, {in4, in5, in10, in11}, {in6, in7, in8, in9}, t0, 0"
+FRAGMENTS = "b32 b32 b32 b32 b32 b32 f32:tile f32:tile f32:tile f32:tile b32 b32"
+
+
+def newer() -> Iterator[Form]:
+    """Forms that SM120 has and Hopper lacks, and mma.sp: of matrices."""
+    for packed in ("b4x16_p64", "b6x16_p32"):
+        yield form(f"{FILL} ldmatrix.sync.aligned.m8n16.x4.shared.b8x16.{packed} {OUTS}, [cell];", QUAD, QUAD)
+        yield form(f"{FILL} ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8x16.{packed} {OUTS}, [cell];", QUAD, QUAD)
+    yield form(f"{FILL} ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8 {OUTS}, [cell];", QUAD, QUAD)
+    for name in ("m8n8.x4", "m8n8.x4.trans", "m16n8.x4.trans"):
+        store = f"stmatrix.sync.aligned.{name}.shared.b{8 if '16' in name else 16} [cell], {{in0, in1, in2, in3}};"
+        yield form(f"{store} bar.warp.sync -1; ld.shared.v4.b32 {OUTS}, [cell];", QUAD, QUAD)
+    mma = "mma.sync.aligned.kind::{}.block_scale.scale_vec::{}.m16n8k{}.row.col.f32.{}.f32.{} {}, in10, {}, in11, {};"
+    for kind, vector, k, types, scale, a, b in (
+        ("mxf8f6f4", "1X", 32, "e4m3.e2m1", "ue8m0", "{3, 1}", "{1, 2}"),
+        ("mxf4", "2X", 64, "e2m1.e2m1", "ue8m0", "{2, 0}", "{0, 3}"),
+        ("mxf4nvf4", "4X", 64, "e2m1.e2m1", "ue4m3", "{0, 1}", "{0, 1}"),
+    ):
+        yield form(mma.format(kind, vector, k, types, scale, PRODUCT, a, b), FRAGMENTS, QUAD, 256)
+    for types, k in (("f16", 32), ("bf16", 32), ("e4m3", 64), ("tf32", 16)):
+        name = f"mma.sp::ordered_metadata.sync.aligned.m16n8k{k}.row.col.f32.{types}.{types}.f32"
+        yield form(f"mov.b32 t0, 0x44444444; {name} {SPARSE};", FRAGMENTS, QUAD, 256)
+
+
+ALL_FAMILIES = {**FAMILIES, "newer": tuple(newer())}
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_no_change_is_missed(program: Path, tmp_path: Path, rng: np.random.Generator, family: str) -> None:
-    forms = FAMILIES[family]
+    forms = ALL_FAMILIES[family]
     outcomes = run(program, forms, tmp_path, rng)
     decided = 0
-    for form, outcome in zip(forms, outcomes, strict=True):
+    for each, outcome in zip(forms, outcomes, strict=True):
         decided += bool(outcome.fault)
-        assert not outcome.fault or "is decided by" in outcome.fault, f"{form.name}: {outcome.fault}"
+        assert not outcome.fault or "is decided by" in outcome.fault, f"{each.name}: {outcome.fault}"
         missed = outcome.varied & ~outcome.undefined
         if not outcome.fault:
             where = np.flatnonzero(missed)
             assert not where.size, (
-                f"{form.name}: byte {where[0]} changes in bits {missed[where[0]]:#04x}, said to be defined"
+                f"{each.name}: byte {where[0]} changes in bits {missed[where[0]]:#04x}, said to be defined"
             )
     assert decided * 4 < len(forms), [o.fault for o in outcomes if o.fault][:5]
 
@@ -133,12 +165,13 @@ def test_moved_bits_are_exact(program: Path, tmp_path: Path, rng: np.random.Gene
         for f in FAMILIES[name]
         if MOVES.match(f.ptx) and f.inputs and not ATOMIC.search(f.ptx)
     ]
+    forms += [f for f in ALL_FAMILIES["newer"] if "matrix" in f.ptx]
     worst = []
-    for form, outcome in zip(forms, run(program, forms, tmp_path, rng, 1), strict=True):
+    for each, outcome in zip(forms, run(program, forms, tmp_path, rng, 1), strict=True):
         assert not outcome.fault
         undefined = int(np.unpackbits(outcome.undefined).sum())
         still = int(np.unpackbits(outcome.undefined & ~outcome.varied).sum())
-        worst.append((still / max(undefined, 1), form.name))
+        worst.append((still / max(undefined, 1), each.name))
     worst.sort(reverse=True)
     assert len(worst) > 100
     assert worst[0][0] < 0.01, "\n".join(map(str, worst[:20]))

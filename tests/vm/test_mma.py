@@ -11,6 +11,7 @@ import ml_dtypes
 import mma_forms
 import numpy as np
 import pytest
+from micro import run
 from mma_forms import FORMS, REFUSED, Codes, Form, Inputs
 
 import pysm120
@@ -181,3 +182,28 @@ def test_what_the_assembler_refuses(device: pysm120.Device, tmp_path: Path, form
     assert assemble(text, tmp_path).returncode != 0
     with pytest.raises((pysm120.InvalidProgramError, pysm120.UnsupportedError)):
         device.load(text)
+
+
+def test_same_bits_of_other_types(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """What was decoded of A for one type is not taken for another, nor for another depth."""
+    forms = {
+        "e4m3": "m16n8k32.row.col.f32.e4m3.e4m3.f32 {d0, d1, d2, d3}, {in0, in1, in2, in3}, {in4, in5}",
+        "e5m2": "m16n8k32.row.col.f32.e5m2.e4m3.f32 {d0, d1, d2, d3}, {in0, in1, in2, in3}, {in4, in5}",
+        "short": "m16n8k16.row.col.f32.e4m3.e4m3.f32 {d0, d1, d2, d3}, {in0, in1}, {in4}",
+        "bf16": "m16n8k16.row.col.f32.bf16.bf16.f32 {d0, d1, d2, d3}, {in0, in1, in2, in3}, {in4, in5}",
+        "f16": "m16n8k16.row.col.f32.f16.f16.f32 {d0, d1, d2, d3}, {in0, in1, in2, in3}, {in4, in5}",
+    }
+    inputs = [rng.integers(0, 1 << 32, 32, np.uint32) & np.uint32(0x33333333) for _ in range(6)]
+
+    def results(*names: str) -> np.ndarray:
+        body = ".reg .f32 d<4>, zero; mov.f32 zero, 0f00000000;\n"
+        for name in names:
+            body += f"mma.sync.aligned.{forms[name]}, {{zero, zero, zero, zero}};\n"
+        body += "".join(f"mov.b32 out{k}, d{k};" for k in range(4))
+        return np.stack(run(device, body, inputs, ["u4"] * 4, threads=32))
+
+    alone = {name: results(name) for name in forms}
+    assert len({a.tobytes() for a in alone.values()}) == len(forms)
+    for first in forms:
+        for second in forms:
+            np.testing.assert_array_equal(results(first, second, first, second), alone[second])

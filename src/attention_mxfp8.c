@@ -1,0 +1,266 @@
+/* Attention in MXFP8: quantise q, k and v into the workspace, then one attention kernel. */
+#include <inttypes.h>
+
+#include "attention.h"
+#include "check.h"
+#include "error.h"
+#include "memory.h"
+#include "quantize_mxfp8.h"
+
+enum { WORKSPACE_ALIGNMENT = 256, BLOCK = 32 };
+
+/* The parts of the workspace, in bytes. */
+struct areas {
+    int64_t q_elements, q_scales, k_tiles, v_tiles, end;
+};
+
+/* What was found out about a call before anything is launched. */
+struct plan {
+    const struct attention *call;
+    uint32_t index;                   /* of the kernel entry */
+    const struct kernel_entry *entry; /* with the tile that q, k and v are packed for */
+    int64_t padded_q, padded_kv;      /* rows in whole tiles */
+    struct areas areas;
+};
+
+/* ---- checks ---- */
+
+/* Check that an area of the workspace lies apart from what the caller's tensors hold. */
+static sm120_status check_workspace_apart(const struct plan *plan, sm120_address workspace) {
+    const struct tensor *const tensors[] = {&plan->call->q, &plan->call->k, &plan->call->v, &plan->call->o};
+    const int64_t bytes = plan->areas.end;
+    sm120_status status = SM120_OK;
+    for (int i = 0; i < 4 && status == SM120_OK; ++i) {
+        status = check_apart("workspace", workspace, bytes, tensors[i]->name, tensors[i]->address, tensors[i]->bytes);
+    }
+    if (status == SM120_OK && plan->call->args->lse != 0) {
+        status = check_apart("workspace", workspace, bytes, "lse", plan->call->args->lse, plan->call->lse_bytes);
+    }
+    return status;
+}
+
+/* Check all addresses. */
+static sm120_status check_places(struct device *device, const struct plan *plan, sm120_address workspace,
+                                 size_t workspace_bytes) {
+    sm120_status status = attention_check_places(device, plan->call);
+    status = status == SM120_OK ? check_address("workspace", workspace, WORKSPACE_ALIGNMENT) : status;
+    if (status == SM120_OK && workspace_bytes < (size_t)plan->areas.end) {
+        status = fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, workspace_bytes,
+                      plan->areas.end);
+    }
+    status = status == SM120_OK ? memory_check(device, workspace, (uint64_t)plan->areas.end, "workspace") : status;
+    return status == SM120_OK ? check_workspace_apart(plan, workspace) : status;
+}
+
+/* ---- plan ---- */
+
+/* Multiply three sizes and round up to the alignment of an area. */
+static bool area_bytes(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *bytes) {
+    int64_t exact = 0;
+    const bool fits = multiply(heads, rows, &exact) && multiply(exact, row_bytes, &exact) &&
+                      add(exact, WORKSPACE_ALIGNMENT - 1, &exact);
+    *bytes = exact / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+    return fits;
+}
+
+/* Lay out the workspace: q's elements, q's scales (4 bytes per row), and tiles of k and of v that hold their own
+ * scales (4 bytes per row of k, a byte per 32 rows and column of v). */
+static sm120_status lay_out(struct plan *plan) {
+    const int64_t width = plan->entry->head_dim;
+    const int64_t q_heads = plan->call->q_shape.batch * plan->call->q_shape.heads;
+    const int64_t kv_heads = plan->call->kv_shape.batch * plan->call->kv_shape.heads;
+    struct areas *const areas = &plan->areas;
+    int64_t q, scales, k, v;
+    plan->padded_q = (plan->call->q_shape.rows + plan->entry->q_rows - 1) / plan->entry->q_rows * plan->entry->q_rows;
+    plan->padded_kv =
+        (plan->call->kv_shape.rows + plan->entry->kv_rows - 1) / plan->entry->kv_rows * plan->entry->kv_rows;
+    *areas = (struct areas){0};
+    if (!area_bytes(q_heads, plan->padded_q, width, &q) || !area_bytes(q_heads, plan->padded_q, 4, &scales) ||
+        !area_bytes(kv_heads, plan->padded_kv, width + 4, &k) ||
+        !area_bytes(kv_heads, plan->padded_kv / BLOCK, BLOCK * width + width, &v) || !add(q, scales, &areas->k_tiles) ||
+        !add(areas->k_tiles, k, &areas->v_tiles) || !add(areas->v_tiles, v, &areas->end)) {
+        return fail(SM120_UNSUPPORTED,
+                    "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " does not fit in 63 bits",
+                    plan->call->q_shape.rows, plan->call->kv_shape.rows);
+    }
+    areas->q_scales = q;
+    return SM120_OK;
+}
+
+/* Choose the kernel and lay out the workspace. */
+static sm120_status make_plan(const struct attention *call, struct plan *plan) {
+    *plan = (struct plan){.call = call};
+    const int64_t head_dim = call->q_shape.head_dim;
+    const sm120_status status = builtin_find("attention_mxfp8", head_dim <= 64 ? "d64" : "d128", &plan->index);
+    if (status != SM120_OK) {
+        return status;
+    }
+    plan->entry = kernel_entries + plan->index;
+    if (plan->entry->q_rows == 0 || plan->entry->kv_rows == 0 || plan->entry->kv_rows % BLOCK != 0 ||
+        plan->entry->head_dim < head_dim) {
+        return fail(SM120_INTERNAL, "%s notes a tile that cannot be", plan->entry->entry);
+    }
+    return lay_out(plan);
+}
+
+/* ---- launches ---- */
+
+/* The parameters of the attention kernel, in their order. */
+struct attention_arguments {
+    uint64_t q_elements, q_scales, k_tiles, v_tiles, o, lse;
+    int64_t o_batch_stride, o_head_stride, o_row_stride;
+    uint32_t heads, kv_heads, q_rows, kv_rows, head_dim, q_tiles, o_type;
+    float scale_log2;
+    int32_t diagonal;
+};
+
+enum { ARGUMENTS = 18 };
+
+/* The four launches of a call. Not to be copied once filled. */
+struct launches {
+    struct quantizer_launch q, k, v;
+    struct kernel *kernel;
+    struct launch launch;
+    struct attention_arguments values;
+    const void *arguments[ARGUMENTS];
+    size_t argument_bytes[ARGUMENTS];
+};
+
+/* The values of the attention kernel's parameters. A scale's sign is q's, and a scale of 0 makes q 0, because a kernel
+ * that takes the maximum of scaled scores wants a positive scale. */
+static struct attention_arguments values_of(const struct plan *plan, sm120_address workspace) {
+    const sm120_attention_args *const args = plan->call->args;
+    return (struct attention_arguments){
+        .q_elements = workspace + (uint64_t)plan->areas.q_elements,
+        .q_scales = workspace + (uint64_t)plan->areas.q_scales,
+        .k_tiles = workspace + (uint64_t)plan->areas.k_tiles,
+        .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
+        .o = args->o.address,
+        .lse = args->lse,
+        .o_batch_stride = plan->call->o.batch_stride,
+        .o_head_stride = plan->call->o.head_stride,
+        .o_row_stride = plan->call->o.row_stride,
+        .heads = (uint32_t)args->heads,
+        .kv_heads = (uint32_t)args->kv_heads,
+        .q_rows = (uint32_t)args->q_rows,
+        .kv_rows = (uint32_t)args->kv_rows,
+        .head_dim = (uint32_t)args->head_dim,
+        .q_tiles = (uint32_t)(plan->padded_q / plan->entry->q_rows),
+        .o_type = attention_o_type(args),
+        .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),
+        .diagonal = attention_diagonal(args),
+    };
+}
+
+/* Choose the attention kernel and check its launch. */
+static sm120_status prepare_attention(struct device *device, const struct plan *plan, sm120_address workspace,
+                                      struct launches *l) {
+    uint32_t grid;
+    sm120_status status = attention_grid(plan->call, plan->entry->q_rows, &grid);
+    if (status != SM120_OK) {
+        return status;
+    }
+    struct attention_arguments *const a = &l->values;
+    *a = values_of(plan, workspace);
+#define ARGUMENT(value)                                                                                                \
+    {                                                                                                                  \
+        &a->value, sizeof a->value                                                                                     \
+    }
+    const struct {
+        const void *value;
+        size_t bytes;
+    } list[ARGUMENTS] = {
+        ARGUMENT(q_elements),
+        ARGUMENT(q_scales),
+        ARGUMENT(k_tiles),
+        ARGUMENT(v_tiles),
+        ARGUMENT(o),
+        ARGUMENT(lse),
+        ARGUMENT(o_batch_stride),
+        ARGUMENT(o_head_stride),
+        ARGUMENT(o_row_stride),
+        ARGUMENT(heads),
+        ARGUMENT(kv_heads),
+        ARGUMENT(q_rows),
+        ARGUMENT(kv_rows),
+        ARGUMENT(head_dim),
+        ARGUMENT(q_tiles),
+        ARGUMENT(o_type),
+        ARGUMENT(scale_log2),
+        ARGUMENT(diagonal),
+    };
+#undef ARGUMENT
+    for (int i = 0; i < ARGUMENTS; ++i) {
+        l->arguments[i] = list[i].value;
+        l->argument_bytes[i] = list[i].bytes;
+    }
+    l->launch = (struct launch){.grid = {grid, 1, 1},
+                                .block = {plan->entry->threads, 1, 1},
+                                .shared_bytes = plan->entry->shared,
+                                .stream = plan->call->args->stream,
+                                .arguments = l->arguments,
+                                .argument_bytes = l->argument_bytes,
+                                .argument_count = ARGUMENTS};
+    status = builtin_load(device, plan->index, &l->kernel);
+    return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
+}
+
+/* Choose the four kernels and check their launches; nothing starts. */
+static sm120_status prepare(struct device *device, const struct plan *plan, sm120_address workspace,
+                            struct launches *launches) {
+    const bool wide = plan->entry->head_dim > 64;
+    const float scale = plan->call->args->scale;
+    const struct quantizer q = {.layout = wide ? "q_d128" : "q_d64",
+                                .x = &plan->call->q,
+                                .shape = plan->call->q_shape,
+                                .padded_rows = plan->padded_q,
+                                .padded_columns = plan->entry->head_dim,
+                                .elements = workspace + (uint64_t)plan->areas.q_elements,
+                                .scales = workspace + (uint64_t)plan->areas.q_scales,
+                                .factor = scale > 0.0f   ? 1.0f
+                                          : scale < 0.0f ? -1.0f
+                                                         : 0.0f};
+    struct quantizer k = q;
+    k.layout = wide ? "k_d128" : "k_d64";
+    k.x = &plan->call->k;
+    k.shape = plan->call->kv_shape;
+    k.padded_rows = plan->padded_kv;
+    k.elements = workspace + (uint64_t)plan->areas.k_tiles;
+    k.scales = 0;
+    k.factor = 1.0f;
+    struct quantizer v = k;
+    v.layout = wide ? "v_d128" : "v_d64";
+    v.x = &plan->call->v;
+    v.elements = workspace + (uint64_t)plan->areas.v_tiles;
+    const sm120_stream stream = plan->call->args->stream;
+    sm120_status status = quantizer_prepare(device, &q, stream, &launches->q);
+    status = status == SM120_OK ? quantizer_prepare(device, &k, stream, &launches->k) : status;
+    status = status == SM120_OK ? quantizer_prepare(device, &v, stream, &launches->v) : status;
+    return status == SM120_OK ? prepare_attention(device, plan, workspace, launches) : status;
+}
+
+/* Start the four launches, each on the results of those before. */
+static sm120_status start(const struct launches *launches) {
+    sm120_status status = launch_start(launches->q.kernel, &launches->q.launch);
+    status = status == SM120_OK ? launch_start(launches->k.kernel, &launches->k.launch) : status;
+    status = status == SM120_OK ? launch_start(launches->v.kernel, &launches->v.launch) : status;
+    return status == SM120_OK ? launch_start(launches->kernel, &launches->launch) : status;
+}
+
+/* A call that asks for the size loads the kernels too, so that the next one can be captured in a graph. */
+sm120_status attention_mxfp8(struct device *device, const struct attention *call, sm120_address workspace,
+                             size_t *workspace_bytes) {
+    struct plan plan;
+    struct launches launches;
+    sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
+    status = status == SM120_OK ? make_plan(call, &plan) : status;
+    if (status == SM120_OK && workspace != 0) {
+        status = check_places(device, &plan, workspace, *workspace_bytes);
+    }
+    status = status == SM120_OK ? prepare(device, &plan, workspace, &launches) : status;
+    if (status == SM120_OK && workspace == 0) {
+        *workspace_bytes = (size_t)plan.areas.end;
+        return SM120_OK;
+    }
+    return status == SM120_OK ? start(&launches) : status;
+}
