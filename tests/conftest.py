@@ -26,7 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed."""
+    """Choose the seed; no thread of the host answers a kernel, but where a test says so."""
+    os.environ.setdefault("PYSM120_PATIENCE", "0")
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(1 << 32)
 

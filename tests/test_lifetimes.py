@@ -23,7 +23,7 @@ def survives(program: str, **environment: str) -> None:
         text=True,
         check=False,
         timeout=120,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYSM120_PATIENCE": "20000", **environment},  # threads of the host answer kernels here
     )
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
 

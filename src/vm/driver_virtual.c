@@ -498,6 +498,7 @@ static void copy_begin(void) {
 }
 
 static CUresult copy_end(CUresult result) {
+    atomic_fetch_add(&current()->host_calls, 1);
     pthread_rwlock_unlock(&current()->memory_lock);
     return result;
 }

@@ -261,10 +261,11 @@ enum checks launch_checks(void) {
 }
 
 /* The seed and the limit of instructions; the number of threads is read where they start. */
-static CUresult choose_numbers(uint64_t *seed, uint64_t *limit) {
+static CUresult choose_numbers(uint64_t *seed, uint64_t *limit, uint64_t *patience) {
     uint64_t threads;
     CUresult r = environment_number("PYSM120_SEED", 0, UINT64_MAX, 0, seed);
     r = r ? r : environment_number("PYSM120_INSTRUCTION_LIMIT", 1, UINT64_MAX, 1ULL << 40, limit);
+    r = r ? r : environment_number("PYSM120_PATIENCE", 0, 86400000, 1000, patience);
     if (configured.has_seed)
         *seed = configured.seed;
     return r ? r : read_threads(&threads);
@@ -288,12 +289,12 @@ static CUresult check_registers(const struct CUfunc_st *f, const uint32_t block[
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments) {
     enum checks checks;
-    uint64_t seed = 0, limit = 0;
+    uint64_t seed = 0, limit = 0, patience = 0;
     CUresult r = check_shape(f, grid, block);
     r = r ? r : check_dynamic(f, dynamic);
     r = r ? r : check_registers(f, block);
     r = r ? r : choose_checks(&checks);
-    r = r ? r : choose_numbers(&seed, &limit);
+    r = r ? r : choose_numbers(&seed, &limit, &patience);
     if (r)
         return r;
     if (trace_is_looking())
@@ -315,7 +316,8 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
                             .ctas = (uint64_t)grid[0] * grid[1] * grid[2],
                             .checks = checks,
                             .seed = seed,
-                            .instruction_limit = limit};
+                            .instruction_limit = limit,
+                            .patience = patience};
     launch.interrupts = atomic_load(&device->interrupts);
     launch.warps = (launch.threads + WARP - 1) / WARP;
     launch.stride = choose_stride(launch.seed, launch.ctas);

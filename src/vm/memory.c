@@ -106,6 +106,7 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
 CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *address) {
     if (!bytes)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
+    atomic_fetch_add(&device->host_calls, 1);
     pthread_rwlock_wrlock(&device->memory_lock);
     const CUresult r = allocate(device, bytes, kind, address);
     pthread_rwlock_unlock(&device->memory_lock);
@@ -156,6 +157,7 @@ static int postpone(struct device *device, struct allocation *a) {
 
 /* Free device memory, or have the last launch that may use it do so. */
 CUresult memory_free(struct device *device, uint64_t address, int kind) {
+    atomic_fetch_add(&device->host_calls, 1);
     pthread_rwlock_wrlock(&device->memory_lock);
     const size_t at = position(device, address);
     struct allocation *a = &device->allocations[at];
@@ -188,6 +190,7 @@ static void reap(struct device *device) {
 
 /* A launch begins. */
 void memory_enter(struct device *device, struct launch *launch) {
+    atomic_fetch_add(&device->host_calls, 1);
     pthread_rwlock_rdlock(&device->memory_lock); /* so that nothing is being freed */
     pthread_mutex_lock(&device->running_lock);
     launch->number = ++device->launches;

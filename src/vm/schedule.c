@@ -17,11 +17,13 @@ struct schedule {
     struct cta *waiting, **last;
     struct cta *rooms;         /* empty */
     atomic_uint waits;         /* CTAs in the list */
-    atomic_uint running;       /* threads that run a CTA, or look for one */
+    atomic_uint running;       /* threads that run a CTA */
     atomic_uint_fast64_t news; /* counts what may answer a poll */
     uint64_t residency;        /* CTAs that the chip holds at once */
     uint64_t vain, vain_news;  /* instructions spent on polls since the last news */
     uint64_t looked_at;        /* the news at which no poll had an answer */
+    uint64_t stuck_since;      /* milliseconds; 0: nothing says that it is */
+    unsigned stuck_calls;      /* of the host, until then */
     uint64_t random;
     uint32_t odd; /* now a CTA with an answer comes first, now a new one: the former may just count the latter */
 };
@@ -175,7 +177,7 @@ static struct cta *unlink_at(struct schedule *s, struct cta **link) {
 static struct cta *take_answered(struct schedule *s, unsigned most) {
     const unsigned waits = atomic_load(&s->waits);
     const uint64_t news = atomic_load(&s->news);
-    if (s->looked_at == news && atomic_load(&s->running) <= 1) /* all have been looked at since the last news */
+    if (s->looked_at == news && !atomic_load(&s->running)) /* all have been looked at since the last news */
         return NULL;
     for (unsigned k = 0; k < waits && k < most; k++) {
         struct cta *cta = unlink_at(s, &s->waiting);
@@ -234,13 +236,39 @@ static void note_state(struct schedule *s, struct cta *cta) {
     cta->states[cta->state_count++ % STATES] = state;
 }
 
+/* Milliseconds of a clock that only goes forward. */
+static uint64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* Could another thread of the host still answer? It has a while, which begins anew with all that it does here. */
+static int host_may_answer(struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    const unsigned calls = atomic_load(&launch->device->host_calls);
+    if (!s->stuck_since || s->stuck_calls != calls) {
+        s->stuck_since = now();
+        s->stuck_calls = calls;
+    }
+    if (now() - s->stuck_since >= launch->patience)
+        return 0;
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+    return 1;
+}
+
 /* Do all go round in circles, or have they polled in vain for very long? */
-static int is_deadlock(const struct schedule *s) {
+static int is_deadlock(struct launch *launch) {
+    struct schedule *s = launch->schedule;
     const uint64_t news = atomic_load(&s->news);
     int all = s->waiting != NULL;
     for (const struct cta *cta = s->waiting; cta; cta = cta->following)
         all &= cta->is_stuck && cta->state_news == news;
-    return all || s->vain > IN_VAIN;
+    if (!all && s->vain <= IN_VAIN) {
+        s->stuck_since = 0;
+        return 0;
+    }
+    return !host_may_answer(launch);
 }
 
 /* Report it: the warps of as many CTAs as fit. */
@@ -271,7 +299,7 @@ static struct cta *take_in_vain(struct launch *launch) {
     struct schedule *s = launch->schedule;
     if (!s->waiting)
         return NULL;
-    if (is_deadlock(s)) {
+    if (is_deadlock(launch)) {
         report_deadlock(launch);
         return NULL;
     }
@@ -338,14 +366,20 @@ static struct cta *take_among_waiting(struct worker *worker, struct launch *laun
     uint64_t turn = UINT64_MAX;
     pthread_mutex_lock(&s->lock);
     const uint64_t resident = atomic_load(&s->waits) + atomic_load(&s->running);
-    const int may_start = atomic_load(&launch->next) < launch->ctas && resident <= s->residency;
+    const int may_start = atomic_load(&launch->next) < launch->ctas && resident < s->residency;
     struct cta *cta = may_start && s->odd++ % 2 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
     if (!cta && may_start)
         turn = atomic_fetch_add(&launch->next, 1);
-    else if (!cta && atomic_load(&s->running) == 1)
+    else if (!cta && !atomic_load(&s->running))
         cta = take_in_vain(launch);
+    const int has_one = cta || turn != UINT64_MAX;
+    atomic_fetch_add(&s->running, has_one); /* before another thread looks */
     pthread_mutex_unlock(&s->lock);
-    return cta ? cta : start(worker, launch, turn);
+    if (cta || !has_one)
+        return cta;
+    cta = start(worker, launch, turn);
+    atomic_fetch_sub(&s->running, !cta);
+    return cta;
 }
 
 /* Are there CTAs that wait for a thread? */
@@ -358,12 +392,16 @@ int schedule_has_work(struct launch *launch) {
 static struct cta *take(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     while (schedule_has_work(launch)) {
-        atomic_fetch_add(&s->running, 1);
-        struct cta *cta = LIKELY(!atomic_load(&s->waits)) ? start(worker, launch, atomic_fetch_add(&launch->next, 1))
-                                                          : take_among_waiting(worker, launch);
+        struct cta *cta;
+        if (LIKELY(!atomic_load(&s->waits))) {
+            atomic_fetch_add(&s->running, 1);
+            cta = start(worker, launch, atomic_fetch_add(&launch->next, 1));
+            atomic_fetch_sub(&s->running, !cta);
+        } else {
+            cta = take_among_waiting(worker, launch);
+        }
         if (cta)
             return cta;
-        atomic_fetch_sub(&s->running, 1);
         if (schedule_has_work(launch))
             nanosleep(&(struct timespec){0, 50000}, NULL); /* others run, and may answer */
     }

@@ -31,7 +31,8 @@
  * predicate one bit per lane of a uint32_t. A fault is a value: a handler returns STEP_FAULT and the launch unwinds.
  *
  * Environment: PYSM120_THREADS (threads that run CTAs), PYSM120_SEED (order of warps, moments of asynchronous copies),
- * PYSM120_INSTRUCTION_LIMIT (warp instructions of a launch, 2^40), PYSM120_VIRTUAL_MEMORY (bytes, 24 GiB),
+ * PYSM120_INSTRUCTION_LIMIT (warp instructions of a launch, 2^40), PYSM120_PATIENCE (milliseconds that other threads of
+ * the host have to answer a launch that only waits, 1000), PYSM120_VIRTUAL_MEMORY (bytes, 24 GiB),
  * PYSM120_VIRTUAL_DEVICES (1), PYSM120_VM_ISA (base, v3: narrower vectors), PYSM120_CHECKS (off, default, full). A bad
  * value is an error of what it steers: of opening a device, or of a launch. */
 #ifndef SM120_VM_VM_H
@@ -482,6 +483,7 @@ struct launch {
     uint32_t shared_bytes, dynamic_bytes; /* static + dynamic */
     uint8_t *parameters;
     uint64_t ctas, seed, stride, instruction_limit; /* stride: from one CTA to the next, in the seed's order */
+    uint64_t patience;                              /* milliseconds that the host has to answer when all wait */
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
     unsigned interrupts;  /* of the device, when the launch began */
@@ -704,6 +706,7 @@ struct device {
     struct profile *profile; /* that is taken now; guarded by counter_lock */
     struct module *modules;
     pthread_mutex_t module_lock;
+    atomic_uint host_calls; /* copies, fills, allocations, launches: signs that the host is alive */
     atomic_uint interrupts; /* how often somebody asked the running launches to stop */
 };
 

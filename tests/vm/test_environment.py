@@ -24,6 +24,7 @@ BAD = {
     "PYSM120_SEED": ["seven", "-1", "0xg", "18446744073709551616"],
     "PYSM120_CHECKS": ["strict", "0"],
     "PYSM120_INSTRUCTION_LIMIT": ["0", "1M"],
+    "PYSM120_PATIENCE": ["-1", "1s", "86400001"],
 }
 
 
@@ -47,6 +48,7 @@ def test_right_values_are_taken() -> None:
         "PYSM120_SEED": "18446744073709551615",
         "PYSM120_CHECKS": "full",
         "PYSM120_INSTRUCTION_LIMIT": "08",
+        "PYSM120_PATIENCE": "0",
     }
     program = f"""if True:
         import pysm120
