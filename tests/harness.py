@@ -90,7 +90,7 @@ class OpenDevice:
     def __init__(self, name: str) -> None:
         pointer = ffi.new("sm120_device **")
         check(lib.sm120_device_open(name.encode(), pointer))
-        self.handle = pointer[0]
+        self.name, self.handle = name, pointer[0]
         self.buffers: list[Buffer] = []
 
     def release(self) -> None:

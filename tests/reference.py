@@ -116,25 +116,40 @@ def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | No
     return np.moveaxis(o, 1, 2), lse
 
 
-def attention_16bit(q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str) -> tuple[Array, Array]:
-    """Model the kernel: P is 2^x with x = S log2(e) scale - a whole number, rounded to 16 bits; sums take it unrounded.
+def attention_16bit(
+    q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str, warp_rows: int = 16
+) -> tuple[Array, Array]:
+    """Model the kernel: P = 2^x, x = S log2(e) scale + bias, rounded to 16 bits; sums take it unrounded.
 
-    Which whole number makes no difference to P's relative rounding. Exponents and sums in float64.
+    The bias follows the maximum of a row in all rows of a warp, in the tile in which one of them passes it by 8.
+    Exponents and sums in float64.
     """
     heads = q.shape[2]
+    tile = 32 if q.shape[-1] > 128 else 64  # noqa: PLR2004 # of keys
     q, k, v = (np.asarray(x, np.float64) for x in (q, repeat_heads(k, heads), repeat_heads(v, heads)))
     factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0
-    s = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale)
+    s = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale) * factor
     s = np.where(visible(q.shape[1], k.shape[1], causal), s, -np.inf)
-    whole = np.ceil(s.max(-1) * factor)
-    whole = np.where(np.isneginf(whole), 0, whole)
-    p = np.exp2(s * factor - whole[..., None])
-    rounded = p.astype(np.float32).astype(np.dtype(dtype)).astype(np.float64)
-    total = p.sum(-1)
+    bias = np.full(s.shape[:3], np.inf)  # no key yet
+    total = np.zeros(s.shape[:3])
+    o = np.zeros((*s.shape[:3], v.shape[-1]))
+    for first in range(0, s.shape[3], tile):
+        part = s[..., first : first + tile]
+        highest = part.max(-1)
+        with np.errstate(invalid="ignore"):
+            far = np.where(np.isneginf(highest), False, highest + bias > 8)  # noqa: PLR2004
+        for row in range(0, s.shape[2], warp_rows):
+            rows = (slice(None), slice(None), slice(row, row + warp_rows))
+            lower = np.minimum(bias[rows], -highest[rows])
+            bias[rows] = np.where(far[rows].any(-1, keepdims=True), lower, bias[rows])
+        used = np.where(np.isinf(bias), 0, bias)[..., None]
+        p = np.exp2(part + used)
+        rounded = p.astype(np.float32).astype(np.dtype(dtype)).astype(np.float64)
+        # In units of the final bias nothing would change: keep sums without one.
+        total += (p * np.exp2(-used)).sum(-1)
+        o += np.einsum("bhqk,bkhd->bhqd", rounded * np.exp2(-used), v[:, first : first + tile])
     with np.errstate(divide="ignore", invalid="ignore"):
-        o = np.where(total[..., None] > 0, np.einsum("bhqk,bkhd->bhqd", rounded, v) / total[..., None], 0)
-        lse = (np.log2(total) + whole) * np.log(2)
-    return np.moveaxis(o, 1, 2), lse
+        return np.moveaxis(np.where(total[..., None] > 0, o / total[..., None], 0), 1, 2), np.log(total)
 
 
 def relative_error(got: Array, want: Array) -> float:
