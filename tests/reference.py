@@ -125,7 +125,7 @@ def attention_16bit(
     Exponents and sums in float64.
     """
     heads = q.shape[2]
-    tile = 32 if q.shape[-1] > 128 else 64  # noqa: PLR2004 # of keys
+    tile = 32 if q.shape[-1] > 128 else 64  # of keys
     q, k, v = (np.asarray(x, np.float64) for x in (q, repeat_heads(k, heads), repeat_heads(v, heads)))
     factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0
     s = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale) * factor
@@ -137,7 +137,7 @@ def attention_16bit(
         part = s[..., first : first + tile]
         highest = part.max(-1)
         with np.errstate(invalid="ignore"):
-            far = np.where(np.isneginf(highest), False, highest + bias > 8)  # noqa: PLR2004
+            far = ~np.isneginf(highest) & (highest + bias > 8)
         for row in range(0, s.shape[2], warp_rows):
             rows = (slice(None), slice(None), slice(row, row + warp_rows))
             lower = np.minimum(bias[rows], -highest[rows])

@@ -268,6 +268,9 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
             return cache.make(target, key, lambda: run(command))
 
         compiled = list(pool.map(compile_one, work))
+    # Objects of sources that are gone would still be found by whoever links a folder of them.
+    for stale in {*(folder / "objects").rglob("*.o")} - {*compiled}:
+        stale.unlink()
     library = folder / "libsm120.so.0"
     # Linked by the C compiler: it knows this machine's C library. It stays loaded: its threads outlive a dlclose.
     flags = ["-shared", "-Wl,-soname,libsm120.so.0", "-Wl,-z,defs", "-Wl,-z,nodelete"]

@@ -249,10 +249,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("uses") / "uses"
     folder = ROOT / "build" / "objects"
     shared = [folder / "src" / f"{name}.o" for name in ("registry", "tensor_map_rules")]
-    # x.o is of x.c, x_v3.o of x.c for AVX2; others are of sources that are gone.
-    sources = {path.stem for path in (ROOT / "src" / "vm").glob("*.c")}
-    own = [o for o in (folder / "vm").glob("*.o") if sources & {o.stem, o.stem.rpartition("_")[0]}]
-    objects = [*shared, *own]
+    objects = [*shared, *(folder / "vm").glob("*.o")]
     source = Path(__file__).parent / "uses.c"
     subprocess.run([*CC, *FLAGS, "-I", ROOT / "src", source, *objects, "-lm", "-o", output], check=True)
     return output
