@@ -192,6 +192,17 @@ enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
     return settle(w, place, mask, 16, changes, is_shared, 1);
 }
 
+/* Does memory hold another value than that? Others may change it at this moment. */
+static int differs(const void *at, const void *value, uint32_t bytes) {
+#if defined(__GNUC__)
+    if (bytes == 4)
+        return __atomic_load_n((const uint32_t *)at, __ATOMIC_RELAXED) != *(const uint32_t *)value;
+    if (bytes == 8)
+        return __atomic_load_n((const uint64_t *)at, __ATOMIC_RELAXED) != *(const uint64_t *)value;
+#endif
+    return memcmp(at, value, bytes) != 0;
+}
+
 /* atom and red: kind is the operation, spare the type; i->more lists destinations, then (from 8) sources. */
 enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
@@ -213,7 +224,7 @@ enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
         uint64_t old[8];
         for (uint32_t k = 0; k < i->count; k++) {
             old[k] = run(at + k * i->size, read_lane(w, slots[8 + k], i->size, lane), u);
-            changes |= memcmp(at + k * i->size, &old[k], i->size) != 0;
+            changes |= differs(at + k * i->size, &old[k], i->size);
         }
         place[lane] = at;
         is_shared = found == SPACE_SHARED;
