@@ -8,7 +8,7 @@
 #include "memory.h"
 
 enum { ROWS_MAX = (1 << 30) - 1 };
-enum { NO_DIAGONAL = 0x3fffffff }; /* above every kv row */
+enum { FAR = 0x3fffffff }; /* beyond every row and key */
 
 typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
                                    size_t *workspace_bytes);
@@ -18,24 +18,56 @@ static const struct precision {
     uint32_t code;
     uint32_t dtype; /* of q, k and v; 0: any */
     int64_t head_dim_max;
+    bool has_all; /* that a call may ask for */
     attention_run *run;
 } precisions[] = {
-    {SM120_MXFP8, 0, 128, attention_mxfp8},
-    {SM120_BF16, SM120_BF16, 256, attention_bf16_f16},
-    {SM120_F16, SM120_F16, 256, attention_bf16_f16},
+    {SM120_MXFP8, 0, 128, false, attention_mxfp8},
+    {SM120_BF16, SM120_BF16, 256, true, attention_bf16_f16},
+    {SM120_F16, SM120_F16, 256, true, attention_bf16_f16},
 };
+
+/* The bytes of a mask's element; 0 for no dtype of a mask. */
+static int64_t mask_element_bytes(uint32_t dtype) {
+    return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : dtype == SM120_BOOL ? 1 : 0;
+}
 
 /* ---- what the precisions share ---- */
 
 /* |scale| * log2(e), of which kernels take powers of two. */
 double attention_scale_log2(float scale) {
-    return (scale < 0.0f ? -(double)scale : (double)scale) * 1.4426950408889634;
+    return (scale < 0.0f ? -(double)scale : (double)scale) * LOG2_E;
 }
 
-int32_t attention_diagonal(const sm120_attention_args *args) {
-    return args->causal == SM120_NOT_CAUSAL        ? NO_DIAGONAL
-           : args->causal == SM120_CAUSAL_TOP_LEFT ? 0
-                                                   : (int32_t)(args->kv_rows - args->q_rows);
+/* The key at which row 0 is. */
+static int64_t diagonal_of(const sm120_attention_args *args) {
+    const bool is_top_left = args->causal == SM120_CAUSAL_TOP_LEFT || args->causal == SM120_NOT_CAUSAL_TOP_LEFT;
+    return is_top_left ? 0 : args->past_rows + args->kv_rows - args->q_rows;
+}
+
+static bool is_causal(const sm120_attention_args *args) {
+    return args->causal == SM120_CAUSAL_BOTTOM_RIGHT || args->causal == SM120_CAUSAL_TOP_LEFT;
+}
+
+static int32_t clamp(int64_t x) {
+    return x > FAR ? FAR : x < -FAR ? -FAR : (int32_t)x;
+}
+
+struct reach attention_reach(const sm120_attention_args *args) {
+    struct reach reach = {.has_left = (args->window & SM120_WINDOW_LEFT) != 0,
+                          .has_right = (args->window & SM120_WINDOW_RIGHT) != 0 || is_causal(args)};
+    reach.left = reach.has_left ? clamp(args->window_left) : FAR;
+    reach.right = is_causal(args) ? 0 : reach.has_right ? clamp(args->window_right) : FAR;
+    return reach;
+}
+
+int32_t attention_lower(const sm120_attention_args *args) {
+    const struct reach reach = attention_reach(args);
+    return reach.has_left ? clamp(diagonal_of(args) - reach.left) : -FAR;
+}
+
+int32_t attention_upper(const sm120_attention_args *args) {
+    const struct reach reach = attention_reach(args);
+    return reach.has_right ? clamp(diagonal_of(args) + reach.right) : FAR;
 }
 
 uint32_t attention_o_type(const sm120_attention_args *args) {
@@ -43,8 +75,8 @@ uint32_t attention_o_type(const sm120_attention_args *args) {
 }
 
 sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid) {
-    const int64_t heads = call->q_shape.batch * call->q_shape.heads;
-    const int64_t tiles = (call->q_shape.rows + q_rows - 1) / q_rows;
+    const int64_t heads = call->args->batch * call->args->heads;
+    const int64_t tiles = (call->args->q_rows + q_rows - 1) / q_rows;
     int64_t ctas = 0;
     if (!multiply(heads, tiles, &ctas) || ctas > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
@@ -56,16 +88,37 @@ sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint3
 }
 
 sm120_status attention_check_places(struct device *device, const struct attention *call) {
-    const sm120_address lse = call->args->lse;
-    sm120_status status = tensor_check_address(device, &call->q);
-    status = status == SM120_OK ? tensor_check_address(device, &call->k) : status;
-    status = status == SM120_OK ? tensor_check_address(device, &call->v) : status;
-    status = status == SM120_OK ? tensor_check_address(device, &call->o) : status;
-    if (lse != 0) {
-        status = status == SM120_OK ? check_address("lse", lse, 4) : status;
-        status = status == SM120_OK ? memory_check(device, lse, (uint64_t)call->lse_bytes, "lse") : status;
-        status =
-            status == SM120_OK ? check_apart("lse", lse, call->lse_bytes, "o", call->o.address, call->o.bytes) : status;
+    const sm120_attention_args *const args = call->args;
+    const struct tensor *const tensors[] = {&call->q, &call->k, &call->v, &call->o, &call->past_k, &call->past_v};
+    const struct {
+        const char *name;
+        sm120_address address;
+        uint64_t alignment;
+        int64_t bytes;
+    } arrays[] = {
+        {"lse", args->lse, 4, call->lse_bytes},
+        {"diagonals", args->diagonals, 4, 4 * args->batch},
+        {"kv_lengths", args->kv_lengths, 4, 4 * args->batch},
+        {"q_starts", args->q_starts, 4, 4 * args->batch + 4},
+        {"kv_starts", args->kv_starts, 4, 4 * args->batch + 4},
+        {"sinks", args->sinks, 4, 4 * args->heads},
+        {"alibi_slopes", args->alibi_slopes, 4, 4 * (args->alibi_batch_stride * (args->batch - 1) + args->heads)},
+        {"mask.address", args->mask.address, (uint64_t)mask_element_bytes(args->mask.dtype), call->mask_bytes},
+    };
+    sm120_status status = SM120_OK;
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors - (args->past_rows == 0 ? 2 : 0); ++i) {
+        status = status == SM120_OK ? tensor_check_address(device, tensors[i]) : status;
+    }
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; ++i) {
+        if (status == SM120_OK && arrays[i].address != 0) {
+            status = check_address(arrays[i].name, arrays[i].address, arrays[i].alignment);
+            status = status == SM120_OK
+                         ? memory_check(device, arrays[i].address, (uint64_t)arrays[i].bytes, arrays[i].name)
+                         : status;
+        }
+    }
+    if (status == SM120_OK && args->lse != 0) {
+        status = check_apart("lse", args->lse, call->lse_bytes, "o", call->o.address, call->o.bytes);
     }
     return status;
 }
@@ -85,11 +138,13 @@ static sm120_status check_choices(const sm120_attention_args *args, const struct
                     "precision = 0x%" PRIx32 "; MXFP8 (0x%x), BF16 (0x%x) and F16 (0x%x) are right", args->precision,
                     SM120_MXFP8, SM120_BF16, SM120_F16);
     }
-    if (args->causal > SM120_CAUSAL_TOP_LEFT) {
+    if (args->causal > SM120_NOT_CAUSAL_TOP_LEFT) {
         return fail(SM120_INVALID_ARGUMENT,
                     "causal = %" PRIu32
-                    "; NOT_CAUSAL (%d), CAUSAL_BOTTOM_RIGHT (%d) and CAUSAL_TOP_LEFT (%d) are right",
-                    args->causal, SM120_NOT_CAUSAL, SM120_CAUSAL_BOTTOM_RIGHT, SM120_CAUSAL_TOP_LEFT);
+                    "; NOT_CAUSAL (%d), CAUSAL_BOTTOM_RIGHT (%d), CAUSAL_TOP_LEFT (%d) and NOT_CAUSAL_TOP_LEFT (%d) "
+                    "are right",
+                    args->causal, SM120_NOT_CAUSAL, SM120_CAUSAL_BOTTOM_RIGHT, SM120_CAUSAL_TOP_LEFT,
+                    SM120_NOT_CAUSAL_TOP_LEFT);
     }
     if (!(attention_scale_log2(args->scale) <= (double)FLT_MAX)) { /* false for a NaN too */
         return fail(SM120_INVALID_ARGUMENT, "scale = %g; scale * log2(e) is finite in f32", (double)args->scale);
@@ -100,10 +155,15 @@ static sm120_status check_choices(const sm120_attention_args *args, const struct
 /* Check the shapes of q, k and v. */
 static sm120_status check_shapes(const struct attention *call, int64_t head_dim_max) {
     const sm120_attention_args *const args = call->args;
-    sm120_status status = check_shape(&call->q_shape, "q_rows", ROWS_MAX);
+    const struct shape rows = {args->batch, args->heads, args->q_rows, args->head_dim};
+    sm120_status status = check_shape(&rows, "q_rows", ROWS_MAX);
     status = status == SM120_OK ? check_size("kv_heads", args->kv_heads, INT32_MAX) : status;
     status = status == SM120_OK ? check_size("kv_rows", args->kv_rows, ROWS_MAX) : status;
     status = status == SM120_OK ? check_size("head_dim", args->head_dim, head_dim_max) : status;
+    status = status == SM120_OK ? check_size("v_head_dim", call->v_shape.head_dim, head_dim_max) : status;
+    if (status == SM120_OK && call->v_shape.head_dim % 8 != 0) {
+        status = fail(SM120_UNSUPPORTED, "v_head_dim = %" PRId64 "; a multiple of 8 is supported", args->v_head_dim);
+    }
     if (status == SM120_OK && args->heads % args->kv_heads != 0) {
         status = fail(SM120_INVALID_ARGUMENT, "kv_heads = %" PRId64 " does not divide heads = %" PRId64, args->kv_heads,
                       args->heads);
@@ -111,41 +171,207 @@ static sm120_status check_shapes(const struct attention *call, int64_t head_dim_
     return status;
 }
 
-/* Check dtypes and strides of the four tensors. */
+/* Check dtypes and strides of the tensors. */
 static sm120_status check_tensors(struct attention *call, uint32_t dtype) {
     const sm120_attention_args *const args = call->args;
-    sm120_status status = tensor_check("q", &args->q, &call->q_shape, TENSOR_INPUT, &call->q);
-    status = status == SM120_OK ? tensor_check("k", &args->k, &call->kv_shape, TENSOR_INPUT, &call->k) : status;
-    status = status == SM120_OK ? tensor_check("v", &args->v, &call->kv_shape, TENSOR_INPUT, &call->v) : status;
-    status = status == SM120_OK ? tensor_check("o", &args->o, &call->q_shape, TENSOR_OUTPUT, &call->o) : status;
-    if (status == SM120_OK && (call->k.dtype != call->q.dtype || call->v.dtype != call->q.dtype)) {
-        status = fail(SM120_INVALID_ARGUMENT,
-                      "k.dtype = 0x%08" PRIx32 " and v.dtype = 0x%08" PRIx32 "; both are q.dtype = 0x%08" PRIx32,
-                      call->k.dtype, call->v.dtype, call->q.dtype);
+    const struct {
+        const char *name;
+        const sm120_tensor *given;
+        const struct shape *shape;
+        struct tensor *tensor;
+        bool is_output;
+    } list[] = {
+        {"q", &args->q, &call->q_shape, &call->q, false},
+        {"k", &args->k, &call->k_shape, &call->k, false},
+        {"v", &args->v, &call->v_shape, &call->v, false},
+        {"o", &args->o, &call->o_shape, &call->o, true},
+        {"past_k", &args->past_k, &call->past_k_shape, &call->past_k, false},
+        {"past_v", &args->past_v, &call->past_v_shape, &call->past_v, false},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list - (args->past_rows == 0 ? 2 : 0); ++i) {
+        const sm120_status status = tensor_check(list[i].name, list[i].given, list[i].shape,
+                                                 list[i].is_output ? TENSOR_OUTPUT : TENSOR_INPUT, list[i].tensor);
+        if (status != SM120_OK) {
+            return status;
+        }
+        if (!list[i].is_output && list[i].tensor->dtype != call->q.dtype) {
+            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it is q.dtype = 0x%08" PRIx32,
+                        list[i].name, list[i].tensor->dtype, call->q.dtype);
+        }
     }
-    if (status == SM120_OK && dtype != 0 && call->q.dtype != dtype) {
-        status =
-            fail(SM120_INVALID_ARGUMENT,
-                 "q.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32 " the dtype of q, k and v is 0x%08" PRIx32,
-                 call->q.dtype, args->precision, dtype);
+    if (dtype != 0 && call->q.dtype != dtype) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "q.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32 " the dtype of q, k and v is 0x%08" PRIx32,
+                    call->q.dtype, args->precision, dtype);
     }
-    return status;
+    return SM120_OK;
+}
+
+/* Check the window and softcap. */
+static sm120_status check_scores(const sm120_attention_args *args) {
+    if (args->window > (SM120_WINDOW_LEFT | SM120_WINDOW_RIGHT)) {
+        return fail(SM120_INVALID_ARGUMENT, "window = %" PRIu32 "; WINDOW_LEFT (%d) and WINDOW_RIGHT (%d) are its bits",
+                    args->window, SM120_WINDOW_LEFT, SM120_WINDOW_RIGHT);
+    }
+    const struct {
+        const char *name;
+        uint32_t bit;
+        int64_t value;
+    } sides[] = {{"window_left", SM120_WINDOW_LEFT, args->window_left},
+                 {"window_right", SM120_WINDOW_RIGHT, args->window_right}};
+    for (int i = 0; i < 2; ++i) {
+        if ((args->window & sides[i].bit) != 0 && sides[i].value < 0) {
+            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it is at least 0", sides[i].name, sides[i].value);
+        }
+    }
+    if (!(args->softcap >= 0.0f && args->softcap <= FLT_MAX / 4) ||
+        (args->softcap > 0.0f && !(2 * attention_scale_log2(args->scale) / (double)args->softcap <= (double)FLT_MAX))) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "softcap = %g; it is 0 for none, or above 0 such that scale / softcap is finite in f32",
+                    (double)args->softcap);
+    }
+    return SM120_OK;
+}
+
+/* Check what says where sequences begin and how long they are. */
+static sm120_status check_sequences(const sm120_attention_args *args) {
+    const struct {
+        const char *name, *starts_name, *rows_name;
+        sm120_address starts;
+        int64_t total, rows;
+    } packed[] = {{"q_total", "q_starts", "q_rows", args->q_starts, args->q_total, args->q_rows},
+                  {"kv_total", "kv_starts", "kv_rows", args->kv_starts, args->kv_total, args->kv_rows}};
+    for (int i = 0; i < 2; ++i) {
+        const sm120_status status =
+            packed[i].starts != 0 ? check_size(packed[i].name, packed[i].total, ROWS_MAX) : SM120_OK;
+        if (status != SM120_OK) {
+            return status;
+        }
+        if (packed[i].starts == 0 && packed[i].total != 0) {
+            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; without %s it is 0", packed[i].name, packed[i].total,
+                        packed[i].starts_name);
+        }
+    }
+    if (args->past_rows < 0 || args->past_rows > ROWS_MAX - args->kv_rows) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "past_rows = %" PRId64 "; with kv_rows = %" PRId64 " it is from 0 to %" PRId64, args->past_rows,
+                    args->kv_rows, ROWS_MAX - args->kv_rows);
+    }
+    if (args->past_rows != 0 && (args->kv_starts != 0 || args->kv_lengths != 0)) {
+        return fail(SM120_UNSUPPORTED, "past_rows = %" PRId64 " and %s; a past is for keys of one length",
+                    args->past_rows, args->kv_starts != 0 ? "kv_starts" : "kv_lengths");
+    }
+    if (args->alibi_slopes != 0 &&
+        (args->alibi_batch_stride < 0 || args->alibi_batch_stride > INT32_MAX / args->batch)) {
+        return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it is 0 or heads = %" PRId64,
+                    args->alibi_batch_stride, args->heads);
+    }
+    return SM120_OK;
+}
+
+/* Check the mask, and find its extent in bytes. */
+static sm120_status check_mask(struct attention *call) {
+    const sm120_attention_args *const args = call->args;
+    const sm120_mask *const mask = &args->mask;
+    const int64_t element = mask_element_bytes(mask->dtype);
+    const struct {
+        const char *name;
+        int64_t stride, count;
+    } steps[] = {{"batch_stride", mask->batch_stride, args->batch},
+                 {"head_stride", mask->head_stride, args->heads},
+                 {"row_stride", mask->row_stride, args->q_rows},
+                 {"column_stride", mask->column_stride, args->past_rows + args->kv_rows}};
+    if (mask->address == 0) {
+        return SM120_OK;
+    }
+    if (element == 0) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "mask.dtype = 0x%08" PRIx32
+                    "; F32 (0x%08x), F16 (0x%08x), BF16 (0x%08x) and BOOL (0x%08x) are right",
+                    mask->dtype, SM120_F32, SM120_F16, SM120_BF16, SM120_BOOL);
+    }
+    if (mask->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "mask.reserved = %" PRIu32 "; it is 0", mask->reserved);
+    }
+    if (args->q_starts != 0 || args->kv_starts != 0) {
+        return fail(SM120_UNSUPPORTED, "mask and %s; a mask is for tensors that are not packed",
+                    args->q_starts != 0 ? "q_starts" : "kv_starts");
+    }
+    call->mask_bytes = element;
+    for (int i = 0; i < 4; ++i) {
+        int64_t span;
+        if (steps[i].stride < 0) {
+            return fail(SM120_INVALID_ARGUMENT, "mask.%s = %" PRId64 "; no stride is negative", steps[i].name,
+                        steps[i].stride);
+        }
+        if (!multiply(steps[i].stride, element, &span) || !multiply(span, steps[i].count - 1, &span) ||
+            !add(span, call->mask_bytes, &call->mask_bytes)) {
+            return fail(SM120_UNSUPPORTED, "mask.%s = %" PRId64 ": its bytes do not fit in 63 bits", steps[i].name,
+                        steps[i].stride);
+        }
+    }
+    return SM120_OK;
+}
+
+/* Find the first member of a call that only some precisions know, NULL where there is none; and whether more than a
+ * mask's edges depends on it. */
+static const char *special_member(const sm120_attention_args *args) {
+    const struct {
+        const char *name;
+        bool is_set;
+    } members[] = {
+        {"softcap", args->softcap != 0.0f},        {"diagonals", args->diagonals != 0},
+        {"kv_lengths", args->kv_lengths != 0},     {"q_starts", args->q_starts != 0},
+        {"kv_starts", args->kv_starts != 0},       {"sinks", args->sinks != 0},
+        {"alibi_slopes", args->alibi_slopes != 0}, {"past_rows", args->past_rows != 0},
+        {"mask", args->mask.address != 0},
+    };
+    for (size_t i = 0; i < sizeof members / sizeof *members; ++i) {
+        if (members[i].is_set) {
+            return members[i].name;
+        }
+    }
+    return NULL;
+}
+
+/* Check that the precision has all that the call asks for. */
+static sm120_status check_precision(struct attention *call, const struct precision *precision) {
+    const char *const special = special_member(call->args);
+    call->is_uniform = special == NULL;
+    if (precision->has_all || (special == NULL && (call->args->window & SM120_WINDOW_LEFT) == 0)) {
+        return SM120_OK;
+    }
+    return fail(SM120_UNSUPPORTED, "%s with precision = 0x%" PRIx32 "; BF16 (0x%x) and F16 (0x%x) support it",
+                special != NULL ? special : "window_left", call->args->precision, SM120_BF16, SM120_F16);
 }
 
 /* Check the arguments but for addresses. */
 static sm120_status check_call(const sm120_attention_args *args, struct attention *call,
                                const struct precision **precision) {
-    *call = (struct attention){
-        .args = args,
-        .q_shape = {args->batch, args->heads, args->q_rows, args->head_dim},
-        .kv_shape = {args->batch, args->kv_heads, args->kv_rows, args->head_dim},
-    };
+    const bool q_packed = args->q_starts != 0, kv_packed = args->kv_starts != 0;
+    const int64_t v_head_dim = args->v_head_dim != 0 ? args->v_head_dim : args->head_dim;
+    const struct shape q = {q_packed ? 1 : args->batch, args->heads, q_packed ? args->q_total : args->q_rows,
+                            args->head_dim};
+    const struct shape k = {kv_packed ? 1 : args->batch, args->kv_heads, kv_packed ? args->kv_total : args->kv_rows,
+                            args->head_dim};
+    const struct shape past = {args->batch, args->kv_heads, args->past_rows, args->head_dim};
+    *call = (struct attention){.args = args,
+                               .q_shape = q,
+                               .k_shape = k,
+                               .v_shape = {k.batch, k.heads, k.rows, v_head_dim},
+                               .o_shape = {q.batch, q.heads, q.rows, v_head_dim},
+                               .past_k_shape = past,
+                               .past_v_shape = {past.batch, past.heads, past.rows, v_head_dim}};
     sm120_status status = check_choices(args, precision);
     status = status == SM120_OK ? check_shapes(call, (*precision)->head_dim_max) : status;
+    status = status == SM120_OK ? check_scores(args) : status;
+    status = status == SM120_OK ? check_sequences(args) : status;
+    status = status == SM120_OK ? check_precision(call, *precision) : status;
     status = status == SM120_OK ? check_tensors(call, (*precision)->dtype) : status;
-    if (status == SM120_OK && !multiply(args->batch * args->heads, 4 * args->q_rows, &call->lse_bytes)) {
+    status = status == SM120_OK ? check_mask(call) : status;
+    if (status == SM120_OK && !multiply(q.batch * q.heads, 4 * q.rows, &call->lse_bytes)) {
         status = fail(SM120_UNSUPPORTED, "lse of batch * heads * q_rows = %" PRId64 " * %" PRId64 " does not fit",
-                      args->batch * args->heads, args->q_rows);
+                      q.batch * q.heads, q.rows);
     }
     return status;
 }

@@ -5,22 +5,34 @@
 #include "builtin.h"
 #include "tensor.h"
 
-/* A call whose arguments were checked, but for addresses. */
+#define LOG2_E 1.4426950408889634
+
+/* A call whose arguments were checked, but for addresses. Shapes are those of the tensors: where they are packed, one
+ * batch of all rows. */
 struct attention {
     const sm120_attention_args *args;
-    struct shape q_shape, kv_shape;
-    struct tensor q, k, v, o;
-    int64_t lse_bytes;
+    struct shape q_shape, k_shape, v_shape, o_shape, past_k_shape, past_v_shape;
+    struct tensor q, k, v, o, past_k, past_v;
+    int64_t lse_bytes, mask_bytes;
+    bool is_uniform; /* a kernel for tensors of one length and unchanged scores does */
 };
 
-/* Check the addresses of q, k, v, o and lse. */
+/* Check the addresses of all that the call reads and writes. */
 sm120_status attention_check_places(struct device *device, const struct attention *call);
 
 /* |scale| * log2(e), of which kernels take powers of two. */
 double attention_scale_log2(float scale);
 
-/* Query row i sees key j where j <= i + diagonal. */
-int32_t attention_diagonal(const sm120_attention_args *args);
+/* How far a row sees from its diagonal: from left keys before it to right keys behind it, where there is an edge. */
+struct reach {
+    bool has_left, has_right;
+    int32_t left, right;
+};
+struct reach attention_reach(const sm120_attention_args *args);
+
+/* Row i sees key j where i + lower <= j <= i + upper: of a call that is uniform. */
+int32_t attention_lower(const sm120_attention_args *args);
+int32_t attention_upper(const sm120_attention_args *args);
 
 /* The kernels' code of o's dtype. */
 uint32_t attention_o_type(const sm120_attention_args *args);

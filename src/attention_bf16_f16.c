@@ -9,9 +9,12 @@
 
 enum { COLUMNS = 64 }; /* of a box: 128 bytes, as wide as the swizzle */
 enum { HOPPER = 9, VARIANT_BYTES = 16 };
-enum { NO_LOWER = -0x3fffffff }; /* below every kv row */
 
-/* The parameters of the kernel, in their order. */
+/* Bits of the kernels' param_features: FEATURES in ptx/lib/sequence.ptx. */
+enum { LEFT = 1, RIGHT = 2, TOP_LEFT = 4, SOFTCAP = 8, ALIBI = 16, MASK = 32 };
+
+/* The parameters of the kernels, in their order: those of all, then those of the kernels for more than tensors of one
+ * length. */
 struct arguments {
     CUtensorMap q, k, v;
     uint64_t o, lse;
@@ -19,25 +22,32 @@ struct arguments {
     uint32_t broadcast, heads, kv_heads, q_rows, kv_rows, head_dim, q_tiles, o_type, q_and, q_xor;
     float scale_log2;
     int32_t lower, upper;
+    CUtensorMap past_k, past_v;
+    uint64_t q_starts, kv_starts, kv_lengths, diagonals, sinks, slopes, mask;
+    int64_t mask_batch_stride, mask_head_stride, mask_row_stride, mask_column_stride;
+    int64_t lse_batch_stride, lse_head_stride;
+    uint32_t features, mask_type, slopes_batch_stride;
+    int32_t q_total, kv_total, past_rows;
+    float softcap, softcap_scale;
 };
 
-enum { ARGUMENTS = 21 };
+enum { ARGUMENTS = 44, PLAIN_ARGUMENTS = 21 };
 
 /* Choose the kernel. Warps of 32 rows read K and V from shared memory half as often, which is what limits Hopper; 16
  * rows leave registers for twice the warps, which hide more on SM120, whose tensor pipe is the limit, and wherever one
  * CTA has an SM to itself. */
 static sm120_status choose(const struct device *device, const struct attention *call, uint32_t *index) {
-    static const uint32_t widths[] = {32, 64, 96, 128, 256};
-    const uint32_t head_dim = (uint32_t)call->q_shape.head_dim;
+    static const int64_t widths[] = {32, 64, 96, 128, 256};
+    const sm120_attention_args *const args = call->args;
     char variant[VARIANT_BYTES];
     size_t i = 0;
-    while (widths[i] < head_dim) {
+    while (widths[i] < call->q_shape.head_dim || widths[i] < call->v_shape.head_dim) {
         ++i;
     }
-    const int64_t ctas = call->q_shape.batch * call->q_shape.heads * ((call->q_shape.rows + 127) / 128);
+    const int64_t ctas = args->batch * args->heads * ((args->q_rows + 127) / 128);
     const bool wide_warps = device->info.capability_major == HOPPER && ctas > device->info.multiprocessors;
-    const int rows = wide_warps && widths[i] <= 128 ? 32 : 16;
-    (void)snprintf(variant, sizeof variant, "d%" PRIu32 "_r%d", widths[i], rows);
+    const int rows = wide_warps && widths[i] <= 128 && call->is_uniform ? 32 : 16;
+    (void)snprintf(variant, sizeof variant, "d%" PRId64 "_r%d%s", widths[i], rows, call->is_uniform ? "" : "_any");
     return builtin_find(call->q.dtype == SM120_BF16 ? "attention_bf16" : "attention_f16", variant, index);
 }
 
@@ -63,11 +73,79 @@ static sm120_status describe(const struct device *device, const struct tensor *x
                                   : driver_fail(device->driver, result, "describing %s to the copy engine", x->name);
 }
 
+/* Describe q, k and v, and the past, which a kernel without one is not asked for: any map will do. */
+static sm120_status describe_all(const struct device *device, const struct attention *call,
+                                 const struct kernel_entry *entry, struct arguments *a) {
+    const bool has_past = call->args->past_rows != 0;
+    const struct {
+        const struct tensor *x;
+        const struct shape *shape;
+        uint32_t rows;
+        CUtensorMap *map;
+    } list[] = {
+        {&call->q, &call->q_shape, entry->q_rows, &a->q},
+        {&call->k, &call->k_shape, entry->kv_rows, &a->k},
+        {&call->v, &call->v_shape, entry->kv_rows, &a->v},
+        {&call->past_k, &call->past_k_shape, entry->kv_rows, &a->past_k},
+        {&call->past_v, &call->past_v_shape, entry->kv_rows, &a->past_v},
+    };
+    for (uint32_t i = 0; i < (has_past ? 5 : 3); ++i) {
+        uint32_t broadcast = 0;
+        const sm120_status status = describe(device, list[i].x, list[i].shape, list[i].rows, list[i].map, &broadcast);
+        if (status != SM120_OK) {
+            return status;
+        }
+        a->broadcast |= broadcast << 2 * i;
+    }
+    if (!has_past) {
+        a->past_k = a->k;
+        a->past_v = a->v;
+    }
+    return SM120_OK;
+}
+
+/* Fill in what only kernels for more than tensors of one length take. */
+static void fill_special(const struct attention *call, struct arguments *a) {
+    const sm120_attention_args *const args = call->args;
+    const sm120_mask *const mask = &args->mask;
+    const struct reach reach = attention_reach(args);
+    const bool is_top_left = args->causal == SM120_CAUSAL_TOP_LEFT || args->causal == SM120_NOT_CAUSAL_TOP_LEFT;
+    const int64_t element = mask->dtype == SM120_F32 ? 4 : mask->dtype == SM120_BOOL ? 1 : 2;
+    /* relative to the diagonal, which the kernel knows */
+    a->lower = -reach.left;
+    a->upper = reach.right;
+    a->features = (reach.has_left ? LEFT : 0) | (reach.has_right ? RIGHT : 0) | (is_top_left ? TOP_LEFT : 0) |
+                  (args->softcap != 0.0f ? SOFTCAP : 0) | (args->alibi_slopes != 0 ? ALIBI : 0) |
+                  (mask->address != 0 ? MASK : 0);
+    a->q_starts = args->q_starts;
+    a->kv_starts = args->kv_starts;
+    a->kv_lengths = args->kv_lengths;
+    a->diagonals = args->diagonals;
+    a->sinks = args->sinks;
+    a->slopes = args->alibi_slopes;
+    a->slopes_batch_stride = (uint32_t)args->alibi_batch_stride;
+    a->mask = mask->address;
+    a->mask_batch_stride = mask->batch_stride * element;
+    a->mask_head_stride = mask->head_stride * element;
+    a->mask_row_stride = mask->row_stride * element;
+    a->mask_column_stride = mask->column_stride * element;
+    a->mask_type = mask->dtype == SM120_F32 ? 0 : mask->dtype == SM120_F16 ? 1 : mask->dtype == SM120_BF16 ? 2 : 3;
+    a->lse_head_stride = 4 * call->q_shape.rows;
+    a->lse_batch_stride = args->q_starts != 0 ? 0 : a->lse_head_stride * args->heads;
+    a->q_total = (int32_t)args->q_total;
+    a->kv_total = (int32_t)args->kv_total;
+    a->past_rows = (int32_t)args->past_rows;
+    if (args->softcap != 0.0f) {
+        const double scale_log2 = args->scale == 0.0f ? 1.0 : attention_scale_log2(args->scale);
+        a->softcap = (float)((double)args->softcap * LOG2_E);
+        a->softcap_scale = (float)(2 * scale_log2 / (double)args->softcap);
+    }
+}
+
 /* Fill in the kernel's parameters. */
 static sm120_status fill(const struct device *device, const struct attention *call, const struct kernel_entry *entry,
                          struct arguments *a) {
     const sm120_attention_args *const args = call->args;
-    uint32_t q_broadcast = 0, k_broadcast = 0, v_broadcast = 0;
     *a = (struct arguments){
         .o = args->o.address,
         .lse = args->lse,
@@ -78,34 +156,30 @@ static sm120_status fill(const struct device *device, const struct attention *ca
         .kv_heads = (uint32_t)args->kv_heads,
         .q_rows = (uint32_t)args->q_rows,
         .kv_rows = (uint32_t)args->kv_rows,
-        .head_dim = (uint32_t)args->head_dim,
+        .head_dim = (uint32_t)call->o_shape.head_dim,
         .q_tiles = (uint32_t)((args->q_rows + entry->q_rows - 1) / entry->q_rows),
         .o_type = attention_o_type(args),
         .q_and = args->scale == 0.0f ? 0 : UINT32_MAX,
         .q_xor = args->scale < 0.0f ? 0x80008000u : 0,
         .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),
-        .lower = NO_LOWER,
-        .upper = attention_diagonal(args),
+        .lower = attention_lower(args),
+        .upper = attention_upper(args),
     };
-    sm120_status status = describe(device, &call->q, &call->q_shape, entry->q_rows, &a->q, &q_broadcast);
-    status =
-        status == SM120_OK ? describe(device, &call->k, &call->kv_shape, entry->kv_rows, &a->k, &k_broadcast) : status;
-    status =
-        status == SM120_OK ? describe(device, &call->v, &call->kv_shape, entry->kv_rows, &a->v, &v_broadcast) : status;
-    a->broadcast = q_broadcast | k_broadcast << 2 | v_broadcast << 4;
-    return status;
+    if (!call->is_uniform) {
+        fill_special(call, a);
+    }
+    return describe_all(device, call, entry, a);
 }
 
 /* Check the launch, and start it. */
 static sm120_status launch(struct device *device, const struct attention *call, uint32_t index,
                            const struct arguments *a) {
-#define ARGUMENT(value)                                                                                                \
+#define ARGUMENT(name)                                                                                                 \
     {                                                                                                                  \
-        &a->value, sizeof a->value                                                                                     \
+        offsetof(struct arguments, name), sizeof a->name                                                               \
     }
-    const struct {
-        const void *value;
-        size_t bytes;
+    static const struct {
+        size_t offset, bytes;
     } list[ARGUMENTS] = {
         ARGUMENT(q),
         ARGUMENT(k),
@@ -128,12 +202,36 @@ static sm120_status launch(struct device *device, const struct attention *call, 
         ARGUMENT(scale_log2),
         ARGUMENT(lower),
         ARGUMENT(upper),
+        ARGUMENT(past_k),
+        ARGUMENT(past_v),
+        ARGUMENT(q_starts),
+        ARGUMENT(kv_starts),
+        ARGUMENT(kv_lengths),
+        ARGUMENT(diagonals),
+        ARGUMENT(sinks),
+        ARGUMENT(slopes),
+        ARGUMENT(mask),
+        ARGUMENT(mask_batch_stride),
+        ARGUMENT(mask_head_stride),
+        ARGUMENT(mask_row_stride),
+        ARGUMENT(mask_column_stride),
+        ARGUMENT(lse_batch_stride),
+        ARGUMENT(lse_head_stride),
+        ARGUMENT(features),
+        ARGUMENT(mask_type),
+        ARGUMENT(slopes_batch_stride),
+        ARGUMENT(q_total),
+        ARGUMENT(kv_total),
+        ARGUMENT(past_rows),
+        ARGUMENT(softcap),
+        ARGUMENT(softcap_scale),
     };
 #undef ARGUMENT
+    const size_t count = call->is_uniform ? PLAIN_ARGUMENTS : ARGUMENTS;
     const void *values[ARGUMENTS];
     size_t bytes[ARGUMENTS];
-    for (int i = 0; i < ARGUMENTS; ++i) {
-        values[i] = list[i].value;
+    for (size_t i = 0; i < count; ++i) {
+        values[i] = (const char *)a + list[i].offset;
         bytes[i] = list[i].bytes;
     }
     const struct kernel_entry *const entry = kernel_entries + index;
@@ -143,7 +241,7 @@ static sm120_status launch(struct device *device, const struct attention *call, 
                             .stream = call->args->stream,
                             .arguments = values,
                             .argument_bytes = bytes,
-                            .argument_count = ARGUMENTS};
+                            .argument_count = count};
     struct kernel *kernel = NULL;
     sm120_status status = attention_grid(call, entry->q_rows, &launch.grid[0]);
     status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;

@@ -68,12 +68,12 @@ static bool area_bytes(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *
 static sm120_status lay_out(struct plan *plan) {
     const int64_t width = plan->entry->head_dim;
     const int64_t q_heads = plan->call->q_shape.batch * plan->call->q_shape.heads;
-    const int64_t kv_heads = plan->call->kv_shape.batch * plan->call->kv_shape.heads;
+    const int64_t kv_heads = plan->call->k_shape.batch * plan->call->k_shape.heads;
     struct areas *const areas = &plan->areas;
     int64_t q, scales, k, v;
     plan->padded_q = (plan->call->q_shape.rows + plan->entry->q_rows - 1) / plan->entry->q_rows * plan->entry->q_rows;
     plan->padded_kv =
-        (plan->call->kv_shape.rows + plan->entry->kv_rows - 1) / plan->entry->kv_rows * plan->entry->kv_rows;
+        (plan->call->k_shape.rows + plan->entry->kv_rows - 1) / plan->entry->kv_rows * plan->entry->kv_rows;
     *areas = (struct areas){0};
     if (!area_bytes(q_heads, plan->padded_q, width, &q) || !area_bytes(q_heads, plan->padded_q, 4, &scales) ||
         !area_bytes(kv_heads, plan->padded_kv, width + 4, &k) ||
@@ -81,7 +81,7 @@ static sm120_status lay_out(struct plan *plan) {
         !add(areas->k_tiles, k, &areas->v_tiles) || !add(areas->v_tiles, v, &areas->end)) {
         return fail(SM120_UNSUPPORTED,
                     "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " does not fit in 63 bits",
-                    plan->call->q_shape.rows, plan->call->kv_shape.rows);
+                    plan->call->q_shape.rows, plan->call->k_shape.rows);
     }
     areas->q_scales = q;
     return SM120_OK;
@@ -90,7 +90,8 @@ static sm120_status lay_out(struct plan *plan) {
 /* Choose the kernel and lay out the workspace. */
 static sm120_status make_plan(const struct attention *call, struct plan *plan) {
     *plan = (struct plan){.call = call};
-    const int64_t head_dim = call->q_shape.head_dim;
+    const int64_t q_width = call->q_shape.head_dim, v_width = call->v_shape.head_dim;
+    const int64_t head_dim = q_width > v_width ? q_width : v_width;
     const sm120_status status = builtin_find("attention_mxfp8", head_dim <= 64 ? "d64" : "d128", &plan->index);
     if (status != SM120_OK) {
         return status;
@@ -144,11 +145,11 @@ static struct attention_arguments values_of(const struct plan *plan, sm120_addre
         .kv_heads = (uint32_t)args->kv_heads,
         .q_rows = (uint32_t)args->q_rows,
         .kv_rows = (uint32_t)args->kv_rows,
-        .head_dim = (uint32_t)args->head_dim,
+        .head_dim = (uint32_t)plan->call->o_shape.head_dim,
         .q_tiles = (uint32_t)(plan->padded_q / plan->entry->q_rows),
         .o_type = attention_o_type(args),
         .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),
-        .diagonal = attention_diagonal(args),
+        .diagonal = attention_upper(args),
     };
 }
 
@@ -223,13 +224,14 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
     struct quantizer k = q;
     k.layout = wide ? "k_d128" : "k_d64";
     k.x = &plan->call->k;
-    k.shape = plan->call->kv_shape;
+    k.shape = plan->call->k_shape;
     k.padded_rows = plan->padded_kv;
     k.elements = workspace + (uint64_t)plan->areas.k_tiles;
     k.scales = 0;
     k.factor = 1.0f;
     struct quantizer v = k;
     v.layout = wide ? "v_d128" : "v_d64";
+    v.shape = plan->call->v_shape;
     v.x = &plan->call->v;
     v.elements = workspace + (uint64_t)plan->areas.v_tiles;
     const sm120_stream stream = plan->call->args->stream;

@@ -389,10 +389,30 @@ typedef struct sm120_tensor {
 
 /* precision: SM120_MXFP8, or SM120_BF16 or SM120_F16, which is then the dtype of q, k and v, and of P */
 enum { SM120_MXFP8 = 1 };
-enum { SM120_NOT_CAUSAL = 0, SM120_CAUSAL_BOTTOM_RIGHT = 1, SM120_CAUSAL_TOP_LEFT = 2 }; /* causal */
+/* causal: whether row i sees no key behind its diagonal, i + d; and where d is: bottom-right, d = keys - rows, or
+ * top-left, d = 0. Keys are those of the past and of k; with lengths and starts, those of the batch. */
+enum {
+    SM120_NOT_CAUSAL = 0, /* bottom-right */
+    SM120_CAUSAL_BOTTOM_RIGHT = 1,
+    SM120_CAUSAL_TOP_LEFT = 2,
+    SM120_NOT_CAUSAL_TOP_LEFT = 3
+};
+enum { SM120_WINDOW_LEFT = 1, SM120_WINDOW_RIGHT = 2 }; /* window */
+enum { SM120_BOOL = 0x00010806 };                       /* dtype of a mask */
+
+/* Added to the scores, after softcap and ALiBi: [batch][heads][q_rows][past_rows + kv_rows] F32, F16 or BF16; or BOOL,
+ * bytes that are 0 where a row does not see a key. Strides of 0 broadcast; none is negative. */
+typedef struct sm120_mask {
+    sm120_address address; /* a multiple of the element's size; 0: no mask */
+    uint32_t dtype;
+    uint32_t reserved; /* 0 */
+    int64_t batch_stride, head_stride, row_stride, column_stride;
+} sm120_mask;
 
 /* o = softmax(scale * q k^T + mask) v, and lse = log(sum(exp(scale * q k^T + mask))), natural, -inf for a row without
- * a key, whose o is 0. Head h of q uses head h / (heads / kv_heads) of k and v. */
+ * a key, whose o is 0. Head h of q uses head h / (heads / kv_heads) of k and v.
+ *
+ * Members from v_head_dim on may be 0: then there is no such thing. Those from diagonals on are for BF16 and F16. */
 typedef struct sm120_attention_args {
     uint32_t size; /* sizeof(sm120_attention_args) */
     uint32_t precision;
@@ -400,10 +420,30 @@ typedef struct sm120_attention_args {
         head_dim;         /* head_dim: a multiple of 8; at most 128, in 16 bits 256 */
     sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three */
     sm120_tensor o;       /* F32, F16 or BF16 */
-    sm120_address lse;    /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
+    sm120_address lse;    /* f32 [batch][heads][q_rows], contiguous, or [heads][q_total]; 0: not wanted */
     float scale;          /* finite; 1/sqrt(head_dim) is usual */
     uint32_t causal;
     sm120_stream stream;
+
+    int64_t v_head_dim; /* of v and o, where it is not head_dim */
+    /* Row i sees the keys from i + d - window_left to i + d + window_right: each where its bit of `window` says so. */
+    int64_t window_left, window_right;
+    uint32_t window;
+
+    float softcap;            /* scores become softcap * tanh(score / softcap) */
+    sm120_address diagonals;  /* i32 [batch]: d of each batch */
+    sm120_address kv_lengths; /* i32 [batch]: the keys of a batch that are there, if below kv_rows; not with a past */
+    /* Packed tensors: i32 [batch + 1], the rows at which sequences start and, behind the last one, end. Then q and o,
+     * or k and v, are [total][heads][head_dim], whose batch_stride is 0, and q_rows, or kv_rows, is the longest
+     * sequence: rows of q beyond it are not computed, keys beyond it not seen. */
+    sm120_address q_starts, kv_starts;
+    int64_t q_total, kv_total;
+    sm120_address sinks;         /* f32 [heads]: a score that has no value, in each row's sum */
+    sm120_address alibi_slopes;  /* f32 [heads], or [batch][heads]: score - slope * |i + d - key| */
+    int64_t alibi_batch_stride;  /* 0, or elements from batch to batch */
+    sm120_tensor past_k, past_v; /* keys before those of k and v: [batch][kv_heads][past_rows][head_dim] */
+    int64_t past_rows;
+    sm120_mask mask;
 } sm120_attention_args;
 
 /* workspace 0: write the size to *workspace_bytes and return. Else *workspace_bytes is the size of the workspace,

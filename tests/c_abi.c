@@ -619,7 +619,13 @@ static const struct wrong_field wrong_attention[] = {
     A(scale, 0x7f800000, INVALID_ARGUMENT, "scale = inf"),
     A(scale, 0x7fc00000, INVALID_ARGUMENT, "scale"),
     A(scale, 0x7f7fffff, INVALID_ARGUMENT, "scale = 3.40282e+38"),
-    A(causal, 3, INVALID_ARGUMENT, "causal = 3"),
+    A(causal, 4, INVALID_ARGUMENT, "causal = 4"),
+    A(v_head_dim, 12, UNSUPPORTED, "v_head_dim = 12"),
+    A(window, 4, INVALID_ARGUMENT, "window = 4"),
+    A(window, SM120_WINDOW_LEFT, UNSUPPORTED, "window_left"),
+    A(softcap, 0x3f800000, UNSUPPORTED, "softcap"),
+    A(kv_lengths, 4, UNSUPPORTED, "kv_lengths"),
+    A(past_rows, -1, INVALID_ARGUMENT, "past_rows = -1"),
 };
 
 static const struct wrong_field wrong_quantize[] = {

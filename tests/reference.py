@@ -43,6 +43,29 @@ def attention_float64(q: Array, k: Array, v: Array, scale: float, causal: str | 
     return np.einsum("bhqk,bkhd->bqhd", o, v), lse
 
 
+def attention_dense(
+    q: Array, k: Array, v: Array, scale: float, bias: Array, softcap: float = 0.0, sinks: Array | None = None
+) -> tuple[Array, Array]:
+    """O and LSE in float64 of one sequence: q [H, Sq, D], k and v [Hkv, Sk, D], bias that broadcasts to [H, Sq, Sk].
+
+    A bias of -inf hides a key; a row that sees none gives 0 and, without a sink, -inf.
+    """
+    k, v = (np.repeat(x, q.shape[0] // x.shape[0], axis=0) for x in (k, v))
+    s = np.einsum("hqd,hkd->hqk", q, k) * scale
+    if softcap:
+        s = softcap * np.tanh(s / softcap)
+    s = s + bias
+    if sinks is not None:
+        s = np.concatenate([s, np.broadcast_to(sinks.astype(np.float64)[:, None, None], (*s.shape[:2], 1))], -1)
+    highest = s.max(-1, keepdims=True, initial=-np.inf)
+    p = np.exp(s - np.where(np.isneginf(highest), 0, highest))
+    total = p.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lse = (np.log(total) + highest)[..., 0]
+        p = np.where(total > 0, p / total, 0)[..., : k.shape[1]]
+    return np.einsum("hqk,hkd->hqd", p, v), np.where(total[..., 0] > 0, lse, -np.inf)
+
+
 def quantize_mxfp8(x: Array, axis: int, rounding: str = "up") -> tuple[Array, Array]:
     """e4m3 elements (shape of x) and ue8m0 bytes (blocks of 32 along `axis`, the last one may be short)."""
     x = np.moveaxis(np.asarray(x, np.float32), axis, -1)

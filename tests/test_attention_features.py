@@ -1,0 +1,475 @@
+"""What a call of sm120_attention may ask for beyond plain tensors, in 16 bits, against float64, between guard bands.
+
+Every problem is a batch of sequences, each with its own rows and keys; the reference computes them one by one, from the
+definitions. Keys that are not there, in padded tensors and between packed sequences, are NaN.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
+from reference import Array, attention_dense, relative_error
+from test_attention import pitched
+from test_attention_16bit import P_ERROR, STEP
+
+ALIGN = {
+    (False, "bottom-right"): lib.SM120_NOT_CAUSAL,
+    (True, "bottom-right"): lib.SM120_CAUSAL_BOTTOM_RIGHT,
+    (True, "top-left"): lib.SM120_CAUSAL_TOP_LEFT,
+    (False, "top-left"): lib.SM120_NOT_CAUSAL_TOP_LEFT,
+}
+FAR = 2**40
+NAN_TAIL = 5  # rows behind the last packed sequence
+
+
+class Case(NamedTuple):
+    """One problem. Lengths are those of the sequences; what is None or 0 is not asked for."""
+
+    q_lengths: tuple[int, ...]
+    kv_lengths: tuple[int, ...]
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 64
+    v_head_dim: int | None = None
+    q_packed: bool = False
+    kv_packed: bool = False
+    causal: bool = False
+    align: str = "bottom-right"
+    window: tuple[int | None, int | None] = (None, None)
+    diagonals: tuple[int, ...] | None = None
+    softcap: float = 0.0
+    sinks: bool = False
+    slopes: str | None = None  # "heads" or "batch"
+    mask: str | None = None  # "float32", "float16", "bfloat16" or "bool"
+    mask_axes: str = "bhqk"  # those along which the mask does not repeat
+    past: int = 0
+    dtype: str = "bfloat16"
+    o_dtype: str = "float32"
+    scale: float | None = None
+
+
+@pytest.fixture(scope="module")
+def opened(device_name: str) -> Iterator[OpenDevice]:
+    """Open the device under test."""
+    device = OpenDevice(device_name)
+    yield device
+    device.close()
+
+
+def rows_of(lengths: tuple[int, ...], *, packed: bool) -> tuple[int, int]:
+    """Batch and rows of a tensor that holds such sequences."""
+    return (1, sum(lengths) + NAN_TAIL) if packed else (len(lengths), max(lengths))
+
+
+def places(lengths: tuple[int, ...], *, packed: bool) -> list[tuple[int, slice]]:
+    """Where each sequence lies in such a tensor: its batch and rows."""
+    ends = np.cumsum(lengths)
+    if packed:
+        return [(0, slice(int(end) - n, int(end))) for n, end in zip(lengths, ends, strict=True)]
+    return [(b, slice(0, n)) for b, n in enumerate(lengths)]
+
+
+class Problem:
+    """The arrays of a case: tensors are [batch, heads, rows, head_dim]."""
+
+    def __init__(self, rng: np.random.Generator, case: Case) -> None:
+        self.case = case
+        self.batch = len(case.q_lengths)
+        self.v_dim = case.v_head_dim or case.head_dim
+        dtype = DTYPES[case.dtype]
+        normal = rng.standard_normal
+
+        def sequences(lengths: tuple[int, ...], heads: int, width: int, *, packed: bool) -> Array:
+            n, rows = rows_of(lengths, packed=packed)
+            x = np.full((n, heads, rows, width), np.nan)
+            for b, where in places(lengths, packed=packed):
+                x[b, :, where] = normal((heads, where.stop - where.start, width)) + 0.25
+            return x.astype(dtype)
+
+        self.q = sequences(case.q_lengths, case.heads, case.head_dim, packed=case.q_packed)
+        self.k = sequences(case.kv_lengths, case.kv_heads, case.head_dim, packed=case.kv_packed)
+        self.v = sequences(case.kv_lengths, case.kv_heads, self.v_dim, packed=case.kv_packed)
+        self.past_k = normal((self.batch, case.kv_heads, case.past, case.head_dim)).astype(dtype)
+        self.past_v = normal((self.batch, case.kv_heads, case.past, self.v_dim)).astype(dtype)
+        self.sinks = normal(case.heads).astype(np.float32) + 1
+        self.slopes = (2.0 ** -rng.uniform(1, 6, (self.batch, case.heads))).astype(np.float32)
+        if case.slopes == "heads":
+            self.slopes[:] = self.slopes[:1]
+        shape = (self.batch, case.heads, max(case.q_lengths), case.past + max(case.kv_lengths))
+        mask_shape = tuple(n if axis in case.mask_axes else 1 for n, axis in zip(shape, "bhqk", strict=True))
+        self.mask: Array = normal(mask_shape)
+        if case.mask == "bool":
+            self.mask = self.mask > -0.5
+        elif case.mask is not None:
+            self.mask = np.where(normal(mask_shape) > 2, -np.inf, 2 * self.mask).astype(DTYPES[case.mask])
+        self.scale = float(np.float32(case.head_dim**-0.5 if case.scale is None else case.scale))
+
+    def exact(self, b: int) -> tuple[Array, Array]:
+        """O [heads, rows, head_dim] and LSE [heads, rows] of one sequence."""
+        case = self.case
+        q_at, q_rows = places(case.q_lengths, packed=case.q_packed)[b]
+        kv_at, kv_rows = places(case.kv_lengths, packed=case.kv_packed)[b]
+        q = self.q[q_at, :, q_rows].astype(np.float64)
+        k = np.concatenate([self.past_k[b], self.k[kv_at, :, kv_rows]], 1).astype(np.float64)
+        v = np.concatenate([self.past_v[b], self.v[kv_at, :, kv_rows]], 1).astype(np.float64)
+        rows, keys = q.shape[1], k.shape[1]
+        d = keys - rows if case.align == "bottom-right" else 0
+        d = case.diagonals[b] if case.diagonals else d
+        left, right = (FAR if side is None else side for side in case.window)
+        right = 0 if case.causal else right
+        i, j = np.arange(rows)[:, None] + d, np.arange(keys)[None, :]
+        bias = np.where((j >= i - left) & (j <= i + right), 0.0, -np.inf)[None]
+        if case.slopes:
+            bias = bias - self.slopes[b].astype(np.float64)[:, None, None] * np.abs(i - j)
+        if case.mask:
+            mask = np.broadcast_to(self.mask, (self.batch, case.heads, max(case.q_lengths), self.keys_max))
+            mask = mask[b, :, :rows, :keys]
+            bias = np.where(mask, bias, -np.inf) if case.mask == "bool" else bias + mask.astype(np.float64)
+        return attention_dense(q, k, v, self.scale, bias, case.softcap, self.sinks if case.sinks else None)
+
+    @property
+    def keys_max(self) -> int:
+        """Keys of the longest sequence."""
+        return self.case.past + max(self.case.kv_lengths)
+
+
+def numbers(opened: OpenDevice, values: Any, dtype: Any) -> int:
+    """Put an array on the device; its address."""
+    x: Array = np.asarray(values, dtype)
+    return Buffer(opened, x.shape, dtype, None, x).address
+
+
+def fill_sequences(opened: OpenDevice, args: Any, case: Case) -> None:
+    """Say where sequences lie, how long they are and where their diagonals are."""
+    for packed, lengths, side in ((case.q_packed, case.q_lengths, "q"), (case.kv_packed, case.kv_lengths, "kv")):
+        if packed:
+            setattr(args, f"{side}_starts", numbers(opened, np.cumsum((0, *lengths)), np.int32))
+            setattr(args, f"{side}_total", sum(lengths) + NAN_TAIL)
+    if not case.kv_packed and len(set(case.kv_lengths)) > 1:
+        args.kv_lengths = numbers(opened, case.kv_lengths, np.int32)
+    if case.diagonals:
+        args.diagonals = numbers(opened, case.diagonals, np.int32)
+
+
+def fill_mask(opened: OpenDevice, struct: Any, problem: Problem) -> None:
+    """Fill an sm120_mask that repeats along its dimensions of 1."""
+    kind = str(problem.case.mask)
+    x: Array = problem.mask.view(np.uint8) if kind == "bool" else problem.mask
+    steps = np.array([*np.cumprod(x.shape[:0:-1])[::-1], 1])
+    struct.address = Buffer(opened, x.shape, x.dtype, None, x).address
+    struct.dtype = lib.SM120_BOOL if kind == "bool" else CODES[kind]
+    strides = [int(step) if n > 1 else 0 for step, n in zip(steps, x.shape, strict=True)]
+    struct.batch_stride, struct.head_stride, struct.row_stride, struct.column_stride = strides
+
+
+def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
+    """Launch; O and LSE as they lie in memory."""
+    case = problem.case
+    args = new_struct("sm120_attention_args")
+    args.precision, args.scale = CODES[case.dtype], problem.scale
+    args.causal = ALIGN[case.causal, case.align]
+    args.batch, args.heads, args.kv_heads = problem.batch, case.heads, case.kv_heads
+    args.q_rows, args.kv_rows = max(case.q_lengths), max(case.kv_lengths)
+    args.head_dim, args.v_head_dim = case.head_dim, case.v_head_dim or 0
+    given: list[tuple[Any, Array, str, int]] = [
+        (args.q, problem.q, "BSHD", 8),
+        (args.k, problem.k, "BHSD", 0),
+        (args.v, problem.v, "BSHD", 16),
+    ]
+    if case.past:
+        args.past_rows = case.past
+        given += [(args.past_k, problem.past_k, "BHSD", 8), (args.past_v, problem.past_v, "BSHD", 0)]
+    for struct, x, order, gap in given:
+        tensor(struct, Buffer(opened, x.shape, x.dtype, pitched(x.shape, order, gap), x))
+
+    fill_sequences(opened, args, case)
+    args.window = sum(bit for bit, side in zip((1, 2), case.window, strict=True) if side is not None)
+    args.window_left, args.window_right = (side or 0 for side in case.window)
+    args.softcap = case.softcap
+    if case.sinks:
+        args.sinks = numbers(opened, problem.sinks, np.float32)
+    if case.slopes:
+        args.alibi_slopes = numbers(opened, problem.slopes if case.slopes == "batch" else problem.slopes[0], np.float32)
+        args.alibi_batch_stride = case.heads if case.slopes == "batch" else 0
+    if case.mask:
+        fill_mask(opened, args.mask, problem)
+    shape = (*problem.q.shape[:3], problem.v_dim)
+    o = Buffer(opened, shape, DTYPES[case.o_dtype], pitched(shape, "BSHD", 8))
+    lse = Buffer(opened, shape[1:3] if case.q_packed else shape[:3], np.float32)
+    tensor(args.o, o)
+    args.lse = lse.address
+    check(lib.sm120_attention(opened.handle, args, 0, ffi.NULL))
+    logs = lse.download().astype(np.float64)
+    return o.download().astype(np.float64), logs[None] if case.q_packed else logs
+
+
+def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
+    """Compare each sequence of a problem with float64."""
+    problem = Problem(rng, case)
+    try:
+        o, lse = run(opened, problem)
+        again, _ = run(opened, problem)
+    finally:
+        opened.release()
+    assert np.array_equal(o, again, equal_nan=True), "two launches gave different bits"
+    covered = np.zeros(lse.shape, bool)
+    for b, (at, rows) in enumerate(places(case.q_lengths, packed=case.q_packed)):
+        exact_o, exact_lse = problem.exact(b)
+        got_o, got_lse = o[at, :, rows], lse[at, :, rows]
+        covered[at, :, rows] = True
+        score = abs(problem.scale) * np.nanmax(np.abs(problem.q.astype(np.float32))) * case.head_dim
+        assert relative_error(got_o, exact_o) <= P_ERROR[case.dtype] + 1e-6 * score + STEP[case.o_dtype], b
+        seen = np.isfinite(exact_lse)
+        assert np.array_equal(np.isneginf(got_lse), ~seen)
+        assert np.abs(got_lse[seen] - exact_lse[seen]).max(initial=0) <= 2e-6 * (4 + score + case.softcap)
+        assert np.all(got_o[~seen] == 0)
+    if case.q_packed:
+        assert np.isnan(o[~covered]).all(), "rows of no sequence were written"
+        assert np.isnan(lse[~covered]).all()
+
+
+WINDOWS = [
+    Case((q,), (k,), causal=causal, align=align, window=window, head_dim=d)
+    for window in ((0, 0), (3, 5), (64, None), (None, 7), (200, 0), (70, 65))
+    for q, k, d in ((100, 130, 64), (200, 70, 128), (257, 300, 32))
+    for causal, align in ((False, "bottom-right"), (True, "top-left"), (False, "top-left"))
+]
+DIAGONALS = [
+    Case((100, 100, 100), (150, 150, 150), causal=True, diagonals=(0, 50, -30)),
+    Case((70, 70), (90, 90), window=(10, 3), diagonals=(200, -(2**31)), head_dim=128),
+    Case((70, 70), (90, 90), causal=True, diagonals=(2**31 - 1, 15)),
+]
+LENGTHS = [
+    Case((60, 60, 60, 60), (1, 64, 65, 130)),
+    Case((60, 60, 60), (0, 63, 127), causal=True, head_dim=128, heads=4, kv_heads=2),
+    Case((130, 130), (40, 200), window=(20, 20), head_dim=256),
+]
+PACKED = [
+    Case((10, 1, 130, 64), (20, 33, 130, 1), q_packed=True, kv_packed=True),
+    Case((10, 1, 130, 64), (20, 33, 130, 1), q_packed=True, kv_packed=True, causal=True, head_dim=128, heads=4),
+    Case((5, 0, 200), (0, 70, 200), q_packed=True, kv_packed=True, causal=True, align="top-left"),
+    Case((100, 30), (80, 80), q_packed=True),
+    Case((40, 40), (80, 17), kv_packed=True, window=(9, None)),
+    Case(
+        (129, 255),
+        (129, 255),
+        q_packed=True,
+        kv_packed=True,
+        causal=True,
+        head_dim=96,
+        v_head_dim=32,
+        heads=3,
+        kv_heads=3,
+    ),
+]
+SCORES = [
+    *(
+        Case((100,), (140,), softcap=cap, dtype=dtype, scale=scale)
+        for cap in (1.0, 50.0)
+        for dtype in P_ERROR
+        for scale in (None, -0.5, 0.0)
+    ),
+    Case((100,), (140,), softcap=5.0, causal=True, window=(50, 0), head_dim=128),
+    Case((100,), (140,), sinks=True, heads=4),
+    Case((100,), (140,), sinks=True, causal=True, align="top-left", head_dim=128),
+    Case((100,), (40,), sinks=True, causal=True),
+    *(
+        Case((100, 100), (140, 140), slopes=kind, causal=causal, align=align)
+        for kind in ("heads", "batch")
+        for causal, align in ALIGN
+    ),
+    Case((30, 70), (140, 90), slopes="batch", causal=True, q_packed=True, kv_packed=True),
+]
+MASKS = [
+    *(
+        Case((70, 70), (100, 100), mask=kind, mask_axes=axes)
+        for kind in ("bool", *CODES)
+        for axes in ("bhqk", "qk", "bk", "hq", "")
+    ),
+    Case((70, 70), (100, 30), mask="bool", causal=True, head_dim=128),
+    Case((129,), (65,), mask="float32", softcap=3.0, sinks=True, slopes="heads", dtype="float16"),
+    Case((65,), (129,), mask="float16", head_dim=256),
+]
+PASTS = [
+    *(
+        Case((q,), (k,), past=past, causal=causal)
+        for past in (1, 63, 64, 65, 200)
+        for q, k in ((1, 1), (70, 70))
+        for causal in (False, True)
+    ),
+    Case((90, 90), (90, 90), past=100, window=(30, 10), heads=4, kv_heads=2, head_dim=128),
+    Case((90, 90), (90, 90), past=37, window=(120, None), head_dim=256),
+    Case((64,), (64,), past=70, mask="bool", slopes="heads", head_dim=32),
+    Case((64,), (10,), past=200, mask="float32", causal=True, align="top-left"),
+]
+V_SIZES = [
+    Case((50,), (70,), head_dim=d, v_head_dim=v) for d, v in ((64, 128), (128, 64), (8, 256), (192, 8), (40, 24))
+]
+
+
+def name(case: Case) -> str:
+    """Name a case by what it asks for."""
+    parts = [f"{'.'.join(map(str, case.q_lengths))}x{'.'.join(map(str, case.kv_lengths))}"]
+    parts += [f"{f}={getattr(case, f)}" for f, usual in Case._field_defaults.items() if getattr(case, f) != usual]
+    return "-".join(parts)
+
+
+@pytest.mark.parametrize("case", WINDOWS + DIAGONALS + LENGTHS + PACKED + SCORES + MASKS + PASTS + V_SIZES, ids=name)
+def test_matches_float64(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
+    """Every feature, at the edges of the tiles and together with others."""
+    verify(opened, rng, case)
+
+
+@pytest.mark.parametrize("trial", range(24))
+def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
+    """Features that nobody thought of together."""
+    del trial
+
+    def chance() -> bool:
+        return bool(rng.random() < 0.4)
+
+    def maybe(value: Any, otherwise: Any = None) -> Any:
+        return value if chance() else otherwise
+
+    batch = int(rng.integers(1, 4))
+    kv_heads = int(rng.integers(1, 3))
+    past = int(maybe(rng.integers(1, 150), 0))
+    q_packed, kv_packed = chance(), past == 0 and chance()
+    q_lengths = rng.integers(1, 200, batch)
+    kv_lengths = rng.integers(1, 200, batch)
+    if past:
+        kv_lengths[:] = kv_lengths[0]
+    if not q_packed:
+        q_lengths[:] = q_lengths[0]
+    windows = (maybe(int(rng.integers(0, 100))), maybe(int(rng.integers(0, 100))))
+    verify(
+        opened,
+        rng,
+        Case(
+            tuple(map(int, q_lengths)),
+            tuple(map(int, kv_lengths)),
+            kv_heads * int(rng.integers(1, 4)),
+            kv_heads,
+            8 * int(rng.integers(1, 33)),
+            maybe(8 * int(rng.integers(1, 33))),
+            q_packed,
+            kv_packed,
+            bool(rng.integers(2)),
+            str(rng.choice(["bottom-right", "top-left"])),
+            windows,
+            maybe(tuple(map(int, rng.integers(-50, 150, batch)))),
+            float(maybe(rng.uniform(0.5, 30), 0.0)),
+            chance(),
+            maybe(str(rng.choice(["heads", "batch"]))),
+            None if q_packed or kv_packed else maybe(str(rng.choice(["bool", *CODES]))),
+            "".join(axis for axis in "bhqk" if rng.integers(2)),
+            past,
+            str(rng.choice(list(P_ERROR))),
+            str(rng.choice(list(CODES))),
+        ),
+    )
+
+
+def test_a_row_of_nothing_but_lowest_numbers_is_the_mean(opened: OpenDevice, rng: np.random.Generator) -> None:
+    """A mask of -FLT_MAX in a whole row leaves equal scores, as in other libraries; -inf leaves none."""
+    problem = Problem(rng, Case((20,), (90,), mask="float32"))
+    problem.mask[:, :, 3] = np.finfo(np.float32).min
+    problem.mask[:, :, 4] = -np.inf
+    try:
+        o, lse = run(opened, problem)
+    finally:
+        opened.release()
+    mean = problem.v[0, 0].astype(np.float64).mean(0)
+    np.testing.assert_allclose(o[0, :, 3], np.stack([mean, mean]), rtol=0.01, atol=1e-3)
+    assert np.all(o[0, :, 4] == 0)
+    assert np.isneginf(lse[0, :, 4]).all()
+
+
+@pytest.mark.parametrize("starts", [(0, -5, 40), (30, 10, 20), (0, 1000, 2000), (2**31 - 1, -(2**31), 7)])
+def test_starts_that_cannot_be_stay_inside(
+    opened: OpenDevice, rng: np.random.Generator, starts: tuple[int, ...]
+) -> None:
+    """Whatever starts hold, nothing outside the tensors is read or written: the guard bands and the device check it."""
+    problem = Problem(rng, Case((20, 20), (30, 30), q_packed=True, kv_packed=True))
+    try:
+        args = new_struct("sm120_attention_args")
+        args.precision, args.scale, args.causal = lib.SM120_BF16, 0.125, lib.SM120_CAUSAL_BOTTOM_RIGHT
+        args.batch, args.heads, args.kv_heads, args.q_rows, args.kv_rows, args.head_dim = 2, 2, 1, 20, 30, 64
+        for struct, x in ((args.q, problem.q), (args.k, problem.k), (args.v, problem.v)):
+            tensor(struct, Buffer(opened, x.shape, x.dtype, None, x))
+        o = Buffer(opened, problem.q.shape, np.float32)
+        tensor(args.o, o)
+        x = np.asarray(starts, np.int32)
+        args.q_starts = args.kv_starts = Buffer(opened, x.shape, x.dtype, None, x).address
+        args.q_total, args.kv_total = problem.q.shape[2], problem.k.shape[2]
+        check(lib.sm120_attention(opened.handle, args, 0, ffi.NULL))
+    finally:
+        opened.release()
+
+
+# member, value, and what the message says of it; a value is an address within the buffer of ints where it is "ints".
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"v_head_dim": 12}, "v_head_dim = 12"),
+    ({"v_head_dim": -8}, "v_head_dim = -8"),
+    ({"v_head_dim": 264}, "v_head_dim = 264"),
+    ({"window": 5}, "window = 5"),
+    ({"window": 1, "window_left": -1}, "window_left = -1"),
+    ({"window": 2, "window_right": -7}, "window_right = -7"),
+    ({"softcap": -1.0}, "softcap = -1"),
+    ({"softcap": np.nan}, "softcap = nan"),
+    ({"softcap": np.inf}, "softcap = inf"),
+    ({"softcap": 1e-44}, "softcap = 9.80909e-45"),
+    ({"diagonals": "ints + 2"}, "diagonals = 0x"),
+    ({"diagonals": "end"}, "diagonals"),
+    ({"kv_lengths": "end"}, "kv_lengths"),
+    ({"q_starts": "ints"}, "q_total = 0"),
+    ({"q_starts": "end", "q_total": 20}, "q_starts"),
+    ({"kv_starts": "ints", "kv_total": -3}, "kv_total = -3"),
+    ({"kv_total": 30}, "kv_total = 30; without kv_starts it is 0"),
+    ({"sinks": "end"}, "sinks"),
+    ({"alibi_slopes": "ints", "alibi_batch_stride": -1}, "alibi_batch_stride = -1"),
+    ({"alibi_slopes": "ints", "alibi_batch_stride": 1 << 20}, "alibi_slopes"),
+    ({"past_rows": -1}, "past_rows = -1"),
+    ({"past_rows": 1 << 30}, "past_rows = 1073741824"),
+    ({"past_rows": 8}, "past_k.dtype"),
+    ({"past_rows": 8, "kv_lengths": "ints"}, "kv_lengths"),
+    ({"mask.address": "ints"}, "mask.dtype = 0x00000000"),
+    ({"mask.address": "ints", "mask.dtype": lib.SM120_F32, "mask.reserved": 1}, "mask.reserved = 1"),
+    ({"mask.address": "ints", "mask.dtype": lib.SM120_F32, "mask.row_stride": -1}, "mask.row_stride = -1"),
+    ({"mask.address": "ints", "mask.dtype": lib.SM120_F32, "mask.row_stride": 1 << 61}, "mask.row_stride"),
+    ({"mask.address": "ints", "mask.dtype": lib.SM120_F32, "mask.row_stride": 1 << 20}, "mask.address"),
+    ({"mask.address": "ints + 1", "mask.dtype": lib.SM120_BF16}, "mask.address"),
+    ({"mask.address": "ints", "mask.dtype": lib.SM120_BOOL, "kv_starts": "ints", "kv_total": 30}, "mask and kv_starts"),
+]
+
+
+@pytest.mark.parametrize(
+    ("members", "words"), WRONG, ids=[" ".join(map(str, members)) + f" {i}" for i, (members, _) in enumerate(WRONG)]
+)
+def test_wrong_arguments_are_named(opened: OpenDevice, members: dict[str, Any], words: str) -> None:
+    """Nothing starts, and the message names the member and its value."""
+    args = new_struct("sm120_attention_args")
+    args.precision, args.scale = lib.SM120_BF16, 0.125
+    args.batch, args.heads, args.kv_heads, args.q_rows, args.kv_rows, args.head_dim = 2, 2, 1, 20, 30, 64
+    ints = np.zeros(8, np.int32)
+    try:
+        for struct, heads, rows in ((args.q, 2, 20), (args.k, 1, 30), (args.v, 1, 30)):
+            zeros = np.zeros((2, heads, rows, 64), DTYPES["bfloat16"])
+            tensor(struct, Buffer(opened, zeros.shape, zeros.dtype, None, zeros))
+        tensor(args.o, Buffer(opened, (2, 2, 20, 64), np.float32))
+        buffer = Buffer(opened, ints.shape, ints.dtype, None, ints)
+        places = {"ints": buffer.address, "ints + 1": buffer.address + 1, "ints + 2": buffer.address + 2}
+        places["end"] = buffer.base + buffer.image.nbytes - 4
+        for member, value in members.items():
+            *path, last = member.split(".")
+            setattr(
+                getattr(args, path[0]) if path else args,
+                last,
+                places.get(value, value) if isinstance(value, str) else value,
+            )
+        assert lib.sm120_attention(opened.handle, args, 0, ffi.NULL) != lib.SM120_OK
+        assert words in ffi.string(lib.sm120_last_error()).decode()
+    finally:
+        opened.release()
