@@ -7,7 +7,7 @@
 """
 
 from pysm120.arrays import Array
-from pysm120.attention import attention
+from pysm120.attention import attention, attention_varlen
 from pysm120.device import Device, DeviceInfo, Event, Stream
 from pysm120.errors import (
     ClosedError,
@@ -56,5 +56,6 @@ __all__ = [
     "WorkspaceTooSmallError",
     "__version__",
     "attention",
+    "attention_varlen",
     "quantize_mxfp8",
 ]

@@ -107,6 +107,30 @@ def rows_of(x: Array, axes: tuple[int, int, int], name: str, *, output: bool) ->
     return Rows(extents[0], extents[1], extents[2], x.shape[-1], *fixed)
 
 
+def words_of(axes: tuple[int | None, int, int]) -> list[str]:
+    """Return what the dimensions of a tensor are, from its batch, head and row axes."""
+    words = ["head size"] * (len(axes) + (axes[0] is not None))
+    for axis, word in zip(axes, ("batch", "heads", "rows"), strict=True):
+        if axis is not None:
+            words[axis] = word
+    return words
+
+
+def fill_form(tensor: Any, x: Any, axes: tuple[int | None, int, int], name: str, *, output: bool) -> None:
+    """Write dtype and strides of something with a shape, strides and a dtype to a ``sm120_tensor``."""
+    check_strides(x.shape, x.strides, name, output=output)
+    extents = [1 if axis is None else x.shape[axis] for axis in axes]
+    strides = [0 if axis is None else x.strides[axis] for axis in axes]
+    if extents[2] > 1 and strides[2] == 0:
+        message = f"{name} has stride 0 along its rows, where only a positive one works"
+        raise InvalidArgumentError(message)
+    # A stride along one element means nothing: make it one that is right.
+    batch, heads, rows = (s if n > 1 else 0 for n, s in zip(extents, strides, strict=True))
+    tensor.dtype = CODES[x.dtype]
+    tensor.batch_stride, tensor.head_stride = batch, heads
+    tensor.row_stride = rows if extents[2] > 1 else x.shape[-1]
+
+
 def fill_tensor(tensor: Any, x: Array, rows: Rows) -> None:
     """Write an array to a ``sm120_tensor``."""
     tensor.address = x.address

@@ -99,8 +99,8 @@ sm120_status attention_check_places(struct device *device, const struct attentio
         {"lse", args->lse, 4, call->lse_bytes},
         {"diagonals", args->diagonals, 4, 4 * args->batch},
         {"kv_lengths", args->kv_lengths, 4, 4 * args->batch},
-        {"q_starts", args->q_starts, 4, 4 * args->batch + 4},
-        {"kv_starts", args->kv_starts, 4, 4 * args->batch + 4},
+        {"cu_seqlens_q", args->cu_seqlens_q, 4, 4 * args->batch + 4},
+        {"cu_seqlens_k", args->cu_seqlens_k, 4, 4 * args->batch + 4},
         {"sinks", args->sinks, 4, 4 * args->heads},
         {"alibi_slopes", args->alibi_slopes, 4, 4 * (args->alibi_batch_stride * (args->batch - 1) + args->heads)},
         {"mask.address", args->mask.address, (uint64_t)mask_element_bytes(args->mask.dtype), call->mask_bytes},
@@ -239,8 +239,8 @@ static sm120_status check_sequences(const sm120_attention_args *args) {
         const char *name, *starts_name, *rows_name;
         sm120_address starts;
         int64_t total, rows;
-    } packed[] = {{"q_total", "q_starts", "q_rows", args->q_starts, args->q_total, args->q_rows},
-                  {"kv_total", "kv_starts", "kv_rows", args->kv_starts, args->kv_total, args->kv_rows}};
+    } packed[] = {{"q_total", "cu_seqlens_q", "q_rows", args->cu_seqlens_q, args->q_total, args->q_rows},
+                  {"kv_total", "cu_seqlens_k", "kv_rows", args->cu_seqlens_k, args->kv_total, args->kv_rows}};
     for (int i = 0; i < 2; ++i) {
         const sm120_status status =
             packed[i].starts != 0 ? check_size(packed[i].name, packed[i].total, ROWS_MAX) : SM120_OK;
@@ -257,9 +257,9 @@ static sm120_status check_sequences(const sm120_attention_args *args) {
                     "past_rows = %" PRId64 "; with kv_rows = %" PRId64 " it is from 0 to %" PRId64, args->past_rows,
                     args->kv_rows, ROWS_MAX - args->kv_rows);
     }
-    if (args->past_rows != 0 && (args->kv_starts != 0 || args->kv_lengths != 0)) {
+    if (args->past_rows != 0 && (args->cu_seqlens_k != 0 || args->kv_lengths != 0)) {
         return fail(SM120_UNSUPPORTED, "past_rows = %" PRId64 " and %s; a past is for keys of one length",
-                    args->past_rows, args->kv_starts != 0 ? "kv_starts" : "kv_lengths");
+                    args->past_rows, args->cu_seqlens_k != 0 ? "cu_seqlens_k" : "kv_lengths");
     }
     if (args->alibi_slopes != 0 &&
         (args->alibi_batch_stride < 0 || args->alibi_batch_stride > INT32_MAX / args->batch)) {
@@ -293,9 +293,9 @@ static sm120_status check_mask(struct attention *call) {
     if (mask->reserved != 0) {
         return fail(SM120_INVALID_ARGUMENT, "mask.reserved = %" PRIu32 "; it is 0", mask->reserved);
     }
-    if (args->q_starts != 0 || args->kv_starts != 0) {
+    if (args->cu_seqlens_q != 0 || args->cu_seqlens_k != 0) {
         return fail(SM120_UNSUPPORTED, "mask and %s; a mask is for tensors that are not packed",
-                    args->q_starts != 0 ? "q_starts" : "kv_starts");
+                    args->cu_seqlens_q != 0 ? "cu_seqlens_q" : "cu_seqlens_k");
     }
     call->mask_bytes = element;
     for (int i = 0; i < 4; ++i) {
@@ -321,8 +321,8 @@ static const char *special_member(const sm120_attention_args *args) {
         bool is_set;
     } members[] = {
         {"softcap", args->softcap != 0.0f},        {"diagonals", args->diagonals != 0},
-        {"kv_lengths", args->kv_lengths != 0},     {"q_starts", args->q_starts != 0},
-        {"kv_starts", args->kv_starts != 0},       {"sinks", args->sinks != 0},
+        {"kv_lengths", args->kv_lengths != 0},     {"cu_seqlens_q", args->cu_seqlens_q != 0},
+        {"cu_seqlens_k", args->cu_seqlens_k != 0},       {"sinks", args->sinks != 0},
         {"alibi_slopes", args->alibi_slopes != 0}, {"past_rows", args->past_rows != 0},
         {"mask", args->mask.address != 0},
     };
@@ -348,7 +348,7 @@ static sm120_status check_precision(struct attention *call, const struct precisi
 /* Check the arguments but for addresses. */
 static sm120_status check_call(const sm120_attention_args *args, struct attention *call,
                                const struct precision **precision) {
-    const bool q_packed = args->q_starts != 0, kv_packed = args->kv_starts != 0;
+    const bool q_packed = args->cu_seqlens_q != 0, kv_packed = args->cu_seqlens_k != 0;
     const int64_t v_head_dim = args->v_head_dim != 0 ? args->v_head_dim : args->head_dim;
     const struct shape q = {q_packed ? 1 : args->batch, args->heads, q_packed ? args->q_total : args->q_rows,
                             args->head_dim};

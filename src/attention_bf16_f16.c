@@ -23,7 +23,7 @@ struct arguments {
     float scale_log2;
     int32_t lower, upper;
     CUtensorMap past_k, past_v;
-    uint64_t q_starts, kv_starts, kv_lengths, diagonals, sinks, slopes, mask;
+    uint64_t cu_seqlens_q, cu_seqlens_k, kv_lengths, diagonals, sinks, slopes, mask;
     int64_t mask_batch_stride, mask_head_stride, mask_row_stride, mask_column_stride;
     int64_t lse_batch_stride, lse_head_stride;
     uint32_t features, mask_type, slopes_batch_stride;
@@ -117,8 +117,8 @@ static void fill_special(const struct attention *call, struct arguments *a) {
     a->features = (reach.has_left ? LEFT : 0) | (reach.has_right ? RIGHT : 0) | (is_top_left ? TOP_LEFT : 0) |
                   (args->softcap != 0.0f ? SOFTCAP : 0) | (args->alibi_slopes != 0 ? ALIBI : 0) |
                   (mask->address != 0 ? MASK : 0);
-    a->q_starts = args->q_starts;
-    a->kv_starts = args->kv_starts;
+    a->cu_seqlens_q = args->cu_seqlens_q;
+    a->cu_seqlens_k = args->cu_seqlens_k;
     a->kv_lengths = args->kv_lengths;
     a->diagonals = args->diagonals;
     a->sinks = args->sinks;
@@ -131,7 +131,7 @@ static void fill_special(const struct attention *call, struct arguments *a) {
     a->mask_column_stride = mask->column_stride * element;
     a->mask_type = mask->dtype == SM120_F32 ? 0 : mask->dtype == SM120_F16 ? 1 : mask->dtype == SM120_BF16 ? 2 : 3;
     a->lse_head_stride = 4 * call->q_shape.rows;
-    a->lse_batch_stride = args->q_starts != 0 ? 0 : a->lse_head_stride * args->heads;
+    a->lse_batch_stride = args->cu_seqlens_q != 0 ? 0 : a->lse_head_stride * args->heads;
     a->q_total = (int32_t)args->q_total;
     a->kv_total = (int32_t)args->kv_total;
     a->past_rows = (int32_t)args->past_rows;
@@ -204,8 +204,8 @@ static sm120_status launch(struct device *device, const struct attention *call, 
         ARGUMENT(upper),
         ARGUMENT(past_k),
         ARGUMENT(past_v),
-        ARGUMENT(q_starts),
-        ARGUMENT(kv_starts),
+        ARGUMENT(cu_seqlens_q),
+        ARGUMENT(cu_seqlens_k),
         ARGUMENT(kv_lengths),
         ARGUMENT(diagonals),
         ARGUMENT(sinks),

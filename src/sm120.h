@@ -436,7 +436,7 @@ typedef struct sm120_attention_args {
     /* Packed tensors: i32 [batch + 1], the rows at which sequences start and, behind the last one, end. Then q and o,
      * or k and v, are [total][heads][head_dim], whose batch_stride is 0, and q_rows, or kv_rows, is the longest
      * sequence: rows of q beyond it are not computed, keys beyond it not seen. */
-    sm120_address q_starts, kv_starts;
+    sm120_address cu_seqlens_q, cu_seqlens_k;
     int64_t q_total, kv_total;
     sm120_address sinks;         /* f32 [heads]: a score that has no value, in each row's sum */
     sm120_address alibi_slopes;  /* f32 [heads], or [batch][heads]: score - slope * |i + d - key| */

@@ -145,7 +145,7 @@ def fill_sequences(opened: OpenDevice, args: Any, case: Case) -> None:
     """Say where sequences lie, how long they are and where their diagonals are."""
     for packed, lengths, side in ((case.q_packed, case.q_lengths, "q"), (case.kv_packed, case.kv_lengths, "kv")):
         if packed:
-            setattr(args, f"{side}_starts", numbers(opened, np.cumsum((0, *lengths)), np.int32))
+            setattr(args, f"cu_seqlens_{side[0]}", numbers(opened, np.cumsum((0, *lengths)), np.int32))
             setattr(args, f"{side}_total", sum(lengths) + NAN_TAIL)
     if not case.kv_packed and len(set(case.kv_lengths)) > 1:
         args.kv_lengths = numbers(opened, case.kv_lengths, np.int32)
@@ -402,7 +402,7 @@ def test_starts_that_cannot_be_stay_inside(
         o = Buffer(opened, problem.q.shape, np.float32)
         tensor(args.o, o)
         x = np.asarray(starts, np.int32)
-        args.q_starts = args.kv_starts = Buffer(opened, x.shape, x.dtype, None, x).address
+        args.cu_seqlens_q = args.cu_seqlens_k = Buffer(opened, x.shape, x.dtype, None, x).address
         args.q_total, args.kv_total = problem.q.shape[2], problem.k.shape[2]
         check(lib.sm120_attention(opened.handle, args, 0, ffi.NULL))
     finally:
@@ -424,10 +424,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"diagonals": "ints + 2"}, "diagonals = 0x"),
     ({"diagonals": "end"}, "diagonals"),
     ({"kv_lengths": "end"}, "kv_lengths"),
-    ({"q_starts": "ints"}, "q_total = 0"),
-    ({"q_starts": "end", "q_total": 20}, "q_starts"),
-    ({"kv_starts": "ints", "kv_total": -3}, "kv_total = -3"),
-    ({"kv_total": 30}, "kv_total = 30; without kv_starts it is 0"),
+    ({"cu_seqlens_q": "ints"}, "q_total = 0"),
+    ({"cu_seqlens_q": "end", "q_total": 20}, "cu_seqlens_q"),
+    ({"cu_seqlens_k": "ints", "kv_total": -3}, "kv_total = -3"),
+    ({"kv_total": 30}, "kv_total = 30; without cu_seqlens_k it is 0"),
     ({"sinks": "end"}, "sinks"),
     ({"alibi_slopes": "ints", "alibi_batch_stride": -1}, "alibi_batch_stride = -1"),
     ({"alibi_slopes": "ints", "alibi_batch_stride": 1 << 20}, "alibi_slopes"),
@@ -441,7 +441,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mask.address": "ints", "mask.dtype": lib.SM120_F32, "mask.row_stride": 1 << 61}, "mask.row_stride"),
     ({"mask.address": "ints", "mask.dtype": lib.SM120_F32, "mask.row_stride": 1 << 20}, "mask.address"),
     ({"mask.address": "ints + 1", "mask.dtype": lib.SM120_BF16}, "mask.address"),
-    ({"mask.address": "ints", "mask.dtype": lib.SM120_BOOL, "kv_starts": "ints", "kv_total": 30}, "mask and kv_starts"),
+    ({"mask.address": "ints", "mask.dtype": lib.SM120_BOOL, "cu_seqlens_k": "ints", "kv_total": 30}, "mask and cu_seqlens_k"),
 ]
 
 
