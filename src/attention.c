@@ -10,9 +10,6 @@
 enum { ROWS_MAX = (1 << 30) - 1 };
 enum { FAR = 0x3fffffff }; /* beyond every row and key */
 
-typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
-                                   size_t *workspace_bytes);
-
 /* What a precision takes. */
 static const struct precision {
     uint32_t code;
@@ -161,9 +158,6 @@ static sm120_status check_shapes(const struct attention *call, int64_t head_dim_
     status = status == SM120_OK ? check_size("kv_rows", args->kv_rows, ROWS_MAX) : status;
     status = status == SM120_OK ? check_size("head_dim", args->head_dim, head_dim_max) : status;
     status = status == SM120_OK ? check_size("v_head_dim", call->v_shape.head_dim, head_dim_max) : status;
-    if (status == SM120_OK && call->v_shape.head_dim % 8 != 0) {
-        status = fail(SM120_UNSUPPORTED, "v_head_dim = %" PRId64 "; a multiple of 8 is supported", args->v_head_dim);
-    }
     if (status == SM120_OK && args->heads % args->kv_heads != 0) {
         status = fail(SM120_INVALID_ARGUMENT, "kv_heads = %" PRId64 " does not divide heads = %" PRId64, args->kv_heads,
                       args->heads);
@@ -322,7 +316,7 @@ static const char *special_member(const sm120_attention_args *args) {
     } members[] = {
         {"softcap", args->softcap != 0.0f},        {"diagonals", args->diagonals != 0},
         {"kv_lengths", args->kv_lengths != 0},     {"cu_seqlens_q", args->cu_seqlens_q != 0},
-        {"cu_seqlens_k", args->cu_seqlens_k != 0},       {"sinks", args->sinks != 0},
+        {"cu_seqlens_k", args->cu_seqlens_k != 0}, {"sinks", args->sinks != 0},
         {"alibi_slopes", args->alibi_slopes != 0}, {"past_rows", args->past_rows != 0},
         {"mask", args->mask.address != 0},
     };
@@ -387,6 +381,10 @@ sm120_status sm120_attention(sm120_device *handle, const sm120_attention_args *a
     }
     status = check_struct(args, sizeof *args, "args", "sm120_attention_args");
     status = status == SM120_OK ? check_call(args, &call, &precision) : status;
-    status = status == SM120_OK ? precision->run(device, &call, workspace, workspace_bytes) : status;
+    if (status == SM120_OK) {
+        status = attention_is_ready(&call)
+                     ? precision->run(device, &call, workspace, workspace_bytes)
+                     : attention_on_copies(device, &call, precision->run, workspace, workspace_bytes);
+    }
     return device_leave(device, status);
 }

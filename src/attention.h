@@ -40,10 +40,16 @@ uint32_t attention_o_type(const sm120_attention_args *args);
 /* The number of CTAs that cover the rows of q, `q_rows` each. */
 sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid);
 
+/* Whether kernels can take all tensors as they lie: aligned, and of a head size that is a multiple of 8. */
+bool attention_is_ready(const struct attention *call);
+
 /* One function for each precision: answer the size of the workspace where it is 0, or launch. */
-sm120_status attention_mxfp8(struct device *device, const struct attention *call, sm120_address workspace,
-                             size_t *workspace_bytes);
-sm120_status attention_bf16_f16(struct device *device, const struct attention *call, sm120_address workspace,
-                                size_t *workspace_bytes);
+typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
+                                   size_t *workspace_bytes);
+attention_run attention_mxfp8, attention_bf16_f16;
+
+/* The same on copies of the tensors that are not ready. */
+sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,
+                                 sm120_address workspace, size_t *workspace_bytes);
 
 #endif

@@ -147,7 +147,7 @@ static sm120_status fill(const struct device *device, const struct attention *ca
                          struct arguments *a) {
     const sm120_attention_args *const args = call->args;
     *a = (struct arguments){
-        .o = args->o.address,
+        .o = call->o.address,
         .lse = args->lse,
         .o_batch_stride = call->o.batch_stride,
         .o_head_stride = call->o.head_stride,

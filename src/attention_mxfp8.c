@@ -136,7 +136,7 @@ static struct attention_arguments values_of(const struct plan *plan, sm120_addre
         .q_scales = workspace + (uint64_t)plan->areas.q_scales,
         .k_tiles = workspace + (uint64_t)plan->areas.k_tiles,
         .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
-        .o = args->o.address,
+        .o = plan->call->o.address,
         .lse = args->lse,
         .o_batch_stride = plan->call->o.batch_stride,
         .o_head_stride = plan->call->o.head_stride,

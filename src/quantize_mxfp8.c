@@ -107,7 +107,10 @@ static sm120_status check_args(const sm120_quantize_mxfp8_args *args, struct ten
     if (args->reserved != 0) {
         return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it is 0", args->reserved);
     }
-    const sm120_status status = check_shape(&shape, "rows", INT32_MAX);
+    sm120_status status = check_shape(&shape, "rows", INT32_MAX);
+    if (status == SM120_OK && shape.head_dim % 8 != 0) {
+        status = fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; a multiple of 8 is supported", shape.head_dim);
+    }
     return status == SM120_OK ? tensor_check("x", &args->x, &shape, TENSOR_INPUT, x) : status;
 }
 
@@ -125,7 +128,8 @@ static sm120_status check_places(struct device *device, const sm120_quantize_mxf
                     "batch * heads * rows * head_dim = %" PRId64 " * %" PRId64 " * %" PRId64 " does not fit in 63 bits",
                     heads, args->rows, args->head_dim);
     }
-    sm120_status status = tensor_check_address(device, x);
+    sm120_status status = tensor_check_alignment(x, &args->x);
+    status = status == SM120_OK ? tensor_check_address(device, x) : status;
     status = status == SM120_OK ? check_address("elements", args->elements, 16) : status;
     status = status == SM120_OK ? memory_check(device, args->elements, (uint64_t)elements, "elements") : status;
     status = status == SM120_OK ? check_address("scales", args->scales, 1) : status;

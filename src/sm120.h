@@ -377,9 +377,10 @@ enum {
     SM120_E8M0 = 0x0001080e  /* float8_e8m0fnu */
 };
 
-/* Four dimensions: batch, head, row, and head_dim elements that lie next to each other. The address and the three
- * strides in bytes are multiples of 16. An input's batch and head strides may be 0 (broadcast); no stride is negative.
- */
+/* Four dimensions: batch, head, row, and head_dim elements that lie next to each other. Where the address and the three
+ * strides in bytes are multiples of 16, and head_dim is one of 8, kernels take the tensor as it lies; of another one
+ * sm120_attention makes a copy in the workspace, and sm120_quantize_mxfp8 refuses it. An input's batch and head strides
+ * may be 0 (broadcast); no stride is negative. */
 typedef struct sm120_tensor {
     sm120_address address;
     uint32_t dtype;
@@ -416,12 +417,11 @@ typedef struct sm120_mask {
 typedef struct sm120_attention_args {
     uint32_t size; /* sizeof(sm120_attention_args) */
     uint32_t precision;
-    int64_t batch, heads, kv_heads, q_rows, kv_rows,
-        head_dim;         /* head_dim: a multiple of 8; at most 128, in 16 bits 256 */
-    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three */
-    sm120_tensor o;       /* F32, F16 or BF16 */
-    sm120_address lse;    /* f32 [batch][heads][q_rows], contiguous, or [heads][q_total]; 0: not wanted */
-    float scale;          /* finite; 1/sqrt(head_dim) is usual */
+    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128, in 16 bits 256 */
+    sm120_tensor q, k, v;                                      /* F32, F16 or BF16, one dtype for the three */
+    sm120_tensor o;                                            /* F32, F16 or BF16 */
+    sm120_address lse; /* f32 [batch][heads][q_rows], contiguous, or [heads][q_total]; 0: not wanted */
+    float scale;       /* finite; 1/sqrt(head_dim) is usual */
     uint32_t causal;
     sm120_stream stream;
 

@@ -2,12 +2,13 @@
 #include "tensor.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "check.h"
 #include "error.h"
 #include "memory.h"
 
-enum { ALIGNMENT = 16 }; /* of addresses and strides: one vector load */
+enum { NAME_BYTES = 32 };
 
 sm120_status check_size(const char *name, int64_t value, int64_t max) {
     if (value < 1) {
@@ -24,11 +25,7 @@ sm120_status check_shape(const struct shape *shape, const char *rows_name, int64
     status = status == SM120_OK ? check_size("heads", shape->heads, INT32_MAX) : status;
     status = status == SM120_OK ? check_size(rows_name, shape->rows, rows_max) : status;
     status = status == SM120_OK ? check_size("batch * heads", shape->batch * shape->heads, INT32_MAX) : status;
-    status = status == SM120_OK ? check_size("head_dim", shape->head_dim, INT32_MAX) : status;
-    if (status == SM120_OK && shape->head_dim % 8 != 0) {
-        status = fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; a multiple of 8 is supported", shape->head_dim);
-    }
-    return status;
+    return status == SM120_OK ? check_size("head_dim", shape->head_dim, INT32_MAX) : status;
 }
 
 /* The bytes of an element; 0 where operations do not take the dtype. */
@@ -64,10 +61,6 @@ static sm120_status check_stride(const char *name, const char *field, int64_t st
     if (!multiply(stride, element, bytes)) {
         return fail(SM120_UNSUPPORTED, "%s.%s = %" PRId64 " elements does not fit in 63 bits of bytes", name, field,
                     stride);
-    }
-    if (*bytes % ALIGNMENT != 0) {
-        return fail(SM120_MISALIGNED, "%s.%s = %" PRId64 " elements is %" PRId64 " bytes; a multiple of %d is right",
-                    name, field, stride, *bytes, ALIGNMENT);
     }
     return SM120_OK;
 }
@@ -151,10 +144,33 @@ sm120_status check_address(const char *name, sm120_address address, uint64_t ali
     return SM120_OK;
 }
 
+bool tensor_is_aligned(const struct tensor *tensor) {
+    return (tensor->batch_stride | tensor->head_stride | tensor->row_stride) % TENSOR_ALIGNMENT == 0;
+}
+
+sm120_status tensor_check_alignment(const struct tensor *tensor, const sm120_tensor *given) {
+    const struct {
+        const char *name;
+        int64_t stride, bytes;
+    } steps[] = {{"batch_stride", given->batch_stride, tensor->batch_stride},
+                 {"head_stride", given->head_stride, tensor->head_stride},
+                 {"row_stride", given->row_stride, tensor->row_stride}};
+    for (int i = 0; i < 3; ++i) {
+        if (steps[i].bytes % TENSOR_ALIGNMENT != 0) {
+            return fail(SM120_MISALIGNED,
+                        "%s.%s = %" PRId64 " elements is %" PRId64 " bytes; a multiple of %d is right", tensor->name,
+                        steps[i].name, steps[i].stride, steps[i].bytes, TENSOR_ALIGNMENT);
+        }
+    }
+    char name[NAME_BYTES];
+    (void)snprintf(name, sizeof name, "%s.address", tensor->name);
+    return check_address(name, tensor->address, TENSOR_ALIGNMENT);
+}
+
 sm120_status tensor_check_address(struct device *device, const struct tensor *tensor) {
-    char name[] = "?.address";
-    name[0] = tensor->name[0];
-    const sm120_status status = check_address(name, tensor->address, ALIGNMENT);
+    char name[NAME_BYTES];
+    (void)snprintf(name, sizeof name, "%s.address", tensor->name);
+    const sm120_status status = check_address(name, tensor->address, (uint64_t)element_bytes(tensor->dtype));
     return status == SM120_OK ? memory_check(device, tensor->address, (uint64_t)tensor->bytes, name) : status;
 }
 

@@ -2,6 +2,8 @@
 #ifndef SM120_TENSOR_H
 #define SM120_TENSOR_H
 
+#include <stdbool.h>
+
 #include "device.h"
 
 /* Batch, heads, rows, head_dim. */
@@ -19,6 +21,10 @@ struct tensor {
     int64_t bytes;
 };
 
+enum {
+    TENSOR_ALIGNMENT = 16
+}; /* of addresses and strides in bytes, where vector loads and the copy engine are to work */
+
 enum tensor_role { TENSOR_INPUT, TENSOR_OUTPUT };
 
 /* Check that `value` is from 1 to `max`: below it is never right, above it is not supported. */
@@ -31,7 +37,13 @@ sm120_status check_shape(const struct shape *shape, const char *rows_name, int64
 sm120_status tensor_check(const char *name, const sm120_tensor *given, const struct shape *shape, enum tensor_role role,
                           struct tensor *tensor);
 
-/* Check the address of a tensor. */
+/* Whether all strides, and every row with them, are aligned. */
+bool tensor_is_aligned(const struct tensor *tensor);
+
+/* Check that address and strides are aligned. */
+sm120_status tensor_check_alignment(const struct tensor *tensor, const sm120_tensor *given);
+
+/* Check the address of a tensor, which is a multiple of its element. */
 sm120_status tensor_check_address(struct device *device, const struct tensor *tensor);
 
 /* Check that an address is not 0 and a multiple of `alignment`. */

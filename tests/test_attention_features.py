@@ -45,9 +45,15 @@ class Case(NamedTuple):
     mask: str | None = None  # "float32", "float16", "bfloat16" or "bool"
     mask_axes: str = "bhqk"  # those along which the mask does not repeat
     past: int = 0
+    gap: int = 0  # elements between rows, beyond those that keep them aligned
     dtype: str = "bfloat16"
     o_dtype: str = "float32"
     scale: float | None = None
+
+    @property
+    def needs_copies(self) -> bool:
+        """Whether kernels cannot take some tensor as it lies."""
+        return self.gap % 8 > 0 or self.head_dim % 8 > 0 or (self.v_head_dim or 0) % 8 > 0
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +188,7 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
         args.past_rows = case.past
         given += [(args.past_k, problem.past_k, "BHSD", 8), (args.past_v, problem.past_v, "BSHD", 0)]
     for struct, x, order, gap in given:
-        tensor(struct, Buffer(opened, x.shape, x.dtype, pitched(x.shape, order, gap), x))
+        tensor(struct, Buffer(opened, x.shape, x.dtype, pitched(x.shape, order, gap + case.gap), x))
 
     fill_sequences(opened, args, case)
     args.window = sum(bit for bit, side in zip((1, 2), case.window, strict=True) if side is not None)
@@ -196,11 +202,15 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     if case.mask:
         fill_mask(opened, args.mask, problem)
     shape = (*problem.q.shape[:3], problem.v_dim)
-    o = Buffer(opened, shape, DTYPES[case.o_dtype], pitched(shape, "BSHD", 8))
+    o = Buffer(opened, shape, DTYPES[case.o_dtype], pitched(shape, "BSHD", 8 + case.gap))
     lse = Buffer(opened, shape[1:3] if case.q_packed else shape[:3], np.float32)
     tensor(args.o, o)
     args.lse = lse.address
-    check(lib.sm120_attention(opened.handle, args, 0, ffi.NULL))
+    size = ffi.new("size_t *")
+    check(lib.sm120_attention(opened.handle, args, 0, size))
+    assert (size[0] > 0) == case.needs_copies
+    workspace = Buffer(opened, (max(1, int(size[0])),), np.uint8).address if size[0] else 0
+    check(lib.sm120_attention(opened.handle, args, workspace, size if workspace else ffi.NULL))
     logs = lse.download().astype(np.float64)
     return o.download().astype(np.float64), logs[None] if case.q_packed else logs
 
@@ -304,6 +314,15 @@ PASTS = [
     Case((64,), (64,), past=70, mask="bool", slopes="heads", head_dim=32),
     Case((64,), (10,), past=200, mask="float32", causal=True, align="top-left"),
 ]
+COPIES = [
+    *(Case((70,), (90,), head_dim=d, dtype=dtype) for d in (1, 2, 7, 9, 59, 111, 127, 129, 255) for dtype in P_ERROR),
+    *(Case((70,), (90,), head_dim=64, gap=gap, o_dtype=o) for gap in (1, 2, 4, 7) for o in CODES),
+    Case((70,), (90,), head_dim=32, v_head_dim=33, causal=True),
+    Case((70,), (90,), head_dim=33, v_head_dim=32, window=(5, 5)),
+    Case((10, 1, 130), (20, 33, 130), head_dim=20, q_packed=True, kv_packed=True, causal=True, heads=4, kv_heads=2),
+    Case((64, 64), (30, 30), head_dim=12, past=70, causal=True, gap=3, sinks=True, mask="float32"),
+    Case((40, 40), (30, 80), head_dim=100, gap=1, softcap=5.0, slopes="batch"),
+]
 V_SIZES = [
     Case((50,), (70,), head_dim=d, v_head_dim=v) for d, v in ((64, 128), (128, 64), (8, 256), (192, 8), (40, 24))
 ]
@@ -316,7 +335,9 @@ def name(case: Case) -> str:
     return "-".join(parts)
 
 
-@pytest.mark.parametrize("case", WINDOWS + DIAGONALS + LENGTHS + PACKED + SCORES + MASKS + PASTS + V_SIZES, ids=name)
+@pytest.mark.parametrize(
+    "case", WINDOWS + DIAGONALS + LENGTHS + PACKED + SCORES + MASKS + PASTS + V_SIZES + COPIES, ids=name
+)
 def test_matches_float64(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Every feature, at the edges of the tiles and together with others."""
     verify(opened, rng, case)
@@ -335,6 +356,7 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
 
     batch = int(rng.integers(1, 4))
     kv_heads = int(rng.integers(1, 3))
+    odd = chance()
     past = int(maybe(rng.integers(1, 150), 0))
     q_packed, kv_packed = chance(), past == 0 and chance()
     q_lengths = rng.integers(1, 200, batch)
@@ -352,8 +374,8 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
             tuple(map(int, kv_lengths)),
             kv_heads * int(rng.integers(1, 4)),
             kv_heads,
-            8 * int(rng.integers(1, 33)),
-            maybe(8 * int(rng.integers(1, 33))),
+            int(rng.integers(1, 257)) if odd else 8 * int(rng.integers(1, 33)),
+            maybe(int(rng.integers(1, 257)) if odd else 8 * int(rng.integers(1, 33))),
             q_packed,
             kv_packed,
             bool(rng.integers(2)),
@@ -366,6 +388,7 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
             None if q_packed or kv_packed else maybe(str(rng.choice(["bool", *CODES]))),
             "".join(axis for axis in "bhqk" if rng.integers(2)),
             past,
+            int(maybe(rng.integers(0, 9), 0)) if odd else 0,
             str(rng.choice(list(P_ERROR))),
             str(rng.choice(list(CODES))),
         ),
@@ -411,7 +434,6 @@ def test_starts_that_cannot_be_stay_inside(
 
 # member, value, and what the message says of it; a value is an address within the buffer of ints where it is "ints".
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"v_head_dim": 12}, "v_head_dim = 12"),
     ({"v_head_dim": -8}, "v_head_dim = -8"),
     ({"v_head_dim": 264}, "v_head_dim = 264"),
     ({"window": 5}, "window = 5"),
@@ -441,7 +463,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mask.address": "ints", "mask.dtype": lib.SM120_F32, "mask.row_stride": 1 << 61}, "mask.row_stride"),
     ({"mask.address": "ints", "mask.dtype": lib.SM120_F32, "mask.row_stride": 1 << 20}, "mask.address"),
     ({"mask.address": "ints + 1", "mask.dtype": lib.SM120_BF16}, "mask.address"),
-    ({"mask.address": "ints", "mask.dtype": lib.SM120_BOOL, "cu_seqlens_k": "ints", "kv_total": 30}, "mask and cu_seqlens_k"),
+    (
+        {"mask.address": "ints", "mask.dtype": lib.SM120_BOOL, "cu_seqlens_k": "ints", "kv_total": 30},
+        "mask and cu_seqlens_k",
+    ),
 ]
 
 

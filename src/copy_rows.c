@@ -1,0 +1,76 @@
+/* Copies of tensors that kernels cannot load from, or store to, as they lie. */
+#include "copy_rows.h"
+
+#include <inttypes.h>
+
+#include "builtin.h"
+#include "error.h"
+
+enum { GROUPS_MAX = 65535 }; /* grid.y; a CTA goes on with further rows */
+
+/* Point the launch at its values. */
+static void set_arguments(struct copy_rows *copy) {
+#define ARGUMENT(name)                                                                                                 \
+    {                                                                                                                  \
+        &copy->values.name, sizeof copy->values.name                                                                   \
+    }
+    const struct {
+        const void *value;
+        size_t bytes;
+    } list[COPY_ROWS_ARGUMENTS] = {
+        ARGUMENT(from),
+        ARGUMENT(to),
+        ARGUMENT(from_batch_stride),
+        ARGUMENT(from_head_stride),
+        ARGUMENT(from_row_stride),
+        ARGUMENT(to_batch_stride),
+        ARGUMENT(to_head_stride),
+        ARGUMENT(to_row_stride),
+        ARGUMENT(heads),
+        ARGUMENT(rows),
+        ARGUMENT(from_columns),
+        ARGUMENT(to_columns),
+    };
+#undef ARGUMENT
+    for (int i = 0; i < COPY_ROWS_ARGUMENTS; ++i) {
+        copy->arguments[i] = list[i].value;
+        copy->argument_bytes[i] = list[i].bytes;
+    }
+}
+
+sm120_status copy_rows_prepare(struct device *device, const struct tensor *from, const struct tensor *to,
+                               const struct shape *shape, int64_t to_columns, sm120_stream stream,
+                               struct copy_rows *copy) {
+    uint32_t index;
+    sm120_status status = builtin_find("copy_rows", from->dtype == SM120_F32 ? "b32" : "b16", &index);
+    if (status != SM120_OK) {
+        return status;
+    }
+    const struct kernel_entry *const entry = kernel_entries + index;
+    const int64_t groups = (shape->rows + entry->rows - 1) / entry->rows;
+    copy->values = (struct copy_rows_arguments){
+        .from = from->address,
+        .to = to->address,
+        .from_batch_stride = from->batch_stride,
+        .from_head_stride = from->head_stride,
+        .from_row_stride = from->row_stride,
+        .to_batch_stride = to->batch_stride,
+        .to_head_stride = to->head_stride,
+        .to_row_stride = to->row_stride,
+        .heads = (uint32_t)shape->heads,
+        .rows = (uint32_t)shape->rows,
+        .from_columns = (uint32_t)shape->head_dim,
+        .to_columns = (uint32_t)to_columns,
+    };
+    set_arguments(copy);
+    copy->launch = (struct launch){
+        .grid = {(uint32_t)(shape->batch * shape->heads), (uint32_t)(groups < GROUPS_MAX ? groups : GROUPS_MAX), 1},
+        .block = {entry->threads, 1, 1},
+        .shared_bytes = entry->shared,
+        .stream = stream,
+        .arguments = copy->arguments,
+        .argument_bytes = copy->argument_bytes,
+        .argument_count = COPY_ROWS_ARGUMENTS};
+    status = builtin_load(device, index, &copy->kernel);
+    return status == SM120_OK ? launch_check(copy->kernel, &copy->launch) : status;
+}

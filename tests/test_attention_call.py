@@ -1,0 +1,169 @@
+"""pysm120.attention and attention_varlen: how arguments become a call. What kernels compute is tested beside."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from reference import Array, attention_dense, relative_error
+
+import pysm120
+
+ERROR = 4e-3  # of bf16 products and a bf16 result
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
+
+
+def exact(q: Array, k: Array, v: Array, bias: Any = 0.0, **features: Any) -> tuple[Array, Array]:
+    """O [rows, heads, head_dim] and LSE [heads, rows] of one sequence."""
+    q, k, v = (x.astype(np.float64).swapaxes(0, 1) for x in (q, k, v))
+    bias = np.broadcast_to(bias, (q.shape[0], q.shape[1], k.shape[1]))
+    o, lse = attention_dense(q, k, v, q.shape[-1] ** -0.5, bias, **features)
+    return o.swapaxes(0, 1), lse
+
+
+def on(device: pysm120.Device, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Put arrays on the device; lists become what a device array has to be."""
+    kinds = {"sinks": np.float32, "alibi_slopes": np.float32}
+    there = {}
+    for name, x in arguments.items():
+        if isinstance(x, list):
+            x = np.asarray(x, kinds.get(name, np.int32))  # noqa: PLW2901 - the loop's own
+        there[name] = device.array(x) if isinstance(x, np.ndarray) else x
+    return there
+
+
+@pytest.mark.parametrize("layout", ["BSHD", "BHSD"])
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_all_together(device: pysm120.Device, rng: np.random.Generator, layout: str, where: str) -> None:
+    q, k, v = normal(rng, 2, 40, 4, 64), normal(rng, 2, 70, 2, 64), normal(rng, 2, 70, 2, 32)
+    mask = rng.standard_normal((40, 70)) > -1
+    slopes, sinks = 2.0 ** -rng.uniform(1, 5, (2, 4)), rng.standard_normal(4)
+    options: dict[str, Any] = {
+        "mask": mask,
+        "alibi_slopes": slopes.astype(np.float32),
+        "sinks": sinks.astype(np.float32),
+        "kv_lengths": [50, 70],
+        "diagonals": [12, 25],
+        "window": (30, 4),
+        "softcap": 2.0,
+    }
+    inputs = {"q": q, "k": k, "v": v}
+    if layout == "BHSD":
+        inputs = {name: np.ascontiguousarray(x.swapaxes(1, 2)) for name, x in inputs.items()}
+    arguments = {**inputs, **options}
+    if where == "device":
+        arguments = on(device, arguments)
+    out, lse = pysm120.attention(
+        **arguments, precision="bf16", layout=layout, out_dtype="f4", return_lse=True, device=device
+    )
+    if where == "device":
+        out, lse = out.numpy(), lse.numpy()
+    if layout == "BHSD":
+        out = out.swapaxes(1, 2)
+    for b, (keys, d) in enumerate(((50, 12), (70, 25))):
+        i, j = np.arange(40)[:, None] + d, np.arange(keys)[None]
+        hidden = np.where((j >= i - 30) & (j <= i + 4) & mask[:, :keys], 0, -np.inf)
+        bias = hidden - options["alibi_slopes"][b][:, None, None] * np.abs(i - j)
+        o, logs = exact(q[b], k[b, :keys], v[b, :keys], bias, softcap=2.0, sinks=options["sinks"])
+        assert relative_error(out[b], o) < ERROR
+        np.testing.assert_allclose(lse[b], logs, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_past_is_like_keys_before(device: pysm120.Device, rng: np.random.Generator, where: str) -> None:
+    q, k, v = (normal(rng, 2, 30, 2, 64) for _ in range(3))
+    past_k, past_v = normal(rng, 2, 75, 2, 64), normal(rng, 2, 75, 2, 64)
+    arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "past_k": past_k, "past_v": past_v}
+    if where == "device":
+        arguments = on(device, arguments)
+    out = pysm120.attention(**arguments, causal=True, precision="bf16", out_dtype="f4", device=device)
+    whole = pysm120.attention(
+        q, np.concatenate([past_k, k], 1), np.concatenate([past_v, v], 1), causal=True, precision="bf16", device=device
+    )
+    assert relative_error(out if where == "host" else out.numpy(), whole) < ERROR
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_varlen(device: pysm120.Device, rng: np.random.Generator, where: str) -> None:
+    starts_q, starts_k = [0, 10, 10, 75], [3, 40, 60, 90]
+    q, k, v = normal(rng, 80, 4, 64), normal(rng, 100, 2, 64), normal(rng, 100, 2, 64)
+    arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k}
+    if where == "device":
+        arguments = on(device, arguments)
+    out, lse = pysm120.attention_varlen(**arguments, causal=True, out_dtype="f4", return_lse=True, device=device)
+    if where == "device":
+        out, lse = out.numpy(), lse.numpy()
+    for b in range(3):
+        rows, keys = slice(starts_q[b], starts_q[b + 1]), slice(starts_k[b], starts_k[b + 1])
+        n, m = rows.stop - rows.start, keys.stop - keys.start
+        hidden = np.where(np.arange(m)[None] <= np.arange(n)[:, None] + m - n, 0, -np.inf)
+        o, logs = exact(q[rows], k[keys], v[keys], hidden)
+        assert relative_error(out[rows], o) < ERROR
+        np.testing.assert_allclose(lse[:, rows], logs, atol=1e-5)
+    assert np.all(out[75:] == 0)
+    assert np.isneginf(lse[:, 75:]).all()
+
+
+def test_varlen_leaves_other_rows(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = normal(rng, 30, 2, 20)
+    out, lse = np.full((30, 2, 20), 7, np.float32), np.full((2, 30), 5, np.float32)
+    pysm120.attention_varlen(q, q, q, [5, 20], [0, 30], out=out, lse=lse, device=device)
+    covered = np.arange(30) // 5 % 6
+    inside = (covered >= 1) & (covered < 4)
+    assert np.all(out[~inside] == 7)
+    assert np.all(lse[:, ~inside] == 5)
+    assert relative_error(out[inside], exact(q[inside], q, q)[0]) < ERROR
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "bf16"])
+@pytest.mark.parametrize("head_dim", [1, 20, 63, 100])
+def test_any_head_size_is_one_padded_with_zeros(
+    device: pysm120.Device, rng: np.random.Generator, precision: str, head_dim: int
+) -> None:
+    """Bit for bit: padding with zeros changes nothing that a kernel adds."""
+    q, k, v = (normal(rng, 2, rows, heads, head_dim) for rows, heads in ((50, 4), (90, 2), (90, 2)))
+    padded = [np.pad(x, [(0, 0)] * 3 + [(0, -head_dim % 8)]) for x in (q, k, v)]
+    options: dict[str, Any] = {"causal": True, "scale": 0.3, "precision": precision, "device": device}
+    out = pysm120.attention(q, k, v, **options)
+    wanted = pysm120.attention(padded[0], padded[1], padded[2], **options)[..., :head_dim]
+    assert np.array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "bf16"])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("pitch", [64, 65, 70])
+def test_any_place_and_stride(
+    device: pysm120.Device, rng: np.random.Generator, precision: str, offset: int, pitch: int
+) -> None:
+    """The same bits wherever the arrays lie, and nothing beside them changes."""
+
+    def place(x: Array) -> pysm120.Array:
+        base = device.array(np.full(offset + x.size // 64 * pitch, 9, x.dtype))
+        heads, rows = x.shape[2], x.shape[1]
+        strides = (heads * rows * pitch, heads * pitch, pitch, 1)
+        there = pysm120.Array(base.owner, base.address + 2 * offset, x.shape, strides, x.dtype)
+        bases.append(base)
+        return there.copy_from(x)
+
+    bases: list[pysm120.Array] = []
+    q, k, v = (normal(rng, 1, rows, heads, 64) for rows, heads in ((20, 4), (33, 2), (33, 2)))
+    out = place(np.zeros_like(q))
+    pysm120.attention(place(q), place(k), place(v), out=out, precision=precision)
+    assert np.array_equal(out.numpy(), pysm120.attention(q, k, v, precision=precision, device=device))
+    whole = bases[0].numpy().astype(np.float32)
+    covered = np.zeros(whole.size, bool)
+    covered[offset:].reshape(-1, pitch)[:, :64] = True
+    assert np.all(whole[~covered] == 9)
+
+
+def test_a_form_is_checked_once(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """A second call of a form, on other arrays, gives what the first one gave."""
+    q, k, v = (device.array(normal(rng, 1, 20, 2, 64)) for _ in range(3))
+    first = pysm120.attention(q, k, v, precision="bf16").numpy()
+    again = pysm120.attention(q.copy(), k.copy(), v.copy(), precision="bf16").numpy()
+    assert np.array_equal(first, again)
+    with pytest.raises(TypeError, match="window is"):
+        pysm120.attention(q, k, v, precision="bf16", window=[[], 3])  # type: ignore[call-overload] # what is tested
