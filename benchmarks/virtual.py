@@ -3,13 +3,15 @@
     python benchmarks/virtual.py [--runs 9] [--json FILE]
 
 What is compared is timed turn by turn in one run, on the same cores: a machine's speed drifts, the ratio of a pair does
-less so. Each figure is the median, with the least and the greatest. Triton's part needs the extra `corpus`.
+less so. Each figure is the median, with the least and the greatest. What checks and vectors cost is compared in
+processor time. Triton's part needs the extra `corpus`.
 """
 
 import argparse
 import datetime as dt
 import importlib.util
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -18,7 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,11 +79,30 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def compare(what: str, ours: Callable[[], object], other: str, theirs: Callable[[], object], runs: int) -> Figure:
+def processor_time(action: Callable[[], object]) -> float:
+    """Seconds that one call takes of all processors together."""
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+def seconds_told(action: Callable[[], float]) -> float:
+    """Seconds that one call says itself."""
+    return action()
+
+
+def compare(
+    what: str,
+    ours: Callable[[], Any],
+    other: str,
+    theirs: Callable[[], Any],
+    runs: int,
+    measured: Callable[[Callable[[], Any]], float] = timed,
+) -> Figure:
     """Time two things in turn, after one turn that does not count."""
     ours()
     theirs()
-    pairs = [(timed(ours), timed(theirs)) for _ in range(runs)]
+    pairs = [(measured(ours), measured(theirs)) for _ in range(runs)]
     return Figure(what, [a for a, _ in pairs], other, [b for _, b in pairs])
 
 
@@ -140,6 +163,92 @@ def by_threads(runs: int) -> Iterator[Figure]:
         yield compare(f"S {ROWS}, level default, 1 thread", run(1), f"{count} threads", run(count), runs)
 
 
+LOOP = """
+.version 8.8
+.target sm_120f
+.address_size 64
+.visible .entry loop(.param .u64 x_param)
+{
+    .reg .b64 x;
+    .reg .b32 i, value, round;
+    .reg .pred more;
+    ld.param.u64 x, [x_param];
+    mov.u32 i, %tid.x;
+    mad.wide.u32 x, i, 4, x;
+    mov.u32 round, 0;
+again:
+    ld.global.u32 value, [x];
+    add.u32 value, value, i;
+    mad.lo.u32 value, value, 5, round;
+    shr.u32 i, value, 3;
+    xor.b32 value, value, i;
+    st.global.u32 [x], value;
+    add.u32 round, round, 1;
+    setp.lt.u32 more, round, 50000;
+@more bra again;
+    ret;
+}
+"""
+
+
+def scalar_loop(level: str) -> Callable[[], None]:
+    """Make a launch of a loop of scalar instructions, a load and a store."""
+    device = pysm120.Device(f"virtual?checks={level}")
+    kernel, x = device.load(LOOP)["loop"], device.zeros(128, np.uint32)
+
+    def launch() -> None:
+        kernel(1, 128, x)
+        device.synchronize()
+
+    return launch
+
+
+def by_level(runs: int) -> Iterator[Figure]:
+    """Time what the checks cost, in the forward and in a loop of scalar instructions."""
+    things: dict[str, Callable[[str], Callable[[], None]]] = {
+        f"S {ROWS}": partial(Forward, ROWS),
+        "scalar loop": scalar_loop,
+    }
+    for what, make in things.items():
+        off = make("off")
+        for level in LEVELS[1:]:
+            yield compare(f"{what}, processor time at level {level}", make(level), "off", off, runs, processor_time)
+
+
+class Elsewhere:
+    """The forward at level off in a process of its own, with some vectors; a call returns its processor time."""
+
+    def __init__(self, vectors: str) -> None:
+        self.pipe, other = multiprocessing.Pipe()
+        os.environ["PYSM120_VM_ISA"] = vectors
+        multiprocessing.get_context("spawn").Process(target=self.serve, args=(other,), daemon=True).start()
+        del os.environ["PYSM120_VM_ISA"]
+
+    @staticmethod
+    def serve(pipe: Connection) -> None:
+        """Run it as often as somebody asks."""
+        forward = Forward(ROWS, "off")
+        with suppress(EOFError):
+            while pipe.recv():
+                pipe.send(processor_time(forward))
+
+    def __call__(self) -> float:
+        """Run it."""
+        self.pipe.send("again")
+        seconds: float = self.pipe.recv()
+        return seconds
+
+
+def by_vectors(runs: int) -> Iterator[Figure]:
+    """Time AVX2 and SSE2 against the widest vectors of this processor."""
+    if platform.machine() != "x86_64":
+        return
+    widest = Elsewhere("v4")
+    for vectors in ("v3", "base"):
+        what = f"S {ROWS}, level off, processor time with PYSM120_VM_ISA={vectors}"
+        yield compare(what, Elsewhere(vectors), "the widest", widest, runs, seconds_told)
+
+
 class Interpreter:
     """Triton's interpreter in a process of its own, which runs the kernel once per line that it is sent."""
 
@@ -197,6 +306,8 @@ def figures(runs: int) -> Iterator[Figure]:
     """Time everything that can be timed here."""
     yield from against_numpy(runs)
     yield from by_threads(runs)
+    yield from by_level(runs)
+    yield from by_vectors(runs)
     if importlib.util.find_spec("triton") is None:
         print("Triton is not installed: pip install 'pysm120[corpus]'")
         return

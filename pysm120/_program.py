@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str, *, device: str 
         ("--inputs", "N", "seed of the arrays that are generated (default: 0)"),
     ):
         parser.add_argument(option, metavar=metavar, help=text)
+    parser.add_argument(
+        "--cooperative", action="store_true", help="all CTAs at once, which grid.sync() of cooperative groups needs"
+    )
 
 
 def number(word: str | None, name: str, default: int) -> int:
@@ -151,7 +154,7 @@ class Launch:
     def run(self) -> None:
         """Launch the kernel and wait for its end."""
         program = self.program
-        self.kernel(program.grid, program.block, *self._values, shared=program.shared)
+        self.kernel(program.grid, program.block, *self._values, shared=program.shared, cooperative=program.cooperative)
         self.device.synchronize()
 
     def array(self, index: int) -> Array:
@@ -203,6 +206,7 @@ class Program:
     grid: tuple[int, ...]
     block: tuple[int, ...]
     shared: int
+    cooperative: bool
     device: str | None
     options: dict[str, str]  # of the virtual device: checks, seed
     arguments: tuple[Argument, ...]
@@ -263,6 +267,7 @@ def parse(arguments: argparse.Namespace, words: list[str], *, device: str | None
         grid=triple(arguments.grid, "--grid"),
         block=triple(block, "--block"),
         shared=number(arguments.shared, "--shared", builtin.shared_bytes if builtin else 0),
+        cooperative=arguments.cooperative,
         device=arguments.device or device,
         options={name: getattr(arguments, name) for name in ("checks", "seed") if getattr(arguments, name) is not None},
         arguments=parse_arguments(words, number(arguments.inputs, "--inputs", 0)),

@@ -203,6 +203,7 @@ class Kernel:
         *args: Any,
         shared: int = 0,
         stream: Any = None,
+        cooperative: bool = False,
     ) -> None:
         """Launch the kernel.
 
@@ -219,13 +220,17 @@ class Kernel:
             Dynamic shared memory of a CTA in bytes.
         stream : stream, optional
             Default: the default stream.
+        cooperative : bool
+            All CTAs are on the device at once and may wait for one another:
+            what ``grid.sync()`` of cooperative groups needs.
 
         Raises
         ------
         TypeError
             Too few or too many arguments, or one of the wrong type.
         InvalidArgumentError, UnsupportedError
-            A launch that the device cannot do.
+            A launch that the device cannot do, a cooperative one of more CTAs
+            than it holds for one.
         FaultError
             The kernel did something wrong (virtual device; on a GPU, a later
             call says so).
@@ -244,11 +249,12 @@ class Kernel:
         storage = ffi.new("char[]", max(1, self._layout.size))
         self._layout.pack_into(ffi.buffer(storage), 0, *values)
         pointers = ffi.new("void *[]", [storage + at for at in self._starts] or 1)
+        launch = lib.sm120_launch_cooperative if cooperative else lib.sm120_launch
         shape = _triple(grid, "grid"), _triple(block, "block"), _unsigned(shared, "shared")
         try:
             check_running(
                 device.handle.pointer,
-                lambda: lib.sm120_launch(pointer, *shape, queue, pointers, self._sizes, len(args)),
+                lambda: launch(pointer, *shape, queue, pointers, self._sizes, len(args)),
                 is_virtual=device.is_virtual,
             )
         except FaultError as fault:

@@ -43,6 +43,7 @@ typedef enum CUresult {
     CUDA_ERROR_MISALIGNED_ADDRESS = 716,
     CUDA_ERROR_INVALID_ADDRESS_SPACE = 717,
     CUDA_ERROR_LAUNCH_FAILED = 719,
+    CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_UNKNOWN = 999
 } CUresult;
@@ -177,6 +178,9 @@ typedef struct CUtensorMap {
     X(cuLaunchKernel,                                                                                                  \
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
        unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments, void **extra))                      \
+    X(cuLaunchCooperativeKernel,                                                                                       \
+      (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
+       unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments))                                    \
     X(cuTensorMapEncodeTiled,                                                                                          \
       (CUtensorMap * map, CUtensorMapDataType type, uint32_t rank, void *address, const uint64_t *dims,                \
        const uint64_t *strides, const uint32_t *box, const uint32_t *steps, CUtensorMapInterleave interleave,          \

@@ -54,6 +54,7 @@ sm120_status driver_status(CUresult result) {
     case CUDA_ERROR_LAUNCH_FAILED:
         return SM120_FAULT;
     case CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES:
+    case CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE:
     case CUDA_ERROR_NOT_SUPPORTED:
         return SM120_UNSUPPORTED;
     default:

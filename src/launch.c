@@ -3,6 +3,7 @@
 #include "launch.h"
 
 #include <limits.h>
+#include <string.h>
 
 #include "check.h"
 #include "error.h"
@@ -95,25 +96,60 @@ sm120_status launch_check(struct kernel *kernel, const struct launch *launch) {
     return status == SM120_OK ? check_arguments(kernel, launch) : status;
 }
 
-sm120_status launch_start(struct kernel *kernel, const struct launch *launch) {
+/* Say that a device does not hold a grid at once, and what it holds. */
+static sm120_status too_large(const struct kernel *kernel, const struct launch *launch) {
+    const struct device *const device = kernel->module->device;
+    const uint32_t *const grid = launch->grid;
+    const uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
+    int blocks = 0;
+    const CUresult result = device->driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        &blocks, kernel->function, (int)threads, launch->shared_bytes);
+    if (result != CUDA_SUCCESS) {
+        return driver_fail(device->driver, result, "occupancy of %s with %u threads", kernel->entry, threads);
+    }
+    error_set_driver(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+    return fail(
+        SM120_UNSUPPORTED,
+        "grid = %u x %u x %u; a cooperative launch of %s with %u threads and shared_bytes = %u has at most %lld "
+        "CTAs: as many as \"%s\" holds at once",
+        grid[0], grid[1], grid[2], kernel->entry, threads, launch->shared_bytes,
+        (long long)blocks * device->info.multiprocessors, device->info.name);
+}
+
+/* Hand a launch to the driver, which reads the values and writes neither them nor the pointers, whatever its prototype
+ * says. */
+static CUresult start(struct kernel *kernel, const struct launch *launch) {
     const struct driver *const driver = kernel->module->device->driver;
     const uint32_t *const grid = launch->grid;
     const uint32_t *const block = launch->block;
-    /* The driver reads the values and writes neither them nor the pointers, whatever its prototype says. */
-    const CUresult result = driver->cuLaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1],
-                                                   block[2], launch->shared_bytes, (CUstream)launch->stream,
-                                                   (void **)(uintptr_t)launch->arguments, NULL);
+    void **const arguments = (void **)(uintptr_t)launch->arguments;
+    const CUstream stream = (CUstream)launch->stream;
+    return launch->is_cooperative
+               ? driver->cuLaunchCooperativeKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1],
+                                                   block[2], launch->shared_bytes, stream, arguments)
+               : driver->cuLaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                                        launch->shared_bytes, stream, arguments, NULL);
+}
+
+sm120_status launch_start(struct kernel *kernel, const struct launch *launch) {
+    const uint32_t *const grid = launch->grid;
+    const uint32_t *const block = launch->block;
+    const CUresult result = start(kernel, launch);
     if (result == CUDA_SUCCESS) {
         error_clear(); /* of what a watcher's callback called in this thread */
         return SM120_OK;
     }
-    return driver_fail(driver, result, "launching %s, grid %u x %u x %u, block %u x %u x %u, shared_bytes %u",
-                       kernel->entry, grid[0], grid[1], grid[2], block[0], block[1], block[2], launch->shared_bytes);
+    if (result == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE) {
+        return too_large(kernel, launch);
+    }
+    return driver_fail(kernel->module->device->driver, result,
+                       "launching %s, grid %u x %u x %u, block %u x %u x %u, shared_bytes %u", kernel->entry, grid[0],
+                       grid[1], grid[2], block[0], block[1], block[2], launch->shared_bytes);
 }
 
-sm120_status sm120_launch(sm120_kernel *handle, const uint32_t grid[3], const uint32_t block[3], uint32_t shared_bytes,
-                          sm120_stream stream, const void *const *arguments, const size_t *argument_bytes,
-                          size_t argument_count) {
+/* Check and start a launch whose grid and block, which may be NULL, are not in it yet. */
+static sm120_status launch_kernel(sm120_kernel *handle, const uint32_t *grid, const uint32_t *block,
+                                  struct launch launch) {
     struct kernel *kernel;
     sm120_status status = kernel_enter(handle, &kernel);
     if (status != SM120_OK) {
@@ -122,15 +158,33 @@ sm120_status sm120_launch(sm120_kernel *handle, const uint32_t grid[3], const ui
     status = check_pointer(grid, "grid");
     status = status == SM120_OK ? check_pointer(block, "block") : status;
     if (status == SM120_OK) {
-        const struct launch launch = {.grid = {grid[0], grid[1], grid[2]},
-                                      .block = {block[0], block[1], block[2]},
-                                      .shared_bytes = shared_bytes,
-                                      .stream = stream,
-                                      .arguments = arguments,
-                                      .argument_bytes = argument_bytes,
-                                      .argument_count = argument_count};
+        memcpy(launch.grid, grid, sizeof launch.grid);
+        memcpy(launch.block, block, sizeof launch.block);
         status = launch_check(kernel, &launch);
         status = status == SM120_OK ? launch_start(kernel, &launch) : status;
     }
     return kernel_leave(kernel, status);
+}
+
+sm120_status sm120_launch(sm120_kernel *kernel, const uint32_t grid[3], const uint32_t block[3], uint32_t shared_bytes,
+                          sm120_stream stream, const void *const *arguments, const size_t *argument_bytes,
+                          size_t argument_count) {
+    return launch_kernel(kernel, grid, block,
+                         (struct launch){.shared_bytes = shared_bytes,
+                                         .stream = stream,
+                                         .arguments = arguments,
+                                         .argument_bytes = argument_bytes,
+                                         .argument_count = argument_count});
+}
+
+sm120_status sm120_launch_cooperative(sm120_kernel *kernel, const uint32_t grid[3], const uint32_t block[3],
+                                      uint32_t shared_bytes, sm120_stream stream, const void *const *arguments,
+                                      const size_t *argument_bytes, size_t argument_count) {
+    return launch_kernel(kernel, grid, block,
+                         (struct launch){.shared_bytes = shared_bytes,
+                                         .stream = stream,
+                                         .arguments = arguments,
+                                         .argument_bytes = argument_bytes,
+                                         .argument_count = argument_count,
+                                         .is_cooperative = true});
 }

@@ -13,6 +13,7 @@ struct launch {
     const void *const *arguments;
     const size_t *argument_bytes;
     size_t argument_count;
+    bool is_cooperative; /* all CTAs are on the device at once */
 };
 
 /* Check a block against the kernel's limits. */

@@ -204,6 +204,12 @@ SM120_API sm120_status sm120_kernel_occupancy(sm120_kernel *kernel, uint32_t thr
 SM120_API sm120_status sm120_launch(sm120_kernel *kernel, const uint32_t grid[3], const uint32_t block[3],
                                     uint32_t shared_bytes, sm120_stream stream, const void *const *arguments,
                                     const size_t *argument_bytes, size_t argument_count);
+/* The same with all CTAs on the device at once, so that they may wait for one another: cooperative groups' grid.sync().
+ * UNSUPPORTED where the grid has more CTAs than the device holds: multiprocessors times occupancy. */
+SM120_API sm120_status sm120_launch_cooperative(sm120_kernel *kernel, const uint32_t grid[3], const uint32_t block[3],
+                                                uint32_t shared_bytes, sm120_stream stream,
+                                                const void *const *arguments, const size_t *argument_bytes,
+                                                size_t argument_count);
 
 /* ---- looking on: the virtual device alone ------------------------------------------------------------------ */
 

@@ -519,6 +519,16 @@ static void test_launch(sm120_device *device, sm120_kernel *kernel) {
     OK(sm120_copy_to_host(device, host, x, sizeof host, NULL));
     OK(sm120_device_synchronize(device));
     TRUE(host[0] == 0.0f && host[1] == 0.5f && host[299] == 149.5f);
+    const uint32_t crowd[3] = {INT32_MAX, 1, 1};
+    a = 4.0f;
+    OK(sm120_launch_cooperative(kernel, one, (const uint32_t[3]){300, 1, 1}, 0, NULL, arguments, sizes, 4));
+    OK(sm120_copy_to_host(device, host, x, sizeof host, NULL));
+    OK(sm120_device_synchronize(device));
+    TRUE(host[1] == 2.0f && host[299] == 598.0f);
+    BAD(UNSUPPORTED, "grid = 2147483647 x 1 x 1; ",
+        sm120_launch_cooperative(kernel, crowd, one, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "grid", sm120_launch_cooperative(kernel, NULL, one, 0, NULL, arguments, sizes, 4));
+    BAD(INVALID_ARGUMENT, "has 4", sm120_launch_cooperative(kernel, one, one, 0, NULL, arguments, sizes, 3));
     BAD(INVALID_ARGUMENT, "grid", sm120_launch(kernel, NULL, one, 0, NULL, arguments, sizes, 4));
     BAD(INVALID_ARGUMENT, "block", sm120_launch(kernel, one, NULL, 0, NULL, arguments, sizes, 4));
     BAD(INVALID_ARGUMENT, "grid", sm120_launch(kernel, zero, one, 0, NULL, arguments, sizes, 4));

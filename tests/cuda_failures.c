@@ -74,6 +74,7 @@ static sm120_status use_module(sm120_device *device, sm120_stream stream) {
     DO(sm120_module_kernel(module, "e", &kernel));
     DO(sm120_kernel_occupancy(kernel, 32, 65536, &blocks));
     DO(sm120_launch(kernel, one, one, 65536, stream, arguments, sizes, 2));
+    DO(sm120_launch_cooperative(kernel, one, one, 65536, stream, arguments, sizes, 2));
     DO(sm120_module_unload(module));
     return sm120_module_load(device, ptx, strlen(ptx), "e.ptx", &module);
 }
@@ -187,6 +188,11 @@ static void test_limits(void) {
     TRUE(sm120_module_kernel(module, "e", &kernel) == SM120_OK);
     TRUE(sm120_kernel_parameter(kernel, 1, &parameter) == SM120_OK);
     TRUE(parameter.offset == 8 && parameter.bytes == 8 && strcmp(parameter.type, "u64") == 0);
+    const uint32_t one[3] = {1, 1, 1}, two[3] = {2, 1, 1};
+    const void *const arguments[] = {&count, &bytes};
+    BAD(SM120_UNSUPPORTED, "grid = 2 x 1 x 1; a cooperative launch of e",
+        sm120_launch_cooperative(kernel, two, one, 0, NULL, arguments, (const size_t[]){4, 8}, 2));
+    TRUE(sm120_last_driver_error() == 720);
     TRUE(sm120_device_close(device) == SM120_OK);
     TRUE(sm120_device_open("cuda:0", &device) == SM120_OK);
     BAD(SM120_UNSUPPORTED, "compute capability 8.0", sm120_builtin_kernel(device, 0, &kernel));

@@ -267,3 +267,9 @@ F(cuLaunchKernel, CUfunction function, unsigned grid_x, unsigned grid_y, unsigne
     BEGIN_IN_CONTEXT return CUDA_SUCCESS;
 }
 #endif
+F(cuLaunchCooperativeKernel, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+  unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments) {
+    UNUSED(function), UNUSED(block_x), UNUSED(block_y), UNUSED(block_z), UNUSED(shared_bytes), UNUSED(stream);
+    UNUSED(arguments);
+    BEGIN_IN_CONTEXT return grid_x * grid_y * grid_z > 1 ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
+}

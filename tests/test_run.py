@@ -262,3 +262,16 @@ def test_ctrl_c_ends_a_kernel(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.strip() == "pysm120: interrupted"
+
+
+def test_cooperative_launch(tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
+    x = rng.integers(0, 9, 128).astype(np.int32)
+    np.save(tmp_path / "x.npy", x)
+    file = str(Path(__file__).parent / "corpus" / "grids.ptx")
+    words = [file, "--kernel", "arrives", "--grid", "4", "--block", "32"]
+    rest = [str(tmp_path / "x.npy"), "s32[128]", f"{tmp_path / 'z.npy'}=s32[128]"]
+    assert command("virtual", *words, "--cooperative", *rest) == 0
+    assert np.array_equal(np.load(tmp_path / "z.npy"), np.roll(x + 1, -32) + 2 * x + 1)
+    assert __main__.main(["check", *words, "--cooperative", "--seeds", "3", *rest]) == 0
+    capsys.readouterr()
+    assert "grid.sync() needs one" in error_of(capsys, 1, "--device", "virtual", *words, *rest)

@@ -36,8 +36,7 @@ static inline uint8_t *resolve(struct warp *w, enum space space, const struct ra
     if (space == SPACE_GENERIC) {
         if (low >> 56 != r->high >> 56)
             return NULL;
-        space = address_space(low);
-        low &= space == SPACE_SHARED ? ~WINDOW_MASK : UINT64_MAX;
+        space = address_resolve(space, &low);
     }
     *found = space;
     if (space == SPACE_SHARED) {

@@ -54,7 +54,19 @@ static inline uint64_t address_global(const struct warp *w, const struct inst *i
 /* The space that a generic address is in. */
 static inline enum space address_space(uint64_t address) {
     const uint64_t window = address & WINDOW_MASK;
-    return window == SHARED_WINDOW ? SPACE_SHARED : window ? SPACE_LOCAL : SPACE_GLOBAL;
+    return window == SHARED_WINDOW  ? SPACE_SHARED
+           : window == LOCAL_WINDOW ? SPACE_LOCAL
+           : window == PARAM_WINDOW ? SPACE_PARAM
+                                    : SPACE_GLOBAL;
+}
+
+/* The space that an address is in; a generic one becomes its address there. */
+static inline enum space address_resolve(enum space space, uint64_t *address) {
+    if (space != SPACE_GENERIC)
+        return space;
+    space = address_space(*address);
+    *address &= space == SPACE_GLOBAL ? UINT64_MAX : ~WINDOW_MASK;
+    return space;
 }
 
 #endif

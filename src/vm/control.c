@@ -42,10 +42,22 @@ enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_JUMP;
 }
 
-/* trap */
+/* Does a kernel look for the workspace of a cooperative launch, and have none? */
+static int lacks_workspace(const struct launch *launch) {
+    const struct CUfunc_st *const f = launch->function;
+    for (uint32_t k = 0; k < f->special_count; k++)
+        if (f->specials[k].special == SPECIAL_GRID_WORKSPACE_LOW)
+            return !launch->workspace;
+    return 0;
+}
+
+/* trap: what grid.sync() does, too, where it finds no workspace. */
 enum step control_trap(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
-    return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask), "trap");
+    return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask), "trap%s",
+                    lacks_workspace(w->cta->launch)
+                        ? "; the kernel reads %envreg2, and this is no cooperative launch: grid.sync() needs one"
+                        : "");
 }
 
 /* Instructions without effect. Who sleeps (kind 1) may wait for anything but an mbarrier that he has just tried. */

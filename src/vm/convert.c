@@ -1,7 +1,7 @@
 /* Conversions between f32 and the small formats, in integer arithmetic. */
 #include "convert.h"
 
-#include <string.h>
+#include "bits.h"
 
 /* A binary format below f32: fraction bits, exponent bias and the code of its largest finite value. */
 struct format {
@@ -21,20 +21,6 @@ static const struct format E2M1 = {1, 1, 0x7};
 
 #define F32_INFINITY 0x7f800000u
 #define F32_NAN      0x7fffffffu
-
-/* The bits of a float. */
-static inline uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-/* The float with these bits. */
-static inline float float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
 
 /* Whether a magnitude with quotient `code` and the cut-off bits `rest` (of a unit 2 * half) goes up. */
 static inline uint32_t goes_up(uint64_t code, uint64_t rest, uint64_t half, int negative, enum rounding rounding) {
@@ -70,8 +56,8 @@ static inline uint32_t round_magnitude(uint32_t magnitude, int negative, struct 
 
 /* Round to a format that has an infinity, whose code follows the largest finite one. */
 static inline uint32_t round_with_infinity(float x, struct format format, enum rounding rounding, int saturate_finite) {
-    const uint32_t magnitude = bits_of(x) & 0x7fffffffu;
-    const int negative = (int)(bits_of(x) >> 31);
+    const uint32_t magnitude = bits32(x) & 0x7fffffffu;
+    const int negative = (int)(bits32(x) >> 31);
     const uint32_t code = round_magnitude(magnitude, negative, format, rounding);
     if (code <= format.largest)
         return code;
@@ -82,51 +68,51 @@ static inline uint32_t round_with_infinity(float x, struct format format, enum r
 
 /* Round to nearest even in a format without room for more than its largest value, as satfinite does. */
 static inline uint8_t round_saturating(float x, struct format format, int sign_bit, uint8_t nan) {
-    const uint32_t magnitude = bits_of(x) & 0x7fffffffu;
+    const uint32_t magnitude = bits32(x) & 0x7fffffffu;
     if (magnitude > F32_INFINITY)
         return nan;
     const uint32_t code = round_magnitude(magnitude, 0, format, ROUND_NEAREST_EVEN);
-    const uint32_t sign = bits_of(x) >> 31 << sign_bit;
+    const uint32_t sign = bits32(x) >> 31 << sign_bit;
     return (uint8_t)(sign | (code < format.largest ? code : format.largest));
 }
 
 /* The value of a finite code; exact, and without subnormal floats on the way. */
 static inline float finite_value(uint32_t code, uint32_t negative, struct format format) {
     const uint32_t normal = (code << (23 - format.fraction)) + ((uint32_t)(127 - format.bias) << 23);
-    const float step = float_of((uint32_t)(128 - format.bias - format.fraction) << 23);
-    const uint32_t subnormal = bits_of((float)code * step);
-    return float_of((code >> format.fraction ? normal : subnormal) | negative << 31);
+    const float step = value32((uint32_t)(128 - format.bias - format.fraction) << 23);
+    const uint32_t subnormal = bits32((float)code * step);
+    return value32((code >> format.fraction ? normal : subnormal) | negative << 31);
 }
 
 uint16_t f32_to_f16(float x, enum rounding rounding, int saturate_finite) {
-    if ((bits_of(x) & 0x7fffffffu) > F32_INFINITY)
+    if ((bits32(x) & 0x7fffffffu) > F32_INFINITY)
         return 0x7fff;
-    return (uint16_t)(bits_of(x) >> 31 << 15 | round_with_infinity(x, F16, rounding, saturate_finite));
+    return (uint16_t)(bits32(x) >> 31 << 15 | round_with_infinity(x, F16, rounding, saturate_finite));
 }
 
 uint16_t f32_to_bf16(float x, enum rounding rounding, int saturate_finite) {
-    if ((bits_of(x) & 0x7fffffffu) > F32_INFINITY)
+    if ((bits32(x) & 0x7fffffffu) > F32_INFINITY)
         return 0x7fff;
-    return (uint16_t)(bits_of(x) >> 31 << 15 | round_with_infinity(x, BF16, rounding, saturate_finite));
+    return (uint16_t)(bits32(x) >> 31 << 15 | round_with_infinity(x, BF16, rounding, saturate_finite));
 }
 
 uint32_t f32_to_tf32(float x, enum rounding rounding, int saturate_finite) {
-    if ((bits_of(x) & 0x7fffffffu) > F32_INFINITY)
+    if ((bits32(x) & 0x7fffffffu) > F32_INFINITY)
         return F32_NAN;
-    return bits_of(x) >> 31 << 31 | round_with_infinity(x, TF32, rounding, saturate_finite) << 13;
+    return bits32(x) >> 31 << 31 | round_with_infinity(x, TF32, rounding, saturate_finite) << 13;
 }
 
 float f16_to_f32(uint16_t x) {
     const uint32_t magnitude = x & 0x7fffu;
     if (magnitude > 0x7c00)
-        return float_of(F32_NAN);
+        return value32(F32_NAN);
     if (magnitude == 0x7c00)
-        return float_of((uint32_t)(x >> 15) << 31 | F32_INFINITY);
+        return value32((uint32_t)(x >> 15) << 31 | F32_INFINITY);
     return finite_value(magnitude, x >> 15, F16);
 }
 
 float bf16_to_f32(uint16_t x) {
-    return float_of((uint32_t)x << 16);
+    return value32((uint32_t)x << 16);
 }
 
 uint8_t f32_to_e4m3(float x) {
@@ -151,16 +137,16 @@ uint8_t f32_to_e2m1(float x) {
 
 float e4m3_to_f32(uint8_t x) {
     if ((x & 0x7f) == 0x7f)
-        return float_of(F32_NAN);
+        return value32(F32_NAN);
     return finite_value(x & 0x7fu, x >> 7, E4M3);
 }
 
 float e5m2_to_f32(uint8_t x) {
     const uint32_t magnitude = x & 0x7fu;
     if (magnitude > 0x7c)
-        return float_of(F32_NAN);
+        return value32(F32_NAN);
     if (magnitude == 0x7c)
-        return float_of((uint32_t)(x >> 7) << 31 | F32_INFINITY);
+        return value32((uint32_t)(x >> 7) << 31 | F32_INFINITY);
     return finite_value(magnitude, x >> 7, E5M2);
 }
 
@@ -178,7 +164,7 @@ float e2m1_to_f32(uint8_t x) {
 
 /* The sign is ignored, and what is not above 2^-127 has the code of 2^-127. */
 uint8_t f32_to_ue8m0(float x, enum rounding rounding, int saturate_finite) {
-    const uint32_t magnitude = bits_of(x) & 0x7fffffffu;
+    const uint32_t magnitude = bits32(x) & 0x7fffffffu;
     const uint32_t inexact = (magnitude & 0x7fffffu) != 0 && magnitude > 0x400000u && magnitude < F32_INFINITY;
     const uint32_t code = (magnitude >> 23) + (rounding != ROUND_ZERO ? inexact : 0);
     return (uint8_t)(saturate_finite && code == 0xff && magnitude <= F32_INFINITY ? 0xfe : code);
@@ -186,6 +172,6 @@ uint8_t f32_to_ue8m0(float x, enum rounding rounding, int saturate_finite) {
 
 float ue8m0_to_f32(uint8_t x) {
     if (x == 0xff)
-        return float_of(F32_NAN);
-    return float_of(x == 0 ? 0x00400000u : (uint32_t)x << 23);
+        return value32(F32_NAN);
+    return value32(x == 0 ? 0x00400000u : (uint32_t)x << 23);
 }

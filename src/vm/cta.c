@@ -29,6 +29,8 @@ static uint32_t warp_register(const struct warp *w, uint32_t special) {
                                   {SPECIAL_NSMID, MULTIPROCESSORS},
                                   {SPECIAL_DYNAMIC_SMEM_SIZE, launch->dynamic_bytes},
                                   {SPECIAL_TOTAL_SMEM_SIZE, launch->shared_bytes},
+                                  {SPECIAL_GRID_WORKSPACE_HIGH, (uint32_t)(launch->workspace >> 32)},
+                                  {SPECIAL_GRID_WORKSPACE_LOW, (uint32_t)launch->workspace},
                                   {SPECIAL_ONE, 1}};
     for (size_t k = 0; k < sizeof others / sizeof *others; k++)
         if (others[k][0] == special)

@@ -21,7 +21,6 @@ static const struct row rows[] = {
 #define H2(name, pattern, E, ...)             {pattern, LANE_##name, 2, {T_##E##X2, T_##E##X2, T_##E##X2}},
 #define H3(name, pattern, E, ...)             {pattern, LANE_##name, 3, {T_##E##X2, T_##E##X2, T_##E##X2, T_##E##X2}},
 #define K(name, pattern, T, n, ...)           {pattern, LANE_##name, n, {T_##T, T_##T, T_##T, T_##T}},
-#define P(...)
 #include "lanes.def"
 };
 

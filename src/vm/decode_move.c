@@ -254,14 +254,6 @@ static const struct {
     enum type type;
     enum lane lane;
 } comparisons[] = {
-#define A1(...)
-#define A2(...)
-#define A3(...)
-#define A4(...)
-#define H1(...)
-#define H2(...)
-#define H3(...)
-#define K(...)
 #define P(name, comparison, T, condition) {comparison, T_##T, LANE_setp_##name},
 #include "lanes.def"
 };

@@ -25,15 +25,9 @@ enum how {
 static const struct {
     uint8_t how, x, y;
 } rules[LANE_COUNT] = {
-#define A1(...)
-#define A2(...)
-#define A3(...)
-#define A4(...)
 #define H1(name, ...) [LANE_##name] = {PARTS, 16, 16},
 #define H2(name, ...) [LANE_##name] = {PARTS, 16, 16},
 #define H3(name, ...) [LANE_##name] = {PARTS, 16, 16},
-#define K(...)
-#define P(...)
 #include "lanes.def"
 #define MOVES(x, name)       [LANE_##name] = {MOVE, x, 0},
 #define GOES_UP(name)        [LANE_##name] = {UP, 0, 0},
@@ -123,15 +117,7 @@ static const struct row {
     {"selp", 2, {T_B32, T_B32, T_B32}}, {"selp", 2, {T_B64, T_B64, T_B64}}};
 
 static const uint8_t is_carry[LANE_COUNT] = {
-#define A1(...)
-#define A2(...)
-#define A3(...)
-#define A4(...)
-#define H1(...)
-#define H2(...)
-#define H3(...)
 #define K(name, ...) [LANE_##name] = 1,
-#define P(...)
 #include "lanes.def"
 };
 

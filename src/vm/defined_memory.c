@@ -1,4 +1,5 @@
 /* Definedness in memory: loads, stores, atomics, asynchronous copies, and the registers that calls save. */
+#include "address.h"
 #include "check.h"
 #include "defined.h"
 #include "lanes.h"
@@ -134,15 +135,7 @@ static struct at locate_local(struct defined *d, const struct warp *w, uint32_t 
 
 /* What is beside an address that was accessed without a fault. 0: it counts as defined. */
 static int locate(struct defined *d, struct warp *w, enum space space, uint64_t address, uint32_t lane, struct at *at) {
-    if (space == SPACE_GENERIC) {
-        const uint64_t window = address & WINDOW_MASK;
-        space = window == SHARED_WINDOW  ? SPACE_SHARED
-                : window == LOCAL_WINDOW ? SPACE_LOCAL
-                : window == PARAM_WINDOW ? SPACE_PARAM
-                                         : SPACE_GLOBAL;
-        address &= space == SPACE_GLOBAL ? UINT64_MAX : ~WINDOW_MASK;
-    }
-    switch (space) {
+    switch (address_resolve(space, &address)) {
     case SPACE_SHARED:
         *at = locate_shared(d, address);
         return 1;
@@ -159,16 +152,7 @@ static int locate(struct defined *d, struct warp *w, enum space space, uint64_t 
 /* The address must be defined; keep it, for the instruction may overwrite its register. */
 enum step defined_address(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
-    const uint64_t offset = (uint64_t)i->offset;
-    if (i->flags & 1u) {
-        const uint32_t *a = source(e->warp, i->a);
-        for (uint32_t l = 0; l < WARP; l++)
-            d->address[l] = (uint32_t)(a[l] + (uint32_t)offset);
-    } else {
-        const uint64_t *a = source(e->warp, i->a);
-        for (uint32_t l = 0; l < WARP; l++)
-            d->address[l] = a[l] + offset;
-    }
+    address_lanes(e->warp, i, d->address);
     return decided_by(d, e, i->run == call_indirect ? "the target of this call" : "the address of this access", i->a);
 }
 
@@ -212,9 +196,8 @@ static void put(struct defined *d, struct warp *w, uint32_t lane, const struct a
 
 /* A store to where nothing is kept. What the host reads directly must be defined. 0 after a fault. */
 static int put_outside(struct defined *d, const struct event *e, uint32_t lane, uint32_t slot) {
-    const uint64_t address = d->address[lane];
-    const int global = e->inst->space == SPACE_GLOBAL || (e->inst->space == SPACE_GENERIC && !(address & WINDOW_MASK));
-    if (!global || !is_pinned(e->warp, address))
+    uint64_t address = d->address[lane];
+    if (address_resolve((enum space)e->inst->space, &address) != SPACE_GLOBAL || !is_pinned(e->warp, address))
         return 1;
     struct event one = *e;
     one.mask = 1u << lane;

@@ -67,6 +67,8 @@ static const struct {
     {CUDA_ERROR_MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
     {CUDA_ERROR_INVALID_ADDRESS_SPACE, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on this space"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
+     "too many blocks in cooperative launch"},
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"}};
 
@@ -737,7 +739,8 @@ static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks,
     if (!blocks || !function || threads < 1 || threads > 1024)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads",
                          threads);
-    *blocks = (int)launch_occupancy((unsigned)threads, function->static_shared + shared_bytes);
+    const size_t dynamic = shared_bytes < MAX_SHARED ? shared_bytes : MAX_SHARED + 1;
+    *blocks = (int)launch_occupancy((unsigned)threads, launch_shared(function, (uint32_t)dynamic));
     return CUDA_SUCCESS;
 }
 
@@ -748,7 +751,17 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
     if (!function || extra)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function is NULL or extra is not");
     const CUresult wrong = stream_check(stream);
-    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments);
+    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, 0);
+}
+
+static CUresult virtual_cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
+                                                  unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                                                  unsigned shared_bytes, CUstream stream, void **arguments) {
+    const uint32_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
+    if (!function)
+        return null_argument("function");
+    const CUresult wrong = stream_check(stream);
+    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, 1);
 }
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */

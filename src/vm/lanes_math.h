@@ -5,33 +5,11 @@
 #ifndef SM120_VM_LANES_MATH_H
 #define SM120_VM_LANES_MATH_H
 
-#include "vm.h"
+#include "vm.h" /* first: it chooses what the system's headers declare */
+
+#include "bits.h"
 #include <fenv.h>
 #include <math.h>
-
-static inline uint32_t bits32(float x) {
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    return u;
-}
-
-static inline float value32(uint32_t u) {
-    float x;
-    memcpy(&x, &u, 4);
-    return x;
-}
-
-static inline uint64_t bits64(double x) {
-    uint64_t u;
-    memcpy(&u, &x, 8);
-    return u;
-}
-
-static inline double value64(uint64_t u) {
-    double x;
-    memcpy(&x, &u, 8);
-    return x;
-}
 
 /* ---- integers ---- */
 

@@ -285,9 +285,49 @@ static CUresult check_registers(const struct CUfunc_st *f, const uint32_t block[
                      (unsigned long long)bytes, (int)MOST);
 }
 
+uint32_t launch_shared(const struct CUfunc_st *f, uint32_t dynamic) {
+    const uint32_t align = f->dynamic_align;
+    const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
+    return dynamic ? start + dynamic : f->static_shared;
+}
+
+/* Does the chip hold the whole grid at once? */
+static CUresult check_together(const struct launch *launch) {
+    const uint64_t most = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * MULTIPROCESSORS;
+    if (launch->ctas <= most)
+        return CUDA_SUCCESS;
+    return fault_set(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "%s: %llu CTAs, expected at most %llu",
+                     launch->function->name, (unsigned long long)launch->ctas, (unsigned long long)most);
+}
+
+/* Make what a launch has besides its CTAs. CUDA_SUCCESS, or nothing is left. */
+static CUresult open_parts(struct launch *launch, int is_cooperative) {
+    enum { WORKSPACE = 8 }; /* its size, which nobody reads, and the count of a barrier */
+    CUresult r = trace_open(launch, &configured.watch);
+    if (r)
+        return r;
+    if (!schedule_open(launch)) {
+        trace_close(launch);
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    }
+    r = is_cooperative ? memory_alloc(launch->device, WORKSPACE, 2, &launch->workspace) : CUDA_SUCCESS;
+    if (r) {
+        schedule_close(launch);
+        trace_close(launch);
+    }
+    return r;
+}
+
+static void close_parts(struct launch *launch) {
+    trace_close(launch);
+    schedule_close(launch);
+    if (launch->workspace)
+        memory_free(launch->device, launch->workspace, 2);
+}
+
 /* Run a kernel to its end. */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
-                    uint32_t dynamic, void **arguments) {
+                    uint32_t dynamic, void **arguments, int is_cooperative) {
     enum checks checks;
     uint64_t seed = 0, limit = 0, patience = 0;
     CUresult r = check_shape(f, grid, block);
@@ -297,42 +337,36 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     r = r ? r : choose_numbers(&seed, &limit, &patience);
     if (r)
         return r;
-    if (trace_is_looking())
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: who watches a launch starts none in the callback", f->name);
-    if (f->parameter_count && !arguments)
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: no arguments, expected %u", f->name, f->parameter_count);
-    uint8_t *parameters = calloc(1, f->parameter_bytes + 16u);
-    if (!parameters)
-        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
-    for (uint32_t k = 0; k < f->parameter_count; k++)
-        memcpy(parameters + f->parameters[k].offset, arguments[k], f->parameters[k].bytes);
     struct launch launch = {.function = f,
                             .device = device,
                             .grid = {grid[0], grid[1], grid[2]},
                             .block = {block[0], block[1], block[2]},
                             .threads = block[0] * block[1] * block[2],
+                            .shared_bytes = launch_shared(f, dynamic),
                             .dynamic_bytes = dynamic,
-                            .parameters = parameters,
                             .ctas = (uint64_t)grid[0] * grid[1] * grid[2],
                             .checks = checks,
                             .seed = seed,
                             .instruction_limit = limit,
                             .patience = patience};
+    if (is_cooperative && (r = check_together(&launch)))
+        return r;
+    if (trace_is_looking())
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: who watches a launch starts none in the callback", f->name);
+    if (f->parameter_count && !arguments)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: no arguments, expected %u", f->name, f->parameter_count);
+    launch.parameters = calloc(1, f->parameter_bytes + 16u);
+    if (!launch.parameters)
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    for (uint32_t k = 0; k < f->parameter_count; k++)
+        memcpy(launch.parameters + f->parameters[k].offset, arguments[k], f->parameters[k].bytes);
     launch.interrupts = atomic_load(&device->interrupts);
     launch.warps = (launch.threads + WARP - 1) / WARP;
     launch.stride = choose_stride(launch.seed, launch.ctas);
-    const uint32_t align = f->dynamic_align;
-    const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
-    launch.shared_bytes = dynamic ? start + dynamic : f->static_shared;
-    r = trace_open(&launch, &configured.watch);
+    r = open_parts(&launch, is_cooperative);
     if (r) {
-        free(parameters);
+        free(launch.parameters);
         return r;
-    }
-    if (!schedule_open(&launch)) {
-        trace_close(&launch);
-        free(parameters);
-        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
     }
     if (checks == CHECKS_FULL)
         launch.watcher[launch.watchers++] = &defined_watcher;
@@ -345,9 +379,8 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     profile_leave(&launch);
     memory_leave(device, &launch);
     pthread_mutex_destroy(&launch.lock);
-    trace_close(&launch);
-    schedule_close(&launch);
+    close_parts(&launch);
     print_flush(&launch);
-    free(parameters);
+    free(launch.parameters);
     return launch.result ? fault_set(launch.result, "%s", launch.fault) : CUDA_SUCCESS;
 }

@@ -1,6 +1,7 @@
 /* Device memory and every check of an address. A device address is the host pointer of a lazily committed mapping with
  * a guard page on each side; freed mappings stay reserved for a while, so that a use after free is recognised. */
 #define _GNU_SOURCE
+#include "address.h"
 #include "defined.h"
 #include "poison.h"
 #include <stdlib.h>
@@ -396,16 +397,8 @@ void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t by
                  int is_write, enum space *found) {
     const char *what = is_write ? "write" : "read";
     const struct CUfunc_st *f = w->function;
-    if (space == SPACE_GENERIC) {
-        const uint64_t window = address & WINDOW_MASK;
-        space = window == SHARED_WINDOW  ? SPACE_SHARED
-                : window == LOCAL_WINDOW ? SPACE_LOCAL
-                : window == PARAM_WINDOW ? SPACE_PARAM
-                                         : SPACE_GLOBAL;
-        address &= space == SPACE_GLOBAL ? UINT64_MAX : ~WINDOW_MASK;
-    }
-    *found = space;
-    switch (space) {
+    *found = address_resolve(space, &address);
+    switch (*found) {
     case SPACE_SHARED:
         return memory_shared(w, address, bytes, align, lane, what);
     case SPACE_LOCAL:

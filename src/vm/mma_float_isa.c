@@ -81,8 +81,8 @@ static inline void decode(float *restrict value, int32_t *restrict exponent, con
         const uint32_t sign = code << (31 - format.sign) & 0x80000000u;
         const int32_t field = mma_max((int32_t)(magnitude >> format.fraction), 1);
         const int32_t significand = (int32_t)magnitude - (int32_t)((uint32_t)(field - 1) << format.fraction);
-        const float power = mma_float((uint32_t)((wide ? 0 : field) + unit) << 23);
-        value[i] = mma_float(mma_bits((float)significand * power) | sign);
+        const float power = value32((uint32_t)((wide ? 0 : field) + unit) << 23);
+        value[i] = value32(bits32((float)significand * power) | sign);
         exponent[i] = magnitude ? field - format.bias : ZERO_EXPONENT;
     }
 }
@@ -240,7 +240,7 @@ static void add_narrow(struct sum *restrict sum, const struct rows *restrict row
     float unit[OUTPUTS];
     /* Below 2^-60 every product is cut to nothing; above 2^100 every product is zero. */
     for (int n = 0; n < OUTPUTS; n++)
-        unit[n] = mma_float((uint32_t)(127 + mma_min(mma_max(FRACTION - sum->largest[n], -60), 100)) << 23);
+        unit[n] = value32((uint32_t)(127 + mma_min(mma_max(FRACTION - sum->largest[n], -60), 100)) << 23);
     add_pair(sum->terms[0], rows, columns, 0, unit);
     if (depth > 2 * MMA_WORDS)
         add_pair(sum->terms[1], rows, columns, 2 * MMA_WORDS, unit);
@@ -264,7 +264,7 @@ static void add_wide(struct sum *restrict sum, const struct rows *restrict rows,
             const float a = rows->value[n][i], *const b = columns->value[n];
             const int32_t a_exponent = rows->exponent[n][i], *const b_exponent = columns->exponent[n];
 #define X(j)                                                                                                           \
-    x##j += (int32_t)(a * b[j] * mma_float((uint32_t)(127 + mma_max(a_exponent + b_exponent[j] + up##j, -60)) << 23));
+    x##j += (int32_t)(a * b[j] * value32((uint32_t)(127 + mma_max(a_exponent + b_exponent[j] + up##j, -60)) << 23));
             EACH_COLUMN(X)
 #undef X
         } while (++n < depth);
@@ -279,15 +279,15 @@ static void add_wide(struct sum *restrict sum, const struct rows *restrict rows,
 static void round_to_f16(uint32_t result[restrict OUTPUTS], const double total[restrict OUTPUTS],
                          const int32_t exponent[restrict OUTPUTS]) {
     for (int n = 0; n < OUTPUTS; n++) {
-        const double unit = mma_double((uint64_t)(int64_t)(exponent[n] - FRACTION + 1023) << 52);
-        const uint64_t bits = mma_bits64(total[n] * unit);
+        const double unit = value64((uint64_t)(int64_t)(exponent[n] - FRACTION + 1023) << 52);
+        const uint64_t bits = bits64(total[n] * unit);
         const uint64_t cut = ((uint64_t)1 << 29) - 1;
         const uint64_t odd = (bits & cut) != 0 ? (uint64_t)1 << 29 : 0; /* cut to odd: a second rounding is exact */
-        const uint32_t f32 = mma_bits((float)mma_double((bits & ~cut) | odd));
+        const uint32_t f32 = bits32((float)value64((bits & ~cut) | odd));
         const uint32_t magnitude = f32 & 0x7fffffffu;
         const uint32_t even = magnitude >> 13 & 1;
         const uint32_t normal = ((magnitude + 0xfff + even) >> 13) - (112u << 10);
-        const uint32_t subnormal = mma_bits(mma_float(magnitude) + 0.5f) - 0x3f000000u;
+        const uint32_t subnormal = bits32(value32(magnitude) + 0.5f) - 0x3f000000u;
         const uint32_t code = magnitude < 0x38800000u ? subnormal : normal < 0x7c00u ? normal : 0x7c00u;
         result[n] = code | (code != 0 ? f32 >> 16 & 0x8000u : 0);
     }

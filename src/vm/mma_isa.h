@@ -2,9 +2,8 @@
 #ifndef SM120_VM_MMA_ISA_H
 #define SM120_VM_MMA_ISA_H
 
+#include "bits.h"
 #include "mma.h"
-
-#include <string.h>
 
 #ifndef VM_ISA
 #define VM_ISA base
@@ -24,34 +23,6 @@ struct mma_words {
     uint32_t a[MMA_HALVES][MMA_WORDS][MMA_ROWS];
     uint32_t b[MMA_HALVES][MMA_COLUMNS * MMA_WORDS]; /* [8 * column + w] */
 };
-
-/* The float with these bits. */
-static inline float mma_float(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* The bits of a float. */
-static inline uint32_t mma_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-/* The double with these bits. */
-static inline double mma_double(uint64_t bits) {
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* The bits of a double. */
-static inline uint64_t mma_bits64(double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
 
 static inline int32_t mma_max(int32_t x, int32_t y) {
     return x > y ? x : y;
@@ -173,14 +144,14 @@ static inline void mma_truncate_to_f32(uint32_t result[restrict MMA_OUTPUTS], co
                                        const int32_t exponent[restrict MMA_OUTPUTS], int fraction) {
     int32_t subnormal = 0;
     for (int n = 0; n < MMA_OUTPUTS; n++) {
-        const double unit = mma_double((uint64_t)(int64_t)(exponent[n] - fraction + 1023) << 52);
-        const uint64_t bits = mma_bits64(total[n] * unit) & ~(((uint64_t)1 << 29) - 1);
-        const float x = (float)mma_double(bits);
-        result[n] = mma_bits(x);
-        subnormal |= (mma_bits(x) & 0x7fffffffu) <= 0x00800000u && total[n] != 0;
+        const double unit = value64((uint64_t)(int64_t)(exponent[n] - fraction + 1023) << 52);
+        const uint64_t bits = bits64(total[n] * unit) & ~(((uint64_t)1 << 29) - 1);
+        const float x = (float)value64(bits);
+        result[n] = bits32(x);
+        subnormal |= (bits32(x) & 0x7fffffffu) <= 0x00800000u && total[n] != 0;
     }
     for (int n = 0; subnormal && n < MMA_OUTPUTS; n++) {
-        const double unit = mma_double((uint64_t)(int64_t)(exponent[n] - fraction + 1023) << 52);
+        const double unit = value64((uint64_t)(int64_t)(exponent[n] - fraction + 1023) << 52);
         const double x = total[n] * unit;
         if (x > -0x1p-126 && x < 0x1p-126) {
             const uint32_t code = (uint32_t)(int32_t)((x < 0 ? -x : x) * 0x1p149);

@@ -412,6 +412,8 @@ static const struct {
                 {"%lanemask_gt", SPECIAL_LANEMASK_GT, T_U32},
                 {"%dynamic_smem_size", SPECIAL_DYNAMIC_SMEM_SIZE, T_U32},
                 {"%total_smem_size", SPECIAL_TOTAL_SMEM_SIZE, T_U32},
+                {"%envreg1", SPECIAL_GRID_WORKSPACE_HIGH, T_U32},
+                {"%envreg2", SPECIAL_GRID_WORKSPACE_LOW, T_U32},
                 {"%clusterid.x", SPECIAL_CTAID_X, T_U32},
                 {"%clusterid.y", SPECIAL_CTAID_Y, T_U32},
                 {"%clusterid.z", SPECIAL_CTAID_Z, T_U32},

@@ -68,11 +68,10 @@ uint32_t reach_in(const struct reach *side, enum space space, uint64_t *address)
     uint32_t mask = 0;
     for (uint32_t rest = side->mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        const uint64_t at = side->address[lane];
-        const int is_generic = side->space == SPACE_GENERIC;
-        if ((is_generic ? address_space(at) : side->space) != space)
+        uint64_t at = side->address[lane];
+        if (address_resolve(side->space, &at) != space)
             continue;
-        address[lane] = is_generic && space != SPACE_GLOBAL ? at & ~WINDOW_MASK : at;
+        address[lane] = at;
         mask |= 1u << lane;
     }
     return mask;

@@ -223,6 +223,8 @@ enum special {
     SPECIAL_LANEMASK_GT,
     SPECIAL_DYNAMIC_SMEM_SIZE,
     SPECIAL_TOTAL_SMEM_SIZE,
+    SPECIAL_GRID_WORKSPACE_HIGH,
+    SPECIAL_GRID_WORKSPACE_LOW,
     SPECIAL_ZERO,
     SPECIAL_ONE,
     SPECIAL_CLOCK,
@@ -482,6 +484,7 @@ struct launch {
     uint32_t grid[3], block[3], threads, warps;
     uint32_t shared_bytes, dynamic_bytes; /* static + dynamic */
     uint8_t *parameters;
+    uint64_t workspace; /* address of what cooperative groups count CTAs in; 0: no cooperative launch */
     uint64_t ctas, seed, stride, instruction_limit; /* stride: from one CTA to the next, in the seed's order */
     uint64_t patience;                              /* milliseconds that the host has to answer when all wait */
     atomic_uint_fast64_t next, executed;
@@ -671,7 +674,9 @@ void counters_add(struct device *device, const struct worker *worker, const stru
 
 /* launch.c */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
-                    uint32_t dynamic, void **arguments);
+                    uint32_t dynamic, void **arguments, int is_cooperative);
+/* The shared memory of a CTA with that much dynamic. */
+uint32_t launch_shared(const struct CUfunc_st *f, uint32_t dynamic);
 unsigned launch_threads(void);
 void launch_out_of_memory(struct launch *launch);
 /* Before and after a fork; the child has no helpers. */

@@ -27,13 +27,19 @@ pytestmark = pytest.mark.virtual
 
 
 def launch(
-    device: pysm120.Device, entry: str, grid: int, block: int, *arguments: Any, shared: int = 0
+    device: pysm120.Device,
+    entry: str,
+    grid: int,
+    block: int,
+    *arguments: Any,
+    shared: int = 0,
+    cooperative: bool = False,
 ) -> list[npt.NDArray[Any]]:
     """Run file:kernel; arrays are copied to the device, and back into what is returned."""
     file, kernel = entry.split(":")
     loaded = device.load(HERE / f"{file}.ptx")[kernel]
     held = [device.array(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    loaded(grid, block, *held, shared=shared)
+    loaded(grid, block, *held, shared=shared, cooperative=cooperative)
     device.synchronize()
     return [h.numpy() for h in held if isinstance(h, pysm120.Array)]
 
@@ -488,6 +494,58 @@ def test_cluster_of_one(device: pysm120.Device, rng: np.random.Generator) -> Non
     x = rng.integers(0, 100, (2, 128)).astype(np.int32)
     y = launch(device, "groups:cluster", 2, 128, x, np.zeros((2, 128), np.int32))[1]
     assert np.array_equal(y, x[:, ::-1] + 1000)
+
+
+@pytest.mark.parametrize("level", ["off", "default", "full"])
+@pytest.mark.parametrize("seed", range(4))
+def test_grid_sync(rng: np.random.Generator, level: str, seed: int) -> None:
+    n, ctas = 3000 + seed, (1, 2, 7, 30)[seed]
+    x = rng.integers(-9, 10, n).astype(np.int32)
+    sums, scaled, y = np.full(ctas, -1, np.int32), np.full(n, -1, np.int32), np.full(n, -1, np.int32)
+    with pysm120.Device(f"virtual?checks={level}&seed={seed}") as device:
+        for _ in range(2):
+            out = launch(device, "grids:meets", ctas, 96, x, sums, scaled, y, np.int32(n), cooperative=True)
+            assert out[1].sum() == x.sum()
+            assert np.array_equal(out[3], (x * x.sum())[::-1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_grid_sync_that_is_missing(rng: np.random.Generator, seed: int) -> None:
+    x = rng.integers(-9, 10, 3000).astype(np.int32)
+    zeros = [np.zeros(count, np.int32) for count in (7, 3000, 3000)]
+    with (
+        pysm120.Device(f"virtual?checks=full&seed={seed}") as device,
+        pytest.raises(pysm120.FaultError, match=r"forgets_to_meet.*data race"),
+    ):
+        launch(device, "grids:forgets_to_meet", 7, 96, x, *zeros, np.int32(3000), cooperative=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_grid_barrier_in_two_halves(rng: np.random.Generator, seed: int) -> None:
+    x = rng.integers(0, 100, 6 * 64).astype(np.int32)
+    zeros = np.zeros_like(x)
+    with pysm120.Device(f"virtual?checks=full&seed={seed}") as device:
+        y, z = launch(device, "grids:arrives", 6, 64, x, zeros, zeros, cooperative=True)[1:]
+    assert np.array_equal(y, x + 1)
+    assert np.array_equal(z, np.roll(x + 1, -64) + 2 * x + 1)
+
+
+def test_grid_sync_of_an_ordinary_launch(device: pysm120.Device) -> None:
+    zeros = np.zeros(64, np.int32)
+    with pytest.raises(pysm120.FaultError, match=r"trap; .*no cooperative launch: grid\.sync\(\) needs one"):
+        launch(device, "grids:meets", 2, 32, *[zeros] * 4, np.int32(64))
+
+
+def test_cooperative_grid_that_does_not_fit(device: pysm120.Device) -> None:
+    kernel = device.load(HERE / "grids.ptx")["arrives"]
+    x = device.zeros(64, np.int32)
+    for threads, shared in ((32, 0), (1024, 0), (64, 40000)):
+        most = kernel.occupancy(threads, shared) * device.info.multiprocessors
+        with pytest.raises(pysm120.UnsupportedError, match=rf"grid = {most + 1} x 1 x 1; .* at most {most} CTAs"):
+            kernel(most + 1, threads, x, x, x, shared=shared, cooperative=True)
+    held = [device.zeros(most * 64, np.int32) for _ in range(3)]
+    kernel(most, 64, *held, shared=shared, cooperative=True)  # what just fits runs
+    assert (held[2].numpy() == 2).all()
 
 
 def has_same_nvcc() -> bool:

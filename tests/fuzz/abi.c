@@ -213,7 +213,7 @@ static sm120_status occupancy(const number *n) {
     return sm120_kernel_occupancy(*SLOT(kernel, n[0]), (uint32_t)n[1], (uint32_t)n[2], &blocks);
 }
 
-/* launch KERNEL GRID BLOCK SHARED STREAM ADDRESS NUMBER COUNT SIZE */
+/* launch KERNEL GRID BLOCK SHARED STREAM ADDRESS NUMBER COUNT SIZE COOPERATIVE */
 static sm120_status launch(const number *n) {
     const uint32_t grid[3] = {(uint32_t)n[1], 1, 1}, block[3] = {(uint32_t)n[2], 1, 1};
     const sm120_address x = address(n[5]);
@@ -223,8 +223,9 @@ static sm120_status launch(const number *n) {
     size_t sizes[16] = {sizeof x, sizeof value, n[8] ? bytes(n[8]) % sizeof rest : 24};
     for (int k = 2; k < 16; k++)
         arguments[k] = rest;
-    return sm120_launch(*SLOT(kernel, n[0]), grid, block, (uint32_t)n[3], *SLOT(stream, n[4]), arguments, sizes,
-                        n[7] ? (size_t)n[7] % 17 : 3);
+    return (n[9] ? sm120_launch_cooperative : sm120_launch)(*SLOT(kernel, n[0]), grid, block, (uint32_t)n[3],
+                                                            *SLOT(stream, n[4]), arguments, sizes,
+                                                            n[7] ? (size_t)n[7] % 17 : 3);
 }
 
 /* A tensor of 5 numbers: address, dtype, strides; 0 is the stride of rows that lie next to each other. */

@@ -51,7 +51,7 @@ static CUresult run(struct device *device, struct CUfunc_st *f, const uint32_t h
     for (size_t k = 0; k < device->allocation_count && out_defined; k++)
         if (device->allocations[k].start == address[0])
             memcpy(device->allocations[k].shade->defined, defined, header[1]);
-    const CUresult result = launch_run(device, f, grid, block, 0, arguments);
+    const CUresult result = launch_run(device, f, grid, block, 0, arguments, 0);
     memcpy(out, (void *)(uintptr_t)address[1], header[2]);
     for (size_t k = 0; k < device->allocation_count && out_defined; k++)
         if (device->allocations[k].start == address[1])

@@ -5,17 +5,14 @@ differ in those bits. A result bit that changes must be undefined. What is undef
 but where bits only move or combine it must be rare.
 """
 
-import os
 import re
-import shlex
-import shutil
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import inside
 import numpy as np
 import pytest
 from families import FAMILIES
@@ -26,9 +23,6 @@ from pysm120 import tensor_map
 
 pytestmark = pytest.mark.virtual
 
-ROOT = Path(__file__).resolve().parents[2]
-CC = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
-FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-pthread"]
 VARIANTS = 24
 Bytes = NDArray[np.uint8]
 
@@ -44,14 +38,7 @@ class Outcome(NamedTuple):
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the program that runs the forms."""
-    subprocess.run([sys.executable, ROOT / "tools" / "build.py"], check=True, capture_output=True)
-    output = tmp_path_factory.mktemp("defined") / "defined_bits"
-    folder = ROOT / "build" / "objects"
-    shared = [folder / "src" / f"{name}.o" for name in ("registry", "tensor_map_rules")]
-    objects = [*shared, *(folder / "vm").glob("*.o")]
-    source = Path(__file__).parent / "defined_bits.c"
-    subprocess.run([*CC, *FLAGS, "-I", ROOT / "src", source, *objects, "-lm", "-o", output], check=True)
-    return output
+    return inside.compiled(Path(__file__).parent / "defined_bits.c", tmp_path_factory.mktemp("defined"))
 
 
 def undefined_bits(of: Form, rng: np.random.Generator, inputs: int) -> Bytes:

@@ -1,21 +1,16 @@
 """The registers that each decoded instruction reads and writes are those of its PTX text, read here once more."""
 
-import os
 import re
-import shlex
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import inside
 import pytest
 
 pytestmark = pytest.mark.virtual
 
 ROOT = Path(__file__).resolve().parents[2]
-CC = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
-FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-pthread"]
 TEXTS = sorted((ROOT / "tests" / "corpus").glob("*.ptx"))
 EXPANSIONS = ["attention_mxfp8.sm_120f.ptx", "quantize_mxfp8.sm_120f.ptx"]
 
@@ -150,7 +145,7 @@ class Uses(NamedTuple):
 TOKEN = re.compile(r'\.reg\b|[.%$_A-Za-z](?:[\w$.]|::)*|0[xfdXFD][0-9A-Fa-f]+U?|\d[\w.]*|"[^"]*"|\S')
 SPECIAL = re.compile(
     r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]|%(cluster_n?ctarank)|"
-    r"%(laneid|warpid|clock|clock64|globaltimer|lanemask_\w\w)"
+    r"%(laneid|warpid|clock|clock64|globaltimer|lanemask_\w\w|envreg[12])"
 )
 
 
@@ -245,14 +240,7 @@ def expected(text: list[list[str]]) -> dict[int, Uses]:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the program that prints what was decoded."""
-    subprocess.run([sys.executable, ROOT / "tools" / "build.py"], check=True, capture_output=True)
-    output = tmp_path_factory.mktemp("uses") / "uses"
-    folder = ROOT / "build" / "objects"
-    shared = [folder / "src" / f"{name}.o" for name in ("registry", "tensor_map_rules")]
-    objects = [*shared, *(folder / "vm").glob("*.o")]
-    source = Path(__file__).parent / "uses.c"
-    subprocess.run([*CC, *FLAGS, "-I", ROOT / "src", source, *objects, "-lm", "-o", output], check=True)
-    return output
+    return inside.compiled(Path(__file__).parent / "uses.c", tmp_path_factory.mktemp("uses"))
 
 
 def decoded(program: Path, text: list[list[str]], folder: Path) -> list[list[str]]:
