@@ -8,6 +8,7 @@
 #include "memory.h"
 
 enum { ROWS_MAX = (1 << 30) - 1 };
+enum { BOX_COLUMNS = 64 };         /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
 enum { NO_DIAGONAL = 0x3fffffff }; /* above every kv row */
 
 typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
@@ -68,6 +69,26 @@ sm120_status attention_check_places(struct device *device, const struct attentio
             status == SM120_OK ? check_apart("lse", lse, call->lse_bytes, "o", call->o.address, call->o.bytes) : status;
     }
     return status;
+}
+
+sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
+                                uint32_t rows, CUtensorMap *map, uint32_t *broadcast) {
+    const int64_t steps[] = {x->row_stride, x->head_stride, x->batch_stride};
+    uint64_t dims[] = {(uint64_t)shape->head_dim, (uint64_t)shape->rows, (uint64_t)shape->heads,
+                       (uint64_t)shape->batch};
+    uint64_t strides[3];
+    for (int i = 0; i < 3; ++i) {
+        strides[i] = steps[i] != 0 ? (uint64_t)steps[i] : 16;
+        dims[i + 1] = steps[i] != 0 || i == 0 ? dims[i + 1] : 1;
+    }
+    *broadcast = (x->batch_stride == 0 ? 1u : 0u) | (x->head_stride == 0 ? 2u : 0u);
+    const uint32_t box[] = {BOX_COLUMNS, rows, 1, 1}, ones[] = {1, 1, 1, 1};
+    const CUresult result = device->driver->cuTensorMapEncodeTiled(
+        map, x->dtype == SM120_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+        (void *)(uintptr_t)x->address, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? SM120_OK
+                                  : driver_fail(device->driver, result, "describing %s to the copy engine", x->name);
 }
 
 /* ---- checks ---- */

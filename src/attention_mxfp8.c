@@ -114,16 +114,13 @@ struct attention_arguments {
     int32_t diagonal;
 };
 
-enum { ARGUMENTS = 18 };
-
 /* The four launches of a call. Not to be copied once filled. */
 struct launches {
     struct quantizer_launch q, k, v;
     struct kernel *kernel;
     struct launch launch;
     struct attention_arguments values;
-    const void *arguments[ARGUMENTS];
-    size_t argument_bytes[ARGUMENTS];
+    struct argument_list arguments;
 };
 
 /* The values of the attention kernel's parameters. A scale's sign is q's, and a scale of 0 makes q 0, because a kernel
@@ -162,45 +159,29 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
     }
     struct attention_arguments *const a = &l->values;
     *a = values_of(plan, workspace);
-#define ARGUMENT(value)                                                                                                \
-    {                                                                                                                  \
-        &a->value, sizeof a->value                                                                                     \
-    }
-    const struct {
-        const void *value;
-        size_t bytes;
-    } list[ARGUMENTS] = {
-        ARGUMENT(q_elements),
-        ARGUMENT(q_scales),
-        ARGUMENT(k_tiles),
-        ARGUMENT(v_tiles),
-        ARGUMENT(o),
-        ARGUMENT(lse),
-        ARGUMENT(o_batch_stride),
-        ARGUMENT(o_head_stride),
-        ARGUMENT(o_row_stride),
-        ARGUMENT(heads),
-        ARGUMENT(kv_heads),
-        ARGUMENT(q_rows),
-        ARGUMENT(kv_rows),
-        ARGUMENT(head_dim),
-        ARGUMENT(q_tiles),
-        ARGUMENT(o_type),
-        ARGUMENT(scale_log2),
-        ARGUMENT(diagonal),
+    const struct argument list[] = {
+        ARGUMENT(a->q_elements),
+        ARGUMENT(a->q_scales),
+        ARGUMENT(a->k_tiles),
+        ARGUMENT(a->v_tiles),
+        ARGUMENT(a->o),
+        ARGUMENT(a->lse),
+        ARGUMENT(a->o_batch_stride),
+        ARGUMENT(a->o_head_stride),
+        ARGUMENT(a->o_row_stride),
+        ARGUMENT(a->heads),
+        ARGUMENT(a->kv_heads),
+        ARGUMENT(a->q_rows),
+        ARGUMENT(a->kv_rows),
+        ARGUMENT(a->head_dim),
+        ARGUMENT(a->q_tiles),
+        ARGUMENT(a->o_type),
+        ARGUMENT(a->scale_log2),
+        ARGUMENT(a->diagonal),
     };
-#undef ARGUMENT
-    for (int i = 0; i < ARGUMENTS; ++i) {
-        l->arguments[i] = list[i].value;
-        l->argument_bytes[i] = list[i].bytes;
-    }
-    l->launch = (struct launch){.grid = {grid, 1, 1},
-                                .block = {plan->entry->threads, 1, 1},
-                                .shared_bytes = plan->entry->shared,
-                                .stream = plan->call->args->stream,
-                                .arguments = l->arguments,
-                                .argument_bytes = l->argument_bytes,
-                                .argument_count = ARGUMENTS};
+    enum { COUNT = sizeof list / sizeof list[0] };
+    _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
+    l->launch = launch_of(&l->arguments, list, COUNT, grid, plan->entry, plan->call->args->stream);
     status = builtin_load(device, plan->index, &l->kernel);
     return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
 }
