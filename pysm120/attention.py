@@ -25,6 +25,8 @@ _RANK = 4
 # What the C library calls a precision, the dtype that it wants of q, k and v, and the largest head size.
 _PRECISIONS: dict[str, tuple[int, str | None, int]] = {
     "mxfp8": (lib.SM120_MXFP8, None, 128),
+    "mxfp8_bf16": (lib.SM120_MXFP8_BF16, "bfloat16", 128),
+    "mxfp8_f16": (lib.SM120_MXFP8_F16, "float16", 128),
     "bf16": (lib.SM120_BF16, "bfloat16", 256),
     "f16": (lib.SM120_F16, "float16", 256),
 }
@@ -154,7 +156,7 @@ def attention(
     q : array, float32, float16 or bfloat16, shape (B, Sq, H, D)
         Queries. ndarrays are copied to the device and the result back. An Array,
         or any array that speaks DLPack, stays on its device. D is a multiple of 8
-        up to 128, in 16 bits up to 256; Sq >= 1.
+        up to 128, in bf16 and f16 up to 256; Sq >= 1.
     k, v : array, dtype of q, shape (B, Sk, Hkv, D)
         Keys and values. Sk >= 1, and H is a multiple of Hkv: head h of q uses
         head h // (H / Hkv) of k and v.
@@ -164,10 +166,11 @@ def attention(
         That position is i + Sk - Sq (as in FlashAttention), or i.
     scale : float, optional
         Default: 1 / sqrt(D).
-    precision : {"mxfp8", "bf16", "f16"}
+    precision : {"mxfp8", "mxfp8_bf16", "mxfp8_f16", "bf16", "f16"}
         Of the products, whose sums are float32. mxfp8: all operands e4m3 with a
         ue8m0 scale for every 32 elements along the contraction (OCP MX). bf16,
-        f16: the dtype of q, k and v, which the softmax is rounded to.
+        f16: the dtype of q, k and v, which the softmax is rounded to. mxfp8_bf16,
+        mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16 or f16.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of q, k, v and the result.
     out : array, shape of q, optional
@@ -207,8 +210,8 @@ def attention(
     -----
     MX scales are rounded up so that no element saturates. For normal random
     inputs the relative error against float64 (Frobenius norm) is about 5 % in
-    mxfp8, 0.2 % in bf16 and 0.03 % in f16, before the result is rounded; the
-    interface is that of FlashAttention 2 where it has the feature.
+    mxfp8, 4 % in mxfp8_bf16 and mxfp8_f16, 0.2 % in bf16 and 0.03 % in f16,
+    before the result is rounded; the interface is that of FlashAttention 2 where it has the feature.
 
     """
     inputs = {"q": q, "k": k, "v": v}

@@ -22,6 +22,8 @@ static const struct precision {
     attention_run *run;
 } precisions[] = {
     {SM120_MXFP8, 0, 128, attention_mxfp8},
+    {SM120_MXFP8_BF16, SM120_BF16, 128, attention_mxfp8},
+    {SM120_MXFP8_F16, SM120_F16, 128, attention_mxfp8},
     {SM120_BF16, SM120_BF16, 256, attention_bf16_f16},
     {SM120_F16, SM120_F16, 256, attention_bf16_f16},
 };
@@ -103,8 +105,9 @@ static sm120_status check_choices(const sm120_attention_args *args, const struct
     }
     if (*precision == NULL) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "precision = 0x%" PRIx32 "; MXFP8 (0x%x), BF16 (0x%x) and F16 (0x%x) are right", args->precision,
-                    SM120_MXFP8, SM120_BF16, SM120_F16);
+                    "precision = 0x%" PRIx32
+                    "; MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), BF16 (0x%x) and F16 (0x%x) are right",
+                    args->precision, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16, SM120_F16);
     }
     if (args->causal > SM120_CAUSAL_TOP_LEFT) {
         return fail(SM120_INVALID_ARGUMENT,

@@ -8,6 +8,8 @@ from reference import Array, mx
 
 PRECISIONS = {
     "mxfp8": lib.SM120_MXFP8,
+    "mxfp8_bf16": lib.SM120_MXFP8_BF16,
+    "mxfp8_f16": lib.SM120_MXFP8_F16,
     "bf16": lib.SM120_BF16,
     "f16": lib.SM120_F16,
 }
