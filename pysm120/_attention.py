@@ -31,6 +31,8 @@ _ALIGN = {
 # What the C library calls a precision, the dtype that it wants of q, k and v, and the largest head size.
 PRECISIONS: dict[str, tuple[int, str | None, int]] = {
     "mxfp8": (lib.SM120_MXFP8, None, 128),
+    "mxfp8_bf16": (lib.SM120_MXFP8_BF16, "bfloat16", 128),
+    "mxfp8_f16": (lib.SM120_MXFP8_F16, "float16", 128),
     "bf16": (lib.SM120_BF16, "bfloat16", 256),
     "f16": (lib.SM120_F16, "float16", 256),
 }
