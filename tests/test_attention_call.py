@@ -167,3 +167,41 @@ def test_a_form_is_checked_once(device: pysm120.Device, rng: np.random.Generator
     assert np.array_equal(first, again)
     with pytest.raises(TypeError, match="window is"):
         pysm120.attention(q, k, v, precision="bf16", window=[[], 3])  # type: ignore[call-overload] # what is tested
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
+@pytest.mark.parametrize("axis", ["batch", "row", "head"])
+def test_more_than_2_31_elements(device: pysm120.Device, rng: np.random.Generator, precision: str, axis: str) -> None:
+    """Tensors whose elements lie further apart than 32 bits count; what is between them is never touched."""
+    q, k, v = normal(rng, 2, 40, 4, 64), normal(rng, 2, 40, 2, 64), normal(rng, 2, 40, 2, 64)
+    far = {"batch": 1 << 31, "row": 1 << 26, "head": (1 << 30) + (1 << 13)}[axis]
+    base = device.empty(((1 << 32) + (1 << 20),), q.dtype)
+    places: list[pysm120.Array] = []
+    for n, x in enumerate((q, k, v, np.zeros_like(q))):
+        near = [64 * x.shape[1] * x.shape[2], 64 * x.shape[2], 64]  # batch, row, head
+        near[["batch", "row", "head"].index(axis)] = far
+        if axis == "head":
+            near[:2] = [64 * 64, 64]
+        if axis == "row":
+            near[0] = 64 * x.shape[2]
+        address = base.address + 2 * (n << 15)
+        places.append(pysm120.Array(base.owner, address, x.shape, (*near, 1), x.dtype))
+        for at in np.ndindex(x.shape[:1] if axis == "batch" else x.shape[:3]):
+            places[-1][at].copy_from(x[at])
+    options: dict[str, Any] = {"precision": precision, "causal": True}
+    pysm120.attention(places[0], places[1], places[2], out=places[3], **options)
+    wanted = pysm120.attention(q, k, v, device=device, **options)
+    for at in np.ndindex(q.shape[:3]):
+        assert np.array_equal(places[3][at].numpy(), wanted[at]), at
+
+
+def test_a_mask_of_more_than_2_31_elements(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = normal(rng, 1, 40, 2, 64)
+    values = rng.standard_normal((40, 40)) > 0
+    base = device.empty(((1 << 32) + (1 << 20),), np.bool_)
+    mask = pysm120.Array(base.owner, base.address, (40, 40), (1 << 26, 3), base.dtype)
+    for at in np.ndindex(values.shape):
+        mask[at].copy_from(values[at])
+    x = device.array(q)
+    out = pysm120.attention(x, x, x, mask=mask, precision="bf16")
+    assert np.array_equal(out.numpy(), pysm120.attention(q, q, q, mask=values, precision="bf16", device=device))
