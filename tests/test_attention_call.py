@@ -205,3 +205,37 @@ def test_a_mask_of_more_than_2_31_elements(device: pysm120.Device, rng: np.rando
     x = device.array(q)
     out = pysm120.attention(x, x, x, mask=mask, precision="bf16")
     assert np.array_equal(out.numpy(), pysm120.attention(q, q, q, mask=values, precision="bf16", device=device))
+
+
+def test_a_repeated_call_still_looks_where_things_are(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """What is known of a form says nothing of addresses, of what was freed, of other devices or of streams."""
+    x = normal(rng, 1, 40, 2, 64)
+    q, out, lse = device.array(x), device.array(np.zeros_like(x)), device.empty((1, 2, 40))
+    options: dict[str, Any] = {"precision": "bf16", "causal": True}
+    for _ in range(3):
+        pysm120.attention(q, q, q, out=out, lse=lse, **options)
+    wanted = out.numpy()
+    odd = device.zeros((1 + x.size,), x.dtype)
+    there = pysm120.Array(odd.owner, odd.address + 2, x.shape, q.strides, x.dtype).copy_from(x)
+    pysm120.attention(there, there, there, out=out, lse=lse, **options)
+    assert np.array_equal(out.numpy(), wanted)
+    stream = device.stream()
+    out.copy_from(np.zeros_like(x))
+    assert pysm120.attention(q, q, q, out=out, lse=lse, return_lse=True, stream=stream, **options) == (out, lse)
+    assert np.array_equal(out.numpy(stream=stream), wanted)
+    with pytest.raises(TypeError, match="stream is a float"):
+        pysm120.attention(q, q, q, out=out, lse=lse, stream=1.5, **options)
+    with pysm120.Device(str(device)) as other:
+        y = other.array(x)
+        if not device.shares_memory_with(other):
+            with pytest.raises(pysm120.InvalidArgumentError, match="k is on"):
+                pysm120.attention(q, y, q, out=out, lse=lse, **options)
+    gone = device.array(x)
+    gone.free()
+    with pytest.raises(pysm120.ClosedError):
+        pysm120.attention(q, gone, q, out=out, lse=lse, **options)
+    q.readonly = True
+    pysm120.attention(q, q, q, out=out, lse=lse, **options)
+    out.readonly = True
+    with pytest.raises(pysm120.InvalidArgumentError, match="out is read-only"):
+        pysm120.attention(q, q, q, out=out, lse=lse, **options)
