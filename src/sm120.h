@@ -196,6 +196,17 @@ SM120_API sm120_status sm120_module_unload(sm120_module *module); /* and its ker
 SM120_API sm120_status sm120_module_kernel(sm120_module *module, const char *entry, sm120_kernel **kernel);
 /* Entry `index` = 0, 1, ... until UNSUPPORTED; for a cubin that is at once. */
 SM120_API sm120_status sm120_module_entry(sm120_module *module, int32_t index, const char **entry);
+/* A .global or .const variable of a module that came as PTX, on the virtual device. */
+typedef struct sm120_variable_info {
+    uint32_t size; /* sizeof(sm120_variable_info), set by the caller */
+    int32_t is_constant;
+    sm120_address address;
+    uint64_t bytes;
+    const char *name; /* lives as long as the module */
+    char type[16];    /* of an element: "u32", "b8" */
+} sm120_variable_info;
+/* Variable `index` = 0, 1, ... until UNSUPPORTED, which on a GPU is at once. */
+SM120_API sm120_status sm120_module_variable(sm120_module *module, int32_t index, sm120_variable_info *info);
 SM120_API sm120_status sm120_kernel_query(sm120_kernel *kernel, sm120_kernel_info *info);
 SM120_API sm120_status sm120_kernel_parameter(sm120_kernel *kernel, int32_t index, sm120_parameter_info *info);
 SM120_API sm120_status sm120_kernel_occupancy(sm120_kernel *kernel, uint32_t threads, uint32_t shared_bytes,

@@ -103,12 +103,15 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_tensor_map_replace_address(d, &map, 256));
     BAD(INVALID_ARGUMENT, word, sm120_module_kernel(m, "scale", &kernel));
     BAD(INVALID_ARGUMENT, word, sm120_module_entry(m, 0, &text));
+    sm120_variable_info variable_info = {.size = sizeof variable_info};
+    BAD(INVALID_ARGUMENT, word, sm120_module_variable(m, 0, &variable_info));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_query(k, &kernel_info));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_parameter(k, 0, &parameter_info));
     sm120_instruction_info instruction_info = {.size = sizeof instruction_info};
     BAD(INVALID_ARGUMENT, word, sm120_kernel_instruction(k, 0, &instruction_info));
     BAD(INVALID_ARGUMENT, word, sm120_kernel_occupancy(k, 32, 0, &n));
     BAD(INVALID_ARGUMENT, word, sm120_launch(k, one, one, 0, NULL, NULL, NULL, 0));
+    BAD(INVALID_ARGUMENT, word, sm120_launch_cooperative(k, one, one, 0, NULL, NULL, NULL, 0));
 }
 
 static void test_handles(sm120_device *device, sm120_module *module, sm120_kernel *kernel) {
@@ -439,6 +442,37 @@ static void test_modules(sm120_device *device) {
     sm120_kernel_info info = {.size = sizeof info};
     BAD(INVALID_ARGUMENT, "module", sm120_module_unload(module));
     BAD(INVALID_ARGUMENT, "kernel", sm120_kernel_query(kernel, &info));
+}
+
+/* Variables: those of the text on the virtual device, none on a GPU. */
+static void test_variables(sm120_device *device) {
+    static const struct {
+        const char *name, *type;
+        int32_t is_constant;
+        uint64_t bytes;
+        uint32_t first;
+    } want[] = {{"table", "u32", 0, 16, 7}, {"five", "b8", 1, 1, 5}};
+    char text[4096], rest[4096];
+    sm120_module *module = NULL;
+    sm120_device_info info = {.size = sizeof info};
+    sm120_variable_info got = {.size = sizeof got};
+    snprintf(rest, sizeof rest, "%s.global .u32 table[4] = {7};\n.const .b8 five = 5;\n%s", ".address_size 64\n",
+             body + strlen(".address_size 64\n"));
+    write_ptx(device, text, sizeof text, rest);
+    OK(sm120_device_query(device, &info));
+    OK(sm120_module_load(device, text, strlen(text), "variables.ptx", &module));
+    for (int32_t i = 0; i < 2 && info.is_virtual; ++i) {
+        uint32_t first = 0;
+        OK(sm120_module_variable(module, i, &got));
+        OK(sm120_copy_to_host(device, &first, got.address, got.bytes < 4 ? got.bytes : 4, NULL));
+        OK(sm120_device_synchronize(device));
+        TRUE(strcmp(got.name, want[i].name) == 0 && strcmp(got.type, want[i].type) == 0);
+        TRUE(got.is_constant == want[i].is_constant && got.bytes == want[i].bytes && first == want[i].first);
+    }
+    BAD(UNSUPPORTED, "past the last variable", sm120_module_variable(module, info.is_virtual ? 2 : 0, &got));
+    BAD(INVALID_ARGUMENT, "index = -1", sm120_module_variable(module, -1, &got));
+    BAD(INVALID_ARGUMENT, "info is NULL", sm120_module_variable(module, 0, NULL));
+    OK(sm120_module_unload(module));
 }
 
 static void test_images(sm120_device *device) {
@@ -964,6 +998,7 @@ int main(int argc, char **argv) {
     test_streams(device, kernel);
     test_dead_handles(device, kernel);
     test_modules(device);
+    test_variables(device);
     test_images(device);
     test_kernel(kernel);
     test_launch(device, kernel);

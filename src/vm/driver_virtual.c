@@ -295,7 +295,7 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
 static void free_module(struct CUmod_st *m) {
     struct device *device = m->module.device;
     for (uint32_t k = 0; k < m->module.variable_count; k++)
-        memory_free(device, m->module.variables[k], 2);
+        memory_free(device, m->module.variables[k].address, 2);
     arena_free(&m->module.arena);
     free(m);
 }
@@ -853,6 +853,20 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
     return r;
 }
 
+static CUresult virtual_variable(CUmodule module, int index, sm120_variable_info *info) {
+    if (!module || !info || index < 0)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "module or info is NULL, or index is below 0");
+    if ((uint32_t)index >= module->module.variable_count)
+        return fault_set(CUDA_ERROR_NOT_FOUND, "the module has %u variables", module->module.variable_count);
+    const struct placed *const v = &module->module.variables[index];
+    snprintf(info->type, sizeof info->type, "%s", type_name((enum type)v->type));
+    info->is_constant = v->space == SPACE_CONST;
+    info->address = v->address;
+    info->bytes = v->bytes;
+    info->name = v->name;
+    return CUDA_SUCCESS;
+}
+
 static CUresult virtual_profile(CUcontext context, int on) {
     if (!context)
         return null_argument("context");
@@ -887,6 +901,7 @@ const struct driver *driver_virtual(void) {
         .counters_reset = virtual_counters_reset,
         .interrupt = virtual_interrupt,
         .configure = launch_configure,
+        .variable = virtual_variable,
         .profile = virtual_profile,
         .profile_read = virtual_profile_read,
         .looking = trace_is_looking,

@@ -178,6 +178,13 @@ struct use {
     uint8_t is_write;
 };
 
+/* A variable and its place in its space. */
+struct placed {
+    const char *name; /* as the program spells it */
+    uint64_t address, bytes;
+    uint8_t type, space;
+};
+
 /* Where an instruction was written, and what it is called. A statement that became several instructions has its
  * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
@@ -304,7 +311,7 @@ struct module {
     struct device *device;
     struct CUfunc_st **functions;
     uint32_t function_count;
-    uint64_t *variables; /* device addresses of .global and .const variables */
+    struct placed *variables; /* .global and .const ones */
     uint32_t variable_count;
     struct module *next, *previous;
 };
