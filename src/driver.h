@@ -218,6 +218,7 @@ struct driver {
     CUresult (*instruction)(CUfunction function, int index, sm120_instruction_info *info);
     CUresult (*step_query)(const sm120_step *step, sm120_step_info *info);
     CUresult (*step_register)(const sm120_step *step, int which, int index, sm120_register_info *info);
+    CUresult (*step_variable)(const sm120_step *step, int index, sm120_variable_info *info);
     CUresult (*step_lanes)(const sm120_step *step, int index, sm120_lanes_info *info);
     CUresult (*step_shared)(const sm120_step *step, uint32_t address, void *to, size_t bytes);
 };

@@ -291,6 +291,10 @@ typedef struct sm120_register_info {
 SM120_API sm120_status sm120_step_register(const sm120_step *step, int32_t which, int32_t index,
                                            sm120_register_info *info);
 
+/* Variable `index` = 0, 1, ... that the instruction names as an address, [table + 4], until UNSUPPORTED; `address` is
+ * in the variable's own space. */
+SM120_API sm120_status sm120_step_variable(const sm120_step *step, int32_t index, sm120_variable_info *info);
+
 /* Lanes of a warp of the step's CTA that are at one place; none: a warp that has exited. */
 typedef struct sm120_lanes_info {
     uint32_t size; /* sizeof(sm120_lanes_info), set by the caller */

@@ -858,12 +858,7 @@ static CUresult virtual_variable(CUmodule module, int index, sm120_variable_info
         return fault_set(CUDA_ERROR_INVALID_VALUE, "module or info is NULL, or index is below 0");
     if ((uint32_t)index >= module->module.variable_count)
         return fault_set(CUDA_ERROR_NOT_FOUND, "the module has %u variables", module->module.variable_count);
-    const struct placed *const v = &module->module.variables[index];
-    snprintf(info->type, sizeof info->type, "%s", type_name((enum type)v->type));
-    info->is_constant = v->space == SPACE_CONST;
-    info->address = v->address;
-    info->bytes = v->bytes;
-    info->name = v->name;
+    variable_describe(&module->module.variables[index], info);
     return CUDA_SUCCESS;
 }
 
@@ -908,6 +903,7 @@ const struct driver *driver_virtual(void) {
         .instruction = trace_instruction,
         .step_query = trace_query,
         .step_register = trace_register,
+        .step_variable = trace_variable,
         .step_lanes = trace_lanes,
         .step_shared = trace_shared,
         .name_text = virtual_name_text};

@@ -358,7 +358,7 @@ static void read_instruction(struct parser *p) {
     snprintf(s->name, sizeof s->name, "%.*s", (int)(end - s->opcode.at), s->opcode.at);
     s->opcode.length = (uint32_t)(end - s->opcode.at);
     decode_known(p);
-    s->operands = s->uses = 0;
+    s->operands = s->uses = s->variables = 0;
     if (!strcmp(s->name, "call") || !strcmp(s->name, "call.uni")) {
         read_call(p);
         expect(p, ';', "';'");

@@ -185,6 +185,12 @@ struct placed {
     uint8_t type, space;
 };
 
+/* A variable that an instruction names as an address: it is at [slot + variable.address]. */
+struct named_address {
+    struct placed variable;
+    uint32_t slot;
+};
+
 /* Where an instruction was written, and what it is called. A statement that became several instructions has its
  * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
@@ -193,8 +199,9 @@ struct place {
     uint32_t line, row; /* of the file, as line markers say; of the text itself */
     uint32_t opcode;    /* counter */
     const struct use *use; /* its registers, without the guard, which is inst.guard */
-    uint32_t uses;
-    const char *guard; /* what the program calls it; NULL: none */
+    uint32_t uses, named;
+    const struct named_address *name; /* its variables: `named` of them */
+    const char *guard;                /* what the program calls it; NULL: none */
 };
 
 struct parameter {
