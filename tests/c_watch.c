@@ -177,8 +177,5 @@ int main(int argc, char **argv) {
         BAD(UNSUPPORTED, "cannot be watched", sm120_device_watch(device, NULL));
     }
     OK(sm120_device_close(device));
-    if (failures != 0) {
-        printf("%d failed\n", failures);
-    }
-    return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return ended();
 }
