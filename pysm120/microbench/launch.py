@@ -1,0 +1,126 @@
+"""Launches of a benchmark's kernel: what goes in, the clocks and words that come out, and whether the words are right."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pysm120.device import Device
+from pysm120.microbench.form import LANES, Form
+from pysm120.microbench.kernel import BenchKernel
+from pysm120.module import Kernel
+
+STAMPS = 5
+POISON = 0xA5A5A5A5
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """When the warps of a launch began and ended, [cta][warp]; clocks of each multiprocessor, nanoseconds of all."""
+
+    clock_start: npt.NDArray[np.uint64]
+    clock_end: npt.NDArray[np.uint64]
+    timer_start: npt.NDArray[np.uint64]
+    timer_end: npt.NDArray[np.uint64]
+    sm: npt.NDArray[np.uint64]
+
+    @property
+    def clocks(self) -> float:
+        """Clocks from the first start to the last end in a CTA; the median of all CTAs."""
+        return float(np.median(self.clock_end.max(axis=1) - self.clock_start.min(axis=1)))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first start to the last end."""
+        return float(self.timer_end.max() - self.timer_start.min()) * 1e-9
+
+    @property
+    def megahertz(self) -> float:
+        """The clock meanwhile, by both counters; 0 where the timer stood still."""
+        nanoseconds = (self.timer_end.max(axis=1) - self.timer_start.min(axis=1)).astype(np.float64)
+        clocks = (self.clock_end.max(axis=1) - self.clock_start.min(axis=1)).astype(np.float64)
+        return float(np.median(clocks[nanoseconds > 0] / nanoseconds[nanoseconds > 0]) * 1e3) if (nanoseconds > 0).any() else 0.0
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether every CTA had a multiprocessor to itself."""
+        return len(np.unique(self.sm[:, 0])) == len(self.sm)
+
+
+class Launcher:
+    """Launches kernels of benchmarks on a device; holds the memory that they use."""
+
+    def __init__(self, device: Device, seed: int) -> None:
+        self.device = device
+        self.rng = np.random.default_rng(seed)
+        self._data: Any = None
+        self._pattern: npt.NDArray[np.uint32] | None = None
+
+    def pattern(self, nbytes: int) -> npt.NDArray[np.uint32]:
+        """Return what the kernels find in the data: words that differ."""
+        words = -(-nbytes // 4)
+        if self._pattern is None or len(self._pattern) < words:
+            self._pattern = (np.arange(words, dtype=np.uint64) * np.uint64(0x9E3779B1) + np.uint64(0x1234567)).astype(np.uint32)
+        return self._pattern[:words]
+
+    def data(self, bench: BenchKernel, ctas: int) -> Any:
+        """Return the global memory that a kernel works on, filled anew where it writes there."""
+        nbytes = int(bench.form.options.get("data", lambda _: 16)(ctas))
+        if self._data is None or self._data.nbytes < nbytes or bench.form.options.get("writes"):
+            words = bench.form.options["fill"](nbytes, ctas) if "fill" in bench.form.options else self.pattern(nbytes)
+            self._data = self.device.array(words)
+        return self._data
+
+    def launch(
+        self, bench: BenchKernel, kernel: Kernel, *, ctas: int, warps: int, trips: int, timed: bool
+    ) -> tuple[Times, npt.NDArray[np.uint32]]:
+        """Run a kernel once; return the times and the words [thread][word]."""
+        run = self.prepared(bench, kernel, ctas=ctas, warps=warps, timed=timed)
+        return run(trips)
+
+    def prepared(self, bench: BenchKernel, kernel: Kernel, *, ctas: int, warps: int, timed: bool) -> Any:
+        """Return what runs a kernel with a number of trips, as often as one likes."""
+        device, form = self.device, bench.form
+        threads = ctas * warps * LANES
+        words = form.options.get("words", bench.words)
+        times = device.array(np.zeros((ctas, warps, STAMPS), np.uint64))
+        sums = device.array(np.full((threads, words + 1), POISON, np.uint32))
+        inputs = device.array(bench.inputs(self.rng if timed else None))
+        data = self.data(bench, ctas)
+        more = form.options["arguments"](device, data, bench, ctas) if "arguments" in form.options else ()
+        shared = int(form.options.get("shared", lambda _: 0)(bench))
+
+        def run(trips: int) -> tuple[Times, npt.NDArray[np.uint32]]:
+            kernel(ctas, warps * LANES, times, sums, inputs, data, np.uint32(trips), *more, shared=shared)
+            stamps = times.numpy()
+            return Times(*(stamps[:, :, i] for i in range(STAMPS))), np.asarray(sums.numpy())
+
+        return run
+
+
+def check(launcher: Launcher, bench: BenchKernel, kernel: Kernel, *, ctas: int = 2, warps: int = 2, trips: int = 3) -> str:
+    """Run a kernel for a few trips; say what is wrong with its words, "" where nothing is."""
+    form = bench.form
+    warps = form.options.get("check_warps", warps)
+    _, words = launcher.launch(bench, kernel, ctas=ctas, warps=warps, trips=trips, timed=False)
+    if "check" in form.options:
+        return str(form.options["check"](launcher, bench, words, ctas, warps, trips))
+    expected = form.model(form.state.initial(), trips * form.unroll)  # [word][lane]
+    got = words.reshape(ctas * warps, LANES, bench.words + 1)
+    first = got[:, :, :-1].transpose(0, 2, 1)
+    if not _agree(first, expected, form):
+        where = tuple(int(i[0]) for i in np.nonzero(first != expected))
+        return (f"word {where[1]} of lane {where[2]} of warp {where[0]} is {first[where]:#010x} after {trips * form.unroll} steps, "
+                f"not {expected[where[1:]]:#010x}")  # fmt: skip
+    sums = (first.astype(np.uint64).sum(axis=1) * bench.chains).astype(np.uint32)
+    if not np.array_equal(got[:, :, -1], sums):
+        return f"the {bench.chains} chains of {bench.entry} do not end alike"
+    return ""
+
+
+def _agree(got: npt.NDArray[np.uint32], expected: npt.NDArray[np.uint32], form: Form) -> bool:
+    if form.rtol == 0:
+        return bool((got == expected).all())
+    a, b = (np.ascontiguousarray(x).view(form.number).astype(np.float64) for x in (got, expected))
+    return bool(np.allclose(a, b, rtol=form.rtol, atol=0))
