@@ -29,6 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     parser.add_argument("--only", metavar="TEXT", default="", help="only forms whose name contains TEXT")
     parser.add_argument("--runs", metavar="N", default=str(RUNS), help=f"timed runs of each figure (default: {RUNS})")
+    parser.add_argument("--ms", metavar="T", default="2", help="milliseconds of each of these runs (default: 2)")
     parser.add_argument("--list", action="store_true", help="print the forms and measure nothing")
     parser.add_argument("--json", metavar="FILE", help="write everything to a file")
     parser.add_argument("--plot", metavar="FILE.png", help="draw rates and latencies (needs matplotlib)")
@@ -60,7 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measure(arguments: argparse.Namespace, forms: list[groups.Form]) -> int:
     """Measure forms and show them: 1 where one of them computed something wrong."""
-    runs = number(arguments.runs, "--runs", 1)
+    runs, ms = number(arguments.runs, "--runs", 1), number(arguments.ms, "--ms", 1)
+    if not runs or not ms:
+        message = f"--runs is {runs} and --ms {ms}: both are at least 1"
+        raise InvalidArgumentError(message)
     seed = number(arguments.seed, "--seed", 0) if arguments.seed is not None else secrets.randbelow(1 << 32)
     to_json, to_plot = path_of(arguments.json, "--json", ".json"), path_of(arguments.plot, "--plot", ".png")
     if to_plot:
@@ -70,7 +74,7 @@ def _measure(arguments: argparse.Namespace, forms: list[groups.Form]) -> int:
             message = f"no figure without its machine code: {toolchain.missing()}, or say --unproven"
             raise InvalidArgumentError(message)
         ready = prepare(device, forms, is_short=device.is_virtual)
-        launcher, choice = Launcher(device, seed), Choice(runs, arguments.unproven)
+        launcher, choice = Launcher(device, seed), Choice(runs, ms * 1e-3, arguments.unproven)
         results = []
         with _console.progress(len(ready), "microbench") as step:
             for one in ready:

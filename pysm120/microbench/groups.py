@@ -3,12 +3,27 @@
 from collections.abc import Sequence
 
 from pysm120.errors import InvalidArgumentError
-from pysm120.microbench import forms_math, forms_mma
+from pysm120.microbench import (
+    forms_copy,
+    forms_launch,
+    forms_math,
+    forms_memory,
+    forms_mma,
+    forms_shared,
+    forms_sync,
+    forms_warp,
+)
 from pysm120.microbench.form import Form
 
 GROUPS: dict[str, Sequence[Form]] = {
     "mma": forms_mma.FORMS,
     "math": forms_math.FORMS,
+    "warp": forms_warp.FORMS,
+    "shared": forms_shared.FORMS,
+    "sync": forms_sync.FORMS,
+    "copy": forms_copy.FORMS,
+    "memory": forms_memory.FORMS,
+    "launch": forms_launch.FORMS,
 }
 
 

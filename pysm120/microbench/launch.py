@@ -13,6 +13,7 @@ from pysm120.module import Kernel
 
 STAMPS = 5
 POISON = 0xA5A5A5A5
+VIRTUAL_SPAN = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Launcher:
         self.device = device
         self.rng = np.random.default_rng(seed)
         self._data: Any = None
+        self._is_written = False
         self._pattern: npt.NDArray[np.uint32] | None = None
 
     def pattern(self, nbytes: int) -> npt.NDArray[np.uint32]:
@@ -64,13 +66,27 @@ class Launcher:
             self._pattern = (np.arange(words, dtype=np.uint64) * np.uint64(0x9E3779B1) + np.uint64(0x1234567)).astype(np.uint32)
         return self._pattern[:words]
 
+    def limited(self, span: int) -> int:
+        """Return how many bytes a kernel goes through: on the virtual device, which times nothing, no more than a few."""
+        return min(span, VIRTUAL_SPAN) if self.device.is_virtual else span
+
     def data(self, bench: BenchKernel, ctas: int) -> Any:
-        """Return the global memory that a kernel works on, filled anew where it writes there."""
-        nbytes = int(bench.form.options.get("data", lambda _: 16)(ctas))
-        if self._data is None or self._data.nbytes < nbytes or bench.form.options.get("writes"):
-            words = bench.form.options["fill"](nbytes, ctas) if "fill" in bench.form.options else self.pattern(nbytes)
-            self._data = self.device.array(words)
+        """Return the global memory that a kernel works on, filled anew where anything has written there."""
+        options = bench.form.options
+        nbytes = self.limited(int(options.get("data", lambda _: 16)(ctas)))
+        if self._data is None or self._data.nbytes < nbytes or options.get("writes") or self._is_written:
+            self._data = None  # before there is another one: it may be large
+            self._data = self.device.array(options["fill"](nbytes, ctas) if "fill" in options else self.pattern(nbytes))
+            if options.get("addresses"):
+                places = self._data.numpy().view(np.uint64) + np.uint64(self._data.address)
+                self._data.copy_from(places.view(np.uint32))
+        self._is_written = bool(options.get("writes"))
         return self._data
+
+    def read(self, nbytes: int) -> npt.NDArray[np.uint32]:
+        """Return the first bytes of the data as they are now."""
+        words: npt.NDArray[np.uint32] = self._data.numpy()[: nbytes // 4]
+        return words
 
     def launch(
         self, bench: BenchKernel, kernel: Kernel, *, ctas: int, warps: int, trips: int, timed: bool
@@ -86,10 +102,14 @@ class Launcher:
         words = form.options.get("words", bench.words)
         times = device.array(np.zeros((ctas, warps, STAMPS), np.uint64))
         sums = device.array(np.full((threads, words + 1), POISON, np.uint32))
-        inputs = device.array(bench.inputs(self.rng if timed else None))
+        values = bench.inputs(self.rng if timed else None)
+        for name, _, index in bench.loads():
+            if name == "input_M_0":  # the span less one
+                values[index] = self.limited(int(form.options["span"])) - 1
+        inputs = device.array(values)
         data = self.data(bench, ctas)
         more = form.options["arguments"](device, data, bench, ctas) if "arguments" in form.options else ()
-        shared = int(form.options.get("shared", lambda _: 0)(bench))
+        shared = int(form.options.get("shared", lambda *_: 0)(bench, warps))
 
         def run(trips: int) -> tuple[Times, npt.NDArray[np.uint32]]:
             kernel(ctas, warps * LANES, times, sums, inputs, data, np.uint32(trips), *more, shared=shared)

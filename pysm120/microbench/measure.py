@@ -11,7 +11,6 @@ from pysm120.module import Kernel
 
 FIRST_TRIPS = 4
 SHORT_CLOCKS = 40_000  # of a run that looks for the best cell
-LONG_SECONDS = 2e-3  # of a run whose figure is kept: globaltimer ticks in microseconds on some chips
 SHORT_RUNS = 3
 WARM_RUNS = 2
 MOST_TRIPS = 1 << 24
@@ -22,6 +21,7 @@ class Choice:
     """What the command line says of measuring."""
 
     runs: int = 7
+    seconds: float = 2e-3  # of a run whose figure is kept: globaltimer ticks in microseconds on some chips
     may_be_unproven: bool = False
 
 
@@ -55,10 +55,14 @@ def measure(launcher: Launcher, ready: Ready, choice: Choice) -> Result:
 
 def _time(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> None:
     form = ready.form
+    if "seconds" in form.options:
+        seconds = [form.options["seconds"](launcher, *ready.kernels[1]) for _ in range(choice.runs)]
+        result.per_second = Spread.of([1 / s for s in seconds if s > 0])
+        return
     if form.has_latency:
         bench, kernel = ready.kernels[form.chains[0]]
-        run = _Run(launcher, bench, kernel, ctas=1, warps=1)
-        trips = run.trips_for(SHORT_CLOCKS)
+        run = _Run(launcher, bench, kernel, ctas=1, warps=form.options.get("latency_warps", 1))
+        trips = run.trips_for(form.options.get("clocks", SHORT_CLOCKS))
         times = [run(trips) for _ in range(choice.runs)]
         result.latency = Spread.of([t.clocks / (trips * form.unroll) for t in times])
     sms = int(form.options.get("ctas", lambda count: count)(launcher.device.info.multiprocessors))
@@ -74,16 +78,16 @@ def _time(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> N
             if best is None or rate > best[0]:
                 best = (rate, run)
     if best is not None:
-        _keep(best[1], choice.runs, result)
+        _keep(best[1], choice, result)
 
 
-def _keep(run: "_Run", runs: int, result: Result) -> None:
+def _keep(run: "_Run", choice: Choice, result: Result) -> None:
     """Time the best cell for longer."""
     trips = run.trips_for(SHORT_CLOCKS)
-    trips = min(MOST_TRIPS, max(trips, int(trips * LONG_SECONDS / max(run(trips).seconds, 1e-7))))
+    trips = min(MOST_TRIPS, max(trips, int(trips * choice.seconds / max(run(trips).seconds, 1e-7))))
     for _ in range(WARM_RUNS):
         run(trips)
-    times = [run(trips) for _ in range(runs)]
+    times = [run(trips) for _ in range(choice.runs)]
     if not all(t.is_spread for t in times):
         result.status, result.message = "wrong", "two CTAs shared a multiprocessor"
         return

@@ -5,7 +5,7 @@ from pysm120.microbench.result import Report, Result, Spread
 
 COLUMNS = ("form", "latency", "per SM and clock", "spread", "chains x warps", "whole chip", "MHz", "unit", "timed loop, or why not")
 WORDS = {"measured": "", "unproven": "UNPROVEN: ", "checked": "right; ", "objected": "NO FIGURE: ", "absent": "absent: ", "wrong": "WRONG: "}
-PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def show(report: Report) -> None:
