@@ -12,6 +12,7 @@ from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError
 from pysm120.microbench import groups, result, table, toolchain
 from pysm120.microbench.compare import compare
+from pysm120.microbench.form import Form
 from pysm120.microbench.launch import Launcher
 from pysm120.microbench.measure import Choice, measure
 from pysm120.microbench.prepare import prepare
@@ -34,7 +35,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything to a file")
     parser.add_argument("--plot", metavar="FILE.png", help="draw rates and latencies (needs matplotlib)")
     parser.add_argument(
-        "--unproven", action="store_true", help="print figures though nobody can read the machine code (no ptxas, no nvdisasm)"
+        "--unproven",
+        action="store_true",
+        help="print figures though nobody can read the machine code (no ptxas, no nvdisasm)",
     )
     parser.add_argument("--seed", metavar="N", help="of the operands of timed runs (default: a new one)")
 
@@ -59,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _measure(arguments, forms)
 
 
-def _measure(arguments: argparse.Namespace, forms: list[groups.Form]) -> int:
+def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
     """Measure forms and show them: 1 where one of them computed something wrong."""
     runs, ms = number(arguments.runs, "--runs", 1), number(arguments.ms, "--ms", 1)
     if not runs or not ms:

@@ -40,7 +40,7 @@ class Operand:
         if rng is not None and self.random is not None:
             return self.random(rng, (self.words, LANES))
         value = np.asarray(self.value, np.uint64)
-        if value.ndim < 2:
+        if value.ndim in {0, 1}:
             value = np.broadcast_to(value.reshape(-1, 1), (self.count, LANES))
         if self.kind != "b64":
             return value.astype(np.uint32)

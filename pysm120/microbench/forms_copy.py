@@ -25,7 +25,7 @@ def _pattern(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
 
 def _looked_at(size: int) -> npt.NDArray[np.int64]:
     """Return the offsets in a tile of the words that the lanes look at."""
-    first = 4 * WORD if size >= 1024 else 0  # noqa: PLR2004 - as copy.ptx has it
+    first = 4 * WORD if size >= 1024 else 0
     return first + 4 * np.arange(LANES)
 
 
@@ -147,7 +147,9 @@ def _loads() -> list[Form]:
 
 def _stores() -> list[Form]:
     return [
-        _bulk(f"cp.async.bulk to global, {size:,} bytes", r"UBLKCP\.G\.S.*", size=size, kind="store", check=_check_stores)
+        _bulk(
+            f"cp.async.bulk to global, {size:,} bytes", r"UBLKCP\.G\.S.*", size=size, kind="store", check=_check_stores
+        )
         for size in (512, 2048, 8192, 32768)
     ]
 
@@ -161,23 +163,31 @@ def _sums() -> list[Form]:
     """Return sums in f32, from one tile of 16 KiB that all add to up to thousands."""
     forms = []
     for tiles in (1, 16, 256, 4096):
-        data = {"tiles": tiles, "data": lambda _, tiles=tiles: tiles * TILE, "fill": zeros, "check": _check_sums, "writes": True}
+        data = {
+            "tiles": tiles,
+            "data": lambda _, tiles=tiles: tiles * TILE,
+            "fill": zeros,
+            "check": _check_sums,
+            "writes": True,
+        }
         noun = f"{tiles:,} tile{'s' if tiles > 1 else ''}"
         forms.append(_bulk(f"cp.reduce.async.bulk.add.f32, {noun}", r"UBLKRED\.G\.S\.ADD\.F32.*", size=TILE, kind="reduce",
                            note="tiles of 16 KiB", **data))  # fmt: skip
         for width, suffix, pattern in ((4, "", "F32"), (8, ".v2", "F32x2"), (16, ".v4", "F32x4")):
-            registers = "X" if width == 4 else "{" + ", ".join(["X"] * (width // 4)) + "}"  # noqa: PLR2004 - a scalar
+            registers = "X" if width == 4 else "{" + ", ".join(["X"] * (width // 4)) + "}"
             forms.append(Form(
                 name=f"red.global.add{suffix}.f32, {noun}", group="copy", template="global",
                 lines=(f"red.global.add{suffix}.f32 [address], {registers};",), sass=rf"REDG?\.E\.ADD\.{pattern}\..*",
                 state=Operand("b32", 1, 0x3F800000), inputs={"M": Operand("b32", 1, tiles * TILE - 1)}, model=lambda words, _: words, amount=LANES * width // 4, unit="add",
-                oldest=70 if width == 4 else 90, chains=(4,), warps=(8, 16, 32), unroll=4, has_latency=False,  # noqa: PLR2004
+                oldest=70 if width == 4 else 90, chains=(4,), warps=(8, 16, 32), unroll=4, has_latency=False,
                 note="tiles of 16 KiB", options={"width": width, "span": tiles * TILE, **data},
             ))  # fmt: skip
     return forms
 
 
-def _check_async(launcher: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas: int, warps: int, trips: int) -> str:
+def _check_async(
+    launcher: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas: int, warps: int, trips: int
+) -> str:
     """Compare what lies in shared memory with the data that were copied last."""
     options = bench.form.options
     width, span, threads = options["width"], options["span"], warps * LANES

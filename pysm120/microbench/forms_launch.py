@@ -1,5 +1,6 @@
 """Launches: how many a second the host can make through this package, and what lies between two kernels on the device."""
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +52,8 @@ def _between(launcher: Launcher, bench: BenchKernel, kernel: Kernel) -> float:
     for arguments in queued:
         kernel(1, LANES, *arguments)
     stamps = [arguments[0].numpy()[0, 0] for arguments in (first, *queued)]
-    return float(np.median([float(b[2]) - float(a[3]) for a, b in zip(stamps, stamps[1:], strict=False)])) * 1e-9
+    gaps = [float(later[2]) - float(earlier[3]) for earlier, later in itertools.pairwise(stamps)]
+    return float(np.median(gaps)) * 1e-9
 
 
 def _form(name: str, timed: Timed, note: str) -> Form:
@@ -64,8 +66,12 @@ def _form(name: str, timed: Timed, note: str) -> Form:
 
 
 FORMS = [
-    _form("launch, a CTA, one after another", _one_after_another(1, waits=False), "through Python; the host's own time"),
-    _form("launch, a CTA per multiprocessor", _one_after_another(0, waits=False), "through Python; the host's own time"),
+    _form(
+        "launch, a CTA, one after another", _one_after_another(1, waits=False), "through Python; the host's own time"
+    ),
+    _form(
+        "launch, a CTA per multiprocessor", _one_after_another(0, waits=False), "through Python; the host's own time"
+    ),
     _form("launch and synchronise", _one_after_another(1, waits=True), "through Python, there and back"),
     _form("from a kernel to the next", _between, "on the device, both in a queue; end of loop to start of loop"),
 ]

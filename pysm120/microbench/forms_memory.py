@@ -10,6 +10,7 @@ from pysm120.microbench.forms_copy import first_difference
 from pysm120.microbench.kernel import BenchKernel
 
 LINE = 128
+WALK = 1 << 14  # steps of a timed run
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -44,14 +45,18 @@ def _chased(span: int) -> Form:
         lines=("ld.global.b64 next, [next];",), sass=r"LDG\.E\.64", state=Operand("b32"), model=lambda words, _: words,
         amount=1, unroll=16, chains=(1,), warps=(1,), note=f"lines of {LINE} bytes in a random order",
         options={"data": lambda _: span, "fill": fill, "addresses": True, "writes": True, "check": check, "words": 1,
-                 "ctas": lambda _: 1, "check_warps": 1, "clocks": 400 * min(span // LINE, 1 << 14)},
+                 "ctas": lambda _: 1, "check_warps": 1, "check_ctas": 1, "clocks": 400 * WALK, "first_steps": span // LINE if span <= 32 * MIB else 0},
     )  # fmt: skip
 
 
-def _streamed(name: str, line: str, sass: str, span: int, *, width: int = 16, oldest: int = 80, stores: bool = False) -> Form:
+def _streamed(
+    name: str, line: str, sass: str, span: int, *, width: int = 16, oldest: int = 80, stores: bool = False
+) -> Form:
     """Write loads or stores that all threads of the chip make together."""
 
-    def check(launcher: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas: int, warps: int, trips: int) -> str:
+    def check(
+        launcher: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas: int, warps: int, trips: int
+    ) -> str:
         size, threads = launcher.limited(span), ctas * warps * LANES
         steps = bench.chains * trips * bench.form.unroll
         at = (np.arange(threads)[:, None] * width + np.arange(steps) * threads * width) % size
@@ -74,9 +79,9 @@ def _streamed(name: str, line: str, sass: str, span: int, *, width: int = 16, ol
 
 
 STORED = 0x600DF00D
-LOAD = "{ .reg .b32 r<4>; ld.global.v4.b32 {r0, r1, r2, r3}, [address]; xor.b32 r0, r0, r1; xor.b32 r2, r2, r3; xor.b32 r0, r0, r2; xor.b32 X, X, r0; }"
+LOAD = "{ .reg .b32 r<4>; ld.global.L1::no_allocate.v4.b32 {r0, r1, r2, r3}, [address]; xor.b32 r0, r0, r1; xor.b32 r2, r2, r3; xor.b32 r0, r0, r2; xor.b32 X, X, r0; }"
 LOAD_8 = (
-    "{ .reg .b32 r<8>; ld.global.v8.b32 {r0, r1, r2, r3, r4, r5, r6, r7}, [address];"
+    "{ .reg .b32 r<8>; ld.global.L1::no_allocate.v8.b32 {r0, r1, r2, r3, r4, r5, r6, r7}, [address];"
     + "".join(f" xor.b32 r0, r0, r{i};" for i in range(1, 8)) + " xor.b32 X, X, r0; }"
 )  # fmt: skip
 STORE = "st.global.v4.b32 [address], {X, X, X, X};"
@@ -103,7 +108,11 @@ def _atomic(name: str, line: str, sass: str, *, words: int, note: str) -> Form:
 
 def _atomics() -> list[Form]:
     forms = []
-    for words, note in ((1, "one word for all"), (32, "32 words for all, those of a line"), (1 << 20, "a word for each thread")):
+    for words, note in (
+        (1, "one word for all"),
+        (32, "32 words for all, those of a line"),
+        (1 << 20, "a word for each thread"),
+    ):
         forms += [
             _atomic(f"red.global.add.u32, {words:,} words", "red.global.add.u32 [address], A;", r"REDG?\.E\.ADD\..*", words=words, note=note),
             _atomic(f"atom.global.add.u32, {words:,} words",
@@ -114,8 +123,8 @@ def _atomics() -> list[Form]:
 
 FORMS = [
     *(_chased(span) for span in (16 * KIB, 128 * KIB, 1 * MIB, 8 * MIB, 24 * MIB, 64 * MIB, 512 * MIB)),
-    *(_streamed("ld.global.v4.b32", LOAD, r"LDG\.E\.128", span) for span in (4 * MIB, 16 * MIB, 1024 * MIB)),
-    *(_streamed("ld.global.v8.b32", LOAD_8, r"LDG\.E\.ENL2\.256", span, width=32, oldest=100) for span in (16 * MIB, 1024 * MIB)),
+    *(_streamed("ld.global.L1::no_allocate.v4.b32", LOAD, r"LDG\.E\.NA\.128", span) for span in (4 * MIB, 16 * MIB, 1024 * MIB)),
+    *(_streamed("ld.global.L1::no_allocate.v8.b32", LOAD_8, r"LDG\.E\.(NA\.ENL2|ENL2\.NA|NA\.?ENL2)\.256", span, width=32, oldest=100) for span in (16 * MIB, 1024 * MIB)),
     *(_streamed("st.global.v4.b32", STORE, r"STG\.E\.128", span, stores=True) for span in (4 * MIB, 16 * MIB, 1024 * MIB)),
     *_atomics(),
 ]  # fmt: skip

@@ -106,8 +106,8 @@ def _form(
         if "Z" in select_a:
             operands["Z"] = Operand("b16", 1, 0)
         tail += f", S, {{{select_a}}}, T, {{{select_b}}}"
-    lines = [f"mma{sparse}.sync.aligned.m{m}n{n}k{k}.row.col{qualifiers}.{acc}.{a.removesuffix('x8')}.{b.removesuffix('x8')}.{acc}"
-             f"{more} X, A, B, X{tail};"]  # fmt: skip
+    types_text = f"{acc}.{a.removesuffix('x8')}.{b.removesuffix('x8')}.{acc}"
+    lines = [f"mma{sparse}.sync.aligned.m{m}n{n}k{k}.row.col{qualifiers}.{types_text}{more} X, A, B, X{tail};"]
     if vary:
         operands["V"] = Operand("b32", 1, 0)
         lines = [f"xor.b32 B{i}, B{i}, V;" for i in range(operands["B"].count)] + lines
@@ -171,7 +171,7 @@ def _fp8() -> list[Form]:
             name = f"m16n8k{k} {acc}.{a}.{b}"
             native = rf"QMMA\.168{k}\.{acc.upper()}\.{a.upper()}\.{b.upper()}"
             forms.append(_simple(name, native, needs=(120,)))
-            half = r"HMMA\.16816\." if k == 32 else r"HMMA\.1688\."  # noqa: PLR2004 - the deeper of the two
+            half = r"HMMA\.16816\." if k == 32 else r"HMMA\.1688\."
             emulated = {half + acc.upper(): 2, r"F2FP\.F16\.E\dM\d\.UNPACK_B": (k // 8, 8)}
             note = "emulated: f16 products; B changes in every step, A does not"
             forms.append(_simple(name, {"90": emulated}, needs=(90,), vary=True, note=note))
@@ -192,7 +192,11 @@ def _scaled() -> list[Form]:
     """Return the block-scaled kinds."""
     forms = []
     pairs = [("e4m3", "e4m3"), ("e5m2", "e5m2"), ("e4m3", "e5m2"), ("e4m3", "e2m1"), ("e2m1", "e2m1"), ("e3m2", "e2m3")]
-    selected = {"": ("0, 0", "0, 0"), " selectors 3,1 2,3": ("3, 1", "2, 3"), " selectors in registers": ("Z, Z", "Z, Z")}
+    selected = {
+        "": ("0, 0", "0, 0"),
+        " selectors 3,1 2,3": ("3, 1", "2, 3"),
+        " selectors in registers": ("Z, Z", "Z, Z"),
+    }
     for a, b in pairs:
         for text, (select_a, select_b) in selected.items():
             if text and (a, b) != ("e4m3", "e4m3"):

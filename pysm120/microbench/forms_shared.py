@@ -91,15 +91,33 @@ def _loads() -> list[Form]:
     forms = []
     for bits, kind in ((32, "b32"), (64, "v2.b32"), (128, "v4.b32")):
         width = bits // 8
-        sass = "LDS" if bits == 32 else rf"LDS\.{bits}"  # noqa: PLR2004 - what needs no suffix
-        forms.append(_load(f"ld.shared.{kind}", f"ld.shared.{kind}", sass, width * LANE, _halves(width * LANE, width), amount=width * LANES))
+        sass = "LDS" if bits == 32 else rf"LDS\.{bits}"
+        forms.append(
+            _load(
+                f"ld.shared.{kind}",
+                f"ld.shared.{kind}",
+                sass,
+                width * LANE,
+                _halves(width * LANE, width),
+                amount=width * LANES,
+            )
+        )
     for degree in (2, 4, 8, 16, 32):
         offsets = 4 * degree * LANE
         forms.append(_load(f"ld.shared.b32, {degree} lanes on a bank", "ld.shared.b32", "LDS", offsets, _halves(offsets, 4),
                            amount=4 * LANES, warps=(1, 4, 8, 16)))  # fmt: skip
     for name, offsets in (("side by side in rows of 128 bytes", ROW * (LANE % 8) + 16 * (LANE // 8)),
                           ("rows of 128 bytes, swizzled", ROW * (LANE % 8) + 16 * ((LANE // 8) ^ (LANE % 8)))):  # fmt: skip
-        forms.append(_load(f"ld.shared.v4.b32, {name}", "ld.shared.v4.b32", r"LDS\.128", offsets, _halves(offsets, 16), amount=16 * LANES))
+        forms.append(
+            _load(
+                f"ld.shared.v4.b32, {name}",
+                "ld.shared.v4.b32",
+                r"LDS\.128",
+                offsets,
+                _halves(offsets, 16),
+                amount=16 * LANES,
+            )
+        )
     return forms
 
 
@@ -123,7 +141,9 @@ def _matrices() -> list[Form]:
     return forms
 
 
-def _unpacked(name: str, access: str, sass: str, registers: int, offsets: Offsets, value: npt.NDArray[np.uint32], amount: int) -> Form:
+def _unpacked(
+    name: str, access: str, sass: str, registers: int, offsets: Offsets, value: npt.NDArray[np.uint32], amount: int
+) -> Form:
     """Write a chain of loads whose words cannot be addresses: the next one is the word plus K."""
     others = [f"r{i}" for i in range(registers)]
     lines = [f"{{ .reg .b32 {', '.join(others)};", f"{access} {{{', '.join(others)}}}, [X0];", "add.u32 X0, r0, K;",
@@ -149,7 +169,7 @@ def _unpacked(name: str, access: str, sass: str, registers: int, offsets: Offset
 
 def _small(data: npt.NDArray[np.uint8], row: int, bits: int) -> npt.NDArray[np.uint8]:
     """Return the 16 elements of a row of 16 bytes."""
-    if bits == 8:  # noqa: PLR2004 - whole bytes
+    if bits == 8:
         return data[row : row + 16]
     whole = int.from_bytes(data[row : row + 16 * bits // 8].tobytes(), "little")
     return np.array([whole >> bits * i & ((1 << bits) - 1) for i in range(16)], np.uint8)
@@ -162,9 +182,14 @@ def _bytes() -> list[Form]:
     kinds = ((8, "b8", "8"), (6, "b8x16.b6x16_p32", "U6x16P32TO8"), (4, "b8x16.b4x16_p64", "U4x16P64TO8"))
     for bits, kind, opcode in kinds:
         rows = np.array([_small(data, int(at), bits) for at in packed])  # [row][element]
-        if bits != 8:  # noqa: PLR2004 - whole bytes are what m8n8 of b16 brings
+        if bits != 8:
             for count in (1, 2, 4):
-                value = np.array([np.ascontiguousarray(rows[ROWS * j : ROWS * (j + 1)]).view(np.uint32).reshape(LANES) for j in range(count)])
+                value = np.array(
+                    [
+                        np.ascontiguousarray(rows[ROWS * j : ROWS * (j + 1)]).view(np.uint32).reshape(LANES)
+                        for j in range(count)
+                    ]
+                )
                 forms.append(_unpacked(f"ldmatrix.m8n16.x{count}.{kind}", f"ldmatrix.sync.aligned.m8n16.x{count}.shared.{kind}",
                                        rf"LDSM\.{opcode}\.M816" + (rf"\.{count}" if count > 1 else ""), count, packed, value, count * ROW))  # fmt: skip
         for count in (1, 2):
@@ -183,7 +208,15 @@ def _bytes() -> list[Form]:
 STORED = 0x5A5A5A5A  # alike in every byte: .trans moves them
 
 
-def _store(name: str, access: str, sass: str | Counts, offsets: Offsets, registers: int, amount: int, needs: tuple[int, ...] = ()) -> Form:
+def _store(
+    name: str,
+    access: str,
+    sass: str | Counts,
+    offsets: Offsets,
+    registers: int,
+    amount: int,
+    needs: tuple[int, ...] = (),
+) -> Form:
     """Write a chain of stores; what lies at the lane's address is read back after the loop.
 
     They are volatile: of stores to one address the assembler keeps the last.
@@ -208,20 +241,28 @@ def _store(name: str, access: str, sass: str | Counts, offsets: Offsets, registe
 
 
 def _stores() -> list[Form]:
-    forms = []
-    for bits, kind in ((32, "b32"), (64, "v2.b32"), (128, "v4.b32")):
-        width = bits // 8
-        sass = "STS" if bits == 32 else rf"STS\.{bits}"  # noqa: PLR2004 - what needs no suffix
-        forms.append(_store(f"st.shared.{kind}", f"st.volatile.shared.{kind}", sass, width * LANE, width // 4 if bits > 32 else 0, width * LANES))  # noqa: PLR2004
-    for degree in (2, 8, 32):
-        forms.append(_store(f"st.shared.b32, {degree} lanes on a bank", "st.volatile.shared.b32", "STS", 4 * degree * LANE, 0, 4 * LANES))
+    """Return stores by width, with conflicts, and of matrices."""
+    forms = [
+        _store("st.shared.b32", "st.volatile.shared.b32", "STS", 4 * LANE, 0, 4 * LANES),
+        _store("st.shared.v2.b32", "st.volatile.shared.v2.b32", r"STS\.64", 8 * LANE, 2, 8 * LANES),
+        _store("st.shared.v4.b32", "st.volatile.shared.v4.b32", r"STS\.128", 16 * LANE, 4, 16 * LANES),
+    ]
+    forms += [
+        _store(f"st.shared.b32, {n} lanes on a bank", "st.volatile.shared.b32", "STS", 4 * n * LANE, 0, 4 * LANES)
+        for n in (2, 8, 32)
+    ]
     for count in (1, 2, 4):
         ending = rf"\.{count}" if count > 1 else ""
-        for transposed in ("", ".trans"):
-            forms.append(_store(f"stmatrix.m8n8.x{count}{transposed}.b16", f"stmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16",
-                                rf"STSM\.16\.M{'T' if transposed else ''}88{ending}", 16 * (LANE % (8 * count)), count, count * ROW))  # fmt: skip
-        forms.append(_store(f"stmatrix.m16n8.x{count}.trans.b8", f"stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8",
-                            rf"STSM\.8\.MT168{ending}", 16 * (LANE % (8 * count)), count, count * ROW, needs=(120,)))  # fmt: skip
+        kinds = [
+            ("m8n8", "", "b16", r"16\.M88"),
+            ("m8n8", ".trans", "b16", r"16\.MT88"),
+            ("m16n8", ".trans", "b8", r"8\.MT168"),
+        ]
+        forms += [
+            _store(f"stmatrix.{shape}.x{count}{trans}.{kind}", f"stmatrix.sync.aligned.{shape}.x{count}{trans}.shared.{kind}",
+                   rf"STSM\.{opcode}{ending}", 16 * (LANE % (8 * count)), count, count * ROW, needs=(120,) if kind == "b8" else ())
+            for shape, trans, kind, opcode in kinds
+        ]  # fmt: skip
     return forms
 
 

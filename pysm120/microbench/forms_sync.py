@@ -100,12 +100,20 @@ def _fences() -> list[Form]:
         ("fence.acq_rel.gpu", {r"MEMBAR\..*\.GPU": 1}),
         ("fence.sc.gpu", {r"MEMBAR\.SC\.GPU": 1}),
     ]
-    return [_form(name, (f"{name};", "add.u32 X, X, 1;"), sass, model=_counts(1), note="nothing under way") for name, sass in rows]
+    return [
+        _form(name, (f"{name};", "add.u32 X, X, 1;"), sass, model=_counts(1), note="nothing under way")
+        for name, sass in rows
+    ]
 
 
 def _others() -> list[Form]:
     """Return elect, and a register pool given back and taken again."""
-    elect = ("{ .reg .pred p; .reg .b32 who, one;", "elect.sync who|p, -1;", "selp.u32 one, 1, 0, p;", "add.u32 X, X, one; }")
+    elect = (
+        "{ .reg .pred p; .reg .b32 who, one;",
+        "elect.sync who|p, -1;",
+        "selp.u32 one, 1, 0, p;",
+        "add.u32 X, X, one; }",
+    )
     return [
         _form("elect.sync", elect, "ELECT", unroll=1, note="one in a trip: of several the assembler makes one", model=lambda words, steps: words + np.where(np.arange(LANES) == 0, steps, 0).astype(np.uint32)),
         _form("setmaxnreg.dec, .inc", ("setmaxnreg.dec.sync.aligned.u32 40;", "setmaxnreg.inc.sync.aligned.u32 64;", "add.u32 X, X, 1;"),

@@ -1,6 +1,7 @@
-"""Launches of a benchmark's kernel: what goes in, the clocks and words that come out, and whether the words are right."""
+"""Launches of a benchmark's kernel: what goes in, the clocks and words that come out, whether the words are right."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from pysm120.microbench.form import LANES, Form
 from pysm120.microbench.kernel import BenchKernel
 from pysm120.module import Kernel
 
+Run = Callable[[int], "tuple[Times, npt.NDArray[np.uint32]]"]  # by the number of trips
 STAMPS = 5
 POISON = 0xA5A5A5A5
 VIRTUAL_SPAN = 1 << 20
@@ -41,7 +43,11 @@ class Times:
         """The clock meanwhile, by both counters; 0 where the timer stood still."""
         nanoseconds = (self.timer_end.max(axis=1) - self.timer_start.min(axis=1)).astype(np.float64)
         clocks = (self.clock_end.max(axis=1) - self.clock_start.min(axis=1)).astype(np.float64)
-        return float(np.median(clocks[nanoseconds > 0] / nanoseconds[nanoseconds > 0]) * 1e3) if (nanoseconds > 0).any() else 0.0
+        return (
+            float(np.median(clocks[nanoseconds > 0] / nanoseconds[nanoseconds > 0]) * 1e3)
+            if (nanoseconds > 0).any()
+            else 0.0
+        )
 
     @property
     def is_spread(self) -> bool:
@@ -63,7 +69,9 @@ class Launcher:
         """Return what the kernels find in the data: words that differ."""
         words = -(-nbytes // 4)
         if self._pattern is None or len(self._pattern) < words:
-            self._pattern = (np.arange(words, dtype=np.uint64) * np.uint64(0x9E3779B1) + np.uint64(0x1234567)).astype(np.uint32)
+            self._pattern = (np.arange(words, dtype=np.uint64) * np.uint64(0x9E3779B1) + np.uint64(0x1234567)).astype(
+                np.uint32
+            )
         return self._pattern[:words]
 
     def limited(self, span: int) -> int:
@@ -92,10 +100,9 @@ class Launcher:
         self, bench: BenchKernel, kernel: Kernel, *, ctas: int, warps: int, trips: int, timed: bool
     ) -> tuple[Times, npt.NDArray[np.uint32]]:
         """Run a kernel once; return the times and the words [thread][word]."""
-        run = self.prepared(bench, kernel, ctas=ctas, warps=warps, timed=timed)
-        return run(trips)
+        return self.prepared(bench, kernel, ctas=ctas, warps=warps, timed=timed)(trips)
 
-    def prepared(self, bench: BenchKernel, kernel: Kernel, *, ctas: int, warps: int, timed: bool) -> Any:
+    def prepared(self, bench: BenchKernel, kernel: Kernel, *, ctas: int, warps: int, timed: bool) -> Run:
         """Return what runs a kernel with a number of trips, as often as one likes."""
         device, form = self.device, bench.form
         threads = ctas * warps * LANES
@@ -119,10 +126,12 @@ class Launcher:
         return run
 
 
-def check(launcher: Launcher, bench: BenchKernel, kernel: Kernel, *, ctas: int = 2, warps: int = 2, trips: int = 3) -> str:
+def check(
+    launcher: Launcher, bench: BenchKernel, kernel: Kernel, *, ctas: int = 2, warps: int = 2, trips: int = 3
+) -> str:
     """Run a kernel for a few trips; say what is wrong with its words, "" where nothing is."""
     form = bench.form
-    warps = form.options.get("check_warps", warps)
+    warps, ctas = form.options.get("check_warps", warps), form.options.get("check_ctas", ctas)
     _, words = launcher.launch(bench, kernel, ctas=ctas, warps=warps, trips=trips, timed=False)
     if "check" in form.options:
         return str(form.options["check"](launcher, bench, words, ctas, warps, trips))

@@ -1,10 +1,11 @@
-"""Measure a form: right first, then its latency, then its rate by warps and chains, then the best of them for longer."""
+"""Measure a form: right first, then its latency, its rate by warps and chains, and the best of them for longer."""
 
 import dataclasses
 
 from pysm120.errors import FaultError
+from pysm120.microbench.form import LANES
 from pysm120.microbench.kernel import BenchKernel
-from pysm120.microbench.launch import LANES, Launcher, Times, check
+from pysm120.microbench.launch import Launcher, Times, check
 from pysm120.microbench.prepare import Ready
 from pysm120.microbench.result import Cell, Result, Spread
 from pysm120.module import Kernel
@@ -62,6 +63,8 @@ def _time(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> N
     if form.has_latency:
         bench, kernel = ready.kernels[form.chains[0]]
         run = _Run(launcher, bench, kernel, ctas=1, warps=form.options.get("latency_warps", 1))
+        if form.options.get("first_steps"):  # until all that fits in a cache is there
+            run(-(-form.options["first_steps"] // form.unroll))
         trips = run.trips_for(form.options.get("clocks", SHORT_CLOCKS))
         times = [run(trips) for _ in range(choice.runs)]
         result.latency = Spread.of([t.clocks / (trips * form.unroll) for t in times])
@@ -105,8 +108,7 @@ class _Run:
         self._launch = launcher.prepared(bench, kernel, ctas=ctas, warps=warps, timed=True)
 
     def __call__(self, trips: int) -> Times:
-        times: Times = self._launch(trips)[0]
-        return times
+        return self._launch(trips)[0]
 
     def work(self, trips: int) -> float:
         """Return the work of a CTA."""

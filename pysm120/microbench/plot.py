@@ -26,7 +26,9 @@ def draw(report: Report, path: Path) -> None:
     members = {group: [r for r in timed if r.group == group] for group in groups}
     heights = [1.0 + ROW * len(members[group]) for group in groups]
     figure = Figure(figsize=(WIDTH, sum(heights) + 1.0), layout="constrained")
-    grid = figure.subplots(len(groups), 2, squeeze=False, gridspec_kw={"height_ratios": heights, "width_ratios": [3, 2]})
+    grid = figure.subplots(
+        len(groups), 2, squeeze=False, gridspec_kw={"height_ratios": heights, "width_ratios": [3, 2]}
+    )
     for axes, group in zip(grid, groups, strict=True):
         _rates(axes[0], group, members[group])
         _latencies(axes[1], members[group])
@@ -37,7 +39,9 @@ def draw(report: Report, path: Path) -> None:
 def _rates(axes: Axes, group: str, results: list[Result]) -> None:
     values = [r.per_clock.median if r.per_clock else 0.0 for r in results]
     bars = axes.barh(range(len(results)), [max(v, 1e-3) for v in values], color=COLOUR, height=0.7)
-    axes.bar_label(bars, [f"{v:,.4g} {r.unit}" if v else "" for v, r in zip(values, results, strict=True)], padding=3, fontsize=6.5)
+    axes.bar_label(
+        bars, [f"{v:,.4g} {r.unit}" if v else "" for v, r in zip(values, results, strict=True)], padding=3, fontsize=6.5
+    )
     axes.set_yticks(range(len(results)), [r.name for r in results], fontsize=6.5)
     axes.set_xscale("log")
     axes.set_xlim(right=max(values) * 6)

@@ -52,8 +52,9 @@ class Ready:
 def prepare(device: Device, forms: Sequence[Form], *, is_short: bool = False) -> list[Ready]:
     """Make forms ready; those that the chip does not have, or ptxas refuses, say so.
 
-    Where ptxas and nvdisasm are found the machine code that is loaded is the one that was read; else the driver gets PTX and
-    nothing is proven. The virtual device always gets PTX. ``is_short``: only the least and the largest number of chains.
+    Where ptxas and nvdisasm are found the machine code that is loaded is the one that was read; else the driver gets
+    PTX and nothing is proven. The virtual device always gets PTX. ``is_short``: only the least and the largest number
+    of chains.
     """
     chip = Chip(device.info.capability if not device.is_virtual else VIRTUAL)
     # Some have a form for each family, under one name: what the chip lacks is not worth a line then.
@@ -82,7 +83,9 @@ def prepare(device: Device, forms: Sequence[Form], *, is_short: bool = False) ->
 def _assemble(device: Device, chip: Chip, items: list[tuple[Ready, list[BenchKernel]]]) -> None:
     """Assemble forms in one call; one by one where ptxas does not like one of them."""
     try:
-        made = toolchain.assemble(write([kernel for _, kernels in items for kernel in kernels], chip.target), chip.target)
+        made = toolchain.assemble(
+            write([kernel for _, kernels in items for kernel in kernels], chip.target), chip.target
+        )
     except InvalidProgramError as error:
         if len(items) == 1:
             items[0][0].refusal = str(error)

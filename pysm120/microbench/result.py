@@ -1,7 +1,7 @@
 """Results: what was measured on which chip, as JSON and back."""
 
 import dataclasses
-import datetime
+import datetime as dt
 import json
 import re
 import statistics
@@ -48,9 +48,10 @@ class Cell:
 class Result:
     """What came of a form.
 
-    ``status``: "measured", "unproven" (measured, but nobody has read the machine code), "checked" (right on the virtual device,
-    which times nothing), "objected" (the machine code is not what is claimed), "absent" (not on this chip, or refused), "wrong".
-    ``latency`` is in clocks of a step, ``per_clock`` in units per multiprocessor and clock, ``per_second`` of the whole chip.
+    ``status``: "measured", "unproven" (measured, but nobody has read the machine code), "checked" (right on the virtual
+    device, which times nothing), "objected" (the machine code is not what is claimed), "absent" (not on this chip, or
+    refused), "wrong". ``latency`` is in clocks of a step, ``per_clock`` in units per multiprocessor and clock,
+    ``per_second`` of the whole chip.
     """
 
     name: str
@@ -125,7 +126,7 @@ def report(device: Device, results: list[Result]) -> Report:
         capability=info.capability,
         multiprocessors=info.multiprocessors,
         driver=_driver(device),
-        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        date=dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d"),
         is_virtual=info.is_virtual,
         version=pysm120.__version__,
         results=results,

@@ -3,14 +3,33 @@
 from pysm120 import _console
 from pysm120.microbench.result import Report, Result, Spread
 
-COLUMNS = ("form", "latency", "per SM and clock", "spread", "chains x warps", "whole chip", "MHz", "unit", "timed loop, or why not")
-WORDS = {"measured": "", "unproven": "UNPROVEN: ", "checked": "right; ", "objected": "NO FIGURE: ", "absent": "absent: ", "wrong": "WRONG: "}
+COLUMNS = (
+    "form",
+    "latency",
+    "per SM and clock",
+    "spread",
+    "chains x warps",
+    "whole chip",
+    "MHz",
+    "unit",
+    "timed loop, or why not",
+)
+WORDS = {
+    "measured": "",
+    "unproven": "UNPROVEN: ",
+    "checked": "right; ",
+    "objected": "NO FIGURE: ",
+    "absent": "absent: ",
+    "wrong": "WRONG: ",
+}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def show(report: Report) -> None:
     """Print all results."""
-    kind = "the virtual SM120, which times nothing" if report.is_virtual else f"{report.multiprocessors} multiprocessors"
+    kind = (
+        "the virtual SM120, which times nothing" if report.is_virtual else f"{report.multiprocessors} multiprocessors"
+    )
     print(f"{report.chip}, {kind}; driver {report.driver}; {report.date}")
     for group in dict.fromkeys(result.group for result in report.results):
         rows = [row(result) for result in report.results if result.group == group]
