@@ -119,10 +119,16 @@ def test_a_loop_of_something_else_is_refused(change: Callable[[str], str], reaso
 def test_what_the_assembler_takes_out_of_a_loop_is_refused(device_name: str) -> None:
     """A product of constants stays outside of the loop: nothing may be said of its speed."""
     form = Form(
-        name="hoisted", group="math", lines=("ex2.approx.ftz.f32 high, A;", "add.rn.f32 X, X, high;"), sass=r"MUFU\.EX2",
-        state=Operand("b32"), inputs={"A": Operand("b32")}, model=lambda words, _: words, chains=(1,), unroll=8,
-    )  # fmt: skip
-    form = dataclasses.replace(form, lines=("{ .reg .b32 high;", *form.lines, "}"))
+        name="hoisted",
+        group="math",
+        lines=("{ .reg .b32 high;", "ex2.approx.ftz.f32 high, A;", "add.rn.f32 X, X, high;", "}"),
+        sass=r"MUFU\.EX2",
+        state=Operand("b32"),
+        inputs={"A": Operand("b32")},
+        model=lambda words, _: words,
+        chains=(1,),
+        unroll=8,
+    )
     with pysm120.Device(device_name) as device:
         (one,) = prepare.prepare(device, [form])
     assert "holds 0 of MUFU" in one.objection or "holds 1 of MUFU" in one.objection
@@ -222,10 +228,21 @@ def test_no_figure_without_tools(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def some_report(factor: float, names: tuple[str, ...] = ("x", "y")) -> result.Report:
     spread = result.Spread(100 * factor, 99 * factor, 102 * factor)
     results = [
-        result.Result(name, "math", "op", "measured", latency=spread, per_clock=spread, per_second=spread, megahertz=spread,
-                      chains=2, warps=4, cells=[result.Cell(2, 4, 100 * factor)])
+        result.Result(
+            name,
+            "math",
+            "op",
+            "measured",
+            latency=spread,
+            per_clock=spread,
+            per_second=spread,
+            megahertz=spread,
+            chains=2,
+            warps=4,
+            cells=[result.Cell(2, 4, 100 * factor)],
+        )
         for name in names
-    ]  # fmt: skip
+    ]
     return result.Report("a chip", (9, 0), 132, "1.2", "2026-01-01", is_virtual=False, version="0", results=results)
 
 

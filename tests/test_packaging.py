@@ -167,6 +167,10 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
         "cmake/sm120ConfigVersion.cmake",
         "pkgconfig/sm120.pc",
         "__main__.py",
+        "microbench/measure.py",
+        "ptx/expand.py",
+        "ptx/lib/head.ptx",
+        "ptx/bench/chain.ptx",
     ):
         assert f"pysm120/{name}" in names
     assert not [name for name in names if not re.match(r"pysm120(-[\d.]+\.dist-info)?/", name)]

@@ -98,6 +98,7 @@ class Form:
     unroll: int = 32
     note: str = ""
     has_latency: bool = True
+    has_rate: bool = True
     template: str = "chain"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -88,9 +88,10 @@ def _check_sums(launcher: Any, bench: BenchKernel, _: Any, ctas: int, warps: int
         expected = np.repeat(expected, TILE // 4)
     else:
         expected = np.zeros(size // 4)
-        width, threads = options["width"], ctas * warps * LANES
+        width, threads = options["width"], warps * LANES
+        starts = (np.arange(ctas)[:, None] * TILE + np.arange(threads) * width).reshape(-1)
         for step in range(steps):
-            at = (np.arange(threads) * width + step * threads * width) % size
+            at = (starts + step * threads * width) % size
             for i in range(width // 4):
                 np.add.at(expected, at // 4 + i, 1)
     return first_difference("sum", got, expected)
@@ -180,7 +181,7 @@ def _sums() -> list[Form]:
                 lines=(f"red.global.add{suffix}.f32 [address], {registers};",), sass=rf"REDG?\.E\.ADD\.{pattern}\..*",
                 state=Operand("b32", 1, 0x3F800000), inputs={"M": Operand("b32", 1, tiles * TILE - 1)}, model=lambda words, _: words, amount=LANES * width // 4, unit="add",
                 oldest=70 if width == 4 else 90, chains=(4,), warps=(8, 16, 32), unroll=4, has_latency=False,
-                note="tiles of 16 KiB", options={"width": width, "span": tiles * TILE, **data},
+                note="tiles of 16 KiB", options={"width": width, "span": tiles * TILE, "cta_start": TILE, **data},
             ))  # fmt: skip
     return forms
 
@@ -212,7 +213,7 @@ def _cp_async() -> list[Form]:
             warps=(1, 4, 8), unroll=4, note="a group for the copies side by side, one group ahead",
             options={
                 "width": width, "span": REGION, "is_cta_wide": True, "data": lambda ctas: ctas * REGION, "check": _check_async,
-                "shared": lambda bench, warps: 2 * 16 * warps * LANES * bench.chains,
+                "shared": lambda bench, _: 2 * 16 * 256 * bench.chains,
                 "after": ("cp.async.commit_group;", "cp.async.wait_group 1;"),
                 "last": ("cp.async.wait_group 0;", "ld.shared.b32 x_0_0, [tile];"),
             },

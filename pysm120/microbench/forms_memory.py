@@ -43,7 +43,7 @@ def _chased(span: int) -> Form:
     return Form(
         name=f"ld.global.b64 after another, {text(span)}", group="memory", template="chase",
         lines=("ld.global.b64 next, [next];",), sass=r"LDG\.E\.64", state=Operand("b32"), model=lambda words, _: words,
-        amount=1, unroll=16, chains=(1,), warps=(1,), note=f"lines of {LINE} bytes in a random order",
+        amount=1, unroll=16, chains=(1,), warps=(1,), has_rate=False, note=f"lines of {LINE} bytes in a random order",
         options={"data": lambda _: span, "fill": fill, "addresses": True, "writes": True, "check": check, "words": 1,
                  "ctas": lambda _: 1, "check_warps": 1, "check_ctas": 1, "clocks": 400 * WALK, "first_steps": span // LINE if span <= 32 * MIB else 0},
     )  # fmt: skip

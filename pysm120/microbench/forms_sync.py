@@ -29,6 +29,7 @@ def _form(name: str, lines: str | tuple[str, ...], sass: Any, *, warps: int = 1,
         unroll=more.pop("unroll", UNROLL),
         chains=(1,),
         warps=(warps,),
+        has_rate=False,
         options=options,
         **more,
     )

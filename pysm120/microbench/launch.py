@@ -69,13 +69,11 @@ class Launcher:
         """Return what the kernels find in the data: words that differ."""
         words = -(-nbytes // 4)
         if self._pattern is None or len(self._pattern) < words:
-            self._pattern = (np.arange(words, dtype=np.uint64) * np.uint64(0x9E3779B1) + np.uint64(0x1234567)).astype(
-                np.uint32
-            )
+            self._pattern = np.arange(words, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(0x1234567)
         return self._pattern[:words]
 
     def limited(self, span: int) -> int:
-        """Return how many bytes a kernel goes through: on the virtual device, which times nothing, no more than a few."""
+        """Return how many bytes a kernel goes through: few on the virtual device, which times nothing."""
         return min(span, VIRTUAL_SPAN) if self.device.is_virtual else span
 
     def data(self, bench: BenchKernel, ctas: int) -> Any:
@@ -140,8 +138,9 @@ def check(
     first = got[:, :, :-1].transpose(0, 2, 1)
     if not _agree(first, expected, form):
         where = tuple(int(i[0]) for i in np.nonzero(first != expected))
-        return (f"word {where[1]} of lane {where[2]} of warp {where[0]} is {first[where]:#010x} after {trips * form.unroll} steps, "
-                f"not {expected[where[1:]]:#010x}")  # fmt: skip
+        place = f"word {where[1]} of lane {where[2]} of warp {where[0]}"
+        steps = trips * form.unroll
+        return f"{place} is {first[where]:#010x} after {steps} steps, not {expected[where[1:]]:#010x}"
     sums = (first.astype(np.uint64).sum(axis=1) * bench.chains).astype(np.uint32)
     if not np.array_equal(got[:, :, -1], sums):
         return f"the {bench.chains} chains of {bench.entry} do not end alike"

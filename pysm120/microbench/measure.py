@@ -35,6 +35,7 @@ def measure(launcher: Launcher, ready: Ready, choice: Choice) -> Result:
     largest = max(ready.kernels)
     if largest in ready.proofs:
         result.sass = ready.proofs[largest].summary
+        result.instructions = sum(ready.proofs[largest].opcodes.values()) / ready.kernels[largest][0].steps
     try:
         wrong = [check(launcher, *pair) for pair in ready.kernels.values()]
     except FaultError as error:
@@ -68,6 +69,9 @@ def _time(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> N
         trips = run.trips_for(form.options.get("clocks", SHORT_CLOCKS))
         times = [run(trips) for _ in range(choice.runs)]
         result.latency = Spread.of([t.clocks / (trips * form.unroll) for t in times])
+        result.megahertz = Spread.of([t.megahertz for t in times])
+    if not form.has_rate:
+        return
     sms = int(form.options.get("ctas", lambda count: count)(launcher.device.info.multiprocessors))
     best: tuple[float, _Run] | None = None
     for bench, kernel in ready.kernels.values():

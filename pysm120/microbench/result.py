@@ -51,7 +51,7 @@ class Result:
     ``status``: "measured", "unproven" (measured, but nobody has read the machine code), "checked" (right on the virtual
     device, which times nothing), "objected" (the machine code is not what is claimed), "absent" (not on this chip, or
     refused), "wrong". ``latency`` is in clocks of a step, ``per_clock`` in units per multiprocessor and clock,
-    ``per_second`` of the whole chip.
+    ``per_second`` of the whole chip. ``instructions``: machine instructions of a step, the loop's own among them.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Result:
     message: str = ""
     note: str = ""
     sass: str = ""
+    instructions: float = 0.0
     latency: Spread | None = None
     per_clock: Spread | None = None
     per_second: Spread | None = None
