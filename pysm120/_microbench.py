@@ -34,6 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print the forms and measure nothing")
     parser.add_argument("--json", metavar="FILE", help="write everything to a file")
     parser.add_argument("--plot", metavar="FILE.png", help="draw rates and latencies (needs matplotlib)")
+    parser.add_argument("--cells", action="store_true", help="print the rates by chains and warps too")
     parser.add_argument(
         "--unproven",
         action="store_true",
@@ -85,6 +86,8 @@ def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
                 step(one.form.name)
         report = result.report(device, results)
     table.show(report)
+    if arguments.cells:
+        table.show_cells(report)
     _summary(report, seed)
     if to_json:
         report.save(to_json)

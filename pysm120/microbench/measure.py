@@ -100,7 +100,7 @@ def _keep(run: "_Run", choice: Choice, result: Result) -> None:
         return
     result.chains, result.warps = run.bench.chains, run.warps
     result.per_clock = Spread.of([run.per_clock(t, trips) for t in times])
-    result.per_second = Spread.of([run.work(trips) * run.ctas / t.seconds for t in times])
+    result.per_second = Spread.of([run.work(trips) * run.ctas / max(1e-9, t.seconds) for t in times])
     result.megahertz = Spread.of([t.megahertz for t in times])
 
 
@@ -122,7 +122,7 @@ class _Run:
 
     def per_clock(self, times: Times, trips: int) -> float:
         """Return the work of a multiprocessor in a clock."""
-        return self.work(trips) / times.clocks
+        return self.work(trips) / max(1.0, times.clocks)
 
     def trips_for(self, clocks: float) -> int:
         """Return how many trips take so many clocks; runs some, which also warms up."""

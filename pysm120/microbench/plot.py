@@ -1,4 +1,4 @@
-"""The picture of a report: the rate of every form by warps, and its latency; needs matplotlib."""
+"""The picture of a report: rate and latency of every form, a row for each group; needs matplotlib."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ COLOUR, LATENCY = "#4477aa", "#cc6677"
 
 def draw(report: Report, path: Path) -> None:
     """Draw a row of two charts for every group: rates by form, latencies by form."""
-    timed = [r for r in report.results if r.per_clock or r.latency]
+    timed = [r for r in report.results if r.per_clock or r.latency]  # launches have neither
     if not timed:
         message = "--plot has nothing to draw: no form was timed"
         raise InvalidArgumentError(message)
@@ -37,29 +37,35 @@ def draw(report: Report, path: Path) -> None:
 
 
 def _rates(axes: Axes, group: str, results: list[Result]) -> None:
-    values = [r.per_clock.median if r.per_clock else 0.0 for r in results]
-    bars = axes.barh(range(len(results)), [max(v, 1e-3) for v in values], color=COLOUR, height=0.7)
-    axes.bar_label(
-        bars, [f"{v:,.4g} {r.unit}" if v else "" for v, r in zip(values, results, strict=True)], padding=3, fontsize=6.5
-    )
+    places = [(i, r.per_clock.median, r.unit) for i, r in enumerate(results) if r.per_clock]
     axes.set_yticks(range(len(results)), [r.name for r in results], fontsize=6.5)
-    axes.set_xscale("log")
-    axes.set_xlim(right=max(values) * 6)
-    _style(axes, f"{group}: work per multiprocessor and clock")
+    axes.set_ylim(-0.5, len(results) - 0.5)
+    title = f"{group}: work per multiprocessor and clock"
+    if places:
+        values = [value for _, value, _ in places]
+        bars = axes.barh([i for i, _, _ in places], values, color=COLOUR, height=0.7)
+        axes.bar_label(bars, [f"{value:,.4g} {unit}" for _, value, unit in places], padding=3, fontsize=6.5)
+        axes.set_xscale("log")
+        axes.set_xlim(min(values) / 3, max(values) * 6)
+    else:
+        axes.set_xticks([])
+        title = f"{group}: latencies alone"
+    _style(axes, title)
 
 
 def _latencies(axes: Axes, results: list[Result]) -> None:
-    values = [r.latency.median if r.latency else 0.0 for r in results]
-    bars = axes.barh(range(len(results)), values, color=LATENCY, height=0.7)
-    axes.bar_label(bars, [f"{v:,.1f}" if v else "" for v in values], padding=3, fontsize=6.5)
+    places = [(i, r.latency.median) for i, r in enumerate(results) if r.latency]
+    values = [value for _, value in places]
+    bars = axes.barh([i for i, _ in places], values, color=LATENCY, height=0.7)
+    axes.bar_label(bars, [f"{value:,.1f}" for value in values], padding=3, fontsize=6.5)
     axes.set_yticks([])
-    axes.set_xlim(0, max(*values, 1.0) * 1.15)
+    axes.set_ylim(-0.5, len(results) - 0.5)
+    axes.set_xlim(0, max(values, default=1.0) * 1.15)
     _style(axes, "latency of a step in clocks")
 
 
 def _style(axes: Axes, title: str) -> None:
     axes.invert_yaxis()
-    axes.margins(y=0.01)
     axes.set_title(title, fontsize=9)
     axes.tick_params(labelsize=6.5)
     axes.spines[["top", "right"]].set_visible(False)

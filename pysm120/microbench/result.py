@@ -86,8 +86,11 @@ class Report:
     format: int = FORMAT
 
     def save(self, path: Path) -> None:
-        """Write JSON."""
-        path.write_text(json.dumps(_rounded(dataclasses.asdict(self)), indent=1) + "\n", encoding="utf-8")
+        """Write JSON, a line for each form."""
+        raw = _rounded(dataclasses.asdict(self))
+        lines = ",\n  ".join(json.dumps(item) for item in raw.pop("results"))
+        head = json.dumps(raw, indent=1).removesuffix("\n}")
+        path.write_text(f'{head},\n "results": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
 
 
 def _rounded(value: Any) -> Any:

@@ -36,6 +36,21 @@ def show(report: Report) -> None:
         _console.table(group, COLUMNS, rows, tail=2)
 
 
+def show_cells(report: Report) -> None:
+    """Print the rates of every form by chains and warps."""
+    for group in dict.fromkeys(result.group for result in report.results):
+        members = [result for result in report.results if result.group == group and result.cells]
+        warps = sorted({cell.warps for result in members for cell in result.cells})
+        rows = []
+        for result in members:
+            for chains in dict.fromkeys(cell.chains for cell in result.cells):
+                rates = {cell.warps: number(cell.per_clock, 2) for cell in result.cells if cell.chains == chains}
+                rows.append((result.name, str(chains), *(rates.get(count, "") for count in warps), result.unit))
+        if rows:
+            columns = ("form", "chains", *(f"{count} warps" for count in warps), "unit")
+            _console.table(f"{group}, per SM and clock by chains and warps", columns, rows, tail=1)
+
+
 def row(result: Result) -> tuple[str, ...]:
     """Return the cells of a result."""
     rate, clock = result.per_clock, result.megahertz
