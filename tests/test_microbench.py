@@ -109,6 +109,7 @@ def test_a_loop_of_what_it_claims_is_proven() -> None:
     assert found.holds
     assert found.opcodes == {"HMMA.16816.F32.BF16": 2, "UIADD3": 1, "BRA": 1}
     assert found.summary == "2 HMMA.16816.F32.BF16, 1 UIADD3, 1 BRA"
+    assert dataclasses.replace(found, patterns=("BR.*",)).summary.startswith("1 BRA, 2 HMMA")
 
 
 @pytest.mark.parametrize(

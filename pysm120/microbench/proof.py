@@ -15,6 +15,7 @@ class Proof:
 
     objection: str
     opcodes: dict[str, int]
+    patterns: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -23,8 +24,12 @@ class Proof:
 
     @property
     def summary(self) -> str:
-        """The opcodes, most first."""
-        ordered = sorted(self.opcodes.items(), key=lambda item: -item[1])
+        """The opcodes: those that were looked for, then the others, most first."""
+
+        def rank(item: tuple[str, int]) -> tuple[bool, int]:
+            return not any(re.fullmatch(pattern, item[0]) for pattern in self.patterns), -item[1]
+
+        ordered = sorted(self.opcodes.items(), key=rank)
         text = ", ".join(f"{count} {name}" for name, count in ordered[:SHOWN])
         return text + (f", {len(ordered) - SHOWN} more" if ordered[SHOWN:] else "")
 
@@ -47,8 +52,8 @@ def prove(kernel: BenchKernel, function: sass.Function | None, family: str) -> P
         found = sum(count for name, count in opcodes.items() if re.fullmatch(pattern, name))
         if not least <= found <= least + more:
             right = f"{least}" if not more else f"{least} to {least + more}"
-            return Proof(f"the timed loop holds {found} of {pattern}, not {right}", opcodes)
+            return Proof(f"the timed loop holds {found} of {pattern}, not {right}", opcodes, tuple(wanted))
     spills = sum(count for name, count in opcodes.items() if name.split(".")[0] in {"LDL", "STL"})
     if spills:
         return Proof(f"the timed loop spills registers: {spills} accesses of local memory", opcodes)
-    return Proof("", opcodes)
+    return Proof("", opcodes, tuple(wanted))
