@@ -294,6 +294,37 @@ def test_cells_are_shown_by_chains_and_warps(capsys: pytest.CaptureFixture[str])
     assert rows == [["x", "1", "14.00", "18.00", "op"], ["x", "2", "24.00", "op"]]
 
 
+def test_the_results_of_the_h200_agree_with_what_is_known() -> None:
+    report = result.load(Path(__file__).parent.parent / "results" / "h200" / "microbench.json")
+    by_name = {r.name: r for r in report.results}
+    assert {r.status for r in report.results} == {"measured", "absent"}
+
+    def chip(name: str) -> float:
+        found = by_name[name].per_second
+        assert found is not None
+        return found.median * 1e-12
+
+    def rate(name: str) -> float:
+        found = by_name[name].per_clock
+        assert found is not None
+        return found.median
+
+    assert chip("m16n8k16 f32.bf16.bf16") == pytest.approx(636, rel=0.03)
+    assert chip("m16n8k32 s32.s8.s8") == pytest.approx(1275, rel=0.03)
+    for name in ("ld.shared.b32", "ld.shared.v4.b32", "ldmatrix.m8n8.x4.b16", "st.shared.v4.b32"):
+        assert rate(name) == pytest.approx(128, rel=0.01)
+    assert rate("ex2.approx.ftz.f32") == pytest.approx(16, rel=0.01)
+    assert rate("fma.rn.f32") == pytest.approx(256, rel=0.02)
+    # A rate of the whole chip is that of a multiprocessor, as often as there are some, at the clock meanwhile.
+    for one in report.results:
+        if one.group in {"mma", "math", "warp", "shared"} and one.status == "measured":
+            assert one.per_clock is not None
+            assert one.per_second is not None
+            assert one.megahertz is not None
+            whole = one.per_clock.median * report.multiprocessors * one.megahertz.median * 1e6
+            assert one.per_second.median == pytest.approx(whole, rel=0.03), one.name
+
+
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
     from pysm120.microbench import plot
 

@@ -170,7 +170,7 @@ def _fp8() -> list[Form]:
         for k, a, b in ((32, "e4m3", "e4m3"), (32, "e5m2", "e5m2"), (32, "e4m3", "e5m2"), (16, "e4m3", "e4m3")):
             name = f"m16n8k{k} {acc}.{a}.{b}"
             native = rf"QMMA\.168{k}\.{acc.upper()}\.{a.upper()}\.{b.upper()}"
-            forms.append(_simple(name, native, needs=(120,)))
+            forms.append(_simple(name, native, needs=(80, 120), oldest=89))
             half = r"HMMA\.16816\." if k == 32 else r"HMMA\.1688\."
             emulated = {half + acc.upper(): 2, r"F2FP\.F16\.E\dM\d\.UNPACK_B": (k // 8, 8)}
             note = "emulated: f16 products; B changes in every step, A does not"
@@ -185,6 +185,11 @@ def _f8f6f4() -> list[Form]:
     for acc, a, b in [*(("f32", *pair) for pair in pairs), ("f16", "e4m3", "e4m3"), ("f16", "e2m1", "e2m1")]:
         sass = rf"QMMA\.16832\.{acc.upper()}\.{a.upper()}\.{b.upper()}"
         forms.append(_simple(f"m16n8k32 {acc}.{a}.{b} f8f6f4", sass, qualifiers=".kind::f8f6f4", needs=(120,)))
+    forms.append(
+        _simple(
+            "m16n8k16 f32.e4m3.e4m3 f8f6f4", r"QMMA\.16816\.F32\.E4M3\.E4M3", qualifiers=".kind::f8f6f4", needs=(120,)
+        )
+    )
     return forms
 
 
@@ -227,6 +232,7 @@ def _sparse() -> list[Form]:
         ("m16n8k32 f32.bf16.bf16 sp", r"HMMA\.SP\.16832\.F32\.BF16", {}),
         ("m16n8k32 f32.f16.f16 sp", r"HMMA\.SP\.16832\.F32", {}),
         ("m16n8k64 s32.s8.s8 sp", r"IMMA\.SP\.16864\.S8\.S8", {}),
+        ("m16n8k64 f32.e4m3.e4m3 sp", r"QMMA\.SP\.16864\.F32\.E4M3\.E4M3", {"needs": (80, 120), "oldest": 89}),
         ("m16n8k64 f32.e4m3.e4m3 sp f8f6f4", r"QMMA\.SP\.16864\.F32\.E4M3\.E4M3",
          {"qualifiers": ".kind::f8f6f4", "needs": (120,)}),
         ("m16n8k64 f32.e4m3.e4m3 sp mxf8f6f4", r"QMMA\.SF\.SP\.16864\.F32\.E4M3\.E4M3\.E8",
@@ -234,6 +240,9 @@ def _sparse() -> list[Form]:
           "scales": ("ue8m0", "0, 0", "0, 0"), "needs": (120,)}),
         ("m16n8k128 f32.e2m1x8.e2m1x8 sp mxf4", r"OMMA\.SF\.SP\.168128\.F32\.E2M1\.E2M1\.E8",
          {"qualifiers": ".kind::mxf4.block_scale.scale_vec::2X", "more": ".ue8m0",
+          "scales": ("ue8m0", "0, 0", "0, 0"), "needs": (120,)}),
+        ("m16n8k128 f32.e2m1x8.e2m1x8 sp mxf4nvf4 2X", r"OMMA\.SF\.SP\.168128\.F32\.E2M1\.E2M1\.E8",
+         {"qualifiers": ".kind::mxf4nvf4.block_scale.scale_vec::2X", "more": ".ue8m0",
           "scales": ("ue8m0", "0, 0", "0, 0"), "needs": (120,)}),
         ("m16n8k128 f32.e2m1x8.e2m1x8 sp mxf4nvf4 4X", r"OMMA\.SF\.SP\.168128\.F32\.E2M1\.E2M1\.UE4M3\.4X",
          {"qualifiers": ".kind::mxf4nvf4.block_scale.scale_vec::4X", "more": ".ue4m3",

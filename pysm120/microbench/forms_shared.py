@@ -88,7 +88,7 @@ def _load(
 
 def _loads() -> list[Form]:
     """Return loads by width, without conflicts."""
-    forms = []
+    forms = [_load("ld.shared.u16", "ld.shared.u16", r"LDS\.U16", 4 * LANE, _halves(4 * LANE, 4), amount=2 * LANES)]
     for bits, kind in ((32, "b32"), (64, "v2.b32"), (128, "v4.b32")):
         width = bits // 8
         sass = "LDS" if bits == 32 else rf"LDS\.{bits}"

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from pysm120.errors import FaultError
+from pysm120.errors import Error, FaultError
 from pysm120.microbench.form import LANES
 from pysm120.microbench.kernel import BenchKernel
 from pysm120.microbench.launch import Launcher, Times, check
@@ -40,6 +40,9 @@ def measure(launcher: Launcher, ready: Ready, choice: Choice) -> Result:
         wrong = [check(launcher, *pair) for pair in ready.kernels.values()]
     except FaultError as error:
         wrong = [str(error).splitlines()[0]]
+    except Error as error:  # too little memory, say
+        result.message = str(error).splitlines()[0]
+        return result
     wrong = [text for text in wrong if text]
     if wrong:
         result.status, result.message = "wrong", wrong[0]
