@@ -1,4 +1,4 @@
-"""``microbench``: measure single instructions, or compare two such reports."""
+"""``microbench``: measure single instructions, compare two such reports, or draw one."""
 
 import argparse
 import secrets
@@ -24,7 +24,9 @@ FILES = 2
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.usage = (
-        "python -m pysm120 microbench [GROUP ...] [options]\n       python -m pysm120 microbench compare A.json B.json"
+        "python -m pysm120 microbench [GROUP ...] [options]\n"
+        "       python -m pysm120 microbench compare A.json B.json\n"
+        "       python -m pysm120 microbench plot A.json A.png"
     )
     parser.epilog = f"groups: {', '.join(groups.GROUPS)}; none named: all of them"
     add_device(parser)
@@ -44,13 +46,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, or compare."""
+    """Measure, compare or draw."""
     words = arguments.words
     if words and words[0] == "compare":
         if len(words) != FILES + 1:
             message = f"compare takes two files of `microbench --json`, {len(words) - 1} were given"
             raise InvalidArgumentError(message)
         compare(Path(words[1]), Path(words[2]))
+        return 0
+    if words and words[0] == "plot":
+        if len(words) != FILES + 1:
+            message = f"plot takes a file of `microbench --json` and a .png file, {len(words) - 1} were given"
+            raise InvalidArgumentError(message)
+        path = path_of(words[2], "the picture", ".png")
+        from pysm120.microbench.plot import draw  # noqa: PLC0415 - matplotlib is an extra, and slow to import
+
+        draw(result.load(Path(words[1])), path or Path(words[2]))
         return 0
     forms = [form for form in groups.chosen(words) if arguments.only in form.name]
     if not forms:

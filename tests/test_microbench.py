@@ -170,6 +170,20 @@ def test_every_loop_is_proven(target: str, group: str) -> None:
         assert {name: text for name, text in objections.items() if text} == {}
 
 
+def test_what_ptxas_refuses_is_absent(device: pysm120.Device) -> None:
+    (form,) = (form for form in groups.chosen(["math"]) if form.name == "lop3.b32")
+    if toolchain.missing():
+        pytest.fail(toolchain.missing())
+    wrong = dataclasses.replace(form, name="wrong", lines=("lop3.b64 X, X, A, B, 0x96;",))
+    ready = prepare.prepare(device, [form, wrong], is_short=True)
+    assert ready[0].refusal == ""
+    assert ready[0].kernels
+    assert re.fullmatch(r"ptxas refuses it: .*", ready[1].refusal)
+    found = measure.measure(launch.Launcher(device, 1), ready[1], measure.Choice())
+    assert found.status == "absent"
+    assert found.message == ready[1].refusal
+
+
 # ---- the command ----------------------------------------------------------------
 
 
@@ -222,6 +236,9 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "--runs is 'x'" in error_of(capsys, "--runs", "x", "--device", "virtual")
     assert "--json is 'a.txt'" in error_of(capsys, "--json", "a.txt", "--device", "virtual")
     assert "takes two files" in error_of(capsys, "compare", "a.json")
+    assert "plot takes a file" in error_of(capsys, "plot", "a.json")
+    assert "the picture is 'a.gif'" in error_of(capsys, "plot", "a.json", "a.gif")
+    assert "none.json is no file of" in error_of(capsys, "plot", str(tmp_path / "none.json"), str(tmp_path / "a.png"))
     (tmp_path / "a.json").write_text("{}")
     assert "a.json is no file of" in error_of(capsys, "compare", str(tmp_path / "a.json"), str(tmp_path / "a.json"))
     (tmp_path / "b.json").write_text(json.dumps({"format": 99, "results": []}))
@@ -330,6 +347,9 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
 
     plot.draw(some_report(1), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    some_report(1).save(tmp_path / "a.json")
+    assert __main__.main(["microbench", "plot", str(tmp_path / "a.json"), str(tmp_path / "b.png")]) == 0
+    assert (tmp_path / "b.png").read_bytes() == (tmp_path / "a.png").read_bytes()
     report = some_report(1)
     for one in report.results:
         one.latency = one.per_clock = None

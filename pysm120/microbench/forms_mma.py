@@ -153,10 +153,10 @@ def _dense() -> list[Form]:
         _simple("m16n8k32 s32.s8.s8", r"IMMA\.16832\.S8\.S8"),
         _simple("m16n8k16 s32.s8.s8", r"IMMA\.16816\.S8\.S8"),
         _simple("m16n8k32 s32.u8.s8 satfinite", r"IMMA\.16832\.U8\.S8\.SAT", qualifiers=".satfinite"),
-        _simple("m16n8k64 s32.s4.s4", r"CALL\.REL\.NOINC", note="emulated: a subroutine"),
-        _simple("m16n8k256 s32.b1.b1 and.popc", {"90": r"BMMA\.168256\.AND\.POPC", "": r"CALL\.REL\.NOINC"},
+        _simple("m16n8k64 s32.s4.s4", {"80": r"IMMA\.16864\.S4\.S4", "": r"CALL\.REL\.NOINC"}, note="emulated by a subroutine where it is a CALL"),
+        _simple("m16n8k256 s32.b1.b1 and.popc", {"80": r"BMMA\.168256\.AND\.POPC", "90": r"BMMA\.168256\.AND\.POPC", "": r"CALL\.REL\.NOINC"},
                 more=".and.popc", note="emulated by a subroutine where it is a CALL"),
-        _simple("m8n8k4 f64.f64.f64", r"DMMA\.8x8x4"),
+        _simple("m8n8k4 f64.f64.f64", r"DMMA\.(8x8x4|884)"),
     ]  # fmt: skip
     for own, text in (("B", "A shared, B of each chain"), ("AB", "A and B of each chain")):
         forms.append(_simple(f"m16n8k16 f32.bf16.bf16 {text}", r"HMMA\.16816\.F32\.BF16", own=own))

@@ -66,7 +66,7 @@ FORMS = [
           inputs={"A": constant(OTHER)}),
     _form("movmatrix.m8n8.trans.b16", "movmatrix.sync.aligned.m8n8.trans.b16 X, X;", r"MOVM\.16\.MT88", _movmatrix),
     _form("redux.sync.add.s32", "redux.sync.add.s32 X, X, -1;", r"REDUX\.SUM.*", lambda x: np.full_like(x, x.sum(dtype=np.uint32))),
-    _form("redux.sync.max.u32", ("redux.sync.max.u32 X, X, -1;", "add.u32 X, X, A;"), r"REDUX\.MAX.*",
+    _form("redux.sync.max.u32", ("redux.sync.max.u32 X, X, -1;", "add.u32 X, X, A;"), r"C?REDUX\.MAX.*",
           lambda x: np.full_like(x, x.max()) + LANE.astype(np.uint32),
           inputs={"A": Operand("b32", 1, LANE.astype(np.uint64).reshape(1, LANES))}, note="with an add between"),
     _form("redux.sync.xor.b32", ("redux.sync.xor.b32 X, X, -1;", "add.u32 X, X, A;"), r"REDUX\.XOR.*",

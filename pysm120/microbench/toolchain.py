@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,8 +55,9 @@ def assemble(ptx: str, target: str) -> Assembled:
         source.write_text(ptx, encoding="utf-8")
         done = _run([ptxas, f"-arch={target}", "-O3", source, "-o", cubin])
         if done.returncode != 0:
-            lines = (done.stderr + done.stdout).strip().splitlines() or [f"status {done.returncode}"]
-            raise InvalidProgramError(f"ptxas refuses it: {lines[0].strip()}")
+            said = (done.stderr + done.stdout).strip() or f"status {done.returncode}"
+            reason = re.search(r"(?:error|fatal)\s*:\s*(.*)", said)
+            raise InvalidProgramError(f"ptxas refuses it: {reason[1] if reason else said.splitlines()[0]}")
         listed = _run([nvdisasm, "-c", cubin])
         if listed.returncode != 0:
             raise InvalidProgramError(f"nvdisasm does not read what ptxas wrote: {listed.stderr.strip()}")
