@@ -36,6 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print the forms and measure nothing")
     parser.add_argument("--json", metavar="FILE", help="write everything to a file")
     parser.add_argument("--plot", metavar="FILE.png", help="draw rates and latencies (needs matplotlib)")
+    parser.add_argument("--save", metavar="FOLDER", help="write the PTX, the cubins and their listings there")
     parser.add_argument("--cells", action="store_true", help="print the rates by chains and warps too")
     parser.add_argument(
         "--unproven",
@@ -84,11 +85,18 @@ def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
     to_json, to_plot = path_of(arguments.json, "--json", ".json"), path_of(arguments.plot, "--plot", ".png")
     if to_plot:
         from pysm120.microbench.plot import draw  # noqa: PLC0415 - matplotlib is an extra, and slow to import
+    folder = Path(arguments.save) if arguments.save is not None else None
+    if folder and not folder.is_dir():
+        message = f"--save is {arguments.save!r}, not a folder that exists"
+        raise InvalidArgumentError(message)
+    if folder and toolchain.missing():
+        message = f"--save has nothing to write: {toolchain.missing()}"
+        raise InvalidArgumentError(message)
     with Device(arguments.device) as device:
         if not device.is_virtual and toolchain.missing() and not arguments.unproven:
             message = f"no figure without its machine code: {toolchain.missing()}, or say --unproven"
             raise InvalidArgumentError(message)
-        ready = prepare(device, forms, is_short=device.is_virtual)
+        ready = prepare(device, forms, is_short=device.is_virtual, folder=folder)
         launcher, choice = Launcher(device, seed), Choice(runs, ms * 1e-3, arguments.unproven)
         results = []
         with _console.progress(len(ready), "microbench") as step:

@@ -217,6 +217,17 @@ def test_the_virtual_device_times_nothing(tmp_path: Path, capsys: pytest.Capture
     assert all(r.latency is None and r.per_clock is None and not r.cells for r in report.results)
 
 
+def test_what_runs_can_be_saved(tmp_path: Path, device_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["math", "--only", "lop3.b32", "--device", device_name, "--save"]
+    assert __main__.main(["microbench", *words, str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chain_0.cubin", "chain_0.ptx", "chain_0.sass"]
+    assert "lop3.b32" in (tmp_path / "chain_0.ptx").read_text()
+    assert (tmp_path / "chain_0.cubin").read_bytes().startswith(b"\x7fELF")
+    assert "b0_lop3_b32_1" in sass.parse((tmp_path / "chain_0.sass").read_text())
+    capsys.readouterr()
+    assert "not a folder that exists" in error_of(capsys, *words, str(tmp_path / "none"))
+
+
 def test_a_wrong_result_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (form,) = (form for form in groups.chosen(["math"]) if form.name == "lop3.b32")
     monkeypatch.setitem(groups.GROUPS, "math", [dataclasses.replace(form, model=lambda words, _: words)])

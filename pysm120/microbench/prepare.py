@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from pysm120.device import Device
 from pysm120.errors import Error, InvalidProgramError
@@ -49,12 +50,14 @@ class Ready:
         return next((proof.objection for proof in self.proofs.values() if not proof.holds), "")
 
 
-def prepare(device: Device, forms: Sequence[Form], *, is_short: bool = False) -> list[Ready]:
+def prepare(
+    device: Device, forms: Sequence[Form], *, is_short: bool = False, folder: Path | None = None
+) -> list[Ready]:
     """Make forms ready; those that the chip does not have, or ptxas refuses, say so.
 
     Where ptxas and nvdisasm are found the machine code that is loaded is the one that was read; else the driver gets
     PTX and nothing is proven. The virtual device always gets PTX. ``is_short``: only the least and the largest number
-    of chains.
+    of chains. ``folder``: where PTX, machine code and its text are written to.
     """
     chip = Chip(device.info.capability if not device.is_virtual else VIRTUAL)
     # Some have a form for each family, under one name: what the chip lacks is not worth a line then.
@@ -72,7 +75,8 @@ def prepare(device: Device, forms: Sequence[Form], *, is_short: bool = False) ->
         for template in dict.fromkeys(one.form.template for one, _ in present):
             same = [item for item in present if item[0].form.template == template]
             for start in range(0, len(same), BATCH):
-                _assemble(device, chip, same[start : start + BATCH])
+                name = f"{template}_{start // BATCH}"
+                _assemble(device, chip, same[start : start + BATCH], folder / name if folder else None)
     if device.is_virtual or toolchain.missing():
         for one, kernels in present:
             if not one.refusal:
@@ -80,8 +84,13 @@ def prepare(device: Device, forms: Sequence[Form], *, is_short: bool = False) ->
     return ready
 
 
-def _assemble(device: Device, chip: Chip, items: list[tuple[Ready, list[BenchKernel]]]) -> None:
-    """Assemble forms in one call; one by one where ptxas does not like one of them."""
+def _assemble(
+    device: Device, chip: Chip, items: list[tuple[Ready, list[BenchKernel]]], path: Path | None = None
+) -> None:
+    """Assemble forms in one call; one by one where ptxas does not like one of them.
+
+    ``path``: the name, without an ending, of files to write.
+    """
     try:
         made = toolchain.assemble(
             write([kernel for _, kernels in items for kernel in kernels], chip.target), chip.target
@@ -90,9 +99,11 @@ def _assemble(device: Device, chip: Chip, items: list[tuple[Ready, list[BenchKer
         if len(items) == 1:
             items[0][0].refusal = str(error)
             return
-        for item in items:
-            _assemble(device, chip, [item])
+        for number, item in enumerate(items):
+            _assemble(device, chip, [item], path and path.with_name(f"{path.name}_{number}"))
         return
+    if path:
+        made.save(path)
     functions = sass.parse(made.listing)
     module = None if device.is_virtual else device.load(made.cubin, name="bench")
     for one, kernels in items:

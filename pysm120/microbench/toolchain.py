@@ -39,10 +39,17 @@ def missing() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Assembled:
-    """Machine code, and its text."""
+    """Machine code, what it was made of, and its text."""
 
+    ptx: str
     cubin: bytes
     listing: str
+
+    def save(self, path: Path) -> None:
+        """Write path.ptx, path.cubin and path.sass."""
+        path.with_name(f"{path.name}.ptx").write_text(self.ptx, encoding="utf-8")
+        path.with_name(f"{path.name}.cubin").write_bytes(self.cubin)
+        path.with_name(f"{path.name}.sass").write_text(self.listing, encoding="utf-8")
 
 
 def assemble(ptx: str, target: str) -> Assembled:
@@ -61,7 +68,7 @@ def assemble(ptx: str, target: str) -> Assembled:
         listed = _run([nvdisasm, "-c", cubin])
         if listed.returncode != 0:
             raise InvalidProgramError(f"nvdisasm does not read what ptxas wrote: {listed.stderr.strip()}")
-        return Assembled(cubin.read_bytes(), listed.stdout)
+        return Assembled(ptx, cubin.read_bytes(), listed.stdout)
 
 
 def _run(command: list[str | Path]) -> subprocess.CompletedProcess[str]:
