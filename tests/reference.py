@@ -140,13 +140,22 @@ def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | No
 
 
 def attention_16bit(
-    q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str, warp_rows: int = 16, tile: int = 64, *, always: bool = False
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float,
+    causal: str | None,
+    dtype: str,
+    warp_rows: int = 16,
+    tile: int = 64,
+    *,
+    always: bool = False,
 ) -> tuple[Array, Array]:
     """Model the kernel: P = 2^x, x = S log2(e) scale + bias, rounded to 16 bits; sums take it unrounded.
 
-    Where a warp watches a tile and a row passes its bias by 8, the bias follows the maximum in all rows. It watches tiles
-    until each of its rows has had a key, and a CTA in which a lane's sum passed what P may hold runs again and watches all
-    tiles; or it always does. Exponents and sums in float64.
+    Where a warp watches a tile and a row passes its bias by 8, the bias follows the maximum in all rows. It watches
+    until each of its rows has had a key, and a CTA in which a lane's sum passed what P may hold runs again and watches
+    all tiles; or it always does. Exponents and sums in float64.
     """
     heads, head_dim = q.shape[2:]
     tile = 32 if head_dim > 128 else tile  # of keys
@@ -180,7 +189,7 @@ def attention_16bit(
         total = lanes.sum(-1)
         with np.errstate(divide="ignore"):
             lse = np.log(total) - np.where(np.isinf(bias), 0, bias) * np.log(2)
-        return np.where(total[..., None] > 0, o / total[..., None], 0), lse, (lanes > limit).any(-1)
+        return np.where(total[..., None] > 0, o / total[..., None], 0), lse, np.any(lanes > limit, axis=-1)
 
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         o, lse, broken = run(np.full(s.shape[:3], always))

@@ -117,7 +117,7 @@ def test_scores_that_grow_with_the_keys(opened: OpenDevice, rng: np.random.Gener
 def test_scores_that_leap_above_the_first_keys(
     opened: OpenDevice, rng: np.random.Generator, dtype: str, heads: int, leap: float
 ) -> None:
-    """A late key passes all before it by e^leap in one row of three: within P, beyond it, beyond f32. CTAs may run twice."""
+    """A late key passes all before it by e^leap in one row of three: within P, beyond it, beyond f32."""
     case = Case(1, heads, 1, 70, 300, 64, "bottom-right", dtype, "float32", 1.0)
     q = 0.125 * rng.standard_normal((1, heads, 70, 64))
     k = rng.standard_normal((1, 1, 300, 64))
