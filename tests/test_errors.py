@@ -49,6 +49,11 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "no batch": (ValueError, "at least 1", {"q": changed(Q, (0, 5, 4, 64))}),
     "layout": (ValueError, "layout is 'SBHD', not one of 'BSHD', 'BHSD'", {"layout": "SBHD"}),
     "precision": (ValueError, "precision is 'fp4'", {"precision": "fp4"}),
+    "dtype of mxfp8_bf16": (
+        TypeError,
+        "have dtype float32, but precision .mxfp8_bf16. is of bfloat16",
+        {"precision": "mxfp8_bf16"},
+    ),
     "causal": (TypeError, "causal is 'yes'", {"causal": "yes"}),
     "causal_align": (ValueError, "causal_align is 'left'", {"causal_align": "left"}),
     "scale nan": (ValueError, "scale is nan", {"scale": float("nan")}),

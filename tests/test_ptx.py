@@ -59,15 +59,17 @@ def test_variables_of_shared_memory_have_names_of_their_own(template: Path) -> N
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize("target", build.TARGETS)
 @pytest.mark.parametrize("template", TEMPLATES, ids=ids)
-def test_no_register_spills_on_sm120(template: Path) -> None:
+def test_no_register_spills(template: Path, target: str) -> None:
     """Spills would be counted by no budget."""
     name = template.relative_to(ROOT / "ptx").with_suffix("").as_posix().replace("/", "_")
     build.build()
-    log = (ROOT / "build" / "ptx" / f"{name}.sm_120f.log").read_text()
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
+    log = (ROOT / "build" / "ptx" / f"{name}.{target}.log").read_text()
+    spills = {int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)}
     assert spills
-    assert set(spills) == {"0"}
+    # Both products of attention_mxfp8 are emulated on sm_90, in the 168 registers that nine warps leave.
+    assert max(spills) <= (80 if (name, target) == ("attention_mxfp8", "sm_90") else 0)
 
 
 def test_language(tmp_path: Path) -> None:
