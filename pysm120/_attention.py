@@ -31,6 +31,8 @@ _ALIGN = {
 # What the C library calls a precision, the dtype that it wants of q, k and v, and the largest head size.
 PRECISIONS: dict[str, tuple[int, str | None, int]] = {
     "mxfp8": (lib.SM120_MXFP8, None, 128),
+    "mxfp8_bf16": (lib.SM120_MXFP8_BF16, "bfloat16", 128),
+    "mxfp8_f16": (lib.SM120_MXFP8_F16, "float16", 128),
     "bf16": (lib.SM120_BF16, "bfloat16", 256),
     "f16": (lib.SM120_F16, "float16", 256),
 }
@@ -101,8 +103,67 @@ class _Plan:
         self.lse_shape = lse_shape
 
 
+# Plans of calls that need neither workspace nor any array beside q, k, v, out and lse: what is done again and again.
+_direct: dict[tuple[Any, ...], _Plan] = {}
+_DIRECT_MOST = 1024
+_ARGS = ffi.typeof("sm120_attention_args *")
+
+
 def attend(inputs: dict[str, Any], options: Options, results: Results, place: Place) -> Any:
     """Compute an attention; see pysm120.attention."""
+    key = _key(inputs, options, results, place)
+    if key is not None and (plan := _direct.get(key)) is not None and _again(plan, inputs, results, place.stream):
+        return (results.out, results.lse) if results.return_lse else results.out
+    out, lse = _attend(inputs, options, results, place, key)
+    return (out, lse) if results.return_lse else out
+
+
+def _key(inputs: dict[str, Any], options: Options, results: Results, place: Place) -> tuple[Any, ...] | None:
+    """Return what a call must share with another one to be the same but for addresses; None where it is a rare one."""
+    q, k, v, out, lse = inputs["q"], inputs["k"], inputs["v"], results.out, results.lse
+    if not (type(q) is type(k) is type(v) is type(out) is Array and len(inputs) == 3):  # noqa: PLR2004
+        return None
+    if not ((lse is None and not results.return_lse) or type(lse) is Array):
+        return None
+    if place.device is not None or place.workspace is not None:
+        return None
+    key = (q.form, k.form, v.form, out.form, None if lse is None else lse.form, options, results.out_dtype)
+    try:
+        hash(key)
+    except TypeError:  # an option is wrong
+        return None
+    return key
+
+
+def _again(plan: _Plan, inputs: dict[str, Array], results: Results, stream: Any) -> bool:
+    """Make a call of which everything but the addresses is known to be right; False where they are not."""
+    q, k, v, out, lse = inputs["q"], inputs["k"], inputs["v"], results.out, results.lse
+    device = q.device
+    if not (device is k.device is v.device is out.device) or out.readonly:
+        return False
+    if lse is not None and (lse.device is not device or lse.readonly):
+        return False
+    args = ffi.new(_ARGS, plan.args[0])
+    args.q.address, args.k.address, args.v.address, args.o.address = places = (
+        q.address,
+        k.address,
+        v.address,
+        out.address,
+    )
+    if (places[0] | places[1] | places[2] | places[3]) % operands.ALIGNMENT:
+        return False
+    args.lse = 0 if lse is None else lse.address
+    args.stream = queue = device.stream_handle(stream)
+    pointer = device.handle.pointer
+    check_running(pointer, lambda: lib.sm120_attention(pointer, args, 0, ffi.NULL), is_virtual=device.is_virtual)
+    operands.touch(queue, q, k, v, out, lse)
+    return True
+
+
+def _attend(
+    inputs: dict[str, Any], options: Options, results: Results, place: Place, key: tuple[Any, ...] | None
+) -> tuple[Any, Any]:
+    """Check everything and compute."""
     if isinstance(inputs["q"], np.ndarray):
         inputs = {name: _as_ndarray(x, name) for name, x in inputs.items()}
     on_host = operands.is_host(inputs)
@@ -115,10 +176,10 @@ def attend(inputs: dict[str, Any], options: Options, results: Results, place: Pl
         out, lse = _on_host(inputs, options, results, device, queue, place.workspace)
     else:
         faces = {name: device.from_dlpack(x, stream=place.stream) for name, x in inputs.items()}
-        out, lse = _on_device(faces, options, results, device, queue, place.workspace)
+        out, lse = _on_device(faces, options, results, device, queue, place.workspace, key)
         if any(not isinstance(x, Array) for x in inputs.values()):
             operands.finish(device, queue)
-    return (out, lse) if results.return_lse else out
+    return out, lse
 
 
 # ---- forms ----------------------------------------------------------------------
@@ -368,7 +429,13 @@ def _check_small(args: Any, given: Mapping[str, _Form]) -> None:
 
 
 def _on_device(
-    faces: dict[str, Array], options: Options, results: Results, device: Device, queue: Any, workspace: Any
+    faces: dict[str, Array],
+    options: Options,
+    results: Results,
+    device: Device,
+    queue: Any,
+    workspace: Any,
+    key: tuple[Any, ...] | None = None,
 ) -> tuple[Array, Array | None]:
     """Start the operation on arrays of the device."""
     out, lse = results.out, results.lse
@@ -380,13 +447,7 @@ def _on_device(
         plan = _plan(tuple(faces), forms, options, None if out is None else _form(out), out_dtype)
     except TypeError:  # an option that cannot be hashed is one that is wrong: the same again says how
         plan = _plan.__wrapped__(tuple(faces), forms, options, None if out is None else _form(out), out_dtype)
-    if lse is not None:
-        operands.require_array(lse, "lse", device)
-        operands.require_shape(lse.shape, plan.lse_shape, "lse")
-        _check_lse_dtype(lse)
-        if not lse.is_contiguous:
-            message = f"lse has strides {lse.strides}, but must be contiguous"
-            raise InvalidArgumentError(message)
+    _check_lse(lse, plan, device)
     if out is None:
         out = device.empty(plan.out_shape, plan.out_dtype)
     if lse is None and results.wants_lse:
@@ -402,9 +463,25 @@ def _on_device(
     args.o.address = out.address
     args.lse = 0 if lse is None else lse.address
     args.stream = queue
-    _launch(args, device, queue, workspace)
+    needs_workspace = _launch(args, device, queue, workspace)
+    if key is not None and not needs_workspace:
+        if len(_direct) >= _DIRECT_MOST:
+            _direct.clear()
+        _direct[key] = plan
     operands.touch(queue, *faces.values(), out, lse)
     return out, lse
+
+
+def _check_lse(lse: Any, plan: _Plan, device: Device) -> None:
+    """Raise where the log-sum-exp cannot go to an array of the device."""
+    if lse is None:
+        return
+    operands.require_array(lse, "lse", device)
+    operands.require_shape(lse.shape, plan.lse_shape, "lse")
+    _check_lse_dtype(lse)
+    if not lse.is_contiguous:
+        message = f"lse has strides {lse.strides}, but must be contiguous"
+        raise InvalidArgumentError(message)
 
 
 def _clear(device: Device, queue: Any, out: Array | None, lse: Array | None) -> None:
@@ -415,15 +492,15 @@ def _clear(device: Device, queue: Any, out: Array | None, lse: Array | None) -> 
         lse.copy_from(np.full(lse.shape, -np.inf, np.float32), stream=int(ffi.cast("uintptr_t", queue)))
 
 
-def _launch(args: Any, device: Device, queue: Any, workspace: Array | None) -> None:
-    """Make the call, with a workspace where it needs one."""
+def _launch(args: Any, device: Device, queue: Any, workspace: Array | None) -> bool:
+    """Make the call, with a workspace where it needs one; whether it does."""
     pointer = device.handle.pointer
     is_virtual = device.is_virtual
     size = ffi.new("size_t *")
     check(lib.sm120_attention(pointer, args, 0, size))
     if size[0] == 0:
         check_running(pointer, lambda: lib.sm120_attention(pointer, args, 0, ffi.NULL), is_virtual=is_virtual)
-        return
+        return False
     if workspace is not None:
         if workspace.nbytes < size[0]:
             message = f"workspace has {workspace.nbytes} bytes; this call needs {size[0]}"
@@ -432,11 +509,12 @@ def _launch(args: Any, device: Device, queue: Any, workspace: Array | None) -> N
         address = workspace.address
         check_running(pointer, lambda: lib.sm120_attention(pointer, args, address, size), is_virtual=is_virtual)
         operands.touch(queue, workspace)
-        return
+        return True
     with device.workspace(queue, int(size[0])) as held:
         size[0] = held.nbytes
         address = held.address
         check_running(pointer, lambda: lib.sm120_attention(pointer, args, address, size), is_virtual=is_virtual)
+    return True
 
 
 # ---- on the host ----------------------------------------------------------------

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from pysm120.device import Device
 
 
+# The forms that arrays had: a few bytes for each, and a process uses few.
+_forms: dict[tuple[Shape, Shape, np.dtype[Any]], int] = {}
+
+
 class Allocation(Resource):
     """Memory that arrays are views of."""
 
@@ -70,6 +74,7 @@ class Array:
     __slots__ = (
         "__weakref__",
         "_address",
+        "_form",
         "_owner",
         "device",
         "dtype",
@@ -90,6 +95,7 @@ class Array:
     ) -> None:
         self._owner = owner
         self._address = address
+        self._form: int | None = None
         self.device = owner.device
         self.shape = shape
         self.strides = strides
@@ -103,6 +109,14 @@ class Array:
         """Where the first element is; ClosedError where it was freed."""
         self._owner.ensure_open()
         return self._address
+
+    @property
+    def form(self) -> int:
+        """A number that arrays of one shape, strides and dtype share."""
+        if self._form is None:
+            key = (self.shape, self.strides, self.dtype)
+            self._form = _forms.setdefault(key, len(_forms))
+        return self._form
 
     @property
     def owner(self) -> Allocation:

@@ -162,7 +162,7 @@ def attention(
     q : array, float32, float16 or bfloat16, shape (B, Sq, H, D)
         Queries. ndarrays are copied to the device and the result back. An Array,
         or any array that speaks DLPack, stays on its device. D is up to 128, in
-        16 bits up to 256; Sq >= 1. Other arrays are of the same kind as q.
+        bf16 and f16 up to 256; Sq >= 1. Other arrays are of the same kind as q.
     k : array, dtype of q, shape (B, Sk, Hkv, D)
         Keys. Sk >= 1, and H is a multiple of Hkv: head h of q uses head
         h // (H / Hkv) of k and v.
@@ -192,11 +192,13 @@ def attention(
         Keys and values before those of k and v, used where they lie.
     scale : float, optional
         Default: 1 / sqrt(D).
-    precision : {"mxfp8", "bf16", "f16"}
+    precision : {"mxfp8", "mxfp8_bf16", "mxfp8_f16", "bf16", "f16"}
         Of the products, whose sums are float32. mxfp8: all operands e4m3 with a
         ue8m0 scale for every 32 elements along the contraction (OCP MX). bf16,
-        f16: the dtype of q, k and v, which the softmax is rounded to. The left
-        window and what follows it up to the past is for bf16 and f16.
+        f16: the dtype of q, k and v, which the softmax is rounded to. mxfp8_bf16,
+        mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16 or f16. What
+        stands above from softcap to the past is for bf16 and f16; mxfp8 has no
+        left window.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of q, k, v, the past and the result.
     out : array, shape (B, Sq, H, Dv), optional
@@ -236,8 +238,8 @@ def attention(
     -----
     MX scales are rounded up so that no element saturates. For normal random
     inputs the relative error against float64 (Frobenius norm) is about 5 % in
-    mxfp8, 0.2 % in bf16 and 0.03 % in f16, before the result is rounded; the
-    interface is that of FlashAttention 2 where it has the feature.
+    mxfp8, 4 % in mxfp8_bf16 and mxfp8_f16, 0.2 % in bf16 and 0.03 % in f16,
+    before the result is rounded; the interface is that of FlashAttention 2 where it has the feature.
 
     """
     operands.one_of(layout, "layout", tuple(_AXES))

@@ -9,18 +9,21 @@
 
 enum { ROWS_MAX = (1 << 30) - 1 };
 enum { FAR = 0x3fffffff }; /* beyond every row and key */
+enum { BOX_COLUMNS = 64 }; /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
 
 /* What a precision takes. */
 static const struct precision {
     uint32_t code;
     uint32_t dtype; /* of q, k and v; 0: any */
     int64_t head_dim_max;
-    bool has_all; /* that a call may ask for */
+    bool has_left, has_all; /* a left window; all that a call may ask for */
     attention_run *run;
 } precisions[] = {
-    {SM120_MXFP8, 0, 128, false, attention_mxfp8},
-    {SM120_BF16, SM120_BF16, 256, true, attention_bf16_f16},
-    {SM120_F16, SM120_F16, 256, true, attention_bf16_f16},
+    {SM120_MXFP8, 0, 128, false, false, attention_mxfp8},
+    {SM120_MXFP8_BF16, SM120_BF16, 128, true, false, attention_mxfp8},
+    {SM120_MXFP8_F16, SM120_F16, 128, true, false, attention_mxfp8},
+    {SM120_BF16, SM120_BF16, 256, true, true, attention_bf16_f16},
+    {SM120_F16, SM120_F16, 256, true, true, attention_bf16_f16},
 };
 
 /* The bytes of a mask's element; 0 for no dtype of a mask. */
@@ -120,6 +123,26 @@ sm120_status attention_check_places(struct device *device, const struct attentio
     return status;
 }
 
+sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
+                                uint32_t rows, CUtensorMap *map, uint32_t *broadcast) {
+    const int64_t steps[] = {x->row_stride, x->head_stride, x->batch_stride};
+    uint64_t dims[] = {(uint64_t)shape->head_dim, (uint64_t)shape->rows, (uint64_t)shape->heads,
+                       (uint64_t)shape->batch};
+    uint64_t strides[3];
+    for (int i = 0; i < 3; ++i) {
+        strides[i] = steps[i] != 0 ? (uint64_t)steps[i] : 16;
+        dims[i + 1] = steps[i] != 0 || i == 0 ? dims[i + 1] : 1;
+    }
+    *broadcast = (x->batch_stride == 0 ? 1u : 0u) | (x->head_stride == 0 ? 2u : 0u);
+    const uint32_t box[] = {BOX_COLUMNS, rows, 1, 1}, ones[] = {1, 1, 1, 1};
+    const CUresult result = device->driver->cuTensorMapEncodeTiled(
+        map, x->dtype == SM120_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+        (void *)(uintptr_t)x->address, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? SM120_OK
+                                  : driver_fail(device->driver, result, "describing %s to the copy engine", x->name);
+}
+
 /* ---- checks ---- */
 
 /* Find the precision, and check the other fields that are choices. */
@@ -132,8 +155,9 @@ static sm120_status check_choices(const sm120_attention_args *args, const struct
     }
     if (*precision == NULL) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "precision = 0x%" PRIx32 "; MXFP8 (0x%x), BF16 (0x%x) and F16 (0x%x) are right", args->precision,
-                    SM120_MXFP8, SM120_BF16, SM120_F16);
+                    "precision = 0x%" PRIx32
+                    "; MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), BF16 (0x%x) and F16 (0x%x) are right",
+                    args->precision, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16, SM120_F16);
     }
     if (args->causal > SM120_NOT_CAUSAL_TOP_LEFT) {
         return fail(SM120_INVALID_ARGUMENT,
@@ -332,7 +356,8 @@ static const char *special_member(const sm120_attention_args *args) {
 static sm120_status check_precision(struct attention *call, const struct precision *precision) {
     const char *const special = special_member(call->args);
     call->is_uniform = special == NULL;
-    if (precision->has_all || (special == NULL && (call->args->window & SM120_WINDOW_LEFT) == 0)) {
+    const bool is_left = (call->args->window & SM120_WINDOW_LEFT) != 0;
+    if (precision->has_all || (special == NULL && (precision->has_left || !is_left))) {
         return SM120_OK;
     }
     return fail(SM120_UNSUPPORTED, "%s with precision = 0x%" PRIx32 "; BF16 (0x%x) and F16 (0x%x) support it",

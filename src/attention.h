@@ -43,6 +43,11 @@ sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint3
 /* Whether kernels can take all tensors as they lie: aligned, and of a head size that is a multiple of 8. */
 bool attention_is_ready(const struct attention *call);
 
+/* Describe a tensor of 16 bits to the copy engine: boxes of 64 columns and so many rows, swizzled by 128 bytes. A
+ * dimension of stride 0 has one coordinate, and the bits of `broadcast` say so: bit 0 for batch, bit 1 for heads. */
+sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
+                                uint32_t rows, CUtensorMap *map, uint32_t *broadcast);
+
 /* One function for each precision: answer the size of the workspace where it is 0, or launch. */
 typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
                                    size_t *workspace_bytes);

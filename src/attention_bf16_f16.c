@@ -7,7 +7,6 @@
 #include "error.h"
 #include "launch.h"
 
-enum { COLUMNS = 64 }; /* of a box: 128 bytes, as wide as the swizzle */
 enum { HOPPER = 9, VARIANT_BYTES = 16 };
 
 /* Bits of the kernels' param_features: FEATURES in ptx/lib/sequence.ptx. */
@@ -31,7 +30,7 @@ struct arguments {
     float softcap, softcap_scale;
 };
 
-enum { ARGUMENTS = 44, PLAIN_ARGUMENTS = 21 };
+enum { PLAIN_ARGUMENTS = 21 };
 
 /* Choose the kernel. Warps of 32 rows read K and V from shared memory half as often, which is what limits Hopper; 16
  * rows leave registers for twice the warps, which hide more on SM120, whose tensor pipe is the limit, and wherever one
@@ -49,28 +48,6 @@ static sm120_status choose(const struct device *device, const struct attention *
     const int rows = wide_warps && widths[i] <= 128 && call->is_uniform ? 32 : 16;
     (void)snprintf(variant, sizeof variant, "d%" PRId64 "_r%d%s", widths[i], rows, call->is_uniform ? "" : "_any");
     return builtin_find(call->q.dtype == SM120_BF16 ? "attention_bf16" : "attention_f16", variant, index);
-}
-
-/* Describe a tensor to the copy engine. A dimension of stride 0 has one coordinate, and the bits of `broadcast` say so:
- * bit 0 for batch, bit 1 for heads. */
-static sm120_status describe(const struct device *device, const struct tensor *x, const struct shape *shape,
-                             uint32_t rows, CUtensorMap *map, uint32_t *broadcast) {
-    const int64_t steps[] = {x->row_stride, x->head_stride, x->batch_stride};
-    uint64_t dims[] = {(uint64_t)shape->head_dim, (uint64_t)shape->rows, (uint64_t)shape->heads,
-                       (uint64_t)shape->batch};
-    uint64_t strides[3];
-    for (int i = 0; i < 3; ++i) {
-        strides[i] = steps[i] != 0 ? (uint64_t)steps[i] : 16;
-        dims[i + 1] = steps[i] != 0 || i == 0 ? dims[i + 1] : 1;
-    }
-    *broadcast = (x->batch_stride == 0 ? 1u : 0u) | (x->head_stride == 0 ? 2u : 0u);
-    const uint32_t box[] = {COLUMNS, rows, 1, 1}, ones[] = {1, 1, 1, 1};
-    const CUresult result = device->driver->cuTensorMapEncodeTiled(
-        map, x->dtype == SM120_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-        (void *)(uintptr_t)x->address, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? SM120_OK
-                                  : driver_fail(device->driver, result, "describing %s to the copy engine", x->name);
 }
 
 /* Describe q, k and v, and the past, which a kernel without one is not asked for: any map will do. */
@@ -91,7 +68,8 @@ static sm120_status describe_all(const struct device *device, const struct atten
     };
     for (uint32_t i = 0; i < (has_past ? 5 : 3); ++i) {
         uint32_t broadcast = 0;
-        const sm120_status status = describe(device, list[i].x, list[i].shape, list[i].rows, list[i].map, &broadcast);
+        const sm120_status status =
+            attention_describe(device, list[i].x, list[i].shape, list[i].rows, list[i].map, &broadcast);
         if (status != SM120_OK) {
             return status;
         }
@@ -174,76 +152,61 @@ static sm120_status fill(const struct device *device, const struct attention *ca
 /* Check the launch, and start it. */
 static sm120_status launch(struct device *device, const struct attention *call, uint32_t index,
                            const struct arguments *a) {
-#define ARGUMENT(name)                                                                                                 \
-    {                                                                                                                  \
-        offsetof(struct arguments, name), sizeof a->name                                                               \
-    }
-    static const struct {
-        size_t offset, bytes;
-    } list[ARGUMENTS] = {
-        ARGUMENT(q),
-        ARGUMENT(k),
-        ARGUMENT(v),
-        ARGUMENT(o),
-        ARGUMENT(lse),
-        ARGUMENT(o_batch_stride),
-        ARGUMENT(o_head_stride),
-        ARGUMENT(o_row_stride),
-        ARGUMENT(broadcast),
-        ARGUMENT(heads),
-        ARGUMENT(kv_heads),
-        ARGUMENT(q_rows),
-        ARGUMENT(kv_rows),
-        ARGUMENT(head_dim),
-        ARGUMENT(q_tiles),
-        ARGUMENT(o_type),
-        ARGUMENT(q_and),
-        ARGUMENT(q_xor),
-        ARGUMENT(scale_log2),
-        ARGUMENT(lower),
-        ARGUMENT(upper),
-        ARGUMENT(past_k),
-        ARGUMENT(past_v),
-        ARGUMENT(cu_seqlens_q),
-        ARGUMENT(cu_seqlens_k),
-        ARGUMENT(kv_lengths),
-        ARGUMENT(diagonals),
-        ARGUMENT(sinks),
-        ARGUMENT(slopes),
-        ARGUMENT(mask),
-        ARGUMENT(mask_batch_stride),
-        ARGUMENT(mask_head_stride),
-        ARGUMENT(mask_row_stride),
-        ARGUMENT(mask_column_stride),
-        ARGUMENT(lse_batch_stride),
-        ARGUMENT(lse_head_stride),
-        ARGUMENT(features),
-        ARGUMENT(mask_type),
-        ARGUMENT(slopes_batch_stride),
-        ARGUMENT(q_total),
-        ARGUMENT(kv_total),
-        ARGUMENT(past_rows),
-        ARGUMENT(softcap),
-        ARGUMENT(softcap_scale),
+    const struct argument list[] = {
+        ARGUMENT(a->q),
+        ARGUMENT(a->k),
+        ARGUMENT(a->v),
+        ARGUMENT(a->o),
+        ARGUMENT(a->lse),
+        ARGUMENT(a->o_batch_stride),
+        ARGUMENT(a->o_head_stride),
+        ARGUMENT(a->o_row_stride),
+        ARGUMENT(a->broadcast),
+        ARGUMENT(a->heads),
+        ARGUMENT(a->kv_heads),
+        ARGUMENT(a->q_rows),
+        ARGUMENT(a->kv_rows),
+        ARGUMENT(a->head_dim),
+        ARGUMENT(a->q_tiles),
+        ARGUMENT(a->o_type),
+        ARGUMENT(a->q_and),
+        ARGUMENT(a->q_xor),
+        ARGUMENT(a->scale_log2),
+        ARGUMENT(a->lower),
+        ARGUMENT(a->upper),
+        ARGUMENT(a->past_k),
+        ARGUMENT(a->past_v),
+        ARGUMENT(a->cu_seqlens_q),
+        ARGUMENT(a->cu_seqlens_k),
+        ARGUMENT(a->kv_lengths),
+        ARGUMENT(a->diagonals),
+        ARGUMENT(a->sinks),
+        ARGUMENT(a->slopes),
+        ARGUMENT(a->mask),
+        ARGUMENT(a->mask_batch_stride),
+        ARGUMENT(a->mask_head_stride),
+        ARGUMENT(a->mask_row_stride),
+        ARGUMENT(a->mask_column_stride),
+        ARGUMENT(a->lse_batch_stride),
+        ARGUMENT(a->lse_head_stride),
+        ARGUMENT(a->features),
+        ARGUMENT(a->mask_type),
+        ARGUMENT(a->slopes_batch_stride),
+        ARGUMENT(a->q_total),
+        ARGUMENT(a->kv_total),
+        ARGUMENT(a->past_rows),
+        ARGUMENT(a->softcap),
+        ARGUMENT(a->softcap_scale),
     };
-#undef ARGUMENT
-    const size_t count = call->is_uniform ? PLAIN_ARGUMENTS : ARGUMENTS;
-    const void *values[ARGUMENTS];
-    size_t bytes[ARGUMENTS];
-    for (size_t i = 0; i < count; ++i) {
-        values[i] = (const char *)a + list[i].offset;
-        bytes[i] = list[i].bytes;
-    }
+    enum { COUNT = sizeof list / sizeof list[0] };
+    _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
     const struct kernel_entry *const entry = kernel_entries + index;
-    struct launch launch = {.block = {entry->threads, 1, 1},
-                            .grid = {0, 1, 1},
-                            .shared_bytes = entry->shared,
-                            .stream = call->args->stream,
-                            .arguments = values,
-                            .argument_bytes = bytes,
-                            .argument_count = count};
+    struct argument_list arguments;
     struct kernel *kernel = NULL;
-    sm120_status status = attention_grid(call, entry->q_rows, &launch.grid[0]);
+    uint32_t grid = 0;
+    sm120_status status = attention_grid(call, entry->q_rows, &grid);
+    const struct launch launch =
+        launch_of(&arguments, list, call->is_uniform ? PLAIN_ARGUMENTS : COUNT, grid, entry, call->args->stream);
     status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
     status = status == SM120_OK ? launch_check(kernel, &launch) : status;
     return status == SM120_OK ? launch_start(kernel, &launch) : status;

@@ -1,4 +1,5 @@
-/* Attention in MXFP8: quantise q, k and v into the workspace, then one attention kernel. */
+/* Attention in MXFP8, or with Q K^T in MXFP8 and P V in 16 bits: quantise q, k and, in MXFP8, v into the workspace,
+ * then one attention kernel. */
 #include <inttypes.h>
 
 #include "attention.h"
@@ -9,7 +10,7 @@
 
 enum { WORKSPACE_ALIGNMENT = 256, BLOCK = 32 };
 
-/* The parts of the workspace, in bytes. */
+/* The parts of the workspace, in bytes; no v_tiles where v stays as it is. */
 struct areas {
     int64_t q_elements, q_scales, k_tiles, v_tiles, end;
 };
@@ -19,6 +20,7 @@ struct plan {
     const struct attention *call;
     uint32_t index;                   /* of the kernel entry */
     const struct kernel_entry *entry; /* with the tile that q, k and v are packed for */
+    bool is_mixed;                    /* v stays in 16 bits, where the caller has it */
     int64_t padded_q, padded_kv;      /* rows in whole tiles */
     struct areas areas;
 };
@@ -70,15 +72,16 @@ static sm120_status lay_out(struct plan *plan) {
     const int64_t q_heads = plan->call->q_shape.batch * plan->call->q_shape.heads;
     const int64_t kv_heads = plan->call->k_shape.batch * plan->call->k_shape.heads;
     struct areas *const areas = &plan->areas;
-    int64_t q, scales, k, v;
+    int64_t q, scales, k, v = 0;
     plan->padded_q = (plan->call->q_shape.rows + plan->entry->q_rows - 1) / plan->entry->q_rows * plan->entry->q_rows;
     plan->padded_kv =
         (plan->call->k_shape.rows + plan->entry->kv_rows - 1) / plan->entry->kv_rows * plan->entry->kv_rows;
     *areas = (struct areas){0};
     if (!area_bytes(q_heads, plan->padded_q, width, &q) || !area_bytes(q_heads, plan->padded_q, 4, &scales) ||
         !area_bytes(kv_heads, plan->padded_kv, width + 4, &k) ||
-        !area_bytes(kv_heads, plan->padded_kv / BLOCK, BLOCK * width + width, &v) || !add(q, scales, &areas->k_tiles) ||
-        !add(areas->k_tiles, k, &areas->v_tiles) || !add(areas->v_tiles, v, &areas->end)) {
+        (!plan->is_mixed && !area_bytes(kv_heads, plan->padded_kv / BLOCK, BLOCK * width + width, &v)) ||
+        !add(q, scales, &areas->k_tiles) || !add(areas->k_tiles, k, &areas->v_tiles) ||
+        !add(areas->v_tiles, v, &areas->end)) {
         return fail(SM120_UNSUPPORTED,
                     "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " does not fit in 63 bits",
                     plan->call->q_shape.rows, plan->call->k_shape.rows);
@@ -89,10 +92,14 @@ static sm120_status lay_out(struct plan *plan) {
 
 /* Choose the kernel and lay out the workspace. */
 static sm120_status make_plan(const struct attention *call, struct plan *plan) {
-    *plan = (struct plan){.call = call};
+    const uint32_t precision = call->args->precision;
+    *plan = (struct plan){.call = call, .is_mixed = precision != SM120_MXFP8};
     const int64_t q_width = call->q_shape.head_dim, v_width = call->v_shape.head_dim;
     const int64_t head_dim = q_width > v_width ? q_width : v_width;
-    const sm120_status status = builtin_find("attention_mxfp8", head_dim <= 64 ? "d64" : "d128", &plan->index);
+    const char *const operation = precision == SM120_MXFP8        ? "attention_mxfp8"
+                                  : precision == SM120_MXFP8_BF16 ? "attention_mxfp8_bf16"
+                                                                  : "attention_mxfp8_f16";
+    const sm120_status status = builtin_find(operation, head_dim <= 64 ? "d64" : "d128", &plan->index);
     if (status != SM120_OK) {
         return status;
     }
@@ -106,25 +113,25 @@ static sm120_status make_plan(const struct attention *call, struct plan *plan) {
 
 /* ---- launches ---- */
 
-/* The parameters of the attention kernel, in their order. */
+/* The parameters of the attention kernels, in their order; v is tiles or a map. */
 struct attention_arguments {
-    uint64_t q_elements, q_scales, k_tiles, v_tiles, o, lse;
+    uint64_t q_elements, q_scales, k_tiles, v_tiles;
+    CUtensorMap v_map;
+    uint64_t o, lse;
     int64_t o_batch_stride, o_head_stride, o_row_stride;
     uint32_t heads, kv_heads, q_rows, kv_rows, head_dim, q_tiles, o_type;
     float scale_log2;
-    int32_t diagonal;
+    int32_t diagonal, lower; /* row i sees key j iff i + lower <= j <= i + diagonal */
+    uint32_t v_broadcast;    /* these two in 16 bits alone */
 };
 
-enum { ARGUMENTS = 18 };
-
-/* The four launches of a call. Not to be copied once filled. */
+/* The launches of a call, the third in MXFP8 alone. Not to be copied once filled. */
 struct launches {
     struct quantizer_launch q, k, v;
     struct kernel *kernel;
     struct launch launch;
     struct attention_arguments values;
-    const void *arguments[ARGUMENTS];
-    size_t argument_bytes[ARGUMENTS];
+    struct argument_list arguments;
 };
 
 /* The values of the attention kernel's parameters. A scale's sign is q's, and a scale of 0 makes q 0, because a kernel
@@ -150,6 +157,7 @@ static struct attention_arguments values_of(const struct plan *plan, sm120_addre
         .o_type = attention_o_type(args),
         .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),
         .diagonal = attention_upper(args),
+        .lower = attention_lower(args),
     };
 }
 
@@ -163,50 +171,42 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
     }
     struct attention_arguments *const a = &l->values;
     *a = values_of(plan, workspace);
-#define ARGUMENT(value)                                                                                                \
-    {                                                                                                                  \
-        &a->value, sizeof a->value                                                                                     \
+    /* A question for the size needs no map: the address of v may be none yet. */
+    if (plan->is_mixed && workspace != 0) {
+        status = attention_describe(device, &plan->call->v, &plan->call->v_shape, plan->entry->kv_rows, &a->v_map,
+                                    &a->v_broadcast);
     }
-    const struct {
-        const void *value;
-        size_t bytes;
-    } list[ARGUMENTS] = {
-        ARGUMENT(q_elements),
-        ARGUMENT(q_scales),
-        ARGUMENT(k_tiles),
-        ARGUMENT(v_tiles),
-        ARGUMENT(o),
-        ARGUMENT(lse),
-        ARGUMENT(o_batch_stride),
-        ARGUMENT(o_head_stride),
-        ARGUMENT(o_row_stride),
-        ARGUMENT(heads),
-        ARGUMENT(kv_heads),
-        ARGUMENT(q_rows),
-        ARGUMENT(kv_rows),
-        ARGUMENT(head_dim),
-        ARGUMENT(q_tiles),
-        ARGUMENT(o_type),
-        ARGUMENT(scale_log2),
-        ARGUMENT(diagonal),
+    const struct argument list[] = {
+        ARGUMENT(a->q_elements),
+        ARGUMENT(a->q_scales),
+        ARGUMENT(a->k_tiles),
+        plan->is_mixed ? ARGUMENT(a->v_map) : ARGUMENT(a->v_tiles),
+        ARGUMENT(a->o),
+        ARGUMENT(a->lse),
+        ARGUMENT(a->o_batch_stride),
+        ARGUMENT(a->o_head_stride),
+        ARGUMENT(a->o_row_stride),
+        ARGUMENT(a->heads),
+        ARGUMENT(a->kv_heads),
+        ARGUMENT(a->q_rows),
+        ARGUMENT(a->kv_rows),
+        ARGUMENT(a->head_dim),
+        ARGUMENT(a->q_tiles),
+        ARGUMENT(a->o_type),
+        ARGUMENT(a->scale_log2),
+        ARGUMENT(a->diagonal),
+        ARGUMENT(a->lower),
+        ARGUMENT(a->v_broadcast),
     };
-#undef ARGUMENT
-    for (int i = 0; i < ARGUMENTS; ++i) {
-        l->arguments[i] = list[i].value;
-        l->argument_bytes[i] = list[i].bytes;
-    }
-    l->launch = (struct launch){.grid = {grid, 1, 1},
-                                .block = {plan->entry->threads, 1, 1},
-                                .shared_bytes = plan->entry->shared,
-                                .stream = plan->call->args->stream,
-                                .arguments = l->arguments,
-                                .argument_bytes = l->argument_bytes,
-                                .argument_count = ARGUMENTS};
-    status = builtin_load(device, plan->index, &l->kernel);
+    enum { COUNT = sizeof list / sizeof list[0], MIXED_ALONE = 2 };
+    _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
+    l->launch = launch_of(&l->arguments, list, plan->is_mixed ? COUNT : COUNT - MIXED_ALONE, grid, plan->entry,
+                          plan->call->args->stream);
+    status = status == SM120_OK ? builtin_load(device, plan->index, &l->kernel) : status;
     return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
 }
 
-/* Choose the four kernels and check their launches; nothing starts. */
+/* Choose the kernels and check their launches; nothing starts. */
 static sm120_status prepare(struct device *device, const struct plan *plan, sm120_address workspace,
                             struct launches *launches) {
     const bool wide = plan->entry->head_dim > 64;
@@ -237,15 +237,19 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
     const sm120_stream stream = plan->call->args->stream;
     sm120_status status = quantizer_prepare(device, &q, stream, &launches->q);
     status = status == SM120_OK ? quantizer_prepare(device, &k, stream, &launches->k) : status;
-    status = status == SM120_OK ? quantizer_prepare(device, &v, stream, &launches->v) : status;
+    if (status == SM120_OK && !plan->is_mixed) {
+        status = quantizer_prepare(device, &v, stream, &launches->v);
+    }
     return status == SM120_OK ? prepare_attention(device, plan, workspace, launches) : status;
 }
 
-/* Start the four launches, each on the results of those before. */
-static sm120_status start(const struct launches *launches) {
+/* Start the launches, each on the results of those before. */
+static sm120_status start(const struct plan *plan, const struct launches *launches) {
     sm120_status status = launch_start(launches->q.kernel, &launches->q.launch);
     status = status == SM120_OK ? launch_start(launches->k.kernel, &launches->k.launch) : status;
-    status = status == SM120_OK ? launch_start(launches->v.kernel, &launches->v.launch) : status;
+    if (status == SM120_OK && !plan->is_mixed) {
+        status = launch_start(launches->v.kernel, &launches->v.launch);
+    }
     return status == SM120_OK ? launch_start(launches->kernel, &launches->launch) : status;
 }
 
@@ -264,5 +268,5 @@ sm120_status attention_mxfp8(struct device *device, const struct attention *call
         *workspace_bytes = (size_t)plan.areas.end;
         return SM120_OK;
     }
-    return status == SM120_OK ? start(&launches) : status;
+    return status == SM120_OK ? start(&plan, &launches) : status;
 }

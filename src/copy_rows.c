@@ -8,36 +8,6 @@
 
 enum { GROUPS_MAX = 65535 }; /* grid.y; a CTA goes on with further rows */
 
-/* Point the launch at its values. */
-static void set_arguments(struct copy_rows *copy) {
-#define ARGUMENT(name)                                                                                                 \
-    {                                                                                                                  \
-        &copy->values.name, sizeof copy->values.name                                                                   \
-    }
-    const struct {
-        const void *value;
-        size_t bytes;
-    } list[COPY_ROWS_ARGUMENTS] = {
-        ARGUMENT(from),
-        ARGUMENT(to),
-        ARGUMENT(from_batch_stride),
-        ARGUMENT(from_head_stride),
-        ARGUMENT(from_row_stride),
-        ARGUMENT(to_batch_stride),
-        ARGUMENT(to_head_stride),
-        ARGUMENT(to_row_stride),
-        ARGUMENT(heads),
-        ARGUMENT(rows),
-        ARGUMENT(from_columns),
-        ARGUMENT(to_columns),
-    };
-#undef ARGUMENT
-    for (int i = 0; i < COPY_ROWS_ARGUMENTS; ++i) {
-        copy->arguments[i] = list[i].value;
-        copy->argument_bytes[i] = list[i].bytes;
-    }
-}
-
 sm120_status copy_rows_prepare(struct device *device, const struct tensor *from, const struct tensor *to,
                                const struct shape *shape, int64_t to_columns, sm120_stream stream,
                                struct copy_rows *copy) {
@@ -62,15 +32,24 @@ sm120_status copy_rows_prepare(struct device *device, const struct tensor *from,
         .from_columns = (uint32_t)shape->head_dim,
         .to_columns = (uint32_t)to_columns,
     };
-    set_arguments(copy);
-    copy->launch = (struct launch){
-        .grid = {(uint32_t)(shape->batch * shape->heads), (uint32_t)(groups < GROUPS_MAX ? groups : GROUPS_MAX), 1},
-        .block = {entry->threads, 1, 1},
-        .shared_bytes = entry->shared,
-        .stream = stream,
-        .arguments = copy->arguments,
-        .argument_bytes = copy->argument_bytes,
-        .argument_count = COPY_ROWS_ARGUMENTS};
+    struct copy_rows_arguments *const a = &copy->values;
+    const struct argument list[] = {
+        ARGUMENT(a->from),
+        ARGUMENT(a->to),
+        ARGUMENT(a->from_batch_stride),
+        ARGUMENT(a->from_head_stride),
+        ARGUMENT(a->from_row_stride),
+        ARGUMENT(a->to_batch_stride),
+        ARGUMENT(a->to_head_stride),
+        ARGUMENT(a->to_row_stride),
+        ARGUMENT(a->heads),
+        ARGUMENT(a->rows),
+        ARGUMENT(a->from_columns),
+        ARGUMENT(a->to_columns),
+    };
+    const uint32_t grid = (uint32_t)(shape->batch * shape->heads);
+    copy->launch = launch_of(&copy->arguments, list, sizeof list / sizeof list[0], grid, entry, stream);
+    copy->launch.grid[1] = (uint32_t)(groups < GROUPS_MAX ? groups : GROUPS_MAX);
     status = builtin_load(device, index, &copy->kernel);
     return status == SM120_OK ? launch_check(copy->kernel, &copy->launch) : status;
 }

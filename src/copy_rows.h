@@ -13,15 +13,12 @@ struct copy_rows_arguments {
     uint32_t heads, rows, from_columns, to_columns;
 };
 
-enum { COPY_ROWS_ARGUMENTS = 12 };
-
 /* A launch with the values that its arguments point to. Not to be copied once filled. */
 struct copy_rows {
     struct kernel *kernel;
     struct launch launch;
     struct copy_rows_arguments values;
-    const void *arguments[COPY_ROWS_ARGUMENTS];
-    size_t argument_bytes[COPY_ROWS_ARGUMENTS];
+    struct argument_list arguments;
 };
 
 /* Check the launch that copies `shape` of a tensor, cut or padded with zeros to `to_columns`; nothing starts. */

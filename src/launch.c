@@ -54,6 +54,21 @@ sm120_status launch_allow_shared(struct kernel *kernel, uint32_t shared_bytes) {
     return shared_bytes > atomic_load(&kernel->dynamic_limit) ? opt_in(kernel, shared_bytes) : SM120_OK;
 }
 
+struct launch launch_of(struct argument_list *list, const struct argument *arguments, size_t count, uint32_t grid,
+                        const struct kernel_entry *entry, sm120_stream stream) {
+    for (size_t i = 0; i < count && i < ARGUMENTS_MAX; ++i) {
+        list->values[i] = arguments[i].value;
+        list->bytes[i] = arguments[i].bytes;
+    }
+    return (struct launch){.grid = {grid, 1, 1},
+                           .block = {entry->threads, 1, 1},
+                           .shared_bytes = entry->shared,
+                           .stream = stream,
+                           .arguments = list->values,
+                           .argument_bytes = list->bytes,
+                           .argument_count = count};
+}
+
 /* Check the number of the arguments, and each one's pointer and size. */
 static sm120_status check_arguments(const struct kernel *kernel, const struct launch *launch) {
     const size_t count = launch->argument_count;

@@ -2,6 +2,7 @@
 #ifndef SM120_LAUNCH_H
 #define SM120_LAUNCH_H
 
+#include "kernels.h"
 #include "module.h"
 
 enum { SHARED_BYTES_DEFAULT = 48 * 1024 }; /* what a launch may have without opting in */
@@ -15,6 +16,25 @@ struct launch {
     size_t argument_count;
     bool is_cooperative; /* all CTAs are on the device at once */
 };
+
+/* One argument: its value stays where it is until the launch has started. */
+struct argument {
+    const void *value;
+    size_t bytes;
+};
+
+#define ARGUMENT(place) ((struct argument){&(place), sizeof(place)})
+
+/* The arguments of a kernel of the library, in the order of its parameters. Not to be copied once it is in a launch. */
+enum { ARGUMENTS_MAX = 48 };
+struct argument_list {
+    const void *values[ARGUMENTS_MAX];
+    size_t bytes[ARGUMENTS_MAX];
+};
+
+/* Describe a launch of `grid` CTAs of an entry with at most ARGUMENTS_MAX arguments. */
+struct launch launch_of(struct argument_list *list, const struct argument *arguments, size_t count, uint32_t grid,
+                        const struct kernel_entry *entry, sm120_stream stream);
 
 /* Check a block against the kernel's limits. */
 sm120_status launch_check_threads(const struct kernel *kernel, const char *what, uint32_t x, uint32_t y, uint32_t z);

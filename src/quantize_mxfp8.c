@@ -17,42 +17,15 @@ static const char *dtype_name(uint32_t dtype) {
 /* Point the launch at its values, in the order of the kernel's parameters. */
 static void set_arguments(struct quantizer_launch *p, sm120_stream stream, const struct kernel_entry *entry,
                           uint32_t grid) {
-#define ARGUMENT(value)                                                                                                \
-    {                                                                                                                  \
-        &p->value, sizeof p->value                                                                                     \
-    }
-    const struct {
-        const void *value;
-        size_t bytes;
-    } list[] = {
-        {&p->job.x->address, sizeof p->job.x->address},
-        ARGUMENT(job.elements),
-        ARGUMENT(job.scales),
-        ARGUMENT(batch_stride),
-        ARGUMENT(head_stride),
-        ARGUMENT(row_stride),
-        ARGUMENT(heads),
-        ARGUMENT(rows),
-        ARGUMENT(head_dim),
-        ARGUMENT(row_tiles),
-        ARGUMENT(column_tiles),
-        ARGUMENT(job.floor),
-        ARGUMENT(job.factor),
+    const struct argument list[] = {
+        ARGUMENT(p->job.x->address), ARGUMENT(p->job.elements), ARGUMENT(p->job.scales),   ARGUMENT(p->batch_stride),
+        ARGUMENT(p->head_stride),    ARGUMENT(p->row_stride),   ARGUMENT(p->heads),        ARGUMENT(p->rows),
+        ARGUMENT(p->head_dim),       ARGUMENT(p->row_tiles),    ARGUMENT(p->column_tiles), ARGUMENT(p->job.floor),
+        ARGUMENT(p->job.factor),
     };
-#undef ARGUMENT
     enum { COUNT = sizeof list / sizeof list[0] };
-    _Static_assert(COUNT == sizeof p->arguments / sizeof p->arguments[0], "one argument per parameter");
-    for (int i = 0; i < COUNT; ++i) {
-        p->arguments[i] = list[i].value;
-        p->argument_bytes[i] = list[i].bytes;
-    }
-    p->launch = (struct launch){.grid = {grid, 1, 1},
-                                .block = {entry->threads, 1, 1},
-                                .shared_bytes = entry->shared,
-                                .stream = stream,
-                                .arguments = p->arguments,
-                                .argument_bytes = p->argument_bytes,
-                                .argument_count = COUNT};
+    _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
+    p->launch = launch_of(&p->arguments, list, COUNT, grid, entry, stream);
 }
 
 sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,

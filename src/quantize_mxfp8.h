@@ -23,8 +23,7 @@ struct quantizer_launch {
     int64_t batch_stride, head_stride, row_stride;
     uint32_t heads, rows, head_dim, row_tiles, column_tiles;
     struct quantizer job;
-    const void *arguments[13];
-    size_t argument_bytes[13];
+    struct argument_list arguments;
 };
 
 /* Choose the kernel and check the launch; nothing starts. */

@@ -394,8 +394,9 @@ typedef struct sm120_tensor {
     int64_t batch_stride, head_stride, row_stride;
 } sm120_tensor;
 
-/* precision: SM120_MXFP8, or SM120_BF16 or SM120_F16, which is then the dtype of q, k and v, and of P */
-enum { SM120_MXFP8 = 1 };
+/* precision: SM120_MXFP8; or SM120_BF16 or SM120_F16, which is then the dtype of q, k and v, and of P; or between them
+ * q k^T in MXFP8 and p v in 16 bits, the dtype of q, k and v */
+enum { SM120_MXFP8 = 1, SM120_MXFP8_BF16 = 2, SM120_MXFP8_F16 = 3 };
 /* causal: whether row i sees no key behind its diagonal, i + d; and where d is: bottom-right, d = keys - rows, or
  * top-left, d = 0. Keys are those of the past and of k; with lengths and starts, those of the batch. */
 enum {
@@ -423,7 +424,7 @@ typedef struct sm120_mask {
 typedef struct sm120_attention_args {
     uint32_t size; /* sizeof(sm120_attention_args) */
     uint32_t precision;
-    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128, in 16 bits 256 */
+    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128, in BF16 and F16 256 */
     sm120_tensor q, k, v;                                      /* F32, F16 or BF16, one dtype for the three */
     sm120_tensor o;                                            /* F32, F16 or BF16 */
     sm120_address lse; /* f32 [batch][heads][q_rows], contiguous, or [heads][q_total]; 0: not wanted */

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from harness import OpenDevice
 
 import pysm120
 
@@ -59,6 +60,14 @@ def device(device_name: str) -> Iterator[pysm120.Device]:
     """Open the device under test; close it after the test."""
     with pysm120.Device(device_name) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def opened(device_name: str) -> Iterator[OpenDevice]:
+    """Open the device under test by the C ABI alone."""
+    device = OpenDevice(device_name)
+    yield device
+    device.close()
 
 
 @pytest.fixture

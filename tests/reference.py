@@ -175,6 +175,13 @@ def attention_16bit(
         return np.moveaxis(np.where(total[..., None] > 0, o / total[..., None], 0), 1, 2), np.log(total)
 
 
+def attention_mxfp8_16bit(
+    q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str
+) -> tuple[Array, Array]:
+    """Model the kernel: Q, K in MX along head_dim, and the rest as attention_16bit."""
+    return attention_16bit(mx(q, -1), mx(k, -1), v, scale, causal, dtype)
+
+
 def relative_error(got: Array, want: Array) -> float:
     """Relative Frobenius norm of the difference."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)

@@ -167,3 +167,75 @@ def test_a_form_is_checked_once(device: pysm120.Device, rng: np.random.Generator
     assert np.array_equal(first, again)
     with pytest.raises(TypeError, match="window is"):
         pysm120.attention(q, k, v, precision="bf16", window=[[], 3])  # type: ignore[call-overload] # what is tested
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
+@pytest.mark.parametrize("axis", ["batch", "row", "head"])
+def test_more_than_2_31_elements(device: pysm120.Device, rng: np.random.Generator, precision: str, axis: str) -> None:
+    """Tensors whose elements lie further apart than 32 bits count; what is between them is never touched."""
+    q, k, v = normal(rng, 2, 40, 4, 64), normal(rng, 2, 40, 2, 64), normal(rng, 2, 40, 2, 64)
+    far = {"batch": 1 << 31, "row": 1 << 26, "head": (1 << 30) + (1 << 13)}[axis]
+    base = device.empty(((1 << 32) + (1 << 20),), q.dtype)
+    places: list[pysm120.Array] = []
+    for n, x in enumerate((q, k, v, np.zeros_like(q))):
+        near = [64 * x.shape[1] * x.shape[2], 64 * x.shape[2], 64]  # batch, row, head
+        near[["batch", "row", "head"].index(axis)] = far
+        if axis == "head":
+            near[:2] = [64 * 64, 64]
+        if axis == "row":
+            near[0] = 64 * x.shape[2]
+        address = base.address + 2 * (n << 15)
+        places.append(pysm120.Array(base.owner, address, x.shape, (*near, 1), x.dtype))
+        for at in np.ndindex(x.shape[:1] if axis == "batch" else x.shape[:3]):
+            places[-1][at].copy_from(x[at])
+    options: dict[str, Any] = {"precision": precision, "causal": True}
+    pysm120.attention(places[0], places[1], places[2], out=places[3], **options)
+    wanted = pysm120.attention(q, k, v, device=device, **options)
+    for at in np.ndindex(q.shape[:3]):
+        assert np.array_equal(places[3][at].numpy(), wanted[at]), at
+
+
+def test_a_mask_of_more_than_2_31_elements(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = normal(rng, 1, 40, 2, 64)
+    values = rng.standard_normal((40, 40)) > 0
+    base = device.empty(((1 << 32) + (1 << 20),), np.bool_)
+    mask = pysm120.Array(base.owner, base.address, (40, 40), (1 << 26, 3), base.dtype)
+    for at in np.ndindex(values.shape):
+        mask[at].copy_from(values[at])
+    x = device.array(q)
+    out = pysm120.attention(x, x, x, mask=mask, precision="bf16")
+    assert np.array_equal(out.numpy(), pysm120.attention(q, q, q, mask=values, precision="bf16", device=device))
+
+
+def test_a_repeated_call_still_looks_where_things_are(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """What is known of a form says nothing of addresses, of what was freed, of other devices or of streams."""
+    x = normal(rng, 1, 40, 2, 64)
+    q, out, lse = device.array(x), device.array(np.zeros_like(x)), device.empty((1, 2, 40))
+    options: dict[str, Any] = {"precision": "bf16", "causal": True}
+    for _ in range(3):
+        pysm120.attention(q, q, q, out=out, lse=lse, **options)
+    wanted = out.numpy()
+    odd = device.zeros((1 + x.size,), x.dtype)
+    there = pysm120.Array(odd.owner, odd.address + 2, x.shape, q.strides, x.dtype).copy_from(x)
+    pysm120.attention(there, there, there, out=out, lse=lse, **options)
+    assert np.array_equal(out.numpy(), wanted)
+    stream = device.stream()
+    out.copy_from(np.zeros_like(x))
+    assert pysm120.attention(q, q, q, out=out, lse=lse, return_lse=True, stream=stream, **options) == (out, lse)
+    assert np.array_equal(out.numpy(stream=stream), wanted)
+    with pytest.raises(TypeError, match="stream is a float"):
+        pysm120.attention(q, q, q, out=out, lse=lse, stream=1.5, **options)
+    with pysm120.Device(str(device)) as other:
+        y = other.array(x)
+        if not device.shares_memory_with(other):
+            with pytest.raises(pysm120.InvalidArgumentError, match="k is on"):
+                pysm120.attention(q, y, q, out=out, lse=lse, **options)
+    gone = device.array(x)
+    gone.free()
+    with pytest.raises(pysm120.ClosedError):
+        pysm120.attention(q, gone, q, out=out, lse=lse, **options)
+    q.readonly = True
+    pysm120.attention(q, q, q, out=out, lse=lse, **options)
+    out.readonly = True
+    with pytest.raises(pysm120.InvalidArgumentError, match="out is read-only"):
+        pysm120.attention(q, q, q, out=out, lse=lse, **options)

@@ -4,15 +4,13 @@ Every problem is a batch of sequences, each with its own rows and keys; the refe
 definitions. Keys that are not there, in padded tensors and between packed sequences, are NaN.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from attention_cases import P_ERROR, STEP, pitched
 from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
 from reference import Array, attention_dense, relative_error
-from test_attention import pitched
-from test_attention_16bit import P_ERROR, STEP
 
 ALIGN = {
     (False, "bottom-right"): lib.SM120_NOT_CAUSAL,
@@ -54,14 +52,6 @@ class Case(NamedTuple):
     def needs_copies(self) -> bool:
         """Whether kernels cannot take some tensor as it lies."""
         return self.gap % 8 > 0 or self.head_dim % 8 > 0 or (self.v_head_dim or 0) % 8 > 0
-
-
-@pytest.fixture(scope="module")
-def opened(device_name: str) -> Iterator[OpenDevice]:
-    """Open the device under test."""
-    device = OpenDevice(device_name)
-    yield device
-    device.close()
 
 
 def rows_of(lengths: tuple[int, ...], *, packed: bool) -> tuple[int, int]:

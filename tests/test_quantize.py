@@ -1,7 +1,5 @@
 """quantize_mxfp8 against the definition of OCP MX, bit for bit: every dtype, axis and rounding, edges of the tiles."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from harness import DTYPES, Buffer, OpenDevice, check, lib, new_struct, tensor
@@ -10,14 +8,6 @@ from reference import Array, quantize_mxfp8
 
 AXES = {"head_dim": (lib.SM120_ALONG_HEAD_DIM, -1), "rows": (lib.SM120_ALONG_ROWS, -2)}
 ROUNDINGS = {"up": lib.SM120_SCALE_UP, "floor": lib.SM120_SCALE_FLOOR}
-
-
-@pytest.fixture(scope="module")
-def opened(device_name: str) -> Iterator[OpenDevice]:
-    """Open the device under test."""
-    device = OpenDevice(device_name)
-    yield device
-    device.close()
 
 
 def quantize(opened: OpenDevice, x: Buffer, axis: str, rounding: str) -> tuple[Array, Array]:

@@ -233,7 +233,10 @@ def test_calls(full: pysm120.Device, first: str, result: str, said: str | None) 
 # ---- kernels that are right ----
 
 
-@pytest.mark.parametrize("tests", ["tests/corpus", "tests/test_attention.py tests/test_quantize.py"])
+OURS = "tests/test_attention.py tests/test_attention_mixed.py tests/test_quantize.py"
+
+
+@pytest.mark.parametrize("tests", ["tests/corpus", OURS])
 def test_none_fires_on_what_is_right(tests: str) -> None:
     """What compilers write, and our own kernels, at level full."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests.split()]

@@ -1,0 +1,78 @@
+"""Operations captured in a CUDA graph, which runs on inputs that came later; the graph is the driver's own."""
+
+import ctypes
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pysm120
+
+pytestmark = pytest.mark.cuda
+RELAXED = 2  # capture mode: other threads may do as they like
+
+
+def driver(name: str, *arguments: Any) -> None:
+    """Call the CUDA driver."""
+    result = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    assert result == 0, f"{name}: {result}"
+
+
+def graph_of(stream: pysm120.Stream, call: Any) -> ctypes.c_void_p:
+    """Capture what a call starts on a stream."""
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    driver("cuStreamBeginCapture_v2", ctypes.c_void_p(stream.number), RELAXED)
+    try:
+        call()
+    finally:
+        driver("cuStreamEndCapture", ctypes.c_void_p(stream.number), ctypes.byref(graph))
+    driver("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_uint64(0))
+    driver("cuGraphDestroy", graph)
+    return executable
+
+
+@pytest.mark.parametrize(
+    ("precision", "head_dim", "features"),
+    [
+        ("bf16", 128, {}),
+        ("bf16", 100, {}),
+        ("bf16", 64, {"softcap": 3.0, "window": (20, 5)}),
+        ("mxfp8", 64, {}),
+        ("mxfp8_bf16", 128, {}),
+    ],
+)
+def test_attention(
+    device: pysm120.Device, rng: np.random.Generator, precision: str, head_dim: int, features: dict[str, Any]
+) -> None:
+    def values() -> np.ndarray[Any, Any]:
+        return rng.standard_normal((2, 150, 4, head_dim)).astype(ml_dtypes.bfloat16)
+
+    context = ctypes.c_void_p()
+    driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.info.ordinal)
+    driver("cuCtxSetCurrent", context)
+    stream = device.stream()
+    q, k, v, out = (device.array(values()) for _ in range(4))
+    lse = device.empty((2, 4, 150))
+    workspace = device.empty(1 << 24, np.uint8)
+    options: dict[str, Any] = {"causal": True, "precision": precision, "workspace": workspace, **features}
+
+    def call() -> None:
+        pysm120.attention(q, k, v, out=out, lse=lse, stream=stream, **options)
+
+    call()  # loads the kernels, which no graph can hold
+    executable = graph_of(stream, call)
+    for _ in range(3):
+        inputs = [values() for _ in range(3)]
+        for x, there in zip(inputs, (q, k, v), strict=True):
+            there.copy_from(x)
+        out.copy_from(np.full(out.shape, np.nan, out.dtype))
+        driver("cuGraphLaunch", executable, ctypes.c_void_p(stream.number))
+        device.synchronize()
+        wanted, logs = pysm120.attention(
+            inputs[0], inputs[1], inputs[2], device=device, return_lse=True, **{**options, "workspace": None}
+        )
+        assert np.array_equal(out.numpy(), wanted)
+        assert np.array_equal(lse.numpy(), logs)
+    driver("cuGraphExecDestroy", executable)
+    driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)
