@@ -258,7 +258,7 @@ def test_what_float16_does_not_hold_is_refused(device_name: str, small: dict[str
     check(model_of(small), small, device_name, 8e-3, precision="bf16")
 
 
-@pytest.mark.parametrize("mask", ["int8", "lowest float64", "short", "one column"])
+@pytest.mark.parametrize("mask", ["int8", "lowest float64", "short", "short bool", "one column"])
 def test_masks(device_name: str, rng: np.random.Generator, small: dict[str, Array], mask: str) -> None:
     """Of integers, of what is beyond float32, and with fewer columns than there are keys."""
     lowest = np.zeros((5, 7))
@@ -268,11 +268,11 @@ def test_masks(device_name: str, rng: np.random.Generator, small: dict[str, Arra
         "int8": rng.integers(-3, 4, (5, 7)).astype(np.int8),
         "lowest float64": lowest,
         "short": rng.standard_normal((4, 5, 3)),
+        "short bool": rng.random((5, 3)) < 0.6,
         "one column": rng.standard_normal((5, 1)),
     }
     given = masks[mask]
-    inputs = {**small, "attn_mask": given if given.dtype == np.int8 else given.astype(np.float64)}
-    inputs = {name: x.astype(np.float64) if name != "attn_mask" else x for name, x in inputs.items()}
+    inputs = {name: x.astype(np.float64) for name, x in small.items()} | {"attn_mask": given}
     check(model_of(inputs), inputs, device_name)
 
 
