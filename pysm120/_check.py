@@ -41,9 +41,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "their order (default: 0, every bit is the same)",
     )
     parser.description = (
-        "Run a kernel once for every seed and compare all arrays. A seed chooses the order of warps and CTAs, and when "
-        "asynchronous copies land. The level of checks is full unless --checks says otherwise: CTAs then run one after "
-        "the other in the seed's order. Exit status: 0 the same for all seeds; 1 a difference or a fault; 2 bad use."
+        "Run a kernel once for every seed and compare all arrays, and the variables of its module. A seed chooses the "
+        "order of warps and CTAs, and when asynchronous copies land. The level of checks is full unless --checks says "
+        "otherwise: CTAs then run one after the other in the seed's order. Exit status: 0 the same for all seeds; 1 a "
+        "difference or a fault; 2 bad use."
     )
 
 
@@ -65,11 +66,12 @@ class Difference:
     def text(self) -> str:
         """Say what differs."""
         output = self.first
-        name = f" {output.parameter.name}" if output.parameter.name else ""
+        name = output.parameter.name
+        name = f"variable {name}" if output.index is None else f"argument {output.index} {name}".rstrip()
         index = ",".join(map(str, np.unravel_index(self.at, output.after.shape))) if output.after.shape else ""
         values = [element_text(o.after, self.at) for o in (self.first, self.second)]
         return (
-            f"argument {output.index}{name}[{index}] ({type_text(output.after)}) is {values[0]} for seed "
+            f"{name}[{index}] ({type_text(output.after)}) is {values[0]} for seed "
             f"{self.seeds[0]} and {values[1]} for seed {self.seeds[1]}; {self.count:,} of its {output.after.size:,} "
             "elements differ"
         )
@@ -109,6 +111,8 @@ def compare(
     """Return the first difference between the arrays of two seeds."""
     for a, b in zip(first, second, strict=True):
         found = differing(a.after, b.after, tolerance)
+        if a.index is None and found.size:  # what nobody wrote may be an address, which is another on each device
+            found = found[(a.changed() | b.changed())[found]]
         if found.size:
             return Difference(seeds, a, b, int(found[0]), int(found.size))
     return None
@@ -149,7 +153,7 @@ class Runs:
                 launch.run()
             except FaultError as fault:
                 return fault
-            return launch.outputs()
+            return launch.outputs() + launch.variables()
 
     def stop(self, futures: Collection[concurrent.futures.Future[Any]]) -> None:
         """Begin no more launches, and interrupt those that run until all have ended."""
@@ -200,7 +204,7 @@ def writer(runs: Runs, seed: int, difference: Difference) -> Written | None:
     nbytes = difference.nbytes
     offset = difference.at * nbytes
     with runs.open(seed) as launch:
-        array = launch.array(difference.first.index)
+        array = launch.array(difference.first)
         with launch.device.changes(array, offset, min(nbytes, MOST_BYTES)) as found:
             launch.run()
         value = array.numpy()[offset : offset + nbytes].tobytes()
@@ -304,8 +308,11 @@ def run(arguments: argparse.Namespace) -> int:
             step(f"seed {seed}")
         else:
             within = f" within {allowed:g}" if allowed else ", bit for bit"
-            arrays = len(reference or [])
-            print(f"{head}: no fault, and {arrays} array{'s' * (arrays != 1)} the same for all{within}")
+            arrays = [o for o in reference or [] if o.index is not None]
+            written = [o for o in reference or [] if o.index is None and o.changed().any()]
+            same = f"{len(arrays)} array{'s' * (len(arrays) != 1)}"
+            same += f" and {len(written)} variable{'s' * (len(written) != 1)}" if written else ""
+            print(f"{head}: no fault, and {same} the same for all{within}")
             return 0
     runs.stopping.clear()
     if isinstance(result, FaultError):

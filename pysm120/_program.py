@@ -98,13 +98,22 @@ def find_builtin(name: str) -> Builtin | None:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """An array of a launch: before and after."""
+    """An array of a launch: before and after. A variable of the module has no index."""
 
-    index: int
+    index: int | None
     parameter: Parameter
     before: npt.NDArray[Any]
     after: npt.NDArray[Any]
     path: Path | None
+
+    def changed(self) -> npt.NDArray[np.bool_]:
+        """Return which elements, in C order, have other bytes than before."""
+        before, after = (
+            np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(x.size, x.itemsize)
+            for x in (self.before, self.after)
+        )
+        different: npt.NDArray[np.bool_] = (before != after).any(axis=1)
+        return different
 
     def save(self) -> None:
         """Write the array to its file, if it has one."""
@@ -120,6 +129,8 @@ class Launch:
         self.device = device
         self.kernel = kernel
         self._values = [self._place(argument) for argument in self._paired()]
+        self._variables = kernel.module.variables() if kernel.module is not None else {}
+        self._initial = {name: value.numpy() for name, value in self._variables.items()}
 
     def _paired(self) -> tuple[Argument, ...]:
         """Return the arguments, as many as there are parameters."""
@@ -157,13 +168,22 @@ class Launch:
         self.kernel(program.grid, program.block, *self._values, shared=program.shared, cooperative=program.cooperative)
         self.device.synchronize()
 
-    def array(self, index: int) -> Array:
-        """Return the array in device memory that argument ``index`` is."""
-        value = self._values[index]
+    def array(self, output: Output) -> Array:
+        """Return the array in device memory that an output was copied from."""
+        if output.index is None:
+            return self._variables[output.parameter.name]
+        value = self._values[output.index]
         if not isinstance(value, Array):
-            message = f"argument {index} is no array"
+            message = f"argument {output.index} is no array"
             raise InvalidArgumentError(message)
         return value
+
+    def variables(self) -> list[Output]:
+        """Return the variables of the module, as they were before the launch and as they are now."""
+        return [
+            Output(None, Parameter(name, "", 0, ADDRESS_BYTES), self._initial[name], value.numpy(), None)
+            for name, value in self._variables.items()
+        ]
 
     def outputs(self) -> list[Output]:
         """Return all arrays in device memory, as they were before the launch and as they are now."""

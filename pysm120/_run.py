@@ -43,14 +43,6 @@ def statistics(values: npt.NDArray[Any]) -> tuple[str, str, str, str]:
         return f"{numbers.min():.6g}", f"{numbers.max():.6g}", f"{numbers.mean():.6g}", nans
 
 
-def changed(output: Output) -> int:
-    """Return how many elements of an array have other bytes than before."""
-    before, after = (
-        np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(x.size, -1) for x in (output.before, output.after)
-    )
-    return int((before != after).any(axis=1).sum()) if before.size else 0
-
-
 def type_text(values: npt.NDArray[Any]) -> str:
     """Return the type and the shape of an array, as an argument has them."""
     name = next((name for name, dtype in TYPES.items() if dtype == values.dtype), str(values.dtype))
@@ -64,7 +56,7 @@ def show(outputs: Sequence[Output], count: int) -> None:
             str(output.index),
             output.parameter.name or "-",
             type_text(output.after),
-            f"{changed(output):,} of {output.after.size:,}",
+            f"{output.changed().sum():,} of {output.after.size:,}",
             *statistics(output.after),
         )
         for output in outputs

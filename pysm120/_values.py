@@ -9,6 +9,7 @@ import numpy.typing as npt
 from pysm120.watch import BYTES, Instruction, Register, Step, as_type, lanes_of
 
 MOST_RUNS = 4
+LANES = 32
 FEWEST_LANES = 3  # that make a sequence
 SMALL = 10  # numbers below are the same in both notations
 LARGE = 1 << 16  # from here on a sequence is written in hexadecimal
@@ -116,16 +117,17 @@ def runs_text(texts: list[str], lanes: list[int]) -> str:
 
 
 def addresses(step: Step) -> list[tuple[str, npt.NDArray[np.uint64]]]:
-    """Return the addresses by lane of a step's operands in brackets whose base is a register."""
+    """Return the addresses by lane of a step's operands in brackets whose base is a register or a variable."""
     registers = {register.name: register for register in step.reads}
     found = []
     for match in _ADDRESS.finditer(step.instruction.text):
-        base = registers.get(match[1])
-        if base is None:
+        base, variable = registers.get(match[1]), step.variables.get(match[1])
+        if base is None and variable is None:
             continue
         offset = int(match[2], 0) if match[2] else 0
-        size = BYTES.get(base.type, 8)
-        bits = [(int(value) + offset) & ((1 << 8 * size) - 1) for value in base.bits]
+        size = 8 if base is None else BYTES.get(base.type, 8)
+        values = [variable or 0] * LANES if base is None else base.bits.tolist()
+        bits = [(value + offset) & ((1 << 8 * size) - 1) for value in values]
         found.append((re.sub(r"\s", "", match[0]), np.array(bits, np.uint64)))
     return found
 

@@ -14,7 +14,7 @@ import numpy as np
 from pysm120 import tensor_map
 from pysm120._ffi import check, check_running, ffi, lib, new_struct, text
 from pysm120._resource import Handle, Resource
-from pysm120.arrays import Array, pinned_address
+from pysm120.arrays import Allocation, Array, pinned_address
 from pysm120.errors import ClosedError, FaultError, InvalidArgumentError, require_type
 from pysm120.tensor_map import TensorMap
 
@@ -131,6 +131,31 @@ class Module(Resource, Mapping[str, "Kernel"]):
         state = ", unloaded" if self.closed else ""
         return f"<Module {self._name} of {self.device}: {list(self._entries)}{state}>"
 
+    def variables(self) -> dict[str, Array]:
+        """Return the ``.global`` and ``.const`` variables; none of a cubin or on a GPU.
+
+        They are arrays of one dimension, of bytes where NumPy has no such type. A
+        name that stands in several functions has "@" and a number from its second on.
+        """
+        self.ensure_open()
+        found = {}
+        raw = new_struct("sm120_variable_info")
+        for index in range(1 << 20):
+            status = lib.sm120_module_variable(self._pointer, index, raw)
+            if status == lib.SM120_UNSUPPORTED:
+                break
+            check(status)
+            owner = Allocation(self.device, raw.address, raw.bytes, self._keep)
+            dtype = _variable_type(text(raw.type))
+            name = text(raw.name)
+            found[f"{name}@{index}" if name in found else name] = Array(
+                owner, raw.address, (raw.bytes // dtype.itemsize,), (1,), dtype
+            )
+        return found
+
+    def _keep(self) -> None:
+        """Live as long as whoever holds this."""
+
     def explain(self, fault: FaultError) -> None:
         """Let a fault keep the text that it is about."""
         fault.source = self._source
@@ -138,6 +163,15 @@ class Module(Resource, Mapping[str, "Kernel"]):
     def unload(self) -> None:
         """Unload the module and its kernels; a second call does nothing."""
         self.close()
+
+
+def _variable_type(name: str) -> np.dtype[Any]:
+    """Return the type of a variable's elements, as it is declared: "u32", "f16", "b8"."""
+    match = _SCALAR_TYPE.match(name)
+    if match is None:
+        return np.dtype(np.uint8)
+    kind = {"s": "i", "f": "f"}.get(match[1], "u")
+    return np.dtype(f"{kind}{int(match[2]) // 8}")
 
 
 def _unload(_handle: Handle, module: Any) -> None:
@@ -169,6 +203,11 @@ class Kernel:
     def info(self) -> KernelInfo:
         """What the kernel needs."""
         return self._info
+
+    @property
+    def module(self) -> Module | None:
+        """The module that it is in; None for a kernel of the library."""
+        return self._module
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

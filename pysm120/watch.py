@@ -113,6 +113,8 @@ class Step:
         A copy that landed; ``instruction`` is the one that issued it.
     reads, writes : tuple of Register
         Its registers: what it found, what it left.
+    variables : dict of str to int
+        The addresses of variables that it names in brackets.
 
     """
 
@@ -128,6 +130,7 @@ class Step:
     instruction: Instruction
     reads: tuple[Register, ...]
     writes: tuple[Register, ...]
+    variables: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +220,11 @@ def _step(pointer: Any) -> Step:
             _register,
         )
     )
+    variables = _listed(
+        "sm120_variable_info",
+        lambda index, into: lib.sm120_step_variable(pointer, index, into),
+        lambda raw: (text(raw.name), int(raw.address)),
+    )
     return Step(
         entry=text(raw.entry),
         function=text(raw.function),
@@ -230,6 +238,7 @@ def _step(pointer: Any) -> Step:
         instruction=_instruction(raw.instruction),
         reads=tuple(r for r in registers if not r.is_write),
         writes=tuple(r for r in registers if r.is_write),
+        variables=dict(variables),
     )
 
 

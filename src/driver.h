@@ -207,6 +207,8 @@ struct driver {
     void (*configure)(const struct driver_options *options);
     /* What messages call the text that the calling thread loads next. Kept by reference while it loads. */
     void (*name_text)(const char *name);
+    /* The index-th .global or .const variable; NOT_FOUND past the last. */
+    CUresult (*variable)(CUmodule module, int index, sm120_variable_info *info);
     /* on: PROFILER_ALREADY_STARTED where a profile is taken; off never fails. Reading: NOT_FOUND past the end. */
     CUresult (*profile)(CUcontext context, int on);
     CUresult (*profile_read)(CUcontext context, int index, sm120_profile_row *row);
@@ -216,6 +218,7 @@ struct driver {
     CUresult (*instruction)(CUfunction function, int index, sm120_instruction_info *info);
     CUresult (*step_query)(const sm120_step *step, sm120_step_info *info);
     CUresult (*step_register)(const sm120_step *step, int which, int index, sm120_register_info *info);
+    CUresult (*step_variable)(const sm120_step *step, int index, sm120_variable_info *info);
     CUresult (*step_lanes)(const sm120_step *step, int index, sm120_lanes_info *info);
     CUresult (*step_shared)(const sm120_step *step, uint32_t address, void *to, size_t bytes);
 };

@@ -231,6 +231,24 @@ sm120_status sm120_module_entry(sm120_module *handle, int32_t index, const char 
     return status;
 }
 
+sm120_status sm120_module_variable(sm120_module *handle, int32_t index, sm120_variable_info *info) {
+    error_clear();
+    struct module *const module = (struct module *)object_acquire(handle, OBJECT_MODULE, "module");
+    if (module == NULL) {
+        return SM120_INVALID_ARGUMENT;
+    }
+    const struct driver *const driver = module->device->driver;
+    sm120_status status = check_struct(info, sizeof *info, "info", "sm120_variable_info");
+    if (status == SM120_OK && index < 0) {
+        status = fail(SM120_INVALID_ARGUMENT, "index = %d is negative; the first variable is 0", index);
+    } else if (status == SM120_OK &&
+               (driver->variable == NULL || driver->variable(module->module, index, info) != CUDA_SUCCESS)) {
+        status = fail(SM120_UNSUPPORTED, "index = %d is past the last variable that %s lists", index, module->name);
+    }
+    object_release(&module->object);
+    return status;
+}
+
 sm120_status sm120_module_kernel(sm120_module *handle, const char *entry, sm120_kernel **kernel) {
     error_clear();
     struct module *const module = (struct module *)object_acquire(handle, OBJECT_MODULE, "module");

@@ -196,6 +196,17 @@ SM120_API sm120_status sm120_module_unload(sm120_module *module); /* and its ker
 SM120_API sm120_status sm120_module_kernel(sm120_module *module, const char *entry, sm120_kernel **kernel);
 /* Entry `index` = 0, 1, ... until UNSUPPORTED; for a cubin that is at once. */
 SM120_API sm120_status sm120_module_entry(sm120_module *module, int32_t index, const char **entry);
+/* A .global or .const variable of a module that came as PTX, on the virtual device. */
+typedef struct sm120_variable_info {
+    uint32_t size; /* sizeof(sm120_variable_info), set by the caller */
+    int32_t is_constant;
+    sm120_address address;
+    uint64_t bytes;
+    const char *name; /* lives as long as the module */
+    char type[16];    /* of an element: "u32", "b8" */
+} sm120_variable_info;
+/* Variable `index` = 0, 1, ... until UNSUPPORTED, which on a GPU is at once. */
+SM120_API sm120_status sm120_module_variable(sm120_module *module, int32_t index, sm120_variable_info *info);
 SM120_API sm120_status sm120_kernel_query(sm120_kernel *kernel, sm120_kernel_info *info);
 SM120_API sm120_status sm120_kernel_parameter(sm120_kernel *kernel, int32_t index, sm120_parameter_info *info);
 SM120_API sm120_status sm120_kernel_occupancy(sm120_kernel *kernel, uint32_t threads, uint32_t shared_bytes,
@@ -279,6 +290,10 @@ typedef struct sm120_register_info {
 /* Register `index` = 0, 1, ... of the instruction, or of the whole function, until UNSUPPORTED. */
 SM120_API sm120_status sm120_step_register(const sm120_step *step, int32_t which, int32_t index,
                                            sm120_register_info *info);
+
+/* Variable `index` = 0, 1, ... that the instruction names as an address, [table + 4], until UNSUPPORTED; `address` is
+ * in the variable's own space. */
+SM120_API sm120_status sm120_step_variable(const sm120_step *step, int32_t index, sm120_variable_info *info);
 
 /* Lanes of a warp of the step's CTA that are at one place; none: a warp that has exited. */
 typedef struct sm120_lanes_info {

@@ -113,6 +113,13 @@ sm120_status sm120_step_register(const sm120_step *step, int32_t which, int32_t 
     return status == SM120_OK ? answer(driver_virtual()->step_register(step, which, index, info), index) : status;
 }
 
+sm120_status sm120_step_variable(const sm120_step *step, int32_t index, sm120_variable_info *info) {
+    error_clear();
+    sm120_status status = check_struct(info, sizeof *info, "info", "sm120_variable_info");
+    status = status == SM120_OK ? check_index(index) : status;
+    return status == SM120_OK ? answer(driver_virtual()->step_variable(step, index, info), index) : status;
+}
+
 sm120_status sm120_step_lanes(const sm120_step *step, int32_t index, sm120_lanes_info *info) {
     error_clear();
     sm120_status status = check_struct(info, sizeof *info, "info", "sm120_lanes_info");

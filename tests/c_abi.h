@@ -1,4 +1,5 @@
-/* What the C programs that call every entry of sm120.h share: how calls are checked, and a kernel. */
+/* What the C programs that call every entry of sm120.h share: how calls are checked, and a kernel. Each prints what is
+ * wrong and counts it, and ends with 0 where nothing is. They run under sanitizers too. */
 #ifndef C_ABI_H
 #define C_ABI_H
 
@@ -32,6 +33,14 @@ static void expect(int line, const char *call, sm120_status got, sm120_status wa
     if (got != want || (got == SM120_OK) != (message[0] == '\0') || strstr(message, word) == NULL) {
         wrong(line, call, text);
     }
+}
+
+/* Say how many calls were wrong; the exit status of the program. */
+static int ended(void) {
+    if (failures != 0) {
+        printf("%d failed\n", failures);
+    }
+    return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 #define OK(call)                expect(__LINE__, #call, call, SM120_OK, "")
@@ -81,14 +90,14 @@ static const char body[] = ".address_size 64\n"
                            "}\n";
 
 /* Write a module for the device: the same text for two targets. */
-static void write_ptx(sm120_device *device, char *text, size_t bytes, const char *rest) {
+static inline void write_ptx(sm120_device *device, char *text, size_t bytes, const char *rest) {
     sm120_device_info info = {.size = sizeof info};
     OK(sm120_device_query(device, &info));
     snprintf(text, bytes, ".version 8.8\n.target %s\n%s", info.capability_major == 12 ? "sm_120f" : "sm_90", rest);
 }
 
 /* Load `body` and look `scale` up. */
-static sm120_kernel *load_scale(sm120_device *device, sm120_module **module) {
+static inline sm120_kernel *load_scale(sm120_device *device, sm120_module **module) {
     char text[4096];
     sm120_kernel *kernel = NULL;
     write_ptx(device, text, sizeof text, body);
@@ -98,7 +107,8 @@ static sm120_kernel *load_scale(sm120_device *device, sm120_module **module) {
 }
 
 /* Launch `scale` on n floats. */
-static sm120_status launch_scale(sm120_kernel *kernel, sm120_address x, uint32_t n, float a, sm120_stream stream) {
+static inline sm120_status launch_scale(sm120_kernel *kernel, sm120_address x, uint32_t n, float a,
+                                        sm120_stream stream) {
     const char pair[24] = {0};
     const void *const arguments[] = {&x, &n, &a, pair};
     const size_t sizes[] = {sizeof x, sizeof n, sizeof a, sizeof pair};

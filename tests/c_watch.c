@@ -100,6 +100,10 @@ static int32_t look(void *context, const sm120_step *step) {
         TRUE(lanes.is_step == (lanes.warp == info.warp && lanes.lanes != 0));
     }
     TRUE(groups >= 4);
+    sm120_variable_info variable = {.size = sizeof variable};
+    BAD(UNSUPPORTED, "names no variable 0", sm120_step_variable(step, 0, &variable));
+    BAD(INVALID_ARGUMENT, "index = -1", sm120_step_variable(step, -1, &variable));
+    BAD(INVALID_ARGUMENT, "info is NULL", sm120_step_variable(step, 0, NULL));
     BAD(UNSUPPORTED, "no such lanes", sm120_step_lanes(step, INT32_MAX, &lanes));
     BAD(INVALID_ARGUMENT, "index = -1", sm120_step_lanes(step, -1, &lanes));
     BAD(INVALID_ARGUMENT, "info is NULL", sm120_step_lanes(step, 0, NULL));
@@ -173,8 +177,5 @@ int main(int argc, char **argv) {
         BAD(UNSUPPORTED, "cannot be watched", sm120_device_watch(device, NULL));
     }
     OK(sm120_device_close(device));
-    if (failures != 0) {
-        printf("%d failed\n", failures);
-    }
-    return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return ended();
 }

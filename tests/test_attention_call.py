@@ -239,3 +239,20 @@ def test_a_repeated_call_still_looks_where_things_are(device: pysm120.Device, rn
     out.readonly = True
     with pytest.raises(pysm120.InvalidArgumentError, match="out is read-only"):
         pysm120.attention(q, q, q, out=out, lse=lse, **options)
+
+
+@pytest.mark.parametrize(("precision", "left"), [("mxfp8", None), ("mxfp8_bf16", None), ("mxfp8_bf16", 30)])
+@pytest.mark.parametrize(("head_dim", "v_head_dim"), [(64, 64), (64, 128), (128, 40), (20, 100)])
+def test_windows_and_value_sizes_of_mx(
+    device: pysm120.Device, rng: np.random.Generator, precision: str, left: int | None, head_dim: int, v_head_dim: int
+) -> None:
+    q, k = normal(rng, 1, 150, 4, head_dim), normal(rng, 1, 200, 2, head_dim)
+    v = normal(rng, 1, 200, 2, v_head_dim)
+    out, lse = pysm120.attention(
+        q, k, v, window=(left, 5), precision=precision, out_dtype="f4", return_lse=True, device=device
+    )
+    i, j = np.arange(150)[:, None] + 50, np.arange(200)[None]
+    hidden = np.where((j >= i - (200 if left is None else left)) & (j <= i + 5), 0, -np.inf)
+    o, logs = exact(q[0], k[0], v[0], hidden)
+    assert relative_error(out[0], o) < 0.07
+    np.testing.assert_allclose(lse[0], logs, atol=0.15)

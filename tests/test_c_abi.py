@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "src" / "sm120.h"
 CC = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
 CXX = [path for path in map(shutil.which, ("c++", "g++")) if path is not None][:1]
-PROGRAMS = ("c_abi", "c_watch")  # they call every entry
+PROGRAMS = ("c_abi", "c_kernels", "c_operations", "c_watch")  # they call every entry
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
 
 

@@ -70,6 +70,50 @@ def test_a_line_for_every_instruction(saxpy: str, capsys: pytest.CaptureFixture[
     assert "ffffff00 @outside bra done" in shown.out
 
 
+VARIABLES = (
+    HEAD
+    + """
+.global .align 8 .b32 table[4];
+.func used() {
+    .local .align 4 .b8 frame[16];
+    st.local.b32 [frame+8], 7;
+    ret;
+}
+.visible .entry k(.param .u32 n)
+{
+    .reg .b32 a, b;
+    .reg .b64 at;
+    .shared .align 16 .b8 first[32];
+    .shared .align 16 .b8 second[32];
+    .local .align 8 .b32 own[4];
+    ld.param.u32 a, [n];
+    mov.u64 at, table;
+    st.shared.b32 [first], a;
+    st.shared.b32 [second+4], a;
+    atom.global.add.u32 b, [table+8], a;
+    st.local.b32 [own+12], b;
+    call used;
+    ret;
+}
+"""
+)
+
+
+def test_addresses_of_variables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "k.ptx"
+    path.write_text(VARIABLES)
+    assert __main__.main(["trace", str(path), "--grid", "1", "--block", "32", "u32:5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = {line.split(maxsplit=2)[2].split("  ")[0]: line.split(" | ")[1] for line in lines if " | " in line}
+    table = int(shown["mov.u64 at, table"].split("at = ")[1], 16)
+    assert shown["st.shared.b32 [first], a"] == "a = 5; [first] = 0x400"
+    assert shown["st.shared.b32 [second+4], a"] == "a = 5; [second+4] = 0x424"
+    assert f"a = 5; [table+8] = {hex(table + 8)} -> b = " in shown["atom.global.add.u32 b, [table+8], a"]
+    assert "; [own+12] = 0x" in shown["st.local.b32 [own+12], b"]
+    assert re.fullmatch(r"\[frame\+8\] = 0x[0-9a-f]+", shown["st.local.b32 [frame+8], 7"])
+    assert shown["ld.param.u32 a, [n]"] == "-> a = 5"
+
+
 def test_from_limit_lanes_and_output(saxpy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "trace.txt"
     first = line_of(SAXPY, "fma.rn.f32")

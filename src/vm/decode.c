@@ -408,6 +408,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
         } else {
             i->a = constant_slot(p, s->address, 1, s->is_dynamic ? s : NULL);
         }
+        use_variable(p, s, i->a, (uint64_t)(i->offset - o->offset));
     } else if (type_class(base->type) == 'f' || type_bytes(base->type) < 4 || type_bytes(base->type) > 8) {
         wrong_operand(p, base, "a 32- or 64-bit address");
     } else {

@@ -295,7 +295,7 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
 static void free_module(struct CUmod_st *m) {
     struct device *device = m->module.device;
     for (uint32_t k = 0; k < m->module.variable_count; k++)
-        memory_free(device, m->module.variables[k], 2);
+        memory_free(device, m->module.variables[k].address, 2);
     arena_free(&m->module.arena);
     free(m);
 }
@@ -853,6 +853,15 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
     return r;
 }
 
+static CUresult virtual_variable(CUmodule module, int index, sm120_variable_info *info) {
+    if (!module || !info || index < 0)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "module or info is NULL, or index is below 0");
+    if ((uint32_t)index >= module->module.variable_count)
+        return fault_set(CUDA_ERROR_NOT_FOUND, "the module has %u variables", module->module.variable_count);
+    variable_describe(&module->module.variables[index], info);
+    return CUDA_SUCCESS;
+}
+
 static CUresult virtual_profile(CUcontext context, int on) {
     if (!context)
         return null_argument("context");
@@ -887,12 +896,14 @@ const struct driver *driver_virtual(void) {
         .counters_reset = virtual_counters_reset,
         .interrupt = virtual_interrupt,
         .configure = launch_configure,
+        .variable = virtual_variable,
         .profile = virtual_profile,
         .profile_read = virtual_profile_read,
         .looking = trace_is_looking,
         .instruction = trace_instruction,
         .step_query = trace_query,
         .step_register = trace_register,
+        .step_variable = trace_variable,
         .step_lanes = trace_lanes,
         .step_shared = trace_shared,
         .name_text = virtual_name_text};

@@ -103,7 +103,8 @@ struct statement {
     const char *guard_name;
     char name[160]; /* the opcode with its modifiers */
     struct use use[MAX_USES];
-    uint32_t uses;
+    struct named_address variable[MAX_OPERANDS];
+    uint32_t uses, variables;
 };
 
 struct label_use {
@@ -244,6 +245,7 @@ struct expression constant_expression(struct parser *p);
 
 /* use.c */
 const char *symbol_name(struct parser *p, struct symbol *s);
+void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t address);
 void use_register(struct parser *p, const char *name, uint32_t slot, enum type type, int is_write);
 void use_operand(struct parser *p, const struct operand *o, int is_write);
 void use_hint(struct parser *p, const struct operand *o);

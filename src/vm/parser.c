@@ -197,12 +197,13 @@ static void place_global(struct parser *p, struct symbol *s) {
     }
     struct module *m = p->module;
     if (m->variable_count % 64 == 0) {
-        uint64_t *grown = parser_take(p, (m->variable_count + 64) * sizeof *grown);
+        struct placed *grown = parser_take(p, (m->variable_count + 64) * sizeof *grown);
         if (m->variable_count)
             memcpy(grown, m->variables, m->variable_count * sizeof *grown);
         m->variables = grown;
     }
-    m->variables[m->variable_count++] = address;
+    m->variables[m->variable_count++] =
+        (struct placed){symbol_name(p, s), address, s->bytes, (uint8_t)s->type, (uint8_t)s->space};
     s->address = address;
 }
 
@@ -357,7 +358,7 @@ static void read_instruction(struct parser *p) {
     snprintf(s->name, sizeof s->name, "%.*s", (int)(end - s->opcode.at), s->opcode.at);
     s->opcode.length = (uint32_t)(end - s->opcode.at);
     decode_known(p);
-    s->operands = s->uses = 0;
+    s->operands = s->uses = s->variables = 0;
     if (!strcmp(s->name, "call") || !strcmp(s->name, "call.uni")) {
         read_call(p);
         expect(p, ';', "';'");

@@ -369,6 +369,27 @@ CUresult trace_register(const sm120_step *step, int which, int index, sm120_regi
     return CUDA_SUCCESS;
 }
 
+void variable_describe(const struct placed *v, sm120_variable_info *info) {
+    snprintf(info->type, sizeof info->type, "%s", type_name((enum type)v->type));
+    info->is_constant = v->space == SPACE_CONST;
+    info->address = v->address;
+    info->bytes = v->bytes;
+    info->name = v->name;
+}
+
+CUresult trace_variable(const sm120_step *step, int index, sm120_variable_info *info) {
+    const CUresult wrong = check_step(step);
+    if (wrong)
+        return wrong;
+    const struct event *e = step->event;
+    const struct place *at = &e->warp->function->places[shown_at(e->warp->function, e->pc)];
+    if ((uint32_t)index >= at->named)
+        return fault_set(CUDA_ERROR_NOT_FOUND, "the instruction names no variable %d", index);
+    variable_describe(&at->name[index].variable, info);
+    info->address += *(const uint64_t *)source(e->warp, at->name[index].slot); /* the same in all lanes */
+    return CUDA_SUCCESS;
+}
+
 /* Describe lanes of a warp that are at one place; s NULL: the warp has exited. */
 static void fill_lanes(const struct event *e, const struct warp *w, const struct split *s, sm120_lanes_info *info) {
     const int runs = w == e->warp && s == &w->split[w->current];

@@ -14,7 +14,11 @@ int trace_is_looking(void);
 CUresult trace_instruction(CUfunction function, int index, sm120_instruction_info *info);
 CUresult trace_query(const sm120_step *step, sm120_step_info *info);
 CUresult trace_register(const sm120_step *step, int which, int index, sm120_register_info *info);
+CUresult trace_variable(const sm120_step *step, int index, sm120_variable_info *info);
 CUresult trace_lanes(const sm120_step *step, int index, sm120_lanes_info *info);
 CUresult trace_shared(const sm120_step *step, uint32_t address, void *to, size_t bytes);
+
+/* Say what a variable is. */
+void variable_describe(const struct placed *v, sm120_variable_info *info);
 
 #endif

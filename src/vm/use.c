@@ -35,14 +35,31 @@ void use_hint(struct parser *p, const struct operand *o) {
         use_operand(p, &o->items[k], 0);
 }
 
+/* Note a variable that is an address, at [slot + address]. Parameters have no place that says anything. */
+void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t address) {
+    struct statement *t = &p->statement;
+    if (s->space == SPACE_PARAM || s->is_argument || t->variables == MAX_OPERANDS)
+        return;
+    t->variable[t->variables++] =
+        (struct named_address){{symbol_name(p, s), address, s->bytes, (uint8_t)s->type, (uint8_t)s->space}, slot};
+}
+
 /* Hand what was noted to the last instruction that was emitted. */
 void use_attach(struct parser *p) {
     struct statement *s = &p->statement;
+    struct place *at = &p->places[p->length - 1];
+    if (s->variables) {
+        struct named_address *name = parser_take(p, s->variables * sizeof *name);
+        memcpy(name, s->variable, s->variables * sizeof *name);
+        at->name = name;
+        at->named = s->variables;
+        s->variables = 0;
+    }
     if (!s->uses)
         return;
     struct use *use = parser_take(p, s->uses * sizeof *use);
     memcpy(use, s->use, s->uses * sizeof *use);
-    p->places[p->length - 1].use = use;
-    p->places[p->length - 1].uses = s->uses;
+    at->use = use;
+    at->uses = s->uses;
     s->uses = 0;
 }

@@ -178,6 +178,19 @@ struct use {
     uint8_t is_write;
 };
 
+/* A variable and its place in its space. */
+struct placed {
+    const char *name; /* as the program spells it */
+    uint64_t address, bytes;
+    uint8_t type, space;
+};
+
+/* A variable that an instruction names as an address: it is at [slot + variable.address]. */
+struct named_address {
+    struct placed variable;
+    uint32_t slot;
+};
+
 /* Where an instruction was written, and what it is called. A statement that became several instructions has its
  * registers and its counter at the last one, but a call has them where arguments and results are moved. */
 struct place {
@@ -186,8 +199,9 @@ struct place {
     uint32_t line, row; /* of the file, as line markers say; of the text itself */
     uint32_t opcode;    /* counter */
     const struct use *use; /* its registers, without the guard, which is inst.guard */
-    uint32_t uses;
-    const char *guard; /* what the program calls it; NULL: none */
+    uint32_t uses, named;
+    const struct named_address *name; /* its variables: `named` of them */
+    const char *guard;                /* what the program calls it; NULL: none */
 };
 
 struct parameter {
@@ -304,7 +318,7 @@ struct module {
     struct device *device;
     struct CUfunc_st **functions;
     uint32_t function_count;
-    uint64_t *variables; /* device addresses of .global and .const variables */
+    struct placed *variables; /* .global and .const ones */
     uint32_t variable_count;
     struct module *next, *previous;
 };

@@ -106,6 +106,27 @@ def test_sums_by_atomics(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 1
 
 
+def test_variables_of_the_module(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are compared as arrays are; addresses in them, which differ from device to device, are nobody's result."""
+    variables = ".global .align 4 .u32 last[3];\n.global .align 8 .u64 place = last;\n.const .u32 five = 5;\n"
+    program = text("mov.u32 b, {};\nst.relaxed.gpu.global.u32 [last + 8], b;").replace(
+        ".visible .entry", variables + ".visible .entry", 1
+    )
+    ptx.write_text(program.replace("{}", "5"))
+    status, summary, said = check(capsys, ptx, *LAUNCH, "u32[6]:zeros", "--seeds", "8")
+    assert (status, said) == (0, [])
+    assert summary.endswith("no fault, and 1 array and 1 variable the same for all, bit for bit")
+    ptx.write_text(program.replace("{}", "warp"))
+    status, summary, said = check(capsys, ptx, *LAUNCH, "u32[6]:zeros", "--seeds", "64")
+    assert status == 1
+    assert "differ" in summary
+    assert re.match(
+        r"pysm120: variable last\[2\] \(u32\[3\]\) is [01] for seed 0 and [01] for seed \d+; 1 of its 3 elements",
+        said[0],
+    )
+    assert "written by `st.relaxed.gpu.global.u32 [last + 8], b` at broken.ptx:2" in said[1]
+
+
 def test_what_depends_on_atomics(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ptx.write_text(TAKEN)
     status, _, said = check(capsys, ptx, *LAUNCH, "u32[193]:zeros", "--seeds", "32", "--tolerance", "0.5")

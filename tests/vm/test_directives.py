@@ -32,6 +32,32 @@ def run(device: pysm120.Device, body: str, count: int, *, before: str = "", inpu
     return [int(x) for x in out.numpy()]
 
 
+def test_variables_by_name(device: pysm120.Device) -> None:
+    """The host finds the variables of a module, reads and sets them."""
+    before = ".global .align 8 .f64 sums[2] = {0.5, 0.25};\n.const .align 4 .b8 bytes[4];\n.global .s16 low = -3;\n"
+    module = device.load(
+        f"{HEAD}{before}"
+        """.visible .entry k()
+{
+    .reg .b32 r;
+    .reg .f64 d;
+    ld.const.b32 r, [bytes];
+    cvt.rn.f64.u32 d, r;
+    st.global.f64 [sums + 8], d;
+    ret;
+}
+"""
+    )
+    variables = module.variables()
+    assert {name: (str(x.dtype), x.shape) for name, x in variables.items()} == {
+        "sums": ("float64", (2,)), "bytes": ("uint8", (4,)), "low": ("int16", (1,)),
+    }  # fmt: skip
+    assert variables["low"].numpy().tolist() == [-3]
+    variables["bytes"].copy_from(np.array([1, 2, 0, 0], np.uint8))
+    module["k"](1, 1)
+    assert variables["sums"].numpy().tolist() == [0.5, 513.0]
+
+
 ALIAS = """
 .visible .func (.param .b32 d) other(.param .b32 a);
 .global .u64 early = other;
