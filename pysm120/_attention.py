@@ -60,6 +60,7 @@ class Options(NamedTuple):
     scale: Any
     precision: Any
     axes: Axes
+    config: Any = None
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
 
@@ -97,10 +98,13 @@ class _Form(NamedTuple):
 class _Plan:
     """A checked form of a call."""
 
-    def __init__(self, args: Any, out: tuple[tuple[int, ...], np.dtype[Any]], lse_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, args: Any, out: tuple[tuple[int, ...], np.dtype[Any]], lse_shape: tuple[int, ...], kept: Any
+    ) -> None:
         self.args = args
         self.out_shape, self.out_dtype = out
         self.lse_shape = lse_shape
+        self.kept = kept
 
 
 # Plans of calls that need neither workspace nor any array beside q, k, v, out and lse: what is done again and again.
@@ -201,6 +205,7 @@ def _plan(
     _fill_shapes(args, given, options)
     args.scale = _check_scale(options.scale, args.head_dim)
     args.causal = _check_causal(options.causal, options.causal_align)
+    kept = args.config = _check_config(options.config)
     _fill_window(args, options.window)
     args.softcap = _check_number(options.softcap, "softcap")
     for name, tensor in _tensors(args, given):
@@ -216,7 +221,7 @@ def _plan(
         strides = tuple(math.prod(out_shape[i + 1 :]) for i in range(len(out_shape)))
         operands.fill_form(args.o, _Form(out_shape, strides, out_dtype), options.axes, "out", output=True)
     lse_shape = (args.heads, q[0]) if options.axes[0] is None else (args.batch, args.heads, args.q_rows)
-    return _Plan(args, (out_shape, out_dtype), lse_shape)
+    return _Plan(args, (out_shape, out_dtype), lse_shape, kept)
 
 
 def _tensors(args: Any, given: Mapping[str, _Form]) -> list[tuple[str, Any]]:
@@ -329,6 +334,16 @@ def _check_causal(causal: Any, align: Any) -> int:
         message = f"causal is {causal!r}, not True or False"
         raise TypeError(message)
     return int(_ALIGN[bool(causal), align])
+
+
+def _check_config(config: Any) -> Any:
+    """Return the C string of a config; whoever uses it keeps it."""
+    if config is None:
+        return ffi.NULL
+    if not isinstance(config, str) or "\0" in config:
+        message = f"config is {config!r}, not the name of one, such as 'r16'"
+        raise TypeError(message)
+    return ffi.new("char[]", config.encode())
 
 
 def _check_integer(value: Any, name: str) -> int:

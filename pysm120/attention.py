@@ -36,6 +36,7 @@ def attention(
     scale: float | None = ...,
     precision: str = ...,
     layout: str = ...,
+    config: str | None = ...,
     out: npt.NDArray[Any] | None = ...,
     out_dtype: npt.DTypeLike | None = ...,
     return_lse: Literal[False] = ...,
@@ -64,6 +65,7 @@ def attention(
     scale: float | None = ...,
     precision: str = ...,
     layout: str = ...,
+    config: str | None = ...,
     out: npt.NDArray[Any] | None = ...,
     out_dtype: npt.DTypeLike | None = ...,
     return_lse: Literal[True],
@@ -92,6 +94,7 @@ def attention(
     scale: float | None = ...,
     precision: str = ...,
     layout: str = ...,
+    config: str | None = ...,
     out: Array | None = ...,
     out_dtype: npt.DTypeLike | None = ...,
     return_lse: Literal[False] = ...,
@@ -120,6 +123,7 @@ def attention(
     scale: float | None = ...,
     precision: str = ...,
     layout: str = ...,
+    config: str | None = ...,
     out: Array | None = ...,
     out_dtype: npt.DTypeLike | None = ...,
     return_lse: Literal[True],
@@ -147,6 +151,7 @@ def attention(
     scale: float | None = None,
     precision: str = "mxfp8",
     layout: str = "BSHD",
+    config: str | None = None,
     out: Any = None,
     out_dtype: npt.DTypeLike | None = None,
     return_lse: bool = False,
@@ -201,6 +206,10 @@ def attention(
         left window.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of q, k, v, the past and the result.
+    config : str, optional
+        The kernel to use, one of those that ``python -m pysm120 tune`` shows.
+        Default: $PYSM120_ATTENTION_CONFIG where the call has it, else the one that
+        suits shape and device.
     out : array, shape (B, Sq, H, Dv), optional
         Where the result goes; of the same kind as q.
     out_dtype : dtype, optional
@@ -254,7 +263,7 @@ def attention(
     }
     return core.attend(
         {"q": q, "k": k, "v": v, **{name: x for name, x in arrays.items() if x is not None}},
-        core.Options(causal, causal_align, window, softcap, scale, precision, _AXES[layout]),
+        core.Options(causal, causal_align, window, softcap, scale, precision, _AXES[layout], config),
         core.Results(out, out_dtype, lse, bool(return_lse)),
         core.Place(device, stream, workspace),
     )
@@ -278,6 +287,7 @@ def attention_varlen(
     diagonals: Any = None,
     scale: float | None = None,
     precision: str = "bf16",
+    config: str | None = None,
     out: Any = None,
     out_dtype: npt.DTypeLike | None = None,
     return_lse: bool = False,
@@ -325,7 +335,9 @@ def attention_varlen(
     inputs = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     return core.attend(
         {**inputs, **{name: x for name, x in arrays.items() if x is not None}},
-        core.Options(causal, causal_align, window, softcap, scale, precision, _PACKED, max_seqlen_q, max_seqlen_k),
+        core.Options(
+            causal, causal_align, window, softcap, scale, precision, _PACKED, config, max_seqlen_q, max_seqlen_k
+        ),
         core.Results(out, out_dtype, lse, bool(return_lse)),
         core.Place(device, stream, workspace),
     )

@@ -17,13 +17,14 @@ static const struct precision {
     uint32_t dtype; /* of q, k and v; 0: any */
     int64_t head_dim_max;
     bool has_left, has_all; /* a left window; all that a call may ask for */
+    const char *operation;  /* of its kernels */
     attention_run *run;
 } precisions[] = {
-    {SM120_MXFP8, 0, 128, false, false, attention_mxfp8},
-    {SM120_MXFP8_BF16, SM120_BF16, 128, true, false, attention_mxfp8},
-    {SM120_MXFP8_F16, SM120_F16, 128, true, false, attention_mxfp8},
-    {SM120_BF16, SM120_BF16, 256, true, true, attention_bf16_f16},
-    {SM120_F16, SM120_F16, 256, true, true, attention_bf16_f16},
+    {SM120_MXFP8, 0, 128, false, false, "attention_mxfp8", attention_mxfp8},
+    {SM120_MXFP8_BF16, SM120_BF16, 128, true, false, "attention_mxfp8_bf16", attention_mxfp8},
+    {SM120_MXFP8_F16, SM120_F16, 128, true, false, "attention_mxfp8_f16", attention_mxfp8},
+    {SM120_BF16, SM120_BF16, 256, true, true, "attention_bf16", attention_bf16_f16},
+    {SM120_F16, SM120_F16, 256, true, true, "attention_f16", attention_bf16_f16},
 };
 
 /* The bytes of a mask's element; 0 for no dtype of a mask. */
@@ -356,6 +357,7 @@ static const char *special_member(const sm120_attention_args *args) {
 static sm120_status check_precision(struct attention *call, const struct precision *precision) {
     const char *const special = special_member(call->args);
     call->is_uniform = special == NULL;
+    call->operation = precision->operation;
     const bool is_left = (call->args->window & SM120_WINDOW_LEFT) != 0;
     if (precision->has_all || (special == NULL && (precision->has_left || !is_left))) {
         return SM120_OK;
@@ -364,9 +366,9 @@ static sm120_status check_precision(struct attention *call, const struct precisi
                 special != NULL ? special : "window_left", call->args->precision, SM120_BF16, SM120_F16);
 }
 
-/* Check the arguments but for addresses. */
-static sm120_status check_call(const sm120_attention_args *args, struct attention *call,
-                               const struct precision **precision) {
+/* Check the arguments but for tensors and addresses. */
+static sm120_status check_forms(const sm120_attention_args *args, struct attention *call,
+                                const struct precision **precision) {
     const bool q_packed = args->cu_seqlens_q != 0, kv_packed = args->cu_seqlens_k != 0;
     const int64_t v_head_dim = args->v_head_dim != 0 ? args->v_head_dim : args->head_dim;
     const struct shape q = {q_packed ? 1 : args->batch, args->heads, q_packed ? args->q_total : args->q_rows,
@@ -385,12 +387,19 @@ static sm120_status check_call(const sm120_attention_args *args, struct attentio
     status = status == SM120_OK ? check_shapes(call, (*precision)->head_dim_max) : status;
     status = status == SM120_OK ? check_scores(args) : status;
     status = status == SM120_OK ? check_sequences(args) : status;
-    status = status == SM120_OK ? check_precision(call, *precision) : status;
+    return status == SM120_OK ? check_precision(call, *precision) : status;
+}
+
+/* Check the arguments but for addresses. */
+static sm120_status check_call(const sm120_attention_args *args, struct attention *call,
+                               const struct precision **precision) {
+    sm120_status status = check_forms(args, call, precision);
     status = status == SM120_OK ? check_tensors(call, (*precision)->dtype) : status;
     status = status == SM120_OK ? check_mask(call) : status;
-    if (status == SM120_OK && !multiply(q.batch * q.heads, 4 * q.rows, &call->lse_bytes)) {
+    const struct shape *const q = &call->q_shape;
+    if (status == SM120_OK && !multiply(q->batch * q->heads, 4 * q->rows, &call->lse_bytes)) {
         status = fail(SM120_UNSUPPORTED, "lse of batch * heads * q_rows = %" PRId64 " * %" PRId64 " does not fit",
-                      q.batch * q.heads, q.rows);
+                      q->batch * q->heads, q->rows);
     }
     return status;
 }
@@ -410,6 +419,48 @@ sm120_status sm120_attention(sm120_device *handle, const sm120_attention_args *a
         status = attention_is_ready(&call)
                      ? precision->run(device, &call, workspace, workspace_bytes)
                      : attention_on_copies(device, &call, precision->run, workspace, workspace_bytes);
+    }
+    return device_leave(device, status);
+}
+
+/* Check what both questions for a config give, and the call. */
+static sm120_status check_question(const sm120_attention_args *args, const char *const *config, const int32_t *kernel,
+                                   struct attention *call) {
+    const struct precision *precision = NULL;
+    sm120_status status = check_struct(args, sizeof *args, "args", "sm120_attention_args");
+    status = status == SM120_OK ? check_pointer((const void *)config, "config") : status;
+    status = status == SM120_OK ? check_pointer(kernel, "kernel") : status;
+    return status == SM120_OK ? check_forms(args, call, &precision) : status;
+}
+
+sm120_status sm120_attention_config(const sm120_attention_args *args, int32_t index, const char **config,
+                                    int32_t *kernel) {
+    struct attention call;
+    uint32_t entry = 0;
+    error_clear();
+    sm120_status status = check_question(args, config, kernel, &call);
+    status = status == SM120_OK ? attention_config(&call, index, &entry) : status;
+    if (status == SM120_OK) {
+        *config = attention_config_name(entry);
+        *kernel = (int32_t)entry;
+    }
+    return status;
+}
+
+sm120_status sm120_attention_chosen(sm120_device *handle, const sm120_attention_args *args, const char **config,
+                                    int32_t *kernel) {
+    struct device *device;
+    struct attention call;
+    uint32_t entry = 0;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_question(args, config, kernel, &call);
+    status = status == SM120_OK ? attention_choose(device, &call, &entry) : status;
+    if (status == SM120_OK) {
+        *config = attention_config_name(entry);
+        *kernel = (int32_t)entry;
     }
     return device_leave(device, status);
 }

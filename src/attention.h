@@ -14,7 +14,8 @@ struct attention {
     struct shape q_shape, k_shape, v_shape, o_shape, past_k_shape, past_v_shape;
     struct tensor q, k, v, o, past_k, past_v;
     int64_t lse_bytes, mask_bytes;
-    bool is_uniform; /* a kernel for tensors of one length and unchanged scores does */
+    const char *operation; /* of the kernels of its precision */
+    bool is_uniform;       /* a kernel for tensors of one length and unchanged scores does */
 };
 
 /* Check the addresses of all that the call reads and writes. */
@@ -42,6 +43,13 @@ sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint3
 
 /* Whether kernels can take all tensors as they lie: aligned, and of a head size that is a multiple of 8. */
 bool attention_is_ready(const struct attention *call);
+
+/* The kernel that makes a call: the config that args name, or the environment where the call has it, or what suits. */
+sm120_status attention_choose(const struct device *device, const struct attention *call, uint32_t *index);
+
+/* The configs of a call, and the one of an entry. */
+sm120_status attention_config(const struct attention *call, int32_t index, uint32_t *entry);
+const char *attention_config_name(uint32_t index);
 
 /* Describe a tensor of 16 bits to the copy engine: boxes of 64 columns and so many rows, swizzled by 128 bytes. A
  * dimension of stride 0 has one coordinate, and the bits of `broadcast` say so: bit 0 for batch, bit 1 for heads. */

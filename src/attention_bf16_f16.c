@@ -1,13 +1,8 @@
 /* Attention in 16 bits: one kernel on the caller's tensors, which tensor maps describe. */
-#include <inttypes.h>
-#include <stdio.h>
-
 #include "attention.h"
 #include "check.h"
 #include "error.h"
 #include "launch.h"
-
-enum { HOPPER = 9, VARIANT_BYTES = 16 };
 
 /* Bits of the kernels' param_features: FEATURES in ptx/lib/sequence.ptx. */
 enum { LEFT = 1, RIGHT = 2, TOP_LEFT = 4, SOFTCAP = 8, ALIBI = 16, MASK = 32 };
@@ -31,24 +26,6 @@ struct arguments {
 };
 
 enum { PLAIN_ARGUMENTS = 21 };
-
-/* Choose the kernel. Warps of 32 rows read K and V from shared memory half as often, which is what limits Hopper; 16
- * rows leave registers for twice the warps, which hide more on SM120, whose tensor pipe is the limit, and wherever one
- * CTA has an SM to itself. */
-static sm120_status choose(const struct device *device, const struct attention *call, uint32_t *index) {
-    static const int64_t widths[] = {32, 64, 96, 128, 256};
-    const sm120_attention_args *const args = call->args;
-    char variant[VARIANT_BYTES];
-    size_t i = 0;
-    while (widths[i] < call->q_shape.head_dim || widths[i] < call->v_shape.head_dim) {
-        ++i;
-    }
-    const int64_t ctas = args->batch * args->heads * ((args->q_rows + 127) / 128);
-    const bool wide_warps = device->info.capability_major == HOPPER && ctas > device->info.multiprocessors;
-    const int rows = wide_warps && widths[i] <= 128 && call->is_uniform ? 32 : 16;
-    (void)snprintf(variant, sizeof variant, "d%" PRId64 "_r%d%s", widths[i], rows, call->is_uniform ? "" : "_any");
-    return builtin_find(call->q.dtype == SM120_BF16 ? "attention_bf16" : "attention_f16", variant, index);
-}
 
 /* Describe q, k and v, and the past, which a kernel without one is not asked for: any map will do. */
 static sm120_status describe_all(const struct device *device, const struct attention *call,
@@ -218,7 +195,7 @@ sm120_status attention_bf16_f16(struct device *device, const struct attention *c
     struct arguments arguments;
     struct kernel *kernel;
     uint32_t index = 0;
-    sm120_status status = choose(device, call, &index);
+    sm120_status status = attention_choose(device, call, &index);
     if (status == SM120_OK && workspace == 0 && workspace_bytes != NULL) {
         *workspace_bytes = 0;
         return builtin_load(device, index, &kernel);

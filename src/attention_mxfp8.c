@@ -91,21 +91,14 @@ static sm120_status lay_out(struct plan *plan) {
 }
 
 /* Choose the kernel and lay out the workspace. */
-static sm120_status make_plan(const struct attention *call, struct plan *plan) {
-    const uint32_t precision = call->args->precision;
-    *plan = (struct plan){.call = call, .is_mixed = precision != SM120_MXFP8};
-    const int64_t q_width = call->q_shape.head_dim, v_width = call->v_shape.head_dim;
-    const int64_t head_dim = q_width > v_width ? q_width : v_width;
-    const char *const operation = precision == SM120_MXFP8        ? "attention_mxfp8"
-                                  : precision == SM120_MXFP8_BF16 ? "attention_mxfp8_bf16"
-                                                                  : "attention_mxfp8_f16";
-    const sm120_status status = builtin_find(operation, head_dim <= 64 ? "d64" : "d128", &plan->index);
+static sm120_status make_plan(const struct device *device, const struct attention *call, struct plan *plan) {
+    *plan = (struct plan){.call = call, .is_mixed = call->args->precision != SM120_MXFP8};
+    const sm120_status status = attention_choose(device, call, &plan->index);
     if (status != SM120_OK) {
         return status;
     }
     plan->entry = kernel_entries + plan->index;
-    if (plan->entry->q_rows == 0 || plan->entry->kv_rows == 0 || plan->entry->kv_rows % BLOCK != 0 ||
-        plan->entry->head_dim < head_dim) {
+    if (plan->entry->q_rows == 0 || plan->entry->kv_rows == 0 || plan->entry->kv_rows % BLOCK != 0) {
         return fail(SM120_INTERNAL, "%s notes a tile that cannot be", plan->entry->entry);
     }
     return lay_out(plan);
@@ -259,7 +252,7 @@ sm120_status attention_mxfp8(struct device *device, const struct attention *call
     struct plan plan;
     struct launches launches;
     sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
-    status = status == SM120_OK ? make_plan(call, &plan) : status;
+    status = status == SM120_OK ? make_plan(device, call, &plan) : status;
     if (status == SM120_OK && workspace != 0) {
         status = check_places(device, &plan, workspace, *workspace_bytes);
     }

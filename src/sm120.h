@@ -466,12 +466,22 @@ typedef struct sm120_attention_args {
     sm120_tensor past_k, past_v; /* keys before those of k and v: [batch][kv_heads][past_rows][head_dim] */
     int64_t past_rows;
     sm120_mask mask;
+    const char *config; /* the kernel to use, "r32": one of sm120_attention_config. NULL: $PYSM120_ATTENTION_CONFIG
+                           where the call has it, else the one that suits shape and device */
 } sm120_attention_args;
 
 /* workspace 0: write the size to *workspace_bytes and return. Else *workspace_bytes is the size of the workspace,
  * which is 256-byte aligned device memory. Where the size is 0, in 16 bits, workspace_bytes NULL launches. */
 SM120_API sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args, sm120_address workspace,
                                        size_t *workspace_bytes);
+
+/* The configs that could make a call, and their kernels as sm120_builtin counts them: `index` = 0, 1, ... until
+ * UNSUPPORTED. Addresses and strides are not looked at. */
+SM120_API sm120_status sm120_attention_config(const sm120_attention_args *args, int32_t index, const char **config,
+                                              int32_t *kernel);
+/* The one that does make it. */
+SM120_API sm120_status sm120_attention_chosen(sm120_device *device, const sm120_attention_args *args,
+                                              const char **config, int32_t *kernel);
 
 enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 }; /* axis */
 enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };      /* rounding */

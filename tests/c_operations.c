@@ -132,6 +132,22 @@ static void test_attention(sm120_device *device) {
         expect(__LINE__, wrong_attention[i].word, sm120_attention(device, &args, workspace, &bytes),
                wrong_attention[i].status, wrong_attention[i].word);
     }
+    const char *config = NULL;
+    int32_t kernel = -1;
+    OK(sm120_attention_config(&right, 0, &config, &kernel));
+    TRUE(kernel >= 0 && strcmp(config, "r16") == 0);
+    BAD(UNSUPPORTED, "index = 1 is past the last of the 1 configs",
+        sm120_attention_config(&right, 1, &config, &kernel));
+    BAD(INVALID_ARGUMENT, "index = -1", sm120_attention_config(&right, -1, &config, &kernel));
+    BAD(INVALID_ARGUMENT, "config", sm120_attention_config(&right, 0, NULL, &kernel));
+    BAD(INVALID_ARGUMENT, "kernel", sm120_attention_config(&right, 0, &config, NULL));
+    kernel = -1;
+    OK(sm120_attention_chosen(device, &right, &config, &kernel));
+    TRUE(kernel >= 0 && strcmp(config, "r16") == 0);
+    BAD(INVALID_ARGUMENT, "args", sm120_attention_chosen(device, NULL, &config, &kernel));
+    sm120_attention_args other = right;
+    other.config = "r17";
+    BAD(UNSUPPORTED, "config = \"r17\"; this call has r16", sm120_attention(device, &other, workspace, &bytes));
     size_t less = bytes - 1;
     BAD(INVALID_ARGUMENT, "args", sm120_attention(device, NULL, workspace, &bytes));
     BAD(INVALID_ARGUMENT, "workspace_bytes", sm120_attention(device, &right, workspace, NULL));

@@ -457,13 +457,22 @@ static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
         error_at(p, &s->opcode, "unknown instruction '%s': .sat and .relu exclude each other", s->name);
 }
 
-/* .relu and .satfinite may stand in either order: have the one that lanes.def has first. */
+/* Is a modifier one of these words? */
+static int is_modifier(const struct statement *s, uint32_t k, const char *const *words) {
+    for (; *words; words++)
+        if (strlen(*words) == s->modifier_length[k] && !memcmp(*words, s->modifier[k], s->modifier_length[k]))
+            return 1;
+    return 0;
+}
+
+/* .relu may stand before and behind .satfinite and the types of integers: have the order that lanes.def has. */
 static int swap_limits(struct statement *s) {
+    static const char *const relu[] = {"relu", NULL}, *const others[] = {"satfinite", "s32", "s16x2", NULL};
     for (uint32_t k = 0; k + 1 < s->modifiers; k++) {
         const char *const a = s->modifier[k], *const b = s->modifier[k + 1];
         const uint32_t n = s->modifier_length[k], m = s->modifier_length[k + 1];
-        if (!(n == 4 && m == 9 && !memcmp(a, "relu", 4) && !memcmp(b, "satfinite", 9)) &&
-            !(n == 9 && m == 4 && !memcmp(a, "satfinite", 9) && !memcmp(b, "relu", 4)))
+        if (!(is_modifier(s, k, relu) && is_modifier(s, k + 1, others)) &&
+            !(is_modifier(s, k, others) && is_modifier(s, k + 1, relu)))
             continue;
         s->modifier[k] = b, s->modifier_length[k] = m;
         s->modifier[k + 1] = a, s->modifier_length[k + 1] = n;
@@ -573,7 +582,9 @@ void decode_known(struct parser *p) {
         if (word && !strncmp(rows[k].pattern, s->name, word) && strcspn(rows[k].pattern, ".{[") == word)
             return;
     error_at(p, &s->opcode, "unknown instruction '%s'%s", s->name,
-             s->name[0] == 'v' ? ": video instructions are not supported" : "");
+             s->name[0] == 'v'
+                 ? ": of the video instructions only vabsdiff2 and vabsdiff4 without selectors are supported"
+                 : "");
 }
 
 /* Decode the statement that the parser has read. */

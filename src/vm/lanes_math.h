@@ -81,6 +81,27 @@ static inline uint32_t max_s16x2_of(uint32_t a, uint32_t b) {
            (max32((a >> 16) ^ 0x8000u, (b >> 16) ^ 0x8000u) ^ 0x8000u) << 16;
 }
 
+/* |a - b| of the part at a bit. */
+static inline uint32_t difference(uint32_t a, uint32_t b, uint32_t at, uint32_t width, int is_signed) {
+    const uint32_t mask = (1u << width) - 1, sign = is_signed ? 1u << (width - 1) : 0;
+    const uint32_t x = (a >> at & mask) ^ sign, y = (b >> at & mask) ^ sign;
+    return x > y ? x - y : y - x;
+}
+
+/* |a - b| of each part in the place of c's. */
+static inline uint32_t differences(uint32_t a, uint32_t b, uint32_t c, uint32_t width, int is_signed) {
+    for (uint32_t at = 0; at < 32; at += width)
+        c = (c & ~(((1u << width) - 1) << at)) | difference(a, b, at, width, is_signed) << at;
+    return c;
+}
+
+static inline uint32_t sum_of_differences(uint32_t a, uint32_t b, uint32_t width, int is_signed) {
+    uint32_t sum = 0;
+    for (uint32_t at = 0; at < 32; at += width)
+        sum += difference(a, b, at, width, is_signed);
+    return sum;
+}
+
 static inline uint32_t dot4(uint32_t a, uint32_t b, int a_signed, int b_signed) {
     uint32_t sum = 0;
     for (unsigned i = 0; i < 32; i += 8) {

@@ -189,12 +189,13 @@ static void reap(struct device *device) {
     pthread_rwlock_unlock(&device->memory_lock);
 }
 
-/* A launch begins. */
+/* A launch begins. Its number is another one than that of any launch of the process: rooms know it by that. */
 void memory_enter(struct device *device, struct launch *launch) {
+    static atomic_uint_fast64_t launches;
     atomic_fetch_add(&device->host_calls, 1);
     pthread_rwlock_rdlock(&device->memory_lock); /* so that nothing is being freed */
     pthread_mutex_lock(&device->running_lock);
-    launch->number = ++device->launches;
+    launch->number = device->launches = atomic_fetch_add(&launches, 1) + 1;
     launch->next_running = device->running;
     device->running = launch;
     pthread_mutex_unlock(&device->running_lock);

@@ -557,7 +557,9 @@ static void name_parse(struct parser *p, struct operand *o) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
         symbol_place(p, s);
-    } else if (s && s->kind == SYMBOL_FUNCTION && s->definition) {
+    } else if (s && s->kind == SYMBOL_FUNCTION && !s->definition) {
+        error_at(p, &name, "'%.*s' is a kernel: launches by a kernel are not supported", (int)name.length, name.at);
+    } else if (s && s->kind == SYMBOL_FUNCTION) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
     } else if (token_is(&name, "%reserved_smem_offset_1")) {

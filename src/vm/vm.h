@@ -516,7 +516,7 @@ struct launch {
     struct profile *profile; /* NULL: nobody takes one */
     struct trace *trace;     /* trace.c; NULL: no caller looks on */
     struct launch *following;
-    uint64_t number; /* of this launch on its device, from 1 */
+    uint64_t number; /* of this launch in the process, from 1 */
     struct launch *next_running;
     struct schedule *schedule; /* schedule.c */
     struct world *world;       /* check_global.h: at level full, else NULL */

@@ -13,7 +13,7 @@ BODY = HEAD + ".entry k()\n{{\n.reg .b32 r<9>;\n.reg .b64 d<9>;\n.reg .pred q;\n
 STATEMENTS = [
     ("wgmma.fence.sync.aligned;", "SM120 has mma.sync"),
     ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r0], r1;", "SM120 has mma.sync"),
-    ("vadd4.u32.u32.u32 r0, r1, r2, r3;", "video instructions are not supported"),
+    ("vadd4.u32.u32.u32 r0, r1, r2, r3;", "of the video instructions only vabsdiff2 and"),
     ("tex.1d.v4.s32.s32 {r0,r1,r2,r3}, [d0, {r4}];", "textures are not supported"),
     ("suld.b.1d.b32.trap {r0}, [d0, {r1}];", "surfaces are not supported"),
     ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [r0], r1, [r2];", "clusters of more than one CTA"),
@@ -43,6 +43,7 @@ MODULES = [
     (".func f(.param .b32 a);\n.func f() { ret; }", r"'f' is declared with other parameters"),
     (".func f() { ret;", r"expected '}', but the text ends"),
     (".extern .global .b32 x;", r"nothing links it"),
+    (".entry f() { ret; }\n.entry k() { .reg .b64 d; mov.u64 d, f; ret; }", r"'f' is a kernel: launches by a kernel"),
 ]
 
 

@@ -148,7 +148,7 @@ class Attention(NamedTuple):
 
     def run(self, device: pysm120.Device) -> Bytes:
         """Return O and LSE of f32."""
-        note = noted(self.templates[1], f"d{64 if self.head_dim <= 64 else 128}")
+        note = noted(self.templates[1], f"d{64 if self.head_dim <= 64 else 128}_r16")
         shapes = {"q": (1, self.heads, self.q_rows, self.head_dim), "k": (1, 1, self.kv_rows, self.head_dim)}
         packed = {
             part: Quantized("f32", f"{part}_d{note['head_dim']}", shapes.get(part, shapes["k"])).launch(device)

@@ -93,6 +93,27 @@ def dot4(a: int, b: int, c: int) -> int:
     return c + int(x @ y)
 
 
+def differences(width: int, signed: bool) -> Callable[[int, int], list[int]]:
+    """Return the function that gives |a - b| of all parts of this width."""
+    kind = f"{'i' if signed else 'u'}{width // 8}"
+
+    def apply(a: int, b: int) -> list[int]:
+        x, y = (np.frombuffer(v.to_bytes(4, "little"), kind).astype(int) for v in (a, b))
+        return [int(d) for d in abs(x - y)]
+
+    return apply
+
+
+def placed(parts: Callable[[int, int], list[int]], width: int) -> Callable[[int, int, int], int]:
+    """Put the parts beside one another."""
+    return lambda a, b, _: sum(d << width * k for k, d in enumerate(parts(a, b)))
+
+
+def summed(parts: Callable[[int, int], list[int]]) -> Callable[[int, int, int], int]:
+    """Add the parts to the third operand."""
+    return lambda a, b, c: c + sum(parts(a, b))
+
+
 def f32(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compute in f32 without warnings."""
 
@@ -120,6 +141,14 @@ ROWS: list[tuple[str, str, list[str], str, Callable[..., Any]]] = [
         S32,
         lambda a, b: np.clip(a.astype(np.int64) + b, -(2**31), 2**31 - 1).astype(np.int32),
     ),
+    ("min.s32.relu", "min.s32.relu out0, in0, in1;", [S32, S32], S32, lambda a, b: np.maximum(np.minimum(a, b), 0)),
+    (
+        "max.s16x2.relu",
+        "max.s16x2.relu out0, in0, in1;",
+        [U32, U32],
+        U32,
+        lambda a, b: np.maximum(np.maximum(a.view(S16), b.view(S16)), 0).astype(S16).view(U32),
+    ),
     ("sub.imm", "sub.s32 out0, in0, -7;", [S32], S32, cut(32, lambda a: a + 7)),
     ("mul.lo", "mul.lo.s32 out0, in0, in1;", [S32, S32], U32, cut(32, lambda a, b: a * b)),
     ("mul.lo.u64", "mul.lo.u64 out0, in0, in1;", [U64, U64], U64, cut(64, lambda a, b: a * b)),
@@ -144,6 +173,18 @@ ROWS: list[tuple[str, str, list[str], str, Callable[..., Any]]] = [
     ("max.u32", "max.u32 out0, in0, in1;", [U32, U32], U32, np.maximum),
     ("max.s16", "max.s16 out0, in0, in1;", [S16, S16], S16, np.maximum),
     ("sad.s32", "sad.s32 out0, in0, in1, in2;", [S32, S32, U32], U32, cut(32, lambda a, b, c: c + abs(a - b))),
+    *[
+        (
+            f"vabsdiff{32 // width}_{t}{add}",
+            f"vabsdiff{32 // width}.u32.{t}32.{t}32{add} out0, in0, in1, in2;",
+            [U32, U32, U32],
+            U32,
+            cut(32, summed(differences(width, t == "s")) if add else placed(differences(width, t == "s"), width)),
+        )
+        for width in (8, 16)
+        for t in "us"
+        for add in ("", ".add")
+    ],
     ("dp4a", "dp4a.s32.s32 out0, in0, in1, in2;", [U32, U32, U32], U32, cut(32, dot4)),
     (
         "add.cc",

@@ -1,5 +1,9 @@
 """CTAs that wait for one another make progress on any number of threads; those that wait for ever are a fault."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -112,6 +116,41 @@ def test_grid_barrier(monkeypatch: pytest.MonkeyPatch, level: str, threads: str)
         own = np.arange(64 * ctas) + 2
         np.testing.assert_array_equal(got[: 64 * ctas], own)
         np.testing.assert_array_equal(got[64 * ctas : 128 * ctas], np.roll(own, -64))
+
+
+# a launch on each of two devices, from one place of one thread: the second needs more memory for its registers
+TWO_DEVICES = """
+import threading
+import numpy as np
+import pysm120
+
+HEAD = ".version 9.0\\n.target sm_120f\\n.address_size 64\\n"
+SMALL = HEAD + ".entry k(.param .u64 p) { ret; }"
+MANY = "".join(f"add.u32 r{k + 1}, r{k}, 1;" for k in range(300))
+BIG = HEAD + ".entry k(.param .u64 p) { .reg .b32 r<301>; .reg .b64 x; ld.param.u64 x, [p]; mov.u32 r0, %tid.x; "
+BIG += "mad.wide.u32 x, r0, 4, x;" + MANY + "st.global.u32 [x], r300; ret; }"
+
+def work():
+    for name, text, block in (("virtual:0", SMALL, 32), ("virtual:1", BIG, 1024)):
+        with pysm120.Device(name) as device:
+            x = device.zeros(1024, np.uint32)
+            device.load(text)["k"](1, block, x)
+            found.append(x.numpy())
+
+found = []
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print((found[1] == np.arange(1024) + 300).all())
+"""
+
+
+def test_launches_on_two_devices() -> None:
+    """Memory that a thread keeps from one launch is not taken for that of another device's."""
+    environment = {**os.environ, "PYSM120_VIRTUAL_DEVICES": "2", "PYSM120_THREADS": "1"}
+    command = [sys.executable, "-c", TWO_DEVICES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -1,0 +1,76 @@
+"""tune, and how a config is chosen."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pysm120
+from pysm120 import __main__
+
+SHAPE = ["--shape", "1,130,4,64", "--kv-rows", "70", "--kv-heads", "2"]
+
+
+def test_every_config_is_shown(device_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["tune", "--device", device_name, *SHAPE, "--causal", "--runs", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "attention bf16 (1, 130, 4, 64) causal on" in shown
+    for config in ("r16", "r32"):
+        assert f"_d64_{config} " in shown
+    assert ("times nothing" in shown) == device_name.startswith("virtual")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "mxfp8", "mxfp8_f16"])
+def test_json(device_name: str, capsys: pytest.CaptureFixture[str], precision: str) -> None:
+    options = ["--device", device_name, *SHAPE, "--runs", "3", "--precision", precision, "--json", "-"]
+    assert __main__.main(["tune", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kv_rows"] == 70
+    assert sum(x["chosen"] for x in found["configs"]) == 1
+    for x in found["configs"]:
+        assert len(x["seconds"]) == (0 if device_name.startswith("virtual") else 3)
+        assert all(seconds > 0 for seconds in x["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shape", "1,2,3"], "'1,2,3' is not BATCH,ROWS,HEADS,HEAD_SIZE"),
+        (["--shape", "1,2,3,640"], "head_dim = 640; at most 256"),
+        (["--kv-heads", "3"], "kv_heads = 3 does not divide heads = 32"),
+        (["--runs", "0"], "--runs is 0; at least 1 is right"),
+    ],
+)
+def test_wrong_options(device_name: str, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+    words = ["tune", "--device", device_name, *options]
+    if "1,2,3" in options:  # what argparse refuses
+        with pytest.raises(SystemExit):
+            __main__.main(words)
+    else:
+        assert __main__.main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_argument_and_environment_choose(device: pysm120.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of the kernels that ran tell which one it was; an environment that does not fit is no error."""
+    x = np.ones((1, 40, 1, 64), ml_dtypes.bfloat16)
+
+    def kernels(**options: object) -> str:
+        with device.profile() as profile:
+            pysm120.attention(x, x, x, precision="bf16", device=device, **options)  # type: ignore[call-overload] # any
+        return " ".join(profile.kernels)
+
+    if device.is_virtual:
+        assert kernels() == "attention_bf16_128x64_d64_r16"
+        assert kernels(config="r32") == "attention_bf16_128x64_d64_r32"
+        monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r32")
+        assert kernels() == "attention_bf16_128x64_d64_r32"
+        assert kernels(config="r16") == "attention_bf16_128x64_d64_r16"
+        assert kernels(softcap=1.0) == "attention_bf16_128x64_d64_any_r16"
+    with pytest.raises(pysm120.UnsupportedError, match='config = "r64"; this call has r'):
+        pysm120.attention(x, x, x, precision="bf16", device=device, config="r64")
+    with pytest.raises(pysm120.UnsupportedError, match='config = "r32"; this call has r16'):
+        pysm120.attention(x, x, x, precision="bf16", device=device, config="r32", softcap=1.0)
+    with pytest.raises(TypeError, match="config is 3, not the name of one"):
+        pysm120.attention(x, x, x, precision="bf16", device=device, config=3)  # type: ignore[call-overload] # wrong
