@@ -22,7 +22,7 @@ from pysm120.errors import InvalidArgumentError, UnsupportedError, require_type
 
 try:
     import onnx
-    from onnx import ModelProto, NodeProto, numpy_helper
+    from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
     from onnx.backend import base
 except ImportError as error:
     message = "pysm120.onnx needs the package onnx, which is not installed: pip install 'pysm120[onnx]'"
@@ -31,6 +31,7 @@ except ImportError as error:
 Ndarray = npt.NDArray[Any]
 
 _OPSETS = (23, 24, 25)  # that changed Attention
+_SOFTMAX = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 _INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 _REQUIRED = 3
 _DTYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -276,6 +277,10 @@ class _Attributes(NamedTuple):
         mode = given.get("qk_matmul_output_mode", 0)
         if not 0 <= mode < len(STAGES):
             message = f"qk_matmul_output_mode is {mode}, not one of 0 to {len(STAGES) - 1}"
+            raise InvalidArgumentError(message)
+        kind = given.get("softmax_precision", TensorProto.FLOAT)
+        if kind not in _SOFTMAX:
+            message = f"softmax_precision is {kind}, not one of {', '.join(map(str, _SOFTMAX))}"
             raise InvalidArgumentError(message)
         softcap = float(given.get("softcap", 0))
         return cls(

@@ -353,6 +353,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"nonpad_kv_seqlen": np.array([3])}, {}, "nonpad_kv_seqlen has dtype int64 and shape (1,), not int64 and (2,)"),
     ({}, {"left_window_size": -2}, "left_window_size is -2, not -1 or a number of keys"),
     ({}, {"qk_matmul_output_mode": 4}, "qk_matmul_output_mode is 4, not one of 0 to 3"),
+    ({}, {"softmax_precision": 7}, "softmax_precision is 7, not one of 1, 10, 11, 16"),
     ({}, {"q_num_heads": 2}, "q_num_heads is 2, but Q has 4 heads"),
     ({"Q": [1.0]}, {}, "Q is a list, not an ndarray"),
 ]
