@@ -62,9 +62,9 @@ def translate(text: str, path: str, file: int) -> str:
 
 
 class Expansion:
-    """One template, expanded for one target: `text` and `notes`."""
+    """One template, expanded for one target, with values that it asks for: `text` and `notes`."""
 
-    def __init__(self, template: Path, target: str) -> None:
+    def __init__(self, template: Path, target: str, **values: object) -> None:
         self.lines: list[str] = []
         self.notes: list[Note] = []
         self.files: list[str] = []
@@ -78,6 +78,7 @@ class Expansion:
             "vector": vector,
             "regs": regs,
             "target": target,
+            **values,
         }
         self.run(template)
 

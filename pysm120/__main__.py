@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from pysm120 import __version__, _check, _ffi, _info, _profile, _run, _trace, _tune, demo
+from pysm120 import __version__, _check, _ffi, _info, _microbench, _profile, _run, _trace, _tune, demo
 from pysm120._command import Command, add_device
 from pysm120.errors import Error, FaultError
 
@@ -24,6 +24,7 @@ COMMANDS = (
     _trace.COMMAND,
     _check.COMMAND,
     _tune.COMMAND,
+    _microbench.COMMAND,
 )
 
 

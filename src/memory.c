@@ -13,6 +13,14 @@ static const struct record *holder(const struct registry *registry, uint64_t add
     return record != NULL && address - record->key < record->bytes ? record : NULL;
 }
 
+bool memory_holds(struct device *device, sm120_address address, uint64_t bytes) {
+    pthread_mutex_lock(&device->lock);
+    const struct record *const record = holder(&device->memory, address);
+    const bool fits = record == NULL || bytes <= record->bytes - (address - record->key);
+    pthread_mutex_unlock(&device->lock);
+    return fits && address != 0 && bytes - 1 <= UINT64_MAX - address;
+}
+
 sm120_status memory_check(struct device *device, sm120_address address, uint64_t bytes, const char *what) {
     sm120_status status = SM120_OK;
     pthread_mutex_lock(&device->lock);

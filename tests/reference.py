@@ -140,46 +140,64 @@ def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | No
 
 
 def attention_16bit(
-    q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str, warp_rows: int = 16
+    q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str, warp_rows: int = 16, tile: int = 64, *, always: bool = False
 ) -> tuple[Array, Array]:
     """Model the kernel: P = 2^x, x = S log2(e) scale + bias, rounded to 16 bits; sums take it unrounded.
 
-    The bias follows the maximum of a row in all rows of a warp, in the tile in which one of them passes it by 8.
-    Exponents and sums in float64.
+    Where a warp watches a tile and a row passes its bias by 8, the bias follows the maximum in all rows. It watches tiles
+    until each of its rows has had a key, and a CTA in which a lane's sum passed what P may hold runs again and watches all
+    tiles; or it always does. Exponents and sums in float64.
     """
-    heads = q.shape[2]
-    tile = 32 if q.shape[-1] > 128 else 64  # of keys
+    heads, head_dim = q.shape[2:]
+    tile = 32 if head_dim > 128 else tile  # of keys
+    cta_rows = 64 if head_dim > 128 else 128
+    margin, limit = (6, 65504.0) if dtype == "float16" and not always else (0, 2.0**64)
     q, k, v = (np.asarray(x, np.float64) for x in (q, repeat_heads(k, heads), repeat_heads(v, heads)))
     factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0
     s = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale) * factor
     s = np.where(visible(q.shape[1], k.shape[1], causal), s, -np.inf)
-    bias = np.full(s.shape[:3], np.inf)  # no key yet
-    total = np.zeros(s.shape[:3])
-    o = np.zeros((*s.shape[:3], v.shape[-1]))
-    for first in range(0, s.shape[3], tile):
-        part = s[..., first : first + tile]
-        highest = part.max(-1)
-        with np.errstate(invalid="ignore"):
+
+    def run(watched: Array) -> tuple[Array, Array, Array]:
+        bias = np.full(s.shape[:3], np.inf)  # no key yet
+        o = np.zeros((*s.shape[:3], v.shape[-1]))
+        lanes = np.zeros((*s.shape[:3], 4))  # a lane of four sums columns 2 lane and 2 lane + 1 of each 8
+        for first in range(0, s.shape[3], tile):
+            part = s[..., first : first + tile]
+            highest = part.max(-1)
             far = ~np.isneginf(highest) & (highest + bias > 8)
-        for row in range(0, s.shape[2], warp_rows):
-            rows = (slice(None), slice(None), slice(row, row + warp_rows))
-            lower = np.minimum(bias[rows], -highest[rows])
-            bias[rows] = np.where(far[rows].any(-1, keepdims=True), lower, bias[rows])
-        used = np.where(np.isinf(bias), 0, bias)[..., None]
-        p = np.exp2(part + used)
-        rounded = p.astype(np.float32).astype(np.dtype(dtype)).astype(np.float64)
-        # In units of the final bias nothing would change: keep sums without one.
-        total += (p * np.exp2(-used)).sum(-1)
-        o += np.einsum("bhqk,bkhd->bhqd", rounded * np.exp2(-used), v[:, first : first + tile])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.moveaxis(np.where(total[..., None] > 0, o / total[..., None], 0), 1, 2), np.log(total)
+            before = bias.copy()
+            for row in range(0, s.shape[2], warp_rows):
+                rows = (slice(None), slice(None), slice(row, row + warp_rows))
+                follows = far[rows].any(-1) & (watched[rows] | np.isinf(bias[rows])).any(-1)
+                bias[rows] = np.where(follows[..., None], np.minimum(bias[rows], -highest[rows] - margin), bias[rows])
+            alpha = np.where(np.isinf(before), 0, np.exp2(bias - np.where(np.isinf(before), bias, before)))[..., None]
+            p = np.exp2(part + np.where(np.isinf(bias), 0, bias)[..., None])
+            rounded = p.astype(np.float32).astype(np.dtype(dtype)).astype(np.float64)
+            o = o * alpha + np.einsum("bhqk,bkhd->bhqd", rounded, v[:, first : first + tile])
+            lanes *= alpha
+            for column in range(p.shape[-1]):
+                lanes[..., column % 8 // 2] += p[..., column]
+        total = lanes.sum(-1)
+        with np.errstate(divide="ignore"):
+            lse = np.log(total) - np.where(np.isinf(bias), 0, bias) * np.log(2)
+        return np.where(total[..., None] > 0, o / total[..., None], 0), lse, (lanes > limit).any(-1)
+
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        o, lse, broken = run(np.full(s.shape[:3], always))
+        again = np.zeros_like(broken)
+        for row in range(0, s.shape[2], cta_rows):
+            again[..., row : row + cta_rows] = broken[..., row : row + cta_rows].any(-1, keepdims=True)
+        if again.any() and not always:
+            other_o, other_lse, _ = run(again)
+            o, lse = np.where(again[..., None], other_o, o), np.where(again, other_lse, lse)
+    return np.moveaxis(o, 1, 2), lse
 
 
 def attention_mxfp8_16bit(
     q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str
 ) -> tuple[Array, Array]:
     """Model the kernel: Q, K in MX along head_dim, and the rest as attention_16bit."""
-    return attention_16bit(mx(q, -1), mx(k, -1), v, scale, causal, dtype)
+    return attention_16bit(mx(q, -1), mx(k, -1), v, scale, causal, dtype, always=True)
 
 
 def relative_error(got: Array, want: Array) -> float:

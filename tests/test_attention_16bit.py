@@ -1,5 +1,7 @@
 """attention_bf16 and attention_f16 against float64 and against a model of their own arithmetic, between guard bands."""
 
+import os
+
 import numpy as np
 import pytest
 from attention_cases import (
@@ -29,14 +31,17 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Compare one problem with both references."""
     # As the library chooses: warps of 32 rows on Hopper where there are more CTAs than multiprocessors.
     ctas = case.batch * case.heads * -(-case.q_rows // 128)
-    warp_rows = 32 if opened.name.startswith("cuda") and ctas > 132 and case.head_dim <= 128 else 16
+    is_usual = opened.name.startswith("cuda") and ctas > 132
+    is_wide = os.environ.get("PYSM120_ATTENTION_CONFIG") == "r32" or is_usual
+    warp_rows = 32 if is_wide and case.head_dim <= 128 else 16
+    tile = 128 if warp_rows == 32 and 32 < case.head_dim <= 64 else 64
     inputs = random_inputs(rng, case)
     o, lse = run_twice(opened, PRECISION[case.dtype], case, inputs)
     q, k, v = rows_first(inputs)
     scale = case.factor
 
     # The model differs by float32 in S and 2^x (1e-6 of a score), and where that rounds a P the other way.
-    model_o, model_lse = attention_16bit(q, k, v, scale, case.causal, case.dtype, warp_rows)
+    model_o, model_lse = attention_16bit(q, k, v, scale, case.causal, case.dtype, warp_rows, tile)
     score = abs(scale) * np.abs(q).max() * np.abs(k).max() * case.head_dim
     assert relative_error(o, model_o) <= 1e-5 + 1e-6 * score + P_ERROR[case.dtype] / 10 + STEP[case.o_dtype]
     seen = check_empty_rows(o, lse, model_lse)
@@ -68,6 +73,15 @@ def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, c
     verify(opened, rng, case)
 
 
+@pytest.mark.parametrize("case", [*CAUSALS, *GROUPS, *HEAD_SIZES[7:32:8], *TYPES, *SCALES, *SPREADS], ids=name)
+def test_warps_of_32_rows(
+    opened: OpenDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    """The kernels that an H200 takes for large problems, on every device."""
+    monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r32")
+    verify(opened, rng, case)
+
+
 @pytest.mark.parametrize("trial", range(8))
 def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
     """Shapes nobody chose."""
@@ -96,6 +110,29 @@ def test_scores_that_grow_with_the_keys(opened: OpenDevice, rng: np.random.Gener
     exact_o, exact_lse = attention_float64(*rows_first(inputs), 1.0, None)
     assert relative_error(o.swapaxes(1, 2), exact_o) <= 2 * P_ERROR[dtype]
     np.testing.assert_allclose(lse, exact_lse, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", list(P_ERROR))
+@pytest.mark.parametrize(("heads", "leap"), [(2, 6.0), (2, 12.0), (2, 40.0), (2, 200.0), (135, 60.0)])
+def test_scores_that_leap_above_the_first_keys(
+    opened: OpenDevice, rng: np.random.Generator, dtype: str, heads: int, leap: float
+) -> None:
+    """A late key passes all before it by e^leap in one row of three: within P, beyond it, beyond f32. CTAs may run twice."""
+    case = Case(1, heads, 1, 70, 300, 64, "bottom-right", dtype, "float32", 1.0)
+    q = 0.125 * rng.standard_normal((1, heads, 70, 64))
+    k = rng.standard_normal((1, 1, 300, 64))
+    v = rng.standard_normal((1, 1, 300, 64))
+    q[..., 0] = np.where(np.arange(70) % 3 == 0, 1.0, 0.0)
+    k[..., 0] = 0.0
+    k[:, :, 205, 0] = leap
+    inputs = [x.astype(DTYPES[dtype]) for x in (q, k, v)]
+    try:
+        o, lse = run(opened, PRECISION[dtype], case, inputs[0], inputs[1], inputs[2], 1.0)
+    finally:
+        opened.release()
+    exact_o, exact_lse = attention_float64(*rows_first(inputs), 1.0, case.causal)
+    assert relative_error(o.swapaxes(1, 2), exact_o) <= P_ERROR[dtype]
+    np.testing.assert_allclose(lse, exact_lse, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("scale", [1e10, -1e12, 1e30])

@@ -167,6 +167,10 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
         "cmake/sm120ConfigVersion.cmake",
         "pkgconfig/sm120.pc",
         "__main__.py",
+        "microbench/measure.py",
+        "ptx/expand.py",
+        "ptx/lib/head.ptx",
+        "ptx/bench/chain.ptx",
     ):
         assert f"pysm120/{name}" in names
     assert not [name for name in names if not re.match(r"pysm120(-[\d.]+\.dist-info)?/", name)]
@@ -184,6 +188,8 @@ def test_the_wheel_needs_nothing_of_the_source_tree(wheel: Path, tmp_path: Path)
     where, mean = run(sys.executable, "-c", program, PYTHONPATH=path, PATH="", PWD=str(tmp_path)).split()
     assert Path(where).is_relative_to(tmp_path)
     assert float(mean) == pytest.approx(1, abs=0.01)
+    bench = (sys.executable, "-m", "pysm120", "microbench", "math", "--only", "lop3", "--device", "virtual")
+    assert "1 checked" in run(*bench, PYTHONPATH=path, PWD=str(tmp_path))
     flags = run(sys.executable, "-m", "pysm120", "--cflags", "--libs", PYTHONPATH=path, PWD=str(tmp_path))
     assert flags.startswith(f"-I{tmp_path}")
     assert compile_and_run(tmp_path, PROGRAM, *flags.split()).strip() == pysm120.__version__

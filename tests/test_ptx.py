@@ -14,7 +14,7 @@ import expand  # noqa: E402
 
 import build  # noqa: E402
 
-TEMPLATES = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name != "lib")
+TEMPLATES = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name not in {"lib", "bench"})
 
 
 def ids(path: Path) -> str:

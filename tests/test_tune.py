@@ -62,12 +62,12 @@ def test_argument_and_environment_choose(device: pysm120.Device, monkeypatch: py
         return " ".join(profile.kernels)
 
     if device.is_virtual:
-        assert kernels() == "attention_bf16_128x64_d64_r16"
-        assert kernels(config="r32") == "attention_bf16_128x64_d64_r32"
+        assert kernels().endswith("_d64_r16")
+        assert kernels(config="r32").endswith("_d64_r32")
         monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r32")
-        assert kernels() == "attention_bf16_128x64_d64_r32"
-        assert kernels(config="r16") == "attention_bf16_128x64_d64_r16"
-        assert kernels(softcap=1.0) == "attention_bf16_128x64_d64_any_r16"
+        assert kernels().endswith("_d64_r32")
+        assert kernels(config="r16").endswith("_d64_r16")
+        assert kernels(softcap=1.0).endswith("_d64_any_r16")
     with pytest.raises(pysm120.UnsupportedError, match='config = "r64"; this call has r'):
         pysm120.attention(x, x, x, precision="bf16", device=device, config="r64")
     with pytest.raises(pysm120.UnsupportedError, match='config = "r32"; this call has r16'):

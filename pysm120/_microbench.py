@@ -1,0 +1,128 @@
+"""``microbench``: measure single instructions, compare two such reports, or draw one."""
+
+import argparse
+import secrets
+from pathlib import Path
+
+from pysm120 import _console
+from pysm120._command import Command, add_device
+from pysm120._profile import path_of
+from pysm120._program import number
+from pysm120.device import Device
+from pysm120.errors import InvalidArgumentError
+from pysm120.microbench import groups, result, table, toolchain
+from pysm120.microbench.compare import compare
+from pysm120.microbench.form import Form
+from pysm120.microbench.launch import Launcher
+from pysm120.microbench.measure import Choice, measure
+from pysm120.microbench.prepare import prepare
+
+RUNS = 7
+FILES = 2
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.usage = (
+        "python -m pysm120 microbench [GROUP ...] [options]\n"
+        "       python -m pysm120 microbench compare A.json B.json\n"
+        "       python -m pysm120 microbench plot A.json A.png"
+    )
+    parser.epilog = f"groups: {', '.join(groups.GROUPS)}; none named: all of them"
+    add_device(parser)
+    parser.add_argument("--only", metavar="TEXT", default="", help="only forms whose name contains TEXT")
+    parser.add_argument("--runs", metavar="N", default=str(RUNS), help=f"timed runs of each figure (default: {RUNS})")
+    parser.add_argument("--ms", metavar="T", default="2", help="milliseconds of each of these runs (default: 2)")
+    parser.add_argument("--list", action="store_true", help="print the forms and measure nothing")
+    parser.add_argument("--json", metavar="FILE", help="write everything to a file")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw rates and latencies (needs matplotlib)")
+    parser.add_argument("--save", metavar="FOLDER", help="write the PTX, the cubins and their listings there")
+    parser.add_argument("--cells", action="store_true", help="print the rates by chains and warps too")
+    parser.add_argument(
+        "--unproven",
+        action="store_true",
+        help="print figures though nobody can read the machine code (no ptxas, no nvdisasm)",
+    )
+    parser.add_argument("--seed", metavar="N", help="of the operands of timed runs (default: a new one)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, compare or draw."""
+    words = arguments.words
+    if words and words[0] == "compare":
+        if len(words) != FILES + 1:
+            message = f"compare takes two files of `microbench --json`, {len(words) - 1} were given"
+            raise InvalidArgumentError(message)
+        compare(Path(words[1]), Path(words[2]))
+        return 0
+    if words and words[0] == "plot":
+        if len(words) != FILES + 1:
+            message = f"plot takes a file of `microbench --json` and a .png file, {len(words) - 1} were given"
+            raise InvalidArgumentError(message)
+        path = path_of(words[2], "the picture", ".png")
+        from pysm120.microbench.plot import draw  # noqa: PLC0415 - matplotlib is an extra, and slow to import
+
+        draw(result.load(Path(words[1])), path or Path(words[2]))
+        return 0
+    forms = [form for form in groups.chosen(words) if arguments.only in form.name]
+    if not forms:
+        message = f"--only is {arguments.only!r}, but no form is called so; --list has their names"
+        raise InvalidArgumentError(message)
+    if arguments.list:
+        for form in forms:
+            print(f"{form.group:8} {form.name}")
+        return 0
+    return _measure(arguments, forms)
+
+
+def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
+    """Measure forms and show them: 1 where one of them computed something wrong."""
+    runs, ms = number(arguments.runs, "--runs", 1), number(arguments.ms, "--ms", 1)
+    if not runs or not ms:
+        message = f"--runs is {runs} and --ms {ms}: both are at least 1"
+        raise InvalidArgumentError(message)
+    seed = number(arguments.seed, "--seed", 0) if arguments.seed is not None else secrets.randbelow(1 << 32)
+    to_json, to_plot = path_of(arguments.json, "--json", ".json"), path_of(arguments.plot, "--plot", ".png")
+    if to_plot:
+        from pysm120.microbench.plot import draw  # noqa: PLC0415 - matplotlib is an extra, and slow to import
+    folder = Path(arguments.save) if arguments.save is not None else None
+    if folder and not folder.is_dir():
+        message = f"--save is {arguments.save!r}, not a folder that exists"
+        raise InvalidArgumentError(message)
+    if folder and toolchain.missing():
+        message = f"--save has nothing to write: {toolchain.missing()}"
+        raise InvalidArgumentError(message)
+    with Device(arguments.device) as device:
+        if not device.is_virtual and toolchain.missing() and not arguments.unproven:
+            message = f"no figure without its machine code: {toolchain.missing()}, or say --unproven"
+            raise InvalidArgumentError(message)
+        ready = prepare(device, forms, is_short=device.is_virtual, folder=folder)
+        launcher, choice = Launcher(device, seed), Choice(runs, ms * 1e-3, arguments.unproven)
+        results = []
+        with _console.progress(len(ready), "microbench") as step:
+            for one in ready:
+                results.append(measure(launcher, one, choice))
+                step(one.form.name)
+        report = result.report(device, results)
+    table.show(report)
+    if arguments.cells:
+        table.show_cells(report)
+    _summary(report, seed)
+    if to_json:
+        report.save(to_json)
+        print(f"{to_json} has all numbers.")
+    if to_plot:
+        draw(report, to_plot)
+        print(f"{to_plot} shows them.")
+    return int(any(r.status == "wrong" for r in results))
+
+
+def _summary(report: result.Report, seed: int) -> None:
+    """Print how many came out how."""
+    statuses = [r.status for r in report.results]
+    parts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
+    unread = f"; nothing is proven: {toolchain.missing()}" if toolchain.missing() else ""
+    print(f"{len(statuses)} forms: {', '.join(parts)}; seed {seed}{unread}")
+
+
+COMMAND = Command("microbench", "measure single instructions: latency, rate, and proof", add, run, takes_words=True)

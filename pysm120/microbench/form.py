@@ -1,0 +1,117 @@
+"""A form: one instruction to be measured, with its operands, its work, and what must stand in the machine code."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LANES = 32
+Words = npt.NDArray[np.uint32]  # [word][lane]
+# What a state is after so many steps.
+Model = Callable[[Words, int], Words]
+# Patterns of opcodes, and how often each stands in the machine code of a step; a pair: and how many more in a trip.
+Counts = Mapping[str, float | tuple[float, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """Registers that hold an operand.
+
+    ``kind`` is "b16", "b32", "b64" or "pred"; ``value`` the bits of each register, or of each register and lane.
+    ``is_own``: every chain has its own. ``random`` draws the bits of the timed runs; default: ``value`` again.
+    """
+
+    kind: str
+    count: int = 1
+    value: int | Sequence[int] | npt.NDArray[Any] = 0
+    is_own: bool = False
+    is_vector: bool = False
+    random: Callable[[np.random.Generator, tuple[int, int]], Words] | None = None
+
+    @property
+    def words(self) -> int:
+        """Words of 32 bits."""
+        return self.count * (2 if self.kind == "b64" else 1)
+
+    def initial(self, rng: np.random.Generator | None = None) -> Words:
+        """Return the words; with a generator those of a timed run."""
+        if rng is not None and self.random is not None:
+            return self.random(rng, (self.words, LANES))
+        value = np.asarray(self.value, np.uint64)
+        if value.ndim in {0, 1}:
+            value = np.broadcast_to(value.reshape(-1, 1), (self.count, LANES))
+        if self.kind != "b64":
+            return value.astype(np.uint32)
+        halves = np.stack([value & np.uint64(0xFFFFFFFF), value >> np.uint64(32)], axis=1)
+        return halves.reshape(self.words, LANES).astype(np.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What is measured.
+
+    Parameters
+    ----------
+    name, group : str
+        How it is called: the PTX without what all forms of a group share.
+    lines : sequence of str
+        The PTX of one step; a capital letter is an operand, a capital and a digit one register of it.
+    sass : str or Counts, or a mapping of "90", "120" to them
+        The machine code of a step by chip family; where the family is missing, "" is used.
+    state : Operand
+        What goes from step to step: letter X.
+    inputs : mapping of letter to Operand
+        Constants.
+    amount, unit : float, str
+        The work of a step of a warp: "flop", "op" or "byte".
+    model : Model
+        What the state is after so many steps.
+    rtol : float
+        0: to the bit. Else the words are numbers of type ``number``, and this is how far they may be off.
+    needs : tuple of int, optional
+        The compute capabilities that have it, as families: (120,), (90,); () is every one.
+    oldest : int
+        The first compute capability that has it.
+    chains, warps : tuples of int
+        What the rate is measured with.
+    unroll : int
+        Steps of a chain in a trip of the loop.
+    """
+
+    name: str
+    group: str
+    lines: tuple[str, ...]
+    sass: str | Mapping[str, Any]
+    state: Operand
+    model: Model
+    inputs: Mapping[str, Operand] = dataclasses.field(default_factory=dict)
+    amount: float = LANES
+    unit: str = "op"
+    rtol: float = 0.0
+    number: Any = np.float32
+    needs: tuple[int, ...] = ()
+    oldest: int = 80
+    chains: tuple[int, ...] = (1, 2, 4, 8)
+    warps: tuple[int, ...] = (1, 4, 8, 16, 32)
+    unroll: int = 32
+    note: str = ""
+    has_latency: bool = True
+    has_rate: bool = True
+    template: str = "chain"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def counts(self, family: str) -> Counts:
+        """Return the opcodes of a step in the machine code of a family ("90", "120")."""
+        found: Any = self.sass
+        if not isinstance(found, str) and ("" in found or any(key.isdigit() for key in found)):
+            found = found.get(family, found.get(""))
+        if found is None:
+            return {}
+        return {found: 1} if isinstance(found, str) else found
+
+    def exists_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a chip of this compute capability has it."""
+        number = 10 * capability[0] + capability[1]
+        return number >= self.oldest and (not self.needs or 10 * capability[0] in self.needs)

@@ -1,0 +1,224 @@
+"""Copies between global and shared memory: bulk, boxes of tensors, cp.async; and sums that go the other way."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pysm120.device import Device
+from pysm120.microbench.form import LANES, Form, Operand
+from pysm120.microbench.kernel import BenchKernel
+
+REGION = 1 << 17  # bytes that a CTA goes through: all together they fit in level two
+MOST_SHARED = 96 << 10
+PITCH = 1024
+TILE = 16384  # of sums
+WORD = 160  # of a tile, plus the lane, that is looked at
+SWIZZLES = {"none": 0, "32B": 1, "64B": 3, "128B": 7}
+ROUNDS = 4
+
+
+def _pattern(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Return the words of the data at offsets in bytes (``Launcher.pattern``)."""
+    return (offsets // 4 * 0x9E3779B1 + 0x1234567).astype(np.uint64).astype(np.uint32)
+
+
+def _looked_at(size: int) -> npt.NDArray[np.int64]:
+    """Return the offsets in a tile of the words that the lanes look at."""
+    first = 4 * WORD if size >= 1024 else 0
+    return first + 4 * np.arange(LANES)
+
+
+def _chains(size: int) -> tuple[int, ...]:
+    """Return how many copies may be under way."""
+    return tuple(n for n in (1, 2, 4, 8) if n * size <= MOST_SHARED)
+
+
+def _check_loads(_: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas: int, __: int, trips: int) -> str:
+    """Compare the last tiles with the data that they are copies of."""
+    options = bench.form.options
+    size, box = options["bytes"], options.get("box")
+    copies = bench.chains * (trips * bench.form.unroll + 1)
+    for cta in range(ctas):
+        total = np.zeros(LANES, np.uint32)
+        for copy in range(copies - bench.chains, copies):
+            inside = _looked_at(size)
+            if box:
+                inside ^= (inside >> 7 & SWIZZLES[options["swizzle"]]) << 4
+                row = copy * box[0] % (REGION // PITCH) + inside // box[1] + cta * (REGION // PITCH)
+                total += _pattern(row * PITCH + inside % box[1])
+            else:
+                total += _pattern(cta * REGION + copy * size % REGION + inside)
+        got = words[cta * LANES : (cta + 1) * LANES, 0]
+        if not np.array_equal(got, total):
+            return f"the last tiles of CTA {cta} are not what was copied: their words sum up to {got[0]:#x}, not {total[0]:#x}"
+    return ""
+
+
+def _check_stores(launcher: Any, bench: BenchKernel, _: Any, ctas: int, __: int, trips: int) -> str:
+    """Compare the data with the tiles that were last written there."""
+    size = bench.form.options["bytes"]
+    got = launcher.read(ctas * REGION)
+    expected = launcher.pattern(ctas * REGION).copy()
+    for cta in range(ctas):
+        for copy in range(bench.chains * trips * bench.form.unroll):
+            at = (cta * REGION + copy * size % REGION) // 4
+            expected[at : at + size // 4] = np.arange(size // 4) + copy % bench.chains * (size // 4)
+    return "" if np.array_equal(got, expected) else "the data are not what was copied there"
+
+
+def first_difference(noun: str, got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> str:
+    """Say where two arrays differ; "" where they do not."""
+    where = np.flatnonzero(got != expected)
+    return f"{noun} {where[0]} is {got[where[0]]}, not {expected[where[0]]}" if where.size else ""
+
+
+def _check_sums(launcher: Any, bench: BenchKernel, _: Any, ctas: int, warps: int, trips: int) -> str:
+    """Compare the sums with how often a one was added."""
+    options = bench.form.options
+    size = launcher.limited(options["tiles"] * TILE)
+    tiles = size // TILE
+    got = launcher.read(size).view(np.float32)
+    steps = bench.chains * bench.form.unroll * trips
+    if bench.form.template == "copy":
+        expected = np.zeros(tiles)
+        for cta in range(ctas):
+            for step in range(steps):
+                expected[(cta + step) % options["tiles"]] += 1  # no more than fit on the virtual device
+        expected = np.repeat(expected, TILE // 4)
+    else:
+        expected = np.zeros(size // 4)
+        width, threads = options["width"], warps * LANES
+        starts = (np.arange(ctas)[:, None] * TILE + np.arange(threads) * width).reshape(-1)
+        for step in range(steps):
+            at = (starts + step * threads * width) % size
+            for i in range(width // 4):
+                np.add.at(expected, at // 4 + i, 1)
+    return first_difference("sum", got, expected)
+
+
+def _bulk(name: str, sass: Any, *, size: int, kind: str, note: str = "", **options: Any) -> Form:
+    """Write a form of bulk copies."""
+    return Form(
+        name=name,
+        group="copy",
+        template="copy",
+        lines=(),
+        sass=sass,
+        state=Operand("b32"),
+        model=lambda words, _: words,
+        amount=size if kind != "reduce" else size // 4,
+        unit="byte" if kind != "reduce" else "add",
+        oldest=90,
+        chains=_chains(size),
+        warps=(1,),
+        unroll=ROUNDS,
+        has_latency=kind == "load",
+        note=note,
+        options={
+            "bytes": size, "kind": kind, "region": REGION, "per_cta": True, "check_warps": 1, "words": 1,
+            "shared": lambda bench, _: bench.chains * size, "data": lambda ctas: ctas * REGION,
+            "writes": kind != "load", **options,
+        },
+    )  # fmt: skip
+
+
+def _map(device: Device, data: Any, bench: BenchKernel, ctas: int) -> tuple[Any, ...]:
+    """Return the tensor map of all regions."""
+    options = bench.form.options
+    rows, row_bytes = options["box"]
+    matrix = data[: ctas * REGION // 4].reshape(ctas * REGION // PITCH, PITCH // 4)
+    return (device.tensor_map(matrix, (rows, row_bytes // 4), swizzle=options["swizzle"]),)
+
+
+def _loads() -> list[Form]:
+    forms = [
+        _bulk(f"cp.async.bulk to shared, {size:,} bytes", r"UBLKCP\.S\.G.*", size=size, kind="load", check=_check_loads)
+        for size in (512, 2048, 8192, 16384, 32768)
+    ]
+    boxes = [((64, 128), "128B"), ((64, 128), "none"), ((64, 64), "64B"), ((64, 32), "32B"), ((128, 128), "128B"), ((16, 128), "128B"),
+             ((32, 256), "none")]  # fmt: skip
+    for box, swizzle in boxes:
+        size = box[0] * box[1]
+        name = f"cp.async.bulk.tensor.2d to shared, {box[0]} rows of {box[1]} bytes, swizzle {swizzle}"
+        forms.append(_bulk(name, r"UTMALDG\.2D.*", size=size, kind="load", box=box, swizzle=swizzle, pitch=PITCH,
+                           arguments=_map, check=_check_loads))  # fmt: skip
+    return forms
+
+
+def _stores() -> list[Form]:
+    return [
+        _bulk(
+            f"cp.async.bulk to global, {size:,} bytes", r"UBLKCP\.G\.S.*", size=size, kind="store", check=_check_stores
+        )
+        for size in (512, 2048, 8192, 32768)
+    ]
+
+
+def zeros(nbytes: int, _: int) -> npt.NDArray[np.uint32]:
+    """Return data of zeros."""
+    return np.zeros(nbytes // 4, np.uint32)
+
+
+def _sums() -> list[Form]:
+    """Return sums in f32, from one tile of 16 KiB that all add to up to thousands."""
+    forms = []
+    for tiles in (1, 16, 256, 4096):
+        data = {
+            "tiles": tiles,
+            "data": lambda _, tiles=tiles: tiles * TILE,
+            "fill": zeros,
+            "check": _check_sums,
+            "writes": True,
+        }
+        noun = f"{tiles:,} tile{'s' if tiles > 1 else ''}"
+        forms.append(_bulk(f"cp.reduce.async.bulk.add.f32, {noun}", r"UBLKRED\.G\.S\.ADD\.F32.*", size=TILE, kind="reduce",
+                           note="tiles of 16 KiB", **data))  # fmt: skip
+        for width, suffix, pattern in ((4, "", "F32"), (8, ".v2", "F32x2"), (16, ".v4", "F32x4")):
+            registers = "X" if width == 4 else "{" + ", ".join(["X"] * (width // 4)) + "}"
+            forms.append(Form(
+                name=f"red.global.add{suffix}.f32, {noun}", group="copy", template="global",
+                lines=(f"red.global.add{suffix}.f32 [address], {registers};",), sass=rf"REDG?\.E\.ADD\.{pattern}\..*",
+                state=Operand("b32", 1, 0x3F800000), inputs={"M": Operand("b32", 1, tiles * TILE - 1)}, model=lambda words, _: words, amount=LANES * width // 4, unit="add",
+                oldest=70 if width == 4 else 90, chains=(4,), warps=(8, 16, 32), unroll=4, has_latency=False,
+                note="tiles of 16 KiB", options={"width": width, "span": tiles * TILE, "cta_start": TILE, **data},
+            ))  # fmt: skip
+    return forms
+
+
+def _check_async(
+    launcher: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas: int, warps: int, trips: int
+) -> str:
+    """Compare what lies in shared memory with the data that were copied last."""
+    options = bench.form.options
+    width, span, threads = options["width"], options["span"], warps * LANES
+    thread = np.arange(threads)
+    for cta in range(ctas):
+        step = (trips * bench.form.unroll - 2) * bench.chains  # the last that wrote the first half
+        at = cta * span + (thread * width + step * threads * width) % span
+        got = words[cta * threads : (cta + 1) * threads, 0]
+        if not np.array_equal(got, launcher.pattern(ctas * span)[at // 4]):
+            return f"CTA {cta} has {got[0]:#x} in shared memory, not the data"
+    return ""
+
+
+def _cp_async() -> list[Form]:
+    forms = []
+    for cache, width, sass in (("ca", 4, r"LDGSTS\.E"), ("ca", 8, r"LDGSTS\.E\.64"), ("ca", 16, r"LDGSTS\.E\.128"),
+                               ("cg", 16, r"LDGSTS\.E\.BYPASS\.128")):  # fmt: skip
+        forms.append(Form(
+            name=f"cp.async.{cache}, {width} bytes", group="copy", template="global",
+            lines=(f"cp.async.{cache}.shared.global [tile + SLOT], [address], {width};",), sass={sass: 1, "LDGDEPBAR": (0, 64)},
+            state=Operand("b32"), inputs={"M": Operand("b32", 1, REGION - 1)}, model=lambda words, _: words, amount=LANES * width, unit="byte", chains=(1, 2, 4, 8),
+            warps=(1, 4, 8), unroll=4, note="a group for the copies side by side, one group ahead",
+            options={
+                "width": width, "span": REGION, "is_cta_wide": True, "data": lambda ctas: ctas * REGION, "check": _check_async,
+                "shared": lambda bench, _: 2 * 16 * 256 * bench.chains,
+                "after": ("cp.async.commit_group;", "cp.async.wait_group 1;"),
+                "last": ("cp.async.wait_group 0;", "ld.shared.b32 x_0_0, [tile];"),
+            },
+        ))  # fmt: skip
+    return forms
+
+
+FORMS = [*_loads(), *_stores(), *_cp_async(), *_sums()]

@@ -1,0 +1,123 @@
+"""Forms made ready for a device: assembled, proven, loaded; and what a chip refuses."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from pysm120.device import Device
+from pysm120.errors import Error, InvalidProgramError
+from pysm120.microbench import sass, toolchain
+from pysm120.microbench.form import Form
+from pysm120.microbench.kernel import BenchKernel, kernels_of, write
+from pysm120.microbench.proof import Proof, prove
+from pysm120.module import Kernel
+
+BATCH = 48  # forms for one call of ptxas
+VIRTUAL = (12, 0)
+FIRST_WITH_A = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What machine code is for."""
+
+    capability: tuple[int, int]
+
+    @property
+    def target(self) -> str:
+        """The target with all that the chip has."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}" + ("a" if major >= FIRST_WITH_A else "")
+
+    @property
+    def family(self) -> str:
+        """What patterns of opcodes are kept by."""
+        return f"{self.capability[0]}0"
+
+
+@dataclasses.dataclass
+class Ready:
+    """A form on a device: what can be launched, what its machine code is, or why there is none."""
+
+    form: Form
+    kernels: dict[int, tuple[BenchKernel, Kernel]] = dataclasses.field(default_factory=dict)
+    proofs: dict[int, Proof] = dataclasses.field(default_factory=dict)
+    refusal: str = ""
+
+    @property
+    def objection(self) -> str:
+        """Why its figures would be lies; "" where all loops are proven."""
+        return next((proof.objection for proof in self.proofs.values() if not proof.holds), "")
+
+
+def prepare(
+    device: Device, forms: Sequence[Form], *, is_short: bool = False, folder: Path | None = None
+) -> list[Ready]:
+    """Make forms ready; those that the chip does not have, or ptxas refuses, say so.
+
+    Where ptxas and nvdisasm are found the machine code that is loaded is the one that was read; else the driver gets
+    PTX and nothing is proven. The virtual device always gets PTX. ``is_short``: only the least and the largest number
+    of chains. ``folder``: where PTX, machine code and its text are written to.
+    """
+    chip = Chip(device.info.capability if not device.is_virtual else VIRTUAL)
+    # Some have a form for each family, under one name: what the chip lacks is not worth a line then.
+    here = {form.name for form in forms if form.exists_on(chip.capability)}
+    ready = [Ready(form) for form in forms if form.exists_on(chip.capability) or form.name not in here]
+    present = []
+    for index, one in enumerate(ready):
+        if one.form.exists_on(chip.capability):
+            counts = one.form.chains
+            chosen = (counts[0], counts[-1]) if is_short and counts[1:] else counts
+            present.append((one, kernels_of(one.form, index, chosen)))
+        else:
+            one.refusal = f"{chip.target} has no such instruction"
+    if not toolchain.missing():
+        for template in dict.fromkeys(one.form.template for one, _ in present):
+            same = [item for item in present if item[0].form.template == template]
+            for start in range(0, len(same), BATCH):
+                name = f"{template}_{start // BATCH}"
+                _assemble(device, chip, same[start : start + BATCH], folder / name if folder else None)
+    if device.is_virtual or toolchain.missing():
+        for one, kernels in present:
+            if not one.refusal:
+                _load(device, chip, one, kernels)
+    return ready
+
+
+def _assemble(
+    device: Device, chip: Chip, items: list[tuple[Ready, list[BenchKernel]]], path: Path | None = None
+) -> None:
+    """Assemble forms in one call; one by one where ptxas does not like one of them.
+
+    ``path``: the name, without an ending, of files to write.
+    """
+    try:
+        made = toolchain.assemble(
+            write([kernel for _, kernels in items for kernel in kernels], chip.target), chip.target
+        )
+    except InvalidProgramError as error:
+        if len(items) == 1:
+            items[0][0].refusal = str(error)
+            return
+        for number, item in enumerate(items):
+            _assemble(device, chip, [item], path and path.with_name(f"{path.name}_{number}"))
+        return
+    if path:
+        made.save(path)
+    functions = sass.parse(made.listing)
+    module = None if device.is_virtual else device.load(made.cubin, name="bench")
+    for one, kernels in items:
+        for kernel in kernels:
+            one.proofs[kernel.chains] = prove(kernel, functions.get(kernel.entry), chip.family)
+            if module is not None:
+                one.kernels[kernel.chains] = (kernel, module[kernel.entry])
+
+
+def _load(device: Device, chip: Chip, one: Ready, kernels: list[BenchKernel]) -> None:
+    """Load the PTX of a form."""
+    try:
+        module = device.load(write(kernels, chip.target), name=one.form.name)
+    except (InvalidProgramError, Error) as error:
+        one.refusal = str(error).splitlines()[0]
+        return
+    one.kernels = {kernel.chains: (kernel, module[kernel.entry]) for kernel in kernels}

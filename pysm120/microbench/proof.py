@@ -1,0 +1,59 @@
+"""Prove from machine code that a timed loop holds what it claims to time."""
+
+import dataclasses
+import re
+
+from pysm120.microbench import sass
+from pysm120.microbench.kernel import BenchKernel
+
+SHOWN = 6  # opcodes in a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What stands in a loop; ``objection`` says why a figure would be a lie, "" that it would not."""
+
+    objection: str
+    opcodes: dict[str, int]
+    patterns: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the loop holds what it claims."""
+        return not self.objection
+
+    @property
+    def summary(self) -> str:
+        """The opcodes: those that were looked for, then the others, most first."""
+
+        def rank(item: tuple[str, int]) -> tuple[bool, int]:
+            return not any(re.fullmatch(pattern, item[0]) for pattern in self.patterns), -item[1]
+
+        ordered = sorted(self.opcodes.items(), key=rank)
+        text = ", ".join(f"{count} {name}" for name, count in ordered[:SHOWN])
+        return text + (f", {len(ordered) - SHOWN} more" if ordered[SHOWN:] else "")
+
+
+def prove(kernel: BenchKernel, function: sass.Function | None, family: str) -> Proof:
+    """Compare the timed loop of a kernel with what its form says, opcode by opcode."""
+    if function is None:
+        return Proof(f"the machine code has no entry {kernel.entry}", {})
+    try:
+        loop = sass.timed_loop(function)
+    except sass.NoLoopError as error:
+        return Proof(str(error), {})
+    opcodes = dict(loop.opcodes)
+    wanted = kernel.form.counts(family)
+    if not wanted:
+        return Proof(f"nobody has said what {kernel.form.name} is in the machine code of sm_{family}", opcodes)
+    for pattern, count in wanted.items():
+        per_step, more = count if isinstance(count, tuple) else (count, 0)
+        least = round(per_step * kernel.steps)
+        found = sum(count for name, count in opcodes.items() if re.fullmatch(pattern, name))
+        if not least <= found <= least + more:
+            right = f"{least}" if not more else f"{least} to {least + more}"
+            return Proof(f"the timed loop holds {found} of {pattern}, not {right}", opcodes, tuple(wanted))
+    spills = sum(count for name, count in opcodes.items() if name.split(".")[0] in {"LDL", "STL"})
+    if spills:
+        return Proof(f"the timed loop spills registers: {spills} accesses of local memory", opcodes)
+    return Proof("", opcodes, tuple(wanted))

@@ -1,0 +1,150 @@
+"""Results: what was measured on which chip, as JSON and back."""
+
+import dataclasses
+import datetime as dt
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pysm120
+from pysm120.device import Device
+from pysm120.errors import InvalidArgumentError
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Runs: their median, the least and the greatest."""
+
+    median: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarise runs."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    @property
+    def relative(self) -> float:
+        """How far the runs are apart, as a part of the median."""
+        return (self.greatest - self.least) / self.median if self.median else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A rate with so many chains and warps: work per multiprocessor and clock."""
+
+    chains: int
+    warps: int
+    per_clock: float
+
+
+@dataclasses.dataclass
+class Result:
+    """What came of a form.
+
+    ``status``: "measured", "unproven" (measured, but nobody has read the machine code), "checked" (right on the virtual
+    device, which times nothing), "objected" (the machine code is not what is claimed), "absent" (not on this chip, or
+    refused), "wrong". ``latency`` is in clocks of a step, ``per_clock`` in units per multiprocessor and clock,
+    ``per_second`` of the whole chip. ``instructions``: machine instructions of a step, the loop's own among them.
+    """
+
+    name: str
+    group: str
+    unit: str
+    status: str
+    message: str = ""
+    note: str = ""
+    sass: str = ""
+    instructions: float = 0.0
+    latency: Spread | None = None
+    per_clock: Spread | None = None
+    per_second: Spread | None = None
+    megahertz: Spread | None = None
+    chains: int = 0
+    warps: int = 0
+    cells: list[Cell] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Report:
+    """All results of a run, and of what."""
+
+    chip: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    driver: str
+    date: str
+    is_virtual: bool
+    version: str
+    results: list[Result]
+    format: int = FORMAT
+
+    def save(self, path: Path) -> None:
+        """Write JSON, a line for each form."""
+        raw = _rounded(dataclasses.asdict(self))
+        lines = ",\n  ".join(json.dumps(item) for item in raw.pop("results"))
+        head = json.dumps(raw, indent=1).removesuffix("\n}")
+        path.write_text(f'{head},\n "results": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def _rounded(value: Any) -> Any:
+    """Return numbers with six digits: no clock is better."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value
+
+
+def load(path: Path) -> Report:
+    """Read what ``save`` wrote; InvalidArgumentError where it is something else."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        results = [_result(item) for item in raw.pop("results")]
+        if raw["format"] != FORMAT:
+            raise InvalidArgumentError(f"{path} has format {raw['format']}, but this version reads {FORMAT}")
+        return Report(**{**raw, "capability": tuple(raw["capability"])}, results=results)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{path} is no file of `microbench --json`: {type(error).__name__} {error}"
+        raise InvalidArgumentError(message) from error
+
+
+def _result(item: dict[str, Any]) -> Result:
+    spreads = {name: Spread(**item[name]) for name in ("latency", "per_clock", "per_second", "megahertz") if item[name]}
+    return Result(**{**item, **spreads, "cells": [Cell(**cell) for cell in item["cells"]]})
+
+
+def report(device: Device, results: list[Result]) -> Report:
+    """Put results together with what they are of."""
+    info = device.info
+    return Report(
+        chip=info.name,
+        capability=info.capability,
+        multiprocessors=info.multiprocessors,
+        driver=_driver(device),
+        date=dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d"),
+        is_virtual=info.is_virtual,
+        version=pysm120.__version__,
+        results=results,
+    )
+
+
+def _driver(device: Device) -> str:
+    """Return the version of the driver, and of CUDA that it speaks."""
+    major, minor = device.info.driver_version // 1000, device.info.driver_version % 1000 // 10
+    cuda = f"CUDA {major}.{minor}"
+    if device.is_virtual:
+        return cuda
+    try:
+        found = re.search(r"\b(\d+\.\d+(\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    return f"{found[1]}, {cuda}" if found else cuda
