@@ -23,9 +23,16 @@ from pysm120.errors import (
     UnsupportedError,
     WorkspaceTooSmallError,
 )
+from pysm120.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+)
 from pysm120.module import Kernel, KernelInfo, Module, Parameter
 from pysm120.profile import Profile
 from pysm120.quantize import quantize_mxfp8
+from pysm120.sdpa import scaled_dot_product_attention
 from pysm120.tensor_map import TensorMap
 
 __version__ = "0.1.0"
@@ -57,5 +64,10 @@ __all__ = [
     "__version__",
     "attention",
     "attention_varlen",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
     "quantize_mxfp8",
+    "scaled_dot_product_attention",
 ]

@@ -18,6 +18,7 @@ CODES: dict[np.dtype[Any], int] = {
     np.dtype(np.float16): lib.SM120_F16,
     np.dtype(ml_dtypes.bfloat16): lib.SM120_BF16,
 }
+PRECISIONS_16BIT = {"float16": "f16", "bfloat16": "bf16"}
 ALIGNMENT = 16
 HEAD_STEP = 8
 
@@ -48,6 +49,25 @@ def check_dtype(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
         message = f"{name} has dtype {dtype}, not float32, float16 or bfloat16"
         raise TypeError(message)
     return dtype
+
+
+def dtype_name(x: Any, name: str) -> str:
+    """Return the name of an array's dtype, of whatever library it is."""
+    if not hasattr(x, "dtype"):
+        message = f"{name} is a {type(x).__name__}, not an array"
+        raise TypeError(message)
+    return str(x.dtype).rpartition(".")[2]  # some write their own name before it
+
+
+def precision_of(x: Any, name: str, precision: str | None) -> str:
+    """Return the precision of 16 bits that the dtype of an array means, unless one is given."""
+    if precision is not None:
+        return precision
+    dtype = dtype_name(x, name)
+    if dtype not in PRECISIONS_16BIT:
+        message = f"{name} has dtype {dtype}, not float16 or bfloat16: cast it, or give a precision that takes it"
+        raise TypeError(message)
+    return PRECISIONS_16BIT[dtype]
 
 
 def check_head_dim(head_dim: int, name: str, most: int | None = None) -> None:

@@ -6,7 +6,7 @@ import operator
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -503,6 +503,18 @@ def builtin_kernels(device: "Device") -> dict[str, Kernel]:
         check(lib.sm120_builtin_kernel(device.handle.pointer, index, pointer))
         kernels[builtin.entry] = Kernel(device, pointer[0])
     return kernels
+
+
+def builtin_kernel(device: "Device", entry: str) -> Kernel:
+    """Return one kernel of the library, loaded on a device."""
+    pointer = ffi.new("sm120_kernel **")
+    check(lib.sm120_builtin_kernel(device.handle.pointer, _builtin_index(entry), pointer))
+    return Kernel(device, pointer[0])
+
+
+@cache
+def _builtin_index(entry: str) -> int:
+    return next(index for index, builtin in enumerate(builtins()) if builtin.entry == entry)
 
 
 def builtin_image(index: int, target: str, form: str) -> bytes:

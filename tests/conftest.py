@@ -12,11 +12,13 @@ from harness import OpenDevice
 
 import pysm120
 
-# Triton's half of the corpus is run where Triton is installed (the extra `corpus`); the header says which.
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+# Triton's half of the corpus and JAX as an oracle are run where they are installed (the extras `corpus` and `oracles`);
+# the header says which.
+HAS_TRITON, HAS_JAX = (importlib.util.find_spec(name) is not None for name in ("triton", "jax"))
 collect_ignore = (
     [] if HAS_TRITON else [f"corpus/{name}.py" for name in ("test_triton", "triton_kernels", "triton_compile")]
 )
+collect_ignore += [] if HAS_JAX else ["test_jax.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,8 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Show what it takes to repeat the run."""
-    triton = "with" if HAS_TRITON else "without"
-    return f"pysm120: --device {config.option.device} --seed {config.option.seed}, corpus {triton} Triton"
+    triton, jax = ("with" if has else "without" for has in (HAS_TRITON, HAS_JAX))
+    what = f"corpus {triton} Triton, oracles {jax} JAX"
+    return f"pysm120: --device {config.option.device} --seed {config.option.seed}, {what}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

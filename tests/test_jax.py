@@ -1,0 +1,142 @@
+"""Attention against jax.nn.dot_product_attention on the CPU, whose arrays come and go by DLPack.
+
+JAX computes in float32 what it is given in 16 bits. By FlashAttention's rule: the error against it is at most twice
+that of JAX's own result in 16 bits, plus one rounding of the largest element.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import strategies as st
+from test_oracles import judge, repeated
+
+import pysm120
+
+Array = npt.NDArray[Any]
+KINDS: dict[str, Any] = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
+ROUNDING = {"f16": 2**-11, "bf16": 2**-8}
+
+
+class Problem(NamedTuple):
+    """A shape and rules."""
+
+    precision: str
+    shape: tuple[int, int, int, int, int, int]
+    causal: bool
+    window: tuple[int, int] | None
+    bias: bool
+    mask: bool
+    lengths: bool
+    scale: float | None
+    values: int
+
+
+# batch, heads of k and v, heads of q for each of them, rows of q, rows of k and v, head size; JAX compiles for each.
+SHAPES = [(2, 2, 3, 20, 100, 64), (1, 3, 1, 80, 50, 13)]
+PROBLEMS = st.builds(
+    Problem,
+    precision=st.sampled_from(list(KINDS)),
+    shape=st.sampled_from(SHAPES),
+    causal=st.booleans(),
+    window=st.sampled_from([None, (5, 0), (20, 7)]),
+    bias=st.booleans(),
+    mask=st.booleans(),
+    lengths=st.booleans(),
+    scale=st.sampled_from([None, 0.2]),
+    values=st.integers(0, 2**32 - 1),
+)
+
+
+def everything(p: Problem) -> dict[str, Any]:
+    """The arrays of a problem as ndarrays."""
+    rng = np.random.default_rng(p.values)
+    kind, (batch, kv_heads, group, q_rows, kv_rows, head_dim) = KINDS[p.precision], p.shape
+    heads = kv_heads * group
+    q = rng.standard_normal((batch, q_rows, heads, head_dim)).astype(kind)
+    k, v = rng.standard_normal((2, batch, kv_rows, kv_heads, head_dim)).astype(kind)
+    bias = rng.standard_normal((1, heads, q_rows, kv_rows)).astype(np.float32)
+    mask = rng.random((batch, 1, q_rows, kv_rows)) < 0.8
+    lengths = rng.integers(1, kv_rows + 1, batch).astype(np.int32)
+    return {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "lengths": lengths}
+
+
+def by_jax(p: Problem, given: dict[str, Any], dtype: Any) -> tuple[Array, Array]:
+    """O and LSE [batch, heads, rows] of JAX, computed in a dtype."""
+    with jax.disable_jit():  # operations are compiled once for each shape, not for each set of rules
+        out, logs = jax.nn.dot_product_attention(
+            *(jnp.asarray(given[name], dtype) for name in "qkv"),
+            bias=jnp.asarray(given["bias"], dtype) if p.bias else None,
+            mask=jnp.asarray(given["mask"]) if p.mask else None,
+            scale=p.scale,
+            is_causal=p.causal,
+            key_value_seq_lengths=jnp.asarray(given["lengths"]) if p.lengths else None,
+            local_window_size=p.window,
+            implementation="xla",
+            return_residual=True,
+        )
+    return np.asarray(out, np.float64), np.asarray(logs, np.float64).transpose(0, 2, 1)
+
+
+def hidden(p: Problem, given: dict[str, Any]) -> Array:
+    """Which rows see no key, [batch, heads, rows]: JAX has another idea of them."""
+    batch, kv_heads, group, q_rows, kv_rows, _ = p.shape
+    i, j = np.arange(q_rows)[:, None], np.arange(kv_rows)
+    left, right = p.window or (kv_rows + q_rows, kv_rows)
+    right = min(right, 0) if p.causal else right
+    seen: Array = np.broadcast_to((j >= i - left) & (j <= i + right), (batch, 1, q_rows, kv_rows))
+    if p.mask:
+        seen = seen & given["mask"]
+    if p.lengths:
+        seen = seen & (j < given["lengths"][:, None, None, None])
+    empty: Array = ~seen.any(-1).repeat(kv_heads * group, 1)
+    return empty
+
+
+def test_jax(device: pysm120.Device, pytestconfig: pytest.Config) -> None:
+    """Top-left causal, windows, biases, masks and lengths."""
+
+    def test(p: Problem) -> None:
+        given = everything(p)
+        mask: Any = None  # one argument here, two there
+        if p.bias:
+            mask = np.where(given["mask"], given["bias"], -np.inf).astype(np.float32) if p.mask else given["bias"]
+        elif p.mask:
+            mask = given["mask"]
+        there: dict[str, Any] = {name: jnp.asarray(given[name]) for name in "qkv"}
+        out, lse = pysm120.attention(
+            **there,
+            causal=p.causal,
+            causal_align="top-left",
+            window=p.window or (None, None),
+            mask=None if mask is None else jnp.asarray(mask),
+            kv_lengths=jnp.asarray(given["lengths"]) if p.lengths else None,
+            scale=p.scale,
+            precision=p.precision,
+            out_dtype=np.float32,
+            return_lse=True,
+            device=device,
+        )
+        empty = hidden(p, given)
+        got, logs = out.numpy(), lse.numpy()
+        exact, exact_logs = by_jax(p, given, jnp.float32)
+        plain, _ = by_jax(p, given, KINDS[p.precision])
+        rows = ~empty.transpose(0, 2, 1)
+        assert not got[~rows].any()
+        assert np.isneginf(logs[empty]).all()
+        judge(got[rows], exact[rows], plain[rows], ROUNDING[p.precision])
+        np.testing.assert_allclose(logs[~empty], exact_logs[~empty], atol=2e-5)
+
+    repeated(test, pytestconfig, examples=30, p=PROBLEMS)
+
+
+@pytest.mark.virtual
+def test_a_result_goes_back_to_jax(device: pysm120.Device) -> None:
+    """JAX takes what attention made, memory and all: here both are on the CPU."""
+    x = jnp.ones((1, 4, 1, 16), jnp.bfloat16)
+    out = pysm120.attention(x, x, x, precision="bf16", device=device)
+    assert np.array_equal(np.asarray(jax.dlpack.from_dlpack(out), np.float32), np.ones((1, 4, 1, 16)))
