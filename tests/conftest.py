@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import secrets
+import signal
 import zlib
 from collections.abc import Iterator
 
@@ -63,6 +64,18 @@ def device(device_name: str) -> Iterator[pysm120.Device]:
     """Open the device under test; close it after the test."""
     with pysm120.Device(device_name) as opened:
         yield opened
+
+
+@pytest.fixture
+def control_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, here and in what is started from here.
+
+    A run in the background of a shell inherits that it is ignored.
+    """
+    monkeypatch.setenv("PYSM120_INSTRUCTION_LIMIT", str(1 << 33))  # an end, should it fail
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

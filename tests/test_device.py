@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -291,15 +290,6 @@ def test_quantize_of_any_rank_and_stride(device: pysm120.Device, rng: np.random.
         part, part_scales = pysm120.quantize_mxfp8(on_x[index], axis=-2)
         assert np.array_equal(part.numpy().view(np.uint8), elements[index].view(np.uint8))
         assert np.array_equal(part_scales.numpy().view(np.uint8), scales[index].view(np.uint8))
-
-
-@pytest.fixture
-def control_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt: a run in the background of a shell inherits that it is ignored."""
-    monkeypatch.setenv("PYSM120_INSTRUCTION_LIMIT", str(1 << 33))  # an end, should it fail
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.virtual

@@ -252,6 +252,7 @@ again:
 
 
 @pytest.mark.virtual
+@pytest.mark.usefixtures("control_c")
 def test_ctrl_c_ends_a_kernel(tmp_path: Path) -> None:
     path = tmp_path / "spin.ptx"
     path.write_text(SPIN)

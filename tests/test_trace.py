@@ -212,6 +212,7 @@ def test_never_reached(saxpy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "never came to" in error_of(capsys, 1, *words)
 
 
+@pytest.mark.usefixtures("control_c")
 def test_ctrl_c(tmp_path: Path) -> None:
     path = tmp_path / "forever.ptx"
     path.write_text(HEAD + ".visible .entry k() {\n.reg .b32 a;\nagain:\nadd.u32 a, a, 1;\nbra again;\n}\n")

@@ -198,6 +198,7 @@ def test_refused(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "k.ptx:1:1: error: a module begins with .version" in said[0]
 
 
+@pytest.mark.usefixtures("control_c")
 def test_ctrl_c(ptx: Path) -> None:
     ptx.write_text(HEAD + ".visible .entry k() {\n.reg .b32 a;\nagain:\nadd.u32 a, a, 1;\nbra again;\n}\n")
     with subprocess.Popen(
