@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from pysm120 import __version__, _check, _ffi, _info, _microbench, _profile, _run, _trace, _tune, demo
+from pysm120 import __version__, _check, _ffi, _info, _microbench, _profile, _resources, _run, _trace, _tune, demo
 from pysm120._command import Command, add_device
 from pysm120.errors import Error, FaultError
 
@@ -25,6 +25,7 @@ COMMANDS = (
     _check.COMMAND,
     _tune.COMMAND,
     _microbench.COMMAND,
+    _resources.COMMAND,
 )
 
 

@@ -1,0 +1,30 @@
+"""Machine code as nvdisasm prints it, made by hand: instructions whose scheduling fields a test chooses."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An instruction, with the label before it."""
+
+    text: str
+    stall: int = 1
+    writes: int = 7
+    reads: int = 7
+    waits: int = 0
+    yields: bool = False
+    label: str = ""
+
+
+def listing(name: str, ops: list[Op]) -> str:
+    """Return the text of a kernel."""
+    lines = [f'\t.section\t.text.{name},"ax",@progbits', f".text.{name}:"]
+    for i, op in enumerate(ops):
+        if op.label:
+            lines.append(f"{op.label}:")
+        control = op.stall | (not op.yields) << 4 | op.writes << 5 | op.reads << 8 | op.waits << 11
+        lines += [
+            f"        /*{16 * i:04x}*/                   {op.text} ;   /* 0x{0x918:016x} */",
+            f"{'':100}/* 0x{control << 41:016x} */",
+        ]
+    return "\n".join([*lines, ""])
