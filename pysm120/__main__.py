@@ -7,7 +7,20 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from pysm120 import __version__, _check, _ffi, _info, _microbench, _profile, _resources, _run, _trace, _tune, demo
+from pysm120 import (
+    __version__,
+    _check,
+    _ffi,
+    _info,
+    _microbench,
+    _model,
+    _profile,
+    _resources,
+    _run,
+    _trace,
+    _tune,
+    demo,
+)
 from pysm120._command import Command, add_device
 from pysm120.errors import Error, FaultError
 
@@ -26,6 +39,7 @@ COMMANDS = (
     _tune.COMMAND,
     _microbench.COMMAND,
     _resources.COMMAND,
+    _model.COMMAND,
 )
 
 

@@ -77,7 +77,7 @@ class Cubin:
 
     def _entries(self) -> list[Entry]:
         sections = {section.name: section for section in self._sections}
-        names = self._symbols(sections)
+        names = self._names = self._symbols(sections)
         whole = list(_records(sections[".nv.info"].data)) if ".nv.info" in sections else []
 
         def of(attribute: int, name: str) -> int:
@@ -123,6 +123,10 @@ class Cubin:
             message = f"the kernel is {name!r}, not one of the cubin's: {there}"
             raise InvalidArgumentError(message)
         return found[0]
+
+    def symbols(self, name: str) -> list[int]:
+        """Return the indices of the symbols of a name."""
+        return [index for index, found in self._names.items() if found == name]
 
     def code(self, name: str) -> bytes:
         """Return the machine code of an entry."""

@@ -28,12 +28,9 @@ def rules(function: Function, loop: Loop, *, loads: bool, stated: Mapping[int, b
         What to do at branches, by address, instead of what the rules say.
 
     """
-    end = max(
-        function.blocks[b].last - 1
-        for b in loop.blocks
-        if loop.header in function.blocks[b].successors and (function.blocks[b].last - function.blocks[b].first > 1)
-    )
-    latch = function.instructions[end].address
+    ends = [function.blocks[b].last - 1 for b in loop.blocks if loop.header in function.blocks[b].successors]
+    conditional = [end for end in ends if function.instructions[end].is_conditional]
+    latch = function.instructions[max(conditional or ends)].address
 
     def takes(_: Function, index: int) -> bool:
         branch = function.instructions[index]
@@ -64,3 +61,67 @@ def compute_warps(threads: int) -> int:
     """Return the warps of a CTA that compute: warps beyond a multiple of four load for the others."""
     warps = -(-threads // 32)
     return warps - warps % 4 if warps > 4 else warps  # noqa: PLR2004 - the quarters of an SM
+
+
+def before(function: Function, loop: Loop, *, loads: bool) -> list[Instruction]:
+    """Return the shortest way from the begin to the main loop; with ``loads``, of those with the most copies."""
+    return _shortest(function, 0, lambda b: b == loop.header, _inside(function) - {loop.header}, loads=loads)
+
+
+def behind(function: Function, loop: Loop) -> list[Instruction]:
+    """Return the shortest way from the main loop to the end."""
+    inside = _inside(function)
+    ways = [
+        _shortest(function, s, lambda b: not function.blocks[b].successors, inside, loads=False, last=True)
+        for b in loop.blocks
+        for s in function.blocks[b].successors
+        if s not in inside
+    ]
+    found = [way for way in ways if way]
+    return min(found, key=len) if found else []
+
+
+def _inside(function: Function) -> set[int]:
+    """Return the blocks of loops of more than one: waits, and values that differ between lanes, are loops of one."""
+    return {b for loop in function.loops if len(loop.blocks) > 1 for b in loop.blocks}
+
+
+def _shortest(
+    function: Function,
+    start: int,
+    is_goal: Callable[[int], bool],
+    forbidden: set[int],
+    *,
+    loads: bool,
+    last: bool = False,
+) -> list[Instruction]:
+    """Return the way of the fewest instructions from a block to a goal, which is left out unless ``last``."""
+    # Forward edges alone: a way goes round no loop.
+    best: dict[int, tuple[int, int, int]] = {start: (0, 0, -1)}
+    goal = -1
+    for b in range(len(function.blocks)):
+        if b not in best or b in forbidden:
+            continue
+        if is_goal(b):
+            if goal < 0 or best[b][:2] < best[goal][:2]:
+                goal = b
+            continue
+        block = function.blocks[b]
+        code = function.instructions[block.first : block.last]
+        copies = sum(one.is_copy for one in code)
+        cost = best[b][0] + (-copies if loads else copies), best[b][1] + len(code)
+        for s in block.successors:
+            if s > b and s not in forbidden and (s not in best or cost < best[s][:2]):
+                best[s] = (*cost, b)
+    if goal < 0:
+        return []
+    order = [goal] if last else []
+    b = best[goal][2]
+    while b >= 0:
+        order.append(b)
+        b = best[b][2]
+    return [
+        one
+        for b in reversed(order)
+        for one in function.instructions[function.blocks[b].first : function.blocks[b].last]
+    ]

@@ -354,16 +354,17 @@ def _instruction(row: tuple[int, str, str, str, int, int], labels: dict[str, int
     return Instruction(address, predicate, opcode, operands, word, target, line)
 
 
-def disassemble(image: bytes) -> dict[str, Function]:
-    """Return the kernels of a cubin by name, with the lines of their PTX where it has line information.
+def disassemble(image: bytes, entry: str | None = None) -> dict[str, Function]:
+    """Return the kernels of a cubin by name, or one alone, with the lines of their PTX where it has line information.
 
     Needs nvdisasm, in PATH, in CUDA_HOME or from the PyPI wheel nvidia-cuda-nvdisasm.
     """
-    Cubin(image)  # refuses what is none
+    cubin = Cubin(image)  # refuses what is none
+    only = ["-fun", ",".join(map(str, cubin.symbols(cubin.entry(entry).name)))] if entry else []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(image)
-        return parse(_tools.run("nvdisasm", "-hex", "-c", "-gp", path))
+        return parse(_tools.run("nvdisasm", "-hex", "-c", "-gp", *only, path))
 
 
 _MARKER = re.compile(r"#(?:line)?\s*(\d+)\s+\"([^\"]*)\"")

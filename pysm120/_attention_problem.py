@@ -1,0 +1,54 @@
+"""A problem of attention, and what it makes of a kernel's launch: CTAs, rounds of each, operations."""
+
+import dataclasses
+import re
+
+from pysm120.errors import InvalidArgumentError
+
+_FORM = re.compile(r"(\d+),(\d+),(\d+),(\d+)(,causal)?$")
+_TILE = re.compile(r"_(\d+)x(\d+)_d(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Attention of equal lengths of queries and keys."""
+
+    batch: int
+    rows: int
+    heads: int
+    head_dim: int
+    causal: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of both products; a causal mask leaves half of them."""
+        pairs = self.rows * (self.rows + 1) / 2 if self.causal else self.rows**2
+        return 4.0 * self.batch * self.heads * pairs * self.head_dim
+
+    def rounds(self, entry: str) -> list[int]:
+        """Return the tiles of keys of every CTA of an entry, in the order that the CTAs are started in."""
+        found = _TILE.search(entry)
+        if found is None:
+            message = f"the problem is {self}, but {entry} does not say its tile: give --rounds and --ctas instead"
+            raise InvalidArgumentError(message)
+        q_rows, kv_rows = int(found[1]), int(found[2])
+        q_tiles, kv_tiles = -(-self.rows // q_rows), -(-self.rows // kv_rows)
+        one = [
+            min(kv_tiles, -(-min(self.rows, (tile + 1) * q_rows) // kv_rows)) if self.causal else kv_tiles
+            for tile in reversed(range(q_tiles))
+        ]
+        return one * (self.batch * self.heads)
+
+    def __str__(self) -> str:
+        causal = ",causal" if self.causal else ""
+        return f"{self.batch},{self.rows},{self.heads},{self.head_dim}{causal}"
+
+
+def parse(word: str) -> Problem:
+    """Return the problem of ``B,S,H,D`` or ``B,S,H,D,causal``."""
+    found = _FORM.match(word)
+    if found is None or any(int(found[i]) == 0 for i in range(1, 5)):
+        message = f"--problem is {word!r}, not batch,rows,heads,head_dim of at least 1 each, with or without ,causal"
+        raise InvalidArgumentError(message)
+    batch, rows, heads, head_dim = (int(found[i]) for i in range(1, 5))
+    return Problem(batch, rows, heads, head_dim, causal=found[5] is not None)

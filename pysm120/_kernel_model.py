@@ -1,0 +1,130 @@
+"""From a kernel's machine code to what the simulator runs: its paths, its tiles, what is copied."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from pysm120 import _paths, _pipes
+from pysm120._chips import Chip
+from pysm120._simulator import Outcome, Paths, Pipes, Ring, Simulator, Step
+from pysm120.sass import Function, Instruction, Loop
+
+_BYTES = re.compile(r"0x[0-9a-f]+$")
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelModel:
+    """A kernel on a chip.
+
+    Attributes
+    ----------
+    chip : Chip
+        Where it runs.
+    function : Function
+        Its code.
+    warps : int
+        Of a CTA that compute.
+    slots : int
+        CTAs on an SM at a time.
+    paths, pipes
+        What the simulator takes.
+
+    """
+
+    chip: Chip
+    function: Function
+    warps: int
+    slots: int
+    paths: Paths
+    pipes: Pipes
+
+    def run(self, rounds: list[int], slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
+        """Simulate CTAs of so many rounds each."""
+        simulator = Simulator(self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events)
+        return simulator.run(rounds, slots, offset)
+
+
+def build(
+    chip: Chip,
+    function: Function,
+    threads: int,
+    slots: int,
+    *,
+    loop: Loop | None = None,
+    stages: int | None = None,
+    stated: Mapping[int, bool] | None = None,
+) -> KernelModel:
+    """Read a kernel.
+
+    Parameters
+    ----------
+    chip : Chip
+        Where it runs.
+    function : Function
+        Its code.
+    threads, slots : int
+        Of a CTA; CTAs on an SM.
+    loop : Loop, optional
+        Another than the main loop.
+    stages : int, optional
+        Tiles that the ring of copies holds; default: as many as are copied before the main loop, and one.
+    stated : mapping, optional
+        What to do at branches of the main loop, by address.
+
+    """
+    loop = loop or function.main_loop()
+    around = _paths.round_of(function, loop, stated=stated)
+    load_around = _paths.round_of(function, loop, loads=True, stated=stated)
+    before = _paths.before(function, loop, loads=False)
+    load_before = _paths.before(function, loop, loads=True)
+    behind = _paths.behind(function, loop)
+    copies = sum(one.is_copy for one in load_around)
+    has_copies = any(one.is_copy for one in function.instructions)
+    if stages is None:
+        first = sum(one.is_copy for one in load_before)
+        stages = first // copies + 1 if copies else 2
+    ring = Ring(stages, copies or 1, _tile_bytes(load_around) or 32768, by_others=has_copies and copies == 0)
+    specials = _specials(around, load_around, load_before) if has_copies else {}
+    pipes, sources = Pipes(chip), list[Instruction]()
+
+    def steps(path: list[Instruction]) -> list[Step]:
+        return pipes.steps(path, specials, sources)
+
+    paths = Paths(steps(before), steps(around), steps(behind), steps(load_before), steps(load_around), ring, sources)
+    return KernelModel(chip, function, _paths.compute_warps(threads), slots, paths, pipes)
+
+
+def _specials(around: list[Instruction], load_around: list[Instruction], before: list[Instruction]) -> dict[int, str]:
+    """Return what waits and arrivals are for, by address."""
+    common = {one.address for one in around}
+    specials: dict[int, str] = {}
+    last_copy = max((i for i, one in enumerate(before) if one.is_copy), default=-1)
+    for i, one in enumerate(before):
+        if one.is_copy:
+            specials[one.address] = "copy"
+        elif _pipes.class_of(one.opcode) == "try_wait" and i > last_copy:
+            specials[one.address] = "full"  # those before are for stages that are empty
+    for one in load_around:
+        if one.is_copy:
+            specials[one.address] = "copy"
+        elif _pipes.class_of(one.opcode) == "try_wait":
+            specials[one.address] = "full" if one.address in common else "empty"
+    arrivals = [one for one in around if _pipes.class_of(one.opcode) == "arrive"]
+    if arrivals:
+        specials[arrivals[-1].address] = "arrive"
+    return specials
+
+
+def _tile_bytes(path: list[Instruction]) -> int:
+    """Return the bytes that arrivals on a path announce, where they are constants."""
+    total = 0
+    for i, one in enumerate(path):
+        if _pipes.class_of(one.opcode) != "arrive" or "A1T0" in one.opcode:
+            continue
+        register = one.operands[-1]
+        for earlier in reversed(path[:i]):
+            if earlier.operands and earlier.operands[0] == register:
+                found = _BYTES.match(earlier.operands[-1])
+                total += int(found[0], 16) if found and "MOV" in earlier.opcode else 0
+                break
+    return total

@@ -1,0 +1,298 @@
+"""``model``: how long a kernel takes on a chip, and why not less, from its machine code."""
+
+import argparse
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pysm120 import _attention_problem, _chips, _console, _kernel_model, _predict, _validation, sass
+from pysm120._attention_problem import Problem
+from pysm120._chips import Chip
+from pysm120._command import Command
+from pysm120._cubin import Cubin
+from pysm120._kernel_model import KernelModel
+from pysm120._predict import Prediction
+from pysm120.errors import InvalidArgumentError, UnsupportedError
+from pysm120.module import builtin_image, builtins
+from pysm120.profile import Sources
+
+REASONS = 15  # of the table
+_BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
+_DEFAULT = Problem(4, 2048, 32, 128)
+
+
+class Place(NamedTuple):
+    """A line of a template, or of the PTX."""
+
+    file: str
+    line: int
+    text: str
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("kernel", metavar="ENTRY|FILE.cubin", nargs="?", help="a kernel of the library, or a file")
+    parser.add_argument("--kernel", dest="entry", metavar="NAME", help="the entry, where a file has several")
+    parser.add_argument(
+        "--chip", default="rtx5090", help=f"{', '.join(_chips.names())} or a file (default: %(default)s)"
+    )
+    parser.add_argument("--problem", metavar="B,S,H,D[,causal]", help="batch, rows, heads, head size of attention")
+    parser.add_argument(
+        "--ctas", metavar="N", help="CTAs of the launch, instead of a problem (default: fill the chip once)"
+    )
+    parser.add_argument(
+        "--rounds", metavar="N", help="rounds of the main loop of a CTA, instead of a problem (default: 32)"
+    )
+    parser.add_argument("--shared", metavar="BYTES", help="dynamic shared memory of a CTA of a file (default: 0)")
+    parser.add_argument(
+        "--stages", metavar="N", help="tiles in shared memory (default: by the copies before the main loop)"
+    )
+    parser.add_argument(
+        "--branch",
+        metavar="0xADDRESS=taken|not",
+        action="append",
+        default=[],
+        help="a branch of the main loop, against the rules",
+    )
+    parser.add_argument("--mhz", metavar="N", help="the clock that seconds are stated at (default: the chip's)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--timeline", metavar="FILE.png", help="draw warps on the pipes of a quarter (needs matplotlib)"
+    )
+    parser.add_argument(
+        "--validate",
+        metavar="FILE.json",
+        help="compare predictions with the measurements in a file, instead of all this",
+    )
+
+
+def _number(word: str | None, name: str) -> int | None:
+    """Return a positive number of an option."""
+    if word is None:
+        return None
+    if not word.isdecimal() or int(word) == 0:
+        message = f"{name} is {word!r}, not a whole number of at least 1"
+        raise InvalidArgumentError(message)
+    return int(word)
+
+
+def _branches(words: list[str]) -> dict[int, bool]:
+    """Return what --branch says."""
+    stated = {}
+    for word in words:
+        found = _BRANCH.match(word)
+        if found is None:
+            message = f"--branch is {word!r}, not an address and a direction such as 0x3610=taken or 0x3610=not"
+            raise InvalidArgumentError(message)
+        stated[int(found[1], 16)] = found[2] == "taken"
+    return stated
+
+
+def _of_file(path: Path, chip: Chip, arguments: argparse.Namespace, stages: int | None) -> KernelModel:
+    """Return the model of a kernel in a file."""
+    image = path.read_bytes()
+    cubin = Cubin(image)
+    entry = cubin.entry(arguments.entry)
+    if f"sm_{cubin.target}" != chip["target"]:
+        message = f"{path} is for sm_{cubin.target}, but --chip {chip.key} is {chip['target']}"
+        raise InvalidArgumentError(message)
+    if not entry.threads:
+        message = f"{entry.name} does not say how many threads a CTA has: compile it with .reqntid or .maxntid"
+        raise UnsupportedError(message)
+    shared = (_number(arguments.shared, "--shared") or 0) + entry.static_shared_bytes
+    slots = chip.ctas_per_sm(entry.registers, entry.threads, shared)
+    if slots == 0:
+        needs = f"{entry.threads} threads and {shared:,} bytes of shared memory"
+        message = f"{entry.name} with {needs} does not fit on {chip['name']}"
+        raise InvalidArgumentError(message)
+    function = sass.disassemble(image, entry.name)[entry.name]
+    return _kernel_model.build(chip, function, entry.threads, slots, stages=stages, stated=_branches(arguments.branch))
+
+
+def places(entry: str, chip: Chip, model: KernelModel) -> dict[int, Place]:
+    """Return the lines of a kernel of the library by address, where ptxas is there to tell them."""
+    index = next((i for i, builtin in enumerate(builtins()) if builtin.entry == entry), None)
+    if index is None:
+        return {one.address: Place("", one.line, "") for one in model.function.instructions if one.line}
+    target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
+    ptx = builtin_image(index, target, "ptx").decode()
+    try:
+        again = sass.disassemble(sass.assemble(_only(ptx, entry), target)).get(entry)
+    except (UnsupportedError, InvalidArgumentError):
+        return {}
+    same = (
+        [one.word for one in again.instructions] == [one.word for one in model.function.instructions]
+        if again
+        else False
+    )
+    if again is None or not same:  # another ptxas than the library was built with
+        return {}
+    lines, named, sources = ptx.splitlines(), sass.places(ptx), Sources()
+    found = {}
+    for one in again.instructions:
+        if one.line:
+            file, number = named[one.line - 1]
+            text = sources.line(file, number) or lines[one.line - 1].strip()
+            found[one.address] = Place(file.rsplit("/", 1)[-1], number, text)
+    return found
+
+
+def _only(ptx: str, entry: str) -> str:
+    """Return a PTX text with the other entries blanked out: the lines stay where they are."""
+    starts = [m.start() for m in re.finditer(r"^\.visible \.entry ", ptx, re.MULTILINE)] + [len(ptx)]
+    parts = [ptx[: starts[0]]]
+    for begin, end in pairwise(starts):
+        body = ptx[begin:end]
+        keep = body.startswith(f".visible .entry {entry}(")
+        last = body.rfind("\n}") + 3
+        parts.append(body if keep else "\n" * body[:last].count("\n") + body[last:])
+    return "".join(parts)
+
+
+def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int], Problem | None]:
+    """Return the rounds of each CTA, and the problem where one is given."""
+    rounds, ctas = _number(arguments.rounds, "--rounds"), _number(arguments.ctas, "--ctas")
+    name = model.function.name
+    if arguments.problem or (name.startswith("attention") and not rounds and not ctas):
+        if rounds or ctas:
+            message = "--problem says how many CTAs and rounds there are: leave out --ctas and --rounds"
+            raise InvalidArgumentError(message)
+        width = re.search(r"_d(\d+)", name)
+        problem = _DEFAULT if width is None else Problem(4, 2048, 32, int(width[1]))
+        problem = _attention_problem.parse(arguments.problem) if arguments.problem else problem
+        return problem.rounds(name), problem
+    return [rounds or 32] * (ctas or int(model.chip["sms"]) * model.slots), None
+
+
+def result(
+    model: KernelModel, prediction: Prediction, rounds: list[int], problem: Problem | None, mhz: float
+) -> dict[str, Any]:
+    """Return everything as what ``json.dumps`` takes."""
+    chip = model.chip
+    seconds = prediction.clocks / (mhz * 1e6)
+    flops = problem.flops if problem else float(prediction.flops_per_round) * sum(rounds)
+    moved = model.paths.ring.bytes * sum(rounds) if model.paths.ring.copies else 0
+    return {
+        "kernel": model.function.name,
+        "chip": chip.key,
+        "problem": str(problem) if problem else None,
+        "ctas": len(rounds),
+        "ctas_per_sm": model.slots,
+        "rounds": max(rounds),
+        "clocks": round(prediction.clocks),
+        "mhz": mhz,
+        "microseconds": round(seconds * 1e6, 2),
+        "tflops": round(flops / seconds / 1e12, 1),
+        "clocks_per_round": round(prediction.sm_round_clocks, 1),
+        "clocks_outside_rounds": round(prediction.overhead_clocks),
+        "tensor_share": round(prediction.shares.get("tensor", 0.0), 4),
+        "shares": {name: round(share, 4) for name, share in prediction.shares.items()},
+        "l2_gbs": round(moved / seconds / 1e9),
+        "l2_gbs_of_the_chip": chip["l2_gbs"],
+        "warps": model.warps,
+        "stages": model.paths.ring.stages,
+    }
+
+
+def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
+    """Print what was predicted."""
+    print(f"{found['kernel']} on {chip['name']}: a prediction from its machine code; docs/model.md says how good it is")
+    rows = [
+        ("time", f"{found['microseconds']:,} us", f"{found['clocks']:,} clocks at {found['mhz']:g} MHz"),
+        ("rate", f"{found['tflops']} TFLOP/s", found["problem"] or "of the matrix instructions"),
+        ("launch", f"{found['ctas']:,} CTAs", f"{found['ctas_per_sm']} on an SM, {found['warps']} warps compute"),
+        ("a round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one CTA's tile"),
+        ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA before and behind its rounds"),
+        ("copies", f"{found['l2_gbs']:,} GB/s", f"from L2, which gives {found['l2_gbs_of_the_chip']:,} GB/s"),
+    ]  # fmt: skip
+    _console.table("Prediction", ("what", "figure", "note"), rows, tail=1)
+    _console.table(
+        "Units of an SM in the main loop",
+        ("unit", "busy"),
+        [(name, f"{share:.1%}") for name, share in prediction.shares.items() if share >= 0.005],  # noqa: PLR2004
+    )
+    reasons: dict[str, float] = {}
+    for r in prediction.reasons:
+        reasons[r.reason] = reasons.get(r.reason, 0.0) + r.clocks
+    _console.table(
+        "What a warp waits for in a round",
+        ("reason", "clocks"),
+        [(name, f"{clocks:.0f}") for name, clocks in sorted(reasons.items(), key=lambda x: -x[1]) if clocks >= 1],
+    )
+    why = [
+        (f"{r.address:#x}", f"{r.clocks:.1f}", r.reason, f"{place.file}:{place.line}", r.text)
+        if (place := lines.get(r.address))
+        else (f"{r.address:#x}", f"{r.clocks:.1f}", r.reason, "", r.text)
+        for r in prediction.reasons[:REASONS]
+    ]
+    _console.table(
+        "Why not faster: clocks that a warp waits in a round, by the instruction that could not be issued",
+        ("address", "clocks", "waits for", "line", "instruction"),
+        why,
+        tail=3,
+    )
+
+
+def validate(path: Path) -> int:
+    """Print predictions beside measurements."""
+    rows = list(_validation.compare(_validation.read(path)))
+    table = [(row.name, f"{row.predicted:,.1f}", f"{row.measured:,.1f}", f"{row.error:+.1%}") for row in rows]
+    _console.table("Clocks, predicted and measured", ("what", "predicted", "measured", "error"), table)
+    median, worst = _validation.errors(rows)
+    print(f"{len(rows)} comparisons: median error {median:.1%}, largest {worst:.1%}.")
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict."""
+    if arguments.validate:
+        return validate(Path(arguments.validate))
+    if arguments.kernel is None:
+        message = "the kernel is missing: give an entry of the library or a .cubin file, or --validate FILE.json"
+        raise InvalidArgumentError(message)
+    picture = _picture(arguments.timeline)
+    chip = _chips.load(arguments.chip)
+    mhz = float(_number(arguments.mhz, "--mhz") or chip["mhz"])
+    stages = _number(arguments.stages, "--stages")
+    path = Path(arguments.kernel)
+    if path.is_file():
+        model = _of_file(path, chip, arguments, stages)
+    else:
+        model = _validation.builtin_model(chip, arguments.kernel, stages=stages, stated=_branches(arguments.branch))
+    rounds, problem = _launch(model, arguments)
+    prediction = _predict.predict(model, rounds, keep_events=picture is not None)
+    found = result(model, prediction, rounds, problem, mhz)
+    lines = places(model.function.name, chip, model)
+    if arguments.json:
+        reasons = [
+            {"clocks": round(r.clocks, 2), "waits_for": r.reason, "address": r.address, "instruction": r.text}
+            | ({"file": lines[r.address].file, "line": lines[r.address].line, "source": lines[r.address].text}
+               if r.address in lines else {})
+            for r in prediction.reasons
+        ]  # fmt: skip
+        print(json.dumps({**found, "reasons": reasons}, indent=1))
+    else:
+        show(found, prediction, chip, lines)
+    if picture:
+        from pysm120 import _timeline  # noqa: PLC0415 - matplotlib is an extra, and slow to import
+
+        _timeline.draw(prediction.events, f"{found['kernel']} on {chip['name']}: one quarter of an SM", picture)
+        if not arguments.json:
+            print(f"{picture} shows the warps of a quarter on its pipes.")
+    return 0
+
+
+def _picture(word: str | None) -> Path | None:
+    """Return the file of the timeline."""
+    if word is None:
+        return None
+    path = Path(word)
+    if path.suffix != ".png" or not path.parent.is_dir():
+        message = f"--timeline is {word!r}, not a .png file in a folder that exists"
+        raise InvalidArgumentError(message)
+    return path
+
+
+COMMAND = Command("model", "predict from machine code how long a kernel takes on a chip, and why", add, run)

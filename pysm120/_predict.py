@@ -1,0 +1,184 @@
+"""From simulated CTAs to a launch: how long all of its CTAs take on all SMs, and what memory allows."""
+
+import dataclasses
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pysm120._kernel_model import KernelModel
+from pysm120._simulator import QUARTERS, Event, Outcome
+
+_SHORT, _LONG = 4, 10  # rounds of the two simulations that a CTA's time is read from
+_STAGGER = 700  # clocks between the begins of CTAs on an SM, so that they do not run in step
+_SHAPE = re.compile(r"[HQOI]MMA\.(?:SF\.)?(?:SP\.)?(16\d\d\d|1688|168128|168256)")
+_FLOPS = {"1688": 2048, "16816": 4096, "16832": 8192, "16864": 16384, "168128": 32768, "168256": 65536}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why warps did not go on at an instruction: clocks of a warp and round."""
+
+    clocks: float
+    reason: str
+    address: int
+    line: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What the model says of a launch.
+
+    Attributes
+    ----------
+    clocks : float
+        Of the launch.
+    round_clocks : float
+        Of a round of the main loop of one CTA, while the SM has as many as it holds; ``sm_round_clocks`` is that,
+        divided by their number.
+    overhead_clocks : float
+        Of a CTA outside its rounds.
+    shares : dict
+        Of the time in the main loop that each unit of the SM is busy.
+    reasons : list of Reason
+        Most first.
+    flops_per_round : int
+        Of the matrix instructions of a CTA.
+    events : list of Event
+        For a timeline.
+
+    """
+
+    clocks: float
+    round_clocks: float
+    sm_round_clocks: float
+    overhead_clocks: float
+    shares: dict[str, float]
+    reasons: list[Reason]
+    flops_per_round: int
+    events: list[Event]
+
+
+def flops_of(opcode: str) -> int:
+    """Return the multiplications and additions of a matrix instruction, 0 for others."""
+    found = _SHAPE.match(opcode)
+    return _FLOPS[found[1]] if found else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Time:
+    """The clocks of a CTA: ``begin + rounds * each`` while so many are resident."""
+
+    begin: float
+    each: float
+
+    def of(self, rounds: int) -> float:
+        return self.begin + rounds * self.each
+
+
+def _time(model: KernelModel, resident: int) -> tuple[_Time, Outcome]:
+    """Simulate CTAs, twice as many as are resident, of two lengths."""
+    found = []
+    for rounds in (_SHORT, _LONG):
+        outcome = model.run([rounds] * 2 * resident, resident, _STAGGER)
+        found.append(outcome)
+    short, long = (outcome.clocks / 2 for outcome in found)
+    each = (long - short) / (_LONG - _SHORT)
+    return _Time(short - _SHORT * each, each), found[1]
+
+
+def predict(model: KernelModel, rounds: Sequence[int], *, keep_events: bool = False) -> Prediction:
+    """Predict a launch whose CTAs, in their order, have so many rounds each."""
+    chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
+    times, outcome = [], None
+    for resident in range(1, slots + 1):
+        time, outcome = _time(model, resident)
+        times.append(time)
+    assert outcome is not None  # noqa: S101 - there is at least one slot
+    clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
+    full = times[-1]
+    around = model.paths.around
+    sources = model.paths.sources
+    flops = sum(flops_of(sources[step.place].opcode) for step in around) * model.warps
+    busy: dict[str, float] = defaultdict(float)
+    for step in around:
+        busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS
+        busy["shared"] += step.wavefronts * model.warps
+    busy["issue"] = len(around) * model.warps / QUARTERS
+    per_round = full.each / slots
+    shares = {name: clocks_ / per_round for name, clocks_ in busy.items() if name not in {"lsu", "branch"}}
+    events = model.run([3] * slots, slots, _STAGGER, keep_events=True).events if keep_events else []
+    return Prediction(
+        clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
+        _reasons(model, outcome, 2 * slots), flops, events,
+    )  # fmt: skip
+
+
+def _reasons(model: KernelModel, outcome: Outcome, ctas: int) -> list[Reason]:
+    """Return the reasons inside the main loop, for a warp and round."""
+    places = {step.place for step in model.paths.around} | {step.place for step in model.paths.load_around}
+    per = ctas * model.warps * _LONG
+    found = []
+    for (place, reason), clocks in outcome.stalls.items():
+        if place in places:
+            one = model.paths.sources[place]
+            found.append(Reason(clocks / per, reason, one.address, one.line, str(one)))
+    return sorted(found, key=lambda r: -r.clocks)
+
+
+class _Sms:
+    """SMs that take the next CTA of a launch as soon as they have room; CTAs on one SM slow each other down."""
+
+    def __init__(self, rounds: Sequence[int], times: Sequence[_Time], sms: int) -> None:
+        self.ahead = list(reversed(rounds))
+        self.times = times
+        self.resident: list[dict[int, float]] = [{} for _ in range(sms)]  # of each CTA, the share that is left
+        self.rounds: dict[int, int] = {}
+        self.since = [0.0] * sms
+        self.plans: list[
+            tuple[float, int, int, int]
+        ] = []  # when, where and which CTA ends next; and which plan that is
+        self.latest = [0] * sms
+
+    def take(self, sm: int) -> None:
+        """Start the next CTA."""
+        if self.ahead:
+            cta = len(self.rounds)
+            self.rounds[cta] = self.ahead.pop()
+            self.resident[sm][cta] = 1.0
+
+    def clocks(self, sm: int, cta: int) -> float:
+        """Return what a CTA takes in the company that it has."""
+        return self.times[len(self.resident[sm]) - 1].of(self.rounds[cta])
+
+    def plan(self, sm: int) -> None:
+        """Find which CTA of an SM ends next."""
+        self.latest[sm] += 1
+        left = {cta: max(0.0, share) * self.clocks(sm, cta) for cta, share in self.resident[sm].items()}
+        if left:
+            cta = min(left, key=lambda c: left[c])
+            heapq.heappush(self.plans, (self.since[sm] + left[cta], sm, cta, self.latest[sm]))
+
+    def run(self) -> float:
+        """Return when the last CTA ends."""
+        everywhere = range(len(self.resident))
+        for _ in self.times:
+            for sm in everywhere:
+                self.take(sm)
+        for sm in everywhere:
+            self.plan(sm)
+        now = 0.0
+        while self.plans:
+            at, sm, ended, number = heapq.heappop(self.plans)
+            if number != self.latest[sm]:
+                continue
+            now = at
+            passed = {cta: (now - self.since[sm]) / self.clocks(sm, cta) for cta in self.resident[sm]}
+            for cta, share in passed.items():
+                self.resident[sm][cta] -= share
+            self.since[sm] = now
+            del self.resident[sm][ended]
+            self.take(sm)
+            self.plan(sm)
+        return now

@@ -1,0 +1,500 @@
+"""An SM in time: four schedulers, the pipes behind them, shared memory, the copy engine, and warps on given paths.
+
+Nothing is computed: an instruction is what it occupies, and when what it sets can be used. A warp goes on depending on
+
+- the stall count of its last instruction, which also covers results of fixed latency (ptxas counted them);
+- the barriers that its next instruction waits for, which instructions of variable latency release;
+- the pipe of its next instruction, which takes one in every `interval` clocks; instructions for shared memory, for the
+  XU and for the copy engine wait in a queue in front of theirs, and the warp only where that is full;
+- contention: an instruction on one pipe holds up another that is busy, by the chip's table;
+- mbarriers and bar.sync: other warps of the CTA, and the copy engine;
+- the scheduler of its quarter of the SM, which issues one instruction a clock: of the warp that it issued in the clock
+  before, while that can go on, else of the one that waited longest.
+
+Times are whole clocks.
+"""
+
+import dataclasses
+import heapq
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pysm120 import _pipes
+from pysm120._chips import Chip
+from pysm120.sass import Instruction
+
+QUARTERS = 4
+NEVER = 1 << 60
+_BARRIERS = 6
+_PASS_BYTES = 128  # of the banks of shared memory, in a clock
+_QUEUED = ("lsu", "xu", "copy")
+_BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's way
+Q_TILE = -1  # what is copied once, before the first round
+
+
+class Step(NamedTuple):
+    """An instruction on a path.
+
+    ``special`` is "", "barrier", "full" (wait for a tile), "empty" (wait for its stage), "copy" or "arrive" (leave it);
+    ``place`` is the index of the instruction among the sources.
+    """
+
+    pipe: int
+    interval: float
+    latency: int
+    wavefronts: int
+    stall: int
+    waits: int
+    writes: int
+    reads: int
+    special: str
+    place: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """Stages of tiles that copies fill and warps leave: ``stages``, with so many ``copies`` and ``bytes`` a tile.
+
+    Where ``by_others`` is true, warps that are not simulated load: a copy is asked for as soon as its stage is empty.
+    """
+
+    stages: int = 2
+    copies: int = 0
+    bytes: int = 0
+    by_others: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """What warps execute before the rounds, in each and behind them; ``load...`` is what warp 0 does instead."""
+
+    before: list[Step]
+    around: list[Step]
+    behind: list[Step]
+    load_before: list[Step]
+    load_around: list[Step]
+    ring: Ring
+    sources: list[Instruction]
+
+
+class Event(NamedTuple):
+    """An instruction's time on a pipe."""
+
+    begin: int
+    end: int
+    quarter: int
+    warp: int
+    pipe: str
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a simulation saw.
+
+    Attributes
+    ----------
+    clocks : int
+        Until the last warp ended.
+    ends : list of int
+        When each CTA ended.
+    busy : dict
+        Clocks of each pipe, summed over the quarters; of "shared", those of the SM.
+    stalls : dict
+        Clocks that warps waited, by place of the instruction that could not go on, and reason.
+    issued : int
+        Instructions.
+    events : list of Event
+        Where they were asked for.
+
+    """
+
+    clocks: int
+    ends: list[int]
+    busy: dict[str, float]
+    stalls: dict[tuple[int, str], int]
+    issued: int
+    events: list[Event]
+
+
+class _Cta:
+    """What the warps of a CTA wait for together."""
+
+    def __init__(self, warps: int) -> None:
+        self.warps = self.left = warps
+        self.at_barrier: list[_Warp] = []
+        self.landed: dict[int, list[int]] = defaultdict(list)  # of each tile, when its parts arrive
+        self.arrived: dict[int, int] = defaultdict(int)  # of each tile, the warps that left it
+        self.emptied: dict[int, int] = {}  # and when the last did
+        self.waiting: list[tuple[_Warp, str, int, int, int]] = []
+
+
+class _Warp:
+    """Where a warp is on its way, and what it waits for."""
+
+    def __init__(self, number: int, cta: _Cta, rounds: int, *, loads: bool) -> None:
+        self.number, self.quarter, self.cta = number, number % QUARTERS, cta
+        self.rounds, self.loads = rounds, loads
+        self.barriers = [0] * _BARRIERS
+        self.why = [""] * _BARRIERS
+        self.section, self.round, self.at = _BEFORE, 0, 0
+        self.waits = self.copied = 0
+        self.path: list[Step] = []
+        self.ready = self.next = self.last = 0
+        self.reason = self.blocked = ""
+
+
+class Simulator:
+    """An SM of a chip, which runs CTAs once.
+
+    Parameters
+    ----------
+    chip : Chip
+        Its timings.
+    pipes : Pipes
+        The names of the pipes by number, as the steps have them.
+    paths : Paths
+        What the warps execute.
+    warps : int
+        Of a CTA.
+    keep_events : bool
+        Keep what a timeline shows.
+
+    """
+
+    def __init__(self, chip: Chip, pipes: "Pipes", paths: Paths, warps: int, *, keep_events: bool = False) -> None:
+        self.paths, self.warps, self.names = paths, warps, pipes.names
+        self.greedy = chip["scheduler"] == "greedy"
+        self.depth = int(chip["queue_depth"])
+        self.wake_up = int(chip["mbarrier_wake"])
+        self.cta_start = int(chip["cta_start"])
+        self.copy_latency, self.copy_rate = int(chip["copy_latency"]), float(chip["copy_bytes_per_clock"])
+        self.bar_interval, self.bar_latency = int(chip["barrier_interval"]), int(chip["barrier_latency"])
+        self.queued = [name in _QUEUED for name in self.names]
+        self.free = [[0.0] * len(self.names) for _ in range(QUARTERS)]
+        self.delays = pipes.delays()
+        self.queues = [[deque[int](maxlen=self.depth) for _ in self.names] for _ in range(QUARTERS)]
+        self.barrier_free = 0
+        self.shared_free = self.copy_free = 0.0
+        self.arriving = 0.0  # passes over the banks that copies have yet to make
+        self.resident: list[list[_Warp]] = [[] for _ in range(QUARTERS)]
+        self.wake = [NEVER] * QUARTERS
+        self.full_waits = max(1, sum(step.special == "full" for step in paths.around))
+        self.first_copies = sum(step.special == "copy" for step in paths.load_before)
+        self.first_copies -= (paths.ring.stages - 1) * paths.ring.copies
+        self.number = 0
+        self.keep_events = keep_events
+        self.outcome = Outcome(0, [], defaultdict(int), defaultdict(int), 0, [])
+
+    def run(self, rounds: Sequence[int], slots: int, offset: int = 0) -> Outcome:
+        """Run a CTA for each of ``rounds``, ``slots`` at a time; the slots begin ``offset`` clocks after each other."""
+        ahead = list(rounds)
+        starts: list[int] = []
+        for slot in range(min(slots, len(ahead))):
+            heapq.heappush(starts, slot * offset)
+        last: list[_Warp | None] = [None] * QUARTERS
+        live, now = 0, 0
+        while live or starts:
+            now = min(self.wake)
+            if starts and starts[0] <= now:
+                self.begin(ahead.pop(0), heapq.heappop(starts))
+                live += self.warps
+                continue
+            if now == NEVER:
+                message = "the simulated warps wait for each other: the paths do not fit together"
+                raise RuntimeError(message)
+            for quarter in range(QUARTERS):
+                if self.wake[quarter] > now:
+                    continue
+                warp = self.choose(quarter, now, last[quarter])
+                if warp is None:
+                    continue
+                last[quarter] = warp
+                self.wake[quarter] = now + 1
+                self.issue(warp, warp.path[warp.at], now)
+                if warp.section == _BEHIND and warp.at >= len(warp.path):
+                    live -= 1
+                    if self.end(warp, now) and len(ahead) > len(starts):
+                        heapq.heappush(starts, now + self.cta_start)
+        self.outcome.clocks = now
+        return self.outcome
+
+    def end(self, warp: _Warp, now: int) -> bool:
+        """Let a warp go; return whether it was the last of its CTA."""
+        self.resident[warp.quarter].remove(warp)
+        warp.cta.left -= 1
+        if warp.cta.left == 0:
+            self.outcome.ends.append(now)
+        return warp.cta.left == 0
+
+    def begin(self, rounds: int, at: int) -> None:
+        """Make a CTA resident."""
+        cta = _Cta(self.warps)
+        for w in range(self.warps):
+            warp = _Warp(self.number, cta, rounds, loads=w == 0)
+            self.number += 1
+            warp.path = self.paths.load_before if warp.loads else self.paths.before
+            warp.next = warp.last = at
+            self.resident[warp.quarter].append(warp)
+            self.settle(warp)
+        if self.paths.ring.by_others:
+            for tile in range(min(self.paths.ring.stages, rounds)):
+                self.copy(cta, tile, at, self.paths.ring.copies)
+
+    def choose(self, quarter: int, now: int, last: "_Warp | None") -> "_Warp | None":
+        """Return the warp that a quarter issues from; without one, say when to look again."""
+        free, queues = self.free[quarter], self.queues[quarter]
+        chosen: _Warp | None = None
+        keep = last if self.greedy and last is not None and last.last == now - 1 and last.ready <= now else None
+        soonest = NEVER
+        for warp in self.resident[quarter]:
+            at = warp.ready
+            if at <= now:
+                pipe = warp.path[warp.at].pipe
+                if self.queued[pipe]:
+                    queue = queues[pipe]
+                    at = queue[0] if len(queue) == self.depth else 0
+                else:
+                    at = math.ceil(free[pipe])
+                if at <= now:
+                    if chosen is None or (warp is keep if keep is not None else warp.last < chosen.last):
+                        chosen = warp
+                    continue
+                warp.blocked = self.names[pipe]
+            soonest = min(soonest, at)
+        if chosen is None:
+            self.wake[quarter] = soonest
+        return chosen
+
+    def settle(self, warp: _Warp) -> None:
+        """Find when the next instruction of a warp may be issued, as far as the warp's own state says."""
+        if warp.at >= len(warp.path):
+            self.turn(warp)
+            if warp.at >= len(warp.path):
+                return
+        ready, reason = warp.next, "stall count"
+        mask, b = warp.path[warp.at].waits, 0
+        while mask:
+            if mask & 1 and warp.barriers[b] > ready:
+                ready, reason = warp.barriers[b], warp.why[b]
+            mask >>= 1
+            b += 1
+        warp.ready, warp.reason = ready, reason
+        self.wake[warp.quarter] = min(self.wake[warp.quarter], ready)
+
+    def turn(self, warp: _Warp) -> None:
+        """Go on to the next round, or behind the last."""
+        if warp.section == _BEHIND:
+            return
+        warp.round = 0 if warp.section == _BEFORE else warp.round + 1
+        warp.section = _AROUND if warp.round < warp.rounds else _BEHIND
+        warp.at = warp.waits = 0
+        around = self.paths.load_around if warp.loads else self.paths.around
+        warp.path = around if warp.section == _AROUND else self.paths.behind
+
+    def issue(self, warp: _Warp, step: Step, now: int) -> None:
+        """Issue an instruction."""
+        self.account(warp, step, now)
+        pipe = step.pipe
+        free = self.free[warp.quarter]
+        # A pipe that was busy until a moment ago goes on from there: fractions of a clock add up.
+        begin = free[pipe] if free[pipe] > now - 1 else now
+        if self.queued[pipe]:
+            begin = max(now, begin)
+            if step.wavefronts:
+                # The banks serve whichever quarter has something for them.
+                passes = max(now, self.shared_free)
+                self.arriving = max(0.0, self.arriving - (passes - self.shared_free))  # where the banks were idle
+                between = min(self.arriving, step.wavefronts)  # copies take turns with them
+                self.arriving -= between
+                self.shared_free = passes + step.wavefronts + between
+                begin = max(begin, passes)
+                self.outcome.busy["shared"] += step.wavefronts
+            self.queues[warp.quarter][pipe].append(math.ceil(begin))
+        free[pipe] = begin + step.interval
+        for other, delay in self.delays[pipe]:
+            if free[other] > now:
+                free[other] += delay
+        end = math.ceil(max(begin + max(step.wavefronts, 1), free[pipe] if not step.wavefronts else 0))
+        done = math.ceil(max(begin, now)) + max(step.wavefronts, 1) - 1 + step.latency
+        name = self.names[pipe]
+        self.outcome.busy[name] += step.interval
+        if self.keep_events:
+            self.outcome.events.append(Event(math.ceil(begin), end, warp.quarter, warp.number, name))
+        if step.writes >= 0 and done >= warp.barriers[step.writes]:
+            warp.barriers[step.writes], warp.why[step.writes] = done, name
+        if step.reads >= 0 and end + 2 >= warp.barriers[step.reads]:
+            warp.barriers[step.reads], warp.why[step.reads] = end + 2, name
+        warp.last, warp.next = now, now + step.stall
+        warp.at += 1
+        if not step.special or self.special(warp, step, now):
+            self.settle(warp)
+
+    def account(self, warp: _Warp, step: Step, now: int) -> None:
+        """Say what a warp waited for."""
+        outcome, earliest = self.outcome, warp.last + 1
+        outcome.issued += 1
+        if now > earliest:
+            counted = min(warp.next, now) - earliest
+            if counted > 0:
+                outcome.stalls[step.place, "stall count"] += counted
+            held = min(warp.ready, now) - max(warp.next, earliest)
+            if held > 0:
+                outcome.stalls[step.place, warp.reason] += held
+            rest = now - max(warp.ready, earliest)
+            if rest > 0:
+                outcome.stalls[step.place, f"{warp.blocked} busy" if warp.blocked else "not selected"] += rest
+        warp.blocked = ""
+
+    # ---- what warps of a CTA and the copy engine do for each other ----------------------
+
+    def special(self, warp: _Warp, step: Step, now: int) -> bool:
+        """Do what is more than an instruction; return whether the warp may go on."""
+        cta = warp.cta
+        if step.special == "barrier":
+            return self.barrier(warp, now)
+        if step.special == "copy":
+            ring = self.paths.ring
+            if warp.section == _BEFORE:
+                warp.copied += 1
+                tile = (warp.copied - self.first_copies - 1) // max(1, ring.copies)
+                tile = Q_TILE if warp.copied <= self.first_copies else tile
+            else:
+                tile = warp.round + ring.stages - 1
+            if tile < warp.rounds:
+                self.copy(cta, tile, now, 1)
+        elif step.special == "arrive":
+            tile = warp.round
+            cta.arrived[tile] += 1
+            if warp.section == _AROUND and cta.arrived[tile] == cta.warps:
+                cta.emptied[tile] = now + step.latency
+                ring = self.paths.ring
+                if ring.by_others and tile + ring.stages < warp.rounds:
+                    self.copy(cta, tile + ring.stages, now + step.latency + self.wake_up, ring.copies)
+                self.look(cta)
+        elif step.special == "empty":
+            self.hold(warp, step, "empty", warp.round - 1, 0)
+        elif warp.section == _AROUND or self.first_copies > 0:
+            tile = warp.round if warp.section == _AROUND else Q_TILE
+            self.hold(warp, step, "full", tile, self.parts(warp))
+            warp.waits += 1
+        return True
+
+    def parts(self, warp: _Warp) -> int:
+        """Return how many copies of a tile the next wait of a warp is for."""
+        if warp.section == _BEFORE:
+            return self.first_copies
+        return max(1, math.ceil(self.paths.ring.copies * (warp.waits + 1) / self.full_waits))
+
+    def barrier(self, warp: _Warp, now: int) -> bool:
+        """Wait for the other warps of the CTA."""
+        cta = warp.cta
+        self.barrier_free = max(self.barrier_free, now) + self.bar_interval
+        cta.at_barrier.append(warp)
+        if len(cta.at_barrier) < cta.left:
+            warp.ready = NEVER
+            return False
+        others, cta.at_barrier = cta.at_barrier, []
+        for other in others:
+            other.next = max(other.next, self.barrier_free + self.bar_latency)
+            self.settle(other)
+        return False
+
+    def copy(self, cta: _Cta, tile: int, at: int, count: int) -> None:
+        """Bring copies of a tile."""
+        ring = self.paths.ring
+        for _ in range(count):
+            size = ring.bytes / max(1, ring.copies)
+            self.copy_free = max(self.copy_free, at) + size / self.copy_rate
+            self.arriving += size / _PASS_BYTES
+            cta.landed[tile].append(math.ceil(self.copy_free) + self.copy_latency)
+        self.look(cta)
+
+    def hold(self, warp: _Warp, step: Step, what: str, tile: int, parts: int) -> None:
+        """Make a wait on an mbarrier last until it is met."""
+        if step.writes < 0:
+            return
+        self.release(warp, step.writes, self.met(warp.cta, what, tile, parts))
+        if warp.barriers[step.writes] == NEVER:
+            warp.cta.waiting.append((warp, what, tile, parts, step.writes))
+
+    def release(self, warp: _Warp, barrier: int, met: int | None) -> None:
+        """Release the barrier of a wait at the time that it was met; None is not yet."""
+        if met is None:
+            warp.barriers[barrier], warp.why[barrier] = NEVER, "mbarrier"
+        elif met + self.wake_up > warp.barriers[barrier] or warp.barriers[barrier] == NEVER:
+            warp.barriers[barrier], warp.why[barrier] = met + self.wake_up, "mbarrier"
+
+    @staticmethod
+    def met(cta: _Cta, what: str, tile: int, parts: int) -> int | None:
+        """Return when what a wait is for has happened, or will."""
+        if what == "empty":
+            return cta.emptied.get(tile) if tile >= 0 else 0
+        landed = cta.landed[tile]
+        return landed[parts - 1] if len(landed) >= parts else None
+
+    def look(self, cta: _Cta) -> None:
+        """Let those go on whose wait is over."""
+        waiting, cta.waiting = cta.waiting, []
+        for entry in waiting:
+            warp, what, tile, parts, barrier = entry
+            met = self.met(cta, what, tile, parts)
+            if met is None:
+                cta.waiting.append(entry)
+            else:
+                self.release(warp, barrier, met)
+                if warp.ready == NEVER:
+                    self.settle(warp)
+
+
+class Pipes:
+    """The pipes of a chip by number, and the steps of instructions."""
+
+    def __init__(self, chip: Chip) -> None:
+        self.chip = chip
+        self.names: list[str] = []
+
+    def number(self, name: str) -> int:
+        """Return the number of a pipe."""
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
+
+    def delays(self) -> list[list[tuple[int, float]]]:
+        """Return, for each pipe, which busy pipes an instruction on it delays, and by how many clocks."""
+        found: list[list[tuple[int, float]]] = [[] for _ in self.names]
+        for key, value in self.chip.values.items():
+            delayed, by, cause = key.partition("_by_")
+            if by and delayed in self.names and cause in self.names:
+                found[self.names.index(cause)].append((self.names.index(delayed), float(value)))
+        return found
+
+    def steps(self, path: Sequence[Instruction], specials: dict[int, str], sources: list[Instruction]) -> list[Step]:
+        """Return the steps of a path; ``specials`` by the address of the instruction. Sources grow by what is new."""
+        places = {one.address: n for n, one in enumerate(sources)}
+        steps = []
+        for i, one in enumerate(path):
+            timing = self.chip.timing(_pipes.class_of(one.opcode))
+            if one.address not in places:
+                places[one.address] = len(sources)
+                sources.append(one)
+            following = path[(i + 1) % len(path)].address
+            taken = one.is_branch and following != one.address + 16
+            branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
+            passes = _pipes.wavefronts(one)
+            steps.append(
+                Step(
+                    self.number(timing.pipe),
+                    timing.interval * max(1, passes),
+                    math.ceil(timing.latency),
+                    passes,
+                    max(1, one.stall, int(branch)),
+                    one.wait_mask,
+                    -1 if one.write_barrier is None else one.write_barrier,
+                    -1 if one.read_barrier is None else one.read_barrier,
+                    specials.get(one.address, "barrier" if one.base == "BAR" else ""),
+                    places[one.address],
+                )
+            )
+        return steps

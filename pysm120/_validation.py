@@ -1,0 +1,114 @@
+"""The timing model beside a chip: loops and launches that differ, predicted and measured."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pysm120 import _attention_problem, _chips, _kernel_model, _loops, _predict, sass
+from pysm120._chips import Chip
+from pysm120._cubin import Cubin
+from pysm120._kernel_model import KernelModel
+from pysm120._loops import Loop
+from pysm120.errors import InvalidArgumentError
+from pysm120.module import builtin_image, builtins
+
+_SHORT, _LONG = 6, 14  # rounds of a loop whose difference is timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One thing that was predicted and measured, in clocks."""
+
+    name: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative."""
+        return self.predicted / self.measured - 1
+
+
+def timed_loop(function: sass.Function) -> sass.Loop:
+    """Return the loop between the two readings of the clock."""
+    clocks = [i for i, one in enumerate(function.instructions) if "CLOCK" in str(one)]
+    inside = [
+        loop for loop in function.loops if clocks[0] < function.blocks[loop.header].first <= clocks[-1] and loop.blocks
+    ]
+    return max(inside, key=lambda loop: sum(1 for _ in function.of_loop(loop)))
+
+
+def loop_model(chip: Chip, loop: Loop) -> KernelModel:
+    """Return the model of a loop of known instructions."""
+    target = str(chip["target"]) + ("f" if chip["target"] == "sm_120" else "")
+    function = sass.disassemble(sass.assemble(loop.ptx(target), target))["loop"]
+    return _kernel_model.build(chip, function, 32 * loop.warps, 1, loop=timed_loop(function))
+
+
+def loop_clocks(chip: Chip, loop: Loop) -> float:
+    """Predict the clocks of a round of a loop."""
+    model = loop_model(chip, loop)
+    short, long = (model.run([rounds], 1).clocks for rounds in (_SHORT, _LONG))
+    return (long - short) / (_LONG - _SHORT)
+
+
+def builtin_model(chip: Chip, entry: str, *, stages: int | None = None, stated: Any = None) -> KernelModel:
+    """Return the model of a kernel of the library."""
+    known = {builtin.entry: (index, builtin) for index, builtin in enumerate(builtins())}
+    if entry not in known:
+        message = f"the kernel is {entry!r}, neither a kernel of the library (see info) nor a .cubin file that exists"
+        raise InvalidArgumentError(message)
+    index, builtin = known[entry]
+    target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
+    image = builtin_image(index, target, "cubin")
+    found = Cubin(image).entry(entry)
+    slots = chip.ctas_per_sm(found.registers, builtin.threads, builtin.shared_bytes + found.static_shared_bytes)
+    function = _function(image, entry)
+    return _kernel_model.build(chip, function, builtin.threads, slots, stages=stages, stated=stated)
+
+
+@lru_cache(maxsize=64)
+def _function(image: bytes, entry: str) -> sass.Function:
+    """Disassemble a kernel once."""
+    return sass.disassemble(image, entry)[entry]
+
+
+def launch_clocks(chip: Chip, entry: str, problem: _attention_problem.Problem) -> float:
+    """Predict the clocks of a launch of attention."""
+    return _predict.predict(builtin_model(chip, entry), problem.rounds(entry)).clocks
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return recorded measurements."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"--validate is {str(path)!r}, not a file of measurements: {error}"
+        raise InvalidArgumentError(message) from error
+    if not isinstance(document, dict) or not {"chip", "loops", "launches"} <= set(document):
+        message = f"--validate is {str(path)!r}, which has no chip, loops and launches"
+        raise InvalidArgumentError(message)
+    return document
+
+
+def compare(document: dict[str, Any]) -> Iterator[Row]:
+    """Predict what was measured: the loops that nothing was fitted to, then the launches."""
+    chip = _chips.load(str(document["chip"]))
+    measured = {(row["name"], row["warps"]): row["clocks"] for row in document["loops"]}
+    for loop in _loops.validation():
+        if (loop.name, loop.warps) in measured:
+            clocks = loop_clocks(chip, loop)
+            yield Row(f"{loop.name}, {loop.warps} warps", clocks, measured[loop.name, loop.warps])
+    for row in document["launches"]:
+        problem = _attention_problem.parse(row["problem"])
+        yield Row(f"{row['entry']} {problem}", launch_clocks(chip, row["entry"], problem), row["clocks"])
+
+
+def errors(rows: list[Row]) -> tuple[float, float]:
+    """Return the median and the largest of the errors."""
+    found = [abs(row.error) for row in rows]
+    return statistics.median(found), max(found)

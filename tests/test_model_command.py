@@ -1,0 +1,154 @@
+"""``python -m pysm120 model``: what it says, what it refuses, and that it stays as good as it was found to be."""
+
+import importlib.util
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from pysm120 import __main__, _loops, _validation, sass
+from pysm120.errors import InvalidArgumentError
+from pysm120.module import builtin_image
+
+pytestmark = pytest.mark.virtual
+
+ROOT = Path(__file__).resolve().parent.parent
+ENTRY = "attention_bf16_128x64_d64_r16"
+MEASURED = ROOT / "results" / "h200" / "model.json"
+HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["model", ENTRY, "--problem", "1,512,4,64"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{ENTRY} on GeForce RTX 5090" in shown
+    assert "16 CTAs" in shown
+    for words in (
+        "TFLOP/s",
+        "tensor",
+        "Why not faster",
+        "What a warp waits for",
+        "HMMA.16816.F32.BF16",
+        "bf16_f16.ptx:",
+    ):
+        assert words in shown
+
+
+def test_json_and_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["model", ENTRY, "--chip", "h200", "--problem", "4,2048,32,64", "--json"]
+    command += ["--timeline", f"{tmp_path}/t.png"] if HAS_MATPLOTLIB else []
+    assert __main__.main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kernel"], found["chip"], found["ctas"], found["rounds"]) == (ENTRY, "h200", 4 * 32 * 16, 32)
+    assert found["stages"] == 3
+    # 64 products of six clocks for each of 8 warps on 4 quarters
+    assert found["tensor_share"] * found["clocks_per_round"] == pytest.approx(64 * 6 * 8 / 4, rel=0.01)
+    seconds = found["microseconds"] / 1e6
+    assert found["tflops"] == pytest.approx(4 * 4 * 32 * 2048**2 * 64 / seconds / 1e12, rel=0.01)
+    assert found["clocks"] == pytest.approx(seconds * found["mhz"] * 1e6, rel=0.001)
+    template = (ROOT / "ptx/attention/bf16_f16.ptx").read_text().splitlines()
+    lines = [row for row in found["reasons"] if row.get("file") == "bf16_f16.ptx"]
+    assert len(lines) > 10
+    assert all(row["source"] == template[row["line"] - 1].strip() for row in lines)
+    if HAS_MATPLOTLIB:
+        header = (tmp_path / "t.png").read_bytes()[:24]
+        assert header.startswith(b"\x89PNG")
+        assert min(struct.unpack(">II", header[16:24])) > 200
+
+
+def test_a_cubin_and_stated_branches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = builtin_image(0, "sm_90", "cubin")
+    (tmp_path / "k.cubin").write_bytes(image)
+    words = ["model", f"{tmp_path}/k.cubin", "--chip", "h200", "--json", "--shared", "90000"]
+    assert __main__.main(words) == 2
+    assert "the kernel is None, not one of the cubin's: attention_" in capsys.readouterr().err
+    words += ["--kernel", "attention_bf16_128x64_d128_r16", "--ctas", "132", "--rounds", "8"]
+    assert __main__.main(words) == 0
+    interior = json.loads(capsys.readouterr().out)
+    assert interior["ctas"] == 132
+    # The branches that the rules take lead over masks and rescaling: all of them otherwise is more work.
+    entry = "attention_bf16_128x64_d128_r16"
+    function = sass.disassemble(image, entry)[entry]
+    path = function.main_loop()
+    forward = [one for one in function.of_loop(path) if one.is_branch and one.target and one.target > one.address]
+    masks = [one.address for one in forward if _skips(function, one, "FSEL") >= 32]
+    assert masks
+    for address in masks:
+        words += ["--branch", f"{address:#x}=not"]
+    assert __main__.main(words) == 0
+    assert json.loads(capsys.readouterr().out)["clocks"] > interior["clocks"] * 1.02
+
+
+def _skips(function: sass.Function, branch: sass.Instruction, base: str) -> int:
+    end = branch.target or 0
+    return sum(one.base == base for one in function.instructions if branch.address < one.address < end)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the kernel is missing: give an entry of the library or a .cubin file"),
+        (["nothing"], "the kernel is 'nothing', neither a kernel of the library (see info) nor a .cubin file"),
+        ([ENTRY, "--chip", "gtx"], "the chip is 'gtx', neither one of h200"),
+        ([ENTRY, "--problem", "1,2"], "--problem is '1,2', not batch,rows,heads,head_dim"),
+        ([ENTRY, "--problem", "1,64,1,64", "--ctas", "3"], "--problem says how many CTAs and rounds there are"),
+        ([ENTRY, "--rounds", "0"], "--rounds is '0', not a whole number of at least 1"),
+        ([ENTRY, "--branch", "left"], "--branch is 'left', not an address and a direction"),
+        ([ENTRY, "--timeline", "x.pdf"], "--timeline is 'x.pdf', not a .png file"),
+        (["--validate", "missing.json"], "--validate is 'missing.json', not a file of measurements"),
+    ],
+)
+def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["model", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_cubin_for_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "k.cubin").write_bytes(builtin_image(0, "sm_90", "cubin"))
+    assert __main__.main(["model", f"{tmp_path}/k.cubin", "--kernel", "attention_bf16_128x64_d128_r16"]) == 2
+    assert "is for sm_90, but --chip rtx5090 is sm_120" in capsys.readouterr().err
+
+
+def test_predictions_are_as_good_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A part of what was measured on an H200; docs/model.md has all of it."""
+    document = _validation.read(MEASURED)
+    document["loops"] = [row for row in document["loops"] if row["warps"] == 8 and "mix" in row["name"]]
+    wanted = ("4,2048,32,64", "1,2048,8,128")
+    document["launches"] = [row for row in document["launches"] if row["problem"] in wanted]
+    assert len(document["loops"]) == 9
+    assert len(document["launches"]) == 3
+    (tmp_path / "part.json").write_text(json.dumps(document))
+    assert __main__.main(["model", "--validate", f"{tmp_path}/part.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "12 comparisons: median error" in shown
+    errors = [
+        float(line.split("│")[-2].strip(" %")) / 100
+        for line in shown.splitlines()
+        if "warps  " in line or "attention_" in line
+    ]
+    assert len(errors) == 12
+    assert sorted(map(abs, errors))[len(errors) // 2] < 0.08
+    assert max(map(abs, errors)) < 0.20
+
+
+def test_files_without_measurements(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(InvalidArgumentError, match="which has no chip, loops and launches"):
+        _validation.read(tmp_path / "x.json")
+
+
+def test_loops_hold_what_they_are_named_after() -> None:
+    """The code between the readings of the clock, not what ptxas made of it elsewhere."""
+    wanted = {
+        "rate_mma": ("HMMA", 16),
+        "rate_ex2": ("MUFU", 16),
+        "rate_ldmatrix": ("LDSM", 8),
+        "beside_mma_16fma": ("FFMA", 16),
+    }
+    for loop in _loops.calibration():
+        if loop.name in wanted and loop.warps == 4:
+            function = sass.disassemble(sass.assemble(loop.ptx("sm_90"), "sm_90"))["loop"]
+            base, count = wanted.pop(loop.name)
+            assert sum(one.base == base for one in function.of_loop(_validation.timed_loop(function))) == count
+    assert not wanted

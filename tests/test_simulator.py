@@ -1,0 +1,205 @@
+"""The simulated SM on small programs whose clocks are counted by hand, and how launches are made of CTAs."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from sass_text import Op, listing
+
+from pysm120 import _attention_problem, _chips, _kernel_model, _predict, sass
+from pysm120._chips import Chip
+from pysm120._predict import _Sms, _Time
+from pysm120._simulator import Ring
+from pysm120.errors import InvalidArgumentError
+
+pytestmark = pytest.mark.virtual
+
+CHIP = """
+target = "sm_90"
+[all]
+name = "test"
+sms = 4
+registers_per_sm = 65536
+threads_per_sm = 2048
+ctas_per_sm = 32
+shared_bytes_per_sm = 233472
+shared_bytes_reserved = 1024
+mhz = 1000
+l2_gbs = 1000
+scheduler = "greedy"
+queue_depth = 8
+taken_branch = 10
+reconverge = 14
+launch_clocks = 0
+cta_start = 0
+mbarrier_wake = 40
+barrier_interval = 2
+barrier_latency = 7
+copy_latency = 5000
+copy_bytes_per_clock = 64
+source = "made up"
+"""
+TIMINGS = {
+    "hmma_16816_f32": ("tensor", 10, 20), "mufu": ("xu", 8, 17), "fma": ("fma", 1, 4), "alu": ("alu", 2, 5),
+    "ldmatrix": ("lsu", 2, 26), "branch": ("branch", 1, 1), "barrier": ("lsu", 1, 1), "try_wait": ("lsu", 1, 36),
+    "arrive": ("lsu", 1, 20), "copy": ("copy", 34, 34), "uniform": ("uniform", 1, 1),
+}  # fmt: skip
+
+
+@pytest.fixture
+def chip(tmp_path: Path) -> Chip:
+    text = CHIP + "".join(
+        f'[instruction.{name}]\npipe = "{pipe}"\ninterval = {interval}\nlatency = {latency}\nsource = "made up"\n'
+        for name, (pipe, interval, latency) in TIMINGS.items()
+    )
+    (tmp_path / "test.toml").write_text(text)
+    return _chips.load(str(tmp_path / "test.toml"))
+
+
+def per_round(chip: Chip, body: list[Op], warps: int) -> float:
+    """Return the clocks of a round: the body, a comparison, a branch back."""
+    first = dataclasses.replace(body[0], label=".L_x_1")
+    ops = [
+        first,
+        *body[1:],
+        Op("ISETP.NE.AND P0, PT, R0, RZ, PT", stall=13),
+        Op("@P0 BRA `(.L_x_1)", stall=5),
+        Op("EXIT"),
+    ]
+    function = sass.parse(listing("k", ops))["k"]
+    model = _kernel_model.build(chip, function, 32 * warps, 1)
+    short, long = (model.run([rounds], 1).clocks for rounds in (10, 30))
+    return (long - short) / 20
+
+
+def test_chain_of_results_of_variable_latency(chip: Chip) -> None:
+    # Each waits 17 clocks for the one before; behind the last: 2, then 13 for the comparison, 10 for the branch.
+    body = [Op(f"MUFU.EX2 R{i}, R{i}", stall=2, writes=0, waits=1) for i in range(4)]
+    assert per_round(chip, body, 1) == 3 * 17 + 2 + 13 + 10
+
+
+def test_stall_counts(chip: Chip) -> None:
+    assert per_round(chip, [Op("NOP", stall=5)] * 4, 1) == 4 * 5 + 13 + 10
+
+
+def test_bound_by_a_pipe(chip: Chip) -> None:
+    # Two warps on each quarter, eight products of ten clocks each.
+    assert per_round(chip, [Op("HMMA.16816.F32 R4, R8, R12, R4")] * 8, 8) == 2 * 8 * 10
+
+
+def test_bound_by_issue(chip: Chip) -> None:
+    # Four warps on each quarter; 32 FFMA, the comparison and the branch of each.
+    assert per_round(chip, [Op("FFMA R1, R1, R2, R3")] * 32, 16) == 4 * 34
+
+
+def test_bound_by_the_banks_of_shared_memory(chip: Chip) -> None:
+    # One warp on each quarter, eight loads of four passes each.
+    body = [Op(f"LDSM.16.M88.4 R{4 * i}, [R100]", writes=i % 6) for i in range(8)]
+    assert per_round(chip, body, 4) == 4 * 8 * 4
+    # One warp alone: a quarter's own way to the banks takes two clocks for each pass.
+    assert per_round(chip, body, 1) == pytest.approx(8 * 8, abs=30)
+
+
+def test_a_full_queue_holds_a_warp(chip: Chip) -> None:
+    # Nothing waits for the results, but the queue holds eight: the round cannot be shorter than the pipe's time.
+    assert per_round(chip, [Op("MUFU.EX2 R1, R2")] * 32, 1) == 32 * 8
+
+
+def test_barrier_of_a_cta(chip: Chip) -> None:
+    # Four warps arrive at once; the unit takes two clocks for each, and seven more.
+    alone = per_round(chip, [Op("BAR.SYNC 0x0", stall=8)], 1)
+    four = per_round(chip, [Op("BAR.SYNC 0x0", stall=8)], 4)
+    assert alone == 2 + 7 + 13 + 10
+    assert four == 4 * 2 + 7 + 13 + 10
+
+
+def test_contention_slows_the_busy_pipe(chip: Chip) -> None:
+    body = [Op("HMMA.16816.F32 R4, R8, R12, R4"), Op("FFMA R1, R1, R2, R3")] * 32
+    slowed = dataclasses.replace(chip, values=chip.values | {"tensor_by_fma": 0.5})
+    # Half a clock for each of two warps' 32, but for those issued while no product is underway.
+    assert 24 <= per_round(slowed, body, 8) - per_round(chip, body, 8) <= 32
+
+
+# A warp that loads for itself: wait for the tile, ask for the next one, leave the stage.
+RING = [
+    Op("MOV R1, RZ"),
+    Op("UTMALDG.4D [UR24], [UR8]"),
+    Op("UTMALDG.4D [UR24], [UR8]"),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3", stall=2, writes=0),
+    Op("@!P0 BRA `(.L_x_9)", stall=5, waits=1),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+0x8], R3", stall=2, writes=0, label=".L_x_1"),
+    Op("@!P0 BRA `(.L_x_8)", stall=5, waits=1),
+    Op("HMMA.16816.F32 R4, R8, R12, R4"),
+    Op("@P1 BRA `(.L_x_2)", stall=5),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+0x10], R3", stall=2, writes=0),
+    Op("MOV R7, 0x4000", waits=1),
+    Op("SYNCS.ARRIVE.TRANS64 RZ, [R2+0x8], R7"),
+    Op("UTMALDG.4D [UR24], [UR8]"),
+    Op("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+0x10], RZ", label=".L_x_2"),
+    Op("ISETP.NE.AND P2, PT, R0, RZ, PT", stall=13),
+    Op("@P2 BRA `(.L_x_1)", stall=5),
+    Op("EXIT"),
+    Op("BRA `(.L_x_1)", label=".L_x_8"),
+    Op("BRA `(.L_x_1)", label=".L_x_9"),
+]
+
+
+def test_hand_over_of_tiles(chip: Chip) -> None:
+    function = sass.parse(listing("k", RING))["k"]
+
+    def clocks(latency: int) -> float:
+        changed = dataclasses.replace(chip, values=chip.values | {"copy_latency": latency})
+        model = _kernel_model.build(changed, function, 32, 1)
+        assert model.paths.ring == Ring(stages=3, copies=1, bytes=0x4000)
+        short, long = (model.run([rounds], 1) for rounds in (10, 30))
+        assert max(long.stalls.items(), key=lambda item: item[1])[0][1] == "mbarrier"
+        return (long.clocks - short.clocks) / 20
+
+    # Two tiles are ahead: a copy is asked for two rounds before its tile is waited for.
+    assert clocks(7000) - clocks(5000) == pytest.approx(1000, abs=1)
+
+
+def test_a_warp_that_loads_goes_another_way(chip: Chip) -> None:
+    model = _kernel_model.build(chip, sass.parse(listing("k", RING))["k"], 128, 1)
+    specials = [step.special for step in model.paths.around if step.special]
+    assert specials == ["full", "arrive"]
+    assert [step.special for step in model.paths.load_around if step.special] == ["full", "empty", "copy", "arrive"]
+    branch = next(one for one in model.function.instructions if one.predicate == "P1")
+    stated = _kernel_model.build(chip, model.function, 128, 1, stated={branch.address: False})
+    assert len(stated.paths.around) == len(model.paths.load_around)
+
+
+def test_launches_are_made_of_ctas() -> None:
+    alone, together = _Time(0, 100), _Time(0, 150)
+    assert _Sms([1] * 10, [alone], 4).run() == 300
+    # Two on the SM at first, which end together; then one alone.
+    assert _Sms([1] * 3, [alone, together], 1).run() == pytest.approx(250)
+    # The longest first: 4 and 3 rounds on two SMs, then 2 and 1.
+    assert _Sms([4, 3, 2, 1], [alone], 2).run() == 500
+    assert _Sms([1], [_Time(30, 5)], 132).run() == 35
+
+
+@pytest.mark.parametrize(
+    ("opcode", "flops"),
+    [
+        ("HMMA.16816.F32.BF16", 2 * 16 * 8 * 16), ("HMMA.1688.F32.TF32", 2 * 16 * 8 * 8),
+        ("QMMA.SF.16832.F32.E4M3.E4M3.E8", 2 * 16 * 8 * 32), ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", 2 * 16 * 8 * 64),
+        ("IMMA.16832.S8.S8", 2 * 16 * 8 * 32), ("FFMA", 0),
+    ],
+)  # fmt: skip
+def test_operations_of_matrix_instructions(opcode: str, flops: int) -> None:
+    assert _predict.flops_of(opcode) == flops
+
+
+def test_rounds_of_a_problem() -> None:
+    entry = "attention_bf16_128x64_d128_r16"
+    assert _attention_problem.parse("2,512,3,128").rounds(entry) == [8] * (2 * 3 * 4)
+    # Longest first: rows 384 to 511 see 512 keys, rows 0 to 127 see 128.
+    assert _attention_problem.parse("1,512,1,128,causal").rounds(entry) == [8, 6, 4, 2]
+    assert _attention_problem.parse("1,130,1,64,causal").rounds(entry) == [3, 2]
+    assert _attention_problem.parse("1,1024,2,64").flops == 4 * 2 * 1024 * 1024 * 64
+    with pytest.raises(InvalidArgumentError, match="does not say its tile"):
+        _attention_problem.parse("1,1,1,1").rounds("quantize")
+    for word in ("1,2,3", "1,2,3,4,5", "0,1,1,1", "a,b,c,d"):
+        with pytest.raises(InvalidArgumentError, match=f"--problem is '{word}'"):
+            _attention_problem.parse(word)
