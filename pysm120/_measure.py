@@ -1,19 +1,28 @@
 """Measure on a GPU what the timing model predicts: the clocks of loops, and launches of attention for a profiler."""
 
+import csv
+import datetime as dt
+import lzma
 import re
+import shutil
 import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from pysm120 import _chips, _loops, sass
 from pysm120._attention_problem import Problem
 from pysm120._loops import Loop
 from pysm120.device import Device
-from pysm120.errors import InvalidArgumentError
+from pysm120.errors import InvalidArgumentError, UnsupportedError
 from pysm120.module import builtin_image, builtins
 
-ROUNDS, LAUNCHES = 256, 5
+ROUNDS, REPEATS = 256, 5
 _WORDS = 1 << 20  # of the buffer that a loop writes to and copies from
 _NO_LOWER = -0x3FFFFFFF
 
@@ -23,7 +32,7 @@ def loop_clocks(device: Device, loop: Loop, image: bytes) -> tuple[float, float]
     kernel = device.load(image)["loop"]
     ctas = device.info.multiprocessors
     found = []
-    for _ in range(LAUNCHES):
+    for _ in range(REPEATS):
         out = device.zeros(_WORDS, np.uint64)
         kernel(ctas, 32 * loop.warps, out, np.uint32(ROUNDS))
         clocks = out.numpy()[: 3 * ctas * loop.warps].reshape(ctas, loop.warps, 3)
@@ -95,3 +104,114 @@ class Attention:
     def launch(self) -> None:
         """Launch it."""
         self._kernel(self._grid, self._builtin.threads, *self._arguments, shared=self._builtin.shared_bytes)
+
+
+# ---- all of it, as a file that `model --validate` reads -------------------------------------
+
+LAUNCHES = 3
+CASES = (
+    ("attention_bf16_128x64_d32_r16", Problem(4, 2048, 32, 32)),
+    ("attention_bf16_128x64_d32_r32", Problem(4, 2048, 32, 32)),
+    ("attention_bf16_128x64_d64_r16", Problem(4, 2048, 32, 64)),
+    ("attention_bf16_128x64_d64_r32", Problem(4, 2048, 32, 64)),
+    ("attention_bf16_128x64_d96_r16", Problem(4, 2048, 32, 96)),
+    ("attention_bf16_128x64_d96_r32", Problem(4, 2048, 32, 96)),
+    ("attention_bf16_128x64_d128_r16", Problem(4, 2048, 32, 128)),
+    ("attention_bf16_128x64_d128_r32", Problem(4, 2048, 32, 128)),
+    ("attention_bf16_64x32_d256_r16", Problem(4, 2048, 16, 256)),
+    ("attention_f16_128x64_d128_r32", Problem(1, 4096, 32, 128)),
+    ("attention_f16_128x64_d64_r32", Problem(1, 4096, 32, 64)),
+    ("attention_bf16_128x64_d128_r32", Problem(1, 4096, 32, 128, causal=True)),
+    ("attention_bf16_128x64_d128_r16", Problem(4, 2048, 32, 128, causal=True)),
+    ("attention_bf16_128x64_d64_r32", Problem(4, 2048, 32, 64, causal=True)),
+    ("attention_bf16_128x64_d128_r16", Problem(1, 2048, 8, 128)),
+    ("attention_bf16_128x64_d64_r16", Problem(1, 512, 32, 64)),
+)
+_CYCLES = "sm__cycles_elapsed.max"
+_NCU = ("--clock-control", "none", "--cache-control", "none", "-k", "regex:attention", "--csv", "--page", "raw")
+
+
+def launch_all() -> None:
+    """Launch every case a few times: what a profiler runs."""
+    with Device("cuda") as device:
+        for entry, problem in CASES:
+            work = Attention(device, entry, problem)
+            for _ in range(LAUNCHES):
+                work.launch()
+            device.synchronize()
+
+
+def launches() -> list[dict[str, Any]]:
+    """Return the clocks of every case, by Nsight Compute; nothing where ncu is not in PATH."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        return []
+    program = "from pysm120 import _measure; _measure.launch_all()"
+    command = [ncu, *_NCU, "--metrics", _CYCLES, sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    return read_cycles(done.stdout)
+
+
+def read_cycles(text: str) -> list[dict[str, Any]]:
+    """Return the clocks of every case in what ncu --csv --page raw prints."""
+    rows = list(csv.reader(text.splitlines()))
+    head = next((i for i, row in enumerate(rows) if row[:1] == ["ID"]), None)
+    if head is None:
+        message = f"ncu printed no table: {text.strip()[-200:]!r}"
+        raise UnsupportedError(message)
+    column, name = rows[head].index(_CYCLES), rows[head].index("Kernel Name")
+    found = [(row[name].split("(")[0], float(row[column].replace(",", ""))) for row in rows[head + 2 :]]
+    if [entry for entry, _ in found] != [entry for entry, _ in CASES for _ in range(LAUNCHES)]:
+        message = f"ncu saw {len(found)} launches, not the {LAUNCHES * len(CASES)} that were made"
+        raise UnsupportedError(message)
+    return [
+        {
+            "entry": entry,
+            "problem": str(problem),
+            "clocks": statistics.median(clocks for _, clocks in found[LAUNCHES * i : LAUNCHES * (i + 1)]),
+        }
+        for i, (entry, problem) in enumerate(CASES)
+    ]
+
+
+def everything(steps: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Measure loops and launches on the first GPU; return the figures, and the code of the launches by file.
+
+    ``steps`` is told of each.
+    """
+    with Device("cuda") as device:
+        name = device.info.name
+        chip = next((key for key in _chips.names() if name.endswith(str(_chips.load(key)["name"]))), None)
+        if chip is None:
+            message = f"the GPU is {name!r}, of which there is no file among {', '.join(_chips.names())}"
+            raise UnsupportedError(message)
+        target = str(_chips.load(chip)["target"])
+        target += "f" if target == "sm_120" else ""
+        loops = []
+        for loop in all_loops():
+            clocks, _ = loop_clocks(device, loop, sass.assemble(loop.ptx(target), target))
+            loops.append({"name": loop.name, "warps": loop.warps, "clocks": round(clocks, 2)})
+            steps(f"{loop.name}, {loop.warps} warps")
+        driver = device.info.driver_version
+    found = launches()
+    images = keep_images(found, target)
+    steps("launches")
+    date = dt.datetime.now(dt.timezone.utc).date().isoformat()
+    return {"chip": chip, "name": name, "driver": driver, "date": date, "loops": loops, "launches": found}, images
+
+
+def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:
+    """Name in each row the file of its code; return the files: later versions of the library have other code."""
+    known = {builtin.entry: (index, builtin) for index, builtin in enumerate(builtins())}
+    files: dict[str, bytes] = {}
+    for row in rows:
+        index, builtin = known[row["entry"]]
+        name = f"{Path(builtin.source).parent.name}_{Path(builtin.source).stem}.{target}.cubin.xz"
+        files.setdefault(name, lzma.compress(builtin_image(index, target, "cubin")))
+        row |= {"image": name, "shared_bytes": builtin.shared_bytes}
+    return files
+
+
+def all_loops() -> list[Loop]:
+    """Return the loops of calibration and of validation."""
+    return [*_loops.calibration(), *_loops.validation()]

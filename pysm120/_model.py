@@ -7,11 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pysm120 import _attention_problem, _chips, _console, _kernel_model, _predict, _validation, sass
+from pysm120 import _attention_problem, _chips, _console, _measure, _predict, _validation, sass
 from pysm120._attention_problem import Problem
 from pysm120._chips import Chip
 from pysm120._command import Command
-from pysm120._cubin import Cubin
 from pysm120._kernel_model import KernelModel
 from pysm120._predict import Prediction
 from pysm120.errors import InvalidArgumentError, UnsupportedError
@@ -62,6 +61,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--timeline", metavar="FILE.png", help="draw warps on the pipes of a quarter (needs matplotlib)"
     )
     parser.add_argument(
+        "--measure", metavar="FILE.json", help="measure loops and launches on the GPU here (launches by ncu)"
+    )
+    parser.add_argument(
         "--validate",
         metavar="FILE.json",
         help="compare predictions with the measurements in a file, instead of all this",
@@ -88,27 +90,6 @@ def _branches(words: list[str]) -> dict[int, bool]:
             raise InvalidArgumentError(message)
         stated[int(found[1], 16)] = found[2] == "taken"
     return stated
-
-
-def _of_file(path: Path, chip: Chip, arguments: argparse.Namespace, stages: int | None) -> KernelModel:
-    """Return the model of a kernel in a file."""
-    image = path.read_bytes()
-    cubin = Cubin(image)
-    entry = cubin.entry(arguments.entry)
-    if f"sm_{cubin.target}" != chip["target"]:
-        message = f"{path} is for sm_{cubin.target}, but --chip {chip.key} is {chip['target']}"
-        raise InvalidArgumentError(message)
-    if not entry.threads:
-        message = f"{entry.name} does not say how many threads a CTA has: compile it with .reqntid or .maxntid"
-        raise UnsupportedError(message)
-    shared = (_number(arguments.shared, "--shared") or 0) + entry.static_shared_bytes
-    slots = chip.ctas_per_sm(entry.registers, entry.threads, shared)
-    if slots == 0:
-        needs = f"{entry.threads} threads and {shared:,} bytes of shared memory"
-        message = f"{entry.name} with {needs} does not fit on {chip['name']}"
-        raise InvalidArgumentError(message)
-    function = sass.disassemble(image, entry.name)[entry.name]
-    return _kernel_model.build(chip, function, entry.threads, slots, stages=stages, stated=_branches(arguments.branch))
 
 
 def places(entry: str, chip: Chip, model: KernelModel) -> dict[int, Place]:
@@ -237,7 +218,7 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
 
 def validate(path: Path) -> int:
     """Print predictions beside measurements."""
-    rows = list(_validation.compare(_validation.read(path)))
+    rows = list(_validation.compare(_validation.read(path), path.parent))
     table = [(row.name, f"{row.predicted:,.1f}", f"{row.measured:,.1f}", f"{row.error:+.1%}") for row in rows]
     _console.table("Clocks, predicted and measured", ("what", "predicted", "measured", "error"), table)
     median, worst = _validation.errors(rows)
@@ -245,8 +226,24 @@ def validate(path: Path) -> int:
     return 0
 
 
+def measure(path: Path) -> None:
+    """Measure on the GPU here, and write a file for --validate."""
+    if path.suffix != ".json" or not path.parent.is_dir():
+        message = f"--measure is {str(path)!r}, not a .json file in a folder that exists"
+        raise InvalidArgumentError(message)
+    with _console.progress(len(_measure.all_loops()) + 1, "measuring") as step:
+        document, images = _measure.everything(step)
+    for name, image in images.items():
+        (path.parent / name).write_bytes(image)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"{path} has {len(document['loops'])} loops and {len(document['launches'])} launches.")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Predict."""
+    if arguments.measure:
+        measure(Path(arguments.measure))
+        return 0
     if arguments.validate:
         return validate(Path(arguments.validate))
     if arguments.kernel is None:
@@ -258,7 +255,9 @@ def run(arguments: argparse.Namespace) -> int:
     stages = _number(arguments.stages, "--stages")
     path = Path(arguments.kernel)
     if path.is_file():
-        model = _of_file(path, chip, arguments, stages)
+        shared = _number(arguments.shared, "--shared") or 0
+        image, stated = path.read_bytes(), _branches(arguments.branch)
+        model = _validation.image_model(chip, image, arguments.entry, shared, stages=stages, stated=stated)
     else:
         model = _validation.builtin_model(chip, arguments.kernel, stages=stages, stated=_branches(arguments.branch))
     rounds, problem = _launch(model, arguments)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import lzma
 import statistics
 from collections.abc import Iterator
 from functools import lru_cache
@@ -13,7 +14,7 @@ from pysm120._chips import Chip
 from pysm120._cubin import Cubin
 from pysm120._kernel_model import KernelModel
 from pysm120._loops import Loop
-from pysm120.errors import InvalidArgumentError
+from pysm120.errors import InvalidArgumentError, UnsupportedError
 from pysm120.module import builtin_image, builtins
 
 _SHORT, _LONG = 6, 14  # rounds of a loop whose difference is timed
@@ -65,10 +66,29 @@ def builtin_model(chip: Chip, entry: str, *, stages: int | None = None, stated: 
     index, builtin = known[entry]
     target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
     image = builtin_image(index, target, "cubin")
-    found = Cubin(image).entry(entry)
-    slots = chip.ctas_per_sm(found.registers, builtin.threads, builtin.shared_bytes + found.static_shared_bytes)
-    function = _function(image, entry)
-    return _kernel_model.build(chip, function, builtin.threads, slots, stages=stages, stated=stated)
+    return image_model(chip, image, entry, builtin.shared_bytes, stages=stages, stated=stated)
+
+
+def image_model(
+    chip: Chip, image: bytes, name: str | None, shared_bytes: int, *, stages: int | None = None, stated: Any = None
+) -> KernelModel:
+    """Return the model of a kernel of a cubin, with so much dynamic shared memory."""
+    cubin = Cubin(image)
+    entry = cubin.entry(name)
+    if f"sm_{cubin.target}" != chip["target"]:
+        message = f"the cubin is for sm_{cubin.target}, but {chip['name']} is {chip['target']}"
+        raise InvalidArgumentError(message)
+    if not entry.threads:
+        message = f"{entry.name} does not say how many threads a CTA has: compile it with .reqntid or .maxntid"
+        raise UnsupportedError(message)
+    shared = shared_bytes + entry.static_shared_bytes
+    slots = chip.ctas_per_sm(entry.registers, entry.threads, shared)
+    if slots == 0:
+        needs = f"{entry.threads} threads and {shared:,} bytes of shared memory"
+        message = f"{entry.name} with {needs} does not fit on {chip['name']}"
+        raise InvalidArgumentError(message)
+    function = _function(image, entry.name)
+    return _kernel_model.build(chip, function, entry.threads, slots, stages=stages, stated=stated)
 
 
 @lru_cache(maxsize=64)
@@ -77,9 +97,11 @@ def _function(image: bytes, entry: str) -> sass.Function:
     return sass.disassemble(image, entry)[entry]
 
 
-def launch_clocks(chip: Chip, entry: str, problem: _attention_problem.Problem) -> float:
-    """Predict the clocks of a launch of attention."""
-    return _predict.predict(builtin_model(chip, entry), problem.rounds(entry)).clocks
+def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
+    """Predict the clocks of a launch of attention: of the very code that was measured, kept beside the figures."""
+    image = lzma.decompress((folder / row["image"]).read_bytes())
+    model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
+    return _predict.predict(model, _attention_problem.parse(row["problem"]).rounds(row["entry"])).clocks
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -95,7 +117,7 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
-def compare(document: dict[str, Any]) -> Iterator[Row]:
+def compare(document: dict[str, Any], folder: Path) -> Iterator[Row]:
     """Predict what was measured: the loops that nothing was fitted to, then the launches."""
     chip = _chips.load(str(document["chip"]))
     measured = {(row["name"], row["warps"]): row["clocks"] for row in document["loops"]}
@@ -104,8 +126,7 @@ def compare(document: dict[str, Any]) -> Iterator[Row]:
             clocks = loop_clocks(chip, loop)
             yield Row(f"{loop.name}, {loop.warps} warps", clocks, measured[loop.name, loop.warps])
     for row in document["launches"]:
-        problem = _attention_problem.parse(row["problem"])
-        yield Row(f"{row['entry']} {problem}", launch_clocks(chip, row["entry"], problem), row["clocks"])
+        yield Row(f"{row['entry']} {row['problem']}", launch_clocks(chip, folder, row), row["clocks"])
 
 
 def errors(rows: list[Row]) -> tuple[float, float]:

@@ -2,13 +2,28 @@
 
 import importlib.util
 import json
+import lzma
+import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
-from pysm120 import __main__, _loops, _validation, sass
-from pysm120.errors import InvalidArgumentError
+from pysm120 import (
+    Device,
+    __main__,
+    _attention_problem,
+    _ffi,
+    _loops,
+    _measure,
+    _validation,
+    attention,
+    sass,
+)
+from pysm120.errors import InvalidArgumentError, UnsupportedError
 from pysm120.module import builtin_image
 
 pytestmark = pytest.mark.virtual
@@ -107,7 +122,7 @@ def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[
 def test_a_cubin_for_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "k.cubin").write_bytes(builtin_image(0, "sm_90", "cubin"))
     assert __main__.main(["model", f"{tmp_path}/k.cubin", "--kernel", "attention_bf16_128x64_d128_r16"]) == 2
-    assert "is for sm_90, but --chip rtx5090 is sm_120" in capsys.readouterr().err
+    assert "the cubin is for sm_90, but GeForce RTX 5090 is sm_120" in capsys.readouterr().err
 
 
 def test_predictions_are_as_good_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +134,7 @@ def test_predictions_are_as_good_as_documented(tmp_path: Path, capsys: pytest.Ca
     assert len(document["loops"]) == 9
     assert len(document["launches"]) == 3
     (tmp_path / "part.json").write_text(json.dumps(document))
+    shutil.copy(MEASURED.parent / "attention.cubin.xz", tmp_path)
     assert __main__.main(["model", "--validate", f"{tmp_path}/part.json"]) == 0
     shown = capsys.readouterr().out
     assert "12 comparisons: median error" in shown
@@ -130,6 +146,47 @@ def test_predictions_are_as_good_as_documented(tmp_path: Path, capsys: pytest.Ca
     assert len(errors) == 12
     assert sorted(map(abs, errors))[len(errors) // 2] < 0.08
     assert max(map(abs, errors)) < 0.20
+
+
+def test_cycles_of_a_profiler() -> None:
+    # As ncu 2025.3 prints them, shortened: a line of its own, the columns, their units, a row for each launch.
+    lines = ["==PROF== Connected to process 9", '"ID","Kernel Name","sm__cycles_elapsed.max"', '"","","cycle"']
+    for i, (entry, _) in enumerate(_measure.CASES):
+        lines += [
+            f'"{3 * i + n}","{entry}","{clocks}"' for n, clocks in enumerate(("1,000", f"{i + 1},500", "9,999,999"))
+        ]
+    found = _measure.read_cycles("\n".join(lines))
+    assert [row["clocks"] for row in found] == [1000 * (i + 1) + 500 for i in range(len(_measure.CASES))]
+    assert found[-1] == {"entry": "attention_bf16_128x64_d64_r16", "problem": "1,512,32,64", "clocks": 16500}
+    with pytest.raises(UnsupportedError, match="ncu saw 47 launches, not the 48"):
+        _measure.read_cycles("\n".join(lines[:-1]))
+    with pytest.raises(UnsupportedError, match="ncu printed no table: '==ERROR== no GPU'"):
+        _measure.read_cycles("==ERROR== no GPU")
+
+
+def test_every_measured_launch_can_be_made() -> None:
+    """The parameters that the measurement fills in are those of the kernels; a small problem runs and is attention."""
+    rng = np.random.default_rng(1)
+    with Device("virtual") as device:
+        work = _measure.Attention(
+            device, "attention_bf16_128x64_d64_r16", _attention_problem.parse("1,192,2,64,causal")
+        )
+        work.launch()
+        q, k, v = (rng.standard_normal((1, 2, 192, 64), np.float32).astype(ml_dtypes.bfloat16) for _ in range(3))
+        expected = attention(q, k, v, causal=True, precision="bf16", layout="BHSD", device=device)
+        assert np.array_equal(work.out.numpy().view(np.uint16), expected.view(np.uint16))
+    rows: list[dict[str, Any]] = [{"entry": entry} for entry, _ in _measure.CASES]
+    (image,) = _measure.keep_images(rows, "sm_90").values()
+    assert lzma.decompress(image).startswith(b"\x7fELF")
+    assert all(row["shared_bytes"] > 0 for row in rows)
+
+
+def test_measuring_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["model", "--measure", f"{tmp_path}/none/x.json"]) == 2
+    assert "not a .json file in a folder that exists" in capsys.readouterr().err
+    if _ffi.device_count("cuda") == 0:
+        assert __main__.main(["model", "--measure", f"{tmp_path}/x.json"]) == 2
+        assert not (tmp_path / "x.json").exists()
 
 
 def test_files_without_measurements(tmp_path: Path) -> None:

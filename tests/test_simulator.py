@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from sass_text import Op, listing
 
-from pysm120 import _attention_problem, _chips, _kernel_model, _predict, sass
+from pysm120 import _attention_problem, _chips, _kernel_model, _predict, _validation, sass
 from pysm120._chips import Chip
 from pysm120._predict import _Sms, _Time
 from pysm120._simulator import Ring
 from pysm120.errors import InvalidArgumentError
+from pysm120.module import builtins
 
 pytestmark = pytest.mark.virtual
 
@@ -44,6 +45,9 @@ TIMINGS = {
     "ldmatrix": ("lsu", 2, 26), "branch": ("branch", 1, 1), "barrier": ("lsu", 1, 1), "try_wait": ("lsu", 1, 36),
     "arrive": ("lsu", 1, 20), "copy": ("copy", 34, 34), "uniform": ("uniform", 1, 1),
 }  # fmt: skip
+
+
+MXFP8 = next(b.entry for b in builtins() if b.entry.startswith("attention_mxfp8") and "d128" in b.entry)
 
 
 @pytest.fixture
@@ -167,6 +171,12 @@ def test_a_warp_that_loads_goes_another_way(chip: Chip) -> None:
     branch = next(one for one in model.function.instructions if one.predicate == "P1")
     stated = _kernel_model.build(chip, model.function, 128, 1, stated={branch.address: False})
     assert len(stated.paths.around) == len(model.paths.load_around)
+
+
+def test_a_ring_that_another_warp_fills() -> None:
+    model = _validation.builtin_model(_chips.load("rtx5090"), MXFP8)
+    assert (model.warps, model.paths.ring.by_others, model.paths.ring.stages) == (8, True, 4)
+    assert [step.special for step in model.paths.around if step.special] == ["full", "full", "arrive"]
 
 
 def test_launches_are_made_of_ctas() -> None:
