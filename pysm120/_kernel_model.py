@@ -67,8 +67,8 @@ def build(
     loop : Loop, optional
         Another than the main loop.
     stages : int, optional
-        Tiles that the ring of copies holds; default: as many as are copied before the main loop, and one; where other
-        warps load, by the mbarriers.
+        Tiles that the ring of copies holds; default: by the mbarriers that are made, else as many as are copied before
+        the main loop, and one.
     stated : mapping, optional
         What to do at branches of the main loop, by address.
 
@@ -83,7 +83,7 @@ def build(
     has_copies = any(one.is_copy for one in function.instructions)
     if stages is None:
         first = sum(one.is_copy for one in load_before)
-        stages = first // copies + 1 if copies else _stages(function, around)
+        stages = _stages(function, around) or (first // copies + 1 if copies else 2)
     ring = Ring(stages, copies or 1, _tile_bytes(load_around) or 32768, by_others=has_copies and copies == 0)
     specials = _specials(around, load_around, load_before) if has_copies else {}
     pipes, sources = Pipes(chip), list[Instruction]()
@@ -117,10 +117,10 @@ def _specials(around: list[Instruction], load_around: list[Instruction], before:
 
 
 def _stages(function: Function, around: list[Instruction]) -> int:
-    """Return the stages of a ring that other warps fill, by its mbarriers: each stage has one for each wait and arrival."""
+    """Return the stages of a ring by its mbarriers, 0 without any: a stage has one for each wait and each arrival."""
     made = sum(one.base == "SYNCS" and "EXCH" in one.opcode for one in function.instructions)
     used = sum(_pipes.class_of(one.opcode) in {"try_wait", "arrive"} for one in around)
-    return max(2, made // used) if used else 2
+    return max(2, made // used) if used and made >= used else 0
 
 
 def _tile_bytes(path: list[Instruction]) -> int:

@@ -65,12 +65,12 @@ def compute_warps(threads: int) -> int:
 
 def before(function: Function, loop: Loop, *, loads: bool) -> list[Instruction]:
     """Return the shortest way from the begin to the main loop; with ``loads``, of those with the most copies."""
-    return _shortest(function, 0, lambda b: b == loop.header, _inside(function) - {loop.header}, loads=loads)
+    return _shortest(function, 0, lambda b: b == loop.header, _beside(function, loop) - {loop.header}, loads=loads)
 
 
 def behind(function: Function, loop: Loop) -> list[Instruction]:
     """Return the shortest way from the main loop to the end."""
-    inside = _inside(function)
+    inside = _beside(function, loop)
     ways = [
         _shortest(function, s, lambda b: not function.blocks[b].successors, inside, loads=False, last=True)
         for b in loop.blocks
@@ -81,9 +81,15 @@ def behind(function: Function, loop: Loop) -> list[Instruction]:
     return min(found, key=len) if found else []
 
 
-def _inside(function: Function) -> set[int]:
-    """Return the blocks of loops of more than one: waits, and values that differ between lanes, are loops of one."""
-    return {b for loop in function.loops if len(loop.blocks) > 1 for b in loop.blocks}
+def _beside(function: Function, main: Loop) -> set[int]:
+    """Return the blocks of the main loop and of those beside it.
+
+    Not of loops around it, which are gone through once, nor of loops of one block: waits, and values that differ between
+    lanes.
+    """
+    around = [loop for loop in function.loops if set(loop.blocks) >= set(main.blocks) and loop != main]
+    others = [loop for loop in function.loops if len(loop.blocks) > 1 and loop not in around]
+    return {b for loop in others for b in loop.blocks}
 
 
 def _shortest(

