@@ -84,8 +84,8 @@ def behind(function: Function, loop: Loop) -> list[Instruction]:
 def _beside(function: Function, main: Loop) -> set[int]:
     """Return the blocks of the main loop and of those beside it.
 
-    Not of loops around it, which are gone through once, nor of loops of one block: waits, and values that differ between
-    lanes.
+    Not of loops around it, which are gone through once, nor of loops of one block: waits, and values that differ
+    between lanes.
     """
     around = [loop for loop in function.loops if set(loop.blocks) >= set(main.blocks) and loop != main]
     others = [loop for loop in function.loops if len(loop.blocks) > 1 and loop not in around]
