@@ -10,6 +10,7 @@ from pysm120._kernel_model import KernelModel
 from pysm120._simulator import QUARTERS, Event, Outcome
 
 _SHORT, _LONG = 4, 10  # rounds of the two simulations that a CTA's time is read from
+_LEAST = 0.001  # of a CTA's own speed, however many are older
 _STAGGER = 700  # clocks between the begins of CTAs on an SM, so that they do not run in step
 _SHAPE = re.compile(r"[HQOI]MMA\.(?:SF\.)?(?:SP\.)?(16\d\d\d|1688|168128|168256)")
 _FLOPS = {"1688": 2048, "16816": 4096, "16832": 8192, "16864": 16384, "168128": 32768, "168256": 65536}
@@ -128,7 +129,11 @@ def _reasons(model: KernelModel, outcome: Outcome, ctas: int) -> list[Reason]:
 
 
 class _Sms:
-    """SMs that take the next CTA of a launch as soon as they have room; CTAs on one SM slow each other down."""
+    """SMs that take the next CTA of a launch as soon as they have room.
+
+    CTAs on one SM slow each other down: the oldest runs as if alone, the next has what two get done beyond that, and so
+    on. So they end one after the other, and the last of a launch are seldom alone.
+    """
 
     def __init__(self, rounds: Sequence[int], times: Sequence[_Time], sms: int) -> None:
         self.ahead = list(reversed(rounds))
@@ -150,7 +155,13 @@ class _Sms:
 
     def clocks(self, sm: int, cta: int) -> float:
         """Return what a CTA takes in the company that it has."""
-        return self.times[len(self.resident[sm]) - 1].of(self.rounds[cta])
+        rounds, older = self.rounds[cta], sum(other < cta for other in self.resident[sm])
+        rate = self.rate(older + 1, rounds) - self.rate(older, rounds)
+        return 1 / max(rate, _LEAST * self.rate(1, rounds))
+
+    def rate(self, resident: int, rounds: int) -> float:
+        """Return the CTAs of so many rounds that an SM ends in a clock while so many are resident."""
+        return resident / self.times[resident - 1].of(rounds) if resident else 0.0
 
     def plan(self, sm: int) -> None:
         """Find which CTA of an SM ends next."""

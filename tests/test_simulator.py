@@ -182,8 +182,9 @@ def test_a_ring_that_another_warp_fills() -> None:
 def test_launches_are_made_of_ctas() -> None:
     alone, together = _Time(0, 100), _Time(0, 150)
     assert _Sms([1] * 10, [alone], 4).run() == 300
-    # Two on the SM at first, which end together; then one alone.
-    assert _Sms([1] * 3, [alone, together], 1).run() == pytest.approx(250)
+    # Two on the SM, who get done 2 in 150: the older ends after 100, the younger has a third then and is the older one
+    # for 66.7; the third, which has 22 % by then, is alone for 77.8.
+    assert _Sms([1] * 3, [alone, together], 1).run() == pytest.approx(100 + 200 / 3 + 700 / 9)
     # The longest first: 4 and 3 rounds on two SMs, then 2 and 1.
     assert _Sms([4, 3, 2, 1], [alone], 2).run() == 500
     assert _Sms([1], [_Time(30, 5)], 132).run() == 35
