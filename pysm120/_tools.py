@@ -9,22 +9,27 @@ from pathlib import Path
 
 from pysm120.errors import InvalidArgumentError, UnsupportedError
 
-_WHEELS = {"nvdisasm": "nvidia-cuda-nvdisasm", "ptxas": "nvidia-cuda-nvcc"}
+WHEELS = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
+_IN_WHEELS = ("nvidia/cu13", "nvidia/cu12", "nvidia/cuda_nvcc")
 
 
-def find(name: str) -> Path:
-    """Return where a tool is: "nvdisasm" or "ptxas"."""
+def locate(name: str) -> Path | None:
+    """Return where a tool is, "nvdisasm" or "ptxas"; None where it is nowhere."""
     candidates = [shutil.which(name)]
     if home := os.environ.get("CUDA_HOME"):
         candidates.append(str(Path(home) / "bin" / name))
     folders = [*sys.path, sysconfig.get_path("purelib")]
-    candidates += [str(Path(folder) / "nvidia/cu13/bin" / name) for folder in folders]
-    for candidate in candidates:
-        if candidate and os.access(candidate, os.X_OK):
-            return Path(candidate)
+    candidates += [str(Path(folder) / wheel / "bin" / name) for folder in folders for wheel in _IN_WHEELS]
+    return next((Path(x) for x in candidates if x and os.access(x, os.X_OK)), None)
+
+
+def find(name: str) -> Path:
+    """Return where a tool is; UnsupportedError where it is nowhere."""
+    if found := locate(name):
+        return found
     message = (
         f"{name} was not found in PATH, in CUDA_HOME or among the Python packages: install CUDA 13, or "
-        f"`pip install {_WHEELS[name]}`"
+        f"`pip install {WHEELS[name]}`"
     )
     raise UnsupportedError(message)
 

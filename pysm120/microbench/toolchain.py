@@ -1,31 +1,16 @@
 """The programs that turn PTX into machine code and machine code into text."""
 
 import dataclasses
-import os
 import re
-import shutil
 import subprocess
-import sys
-import sysconfig
 import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from pysm120._tools import WHEELS, locate
 from pysm120.errors import InvalidProgramError
 
-WHEELS = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
-
-
-@lru_cache(maxsize=8)
-def find(program: str) -> Path | None:
-    """Find a program in PATH, in CUDA_HOME, or among the Python packages; None where it is nowhere."""
-    candidates = [shutil.which(program)]
-    if home := os.environ.get("CUDA_HOME"):
-        candidates.append(str(Path(home) / "bin" / program))
-    folders = [*sys.path, sysconfig.get_path("purelib")]
-    candidates += [str(Path(folder) / version / "bin" / program) for folder in folders
-                   for version in ("nvidia/cu13", "nvidia/cu12", "nvidia/cuda_nvcc")]  # fmt: skip
-    return next((Path(c) for c in candidates if c and os.access(c, os.X_OK)), None)
+find = lru_cache(maxsize=8)(locate)
 
 
 def missing() -> str:
