@@ -1,4 +1,4 @@
-"""What a call of sm120_attention may ask for beyond plain tensors, in 16 bits, against float64, between guard bands.
+"""What a call of sm120_attention may ask for beyond plain tensors, against float64, between guard bands.
 
 Every problem is a batch of sequences, each with its own rows and keys; the reference computes them one by one, from the
 definitions. Keys that are not there, in padded tensors and between packed sequences, are NaN.
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from attention_cases import P_ERROR, STEP, pitched
+from attention_cases import P_ERROR, PRECISIONS, STEP, pitched
 from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
-from reference import Array, attention_dense, relative_error
+from reference import Array, attention_dense, mx, relative_error
 
 ALIGN = {
     (False, "bottom-right"): lib.SM120_NOT_CAUSAL,
@@ -19,6 +19,8 @@ ALIGN = {
     (False, "top-left"): lib.SM120_NOT_CAUSAL_TOP_LEFT,
 }
 FAR = 2**40
+# In e4m3 a P is off by at most 2^-4 of itself, and the sum of a row adds what is left of it.
+MXFP8_P_ERROR, MXFP8_L_ERROR = 0.04, 2.0**-4
 NAN_TAIL = 5  # rows behind the last packed sequence
 
 
@@ -47,6 +49,7 @@ class Case(NamedTuple):
     dtype: str = "bfloat16"
     o_dtype: str = "float32"
     scale: float | None = None
+    precision: str | None = None  # none: that of dtype
 
     @property
     def needs_copies(self) -> bool:
@@ -110,6 +113,11 @@ class Problem:
         q = self.q[q_at, :, q_rows].astype(np.float64)
         k = np.concatenate([self.past_k[b], self.k[kv_at, :, kv_rows]], 1).astype(np.float64)
         v = np.concatenate([self.past_v[b], self.v[kv_at, :, kv_rows]], 1).astype(np.float64)
+        if case.precision:  # rows are quantised one by one, values in blocks of keys of one tensor
+            q, k = mx(q, -1).astype(np.float64), mx(k, -1).astype(np.float64)
+        if case.precision == "mxfp8":
+            v = np.concatenate([mx(part, 1) for part in np.split(v, [case.past], 1) if part.shape[1]] or [v], 1)
+            v = v.astype(np.float64)
         rows, keys = q.shape[1], k.shape[1]
         d = keys - rows if case.align == "bottom-right" else 0
         d = case.diagonals[b] if case.diagonals else d
@@ -164,7 +172,8 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     """Launch; O and LSE as they lie in memory."""
     case = problem.case
     args = new_struct("sm120_attention_args")
-    args.precision, args.scale = CODES[case.dtype], problem.scale
+    args.precision = PRECISIONS[case.precision] if case.precision else CODES[case.dtype]
+    args.scale = problem.scale
     args.causal = ALIGN[case.causal, case.align]
     args.batch, args.heads, args.kv_heads = problem.batch, case.heads, case.kv_heads
     args.q_rows, args.kv_rows = max(case.q_lengths), max(case.kv_lengths)
@@ -198,7 +207,7 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     args.lse = lse.address
     size = ffi.new("size_t *")
     check(lib.sm120_attention(opened.handle, args, 0, size))
-    assert (size[0] > 0) == case.needs_copies
+    assert (size[0] > 0) == (case.needs_copies or case.precision is not None)
     workspace = Buffer(opened, (max(1, int(size[0])),), np.uint8).address if size[0] else 0
     check(lib.sm120_attention(opened.handle, args, workspace, size if workspace else ffi.NULL))
     logs = lse.download().astype(np.float64)
@@ -220,10 +229,12 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
         got_o, got_lse = o[at, :, rows], lse[at, :, rows]
         covered[at, :, rows] = True
         score = abs(problem.scale) * np.nanmax(np.abs(problem.q.astype(np.float32))) * case.head_dim
-        assert relative_error(got_o, exact_o) <= P_ERROR[case.dtype] + 1e-6 * score + STEP[case.o_dtype], b
+        p_error = MXFP8_P_ERROR if case.precision == "mxfp8" else P_ERROR[case.dtype]
+        assert relative_error(got_o, exact_o) <= p_error + 1e-6 * score + STEP[case.o_dtype], b
         seen = np.isfinite(exact_lse)
         assert np.array_equal(np.isneginf(got_lse), ~seen)
-        assert np.abs(got_lse[seen] - exact_lse[seen]).max(initial=0) <= 2e-6 * (4 + score + case.softcap)
+        l_error = MXFP8_L_ERROR if case.precision == "mxfp8" else 0.0
+        assert np.abs(got_lse[seen] - exact_lse[seen]).max(initial=0) <= l_error + 2e-6 * (4 + score + case.softcap)
         assert np.all(got_o[~seen] == 0)
     if case.q_packed:
         assert np.isnan(o[~covered]).all(), "rows of no sequence were written"
@@ -318,6 +329,26 @@ V_SIZES = [
 ]
 
 
+# Every feature with Q K^T in MXFP8, and with all in MXFP8; where the tiles are quantised nothing else depends on dtypes.
+MX = [
+    case._replace(precision=precision, dtype={"mxfp8_f16": "float16", "mxfp8": case.dtype}.get(precision, "bfloat16"))
+    for precision, first in (("mxfp8", 0), ("mxfp8_bf16", 1), ("mxfp8_f16", 2))
+    for cases, step in (
+        (WINDOWS, 6),
+        (DIAGONALS, 1),
+        (LENGTHS, 1),
+        (PACKED, 1),
+        (SCORES, 3),
+        (MASKS, 4),
+        (PASTS, 3),
+        (V_SIZES, 4),
+        (COPIES, 7),
+    )
+    for case in cases[first % step :: step]
+    if max(case.head_dim, case.v_head_dim or 0) <= 128
+]
+
+
 def name(case: Case) -> str:
     """Name a case by what it asks for."""
     parts = [f"{'.'.join(map(str, case.q_lengths))}x{'.'.join(map(str, case.kv_lengths))}"]
@@ -326,7 +357,7 @@ def name(case: Case) -> str:
 
 
 @pytest.mark.parametrize(
-    "case", WINDOWS + DIAGONALS + LENGTHS + PACKED + SCORES + MASKS + PASTS + V_SIZES + COPIES, ids=name
+    "case", WINDOWS + DIAGONALS + LENGTHS + PACKED + SCORES + MASKS + PASTS + V_SIZES + COPIES + MX, ids=name
 )
 def test_matches_float64(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Every feature, at the edges of the tiles and together with others."""
