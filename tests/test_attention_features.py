@@ -364,8 +364,9 @@ def test_matches_float64(opened: OpenDevice, rng: np.random.Generator, case: Cas
     verify(opened, rng, case)
 
 
+@pytest.mark.parametrize("is_mx", [False, True], ids=["16 bits", "mx"])
 @pytest.mark.parametrize("trial", range(24))
-def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
+def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial: int, *, is_mx: bool) -> None:
     """Features that nobody thought of together."""
     del trial
 
@@ -379,6 +380,9 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
     kv_heads = int(rng.integers(1, 3))
     odd = chance()
     past = int(maybe(rng.integers(1, 150), 0))
+    precision = str(rng.choice(["mxfp8", "mxfp8_bf16", "mxfp8_f16"])) if is_mx else None
+    widest = 128 if is_mx else 256
+    types = {"mxfp8": list(CODES), "mxfp8_bf16": ["bfloat16"], "mxfp8_f16": ["float16"], None: list(P_ERROR)}
     q_packed, kv_packed = chance(), past == 0 and chance()
     q_lengths = rng.integers(1, 200, batch)
     kv_lengths = rng.integers(1, 200, batch)
@@ -395,8 +399,8 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
             tuple(map(int, kv_lengths)),
             kv_heads * int(rng.integers(1, 4)),
             kv_heads,
-            int(rng.integers(1, 257)) if odd else 8 * int(rng.integers(1, 33)),
-            maybe(int(rng.integers(1, 257)) if odd else 8 * int(rng.integers(1, 33))),
+            int(rng.integers(1, widest + 1)) if odd else 8 * int(rng.integers(1, widest // 8 + 1)),
+            maybe(int(rng.integers(1, widest + 1)) if odd else 8 * int(rng.integers(1, widest // 8 + 1))),
             q_packed,
             kv_packed,
             bool(rng.integers(2)),
@@ -410,8 +414,10 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
             "".join(axis for axis in "bhqk" if rng.integers(2)),
             past,
             int(maybe(rng.integers(0, 9), 0)) if odd else 0,
-            str(rng.choice(list(P_ERROR))),
+            str(rng.choice(types[precision])),
             str(rng.choice(list(CODES))),
+            None,
+            precision,
         ),
     )
 
@@ -431,15 +437,16 @@ def test_a_row_of_nothing_but_lowest_numbers_is_the_mean(opened: OpenDevice, rng
     assert np.isneginf(lse[0, :, 4]).all()
 
 
+@pytest.mark.parametrize("precision", ["bf16", "mxfp8", "mxfp8_bf16"])
 @pytest.mark.parametrize("starts", [(0, -5, 40), (30, 10, 20), (0, 1000, 2000), (2**31 - 1, -(2**31), 7)])
 def test_starts_that_cannot_be_stay_inside(
-    opened: OpenDevice, rng: np.random.Generator, starts: tuple[int, ...]
+    opened: OpenDevice, rng: np.random.Generator, starts: tuple[int, ...], precision: str
 ) -> None:
     """Whatever starts hold, nothing outside the tensors is read or written: the guard bands and the device check it."""
     problem = Problem(rng, Case((20, 20), (30, 30), q_packed=True, kv_packed=True))
     try:
         args = new_struct("sm120_attention_args")
-        args.precision, args.scale, args.causal = lib.SM120_BF16, 0.125, lib.SM120_CAUSAL_BOTTOM_RIGHT
+        args.precision, args.scale, args.causal = PRECISIONS[precision], 0.125, lib.SM120_CAUSAL_BOTTOM_RIGHT
         args.batch, args.heads, args.kv_heads, args.q_rows, args.kv_rows, args.head_dim = 2, 2, 1, 20, 30, 64
         for struct, x in ((args.q, problem.q), (args.k, problem.k), (args.v, problem.v)):
             tensor(struct, Buffer(opened, x.shape, x.dtype, None, x))
@@ -448,7 +455,10 @@ def test_starts_that_cannot_be_stay_inside(
         x = np.asarray(starts, np.int32)
         args.cu_seqlens_q = args.cu_seqlens_k = Buffer(opened, x.shape, x.dtype, None, x).address
         args.q_total, args.kv_total = problem.q.shape[2], problem.k.shape[2]
-        check(lib.sm120_attention(opened.handle, args, 0, ffi.NULL))
+        size = ffi.new("size_t *")
+        check(lib.sm120_attention(opened.handle, args, 0, size))
+        workspace = Buffer(opened, (int(size[0]),), np.uint8).address if size[0] else 0
+        check(lib.sm120_attention(opened.handle, args, workspace, size if workspace else ffi.NULL))
     finally:
         opened.release()
 
