@@ -16,15 +16,15 @@ static const struct precision {
     uint32_t code;
     uint32_t dtype; /* of q, k and v; 0: any */
     int64_t head_dim_max;
-    bool has_left, has_all; /* a left window; all that a call may ask for */
-    const char *operation;  /* of its kernels */
+    bool has_left;         /* its kernel for tensors of one length has a left window */
+    const char *operation; /* of its kernels */
     attention_run *run;
 } precisions[] = {
-    {SM120_MXFP8, 0, 128, false, false, "attention_mxfp8", attention_mxfp8},
-    {SM120_MXFP8_BF16, SM120_BF16, 128, true, false, "attention_mxfp8_bf16", attention_mxfp8},
-    {SM120_MXFP8_F16, SM120_F16, 128, true, false, "attention_mxfp8_f16", attention_mxfp8},
-    {SM120_BF16, SM120_BF16, 256, true, true, "attention_bf16", attention_bf16_f16},
-    {SM120_F16, SM120_F16, 256, true, true, "attention_f16", attention_bf16_f16},
+    {SM120_MXFP8, 0, 128, false, "attention_mxfp8", attention_mxfp8},
+    {SM120_MXFP8_BF16, SM120_BF16, 128, true, "attention_mxfp8_bf16", attention_mxfp8},
+    {SM120_MXFP8_F16, SM120_F16, 128, true, "attention_mxfp8_f16", attention_mxfp8},
+    {SM120_BF16, SM120_BF16, 256, true, "attention_bf16", attention_bf16_f16},
+    {SM120_F16, SM120_F16, 256, true, "attention_f16", attention_bf16_f16},
 };
 
 /* The bytes of a mask's element; 0 for no dtype of a mask. */
@@ -332,38 +332,12 @@ static sm120_status check_mask(struct attention *call) {
     return SM120_OK;
 }
 
-/* Find the first member of a call that only some precisions know, NULL where there is none; and whether more than a
- * mask's edges depends on it. */
-static const char *special_member(const sm120_attention_args *args) {
-    const struct {
-        const char *name;
-        bool is_set;
-    } members[] = {
-        {"softcap", args->softcap != 0.0f},        {"diagonals", args->diagonals != 0},
-        {"kv_lengths", args->kv_lengths != 0},     {"cu_seqlens_q", args->cu_seqlens_q != 0},
-        {"cu_seqlens_k", args->cu_seqlens_k != 0}, {"sinks", args->sinks != 0},
-        {"alibi_slopes", args->alibi_slopes != 0}, {"past_rows", args->past_rows != 0},
-        {"mask", args->mask.address != 0},
-    };
-    for (size_t i = 0; i < sizeof members / sizeof *members; ++i) {
-        if (members[i].is_set) {
-            return members[i].name;
-        }
-    }
-    return NULL;
-}
-
-/* Check that the precision has all that the call asks for. */
-static sm120_status check_precision(struct attention *call, const struct precision *precision) {
-    const char *const special = special_member(call->args);
-    call->is_uniform = special == NULL;
-    call->operation = precision->operation;
-    const bool is_left = (call->args->window & SM120_WINDOW_LEFT) != 0;
-    if (precision->has_all || (special == NULL && (precision->has_left || !is_left))) {
-        return SM120_OK;
-    }
-    return fail(SM120_UNSUPPORTED, "%s with precision = 0x%" PRIx32 "; BF16 (0x%x) and F16 (0x%x) support it",
-                special != NULL ? special : "window_left", call->args->precision, SM120_BF16, SM120_F16);
+/* Whether a kernel for tensors of one length and unchanged scores does. */
+static bool is_uniform(const sm120_attention_args *args, const struct precision *precision) {
+    const bool is_left = (args->window & SM120_WINDOW_LEFT) != 0;
+    return args->softcap == 0.0f && args->diagonals == 0 && args->kv_lengths == 0 && args->cu_seqlens_q == 0 &&
+           args->cu_seqlens_k == 0 && args->sinks == 0 && args->alibi_slopes == 0 && args->past_rows == 0 &&
+           args->mask.address == 0 && (precision->has_left || !is_left);
 }
 
 /* Check the arguments but for tensors and addresses. */
@@ -387,7 +361,11 @@ static sm120_status check_forms(const sm120_attention_args *args, struct attenti
     status = status == SM120_OK ? check_shapes(call, (*precision)->head_dim_max) : status;
     status = status == SM120_OK ? check_scores(args) : status;
     status = status == SM120_OK ? check_sequences(args) : status;
-    return status == SM120_OK ? check_precision(call, *precision) : status;
+    if (status == SM120_OK) {
+        call->is_uniform = is_uniform(args, *precision);
+        call->operation = (*precision)->operation;
+    }
+    return status;
 }
 
 /* Check the arguments but for addresses. */

@@ -2,7 +2,7 @@
  * then one attention kernel. */
 #include <inttypes.h>
 
-#include "attention.h"
+#include "attention_special.h"
 #include "check.h"
 #include "error.h"
 #include "memory.h"
@@ -21,7 +21,8 @@ struct plan {
     uint32_t index;                   /* of the kernel entry */
     const struct kernel_entry *entry; /* with the tile that q, k and v are packed for */
     bool is_mixed;                    /* v stays in 16 bits, where the caller has it */
-    int64_t padded_q, padded_kv;      /* rows in whole tiles */
+    struct shape q_shape, k_shape;    /* a batch for each sequence, of the longest one's rows */
+    int64_t padded_q, padded_past, padded_kv; /* rows in whole tiles */
     struct areas areas;
 };
 
@@ -29,10 +30,12 @@ struct plan {
 
 /* Check that an area of the workspace lies apart from what the caller's tensors hold. */
 static sm120_status check_workspace_apart(const struct plan *plan, sm120_address workspace) {
-    const struct tensor *const tensors[] = {&plan->call->q, &plan->call->k, &plan->call->v, &plan->call->o};
+    const struct tensor *const tensors[] = {&plan->call->q, &plan->call->k,      &plan->call->v,
+                                            &plan->call->o, &plan->call->past_k, &plan->call->past_v};
     const int64_t bytes = plan->areas.end;
     sm120_status status = SM120_OK;
-    for (int i = 0; i < 4 && status == SM120_OK; ++i) {
+    const int count = plan->call->args->past_rows == 0 ? 4 : 6;
+    for (int i = 0; i < count && status == SM120_OK; ++i) {
         status = check_apart("workspace", workspace, bytes, tensors[i]->name, tensors[i]->address, tensors[i]->bytes);
     }
     if (status == SM120_OK && plan->call->args->lse != 0) {
@@ -65,26 +68,32 @@ static bool area_bytes(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *
     return fits;
 }
 
+/* Rows in whole tiles of so many. */
+static int64_t in_tiles(int64_t rows, int64_t tile) {
+    return (rows + tile - 1) / tile * tile;
+}
+
 /* Lay out the workspace: q's elements, q's scales (4 bytes per row), and tiles of k and of v that hold their own
  * scales (4 bytes per row of k, a byte per 32 rows and column of v). */
 static sm120_status lay_out(struct plan *plan) {
     const int64_t width = plan->entry->head_dim;
-    const int64_t q_heads = plan->call->q_shape.batch * plan->call->q_shape.heads;
-    const int64_t kv_heads = plan->call->k_shape.batch * plan->call->k_shape.heads;
+    const int64_t q_heads = plan->q_shape.batch * plan->q_shape.heads;
+    const int64_t kv_heads = plan->k_shape.batch * plan->k_shape.heads;
     struct areas *const areas = &plan->areas;
     int64_t q, scales, k, v = 0;
-    plan->padded_q = (plan->call->q_shape.rows + plan->entry->q_rows - 1) / plan->entry->q_rows * plan->entry->q_rows;
-    plan->padded_kv =
-        (plan->call->k_shape.rows + plan->entry->kv_rows - 1) / plan->entry->kv_rows * plan->entry->kv_rows;
+    plan->padded_q = in_tiles(plan->q_shape.rows, plan->entry->q_rows);
+    plan->padded_past = in_tiles(plan->call->args->past_rows, plan->entry->kv_rows);
+    plan->padded_kv = in_tiles(plan->k_shape.rows, plan->entry->kv_rows);
+    const int64_t keys = plan->padded_past + plan->padded_kv;
     *areas = (struct areas){0};
     if (!area_bytes(q_heads, plan->padded_q, width, &q) || !area_bytes(q_heads, plan->padded_q, 4, &scales) ||
-        !area_bytes(kv_heads, plan->padded_kv, width + 4, &k) ||
-        (!plan->is_mixed && !area_bytes(kv_heads, plan->padded_kv / BLOCK, BLOCK * width + width, &v)) ||
+        !area_bytes(kv_heads, keys, width + 4, &k) ||
+        (!plan->is_mixed && !area_bytes(kv_heads, keys / BLOCK, BLOCK * width + width, &v)) ||
         !add(q, scales, &areas->k_tiles) || !add(areas->k_tiles, k, &areas->v_tiles) ||
         !add(areas->v_tiles, v, &areas->end)) {
         return fail(SM120_UNSUPPORTED,
                     "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " does not fit in 63 bits",
-                    plan->call->q_shape.rows, plan->call->k_shape.rows);
+                    plan->q_shape.rows, plan->k_shape.rows);
     }
     areas->q_scales = q;
     return SM120_OK;
@@ -93,6 +102,9 @@ static sm120_status lay_out(struct plan *plan) {
 /* Choose the kernel and lay out the workspace. */
 static sm120_status make_plan(const struct device *device, const struct attention *call, struct plan *plan) {
     *plan = (struct plan){.call = call, .is_mixed = call->args->precision != SM120_MXFP8};
+    const sm120_attention_args *const args = call->args;
+    plan->q_shape = (struct shape){args->batch, args->heads, args->q_rows, call->q_shape.head_dim};
+    plan->k_shape = (struct shape){args->batch, args->kv_heads, args->kv_rows, call->k_shape.head_dim};
     const sm120_status status = attention_choose(device, call, &plan->index);
     if (status != SM120_OK) {
         return status;
@@ -115,12 +127,15 @@ struct attention_arguments {
     uint32_t heads, kv_heads, q_rows, kv_rows, head_dim, q_tiles, o_type;
     float scale_log2;
     int32_t diagonal, lower; /* row i sees key j iff i + lower <= j <= i + diagonal */
-    uint32_t v_broadcast;    /* these two in 16 bits alone */
+    uint32_t v_broadcast;    /* these two not of the plain kernel of MXFP8; bits 2, 3: of past_v */
+    struct special special;
 };
 
-/* The launches of a call, the third in MXFP8 alone. Not to be copied once filled. */
+/* The launches of a call: of its quantizers first, of q, k, v and the past's k and v those that there are. Not to be copied
+ * once filled. */
 struct launches {
-    struct quantizer_launch q, k, v;
+    struct quantizer_launch quantizers[5];
+    int quantizer_count;
     struct kernel *kernel;
     struct launch launch;
     struct attention_arguments values;
@@ -164,10 +179,22 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
     }
     struct attention_arguments *const a = &l->values;
     *a = values_of(plan, workspace);
+    const struct attention *const call = plan->call;
+    if (!call->is_uniform) {
+        attention_special(call, &a->special);
+        a->lower = a->special.lower;
+        a->diagonal = a->special.upper;
+    }
     /* A question for the size needs no map: the address of v may be none yet. */
     if (plan->is_mixed && workspace != 0) {
-        status = attention_describe(device, &plan->call->v, &plan->call->v_shape, plan->entry->kv_rows, &a->v_map,
-                                    &a->v_broadcast);
+        uint32_t past = 0;
+        status =
+            attention_describe(device, &call->v, &call->v_shape, plan->entry->kv_rows, &a->v_map, &a->v_broadcast);
+        if (status == SM120_OK && call->args->past_rows != 0) {
+            status = attention_describe(device, &call->past_v, &call->past_v_shape, plan->entry->kv_rows,
+                                        &a->special.past_v, &past);
+        }
+        a->v_broadcast |= past << 2;
     }
     const struct argument list[] = {
         ARGUMENT(a->q_elements),
@@ -190,58 +217,87 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
         ARGUMENT(a->diagonal),
         ARGUMENT(a->lower),
         ARGUMENT(a->v_broadcast),
+        SPECIAL_ARGUMENTS(&a->special),
     };
-    enum { COUNT = sizeof list / sizeof list[0], MIXED_ALONE = 2 };
+    enum { COUNT = sizeof list / sizeof list[0], MIXED = 20, PLAIN = 18 };
     _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
-    l->launch = launch_of(&l->arguments, list, plan->is_mixed ? COUNT : COUNT - MIXED_ALONE, grid, plan->entry,
-                          plan->call->args->stream);
+    l->launch = launch_of(&l->arguments, list, !call->is_uniform ? COUNT : plan->is_mixed ? MIXED : PLAIN, grid, plan->entry,
+                          call->args->stream);
     status = status == SM120_OK ? builtin_load(device, plan->index, &l->kernel) : status;
     return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
+}
+
+/* What to quantise of a tensor, as one that holds tiles of all keys from `first_row` on. */
+static struct quantizer keys_of(const struct plan *plan, const char *layout, const struct tensor *x, int64_t head_dim,
+                                int64_t rows, int64_t first_row, sm120_address tiles) {
+    const sm120_attention_args *const args = plan->call->args;
+    const bool is_past = first_row < plan->padded_past;
+    struct quantizer q = {.layout = layout,
+                          .x = x,
+                          .shape = {args->batch, args->kv_heads, rows, head_dim},
+                          .padded_rows = in_tiles(rows, plan->entry->kv_rows),
+                          .padded_columns = plan->entry->head_dim,
+                          .elements = tiles,
+                          .factor = 1.0f,
+                          .has_sequences = !plan->call->is_uniform};
+    q.sequences = (struct quantizer_sequences){
+        .starts = is_past ? 0 : args->cu_seqlens_k,
+        .lengths = is_past ? 0 : args->kv_lengths,
+        .total = (int32_t)args->kv_total,
+        .all_tiles = (uint32_t)((plan->padded_past + plan->padded_kv) / plan->entry->kv_rows),
+        .first_tile = (uint32_t)(first_row / plan->entry->kv_rows),
+    };
+    return q;
 }
 
 /* Choose the kernels and check their launches; nothing starts. */
 static sm120_status prepare(struct device *device, const struct plan *plan, sm120_address workspace,
                             struct launches *launches) {
     const bool wide = plan->entry->head_dim > 64;
-    const float scale = plan->call->args->scale;
+    const struct attention *const call = plan->call;
+    const sm120_attention_args *const args = call->args;
+    const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
+    const sm120_address v_tiles = workspace + (uint64_t)plan->areas.v_tiles;
+    const char *const k = wide ? "k_d128" : "k_d64", *const v = wide ? "v_d128" : "v_d64";
+    const int64_t v_dim = call->v_shape.head_dim, kv_rows = args->kv_rows, past_rows = args->past_rows;
     const struct quantizer q = {.layout = wide ? "q_d128" : "q_d64",
-                                .x = &plan->call->q,
-                                .shape = plan->call->q_shape,
+                                .x = &call->q,
+                                .shape = plan->q_shape,
                                 .padded_rows = plan->padded_q,
                                 .padded_columns = plan->entry->head_dim,
                                 .elements = workspace + (uint64_t)plan->areas.q_elements,
                                 .scales = workspace + (uint64_t)plan->areas.q_scales,
-                                .factor = scale > 0.0f   ? 1.0f
-                                          : scale < 0.0f ? -1.0f
-                                                         : 0.0f};
-    struct quantizer k = q;
-    k.layout = wide ? "k_d128" : "k_d64";
-    k.x = &plan->call->k;
-    k.shape = plan->call->k_shape;
-    k.padded_rows = plan->padded_kv;
-    k.elements = workspace + (uint64_t)plan->areas.k_tiles;
-    k.scales = 0;
-    k.factor = 1.0f;
-    struct quantizer v = k;
-    v.layout = wide ? "v_d128" : "v_d64";
-    v.shape = plan->call->v_shape;
-    v.x = &plan->call->v;
-    v.elements = workspace + (uint64_t)plan->areas.v_tiles;
-    const sm120_stream stream = plan->call->args->stream;
-    sm120_status status = quantizer_prepare(device, &q, stream, &launches->q);
-    status = status == SM120_OK ? quantizer_prepare(device, &k, stream, &launches->k) : status;
-    if (status == SM120_OK && !plan->is_mixed) {
-        status = quantizer_prepare(device, &v, stream, &launches->v);
+                                .factor = args->scale > 0.0f   ? 1.0f
+                                          : args->scale < 0.0f ? -1.0f
+                                                               : 0.0f,
+                                .has_sequences = args->cu_seqlens_q != 0,
+                                .sequences = {.starts = args->cu_seqlens_q, .total = (int32_t)args->q_total}};
+    const struct {
+        bool is_there;
+        struct quantizer job;
+    } list[] = {
+        {true, q},
+        {true, keys_of(plan, k, &call->k, args->head_dim, kv_rows, plan->padded_past, k_tiles)},
+        {!plan->is_mixed, keys_of(plan, v, &call->v, v_dim, kv_rows, plan->padded_past, v_tiles)},
+        {past_rows != 0, keys_of(plan, k, &call->past_k, args->head_dim, past_rows, 0, k_tiles)},
+        {past_rows != 0 && !plan->is_mixed, keys_of(plan, v, &call->past_v, v_dim, past_rows, 0, v_tiles)},
+    };
+    sm120_status status = SM120_OK;
+    launches->quantizer_count = 0;
+    for (size_t i = 0; i < sizeof list / sizeof *list && status == SM120_OK; ++i) {
+        if (list[i].is_there) {
+            status = quantizer_prepare(device, &list[i].job, args->stream,
+                                       &launches->quantizers[launches->quantizer_count++]);
+        }
     }
     return status == SM120_OK ? prepare_attention(device, plan, workspace, launches) : status;
 }
 
 /* Start the launches, each on the results of those before. */
-static sm120_status start(const struct plan *plan, const struct launches *launches) {
-    sm120_status status = launch_start(launches->q.kernel, &launches->q.launch);
-    status = status == SM120_OK ? launch_start(launches->k.kernel, &launches->k.launch) : status;
-    if (status == SM120_OK && !plan->is_mixed) {
-        status = launch_start(launches->v.kernel, &launches->v.launch);
+static sm120_status start(const struct launches *launches) {
+    sm120_status status = SM120_OK;
+    for (int i = 0; i < launches->quantizer_count && status == SM120_OK; ++i) {
+        status = launch_start(launches->quantizers[i].kernel, &launches->quantizers[i].launch);
     }
     return status == SM120_OK ? launch_start(launches->kernel, &launches->launch) : status;
 }
@@ -261,5 +317,5 @@ sm120_status attention_mxfp8(struct device *device, const struct attention *call
         *workspace_bytes = (size_t)plan.areas.end;
         return SM120_OK;
     }
-    return status == SM120_OK ? start(&plan, &launches) : status;
+    return status == SM120_OK ? start(&launches) : status;
 }

@@ -21,18 +21,20 @@ static void set_arguments(struct quantizer_launch *p, sm120_stream stream, const
         ARGUMENT(p->job.x->address), ARGUMENT(p->job.elements), ARGUMENT(p->job.scales),   ARGUMENT(p->batch_stride),
         ARGUMENT(p->head_stride),    ARGUMENT(p->row_stride),   ARGUMENT(p->heads),        ARGUMENT(p->rows),
         ARGUMENT(p->head_dim),       ARGUMENT(p->row_tiles),    ARGUMENT(p->column_tiles), ARGUMENT(p->job.floor),
-        ARGUMENT(p->job.factor),
+        ARGUMENT(p->job.factor),     ARGUMENT(p->job.sequences.starts), ARGUMENT(p->job.sequences.lengths),
+        ARGUMENT(p->job.sequences.total), ARGUMENT(p->job.sequences.all_tiles), ARGUMENT(p->job.sequences.first_tile),
     };
-    enum { COUNT = sizeof list / sizeof list[0] };
+    enum { COUNT = sizeof list / sizeof list[0], SEQUENCES_ALONE = 5 };
     _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
-    p->launch = launch_of(&p->arguments, list, COUNT, grid, entry, stream);
+    p->launch = launch_of(&p->arguments, list, p->job.has_sequences ? COUNT : COUNT - SEQUENCES_ALONE, grid, entry, stream);
 }
 
 sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
                                struct quantizer_launch *prepared) {
     char variant[32];
     uint32_t index;
-    snprintf(variant, sizeof variant, "%s_%s", dtype_name(job->x->dtype), job->layout);
+    snprintf(variant, sizeof variant, "%s_%s%s", dtype_name(job->x->dtype), job->layout,
+             job->has_sequences ? "_any" : "");
     sm120_status status = builtin_find("quantize_mxfp8", variant, &index);
     if (status != SM120_OK) {
         return status;
@@ -59,6 +61,9 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
                                           .row_tiles = (uint32_t)row_tiles,
                                           .column_tiles = (uint32_t)column_tiles,
                                           .job = *job};
+    if (job->sequences.all_tiles == 0) {
+        prepared->job.sequences.all_tiles = (uint32_t)row_tiles;
+    }
     set_arguments(prepared, stream, entry, (uint32_t)grid);
     status = builtin_load(device, index, &prepared->kernel);
     return status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;

@@ -435,7 +435,7 @@ typedef struct sm120_mask {
 /* o = softmax(scale * q k^T + mask) v, and lse = log(sum(exp(scale * q k^T + mask))), natural, -inf for a row without
  * a key, whose o is 0. Head h of q uses head h / (heads / kv_heads) of k and v.
  *
- * Members from v_head_dim on may be 0: then there is no such thing. Those from diagonals on are for BF16 and F16. */
+ * Members from v_head_dim on may be 0: then there is no such thing. */
 typedef struct sm120_attention_args {
     uint32_t size; /* sizeof(sm120_attention_args) */
     uint32_t precision;

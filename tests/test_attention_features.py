@@ -1,4 +1,4 @@
-"""What a call of sm120_attention may ask for beyond plain tensors, in 16 bits, against float64, between guard bands.
+"""What a call of sm120_attention may ask for beyond plain tensors, against float64, between guard bands.
 
 Every problem is a batch of sequences, each with its own rows and keys; the reference computes them one by one, from the
 definitions. Keys that are not there, in padded tensors and between packed sequences, are NaN.
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from attention_cases import P_ERROR, STEP, pitched
+from attention_cases import P_ERROR, PRECISIONS, STEP, pitched
 from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
-from reference import Array, attention_dense, relative_error
+from reference import Array, attention_dense, mx, relative_error
 
 ALIGN = {
     (False, "bottom-right"): lib.SM120_NOT_CAUSAL,
@@ -19,6 +19,10 @@ ALIGN = {
     (False, "top-left"): lib.SM120_NOT_CAUSAL_TOP_LEFT,
 }
 FAR = 2**40
+# In e4m3 a P is off by at most 2^-4 of itself, and the sum of a row adds what is left of it.
+MXFP8_P_ERROR, MXFP8_L_ERROR = 0.04, 2.0**-4
+# Where a sink is the highest score of a row, every P is a multiple of this: it may be most of a small O.
+P_STEP = {"bfloat16": 0.0, "float16": 2.0**-24, "mxfp8": 2.0**-17}
 NAN_TAIL = 5  # rows behind the last packed sequence
 
 
@@ -47,6 +51,7 @@ class Case(NamedTuple):
     dtype: str = "bfloat16"
     o_dtype: str = "float32"
     scale: float | None = None
+    precision: str | None = None  # none: that of dtype
 
     @property
     def needs_copies(self) -> bool:
@@ -110,6 +115,11 @@ class Problem:
         q = self.q[q_at, :, q_rows].astype(np.float64)
         k = np.concatenate([self.past_k[b], self.k[kv_at, :, kv_rows]], 1).astype(np.float64)
         v = np.concatenate([self.past_v[b], self.v[kv_at, :, kv_rows]], 1).astype(np.float64)
+        if case.precision:  # rows are quantised one by one, values in blocks of keys of one tensor
+            q, k = mx(q, -1).astype(np.float64), mx(k, -1).astype(np.float64)
+        if case.precision == "mxfp8":
+            v = np.concatenate([mx(part, 1) for part in np.split(v, [case.past], 1) if part.shape[1]] or [v], 1)
+            v = v.astype(np.float64)
         rows, keys = q.shape[1], k.shape[1]
         d = keys - rows if case.align == "bottom-right" else 0
         d = case.diagonals[b] if case.diagonals else d
@@ -164,7 +174,8 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     """Launch; O and LSE as they lie in memory."""
     case = problem.case
     args = new_struct("sm120_attention_args")
-    args.precision, args.scale = CODES[case.dtype], problem.scale
+    args.precision = PRECISIONS[case.precision] if case.precision else CODES[case.dtype]
+    args.scale = problem.scale
     args.causal = ALIGN[case.causal, case.align]
     args.batch, args.heads, args.kv_heads = problem.batch, case.heads, case.kv_heads
     args.q_rows, args.kv_rows = max(case.q_lengths), max(case.kv_lengths)
@@ -198,7 +209,7 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     args.lse = lse.address
     size = ffi.new("size_t *")
     check(lib.sm120_attention(opened.handle, args, 0, size))
-    assert (size[0] > 0) == case.needs_copies
+    assert (size[0] > 0) == (case.needs_copies or case.precision is not None)
     workspace = Buffer(opened, (max(1, int(size[0])),), np.uint8).address if size[0] else 0
     check(lib.sm120_attention(opened.handle, args, workspace, size if workspace else ffi.NULL))
     logs = lse.download().astype(np.float64)
@@ -220,10 +231,15 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
         got_o, got_lse = o[at, :, rows], lse[at, :, rows]
         covered[at, :, rows] = True
         score = abs(problem.scale) * np.nanmax(np.abs(problem.q.astype(np.float32))) * case.head_dim
-        assert relative_error(got_o, exact_o) <= P_ERROR[case.dtype] + 1e-6 * score + STEP[case.o_dtype], b
+        p_error = MXFP8_P_ERROR if case.precision == "mxfp8" else P_ERROR[case.dtype]
+        if case.sinks:
+            lost = P_STEP["mxfp8" if case.precision == "mxfp8" else case.dtype] * (problem.keys_max * exact_o.size) ** 0.5
+            p_error += lost / max(np.linalg.norm(exact_o), 1e-300)
+        assert relative_error(got_o, exact_o) <= p_error + 1e-6 * score + STEP[case.o_dtype], b
         seen = np.isfinite(exact_lse)
         assert np.array_equal(np.isneginf(got_lse), ~seen)
-        assert np.abs(got_lse[seen] - exact_lse[seen]).max(initial=0) <= 2e-6 * (4 + score + case.softcap)
+        l_error = MXFP8_L_ERROR if case.precision == "mxfp8" else 0.0
+        assert np.abs(got_lse[seen] - exact_lse[seen]).max(initial=0) <= l_error + 2e-6 * (4 + score + case.softcap)
         assert np.all(got_o[~seen] == 0)
     if case.q_packed:
         assert np.isnan(o[~covered]).all(), "rows of no sequence were written"
@@ -276,6 +292,16 @@ SCORES = [
     Case((100,), (140,), sinks=True, causal=True, align="top-left", head_dim=128),
     Case((100,), (40,), sinks=True, causal=True),
     *(
+        Case((70, 70), (90, 90), sinks=True, slopes="heads", diagonals=(120, 160), dtype=dtype, precision=precision)
+        for dtype, precision in (
+            ("bfloat16", None),
+            ("float16", None),
+            ("bfloat16", "mxfp8"),
+            ("bfloat16", "mxfp8_bf16"),
+            ("float16", "mxfp8_f16"),
+        )
+    ),
+    *(
         Case((100, 100), (140, 140), slopes=kind, causal=causal, align=align)
         for kind in ("heads", "batch")
         for causal, align in ALIGN
@@ -318,6 +344,26 @@ V_SIZES = [
 ]
 
 
+# Every feature with Q K^T in MXFP8, and with all in MXFP8; where the tiles are quantised nothing else depends on dtypes.
+MX = [
+    case._replace(precision=precision, dtype={"mxfp8_f16": "float16", "mxfp8": case.dtype}.get(precision, "bfloat16"))
+    for precision, first in (("mxfp8", 0), ("mxfp8_bf16", 1), ("mxfp8_f16", 2))
+    for cases, step in (
+        (WINDOWS, 6),
+        (DIAGONALS, 1),
+        (LENGTHS, 1),
+        (PACKED, 1),
+        (SCORES, 3),
+        (MASKS, 4),
+        (PASTS, 3),
+        (V_SIZES, 4),
+        (COPIES, 7),
+    )
+    for case in cases[first % step :: step]
+    if max(case.head_dim, case.v_head_dim or 0) <= 128 and case.precision is None
+]
+
+
 def name(case: Case) -> str:
     """Name a case by what it asks for."""
     parts = [f"{'.'.join(map(str, case.q_lengths))}x{'.'.join(map(str, case.kv_lengths))}"]
@@ -326,15 +372,16 @@ def name(case: Case) -> str:
 
 
 @pytest.mark.parametrize(
-    "case", WINDOWS + DIAGONALS + LENGTHS + PACKED + SCORES + MASKS + PASTS + V_SIZES + COPIES, ids=name
+    "case", WINDOWS + DIAGONALS + LENGTHS + PACKED + SCORES + MASKS + PASTS + V_SIZES + COPIES + MX, ids=name
 )
 def test_matches_float64(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Every feature, at the edges of the tiles and together with others."""
     verify(opened, rng, case)
 
 
+@pytest.mark.parametrize("is_mx", [False, True], ids=["16 bits", "mx"])
 @pytest.mark.parametrize("trial", range(24))
-def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
+def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial: int, *, is_mx: bool) -> None:
     """Features that nobody thought of together."""
     del trial
 
@@ -348,6 +395,9 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
     kv_heads = int(rng.integers(1, 3))
     odd = chance()
     past = int(maybe(rng.integers(1, 150), 0))
+    precision = str(rng.choice(["mxfp8", "mxfp8_bf16", "mxfp8_f16"])) if is_mx else None
+    widest = 128 if is_mx else 256
+    types = {"mxfp8": list(CODES), "mxfp8_bf16": ["bfloat16"], "mxfp8_f16": ["float16"], None: list(P_ERROR)}
     q_packed, kv_packed = chance(), past == 0 and chance()
     q_lengths = rng.integers(1, 200, batch)
     kv_lengths = rng.integers(1, 200, batch)
@@ -364,8 +414,8 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
             tuple(map(int, kv_lengths)),
             kv_heads * int(rng.integers(1, 4)),
             kv_heads,
-            int(rng.integers(1, 257)) if odd else 8 * int(rng.integers(1, 33)),
-            maybe(int(rng.integers(1, 257)) if odd else 8 * int(rng.integers(1, 33))),
+            int(rng.integers(1, widest + 1)) if odd else 8 * int(rng.integers(1, widest // 8 + 1)),
+            maybe(int(rng.integers(1, widest + 1)) if odd else 8 * int(rng.integers(1, widest // 8 + 1))),
             q_packed,
             kv_packed,
             bool(rng.integers(2)),
@@ -379,8 +429,10 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
             "".join(axis for axis in "bhqk" if rng.integers(2)),
             past,
             int(maybe(rng.integers(0, 9), 0)) if odd else 0,
-            str(rng.choice(list(P_ERROR))),
+            str(rng.choice(types[precision])),
             str(rng.choice(list(CODES))),
+            None,
+            precision,
         ),
     )
 
@@ -400,15 +452,16 @@ def test_a_row_of_nothing_but_lowest_numbers_is_the_mean(opened: OpenDevice, rng
     assert np.isneginf(lse[0, :, 4]).all()
 
 
+@pytest.mark.parametrize("precision", ["bf16", "mxfp8", "mxfp8_bf16"])
 @pytest.mark.parametrize("starts", [(0, -5, 40), (30, 10, 20), (0, 1000, 2000), (2**31 - 1, -(2**31), 7)])
 def test_starts_that_cannot_be_stay_inside(
-    opened: OpenDevice, rng: np.random.Generator, starts: tuple[int, ...]
+    opened: OpenDevice, rng: np.random.Generator, starts: tuple[int, ...], precision: str
 ) -> None:
     """Whatever starts hold, nothing outside the tensors is read or written: the guard bands and the device check it."""
     problem = Problem(rng, Case((20, 20), (30, 30), q_packed=True, kv_packed=True))
     try:
         args = new_struct("sm120_attention_args")
-        args.precision, args.scale, args.causal = lib.SM120_BF16, 0.125, lib.SM120_CAUSAL_BOTTOM_RIGHT
+        args.precision, args.scale, args.causal = PRECISIONS[precision], 0.125, lib.SM120_CAUSAL_BOTTOM_RIGHT
         args.batch, args.heads, args.kv_heads, args.q_rows, args.kv_rows, args.head_dim = 2, 2, 1, 20, 30, 64
         for struct, x in ((args.q, problem.q), (args.k, problem.k), (args.v, problem.v)):
             tensor(struct, Buffer(opened, x.shape, x.dtype, None, x))
@@ -417,7 +470,10 @@ def test_starts_that_cannot_be_stay_inside(
         x = np.asarray(starts, np.int32)
         args.cu_seqlens_q = args.cu_seqlens_k = Buffer(opened, x.shape, x.dtype, None, x).address
         args.q_total, args.kv_total = problem.q.shape[2], problem.k.shape[2]
-        check(lib.sm120_attention(opened.handle, args, 0, ffi.NULL))
+        size = ffi.new("size_t *")
+        check(lib.sm120_attention(opened.handle, args, 0, size))
+        workspace = Buffer(opened, (int(size[0]),), np.uint8).address if size[0] else 0
+        check(lib.sm120_attention(opened.handle, args, workspace, size if workspace else ffi.NULL))
     finally:
         opened.release()
 

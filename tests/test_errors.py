@@ -81,11 +81,9 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "window type": (TypeError, "window is 3, not .left, right.", {"window": 3}),
     "window float": (TypeError, "window is 1.5, not an integer", {"window": (None, 1.5)}),
     "window below 0": (ValueError, "window is .-1, 2.: each end is None or at least 0", {"window": (-1, 2)}),
-    "window of mxfp8": (pysm120.UnsupportedError, "window_left with precision", {"window": (3, None)}),
     "softcap": (ValueError, "softcap = -1; it is 0 for none", {"softcap": -1.0}),
     "softcap nan": (ValueError, "softcap is nan", {"softcap": np.nan}),
     "softcap type": (TypeError, "softcap is None, not a real number", {"softcap": None}),
-    "softcap of mxfp8": (pysm120.UnsupportedError, "softcap with precision", {"softcap": 1.0}),
     "sinks shape": (ValueError, "sinks has shape .3,., not .4,.", {"sinks": [1.0, 2.0, 3.0]}),
     "sinks type": (TypeError, "sinks has dtype <U1, not float32", {"sinks": ["a"] * 4}),
     "slopes shape": (

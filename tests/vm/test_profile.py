@@ -499,13 +499,21 @@ def test_threads_add_up(threads: str, monkeypatch: pytest.MonkeyPatch, device_na
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [40, 64, 128])
 @pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_f16", "f16"])
+@pytest.mark.parametrize(
+    "special", [{}, {"kv_lengths": [60], "softcap": 5.0, "sinks": [0.5, 1.0], "alibi_slopes": [0.1, 0.2]}], ids=["", "any"]
+)
 def test_attention_has_no_bank_conflicts(
-    device: pysm120.Device, rng: np.random.Generator, precision: str, head_dim: int, causal: bool
+    device: pysm120.Device,
+    rng: np.random.Generator,
+    precision: str,
+    head_dim: int,
+    causal: bool,
+    special: dict[str, Any],
 ) -> None:
     rows = int(rng.integers(65, 300))
     q, k, v = rng.standard_normal((3, 1, rows, 2, head_dim), np.float32).astype(np.float16)
     with device.profile() as p:
-        pysm120.attention(q, k, v, causal=causal, precision=precision, device=device)
+        pysm120.attention(q, k, v, causal=causal, precision=precision, device=device, **special)
     lines = [line for line in p.lines if line.counts.shared_accesses]
     assert len(lines) > 3
     assert {line.place: line.counts.bank_conflicts for line in lines if line.counts.bank_conflicts} == {}
