@@ -62,9 +62,8 @@ static const struct wrong_field wrong_attention[] = {
     A(v_head_dim, 12, WORKSPACE_TOO_SMALL, "workspace_bytes"),
     A(v_head_dim, 136, UNSUPPORTED, "v_head_dim = 136"),
     A(window, 4, INVALID_ARGUMENT, "window = 4"),
-    A(window, SM120_WINDOW_LEFT, UNSUPPORTED, "window_left"),
-    A(softcap, 0x3f800000, UNSUPPORTED, "softcap"),
-    A(kv_lengths, 4, UNSUPPORTED, "kv_lengths"),
+    A(softcap, 0xbf800000, INVALID_ARGUMENT, "softcap = -1"),
+    A(kv_lengths, 6, MISALIGNED, "kv_lengths"),
     A(past_rows, -1, INVALID_ARGUMENT, "past_rows = -1"),
 };
 

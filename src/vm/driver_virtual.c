@@ -739,7 +739,7 @@ static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks,
     if (!blocks || !function || threads < 1 || threads > 1024)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads",
                          threads);
-    const size_t dynamic = shared_bytes < MAX_SHARED ? shared_bytes : MAX_SHARED + 1;
+    const size_t dynamic = shared_bytes <= MAX_SHARED ? shared_bytes : MAX_SHARED + 1;
     *blocks = (int)launch_occupancy((unsigned)threads, launch_shared(function, (uint32_t)dynamic));
     return CUDA_SUCCESS;
 }
