@@ -18,10 +18,10 @@ struct areas {
 /* What was found out about a call before anything is launched. */
 struct plan {
     const struct attention *call;
-    uint32_t index;                   /* of the kernel entry */
-    const struct kernel_entry *entry; /* with the tile that q, k and v are packed for */
-    bool is_mixed;                    /* v stays in 16 bits, where the caller has it */
-    struct shape q_shape, k_shape;    /* a batch for each sequence, of the longest one's rows */
+    uint32_t index;                           /* of the kernel entry */
+    const struct kernel_entry *entry;         /* with the tile that q, k and v are packed for */
+    bool is_mixed;                            /* v stays in 16 bits, where the caller has it */
+    struct shape q_shape, k_shape;            /* a batch for each sequence, of the longest one's rows */
     int64_t padded_q, padded_past, padded_kv; /* rows in whole tiles */
     struct areas areas;
 };
@@ -131,8 +131,8 @@ struct attention_arguments {
     struct special special;
 };
 
-/* The launches of a call: of its quantizers first, of q, k, v and the past's k and v those that there are. Not to be copied
- * once filled. */
+/* The launches of a call: of its quantizers first, of q, k, v and the past's k and v those that there are. Not to be
+ * copied once filled. */
 struct launches {
     struct quantizer_launch quantizers[5];
     int quantizer_count;
@@ -188,8 +188,7 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
     /* A question for the size needs no map: the address of v may be none yet. */
     if (plan->is_mixed && workspace != 0) {
         uint32_t past = 0;
-        status =
-            attention_describe(device, &call->v, &call->v_shape, plan->entry->kv_rows, &a->v_map, &a->v_broadcast);
+        status = attention_describe(device, &call->v, &call->v_shape, plan->entry->kv_rows, &a->v_map, &a->v_broadcast);
         if (status == SM120_OK && call->args->past_rows != 0) {
             status = attention_describe(device, &call->past_v, &call->past_v_shape, plan->entry->kv_rows,
                                         &a->special.past_v, &past);
@@ -221,8 +220,11 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
     };
     enum { COUNT = sizeof list / sizeof list[0], MIXED = 20, PLAIN = 18 };
     _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
-    l->launch = launch_of(&l->arguments, list, !call->is_uniform ? COUNT : plan->is_mixed ? MIXED : PLAIN, grid, plan->entry,
-                          call->args->stream);
+    l->launch = launch_of(&l->arguments, list,
+                          !call->is_uniform ? COUNT
+                          : plan->is_mixed  ? MIXED
+                                            : PLAIN,
+                          grid, plan->entry, call->args->stream);
     status = status == SM120_OK ? builtin_load(device, plan->index, &l->kernel) : status;
     return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
 }

@@ -29,7 +29,10 @@ void attention_special(const struct attention *call, struct special *s) {
         .mask_head_stride = mask->head_stride * element,
         .mask_row_stride = mask->row_stride * element,
         .mask_column_stride = mask->column_stride * element,
-        .mask_type = mask->dtype == SM120_F32 ? 0 : mask->dtype == SM120_F16 ? 1 : mask->dtype == SM120_BF16 ? 2 : 3,
+        .mask_type = mask->dtype == SM120_F32    ? 0
+                     : mask->dtype == SM120_F16  ? 1
+                     : mask->dtype == SM120_BF16 ? 2
+                                                 : 3,
         .lse_head_stride = lse_head_stride,
         .lse_batch_stride = args->cu_seqlens_q != 0 ? 0 : lse_head_stride * args->heads,
         .q_total = (int32_t)args->q_total,

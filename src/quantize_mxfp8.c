@@ -18,15 +18,29 @@ static const char *dtype_name(uint32_t dtype) {
 static void set_arguments(struct quantizer_launch *p, sm120_stream stream, const struct kernel_entry *entry,
                           uint32_t grid) {
     const struct argument list[] = {
-        ARGUMENT(p->job.x->address), ARGUMENT(p->job.elements), ARGUMENT(p->job.scales),   ARGUMENT(p->batch_stride),
-        ARGUMENT(p->head_stride),    ARGUMENT(p->row_stride),   ARGUMENT(p->heads),        ARGUMENT(p->rows),
-        ARGUMENT(p->head_dim),       ARGUMENT(p->row_tiles),    ARGUMENT(p->column_tiles), ARGUMENT(p->job.floor),
-        ARGUMENT(p->job.factor),     ARGUMENT(p->job.sequences.starts), ARGUMENT(p->job.sequences.lengths),
-        ARGUMENT(p->job.sequences.total), ARGUMENT(p->job.sequences.all_tiles), ARGUMENT(p->job.sequences.first_tile),
+        ARGUMENT(p->job.x->address),
+        ARGUMENT(p->job.elements),
+        ARGUMENT(p->job.scales),
+        ARGUMENT(p->batch_stride),
+        ARGUMENT(p->head_stride),
+        ARGUMENT(p->row_stride),
+        ARGUMENT(p->heads),
+        ARGUMENT(p->rows),
+        ARGUMENT(p->head_dim),
+        ARGUMENT(p->row_tiles),
+        ARGUMENT(p->column_tiles),
+        ARGUMENT(p->job.floor),
+        ARGUMENT(p->job.factor),
+        ARGUMENT(p->job.sequences.starts),
+        ARGUMENT(p->job.sequences.lengths),
+        ARGUMENT(p->job.sequences.total),
+        ARGUMENT(p->job.sequences.all_tiles),
+        ARGUMENT(p->job.sequences.first_tile),
     };
     enum { COUNT = sizeof list / sizeof list[0], SEQUENCES_ALONE = 5 };
     _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
-    p->launch = launch_of(&p->arguments, list, p->job.has_sequences ? COUNT : COUNT - SEQUENCES_ALONE, grid, entry, stream);
+    p->launch =
+        launch_of(&p->arguments, list, p->job.has_sequences ? COUNT : COUNT - SEQUENCES_ALONE, grid, entry, stream);
 }
 
 sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,

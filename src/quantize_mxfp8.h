@@ -5,7 +5,8 @@
 #include "launch.h"
 #include "tensor.h"
 
-/* Where the batches of a tensor have their rows, and where their tiles go: the parameters of ptx/quantize/mxfp8_any.ptx. */
+/* Where the batches of a tensor have their rows, and where their tiles go: the parameters of
+ * ptx/quantize/mxfp8_any.ptx. */
 struct quantizer_sequences {
     sm120_address starts, lengths; /* 0: none */
     int32_t total;

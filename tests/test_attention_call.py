@@ -1,5 +1,6 @@
 """pysm120.attention and attention_varlen: how arguments become a call. What kernels compute is tested beside."""
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -72,18 +73,50 @@ def test_all_together(device: pysm120.Device, rng: np.random.Generator, layout: 
         np.testing.assert_allclose(lse[b], logs, atol=1e-5)
 
 
+@pytest.mark.parametrize(("precision", "error"), [("bf16", ERROR), ("mxfp8_bf16", ERROR), ("mxfp8", 0.05)])
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_a_past_is_like_keys_before(device: pysm120.Device, rng: np.random.Generator, where: str) -> None:
+def test_a_past_is_like_keys_before(
+    device: pysm120.Device, rng: np.random.Generator, where: str, precision: str, error: float
+) -> None:
+    """Of MXFP8 the blocks of values are others, and their errors; what is quantised row by row is the same."""
     q, k, v = (normal(rng, 2, 30, 2, 64) for _ in range(3))
     past_k, past_v = normal(rng, 2, 75, 2, 64), normal(rng, 2, 75, 2, 64)
     arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "past_k": past_k, "past_v": past_v}
     if where == "device":
         arguments = on(device, arguments)
-    out = pysm120.attention(**arguments, causal=True, precision="bf16", out_dtype="f4", device=device)
+    out = pysm120.attention(**arguments, causal=True, precision=precision, out_dtype="f4", device=device)
     whole = pysm120.attention(
-        q, np.concatenate([past_k, k], 1), np.concatenate([past_v, v], 1), causal=True, precision="bf16", device=device
+        q,
+        np.concatenate([past_k, k], 1),
+        np.concatenate([past_v, v], 1),
+        causal=True,
+        precision=precision,
+        device=device,
     )
-    assert relative_error(out if where == "host" else out.numpy(), whole) < ERROR
+    assert relative_error(out if where == "host" else out.numpy(), whole) < error
+
+
+@pytest.mark.parametrize("precision", ["mxfp8_bf16", "mxfp8"])
+def test_varlen_of_mx_is_each_sequence_by_itself(
+    device: pysm120.Device, rng: np.random.Generator, precision: str
+) -> None:
+    """Blocks begin with a sequence: its neighbours change no bit."""
+    starts = [3, 40, 60, 130]
+    q, k, v = normal(rng, 140, 4, 64), normal(rng, 140, 2, 64), normal(rng, 140, 2, 64)
+    out = pysm120.attention_varlen(
+        q, k, v, starts, starts, causal=True, precision=precision, out_dtype="f4", device=device
+    )
+    for begin, end in itertools.pairwise(starts):
+        rows = slice(begin, end)
+        alone = pysm120.attention(
+            *(x[None, rows] for x in (q, k, v)),
+            causal=True,
+            kv_lengths=[end - begin],
+            precision=precision,
+            out_dtype="f4",
+            device=device,
+        )
+        assert np.array_equal(out[rows], alone[0])
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
@@ -241,7 +274,9 @@ def test_a_repeated_call_still_looks_where_things_are(device: pysm120.Device, rn
         pysm120.attention(q, q, q, out=out, lse=lse, **options)
 
 
-@pytest.mark.parametrize(("precision", "left"), [("mxfp8", None), ("mxfp8_bf16", None), ("mxfp8_bf16", 30)])
+@pytest.mark.parametrize(
+    ("precision", "left"), [("mxfp8", None), ("mxfp8", 30), ("mxfp8_bf16", None), ("mxfp8_bf16", 30)]
+)
 @pytest.mark.parametrize(("head_dim", "v_head_dim"), [(64, 64), (64, 128), (128, 40), (20, 100)])
 def test_windows_and_value_sizes_of_mx(
     device: pysm120.Device, rng: np.random.Generator, precision: str, left: int | None, head_dim: int, v_head_dim: int

@@ -20,7 +20,7 @@ ALIGN = {
 }
 FAR = 2**40
 # In e4m3 a P is off by at most 2^-4 of itself, and the sum of a row adds what is left of it.
-MXFP8_P_ERROR, MXFP8_L_ERROR = 0.04, 2.0**-4
+MXFP8_P_ERROR, MXFP8_L_ERROR = 0.03, 2.0**-4
 # Where a sink is the highest score of a row, every P is a multiple of this: it may be most of a small O.
 P_STEP = {"bfloat16": 0.0, "float16": 2.0**-24, "mxfp8": 2.0**-17}
 NAN_TAIL = 5  # rows behind the last packed sequence
@@ -232,8 +232,12 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
         covered[at, :, rows] = True
         score = abs(problem.scale) * np.nanmax(np.abs(problem.q.astype(np.float32))) * case.head_dim
         p_error = MXFP8_P_ERROR if case.precision == "mxfp8" else P_ERROR[case.dtype]
+        if case.precision == "mxfp8" and problem.v_dim < 8:
+            p_error *= 4  # the mean of so few columns of values may be next to 0
         if case.sinks:
-            lost = P_STEP["mxfp8" if case.precision == "mxfp8" else case.dtype] * (problem.keys_max * exact_o.size) ** 0.5
+            lost = (
+                P_STEP["mxfp8" if case.precision == "mxfp8" else case.dtype] * (problem.keys_max * exact_o.size) ** 0.5
+            )
             p_error += lost / max(np.linalg.norm(exact_o), 1e-300)
         assert relative_error(got_o, exact_o) <= p_error + 1e-6 * score + STEP[case.o_dtype], b
         seen = np.isfinite(exact_lse)
@@ -344,7 +348,7 @@ V_SIZES = [
 ]
 
 
-# Every feature with Q K^T in MXFP8, and with all in MXFP8; where the tiles are quantised nothing else depends on dtypes.
+# Every feature with Q K^T in MXFP8, and with all in MXFP8.
 MX = [
     case._replace(precision=precision, dtype={"mxfp8_f16": "float16", "mxfp8": case.dtype}.get(precision, "bfloat16"))
     for precision, first in (("mxfp8", 0), ("mxfp8_bf16", 1), ("mxfp8_f16", 2))
