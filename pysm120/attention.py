@@ -201,9 +201,7 @@ def attention(
         Of the products, whose sums are float32. mxfp8: all operands e4m3 with a
         ue8m0 scale for every 32 elements along the contraction (OCP MX). bf16,
         f16: the dtype of q, k and v, which the softmax is rounded to. mxfp8_bf16,
-        mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16 or f16. What
-        stands above from softcap to the past is for bf16 and f16; mxfp8 has no
-        left window.
+        mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16 or f16.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of q, k, v, the past and the result.
     config : str, optional
