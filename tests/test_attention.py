@@ -42,7 +42,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     assert off.max(initial=0) <= 1 / 16
 
     exact_o, exact_lse = attention_float64(q, k, v, scale, case.causal)
-    # What the format costs: 3 % of many rows, but of 12,000 problems of one row the model itself was off by 8.4 % in one.
+    # What the format costs: 3 % of many rows; of 12,000 problems of one row the model itself was off by 8.4 % in one.
     assert relative_error(o, exact_o) <= (0.08 if model_lse.size >= 8 else 0.16)
     # LSE is off by what MX does to the scores, and by the e4m3 rounding of P (at most 1/16 of a row).
     s_error = mx_score_error(q, k)
