@@ -25,8 +25,8 @@ from reference import attention_float64, attention_mxfp8_16bit, mx, relative_err
 
 PRECISION = {"bfloat16": "mxfp8_bf16", "float16": "mxfp8_f16"}
 # Relative error of O that MX causes where scores have the spread of a normal softmax: about 0.03. Of little O, of a row
-# or of 8 columns, it has a tail: of the model itself 0.068 and 0.097 were seen in some 1,000 problems.
-MX_ERROR, MX_ERROR_OF_LITTLE, LITTLE = 0.06, 0.16, 4096
+# or of 8 columns, it has a tail (0.097 in one of 1,500 problems of the model): there no more than the model's.
+MX_ERROR, LITTLE = 0.06, 4096
 
 
 def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
@@ -48,8 +48,8 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     assert np.abs(lse[seen] - exact_lse[seen]).max(initial=0) <= s_error + 2e-6 * (4 + score)
     # A weight is off by at most twice what its score is: by more than that much, MX says nothing of a steep softmax.
     if s_error < 1:
-        most = MX_ERROR if o.size >= LITTLE else MX_ERROR_OF_LITTLE
-        assert relative_error(o, exact_o) <= most + P_ERROR[case.dtype] + STEP[case.o_dtype]
+        of_model = relative_error(model_o, exact_o) if o.size < LITTLE else 0.0
+        assert relative_error(o, exact_o) <= max(MX_ERROR, of_model) + P_ERROR[case.dtype] + STEP[case.o_dtype]
 
 
 HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right", dtype) for d in range(8, 129, 8) for dtype in P_ERROR]
