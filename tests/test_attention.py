@@ -42,11 +42,10 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     assert off.max(initial=0) <= 1 / 16
 
     exact_o, exact_lse = attention_float64(q, k, v, scale, case.causal)
-    # What the format costs is 3 % of many rows. Of a single one it has a tail (8.4 % in one of 12,000 problems of the model,
-    # which agreed above): then no more than the model.
-    of_model = relative_error(model_o, exact_o)
+    # What the format costs is 3 % of many rows. Of a single one it has a tail, 8.4 % in one of 12,000 problems of the
+    # model, which agreed above: there no more than the model.
+    of_model = relative_error(model_o, exact_o) if model_lse.size < 8 else 0.0
     assert relative_error(o, exact_o) <= max(0.08, of_model + 1e-4 + rounding)
-    assert model_lse.size < 8 or relative_error(o, exact_o) <= 0.08
     # LSE is off by what MX does to the scores, and by the e4m3 rounding of P (at most 1/16 of a row).
     s_error = mx_score_error(q, k)
     assert np.abs(lse[seen] - exact_lse[seen]).max(initial=0) <= abs(scale) * s_error + 1 / 16
