@@ -254,7 +254,7 @@ static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum t
     const unsigned bytes = type_bytes(type);
     const char class = type_class(type);
     uint64_t bits = o->integer;
-    if (o->kind == OPERAND_REAL && (bytes < 4 || class == 'i' || (class != 'f' && bytes == 4 && !o->single)))
+    if (o->kind == OPERAND_REAL && (bytes < 4 || bytes == 16 || class == 'i' || (class != 'f' && bytes == 4 && !o->single)))
         error_at(p, &o->token, "a float constant does not fit .%s", type_name(type));
     if (o->kind == OPERAND_INTEGER && class == 'f')
         error_at(p, &o->token, "'%s' wants a float constant here", p->statement.name);
@@ -294,12 +294,23 @@ static int constant_source(struct parser *p, const struct operand *o, enum type 
     return 0;
 }
 
+/* A constant of 128 bits, of which PTX writes 64: the others are 0. */
+static uint32_t extended(struct parser *p, uint32_t slot) {
+    const uint32_t to = register_take(p, T_B128), half[] = {slot, constant_slot(p, 0, 1, NULL)};
+    for (uint32_t k = 0; k < 2; k++) {
+        struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
+        i->a = half[k];
+        i->d = to + 256 * k;
+    }
+    return to;
+}
+
 /* A source of exactly this size and a compatible type. */
 uint32_t need_source(struct parser *p, const struct operand *o, enum type type) {
     uint32_t slot;
     char wanted[40];
     if (constant_source(p, o, type, &slot))
-        return slot;
+        return type_bytes(type) == 16 ? extended(p, slot) : slot;
     snprintf(wanted, sizeof wanted, "a .%s", type_name(type));
     if (o->kind != OPERAND_REGISTER || !fits(o->type, type))
         wrong_operand(p, o, wanted);

@@ -240,8 +240,6 @@ void decode_mov(struct parser *p) {
     } else if (d->kind == OPERAND_SINK) {
         error_at(p, &d->token, "'%s' must keep its result", s->name);
     } else {
-        if (type_bytes(type) == 16 && a->kind != OPERAND_REGISTER)
-            error_at(p, &a->token, "mov.b128 wants registers");
         const uint32_t from = need_source(p, a, type);
         emit_copy(p, need_destination(p, d, type), from, type);
     }

@@ -81,6 +81,28 @@ def test_initialiser_of_sixteen_bytes(device: pysm120.Device) -> None:
     assert out.numpy().tolist() == [1, 0, 2, 0, 2**64 - 1, 0]
 
 
+def test_constants_of_sixteen_bytes(device: pysm120.Device) -> None:
+    """Of 128 bits PTX writes 64, and the others are 0, as ptxas has it."""
+    text = (
+        HEAD.replace("sm_120f", "sm_90")
+        + """.visible .entry k(.param .u64 out) {
+    .shared .align 16 .b8 smem[16];
+    .reg .b64 to; .reg .b128 a, b, c;
+    ld.param.u64 to, [out];
+    st.shared.b128 [smem], 5; ld.shared.b128 a, [smem]; st.global.b128 [to], a;
+    mov.b128 b, 0xffffffffffffffff; st.global.b128 [to + 16], b;
+    atom.global.exch.b128 c, [to + 32], -2; st.global.b128 [to + 48], c;
+    st.global.b128 [to + 64], -3;
+    ret; }
+"""
+    )
+    out = device.array(np.full(10, 7, np.uint64))
+    device.load(text)["k"](1, 1, out)
+    assert out.numpy().tolist() == [5, 0, 2**64 - 1, 0, 2**64 - 2, 0, 7, 7, 2**64 - 3, 0]
+    with pytest.raises(pysm120.InvalidProgramError, match="float constant does not fit .b128"):
+        device.load(text.replace("[smem], 5;", "[smem], 5.0;"))
+
+
 def test_module_variables(device: pysm120.Device) -> None:
     text = (
         HEAD
