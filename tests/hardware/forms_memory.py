@@ -36,6 +36,8 @@ def loads() -> Iterator[Form]:
             yield form(text, f"{QUAD} {source}", QUAD, 256)
     yield form("ld.global.b128 x0, [at_in0]; mov.b128 {out0, out1}, x0;", "m", "b64 b64", 256)
     yield form("mov.b128 x0, {in0, in1}; st.global.b128 [at_out0], x0;", "b64 b64", "m", 256)
+    yield form("st.global.b128 [at_out0], -5;", "", "m", 256)
+    yield form("mov.b128 x0, 0xfedcba9876543210; mov.b128 {out0, out1}, x0;", "", "b64 b64", 256)
     for how in ("ca", "cg", "cs", "lu", "cv", "nc", "volatile", "relaxed.gpu", "acquire.gpu", "relaxed.sys", "weak"):
         order = f".{how}.global" if how[:2] in {"vo", "re", "ac", "we"} else f".global.{how}"
         yield form(f"ld{order}.u32 out0, [at_in0 + 4];", "m", "b32", 256)
