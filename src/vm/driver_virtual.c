@@ -87,6 +87,17 @@ static CUresult read_memory_limit(uint64_t *bytes) {
     return environment_number("PYSM120_VIRTUAL_MEMORY", 1, 1ULL << 47, 24ULL << 30, bytes);
 }
 
+/* The major compute capability that the devices state: with 9 the library takes the kernels that a Hopper GPU runs. */
+static CUresult read_capability(uint64_t *major) {
+    return environment_number("PYSM120_VIRTUAL_CAPABILITY", 7, 12, 12, major);
+}
+
+static int capability(void) {
+    uint64_t major;
+    read_capability(&major);
+    return (int)major;
+}
+
 /* Are the variables right that a device is opened by? Those of a launch are checked by it. */
 static CUresult check_environment(void) {
     static const char *const widths[] = {"base", "v3", "v4"};
@@ -94,6 +105,7 @@ static CUresult check_environment(void) {
     int width;
     CUresult r = read_device_count(&number);
     r = r ? r : read_memory_limit(&number);
+    r = r ? r : read_capability(&number);
     return r ? r : environment_word("PYSM120_VM_ISA", widths, 2, &width);
 }
 
@@ -169,23 +181,24 @@ static CUresult virtual_cuDeviceGetName(char *name, int bytes, CUdevice device) 
         return r;
     if (!name || bytes < 1)
         return null_argument("name");
-    snprintf(name, (size_t)bytes, "virtual SM120");
+    const int major = capability();
+    snprintf(name, (size_t)bytes, major == 12 ? "virtual SM120" : "virtual SM120 as sm_%d0", major);
     return CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-    static const int table[][2] = {{CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
-                                   {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
-                                   {CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP},
-                                   {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 2407000},
-                                   {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, MULTIPROCESSORS},
-                                   {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 96 << 20},
-                                   {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
-                                   {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 12},
-                                   {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
-                                   {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 102400},
-                                   {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
-                                   {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, MAX_SHARED}};
+    const int table[][2] = {{CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+                            {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
+                            {CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP},
+                            {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 2407000},
+                            {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, MULTIPROCESSORS},
+                            {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 96 << 20},
+                            {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
+                            {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, capability()},
+                            {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
+                            {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 102400},
+                            {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
+                            {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, MAX_SHARED}};
     const CUresult r = check_device(device);
     if (r)
         return r;

@@ -1,5 +1,5 @@
 """Our own kernels as they are expanded for sm_90, on inputs from a seed: what a GPU made of them is kept, whole or as
-a checksum, and the virtual device has to make the same of the same PTX.
+a checksum, and the virtual device has to make the same of the same PTX. It has to state capability 9 for that.
 
 Quantisation has no approximate instruction: every bit agrees. Attention has ex2.approx, rcp.approx and lg2.approx.
 """
@@ -8,7 +8,7 @@ import hashlib
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pysm120
+from pysm120.module import builtin_image, builtins
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "ptx")]
@@ -25,8 +26,10 @@ sys.path[:0] = [str(ROOT / "ptx")]
 import expand  # noqa: E402
 
 TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-NO_DIAGONAL = 2**30
+KEPT, STEPS = 4000, (1, 2, 3, 5, 7, 11, 17, 23, 31, 43, 59, 79, 101)  # of O and LSE: at most so many, every n-th
 TOLERANCE = 2.0**-18  # of O and LSE, which are below 8 here: 8 ulp
+# Where P is rounded to 16 bits, a last bit of ex2 may change a whole step of it: so few may be further off, by so much.
+FEW, STEP = 0.01, {"bf16": 2.0**-9, "f16": 2.0**-12}
 Bytes = NDArray[np.uint8]
 
 
@@ -36,9 +39,9 @@ def expansion(template: str) -> expand.Expansion:
     return expand.Expansion(ROOT / "ptx" / template, "sm_90")
 
 
-def code(template: str) -> str:
-    """Return what a template does: its PTX without comments and markers."""
-    lines = (re.sub(r"\s*//.*", "", line) for line in expansion(template).lines)
+def stripped(text: Iterable[str]) -> str:
+    """Return PTX without comments and markers."""
+    lines = (re.sub(r"\s*//.*", "", line.strip("\0")) for line in text)
     return "\n".join(line for line in lines if line and not line.startswith("#"))
 
 
@@ -67,11 +70,6 @@ class Quantized(NamedTuple):
         """The id of its test."""
         size = "x".join(map(str, self.shape))
         return f"quantize {self.dtype} {self.layout} {size} floor={self.floor} factor={self.factor} wild={self.wild}"
-
-    @property
-    def exact(self) -> bool:
-        """Whether every bit agrees."""
-        return True
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -123,57 +121,82 @@ class Quantized(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """A launch of attention_mxfp8 on operands that were quantised before it."""
+    """A call of attention on tensors of 2 batches and 4 heads, 2 of k and v; those of mxfp8 are of f32."""
 
+    precision: str
     head_dim: int
     q_rows: int
     kv_rows: int
-    causal: bool
-    heads: int = 2
+    features: tuple[str, ...] = ()
+    config: str | None = None
 
     @property
     def name(self) -> str:
         """The id of its test."""
-        return f"attention d{self.head_dim} {self.heads}x{self.q_rows}x{self.kv_rows} causal={self.causal}"
+        size = f"d{self.head_dim} {self.q_rows}x{self.kv_rows}"
+        return " ".join(["attention", self.precision, size, *self.features, *filter(None, [self.config])])
 
     @property
-    def exact(self) -> bool:
-        """Whether every bit agrees."""
-        return False
+    def step(self) -> float:
+        """How far off a few numbers may be."""
+        return STEP.get(self.precision.removeprefix("mxfp8_"), TOLERANCE)
 
     @property
     def templates(self) -> tuple[str, ...]:
         """The files that it depends on."""
-        return ("quantize/mxfp8.ptx", "attention/mxfp8.ptx")
+        special = bool({*self.features} - {"causal", "window"})
+        stem = rf"attention_{self.precision}_\d\w*_d\d+"
+        if not special and self.precision in TYPES:
+            pattern = rf"{stem}_r\d+"
+        else:
+            pattern = rf"{stem}_any(_\w+)?" if special else rf"{stem}(?!_any)\w*"
+        if self.precision not in TYPES:
+            pattern += r"|quantize_mxfp8_\w+_any" if special else r"|quantize_mxfp8_\w+(?<!_any)"
+        if self.head_dim % 8:
+            pattern += "|copy_rows.*"
+        return tuple(sorted({b.source.removeprefix("ptx/") for b in builtins() if re.fullmatch(pattern, b.entry)}))
+
+    def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Draw what the features ask for."""
+        f32, keys = np.float32, self.kv_rows
+        mask = rng.standard_normal((1, 4, self.q_rows, keys), f32)
+        known: dict[str, dict[str, Any]] = {
+            "causal": {"causal": True},
+            "window": {"window": (40, 9)},
+            "softcap": {"softcap": 3.0},
+            "sinks": {"sinks": rng.standard_normal(4, f32)},
+            "alibi": {"alibi_slopes": rng.uniform(0.1, 0.5, 4).astype(f32)},
+            "bias": {"mask": mask},
+            "mask": {"mask": mask > -1},
+            "lengths": {"kv_lengths": np.array([keys, keys // 3], np.int32)},
+            "past": {f"past_{t}": rng.standard_normal((2, 45, 2, self.head_dim), f32) for t in "kv"},
+        }
+        return {name: value for feature in self.features for name, value in known[feature].items()}
 
     def run(self, device: pysm120.Device) -> Bytes:
-        """Return O and LSE of f32."""
-        note = noted(self.templates[1], f"d{64 if self.head_dim <= 64 else 128}_r16")
-        shapes = {"q": (1, self.heads, self.q_rows, self.head_dim), "k": (1, 1, self.kv_rows, self.head_dim)}
-        packed = {
-            part: Quantized("f32", f"{part}_d{note['head_dim']}", shapes.get(part, shapes["k"])).launch(device)
-            for part in "qkv"
-        }
-        tiles = ceil(self.q_rows, note["q_rows"])
-        o = device.zeros((self.heads, self.q_rows, self.head_dim), np.float32)
-        lse = device.zeros((self.heads, self.q_rows), np.float32)
-        row = 4 * self.head_dim
-        kernel = device.load(expansion(self.templates[1]).text)[note["entry"]]
-        kernel(
-            self.heads * tiles,
-            note["threads"],
-            *packed["q"],
-            packed["k"][0],
-            packed["v"][0],
-            o,
-            lse,
-            *(np.int64(s) for s in (row * self.q_rows * self.heads, row * self.q_rows, row)),
-            *(np.uint32(v) for v in (self.heads, 1, self.q_rows, self.kv_rows, self.head_dim, tiles, 0)),
-            np.float32(np.log2(np.e) / np.sqrt(self.head_dim)),
-            np.int32(self.kv_rows - self.q_rows if self.causal else NO_DIAGONAL),
-            shared=note["shared"],
+        """Return some numbers of O and LSE in f32, of all rows and columns."""
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        q, k, v = (
+            rng.standard_normal((2, rows, heads, self.head_dim), np.float32)
+            for rows, heads in ((self.q_rows, 4), (self.kv_rows, 2), (self.kv_rows, 2))
         )
-        return np.concatenate([o.numpy().ravel(), lse.numpy().ravel()]).view(np.uint8)
+        given = self.arguments(rng)
+        if (narrow := TYPES.get(self.precision.removeprefix("mxfp8_"))) is not None:
+            q, k, v = q.astype(narrow), k.astype(narrow), v.astype(narrow)
+            given |= {name: given[name].astype(narrow) for name in ("past_k", "past_v") if name in given}
+        o, lse = pysm120.attention(
+            q,
+            k,
+            v,
+            precision=self.precision,
+            config=self.config,
+            out_dtype=np.float32,
+            return_lse=True,
+            device=device,
+            **given,
+        )
+        numbers = np.concatenate([o.ravel(), lse.ravel()])
+        return numbers[:: next(n for n in STEPS if n * KEPT > numbers.size)].copy().view(np.uint8)
 
 
 Kernel = Quantized | Attention
@@ -189,16 +212,33 @@ def kernels() -> Iterator[Kernel]:
             yield Quantized(dtype, layout, (2, 2, 150, 48), factor=-1.0, wild=True)
         for layout in ("q_d128", "k_d128", "v_d128"):
             yield Quantized(dtype, layout, (1, 2, 130, 104))
-    for head_dim in (64, 80, 128):
-        yield Attention(head_dim, 40, 150, causal=False)
-        yield Attention(head_dim, 33, 70, causal=True)
-    yield Attention(64, 3, 1, causal=True)  # rows that see no key
-    yield Attention(64, 130, 513, causal=True, heads=1)
+    for precision in ("bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16"):
+        sizes = (32, 64, 96, 128, 256) if precision in TYPES else (64, 128)
+        for head_dim in sizes:
+            yield Attention(precision, head_dim, 40, 150)
+            yield Attention(precision, head_dim, 150, 333, ("causal",))
+        yield Attention(precision, 33, 70, 33, ("causal",))  # rows that see no key, padded copies
+        yield Attention(precision, 80, 133, 257, ("window",))
+        yield Attention(precision, 64, 70, 150, ("causal", "past"))
+        yield Attention(precision, 128, 70, 150, ("lengths",))
+        yield Attention(precision, 128, 150, 70, ("softcap", "alibi", "sinks"))
+        yield Attention(precision, 64, 33, 90, ("bias",))
+        yield Attention(precision, 96, 33, 90, ("mask",))
+    for precision in ("bf16", "f16"):
+        for head_dim, rows in ((32, 16), (32, 32), (64, 16), (64, 32), (128, 16), (128, 32)):
+            yield Attention(precision, head_dim, 200, 190, ("causal",), f"r{rows}")
+
+
+@cache
+def shipped(template: str) -> str:
+    """Return what a template does in the library, for sm_90."""
+    index = next(k for k, builtin in enumerate(builtins()) if builtin.source == f"ptx/{template}")
+    return stripped(builtin_image(index, "sm_90", "ptx").decode().splitlines())
 
 
 def key(kernel: Kernel) -> str:
     """Return its key in the recording, which changes with the code and with the launch."""
-    text = "".join(code(template) for template in kernel.templates) + repr(kernel)
+    text = "".join(shipped(template) for template in kernel.templates) + repr(kernel)
     return f"{zlib.crc32(text.encode()):08x}"
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import pysm120
@@ -20,6 +21,7 @@ BAD = {
     "PYSM120_VIRTUAL_DEVICES": ["0", "17", "abc", "1 ", "-1"],
     "PYSM120_VIRTUAL_MEMORY": ["24G", "abc", "0", "-1", "0x", "1e9", "99999999999999999999999", "18446744073709551615"],
     "PYSM120_VM_ISA": ["v5", "avx2", "V3"],
+    "PYSM120_VIRTUAL_CAPABILITY": ["13", "9.0", "sm_90", "0"],
     "PYSM120_THREADS": ["0", "-2", "1025", "two", "2.0", "+2"],
     "PYSM120_SEED": ["seven", "-1", "0xg", "18446744073709551616"],
     "PYSM120_CHECKS": ["strict", "0"],
@@ -44,6 +46,7 @@ def test_right_values_are_taken() -> None:
         "PYSM120_VIRTUAL_DEVICES": "2",
         "PYSM120_VIRTUAL_MEMORY": "0x100000",
         "PYSM120_VM_ISA": "v4",
+        "PYSM120_VIRTUAL_CAPABILITY": "12",
         "PYSM120_THREADS": "1024",
         "PYSM120_SEED": "18446744073709551615",
         "PYSM120_CHECKS": "full",
@@ -62,3 +65,24 @@ def test_right_values_are_taken() -> None:
         assert done.returncode == 0, done.stderr
         expected = "1048576 2" if environment is right else f"{24 << 30} 1"
         assert done.stdout.split() == expected.split()
+
+
+def test_kernels_of_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With capability 9 the library runs what a Hopper GPU would, with 8 it says that it has nothing for that."""
+    q, k, v = np.random.default_rng(9).standard_normal((3, 1, 70, 2, 48), np.float32)
+    monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
+    with pysm120.Device("virtual") as device:
+        assert device.info.capability == (9, 0)
+        assert device.info.name == "virtual SM120 as sm_90"
+        hopper = pysm120.attention(q, k, v, precision="mxfp8", device=device)
+    monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", "8")
+    with (
+        pysm120.Device("virtual") as device,
+        pytest.raises(pysm120.UnsupportedError, match=r"compute capability 8\.0; the kernels .* run on 12\.x and 9\.x"),
+    ):
+        pysm120.attention(q, k, v, precision="mxfp8", device=device)
+    monkeypatch.delenv("PYSM120_VIRTUAL_CAPABILITY")
+    with pysm120.Device("virtual") as device:
+        own = pysm120.attention(q, k, v, precision="mxfp8", device=device)
+    assert not np.array_equal(own, hopper), "the products are rounded at different places"
+    np.testing.assert_allclose(own, hopper, atol=1e-4 * np.abs(own).max())
