@@ -64,6 +64,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--measure", metavar="FILE.json", help="measure loops and launches on the GPU here (launches by ncu)"
     )
     parser.add_argument(
+        "--launches", metavar="LIST.json", help="with --measure: the launches of a list, of kernels in files, instead"
+    )
+    parser.add_argument(
         "--validate",
         metavar="FILE.json",
         help="compare predictions with the measurements in a file, instead of all this",
@@ -226,14 +229,18 @@ def validate(path: Path) -> int:
     return 0
 
 
-def measure(path: Path) -> None:
+def measure(path: Path, launches: str | None) -> None:
     """Measure on the GPU here, and write a file for --validate."""
     if path.suffix != ".json" or not path.parent.is_dir():
         message = f"--measure is {str(path)!r}, not a .json file in a folder that exists"
         raise InvalidArgumentError(message)
-    with _console.progress(len(_measure.all_loops()) + 1, "measuring") as step:
-        document, images = _measure.everything(step)
+    if launches:
+        document, images = _measure.listed(Path(launches))
+    else:
+        with _console.progress(len(_measure.all_loops()) + 1, "measuring") as step:
+            document, images = _measure.everything(step)
     for name, image in images.items():
+        (path.parent / name).parent.mkdir(exist_ok=True)
         (path.parent / name).write_bytes(image)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"{path} has {len(document['loops'])} loops and {len(document['launches'])} launches.")
@@ -242,7 +249,7 @@ def measure(path: Path) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Predict."""
     if arguments.measure:
-        measure(Path(arguments.measure))
+        measure(Path(arguments.measure), arguments.launches)
         return 0
     if arguments.validate:
         return validate(Path(arguments.validate))
