@@ -25,6 +25,13 @@ class Problem:
         pairs = self.rows * (self.rows + 1) / 2 if self.causal else self.rows**2
         return 4.0 * self.batch * self.heads * pairs * self.head_dim
 
+    def tensor_bytes(self, entry: str) -> float:
+        """Return the bytes of q, k, v and o: of an entry in MXFP8 a byte and a 32nd for an element, and o in 16 bits."""
+        scaled = 1 + 1 / 32
+        of_v = scaled if re.match(r"attention_mxfp8_\d", entry) else 2
+        element = 2 * scaled + of_v + 2 if "mxfp8" in entry else 8
+        return self.batch * self.heads * self.rows * self.head_dim * element
+
     def rounds(self, entry: str) -> list[int]:
         """Return the tiles of keys of every CTA of an entry, in the order that the CTAs are started in."""
         found = _TILE.search(entry)

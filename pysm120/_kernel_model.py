@@ -84,7 +84,8 @@ def build(
     if stages is None:
         first = sum(one.is_copy for one in load_before)
         stages = _stages(function, around) or (first // copies + 1 if copies else 2)
-    ring = Ring(stages, copies or 1, _tile_bytes(load_around) or 32768, by_others=has_copies and copies == 0)
+    tile_bytes = (_tile_bytes(load_around) or 32768) if has_copies else 0
+    ring = Ring(stages, copies or 1, tile_bytes, by_others=has_copies and copies == 0)
     specials = _specials(around, load_around, load_before) if has_copies else {}
     pipes, sources = Pipes(chip), list[Instruction]()
 

@@ -9,6 +9,7 @@ argument does not fill is NaN before the launch, and must not be afterwards.
 
 import lzma
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pysm120 import _argument, _program
 from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError
 
+_ARRAY = re.compile(r"(\w+)\[([\d,]+)\]")
 _KEYS = {"image", "entry", "grid", "threads", "shared_bytes", "rounds", "arguments"}
 
 
@@ -40,6 +42,14 @@ def rounds_of(row: dict[str, Any]) -> list[int]:
     """Return the rounds of every CTA of a row."""
     ctas, pattern = math.prod(row["grid"]), [int(rounds) for rounds in row["rounds"]]
     return [pattern[i % len(pattern)] for i in range(ctas)]
+
+
+def tensor_bytes(row: dict[str, Any]) -> int:
+    """Return the bytes of the arrays of a row."""
+    found = (_ARRAY.match(word) for word in row["arguments"])
+    return sum(
+        _argument.TYPES[array[1]].itemsize * math.prod(map(int, array[2].split(","))) for array in found if array
+    )
 
 
 class Launch:

@@ -157,7 +157,6 @@ def result(
     chip = model.chip
     seconds = prediction.clocks / (mhz * 1e6)
     flops = problem.flops if problem else float(prediction.flops_per_round) * sum(rounds)
-    moved = model.paths.ring.bytes * sum(rounds) if model.paths.ring.copies else 0
     return {
         "kernel": model.function.name,
         "chip": chip.key,
@@ -173,11 +172,19 @@ def result(
         "clocks_outside_rounds": round(prediction.overhead_clocks),
         "tensor_share": round(prediction.shares.get("tensor", 0.0), 4),
         "shares": {name: round(share, 4) for name, share in prediction.shares.items()},
-        "l2_gbs": round(moved / seconds / 1e9),
+        "bound": prediction.bound,
+        "l2_gbs": round(prediction.l2_bytes / seconds / 1e9),
         "l2_gbs_of_the_chip": chip["l2_gbs"],
+        "dram_gbs": round(prediction.dram_bytes / seconds / 1e9),
+        "dram_gbs_of_the_chip": chip["dram_gbs"],
         "warps": model.warps,
         "stages": model.paths.ring.stages,
     }
+
+
+def _binds(found: dict[str, Any], name: str) -> str:
+    """Say so where a memory sets the time."""
+    return ", which sets the time" if found["bound"] == name else ""
 
 
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
@@ -189,7 +196,8 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         ("launch", f"{found['ctas']:,} CTAs", f"{found['ctas_per_sm']} on an SM, {found['warps']} warps compute"),
         ("a round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one CTA's tile"),
         ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA before and behind its rounds"),
-        ("copies", f"{found['l2_gbs']:,} GB/s", f"from L2, which gives {found['l2_gbs_of_the_chip']:,} GB/s"),
+        ("L2", f"{found['l2_gbs']:,} GB/s", f"of {found['l2_gbs_of_the_chip']:,} GB/s{_binds(found, 'l2')}"),
+        ("DRAM", f"{found['dram_gbs']:,} GB/s", f"of {found['dram_gbs_of_the_chip']:,} GB/s{_binds(found, 'dram')}"),
     ]  # fmt: skip
     _console.table("Prediction", ("what", "figure", "note"), rows, tail=1)
     _console.table(
@@ -268,7 +276,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         model = _validation.builtin_model(chip, arguments.kernel, stages=stages, stated=_branches(arguments.branch))
     rounds, problem = _launch(model, arguments)
-    prediction = _predict.predict(model, rounds, keep_events=picture is not None)
+    held = problem.tensor_bytes(model.function.name) if problem else 0
+    prediction = _predict.predict(model, rounds, tensor_bytes=held, keep_events=picture is not None)
     found = result(model, prediction, rounds, problem, mhz)
     lines = places(model.function.name, chip, model)
     if arguments.json:

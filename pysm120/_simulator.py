@@ -8,6 +8,7 @@ Nothing is computed: an instruction is what it occupies, and when what it sets c
   XU and for the copy engine wait in a queue in front of theirs, and the warp only where that is full;
 - contention: an instruction on one pipe holds up another that is busy, by the chip's table;
 - mbarriers and bar.sync: other warps of the CTA, and the copy engine;
+- groups of cp.async: DEPBAR.LE waits for all but the last few;
 - the scheduler of its quarter of the SM, which issues one instruction a clock: of the warp that it issued in the clock
   before, while that can go on, else of the one that waited longest.
 
@@ -28,6 +29,7 @@ from pysm120.sass import Instruction
 QUARTERS = 4
 NEVER = 1 << 60
 _BARRIERS = 6
+_LANES = 32
 _PASS_BYTES = 128  # of the banks of shared memory, in a clock
 _QUEUED = ("lsu", "xu", "copy")
 _BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's way
@@ -38,6 +40,7 @@ class Step(NamedTuple):
     """An instruction on a path.
 
     ``special`` is "", "barrier", "full" (wait for a tile), "empty" (wait for its stage), "copy" or "arrive" (leave it);
+    or, of cp.async, "load" (``count`` bytes), "commit" (a group) or "drain" (wait for all but the last ``count`` groups).
     ``place`` is the index of the instruction among the sources.
     """
 
@@ -51,6 +54,7 @@ class Step(NamedTuple):
     reads: int
     special: str
     place: int
+    count: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +68,11 @@ class Ring:
     copies: int = 0
     bytes: int = 0
     by_others: bool = False
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether the copy engine fills it."""
+        return self.bytes > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +149,8 @@ class _Warp:
         self.why = [""] * _BARRIERS
         self.section, self.round, self.at = _BEFORE, 0, 0
         self.waits = self.copied = 0
+        self.landing = self.landed = 0  # when the last copy of cp.async arrives, and the groups that were waited for
+        self.groups: deque[int] = deque()  # when each arrives that nobody waited for
         self.path: list[Step] = []
         self.ready = self.next = self.last = 0
         self.reason = self.blocked = ""
@@ -170,6 +181,7 @@ class Simulator:
         self.wake_up = int(chip["mbarrier_wake"])
         self.cta_start = int(chip["cta_start"])
         self.copy_latency, self.copy_rate = int(chip["copy_latency"]), float(chip["copy_bytes_per_clock"])
+        self.async_latency = int(chip["async_latency"])
         self.bar_interval, self.bar_latency = int(chip["barrier_interval"]), int(chip["barrier_latency"])
         self.queued = [name in _QUEUED for name in self.names]
         self.free = [[0.0] * len(self.names) for _ in range(QUARTERS)]
@@ -280,6 +292,8 @@ class Simulator:
                 ready, reason = warp.barriers[b], warp.why[b]
             mask >>= 1
             b += 1
+        if warp.landed > ready:
+            ready, reason = warp.landed, "cp.async"
         warp.ready, warp.reason = ready, reason
         self.wake[warp.quarter] = min(self.wake[warp.quarter], ready)
 
@@ -373,6 +387,15 @@ class Simulator:
                 if ring.by_others and tile + ring.stages < warp.rounds:
                     self.copy(cta, tile + ring.stages, now + step.latency + self.wake_up, ring.copies)
                 self.look(cta)
+        elif step.special == "load":
+            self.copy_free = max(self.copy_free, now) + step.count / self.copy_rate
+            self.arriving += step.count / _PASS_BYTES
+            warp.landing = max(warp.landing, math.ceil(self.copy_free) + self.async_latency)
+        elif step.special == "commit":
+            warp.groups.append(warp.landing)
+        elif step.special == "drain":
+            while len(warp.groups) > step.count:
+                warp.landed = max(warp.landed, warp.groups.popleft())
         elif step.special == "empty":
             self.hold(warp, step, "empty", warp.round - 1, 0)
         elif warp.section == _AROUND or self.first_copies > 0:
@@ -475,14 +498,17 @@ class Pipes:
         places = {one.address: n for n, one in enumerate(sources)}
         steps = []
         for i, one in enumerate(path):
-            timing = self.chip.timing(_pipes.class_of(one.opcode))
+            # A guard that is never true: the instruction is issued, and that is all.
+            is_idle = one.predicate == "!PT"
+            timing = self.chip.timing("branch" if is_idle else _pipes.class_of(one.opcode))
             if one.address not in places:
                 places[one.address] = len(sources)
                 sources.append(one)
             following = path[(i + 1) % len(path)].address
             taken = one.is_branch and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
-            passes = _pipes.wavefronts(one)
+            passes = 0 if is_idle else _pipes.wavefronts(one)
+            special, count = _special(one)
             steps.append(
                 Step(
                     self.number(timing.pipe),
@@ -493,8 +519,22 @@ class Pipes:
                     one.wait_mask,
                     -1 if one.write_barrier is None else one.write_barrier,
                     -1 if one.read_barrier is None else one.read_barrier,
-                    specials.get(one.address, "barrier" if one.base == "BAR" else ""),
+                    specials.get(one.address, special),
                     places[one.address],
+                    count,
                 )
             )
         return steps
+
+
+def _special(one: Instruction) -> tuple[str, int]:
+    """Return what an instruction is beside its time, by itself, and a number that goes with it."""
+    if one.base == "BAR":
+        return "barrier", 0
+    if one.base == "LDGSTS":
+        return "load", _LANES * _pipes.lane_bytes(one)
+    if one.base == "LDGDEPBAR":
+        return "commit", 0
+    if one.opcode == "DEPBAR.LE":
+        return "drain", int(one.operands[1], 0)
+    return "", 0

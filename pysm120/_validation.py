@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import lzma
 import statistics
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pysm120 import _attention_problem, _chips, _kernel_model, _loops, _predict, sass
+from pysm120 import _attention_problem, _chips, _kernel_model, _launches, _loops, _predict, sass
 from pysm120._chips import Chip
 from pysm120._cubin import Cubin
 from pysm120._kernel_model import KernelModel
@@ -98,10 +97,18 @@ def _function(image: bytes, entry: str) -> sass.Function:
 
 
 def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
-    """Predict the clocks of a launch of attention: of the very code that was measured, kept beside the figures."""
-    image = lzma.decompress((folder / row["image"]).read_bytes())
-    model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
-    return _predict.predict(model, _attention_problem.parse(row["problem"]).rounds(row["entry"])).clocks
+    """Predict the clocks of a launch: of the very code that was measured, kept beside the figures."""
+    model = image_model(chip, _launches.image_of(folder, row), row["entry"], int(row["shared_bytes"]))
+    if "arguments" in row:
+        return _predict.predict(model, _launches.rounds_of(row), tensor_bytes=_launches.tensor_bytes(row)).clocks
+    problem, entry = _attention_problem.parse(row["problem"]), row["entry"]
+    return _predict.predict(model, problem.rounds(entry), tensor_bytes=problem.tensor_bytes(entry)).clocks
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """Return what a launch is called."""
+    image = Path(row["image"]).name.removesuffix(".xz").removesuffix(".cubin")
+    return image if "arguments" in row else f"{row['entry']} {row['problem']}"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -126,7 +133,7 @@ def compare(document: dict[str, Any], folder: Path) -> Iterator[Row]:
             clocks = loop_clocks(chip, loop)
             yield Row(f"{loop.name}, {loop.warps} warps", clocks, measured[loop.name, loop.warps])
     for row in document["launches"]:
-        yield Row(f"{row['entry']} {row['problem']}", launch_clocks(chip, folder, row), row["clocks"])
+        yield Row(name_of(row), launch_clocks(chip, folder, row), row["clocks"])
 
 
 def errors(rows: list[Row]) -> tuple[float, float]:
