@@ -23,7 +23,7 @@ from pysm120._attention_problem import Problem
 from pysm120._loops import Loop
 from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError, UnsupportedError
-from pysm120.module import builtin_image, builtins
+from pysm120.module import Kernel, builtin_image, builtins
 
 ROUNDS, REPEATS = 256, 5
 _DRAWN = 1 << 20  # random numbers, which repeat in larger arrays
@@ -63,9 +63,14 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any,
 
 
 class Attention:
-    """One entry of the 16-bit forward kernel with a problem, ready to be launched."""
+    """One entry of the 16-bit forward kernel with a problem, ready to be launched.
 
-    def __init__(self, device: Device, entry: str, problem: Problem) -> None:
+    ``kernel`` and ``ptx``: another version than the library's.
+    """
+
+    def __init__(
+        self, device: Device, entry: str, problem: Problem, *, kernel: Kernel | None = None, ptx: str = ""
+    ) -> None:
         index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
         kind, q_rows, kv_rows = re.findall(r"attention_(bf16|f16)_(\d+)x(\d+)_", entry)[0]
         dtype = np.dtype(ml_dtypes.bfloat16 if kind == "bf16" else np.float16)
@@ -99,14 +104,14 @@ class Attention:
             "lower": np.int32(_NO_LOWER),
             "upper": np.int32(0 if problem.causal else 0x3FFFFFFF),
         }
-        names = parameters_of(builtin_image(index, "sm_90", "ptx").decode(), entry)
+        names = parameters_of(ptx or builtin_image(index, "sm_90", "ptx").decode(), entry)
         unknown = [name for name in names if name not in values]
         if unknown:
             message = f"{entry} has a parameter {unknown[0]} that this measurement does not know"
             raise InvalidArgumentError(message)
         self._kept = arrays
         self._arguments = [values[name] for name in names]
-        self._kernel = device.builtin_kernels()[entry]
+        self._kernel = kernel or device.builtin_kernels()[entry]
         self._grid = problem.batch * problem.heads * tiles
         self._builtin = builtin
 
@@ -244,6 +249,17 @@ def _head(device: Device) -> dict[str, Any]:
     }
 
 
+def text_of(document: dict[str, Any]) -> str:
+    """Return measurements as JSON, a loop or a launch a line."""
+    lists = {name: value for name, value in document.items() if isinstance(value, list)}
+    text = json.dumps({name: [] if name in lists else value for name, value in document.items()}, indent=1)
+    for name, rows in lists.items():
+        if rows:
+            lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+            text = text.replace(f'"{name}": []', f'"{name}": [\n{lines}\n ]')
+    return text + "\n"
+
+
 def everything(steps: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Measure loops and launches on the first GPU; return the figures, and the code of the launches by file.
 
@@ -272,9 +288,11 @@ def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for row in rows:
         index, builtin = known[row["entry"]]
-        name = f"{Path(builtin.source).parent.name}_{Path(builtin.source).stem}.{target}.cubin.xz"
-        files.setdefault(name, lzma.compress(builtin_image(index, target, "cubin")))
-        row |= {"image": name, "shared_bytes": builtin.shared_bytes}
+        stem = f"{Path(builtin.source).parent.name}_{Path(builtin.source).stem}.{target}"
+        for form in ("cubin", "ptx"):
+            if f"{stem}.{form}.xz" not in files:
+                files[f"{stem}.{form}.xz"] = lzma.compress(builtin_image(index, target, form))
+        row |= {"image": f"{stem}.cubin.xz", "ptx": f"{stem}.ptx.xz", "shared_bytes": builtin.shared_bytes}
     return files
 
 

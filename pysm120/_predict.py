@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from pysm120 import _pipes
-from pysm120._kernel_model import KernelModel
+from pysm120._kernel_model import TYPICAL, KernelModel
 from pysm120._simulator import QUARTERS, Event, Outcome, Step
 
 _SHORT, _LONG = 4, 10  # rounds of the two simulations that a CTA's time is read from
@@ -143,14 +143,15 @@ def predict(
     )
     clocks = max(clocks, l2_clocks, dram_clocks)
     full = times[-1]
-    around = model.paths.around
+    rounds_of = model.paths.rounds(TYPICAL)
+    around = [step for way in rounds_of for step in way]
     sources = model.paths.sources
-    flops = sum(flops_of(sources[step.place].opcode) for step in around) * model.warps
+    flops = sum(flops_of(sources[step.place].opcode) for step in around) * model.warps // TYPICAL
     busy: dict[str, float] = defaultdict(float)
     for step in around:
-        busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS
-        busy["shared"] += step.wavefronts * model.warps
-    busy["issue"] = len(around) * model.warps / QUARTERS
+        busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS / TYPICAL
+        busy["shared"] += step.wavefronts * model.warps / TYPICAL
+    busy["issue"] = len(around) * model.warps / QUARTERS / TYPICAL
     per_round = full.each / slots
     shares = {name: clocks_ / per_round for name, clocks_ in busy.items() if name not in {"lsu", "branch"}}
     events = model.run([3] * slots, slots, _STAGGER, keep_events=True).events if keep_events else []
@@ -162,7 +163,8 @@ def predict(
 
 def _reasons(model: KernelModel, outcome: Outcome, ctas: int) -> list[Reason]:
     """Return the reasons inside the main loop, for a warp and round."""
-    places = {step.place for step in model.paths.around} | {step.place for step in model.paths.load_around}
+    ways = [*model.paths.rounds(_LONG), *model.paths.rounds(_LONG, loads=True)]
+    places = {step.place for way in ways for step in way}
     per = ctas * model.warps * _LONG
     found = []
     for (place, reason), clocks in outcome.stalls.items():

@@ -19,7 +19,7 @@ import dataclasses
 import heapq
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pysm120 import _pipes
@@ -77,7 +77,10 @@ class Ring:
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """What warps execute before the rounds, in each and behind them; ``load...`` is what warp 0 does instead."""
+    """What warps execute before the rounds, in each and behind them; ``load...`` is what warp 0 does instead.
+
+    ``ways``, where rounds differ: what a warp executes in each round of a CTA of so many, true for warp 0.
+    """
 
     before: list[Step]
     around: list[Step]
@@ -86,6 +89,11 @@ class Paths:
     load_around: list[Step]
     ring: Ring
     sources: list[Instruction]
+    ways: Callable[[int, bool], Sequence[list[Step]]] | None = None
+
+    def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
+        """Return what a warp executes in each round of a CTA of so many."""
+        return self.ways(count, loads) if self.ways else [self.load_around if loads else self.around] * count
 
 
 class Event(NamedTuple):
@@ -152,6 +160,8 @@ class _Warp:
         self.landing = self.landed = 0  # when the last copy of cp.async arrives, and the groups that were waited for
         self.groups: deque[int] = deque()  # when each arrives that nobody waited for
         self.path: list[Step] = []
+        self.ways: Sequence[list[Step]] = ()
+        self.full_waits = 1  # of this round
         self.ready = self.next = self.last = 0
         self.reason = self.blocked = ""
 
@@ -192,7 +202,7 @@ class Simulator:
         self.arriving = 0.0  # passes over the banks that copies have yet to make
         self.resident: list[list[_Warp]] = [[] for _ in range(QUARTERS)]
         self.wake = [NEVER] * QUARTERS
-        self.full_waits = max(1, sum(step.special == "full" for step in paths.around))
+        self.full_waits: dict[int, int] = {}  # of paths, by identity
         self.first_copies = sum(step.special == "copy" for step in paths.load_before)
         self.first_copies -= (paths.ring.stages - 1) * paths.ring.copies
         self.number = 0
@@ -247,6 +257,7 @@ class Simulator:
             warp = _Warp(self.number, cta, rounds, loads=w == 0)
             self.number += 1
             warp.path = self.paths.load_before if warp.loads else self.paths.before
+            warp.ways = self.paths.rounds(rounds, loads=warp.loads)
             warp.next = warp.last = at
             self.resident[warp.quarter].append(warp)
             self.settle(warp)
@@ -304,8 +315,10 @@ class Simulator:
         warp.round = 0 if warp.section == _BEFORE else warp.round + 1
         warp.section = _AROUND if warp.round < warp.rounds else _BEHIND
         warp.at = warp.waits = 0
-        around = self.paths.load_around if warp.loads else self.paths.around
-        warp.path = around if warp.section == _AROUND else self.paths.behind
+        warp.path = warp.ways[warp.round] if warp.section == _AROUND else self.paths.behind
+        if id(warp.path) not in self.full_waits:
+            self.full_waits[id(warp.path)] = max(1, sum(step.special == "full" for step in warp.path))
+        warp.full_waits = self.full_waits[id(warp.path)]
 
     def issue(self, warp: _Warp, step: Step, now: int) -> None:
         """Issue an instruction."""
@@ -408,7 +421,7 @@ class Simulator:
         """Return how many copies of a tile the next wait of a warp is for."""
         if warp.section == _BEFORE:
             return self.first_copies
-        return max(1, math.ceil(self.paths.ring.copies * (warp.waits + 1) / self.full_waits))
+        return max(1, math.ceil(self.paths.ring.copies * (warp.waits + 1) / warp.full_waits))
 
     def barrier(self, warp: _Warp, now: int) -> bool:
         """Wait for the other warps of the CTA."""

@@ -225,8 +225,9 @@ def test_every_measured_launch_can_be_made() -> None:
         expected = attention(q, k, v, causal=True, precision="bf16", layout="BHSD", device=device)
         assert np.array_equal(work.out.numpy().view(np.uint16), expected.view(np.uint16))
     rows: list[dict[str, Any]] = [{"entry": entry} for entry, _ in _measure.CASES]
-    (image,) = _measure.keep_images(rows, "sm_90").values()
+    image, ptx = _measure.keep_images(rows, "sm_90").values()
     assert lzma.decompress(image).startswith(b"\x7fELF")
+    assert b".entry attention_bf16_128x64_d64_r16(" in lzma.decompress(ptx)
     assert all(row["shared_bytes"] > 0 for row in rows)
 
 

@@ -245,6 +245,10 @@ def test_rounds_of_a_problem() -> None:
     # Longest first: rows 384 to 511 see 512 keys, rows 0 to 127 see 128.
     assert _attention_problem.parse("1,512,1,128,causal").rounds(entry) == [8, 6, 4, 2]
     assert _attention_problem.parse("1,130,1,64,causal").rounds(entry) == [3, 2]
+    # ... and as the 16-bit kernels without features do it, of all heads first; of MXFP8, head by head.
+    assert _attention_problem.parse("1,256,2,128,causal").rounds(entry) == [4, 4, 2, 2]
+    assert _attention_problem.parse("1,256,2,128,causal").rounds(entry, 1) == [4, 2, 4, 2]
+    assert _attention_problem.parse("1,256,2,128,causal").rounds(MXFP8) == [4, 2, 4, 2]
     assert _attention_problem.parse("1,1024,2,64").flops == 4 * 2 * 1024 * 1024 * 64
     assert _attention_problem.parse("1,1024,2,64").tensor_bytes(entry) == 4 * 2 * 1024 * 64 * 2
     assert _attention_problem.parse("1,1024,2,64").tensor_bytes(MXFP8) == (3 * 33 / 32 + 2) * 2 * 1024 * 64
