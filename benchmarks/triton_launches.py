@@ -2,16 +2,17 @@
 
     python benchmarks/triton_launches.py FOLDER        # writes FOLDER/triton.json and FOLDER/triton/*.xz; needs triton
 
-Triton compiles the kernels of tests/corpus for sm_80, whose products are mma.sync, and ptxas assembles that for sm_90, with
-the lines of the PTX. Each is run small on the virtual device and held to NumPy first. `model --measure OUT.json --launches
-FOLDER/triton.json` takes the clocks on a GPU.
+Triton compiles the kernels of tests/corpus for sm_80, whose products are mma.sync, and ptxas assembles that for sm_90,
+with the lines of the PTX. Each is run small on the virtual device and held to NumPy first. The clocks are for
+`model --measure OUT.json --launches FOLDER/triton.json` on a GPU.
 """
 
+import dataclasses
 import json
 import lzma
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,8 @@ TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "f32"}
 ALIGNED = [["tt.divisibility", 16]]
 
 
-class Matmul(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Matmul:
     """A product of M x K and K x N, in tiles."""
 
     kind: str
@@ -45,7 +47,7 @@ class Matmul(NamedTuple):
     warps: int
     stages: int
 
-    name = "matmul"
+    name: ClassVar = "matmul"
 
     def constants(self) -> dict[str, Any]:
         """Return what the kernel is compiled for."""
@@ -53,7 +55,7 @@ class Matmul(NamedTuple):
 
     def small(self) -> "Matmul":
         """Return a problem of a few CTAs."""
-        return self._replace(M=2 * self.BM, N=self.BN, K=4 * self.BK)
+        return dataclasses.replace(self, M=2 * self.BM, N=self.BN, K=4 * self.BK)
 
     def grid(self) -> tuple[int, int]:
         """Return the CTAs."""
@@ -80,7 +82,8 @@ class Matmul(NamedTuple):
         return 2, values[0].astype(float) @ values[1].astype(float)
 
 
-class Attention(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Attention:
     """Attention of heads, in tiles."""
 
     kind: str
@@ -93,7 +96,7 @@ class Attention(NamedTuple):
     warps: int
     stages: int
 
-    name = "attention"
+    name: ClassVar = "attention"
 
     def constants(self) -> dict[str, Any]:
         """Return what the kernel is compiled for."""
@@ -101,7 +104,7 @@ class Attention(NamedTuple):
 
     def small(self) -> "Attention":
         """Return a problem of a few CTAs."""
-        return self._replace(heads=1, S=3 * self.BM)
+        return dataclasses.replace(self, heads=1, S=3 * self.BM)
 
     def grid(self) -> tuple[int, int]:
         """Return the CTAs."""
@@ -139,11 +142,11 @@ CASES: tuple[Matmul | Attention, ...] = (
     Matmul("bf16", 4096, 4096, 4096, 128, 256, 32, warps=8, stages=3),
     Matmul("fp16", 2048, 2048, 2048, 64, 64, 32, warps=4, stages=2),
     Matmul("fp16", 16384, 16384, 64, 128, 128, 32, warps=4, stages=2),  # writes more than it multiplies
-    Attention("fp16", 32, 4096, 64, 128, 64, False, warps=4, stages=3),
-    Attention("fp16", 32, 4096, 64, 128, 64, True, warps=4, stages=3),
-    Attention("bf16", 32, 4096, 128, 128, 64, False, warps=8, stages=2),
-    Attention("bf16", 32, 4096, 128, 128, 64, True, warps=8, stages=2),
-    Attention("fp16", 128, 1024, 64, 64, 64, False, warps=4, stages=2),
+    Attention("fp16", 32, 4096, 64, 128, 64, causal=False, warps=4, stages=3),
+    Attention("fp16", 32, 4096, 64, 128, 64, causal=True, warps=4, stages=3),
+    Attention("bf16", 32, 4096, 128, 128, 64, causal=False, warps=8, stages=2),
+    Attention("bf16", 32, 4096, 128, 128, 64, causal=True, warps=8, stages=2),
+    Attention("fp16", 128, 1024, 64, 64, 64, causal=False, warps=4, stages=2),
 )
 
 
@@ -191,7 +194,7 @@ def main() -> None:
         if not wrong < 0.01 or not any(one.base == "HMMA" for one in code):  # noqa: PLR2004
             message = f"{case} is wrong by {wrong:.2%} or has no HMMA"
             raise RuntimeError(message)
-        name = "triton/" + "_".join(str(x) for x in (case.name, *case)).lower()
+        name = "triton/" + "_".join(str(x) for x in (case.name, *dataclasses.astuple(case))).lower()
         for suffix, data in (("cubin", image), ("ptx", ptx.encode())):
             (folder / f"{name}.{suffix}.xz").write_bytes(lzma.compress(data))
         rows.append(

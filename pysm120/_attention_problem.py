@@ -30,7 +30,7 @@ class Problem:
         return 4.0 * self.batch * self.heads * pairs * self.head_dim
 
     def tensor_bytes(self, entry: str) -> float:
-        """Return the bytes of q, k, v and o: of an entry in MXFP8 a byte and a 32nd for an element, and o in 16 bits."""
+        """Return the bytes of q, k, v and o: in MXFP8 an element has a byte and a 32nd; o is in 16 bits."""
         scaled = 1 + 1 / 32
         of_v = scaled if re.match(r"attention_mxfp8_\d", entry) else 2
         element = 2 * scaled + of_v + 2 if "mxfp8" in entry else 8

@@ -1,4 +1,4 @@
-"""Launches of kernels in files, listed in JSON: what is launched, with which arguments, and how long it was seen to take.
+"""Launches of kernels in files, listed in JSON: what is launched, with which arguments, and how long it took.
 
     {"image": "k.cubin.xz", "entry": "k", "grid": [32, 32], "threads": 128, "shared_bytes": 32768, "rounds": [128],
      "arguments": ["f16[4096,4096]:normal", "f32[4096]", "s32:4096"], "clocks": 1000.0}

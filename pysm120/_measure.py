@@ -124,8 +124,8 @@ class Attention:
 
 LAUNCHES = 3
 HOW = (
-    f"loops: %clock64 around {ROUNDS} rounds, one CTA on every SM, median of the SMs and of {REPEATS} launches; launches: "
-    f"sm__cycles_elapsed.max of ncu --clock-control none --cache-control none, median of {LAUNCHES}"
+    f"loops: %clock64 around {ROUNDS} rounds, one CTA on every SM, median of the SMs and of {REPEATS} launches; "
+    f"launches: sm__cycles_elapsed.max of ncu --clock-control none --cache-control none, median of {LAUNCHES}"
 )
 CASES = (
     ("attention_bf16_128x64_d32_r16", Problem(4, 2048, 32, 32)),
@@ -212,8 +212,7 @@ def read_cycles(text: str, entries: list[str]) -> list[float]:
         message = f"ncu saw {len(found)} launches, not the {LAUNCHES * len(entries)} that were made: {text[-200:]!r}"
         raise UnsupportedError(message)
     return [
-        statistics.median(clocks for _, clocks in found[LAUNCHES * i : LAUNCHES * (i + 1)])
-        for i in range(len(entries))
+        statistics.median(clocks for _, clocks in found[LAUNCHES * i : LAUNCHES * (i + 1)]) for i in range(len(entries))
     ]
 
 

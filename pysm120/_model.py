@@ -14,7 +14,7 @@ from pysm120._kernel_model import TYPICAL, KernelModel
 from pysm120._predict import Prediction
 from pysm120._record import NotRecordedError
 from pysm120._recorded import Recording
-from pysm120.errors import InvalidArgumentError, UnsupportedError
+from pysm120.errors import InvalidArgumentError
 from pysm120.module import builtin_image, builtins
 from pysm120.profile import Sources
 
@@ -107,7 +107,9 @@ def places(ptx: str | None, function: sass.Function, target: str) -> dict[int, P
     if ptx is None:
         return {one.address: Place("", one.line, "") for one in function.instructions if one.line}
     try:
-        known = function if any(one.line for one in function.instructions) else _record.with_lines(function, ptx, target)
+        known = (
+            function if any(one.line for one in function.instructions) else _record.with_lines(function, ptx, target)
+        )
     except NotRecordedError:
         return {}
     lines, named, sources = ptx.splitlines(), sass.places(ptx), Sources()
@@ -297,12 +299,8 @@ class _Kernel:
         if self.is_file:
             shared = _number(self.arguments.shared, "--shared") or 0
             image, entry = self.path.read_bytes(), self.arguments.entry
-            return _validation.image_model(
-                self.chip, image, entry, shared, stages=stages, stated=stated, record=record
-            )
-        return _validation.builtin_model(
-            self.chip, self.arguments.kernel, stages=stages, stated=stated, record=record
-        )
+            return _validation.image_model(self.chip, image, entry, shared, stages=stages, stated=stated, record=record)
+        return _validation.builtin_model(self.chip, self.arguments.kernel, stages=stages, stated=stated, record=record)
 
     def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
         """Return the kernel with the lines of its PTX and how its branches went, as far as either is known."""

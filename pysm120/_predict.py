@@ -106,8 +106,8 @@ def _time(model: KernelModel, resident: int) -> tuple[_Time, Outcome]:
 def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
     """Return what the CTAs of a launch load from L2, and store.
 
-    Of a ring, a tile in every round; of cp.async, what a round loads: the tiles before the first round are those that the
-    last rounds do without.
+    Of a ring, a tile in every round; of cp.async, what a round loads: the tiles before the first round are those that
+    the last rounds do without.
     """
     paths, lanes = model.paths, 32 * model.warps
 

@@ -1,14 +1,14 @@
 """Which way warps went, as the virtual device recorded it: counts of PTX statements, joined to machine code by lines.
 
-A block of machine code ran as often as most of its instructions' statements did. Statements whose instructions are in several
-blocks (code that ptxas wrote twice) say nothing of either; the flow between blocks fills such gaps where it can.
+A block of machine code ran as often as most of its instructions' statements did. Statements whose instructions are in
+several blocks (code that ptxas wrote twice) say nothing of either; the flow between blocks fills gaps where it can.
 """
 
 import dataclasses
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,21 +19,22 @@ from pysm120.sass import Function, Instruction, Loop
 
 
 class Launch(NamedTuple):
-    """What one launch did: how often warps executed the statement of each line of the PTX, its CTAs and their rounds."""
+    """What one launch did: how often warps executed the statement of each line of PTX, its CTAs and their rounds."""
 
     executed: Mapping[int, int]
     ctas: int
     rounds: float  # of a CTA, on average
 
 
-def executed_of(statements: Iterable[Statement], entry: str) -> dict[int, int]:
+def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
     """Return how often the statements of a kernel were executed, by the line of the PTX that they begin at."""
     found: dict[int, int] = {}
     for one in statements:
         if one.kernel == entry and one.opcode:
             found.setdefault(one.row, one.counts.executed)
     if not any(found.values()):
-        message = f"the profile has nothing of {entry}: {', '.join(dict.fromkeys(s.kernel for s in statements)) or 'it is empty'}"
+        others = ", ".join(dict.fromkeys(one.kernel for one in statements)) or "nothing"
+        message = f"the profile has nothing of {entry}, but {others}"
         raise InvalidArgumentError(message)
     return found
 
@@ -118,8 +119,8 @@ class Recording:
     function : Function
         With the lines of its PTX.
     launches : sequence of Launch
-        One, or two of different lengths: then what belongs to a CTA (tiles that are masked) and what to every round is told
-        apart.
+        One, or two of different lengths: then what belongs to a CTA (tiles that are masked) is told from what belongs
+        to every round.
     warps : int
         Of a CTA that compute.
     loop : Loop, optional
@@ -182,6 +183,7 @@ class Recording:
 
     def _is_wait(self, n: int, branch: Instruction) -> bool:
         """Whether a branch repeats a wait or leads over one: it is the simulator that knows how long that lasts."""
+
         def waits(code: Sequence[Instruction]) -> bool:
             return any(_pipes.class_of(one.opcode) == "try_wait" for one in code)
 

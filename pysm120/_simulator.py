@@ -31,6 +31,7 @@ NEVER = 1 << 60
 _BARRIERS = 6
 _LANES = 32
 _PASS_BYTES = 128  # of the banks of shared memory, in a clock
+_OF_GROUPS = ("load", "commit", "drain")
 _QUEUED = ("lsu", "xu", "copy")
 _BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's way
 Q_TILE = -1  # what is copied once, before the first round
@@ -40,7 +41,7 @@ class Step(NamedTuple):
     """An instruction on a path.
 
     ``special`` is "", "barrier", "full" (wait for a tile), "empty" (wait for its stage), "copy" or "arrive" (leave it);
-    or, of cp.async, "load" (``count`` bytes), "commit" (a group) or "drain" (wait for all but the last ``count`` groups).
+    or, of cp.async, "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
     ``place`` is the index of the instruction among the sources.
     """
 
@@ -54,7 +55,7 @@ class Step(NamedTuple):
     reads: int
     special: str
     place: int
-    count: int = 0
+    amount: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,7 +382,9 @@ class Simulator:
         cta = warp.cta
         if step.special == "barrier":
             return self.barrier(warp, now)
-        if step.special == "copy":
+        if step.special in _OF_GROUPS:
+            self.group(warp, step, now)
+        elif step.special == "copy":
             ring = self.paths.ring
             if warp.section == _BEFORE:
                 warp.copied += 1
@@ -392,23 +395,7 @@ class Simulator:
             if tile < warp.rounds:
                 self.copy(cta, tile, now, 1)
         elif step.special == "arrive":
-            tile = warp.round
-            cta.arrived[tile] += 1
-            if warp.section == _AROUND and cta.arrived[tile] == cta.warps:
-                cta.emptied[tile] = now + step.latency
-                ring = self.paths.ring
-                if ring.by_others and tile + ring.stages < warp.rounds:
-                    self.copy(cta, tile + ring.stages, now + step.latency + self.wake_up, ring.copies)
-                self.look(cta)
-        elif step.special == "load":
-            self.copy_free = max(self.copy_free, now) + step.count / self.copy_rate
-            self.arriving += step.count / _PASS_BYTES
-            warp.landing = max(warp.landing, math.ceil(self.copy_free) + self.async_latency)
-        elif step.special == "commit":
-            warp.groups.append(warp.landing)
-        elif step.special == "drain":
-            while len(warp.groups) > step.count:
-                warp.landed = max(warp.landed, warp.groups.popleft())
+            self.arrive(warp, step, now)
         elif step.special == "empty":
             self.hold(warp, step, "empty", warp.round - 1, 0)
         elif warp.section == _AROUND or self.first_copies > 0:
@@ -416,6 +403,28 @@ class Simulator:
             self.hold(warp, step, "full", tile, self.parts(warp))
             warp.waits += 1
         return True
+
+    def arrive(self, warp: _Warp, step: Step, now: int) -> None:
+        """Leave the stage of a tile."""
+        cta, tile, ring = warp.cta, warp.round, self.paths.ring
+        cta.arrived[tile] += 1
+        if warp.section == _AROUND and cta.arrived[tile] == cta.warps:
+            cta.emptied[tile] = now + step.latency
+            if ring.by_others and tile + ring.stages < warp.rounds:
+                self.copy(cta, tile + ring.stages, now + step.latency + self.wake_up, ring.copies)
+            self.look(cta)
+
+    def group(self, warp: _Warp, step: Step, now: int) -> None:
+        """Do what cp.async, its commit_group and its wait_group do."""
+        if step.special == "load":
+            self.copy_free = max(self.copy_free, now) + step.amount / self.copy_rate
+            self.arriving += step.amount / _PASS_BYTES
+            warp.landing = max(warp.landing, math.ceil(self.copy_free) + self.async_latency)
+        elif step.special == "commit":
+            warp.groups.append(warp.landing)
+        else:
+            while len(warp.groups) > step.amount:
+                warp.landed = max(warp.landed, warp.groups.popleft())
 
     def parts(self, warp: _Warp) -> int:
         """Return how many copies of a tile the next wait of a warp is for."""

@@ -97,8 +97,8 @@ def total(parts: Iterable[Counts]) -> Counts:
 class Statement:
     """A PTX statement of a kernel, and what it did.
 
-    ``file`` and ``line`` are those that line markers name, else those of the PTX; ``row`` is the line of the PTX itself. ``opcode`` is what
-    ``Device.counters`` calls it, "" for the end of a function.
+    ``file`` and ``line`` are those that line markers name, else those of the PTX; ``row`` is that of the PTX.
+    ``opcode`` is what ``Device.counters`` calls it, "" for the end of a function.
     """
 
     kernel: str

@@ -1,4 +1,4 @@
-"""Which way warps go: what the virtual device counted, joined to machine code by lines, and what the rules are left with."""
+"""Which way warps go: what the virtual device counted, joined to machine code by lines, and what is left to rules."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def function() -> sass.Function:
 
 
 def counts(ctas: int, rounds: int, *, rare: int) -> Launch:
-    """What two warps of each CTA do: ``rare`` rounds of each do not skip line 30; nothing tells of the second branch."""
+    """What two warps of each CTA do: ``rare`` rounds do not skip line 30; nothing tells of the second branch."""
     warps = 2 * ctas
     executed = {10: warps, 20: warps * rounds, 30: warps * rare, 40: warps * rounds, 50: 3, 60: warps * rounds}
     return Launch({**executed, 70: warps}, ctas, rounds)
@@ -95,7 +95,7 @@ def test_choices_come_out_in_the_sum() -> None:
 def test_a_causal_launch_does_what_the_device_did(entry: str, rows: int) -> None:
     """The products on the simulated ways are those that the virtual device counted, and so are masked tiles."""
     chip = _chips.load("rtx5090")
-    width = int(entry.split("_d")[1].split("_")[0])
+    width = int(entry.split("_d")[1].split("_", maxsplit=1)[0])
     problem = _attention_problem.parse(f"1,{rows},1,{width},causal")
     index = next(i for i, builtin in enumerate(builtins()) if builtin.entry == entry)
     ptx = builtin_image(index, "sm_120f", "ptx").decode()

@@ -46,7 +46,8 @@ source = "made up"
 TIMINGS = {
     "hmma_16816_f32": ("tensor", 10, 20), "mufu": ("xu", 8, 17), "fma": ("fma", 1, 4), "alu": ("alu", 2, 5),
     "ldmatrix": ("lsu", 2, 26), "branch": ("branch", 1, 1), "barrier": ("lsu", 1, 1), "try_wait": ("lsu", 1, 36),
-    "arrive": ("lsu", 1, 20), "copy": ("copy", 34, 34), "copy_async": ("lsu", 2, 30), "fence": ("lsu", 1, 10), "uniform": ("uniform", 1, 1),
+    "arrive": ("lsu", 1, 20), "copy": ("copy", 34, 34), "copy_async": ("lsu", 2, 30),
+    "fence": ("lsu", 1, 10), "uniform": ("uniform", 1, 1),
 }  # fmt: skip
 
 
