@@ -18,6 +18,10 @@ from pysm120.profile import Statement
 from pysm120.sass import Function, Instruction, Loop
 
 
+_OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # whose lines say nothing
+_WAIT_LENGTH = 8  # instructions of a wait that may be left out
+
+
 class Launch(NamedTuple):
     """What one launch did: how often warps executed the statement of each line of PTX, its CTAs and their rounds."""
 
@@ -45,7 +49,7 @@ def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
 
     def row_of(one: Instruction) -> int:
         at = bisect_right(rows, one.line)
-        return rows[at - 1] if at and one.line else -1
+        return rows[at - 1] if at and one.line and one.base not in _OF_PTXAS else -1
 
     homes: dict[int, set[int]] = {}
     for n, block in enumerate(function.blocks):
@@ -109,6 +113,10 @@ def _line(launches: Sequence[Launch], counts: Sequence[int], warps: int) -> tupl
         return each[0], 0.0
     b = (each[-1] - each[0]) / (lengths[-1] - lengths[0])
     return each[0] - b * lengths[0], b
+
+
+def _waits(one: Instruction) -> bool:
+    return _pipes.class_of(one.opcode) == "try_wait"
 
 
 class Recording:
@@ -183,13 +191,15 @@ class Recording:
 
     def _is_wait(self, n: int, branch: Instruction) -> bool:
         """Whether a branch repeats a wait or leads over one: it is the simulator that knows how long that lasts."""
-
-        def waits(code: Sequence[Instruction]) -> bool:
-            return any(_pipes.class_of(one.opcode) == "try_wait" for one in code)
-
         block, skipped = self.function.blocks[n], self._skipped(branch)
-        over_one = waits(skipped) and not any(one.is_tensor for one in skipped)
-        return n in block.successors or waits(self.function.instructions[block.first : block.last]) or over_one
+        over_one = any(map(_waits, skipped)) and len(skipped) <= _WAIT_LENGTH
+        guard = branch.predicate.lstrip("!")
+        setters = [
+            one
+            for one in self.function.instructions[block.first : block.last]
+            if guard and guard in one.operands[:2] and not one.is_branch
+        ]
+        return n in block.successors or over_one or (bool(setters) and _waits(setters[-1]))
 
     @property
     def rounds(self) -> float:
