@@ -191,9 +191,12 @@ def result(
     }
 
 
-def _binds(found: dict[str, Any], name: str) -> str:
-    """Say so where a memory sets the time."""
-    return ", which sets the time" if found["bound"] == name else ""
+def _limit(found: dict[str, Any], name: str, chip: Chip) -> str:
+    """Return what a memory gives, and whether that sets the time."""
+    limit = f"of {found[f'{name}_gbs_of_the_chip']:,} GB/s"
+    if name == "l2" and not chip["l2_binds"]:
+        return f"{limit} or more: not known, and no bound"
+    return f"{limit}, which sets the time" if found["bound"] == name else limit
 
 
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
@@ -205,8 +208,8 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         ("launch", f"{found['ctas']:,} CTAs", f"{found['ctas_per_sm']} on an SM, {found['warps']} warps compute"),
         ("a round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one CTA's tile"),
         ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA before and behind its rounds"),
-        ("L2", f"{found['l2_gbs']:,} GB/s", f"of {found['l2_gbs_of_the_chip']:,} GB/s{_binds(found, 'l2')}"),
-        ("DRAM", f"{found['dram_gbs']:,} GB/s", f"of {found['dram_gbs_of_the_chip']:,} GB/s{_binds(found, 'dram')}"),
+        ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
+        ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip)),
     ]  # fmt: skip
     branches = found["branches"]
     if branches["by"] == "recording":

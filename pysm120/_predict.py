@@ -35,7 +35,7 @@ class Prediction:
     Attributes
     ----------
     clocks : float
-        Of the launch: no less than ``l2_clocks`` and ``dram_clocks``.
+        Of the launch: no less than ``dram_clocks``, and ``l2_clocks`` where the chip's file has what L2 can do.
     l2_bytes, dram_bytes : float
         That the launch must bring from or to L2, and DRAM; ``..._clocks`` is how long the chip takes for them.
     round_clocks : float
@@ -70,9 +70,7 @@ class Prediction:
     @property
     def bound(self) -> str:
         """What the time of the launch is set by: "l2", "dram", or "sm" where memory would be faster."""
-        bounds = {"l2": self.l2_clocks, "dram": self.dram_clocks}
-        name = max(bounds, key=lambda key: bounds[key])
-        return name if bounds[name] >= self.clocks else "sm"
+        return {self.l2_clocks: "l2", self.dram_clocks: "dram"}.get(self.clocks, "sm")
 
 
 def flops_of(opcode: str) -> int:
@@ -141,7 +139,7 @@ def predict(
         float(chip["launch_clocks"]) + count / (float(chip[rate]) * per_clock) if count else 0.0
         for count, rate in ((l2, "l2_gbs"), (dram, "dram_gbs"))
     )
-    clocks = max(clocks, l2_clocks, dram_clocks)
+    clocks = max(clocks, dram_clocks, l2_clocks if chip["l2_binds"] else 0.0)
     full = times[-1]
     rounds_of = model.paths.rounds(TYPICAL)
     around = [step for way in rounds_of for step in way]

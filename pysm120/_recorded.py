@@ -17,7 +17,6 @@ from pysm120.errors import InvalidArgumentError
 from pysm120.profile import Statement
 from pysm120.sass import Function, Instruction, Loop
 
-
 _OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # whose lines say nothing
 _WAIT_LENGTH = 8  # instructions of a wait that may be left out
 

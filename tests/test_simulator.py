@@ -27,6 +27,7 @@ shared_bytes_per_sm = 233472
 shared_bytes_reserved = 1024
 mhz = 1000
 l2_gbs = 1000
+l2_binds = 1
 dram_gbs = 500
 l2_bytes = 1000000
 scheduler = "greedy"
@@ -213,6 +214,8 @@ def test_memory_bounds_a_launch(chip: Chip) -> None:
     by_dram = _predict.predict(model, rounds, tensor_bytes=60_000_000)
     assert (by_dram.bound, by_dram.clocks) == ("dram", 60_000_000 / 500)  # 500 bytes a clock at 1 GHz
     slow = dataclasses.replace(chip, values=chip.values | {"l2_gbs": 0.5})
+    guess = dataclasses.replace(chip, values=chip.values | {"l2_gbs": 0.5, "l2_binds": 0})
+    assert _predict.predict(_kernel_model.build(guess, function, 32, 1), rounds).bound == "sm"
     by_l2 = _predict.predict(_kernel_model.build(slow, function, 32, 1), rounds)
     assert (by_l2.bound, by_l2.clocks) == ("l2", (30 * 512 + 12 * 32 * 8) / 0.5)
 
