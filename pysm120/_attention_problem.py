@@ -8,6 +8,10 @@ from pysm120.errors import InvalidArgumentError
 _FORM = re.compile(r"(\d+),(\d+),(\d+),(\d+)(,causal)?$")
 _TILE = re.compile(r"_(\d+)x(\d+)_d(\d+)")
 
+# ptx/attention/bf16_f16_uniform.ptx: GROUP heads together, but not more than so many rows of keys.
+_IN_GROUPS = re.compile(r"attention_(bf16|f16)_\d+x\d+_d\d+_r\d+$")
+_GROUP, _GROUP_ROWS = 32, 131072
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -25,8 +29,19 @@ class Problem:
         pairs = self.rows * (self.rows + 1) / 2 if self.causal else self.rows**2
         return 4.0 * self.batch * self.heads * pairs * self.head_dim
 
-    def rounds(self, entry: str) -> list[int]:
-        """Return the tiles of keys of every CTA of an entry, in the order that the CTAs are started in."""
+    def tensor_bytes(self, entry: str) -> float:
+        """Return the bytes of q, k, v and o: in MXFP8 an element has a byte and a 32nd; o is in 16 bits."""
+        scaled = 1 + 1 / 32
+        of_v = scaled if re.match(r"attention_mxfp8_\d", entry) else 2
+        element = 2 * scaled + of_v + 2 if "mxfp8" in entry else 8
+        return self.batch * self.heads * self.rows * self.head_dim * element
+
+    def rounds(self, entry: str, heads_together: int | None = None) -> list[int]:
+        """Return the tiles of keys of every CTA of an entry, in the order that the CTAs are started in.
+
+        ``heads_together``: so many heads take turns, the longest causal tiles of all first; default: as the library's
+        kernels do today.
+        """
         found = _TILE.search(entry)
         if found is None:
             message = f"the problem is {self}, but {entry} does not say its tile: give --rounds and --ctas instead"
@@ -37,7 +52,12 @@ class Problem:
             min(kv_tiles, -(-min(self.rows, (tile + 1) * q_rows) // kv_rows)) if self.causal else kv_tiles
             for tile in reversed(range(q_tiles))
         ]
-        return one * (self.batch * self.heads)
+        if heads_together is None:
+            in_groups = self.causal and _IN_GROUPS.search(entry) is not None
+            heads_together = max(1, min(_GROUP, _GROUP_ROWS // self.rows)) if in_groups else 1
+        heads = self.batch * self.heads
+        groups = [min(heads_together, heads - first) for first in range(0, heads, heads_together)]
+        return [rounds for group in groups for rounds in one for _ in range(group)]
 
     def __str__(self) -> str:
         causal = ",causal" if self.causal else ""

@@ -2,13 +2,17 @@
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 
 from pysm120 import _paths, _pipes
 from pysm120._chips import Chip
+from pysm120._recorded import Recording
 from pysm120._simulator import Outcome, Paths, Pipes, Ring, Simulator, Step
 from pysm120.sass import Function, Instruction, Loop
 
+TYPICAL = 16  # rounds of a CTA, where one stands for all
 _BYTES = re.compile(r"0x[0-9a-f]+$")
 
 
@@ -28,6 +32,8 @@ class KernelModel:
         CTAs on an SM at a time.
     paths, pipes
         What the simulator takes.
+    recording : Recording, optional
+        How branches of the main loop went.
 
     """
 
@@ -37,6 +43,7 @@ class KernelModel:
     slots: int
     paths: Paths
     pipes: Pipes
+    recording: Recording | None = None
 
     def run(self, rounds: list[int], slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
         """Simulate CTAs of so many rounds each."""
@@ -53,6 +60,7 @@ def build(
     loop: Loop | None = None,
     stages: int | None = None,
     stated: Mapping[int, bool] | None = None,
+    recording: Recording | None = None,
 ) -> KernelModel:
     """Read a kernel.
 
@@ -71,11 +79,17 @@ def build(
         the main loop, and one.
     stated : mapping, optional
         What to do at branches of the main loop, by address.
+    recording : Recording, optional
+        How branches of the main loop went; the rules say the rest.
 
     """
     loop = loop or function.main_loop()
-    around = _paths.round_of(function, loop, stated=stated)
-    load_around = _paths.round_of(function, loop, loads=True, stated=stated)
+
+    def ways_of(rounds: int, *, loads: bool) -> list[list[Instruction]]:
+        return _paths.rounds_of(function, loop, recording, rounds, loads=loads, stated=stated)
+
+    around = _most_frequent(ways_of(TYPICAL, loads=False))
+    load_around = _most_frequent(ways_of(TYPICAL, loads=True))
     before = _paths.before(function, loop, loads=False)
     load_before = _paths.before(function, loop, loads=True)
     behind = _paths.behind(function, loop)
@@ -84,15 +98,43 @@ def build(
     if stages is None:
         first = sum(one.is_copy for one in load_before)
         stages = _stages(function, around) or (first // copies + 1 if copies else 2)
-    ring = Ring(stages, copies or 1, _tile_bytes(load_around) or 32768, by_others=has_copies and copies == 0)
-    specials = _specials(around, load_around, load_before) if has_copies else {}
+    tile_bytes = (_tile_bytes(load_around) or 32768) if has_copies else 0
+    ring = Ring(stages, copies or 1, tile_bytes, by_others=has_copies and copies == 0)
     pipes, sources = Pipes(chip), list[Instruction]()
+    made: dict[tuple[int, ...], list[Step]] = {}
+    specials: dict[int, str] = {}
 
     def steps(path: list[Instruction]) -> list[Step]:
-        return pipes.steps(path, specials, sources)
+        key = tuple(one.address for one in path)
+        if key not in made:
+            made[key] = pipes.steps(path, specials, sources)
+        return made[key]
 
-    paths = Paths(steps(before), steps(around), steps(behind), steps(load_before), steps(load_around), ring, sources)
-    return KernelModel(chip, function, _paths.compute_warps(threads), slots, paths, pipes)
+    def tell_apart(common: list[Instruction], loads: list[Instruction]) -> None:
+        if has_copies:
+            specials.update(_specials(common, loads, load_before))
+
+    @cache
+    def ways(rounds: int, loads: bool) -> list[list[Step]]:  # noqa: FBT001 - the signature of Paths.ways
+        common, load = ways_of(rounds, loads=False), ways_of(rounds, loads=True)
+        for pair in zip(common, load, strict=True):
+            tell_apart(*pair)
+        return [steps(path) for path in (load if loads else common)]
+
+    tell_apart(around, load_around)
+    paths = Paths(
+        steps(before), steps(around), steps(behind), steps(load_before), steps(load_around), ring, sources,
+        ways if recording else None,
+    )  # fmt: skip
+    for one in function.instructions if recording else ():  # so that no later round needs another pipe
+        pipes.number(chip.timing(_pipes.class_of(one.opcode)).pipe)
+    return KernelModel(chip, function, _paths.compute_warps(threads), slots, paths, pipes, recording)
+
+
+def _most_frequent(ways: list[list[Instruction]]) -> list[Instruction]:
+    """Return the way that most rounds go; of as many, the first."""
+    counts = Counter(tuple(one.address for one in way) for way in ways)
+    return max(ways, key=lambda way: counts[tuple(one.address for one in way)])
 
 
 def _specials(around: list[Instruction], load_around: list[Instruction], before: list[Instruction]) -> dict[int, str]:

@@ -1,28 +1,32 @@
-"""Measure on a GPU what the timing model predicts: the clocks of loops, and launches of attention for a profiler."""
+"""Measure on a GPU what the timing model predicts: the clocks of loops, and launches for a profiler."""
 
 import csv
 import datetime as dt
+import json
 import lzma
+import math
 import re
 import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from pysm120 import _chips, _loops, sass
+from pysm120 import _chips, _launches, _loops, sass
 from pysm120._attention_problem import Problem
 from pysm120._loops import Loop
 from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError, UnsupportedError
-from pysm120.module import builtin_image, builtins
+from pysm120.module import Kernel, builtin_image, builtins
 
 ROUNDS, REPEATS = 256, 5
+_DRAWN = 1 << 20  # random numbers, which repeat in larger arrays
 _WORDS = 1 << 20  # of the buffer that a loop writes to and copies from
 _NO_LOWER = -0x3FFFFFFF
 
@@ -53,16 +57,26 @@ def parameters_of(ptx: str, entry: str) -> list[str]:
     return re.findall(r"param_(\w+)", found[1])
 
 
-class Attention:
-    """One entry of the 16-bit forward kernel with a problem, ready to be launched."""
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return normal random numbers."""
+    return np.resize(rng.standard_normal(min(math.prod(shape), _DRAWN), np.float32), shape)
 
-    def __init__(self, device: Device, entry: str, problem: Problem) -> None:
+
+class Attention:
+    """One entry of the 16-bit forward kernel with a problem, ready to be launched.
+
+    ``kernel`` and ``ptx``: another version than the library's.
+    """
+
+    def __init__(
+        self, device: Device, entry: str, problem: Problem, *, kernel: Kernel | None = None, ptx: str = ""
+    ) -> None:
         index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
         kind, q_rows, kv_rows = re.findall(r"attention_(bf16|f16)_(\d+)x(\d+)_", entry)[0]
         dtype = np.dtype(ml_dtypes.bfloat16 if kind == "bf16" else np.float16)
         shape = problem.batch, problem.heads, problem.rows, problem.head_dim
         rng = np.random.default_rng(1)
-        arrays = [device.array(rng.standard_normal(shape, np.float32).astype(dtype)) for _ in range(3)]
+        arrays = [device.array(_normal(rng, shape).astype(dtype)) for _ in range(3)]
         self.out = device.empty(shape, dtype)
         tiles = -(-problem.rows // int(q_rows))
         step = problem.head_dim * dtype.itemsize
@@ -90,14 +104,14 @@ class Attention:
             "lower": np.int32(_NO_LOWER),
             "upper": np.int32(0 if problem.causal else 0x3FFFFFFF),
         }
-        names = parameters_of(builtin_image(index, "sm_90", "ptx").decode(), entry)
+        names = parameters_of(ptx or builtin_image(index, "sm_90", "ptx").decode(), entry)
         unknown = [name for name in names if name not in values]
         if unknown:
             message = f"{entry} has a parameter {unknown[0]} that this measurement does not know"
             raise InvalidArgumentError(message)
         self._kept = arrays
         self._arguments = [values[name] for name in names]
-        self._kernel = device.builtin_kernels()[entry]
+        self._kernel = kernel or device.builtin_kernels()[entry]
         self._grid = problem.batch * problem.heads * tiles
         self._builtin = builtin
 
@@ -109,6 +123,10 @@ class Attention:
 # ---- all of it, as a file that `model --validate` reads -------------------------------------
 
 LAUNCHES = 3
+HOW = (
+    f"loops: %clock64 around {ROUNDS} rounds, one CTA on every SM, median of the SMs and of {REPEATS} launches; "
+    f"launches: sm__cycles_elapsed.max of ncu --clock-control none --cache-control none, median of {LAUNCHES}"
+)
 CASES = (
     ("attention_bf16_128x64_d32_r16", Problem(4, 2048, 32, 32)),
     ("attention_bf16_128x64_d32_r32", Problem(4, 2048, 32, 32)),
@@ -128,50 +146,117 @@ CASES = (
     ("attention_bf16_128x64_d64_r16", Problem(1, 512, 32, 64)),
 )
 _CYCLES = "sm__cycles_elapsed.max"
-_NCU = ("--clock-control", "none", "--cache-control", "none", "-k", "regex:attention", "--csv", "--page", "raw")
+_NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
 
 
-def launch_all() -> None:
-    """Launch every case a few times: what a profiler runs."""
+def launch_all(listed: str = "") -> None:
+    """Launch every case a few times, or every launch of a list: what a profiler runs."""
+    path = Path(listed)
+    rows = read_list(path) if listed else []
     with Device("cuda") as device:
-        for entry, problem in CASES:
+        for entry, problem in CASES if not listed else ():
             work = Attention(device, entry, problem)
             for _ in range(LAUNCHES):
                 work.launch()
             device.synchronize()
+        for row in rows:
+            launch = _launches.Launch(device, row, _launches.image_of(path.parent, row))
+            for _ in range(LAUNCHES):
+                launch.launch()
+            launch.check()
+
+
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """Return the launches of a list."""
+    try:
+        rows = list(json.loads(path.read_text(encoding="utf-8"))["launches"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"--launches is {str(path)!r}, not a file with a list of launches: {error}"
+        raise InvalidArgumentError(message) from error
+    _launches.check(rows, path)
+    return rows
+
+
+def clocks_of(entries: list[str], listed: str = "") -> list[float]:
+    """Return the clocks of each case, or of each launch of a list, by Nsight Compute."""
+    names = "|".join(dict.fromkeys(entries))
+    program = "import sys; from pysm120 import _measure; _measure.launch_all(*sys.argv[1:])"
+    command = ["ncu", *_NCU, "-k", f"regex:^({names})$", "--metrics", _CYCLES, sys.executable, "-c", program]
+    command += [listed] if listed else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    return read_cycles(done.stdout + done.stderr, entries)
 
 
 def launches() -> list[dict[str, Any]]:
-    """Return the clocks of every case, by Nsight Compute; nothing where ncu is not in PATH."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
+    """Return the clocks of every case; nothing where ncu is not in PATH."""
+    if shutil.which("ncu") is None:
         return []
-    program = "from pysm120 import _measure; _measure.launch_all()"
-    command = [ncu, *_NCU, "--metrics", _CYCLES, sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
-    return read_cycles(done.stdout)
+    clocks = clocks_of([entry for entry, _ in CASES])
+    return [
+        {"entry": entry, "problem": str(problem), "clocks": each}
+        for (entry, problem), each in zip(CASES, clocks, strict=True)
+    ]
 
 
-def read_cycles(text: str) -> list[dict[str, Any]]:
-    """Return the clocks of every case in what ncu --csv --page raw prints."""
+def read_cycles(text: str, entries: list[str]) -> list[float]:
+    """Return the clocks of every entry, launched a few times each, in what ncu --csv --page raw prints."""
     rows = list(csv.reader(text.splitlines()))
     head = next((i for i, row in enumerate(rows) if row[:1] == ["ID"]), None)
     if head is None:
         message = f"ncu printed no table: {text.strip()[-200:]!r}"
         raise UnsupportedError(message)
     column, name = rows[head].index(_CYCLES), rows[head].index("Kernel Name")
-    found = [(row[name].split("(")[0], float(row[column].replace(",", ""))) for row in rows[head + 2 :]]
-    if [entry for entry, _ in found] != [entry for entry, _ in CASES for _ in range(LAUNCHES)]:
-        message = f"ncu saw {len(found)} launches, not the {LAUNCHES * len(CASES)} that were made"
+    table = [row for row in rows[head + 2 :] if len(row) == len(rows[head])]
+    found = [(row[name].split("(")[0], float(row[column].replace(",", ""))) for row in table]
+    if [entry for entry, _ in found] != [entry for entry in entries for _ in range(LAUNCHES)]:
+        message = f"ncu saw {len(found)} launches, not the {LAUNCHES * len(entries)} that were made: {text[-200:]!r}"
         raise UnsupportedError(message)
     return [
-        {
-            "entry": entry,
-            "problem": str(problem),
-            "clocks": statistics.median(clocks for _, clocks in found[LAUNCHES * i : LAUNCHES * (i + 1)]),
-        }
-        for i, (entry, problem) in enumerate(CASES)
+        statistics.median(clocks for _, clocks in found[LAUNCHES * i : LAUNCHES * (i + 1)]) for i in range(len(entries))
     ]
+
+
+def _chip(device: Device) -> str:
+    """Return the file of the GPU's chip."""
+    name = device.info.name
+    chip = next((key for key in _chips.names() if name.endswith(str(_chips.load(key)["name"]))), None)
+    if chip is None:
+        message = f"the GPU is {name!r}, of which there is no file among {', '.join(_chips.names())}"
+        raise UnsupportedError(message)
+    return chip
+
+
+def listed(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Measure the launches of a list on the first GPU; return the figures, and the files of the code."""
+    rows = read_list(path)
+    images = {str(row["image"]): (path.parent / str(row["image"])).read_bytes() for row in rows}
+    with Device("cuda") as device:
+        head = _head(device)
+    clocks = clocks_of([str(row["entry"]) for row in rows], str(path.resolve()))
+    found = [{**row, "clocks": each} for row, each in zip(rows, clocks, strict=True)]
+    return {**head, "loops": [], "launches": found}, images
+
+
+def _head(device: Device) -> dict[str, Any]:
+    """Return what measurements are of, and from when."""
+    return {
+        "chip": _chip(device),
+        "name": device.info.name,
+        "driver": device.info.driver_version,
+        "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        "how": HOW,
+    }
+
+
+def text_of(document: dict[str, Any]) -> str:
+    """Return measurements as JSON, a loop or a launch a line."""
+    lists = {name: value for name, value in document.items() if isinstance(value, list)}
+    text = json.dumps({name: [] if name in lists else value for name, value in document.items()}, indent=1)
+    for name, rows in lists.items():
+        if rows:
+            lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+            text = text.replace(f'"{name}": []', f'"{name}": [\n{lines}\n ]')
+    return text + "\n"
 
 
 def everything(steps: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -180,24 +265,20 @@ def everything(steps: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, 
     ``steps`` is told of each.
     """
     with Device("cuda") as device:
-        name = device.info.name
-        chip = next((key for key in _chips.names() if name.endswith(str(_chips.load(key)["name"]))), None)
-        if chip is None:
-            message = f"the GPU is {name!r}, of which there is no file among {', '.join(_chips.names())}"
-            raise UnsupportedError(message)
-        target = str(_chips.load(chip)["target"])
+        head = _head(device)
+        target = str(_chips.load(head["chip"])["target"])
         target += "f" if target == "sm_120" else ""
         loops = []
-        for loop in all_loops():
-            clocks, _ = loop_clocks(device, loop, sass.assemble(loop.ptx(target), target))
+        with ThreadPoolExecutor() as pool:
+            made = list(pool.map(lambda loop: sass.assemble(loop.ptx(target), target), all_loops()))
+        for loop, image in zip(all_loops(), made, strict=True):
+            clocks, _ = loop_clocks(device, loop, image)
             loops.append({"name": loop.name, "warps": loop.warps, "clocks": round(clocks, 2)})
             steps(f"{loop.name}, {loop.warps} warps")
-        driver = device.info.driver_version
     found = launches()
     images = keep_images(found, target)
     steps("launches")
-    date = dt.datetime.now(dt.timezone.utc).date().isoformat()
-    return {"chip": chip, "name": name, "driver": driver, "date": date, "loops": loops, "launches": found}, images
+    return {**head, "loops": loops, "launches": found}, images
 
 
 def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:
@@ -206,9 +287,11 @@ def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for row in rows:
         index, builtin = known[row["entry"]]
-        name = f"{Path(builtin.source).parent.name}_{Path(builtin.source).stem}.{target}.cubin.xz"
-        files.setdefault(name, lzma.compress(builtin_image(index, target, "cubin")))
-        row |= {"image": name, "shared_bytes": builtin.shared_bytes}
+        stem = f"{Path(builtin.source).parent.name}_{Path(builtin.source).stem}.{target}"
+        for form in ("cubin", "ptx"):
+            if f"{stem}.{form}.xz" not in files:
+                files[f"{stem}.{form}.xz"] = lzma.compress(builtin_image(index, target, form))
+        row |= {"image": f"{stem}.cubin.xz", "ptx": f"{stem}.ptx.xz", "shared_bytes": builtin.shared_bytes}
     return files
 
 

@@ -3,23 +3,23 @@
 import argparse
 import json
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pysm120 import _attention_problem, _chips, _console, _measure, _predict, _validation, sass
+from pysm120 import _attention_problem, _chips, _console, _measure, _predict, _record, _validation, sass
 from pysm120._attention_problem import Problem
 from pysm120._chips import Chip
 from pysm120._command import Command
-from pysm120._kernel_model import KernelModel
+from pysm120._kernel_model import TYPICAL, KernelModel
 from pysm120._predict import Prediction
-from pysm120.errors import InvalidArgumentError, UnsupportedError
+from pysm120._record import NotRecordedError
+from pysm120._recorded import Recording
+from pysm120.errors import InvalidArgumentError
 from pysm120.module import builtin_image, builtins
 from pysm120.profile import Sources
 
 REASONS = 15  # of the table
 _BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
-_DEFAULT = Problem(4, 2048, 32, 128)
 
 
 class Place(NamedTuple):
@@ -55,6 +55,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a branch of the main loop, against the rules",
     )
+    parser.add_argument(
+        "--rules", action="store_true", help="branches by rules alone, nothing recorded on the virtual device"
+    )
+    parser.add_argument(
+        "--profile", metavar="P.json", help="of a file: what `profile FILE.ptx ... --json P.json` recorded of it"
+    )
+    parser.add_argument("--ptx", metavar="FILE.ptx", help="of a file: its PTX (default: the file beside it)")
     parser.add_argument("--mhz", metavar="N", help="the clock that seconds are stated at (default: the chip's)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -62,6 +69,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--measure", metavar="FILE.json", help="measure loops and launches on the GPU here (launches by ncu)"
+    )
+    parser.add_argument(
+        "--launches", metavar="LIST.json", help="with --measure: the launches of a list, of kernels in files, instead"
     )
     parser.add_argument(
         "--validate",
@@ -92,69 +102,69 @@ def _branches(words: list[str]) -> dict[int, bool]:
     return stated
 
 
-def places(entry: str, chip: Chip, model: KernelModel) -> dict[int, Place]:
-    """Return the lines of a kernel of the library by address, where ptxas is there to tell them."""
-    index = next((i for i, builtin in enumerate(builtins()) if builtin.entry == entry), None)
-    if index is None:
-        return {one.address: Place("", one.line, "") for one in model.function.instructions if one.line}
-    target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
-    ptx = builtin_image(index, target, "ptx").decode()
+def places(ptx: str | None, function: sass.Function, target: str) -> dict[int, Place]:
+    """Return the lines of a kernel by address, as far as ptxas is there to tell them, or the code has them."""
+    if ptx is None:
+        return {one.address: Place("", one.line, "") for one in function.instructions if one.line}
     try:
-        again = sass.disassemble(sass.assemble(_only(ptx, entry), target)).get(entry)
-    except (UnsupportedError, InvalidArgumentError):
-        return {}
-    same = (
-        [one.word for one in again.instructions] == [one.word for one in model.function.instructions]
-        if again
-        else False
-    )
-    if again is None or not same:  # another ptxas than the library was built with
+        known = (
+            function if any(one.line for one in function.instructions) else _record.with_lines(function, ptx, target)
+        )
+    except NotRecordedError:
         return {}
     lines, named, sources = ptx.splitlines(), sass.places(ptx), Sources()
     found = {}
-    for one in again.instructions:
+    for one in known.instructions:
         if one.line:
             file, number = named[one.line - 1]
-            text = sources.line(file, number) or lines[one.line - 1].strip()
-            found[one.address] = Place(file.rsplit("/", 1)[-1], number, text)
+            text = (sources.line(file, number) if file else None) or lines[one.line - 1].strip()
+            found[one.address] = Place(file.rsplit("/", 1)[-1], number + (not file), text)
     return found
 
 
-def _only(ptx: str, entry: str) -> str:
-    """Return a PTX text with the other entries blanked out: the lines stay where they are."""
-    starts = [m.start() for m in re.finditer(r"^\.visible \.entry ", ptx, re.MULTILINE)] + [len(ptx)]
-    parts = [ptx[: starts[0]]]
-    for begin, end in pairwise(starts):
-        body = ptx[begin:end]
-        keep = body.startswith(f".visible .entry {entry}(")
-        last = body.rfind("\n}") + 3
-        parts.append(body if keep else "\n" * body[:last].count("\n") + body[last:])
-    return "".join(parts)
+def _branches_by(model: KernelModel, why: str) -> dict[str, Any]:
+    """Return who says where the branches of the main loop go: the share of times that each is taken, by address."""
+    recording = model.recording
+    if recording is None:
+        return {"by": "rules", "why": why, "recorded": {}, "rules": []}
+    shares = {f"{address:#x}": round(share.of(TYPICAL), 4) for address, share in recording.shares.items()}
+    return {"by": "recording", "why": why, "recorded": shares, "rules": [f"{x:#x}" for x in recording.by_rules]}
 
 
 def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int], Problem | None]:
     """Return the rounds of each CTA, and the problem where one is given."""
+    problem = _problem(model.function.name, arguments)
+    if problem:
+        return problem.rounds(model.function.name), problem
+    recorded = round(model.recording.rounds) if model.recording else 0
+    rounds = _number(arguments.rounds, "--rounds") or recorded or 32
+    return [rounds] * (_number(arguments.ctas, "--ctas") or int(model.chip["sms"]) * model.slots), None
+
+
+def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
+    """Return the problem that was given, or that kernels of attention have by default."""
     rounds, ctas = _number(arguments.rounds, "--rounds"), _number(arguments.ctas, "--ctas")
-    name = model.function.name
-    if arguments.problem or (name.startswith("attention") and not rounds and not ctas):
-        if rounds or ctas:
-            message = "--problem says how many CTAs and rounds there are: leave out --ctas and --rounds"
-            raise InvalidArgumentError(message)
-        width = re.search(r"_d(\d+)", name)
-        problem = _DEFAULT if width is None else Problem(4, 2048, 32, int(width[1]))
-        problem = _attention_problem.parse(arguments.problem) if arguments.problem else problem
-        return problem.rounds(name), problem
-    return [rounds or 32] * (ctas or int(model.chip["sms"]) * model.slots), None
+    if arguments.problem and (rounds or ctas):
+        message = "--problem says how many CTAs and rounds there are: leave out --ctas and --rounds"
+        raise InvalidArgumentError(message)
+    if arguments.problem:
+        return _attention_problem.parse(arguments.problem)
+    width = re.match(r"attention_.*_\d+x\d+_d(\d+)", name)
+    return Problem(4, 2048, 32, int(width[1])) if width and not rounds and not ctas else None
 
 
 def result(
-    model: KernelModel, prediction: Prediction, rounds: list[int], problem: Problem | None, mhz: float
+    model: KernelModel,
+    prediction: Prediction,
+    rounds: list[int],
+    problem: Problem | None,
+    mhz: float,
+    branches: dict[str, Any],
 ) -> dict[str, Any]:
     """Return everything as what ``json.dumps`` takes."""
     chip = model.chip
     seconds = prediction.clocks / (mhz * 1e6)
     flops = problem.flops if problem else float(prediction.flops_per_round) * sum(rounds)
-    moved = model.paths.ring.bytes * sum(rounds) if model.paths.ring.copies else 0
     return {
         "kernel": model.function.name,
         "chip": chip.key,
@@ -170,11 +180,23 @@ def result(
         "clocks_outside_rounds": round(prediction.overhead_clocks),
         "tensor_share": round(prediction.shares.get("tensor", 0.0), 4),
         "shares": {name: round(share, 4) for name, share in prediction.shares.items()},
-        "l2_gbs": round(moved / seconds / 1e9),
+        "bound": prediction.bound,
+        "l2_gbs": round(prediction.l2_bytes / seconds / 1e9),
         "l2_gbs_of_the_chip": chip["l2_gbs"],
+        "dram_gbs": round(prediction.dram_bytes / seconds / 1e9),
+        "dram_gbs_of_the_chip": chip["dram_gbs"],
+        "branches": branches,
         "warps": model.warps,
         "stages": model.paths.ring.stages,
     }
+
+
+def _limit(found: dict[str, Any], name: str, chip: Chip) -> str:
+    """Return what a memory gives, and whether that sets the time."""
+    limit = f"of {found[f'{name}_gbs_of_the_chip']:,} GB/s"
+    if name == "l2" and not chip["l2_binds"]:
+        return f"{limit} or more: not known, and no bound"
+    return f"{limit}, which sets the time" if found["bound"] == name else limit
 
 
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
@@ -186,8 +208,16 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         ("launch", f"{found['ctas']:,} CTAs", f"{found['ctas_per_sm']} on an SM, {found['warps']} warps compute"),
         ("a round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one CTA's tile"),
         ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA before and behind its rounds"),
-        ("copies", f"{found['l2_gbs']:,} GB/s", f"from L2, which gives {found['l2_gbs_of_the_chip']:,} GB/s"),
+        ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
+        ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip)),
     ]  # fmt: skip
+    branches = found["branches"]
+    if branches["by"] == "recording":
+        told = ", ".join(branches["rules"])
+        note = f"as the virtual device recorded them{f'; {told} by the rules: no line of theirs alone' if told else ''}"
+        rows.append(("branches", f"{len(branches['recorded'])} of the main loop", note))
+    else:
+        rows.append(("branches", "by the rules", branches["why"]))
     _console.table("Prediction", ("what", "figure", "note"), rows, tail=1)
     _console.table(
         "Units of an SM in the main loop",
@@ -226,23 +256,79 @@ def validate(path: Path) -> int:
     return 0
 
 
-def measure(path: Path) -> None:
+def measure(path: Path, launches: str | None) -> None:
     """Measure on the GPU here, and write a file for --validate."""
     if path.suffix != ".json" or not path.parent.is_dir():
         message = f"--measure is {str(path)!r}, not a .json file in a folder that exists"
         raise InvalidArgumentError(message)
-    with _console.progress(len(_measure.all_loops()) + 1, "measuring") as step:
-        document, images = _measure.everything(step)
+    if launches:
+        document, images = _measure.listed(Path(launches))
+    else:
+        with _console.progress(len(_measure.all_loops()) + 1, "measuring") as step:
+            document, images = _measure.everything(step)
     for name, image in images.items():
+        (path.parent / name).parent.mkdir(exist_ok=True)
         (path.parent / name).write_bytes(image)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    path.write_text(_measure.text_of(document), encoding="utf-8")
     print(f"{path} has {len(document['loops'])} loops and {len(document['launches'])} launches.")
+
+
+class _Kernel:
+    """The kernel that was named, its PTX where there is one, and how its branches went."""
+
+    def __init__(self, arguments: argparse.Namespace, chip: Chip) -> None:
+        self.arguments, self.chip = arguments, chip
+        self.why = "--rules" if arguments.rules else ""
+        self.target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
+        self.path = Path(arguments.kernel)
+        self.is_file = self.path.is_file()
+        self.ptx = self._ptx()
+
+    def _ptx(self) -> str | None:
+        """Return the PTX of the kernel."""
+        if self.is_file:
+            beside = self.path.with_suffix(".ptx")
+            path = Path(self.arguments.ptx) if self.arguments.ptx else beside if beside.is_file() else None
+            if path is None or path.is_file():
+                return path.read_text(encoding="utf-8", errors="replace") if path else None
+            message = f"--ptx is {str(path)!r}, no file"
+            raise InvalidArgumentError(message)
+        index = next((i for i, builtin in enumerate(builtins()) if builtin.entry == self.arguments.kernel), None)
+        return builtin_image(index, self.target, "ptx").decode() if index is not None else None
+
+    def model(self, stages: int | None, stated: dict[int, bool]) -> KernelModel:
+        """Return the model of it."""
+        record = None if self.arguments.rules else self._record
+        if self.is_file:
+            shared = _number(self.arguments.shared, "--shared") or 0
+            image, entry = self.path.read_bytes(), self.arguments.entry
+            return _validation.image_model(self.chip, image, entry, shared, stages=stages, stated=stated, record=record)
+        return _validation.builtin_model(self.chip, self.arguments.kernel, stages=stages, stated=stated, record=record)
+
+    def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
+        """Return the kernel with the lines of its PTX and how its branches went, as far as either is known."""
+        arguments = self.arguments
+        try:
+            if arguments.profile:
+                if self.ptx is None:
+                    message = f"--profile is {arguments.profile!r}, but the PTX is not known: give --ptx FILE.ptx"
+                    raise InvalidArgumentError(message)
+                known = _record.with_lines(function, self.ptx, self.target)
+                return known, _record.of_file(known, Path(arguments.profile), threads)
+            problem = _problem(function.name, arguments)
+            if problem is None or self.ptx is None or self.is_file:
+                self.why = "nothing was recorded: no problem of attention, no --profile"
+                return function, None
+            return _validation.recorder(self.ptx, self.target, problem)(function, threads)
+        except NotRecordedError as error:
+            self.why = str(error)
+            return function, None
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict."""
     if arguments.measure:
-        measure(Path(arguments.measure))
+        measure(Path(arguments.measure), arguments.launches)
         return 0
     if arguments.validate:
         return validate(Path(arguments.validate))
@@ -253,17 +339,14 @@ def run(arguments: argparse.Namespace) -> int:
     chip = _chips.load(arguments.chip)
     mhz = float(_number(arguments.mhz, "--mhz") or chip["mhz"])
     stages = _number(arguments.stages, "--stages")
-    path = Path(arguments.kernel)
-    if path.is_file():
-        shared = _number(arguments.shared, "--shared") or 0
-        image, stated = path.read_bytes(), _branches(arguments.branch)
-        model = _validation.image_model(chip, image, arguments.entry, shared, stages=stages, stated=stated)
-    else:
-        model = _validation.builtin_model(chip, arguments.kernel, stages=stages, stated=_branches(arguments.branch))
+    kernel = _Kernel(arguments, chip)
+    stated = _branches(arguments.branch)
+    model = kernel.model(stages, stated)
     rounds, problem = _launch(model, arguments)
-    prediction = _predict.predict(model, rounds, keep_events=picture is not None)
-    found = result(model, prediction, rounds, problem, mhz)
-    lines = places(model.function.name, chip, model)
+    held = problem.tensor_bytes(model.function.name) if problem else 0
+    prediction = _predict.predict(model, rounds, tensor_bytes=held, keep_events=picture is not None)
+    found = result(model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why))
+    lines = places(kernel.ptx, model.function, kernel.target)
     if arguments.json:
         reasons = [
             {"clocks": round(r.clocks, 2), "waits_for": r.reason, "address": r.address, "instruction": r.text}

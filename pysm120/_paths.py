@@ -1,6 +1,6 @@
-"""Which way a warp goes through a kernel, by rules; no value is computed.
+"""Which way a warp goes through a kernel: as it was recorded, else by rules; no value is computed.
 
-In the main loop a branch that is taken by chance skips work that is rare or another warp's:
+By the rules, a branch of the main loop that is taken by chance skips work that is rare or another warp's:
 - forward over matrix products: not taken, since the products are what the loop is for;
 - forward over copies of the copy engine: not taken by the warp that loads, taken by all others;
 - forward over other code (masks of edge tiles, rescaling after a new maximum): taken;
@@ -10,6 +10,7 @@ In the main loop a branch that is taken by chance skips work that is rare or ano
 
 from collections.abc import Callable, Mapping
 
+from pysm120._recorded import Recording
 from pysm120.sass import Function, Instruction, Loop
 
 Choice = Callable[[Function, int], bool]
@@ -50,11 +51,28 @@ def rules(function: Function, loop: Loop, *, loads: bool, stated: Mapping[int, b
     return takes
 
 
-def round_of(
-    function: Function, loop: Loop, *, loads: bool = False, stated: Mapping[int, bool] | None = None
-) -> list[Instruction]:
-    """Return what one round of the main loop executes."""
-    return function.path(loop, rules(function, loop, loads=loads, stated=stated))
+def rounds_of(
+    function: Function,
+    loop: Loop,
+    recording: Recording | None,
+    rounds: int,
+    *,
+    loads: bool = False,
+    stated: Mapping[int, bool] | None = None,
+) -> list[list[Instruction]]:
+    """Return what each round of the main loop executes, in a CTA of so many.
+
+    A branch goes where ``stated`` says, else as it was recorded, else by the rules.
+    """
+    otherwise = rules(function, loop, loads=loads, stated=stated)
+    recorded = recording.choices(rounds) if recording else None
+
+    def takes(of: Function, index: int) -> bool:
+        branch = of.instructions[index]
+        said = recorded(branch) if recorded and branch.address not in (stated or {}) else None
+        return otherwise(of, index) if said is None else said
+
+    return [function.path(loop, takes) for _ in range(rounds)]
 
 
 def compute_warps(threads: int) -> int:

@@ -33,8 +33,10 @@ _RULES = (
     (r"STS", "store_shared"),
     (r"ATOMS", "atomic_shared"),
     (r"SHFL", "shuffle"),
+    (r"LDGSTS", "copy_async"),
+    (r"LDGDEPBAR", "fence"),
     (r"LDG|LD\.|LD$|LDL", "load_global"),
-    (r"STG|ST\.|ST$|STL|RED|ATOM|LDGSTS", "store_global"),
+    (r"STG|ST\.|ST$|STL|RED|ATOM", "store_global"),
     (r"UTMA|UBLK|UTMACMDFLUSH", "copy"),
     (r"SYNCS\.PHASECHK", "try_wait"),
     (r"SYNCS|ARRIVES", "arrive"),
@@ -51,6 +53,7 @@ _COMPILED = tuple((re.compile(pattern), name) for pattern, name in _RULES)
 
 _MOVES = {"MOV", "UMOV", "R2UR", "CS2R", "S2R", "S2UR", "LDC", "LDCU", "ULDC", "R2P", "P2R", "B2R", "MOVM"}
 _BITS = re.compile(r"\.(128|64)\b")
+_WIDTH = re.compile(r"\.(128|64|[US]8|[US]16)\b")
 _MATRICES = re.compile(r"\.([24])$")
 
 _found: dict[str, str] = {}
@@ -63,6 +66,14 @@ def class_of(opcode: str) -> str:
         name = next((name for pattern, name in _COMPILED if pattern.match(opcode)), "alu")
         _found[opcode] = name
     return name
+
+
+def lane_bytes(one: Instruction) -> int:
+    """Return the bytes that a lane of a load, store or copy of global memory moves."""
+    if class_of(one.opcode) not in {"load_global", "store_global", "copy_async"}:
+        return 0
+    width = _WIDTH.search(one.opcode)
+    return {"128": 16, "64": 8, "U8": 1, "S8": 1, "U16": 2, "S16": 2}[width[1]] if width else 4
 
 
 def wavefronts(one: Instruction) -> int:

@@ -6,8 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from pysm120._kernel_model import KernelModel
-from pysm120._simulator import QUARTERS, Event, Outcome
+from pysm120 import _pipes
+from pysm120._kernel_model import TYPICAL, KernelModel
+from pysm120._simulator import QUARTERS, Event, Outcome, Step
 
 _SHORT, _LONG = 4, 10  # rounds of the two simulations that a CTA's time is read from
 _LEAST = 0.001  # of a CTA's own speed, however many are older
@@ -34,7 +35,9 @@ class Prediction:
     Attributes
     ----------
     clocks : float
-        Of the launch.
+        Of the launch: no less than ``dram_clocks``, and ``l2_clocks`` where the chip's file has what L2 can do.
+    l2_bytes, dram_bytes : float
+        That the launch must bring from or to L2, and DRAM; ``..._clocks`` is how long the chip takes for them.
     round_clocks : float
         Of a round of the main loop of one CTA, while the SM has as many as it holds; ``sm_round_clocks`` is that,
         divided by their number.
@@ -59,6 +62,15 @@ class Prediction:
     reasons: list[Reason]
     flops_per_round: int
     events: list[Event]
+    l2_bytes: float
+    dram_bytes: float
+    l2_clocks: float
+    dram_clocks: float
+
+    @property
+    def bound(self) -> str:
+        """What the time of the launch is set by: "l2", "dram", or "sm" where memory would be faster."""
+        return {self.l2_clocks: "l2", self.dram_clocks: "dram"}.get(self.clocks, "sm")
 
 
 def flops_of(opcode: str) -> int:
@@ -89,8 +101,31 @@ def _time(model: KernelModel, resident: int) -> tuple[_Time, Outcome]:
     return _Time(short - _SHORT * each, each), found[1]
 
 
-def predict(model: KernelModel, rounds: Sequence[int], *, keep_events: bool = False) -> Prediction:
-    """Predict a launch whose CTAs, in their order, have so many rounds each."""
+def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
+    """Return what the CTAs of a launch load from L2, and store.
+
+    Of a ring, a tile in every round; of cp.async, what a round loads: the tiles before the first round are those that
+    the last rounds do without.
+    """
+    paths, lanes = model.paths, 32 * model.warps
+
+    def moved(steps: Sequence[Step], kinds: set[str]) -> int:
+        ones = [paths.sources[step.place] for step in steps]
+        return sum(_pipes.lane_bytes(one) for one in ones if _pipes.class_of(one.opcode) in kinds) * lanes
+
+    global_memory = {"load_global", "store_global"}
+    once = moved(paths.before, global_memory) + moved(paths.behind, global_memory)
+    each = moved(paths.around, {*global_memory, "copy_async"}) + (paths.ring.bytes if paths.ring.has_copies else 0)
+    return float(once * len(rounds) + each * sum(rounds))
+
+
+def predict(
+    model: KernelModel, rounds: Sequence[int], *, tensor_bytes: float = 0, keep_events: bool = False
+) -> Prediction:
+    """Predict a launch whose CTAs, in their order, have so many rounds each.
+
+    ``tensor_bytes``: of all that the launch reads or writes; what does not fit in L2 passes DRAM once.
+    """
     chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
     times, outcome = [], None
     for resident in range(1, slots + 1):
@@ -98,27 +133,36 @@ def predict(model: KernelModel, rounds: Sequence[int], *, keep_events: bool = Fa
         times.append(time)
     assert outcome is not None  # noqa: S101 - there is at least one slot
     clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
+    per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes, where memory gives 1 GB/s
+    l2, dram = l2_bytes(model, rounds), tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
+    l2_clocks, dram_clocks = (
+        float(chip["launch_clocks"]) + count / (float(chip[rate]) * per_clock) if count else 0.0
+        for count, rate in ((l2, "l2_gbs"), (dram, "dram_gbs"))
+    )
+    clocks = max(clocks, dram_clocks, l2_clocks if chip["l2_binds"] else 0.0)
     full = times[-1]
-    around = model.paths.around
+    rounds_of = model.paths.rounds(TYPICAL)
+    around = [step for way in rounds_of for step in way]
     sources = model.paths.sources
-    flops = sum(flops_of(sources[step.place].opcode) for step in around) * model.warps
+    flops = sum(flops_of(sources[step.place].opcode) for step in around) * model.warps // TYPICAL
     busy: dict[str, float] = defaultdict(float)
     for step in around:
-        busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS
-        busy["shared"] += step.wavefronts * model.warps
-    busy["issue"] = len(around) * model.warps / QUARTERS
+        busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS / TYPICAL
+        busy["shared"] += step.wavefronts * model.warps / TYPICAL
+    busy["issue"] = len(around) * model.warps / QUARTERS / TYPICAL
     per_round = full.each / slots
     shares = {name: clocks_ / per_round for name, clocks_ in busy.items() if name not in {"lsu", "branch"}}
     events = model.run([3] * slots, slots, _STAGGER, keep_events=True).events if keep_events else []
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
-        _reasons(model, outcome, 2 * slots), flops, events,
+        _reasons(model, outcome, 2 * slots), flops, events, l2, dram, l2_clocks, dram_clocks,
     )  # fmt: skip
 
 
 def _reasons(model: KernelModel, outcome: Outcome, ctas: int) -> list[Reason]:
     """Return the reasons inside the main loop, for a warp and round."""
-    places = {step.place for step in model.paths.around} | {step.place for step in model.paths.load_around}
+    ways = [*model.paths.rounds(_LONG), *model.paths.rounds(_LONG, loads=True)]
+    places = {step.place for way in ways for step in way}
     per = ctas * model.warps * _LONG
     found = []
     for (place, reason), clocks in outcome.stalls.items():

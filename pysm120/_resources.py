@@ -77,7 +77,7 @@ def main_loop(function: sass.Function, threads: int, chip: Chip) -> MainLoop | N
     """Count the main loop of a kernel with matrix products; None for others."""
     if not any(one.is_tensor for one in function.instructions):
         return None
-    path = _paths.round_of(function, function.main_loop())
+    path = _paths.rounds_of(function, function.main_loop(), None, 1)[0]
     warps = _paths.compute_warps(threads)
     counts = Counter(_pipes.group_of(one) for one in path)
     pipes: defaultdict[str, float] = defaultdict(float)

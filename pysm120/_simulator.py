@@ -8,6 +8,7 @@ Nothing is computed: an instruction is what it occupies, and when what it sets c
   XU and for the copy engine wait in a queue in front of theirs, and the warp only where that is full;
 - contention: an instruction on one pipe holds up another that is busy, by the chip's table;
 - mbarriers and bar.sync: other warps of the CTA, and the copy engine;
+- groups of cp.async: DEPBAR.LE waits for all but the last few;
 - the scheduler of its quarter of the SM, which issues one instruction a clock: of the warp that it issued in the clock
   before, while that can go on, else of the one that waited longest.
 
@@ -18,7 +19,7 @@ import dataclasses
 import heapq
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pysm120 import _pipes
@@ -28,7 +29,9 @@ from pysm120.sass import Instruction
 QUARTERS = 4
 NEVER = 1 << 60
 _BARRIERS = 6
+_LANES = 32
 _PASS_BYTES = 128  # of the banks of shared memory, in a clock
+_OF_GROUPS = ("load", "commit", "drain")
 _QUEUED = ("lsu", "xu", "copy")
 _BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's way
 Q_TILE = -1  # what is copied once, before the first round
@@ -38,6 +41,7 @@ class Step(NamedTuple):
     """An instruction on a path.
 
     ``special`` is "", "barrier", "full" (wait for a tile), "empty" (wait for its stage), "copy" or "arrive" (leave it);
+    or, of cp.async, "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
     ``place`` is the index of the instruction among the sources.
     """
 
@@ -51,6 +55,7 @@ class Step(NamedTuple):
     reads: int
     special: str
     place: int
+    amount: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +70,18 @@ class Ring:
     bytes: int = 0
     by_others: bool = False
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether the copy engine fills it."""
+        return self.bytes > 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """What warps execute before the rounds, in each and behind them; ``load...`` is what warp 0 does instead."""
+    """What warps execute before the rounds, in each and behind them; ``load...`` is what warp 0 does instead.
+
+    ``ways``, where rounds differ: what a warp executes in each round of a CTA of so many, true for warp 0.
+    """
 
     before: list[Step]
     around: list[Step]
@@ -77,6 +90,11 @@ class Paths:
     load_around: list[Step]
     ring: Ring
     sources: list[Instruction]
+    ways: Callable[[int, bool], Sequence[list[Step]]] | None = None
+
+    def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
+        """Return what a warp executes in each round of a CTA of so many."""
+        return self.ways(count, loads) if self.ways else [self.load_around if loads else self.around] * count
 
 
 class Event(NamedTuple):
@@ -140,7 +158,11 @@ class _Warp:
         self.why = [""] * _BARRIERS
         self.section, self.round, self.at = _BEFORE, 0, 0
         self.waits = self.copied = 0
+        self.landing = self.landed = 0  # when the last copy of cp.async arrives, and the groups that were waited for
+        self.groups: deque[int] = deque()  # when each arrives that nobody waited for
         self.path: list[Step] = []
+        self.ways: Sequence[list[Step]] = ()
+        self.full_waits = 1  # of this round
         self.ready = self.next = self.last = 0
         self.reason = self.blocked = ""
 
@@ -170,6 +192,7 @@ class Simulator:
         self.wake_up = int(chip["mbarrier_wake"])
         self.cta_start = int(chip["cta_start"])
         self.copy_latency, self.copy_rate = int(chip["copy_latency"]), float(chip["copy_bytes_per_clock"])
+        self.async_latency = int(chip["async_latency"])
         self.bar_interval, self.bar_latency = int(chip["barrier_interval"]), int(chip["barrier_latency"])
         self.queued = [name in _QUEUED for name in self.names]
         self.free = [[0.0] * len(self.names) for _ in range(QUARTERS)]
@@ -180,7 +203,7 @@ class Simulator:
         self.arriving = 0.0  # passes over the banks that copies have yet to make
         self.resident: list[list[_Warp]] = [[] for _ in range(QUARTERS)]
         self.wake = [NEVER] * QUARTERS
-        self.full_waits = max(1, sum(step.special == "full" for step in paths.around))
+        self.full_waits: dict[int, int] = {}  # of paths, by identity
         self.first_copies = sum(step.special == "copy" for step in paths.load_before)
         self.first_copies -= (paths.ring.stages - 1) * paths.ring.copies
         self.number = 0
@@ -235,6 +258,7 @@ class Simulator:
             warp = _Warp(self.number, cta, rounds, loads=w == 0)
             self.number += 1
             warp.path = self.paths.load_before if warp.loads else self.paths.before
+            warp.ways = self.paths.rounds(rounds, loads=warp.loads)
             warp.next = warp.last = at
             self.resident[warp.quarter].append(warp)
             self.settle(warp)
@@ -280,6 +304,8 @@ class Simulator:
                 ready, reason = warp.barriers[b], warp.why[b]
             mask >>= 1
             b += 1
+        if warp.landed > ready:
+            ready, reason = warp.landed, "cp.async"
         warp.ready, warp.reason = ready, reason
         self.wake[warp.quarter] = min(self.wake[warp.quarter], ready)
 
@@ -290,8 +316,10 @@ class Simulator:
         warp.round = 0 if warp.section == _BEFORE else warp.round + 1
         warp.section = _AROUND if warp.round < warp.rounds else _BEHIND
         warp.at = warp.waits = 0
-        around = self.paths.load_around if warp.loads else self.paths.around
-        warp.path = around if warp.section == _AROUND else self.paths.behind
+        warp.path = warp.ways[warp.round] if warp.section == _AROUND else self.paths.behind
+        if id(warp.path) not in self.full_waits:
+            self.full_waits[id(warp.path)] = max(1, sum(step.special == "full" for step in warp.path))
+        warp.full_waits = self.full_waits[id(warp.path)]
 
     def issue(self, warp: _Warp, step: Step, now: int) -> None:
         """Issue an instruction."""
@@ -354,7 +382,9 @@ class Simulator:
         cta = warp.cta
         if step.special == "barrier":
             return self.barrier(warp, now)
-        if step.special == "copy":
+        if step.special in _OF_GROUPS:
+            self.group(warp, step, now)
+        elif step.special == "copy":
             ring = self.paths.ring
             if warp.section == _BEFORE:
                 warp.copied += 1
@@ -365,14 +395,7 @@ class Simulator:
             if tile < warp.rounds:
                 self.copy(cta, tile, now, 1)
         elif step.special == "arrive":
-            tile = warp.round
-            cta.arrived[tile] += 1
-            if warp.section == _AROUND and cta.arrived[tile] == cta.warps:
-                cta.emptied[tile] = now + step.latency
-                ring = self.paths.ring
-                if ring.by_others and tile + ring.stages < warp.rounds:
-                    self.copy(cta, tile + ring.stages, now + step.latency + self.wake_up, ring.copies)
-                self.look(cta)
+            self.arrive(warp, step, now)
         elif step.special == "empty":
             self.hold(warp, step, "empty", warp.round - 1, 0)
         elif warp.section == _AROUND or self.first_copies > 0:
@@ -381,11 +404,33 @@ class Simulator:
             warp.waits += 1
         return True
 
+    def arrive(self, warp: _Warp, step: Step, now: int) -> None:
+        """Leave the stage of a tile."""
+        cta, tile, ring = warp.cta, warp.round, self.paths.ring
+        cta.arrived[tile] += 1
+        if warp.section == _AROUND and cta.arrived[tile] == cta.warps:
+            cta.emptied[tile] = now + step.latency
+            if ring.by_others and tile + ring.stages < warp.rounds:
+                self.copy(cta, tile + ring.stages, now + step.latency + self.wake_up, ring.copies)
+            self.look(cta)
+
+    def group(self, warp: _Warp, step: Step, now: int) -> None:
+        """Do what cp.async, its commit_group and its wait_group do."""
+        if step.special == "load":
+            self.copy_free = max(self.copy_free, now) + step.amount / self.copy_rate
+            self.arriving += step.amount / _PASS_BYTES
+            warp.landing = max(warp.landing, math.ceil(self.copy_free) + self.async_latency)
+        elif step.special == "commit":
+            warp.groups.append(warp.landing)
+        else:
+            while len(warp.groups) > step.amount:
+                warp.landed = max(warp.landed, warp.groups.popleft())
+
     def parts(self, warp: _Warp) -> int:
         """Return how many copies of a tile the next wait of a warp is for."""
         if warp.section == _BEFORE:
             return self.first_copies
-        return max(1, math.ceil(self.paths.ring.copies * (warp.waits + 1) / self.full_waits))
+        return max(1, math.ceil(self.paths.ring.copies * (warp.waits + 1) / warp.full_waits))
 
     def barrier(self, warp: _Warp, now: int) -> bool:
         """Wait for the other warps of the CTA."""
@@ -475,14 +520,17 @@ class Pipes:
         places = {one.address: n for n, one in enumerate(sources)}
         steps = []
         for i, one in enumerate(path):
-            timing = self.chip.timing(_pipes.class_of(one.opcode))
+            # A guard that is never true: the instruction is issued, and that is all.
+            is_idle = one.predicate == "!PT"
+            timing = self.chip.timing("branch" if is_idle else _pipes.class_of(one.opcode))
             if one.address not in places:
                 places[one.address] = len(sources)
                 sources.append(one)
             following = path[(i + 1) % len(path)].address
             taken = one.is_branch and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
-            passes = _pipes.wavefronts(one)
+            passes = 0 if is_idle else _pipes.wavefronts(one)
+            special, count = _special(one)
             steps.append(
                 Step(
                     self.number(timing.pipe),
@@ -493,8 +541,22 @@ class Pipes:
                     one.wait_mask,
                     -1 if one.write_barrier is None else one.write_barrier,
                     -1 if one.read_barrier is None else one.read_barrier,
-                    specials.get(one.address, "barrier" if one.base == "BAR" else ""),
+                    specials.get(one.address, special),
                     places[one.address],
+                    count,
                 )
             )
         return steps
+
+
+def _special(one: Instruction) -> tuple[str, int]:
+    """Return what an instruction is beside its time, by itself, and a number that goes with it."""
+    if one.base == "BAR":
+        return "barrier", 0
+    if one.base == "LDGSTS":
+        return "load", _LANES * _pipes.lane_bytes(one)
+    if one.base == "LDGDEPBAR":
+        return "commit", 0
+    if one.opcode == "DEPBAR.LE":
+        return "drain", int(one.operands[1], 0)
+    return "", 0

@@ -4,19 +4,22 @@ import dataclasses
 import json
 import lzma
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pysm120 import _attention_problem, _chips, _kernel_model, _loops, _predict, sass
+from pysm120 import _attention_problem, _chips, _kernel_model, _launches, _loops, _predict, _record, sass
+from pysm120._attention_problem import Problem
 from pysm120._chips import Chip
 from pysm120._cubin import Cubin
 from pysm120._kernel_model import KernelModel
 from pysm120._loops import Loop
+from pysm120._recorded import Recording
 from pysm120.errors import InvalidArgumentError, UnsupportedError
 from pysm120.module import builtin_image, builtins
 
+Record = Callable[[sass.Function, int], tuple[sass.Function, Recording | None]]
 _SHORT, _LONG = 6, 14  # rounds of a loop whose difference is timed
 
 
@@ -57,7 +60,9 @@ def loop_clocks(chip: Chip, loop: Loop) -> float:
     return (long - short) / (_LONG - _SHORT)
 
 
-def builtin_model(chip: Chip, entry: str, *, stages: int | None = None, stated: Any = None) -> KernelModel:
+def builtin_model(
+    chip: Chip, entry: str, *, stages: int | None = None, stated: Any = None, record: Record | None = None
+) -> KernelModel:
     """Return the model of a kernel of the library."""
     known = {builtin.entry: (index, builtin) for index, builtin in enumerate(builtins())}
     if entry not in known:
@@ -66,13 +71,23 @@ def builtin_model(chip: Chip, entry: str, *, stages: int | None = None, stated: 
     index, builtin = known[entry]
     target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
     image = builtin_image(index, target, "cubin")
-    return image_model(chip, image, entry, builtin.shared_bytes, stages=stages, stated=stated)
+    return image_model(chip, image, entry, builtin.shared_bytes, stages=stages, stated=stated, record=record)
 
 
 def image_model(
-    chip: Chip, image: bytes, name: str | None, shared_bytes: int, *, stages: int | None = None, stated: Any = None
+    chip: Chip,
+    image: bytes,
+    name: str | None,
+    shared_bytes: int,
+    *,
+    stages: int | None = None,
+    stated: Any = None,
+    record: Record | None = None,
 ) -> KernelModel:
-    """Return the model of a kernel of a cubin, with so much dynamic shared memory."""
+    """Return the model of a kernel of a cubin, with so much dynamic shared memory.
+
+    ``record``: what gives the kernel with the lines of its PTX, and how its branches went.
+    """
     cubin = Cubin(image)
     entry = cubin.entry(name)
     if f"sm_{cubin.target}" != chip["target"]:
@@ -87,8 +102,10 @@ def image_model(
         needs = f"{entry.threads} threads and {shared:,} bytes of shared memory"
         message = f"{entry.name} with {needs} does not fit on {chip['name']}"
         raise InvalidArgumentError(message)
-    function = _function(image, entry.name)
-    return _kernel_model.build(chip, function, entry.threads, slots, stages=stages, stated=stated)
+    function, recording = _function(image, entry.name), None
+    if record:
+        function, recording = record(function, entry.threads)
+    return _kernel_model.build(chip, function, entry.threads, slots, stages=stages, stated=stated, recording=recording)
 
 
 @lru_cache(maxsize=64)
@@ -98,10 +115,34 @@ def _function(image: bytes, entry: str) -> sass.Function:
 
 
 def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
-    """Predict the clocks of a launch of attention: of the very code that was measured, kept beside the figures."""
-    image = lzma.decompress((folder / row["image"]).read_bytes())
-    model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
-    return _predict.predict(model, _attention_problem.parse(row["problem"]).rounds(row["entry"])).clocks
+    """Predict the clocks of a launch: of the very code that was measured, kept beside the figures."""
+    image = _launches.image_of(folder, row)
+    if "arguments" in row:
+        model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
+        return _predict.predict(model, _launches.rounds_of(row), tensor_bytes=_launches.tensor_bytes(row)).clocks
+    problem, entry, record = _attention_problem.parse(row["problem"]), row["entry"], None
+    if "ptx" in row:
+        ptx = lzma.decompress((folder / row["ptx"]).read_bytes()).decode()
+        record = recorder(ptx, str(chip["target"]), problem)
+    model = image_model(chip, image, entry, int(row["shared_bytes"]), record=record)
+    rounds = problem.rounds(entry, row.get("heads_together"))
+    return _predict.predict(model, rounds, tensor_bytes=problem.tensor_bytes(entry)).clocks
+
+
+def recorder(ptx: str, target: str, problem: Problem) -> Record:
+    """Return what records a kernel of attention with a problem on the virtual device."""
+
+    def record(function: sass.Function, threads: int) -> tuple[sass.Function, Recording]:
+        known = _record.with_lines(function, ptx, target)
+        return known, _record.recording(known, ptx, threads, problem)
+
+    return record
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """Return what a launch is called."""
+    image = Path(row["image"]).name.removesuffix(".xz").removesuffix(".cubin")
+    return image if "arguments" in row else f"{row['entry']} {row['problem']}"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -126,7 +167,7 @@ def compare(document: dict[str, Any], folder: Path) -> Iterator[Row]:
             clocks = loop_clocks(chip, loop)
             yield Row(f"{loop.name}, {loop.warps} warps", clocks, measured[loop.name, loop.warps])
     for row in document["launches"]:
-        yield Row(f"{row['entry']} {row['problem']}", launch_clocks(chip, folder, row), row["clocks"])
+        yield Row(name_of(row), launch_clocks(chip, folder, row), row["clocks"])
 
 
 def errors(rows: list[Row]) -> tuple[float, float]:

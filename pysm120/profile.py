@@ -97,14 +97,15 @@ def total(parts: Iterable[Counts]) -> Counts:
 class Statement:
     """A PTX statement of a kernel, and what it did.
 
-    ``file`` and ``line`` are those that line markers name, else those of the PTX. ``opcode`` is what
-    ``Device.counters`` calls it, "" for the end of a function.
+    ``file`` and ``line`` are those that line markers name, else those of the PTX; ``row`` is that of the PTX.
+    ``opcode`` is what ``Device.counters`` calls it, "" for the end of a function.
     """
 
     kernel: str
     index: int
     file: str
     line: int
+    row: int
     text: str
     opcode: str
     counts: Counts
@@ -238,6 +239,7 @@ class Profile:
                     "index": s.index,
                     "file": s.file,
                     "line": s.line,
+                    "row": s.row,
                     "text": s.text,
                     "opcode": s.opcode,
                     **_plain(s.counts),
@@ -302,4 +304,5 @@ def _read(pointer: Any) -> Iterable[Statement]:
                 break
             moved[text(part.path)] = int(part.bytes)
         counts = Counts(**{name: int(getattr(row, name)) for name in NUMBERS}, bytes=moved)
-        yield Statement(text(row.kernel), row.index, text(row.file), row.line, text(row.text), text(row.opcode), counts)
+        place = text(row.file), row.line, row.row
+        yield Statement(text(row.kernel), row.index, *place, text(row.text), text(row.opcode), counts)

@@ -17,7 +17,7 @@ _NO_BARRIER = 7
 
 _TENSOR = ("HMMA", "IMMA", "QMMA", "OMMA", "DMMA", "BMMA")
 _ENDS = ("EXIT", "RET", "BPT", "KILL")
-_BRANCHES = ("BRA", "BRX", "JMP", "JMX")
+_BRANCHES = ("BRA", "BRX", "JMP", "JMX", "BRXU")
 _COPIES = ("UTMALDG", "UBLKCP", "UTMASTG", "UBLKRED", "UTMAREDG", "UBLKPF", "UTMAPF")
 
 
@@ -299,14 +299,16 @@ def block_of(function: Function, index: int) -> int:
 
 _SECTION = re.compile(r"\s*\.section\s+\.text\.([\w$.]+),")
 _LABEL = re.compile(r"(\.L_x_\w+|\.L_\d+):")
-_CODE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*/\* 0x([0-9a-f]{16}) \*/")
+_CODE = re.compile(
+    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*(?:/\* 0x([0-9a-f]{16}) \*/)?\s*$"
+)
 _REST = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 _LINE = re.compile(r"\s*//## File \"([^\"]*)\", line (\d+)")
 _LABEL_OPERAND = re.compile(r"`\((\.L_\w+)\)")
 
 
 def parse(text: str) -> dict[str, Function]:
-    """Return the kernels in what ``nvdisasm -hex -c`` prints, by name."""
+    """Return the kernels in what ``nvdisasm -c`` prints, by name; without ``-hex`` the scheduling fields are 0."""
     functions: dict[str, Function] = {}
     labels: dict[str, int] = {}
     waiting: list[str] = []
@@ -325,11 +327,13 @@ def parse(text: str) -> dict[str, Function]:
             address = int(found[1], 16)
             labels.update(dict.fromkeys(waiting, address))
             waiting.clear()
-            rest = _REST.match(next(lines, ""))
-            if rest is None:
-                message = f"nvdisasm's text ends within the instruction at {address:#x} of {name}"
-                raise InvalidArgumentError(message)
-            word = int(found[5], 16) | int(rest[1], 16) << 64
+            word = 0
+            if found[5]:
+                rest = _REST.match(next(lines, ""))
+                if rest is None:
+                    message = f"nvdisasm's text ends within the instruction at {address:#x} of {name}"
+                    raise InvalidArgumentError(message)
+                word = int(found[5], 16) | int(rest[1], 16) << 64
             raw.append((address, found[2] or "", found[3], found[4], word, line))
         elif found := _LINE.match(row):
             line = int(found[2])

@@ -107,7 +107,7 @@ typedef struct sm120_profile_row {
     uint32_t size;  /* sizeof(sm120_profile_row), set by the caller */
     uint32_t index; /* of the statement in its kernel */
     uint32_t line;  /* in the file, where line markers say so of the template */
-    uint32_t reserved;
+    uint32_t row;   /* line in the text of the module, whatever line markers say */
     const char *kernel, *file;
     const char *text;                 /* "@p ld.shared.b32 a, [b + 16]" */
     const char *opcode;               /* as sm120_device_counter names it; "" for the end of a function */

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pysm120
-from pysm120 import __main__
+from pysm120 import __main__, sass
 from pysm120.errors import InvalidArgumentError
 from pysm120.microbench import (
     forms_launch,
@@ -23,7 +23,6 @@ from pysm120.microbench import (
     prepare,
     proof,
     result,
-    sass,
     table,
     toolchain,
 )

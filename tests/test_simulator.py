@@ -27,6 +27,9 @@ shared_bytes_per_sm = 233472
 shared_bytes_reserved = 1024
 mhz = 1000
 l2_gbs = 1000
+l2_binds = 1
+dram_gbs = 500
+l2_bytes = 1000000
 scheduler = "greedy"
 queue_depth = 8
 taken_branch = 10
@@ -38,12 +41,14 @@ barrier_interval = 2
 barrier_latency = 7
 copy_latency = 5000
 copy_bytes_per_clock = 64
+async_latency = 4000
 source = "made up"
 """
 TIMINGS = {
     "hmma_16816_f32": ("tensor", 10, 20), "mufu": ("xu", 8, 17), "fma": ("fma", 1, 4), "alu": ("alu", 2, 5),
     "ldmatrix": ("lsu", 2, 26), "branch": ("branch", 1, 1), "barrier": ("lsu", 1, 1), "try_wait": ("lsu", 1, 36),
-    "arrive": ("lsu", 1, 20), "copy": ("copy", 34, 34), "uniform": ("uniform", 1, 1),
+    "arrive": ("lsu", 1, 20), "copy": ("copy", 34, 34), "copy_async": ("lsu", 2, 30),
+    "fence": ("lsu", 1, 10), "uniform": ("uniform", 1, 1),
 }  # fmt: skip
 
 
@@ -179,6 +184,42 @@ def test_a_ring_that_another_warp_fills() -> None:
     assert [step.special for step in model.paths.around if step.special] == ["full", "full", "arrive"]
 
 
+def groups(ahead: int) -> list[Op]:
+    """Return a loop that loads a group of 512 bytes a round and waits for all but the last ``ahead``."""
+    load = [Op("LDGSTS.E.BYPASS.128 [R4], desc[UR4][R2.64]"), Op("LDGDEPBAR", writes=0)]
+    return [*load, Op(f"DEPBAR.LE SB0, {ahead:#x}"), Op("HMMA.16816.F32 R4, R8, R12, R4")]
+
+
+def test_groups_of_copies(chip: Chip) -> None:
+    # Of none ahead, a round is its own copy: 8 clocks of the way from L2, 4000 until it is there. Of three, a quarter.
+    alone, ahead = per_round(chip, groups(0), 1), per_round(chip, groups(3), 1)
+    assert alone == pytest.approx(4008, abs=40)
+    assert ahead == pytest.approx(alone / 4, abs=20)
+
+
+def test_an_instruction_that_is_never_executed_is_issued(chip: Chip) -> None:
+    assert per_round(chip, [Op("@!PT LDS RZ, [RZ]", stall=1)] * 32, 1) == 32 + 13 + 10
+
+
+def test_memory_bounds_a_launch(chip: Chip) -> None:
+    ops = groups(0)
+    loop = [dataclasses.replace(ops[0], label=".L_x_1"), *ops[1:]]
+    end = [Op("@P0 BRA `(.L_x_1)", stall=5), Op("STG.E.64 desc[UR4][R2.64], R4"), Op("EXIT")]
+    function = sass.parse(listing("k", [*loop, *end]))["k"]
+    model = _kernel_model.build(chip, function, 32, 1)
+    rounds = [2, 3] * 6
+    assert _predict.l2_bytes(model, rounds) == 30 * 512 + 12 * 32 * 8
+    free = _predict.predict(model, rounds, tensor_bytes=1000000)
+    assert (free.bound, free.dram_bytes) == ("sm", 0)  # L2 holds all of it
+    by_dram = _predict.predict(model, rounds, tensor_bytes=60_000_000)
+    assert (by_dram.bound, by_dram.clocks) == ("dram", 60_000_000 / 500)  # 500 bytes a clock at 1 GHz
+    slow = dataclasses.replace(chip, values=chip.values | {"l2_gbs": 0.5})
+    guess = dataclasses.replace(chip, values=chip.values | {"l2_gbs": 0.5, "l2_binds": 0})
+    assert _predict.predict(_kernel_model.build(guess, function, 32, 1), rounds).bound == "sm"
+    by_l2 = _predict.predict(_kernel_model.build(slow, function, 32, 1), rounds)
+    assert (by_l2.bound, by_l2.clocks) == ("l2", (30 * 512 + 12 * 32 * 8) / 0.5)
+
+
 def test_launches_are_made_of_ctas() -> None:
     alone, together = _Time(0, 100), _Time(0, 150)
     assert _Sms([1] * 10, [alone], 4).run() == 300
@@ -208,7 +249,13 @@ def test_rounds_of_a_problem() -> None:
     # Longest first: rows 384 to 511 see 512 keys, rows 0 to 127 see 128.
     assert _attention_problem.parse("1,512,1,128,causal").rounds(entry) == [8, 6, 4, 2]
     assert _attention_problem.parse("1,130,1,64,causal").rounds(entry) == [3, 2]
+    # ... and as the 16-bit kernels without features do it, of all heads first; of MXFP8, head by head.
+    assert _attention_problem.parse("1,256,2,128,causal").rounds(entry) == [4, 4, 2, 2]
+    assert _attention_problem.parse("1,256,2,128,causal").rounds(entry, 1) == [4, 2, 4, 2]
+    assert _attention_problem.parse("1,256,2,128,causal").rounds(MXFP8) == [4, 2, 4, 2]
     assert _attention_problem.parse("1,1024,2,64").flops == 4 * 2 * 1024 * 1024 * 64
+    assert _attention_problem.parse("1,1024,2,64").tensor_bytes(entry) == 4 * 2 * 1024 * 64 * 2
+    assert _attention_problem.parse("1,1024,2,64").tensor_bytes(MXFP8) == (3 * 33 / 32 + 2) * 2 * 1024 * 64
     with pytest.raises(InvalidArgumentError, match="does not say its tile"):
         _attention_problem.parse("1,1,1,1").rounds("quantize")
     for word in ("1,2,3", "1,2,3,4,5", "0,1,1,1", "a,b,c,d"):

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from pysm120 import sass
 from pysm120.device import Device
 from pysm120.errors import Error, InvalidProgramError
-from pysm120.microbench import sass, toolchain
+from pysm120.microbench import toolchain
 from pysm120.microbench.form import Form
 from pysm120.microbench.kernel import BenchKernel, kernels_of, write
 from pysm120.microbench.proof import Proof, prove

@@ -3,8 +3,9 @@
 import dataclasses
 import re
 
-from pysm120.microbench import sass
 from pysm120.microbench.kernel import BenchKernel
+from pysm120.microbench.loop import NoLoopError, timed_loop
+from pysm120.sass import Function
 
 SHOWN = 6  # opcodes in a message
 
@@ -34,13 +35,13 @@ class Proof:
         return text + (f", {len(ordered) - SHOWN} more" if ordered[SHOWN:] else "")
 
 
-def prove(kernel: BenchKernel, function: sass.Function | None, family: str) -> Proof:
+def prove(kernel: BenchKernel, function: Function | None, family: str) -> Proof:
     """Compare the timed loop of a kernel with what its form says, opcode by opcode."""
     if function is None:
         return Proof(f"the machine code has no entry {kernel.entry}", {})
     try:
-        loop = sass.timed_loop(function)
-    except sass.NoLoopError as error:
+        loop = timed_loop(function)
+    except NoLoopError as error:
         return Proof(str(error), {})
     opcodes = dict(loop.opcodes)
     wanted = kernel.form.counts(family)

@@ -23,7 +23,7 @@ _Static_assert(TRAFFIC_COUNT < sizeof((sm120_profile_row *)0)->bytes / sizeof(sm
 
 struct profile_row {
     const char *file, *text;
-    uint32_t line, opcode;
+    uint32_t line, row, opcode;
     uint64_t count[COUNTS];
 };
 
@@ -128,6 +128,7 @@ static struct profile_kernel *make_table(struct profile *profile, const struct C
         }
         row->file = file;
         row->line = place->line;
+        row->row = place->row;
         row->opcode = statement_opcode(f, pc);
         row->text = copy_text(&profile->arena, place->text, ';');
         if (!row->file || !row->text)
@@ -361,6 +362,7 @@ static void fill(sm120_profile_row *row, const struct profile_kernel *kernel, ui
     row->index = index;
     row->file = from->file;
     row->line = from->line;
+    row->row = from->row;
     row->text = from->text;
     row->opcode = from->opcode == UINT32_MAX ? "" : counter_name(from->opcode);
 #define X(member) row->member = from->count[COUNT_##member];
