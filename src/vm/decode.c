@@ -254,7 +254,8 @@ static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum t
     const unsigned bytes = type_bytes(type);
     const char class = type_class(type);
     uint64_t bits = o->integer;
-    if (o->kind == OPERAND_REAL && (bytes < 4 || bytes == 16 || class == 'i' || (class != 'f' && bytes == 4 && !o->single)))
+    if (o->kind == OPERAND_REAL &&
+        (bytes < 4 || bytes == 16 || class == 'i' || (class != 'f' && bytes == 4 && !o->single)))
         error_at(p, &o->token, "a float constant does not fit .%s", type_name(type));
     if (o->kind == OPERAND_INTEGER && class == 'f')
         error_at(p, &o->token, "'%s' wants a float constant here", p->statement.name);
