@@ -16,6 +16,7 @@ from pysm120 import __main__, sass
 from pysm120.errors import InvalidArgumentError
 from pysm120.microbench import (
     forms_launch,
+    graph,
     groups,
     kernel,
     launch,
@@ -419,3 +420,31 @@ def test_operands() -> None:
 def tools() -> None:
     """Need ptxas, which the build has used, and nvdisasm, which comes with the extra `test`."""
     assert toolchain.missing() == ""
+
+
+@pytest.mark.cuda
+def test_a_graph_does_what_was_captured(device: pysm120.Device) -> None:
+    text = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry one_more(.param .u64 at) {
+    .reg .b64 at; .reg .b32 x;
+    ld.param.u64 at, [at]; ld.global.u32 x, [at]; add.u32 x, x, 1; st.global.u32 [at], x; ret; }
+"""
+    kernel, count, stream = device.load(text)["one_more"], device.zeros(1, np.uint32), device.stream()
+
+    def launch() -> None:
+        for _ in range(5):
+            kernel(1, 1, count, stream=stream)
+
+    with graph.graph_of(device, stream, launch) as again:
+        device.synchronize()
+        assert count.numpy()[0] == 0, "captured, not run"
+        again()
+        again()
+    assert count.numpy()[0] == 10
+    with pytest.raises(pysm120.InvalidArgumentError), graph.graph_of(device, stream, lambda: kernel(0, 1, count)):
+        pass
+    kernel(1, 1, count, stream=stream)
+    device.synchronize()
+    assert count.numpy()[0] == 11, "a capture that failed leaves the stream usable"

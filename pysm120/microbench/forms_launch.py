@@ -1,14 +1,15 @@
-"""Launches: how many a second the host can make through this package, and what lies between two kernels on the device."""
+"""Launches: how many a second the host makes through this package or by graphs, and what lies between two kernels."""
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pysm120.microbench.form import LANES, Form, Operand
 from pysm120.microbench.forms_math import constant, repeated
+from pysm120.microbench.graph import graph_of
 from pysm120.microbench.kernel import BenchKernel
 from pysm120.microbench.launch import STAMPS, Launcher
 from pysm120.module import Kernel
@@ -44,6 +45,50 @@ def _one_after_another(ctas: int, *, waits: bool) -> Timed:
     return seconds
 
 
+def _graph(kernels: int, *, waits: bool) -> Timed:
+    def seconds(launcher: Launcher, bench: BenchKernel, kernel: Kernel) -> float:
+        device, stream = launcher.device, launcher.device.stream()
+        arguments = _arguments(launcher, bench, 1, 1)
+
+        def launch() -> None:
+            for _ in range(kernels):
+                kernel(1, LANES, *arguments, stream=stream)
+
+        with graph_of(device, stream, launch) as again:
+            again()
+            device.synchronize()
+            start = time.perf_counter()
+            for _ in range(LAUNCHES):
+                again()
+                if waits:
+                    device.synchronize()
+            device.synchronize()
+            return (time.perf_counter() - start) / LAUNCHES
+
+    return seconds
+
+
+def _between_in_graph(launcher: Launcher, bench: BenchKernel, kernel: Kernel) -> float:
+    """Return the same of kernels that follow one another in a graph."""
+    device, stream = launcher.device, launcher.device.stream()
+    queued = [_arguments(launcher, bench, 1, 1) for _ in range(QUEUED)]
+
+    def launch() -> None:
+        for arguments in queued:
+            kernel(1, LANES, *arguments, stream=stream)
+
+    with graph_of(device, stream, launch) as again:
+        again()
+        device.synchronize()
+        again()
+    return _gap(queued)
+
+
+def _gap(queued: Sequence[tuple[Any, ...]]) -> float:
+    stamps = [arguments[0].numpy()[0, 0] for arguments in queued]
+    return float(np.median([float(b[2]) - float(a[3]) for a, b in itertools.pairwise(stamps)])) * 1e-9
+
+
 def _between(launcher: Launcher, bench: BenchKernel, kernel: Kernel) -> float:
     """Return the median of what globaltimer says lies between a kernel's end and the next one's start."""
     first = _arguments(launcher, bench, 1, LONG_TRIPS)
@@ -51,9 +96,7 @@ def _between(launcher: Launcher, bench: BenchKernel, kernel: Kernel) -> float:
     kernel(1, LANES, *first)
     for arguments in queued:
         kernel(1, LANES, *arguments)
-    stamps = [arguments[0].numpy()[0, 0] for arguments in (first, *queued)]
-    gaps = [float(later[2]) - float(earlier[3]) for earlier, later in itertools.pairwise(stamps)]
-    return float(np.median(gaps)) * 1e-9
+    return _gap([first, *queued])
 
 
 def _form(name: str, timed: Timed, note: str) -> Form:
@@ -74,4 +117,8 @@ FORMS = [
     ),
     _form("launch and synchronise", _one_after_another(1, waits=True), "through Python, there and back"),
     _form("from a kernel to the next", _between, "on the device, both in a queue; end of loop to start of loop"),
+    _form("graph of a kernel, one after another", _graph(1, waits=False), "cuGraphLaunch; the host's own time"),
+    _form("graph of a kernel and synchronise", _graph(1, waits=True), "there and back"),
+    _form("graph of 16 kernels and synchronise", _graph(QUEUED, waits=True), "there and back, all 16"),
+    _form("from a kernel to the next in a graph", _between_in_graph, "on the device; end of loop to start of loop"),
 ]
