@@ -136,7 +136,7 @@ CASES = (
     ("attention_bf16_128x64_d96_r32", Problem(4, 2048, 32, 96)),
     ("attention_bf16_128x64_d128_r16", Problem(4, 2048, 32, 128)),
     ("attention_bf16_128x64_d128_r32", Problem(4, 2048, 32, 128)),
-    ("attention_bf16_64x32_d256_r16", Problem(4, 2048, 16, 256)),
+    ("attention_bf16_128x32_d256_r16", Problem(4, 2048, 16, 256)),
     ("attention_f16_128x64_d128_r32", Problem(1, 4096, 32, 128)),
     ("attention_f16_128x128_d64_r32", Problem(1, 4096, 32, 64)),
     ("attention_bf16_128x64_d128_r32", Problem(1, 4096, 32, 128, causal=True)),

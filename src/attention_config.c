@@ -51,10 +51,15 @@ static struct choice look(const struct attention *call, const char *const config
 
 /* The config that suits. Warps of 32 rows read K and V from shared memory half as often, which is what limits Hopper;
  * 16 rows leave registers for twice the warps, which hide more on SM120, whose tensor pipe is the limit, and wherever
- * one CTA has an SM to itself. */
+ * one CTA has an SM to itself. Of head sizes beyond 128, CTAs of four warps, where twice as many still find an SM each.
+ */
 static const char *usual(const struct device *device, const struct attention *call) {
     const sm120_attention_args *const args = call->args;
     const int64_t ctas = args->batch * args->heads * ((args->q_rows + 127) / 128);
+    const bool is_wide = call->q_shape.head_dim > 128 || call->v_shape.head_dim > 128;
+    if (is_wide && 2 * ctas <= device->info.multiprocessors) {
+        return "w4";
+    }
     return device->info.capability_major == HOPPER && ctas > device->info.multiprocessors ? "r32" : "r16";
 }
 

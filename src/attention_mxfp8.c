@@ -127,7 +127,7 @@ struct attention_arguments {
     uint32_t heads, kv_heads, q_rows, kv_rows, head_dim, q_tiles, o_type;
     float scale_log2;
     int32_t diagonal, lower; /* row i sees key j iff i + lower <= j <= i + diagonal */
-    uint32_t v_broadcast;    /* these two not of the plain kernel of MXFP8; bits 2, 3: of past_v */
+    uint32_t v_broadcast;    /* bits 2, 3: of past_v */
     struct special special;
 };
 
@@ -218,13 +218,10 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
         ARGUMENT(a->v_broadcast),
         SPECIAL_ARGUMENTS(&a->special),
     };
-    enum { COUNT = sizeof list / sizeof list[0], MIXED = 20, PLAIN = 18 };
+    enum { COUNT = sizeof list / sizeof list[0], UNIFORM = 20 };
     _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
-    l->launch = launch_of(&l->arguments, list,
-                          !call->is_uniform ? COUNT
-                          : plan->is_mixed  ? MIXED
-                                            : PLAIN,
-                          grid, plan->entry, call->args->stream);
+    l->launch =
+        launch_of(&l->arguments, list, call->is_uniform ? UNIFORM : COUNT, grid, plan->entry, call->args->stream);
     status = status == SM120_OK ? builtin_load(device, plan->index, &l->kernel) : status;
     return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
 }

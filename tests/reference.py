@@ -108,34 +108,39 @@ def mx(x: Array, axis: int) -> Array:
 
 
 def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | None) -> tuple[Array, Array]:
-    """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P = e4m3(256 exp(S - maximum)).
+    """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P in e4m3, sums of what was rounded.
 
-    Exponents and sums in float64, whose rest against the kernel's float32 and the tensor core's 25 bits is far below
-    the e4m3 step of P.
+    P = 2^x, x = S log2(e) scale + bias. Where a P of 16 rows would round to 384 or more, in all of them the largest
+    score so far gets 2^8. Exponents and sums in float64, whose rest against the
+    kernel's float32 and the tensor core's 25 bits is far below the e4m3 step of P.
     """
-    heads = q.shape[2]
+    heads, warp_rows, top = q.shape[2], 16, 8
     q, k, v = mx(q, -1), repeat_heads(mx(k, -1), heads), repeat_heads(mx(v, 1), heads)
     seen = visible(q.shape[1], k.shape[1], causal)
     s_all = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale)
     factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0
     s_all = np.where(seen, s_all, -np.inf)
     rows = s_all.shape[:3]
-    highest = np.full(rows, -np.inf)
-    used = np.zeros(rows)
+    used = np.full(rows, -np.inf)  # the score that P = 2^top stands for
     total = np.zeros(rows)
     o = np.zeros((*rows, v.shape[-1]))
-    for first in range(0, k.shape[1], KV_TILE):
-        s = s_all[..., first : first + KV_TILE]
-        highest = np.maximum(highest, s.max(-1))
-        old, used = used, np.where(np.isneginf(highest), 0, highest)
-        alpha = np.exp2(np.minimum((old - used) * factor, 0))
-        p = np.exp2((s - used[..., None]) * factor + 8).astype(np.float32)
-        p = p.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
-        total = total * alpha + p.sum(-1)
-        o = o * alpha[..., None] + np.einsum("bhqk,bkhd->bhqd", p, v[:, first : first + KV_TILE])
     with np.errstate(divide="ignore", invalid="ignore"):
+        for first in range(0, k.shape[1], KV_TILE):
+            s = s_all[..., first : first + KV_TILE]
+            highest = np.maximum(used, s.max(-1))
+            passed = (highest - used) * factor + top >= np.log2(368)  # what rounds to 384
+            passed |= np.isneginf(used) & ~np.isneginf(highest)
+            follows = passed.copy()
+            for row in range(0, rows[2], warp_rows):
+                follows[..., row : row + warp_rows] = passed[..., row : row + warp_rows].any(-1, keepdims=True)
+            before, used = used, np.where(follows, highest, used)
+            alpha = np.where(np.isneginf(before), 0, np.exp2((before - used) * factor))
+            p = np.exp2((s - np.where(np.isneginf(used), 0, used)[..., None]) * factor + top).astype(np.float32)
+            p = p.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+            total = total * alpha + p.sum(-1)
+            o = o * alpha[..., None] + np.einsum("bhqk,bkhd->bhqd", p, v[:, first : first + KV_TILE])
         o = np.where(total[..., None] > 0, o / total[..., None], 0)
-        lse = (np.log2(total) - 8 + used * factor) * np.log(2)
+        lse = (np.log2(total) - top + np.where(np.isneginf(used), 0, used) * factor) * np.log(2)
     return np.moveaxis(o, 1, 2), lse
 
 
@@ -149,6 +154,7 @@ def attention_16bit(
     warp_rows: int = 16,
     tile: int = 64,
     *,
+    cta_rows: int = 128,
     always: bool = False,
 ) -> tuple[Array, Array]:
     """Model the kernel: P = 2^x, x = S log2(e) scale + bias, rounded to 16 bits; sums take it unrounded.
@@ -159,7 +165,6 @@ def attention_16bit(
     """
     heads, head_dim = q.shape[2:]
     tile = 32 if head_dim > 128 else tile  # of keys
-    cta_rows = 64 if head_dim > 128 else 128
     margin, limit = (6, 65504.0) if dtype == "float16" and not always else (0, 2.0**64)
     q, k, v = (np.asarray(x, np.float64) for x in (q, repeat_heads(k, heads), repeat_heads(v, heads)))
     factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0

@@ -72,6 +72,29 @@ def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: in
     verify(opened, rng, random_case(rng, list(DTYPES), 128))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [None, "bottom-right"])
+@pytest.mark.parametrize("step", [0.4, 1.6, 8.5, 60.0, 1e5, -1e5])
+def test_scores_that_rise(
+    opened: OpenDevice, rng: np.random.Generator, step: float, causal: str | None, head_dim: int
+) -> None:
+    """Tiles of 64 keys that each pass the one before by so many powers of 2, up to where P comes from differences."""
+    case = Case(1, 2, 1, 100, 430, head_dim, causal, "float32", "float32", 0.125)
+    q, k, v = random_inputs(rng, case)
+    q, k = (np.clip(np.rint(x), -2, 2) for x in (q, k))  # scores that float32 holds
+    q[..., :32] = 1
+    rise = step * (np.arange(430) // 64)
+    k[..., :32] = (rise / (32 * 0.125 * np.log2(np.e)))[:, None]
+    o, lse = run_twice(opened, "mxfp8", case, [q, k, v])
+    model_o, model_lse = attention_mxfp8(*rows_first([q, k, v]), 0.125, causal)
+    off = np.linalg.norm(o - model_o, axis=-1) / np.linalg.norm(model_o, axis=-1)
+    assert (off > 1e-5).sum() <= 1 + 0.02 * off.size
+    assert off.max() <= 1 / 16
+    off = np.abs(lse - model_lse)
+    assert (off > 1e-5 + 1e-6 * np.abs(model_lse)).sum() <= 1 + 0.02 * off.size
+    assert off.max() <= 1 / 16
+
+
 def test_large_logits_do_not_overflow(opened: OpenDevice, rng: np.random.Generator) -> None:
     """Rows whose scores reach thousands, negative and positive, and one dominant key."""
     case = Case(1, 1, 1, 96, 192, 64, None, "float32", "float32", 1.0)

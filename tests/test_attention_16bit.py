@@ -29,10 +29,13 @@ PRECISION = {"bfloat16": "bf16", "float16": "f16"}
 
 def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Compare one problem with both references."""
-    # As the library chooses: warps of 32 rows on Hopper where there are more CTAs than multiprocessors.
+    # As the library chooses: warps of 32 rows on Hopper where there are more CTAs than multiprocessors, and CTAs of
+    # four warps where head sizes are beyond 128 and CTAs few.
     ctas = case.batch * case.heads * -(-case.q_rows // 128)
     is_usual = opened.name.startswith("cuda") and ctas > 132
-    is_wide = os.environ.get("PYSM120_ATTENTION_CONFIG") == "r32" or is_usual
+    config = os.environ.get("PYSM120_ATTENTION_CONFIG")
+    is_wide = config == "r32" or is_usual
+    cta_rows = 64 if case.head_dim > 128 and config is None and 2 * ctas <= 132 else 128
     warp_rows = 32 if is_wide and case.head_dim <= 128 else 16
     tile = 128 if warp_rows == 32 and 32 < case.head_dim <= 64 else 64
     inputs = random_inputs(rng, case)
@@ -41,7 +44,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     scale = case.factor
 
     # The model differs by float32 in S and 2^x (1e-6 of a score), and where that rounds a P the other way.
-    model_o, model_lse = attention_16bit(q, k, v, scale, case.causal, case.dtype, warp_rows, tile)
+    model_o, model_lse = attention_16bit(q, k, v, scale, case.causal, case.dtype, warp_rows, tile, cta_rows=cta_rows)
     score = abs(scale) * np.abs(q).max() * np.abs(k).max() * case.head_dim
     assert relative_error(o, model_o) <= 1e-5 + 1e-6 * score + P_ERROR[case.dtype] / 10 + STEP[case.o_dtype]
     seen = check_empty_rows(o, lse, model_lse)
@@ -80,6 +83,18 @@ def test_warps_of_32_rows(
     """The kernels that an H200 takes for large problems, on every device."""
     monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r32")
     verify(opened, rng, case)
+
+
+@pytest.mark.parametrize("dtype", list(P_ERROR))
+@pytest.mark.parametrize("case", [*WIDE, *(Case(1, 2, 1, 150, 201, d, "bottom-right") for d in (136, 200))], ids=name)
+def test_eight_warps_of_wide_heads(
+    opened: OpenDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: Case, dtype: str
+) -> None:
+    """The kernel of head sizes beyond 128 that large problems take, for small ones: without keys for each stage too."""
+    monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r16")
+    for factor in (1.0, -1.0, 0.0):  # the sign of Q changes in shared memory
+        verify(opened, rng, case._replace(dtype=dtype, scale=factor * case.factor))
+    verify(opened, rng, case._replace(dtype=dtype, scale=1.0, spread=3.0))  # which runs again
 
 
 @pytest.mark.parametrize("trial", range(8))

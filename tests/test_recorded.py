@@ -90,7 +90,7 @@ def test_choices_come_out_in_the_sum() -> None:
         assert takes(latch) is None
 
 
-@pytest.mark.parametrize("entry", ["attention_bf16_128x64_d128_r32", "attention_f16_64x32_d256_r16"])
+@pytest.mark.parametrize("entry", ["attention_bf16_128x64_d128_r32", "attention_f16_64x32_d256_w4"])
 @pytest.mark.parametrize("rows", [1024, 1536])
 def test_a_causal_launch_does_what_the_device_did(entry: str, rows: int) -> None:
     """The products on the simulated ways are those that the virtual device counted, and so are masked tiles."""

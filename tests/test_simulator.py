@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sass_text import Op, listing
 
-from pysm120 import _attention_problem, _chips, _kernel_model, _predict, _validation, sass
+from pysm120 import _attention_problem, _chips, _kernel_model, _predict, sass
 from pysm120._chips import Chip
 from pysm120._predict import _Sms, _Time
 from pysm120._simulator import Ring
@@ -178,8 +178,28 @@ def test_a_warp_that_loads_goes_another_way(chip: Chip) -> None:
     assert len(stated.paths.around) == len(model.paths.load_around)
 
 
-def test_a_ring_that_another_warp_fills() -> None:
-    model = _validation.builtin_model(_chips.load("rtx5090"), MXFP8)
+# Eight warps compute, a ninth asks for the copies.
+FILLED = [
+    *(Op("SYNCS.EXCH.64 URZ, [UR4], UR6") for _ in range(12)),
+    Op("@P0 BRA `(.L_x_5)", stall=5),
+    Op("UBLKCP.S.G [UR24], [UR8], UR10", label=".L_x_3"),
+    Op("@P1 BRA `(.L_x_3)", stall=5),
+    Op("EXIT"),
+    Op("MOV R1, RZ", label=".L_x_5"),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3", stall=2, writes=0, label=".L_x_1"),
+    Op("@!P0 BRA `(.L_x_8)", stall=5, waits=1),
+    Op("HMMA.16816.F32 R4, R8, R12, R4"),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+0x8], R3", stall=2, writes=0),
+    Op("@!P0 BRA `(.L_x_8)", stall=5, waits=1),
+    Op("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+0x10], RZ"),
+    Op("@P2 BRA `(.L_x_1)", stall=5),
+    Op("EXIT"),
+    Op("BRA `(.L_x_1)", label=".L_x_8"),
+]
+
+
+def test_a_ring_that_another_warp_fills(chip: Chip) -> None:
+    model = _kernel_model.build(chip, sass.parse(listing("k", FILLED))["k"], 288, 1)
     assert (model.warps, model.paths.ring.by_others, model.paths.ring.stages) == (8, True, 4)
     assert [step.special for step in model.paths.around if step.special] == ["full", "full", "arrive"]
 

@@ -74,3 +74,16 @@ def test_argument_and_environment_choose(device: pysm120.Device, monkeypatch: py
         pysm120.attention(x, x, x, precision="bf16", device=device, config="r32", softcap=1.0)
     with pytest.raises(TypeError, match="config is 3, not the name of one"):
         pysm120.attention(x, x, x, precision="bf16", device=device, config=3)  # type: ignore[call-overload] # wrong
+
+
+def test_wide_heads_in_few_ctas_take_four_warps(device: pysm120.Device) -> None:
+    """Of 64 rows where CTAs of 128 would leave half of the multiprocessors idle."""
+    half = device.info.multiprocessors // 2
+    for heads, config in ((half, "w4"), (half + 1, "r16")):
+        x = np.ones((1, 20, heads, 256), ml_dtypes.bfloat16)
+        with device.profile() as profile:
+            o = pysm120.attention(x, x, x, precision="bf16", device=device)
+        (name,) = profile.kernels
+        # other chips than SM120 have warps of 32 rows for many CTAs, but not at this head size
+        assert name.endswith(f"_d256_{config}")
+        assert np.all(np.asarray(o, np.float32) == 1)

@@ -528,6 +528,18 @@ def test_attention_has_no_bank_conflicts(
     assert "ldmatrix" in next(line for line in lines if "ldmatrix" in line.counts.bytes).source
 
 
+@pytest.mark.parametrize(("head_dim", "config"), [(32, "r16"), (32, "r32"), (96, "r32"), (256, "r16"), (256, "w4")])
+def test_no_config_of_16_bits_has_bank_conflicts(
+    device: pysm120.Device, rng: np.random.Generator, head_dim: int, config: str
+) -> None:
+    q, k, v = rng.standard_normal((3, 1, 150, 2, head_dim), np.float32).astype(np.float16)
+    with device.profile() as p:
+        pysm120.attention(q, k, v, causal=True, precision="f16", device=device, config=config)
+    (name,) = p.kernels
+    assert name.endswith(f"_d{head_dim}_{config}")
+    assert p.kernels[name].shared_wavefronts == p.kernels[name].shared_ideal_wavefronts > 1000
+
+
 # ---- the object -----------------------------------------------------------------
 
 
