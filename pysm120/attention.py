@@ -209,7 +209,8 @@ def attention(
         Default: $PYSM120_ATTENTION_CONFIG where the call has it, else the one that
         suits shape and device.
     out : array, shape (B, Sq, H, Dv), optional
-        Where the result goes; of the same kind as q.
+        Where the result goes; of the same kind as q. On a device it may be q
+        itself, and shares memory with no other input.
     out_dtype : dtype, optional
         float32, float16 or bfloat16. Default: that of ``out``, else that of q.
     return_lse : bool

@@ -88,6 +88,42 @@ sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint3
     return SM120_OK;
 }
 
+/* Whether o is written where q is read, each row by the CTA that has read it. */
+static bool is_in_place(const struct attention *call) {
+    const struct tensor *const q = &call->q, *const o = &call->o;
+    return q->address == o->address && mask_element_bytes(q->dtype) == mask_element_bytes(o->dtype) &&
+           call->q_shape.head_dim == call->o_shape.head_dim && q->batch_stride == o->batch_stride &&
+           q->head_stride == o->head_stride && q->row_stride == o->row_stride;
+}
+
+/* Check that nothing is written where other CTAs read. */
+static sm120_status check_outputs(const struct attention *call) {
+    const sm120_attention_args *const args = call->args;
+    const struct shape row = {1, 1, 1, call->lse_bytes / 4};
+    const struct tensor lse = {"lse", args->lse, SM120_F32, 0, 0, 0, args->lse != 0 ? call->lse_bytes : 0};
+    const struct {
+        const struct tensor *tensor;
+        const struct shape *shape;
+    } outputs[] = {{&call->o, &call->o_shape}, {&lse, &row}}, inputs[] = {{&call->q, &call->q_shape},
+                                                                          {&call->k, &call->k_shape},
+                                                                          {&call->v, &call->v_shape},
+                                                                          {&call->past_k, &call->past_k_shape},
+                                                                          {&call->past_v, &call->past_v_shape}};
+    for (int o = 0; o < (args->lse != 0 ? 2 : 1); ++o) {
+        for (int i = 0; i < (args->past_rows == 0 ? 3 : 5); ++i) {
+            const struct tensor *const in = inputs[i].tensor, *const out = outputs[o].tensor;
+            if (tensor_meets(in, inputs[i].shape, out, outputs[o].shape) &&
+                !(in == &call->q && out == &call->o && is_in_place(call))) {
+                return fail(SM120_INVALID_ARGUMENT,
+                            "%s (0x%" PRIx64 ", %" PRId64 " bytes) and %s (0x%" PRIx64 ", %" PRId64
+                            " bytes) overlap; of the inputs o may only be where q is, with its strides and head size",
+                            out->name, out->address, out->bytes, in->name, in->address, in->bytes);
+            }
+        }
+    }
+    return SM120_OK;
+}
+
 sm120_status attention_check_places(struct device *device, const struct attention *call) {
     const sm120_attention_args *const args = call->args;
     const struct tensor *const tensors[] = {&call->q, &call->k, &call->v, &call->o, &call->past_k, &call->past_v};
@@ -118,10 +154,16 @@ sm120_status attention_check_places(struct device *device, const struct attentio
                          : status;
         }
     }
-    if (status == SM120_OK && args->lse != 0) {
-        status = check_apart("lse", args->lse, call->lse_bytes, "o", call->o.address, call->o.bytes);
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays && status == SM120_OK; ++i) {
+        if (arrays[i].address != 0) {
+            status =
+                check_apart(arrays[i].name, arrays[i].address, arrays[i].bytes, "o", call->o.address, call->o.bytes);
+        }
+        if (status == SM120_OK && i > 0 && arrays[i].address != 0 && args->lse != 0) {
+            status = check_apart(arrays[i].name, arrays[i].address, arrays[i].bytes, "lse", args->lse, call->lse_bytes);
+        }
     }
-    return status;
+    return status == SM120_OK ? check_outputs(call) : status;
 }
 
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,

@@ -441,7 +441,7 @@ typedef struct sm120_attention_args {
     uint32_t precision;
     int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128, in BF16 and F16 256 */
     sm120_tensor q, k, v;                                      /* F32, F16 or BF16, one dtype for the three */
-    sm120_tensor o;                                            /* F32, F16 or BF16 */
+    sm120_tensor o;    /* F32, F16 or BF16; where q is, in its form, or apart from all that is read */
     sm120_address lse; /* f32 [batch][heads][q_rows], contiguous, or [heads][q_total]; 0: not wanted */
     float scale;       /* finite; 1/sqrt(head_dim) is usual */
     uint32_t causal;

@@ -203,6 +203,81 @@ def test_a_form_is_checked_once(device: pysm120.Device, rng: np.random.Generator
 
 
 @pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
+@pytest.mark.parametrize("steep", [1, 60])
+def test_the_result_may_replace_q(device: pysm120.Device, rng: np.random.Generator, precision: str, steep: int) -> None:
+    """Scores that rise along the keys too, for which a CTA of 16 bits begins again."""
+    q, k = np.abs(normal(rng, 2, 200, 4, 64)), np.abs(normal(rng, 2, 300, 2, 64))
+    k = (k.astype(np.float32) * np.linspace(0.1, steep, 300)[:, None, None]).astype(k.dtype)
+    wanted = pysm120.attention(q, k, k, precision=precision, causal=True, device=device)
+    x, keys = device.array(q), device.array(k)
+    pysm120.attention(x, keys, keys, precision=precision, causal=True, out=x)
+    assert np.array_equal(x.numpy(), wanted)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "bf16"])
+def test_results_lie_nowhere_else_that_is_read(
+    device: pysm120.Device, rng: np.random.Generator, precision: str
+) -> None:
+    """Slices of one buffer: refused where they share an element, taken where they do not."""
+    x = normal(rng, 2, 24, 5, 48)
+    base = device.array(x)
+    places = np.arange(x.size).reshape(x.shape)
+    apart = device.array(x[:, :10, :2, :16])
+    refused = 0
+    for _ in range(60):
+        row, head, column = rng.integers(0, [15, 4, 33], (2, 3)).T
+        slices = [
+            (slice(None), slice(row[n], row[n] + 10), slice(head[n], head[n] + 2), slice(column[n], column[n] + 16))
+            for n in range(2)
+        ]
+        shared = np.intersect1d(places[slices[0]], places[slices[1]]).size > 0
+        q, out = base[slices[0]], base[slices[1]]
+        base.copy_from(x)
+        if not shared:
+            pysm120.attention(apart, q, q, precision=precision, out=out)
+            wanted = pysm120.attention(apart, q.copy(), q.copy(), precision=precision)
+            assert np.array_equal(out.numpy(), wanted.numpy())
+            continue
+        refused += 1
+        for name, (a, b, c) in {"k": (apart, q, apart), "v": (apart, apart, q)}.items():
+            with pytest.raises(pysm120.InvalidArgumentError, match=rf"o \(.*\) and {name} \(.*\) overlap"):
+                pysm120.attention(a, b, c, precision=precision, out=out)
+        if slices[0] != slices[1]:
+            with pytest.raises(pysm120.InvalidArgumentError, match="overlap"):
+                pysm120.attention(q, apart, apart, precision=precision, out=out)
+        assert np.array_equal(base.numpy(), x)
+    assert 5 < refused < 55
+    k = device.array(normal(rng, 2, 30, 1, 64))
+    for other in (
+        k.reshape(1, 60, 1, 64)[:, 20:40].reshape(2, 10, 2, 32),
+        k.reshape(-1)[5 : 5 + 1280].reshape(1, 20, 2, 32),
+    ):
+        q = device.array(normal(rng, other.shape[0], *other.shape[1:3], 64))
+        keys = k.reshape(other.shape[0], -1, 1, 64)
+        with pytest.raises(pysm120.InvalidArgumentError, match="overlap"):
+            pysm120.attention(q, keys, k.reshape(other.shape[0], -1, 1, 64)[..., :32], precision=precision, out=other)
+
+
+def test_no_result_lies_on_small_inputs(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = device.array(normal(rng, 1, 20, 4, 64))
+    out, lse = device.array(np.zeros(q.shape, np.float32)), device.array(np.zeros((1, 4, 20), np.float32))
+    numbers = device.array(np.zeros(400, np.float32))
+    for name, shape in {"sinks": (4,), "alibi_slopes": (1, 4), "mask": (20, 20)}.items():
+        values = numbers.reshape(-1)[: int(np.prod(shape))].reshape(shape)
+        for there in (out.reshape(-1), lse.reshape(-1)):
+            on = there[: values.size].reshape(shape) if values.size <= there.size else None
+            if on is not None:
+                with pytest.raises(pysm120.InvalidArgumentError, match=rf"{name}.* overlap"):
+                    pysm120.attention(q, q, q, precision="bf16", out=out, lse=lse, **{name: on})
+        pysm120.attention(q, q, q, precision="bf16", out=out, lse=lse, **{name: values})
+    halves = q.reshape(-1).copy()
+    with pytest.raises(pysm120.InvalidArgumentError, match=r"lse .* and v .* overlap"):
+        v = halves.reshape(q.shape)
+        on = pysm120.Array(halves.owner, halves.address + 64, (1, 4, 20), (80, 20, 1), np.dtype(np.float32))
+        pysm120.attention(q, q, v, precision="bf16", out=out, lse=on)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
 @pytest.mark.parametrize("axis", ["batch", "row", "head"])
 def test_more_than_2_31_elements(device: pysm120.Device, rng: np.random.Generator, precision: str, axis: str) -> None:
     """Tensors whose elements lie further apart than 32 bits count; what is between them is never touched."""
