@@ -8,8 +8,9 @@
 #include "memory.h"
 
 enum { ROWS_MAX = (1 << 30) - 1 };
-enum { FAR = 0x3fffffff }; /* beyond every row and key */
-enum { BOX_COLUMNS = 64 }; /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
+enum { FAR = 0x3fffffff };   /* beyond every row and key */
+enum { SOFTCAP_MAX = 1024 }; /* where the error of tanh, 2^-22 of it, is as small as that of P in f16 */
+enum { BOX_COLUMNS = 64 };   /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
 
 /* What a precision takes. */
 static const struct precision {
@@ -37,6 +38,12 @@ static int64_t mask_element_bytes(uint32_t dtype) {
 /* |scale| * log2(e), of which kernels take powers of two. */
 double attention_scale_log2(float scale) {
     return (scale < 0.0f ? -(double)scale : (double)scale) * LOG2_E;
+}
+
+/* What kernels multiply scores by to have the exponent of their tanh: any number does where a scale of 0 makes them 0.
+ */
+double attention_softcap_scale(const sm120_attention_args *args) {
+    return args->scale == 0.0f ? 1.0 : 2 * attention_scale_log2(args->scale) / (double)args->softcap;
 }
 
 /* The key at which row 0 is. */
@@ -285,8 +292,13 @@ static sm120_status check_scores(const sm120_attention_args *args) {
             return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it is at least 0", sides[i].name, sides[i].value);
         }
     }
-    if (!(args->softcap >= 0.0f && args->softcap <= FLT_MAX / 4) ||
-        (args->softcap > 0.0f && !(2 * attention_scale_log2(args->scale) / (double)args->softcap <= (double)FLT_MAX))) {
+    if (args->softcap > (float)SOFTCAP_MAX && args->softcap <= FLT_MAX) {
+        return fail(SM120_UNSUPPORTED,
+                    "softcap = %g; at most %d is supported, because a score is off by 2^-22 of it, and 0 is none",
+                    (double)args->softcap, SOFTCAP_MAX);
+    }
+    if (!(args->softcap >= 0.0f && args->softcap <= FLT_MAX) ||
+        (args->softcap > 0.0f && !(attention_softcap_scale(args) <= (double)FLT_MAX))) {
         return fail(SM120_INVALID_ARGUMENT,
                     "softcap = %g; it is 0 for none, or above 0 such that scale / softcap is finite in f32",
                     (double)args->softcap);

@@ -452,7 +452,7 @@ typedef struct sm120_attention_args {
     int64_t window_left, window_right;
     uint32_t window;
 
-    float softcap;            /* scores become softcap * tanh(score / softcap) */
+    float softcap;            /* scores become softcap * tanh(score / softcap); at most 1024 */
     sm120_address diagonals;  /* i32 [batch]: d of each batch */
     sm120_address kv_lengths; /* i32 [batch]: the keys of a batch that are there, if below kv_rows; not with a past */
     /* Packed tensors: i32 [batch + 1], the rows at which sequences start and, behind the last one, end. Then q and o,
