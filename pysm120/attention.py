@@ -181,7 +181,7 @@ def attention(
         Row i uses only the keys from i + d - window[0] to i + d + window[1], each
         end where it is not None.
     softcap : float
-        Scores become softcap * tanh(score / softcap); 0 leaves them.
+        Scores become softcap * tanh(score / softcap); 0 leaves them, 1024 is the most.
     sinks : array, float32, shape (H,), optional
         A score that has no value and takes part in the sum of every row.
     alibi_slopes : array, float32, shape (H,) or (B, H), optional

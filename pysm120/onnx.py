@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysm120 import _ffi
+from pysm120._attention import mask_in_float32
 from pysm120._scores import STAGES, Rules, Stage, scores
 from pysm120.attention import attention
 from pysm120.device import Device, as_device
@@ -403,11 +404,8 @@ class _Call:
             return None
         mask, wanted = given["attn_mask"], (*self.q.shape[:3], self.keys)
         if mask.dtype != np.bool_:
-            # What float32 cannot hold stays finite: only -inf hides a key.
-            most = np.finfo(np.float32).max
             with np.errstate(invalid="ignore"):
-                wide = mask.astype(np.float64)
-            mask = np.where(np.isfinite(wide), np.clip(wide, -most, most), wide).astype(np.float32)
+                mask = mask_in_float32(mask.astype(np.float64))
         if mask.ndim and mask.shape[-1] < self.keys:
             hidden = False if mask.dtype == np.bool_ else -np.inf
             lacking = [(0, 0)] * (mask.ndim - 1) + [(0, self.keys - mask.shape[-1])]

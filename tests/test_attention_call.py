@@ -202,6 +202,25 @@ def test_a_form_is_checked_once(device: pysm120.Device, rng: np.random.Generator
         pysm120.attention(q, k, v, precision="bf16", window=[[], 3])  # type: ignore[call-overload] # what is tested
 
 
+def test_a_mask_of_float64_hides_no_key_by_rounding(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = normal(rng, 1, 20, 2, 64)
+    mask = np.where(rng.random((20, 20)) < 0.5, np.finfo(np.float64).min, -np.inf)
+    mask[3] = np.finfo(np.float64).min
+    out = pysm120.attention(q, q, q, mask=mask, precision="bf16", out_dtype="f4", device=device)
+    for i in range(20):
+        seen = np.isfinite(mask[i])
+        wanted = q[0, seen].astype(np.float64).mean(0) if seen.any() else np.zeros((2, 64))
+        np.testing.assert_allclose(out[0, i], wanted, atol=1e-2)
+
+
+def test_numbers_of_ml_dtypes(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = normal(rng, 1, 20, 2, 64)
+    for x in (ml_dtypes.bfloat16(0.5), np.float16(0.5)):
+        out = pysm120.attention(q, q, q, scale=x, softcap=x, precision="bf16", device=device)  # type: ignore[arg-type]
+        wanted = pysm120.attention(q, q, q, scale=0.5, softcap=0.5, precision="bf16", device=device)
+        assert np.array_equal(out, wanted)
+
+
 @pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
 @pytest.mark.parametrize("steep", [1, 60])
 def test_the_result_may_replace_q(device: pysm120.Device, rng: np.random.Generator, precision: str, steep: int) -> None:
@@ -261,20 +280,18 @@ def test_results_lie_nowhere_else_that_is_read(
 def test_no_result_lies_on_small_inputs(device: pysm120.Device, rng: np.random.Generator) -> None:
     q = device.array(normal(rng, 1, 20, 4, 64))
     out, lse = device.array(np.zeros(q.shape, np.float32)), device.array(np.zeros((1, 4, 20), np.float32))
-    numbers = device.array(np.zeros(400, np.float32))
-    for name, shape in {"sinks": (4,), "alibi_slopes": (1, 4), "mask": (20, 20)}.items():
-        values = numbers.reshape(-1)[: int(np.prod(shape))].reshape(shape)
-        for there in (out.reshape(-1), lse.reshape(-1)):
-            on = there[: values.size].reshape(shape) if values.size <= there.size else None
-            if on is not None:
-                with pytest.raises(pysm120.InvalidArgumentError, match=rf"{name}.* overlap"):
-                    pysm120.attention(q, q, q, precision="bf16", out=out, lse=lse, **{name: on})
-        pysm120.attention(q, q, q, precision="bf16", out=out, lse=lse, **{name: values})
-    halves = q.reshape(-1).copy()
+    shapes = {"sinks": (4,), "alibi_slopes": (1, 4), "mask": (1, 20)}
+    for (name, shape), result in itertools.product(shapes.items(), (out, lse)):
+        options: dict[str, Any] = {"precision": "bf16", "out": out, "lse": lse}
+        options[name] = result.reshape(-1)[: shape[-1]].reshape(shape)
+        with pytest.raises(pysm120.InvalidArgumentError, match=rf"{name}.* overlap"):
+            pysm120.attention(q, q, q, **options)
+        options[name] = options[name].copy()
+        pysm120.attention(q, q, q, **options)
+    v = q.copy()
+    on_v = pysm120.Array(v.owner, v.address + 64, lse.shape, lse.strides, lse.dtype)
     with pytest.raises(pysm120.InvalidArgumentError, match=r"lse .* and v .* overlap"):
-        v = halves.reshape(q.shape)
-        on = pysm120.Array(halves.owner, halves.address + 64, (1, 4, 20), (80, 20, 1), np.dtype(np.float32))
-        pysm120.attention(q, q, v, precision="bf16", out=out, lse=on)
+        pysm120.attention(q, q, v, precision="bf16", out=out, lse=on_v)
 
 
 @pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
