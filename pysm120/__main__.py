@@ -82,7 +82,7 @@ def flags(arguments: argparse.Namespace) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 1 a kernel failed, 2 something was refused, 130 Ctrl-C."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # None where it is closed
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - None where it is closed
     sys.stderr = sys.stderr or sys.stdout
     top = parser()
     arguments, words = top.parse_known_args(argv)

@@ -179,7 +179,7 @@ def _attend(
     if on_host:
         out, lse = _on_host(inputs, options, results, device, queue, place.workspace)
     else:
-        faces = {name: device.from_dlpack(x, stream=place.stream) for name, x in inputs.items()}
+        faces = {name: operands.face_of(device, x, name, place.stream) for name, x in inputs.items()}
         out, lse = _on_device(faces, options, results, device, queue, place.workspace, key)
         if any(not isinstance(x, Array) for x in inputs.values()):
             operands.finish(device, queue)
@@ -578,7 +578,7 @@ def _check_values(inputs: Mapping[str, Any], options: Options) -> Options:
     if options.axes[0] is None:
         for name, x, field in (("cu_seqlens_q", "q", "max_seqlen_q"), ("cu_seqlens_k", "k", "max_seqlen_k")):
             starts = inputs[name].astype(np.int64)
-            if starts.ndim == 1 and starts.size > 1:
+            if starts.ndim == 1 and starts.size > 1 and inputs[x].ndim == len(operands.words_of(options.axes)):
                 steps = np.diff(starts)
                 if starts[0] < 0 or (steps < 0).any() or starts[-1] > len(inputs[x]):
                     message = (

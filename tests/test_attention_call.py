@@ -221,6 +221,25 @@ def test_numbers_of_ml_dtypes(device: pysm120.Device, rng: np.random.Generator) 
         assert np.array_equal(out, wanted)
 
 
+class Elsewhere:
+    """An array that is neither on a GPU nor in host memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 99, 0
+
+    def __dlpack__(self, **_: Any) -> object:
+        return None
+
+
+def test_messages_name_the_argument(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = normal(rng, 1, 20, 2, 64)
+    x, elsewhere = device.array(q), Elsewhere()
+    with pytest.raises(pysm120.InvalidArgumentError, match="k is on a device of DLPack type 99"):
+        pysm120.attention(x, elsewhere, x, precision="bf16")
+    with pytest.raises(pysm120.InvalidArgumentError, match=r"q has shape \(1, 20, 2, 64\), not \[rows, heads, head"):
+        pysm120.attention_varlen(q, q, q, [0, 20], [0, 20], device=device)
+
+
 @pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
 @pytest.mark.parametrize("steep", [1, 60])
 def test_the_result_may_replace_q(device: pysm120.Device, rng: np.random.Generator, precision: str, steep: int) -> None:
