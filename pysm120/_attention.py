@@ -692,6 +692,12 @@ def _check_host_outputs(plan: _Plan, results: Results) -> None:
             if extent > 1 and step == 0:
                 message = f"{name} has stride 0 along dimension {axis}"
                 raise InvalidArgumentError(message)
+        span = x.itemsize
+        for step, extent in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
+            if step < span:
+                message = f"{name} has a stride of {step} bytes that steps over {span}: its elements may not overlap"
+                raise InvalidArgumentError(message)
+            span += step * (extent - 1)
     _check_lse_dtype(results.lse)
 
 

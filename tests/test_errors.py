@@ -76,6 +76,11 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         "out has stride 0 along dimension 1|read-only",
         {"out": np.lib.stride_tricks.as_strided(np.empty(64 * 8, np.float32), Q.shape, (1024, 0, 256, 4))},
     ),
+    "out overlaps": (
+        ValueError,
+        "out has a stride of 512 bytes that steps over 1024: its elements may not overlap",
+        {"out": np.lib.stride_tricks.as_strided(np.empty(64 * 32, np.float32), Q.shape, (4096, 512, 256, 4))},
+    ),
     "lse dtype": (TypeError, "lse has dtype float64", {"lse": np.empty((2, 4, 5))}),
     "lse shape": (ValueError, "lse has shape .2, 5, 4., not .2, 4, 5.", {"lse": np.empty((2, 5, 4), np.float32)}),
     "window type": (TypeError, "window is 3, not .left, right.", {"window": 3}),
