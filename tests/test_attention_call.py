@@ -213,6 +213,27 @@ def test_a_mask_of_float64_hides_no_key_by_rounding(device: pysm120.Device, rng:
         np.testing.assert_allclose(out[0, i], wanted, atol=1e-2)
 
 
+@pytest.mark.parametrize(("uniform", "lowest"), [(True, -19), (False, -25)])
+def test_small_weights_of_f16(device: pysm120.Device, *, uniform: bool, lowest: int) -> None:
+    """A key that has 2^-n of the highest weight: what it may lose is what docs/attention.md says."""
+    n = np.arange(1, 31) - 0.4375
+    q, k, v = (
+        np.ones((30, 1, 1, 8), np.float16),
+        np.zeros((30, 2, 1, 8), np.float16),
+        np.zeros((30, 2, 1, 8), np.float16),
+    )
+    k[:, 1, 0, 0] = -n
+    v[:, 0, 0, 0] = v[:, 1, 0, 1] = 1
+    lengths = None if uniform else np.full(30, 2, np.int32)
+    out = pysm120.attention(
+        q, k, v, scale=float(np.log(2)), precision="f16", kv_lengths=lengths, out_dtype="f4", device=device
+    )
+    weight = 2.0**-n
+    lost = np.abs(out[:, 0, 0, 1] * (1 + weight) - weight)
+    assert np.all(lost <= np.maximum(1.01 * 2.0**lowest, 2.0**-11 * weight + 1e-6 * weight))
+    assert np.all(out[n > -lowest, 0, 0, 1] == 0)
+
+
 def test_numbers_of_ml_dtypes(device: pysm120.Device, rng: np.random.Generator) -> None:
     q = normal(rng, 1, 20, 2, 64)
     for x in (ml_dtypes.bfloat16(0.5), np.float16(0.5)):
