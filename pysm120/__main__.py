@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from pysm120 import (
     __version__,
@@ -81,6 +82,8 @@ def flags(arguments: argparse.Namespace) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 1 a kernel failed, 2 something was refused, 130 Ctrl-C."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - None where it is closed
+    sys.stderr = sys.stderr or sys.stdout
     top = parser()
     arguments, words = top.parse_known_args(argv)
     chosen = next((command for command in COMMANDS if command.name == arguments.command), None)
@@ -102,8 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except (Error, OSError) as error:
-        print(f"pysm120: {error}", file=sys.stderr)
+    except (Error, OSError, MemoryError) as error:
+        is_ours = isinstance(error, Error | OSError)
+        text = str(error) if is_ours else f"this machine has too little memory: {str(error) or 'what was asked for'}"
+        print(f"pysm120: {text}", file=sys.stderr)
         return 1 if isinstance(error, FaultError) else 2
     top.print_help()
     return 0

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,9 @@ class Words:
     def file(self, path: str, kind: str | None) -> Values:
         """Return the array of a file, seen as a type."""
         try:
-            found = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            with Path(path).open("rb") as file:
+                found = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise self.fail(f", which cannot be read: {' '.join(str(error).split())}") from None
         if not isinstance(found, np.ndarray):
             found.close()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pysm120 import _operands as operands
 from pysm120._ffi import check, check_running, ffi, lib, new_struct
-from pysm120.arrays import Array, refuse_mask
+from pysm120.arrays import Array, dtype_of, refuse_mask
 from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError, MisalignedError, WorkspaceTooSmallError
 
@@ -179,7 +179,7 @@ def _attend(
     if on_host:
         out, lse = _on_host(inputs, options, results, device, queue, place.workspace)
     else:
-        faces = {name: device.from_dlpack(x, stream=place.stream) for name, x in inputs.items()}
+        faces = {name: operands.face_of(device, x, name, place.stream) for name, x in inputs.items()}
         out, lse = _on_device(faces, options, results, device, queue, place.workspace, key)
         if any(not isinstance(x, Array) for x in inputs.values()):
             operands.finish(device, queue)
@@ -207,7 +207,10 @@ def _plan(
     args.causal = _check_causal(options.causal, options.causal_align)
     kept = args.config = _check_config(options.config)
     _fill_window(args, options.window)
-    args.softcap = _check_number(options.softcap, "softcap")
+    args.softcap = softcap = _check_number(options.softcap, "softcap")
+    if softcap and not args.softcap:
+        message = f"softcap is {softcap}, which is 0 in float32: 0 asks for none"
+        raise InvalidArgumentError(message)
     for name, tensor in _tensors(args, given):
         operands.fill_form(tensor, given[name], options.axes, name, output=False)
     _fill_mask(args, given.get("mask"))
@@ -340,7 +343,7 @@ def _check_config(config: Any) -> Any:
     """Return the C string of a config; whoever uses it keeps it."""
     if config is None:
         return ffi.NULL
-    if not isinstance(config, str) or "\0" in config:
+    if not isinstance(config, str) or not config.isascii() or "\0" in config:
         message = f"config is {config!r}, not the name of one, such as 'r16'"
         raise TypeError(message)
     return ffi.new("char[]", config.encode())
@@ -355,6 +358,8 @@ def _check_integer(value: Any, name: str) -> int:
 
 def _check_number(value: Any, name: str) -> float:
     """Return a number that is finite in float32."""
+    if isinstance(value, np.generic) and value.dtype in operands.CODES:
+        value = float(value)  # ml_dtypes' are no numbers.Real
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating):
         message = f"{name} is {value!r}, not a real number"
         raise TypeError(message)
@@ -538,13 +543,13 @@ def _launch(args: Any, device: Device, queue: Any, workspace: Array | None) -> b
 def _as_ndarray(x: Any, name: str) -> Any:
     """Return numbers beside ndarrays in the dtype that kernels want; what is no such thing others refuse."""
     if name == "mask":
-        if isinstance(x, np.ndarray) and x.dtype == np.float64:
-            return x.astype(np.float32)
-        return x
+        return mask_in_float32(x) if isinstance(x, np.ndarray) and x.dtype == np.float64 else x
     if name not in _SMALL or isinstance(x, Array) or (not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__")):
         return x
     refuse_mask(x, name)
     values: npt.NDArray[Any] = np.asarray(x)
+    if values.size == 0 and not isinstance(x, np.ndarray):
+        values = values.astype(_SMALL[name])  # [] has a shape that is wrong, not a dtype
     kinds = "iu" if _SMALL[name].kind == "i" else "iuf"
     if values.dtype.kind not in kinds and values.dtype not in operands.CODES:
         message = f"{name} has dtype {values.dtype}, not {_SMALL[name]}"
@@ -552,7 +557,19 @@ def _as_ndarray(x: Any, name: str) -> Any:
     if _SMALL[name].kind == "i" and values.size and not -(2**31) <= values.min() <= values.max() < 2**31:
         message = f"{name} holds {values.min()} to {values.max()}, beyond int32"
         raise InvalidArgumentError(message)
-    return values.astype(_SMALL[name])
+    with np.errstate(over="ignore"):
+        narrow = values.astype(_SMALL[name])
+    lost = np.isinf(narrow) & np.isfinite(values)
+    if lost.any():
+        message = f"{name} holds {values[lost][0]}, beyond float32"
+        raise InvalidArgumentError(message)
+    return narrow
+
+
+def mask_in_float32(mask: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Round a mask; what float32 cannot hold stays finite: only -inf hides a key."""
+    most = np.finfo(np.float32).max
+    return np.where(np.isinf(mask), mask, np.clip(mask, -most, most)).astype(np.float32)
 
 
 def _check_values(inputs: Mapping[str, Any], options: Options) -> Options:
@@ -561,7 +578,7 @@ def _check_values(inputs: Mapping[str, Any], options: Options) -> Options:
     if options.axes[0] is None:
         for name, x, field in (("cu_seqlens_q", "q", "max_seqlen_q"), ("cu_seqlens_k", "k", "max_seqlen_k")):
             starts = inputs[name].astype(np.int64)
-            if starts.ndim == 1 and starts.size > 1:
+            if starts.ndim == 1 and starts.size > 1 and inputs[x].ndim == len(operands.words_of(options.axes)):
                 steps = np.diff(starts)
                 if starts[0] < 0 or (steps < 0).any() or starts[-1] > len(inputs[x]):
                     message = (
@@ -627,7 +644,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _out_dtype(out: Any, out_dtype: Any, default: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of the result."""
-    given = None if out_dtype is None else np.dtype(out_dtype)
+    given = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
     if out is not None:
         if not hasattr(out, "dtype"):
             message = f"out is a {type(out).__name__}, not an array"
@@ -675,6 +692,12 @@ def _check_host_outputs(plan: _Plan, results: Results) -> None:
             if extent > 1 and step == 0:
                 message = f"{name} has stride 0 along dimension {axis}"
                 raise InvalidArgumentError(message)
+        span = x.itemsize
+        for step, extent in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
+            if step < span:
+                message = f"{name} has a stride of {step} bytes that steps over {span}: its elements may not overlap"
+                raise InvalidArgumentError(message)
+            span += step * (extent - 1)
     _check_lse_dtype(results.lse)
 
 

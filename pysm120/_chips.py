@@ -32,11 +32,18 @@ class Chip:
     sources: dict[str, str]
 
     def __getitem__(self, name: str) -> Any:
+        if self.values.get(name) is None:
+            message = f'the chip {self.key} has no {name}: give it, or take it from another chip with like = "rtx5090"'
+            raise InvalidArgumentError(message)
         return self.values[name]
 
     def timing(self, kind: str) -> Timing:
         """Return the timing of a class of instructions; what no file knows is like "alu"."""
-        return self.timings.get(kind) or self.timings["alu"]
+        found = self.timings.get(kind) or self.timings.get("alu")
+        if found is None:
+            message = f"the chip {self.key} has no [instruction.{kind}] and no [instruction.alu] to take in its place"
+            raise InvalidArgumentError(message)
+        return found
 
     def ctas_per_sm(self, registers: int, threads: int, shared_bytes: int) -> int:
         """Return how many CTAs an SM holds; 0 where not even one fits."""
@@ -56,14 +63,21 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def load(name: str) -> Chip:
+def load(name: str, depth: int = 8) -> Chip:
     """Return a chip by its name, or of a file that ends in .toml."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
         message = f"the chip is {name!r}, neither one of {', '.join(names())} nor a .toml file that exists"
         raise InvalidArgumentError(message)
-    document = read(path.read_text(encoding="utf-8"), str(path))
-    base = load(document["like"]) if "like" in document else None
+    try:
+        document = read(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        message = f"{path} is no text in UTF-8: {error}"
+        raise InvalidArgumentError(message) from None
+    if "like" in document and depth == 0:
+        message = f"{path} is like a chip that is like another, and so on without an end"
+        raise InvalidArgumentError(message)
+    base = load(str(document["like"]), depth - 1) if "like" in document else None
     values: dict[str, Any] = dict(base.values) if base else {}
     values["target"] = document.get("target", values.get("target"))
     timings = dict(base.timings) if base else {}
@@ -73,11 +87,20 @@ def load(name: str) -> Chip:
             continue
         sources[section] = _source(content, section, path)
         if section.startswith("instruction."):
-            timing = Timing(str(content["pipe"]), float(content["interval"]), float(content["latency"]))
+            timing = _timing(content, section, path)
             timings[section.removeprefix("instruction.")] = timing
         else:
             values.update({key: value for key, value in content.items() if key != "source"})
     return Chip(path.stem, values, timings, sources)
+
+
+def _timing(table: dict[str, Any], section: str, path: Path) -> Timing:
+    """Return the timing that a table holds."""
+    numbers = [table.get(key) for key in ("interval", "latency")]
+    if "pipe" not in table or not all(isinstance(n, int | float) for n in numbers):
+        message = f"{path}: [{section}] has no pipe, interval and latency, the last two of them numbers"
+        raise InvalidArgumentError(message)
+    return Timing(str(table["pipe"]), *(float(n) for n in numbers if n is not None))
 
 
 def _source(table: dict[str, Any], section: str, path: Path) -> str:

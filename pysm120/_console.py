@@ -5,10 +5,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 try:
-    from rich.console import Console
+    from rich.console import Console as _Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
     from rich.text import Text
+
+    class Console(_Console):
+        """One that leaves a closed pipe to whoever called, as print does."""
+
+        def on_broken_pipe(self) -> None:
+            """Raise what rich makes an exit with status 1 of."""
+            raise BrokenPipeError
 
     RICH = True
 except ImportError:

@@ -197,6 +197,17 @@ def device_of(inputs: Mapping[str, Any], device: Device | str | None) -> Device:
     return found or shared_device()
 
 
+def face_of(device: Device, x: Any, name: str, stream: Any) -> Array:
+    """Return an input on the device, in whose messages it has its name."""
+    try:
+        return device.from_dlpack(x, stream=stream)
+    except (InvalidArgumentError, TypeError) as error:
+        subject, space, rest = str(error).partition(" ")
+        if subject != "x":
+            raise
+        raise type(error)(name + space + rest) from None
+
+
 def require_array(x: Any, name: str, device: Device) -> Array:
     """Return an output: an Array of the device that may be written."""
     if not isinstance(x, Array):

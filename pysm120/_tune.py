@@ -160,10 +160,22 @@ def write(arguments: argparse.Namespace, device: str, results: list[Result]) -> 
 
 def run(arguments: argparse.Namespace) -> int:
     """Tune."""
-    arguments.kv_heads = arguments.kv_heads or arguments.shape[2]
-    arguments.kv_rows = arguments.kv_rows or arguments.shape[1]
+    arguments.kv_heads = arguments.shape[2] if arguments.kv_heads is None else arguments.kv_heads
+    arguments.kv_rows = arguments.shape[1] if arguments.kv_rows is None else arguments.kv_rows
     if arguments.runs < 1:
         message = f"--runs is {arguments.runs}; at least 1 is right"
+        raise InvalidArgumentError(message)
+    for name, value in (("--kv-heads", arguments.kv_heads), ("--kv-rows", arguments.kv_rows)):
+        if value < 1:
+            message = f"{name} is {value}; at least 1 is right"
+            raise InvalidArgumentError(message)
+    if arguments.seed < 0:
+        message = f"--seed is {arguments.seed}; at least 0 is right"
+        raise InvalidArgumentError(message)
+    if arguments.json not in {None, "-"} and (
+        Path(arguments.json).is_dir() or not Path(arguments.json).parent.is_dir()
+    ):
+        message = f"--json is {arguments.json!r}, not a file in a folder that exists"
         raise InvalidArgumentError(message)
     device, results = tune(arguments)
     if arguments.json != "-":

@@ -407,9 +407,18 @@ class Array:
         }
 
 
+def dtype_of(dtype: npt.DTypeLike, name: str) -> np.dtype[Any]:
+    """Return the dtype that an argument means."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        message = f"{name} is {dtype!r}, which names no dtype: np.float16, 'float32' and ml_dtypes.bfloat16 are some"
+        raise TypeError(message) from None
+
+
 def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """Return the dtype of device memory that an argument means."""
-    kind = np.dtype(dtype)
+    kind = dtype_of(dtype, "dtype")
     if kind.hasobject or kind.itemsize == 0:
         message = f"dtype is {kind}, which device memory cannot hold"
         raise TypeError(message)

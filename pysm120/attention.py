@@ -181,7 +181,7 @@ def attention(
         Row i uses only the keys from i + d - window[0] to i + d + window[1], each
         end where it is not None.
     softcap : float
-        Scores become softcap * tanh(score / softcap); 0 leaves them.
+        Scores become softcap * tanh(score / softcap); 0 leaves them, 1024 is the most.
     sinks : array, float32, shape (H,), optional
         A score that has no value and takes part in the sum of every row.
     alibi_slopes : array, float32, shape (H,) or (B, H), optional
@@ -209,7 +209,8 @@ def attention(
         Default: $PYSM120_ATTENTION_CONFIG where the call has it, else the one that
         suits shape and device.
     out : array, shape (B, Sq, H, Dv), optional
-        Where the result goes; of the same kind as q.
+        Where the result goes; of the same kind as q. On a device it may be q
+        itself, and shares memory with no other input.
     out_dtype : dtype, optional
         float32, float16 or bfloat16. Default: that of ``out``, else that of q.
     return_lse : bool

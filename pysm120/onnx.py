@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysm120 import _ffi
+from pysm120._attention import mask_in_float32
 from pysm120._scores import STAGES, Rules, Stage, scores
 from pysm120.attention import attention
 from pysm120.device import Device, as_device
@@ -145,7 +146,10 @@ class Backend(base.Backend):
     def supports_device(cls, device: str) -> bool:
         """Whether there is such a device."""
         kind, _, ordinal = _device_name(device).partition(":")
-        return kind in {"cuda", "virtual"} and int(ordinal or 0) < _ffi.device_count(kind)
+        is_number = ordinal.isascii() and ordinal.isdecimal()
+        if kind not in {"cuda", "virtual"} or not (is_number or not ordinal):
+            return False
+        return int(ordinal or 0) < _ffi.device_count(kind)
 
 
 is_compatible = Backend.is_compatible
@@ -307,7 +311,7 @@ def _device(device: "str | Device | None") -> Device:
 
 
 def _check_precision(precision: Any) -> str | None:
-    if precision is not None and precision not in _DTYPES:
+    if precision is not None and (not isinstance(precision, str) or precision not in _DTYPES):
         message = f"precision is {precision!r}, not one of {', '.join(map(repr, _DTYPES))}"
         raise InvalidArgumentError(message)
     return None if precision is None else str(precision)
@@ -362,6 +366,9 @@ class _Call:
             if x.shape != wanted:
                 message = f"{what} is {list(x.shape)} by batch, heads, rows and head size, not {list(wanted)}"
                 raise InvalidArgumentError(message)
+        if head_dim == 0:
+            message = "Q has head size 0, but it must be at least 1"
+            raise InvalidArgumentError(message)
         if self.k.shape[1] == 0 or heads % self.k.shape[1]:
             message = f"Q has {heads} heads, not a multiple of the {self.k.shape[1]} of K and V"
             raise InvalidArgumentError(message)
@@ -402,12 +409,12 @@ class _Call:
         if "attn_mask" not in given:
             return None
         mask, wanted = given["attn_mask"], (*self.q.shape[:3], self.keys)
+        if mask.dtype.kind not in "biuf" and mask.dtype.name not in _PRECISION:
+            message = f"attn_mask has dtype {mask.dtype}, not bool or one of numbers"
+            raise TypeError(message)
         if mask.dtype != np.bool_:
-            # What float32 cannot hold stays finite: only -inf hides a key.
-            most = np.finfo(np.float32).max
             with np.errstate(invalid="ignore"):
-                wide = mask.astype(np.float64)
-            mask = np.where(np.isfinite(wide), np.clip(wide, -most, most), wide).astype(np.float32)
+                mask = mask_in_float32(mask.astype(np.float64))
         if mask.ndim and mask.shape[-1] < self.keys:
             hidden = False if mask.dtype == np.bool_ else -np.inf
             lacking = [(0, 0)] * (mask.ndim - 1) + [(0, self.keys - mask.shape[-1])]

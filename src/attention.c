@@ -8,8 +8,9 @@
 #include "memory.h"
 
 enum { ROWS_MAX = (1 << 30) - 1 };
-enum { FAR = 0x3fffffff }; /* beyond every row and key */
-enum { BOX_COLUMNS = 64 }; /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
+enum { FAR = 0x3fffffff };   /* beyond every row and key */
+enum { SOFTCAP_MAX = 1024 }; /* where the error of tanh, 2^-22 of it, is as small as that of P in f16 */
+enum { BOX_COLUMNS = 64 };   /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
 
 /* What a precision takes. */
 static const struct precision {
@@ -37,6 +38,12 @@ static int64_t mask_element_bytes(uint32_t dtype) {
 /* |scale| * log2(e), of which kernels take powers of two. */
 double attention_scale_log2(float scale) {
     return (scale < 0.0f ? -(double)scale : (double)scale) * LOG2_E;
+}
+
+/* What kernels multiply scores by to have the exponent of their tanh: any number does where a scale of 0 makes them 0.
+ */
+double attention_softcap_scale(const sm120_attention_args *args) {
+    return args->scale == 0.0f ? 1.0 : 2 * attention_scale_log2(args->scale) / (double)args->softcap;
 }
 
 /* The key at which row 0 is. */
@@ -88,6 +95,42 @@ sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint3
     return SM120_OK;
 }
 
+/* Whether o is written where q is read, each row by the CTA that has read it. */
+static bool is_in_place(const struct attention *call) {
+    const struct tensor *const q = &call->q, *const o = &call->o;
+    return q->address == o->address && mask_element_bytes(q->dtype) == mask_element_bytes(o->dtype) &&
+           call->q_shape.head_dim == call->o_shape.head_dim && q->batch_stride == o->batch_stride &&
+           q->head_stride == o->head_stride && q->row_stride == o->row_stride;
+}
+
+/* Check that nothing is written where other CTAs read. */
+static sm120_status check_outputs(const struct attention *call) {
+    const sm120_attention_args *const args = call->args;
+    const struct shape row = {1, 1, 1, call->lse_bytes / 4};
+    const struct tensor lse = {"lse", args->lse, SM120_F32, 0, 0, 0, args->lse != 0 ? call->lse_bytes : 0};
+    const struct {
+        const struct tensor *tensor;
+        const struct shape *shape;
+    } outputs[] = {{&call->o, &call->o_shape}, {&lse, &row}}, inputs[] = {{&call->q, &call->q_shape},
+                                                                          {&call->k, &call->k_shape},
+                                                                          {&call->v, &call->v_shape},
+                                                                          {&call->past_k, &call->past_k_shape},
+                                                                          {&call->past_v, &call->past_v_shape}};
+    for (int o = 0; o < (args->lse != 0 ? 2 : 1); ++o) {
+        for (int i = 0; i < (args->past_rows == 0 ? 3 : 5); ++i) {
+            const struct tensor *const in = inputs[i].tensor, *const out = outputs[o].tensor;
+            if (tensor_meets(in, inputs[i].shape, out, outputs[o].shape) &&
+                !(in == &call->q && out == &call->o && is_in_place(call))) {
+                return fail(SM120_INVALID_ARGUMENT,
+                            "%s (0x%" PRIx64 ", %" PRId64 " bytes) and %s (0x%" PRIx64 ", %" PRId64
+                            " bytes) overlap; of the inputs o may only be where q is, with its strides and head size",
+                            out->name, out->address, out->bytes, in->name, in->address, in->bytes);
+            }
+        }
+    }
+    return SM120_OK;
+}
+
 sm120_status attention_check_places(struct device *device, const struct attention *call) {
     const sm120_attention_args *const args = call->args;
     const struct tensor *const tensors[] = {&call->q, &call->k, &call->v, &call->o, &call->past_k, &call->past_v};
@@ -118,10 +161,16 @@ sm120_status attention_check_places(struct device *device, const struct attentio
                          : status;
         }
     }
-    if (status == SM120_OK && args->lse != 0) {
-        status = check_apart("lse", args->lse, call->lse_bytes, "o", call->o.address, call->o.bytes);
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays && status == SM120_OK; ++i) {
+        if (arrays[i].address != 0) {
+            status =
+                check_apart(arrays[i].name, arrays[i].address, arrays[i].bytes, "o", call->o.address, call->o.bytes);
+        }
+        if (status == SM120_OK && i > 0 && arrays[i].address != 0 && args->lse != 0) {
+            status = check_apart(arrays[i].name, arrays[i].address, arrays[i].bytes, "lse", args->lse, call->lse_bytes);
+        }
     }
-    return status;
+    return status == SM120_OK ? check_outputs(call) : status;
 }
 
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
@@ -243,8 +292,13 @@ static sm120_status check_scores(const sm120_attention_args *args) {
             return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it is at least 0", sides[i].name, sides[i].value);
         }
     }
-    if (!(args->softcap >= 0.0f && args->softcap <= FLT_MAX / 4) ||
-        (args->softcap > 0.0f && !(2 * attention_scale_log2(args->scale) / (double)args->softcap <= (double)FLT_MAX))) {
+    if (args->softcap > (float)SOFTCAP_MAX && args->softcap <= FLT_MAX) {
+        return fail(SM120_UNSUPPORTED,
+                    "softcap = %g; at most %d is supported, because a score is off by 2^-22 of it, and 0 is none",
+                    (double)args->softcap, SOFTCAP_MAX);
+    }
+    if (!(args->softcap >= 0.0f && args->softcap <= FLT_MAX) ||
+        (args->softcap > 0.0f && !(attention_softcap_scale(args) <= (double)FLT_MAX))) {
         return fail(SM120_INVALID_ARGUMENT,
                     "softcap = %g; it is 0 for none, or above 0 such that scale / softcap is finite in f32",
                     (double)args->softcap);

@@ -23,6 +23,7 @@ sm120_status attention_check_places(struct device *device, const struct attentio
 
 /* |scale| * log2(e), of which kernels take powers of two. */
 double attention_scale_log2(float scale);
+double attention_softcap_scale(const sm120_attention_args *args); /* of the exponent of softcap's tanh */
 
 /* How far a row sees from its diagonal: from left keys before it to right keys behind it, where there is an edge. */
 struct reach {

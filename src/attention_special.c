@@ -40,8 +40,7 @@ void attention_special(const struct attention *call, struct special *s) {
         .past_rows = (int32_t)args->past_rows,
     };
     if (args->softcap != 0.0f) {
-        const double scale_log2 = args->scale == 0.0f ? 1.0 : attention_scale_log2(args->scale);
         s->softcap = (float)((double)args->softcap * LOG2_E);
-        s->softcap_scale = (float)(2 * scale_log2 / (double)args->softcap);
+        s->softcap_scale = (float)attention_softcap_scale(args);
     }
 }

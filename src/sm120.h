@@ -441,7 +441,7 @@ typedef struct sm120_attention_args {
     uint32_t precision;
     int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128, in BF16 and F16 256 */
     sm120_tensor q, k, v;                                      /* F32, F16 or BF16, one dtype for the three */
-    sm120_tensor o;                                            /* F32, F16 or BF16 */
+    sm120_tensor o;    /* F32, F16 or BF16; where q is, in its form, or apart from all that is read */
     sm120_address lse; /* f32 [batch][heads][q_rows], contiguous, or [heads][q_total]; 0: not wanted */
     float scale;       /* finite; 1/sqrt(head_dim) is usual */
     uint32_t causal;
@@ -452,7 +452,7 @@ typedef struct sm120_attention_args {
     int64_t window_left, window_right;
     uint32_t window;
 
-    float softcap;            /* scores become softcap * tanh(score / softcap) */
+    float softcap;            /* scores become softcap * tanh(score / softcap); at most 1024 */
     sm120_address diagonals;  /* i32 [batch]: d of each batch */
     sm120_address kv_lengths; /* i32 [batch]: the keys of a batch that are there, if below kv_rows; not with a past */
     /* Packed tensors: i32 [batch + 1], the rows at which sequences start and, behind the last one, end. Then q and o,

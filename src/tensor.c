@@ -179,6 +179,71 @@ sm120_status tensor_check_address(struct device *device, const struct tensor *te
     return status == SM120_OK ? memory_check(device, tensor->address, (uint64_t)tensor->bytes, name) : status;
 }
 
+/* The bytes of a row. */
+static int64_t row_bytes(const struct tensor *tensor, const struct shape *shape) {
+    return shape->head_dim * element_bytes(tensor->dtype);
+}
+
+/* Whether there is no gap between the first element and the last. */
+static bool is_dense(const struct tensor *tensor, const struct shape *shape) {
+    int64_t bytes = row_bytes(tensor, shape);
+    bool fits = true;
+    fits = fits && (tensor->batch_stride == 0 || multiply(bytes, shape->batch, &bytes));
+    fits = fits && (tensor->head_stride == 0 || multiply(bytes, shape->heads, &bytes));
+    fits = fits && (tensor->row_stride == 0 || multiply(bytes, shape->rows, &bytes));
+    return fits && bytes == tensor->bytes;
+}
+
+/* Whether rows of two tensors meet that begin `distance` bytes apart, from a to b, and go by the same steps, the
+ * longest last: along a step the one may be so far behind the other, or a step further. */
+static bool rows_meet(const struct dimension a[3], const struct dimension b[3], int dimensions, int64_t distance,
+                      int64_t a_bytes, int64_t b_bytes) {
+    if (dimensions == 0) {
+        return distance < a_bytes && -distance < b_bytes;
+    }
+    const int last = dimensions - 1;
+    const int64_t stride = a[last].stride;
+    const int64_t whole = stride == 0 ? 0 : distance / stride - (distance % stride < 0 ? 1 : 0);
+    for (int64_t steps = whole; steps <= whole + (stride == 0 ? 0 : 1); ++steps) {
+        if (steps < a[last].count && -steps < b[last].count &&
+            rows_meet(a, b, last, distance - steps * stride, a_bytes, b_bytes)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The stride that two tensors share along a dimension; negative: they share none. 0 is that of one element. */
+static int64_t shared_stride(int64_t a, int64_t b) {
+    return a == b || b == 0 ? a : a == 0 ? b : -1;
+}
+
+bool tensor_meets(const struct tensor *a, const struct shape *a_shape, const struct tensor *b,
+                  const struct shape *b_shape) {
+    if (a->address >= b->address + (uint64_t)b->bytes || b->address >= a->address + (uint64_t)a->bytes) {
+        return false;
+    }
+    if (a->address == b->address || (is_dense(a, a_shape) && is_dense(b, b_shape))) {
+        return true;
+    }
+    const int64_t strides[3] = {shared_stride(a->batch_stride, b->batch_stride),
+                                shared_stride(a->head_stride, b->head_stride),
+                                shared_stride(a->row_stride, b->row_stride)};
+    struct dimension steps[2][3] = {{{a->batch_stride == 0 ? 1 : a_shape->batch, strides[0]},
+                                     {a->head_stride == 0 ? 1 : a_shape->heads, strides[1]},
+                                     {a->row_stride == 0 ? 1 : a_shape->rows, strides[2]}},
+                                    {{b->batch_stride == 0 ? 1 : b_shape->batch, strides[0]},
+                                     {b->head_stride == 0 ? 1 : b_shape->heads, strides[1]},
+                                     {b->row_stride == 0 ? 1 : b_shape->rows, strides[2]}}};
+    if (strides[0] < 0 || strides[1] < 0 || strides[2] < 0) {
+        return false;
+    }
+    sort(steps[0]);
+    sort(steps[1]);
+    return rows_meet(steps[0], steps[1], 3, (int64_t)(b->address - a->address), row_bytes(a, a_shape),
+                     row_bytes(b, b_shape));
+}
+
 sm120_status check_apart(const char *a_name, sm120_address a, int64_t a_bytes, const char *b_name, sm120_address b,
                          int64_t b_bytes) {
     if (a < b + (uint64_t)b_bytes && b < a + (uint64_t)a_bytes) {

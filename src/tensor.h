@@ -46,6 +46,11 @@ sm120_status tensor_check_alignment(const struct tensor *tensor, const sm120_ten
 /* Check the address of a tensor, which is a multiple of its element. */
 sm120_status tensor_check_address(struct device *device, const struct tensor *tensor);
 
+/* Whether two tensors surely have a byte in common: they begin at one address, or have no gaps, or go by the same
+ * steps. Of tensors with gaps whose steps differ nothing is said. */
+bool tensor_meets(const struct tensor *a, const struct shape *a_shape, const struct tensor *b,
+                  const struct shape *b_shape);
+
 /* Check that an address is not 0 and a multiple of `alignment`. */
 sm120_status check_address(const char *name, sm120_address address, uint64_t alignment);
 

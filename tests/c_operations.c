@@ -63,6 +63,8 @@ static const struct wrong_field wrong_attention[] = {
     A(v_head_dim, 136, UNSUPPORTED, "v_head_dim = 136"),
     A(window, 4, INVALID_ARGUMENT, "window = 4"),
     A(softcap, 0xbf800000, INVALID_ARGUMENT, "softcap = -1"),
+    A(softcap, 0x44800020, UNSUPPORTED, "softcap = 1024"),
+    A(softcap, 0x7f7fffff, UNSUPPORTED, "softcap = 3.40282e+38; at most 1024"),
     A(kv_lengths, 6, MISALIGNED, "kv_lengths"),
     A(past_rows, -1, INVALID_ARGUMENT, "past_rows = -1"),
 };

@@ -202,6 +202,138 @@ def test_a_form_is_checked_once(device: pysm120.Device, rng: np.random.Generator
         pysm120.attention(q, k, v, precision="bf16", window=[[], 3])  # type: ignore[call-overload] # what is tested
 
 
+def test_a_mask_of_float64_hides_no_key_by_rounding(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = normal(rng, 1, 20, 2, 64)
+    mask = np.where(rng.random((20, 20)) < 0.5, np.finfo(np.float64).min, -np.inf)
+    mask[3] = np.finfo(np.float64).min
+    out = pysm120.attention(q, q, q, mask=mask, precision="bf16", out_dtype="f4", device=device)
+    for i in range(20):
+        seen = np.isfinite(mask[i])
+        wanted = q[0, seen].astype(np.float64).mean(0) if seen.any() else np.zeros((2, 64))
+        np.testing.assert_allclose(out[0, i], wanted, atol=1e-2)
+
+
+@pytest.mark.parametrize(("uniform", "lowest"), [(True, -19), (False, -25)])
+def test_small_weights_of_f16(device: pysm120.Device, *, uniform: bool, lowest: int) -> None:
+    """A key that has 2^-n of the highest weight: what it may lose is what docs/attention.md says."""
+    n = np.arange(1, 31) - 0.4375
+    q, k, v = (
+        np.ones((30, 1, 1, 8), np.float16),
+        np.zeros((30, 2, 1, 8), np.float16),
+        np.zeros((30, 2, 1, 8), np.float16),
+    )
+    k[:, 1, 0, 0] = -n
+    v[:, 0, 0, 0] = v[:, 1, 0, 1] = 1
+    lengths = None if uniform else np.full(30, 2, np.int32)
+    out = pysm120.attention(
+        q, k, v, scale=float(np.log(2)), precision="f16", kv_lengths=lengths, out_dtype="f4", device=device
+    )
+    weight = 2.0**-n
+    lost = np.abs(out[:, 0, 0, 1] * (1 + weight) - weight)
+    assert np.all(lost <= np.maximum(1.01 * 2.0**lowest, 2.0**-11 * weight + 1e-6 * weight))
+    assert np.all(out[n > -lowest, 0, 0, 1] == 0)
+
+
+def test_numbers_of_ml_dtypes(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = normal(rng, 1, 20, 2, 64)
+    for x in (ml_dtypes.bfloat16(0.5), np.float16(0.5)):
+        out = pysm120.attention(q, q, q, scale=x, softcap=x, precision="bf16", device=device)  # type: ignore[arg-type]
+        wanted = pysm120.attention(q, q, q, scale=0.5, softcap=0.5, precision="bf16", device=device)
+        assert np.array_equal(out, wanted)
+
+
+class Elsewhere:
+    """An array that is neither on a GPU nor in host memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 99, 0
+
+    def __dlpack__(self, **_: Any) -> object:
+        return None
+
+
+def test_messages_name_the_argument(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = normal(rng, 1, 20, 2, 64)
+    x, elsewhere = device.array(q), Elsewhere()
+    with pytest.raises(pysm120.InvalidArgumentError, match="k is on a device of DLPack type 99"):
+        pysm120.attention(x, elsewhere, x, precision="bf16")
+    with pytest.raises(pysm120.InvalidArgumentError, match=r"q has shape \(1, 20, 2, 64\), not \[rows, heads, head"):
+        pysm120.attention_varlen(q, q, q, [0, 20], [0, 20], device=device)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
+@pytest.mark.parametrize("steep", [1, 60])
+def test_the_result_may_replace_q(device: pysm120.Device, rng: np.random.Generator, precision: str, steep: int) -> None:
+    """Scores that rise along the keys too, for which a CTA of 16 bits begins again."""
+    q, k = np.abs(normal(rng, 2, 200, 4, 64)), np.abs(normal(rng, 2, 300, 2, 64))
+    k = (k.astype(np.float32) * np.linspace(0.1, steep, 300)[:, None, None]).astype(k.dtype)
+    wanted = pysm120.attention(q, k, k, precision=precision, causal=True, device=device)
+    x, keys = device.array(q), device.array(k)
+    pysm120.attention(x, keys, keys, precision=precision, causal=True, out=x)
+    assert np.array_equal(x.numpy(), wanted)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "bf16"])
+def test_results_lie_nowhere_else_that_is_read(
+    device: pysm120.Device, rng: np.random.Generator, precision: str
+) -> None:
+    """Slices of one buffer: refused where they share an element, taken where they do not."""
+    x = normal(rng, 2, 24, 5, 48)
+    base = device.array(x)
+    places = np.arange(x.size).reshape(x.shape)
+    apart = device.array(x[:, :10, :2, :16])
+    refused = 0
+    for _ in range(60):
+        row, head, column = rng.integers(0, [15, 4, 33], (2, 3)).T
+        slices = [
+            (slice(None), slice(row[n], row[n] + 10), slice(head[n], head[n] + 2), slice(column[n], column[n] + 16))
+            for n in range(2)
+        ]
+        shared = np.intersect1d(places[slices[0]], places[slices[1]]).size > 0
+        q, out = base[slices[0]], base[slices[1]]
+        base.copy_from(x)
+        if not shared:
+            pysm120.attention(apart, q, q, precision=precision, out=out)
+            wanted = pysm120.attention(apart, q.copy(), q.copy(), precision=precision)
+            assert np.array_equal(out.numpy(), wanted.numpy())
+            continue
+        refused += 1
+        for name, (a, b, c) in {"k": (apart, q, apart), "v": (apart, apart, q)}.items():
+            with pytest.raises(pysm120.InvalidArgumentError, match=rf"o \(.*\) and {name} \(.*\) overlap"):
+                pysm120.attention(a, b, c, precision=precision, out=out)
+        if slices[0] != slices[1]:
+            with pytest.raises(pysm120.InvalidArgumentError, match="overlap"):
+                pysm120.attention(q, apart, apart, precision=precision, out=out)
+        assert np.array_equal(base.numpy(), x)
+    assert 5 < refused < 55
+    k = device.array(normal(rng, 2, 30, 1, 64))
+    for other in (
+        k.reshape(1, 60, 1, 64)[:, 20:40].reshape(2, 10, 2, 32),
+        k.reshape(-1)[5 : 5 + 1280].reshape(1, 20, 2, 32),
+    ):
+        q = device.array(normal(rng, other.shape[0], *other.shape[1:3], 64))
+        keys = k.reshape(other.shape[0], -1, 1, 64)
+        with pytest.raises(pysm120.InvalidArgumentError, match="overlap"):
+            pysm120.attention(q, keys, k.reshape(other.shape[0], -1, 1, 64)[..., :32], precision=precision, out=other)
+
+
+def test_no_result_lies_on_small_inputs(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q = device.array(normal(rng, 1, 20, 4, 64))
+    out, lse = device.array(np.zeros(q.shape, np.float32)), device.array(np.zeros((1, 4, 20), np.float32))
+    shapes = {"sinks": (4,), "alibi_slopes": (1, 4), "mask": (1, 20)}
+    for (name, shape), result in itertools.product(shapes.items(), (out, lse)):
+        options: dict[str, Any] = {"precision": "bf16", "out": out, "lse": lse}
+        options[name] = result.reshape(-1)[: shape[-1]].reshape(shape)
+        with pytest.raises(pysm120.InvalidArgumentError, match=rf"{name}.* overlap"):
+            pysm120.attention(q, q, q, **options)
+        options[name] = options[name].copy()
+        pysm120.attention(q, q, q, **options)
+    v = q.copy()
+    on_v = pysm120.Array(v.owner, v.address + 64, lse.shape, lse.strides, lse.dtype)
+    with pytest.raises(pysm120.InvalidArgumentError, match=r"lse .* and v .* overlap"):
+        pysm120.attention(q, q, v, precision="bf16", out=out, lse=on_v)
+
+
 @pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
 @pytest.mark.parametrize("axis", ["batch", "row", "head"])
 def test_more_than_2_31_elements(device: pysm120.Device, rng: np.random.Generator, precision: str, axis: str) -> None:

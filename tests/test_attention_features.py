@@ -291,10 +291,11 @@ PACKED = [
 SCORES = [
     *(
         Case((100,), (140,), softcap=cap, dtype=dtype, scale=scale)
-        for cap in (1.0, 50.0)
+        for cap in (1e-38, 1.0, 50.0, 1024.0)
         for dtype in P_ERROR
         for scale in (None, -0.5, 0.0)
     ),
+    Case((40,), (50,), softcap=2.0**-149, scale=0.0),
     Case((100,), (140,), softcap=5.0, causal=True, window=(50, 0), head_dim=128),
     Case((100,), (140,), sinks=True, heads=4),
     Case((100,), (140,), sinks=True, causal=True, align="top-left", head_dim=128),
@@ -496,6 +497,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"softcap": -1.0}, "softcap = -1"),
     ({"softcap": np.nan}, "softcap = nan"),
     ({"softcap": np.inf}, "softcap = inf"),
+    ({"softcap": 1e6}, "softcap = 1e+06; at most 1024"),
     ({"softcap": 1e-44}, "softcap = 9.80909e-45"),
     ({"diagonals": "ints + 2"}, "diagonals = 0x"),
     ({"diagonals": "end"}, "diagonals"),

@@ -73,6 +73,34 @@ def test_wrong_command_is_a_usage_error() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_closed_pipe_is_no_failure_of_a_kernel() -> None:
+    """Whoever reads one line has seen enough: no message, and the status of SIGPIPE, not the 1 of a fault."""
+    command = [sys.executable, "-m", "pysm120", "info", "--device", "virtual"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait() == 141
+
+
+def test_closed_standard_streams() -> None:
+    command = f"{sys.executable} -m pysm120 info --device virtual >&-"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(["/bin/sh", "-c", f"{command} 2>&-"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+
+
+def test_used_up_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def use_up(_: str | None) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(demo, "run", use_up)
+    assert __main__.main(["demo"]) == 2
+    assert capsys.readouterr().err == "pysm120: this machine has too little memory: what was asked for\n"
+
+
 def test_interrupt_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(_: str | None) -> int:
         raise KeyboardInterrupt

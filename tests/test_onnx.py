@@ -302,6 +302,8 @@ def test_devices() -> None:
     assert not backend.supports_device("VIRTUAL:7")
     assert not backend.supports_device("CUDA:99")
     assert not backend.supports_device("TPU")
+    assert not backend.supports_device("CPU:one")
+    assert not backend.supports_device("VIRTUAL:-1")
 
 
 def test_models_that_are_not_one_attention(small: dict[str, Array]) -> None:
@@ -330,6 +332,8 @@ def test_models_that_are_not_one_attention(small: dict[str, Array]) -> None:
         backend.prepare(model, threads=3)
     with pytest.raises(InvalidArgumentError, match="precision is 'fp16', not one of 'f16', 'bf16'"):
         backend.prepare(model, precision="fp16")
+    with pytest.raises(InvalidArgumentError, match=r"precision is \[\], not one of"):
+        backend.prepare(model, precision=[])  # type: ignore[arg-type]
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> Array:
@@ -346,6 +350,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"Q": ones(2, 3, 5, 8)}, {}, "Q has 3 heads, not a multiple of the 2 of K and V"),
     ({"attn_mask": ones(5, 8)}, {}, "attn_mask has shape (5, 8), which does not broadcast to (2, 4, 5, 7)"),
     ({"attn_mask": ones()}, {}, "attn_mask has shape (), which does not broadcast"),
+    ({"Q": ones(2, 4, 5, 0), "K": ones(2, 2, 7, 0)}, {}, "Q has head size 0, but it must be at least 1"),
     ({"past_key": ones(2, 2, 3, 8)}, {}, "past_key is given without the other of the two"),
     ({"past_key": ones(2, 2, 3, 8), "past_value": ones(2, 2, 4, 6)}, {}, "past_value has shape (2, 2, 4, 6), not"),
     ({"past_key": ones(2, 3, 8), "past_value": ones(2, 3, 6)}, {}, "past_key has shape (2, 3, 8), not"),
@@ -371,6 +376,12 @@ def test_wrong_inputs_are_named(
         backend.run_node(node, list(inputs.values()), device_name)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_mask_of_words(device_name: str, small: dict[str, Array]) -> None:
+    prepared = backend.prepare(model_of({**small, "attn_mask": ones(5, 7)}), device_name)
+    with pytest.raises(TypeError, match="attn_mask has dtype <U1, not bool or one of numbers"):
+        prepared.run([*small.values(), np.full((5, 7), "a")])
 
 
 def test_wrong_calls_are_named(device_name: str, small: dict[str, Array]) -> None:

@@ -149,12 +149,27 @@ def test_chip_files_are_toml() -> None:
         ("[clock]\nmhz = 1\n", r"\[clock\] names no source"),
         ("[clock]\nmhz: 1\n", "2: 'mhz: 1' is neither"),
         ("[clock]\nmhz = fast\n", "2: 'fast' is no number"),
+        ('[instruction.alu]\nsource = "x"\n', "has no pipe, interval and latency"),
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}", "is no text in UTF-8"),
     ],
 )
 def test_chip_files_that_are_wrong(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(text)
+    (tmp_path / "own.toml").write_text(text, encoding="latin-1")
     with pytest.raises(InvalidArgumentError, match=message):
         _chips.load(str(tmp_path / "own.toml"))
+
+
+def test_chip_files_that_lack_what_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text("")
+    chip = _chips.load(str(path))
+    with pytest.raises(InvalidArgumentError, match="the chip own has no mhz"):
+        _ = chip["mhz"]
+    with pytest.raises(InvalidArgumentError, match=r"own has no \[instruction.mufu\]"):
+        chip.timing("mufu")
+    path.write_text(f'like = "{path}"\n')
+    with pytest.raises(InvalidArgumentError, match="without an end"):
+        _chips.load(str(path))
 
 
 def test_occupancy_by_each_limit() -> None:

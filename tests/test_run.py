@@ -171,6 +171,7 @@ def test_bad_files_are_refused_by_name(tmp_path: Path) -> None:
     with archive.open("wb") as file:
         np.savez(file, x=np.ones(3))
     np.save(wide, np.ones(3))
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04")
     np.save(tmp_path / "objects.npy", np.array([None, 1]), allow_pickle=True)
     for word, message in (
         (str(broken), "cannot be read"),
@@ -178,6 +179,7 @@ def test_bad_files_are_refused_by_name(tmp_path: Path) -> None:
         (f"{wide}:f32", "8 bytes, but f32 has 4"),
         (str(tmp_path / "objects.npy"), "cannot be read"),
         (f"{wide}:f31", "no type"),
+        (str(tmp_path / "zip.npy"), "cannot be read: File is not a zip file"),
     ):
         with pytest.raises(InvalidArgumentError, match="argument 0") as caught:
             _argument.parse_argument(0, word)

@@ -40,6 +40,12 @@ def test_json(device_name: str, capsys: pytest.CaptureFixture[str], precision: s
         (["--shape", "1,2,3,640"], "head_dim = 640; at most 256"),
         (["--kv-heads", "3"], "kv_heads = 3 does not divide heads = 32"),
         (["--runs", "0"], "--runs is 0; at least 1 is right"),
+        (["--kv-heads", "0"], "--kv-heads is 0; at least 1 is right"),
+        (["--kv-rows", "0"], "--kv-rows is 0; at least 1 is right"),
+        (["--seed", "-1"], "--seed is -1; at least 0 is right"),
+        (["--json", "no-such-folder/x.json"], "--json is 'no-such-folder/x.json', not a file in a folder that exists"),
+        (["--json", "/"], "--json is '/', not a file"),
+        (["--shape", "8,1000000000,1,128"], "too little memory"),
     ],
 )
 def test_wrong_options(device_name: str, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
