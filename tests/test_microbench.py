@@ -427,9 +427,9 @@ def test_a_graph_does_what_was_captured(device: pysm120.Device) -> None:
     text = """.version 8.0
 .target sm_80
 .address_size 64
-.visible .entry one_more(.param .u64 at) {
+.visible .entry one_more(.param .u64 param_at) {
     .reg .b64 at; .reg .b32 x;
-    ld.param.u64 at, [at]; ld.global.u32 x, [at]; add.u32 x, x, 1; st.global.u32 [at], x; ret; }
+    ld.param.u64 at, [param_at]; ld.global.u32 x, [at]; add.u32 x, x, 1; st.global.u32 [at], x; ret; }
 """
     kernel, count, stream = device.load(text)["one_more"], device.zeros(1, np.uint32), device.stream()
 

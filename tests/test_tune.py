@@ -82,6 +82,7 @@ def test_argument_and_environment_choose(device: pysm120.Device, monkeypatch: py
         pysm120.attention(x, x, x, precision="bf16", device=device, config=3)  # type: ignore[call-overload] # wrong
 
 
+@pytest.mark.virtual
 def test_wide_heads_in_few_ctas_take_four_warps(device: pysm120.Device) -> None:
     """Of 64 rows where CTAs of 128 would leave half of the multiprocessors idle."""
     half = device.info.multiprocessors // 2

@@ -474,7 +474,6 @@ static void link_body(struct parser *p, struct definition *d) {
     receive(p, d->signature->arguments, d->signature->argument_count, 1);
     token_next(p);
     read_block(p);
-    scope_close(p);
     p->routine = NULL;
     r->frame_bytes = (p->local_bytes + 15) / 16 * 16;
     r->end = p->register_bytes;

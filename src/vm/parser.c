@@ -453,10 +453,9 @@ static int read_label(struct parser *p) {
     return 1;
 }
 
-/* The statements of a { } block; the brace has been read. */
+/* The statements of a function's { } block, in the scope of its parameters, which ends; the brace has been read. */
 void read_block(struct parser *p) {
     unsigned depth = 1;
-    scope_open(p);
     while (depth) {
         if (p->token.kind == '}') {
             if (depth == 1) { /* end of the function: leave it somewhere to run into */
@@ -642,7 +641,9 @@ void read_entry(struct parser *p) {
     read_parameters(p, f);
     read_performance(p, f);
     symbol->is_prototype = accept(p, ';');
-    if (!symbol->is_prototype) {
+    if (symbol->is_prototype) {
+        scope_close(p);
+    } else {
         expect(p, '{', "'{'");
         read_block(p);
         link_functions(p, f);
@@ -655,7 +656,6 @@ void read_entry(struct parser *p) {
         m->functions[m->function_count++] = f;
     }
     p->function = NULL;
-    scope_close(p);
 }
 
 /* ---- the module ---------------------------------------------------------------------------------------------- */

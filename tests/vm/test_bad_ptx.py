@@ -236,6 +236,10 @@ def test_rubbish(device: pysm120.Device, text: str) -> None:
         (".const .b8 x[65536]; .const .b8 y;", "more than 65536 bytes of .const"),
         (".entry k(.param .b8 p[0]) { ret; }", "at least 1 byte"),
         (".entry k() { ret; } .entry k();", "declared twice"),
+        (".entry k(.param .u32 a) { .reg .b32 a; ret; }", "'a' is declared twice"),
+        (".entry k(.param .u32 a1) { .reg .b32 a<3>; ret; }", "'a1' is declared twice"),
+        (".entry k(.param .u32 a) { a: ret; }", "'a' is declared twice"),
+        (".func f(.param .u32 a) { .reg .b32 a; ret; } .entry k() { call f, (0); ret; }", "'a' is declared twice"),
         (".entry k() { ret; } .entry k() { ret; }", "declared twice"),
     ],
 )
