@@ -3,6 +3,7 @@
 import argparse
 import datetime as dt
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -52,9 +53,12 @@ def sets_of_arrays(device: Device, arguments: argparse.Namespace) -> list[tuple[
     dtype = DTYPES.get(arguments.precision, np.float16)
     random = np.random.default_rng(arguments.seed)
     shapes = [(batch, rows, heads, head_dim), *[(batch, arguments.kv_rows, arguments.kv_heads, head_dim)] * 2]
-    first = [device.array(random.standard_normal(shape, np.float32).astype(dtype)) for shape in shapes]
-    nbytes = 2 * first[0].nbytes + 2 * first[1].nbytes
+    nbytes = 2 * np.dtype(dtype).itemsize * sum(math.prod(shape) for shape in shapes[:2])
     count = 1 if device.is_virtual else max(2, -(-L2_TIMES * device.info.l2_bytes // nbytes))
+    if (1 + count) * nbytes > device.info.memory_bytes:  # before the host draws so many numbers
+        message = f"--shape needs {(1 + count) * nbytes:,} bytes, of which {device} has {device.info.memory_bytes:,}"
+        raise InvalidArgumentError(message)
+    first = [device.array(random.standard_normal(shape, np.float32).astype(dtype)) for shape in shapes]
     return [(*(x.copy() for x in first), device.empty(shapes[0], dtype)) for _ in range(min(count, 64))]
 
 

@@ -45,7 +45,7 @@ def test_json(device_name: str, capsys: pytest.CaptureFixture[str], precision: s
         (["--seed", "-1"], "--seed is -1; at least 0 is right"),
         (["--json", "no-such-folder/x.json"], "--json is 'no-such-folder/x.json', not a file in a folder that exists"),
         (["--json", "/"], "--json is '/', not a file"),
-        (["--shape", "8,1000000000,1,128"], "too little memory"),
+        (["--shape", "8,1000000000,1,128", "--kv-heads", "1"], "--shape needs "),
     ],
 )
 def test_wrong_options(device_name: str, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
