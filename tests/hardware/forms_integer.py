@@ -42,6 +42,8 @@ def arithmetic() -> Iterator[Form]:
         yield form(f"dp4a.{a}.{b} out0, in0, in1, in2;", "b32 b32 b32", "b32")
         for half in ("lo", "hi"):
             yield form(f"dp2a.{half}.{a}.{b} out0, in0, in1, in2;", "b32 b32 b32", "b32")
+    for count, t, add in product((2, 4), "us", ("", ".add")):
+        yield form(f"vabsdiff{count}.u32.{t}32.{t}32{add} out0, in0, in1, in2;", "b32 b32 b32", "b32")
 
 
 def carries() -> Iterator[Form]:
