@@ -8,7 +8,6 @@ mma.sync on this chip in this run; its sums prove how many products it made. The
 """
 
 import argparse
-import datetime as dt
 import json
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import chip
 import ml_dtypes
 import numpy as np
 
@@ -273,14 +273,7 @@ def main() -> None:
     import torch  # type: ignore[import-not-found]  # noqa: PLC0415
 
     with pysm120.Device("cuda") as device:
-        driver = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()[0]
-        date = dt.datetime.now(dt.timezone.utc).date()
-        title = f"{device.info.name}, driver {driver}, {date}, PyTorch {torch.__version__}, bf16 forward"
+        title = chip.title(device, f"PyTorch {torch.__version__}, bf16 forward")
         print(title)
         top = ceiling(device, arguments.runs).median
         results = [measure(device, torch, case, arguments.runs) for case in CASES]

@@ -8,14 +8,13 @@ turns: each figure is the median of runs spread over the whole measurement, with
 """
 
 import argparse
-import datetime as dt
 import json
 import statistics
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chip
 import ml_dtypes
 import numpy as np
 from attention import L2_TIMES, time_calls
@@ -58,10 +57,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with pysm120.Device("cuda") as device:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-        date = dt.datetime.now(dt.timezone.utc).date()
-        title = f"{device.info.name}, driver {driver}, {date}, head size {arguments.head_size}"
+        title = chip.title(device, f"head size {arguments.head_size}")
         print(title)
         rng = np.random.default_rng()
         shape = (BATCH, ROWS, HEADS, arguments.head_size)

@@ -9,16 +9,15 @@ until the host has queued a run. Figures are medians of runs of about 1.5 ms, wi
 """
 
 import argparse
-import datetime as dt
 import itertools
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import chip
 import ml_dtypes
 import numpy as np
 
@@ -212,10 +211,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with pysm120.Device("cuda") as device:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-        date = dt.datetime.now(dt.timezone.utc).date()
-        title = f"{device.info.name}, driver {driver}, {date}, quantisation to MXFP8"
+        title = chip.title(device, "quantisation to MXFP8")
         print(title)
         figures = measure(device, library(device), arguments.layout or LAYOUTS, arguments.runs)
         show(figures)
