@@ -42,11 +42,7 @@ class Problem:
         ``heads_together``: so many heads take turns, the longest causal tiles of all first; default: as the library's
         kernels do today.
         """
-        found = _TILE.search(entry)
-        if found is None:
-            message = f"the problem is {self}, but {entry} does not say its tile: give --rounds and --ctas instead"
-            raise InvalidArgumentError(message)
-        q_rows, kv_rows = int(found[1]), int(found[2])
+        q_rows, kv_rows = tile_of(entry)
         q_tiles, kv_tiles = -(-self.rows // q_rows), -(-self.rows // kv_rows)
         one = [
             min(kv_tiles, -(-min(self.rows, (tile + 1) * q_rows) // kv_rows)) if self.causal else kv_tiles
@@ -62,6 +58,15 @@ class Problem:
     def __str__(self) -> str:
         causal = ",causal" if self.causal else ""
         return f"{self.batch},{self.rows},{self.heads},{self.head_dim}{causal}"
+
+
+def tile_of(entry: str) -> tuple[int, int]:
+    """Return the rows of queries and of keys of an entry's tile."""
+    found = _TILE.search(entry)
+    if found is None:
+        message = f"{entry} does not say its tile, as attention_bf16_128x64_d128_r16 does: give --rounds and --ctas"
+        raise InvalidArgumentError(message)
+    return int(found[1]), int(found[2])
 
 
 def parse(word: str) -> Problem:

@@ -1,19 +1,19 @@
 """From a kernel's machine code to what the simulator runs: its paths, its tiles, what is copied."""
 
 import dataclasses
-import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from pysm120 import _paths, _pipes
 from pysm120._chips import Chip
+from pysm120._handovers import ByRules, Deed, Handovers
+from pysm120._mbarriers import NotUnderstoodError
 from pysm120._recorded import Recording
-from pysm120._simulator import Outcome, Paths, Pipes, Ring, Simulator, Step
+from pysm120._simulator import Outcome, Paths, Pipes, Simulator, Step
 from pysm120.sass import Function, Instruction, Loop
 
 TYPICAL = 16  # rounds of a CTA, where one stands for all
-_BYTES = re.compile(r"0x[0-9a-f]+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,8 @@ class KernelModel:
         CTAs on an SM at a time.
     paths, pipes
         What the simulator takes.
+    handovers : Handovers
+        What warps and copies do for each other.
     recording : Recording, optional
         How branches of the main loop went.
 
@@ -43,6 +45,7 @@ class KernelModel:
     slots: int
     paths: Paths
     pipes: Pipes
+    handovers: Handovers
     recording: Recording | None = None
 
     def run(self, rounds: list[int], slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
@@ -93,88 +96,70 @@ def build(
     before = _paths.before(function, loop, loads=False)
     load_before = _paths.before(function, loop, loads=True)
     behind = _paths.behind(function, loop)
-    copies = sum(one.is_copy for one in load_around)
-    has_copies = any(one.is_copy for one in function.instructions)
-    if stages is None:
-        first = sum(one.is_copy for one in load_before)
-        stages = _stages(function, around) or (first // copies + 1 if copies else 2)
-    tile_bytes = (_tile_bytes(load_around) or 32768) if has_copies else 0
-    ring = Ring(stages, copies or 1, tile_bytes, by_others=has_copies and copies == 0)
+    warps = _paths.compute_warps(threads)
+    handovers = _handovers_of(recording, stages, (before, load_before), ways_of)
+    if isinstance(handovers, str):
+        handovers = ByRules(function, warps, around, load_before, load_around, stages, why=handovers)
     pipes, sources = Pipes(chip), list[Instruction]()
-    made: dict[tuple[int, ...], list[Step]] = {}
-    specials: dict[int, str] = {}
+    made: dict[tuple[tuple[int, Deed | None], ...], list[Step]] = {}
 
-    def steps(path: list[Instruction]) -> list[Step]:
-        key = tuple(one.address for one in path)
+    def steps(path: list[Instruction], deeds: dict[int, Deed]) -> list[Step]:
+        key = tuple((one.address, deeds.get(one.address)) for one in path)
         if key not in made:
-            made[key] = pipes.steps(path, specials, sources)
+            made[key] = pipes.steps(path, deeds, sources)
         return made[key]
 
-    def tell_apart(common: list[Instruction], loads: list[Instruction]) -> None:
-        if has_copies:
-            specials.update(_specials(common, loads, load_before))
+    def steps_around(way: list[Instruction], others: list[Instruction]) -> list[Step]:
+        return steps(way, handovers.around(way, others))
 
     @cache
     def ways(rounds: int, loads: bool) -> list[list[Step]]:  # noqa: FBT001 - the signature of Paths.ways
-        common, load = ways_of(rounds, loads=False), ways_of(rounds, loads=True)
-        for pair in zip(common, load, strict=True):
-            tell_apart(*pair)
-        return [steps(path) for path in (load if loads else common)]
+        common = ways_of(rounds, loads=False)
+        return list(map(steps_around, ways_of(rounds, loads=loads), common))
 
-    tell_apart(around, load_around)
+    first = handovers.before()
     paths = Paths(
-        steps(before), steps(around), steps(behind), steps(load_before), steps(load_around), ring, sources,
-        ways if recording else None,
+        steps(before, first), steps_around(around, around), steps(behind, {}), steps(load_before, first),
+        steps_around(load_around, around), handovers.rings, handovers.filler, sources, ways if recording else None,
+        handovers.loaders,
     )  # fmt: skip
     for one in function.instructions if recording else ():  # so that no later round needs another pipe
         pipes.number(chip.timing(_pipes.class_of(one.opcode)).pipe)
-    return KernelModel(chip, function, _paths.compute_warps(threads), slots, paths, pipes, recording)
+    return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording)
+
+
+def _handovers_of(
+    recording: Recording | None,
+    stages: int | None,
+    before: tuple[list[Instruction], list[Instruction]],
+    ways_of: Callable[..., list[list[Instruction]]],
+) -> Handovers | str:
+    """Return what was recorded of hand-overs, if the simulated ways do the same; else why the rules must say it.
+
+    ``before``: the ways to the main loop, the second of the warps that load.
+    """
+    if stages is not None:
+        return "--stages says how many tiles are under way"
+    if recording is None or recording.handovers is None:
+        return recording.why_not if recording else "nothing was recorded"
+    found = recording.handovers
+    common = ways_of(found.rounds, loads=False)
+    try:
+        for loads, first in zip((False, True), before, strict=True):
+            ways = ways_of(found.rounds, loads=loads)
+            deeds = [_in_order(found.around(*pair), pair[0]) for pair in zip(ways, common, strict=True)]
+            found.require(loads, _in_order(found.before(), first), deeds)
+    except NotUnderstoodError as error:
+        return str(error)
+    return found
+
+
+def _in_order(deeds: Mapping[int, Deed], way: list[Instruction]) -> list[Deed]:
+    """Return what is done on a way."""
+    return [deeds[one.address] for one in way if one.address in deeds]
 
 
 def _most_frequent(ways: list[list[Instruction]]) -> list[Instruction]:
     """Return the way that most rounds go; of as many, the first."""
     counts = Counter(tuple(one.address for one in way) for way in ways)
     return max(ways, key=lambda way: counts[tuple(one.address for one in way)])
-
-
-def _specials(around: list[Instruction], load_around: list[Instruction], before: list[Instruction]) -> dict[int, str]:
-    """Return what waits and arrivals are for, by address."""
-    common = {one.address for one in around}
-    specials: dict[int, str] = {}
-    last_copy = max((i for i, one in enumerate(before) if one.is_copy), default=-1)
-    for i, one in enumerate(before):
-        if one.is_copy:
-            specials[one.address] = "copy"
-        elif _pipes.class_of(one.opcode) == "try_wait" and i > last_copy:
-            specials[one.address] = "full"  # those before are for stages that are empty
-    for one in load_around:
-        if one.is_copy:
-            specials[one.address] = "copy"
-        elif _pipes.class_of(one.opcode) == "try_wait":
-            specials[one.address] = "full" if one.address in common else "empty"
-    arrivals = [one for one in around if _pipes.class_of(one.opcode) == "arrive"]
-    if arrivals:
-        specials[arrivals[-1].address] = "arrive"
-    return specials
-
-
-def _stages(function: Function, around: list[Instruction]) -> int:
-    """Return the stages of a ring by its mbarriers, 0 without any: a stage has one for each wait and each arrival."""
-    made = sum(one.base == "SYNCS" and "EXCH" in one.opcode for one in function.instructions)
-    used = sum(_pipes.class_of(one.opcode) in {"try_wait", "arrive"} for one in around)
-    return max(2, made // used) if used and made >= used else 0
-
-
-def _tile_bytes(path: list[Instruction]) -> int:
-    """Return the bytes that arrivals on a path announce, where they are constants."""
-    total = 0
-    for i, one in enumerate(path):
-        if _pipes.class_of(one.opcode) != "arrive" or "A1T0" in one.opcode:
-            continue
-        register = one.operands[-1]
-        for earlier in reversed(path[:i]):
-            if earlier.operands and earlier.operands[0] == register:
-                found = _BYTES.match(earlier.operands[-1])
-                total += int(found[0], 16) if found and "MOV" in earlier.opcode else 0
-                break
-    return total

@@ -23,7 +23,7 @@ from pysm120._attention_problem import Problem
 from pysm120._loops import Loop
 from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError, UnsupportedError
-from pysm120.module import Kernel, builtin_image, builtins
+from pysm120.module import builtin_image, builtins
 
 ROUNDS, REPEATS = 256, 5
 _DRAWN = 1 << 20  # random numbers, which repeat in larger arrays
@@ -65,13 +65,17 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any,
 class Attention:
     """One entry of the 16-bit forward kernel with a problem, ready to be launched.
 
-    ``kernel`` and ``ptx``: another version than the library's.
+    ``other``: another version than the library's, of this PTX and with so many bytes of dynamic shared memory.
     """
 
-    def __init__(
-        self, device: Device, entry: str, problem: Problem, *, kernel: Kernel | None = None, ptx: str = ""
-    ) -> None:
-        index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
+    def __init__(self, device: Device, entry: str, problem: Problem, *, other: tuple[str, int] | None = None) -> None:
+        if other is not None:
+            ptx, self._shared = other
+            self.kernel = device.load(ptx, name=entry)[entry]
+        else:
+            index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
+            ptx, self._shared = builtin_image(index, "sm_90", "ptx").decode(), builtin.shared_bytes
+            self.kernel = device.builtin_kernels()[entry]
         kind, q_rows, kv_rows = re.findall(r"attention_(bf16|f16)_(\d+)x(\d+)_", entry)[0]
         dtype = np.dtype(ml_dtypes.bfloat16 if kind == "bf16" else np.float16)
         shape = problem.batch, problem.heads, problem.rows, problem.head_dim
@@ -104,20 +108,18 @@ class Attention:
             "lower": np.int32(_NO_LOWER),
             "upper": np.int32(0 if problem.causal else 0x3FFFFFFF),
         }
-        names = parameters_of(ptx or builtin_image(index, "sm_90", "ptx").decode(), entry)
+        names = parameters_of(ptx, entry)
         unknown = [name for name in names if name not in values]
         if unknown:
             message = f"{entry} has a parameter {unknown[0]} that this measurement does not know"
             raise InvalidArgumentError(message)
         self._kept = arrays
         self._arguments = [values[name] for name in names]
-        self._kernel = kernel or device.builtin_kernels()[entry]
         self._grid = problem.batch * problem.heads * tiles
-        self._builtin = builtin
 
     def launch(self) -> None:
         """Launch it."""
-        self._kernel(self._grid, self._builtin.threads, *self._arguments, shared=self._builtin.shared_bytes)
+        self.kernel(self._grid, self.kernel.info.max_threads, *self._arguments, shared=self._shared)
 
 
 # ---- all of it, as a file that `model --validate` reads -------------------------------------

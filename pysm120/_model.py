@@ -1,6 +1,7 @@
 """``model``: how long a kernel takes on a chip, and why not less, from its machine code."""
 
 import argparse
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -187,7 +188,12 @@ def result(
         "dram_gbs_of_the_chip": chip["dram_gbs"],
         "branches": branches,
         "warps": model.warps,
-        "stages": model.paths.ring.stages,
+        "stages": model.handovers.stages,
+        "handovers": {
+            "by": "rules" if model.handovers.why else "recording",
+            "why": model.handovers.why,
+            "rings": [dataclasses.asdict(ring) for ring in model.handovers.rings],
+        },
     }
 
 
@@ -218,6 +224,10 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         rows.append(("branches", f"{len(branches['recorded'])} of the main loop", note))
     else:
         rows.append(("branches", "by the rules", branches["why"]))
+    if found["handovers"]["rings"]:
+        why = found["handovers"]["why"]
+        note = why or "the mbarriers of a CTA, as the virtual device recorded them"
+        rows.append(("hand-overs", "by the rules" if why else f"{len(found['handovers']['rings'])} rings", note))
     _console.table("Prediction", ("what", "figure", "note"), rows, tail=1)
     _console.table(
         "Units of an SM in the main loop",
@@ -319,7 +329,8 @@ class _Kernel:
             if problem is None or self.ptx is None or self.is_file:
                 self.why = "nothing was recorded: no problem of attention, no --profile"
                 return function, None
-            return _validation.recorder(self.ptx, self.target, problem)(function, threads)
+            shared = next(b.shared_bytes for b in builtins() if b.entry == function.name)
+            return _validation.recorder(self.ptx, self.target, problem, shared)(function, threads)
         except NotRecordedError as error:
             self.why = str(error)
             return function, None

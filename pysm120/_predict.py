@@ -115,7 +115,8 @@ def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
 
     global_memory = {"load_global", "store_global"}
     once = moved(paths.before, global_memory) + moved(paths.behind, global_memory)
-    each = moved(paths.around, {*global_memory, "copy_async"}) + (paths.ring.bytes if paths.ring.has_copies else 0)
+    once += sum(ring.bytes * ring.once for ring in paths.rings)
+    each = moved(paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in paths.rings)
     return float(once * len(rounds) + each * sum(rounds))
 
 

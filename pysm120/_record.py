@@ -1,7 +1,13 @@
 """Record on the virtual device which way the warps of a kernel go: small launches of the shape of a problem."""
 
+import dataclasses
 import json
+import math
+import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,18 +15,22 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pysm120 import _measure, sass
-from pysm120._attention_problem import Problem
+from pysm120 import _mbarriers, _measure, sass, watch
+from pysm120._attention_problem import Problem, tile_of
+from pysm120._mbarriers import NotUnderstoodError, Recorded
 from pysm120._paths import compute_warps
 from pysm120._recorded import Launch, Recording, executed_of
 from pysm120.attention import attention
 from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError, UnsupportedError
-from pysm120.module import builtin_image, builtins
+from pysm120.module import Kernel, builtin_image, builtins
 from pysm120.profile import Counts, Statement
 
 ROWS = 2048  # of a problem that is recorded, at most
 _STEP = 128  # rows that a shorter problem has less, or a multiple
+_ROUNDS = 10  # at least, in which it is seen what is handed over
+_VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
+_UNIFORM = re.compile(r"attention_(bf16|f16)_\d+x\d+_d\d+_[rw]\d+$")
 _PRECISION = re.compile(r"attention_(mxfp8_bf16|mxfp8_f16|mxfp8|bf16|f16)_\d+x\d+_d\d+")
 
 
@@ -54,56 +64,97 @@ def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
     return again
 
 
-def recording(function: sass.Function, ptx: str, threads: int, problem: Problem) -> Recording:
+def recording(function: sass.Function, ptx: str, threads: int, problem: Problem, shared_bytes: int) -> Recording:
     """Record a kernel of attention with its problem, of one head and not too many rows, and a shorter one.
 
-    ``function`` has the lines of ``ptx``.
+    ``function`` has the lines of ``ptx``; ``shared_bytes``: dynamic, of a CTA.
     """
+    kernel = _Kernel(function.name, ptx, shared_bytes)
     longest = problem.rows if problem.rows <= ROWS else ROWS - ROWS % _STEP + problem.rows % _STEP
     shorter = longest - _STEP * max(1, longest // _STEP // 2)
-    launches = [
-        _launch(function.name, ptx, Problem(1, rows, 1, problem.head_dim, problem.causal))
-        for rows in (shorter, longest)
-        if rows > 0
-    ]
-    return Recording(function, launches, compute_warps(threads))
+    of = Problem(1, problem.rows, 1, problem.head_dim, problem.causal)
+    launches = [kernel.count(dataclasses.replace(of, rows=rows)) for rows in (shorter, longest) if rows > 0]
+    found = Recording(function, launches, compute_warps(threads))
+    if any(one.is_copy for one in function.instructions):
+        try:
+            found.handovers = kernel.handovers(found, problem.head_dim)
+        except NotUnderstoodError as error:
+            found.why_not = str(error)
+    return found
 
 
-def _launch(entry: str, ptx: str, problem: Problem) -> Launch:
-    """Launch a kernel once."""
-    rounds = problem.rounds(entry)
-    with Device("virtual") as device:
-        if re.search(r"attention_(bf16|f16)_\d+x\d+_d\d+_r\d+$", entry):
-            kernel = device.load(ptx, name=entry)[entry]
-            work = _measure.Attention(device, entry, problem, kernel=kernel, ptx=ptx)
-            with device.profile() as p:
-                work.launch()
-                device.synchronize()
-        else:
-            _require_text_of_the_library(entry, ptx)
-            found = _PRECISION.match(entry)
-            precision = found[1] if found else "f16"
-            dtype = ml_dtypes.bfloat16 if "bf16" in precision else np.float16
-            x = np.random.default_rng(1).standard_normal((1, problem.rows, 1, problem.head_dim)).astype(dtype)
-            with device.profile() as p:
-                attention(x, x, x, causal=problem.causal, precision=precision, device=device)
-        if entry not in p.kernels:
-            message = f"attention without features takes {list(p.kernels)[-1]} for this problem, not {entry}"
-            raise NotRecordedError(message)
-        return Launch(executed_of(p.statements, entry), len(rounds), sum(rounds) / len(rounds))
+class _Kernel:
+    """A kernel of attention on the virtual device."""
 
+    def __init__(self, entry: str, ptx: str, shared_bytes: int) -> None:
+        self.entry, self.ptx, self.shared_bytes = entry, ptx, shared_bytes
 
-def _require_text_of_the_library(entry: str, ptx: str) -> None:
-    """Refuse a PTX that is not what the virtual device will run."""
-    index = next((i for i, builtin in enumerate(builtins()) if builtin.entry == entry), None)
-    own = builtin_image(index, "sm_120f", "ptx").decode() if index is not None else ""
-    if _code(own) != _code(ptx):
-        message = "the virtual device runs the PTX of sm_120f, and this chip other PTX"
+    @contextmanager
+    def _open(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
+        """Open a device; give it, the kernel there, and what launches it with a problem."""
+        if _UNIFORM.match(self.entry):
+            with Device("virtual") as device:
+                work = _measure.Attention(device, self.entry, problem, other=(self.ptx, self.shared_bytes))
+                yield device, work.kernel, work.launch
+            return
+        target = self._require_text_of_the_library()
+        found = _PRECISION.match(self.entry)
+        precision = found[1] if found else "f16"
+        dtype = ml_dtypes.bfloat16 if "bf16" in precision else np.float16
+        x = np.random.default_rng(1).standard_normal((1, problem.rows, 1, problem.head_dim)).astype(dtype)
+        lengths = np.array([problem.rows], np.int32) if "_any" in self.entry else None
+        with _capability(target), Device("virtual") as device:
+            call = partial(
+                attention, x, x, x, causal=problem.causal, kv_lengths=lengths, precision=precision, device=device
+            )
+            yield device, device.builtin_kernels()[self.entry], call
+
+    def _require_text_of_the_library(self) -> str:
+        """Refuse a PTX that the library does not hold; return the target that it is for."""
+        indices = [i for i, builtin in enumerate(builtins()) if builtin.entry == self.entry]
+        for target in _CAPABILITIES:
+            if any(builtin_image(index, target, "ptx").decode() == self.ptx for index in indices):
+                return target
+        message = "it is not the library's, which alone knows the arguments of kernels with features or of MXFP8"
         raise NotRecordedError(message)
 
+    def count(self, problem: Problem) -> Launch:
+        """Launch it once, and count."""
+        rounds = problem.rounds(self.entry)
+        with self._open(problem) as (device, _, launch), device.profile() as p:
+            launch()
+            device.synchronize()
+        if self.entry not in p.kernels:
+            message = f"attention takes {list(p.kernels)[-1]} for this problem, not {self.entry}"
+            raise NotRecordedError(message)
+        return Launch(executed_of(p.statements, self.entry), len(rounds), sum(rounds) / len(rounds))
 
-def _code(ptx: str) -> str:
-    return re.sub(r"^\.target .*$", "", ptx, flags=re.MULTILINE)
+    def handovers(self, recording: Recording, head_dim: int) -> Recorded:
+        """Launch it once, whole tiles but for the very last row, and see what is handed over."""
+        rows = math.lcm(*tile_of(self.entry))
+        problem = Problem(1, rows * -(-_ROUNDS * tile_of(self.entry)[1] // rows) - 1, 1, head_dim)
+        marker = recording.marker
+        with self._open(problem) as (device, kernel, launch):
+            code = watch.instructions(kernel)
+            with _mbarriers.watching(device, self.entry, marker) as seen:
+                launch()
+                device.synchronize()
+        kinds = {one.text_line: _mbarriers.kind_of(one.text) for one in code}
+        return Recorded(recording.function, kinds, seen)
+
+
+@contextmanager
+def _capability(target: str) -> Iterator[None]:
+    """Let the virtual devices that are opened meanwhile run the library's kernels for a target."""
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = _CAPABILITIES[target]
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
 
 
 def of_file(function: sass.Function, path: Path, threads: int) -> Recording:

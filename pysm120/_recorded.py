@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pysm120 import _pipes
+from pysm120._mbarriers import NotUnderstoodError, Recorded
 from pysm120.errors import InvalidArgumentError
 from pysm120.profile import Statement
 from pysm120.sass import Function, Instruction, Loop
@@ -42,8 +43,8 @@ def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
     return found
 
 
-def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
-    """Return how often blocks ran, for those that statements of their own tell of."""
+def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[int]]:
+    """Return the statements, by line, of the instructions of each block, but for those of several blocks."""
     rows = sorted(executed)
 
     def row_of(one: Instruction) -> int:
@@ -54,13 +55,20 @@ def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
     for n, block in enumerate(function.blocks):
         for one in function.instructions[block.first : block.last]:
             homes.setdefault(row_of(one), set()).add(n)
-    found = {}
-    for n, block in enumerate(function.blocks):
-        code = function.instructions[block.first : block.last]
-        counts = Counter(executed[row] for row in map(row_of, code) if row >= 0 and len(homes[row]) == 1)
-        if counts:
-            found[n] = counts.most_common(1)[0][0]
-    return found
+    return {
+        n: [
+            row
+            for row in map(row_of, function.instructions[block.first : block.last])
+            if row >= 0 and len(homes[row]) == 1
+        ]
+        for n, block in enumerate(function.blocks)
+    }
+
+
+def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
+    """Return how often blocks ran, for those that statements of their own tell of."""
+    counts = {n: Counter(executed[row] for row in rows) for n, rows in own_rows(function, executed).items()}
+    return {n: count.most_common(1)[0][0] for n, count in counts.items() if count}
 
 
 Edge = tuple[int, int]
@@ -133,10 +141,17 @@ class Recording:
     loop : Loop, optional
         Another than the main loop.
 
+    Attributes
+    ----------
+    handovers : Recorded, optional
+        What was done to mbarriers; ``why_not`` says why the rules must say that.
+
     """
 
     def __init__(self, function: Function, launches: Sequence[Launch], warps: int, loop: Loop | None = None) -> None:
         self.function, self.launches, self.warps = function, launches, warps
+        self.handovers: Recorded | None = None
+        self.why_not = "nothing of them was recorded"
         self.loop = loop or function.main_loop()
         self._counts = [blocks(function, launch.executed) for launch in launches]
         self._edges = [edges(function, counts) for counts in self._counts]
@@ -204,6 +219,15 @@ class Recording:
     def rounds(self) -> float:
         """Rounds of the loop that a warp went through for each CTA, in the last launch; 0 where that is not known."""
         return self._counts[-1].get(self.loop.header, 0) / self.warps / self.launches[-1].ctas
+
+    @property
+    def marker(self) -> int:
+        """The statement, by line, that a round of the loop begins with."""
+        rows = own_rows(self.function, self.launches[-1].executed)[self.loop.header]
+        if not rows:
+            message = "no line of the PTX is in the first block of the main loop alone"
+            raise NotUnderstoodError(message)
+        return min(rows)
 
     def choices(self, rounds: int) -> Callable[[Instruction], bool | None]:
         """Return what says of a branch, each time that it is reached, whether it is taken; None where the rules must.

@@ -19,11 +19,12 @@ import dataclasses
 import heapq
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from pysm120 import _pipes
 from pysm120._chips import Chip
+from pysm120._handovers import Deed, Filler, Ring
 from pysm120.sass import Instruction
 
 QUARTERS = 4
@@ -34,15 +35,14 @@ _PASS_BYTES = 128  # of the banks of shared memory, in a clock
 _OF_GROUPS = ("load", "commit", "drain")
 _QUEUED = ("lsu", "xu", "copy")
 _BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's way
-Q_TILE = -1  # what is copied once, before the first round
 
 
 class Step(NamedTuple):
     """An instruction on a path.
 
-    ``special`` is "", "barrier", "full" (wait for a tile), "empty" (wait for its stage), "copy" or "arrive" (leave it);
-    or, of cp.async, "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
-    ``place`` is the index of the instruction among the sources.
+    ``special`` is "", "barrier"; a deed on a phase of ``ring`` (_handovers.py), "wait", "arrive" or "copy"; or of
+    cp.async "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups). ``place`` is
+    the index of the instruction among the sources.
     """
 
     pipe: int
@@ -56,31 +56,15 @@ class Step(NamedTuple):
     special: str
     place: int
     amount: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Ring:
-    """Stages of tiles that copies fill and warps leave: ``stages``, with so many ``copies`` and ``bytes`` a tile.
-
-    Where ``by_others`` is true, warps that are not simulated load: a copy is asked for as soon as its stage is empty.
-    """
-
-    stages: int = 2
-    copies: int = 0
-    bytes: int = 0
-    by_others: bool = False
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether the copy engine fills it."""
-        return self.bytes > 0
+    ring: int = 0
+    ahead: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """What warps execute before the rounds, in each and behind them; ``load...`` is what warp 0 does instead.
+    """What warps execute before the rounds, in each and behind them; ``load...`` is what ``loaders`` do instead.
 
-    ``ways``, where rounds differ: what a warp executes in each round of a CTA of so many, true for warp 0.
+    ``ways``, where rounds differ: what a warp executes in each round of a CTA of so many, true for loaders.
     """
 
     before: list[Step]
@@ -88,9 +72,11 @@ class Paths:
     behind: list[Step]
     load_before: list[Step]
     load_around: list[Step]
-    ring: Ring
+    rings: Sequence[Ring]
+    filler: Filler | None
     sources: list[Instruction]
     ways: Callable[[int, bool], Sequence[list[Step]]] | None = None
+    loaders: Collection[int] = (0,)
 
     def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
         """Return what a warp executes in each round of a CTA of so many."""
@@ -136,16 +122,21 @@ class Outcome:
     events: list[Event]
 
 
+class _Phase:
+    """A phase of a ring: who arrived, what landed, and when the last did."""
+
+    def __init__(self) -> None:
+        self.arrivals = self.copies = self.last = 0
+
+
 class _Cta:
     """What the warps of a CTA wait for together."""
 
-    def __init__(self, warps: int) -> None:
-        self.warps = self.left = warps
+    def __init__(self, warps: int, rounds: int) -> None:
+        self.left, self.rounds = warps, rounds
         self.at_barrier: list[_Warp] = []
-        self.landed: dict[int, list[int]] = defaultdict(list)  # of each tile, when its parts arrive
-        self.arrived: dict[int, int] = defaultdict(int)  # of each tile, the warps that left it
-        self.emptied: dict[int, int] = {}  # and when the last did
-        self.waiting: list[tuple[_Warp, str, int, int, int]] = []
+        self.phases: dict[tuple[int, int], _Phase] = defaultdict(_Phase)
+        self.waiting: list[tuple[_Warp, int, int, int]] = []  # who for which phase, and the barrier that holds it
 
 
 class _Warp:
@@ -157,12 +148,10 @@ class _Warp:
         self.barriers = [0] * _BARRIERS
         self.why = [""] * _BARRIERS
         self.section, self.round, self.at = _BEFORE, 0, 0
-        self.waits = self.copied = 0
         self.landing = self.landed = 0  # when the last copy of cp.async arrives, and the groups that were waited for
         self.groups: deque[int] = deque()  # when each arrives that nobody waited for
         self.path: list[Step] = []
         self.ways: Sequence[list[Step]] = ()
-        self.full_waits = 1  # of this round
         self.ready = self.next = self.last = 0
         self.reason = self.blocked = ""
 
@@ -203,9 +192,6 @@ class Simulator:
         self.arriving = 0.0  # passes over the banks that copies have yet to make
         self.resident: list[list[_Warp]] = [[] for _ in range(QUARTERS)]
         self.wake = [NEVER] * QUARTERS
-        self.full_waits: dict[int, int] = {}  # of paths, by identity
-        self.first_copies = sum(step.special == "copy" for step in paths.load_before)
-        self.first_copies -= (paths.ring.stages - 1) * paths.ring.copies
         self.number = 0
         self.keep_events = keep_events
         self.outcome = Outcome(0, [], defaultdict(int), defaultdict(int), 0, [])
@@ -253,18 +239,18 @@ class Simulator:
 
     def begin(self, rounds: int, at: int) -> None:
         """Make a CTA resident."""
-        cta = _Cta(self.warps)
+        cta = _Cta(self.warps, rounds)
         for w in range(self.warps):
-            warp = _Warp(self.number, cta, rounds, loads=w == 0)
+            warp = _Warp(self.number, cta, rounds, loads=w in self.paths.loaders)
             self.number += 1
             warp.path = self.paths.load_before if warp.loads else self.paths.before
             warp.ways = self.paths.rounds(rounds, loads=warp.loads)
             warp.next = warp.last = at
             self.resident[warp.quarter].append(warp)
             self.settle(warp)
-        if self.paths.ring.by_others:
-            for tile in range(min(self.paths.ring.stages, rounds)):
-                self.copy(cta, tile, at, self.paths.ring.copies)
+        if self.paths.filler:
+            for number in range(self.paths.filler.stages):
+                self.fill(cta, number, at)
 
     def choose(self, quarter: int, now: int, last: "_Warp | None") -> "_Warp | None":
         """Return the warp that a quarter issues from; without one, say when to look again."""
@@ -315,11 +301,8 @@ class Simulator:
             return
         warp.round = 0 if warp.section == _BEFORE else warp.round + 1
         warp.section = _AROUND if warp.round < warp.rounds else _BEHIND
-        warp.at = warp.waits = 0
+        warp.at = 0
         warp.path = warp.ways[warp.round] if warp.section == _AROUND else self.paths.behind
-        if id(warp.path) not in self.full_waits:
-            self.full_waits[id(warp.path)] = max(1, sum(step.special == "full" for step in warp.path))
-        warp.full_waits = self.full_waits[id(warp.path)]
 
     def issue(self, warp: _Warp, step: Step, now: int) -> None:
         """Issue an instruction."""
@@ -379,40 +362,37 @@ class Simulator:
 
     def special(self, warp: _Warp, step: Step, now: int) -> bool:
         """Do what is more than an instruction; return whether the warp may go on."""
-        cta = warp.cta
         if step.special == "barrier":
             return self.barrier(warp, now)
         if step.special in _OF_GROUPS:
             self.group(warp, step, now)
-        elif step.special == "copy":
-            ring = self.paths.ring
-            if warp.section == _BEFORE:
-                warp.copied += 1
-                tile = (warp.copied - self.first_copies - 1) // max(1, ring.copies)
-                tile = Q_TILE if warp.copied <= self.first_copies else tile
+        elif warp.section != _BEHIND:
+            number = step.ahead + (warp.round if warp.section == _AROUND else 0)
+            if step.special == "wait":
+                self.hold(warp, step, number)
+            elif not 0 <= number < self.paths.rings[step.ring].phases(warp.rounds):
+                pass  # of a tile beyond the last one
+            elif step.special == "copy":
+                self.copy(warp.cta, step.ring, number, now, step.amount)
             else:
-                tile = warp.round + ring.stages - 1
-            if tile < warp.rounds:
-                self.copy(cta, tile, now, 1)
-        elif step.special == "arrive":
-            self.arrive(warp, step, now)
-        elif step.special == "empty":
-            self.hold(warp, step, "empty", warp.round - 1, 0)
-        elif warp.section == _AROUND or self.first_copies > 0:
-            tile = warp.round if warp.section == _AROUND else Q_TILE
-            self.hold(warp, step, "full", tile, self.parts(warp))
-            warp.waits += 1
+                self.arrive(warp.cta, step, number, now)
         return True
 
-    def arrive(self, warp: _Warp, step: Step, now: int) -> None:
-        """Leave the stage of a tile."""
-        cta, tile, ring = warp.cta, warp.round, self.paths.ring
-        cta.arrived[tile] += 1
-        if warp.section == _AROUND and cta.arrived[tile] == cta.warps:
-            cta.emptied[tile] = now + step.latency
-            if ring.by_others and tile + ring.stages < warp.rounds:
-                self.copy(cta, tile + ring.stages, now + step.latency + self.wake_up, ring.copies)
-            self.look(cta)
+    def arrive(self, cta: _Cta, step: Step, number: int, now: int) -> None:
+        """Arrive in a phase."""
+        phase, filler = cta.phases[step.ring, number], self.paths.filler
+        phase.arrivals += step.amount
+        phase.last = max(phase.last, now + step.latency)
+        if filler and step.ring == filler.emptied and self.met(cta, step.ring, number) is not None:
+            self.fill(cta, number + filler.stages, phase.last + self.wake_up)
+        self.look(cta)
+
+    def fill(self, cta: _Cta, number: int, at: int) -> None:
+        """Let warps that are not simulated load a tile."""
+        for ring in self.paths.filler.filled if self.paths.filler else ():
+            of = self.paths.rings[ring]
+            for _ in range(of.copies if number < of.phases(cta.rounds) else 0):
+                self.copy(cta, ring, number, at, of.bytes // of.copies)
 
     def group(self, warp: _Warp, step: Step, now: int) -> None:
         """Do what cp.async, its commit_group and its wait_group do."""
@@ -425,12 +405,6 @@ class Simulator:
         else:
             while len(warp.groups) > step.amount:
                 warp.landed = max(warp.landed, warp.groups.popleft())
-
-    def parts(self, warp: _Warp) -> int:
-        """Return how many copies of a tile the next wait of a warp is for."""
-        if warp.section == _BEFORE:
-            return self.first_copies
-        return max(1, math.ceil(self.paths.ring.copies * (warp.waits + 1) / warp.full_waits))
 
     def barrier(self, warp: _Warp, now: int) -> bool:
         """Wait for the other warps of the CTA."""
@@ -446,23 +420,22 @@ class Simulator:
             self.settle(other)
         return False
 
-    def copy(self, cta: _Cta, tile: int, at: int, count: int) -> None:
-        """Bring copies of a tile."""
-        ring = self.paths.ring
-        for _ in range(count):
-            size = ring.bytes / max(1, ring.copies)
-            self.copy_free = max(self.copy_free, at) + size / self.copy_rate
-            self.arriving += size / _PASS_BYTES
-            cta.landed[tile].append(math.ceil(self.copy_free) + self.copy_latency)
+    def copy(self, cta: _Cta, ring: int, number: int, at: int, size: int) -> None:
+        """Bring bytes of a phase."""
+        self.copy_free = max(self.copy_free, at) + size / self.copy_rate
+        self.arriving += size / _PASS_BYTES
+        phase = cta.phases[ring, number]
+        phase.copies += 1
+        phase.last = max(phase.last, math.ceil(self.copy_free) + self.copy_latency)
         self.look(cta)
 
-    def hold(self, warp: _Warp, step: Step, what: str, tile: int, parts: int) -> None:
+    def hold(self, warp: _Warp, step: Step, number: int) -> None:
         """Make a wait on an mbarrier last until it is met."""
         if step.writes < 0:
             return
-        self.release(warp, step.writes, self.met(warp.cta, what, tile, parts))
+        self.release(warp, step.writes, self.met(warp.cta, step.ring, number))
         if warp.barriers[step.writes] == NEVER:
-            warp.cta.waiting.append((warp, what, tile, parts, step.writes))
+            warp.cta.waiting.append((warp, step.ring, number, step.writes))
 
     def release(self, warp: _Warp, barrier: int, met: int | None) -> None:
         """Release the barrier of a wait at the time that it was met; None is not yet."""
@@ -471,20 +444,20 @@ class Simulator:
         elif met + self.wake_up > warp.barriers[barrier] or warp.barriers[barrier] == NEVER:
             warp.barriers[barrier], warp.why[barrier] = met + self.wake_up, "mbarrier"
 
-    @staticmethod
-    def met(cta: _Cta, what: str, tile: int, parts: int) -> int | None:
-        """Return when what a wait is for has happened, or will."""
-        if what == "empty":
-            return cta.emptied.get(tile) if tile >= 0 else 0
-        landed = cta.landed[tile]
-        return landed[parts - 1] if len(landed) >= parts else None
+    def met(self, cta: _Cta, ring: int, number: int) -> int | None:
+        """Return when a phase has ended, or will; None: that is not known yet. One that nobody waits for has."""
+        of = self.paths.rings[ring]
+        if not 0 <= number < of.phases(cta.rounds) - of.left:
+            return 0
+        phase = cta.phases[ring, number]
+        return phase.last if phase.arrivals >= of.arrivals and phase.copies >= of.copies else None
 
     def look(self, cta: _Cta) -> None:
         """Let those go on whose wait is over."""
         waiting, cta.waiting = cta.waiting, []
         for entry in waiting:
-            warp, what, tile, parts, barrier = entry
-            met = self.met(cta, what, tile, parts)
+            warp, ring, number, barrier = entry
+            met = self.met(cta, ring, number)
             if met is None:
                 cta.waiting.append(entry)
             else:
@@ -515,8 +488,8 @@ class Pipes:
                 found[self.names.index(cause)].append((self.names.index(delayed), float(value)))
         return found
 
-    def steps(self, path: Sequence[Instruction], specials: dict[int, str], sources: list[Instruction]) -> list[Step]:
-        """Return the steps of a path; ``specials`` by the address of the instruction. Sources grow by what is new."""
+    def steps(self, path: Sequence[Instruction], deeds: Mapping[int, Deed], sources: list[Instruction]) -> list[Step]:
+        """Return the steps of a path; ``deeds`` by the address of the instruction. Sources grow by what is new."""
         places = {one.address: n for n, one in enumerate(sources)}
         steps = []
         for i, one in enumerate(path):
@@ -530,7 +503,8 @@ class Pipes:
             taken = one.is_branch and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
             passes = 0 if is_idle else _pipes.wavefronts(one)
-            special, count = _special(one)
+            special, amount = _special(one)
+            deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
             steps.append(
                 Step(
                     self.number(timing.pipe),
@@ -541,9 +515,11 @@ class Pipes:
                     one.wait_mask,
                     -1 if one.write_barrier is None else one.write_barrier,
                     -1 if one.read_barrier is None else one.read_barrier,
-                    specials.get(one.address, special),
+                    deed.kind,
                     places[one.address],
-                    count,
+                    deed.amount,
+                    deed.ring,
+                    deed.ahead,
                 )
             )
         return steps

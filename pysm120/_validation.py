@@ -123,18 +123,18 @@ def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
     problem, entry, record = _attention_problem.parse(row["problem"]), row["entry"], None
     if "ptx" in row:
         ptx = lzma.decompress((folder / row["ptx"]).read_bytes()).decode()
-        record = recorder(ptx, str(chip["target"]), problem)
+        record = recorder(ptx, str(chip["target"]), problem, int(row["shared_bytes"]))
     model = image_model(chip, image, entry, int(row["shared_bytes"]), record=record)
     rounds = problem.rounds(entry, row.get("heads_together"))
     return _predict.predict(model, rounds, tensor_bytes=problem.tensor_bytes(entry)).clocks
 
 
-def recorder(ptx: str, target: str, problem: Problem) -> Record:
-    """Return what records a kernel of attention with a problem on the virtual device."""
+def recorder(ptx: str, target: str, problem: Problem, shared_bytes: int) -> Record:
+    """Return what records a kernel of attention with a problem, and so much shared memory, on the virtual device."""
 
     def record(function: sass.Function, threads: int) -> tuple[sass.Function, Recording]:
         known = _record.with_lines(function, ptx, target)
-        return known, _record.recording(known, ptx, threads, problem)
+        return known, _record.recording(known, ptx, threads, problem, shared_bytes)
 
     return record
 

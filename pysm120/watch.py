@@ -210,7 +210,8 @@ def _listed(name: str, ask: Callable[[int, Any], int], make: Callable[[Any], Any
         yield make(raw)
 
 
-def _step(pointer: Any) -> Step:
+def step_of(pointer: Any) -> Step:
+    """Return what a callback is shown."""
     raw = new_struct("sm120_step_info")
     check(lib.sm120_step_query(pointer, raw))
     registers = tuple(
@@ -258,7 +259,7 @@ def _stop(pointer: Any, window: tuple[int, int] | None) -> Stop:
         held = ffi.new("char[]", max(1, window[1]))
         check(lib.sm120_step_shared(pointer, window[0], held, window[1]))
         shared = ffi.buffer(held, window[1])[:]
-    return Stop(_step(pointer), tuple(r for r in registers if r.lanes), tuple(lanes), shared)
+    return Stop(step_of(pointer), tuple(r for r in registers if r.lanes), tuple(lanes), shared)
 
 
 def instructions(kernel: "Kernel") -> list[Instruction]:
@@ -419,7 +420,7 @@ def trace(
         if limit is not None and len(found.steps) >= limit:
             found.is_cut = True
             return True
-        step = _step(pointer)
+        step = step_of(pointer)
         if keep:
             found.steps.append(step)
         return see is not None and see(step) is True
@@ -485,7 +486,7 @@ def changes(device: "Device", array: "Array", offset: int, nbytes: int) -> Itera
 
     def look(pointer: Any) -> bool:
         check(lib.sm120_copy_to_host(device.handle.pointer, held, array.address + offset, nbytes, ffi.NULL))
-        found.append(Change(_step(pointer), ffi.buffer(held, nbytes)[:]))
+        found.append(Change(step_of(pointer), ffi.buffer(held, nbytes)[:]))
         return False
 
     with watching(device, look, moment=lib.SM120_AFTER, memory=(array, offset, nbytes)):

@@ -152,7 +152,7 @@ def test_predictions_are_as_good_as_documented(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("file", "wanted"),
     [
-        ("model_uniform.json", ("4,2048,32,64,causal", "1,512,32,64")),
+        ("model_uniform.json", ("4,2048,32,64,causal", "1,512,32,64", "_d32_r16", "_64x32_d256_r16")),
         ("triton.json", ("matmul_fp16_2048", "attention_fp16_128_1024", "matmul_fp16_16384")),
     ],
 )

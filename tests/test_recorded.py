@@ -97,9 +97,9 @@ def test_a_causal_launch_does_what_the_device_did(entry: str, rows: int) -> None
     chip = _chips.load("rtx5090")
     width = int(entry.split("_d")[1].split("_", maxsplit=1)[0])
     problem = _attention_problem.parse(f"1,{rows},1,{width},causal")
-    index = next(i for i, builtin in enumerate(builtins()) if builtin.entry == entry)
+    index, shared = next((i, b.shared_bytes) for i, b in enumerate(builtins()) if b.entry == entry)
     ptx = builtin_image(index, "sm_120f", "ptx").decode()
-    model = _validation.builtin_model(chip, entry, record=_validation.recorder(ptx, "sm_120f", problem))
+    model = _validation.builtin_model(chip, entry, record=_validation.recorder(ptx, "sm_120f", problem, shared))
     assert model.recording is not None
     assert model.recording.by_rules == []
     with Device("virtual") as device:

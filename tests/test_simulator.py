@@ -8,8 +8,8 @@ from sass_text import Op, listing
 
 from pysm120 import _attention_problem, _chips, _kernel_model, _predict, sass
 from pysm120._chips import Chip
+from pysm120._handovers import Filler, Ring
 from pysm120._predict import _Sms, _Time
-from pysm120._simulator import Ring
 from pysm120.errors import InvalidArgumentError
 from pysm120.module import builtins
 
@@ -159,7 +159,9 @@ def test_hand_over_of_tiles(chip: Chip) -> None:
     def clocks(latency: int) -> float:
         changed = dataclasses.replace(chip, values=chip.values | {"copy_latency": latency})
         model = _kernel_model.build(changed, function, 32, 1)
-        assert model.paths.ring == Ring(stages=3, copies=1, bytes=0x4000)
+        tiles, left, q = model.paths.rings
+        assert (model.handovers.stages, tiles, left) == (3, Ring(0, 1, 0, 1, 0x4000), Ring(1, 0, 0, 1))
+        assert q.copies == 0
         short, long = (model.run([rounds], 1) for rounds in (10, 30))
         assert max(long.stalls.items(), key=lambda item: item[1])[0][1] == "mbarrier"
         return (long.clocks - short.clocks) / 20
@@ -170,9 +172,10 @@ def test_hand_over_of_tiles(chip: Chip) -> None:
 
 def test_a_warp_that_loads_goes_another_way(chip: Chip) -> None:
     model = _kernel_model.build(chip, sass.parse(listing("k", RING))["k"], 128, 1)
-    specials = [step.special for step in model.paths.around if step.special]
-    assert specials == ["full", "arrive"]
-    assert [step.special for step in model.paths.load_around if step.special] == ["full", "empty", "copy", "arrive"]
+    done = [(step.special, step.ring, step.ahead) for step in model.paths.around if step.special]
+    assert done == [("wait", 0, 0), ("arrive", 1, 0)]
+    done = [(step.special, step.ring, step.ahead) for step in model.paths.load_around if step.special]
+    assert done == [("wait", 0, 0), ("wait", 1, -1), ("copy", 0, 2), ("arrive", 1, 0)]
     branch = next(one for one in model.function.instructions if one.predicate == "P1")
     stated = _kernel_model.build(chip, model.function, 128, 1, stated={branch.address: False})
     assert len(stated.paths.around) == len(model.paths.load_around)
@@ -200,8 +203,10 @@ FILLED = [
 
 def test_a_ring_that_another_warp_fills(chip: Chip) -> None:
     model = _kernel_model.build(chip, sass.parse(listing("k", FILLED))["k"], 288, 1)
-    assert (model.warps, model.paths.ring.by_others, model.paths.ring.stages) == (8, True, 4)
-    assert [step.special for step in model.paths.around if step.special] == ["full", "full", "arrive"]
+    assert (model.warps, model.handovers.stages) == (8, 4)
+    assert model.paths.filler == Filler(4, 2, [0])
+    assert [step.special for step in model.paths.around if step.special] == ["wait", "wait", "arrive"]
+    assert model.run([10], 1).clocks > model.run([5], 1).clocks
 
 
 def groups(ahead: int) -> list[Op]:
