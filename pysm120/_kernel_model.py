@@ -33,7 +33,7 @@ class KernelModel:
     paths, pipes
         What the simulator takes.
     recording : Recording, optional
-        How branches of the main loop went.
+        How branches of the main loop went, and what accesses of shared memory took.
 
     """
 
@@ -80,7 +80,7 @@ def build(
     stated : mapping, optional
         What to do at branches of the main loop, by address.
     recording : Recording, optional
-        How branches of the main loop went; the rules say the rest.
+        How branches of the main loop went, and what accesses of shared memory took; the rules say the rest.
 
     """
     loop = loop or function.main_loop()
@@ -100,7 +100,8 @@ def build(
         stages = _stages(function, around) or (first // copies + 1 if copies else 2)
     tile_bytes = (_tile_bytes(load_around) or 32768) if has_copies else 0
     ring = Ring(stages, copies or 1, tile_bytes, by_others=has_copies and copies == 0)
-    pipes, sources = Pipes(chip), list[Instruction]()
+    pipes = Pipes(chip, recording.wavefronts) if recording else Pipes(chip)
+    sources: list[Instruction] = []
     made: dict[tuple[int, ...], list[Step]] = {}
     specials: dict[int, str] = {}
 

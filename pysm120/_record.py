@@ -1,4 +1,4 @@
-"""Record on the virtual device which way the warps of a kernel go: small launches of the shape of a problem."""
+"""Record on the virtual device what the warps of a kernel do: small launches of the shape of a problem."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import numpy as np
 from pysm120 import _measure, sass
 from pysm120._attention_problem import Problem
 from pysm120._paths import compute_warps
-from pysm120._recorded import Launch, Recording, executed_of
+from pysm120._recorded import Launch, Recording, banks_of, executed_of
 from pysm120.attention import attention
 from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError, UnsupportedError
@@ -21,6 +21,7 @@ from pysm120.profile import Counts, Statement
 
 ROWS = 2048  # of a problem that is recorded, at most
 _STEP = 128  # rows that a shorter problem has less, or a multiple
+_COUNTS = ("executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts")  # of a file
 _PRECISION = re.compile(r"attention_(mxfp8_bf16|mxfp8_f16|mxfp8|bf16|f16)_\d+x\d+_d\d+")
 
 
@@ -90,7 +91,8 @@ def _launch(entry: str, ptx: str, problem: Problem) -> Launch:
         if entry not in p.kernels:
             message = f"attention without features takes {list(p.kernels)[-1]} for this problem, not {entry}"
             raise NotRecordedError(message)
-        return Launch(executed_of(p.statements, entry), len(rounds), sum(rounds) / len(rounds))
+        executed, banks = executed_of(p.statements, entry), banks_of(p.statements, entry)
+        return Launch(executed, len(rounds), sum(rounds) / len(rounds), banks)
 
 
 def _require_text_of_the_library(entry: str, ptx: str) -> None:
@@ -110,7 +112,7 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     """Return what `profile --json` wrote of a kernel, whose machine code has the lines of the PTX that was profiled."""
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        fields = ("kernel", "row", "opcode", "executed")
+        fields = ("kernel", "row", "opcode", *_COUNTS)
         rows = [{name: one[name] for name in fields} for one in document["statements"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"--profile is {str(path)!r}, not what `profile --json` writes: {error!r}"
@@ -119,9 +121,10 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     executed = executed_of(statements, function.name)
     first = max(1, executed[min(row for row, count in executed.items() if count)])
     ctas = max(1, first // -(-threads // 32))
-    return Recording(function, [Launch(executed, ctas, 0)], compute_warps(threads))
+    launch = Launch(executed, ctas, 0, banks_of(statements, function.name))
+    return Recording(function, [launch], compute_warps(threads))
 
 
 def _statement(row: dict[str, Any]) -> Statement:
-    counts = Counts(executed=int(row["executed"]))
-    return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), counts)
+    counts: dict[str, Any] = {name: int(row[name]) for name in _COUNTS}
+    return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), Counts(**counts))
