@@ -35,7 +35,7 @@ class KernelModel:
     handovers : Handovers
         What warps and copies do for each other.
     recording : Recording, optional
-        How branches of the main loop went.
+        How branches of the main loop went, and what accesses of shared memory took.
 
     """
 
@@ -83,7 +83,7 @@ def build(
     stated : mapping, optional
         What to do at branches of the main loop, by address.
     recording : Recording, optional
-        How branches of the main loop went; the rules say the rest.
+        How branches of the main loop went, and what accesses of shared memory took; the rules say the rest.
 
     """
     loop = loop or function.main_loop()
@@ -100,7 +100,8 @@ def build(
     handovers = _handovers_of(recording, stages, (before, load_before), ways_of)
     if isinstance(handovers, str):
         handovers = ByRules(function, warps, around, load_before, load_around, stages, why=handovers)
-    pipes, sources = Pipes(chip), list[Instruction]()
+    pipes = Pipes(chip, recording.wavefronts) if recording else Pipes(chip)
+    sources: list[Instruction] = []
     made: dict[tuple[tuple[int, Deed | None], ...], list[Step]] = {}
 
     def steps(path: list[Instruction], deeds: dict[int, Deed]) -> list[Step]:

@@ -181,6 +181,7 @@ def result(
         "clocks_outside_rounds": round(prediction.overhead_clocks),
         "tensor_share": round(prediction.shares.get("tensor", 0.0), 4),
         "shares": {name: round(share, 4) for name, share in prediction.shares.items()},
+        "bank_conflicts": round(prediction.conflicts, 4),
         "bound": prediction.bound,
         "l2_gbs": round(prediction.l2_bytes / seconds / 1e9),
         "l2_gbs_of_the_chip": chip["l2_gbs"],
@@ -217,6 +218,9 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
         ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip)),
     ]  # fmt: skip
+    if prediction.conflicts:
+        note = "of the wavefronts of shared memory, as the virtual device counted them"
+        rows.append(("bank conflicts", f"{prediction.conflicts:.1%}", note))
     branches = found["branches"]
     if branches["by"] == "recording":
         told = ", ".join(branches["rules"])

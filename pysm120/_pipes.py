@@ -76,6 +76,11 @@ def lane_bytes(one: Instruction) -> int:
     return {"128": 16, "64": 8, "U8": 1, "S8": 1, "U16": 2, "S16": 2}[width[1]] if width else 4
 
 
+def is_access(one: Instruction) -> bool:
+    """Whether an instruction reads or writes shared memory at addresses of its own, so that it can have conflicts."""
+    return class_of(one.opcode) in {"ldmatrix", "stmatrix", "load_shared", "store_shared", "atomic_shared"}
+
+
 def wavefronts(one: Instruction) -> int:
     """Return the passes over the banks of shared memory that an instruction takes without conflicts."""
     kind = class_of(one.opcode)

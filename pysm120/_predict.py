@@ -38,6 +38,8 @@ class Prediction:
         Of the launch: no less than ``dram_clocks``, and ``l2_clocks`` where the chip's file has what L2 can do.
     l2_bytes, dram_bytes : float
         That the launch must bring from or to L2, and DRAM; ``..._clocks`` is how long the chip takes for them.
+    conflicts : float
+        The share of the wavefronts of shared memory that bank conflicts cost.
     round_clocks : float
         Of a round of the main loop of one CTA, while the SM has as many as it holds; ``sm_round_clocks`` is that,
         divided by their number.
@@ -66,6 +68,7 @@ class Prediction:
     dram_bytes: float
     l2_clocks: float
     dram_clocks: float
+    conflicts: float
 
     @property
     def bound(self) -> str:
@@ -120,6 +123,21 @@ def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
     return float(once * len(rounds) + each * sum(rounds))
 
 
+def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
+    """Return the share of the wavefronts of shared memory that bank conflicts cost in a launch."""
+    paths = model.paths
+
+    def passes(steps: Sequence[Step]) -> tuple[float, float]:
+        taken = [step for step in steps if step.wavefronts]
+        ideal = sum(_pipes.wavefronts(paths.sources[step.place]) for step in taken)
+        return sum(step.wavefronts for step in taken), ideal
+
+    once = passes([*paths.before, *paths.behind])
+    each = passes([step for way in paths.rounds(TYPICAL) for step in way])
+    taken, ideal = (a * len(rounds) + b * sum(rounds) / TYPICAL for a, b in zip(once, each, strict=True))
+    return 1 - ideal / taken if taken > ideal else 0.0
+
+
 def predict(
     model: KernelModel, rounds: Sequence[int], *, tensor_bytes: float = 0, keep_events: bool = False
 ) -> Prediction:
@@ -157,6 +175,7 @@ def predict(
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
         _reasons(model, outcome, 2 * slots), flops, events, l2, dram, l2_clocks, dram_clocks,
+        conflicts(model, rounds),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Record on the virtual device which way the warps of a kernel go: small launches of the shape of a problem."""
+"""Record on the virtual device what the warps of a kernel do: small launches of the shape of a problem."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from pysm120 import _mbarriers, _measure, sass, watch
 from pysm120._attention_problem import Problem, tile_of
 from pysm120._mbarriers import NotUnderstoodError, Recorded
 from pysm120._paths import compute_warps
-from pysm120._recorded import Launch, Recording, executed_of
+from pysm120._recorded import Launch, Recording, banks_of, executed_of
 from pysm120.attention import attention
 from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError, UnsupportedError
@@ -31,6 +31,7 @@ _STEP = 128  # rows that a shorter problem has less, or a multiple
 _ROUNDS = 10  # at least, in which it is seen what is handed over
 _VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
 _UNIFORM = re.compile(r"attention_(bf16|f16)_\d+x\d+_d\d+_[rw]\d+$")
+_COUNTS = ("executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts")  # of a file
 _PRECISION = re.compile(r"attention_(mxfp8_bf16|mxfp8_f16|mxfp8|bf16|f16)_\d+x\d+_d\d+")
 
 
@@ -127,7 +128,8 @@ class _Kernel:
         if self.entry not in p.kernels:
             message = f"attention takes {list(p.kernels)[-1]} for this problem, not {self.entry}"
             raise NotRecordedError(message)
-        return Launch(executed_of(p.statements, self.entry), len(rounds), sum(rounds) / len(rounds))
+        executed, banks = executed_of(p.statements, self.entry), banks_of(p.statements, self.entry)
+        return Launch(executed, len(rounds), sum(rounds) / len(rounds), banks)
 
     def handovers(self, recording: Recording, head_dim: int) -> Recorded:
         """Launch it once, whole tiles but for the very last row, and see what is handed over."""
@@ -161,7 +163,7 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     """Return what `profile --json` wrote of a kernel, whose machine code has the lines of the PTX that was profiled."""
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        fields = ("kernel", "row", "opcode", "executed")
+        fields = ("kernel", "row", "opcode", *_COUNTS)
         rows = [{name: one[name] for name in fields} for one in document["statements"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"--profile is {str(path)!r}, not what `profile --json` writes: {error!r}"
@@ -170,9 +172,10 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     executed = executed_of(statements, function.name)
     first = max(1, executed[min(row for row, count in executed.items() if count)])
     ctas = max(1, first // -(-threads // 32))
-    return Recording(function, [Launch(executed, ctas, 0)], compute_warps(threads))
+    launch = Launch(executed, ctas, 0, banks_of(statements, function.name))
+    return Recording(function, [launch], compute_warps(threads))
 
 
 def _statement(row: dict[str, Any]) -> Statement:
-    counts = Counts(executed=int(row["executed"]))
-    return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), counts)
+    counts: dict[str, Any] = {name: int(row[name]) for name in _COUNTS}
+    return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), Counts(**counts))

@@ -1,7 +1,8 @@
-"""Which way warps went, as the virtual device recorded it: counts of PTX statements, joined to machine code by lines.
+"""What warps did, as the virtual device recorded it: counts of PTX statements, joined to machine code by lines.
 
 A block of machine code ran as often as most of its instructions' statements did. Statements whose instructions are in
 several blocks (code that ptxas wrote twice) say nothing of either; the flow between blocks fills gaps where it can.
+An access of shared memory has the bank conflicts of its statement.
 """
 
 import dataclasses
@@ -10,24 +11,45 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pysm120 import _pipes
 from pysm120._mbarriers import NotUnderstoodError, Recorded
 from pysm120.errors import InvalidArgumentError
-from pysm120.profile import Statement
+from pysm120.profile import Counts, Statement, total
 from pysm120.sass import Function, Instruction, Loop
 
 _OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # whose lines say nothing
 _WAIT_LENGTH = 8  # instructions of a wait that may be left out
 
 
+class Banks(NamedTuple):
+    """The wavefronts that an access of a statement took on average, and those that it would without bank conflicts."""
+
+    wavefronts: float
+    ideal: float
+
+    def of(self, passes: int) -> float:
+        """Return the wavefronts of a machine instruction of the statement that would take so many without conflicts.
+
+        One with a part of the access has its part of the conflicts. One that also does the accesses of other statements
+        has theirs no more: words that are in lanes' way one by one may be side by side. The least that it can take is
+        what one of the statements takes, and where the lanes' addresses are evenly apart, that is what it takes.
+        """
+        return passes * self.wavefronts / self.ideal if passes <= self.ideal else max(passes, self.wavefronts)
+
+
 class Launch(NamedTuple):
-    """What one launch did: how often warps executed the statement of each line of PTX, its CTAs and their rounds."""
+    """What one launch did: how often warps executed the statement of each line of PTX, its CTAs and their rounds.
+
+    ``banks`` has the lines with bank conflicts.
+    """
 
     executed: Mapping[int, int]
     ctas: int
     rounds: float  # of a CTA, on average
+    banks: Mapping[int, Banks] = MappingProxyType({})
 
 
 def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
@@ -43,26 +65,35 @@ def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
     return found
 
 
+def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
+    """Return what accesses of shared memory took, of the lines of a kernel that have bank conflicts."""
+    rows: dict[int, list[Counts]] = {}
+    for one in statements:
+        if one.kernel == entry:
+            rows.setdefault(one.row, []).append(one.counts)
+    sums = {row: total(counts) for row, counts in rows.items()}
+    return {
+        row: Banks(c.shared_wavefronts / c.shared_accesses, c.shared_ideal_wavefronts / c.shared_accesses)
+        for row, c in sums.items()
+        if c.bank_conflicts
+    }
+
+
+def _row_of(rows: Sequence[int], one: Instruction) -> int:
+    """Return the line, of those where statements begin, whose statement an instruction is of; -1 for none."""
+    at = bisect_right(rows, one.line)
+    return rows[at - 1] if at and one.line and one.base not in _OF_PTXAS else -1
+
+
 def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[int]]:
     """Return the statements, by line, of the instructions of each block, but for those of several blocks."""
-    rows = sorted(executed)
-
-    def row_of(one: Instruction) -> int:
-        at = bisect_right(rows, one.line)
-        return rows[at - 1] if at and one.line and one.base not in _OF_PTXAS else -1
-
-    homes: dict[int, set[int]] = {}
-    for n, block in enumerate(function.blocks):
-        for one in function.instructions[block.first : block.last]:
-            homes.setdefault(row_of(one), set()).add(n)
-    return {
-        n: [
-            row
-            for row in map(row_of, function.instructions[block.first : block.last])
-            if row >= 0 and len(homes[row]) == 1
-        ]
+    starts = sorted(executed)
+    found = {
+        n: [_row_of(starts, one) for one in function.instructions[block.first : block.last]]
         for n, block in enumerate(function.blocks)
     }
+    homes = Counter(row for rows in found.values() for row in set(rows) if row >= 0)
+    return {n: [row for row in rows if homes[row] == 1] for n, rows in found.items()}
 
 
 def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
@@ -127,7 +158,7 @@ def _waits(one: Instruction) -> bool:
 
 
 class Recording:
-    """The branches of a kernel's main loop, as they went.
+    """The branches of a kernel's main loop, as they went, and its bank conflicts.
 
     Parameters
     ----------
@@ -155,6 +186,13 @@ class Recording:
         self.loop = loop or function.main_loop()
         self._counts = [blocks(function, launch.executed) for launch in launches]
         self._edges = [edges(function, counts) for counts in self._counts]
+        self._rows = sorted(launches[-1].executed)
+
+    def wavefronts(self, one: Instruction) -> float:
+        """Return the passes over the banks of shared memory that an instruction took, on average."""
+        passes = _pipes.wavefronts(one)
+        banks = self.launches[-1].banks.get(_row_of(self._rows, one)) if _pipes.is_access(one) else None
+        return banks.of(passes) if banks else passes
 
     @cached_property
     def shares(self) -> dict[int, Share]:

@@ -48,7 +48,7 @@ class Step(NamedTuple):
     pipe: int
     interval: float
     latency: int
-    wavefronts: int
+    wavefronts: float
     stall: int
     waits: int
     writes: int
@@ -328,7 +328,7 @@ class Simulator:
             if free[other] > now:
                 free[other] += delay
         end = math.ceil(max(begin + max(step.wavefronts, 1), free[pipe] if not step.wavefronts else 0))
-        done = math.ceil(max(begin, now)) + max(step.wavefronts, 1) - 1 + step.latency
+        done = math.ceil(max(begin, now) + max(step.wavefronts, 1)) - 1 + step.latency
         name = self.names[pipe]
         self.outcome.busy[name] += step.interval
         if self.keep_events:
@@ -467,10 +467,13 @@ class Simulator:
 
 
 class Pipes:
-    """The pipes of a chip by number, and the steps of instructions."""
+    """The pipes of a chip by number, and the steps of instructions.
 
-    def __init__(self, chip: Chip) -> None:
-        self.chip = chip
+    ``wavefronts`` says how many passes over the banks of shared memory an instruction takes.
+    """
+
+    def __init__(self, chip: Chip, wavefronts: Callable[[Instruction], float] = _pipes.wavefronts) -> None:
+        self.chip, self.wavefronts = chip, wavefronts
         self.names: list[str] = []
 
     def number(self, name: str) -> int:
@@ -502,14 +505,16 @@ class Pipes:
             following = path[(i + 1) % len(path)].address
             taken = one.is_branch and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
-            passes = 0 if is_idle else _pipes.wavefronts(one)
+            passes = 0 if is_idle else self.wavefronts(one)
+            # The result waits until a quarter has had all passes, which take it an interval each.
+            conflicts = passes - _pipes.wavefronts(one) if passes else 0
             special, amount = _special(one)
             deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
             steps.append(
                 Step(
                     self.number(timing.pipe),
                     timing.interval * max(1, passes),
-                    math.ceil(timing.latency),
+                    math.ceil(timing.latency + conflicts * max(0, timing.interval - 1)),
                     passes,
                     max(1, one.stall, int(branch)),
                     one.wait_mask,

@@ -6,7 +6,7 @@
 
 enum reach_class reach_class(const struct inst *i) {
     handler *const run = i->run == control_aligned ? i->next : i->run, *const *const access = access_table();
-    if (run == access[ACCESS_LOAD])
+    if (run == access[ACCESS_LOAD] || run == access[ACCESS_LOAD_STRONG])
         return REACH_LOAD;
     if (run == access[ACCESS_STORE])
         return REACH_STORE;
