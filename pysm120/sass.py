@@ -300,7 +300,7 @@ def block_of(function: Function, index: int) -> int:
 _SECTION = re.compile(r"\s*\.section\s+\.text\.([\w$.]+),")
 _LABEL = re.compile(r"(\.L_x_\w+|\.L_\d+):")
 _CODE = re.compile(
-    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*(?:/\* 0x([0-9a-f]{16}) \*/)?\s*$"
+    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([^\s;]+)\s*(.*?)\s*;?\s*(?:/\* 0x([0-9a-f]{16}) \*/)?\s*$"
 )
 _REST = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 _LINE = re.compile(r"\s*//## File \"([^\"]*)\", line (\d+)")
