@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +127,12 @@ def test_a_loop_of_what_it_claims_is_proven() -> None:
         (lambda text: text.replace("/*0050*/                   CS2R R6, SR_CLOCKLO",
                                    "/*0048*/ @P1 BRA `(.L_x_2);\n /*0050*/                   CS2R R6, SR_CLOCKLO")
          .replace(HMMA, HMMA + ".L_x_2:\n"), "2 loops"),
+        (lambda text: text.replace("HMMA.", "@!PT HMMA.", 1), "holds 1 of HMMA"),  # padding that never executes
+        (lambda text: text.replace("HMMA.", "@P1 HMMA.", 1), "may skip or repeat @P1 HMMA"),
+        (lambda text: text.replace(HMMA, "/*0020*/ @P1 BRA `(.L_x_3) ;\n" + HMMA + ".L_x_3:\n"), "may skip or repeat HMMA"),
+        (lambda text: text.replace(HMMA, ".L_x_3:\n" + HMMA + "/*0020*/ @P1 BRA `(.L_x_3) ;\n"), "may skip or repeat HMMA"),
+        (lambda text: text.replace(HMMA, HMMA + "/*0030*/ CALL.REL.NOINC `(f) ;\n"), "calls a subroutine"),
+        (lambda text: text.replace(HMMA, HMMA + "/*0030*/ FADD R1, R2, R3 ;\n" * 12), "14 other instructions (12 FADD, say)"),
     ],
 )  # fmt: skip
 def test_a_loop_of_something_else_is_refused(change: Callable[[str], str], reason: str) -> None:
@@ -150,6 +157,61 @@ def test_what_the_assembler_takes_out_of_a_loop_is_refused(device_name: str) -> 
     with pysm120.Device(device_name) as device:
         (one,) = prepare.prepare(device, [form])
     assert "holds 0 of MUFU" in one.objection or "holds 1 of MUFU" in one.objection
+
+
+A = Operand("b32", 1, 3)
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("target", CHIPS)
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("dead", {"lines": ("fma.rn.f32 X, A, A, B;",)}, "no loop is left"),
+        ("merged", {"lines": ("{ .reg .b32 r;", "shfl.sync.idx.b32 r, A, B, 31, -1;", "add.u32 X, X, r; }"),
+                    "sass": r"SHFL\.IDX"}, "holds 1 of SHFL"),
+        ("folded", {"lines": ("rcp.approx.ftz.f32 X, X;",), "sass": r"MUFU\.RCP"}, "no loop is left"),
+        ("become two", {"lines": ("div.full.f32 X, A, X;",), "sass": r"MUFU\.RCP"}, "other instructions"),
+        ("something else", {"lines": ("mul.lo.u32 X, X, 8;",), "sass": "IMAD"}, "holds 0 of IMAD"),
+        ("at times", {"lines": ("{ .reg .pred p;", "setp.ne.u32 p, X, 0;", "@p fma.rn.f32 X, X, A, B; }"), "besides": 1},
+         "may skip or repeat"),
+        ("a subroutine", {"lines": ("{ .reg .b64 r;", "mov.b64 r, {X, A};", "rem.u64 r, r, 7919;", "cvt.u32.u64 X, r; }"),
+                          "sass": {r"IMAD\.MOV.*|MOV": (0, 99)}}, "calls a subroutine"),
+    ],
+)  # fmt: skip
+def test_what_the_assembler_makes_of_a_wrong_form_is_refused(
+    target: str, name: str, change: dict[str, Any], reason: str
+) -> None:
+    form = Form(name=name, group="math", state=A, inputs={"A": A, "B": A}, model=lambda words, _: words,
+                **{"sass": "FFMA", "unroll": 6, **change})  # fmt: skip
+    (bench,) = kernel.kernels_of(form, 0, (1,))
+    function = sass.parse(toolchain.assemble(kernel.write([bench], target), target).listing)[bench.entry]
+    assert re.search(reason, proof.prove(bench, function, prepare.Chip(CHIPS[target]).family).objection)
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("target", CHIPS)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("nounroll", "unroll 4"), "of FFMA, not 4|loops between"),
+        (("setp.ne.u32             more, trips, 0", "setp.ne.u32             more, trips, trips"), "no loop is left"),
+        (("timed:\n", ""), "2 loops"),  # the clock is read in the loop
+        (("mov.u64                 clock_end, %clock64", "mov.u64 clock_end, clock_start"), "the clock is read 1 times"),
+    ],
+)  # fmt: skip
+def test_what_the_assembler_makes_of_a_wrong_frame_is_refused(
+    target: str, change: tuple[str, str], reason: str
+) -> None:
+    (form,) = (form for form in groups.chosen(["math"]) if form.name == "fma.rn.f32")
+    (bench,) = kernel.kernels_of(dataclasses.replace(form, unroll=4), 0, (1,))
+    text = kernel.write([bench], target)
+    assert change[0] in text
+    text = text.replace(*change).replace("bra                   timed", "bra timed")
+    if change[0] == "timed:\n":
+        text = text.replace("mov.u64                 clock_start", "timed:\n    mov.u64 clock_start")
+    function = sass.parse(toolchain.assemble(text, target).listing)[bench.entry]
+    assert re.search(reason, proof.prove(bench, function, prepare.Chip(CHIPS[target]).family).objection)
 
 
 @pytest.mark.usefixtures("tools")
@@ -394,6 +456,30 @@ def test_the_steps_of_timing(device: pysm120.Device, name: str, monkeypatch: pyt
         assert found.per_clock.least > 0
         assert found.chains in form.chains
         assert found.warps in form.warps
+
+
+@pytest.mark.virtual
+def test_what_fails_while_it_is_timed_has_no_figure(device: pysm120.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    (form,) = (form for form in groups.chosen([]) if form.name == "launch and synchronise")
+    found = result.Result(form.name, form.group, form.unit, "measured")
+
+    def timed(seconds: float) -> prepare.Ready:
+        (ready,) = prepare.prepare(device, [dataclasses.replace(form, options={"seconds": lambda *_: seconds})])
+        return ready
+
+    measure._time(launch.Launcher(device, 1), timed(0.0), measure.Choice(), found)
+    assert found.status == "objected"
+    assert "too coarse" in found.message
+    assert found.per_second is None
+
+    def fail(*_: object) -> None:
+        raise pysm120.DriverError("cuGraphLaunch answered 700\nmore")
+
+    ready = timed(1.0)
+    monkeypatch.setattr(measure, "_time", fail)
+    monkeypatch.setattr(type(device), "is_virtual", property(lambda _: False))
+    found = measure.measure(launch.Launcher(device, 1), ready, measure.Choice(may_be_unproven=True))
+    assert (found.status, found.message) == ("wrong", "cuGraphLaunch answered 700")
 
 
 def test_times_of_a_launch() -> None:

@@ -64,6 +64,10 @@ class Form:
         What goes from step to step: letter X.
     inputs : mapping of letter to Operand
         Constants.
+    besides : float, or a mapping of "90", "120" to it
+        How many other instructions of a step there may be in a chip family's machine code; NOP are free.
+    is_conditional : bool
+        Whether some of a step stands under a predicate, behind a branch or in a loop that waits.
     amount, unit : float, str
         The work of a step of a warp: "flop", "op" or "byte".
     model : Model
@@ -87,6 +91,8 @@ class Form:
     state: Operand
     model: Model
     inputs: Mapping[str, Operand] = dataclasses.field(default_factory=dict)
+    besides: float | Mapping[str, float] = 0.0
+    is_conditional: bool = False
     amount: float = LANES
     unit: str = "op"
     rtol: float = 0.0
@@ -110,6 +116,10 @@ class Form:
         if found is None:
             return {}
         return {found: 1} if isinstance(found, str) else found
+
+    def others(self, family: str) -> float:
+        """Return how many other instructions a step may have in the machine code of a family."""
+        return self.besides if isinstance(self.besides, int | float) else self.besides.get(family, 0.0)
 
     def exists_on(self, capability: tuple[int, int]) -> bool:
         """Whether a chip of this compute capability has it."""

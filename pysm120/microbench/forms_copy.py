@@ -115,6 +115,8 @@ def _bulk(name: str, sass: Any, *, size: int, kind: str, note: str = "", **optio
         unroll=ROUNDS,
         has_latency=kind == "load",
         note=note,
+        besides=25 if "box" in options else 20,
+        is_conditional=True,  # one lane
         options={
             "bytes": size, "kind": kind, "region": REGION, "per_cta": True, "check_warps": 1, "words": 1,
             "shared": lambda bench, _: bench.chains * size, "data": lambda ctas: ctas * REGION,
@@ -180,7 +182,7 @@ def _sums() -> list[Form]:
                 name=f"red.global.add{suffix}.f32, {noun}", group="copy", template="global",
                 lines=(f"red.global.add{suffix}.f32 [address], {registers};",), sass=rf"REDG?\.E\.ADD\.{pattern}\..*",
                 state=Operand("b32", 1, 0x3F800000), inputs={"M": Operand("b32", 1, tiles * TILE - 1)}, model=lambda words, _: words, amount=LANES * width // 4, unit="add",
-                oldest=70 if width == 4 else 90, chains=(4,), warps=(8, 16, 32), unroll=4, has_latency=False,
+                oldest=70 if width == 4 else 90, besides=3 + width / 4, chains=(4,), warps=(8, 16, 32), unroll=4, has_latency=False,
                 note="tiles of 16 KiB", options={"width": width, "span": tiles * TILE, "cta_start": TILE, **data},
             ))  # fmt: skip
     return forms
@@ -210,7 +212,7 @@ def _cp_async() -> list[Form]:
             name=f"cp.async.{cache}, {width} bytes", group="copy", template="global",
             lines=(f"cp.async.{cache}.shared.global [tile + SLOT], [address], {width};",), sass={sass: 1, "LDGDEPBAR": (0, 64)},
             state=Operand("b32"), inputs={"M": Operand("b32", 1, REGION - 1)}, model=lambda words, _: words, amount=LANES * width, unit="byte", chains=(1, 2, 4, 8),
-            warps=(1, 4, 8), unroll=4, note="a group for the copies side by side, one group ahead",
+            warps=(1, 4, 8), unroll=4, besides=5, note="a group for the copies side by side, one group ahead",
             options={
                 "width": width, "span": REGION, "is_cta_wide": True, "data": lambda ctas: ctas * REGION, "check": _check_async,
                 "shared": lambda bench, _: 2 * 16 * 256 * bench.chains,

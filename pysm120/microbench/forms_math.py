@@ -113,7 +113,8 @@ def _pairs() -> list[Form]:
             _form(f"add.rn.{name}", f"add.rn.{name} X, X, A;", rf"H(ADD2|FMA2)(\.MMA)?{ending}", bits(0, dtype),
                   _plus(1.0, dtype), inputs={"A": constant(bits(1.0, dtype))}, amount=2 * LANES, unit="flop"),
             _form(f"max.{name}", (f"neg.{name} X, X;", f"max.{name} X, X, A;"), rf"V?HMNMX2{ending}.*", bits(2.0, dtype),
-                  _flipped(dtype), inputs={"A": constant(bits(-0.5, dtype))},
+                  _flipped(dtype), inputs={"A": constant(bits(-0.5, dtype))}, besides=int(name == "bf16x2"),
+                  note="with the negation" if name == "bf16x2" else "",
                   amount=2 * LANES),
         ]  # fmt: skip
     return forms
@@ -124,15 +125,16 @@ def _special() -> list[Form]:
     f32 = np.float32
 
     def mufu(name: str, opcode: str, start: float, step: Callable[[F32], Any], *, negated: bool = False, rtol: float = 1e-4,
-             extra: Mapping[str, float] | None = None) -> Form:  # fmt: skip
+             extra: Mapping[str, float] | None = None, **more: Any) -> Form:  # fmt: skip
         lines = ("neg.f32 X, X;",) if negated else ()
         kind = name.rsplit(".", maxsplit=1)[-1]
         return _form(name, (*lines, f"{name} X, X;"), {f"MUFU\\.{opcode}": 1, **(extra or {})}, bits(start),
-                     repeated(step, f32), rtol=rtol, unroll=31, amount=LANES if kind == "f32" else 2 * LANES)  # fmt: skip
+                     repeated(step, f32), rtol=rtol, unroll=31, amount=LANES if kind == "f32" else 2 * LANES, **more)  # fmt: skip
 
     forms = [
         mufu("ex2.approx.ftz.f32", "EX2", 0.5, lambda x: np.exp2(-x), negated=True),
-        mufu("ex2.approx.f32", "EX2", 0.5, lambda x: np.exp2(-x), negated=True, extra={"FMUL": 2}),
+        mufu("ex2.approx.f32", "EX2", 0.5, lambda x: np.exp2(-x), negated=True, extra={"FMUL": 2},
+             besides=2, is_conditional=True, note="scaled where the argument is small"),
         _form(
             "lg2.approx.ftz.f32",
             ("add.rn.f32 X, X, A;", "lg2.approx.ftz.f32 X, X;"),
@@ -155,7 +157,8 @@ def _special() -> list[Form]:
         ftz = ".ftz" if kind == "bf16x2" else ""
         forms += [
             _form(f"ex2.approx{ftz}.{kind}", (f"neg.{kind} X, X;", f"ex2.approx{ftz}.{kind} X, X;"),
-                  {rf"MUFU\.EX2\.{opcode}": 2}, bits(0.5, dtype), _fixed(dtype, 0.641), rtol=0.02, number=dtype, unroll=31, amount=2 * LANES),
+                  {rf"MUFU\.EX2\.{opcode}": 2}, bits(0.5, dtype), _fixed(dtype, 0.641), rtol=0.02, number=dtype, unroll=31, amount=2 * LANES,
+                  besides=2 if kind == "bf16x2" else 0, note="with the negation" if kind == "bf16x2" else ""),
             _form(f"tanh.approx.{kind}", f"tanh.approx.{kind} X, X;", {rf"MUFU\.TANH\.{opcode}": 2}, bits(1.0, dtype),
                   repeated(lambda x: np.tanh(x.astype(np.float32)), dtype), rtol=0.2, number=dtype, unroll=31, amount=2 * LANES),
         ]  # fmt: skip
@@ -182,7 +185,7 @@ def _integers() -> list[Form]:
         _form("mad.lo.u32", "mad.lo.u32 X, X, A, B;", "IMAD", 7, repeated(lambda x: x * wa + wb, u32), inputs=both),
         _form("mad.wide.u32", ("{ .reg .b32 low, high;", "mov.b64 {low, high}, X;", "mad.wide.u32 X, low, high, B; }"),
               r"IMAD\.WIDE\.U32", 7, repeated(lambda x: (x >> np.uint64(32)) * (x & np.uint64(0xFFFFFFFF)) + np.uint64(0x9E3779B97F4A7C15),
-              np.uint64), kind="b64", inputs={"B": constant(0x9E3779B97F4A7C15, "b64")}),
+              np.uint64), kind="b64", inputs={"B": constant(0x9E3779B97F4A7C15, "b64")}, besides={"90": 2}, note="on sm_90 the sum is two instructions of its own"),
         _form("add.u32 of three", ("add.u32 X, X, A;", "add.u32 X, X, B;"), r"IADD3|IADD", 7,
               repeated(lambda x: x + wa + wb, u32), inputs=both),
         _form("lop3.b32", "lop3.b32 X, X, A, B, 0x96;", r"LOP3\.LUT", 7, repeated(lambda x: x ^ wa ^ wb, u32), inputs=both),
@@ -190,11 +193,11 @@ def _integers() -> list[Form]:
               repeated(lambda x: (wa << u32(7)) | (x >> u32(25)), u32), inputs={"A": a}),
         _form("dp4a.u32.u32", "dp4a.u32.u32 X, X, A, B;", r"IDP\.4A\.U8\.U8", 7, repeated(byte_dot, u32), inputs=both),
         _form("popc.b32", ("xor.b32 X, X, A;", "popc.b32 X, X;"), "POPC", 7,
-              repeated(lambda x: _popc(x ^ wa), u32), inputs={"A": a}, unroll=31),
+              repeated(lambda x: _popc(x ^ wa), u32), inputs={"A": a}, unroll=31, besides=1, note="with an xor between"),
         _form("bfind.u32", ("add.u32 X, X, A;", "bfind.u32 X, X;"), r"FLO\..*", 7,
-              repeated(lambda x: np.floor(np.log2((x + wa).astype(np.float64))), u32), inputs={"A": a}, unroll=31),
+              repeated(lambda x: np.floor(np.log2((x + wa).astype(np.float64))), u32), inputs={"A": a}, unroll=31, besides=1, note="with an add between"),
         _form("max.s32", ("sub.s32 X, A, X;", "max.s32 X, X, B;"), r"V?IMNMX.*|VIADDMNMX.*", 7,
-              repeated(lambda x: np.maximum(u32(1000) - x, u32(12)), u32), inputs={"A": constant(1000), "B": constant(12)}),
+              repeated(lambda x: np.maximum(u32(1000) - x, u32(12)), u32), inputs={"A": constant(1000), "B": constant(12)}, besides={"120": 1}, note="with a difference, on sm_120 an instruction of its own"),
         _form("setp, selp", ("{ .reg .pred p;", "setp.ne.u32 p, X, A;", "selp.b32 X, B, A, p; }"),
               {r"ISETP\..*": (1, 1), "SEL": 1}, 7, repeated(lambda x: np.where(x != u32(3), u32(5), u32(3)), u32),
               inputs={"A": constant(3), "B": constant(5)}),
@@ -220,7 +223,7 @@ def _conversions() -> list[Form]:
         _form("cvt.rn.f16x2.f32", "cvt.rn.f16x2.f32 X, A, X;", r"F2FP\.F16\.F32\.PACK_AB", bits(3.0), packed(np.float16),
               inputs={"A": one}, amount=2 * LANES),
         _form("cvt.rna.tf32.f32", ("add.rn.f32 X, X, A;", "cvt.rna.tf32.f32 X, X;"), {r"FSETP\..*": 1, r"LOP3\.LUT": 1},
-              bits(3.0), repeated(lambda x: x + f32(1), f32), inputs={"A": one}, unroll=31, note="with an add between; rounded by integer instructions"),
+              bits(3.0), repeated(lambda x: x + f32(1), f32), inputs={"A": one}, unroll=31, besides=2, note="with an add between; rounded by integer instructions"),
         _form("cvt.rn.f32.s32, cvt.rzi.s32.f32", ("cvt.rn.f32.s32 X, X;", "cvt.rzi.s32.f32 X, X;"),
               {r"I2F\w*(\..*)?": 1, r"F2I\w*(\..*)?": 1}, 7, lambda words, _: words, unroll=15, note="there and back", amount=2 * LANES),
     ]  # fmt: skip
@@ -248,7 +251,7 @@ def _conversions() -> list[Form]:
         forms.append(_form(f"cvt {kind}.f32 and f16x2.{kind}", lines,
                            {rf"F2FP\.SATFINITE\.{opcode}\.F32\..*": 1, rf"F2FP\.F16\.{opcode}\.UNPACK_B": 1},
                            bits(1.5, np.float16), lambda words, _: words, amount=4 * LANES, needs=(120,), unroll=31,
-                           note="through f32 from f16"))  # fmt: skip
+                           besides=2, note="through f32 from f16"))  # fmt: skip
     scales = ("{ .reg .b16 low;", "cvt.rp.satfinite.ue8m0x2.bf16x2 low, X;", "cvt.rn.bf16x2.ue8m0x2 X, low; }")
     forms.append(_form("cvt ue8m0x2.bf16x2 and back", scales, {r"F2FP\..*E8.*": 2}, bits(2.0, ml_dtypes.bfloat16),
                        lambda words, _: words, amount=4 * LANES, needs=(120,), unroll=31))  # fmt: skip
@@ -270,13 +273,13 @@ def _control() -> list[Form]:
         lines = ("{", "@P bra past;", *skipped, "past:", "}")
         return _form(name, lines, {"BRA(\\..*)?": (1, 2), "FMUL": BODY}, bits(1.0), lambda words, _: words,
                      inputs={**inputs, "P": Operand("pred", 1, taken)}, chains=(1,), warps=(1, 4, 8, 16), unroll=15,
-                     note=note, amount=LANES)  # fmt: skip
+                     besides=0.5, is_conditional=True, note=note, amount=LANES)  # fmt: skip
 
     return [
         _form("@p mul.rn.f32, p true", "@P mul.rn.f32 X, X, A;", "FMUL", bits(1.0), flips,
-              inputs={**inputs, "P": Operand("pred", 1, 1)}, unit="flop"),
+              inputs={**inputs, "P": Operand("pred", 1, 1)}, is_conditional=True, unit="flop"),
         _form("@p mul.rn.f32, p false", "@P mul.rn.f32 X, X, A;", "FMUL", bits(1.0), lambda words, _: words,
-              inputs={**inputs, "P": Operand("pred", 1, 0)}),
+              inputs={**inputs, "P": Operand("pred", 1, 0)}, is_conditional=True),
         branch("bra, taken", 1, f"around {BODY} multiplications"),
         branch("bra, not taken", 0, f"before {BODY} multiplications"),
         branch("bra, half of the lanes", (lane < LANES // 2).astype(np.uint64).reshape(1, LANES), f"around {BODY} multiplications"),

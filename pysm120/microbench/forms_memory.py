@@ -73,7 +73,7 @@ def _streamed(
     return Form(
         name=f"{name}, {text(span)}", group="memory", template="global", lines=(line,), sass=sass,
         state=Operand("b32", 1, STORED if stores else 0), inputs={"M": Operand("b32", 1, span - 1)}, model=lambda words, _: words, amount=LANES * width, unit="byte",
-        chains=(4,), warps=(8, 16, 32), unroll=2, has_latency=False, oldest=oldest,
+        chains=(4,), warps=(8, 16, 32), unroll=2, has_latency=False, oldest=oldest, besides=6.5 if width == 16 else 8,
         options={"width": width, "span": span, "data": lambda _: span, "check": check, "writes": stores},
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ def _atomic(name: str, line: str, sass: str, *, words: int, note: str) -> Form:
     return Form(
         name=name, group="memory", template="global", lines=(line,), sass=sass, state=Operand("b32", 1, 0),
         inputs={"A": Operand("b32", 1, 1), "M": Operand("b32", 1, 4 * words - 1)}, model=lambda w, _: w, amount=LANES, chains=(1, 4), warps=(1, 8, 32), unroll=4,
-        has_latency=False, note=note,
+        has_latency=False, note=note, besides=4.5,
         options={"width": 4, "span": 4 * words, "data": lambda _: 4 * words, "fill": lambda n, _: np.zeros(n // 4, np.uint32),
                  "check": check, "writes": True},
     )  # fmt: skip

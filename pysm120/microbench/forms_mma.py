@@ -30,6 +30,7 @@ ONES = {
 MASKS = {"e4m3": 0xB7B7B7B7, "e5m2": 0xBBBBBBBB, "e2m1": 0x3C3C3C3C, "e3m2": 0x3F3F3F3F, "e2m3": 0x3F3F3F3F}
 BITS = {"bf16": 16, "f16": 16, "tf32": 32, "e2m1x8": 4, "s4": 4, "b1": 1, "f64": 64}
 SCALE_ONE = {"ue8m0": 0x7F7F7F7F, "ue4m3": 0x38383838}
+MOVES = 9  # registers of a call that are moved there and back
 METADATA = 0x44444444  # of every four (or pair of pairs) the first two
 
 
@@ -83,6 +84,8 @@ def _form(
     oldest: int = 80,
     note: str = "",
     chains: tuple[int, ...] = (1, 2, 4, 8),
+    besides: float | Mapping[str, float] = 0.0,
+    is_conditional: bool = False,
 ) -> Form:
     """Write a form of mma: accumulator, A and B types; ``own`` names operands that every chain has for itself."""
     m, n, k = shape
@@ -127,6 +130,8 @@ def _form(
         chains=chains,
         warps=(1, 4, 8, 16),
         unroll=16,
+        besides=besides,
+        is_conditional=is_conditional,
         note=note,
     )
 
@@ -153,9 +158,9 @@ def _dense() -> list[Form]:
         _simple("m16n8k32 s32.s8.s8", r"IMMA\.16832\.S8\.S8"),
         _simple("m16n8k16 s32.s8.s8", r"IMMA\.16816\.S8\.S8"),
         _simple("m16n8k32 s32.u8.s8 satfinite", r"IMMA\.16832\.U8\.S8\.SAT", qualifiers=".satfinite"),
-        _simple("m16n8k64 s32.s4.s4", {"80": r"IMMA\.16864\.S4\.S4", "": r"CALL\.REL\.NOINC"}, note="emulated by a subroutine where it is a CALL"),
+        _simple("m16n8k64 s32.s4.s4", {"80": r"IMMA\.16864\.S4\.S4", "": r"CALL\.REL\.NOINC"}, besides=MOVES, note="emulated by a subroutine where it is a CALL"),
         _simple("m16n8k256 s32.b1.b1 and.popc", {"80": r"BMMA\.168256\.AND\.POPC", "90": r"BMMA\.168256\.AND\.POPC", "": r"CALL\.REL\.NOINC"},
-                more=".and.popc", note="emulated by a subroutine where it is a CALL"),
+                more=".and.popc", besides={"120": MOVES}, note="emulated by a subroutine where it is a CALL"),
         _simple("m8n8k4 f64.f64.f64", r"DMMA\.(8x8x4|884)"),
     ]  # fmt: skip
     for own, text in (("B", "A shared, B of each chain"), ("AB", "A and B of each chain")):
@@ -174,7 +179,7 @@ def _fp8() -> list[Form]:
             half = r"HMMA\.16816\." if k == 32 else r"HMMA\.1688\."
             emulated = {half + acc.upper(): 2, r"F2FP\.F16\.E\dM\d\.UNPACK_B": (k // 8, 8)}
             note = "emulated: f16 products; B changes in every step, A does not"
-            forms.append(_simple(name, {"90": emulated}, needs=(90,), vary=True, note=note))
+            forms.append(_simple(name, {"90": emulated}, needs=(90,), vary=True, besides=6, note=note))
     return forms
 
 
@@ -210,7 +215,8 @@ def _scaled() -> list[Form]:
                 f"m16n8k32 f32.{a}.{b} mxf8f6f4{text}", rf"QMMA\.SF\.16832\.F32\.{a.upper()}\.{b.upper()}\.E8",
                 qualifiers=".kind::mxf8f6f4.block_scale.scale_vec::1X", more=".ue8m0",
                 scales=("ue8m0", select_a, select_b), needs=(120,),
-                chains=(1, 2) if "registers" in text else (1, 2, 4, 8)))  # fmt: skip
+                chains=(1, 2) if "registers" in text else (1, 2, 4, 8),
+                besides=6 if "registers" in text else 0, is_conditional="registers" in text))  # fmt: skip
     kinds = [("mxf4", "2X", "ue8m0", "E8", "2, 1", "2, 3"), ("mxf4nvf4", "2X", "ue8m0", "E8", "", ""),
              ("mxf4nvf4", "4X", "ue4m3", r"UE4M3\.4X", "0, 1", "0, 3")]  # fmt: skip
     for kind, vector, scale, ending, select_a, select_b in kinds:

@@ -78,6 +78,7 @@ def _load(
         state=Operand("b32", 2, lanes([offsets, 0 * LANE])),
         inputs={"H": Operand("b32", 2, lanes([halves[0, 0], halves[0, 1]]))},
         model=after,
+        besides=len(others) / 2,  # sums of three
         amount=amount,
         unit="byte",
         unroll=15,
@@ -162,6 +163,7 @@ def _unpacked(
         unit="byte",
         unroll=15,
         needs=(120,),
+        besides=1 + (registers - 1) / 2,
         options={"block": 8192},
         note="with an add between; bytes as they arrive",
     )
@@ -236,6 +238,7 @@ def _store(
         chains=(1,),
         has_latency=False,
         needs=needs,
+        besides=1.5 if registers > 1 else 0,  # a vector's registers, filled anew
         options={"block": 8192, "reads_back": True, "check_warps": 1},
     )
 

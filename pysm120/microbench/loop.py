@@ -3,10 +3,13 @@
 import collections
 import dataclasses
 import re
+from collections.abc import Iterable
+from functools import cached_property
 
 from pysm120.sass import Function, Instruction
 
 _CLOCK = re.compile(r"\bSR_CLOCKLO\b")
+_NEVER = ("!PT", "!UPT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +20,27 @@ class Loop:
 
     @property
     def opcodes(self) -> collections.Counter[str]:
-        """How often each opcode stands in it."""
-        return collections.Counter(i.opcode for i in self.instructions)
+        """How often each opcode stands in it; what never executes, as `@!PT LDS` before LDGSTS, does not count."""
+        return collections.Counter(i.opcode for i in self.instructions if i.predicate not in _NEVER)
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """Addresses that a branch within the loop goes around, or goes back over."""
+        spans = []
+        for one in self.instructions[:-1]:
+            if one.is_branch and one.target is not None:
+                is_forward = one.target > one.address
+                spans.append((one.address + 1, one.target) if is_forward else (one.target, one.address + 1))
+        return spans
+
+    def conditional(self, patterns: Iterable[str]) -> Instruction | None:
+        """Return the first of the opcodes that a trip may execute less or more than once."""
+        for one in self.instructions:
+            if one.predicate in _NEVER or not any(re.fullmatch(pattern, one.opcode) for pattern in patterns):
+                continue
+            if one.predicate or any(first <= one.address < last for first, last in self._spans):
+                return one
+        return None
 
 
 class NoLoopError(Exception):

@@ -52,7 +52,12 @@ def measure(launcher: Launcher, ready: Ready, choice: Choice) -> Result:
         result.status, result.message = "objected", ready.objection
     elif ready.proofs or choice.may_be_unproven:
         result.status = "measured" if ready.proofs else "unproven"
-        _time(launcher, ready, choice, result)
+        try:
+            _time(launcher, ready, choice, result)
+        except Error as error:  # one form's failure does not take the others' figures with it
+            result.latency = result.per_clock = result.per_second = result.megahertz = None
+            result.cells = []
+            result.status, result.message = "wrong", str(error).splitlines()[0]
     else:
         result.status, result.message = "objected", "nobody has read the machine code"
     return result
@@ -62,7 +67,10 @@ def _time(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> N
     form = ready.form
     if "seconds" in form.options:
         seconds = [form.options["seconds"](launcher, *ready.kernels[1]) for _ in range(choice.runs)]
-        result.per_second = Spread.of([1 / s for s in seconds if s > 0])
+        if min(seconds) <= 0:
+            result.status, result.message = "objected", "the device's timer did not move meanwhile: it is too coarse"
+            return
+        result.per_second = Spread.of([1 / s for s in seconds])
         return
     if form.has_latency:
         bench, kernel = ready.kernels[form.chains[0]]

@@ -3,11 +3,13 @@
 import dataclasses
 import re
 
+from pysm120.microbench.form import Counts
 from pysm120.microbench.kernel import BenchKernel
-from pysm120.microbench.loop import NoLoopError, timed_loop
+from pysm120.microbench.loop import Loop, NoLoopError, timed_loop
 from pysm120.sass import Function
 
 SHOWN = 6  # opcodes in a message
+LOOP = 10  # instructions of the loop itself: its counter, its branch, predicates that it moves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +47,31 @@ def prove(kernel: BenchKernel, function: Function | None, family: str) -> Proof:
         return Proof(str(error), {})
     opcodes = dict(loop.opcodes)
     wanted = kernel.form.counts(family)
+    return Proof(_objection(kernel, loop, wanted, family), opcodes, tuple(wanted))
+
+
+def _objection(kernel: BenchKernel, loop: Loop, wanted: Counts, family: str) -> str:
+    """Say what stands in a loop too often, too rarely, under a condition, or should not stand there; "" for nothing."""
+    form, opcodes = kernel.form, loop.opcodes
     if not wanted:
-        return Proof(f"nobody has said what {kernel.form.name} is in the machine code of sm_{family}", opcodes)
+        return f"nobody has said what {form.name} is in the machine code of sm_{family}"
     for pattern, count in wanted.items():
         per_step, more = count if isinstance(count, tuple) else (count, 0)
         least = round(per_step * kernel.steps)
         found = sum(count for name, count in opcodes.items() if re.fullmatch(pattern, name))
         if not least <= found <= least + more:
             right = f"{least}" if not more else f"{least} to {least + more}"
-            return Proof(f"the timed loop holds {found} of {pattern}, not {right}", opcodes, tuple(wanted))
-    spills = sum(count for name, count in opcodes.items() if name.split(".")[0] in {"LDL", "STL"})
-    if spills:
-        return Proof(f"the timed loop spills registers: {spills} accesses of local memory", opcodes)
-    return Proof("", opcodes, tuple(wanted))
+            return f"the timed loop holds {found} of {pattern}, not {right}"
+    if spills := sum(count for name, count in opcodes.items() if name.split(".")[0] in {"LDL", "STL"}):
+        return f"the timed loop spills registers: {spills} accesses of local memory"
+    rest = {name: count for name, count in opcodes.items() if not any(re.fullmatch(p, name) for p in wanted)}
+    if called := next((name for name in rest if name.split(".")[0] == "CALL"), ""):
+        return f"the timed loop calls a subroutine that nobody has counted: {called}"
+    others = sum(count for name, count in rest.items() if name != "NOP")
+    most = form.others(family) * kernel.steps + LOOP
+    if others > most:
+        name = max(rest, key=lambda name: (name != "NOP", rest[name]))
+        return f"the timed loop holds {others} other instructions ({rest[name]} {name}, say), not {most:.0f} at most"
+    if not form.is_conditional and (one := loop.conditional(wanted)):
+        return f"the timed loop may skip or repeat {one} at {one.address:#x}"
+    return ""

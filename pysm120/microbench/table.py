@@ -12,6 +12,7 @@ COLUMNS = (
     "whole chip",
     "MHz",
     "unit",
+    "instructions",
     "timed loop, or why not",
 )
 WORDS = {
@@ -66,6 +67,7 @@ def row(result: Result) -> tuple[str, ...]:
         scaled(result.per_second) if result.per_second else "",
         f"{clock.median:.0f}" if clock else "",
         result.unit,
+        number(result.instructions, 1) if result.instructions else "",
         WORDS[result.status] + text,
     )
 
