@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pysm120.errors import InvalidArgumentError
 from pysm120.microbench import (
     forms_copy,
+    forms_cvt,
     forms_launch,
     forms_math,
     forms_memory,
@@ -17,7 +18,7 @@ from pysm120.microbench.form import Form
 
 GROUPS: dict[str, Sequence[Form]] = {
     "mma": forms_mma.FORMS,
-    "math": forms_math.FORMS,
+    "math": [*forms_math.FORMS, *forms_cvt.FORMS],
     "warp": forms_warp.FORMS,
     "shared": forms_shared.FORMS,
     "sync": forms_sync.FORMS,
