@@ -76,6 +76,8 @@ class Form:
         0: to the bit. Else the words are numbers of type ``number``, and this is how far they may be off.
     needs : tuple of int, optional
         The compute capabilities that have it, as families: (120,), (90,); () is every one.
+    lacks : str
+        What one that lacks it does.
     oldest : int
         The first compute capability that has it.
     chains, warps : tuples of int
@@ -98,6 +100,7 @@ class Form:
     rtol: float = 0.0
     number: Any = np.float32
     needs: tuple[int, ...] = ()
+    lacks: str = "has no such instruction"
     oldest: int = 80
     chains: tuple[int, ...] = (1, 2, 4, 8)
     warps: tuple[int, ...] = (1, 4, 8, 16, 32)

@@ -12,6 +12,7 @@ from pysm120.microbench.kernel import BenchKernel
 REGION = 1 << 17  # bytes that a CTA goes through: all together they fit in level two
 MOST_SHARED = 96 << 10
 PITCH = 1024
+NARROW = 256  # of stores: eight boxes of 64 rows in a region, so that none under way meets another
 TILE = 16384  # of sums
 WORD = 160  # of a tile, plus the lane, that is looked at
 SWIZZLES = {"none": 0, "32B": 1, "64B": 3, "128B": 7}
@@ -57,13 +58,20 @@ def _check_loads(_: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas
 
 def _check_stores(launcher: Any, bench: BenchKernel, _: Any, ctas: int, __: int, trips: int) -> str:
     """Compare the data with the tiles that were last written there."""
-    size = bench.form.options["bytes"]
+    options = bench.form.options
+    size, box = options["bytes"], options.get("box")
     got = launcher.read(ctas * REGION)
     expected = launcher.pattern(ctas * REGION).copy()
+    inside = 4 * np.arange(size // 4)
+    places, words = inside, inside // 4  # in global memory, and which word of the tile lies there
+    if box:
+        places = inside // box[1] * options["pitch"] + inside % box[1]
+        words = (inside ^ (inside >> 7 & SWIZZLES[options["swizzle"]]) << 4) // 4
     for cta in range(ctas):
         for copy in range(bench.chains * trips * bench.form.unroll):
-            at = (cta * REGION + copy * size % REGION) // 4
-            expected[at : at + size // 4] = np.arange(size // 4) + copy % bench.chains * (size // 4)
+            first = copy * box[0] * options["pitch"] if box else copy * size
+            at = cta * REGION + first % REGION + places
+            expected[at // 4] = words + copy % bench.chains * (size // 4)
     return "" if np.array_equal(got, expected) else "the data are not what was copied there"
 
 
@@ -97,7 +105,9 @@ def _check_sums(launcher: Any, bench: BenchKernel, _: Any, ctas: int, warps: int
     return first_difference("sum", got, expected)
 
 
-def _bulk(name: str, sass: Any, *, size: int, kind: str, note: str = "", **options: Any) -> Form:
+def _bulk(
+    name: str, sass: Any, *, size: int, kind: str, note: str = "", needs: tuple[int, ...] = (), lacks: str = Form.lacks, **options: Any
+) -> Form:
     """Write a form of bulk copies."""
     return Form(
         name=name,
@@ -110,6 +120,8 @@ def _bulk(name: str, sass: Any, *, size: int, kind: str, note: str = "", **optio
         amount=size if kind != "reduce" else size // 4,
         unit="byte" if kind != "reduce" else "add",
         oldest=90,
+        needs=needs,
+        lacks=lacks,
         chains=_chains(size),
         warps=(1,),
         unroll=ROUNDS,
@@ -129,7 +141,7 @@ def _map(device: Device, data: Any, bench: BenchKernel, ctas: int) -> tuple[Any,
     """Return the tensor map of all regions."""
     options = bench.form.options
     rows, row_bytes = options["box"]
-    matrix = data[: ctas * REGION // 4].reshape(ctas * REGION // PITCH, PITCH // 4)
+    matrix = data[: ctas * REGION // 4].reshape(ctas * REGION // options["pitch"], options["pitch"] // 4)
     return (device.tensor_map(matrix, (rows, row_bytes // 4), swizzle=options["swizzle"]),)
 
 
@@ -138,6 +150,9 @@ def _loads() -> list[Form]:
         _bulk(f"cp.async.bulk to shared, {size:,} bytes", r"UBLKCP\.S\.G.*", size=size, kind="load", check=_check_loads)
         for size in (512, 2048, 8192, 16384, 32768)
     ]
+    forms.append(_bulk("cp.async.bulk.multicast::cluster to shared, 8,192 bytes", r"UBLKCP\.S\.G\.MULTICAST.*", size=8192, kind="load",
+                       check=_check_loads, is_multicast=True, needs=(90, 100), lacks="emulates multicast by a subroutine",
+                       note="a cluster of one CTA"))  # fmt: skip
     boxes = [((64, 128), "128B"), ((64, 128), "none"), ((64, 64), "64B"), ((64, 32), "32B"), ((128, 128), "128B"), ((16, 128), "128B"),
              ((32, 256), "none")]  # fmt: skip
     for box, swizzle in boxes:
@@ -149,12 +164,17 @@ def _loads() -> list[Form]:
 
 
 def _stores() -> list[Form]:
+    boxes = [((64, 128), "128B"), ((64, 128), "none"), ((64, 64), "64B"), ((64, 32), "32B"), ((16, 128), "128B")]
     return [
         _bulk(
             f"cp.async.bulk to global, {size:,} bytes", r"UBLKCP\.G\.S.*", size=size, kind="store", check=_check_stores
         )
         for size in (512, 2048, 8192, 32768)
-    ]
+    ] + [
+        _bulk(f"cp.async.bulk.tensor.2d to global, {box[0]} rows of {box[1]} bytes, swizzle {swizzle}", r"UTMASTG\.2D.*",
+              size=box[0] * box[1], kind="store", box=box, swizzle=swizzle, pitch=NARROW, arguments=_map, check=_check_stores)
+        for box, swizzle in boxes
+    ]  # fmt: skip
 
 
 def zeros(nbytes: int, _: int) -> npt.NDArray[np.uint32]:

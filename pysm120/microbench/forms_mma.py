@@ -1,5 +1,6 @@
 """mma.sync: every kind, block scales, selectors, sparse forms, and operands shared by chains or not."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -234,11 +235,14 @@ def _scaled() -> list[Form]:
 def _sparse() -> list[Form]:
     """Return 2:4 sparse forms; the work is counted as if they were dense."""
     sp, note = ".sp::ordered_metadata", "2:4 sparse, counted as dense"
-    rows: list[tuple[str, str, dict[str, Any]]] = [
+    rows: list[tuple[str, Any, dict[str, Any]]] = [
         ("m16n8k32 f32.bf16.bf16 sp", r"HMMA\.SP\.16832\.F32\.BF16", {}),
         ("m16n8k32 f32.f16.f16 sp", r"HMMA\.SP\.16832\.F32", {}),
         ("m16n8k64 s32.s8.s8 sp", r"IMMA\.SP\.16864\.S8\.S8", {}),
         ("m16n8k64 f32.e4m3.e4m3 sp", r"QMMA\.SP\.16864\.F32\.E4M3\.E4M3", {"needs": (80, 120), "oldest": 89}),
+        ("m16n8k64 f32.e4m3.e4m3 sp", {"90": {r"HMMA\.SP\.16832\.F32": 2}},
+         {"needs": (90,), "vary": True, "besides": 60, "chains": (1,),
+          "note": "2:4 sparse, counted as dense; emulated: f16 products, B changes in every step"}),
         ("m16n8k64 f32.e4m3.e4m3 sp f8f6f4", r"QMMA\.SP\.16864\.F32\.E4M3\.E4M3",
          {"qualifiers": ".kind::f8f6f4", "needs": (120,)}),
         ("m16n8k64 f32.e4m3.e4m3 sp mxf8f6f4", r"QMMA\.SF\.SP\.16864\.F32\.E4M3\.E4M3\.E8",
@@ -254,7 +258,25 @@ def _sparse() -> list[Form]:
          {"qualifiers": ".kind::mxf4nvf4.block_scale.scale_vec::4X", "more": ".ue4m3",
           "scales": ("ue4m3", "0, 0", "0, 0"), "needs": (120,)}),
     ]  # fmt: skip
-    return [_simple(name, sass, sparse=sp, note=note, **more) for name, sass, more in rows]
+    return [_simple(name, sass, sparse=sp, **{"note": note, **more}) for name, sass, more in rows]
 
 
-FORMS = [*_dense(), *_fp8(), *_f8f6f4(), *_scaled(), *_sparse()]
+def _own() -> list[Form]:
+    """Return SM120's kinds with A and B of each chain: what operands that nobody shares cost."""
+    chosen = {
+        "m16n8k32 f32.e4m3.e4m3 f8f6f4",
+        "m16n8k32 f32.e4m3.e4m3 mxf8f6f4",
+        "m16n8k64 f32.e2m1x8.e2m1x8 mxf4nvf4 4X ue4m3",
+    }
+    shared = [form for form in (*_f8f6f4(), *_scaled()) if form.name in chosen]
+    return [
+        dataclasses.replace(
+            form,
+            name=f"{form.name}, A and B of each chain",
+            inputs={x: dataclasses.replace(operand, is_own=x in "AB") for x, operand in form.inputs.items()},
+        )
+        for form in shared
+    ]
+
+
+FORMS = [*_dense(), *_fp8(), *_f8f6f4(), *_scaled(), *_sparse(), *_own()]

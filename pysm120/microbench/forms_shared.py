@@ -218,12 +218,14 @@ def _store(
     registers: int,
     amount: int,
     needs: tuple[int, ...] = (),
+    stored: int = 0xFFFFFFFF,
 ) -> Form:
-    """Write a chain of stores; what lies at the lane's address is read back after the loop.
+    """Write a chain of stores; ``stored``: the bits of a word that they write. What lies at the lane's address is read back after the loop.
 
     They are volatile: of stores to one address the assembler keeps the last.
     """
     lines = (f"{access} [X0], {{{', '.join(['X1'] * registers)}}};" if registers else f"{access} [X0], X1;",)
+    left = image(8192).view(np.uint32)[offsets // 4] & np.uint32(0xFFFFFFFF ^ stored)
     return Form(
         name=name,
         group="shared",
@@ -231,7 +233,7 @@ def _store(
         lines=lines,
         sass=sass,
         state=Operand("b32", 2, lanes([offsets, 0 * LANE + STORED])),
-        model=lambda _, __: np.array([offsets, 0 * LANE + STORED]).astype(np.uint32),
+        model=lambda _, __: np.array([offsets, STORED & stored | left]).astype(np.uint32),
         amount=amount,
         unit="byte",
         unroll=15,
@@ -246,13 +248,15 @@ def _store(
 def _stores() -> list[Form]:
     """Return stores by width, with conflicts, and of matrices."""
     forms = [
+        _store("st.shared.b8", "st.volatile.shared.b8", r"STS\.U8", 4 * LANE, 0, LANES, stored=0xFF),
+        _store("st.shared.b16", "st.volatile.shared.b16", r"STS\.U16", 4 * LANE, 0, 2 * LANES, stored=0xFFFF),
         _store("st.shared.b32", "st.volatile.shared.b32", "STS", 4 * LANE, 0, 4 * LANES),
         _store("st.shared.v2.b32", "st.volatile.shared.v2.b32", r"STS\.64", 8 * LANE, 2, 8 * LANES),
         _store("st.shared.v4.b32", "st.volatile.shared.v4.b32", r"STS\.128", 16 * LANE, 4, 16 * LANES),
     ]
     forms += [
         _store(f"st.shared.b32, {n} lanes on a bank", "st.volatile.shared.b32", "STS", 4 * n * LANE, 0, 4 * LANES)
-        for n in (2, 8, 32)
+        for n in (2, 4, 8, 16, 32)
     ]
     for count in (1, 2, 4):
         ending = rf"\.{count}" if count > 1 else ""

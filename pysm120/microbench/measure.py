@@ -66,11 +66,7 @@ def measure(launcher: Launcher, ready: Ready, choice: Choice) -> Result:
 def _time(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> None:
     form = ready.form
     if "seconds" in form.options:
-        seconds = [form.options["seconds"](launcher, *ready.kernels[1]) for _ in range(choice.runs)]
-        if min(seconds) <= 0:
-            result.status, result.message = "objected", "the device's timer did not move meanwhile: it is too coarse"
-            return
-        result.per_second = Spread.of([1 / s for s in seconds])
+        _time_launches(launcher, ready, choice, result)
         return
     if form.has_latency:
         bench, kernel = ready.kernels[form.chains[0]]
@@ -97,6 +93,15 @@ def _time(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> N
                 best = (rate, run)
     if best is not None:
         _keep(best[1], choice, result)
+
+
+def _time_launches(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> None:
+    """Time what is of the host, or lies between kernels."""
+    seconds = [ready.form.options["seconds"](launcher, *ready.kernels[1]) for _ in range(choice.runs)]
+    if min(seconds) > 0:
+        result.per_second = Spread.of([1 / s for s in seconds])
+    else:
+        result.status, result.message = "objected", "the device's timer did not move meanwhile: it is too coarse"
 
 
 def _keep(run: "_Run", choice: Choice, result: Result) -> None:

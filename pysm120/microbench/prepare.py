@@ -71,7 +71,7 @@ def prepare(
             chosen = (counts[0], counts[-1]) if is_short and counts[1:] else counts
             present.append((one, kernels_of(one.form, index, chosen)))
         else:
-            one.refusal = f"{chip.target} has no such instruction"
+            one.refusal = f"{chip.target} {one.form.lacks}"
     if not toolchain.missing():
         for template in dict.fromkeys(one.form.template for one, _ in present):
             same = [item for item in present if item[0].form.template == template]

@@ -52,26 +52,39 @@ def prove(kernel: BenchKernel, function: Function | None, family: str) -> Proof:
 
 def _objection(kernel: BenchKernel, loop: Loop, wanted: Counts, family: str) -> str:
     """Say what stands in a loop too often, too rarely, under a condition, or should not stand there; "" for nothing."""
-    form, opcodes = kernel.form, loop.opcodes
+    form = kernel.form
     if not wanted:
         return f"nobody has said what {form.name} is in the machine code of sm_{family}"
+    if said := _miscounted(kernel, loop, wanted) or _crowded(kernel, loop, wanted, family):
+        return said
+    if not form.is_conditional and (one := loop.conditional(wanted)):
+        return f"the timed loop may skip or repeat {one} at {one.address:#x}"
+    return ""
+
+
+def _miscounted(kernel: BenchKernel, loop: Loop, wanted: Counts) -> str:
+    """Say which opcode of a form is not there as often as it should."""
     for pattern, count in wanted.items():
         per_step, more = count if isinstance(count, tuple) else (count, 0)
         least = round(per_step * kernel.steps)
-        found = sum(count for name, count in opcodes.items() if re.fullmatch(pattern, name))
+        found = sum(count for name, count in loop.opcodes.items() if re.fullmatch(pattern, name))
         if not least <= found <= least + more:
             right = f"{least}" if not more else f"{least} to {least + more}"
             return f"the timed loop holds {found} of {pattern}, not {right}"
+    return ""
+
+
+def _crowded(kernel: BenchKernel, loop: Loop, wanted: Counts, family: str) -> str:
+    """Say what else stands in a loop that should not, or too much of it."""
+    opcodes = loop.opcodes
     if spills := sum(count for name, count in opcodes.items() if name.split(".")[0] in {"LDL", "STL"}):
         return f"the timed loop spills registers: {spills} accesses of local memory"
     rest = {name: count for name, count in opcodes.items() if not any(re.fullmatch(p, name) for p in wanted)}
     if called := next((name for name in rest if name.split(".")[0] == "CALL"), ""):
         return f"the timed loop calls a subroutine that nobody has counted: {called}"
     others = sum(count for name, count in rest.items() if name != "NOP")
-    most = form.others(family) * kernel.steps + LOOP
+    most = kernel.form.others(family) * kernel.steps + LOOP
     if others > most:
         name = max(rest, key=lambda name: (name != "NOP", rest[name]))
         return f"the timed loop holds {others} other instructions ({rest[name]} {name}, say), not {most:.0f} at most"
-    if not form.is_conditional and (one := loop.conditional(wanted)):
-        return f"the timed loop may skip or repeat {one} at {one.address:#x}"
     return ""
