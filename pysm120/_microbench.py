@@ -62,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         path = path_of(words[2], "the picture", ".png")
         from pysm120.microbench.plot import draw  # noqa: PLC0415 - matplotlib is an extra, and slow to import
 
-        draw(result.load(Path(words[1])), path or Path(words[2]))
+        if path:
+            _writable(path, "the picture")
+            draw(result.load(Path(words[1])), path)
         return 0
     forms = [form for form in groups.chosen(words) if arguments.only in form.name]
     if not forms:
@@ -89,12 +91,18 @@ def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
     if folder and not folder.is_dir():
         message = f"--save is {arguments.save!r}, not a folder that exists"
         raise InvalidArgumentError(message)
+    for path, name in ((to_json, "--json"), (to_plot, "--plot"), (folder and folder / "chain_0.ptx", "--save")):
+        if path:
+            _writable(path, name)
     if folder and toolchain.missing():
         message = f"--save has nothing to write: {toolchain.missing()}"
         raise InvalidArgumentError(message)
     with Device(arguments.device) as device:
         if not device.is_virtual and toolchain.missing() and not arguments.unproven:
             message = f"no figure without its machine code: {toolchain.missing()}, or say --unproven"
+            raise InvalidArgumentError(message)
+        if to_plot and device.is_virtual:
+            message = f"--plot is {arguments.plot!r}, but there is nothing to draw: the virtual device times nothing"
             raise InvalidArgumentError(message)
         ready = prepare(device, forms, is_short=device.is_virtual, folder=folder)
         launcher, choice = Launcher(device, seed), Choice(runs, ms * 1e-3, arguments.unproven)
@@ -115,6 +123,18 @@ def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
         draw(report, to_plot)
         print(f"{to_plot} shows them.")
     return int(any(r.status == "wrong" for r in results))
+
+
+def _writable(path: Path, name: str) -> None:
+    """Refuse a file that cannot be written, before anything is measured."""
+    is_there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        message = f"{name} is {str(path)!r}, which cannot be written: {error.strerror}"
+        raise InvalidArgumentError(message) from error
+    if not is_there:
+        path.unlink()
 
 
 def _summary(report: result.Report, seed: int) -> None:

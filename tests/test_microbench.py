@@ -326,11 +326,40 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "takes two files" in error_of(capsys, "compare", "a.json")
     assert "plot takes a file" in error_of(capsys, "plot", "a.json")
     assert "the picture is 'a.gif'" in error_of(capsys, "plot", "a.json", "a.gif")
-    assert "none.json is no file of" in error_of(capsys, "plot", str(tmp_path / "none.json"), str(tmp_path / "a.png"))
-    (tmp_path / "a.json").write_text("{}")
-    assert "a.json is no file of" in error_of(capsys, "compare", str(tmp_path / "a.json"), str(tmp_path / "a.json"))
-    (tmp_path / "b.json").write_text(json.dumps({"format": 99, "results": []}))
-    assert "format 99" in error_of(capsys, "compare", str(tmp_path / "b.json"), str(tmp_path / "b.json"))
+    assert "none.json cannot be read: No such file" in error_of(
+        capsys, "plot", str(tmp_path / "none.json"), str(tmp_path / "a.png")
+    )
+    assert "--save is" in error_of(capsys, "--save", "/proc", "--device", "virtual")
+    assert "--json is '/proc/a.json', which cannot be written" in error_of(capsys, "--json", "/proc/a.json")
+    assert "cannot be written" in error_of(capsys, "plot", "a.json", "/proc/a.png")
+    plot = str(tmp_path / "a.png")
+    assert "the virtual device times nothing" in error_of(capsys, "--plot", plot, "--device", "virtual")
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def error(text: str) -> str:
+        path = tmp_path / "a.json"
+        path.write_text(text)
+        return error_of(capsys, "compare", str(path), str(path))
+
+    some_report(1).save(tmp_path / "right.json")
+    right = json.loads((tmp_path / "right.json").read_text())
+    (item, *_) = right["results"]
+    assert "a.json is not a file that `microbench --json` wrote: it is not JSON" in error("x")
+    assert "it is not JSON, or not all of it" in error((tmp_path / "right.json").read_text()[:-9])
+    for other in ([], {}, {"results": 3}, "x", None):
+        assert "it has no list of results" in error(json.dumps(other))
+    assert "format 99" in error(json.dumps({**right, "format": 99}))
+    wrong_items = [{**item, "latency": {"median": "1", "least": 1, "greatest": 1}}, {**item, "latency": 3}, {**item, "name": 3},
+                   {**item, "more": 1}, {k: v for k, v in item.items() if k != "cells"}, 3, {**item, "cells": [1]}]  # fmt: skip
+    for wrong in ({"capability": 9}, {"capability": ["x", 0]}, {"more": 1}, *({"results": [x]} for x in wrong_items)):
+        assert "one of its entries is missing, too much or of another type" in error(json.dumps({**right, **wrong}))
+    assert "no form in common" in error(json.dumps({**right, "results": []}))
+    assert "a.json is of the virtual device" in error(json.dumps({**right, "is_virtual": True}))
+    assert "a.json cannot be read: Is a directory" in error_of(capsys, "compare", str(tmp_path), str(tmp_path)).replace(
+        str(tmp_path), "a.json"
+    )
 
 
 def test_no_figure_without_tools(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

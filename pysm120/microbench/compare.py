@@ -13,6 +13,10 @@ COLUMNS = ("form", "latency A", "latency B", "B / A", "per SM and clock A", "B",
 def compare(first: Path, second: Path) -> None:
     """Print what two files of ``--json`` have in common, and how much only one has."""
     a, b = load(first), load(second)
+    for path, report in ((first, a), (second, b)):
+        if report.is_virtual:
+            message = f"{path} is of the virtual device, which times nothing: give one of a GPU"
+            raise InvalidArgumentError(message)
     for letter, report in zip("AB", (a, b), strict=True):
         print(f"{letter}: {title(report)}")
     left, right = (_timed(report) for report in (a, b))
@@ -32,7 +36,7 @@ def title(report: Report) -> str:
 
 
 def _timed(report: Report) -> dict[tuple[str, str], Result]:
-    return {(r.group, r.name): r for r in report.results if r.latency or r.per_clock}
+    return {(r.group, r.name): r for r in report.results if r.latency or r.per_clock or r.per_second}
 
 
 def _row(a: Result, b: Result) -> tuple[str, ...]:

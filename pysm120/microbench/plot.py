@@ -9,7 +9,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:
-    message = "--plot needs matplotlib, which is not installed: pip install 'pysm120[cli]' installs it"
+    message = "a picture needs matplotlib, which is not installed: pip install 'pysm120[cli]' installs it"
     raise UnsupportedError(message) from error
 
 WIDTH, ROW = 15.0, 0.19  # inches

@@ -106,20 +106,35 @@ def _rounded(value: Any) -> Any:
 
 def load(path: Path) -> Report:
     """Read what ``save`` wrote; InvalidArgumentError where it is something else."""
+    wrong = f"{path} is not a file that `microbench --json` wrote: "
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgumentError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidArgumentError(f"{wrong}it is not JSON, or not all of it") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("results"), list):
+        raise InvalidArgumentError(f"{wrong}it has no list of results")
+    if raw.get("format") != FORMAT:
+        raise InvalidArgumentError(f"{path} has format {raw.get('format')}, but this version reads {FORMAT}")
+    try:
         results = [_result(item) for item in raw.pop("results")]
-        if raw["format"] != FORMAT:
-            raise InvalidArgumentError(f"{path} has format {raw['format']}, but this version reads {FORMAT}")
-        return Report(**{**raw, "capability": tuple(raw["capability"])}, results=results)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path} is no file of `microbench --json`: {type(error).__name__} {error}"
-        raise InvalidArgumentError(message) from error
+        major, minor = raw["capability"]
+        report = Report(**{**raw, "capability": (int(major), int(minor))}, results=results)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgumentError(f"{wrong}one of its entries is missing, too much or of another type") from error
+    return report
 
 
 def _result(item: dict[str, Any]) -> Result:
     spreads = {name: Spread(**item[name]) for name in ("latency", "per_clock", "per_second", "megahertz") if item[name]}
-    return Result(**{**item, **spreads, "cells": [Cell(**cell) for cell in item["cells"]]})
+    found = Result(**{**item, **spreads, "cells": [Cell(**cell) for cell in item["cells"]]})
+    numbers = [found.instructions, *(cell.per_clock for cell in found.cells)]
+    numbers += [number for spread in spreads.values() for number in dataclasses.astuple(spread)]
+    words = [found.name, found.group, found.unit, found.status, found.message, found.note, found.sass]
+    if not all(isinstance(x, int | float) for x in numbers) or not all(isinstance(x, str) for x in words):
+        raise TypeError
+    return found
 
 
 def report(device: Device, results: list[Result]) -> Report:

@@ -29,7 +29,7 @@ PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def show(report: Report) -> None:
     """Print all results."""
     kind = (
-        "the virtual SM120, which times nothing" if report.is_virtual else f"{report.multiprocessors} multiprocessors"
+        "which times nothing" if report.is_virtual else f"{report.multiprocessors} multiprocessors"
     )
     print(f"{report.chip}, {kind}; driver {report.driver}; {report.date}")
     for group in dict.fromkeys(result.group for result in report.results):
@@ -68,7 +68,7 @@ def row(result: Result) -> tuple[str, ...]:
         f"{clock.median:.0f}" if clock else "",
         result.unit,
         number(result.instructions, 1) if result.instructions else "",
-        WORDS[result.status] + text,
+        (WORDS[result.status] + text).removesuffix("; "),
     )
 
 
