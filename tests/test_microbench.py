@@ -16,6 +16,7 @@ import pysm120
 from pysm120 import __main__, sass
 from pysm120.errors import InvalidArgumentError
 from pysm120.microbench import (
+    chain,
     forms_launch,
     graph,
     groups,
@@ -157,6 +158,40 @@ def test_what_the_assembler_takes_out_of_a_loop_is_refused(device_name: str) -> 
     with pysm120.Device(device_name) as device:
         (one,) = prepare.prepare(device, [form])
     assert "holds 0 of MUFU" in one.objection or "holds 1 of MUFU" in one.objection
+
+
+def test_a_chain_is_one_whose_steps_wait() -> None:
+    def length(*lines: str) -> int:
+        text = "\t.section .text.f,\n" + "".join(f"/*{16 * i:04x}*/ {line} ;\n" for i, line in enumerate(lines))
+        return chain.chained(sass.parse(text)["f"].instructions, ["FADD.*", "LDS.*", "SHFL.*", "IMAD.WIDE", "HMMA.*"])
+
+    assert length("FADD R1, R1, R2", "FADD R1, R3, R1") == 2
+    assert length("FADD R1, R2, R3", "FADD R4, R1, R3") == 0, "every trip begins anew"
+    assert length("FADD R1, R1, R3", "FADD R4, R4, R3") == 1, "side by side"
+    assert length("FADD R1, R4, R3", "MUFU.EX2 R4, R1", "FADD R5, R4, R3") == 1, "through what is not asked for"
+    assert length("SHFL.IDX PT, R1, R1, R2, R3") == 1
+    assert length("LDS.64 R2, [R3+0x10]") == 1, "the second register of a pair"
+    assert length("LDS R2, [R3+0x10]") == 0
+    assert length("IMAD.WIDE R2, R2, R3, R8") == length("HMMA.16816.F32 R4, R8, R12, R4") == 1
+    assert length("HMMA.16816.F32 R4, R8, R12, RZ", "FADD R1, R1, R4") == 1, "of products that begin at 0 the sums alone"
+    assert length("FADD R1, R2, R3", "ISETP.NE.AND P1, PT, R1, RZ, PT", "@P1 FADD R2, R4, R5") == 2, "through a predicate"
+    assert length("STS [R1], R2", "BRA 0x0") == 0
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("target", CHIPS)
+def test_steps_side_by_side_have_no_latency(target: str) -> None:
+    """Loads in a row, whose sum alone is a chain; the same loads through each other's addresses are one."""
+    (form,) = (form for form in groups.chosen(["shared"]) if form.name == "ld.shared.b32")
+    beside = dataclasses.replace(
+        form, lines=("{ .reg .b32 r;", "ld.volatile.shared.b32 r, [X0];", "add.u32 X1, X1, r; }"), besides=1
+    )
+    objections = []
+    for one in (form, beside):
+        (bench,) = kernel.kernels_of(one, 0, (1,))
+        function = sass.parse(toolchain.assemble(kernel.write([bench], target), target).listing)[bench.entry]
+        objections.append(proof.prove(bench, function, prepare.Chip(CHIPS[target]).family).objection)
+    assert objections == ["", "of 15 steps only 0 wait for the one before: the time of a step is not its latency"]
 
 
 A = Operand("b32", 1, 3)

@@ -120,6 +120,11 @@ class Form:
             return {}
         return {found: 1} if isinstance(found, str) else found
 
+    @property
+    def is_chained(self) -> bool:
+        """Whether its latency is that of steps which need each other's registers."""
+        return self.has_latency and self.chains[0] == 1 and self.template in {"chain", "shared", "chase"}
+
     def others(self, family: str) -> float:
         """Return how many other instructions a step may have in the machine code of a family."""
         return self.besides if isinstance(self.besides, int | float) else self.besides.get(family, 0.0)

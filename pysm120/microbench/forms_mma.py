@@ -131,6 +131,7 @@ def _form(
         chains=chains,
         warps=(1, 4, 8, 16),
         unroll=16,
+        has_latency=not vary,  # emulated products begin at 0: only sums wait for each other
         besides=besides,
         is_conditional=is_conditional,
         note=note,

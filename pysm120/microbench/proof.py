@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+from pysm120.microbench.chain import chained
 from pysm120.microbench.form import Counts
 from pysm120.microbench.kernel import BenchKernel
 from pysm120.microbench.loop import Loop, NoLoopError, timed_loop
@@ -59,6 +60,11 @@ def _objection(kernel: BenchKernel, loop: Loop, wanted: Counts, family: str) -> 
         return said
     if not form.is_conditional and (one := loop.conditional(wanted)):
         return f"the timed loop may skip or repeat {one} at {one.address:#x}"
+    is_call = any(pattern.startswith("CALL") for pattern in wanted)  # what it does with registers is elsewhere
+    if form.is_chained and kernel.chains == 1 and not is_call:
+        length = chained(loop.instructions, wanted)
+        if length < form.unroll:
+            return f"of {form.unroll} steps only {length} wait for the one before: the time of a step is not its latency"
     return ""
 
 
