@@ -84,26 +84,11 @@ def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
         message = f"--runs is {runs} and --ms {ms}: both are at least 1"
         raise InvalidArgumentError(message)
     seed = number(arguments.seed, "--seed", 0) if arguments.seed is not None else secrets.randbelow(1 << 32)
-    to_json, to_plot = path_of(arguments.json, "--json", ".json"), path_of(arguments.plot, "--plot", ".png")
+    to_json, to_plot, folder = _outputs(arguments)
     if to_plot:
         from pysm120.microbench.plot import draw  # noqa: PLC0415 - matplotlib is an extra, and slow to import
-    folder = Path(arguments.save) if arguments.save is not None else None
-    if folder and not folder.is_dir():
-        message = f"--save is {arguments.save!r}, not a folder that exists"
-        raise InvalidArgumentError(message)
-    for path, name in ((to_json, "--json"), (to_plot, "--plot"), (folder and folder / "chain_0.ptx", "--save")):
-        if path:
-            _writable(path, name)
-    if folder and toolchain.missing():
-        message = f"--save has nothing to write: {toolchain.missing()}"
-        raise InvalidArgumentError(message)
     with Device(arguments.device) as device:
-        if not device.is_virtual and toolchain.missing() and not arguments.unproven:
-            message = f"no figure without its machine code: {toolchain.missing()}, or say --unproven"
-            raise InvalidArgumentError(message)
-        if to_plot and device.is_virtual:
-            message = f"--plot is {arguments.plot!r}, but there is nothing to draw: the virtual device times nothing"
-            raise InvalidArgumentError(message)
+        _refuse(arguments, device)
         ready = prepare(device, forms, is_short=device.is_virtual, folder=folder)
         launcher, choice = Launcher(device, seed), Choice(runs, ms * 1e-3, arguments.unproven)
         results = []
@@ -123,6 +108,32 @@ def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
         draw(report, to_plot)
         print(f"{to_plot} shows them.")
     return int(any(r.status == "wrong" for r in results))
+
+
+def _outputs(arguments: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None]:
+    """Return the files of --json and --plot and the folder of --save, that can all be written."""
+    to_json, to_plot = path_of(arguments.json, "--json", ".json"), path_of(arguments.plot, "--plot", ".png")
+    folder = Path(arguments.save) if arguments.save is not None else None
+    if folder and not folder.is_dir():
+        message = f"--save is {arguments.save!r}, not a folder that exists"
+        raise InvalidArgumentError(message)
+    if folder and toolchain.missing():
+        message = f"--save has nothing to write: {toolchain.missing()}"
+        raise InvalidArgumentError(message)
+    for path, name in ((to_json, "--json"), (to_plot, "--plot"), (folder and folder / "chain_0.ptx", "--save")):
+        if path:
+            _writable(path, name)
+    return to_json, to_plot, folder
+
+
+def _refuse(arguments: argparse.Namespace, device: Device) -> None:
+    """Refuse figures that nobody could prove, and pictures of none."""
+    if not device.is_virtual and toolchain.missing() and not arguments.unproven:
+        message = f"no figure without its machine code: {toolchain.missing()}, or say --unproven"
+        raise InvalidArgumentError(message)
+    if arguments.plot and device.is_virtual:
+        message = f"--plot is {arguments.plot!r}, but there is nothing to draw: the virtual device times nothing"
+        raise InvalidArgumentError(message)
 
 
 def _writable(path: Path, name: str) -> None:

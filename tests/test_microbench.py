@@ -173,8 +173,12 @@ def test_a_chain_is_one_whose_steps_wait() -> None:
     assert length("LDS.64 R2, [R3+0x10]") == 1, "the second register of a pair"
     assert length("LDS R2, [R3+0x10]") == 0
     assert length("IMAD.WIDE R2, R2, R3, R8") == length("HMMA.16816.F32 R4, R8, R12, R4") == 1
-    assert length("HMMA.16816.F32 R4, R8, R12, RZ", "FADD R1, R1, R4") == 1, "of products that begin at 0 the sums alone"
-    assert length("FADD R1, R2, R3", "ISETP.NE.AND P1, PT, R1, RZ, PT", "@P1 FADD R2, R4, R5") == 2, "through a predicate"
+    assert length("HMMA.16816.F32 R4, R8, R12, RZ", "FADD R1, R1, R4") == 1, (
+        "of products that begin at 0 the sums alone"
+    )
+    assert length("FADD R1, R2, R3", "ISETP.NE.AND P1, PT, R1, RZ, PT", "@P1 FADD R2, R4, R5") == 2, (
+        "through a predicate"
+    )
     assert length("STS [R1], R2", "BRA 0x0") == 0
 
 
@@ -208,9 +212,9 @@ A = Operand("b32", 1, 3)
         ("folded", {"lines": ("rcp.approx.ftz.f32 X, X;",), "sass": r"MUFU\.RCP"}, "no loop is left"),
         ("become two", {"lines": ("div.full.f32 X, A, X;",), "sass": r"MUFU\.RCP"}, "other instructions"),
         ("something else", {"lines": ("mul.lo.u32 X, X, 8;",), "sass": "IMAD"}, "holds 0 of IMAD"),
-        ("at times", {"lines": ("{ .reg .pred p;", "setp.ne.u32 p, X, 0;", "@p fma.rn.f32 X, X, A, B; }"), "besides": 1},
-         "may skip or repeat"),
-        ("a subroutine", {"lines": ("{ .reg .b64 r;", "mov.b64 r, {X, A};", "rem.u64 r, r, 7919;", "cvt.u32.u64 X, r; }"),
+        ("at times", {"lines": ("{ .reg .pred p;", "setp.ne.u32 p, X, 0;", "@p fma.rn.f32 X, X, A, B; }"),
+                      "besides": 1}, "may skip or repeat"),
+        ("a subroutine", {"lines": ("{ .reg .b64 r; mov.b64 r, {X, A};", "rem.u64 r, r, 7919;", "cvt.u32.u64 X, r; }"),
                           "sass": {r"IMAD\.MOV.*|MOV": (0, 99)}}, "calls a subroutine"),
     ],
 )  # fmt: skip
@@ -247,7 +251,7 @@ def test_emulated_multicast_is_refused(device: pysm120.Device) -> None:
         (("nounroll", "unroll 4"), "of FFMA, not 4|loops between"),
         (("setp.ne.u32             more, trips, 0", "setp.ne.u32             more, trips, trips"), "no loop is left"),
         (("timed:\n", ""), "2 loops"),  # the clock is read in the loop
-        (("mov.u64                 clock_end, %clock64", "mov.u64 clock_end, clock_start"), "the clock is read 1 times"),
+        (("mov.u64                 clock_end, %clock64", "mov.u64 clock_end, clock_start"), "the clock is read 1"),
     ],
 )  # fmt: skip
 def test_what_the_assembler_makes_of_a_wrong_frame_is_refused(
@@ -379,16 +383,19 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         return error_of(capsys, "compare", str(path), str(path))
 
     some_report(1).save(tmp_path / "right.json")
-    right = json.loads((tmp_path / "right.json").read_text())
-    (item, *_) = right["results"]
+    right: dict[str, Any] = json.loads((tmp_path / "right.json").read_text())
+    item = right["results"][0]
+    others: list[Any] = [[], {}, {"results": 3}, "x", None]
     assert "a.json is not a file that `microbench --json` wrote: it is not JSON" in error("x")
     assert "it is not JSON, or not all of it" in error((tmp_path / "right.json").read_text()[:-9])
-    for other in ([], {}, {"results": 3}, "x", None):
+    for other in others:
         assert "it has no list of results" in error(json.dumps(other))
     assert "format 99" in error(json.dumps({**right, "format": 99}))
-    wrong_items = [{**item, "latency": {"median": "1", "least": 1, "greatest": 1}}, {**item, "latency": 3}, {**item, "name": 3},
-                   {**item, "more": 1}, {k: v for k, v in item.items() if k != "cells"}, 3, {**item, "cells": [1]}]  # fmt: skip
-    for wrong in ({"capability": 9}, {"capability": ["x", 0]}, {"more": 1}, *({"results": [x]} for x in wrong_items)):
+    text = {"median": "1", "least": 1, "greatest": 1}
+    changes: list[dict[str, Any]] = [{"latency": text}, {"latency": 3}, {"name": 3}, {"more": 1}, {"cells": [1]}]
+    items: list[Any] = [3, {"name": "x"}, *({**item, **change} for change in changes)]
+    wrongs: list[dict[str, Any]] = [{"capability": 9}, {"capability": ["x", 0]}, {"more": 1}]
+    for wrong in (*wrongs, *({"results": [x]} for x in items)):
         assert "one of its entries is missing, too much or of another type" in error(json.dumps({**right, **wrong}))
     assert "no form in common" in error(json.dumps({**right, "results": []}))
     assert "a.json is of the virtual device" in error(json.dumps({**right, "is_virtual": True}))

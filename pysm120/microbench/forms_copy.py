@@ -106,7 +106,15 @@ def _check_sums(launcher: Any, bench: BenchKernel, _: Any, ctas: int, warps: int
 
 
 def _bulk(
-    name: str, sass: Any, *, size: int, kind: str, note: str = "", needs: tuple[int, ...] = (), lacks: str = Form.lacks, **options: Any
+    name: str,
+    sass: Any,
+    *,
+    size: int,
+    kind: str,
+    note: str = "",
+    needs: tuple[int, ...] = (),
+    lacks: str = Form.lacks,
+    **options: Any,
 ) -> Form:
     """Write a form of bulk copies."""
     return Form(
@@ -186,7 +194,7 @@ def _sums() -> list[Form]:
     """Return sums in f32, from one tile of 16 KiB that all add to up to thousands."""
     forms = []
     for tiles in (1, 16, 256, 4096):
-        data = {
+        data: dict[str, Any] = {
             "tiles": tiles,
             "data": lambda _, tiles=tiles: tiles * TILE,
             "fill": zeros,

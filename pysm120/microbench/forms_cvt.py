@@ -17,6 +17,7 @@ DTYPES = {
     "e2m1": ml_dtypes.float4_e2m1fn,
     "ue8m0": ml_dtypes.float8_e8m0fnu,
 }
+LARGEST = {"e2m3": 7.5, "e3m2": 28.0, "e2m1": 6.0}
 POSITIVE = 0x1F1F  # two numbers of six bits without their signs
 
 
@@ -38,8 +39,7 @@ def _encoded(values: Any, kind: str) -> Any:
     """Return the codes of f32 numbers, saturated, the nearest; scales are rounded up."""
     if kind == "ue8m0":
         return (np.ceil(np.log2(values)) + 127).astype(U32)
-    most = float(ml_dtypes.finfo(DTYPES[kind]).max)
-    return np.clip(values, -most, most).astype(DTYPES[kind]).view(np.uint8).astype(U32)
+    return np.clip(values, -LARGEST[kind], LARGEST[kind]).astype(DTYPES[kind]).view(np.uint8).astype(U32)
 
 
 def _decoded(codes: Any, kind: str, dtype: Any) -> Any:
@@ -53,7 +53,12 @@ def _packs() -> list[Form]:
     # In every pack there is another constant: of two that are alike the assembler makes one. 0x3f and 0x3e.
     for kind, values in (("e2m3", (-7.5, -7.0)), ("e3m2", (-28.0, -24.0)), ("ue8m0", (2.0**-64, 2.0**-65))):
         name = f"cvt.{'rp' if kind == 'ue8m0' else 'rn'}.satfinite.{kind}x2.f32"
-        lines = ("{ .reg .b16 low, high;", f"{name} low, A, X;", f"{name} high, B, X;", "mov.b32 X, {low, high}; }")
+        lines: tuple[str, ...] = (
+            "{ .reg .b16 low, high;",
+            f"{name} low, A, X;",
+            f"{name} high, B, X;",
+            "mov.b32 X, {low, high}; }",
+        )
 
         def pack(x: Any, kind: str = kind) -> Any:
             return _encoded(x.view(F32), kind) * U32(0x10001) | U32(0x3E003F00)
@@ -76,8 +81,8 @@ def _unpacks() -> list[Form]:
     for kind in ("e4m3", "e5m2", "e2m3", "e3m2", "ue8m0"):
         is_six, into = kind in {"e2m3", "e3m2"}, "bf16" if kind == "ue8m0" else "f16"
         dtype = ml_dtypes.bfloat16 if into == "bf16" else np.float16
-        half = ("and.b32 pair, X, A;", "mov.b32 {low, pack}, pair;") if is_six else ("cvt.u16.u32 pack, X;",)
-        lines = ("{ .reg .b32 pair; .reg .b16 low, pack;", *half, f"cvt.rn.{into}x2.{kind}x2 X, pack; }}")
+        half = "and.b32 pair, X, A; mov.b32 {low, pack}, pair;" if is_six else "cvt.u16.u32 pack, X;"
+        lines = ("{ .reg .b32 pair; .reg .b16 low, pack;", half, f"cvt.rn.{into}x2.{kind}x2 X, pack; }}")
 
         def unpack(x: Any, kind: str = kind, dtype: Any = dtype, *, is_six: bool = is_six) -> Any:
             pack = x >> U32(16) & U32(POSITIVE) if is_six else x

@@ -133,8 +133,17 @@ def _special() -> list[Form]:
 
     forms = [
         mufu("ex2.approx.ftz.f32", "EX2", 0.5, lambda x: np.exp2(-x), negated=True),
-        mufu("ex2.approx.f32", "EX2", 0.5, lambda x: np.exp2(-x), negated=True, extra={"FMUL": 2},
-             besides=2, is_conditional=True, note="scaled where the argument is small"),
+        mufu(
+            "ex2.approx.f32",
+            "EX2",
+            0.5,
+            lambda x: np.exp2(-x),
+            negated=True,
+            extra={"FMUL": 2},
+            besides=2,
+            is_conditional=True,
+            note="scaled where the argument is small",
+        ),
         _form(
             "lg2.approx.ftz.f32",
             ("add.rn.f32 X, X, A;", "lg2.approx.ftz.f32 X, X;"),

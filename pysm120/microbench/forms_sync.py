@@ -53,8 +53,15 @@ def _bars() -> list[Form]:
               model=lambda words, _, warps=warps: np.full_like(words, 32 * warps))
         for warps in (4, 8)
     ]  # fmt: skip
-    forms.append(_form("bar.warp.sync", ("bar.warp.sync -1;", count), r"WARPSYNC.*|NOP", model=_counts(1),
-                       note="a NOP where ptxas knows that all lanes are there"))
+    forms.append(
+        _form(
+            "bar.warp.sync",
+            ("bar.warp.sync -1;", count),
+            r"WARPSYNC.*|NOP",
+            model=_counts(1),
+            note="a NOP where ptxas knows that all lanes are there",
+        )
+    )
     return forms
 
 
@@ -102,8 +109,16 @@ def _fences() -> list[Form]:
         ("fence.proxy.async.shared::cta", {view: 1, cta: 1}, "nothing under way"),
         ("fence.proxy.async.shared::cluster", {view: 1, **gpu}, "nothing under way"),
         ("fence.proxy.async.global", {r"FENCE\.VIEW\.ASYNC\.G": 1}, "nothing under way"),
-        ("fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster", {view: 1, cta: 1}, "nothing under way"),
-        ("fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster", "NOP", "no instruction is left of it"),
+        (
+            "fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster",
+            {view: 1, cta: 1},
+            "nothing under way",
+        ),
+        (
+            "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster",
+            "NOP",
+            "no instruction is left of it",
+        ),
         ("fence.acq_rel.cta", cta, "nothing under way"),
         ("fence.acq_rel.gpu", {**gpu, **errors}, "nothing under way"),
         ("fence.sc.gpu", {cta: 1, r"MEMBAR\.SC\.GPU": 1, **errors}, "nothing under way"),

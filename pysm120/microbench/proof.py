@@ -64,7 +64,9 @@ def _objection(kernel: BenchKernel, loop: Loop, wanted: Counts, family: str) -> 
     if form.is_chained and kernel.chains == 1 and not is_call:
         length = chained(loop.instructions, wanted)
         if length < form.unroll:
-            return f"of {form.unroll} steps only {length} wait for the one before: the time of a step is not its latency"
+            return (
+                f"of {form.unroll} steps only {length} wait for the one before: the time of a step is not its latency"
+            )
     return ""
 
 

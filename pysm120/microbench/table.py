@@ -28,9 +28,7 @@ PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def show(report: Report) -> None:
     """Print all results."""
-    kind = (
-        "which times nothing" if report.is_virtual else f"{report.multiprocessors} multiprocessors"
-    )
+    kind = "which times nothing" if report.is_virtual else f"{report.multiprocessors} multiprocessors"
     print(f"{report.chip}, {kind}; driver {report.driver}; {report.date}")
     for group in dict.fromkeys(result.group for result in report.results):
         rows = [row(result) for result in report.results if result.group == group]
