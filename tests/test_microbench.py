@@ -131,7 +131,7 @@ def test_a_loop_of_what_it_claims_is_proven() -> None:
         (lambda text: text.replace("HMMA.", "@!PT HMMA.", 1), "holds 1 of HMMA"),  # padding that never executes
         (lambda text: text.replace("HMMA.", "@P1 HMMA.", 1), "may skip or repeat @P1 HMMA"),
         (lambda text: text.replace(HMMA, "/*0020*/ @P1 BRA `(.L_x_3) ;\n" + HMMA + ".L_x_3:\n"), "may skip or"),
-        (lambda text: text.replace(HMMA, ".L_x_3:\n" + HMMA + "/*0020*/ @P1 BRA `(.L_x_3) ;\n"), "may skip or"),
+        (lambda text: text.replace(HMMA, ".L_x_3:\n" + HMMA + "/*0020*/ @P1 BRA `(.L_x_3) ;\n"), "may repeat"),
         (lambda text: text.replace(HMMA, HMMA + "/*0030*/ CALL.REL.NOINC `(f) ;\n"), "calls a subroutine"),
         (lambda text: text.replace(HMMA, HMMA + "/*0030*/ FADD R1, R2, R3 ;\n" * 12), "14 other instructions"),
     ],
@@ -139,6 +139,17 @@ def test_a_loop_of_what_it_claims_is_proven() -> None:
 def test_a_loop_of_something_else_is_refused(change: Callable[[str], str], reason: str) -> None:
     assert change(LISTING) != LISTING
     assert reason in objection(change(LISTING))
+
+
+def test_an_inner_loop_is_refused_even_where_conditions_are_not() -> None:
+    bench = two_steps()
+    free = dataclasses.replace(bench, form=dataclasses.replace(bench.form, is_conditional=True))
+    inner = LISTING.replace("UIADD3 UR4, UR4, -0x1, URZ", "@P1 BRA{} `(.L_x_3)")
+    inner = inner.replace(HMMA, ".L_x_3:\n" + HMMA)
+    for text, reason in ((inner.format(""), "may repeat HMMA"), (inner.format(".U.ANY"), "")):
+        found = proof.prove(free, sass.parse(text)["entry"], "90")
+        assert reason in found.objection
+        assert found.holds == (not reason)
 
 
 @pytest.mark.usefixtures("tools")

@@ -10,6 +10,7 @@ from pysm120.sass import Function, Instruction
 
 _CLOCK = re.compile(r"\bSR_CLOCKLO\b")
 _NEVER = ("!PT", "!UPT")
+_WAITS = re.compile(r"SYNCS\.PHASECHK|USETMAXREG\.TRY_ALLOC")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,25 @@ class Loop:
                 is_forward = one.target > one.address
                 spans.append((one.address + 1, one.target) if is_forward else (one.target, one.address + 1))
         return spans
+
+    def repeated(self, patterns: Iterable[str]) -> Instruction | None:
+        """Return the first of the opcodes that stands in an inner loop.
+
+        It may there if it waits itself, or if the loop is ptxas's, which takes the lanes with other operands in turn.
+        """
+        for branch in self.instructions[:-1]:
+            if (
+                not branch.is_branch
+                or branch.target is None
+                or branch.target > branch.address
+                or ".ANY" in branch.opcode
+            ):
+                continue
+            for one in self.instructions:
+                is_asked_for = any(re.fullmatch(pattern, one.opcode) for pattern in patterns)
+                if branch.target <= one.address < branch.address and is_asked_for and not _WAITS.match(one.opcode):
+                    return one
+        return None
 
     def conditional(self, patterns: Iterable[str]) -> Instruction | None:
         """Return the first of the opcodes that a trip may execute less or more than once."""

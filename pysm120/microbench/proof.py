@@ -58,6 +58,8 @@ def _objection(kernel: BenchKernel, loop: Loop, wanted: Counts, family: str) -> 
         return f"nobody has said what {form.name} is in the machine code of sm_{family}"
     if said := _miscounted(kernel, loop, wanted) or _crowded(kernel, loop, wanted, family):
         return said
+    if one := loop.repeated(wanted):
+        return f"the timed loop may repeat {one} at {one.address:#x}"
     if not form.is_conditional and (one := loop.conditional(wanted)):
         return f"the timed loop may skip or repeat {one} at {one.address:#x}"
     is_call = any(pattern.startswith("CALL") for pattern in wanted)  # what it does with registers is elsewhere
