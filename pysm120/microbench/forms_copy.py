@@ -135,7 +135,7 @@ def _bulk(
         unroll=ROUNDS,
         has_latency=kind == "load",
         note=note,
-        besides=25 if "box" in options else 20,
+        besides=28 if options.get("rank", 2) > 2 else 25 if "box" in options else 20,
         is_conditional=True,  # one lane
         options={
             "bytes": size, "kind": kind, "region": REGION, "per_cta": True, "check_warps": 1, "words": 1,
@@ -149,8 +149,9 @@ def _map(device: Device, data: Any, bench: BenchKernel, ctas: int) -> tuple[Any,
     """Return the tensor map of all regions."""
     options = bench.form.options
     rows, row_bytes = options["box"]
-    matrix = data[: ctas * REGION // 4].reshape(ctas * REGION // options["pitch"], options["pitch"] // 4)
-    return (device.tensor_map(matrix, (rows, row_bytes // 4), swizzle=options["swizzle"]),)
+    ones = (1,) * (options.get("rank", 2) - 2)  # the outer dimensions
+    matrix = data[: ctas * REGION // 4].reshape(*ones, ctas * REGION // options["pitch"], options["pitch"] // 4)
+    return (device.tensor_map(matrix, (*ones, rows, row_bytes // 4), swizzle=options["swizzle"]),)
 
 
 def _loads() -> list[Form]:
@@ -163,11 +164,10 @@ def _loads() -> list[Form]:
                        note="a cluster of one CTA"))  # fmt: skip
     boxes = [((64, 128), "128B"), ((64, 128), "none"), ((64, 64), "64B"), ((64, 32), "32B"), ((128, 128), "128B"), ((16, 128), "128B"),
              ((32, 256), "none")]  # fmt: skip
-    for box, swizzle in boxes:
-        size = box[0] * box[1]
-        name = f"cp.async.bulk.tensor.2d to shared, {box[0]} rows of {box[1]} bytes, swizzle {swizzle}"
-        forms.append(_bulk(name, r"UTMALDG\.2D.*", size=size, kind="load", box=box, swizzle=swizzle, pitch=PITCH,
-                           arguments=_map, check=_check_loads))  # fmt: skip
+    for rank, box, swizzle in [*((2, *pair) for pair in boxes), (4, (64, 128), "128B")]:
+        name = f"cp.async.bulk.tensor.{rank}d to shared, {box[0]} rows of {box[1]} bytes, swizzle {swizzle}"
+        forms.append(_bulk(name, rf"UTMALDG\.{rank}D.*", size=box[0] * box[1], kind="load", box=box, swizzle=swizzle, pitch=PITCH,
+                           rank=rank, arguments=_map, check=_check_loads))  # fmt: skip
     return forms
 
 

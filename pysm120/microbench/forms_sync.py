@@ -77,6 +77,8 @@ def _mbarriers() -> list[Form]:
               r"SYNCS\.ARRIVE\..*", options=many, is_conditional=True),
         _form("mbarrier.arrive, 32 lanes", ("{ .reg .b64 state;", "mbarrier.arrive.shared.b64 state, [mine]; }"),
               r"SYNCS\.ARRIVE\..*", options=many),
+        _form("mbarrier.arrive.expect_tx, one lane", ("{ .reg .b64 state;", "@is_first mbarrier.arrive.expect_tx.shared.b64 state, [mine], 0; }"),
+              r"SYNCS\.ARRIVE\.TRANS64", options=many, is_conditional=True),
         _form("mbarrier.expect_tx, .complete_tx", ("@is_first mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [mine], 16;",
               "@is_first mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [mine], 16;"), {r"SYNCS\.ARRIVE\..*": 2}, is_conditional=True, note="both, one lane"),
         _form("mbarrier.try_wait.parity, completed", (ask, "mbarrier.try_wait.parity.shared.b64 p, [mine], 1;", *seen),
