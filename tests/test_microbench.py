@@ -471,6 +471,15 @@ def test_reports_are_read_back_and_compared(tmp_path: Path, capsys: pytest.Captu
         "op",
     ]
     assert "1 forms in both; 1 only in A, 1 only in B" in shown
+    assert "UNPROVEN" not in shown
+    report = some_report(1)
+    report.results[1].status = "unproven"
+    report.results[1].latency = report.results[1].per_clock = None  # as launches have neither
+    report.save(paths[1])
+    assert __main__.main(["microbench", "compare", *map(str, paths)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 forms in both" in shown
+    assert "UNPROVEN: nobody has read the machine code of 1 forms of B" in shown
 
 
 def test_cells_are_shown_by_chains_and_warps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -573,6 +582,20 @@ def test_what_fails_while_it_is_timed_has_no_figure(device: pysm120.Device, monk
         raise pysm120.DriverError("cuGraphLaunch answered 700\nmore")
 
     ready = timed(1.0)
+
+    def shared(count: int) -> launch.Times:
+        zeros = np.zeros((count, 1), np.uint64)
+        return launch.Times(zeros, zeros, zeros, zeros, zeros)
+
+    (lop3,) = (form for form in groups.chosen([]) if form.name == "lop3.b32")
+    (one,) = prepare.prepare(device, [lop3])
+    for ctas, status in ((1, "measured"), (2, "wrong")):
+        monkeypatch.setattr(launch.Launcher, "prepared", lambda *_, n=ctas, **__: lambda _: (shared(n), None))
+        found = result.Result(lop3.name, lop3.group, lop3.unit, "measured")
+        measure._time(launch.Launcher(device, 1), one, measure.Choice(seconds=1e-9), found)
+        assert found.status == status
+        assert (found.latency is None) == (found.per_clock is None) == (not found.cells) == (status == "wrong")
+    monkeypatch.undo()
     monkeypatch.setattr(measure, "_time", fail)
     monkeypatch.setattr(type(device), "is_virtual", property(lambda _: False))
     found = measure.measure(launch.Launcher(device, 1), ready, measure.Choice(may_be_unproven=True))

@@ -28,6 +28,9 @@ def compare(first: Path, second: Path) -> None:
         rows = [_row(left[key], right[key]) for key in common if key[0] == group]
         _console.table(group, COLUMNS, rows, tail=1)
     print(f"{len(common)} forms in both; {len(left) - len(common)} only in A, {len(right) - len(common)} only in B")
+    for letter, timed in (("A", left), ("B", right)):
+        if count := sum(one.status == "unproven" for one in timed.values()):
+            print(f"UNPROVEN: nobody has read the machine code of {count} forms of {letter}")
 
 
 def title(report: Report) -> str:

@@ -55,9 +55,7 @@ def measure(launcher: Launcher, ready: Ready, choice: Choice) -> Result:
         try:
             _time(launcher, ready, choice, result)
         except Error as error:  # one form's failure does not take the others' figures with it
-            result.latency = result.per_clock = result.per_second = result.megahertz = None
-            result.cells = []
-            result.status, result.message = "wrong", str(error).splitlines()[0]
+            result.withdraw("wrong", str(error).splitlines()[0])
     else:
         result.status, result.message = "objected", "nobody has read the machine code"
     return result
@@ -101,7 +99,7 @@ def _time_launches(launcher: Launcher, ready: Ready, choice: Choice, result: Res
     if min(seconds) > 0:
         result.per_second = Spread.of([1 / s for s in seconds])
     else:
-        result.status, result.message = "objected", "the device's timer did not move meanwhile: it is too coarse"
+        result.withdraw("objected", "the device's timer did not move meanwhile: it is too coarse")
 
 
 def _keep(run: "_Run", choice: Choice, result: Result) -> None:
@@ -112,7 +110,7 @@ def _keep(run: "_Run", choice: Choice, result: Result) -> None:
         run(trips)
     times = [run(trips) for _ in range(choice.runs)]
     if not all(t.is_spread for t in times):
-        result.status, result.message = "wrong", "two CTAs shared a multiprocessor"
+        result.withdraw("wrong", "two CTAs shared a multiprocessor")
         return
     result.chains, result.warps = run.bench.chains, run.warps
     result.per_clock = Spread.of([run.per_clock(t, trips) for t in times])

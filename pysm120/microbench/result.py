@@ -70,6 +70,12 @@ class Result:
     warps: int = 0
     cells: list[Cell] = dataclasses.field(default_factory=list)
 
+    def withdraw(self, status: str, message: str) -> None:
+        """Take back all figures, and say why."""
+        self.status, self.message = status, message
+        self.latency = self.per_clock = self.per_second = self.megahertz = None
+        self.cells = []
+
 
 @dataclasses.dataclass
 class Report:
