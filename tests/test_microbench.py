@@ -76,6 +76,16 @@ def test_wrong_words_are_found(device: pysm120.Device) -> None:
             assert "word 0 of lane 0" in launch.check(launch.Launcher(device, 1), bench, loaded)
 
 
+@pytest.mark.parametrize("family", ["90", "120"])
+def test_no_count_leaves_room_for_a_whole_step(family: str) -> None:
+    """Else an opcode could stand there twice, or be hoisted, unseen; a wait alone may be tried again."""
+    for form in groups.chosen([]):
+        for pattern, count in form.counts(family).items():
+            if isinstance(count, tuple) and "PHASECHK" not in pattern:
+                assert count[0] > 0, form.name
+                assert count[1] < form.unroll * max(form.chains[0], count[0]) or count[1] <= 4, form.name
+
+
 # ---- proofs ---------------------------------------------------------------------
 
 LISTING = """

@@ -238,7 +238,7 @@ def _cp_async() -> list[Form]:
                                ("cg", 16, r"LDGSTS\.E\.BYPASS\.128")):  # fmt: skip
         forms.append(Form(
             name=f"cp.async.{cache}, {width} bytes", group="copy", template="global",
-            lines=(f"cp.async.{cache}.shared.global [tile + SLOT], [address], {width};",), sass={sass: 1, "LDGDEPBAR": (0, 64)},
+            lines=(f"cp.async.{cache}.shared.global [tile + SLOT], [address], {width};",), sass={sass: 1, "LDGDEPBAR": (1 / 8, 4)},
             state=Operand("b32"), inputs={"M": Operand("b32", 1, REGION - 1)}, model=lambda words, _: words, amount=LANES * width, unit="byte", chains=(1, 2, 4, 8),
             warps=(1, 4, 8), unroll=4, besides=5, note="a group for the copies side by side, one group ahead",
             options={

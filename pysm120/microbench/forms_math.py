@@ -82,7 +82,7 @@ def _f32() -> list[Form]:
               amount=2 * LANES, unit="flop", oldest=100),
         _form("max.f32", ("neg.f32 X, X;", "max.f32 X, X, A;"), "FMNMX.*", bits(2.0),
               repeated(lambda x: np.maximum(-x, np.float32(-0.5)), np.float32), inputs={"A": constant(bits(-0.5))}),
-        _form("max.f32 of three", ("neg.f32 X, X;", "max.f32 X, X, A, B;"), {"": "FMNMX3.*", "120": {"FMNMX.*": (1, 252)}}, bits(2.0),
+        _form("max.f32 of three", ("neg.f32 X, X;", "max.f32 X, X, A, B;"), {"": "FMNMX3.*", "120": {"FMNMX.*": 2}}, bits(2.0),
               repeated(lambda x: np.maximum(-x, np.float32(0.25)), np.float32),
               inputs={"A": constant(bits(-0.5)), "B": b}, oldest=100),
         _form("fma.rn.f64", "fma.rn.f64 X, X, A, B;", "DFMA", bits(2.0, np.float64), repeated(lambda x: x + 0.25, np.float64),
