@@ -344,6 +344,65 @@ _BESIDE: dict[str, Sequence[str]] = {
     "lds": [f"    ld.shared.v4.b32 {_names('r', 4 * i, 4)}, [base + {512 * i}];" for i in range(8)]
     + [f"    xor.b32 r{32 + i}, r{32 + i}, r{4 * i};" for i in range(8)],
 }
+
+
+def _products(work: Sequence[str], *, a_sets: int = 4, b_sets: int = 4) -> list[str]:
+    """Return 16 products of so many different A and B, with other work spread evenly between them."""
+    lines: list[str] = []
+    for n in range(16):
+        a, b = _names("a", 4 * (n % a_sets), 4), _names("b", 2 * (n % b_sets), 2)
+        lines.append(mma(n % 8, a=a, b=b))
+        lines += work[len(work) * n // 16 : len(work) * (n + 1) // 16]
+    return lines
+
+
+def _of_three(i: int) -> str:
+    """Return an fma of three registers of its own."""
+    return f"    fma.rn.f32 x{i}, x{i}, y{i}, x{i + 16};"
+
+
+def _of_two(i: int) -> str:
+    return f"    fma.rn.f32 x{i}, x{i}, y{i}, one;"
+
+
+def _load_of(registers: int, i: int) -> str:
+    """Return the load of one matrix, of two or of four."""
+    kind = f"ldmatrix.sync.aligned.m8n8.x{registers}.shared.b16"
+    return f"    {kind} {_names('r', registers * i, registers)}, [base + {512 * i}];"
+
+
+def _lds_of(registers: int, i: int) -> str:
+    kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[registers]
+    names = _names("r", registers * i, registers)
+    return f"    ld.volatile.shared.{kind} {names if registers > 1 else names[1:-1]}, [base + {512 * i}];"
+
+
+# What registers' ports cost: products without a common operand leave them the least room.
+_PORTS: dict[str, Sequence[str]] = {
+    "mma": _products([]),
+    "mma_same_a": _products([_of_three(i) for i in range(16)], a_sets=1),
+    "mma_same_b": _products([_of_three(i) for i in range(16)], b_sets=1),
+    "mma_same": _products([_of_three(i) for i in range(16)], a_sets=1, b_sets=1),
+    **{f"{n}fma3": _products([_of_three(i) for i in range(n)]) for n in (4, 8, 16)},
+    **{f"{n}fma2": _products([_of_two(i) for i in range(n)]) for n in (8, 16)},
+    **{f"{n}fma1": _products([_fma(i) for i in range(n)]) for n in (8, 16)},
+    **{f"{n}ex2": _products([_ex2(i) for i in range(n)]) for n in (4, 8, 12)},
+    **{f"{n}shfl": _products([f"    shfl.sync.bfly.b32 r{i}, r{i}, 1, 31, -1;" for i in range(n)]) for n in (4, 8)},
+    **{
+        f"{n}ldmatrix_x{k}": _products([_load_of(k, i) for i in range(n)])
+        for k, counts in ((1, (4, 8)), (2, (4, 8)), (4, (2, 4, 6)))
+        for n in counts
+    },
+    **{f"{n}lds_{k}": _products([_lds_of(k, i) for i in range(n)]) for n, k in ((8, 1), (8, 2), (4, 4))},
+    "8sts": _products([f"    st.shared.b32 [base + {512 * i}], r{i};" for i in range(8)]),
+    "4ldmatrix_16fma3": _products(
+        [line for i in range(4) for line in (_load_of(4, i), *(_of_three(4 * i + k) for k in range(4)))]
+    ),
+    "4ldmatrix_8ex2": _products([line for i in range(4) for line in (_load_of(4, i), _ex2(2 * i), _ex2(2 * i + 1))]),
+    "8ex2_16fma3": _products(
+        [line for i in range(8) for line in (_ex2(32 + i), _of_three(2 * i), _of_three(2 * i + 1))]
+    ),
+}
 _MIXES: dict[str, Sequence[str]] = {
     "mix_mma_ex2": [line for i in range(16) for line in (mma(i % 8), _ex2(i))],
     "mix_mma_2ex2": [line for i in range(16) for line in (mma(i % 8), _ex2(2 * i), _ex2(2 * i + 1))],
@@ -364,6 +423,7 @@ def calibration() -> list[Loop]:
     found += [Loop(name, warps, tuple(body)) for name, body in _BRANCHES.items() for warps in (1, 8)]
     found += [Loop(name, warps, tuple(body), arrivals) for name, (warps, arrivals, body) in _HAND_OFFS.items()]
     found += [Loop(name, warps, tuple(body)) for name, body in _RATES.items() for warps in (1, 4, 16)]
+    found += [Loop(f"ports_{name}", warps, tuple(body)) for name, body in _PORTS.items() for warps in (4, 8, 16)]
     return found + [
         Loop(f"beside_{name}", warps, tuple(body)) for name, body in _BESIDE.items() for warps in (4, 8, 16)
     ]

@@ -4,8 +4,6 @@ import csv
 import datetime as dt
 import json
 import lzma
-import math
-import re
 import shutil
 import statistics
 import subprocess
@@ -15,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from pysm120 import _chips, _launches, _loops, sass
+from pysm120 import _chips, _launches, _loops, _work, sass
 from pysm120._attention_problem import Problem
 from pysm120._loops import Loop
 from pysm120.device import Device
@@ -26,9 +23,7 @@ from pysm120.errors import InvalidArgumentError, UnsupportedError
 from pysm120.module import builtin_image, builtins
 
 ROUNDS, REPEATS = 256, 5
-_DRAWN = 1 << 20  # random numbers, which repeat in larger arrays
 _WORDS = 1 << 20  # of the buffer that a loop writes to and copies from
-_NO_LOWER = -0x3FFFFFFF
 
 
 def loop_clocks(device: Device, loop: Loop, image: bytes) -> tuple[float, float]:
@@ -43,83 +38,6 @@ def loop_clocks(device: Device, loop: Loop, image: bytes) -> tuple[float, float]
         per_cta = clocks[:, :, 1].max(axis=1) - clocks[:, :, 0].min(axis=1)
         found.append(float(np.median(per_cta)) / ROUNDS)
     return statistics.median(found), max(found) - min(found)
-
-
-# ---- attention in 16 bits, entry by entry ---------------------------------------------------
-
-
-def parameters_of(ptx: str, entry: str) -> list[str]:
-    """Return the names of the parameters of an entry."""
-    found = re.search(rf"\.entry {entry}\((.*?)\)", ptx, re.DOTALL)
-    if found is None:
-        message = f"the PTX has no entry {entry!r}"
-        raise InvalidArgumentError(message)
-    return re.findall(r"param_(\w+)", found[1])
-
-
-def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return normal random numbers."""
-    return np.resize(rng.standard_normal(min(math.prod(shape), _DRAWN), np.float32), shape)
-
-
-class Attention:
-    """One entry of the 16-bit forward kernel with a problem, ready to be launched.
-
-    ``other``: another version than the library's, of this PTX and with so many bytes of dynamic shared memory.
-    """
-
-    def __init__(self, device: Device, entry: str, problem: Problem, *, other: tuple[str, int] | None = None) -> None:
-        if other is not None:
-            ptx, self._shared = other
-            self.kernel = device.load(ptx, name=entry)[entry]
-        else:
-            index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
-            ptx, self._shared = builtin_image(index, "sm_90", "ptx").decode(), builtin.shared_bytes
-            self.kernel = device.builtin_kernels()[entry]
-        kind, q_rows, kv_rows = re.findall(r"attention_(bf16|f16)_(\d+)x(\d+)_", entry)[0]
-        dtype = np.dtype(ml_dtypes.bfloat16 if kind == "bf16" else np.float16)
-        shape = problem.batch, problem.heads, problem.rows, problem.head_dim
-        rng = np.random.default_rng(1)
-        arrays = [device.array(_normal(rng, shape).astype(dtype)) for _ in range(3)]
-        self.out = device.empty(shape, dtype)
-        tiles = -(-problem.rows // int(q_rows))
-        step = problem.head_dim * dtype.itemsize
-        values: dict[str, Any] = {
-            f"{name}_map": device.tensor_map(x, (1, 1, int(rows), 64), swizzle="128B", l2_promotion="256B")
-            for name, x, rows in zip("qkv", arrays, (q_rows, kv_rows, kv_rows), strict=True)
-        }
-        values |= {
-            "o": self.out,
-            "lse": np.uint64(0),
-            "o_batch_stride": np.int64(problem.heads * problem.rows * step),
-            "o_head_stride": np.int64(problem.rows * step),
-            "o_row_stride": np.int64(step),
-            "broadcast": np.uint32(0),
-            "heads": np.uint32(problem.heads),
-            "kv_heads": np.uint32(problem.heads),
-            "q_rows": np.uint32(problem.rows),
-            "kv_rows": np.uint32(problem.rows),
-            "head_dim": np.uint32(problem.head_dim),
-            "q_tiles": np.uint32(tiles),
-            "o_type": np.uint32(2 if kind == "bf16" else 1),
-            "q_and": np.uint32(0xFFFFFFFF),
-            "q_xor": np.uint32(0),
-            "scale_log2": np.float32(problem.head_dim**-0.5 * 1.4426950408889634),
-            "lower": np.int32(_NO_LOWER),
-            "upper": np.int32(0 if problem.causal else 0x3FFFFFFF),
-        }
-        names = parameters_of(ptx, entry)
-        unknown = [name for name in names if name not in values]
-        if unknown:
-            message = f"{entry} has a parameter {unknown[0]} that this measurement does not know"
-            raise InvalidArgumentError(message)
-        self._kept = arrays
-        self._arguments = [values[name] for name in names]
-        self._grid = problem.batch * problem.heads * tiles
-
-    def launch(self) -> None:
-        """Launch it."""
-        self.kernel(self._grid, self.kernel.info.max_threads, *self._arguments, shared=self._shared)
 
 
 # ---- all of it, as a file that `model --validate` reads -------------------------------------
@@ -146,6 +64,13 @@ CASES = (
     ("attention_bf16_128x128_d64_r32", Problem(4, 2048, 32, 64, causal=True)),
     ("attention_bf16_128x64_d128_r16", Problem(1, 2048, 8, 128)),
     ("attention_bf16_128x64_d64_r16", Problem(1, 512, 32, 64)),
+    ("attention_bf16_128x64_d128_any_r16", Problem(4, 2048, 32, 128)),
+    ("attention_bf16_128x64_d64_any_r16", Problem(4, 2048, 32, 64, causal=True)),
+    ("attention_mxfp8_128x64_d64", Problem(4, 2048, 32, 64)),
+    ("attention_mxfp8_128x64_d128", Problem(4, 2048, 32, 128)),
+    ("attention_mxfp8_128x64_d128", Problem(4, 2048, 32, 128, causal=True)),
+    ("attention_mxfp8_bf16_128x64_d64", Problem(4, 2048, 32, 64)),
+    ("attention_mxfp8_bf16_128x64_d128", Problem(4, 2048, 32, 128)),
 )
 _CYCLES = "sm__cycles_elapsed.max"
 _NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
@@ -157,15 +82,15 @@ def launch_all(listed: str = "") -> None:
     rows = read_list(path) if listed else []
     with Device("cuda") as device:
         for entry, problem in CASES if not listed else ():
-            work = Attention(device, entry, problem)
+            _, launch = _work.of_library(device, entry, problem)
             for _ in range(LAUNCHES):
-                work.launch()
+                launch()
             device.synchronize()
         for row in rows:
-            launch = _launches.Launch(device, row, _launches.image_of(path.parent, row))
+            listed_one = _launches.Launch(device, row, _launches.image_of(path.parent, row))
             for _ in range(LAUNCHES):
-                launch.launch()
-            launch.check()
+                listed_one.launch()
+            listed_one.check()
 
 
 def read_list(path: Path) -> list[dict[str, Any]]:

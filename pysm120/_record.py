@@ -7,20 +7,15 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
-from pysm120 import _mbarriers, _measure, sass, watch
+from pysm120 import _mbarriers, _work, sass, watch
 from pysm120._attention_problem import Problem, tile_of
 from pysm120._mbarriers import NotUnderstoodError, Recorded
 from pysm120._paths import compute_warps
 from pysm120._recorded import Launch, Recording, banks_of, executed_of
-from pysm120.attention import attention
 from pysm120.device import Device
 from pysm120.errors import InvalidArgumentError, UnsupportedError
 from pysm120.module import Kernel, builtin_image, builtins
@@ -30,9 +25,7 @@ ROWS = 2048  # of a problem that is recorded, at most
 _STEP = 128  # rows that a shorter problem has less, or a multiple
 _ROUNDS = 10  # at least, in which it is seen what is handed over
 _VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
-_UNIFORM = re.compile(r"attention_(bf16|f16)_\d+x\d+_d\d+_[rw]\d+$")
 _COUNTS = ("executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts")  # of a file
-_PRECISION = re.compile(r"attention_(mxfp8_bf16|mxfp8_f16|mxfp8|bf16|f16)_\d+x\d+_d\d+")
 
 
 class NotRecordedError(Exception):
@@ -93,22 +86,13 @@ class _Kernel:
     @contextmanager
     def _open(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
         """Open a device; give it, the kernel there, and what launches it with a problem."""
-        if _UNIFORM.match(self.entry):
+        if _work.UNIFORM.match(self.entry):
             with Device("virtual") as device:
-                work = _measure.Attention(device, self.entry, problem, other=(self.ptx, self.shared_bytes))
+                work = _work.Attention(device, self.entry, problem, other=(self.ptx, self.shared_bytes))
                 yield device, work.kernel, work.launch
             return
-        target = self._require_text_of_the_library()
-        found = _PRECISION.match(self.entry)
-        precision = found[1] if found else "f16"
-        dtype = ml_dtypes.bfloat16 if "bf16" in precision else np.float16
-        x = np.random.default_rng(1).standard_normal((1, problem.rows, 1, problem.head_dim)).astype(dtype)
-        lengths = np.array([problem.rows], np.int32) if "_any" in self.entry else None
-        with _capability(target), Device("virtual") as device:
-            call = partial(
-                attention, x, x, x, causal=problem.causal, kv_lengths=lengths, precision=precision, device=device
-            )
-            yield device, device.builtin_kernels()[self.entry], call
+        with _capability(self._require_text_of_the_library()), Device("virtual") as device:
+            yield device, *_work.of_library(device, self.entry, problem)
 
     def _require_text_of_the_library(self) -> str:
         """Refuse a PTX that the library does not hold; return the target that it is for."""

@@ -21,6 +21,7 @@ from pysm120 import (
     _loops,
     _measure,
     _validation,
+    _work,
     attention,
     sass,
 )
@@ -235,9 +236,7 @@ def test_every_measured_launch_can_be_made() -> None:
     """The parameters that the measurement fills in are those of the kernels; a small problem runs and is attention."""
     rng = np.random.default_rng(1)
     with Device("virtual") as device:
-        work = _measure.Attention(
-            device, "attention_bf16_128x64_d64_r16", _attention_problem.parse("1,192,2,64,causal")
-        )
+        work = _work.Attention(device, "attention_bf16_128x64_d64_r16", _attention_problem.parse("1,192,2,64,causal"))
         work.launch()
         q, k, v = (rng.standard_normal((1, 2, 192, 64), np.float32).astype(ml_dtypes.bfloat16) for _ in range(3))
         expected = attention(q, k, v, causal=True, precision="bf16", layout="BHSD", device=device)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sass_text import Op, listing
 
-from pysm120 import Device, __main__, _attention_problem, _chips, _measure, _predict, _recorded, _validation, sass
+from pysm120 import Device, __main__, _attention_problem, _chips, _predict, _recorded, _validation, _work, sass
 from pysm120._recorded import Launch, Recording, Share
 from pysm120.module import builtin_image, builtins
 
@@ -103,7 +103,7 @@ def test_a_causal_launch_does_what_the_device_did(entry: str, rows: int) -> None
     assert model.recording is not None
     assert model.recording.by_rules == []
     with Device("virtual") as device:
-        work = _measure.Attention(device, entry, problem)
+        work = _work.Attention(device, entry, problem)
         with device.profile() as profile:
             work.launch()
             device.synchronize()
