@@ -5,7 +5,7 @@ then the sum of all that the loop made, so that nothing of it can be left out.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 SHARED_BYTES = 16384
 _HEADER = """.version 8.8
@@ -94,12 +94,16 @@ never:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop: its name, the warps of the one CTA of an SM, and its body."""
+    """A loop: its name, the warps of the one CTA of an SM, and its body.
+
+    ``distinct``: its numbers differ, so that no two of its registers are one.
+    """
 
     name: str
     warps: int
     body: tuple[str, ...]
     arrivals: int = 0
+    distinct: bool = False
 
     def ptx(self, target: str) -> str:
         """Return the kernel."""
@@ -111,7 +115,14 @@ class Loop:
         }
         values["arrivals"] = self.arrivals or 32 * self.warps
         begin = [f"    mov.b32 r{i}, lane;" for i in range(64)]
-        begin += [f"    mov.f32 c{i}, half;\n    mov.f32 x{i}, one;\n    mov.f32 y{i}, one;" for i in range(64)]
+        if self.distinct:
+            begin += [
+                f"    fma.rn.f32 {name}{i}, one, {float(2 * i + k)}, half;"
+                for i in range(64)
+                for k, name in enumerate("cxy")
+            ]
+        else:
+            begin += [f"    mov.f32 c{i}, half;\n    mov.f32 x{i}, one;\n    mov.f32 y{i}, one;" for i in range(64)]
         loads = [
             f"    ld.volatile.shared.b32 {name}, [base];"
             for name in (*(f"a{i}" for i in range(16)), *(f"b{i}" for i in range(8)))
@@ -371,37 +382,43 @@ def _load_of(registers: int, i: int) -> str:
     return f"    {kind} {_names('r', registers * i, registers)}, [base + {512 * i}];"
 
 
-def _lds_of(registers: int, i: int) -> str:
-    kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[registers]
-    names = _names("r", registers * i, registers)
-    return f"    ld.volatile.shared.{kind} {names if registers > 1 else names[1:-1]}, [base + {512 * i}];"
+def _each(count: int, *makers: Callable[[int], str]) -> list[str]:
+    """Return so many times what each of the makers makes."""
+    return [make(i) for i in range(count) for make in makers]
+
+
+def _max_of(i: int) -> str:
+    """Return a maximum of two registers of its own."""
+    return f"    max.f32 x{i}, x{i}, y{i};"
+
+
+def _add_of(i: int) -> str:
+    return f"    add.rn.f32 x{i}, x{i}, y{i};"
 
 
 # What registers' ports cost: products without a common operand leave them the least room.
 _PORTS: dict[str, Sequence[str]] = {
     "mma": _products([]),
-    "mma_same_a": _products([_of_three(i) for i in range(16)], a_sets=1),
-    "mma_same_b": _products([_of_three(i) for i in range(16)], b_sets=1),
-    "mma_same": _products([_of_three(i) for i in range(16)], a_sets=1, b_sets=1),
-    **{f"{n}fma3": _products([_of_three(i) for i in range(n)]) for n in (4, 8, 16)},
-    **{f"{n}fma2": _products([_of_two(i) for i in range(n)]) for n in (8, 16)},
-    **{f"{n}fma1": _products([_fma(i) for i in range(n)]) for n in (8, 16)},
-    **{f"{n}ex2": _products([_ex2(i) for i in range(n)]) for n in (4, 8, 12)},
-    **{f"{n}shfl": _products([f"    shfl.sync.bfly.b32 r{i}, r{i}, 1, 31, -1;" for i in range(n)]) for n in (4, 8)},
-    **{
-        f"{n}ldmatrix_x{k}": _products([_load_of(k, i) for i in range(n)])
-        for k, counts in ((1, (4, 8)), (2, (4, 8)), (4, (2, 4, 6)))
-        for n in counts
-    },
-    **{f"{n}lds_{k}": _products([_lds_of(k, i) for i in range(n)]) for n, k in ((8, 1), (8, 2), (4, 4))},
-    "8sts": _products([f"    st.shared.b32 [base + {512 * i}], r{i};" for i in range(8)]),
+    "mma_same_a": _products(_each(16, _of_three), a_sets=1),
+    "mma_same_b": _products(_each(16, _of_three), b_sets=1),
+    "mma_same": _products(_each(16, _of_three), a_sets=1, b_sets=1),
+    **{f"{n}fma3": _products(_each(n, _of_three)) for n in (4, 8, 16, 32)},
+    **{f"{n}fma2": _products(_each(n, _of_two)) for n in (8, 16, 32)},
+    **{f"{n}fma1": _products(_each(n, _fma)) for n in (8, 16, 32)},
+    **{f"{n}add2": _products(_each(n, _add_of)) for n in (8, 16, 32)},
+    **{f"{n}max2": _products(_each(n, _max_of)) for n in (8, 16)},
+    **{f"{n}ex2": _products(_each(n, _ex2)) for n in (4, 8)},
+    **{f"{n}ldmatrix_x{k}": _products([_load_of(k, i) for i in range(n)]) for k, n in ((1, 8), (2, 8), (4, 4), (4, 6))},
     "4ldmatrix_16fma3": _products(
         [line for i in range(4) for line in (_load_of(4, i), *(_of_three(4 * i + k) for k in range(4)))]
     ),
     "4ldmatrix_8ex2": _products([line for i in range(4) for line in (_load_of(4, i), _ex2(2 * i), _ex2(2 * i + 1))]),
     "8ex2_16fma3": _products(
-        [line for i in range(8) for line in (_ex2(32 + i), _of_three(2 * i), _of_three(2 * i + 1))]
+        [line for i in range(8) for line in (_ex2(48 + i), _of_three(2 * i), _of_three(2 * i + 1))]
     ),
+    "fma3": _each(32, _of_three),
+    "fma2": _each(32, _of_two),
+    "fma3_max2": _each(24, _of_three, lambda i: f"    max.f32 y{i + 24}, y{i + 24}, y{i};"),
 }
 _MIXES: dict[str, Sequence[str]] = {
     "mix_mma_ex2": [line for i in range(16) for line in (mma(i % 8), _ex2(i))],
@@ -423,7 +440,11 @@ def calibration() -> list[Loop]:
     found += [Loop(name, warps, tuple(body)) for name, body in _BRANCHES.items() for warps in (1, 8)]
     found += [Loop(name, warps, tuple(body), arrivals) for name, (warps, arrivals, body) in _HAND_OFFS.items()]
     found += [Loop(name, warps, tuple(body)) for name, body in _RATES.items() for warps in (1, 4, 16)]
-    found += [Loop(f"ports_{name}", warps, tuple(body)) for name, body in _PORTS.items() for warps in (4, 8, 16)]
+    found += [
+        Loop(f"ports_{name}", warps, tuple(body), distinct=True)
+        for name, body in _PORTS.items()
+        for warps in (4, 8, 16)
+    ]
     return found + [
         Loop(f"beside_{name}", warps, tuple(body)) for name, body in _BESIDE.items() for warps in (4, 8, 16)
     ]

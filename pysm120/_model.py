@@ -20,6 +20,7 @@ from pysm120.module import builtin_image, builtins
 from pysm120.profile import Sources
 
 REASONS = 15  # of the table
+_INSTRUCTION_BYTES = 16
 _BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
 
 
@@ -178,6 +179,7 @@ def result(
         "microseconds": round(seconds * 1e6, 2),
         "tflops": round(flops / seconds / 1e12, 1),
         "clocks_per_round": round(prediction.sm_round_clocks, 1),
+        "code_bytes_per_round": _INSTRUCTION_BYTES * len(model.paths.around),
         "clocks_outside_rounds": round(prediction.overhead_clocks),
         "tensor_share": round(prediction.shares.get("tensor", 0.0), 4),
         "shares": {name: round(share, 4) for name, share in prediction.shares.items()},
@@ -221,6 +223,11 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
     if prediction.conflicts:
         note = "of the wavefronts of shared memory, as the virtual device counted them"
         rows.append(("bank conflicts", f"{prediction.conflicts:.1%}", note))
+    if found["code_bytes_per_round"] > int(chip["code_bytes"]):
+        code, kept = found["code_bytes_per_round"] >> 10, int(chip["code_bytes"]) >> 10
+        rows.append(
+            ("code", f"{code} KiB a round", f"beyond the {kept} KiB that the chip keeps: slower than predicted")
+        )
     branches = found["branches"]
     if branches["by"] == "recording":
         told = ", ".join(branches["rules"])

@@ -6,6 +6,7 @@ Nothing is computed: an instruction is what it occupies, and when what it sets c
 - the barriers that its next instruction waits for, which instructions of variable latency release;
 - the pipe of its next instruction, which takes one in every `interval` clocks; instructions for shared memory, for the
   XU and for the copy engine wait in a queue in front of theirs, and the warp only where that is full;
+- the ports of its quarter's registers (_ports.py), whose reads may be a few clocks behind;
 - contention: an instruction on one pipe holds up another that is busy, by the chip's table;
 - mbarriers and bar.sync: other warps of the CTA, and the copy engine;
 - groups of cp.async: DEPBAR.LE waits for all but the last few;
@@ -22,7 +23,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from pysm120 import _pipes
+from pysm120 import _pipes, _ports
 from pysm120._chips import Chip
 from pysm120._handovers import Deed, Filler, Ring
 from pysm120.sass import Instruction
@@ -58,6 +59,7 @@ class Step(NamedTuple):
     amount: int = 0
     ring: int = 0
     ahead: int = 0
+    ports: _ports.Demand = (0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +189,8 @@ class Simulator:
         self.free = [[0.0] * len(self.names) for _ in range(QUARTERS)]
         self.delays = pipes.delays()
         self.queues = [[deque[int](maxlen=self.depth) for _ in self.names] for _ in range(QUARTERS)]
+        self.window = float(chip["port_window"])
+        self.ports = [[0.0] * _ports.BANKS for _ in range(QUARTERS)]  # when each is free
         self.barrier_free = 0
         self.shared_free = self.copy_free = 0.0
         self.arriving = 0.0  # passes over the banks that copies have yet to make
@@ -267,15 +271,23 @@ class Simulator:
                     at = queue[0] if len(queue) == self.depth else 0
                 else:
                     at = math.ceil(free[pipe])
+                reason = self.names[pipe]
+                if at <= now and self.window:
+                    at, reason = self.port_free(quarter, warp.path[warp.at].ports), "register ports"
                 if at <= now:
                     if chosen is None or (warp is keep if keep is not None else warp.last < chosen.last):
                         chosen = warp
                     continue
-                warp.blocked = self.names[pipe]
+                warp.blocked = reason
             soonest = min(soonest, at)
         if chosen is None:
             self.wake[quarter] = soonest
         return chosen
+
+    def port_free(self, quarter: int, ports: _ports.Demand) -> int:
+        """Return when an instruction may be issued: its reads may begin ``window`` clocks later."""
+        last = max((free for free, count in zip(self.ports[quarter], ports, strict=True) if count), default=0.0)
+        return math.ceil(last - self.window)
 
     def settle(self, warp: _Warp) -> None:
         """Find when the next instruction of a warp may be issued, as far as the warp's own state says."""
@@ -308,6 +320,9 @@ class Simulator:
         """Issue an instruction."""
         self.account(warp, step, now)
         pipe = step.pipe
+        ports = self.ports[warp.quarter]
+        for bank, count in enumerate(step.ports):
+            ports[bank] = max(ports[bank], now) + count if count else ports[bank]
         free = self.free[warp.quarter]
         # A pipe that was busy until a moment ago goes on from there: fractions of a clock add up.
         begin = free[pipe] if free[pipe] > now - 1 else now
@@ -475,6 +490,7 @@ class Pipes:
     def __init__(self, chip: Chip, wavefronts: Callable[[Instruction], float] = _pipes.wavefronts) -> None:
         self.chip, self.wavefronts = chip, wavefronts
         self.names: list[str] = []
+        self.port_clocks = float(chip["port_xu"]), float(chip["port_returned"])
 
     def number(self, name: str) -> int:
         """Return the number of a pipe."""
@@ -525,6 +541,7 @@ class Pipes:
                     deed.amount,
                     deed.ring,
                     deed.ahead,
+                    (0.0, 0.0) if is_idle else _ports.demand(one, path[i - 1], *self.port_clocks),
                 )
             )
         return steps

@@ -123,7 +123,7 @@ def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
     problem, entry, record = _attention_problem.parse(row["problem"]), row["entry"], None
     if "ptx" in row:
         ptx = lzma.decompress((folder / row["ptx"]).read_bytes()).decode()
-        record = recorder(ptx, str(chip["target"]), problem, int(row["shared_bytes"]))
+        record = _or_by_rules(recorder(ptx, str(chip["target"]), problem, int(row["shared_bytes"])))
     model = image_model(chip, image, entry, int(row["shared_bytes"]), record=record)
     rounds = problem.rounds(entry, row.get("heads_together"))
     return _predict.predict(model, rounds, tensor_bytes=problem.tensor_bytes(entry)).clocks
@@ -137,6 +137,18 @@ def recorder(ptx: str, target: str, problem: Problem, shared_bytes: int) -> Reco
         return known, _record.recording(known, ptx, threads, problem, shared_bytes)
 
     return record
+
+
+def _or_by_rules(record: Record) -> Record:
+    """Let the rules say all where nothing can be recorded: of a kernel that only a library of then could launch."""
+
+    def found(function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
+        try:
+            return record(function, threads)
+        except _record.NotRecordedError:
+            return function, None
+
+    return found
 
 
 def name_of(row: dict[str, Any]) -> str:

@@ -82,6 +82,7 @@ class Attention:
             "upper": np.int32(0 if problem.causal else 0x3FFFFFFF),
         }
         names = parameters_of(ptx, entry)
+        self._threads = int(re.findall(rf"\.entry {entry}\(.*?\)\s*\.reqntid (\d+)", ptx, re.DOTALL)[0])
         unknown = [name for name in names if name not in values]
         if unknown:
             message = f"{entry} has a parameter {unknown[0]} that this measurement does not know"
@@ -92,7 +93,7 @@ class Attention:
 
     def launch(self) -> None:
         """Launch it."""
-        self.kernel(self._grid, self.kernel.info.max_threads, *self._arguments, shared=self._shared)
+        self.kernel(self._grid, self._threads, *self._arguments, shared=self._shared)
 
 
 def of_library(device: Device, entry: str, problem: Problem) -> tuple[Kernel, Callable[[], object]]:

@@ -14,6 +14,7 @@ class Op:
     waits: int = 0
     yields: bool = False
     label: str = ""
+    reuse: int = 0
 
 
 def listing(name: str, ops: list[Op]) -> str:
@@ -22,7 +23,7 @@ def listing(name: str, ops: list[Op]) -> str:
     for i, op in enumerate(ops):
         if op.label:
             lines.append(f"{op.label}:")
-        control = op.stall | (not op.yields) << 4 | op.writes << 5 | op.reads << 8 | op.waits << 11
+        control = op.stall | (not op.yields) << 4 | op.writes << 5 | op.reads << 8 | op.waits << 11 | op.reuse << 17
         lines += [
             f"        /*{16 * i:04x}*/                   {op.text} ;   /* 0x{0x918:016x} */",
             f"{'':100}/* 0x{control << 41:016x} */",

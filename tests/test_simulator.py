@@ -1,18 +1,20 @@
 """The simulated SM on small programs whose clocks are counted by hand, and how launches are made of CTAs."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 from sass_text import Op, listing
 
-from pysm120 import _attention_problem, _chips, _kernel_model, _predict, sass
+from pysm120 import _attention_problem, _chips, _kernel_model, _loops, _ports, _predict, _validation, sass
 from pysm120._chips import Chip
 from pysm120._handovers import Filler, Ring
 from pysm120._predict import _Sms, _Time
 from pysm120.errors import InvalidArgumentError
 from pysm120.module import builtins
 
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "h200"
 pytestmark = pytest.mark.virtual
 
 CHIP = """
@@ -36,6 +38,10 @@ taken_branch = 10
 reconverge = 14
 launch_clocks = 0
 cta_start = 0
+code_bytes = 65536
+port_window = 0
+port_xu = 2
+port_returned = 1
 mbarrier_wake = 40
 barrier_interval = 2
 barrier_latency = 7
@@ -127,6 +133,61 @@ def test_contention_slows_the_busy_pipe(chip: Chip) -> None:
     slowed = dataclasses.replace(chip, values=chip.values | {"tensor_by_fma": 0.5})
     # Half a clock for each of two warps' 32, but for those issued while no product is underway.
     assert 24 <= per_round(slowed, body, 8) - per_round(chip, body, 8) <= 32
+
+
+# What an FFMA asks of the even bank's port and of the odd one's; RZ, constants and uniform registers are no registers.
+FMAS = {
+    "R0, R1, R2, R4": (2, 1),
+    "R0, R1, R2, RZ": (1, 1),
+    "R0, R1.reuse, R2, RZ": (1, 1),
+    "R0, |R1|, -R3, c[0x0][0x8]": (0, 2),
+    "R0, UR4, R2, 2": (1, 0),
+}
+
+
+@pytest.mark.parametrize(("operands", "banks"), FMAS.items())
+def test_registers_are_read_through_ports(operands: str, banks: tuple[int, int]) -> None:
+    code = sass.parse(listing("k", [Op(f"FFMA {operands}"), Op("EXIT")]))["k"].instructions
+    assert _ports.demand(code[0], code[1], 2, 1) == banks
+
+
+def test_ports_of_products_and_of_what_returns() -> None:
+    ops = [
+        Op("HMMA.16816.F32.BF16 R8, R4.reuse, R40.reuse, R8", reuse=3),
+        Op("HMMA.16816.F32.BF16 R12, R4, R40, R12"),
+        Op("HMMA.1688.F32.BF16 R12, R4, R41, R12"),
+        Op("LDSM.16.M88.4 R56, [R0+UR4]", writes=0),
+        Op("LDS R56, [R0]", writes=0),
+        Op("MUFU.EX2 R65, R65", writes=0),
+        Op("ISETP.NE.U32.AND P0, PT, R2, UR4, PT"),
+        Op("STG.E.64 desc[UR4][R2.64], R5"),
+        Op("EXIT"),
+    ]
+    code = sass.parse(listing("k", ops))["k"].instructions
+    found = [_ports.demand(one, before, 2, 1) for before, one in zip([code[-1], *code[:-1]], code, strict=True)]
+    # A, B and the sums are 4, 2 and 4 registers; of the second product A and B are kept, a pair of each.
+    assert found == [(5, 5), (3, 3), (3, 4), (4, 4), (1, 1), (2, 2), (1, 0), (1, 1), (0, 0)]
+
+
+@pytest.mark.parametrize(("sources", "clocks"), [("R2, R5, R8", 2), ("R2, R5, R7", 2), ("R2, R5, RZ", 1)])
+def test_bound_by_ports(chip: Chip, sources: str, clocks: int) -> None:
+    # Two of three registers are in one bank, or each of two in its own; 4 clocks more may be behind at the end.
+    ported = dataclasses.replace(chip, values=chip.values | {"port_window": 2})
+    body = [Op(f"FFMA R{10 + i}, {sources}") for i in range(64)]
+    assert per_round(ported, body, 4) == pytest.approx(64 * clocks + 13 + 10, abs=4)
+    assert per_round(chip, body, 4) == 64 + 13 + 10
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize(
+    "name", ["fma3", "fma2", "16fma3", "32fma3", "16fma2", "32add2", "4ldmatrix_16fma3", "8ex2_16fma3"]
+)
+def test_ports_as_measured(name: str, warps: int) -> None:
+    """Loops that nothing was read from, on an H200: two registers a clock, beside products and alone."""
+    document = json.loads((RESULTS / "model_later.json").read_text())
+    (measured,) = (r["clocks"] for r in document["loops"] if (r["name"], r["warps"]) == (f"ports_{name}", warps))
+    loop = next(x for x in _loops.calibration() if (x.name, x.warps) == (f"ports_{name}", warps))
+    assert _validation.loop_clocks(_chips.load("h200"), loop) == pytest.approx(measured, rel=0.13)
 
 
 # A warp that loads for itself: wait for the tile, ask for the next one, leave the stage.
