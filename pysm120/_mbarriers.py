@@ -98,7 +98,7 @@ def _seen(step: watch.Step, row: int, at: int, kind: str) -> Seen:
     last = _LAST.match(source)
     number = _value(step, last[1], lanes[0]) if last else None
     if kind == "arrive" and ".expect_tx" in source:
-        return Seen(step.warp, row, at, kind, address, amount=len(lanes), announced=number or 0)
+        return Seen(step.warp, row, at, kind, address, amount=len(lanes), announced=len(lanes) * (number or 0))
     if kind in {"arrive", "init"}:
         each = 1 if number is None else number
         return Seen(step.warp, row, at, kind, address, amount=each * (len(lanes) if kind == "arrive" else 1))
