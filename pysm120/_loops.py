@@ -202,13 +202,13 @@ def _mma_ldmatrix(loads: int, products: int) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _beside(work: Sequence[str], products: int = 16, *, same_a: bool = True) -> list[str]:
-    """Return products with other work spread evenly between them."""
+def _beside(work: Sequence[str], *, a_sets: int = 1, b_sets: int = 1) -> list[str]:
+    """Return 16 products, of so many different A and B, with other work spread evenly between them."""
     lines: list[str] = []
-    for n in range(products):
-        a = 0 if same_a else 4 * (n % 4)
-        lines.append(mma(n % 8, a=_names("a", a, 4)))
-        lines += work[len(work) * n // products : len(work) * (n + 1) // products]
+    for n in range(16):
+        a, b = _names("a", 4 * (n % a_sets), 4), _names("b", 2 * (n % b_sets), 2)
+        lines.append(mma(n % 8, a=a, b=b))
+        lines += work[len(work) * n // 16 : len(work) * (n + 1) // 16]
     return lines
 
 
@@ -337,9 +337,9 @@ _RATES: dict[str, Sequence[str]] = {
     "rate_pack": [f"    cvt.rn.bf16x2.f32 r{i}, x{i}, x{i + 16};\n    mov.b32 x{i}, r{i};" for i in range(16)],
 }
 _BESIDE: dict[str, Sequence[str]] = {
-    "mma_other_a": _beside([], same_a=False),
+    "mma_other_a": _beside([], a_sets=4),
     **{f"mma_{n}fma": _beside([_fma(i) for i in range(n)]) for n in (8, 16, 32, 48)},
-    "mma_other_a_32fma": _beside([_fma(i) for i in range(32)], same_a=False),
+    "mma_other_a_32fma": _beside([_fma(i) for i in range(32)], a_sets=4),
     **{f"mma_{n}add": _beside([_add(i) for i in range(n)]) for n in (16, 32)},
     **{f"mma_{n}max": _beside([_max(i) for i in range(n)]) for n in (8, 16, 32)},
     **{f"mma_{n}ex2": _beside([_ex2(i) for i in range(n)]) for n in (4, 8, 16)},
@@ -357,14 +357,9 @@ _BESIDE: dict[str, Sequence[str]] = {
 }
 
 
-def _products(work: Sequence[str], *, a_sets: int = 4, b_sets: int = 4) -> list[str]:
-    """Return 16 products of so many different A and B, with other work spread evenly between them."""
-    lines: list[str] = []
-    for n in range(16):
-        a, b = _names("a", 4 * (n % a_sets), 4), _names("b", 2 * (n % b_sets), 2)
-        lines.append(mma(n % 8, a=a, b=b))
-        lines += work[len(work) * n // 16 : len(work) * (n + 1) // 16]
-    return lines
+def _products(work: Sequence[str]) -> list[str]:
+    """Return the same of products without a common operand."""
+    return _beside(work, a_sets=4, b_sets=4)
 
 
 def _of_three(i: int) -> str:
@@ -399,9 +394,9 @@ def _add_of(i: int) -> str:
 # What registers' ports cost: products without a common operand leave them the least room.
 _PORTS: dict[str, Sequence[str]] = {
     "mma": _products([]),
-    "mma_same_a": _products(_each(16, _of_three), a_sets=1),
-    "mma_same_b": _products(_each(16, _of_three), b_sets=1),
-    "mma_same": _products(_each(16, _of_three), a_sets=1, b_sets=1),
+    "mma_same_a": _beside(_each(16, _of_three), b_sets=4),
+    "mma_same_b": _beside(_each(16, _of_three), a_sets=4),
+    "mma_same": _beside(_each(16, _of_three)),
     **{f"{n}fma3": _products(_each(n, _of_three)) for n in (4, 8, 16, 32)},
     **{f"{n}fma2": _products(_each(n, _of_two)) for n in (8, 16, 32)},
     **{f"{n}fma1": _products(_each(n, _fma)) for n in (8, 16, 32)},
