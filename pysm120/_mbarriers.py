@@ -194,6 +194,10 @@ class Recorded:
         if self.rounds < 1 or not self.loaders <= self._computing:
             message = "warps load that do not go through the main loop" if self.loaders else "nothing is handed over"
             raise NotUnderstoodError(message)
+        unused = next((one for one, _ in ledger.entries if one.address not in ledger.order), None)
+        if unused is not None:
+            message = f"nobody arrives at the mbarrier that line {unused.row} of the PTX waits for"
+            raise NotUnderstoodError(message)
         members = _taking_turns(ledger.order, seen)
         self.stages = max(map(len, members))
         self._place = {address: (ring, n) for ring, group in enumerate(members) for n, address in enumerate(group)}

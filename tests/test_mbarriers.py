@@ -201,6 +201,7 @@ def seen(*events: tuple[int, int, int, str, int, int]) -> list[Seen]:
         (seen((0, 1, -1, "init", 8, 1), (0, 2, -1, "expect", 8, 64), (0, 3, -1, "copy", 8, 0), (1, 4, 0, "wait", 8, 0)),
          "warps load that do not go through the main loop"),
         (seen((0, 1, -1, "init", 8, 1)), "nothing is handed over"),
+        (seen((0, 1, -1, "init", 8, 1), (0, 4, 0, "wait", 8, 0)), "nobody arrives at the mbarrier that line 4"),
         (seen((0, 1, -1, "init", 8, 1), *((0, 2, r, "arrive", 8, 1) for r in (0, 1, 2, 2, 3))), "about another phase"),
         (seen((0, 1, -1, "init", 8, 1), (0, 1, -1, "init", 16, 2), *((0, 2, r, "arrive", a, a // 8) for r, a in
          enumerate((8, 16, 8, 16)))), "the phases of the mbarrier at shared address 0x8 differ"),
