@@ -17,6 +17,7 @@ from pysm120.module import Kernel, builtin_image, builtins
 
 UNIFORM = re.compile(r"attention_(bf16|f16)_\d+x\d+_d\d+_[rw]\d+$")
 _PRECISION = re.compile(r"attention_(mxfp8_bf16|mxfp8_f16|mxfp8|bf16|f16)_")
+_CONFIG = re.compile(r"_([rw]\d+)$")
 _DRAWN = 1 << 20  # random numbers, which repeat in larger arrays
 _NO_LOWER = -0x3FFFFFFF
 
@@ -82,7 +83,9 @@ class Attention:
             "upper": np.int32(0 if problem.causal else 0x3FFFFFFF),
         }
         names = parameters_of(ptx, entry)
-        self._threads = int(re.findall(rf"\.entry {entry}\(.*?\)\s*\.reqntid (\d+)", ptx, re.DOTALL)[0])
+        self._threads = int(
+            re.findall(rf"\.entry {entry}\(.*?\)\s*(?:#line[^\n]*\s*)?\.reqntid (\d+)", ptx, re.DOTALL)[0]
+        )
         unknown = [name for name in names if name not in values]
         if unknown:
             message = f"{entry} has a parameter {unknown[0]} that this measurement does not know"
@@ -110,5 +113,9 @@ def of_library(device: Device, entry: str, problem: Problem) -> tuple[Kernel, Ca
     q, k, v = (device.array(_normal(rng, shape).astype(dtype)) for _ in range(3))
     # Lengths of their own, though all are whole: with them the library takes the kernel with features.
     lengths = device.array(np.full(problem.batch, problem.rows, np.int32)) if "_any" in entry else None
-    call = partial(attention, q, k, v, causal=problem.causal, kv_lengths=lengths, precision=found[1], device=device)
+    config = _CONFIG.search(entry)
+    call = partial(
+        attention, q, k, v, causal=problem.causal, kv_lengths=lengths, precision=found[1], device=device,
+        config=config[1] if config else None,
+    )  # fmt: skip
     return device.builtin_kernels()[entry], call

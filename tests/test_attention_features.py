@@ -53,6 +53,7 @@ class Case(NamedTuple):
     o_dtype: str = "float32"
     scale: float | None = None
     precision: str | None = None  # none: that of dtype
+    growth: float = 0.0  # the last keys of a sequence are so many times larger than the first
 
     @property
     def needs_copies(self) -> bool:
@@ -93,6 +94,10 @@ class Problem:
         self.q = sequences(case.q_lengths, case.heads, case.head_dim, packed=case.q_packed)
         self.k = sequences(case.kv_lengths, case.kv_heads, case.head_dim, packed=case.kv_packed)
         self.v = sequences(case.kv_lengths, case.kv_heads, self.v_dim, packed=case.kv_packed)
+        for b, where in places(case.kv_lengths, packed=case.kv_packed):
+            rows = where.stop - where.start
+            rising = np.linspace(1, 1 + case.growth, rows)[:, None]
+            self.k[b, :, where] = (self.k[b, :, where].astype(np.float64) * rising).astype(dtype)
         self.past_k = normal((self.batch, case.kv_heads, case.past, case.head_dim)).astype(dtype)
         self.past_v = normal((self.batch, case.kv_heads, case.past, self.v_dim)).astype(dtype)
         self.sinks = normal(case.heads).astype(np.float32) + 1
@@ -235,7 +240,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
         exact_o, exact_lse = problem.exact(b)
         got_o, got_lse = o[at, :, rows], lse[at, :, rows]
         covered[at, :, rows] = True
-        score = abs(problem.scale) * np.nanmax(np.abs(problem.q.astype(np.float32))) * case.head_dim
+        score = abs(problem.scale) * np.nanmax(np.abs(problem.q.astype(np.float32))) * case.head_dim * (1 + case.growth)
         p_error = MXFP8_P_ERROR if case.precision == "mxfp8" else P_ERROR[case.dtype]
         # Of the sum of weights times magnitudes, which values of both signs do not cancel; and what is lost of weights
         # that are next to nothing beside a sink.
@@ -324,6 +329,14 @@ MASKS = [
         for axes in ("bhqk", "qk", "bk", "hq", "")
     ),
     Case((70, 70), (100, 30), mask="bool", causal=True, head_dim=128),
+    # neighbours along the keys of a mask that come together, and that do not: a tile of keys begins with an odd one
+    *(Case((64,), (201,), past=past, mask=kind) for kind in ("bool", *CODES) for past in (63, 123)),
+    *(
+        Case((150,), (264,), mask=kind, mask_axes=axes, dtype="float16")
+        for kind in ("bool", "float16")
+        for axes in ("bhqk", "qk", "k")
+    ),
+    *(Case((64,), (264,), mask="bfloat16", head_dim=d) for d in (32, 96, 128, 256)),
     Case((129,), (65,), mask="float32", softcap=3.0, sinks=True, slopes="heads", dtype="float16"),
     Case((65,), (129,), mask="float16", head_dim=256),
 ]
@@ -347,6 +360,35 @@ COPIES = [
     Case((10, 1, 130), (20, 33, 130), head_dim=20, q_packed=True, kv_packed=True, causal=True, heads=4, kv_heads=2),
     Case((64, 64), (30, 30), head_dim=12, past=70, causal=True, gap=3, sinks=True, mask="float32"),
     Case((40, 40), (30, 80), head_dim=100, gap=1, softcap=5.0, slopes="batch"),
+]
+# Tiles that every row sees wholly: before and behind a past that fills no tile, up to a diagonal, a window or an end.
+WHOLE = [
+    *(Case((70,), (333,), past=past, causal=True, heads=1) for past in (63, 64, 65, 190, 191, 192, 193)),
+    *(Case((70,), (k,), causal=True, window=(170, 0), heads=1, sinks=True) for k in range(320, 337)),
+    *(Case((70,), (k,), past=70, causal=True, window=(190, 0), heads=1, sinks=True) for k in range(250, 267)),
+    Case((300,), (500,), causal=True),
+    Case((300,), (500,), causal=True, align="top-left", q_packed=True, dtype="float16"),
+    Case((40, 40), (700, 577), window=(400, 100), head_dim=128),
+    Case((40, 40), (257, 320), sinks=True, head_dim=96),
+    Case((40, 150), (300, 450), q_packed=True, kv_packed=True, head_dim=256, causal=True),
+    Case((150, 150), (300, 300), past=45, head_dim=256, heads=1),
+    Case((40,), (450,), sinks=True, window=(333, None), head_dim=32),
+    Case((40,), (450,), softcap=40.0, dtype="float16", head_dim=128),
+]
+# Scores that rise beyond what a P may hold beside the first tile's maximum, by far more than 2^128.
+RISING = [
+    *(
+        Case((70, 70), (400, 331), scale=1.0, growth=30.0, head_dim=d, dtype=t)
+        for d in (32, 64, 96, 128)
+        for t in P_ERROR
+    ),
+    Case((200, 200), (400, 331), scale=1.0, growth=30.0, head_dim=256, heads=1),
+    Case((401,), (401,), scale=1.0, growth=30.0, causal=True, sinks=True),
+    Case((100, 100), (301, 301), past=77, scale=1.0, growth=30.0, dtype="float16", heads=1),
+    Case((100, 129), (350, 290), scale=-1.0, growth=30.0, q_packed=True, kv_packed=True, window=(200, 90)),
+    Case((70,), (400,), scale=1.0, growth=30.0, softcap=900.0),
+    Case((70,), (400,), scale=1.0, growth=30.0, slopes="heads", dtype="float16"),
+    Case((70,), (400,), scale=1.0, growth=30.0, mask="bfloat16"),
 ]
 V_SIZES = [
     Case((50,), (70,), head_dim=d, v_head_dim=v) for d, v in ((64, 128), (128, 64), (8, 256), (192, 8), (40, 24))
@@ -381,7 +423,9 @@ def name(case: Case) -> str:
 
 
 @pytest.mark.parametrize(
-    "case", WINDOWS + DIAGONALS + LENGTHS + PACKED + SCORES + MASKS + PASTS + V_SIZES + COPIES + MX, ids=name
+    "case",
+    WINDOWS + DIAGONALS + LENGTHS + PACKED + SCORES + MASKS + PASTS + WHOLE + RISING + V_SIZES + COPIES + MX,
+    ids=name,
 )
 def test_matches_float64(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Every feature, at the edges of the tiles and together with others."""
@@ -409,7 +453,7 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
     types = {"mxfp8": list(CODES), "mxfp8_bf16": ["bfloat16"], "mxfp8_f16": ["float16"], None: list(P_ERROR)}
     q_packed, kv_packed = chance(), past == 0 and chance()
     q_lengths = rng.integers(1, 200, batch)
-    kv_lengths = rng.integers(1, 200, batch)
+    kv_lengths = rng.integers(1, maybe(600, 200), batch)
     if past:
         kv_lengths[:] = kv_lengths[0]
     if not q_packed:
