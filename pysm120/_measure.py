@@ -27,9 +27,9 @@ _WORDS = 1 << 20  # of the buffer that a loop writes to and copies from
 
 
 def loop_clocks(device: Device, loop: Loop, image: bytes) -> tuple[float, float]:
-    """Return the clocks of a round of a loop, one CTA on every SM: the median, and the spread over the launches."""
+    """Return the clocks of a round of a loop, by default one CTA on every SM: the median, and the launches' spread."""
     kernel = device.load(image)["loop"]
-    ctas = device.info.multiprocessors
+    ctas = loop.ctas or device.info.multiprocessors
     found = []
     for _ in range(REPEATS):
         out = device.zeros(_WORDS, np.uint64)
