@@ -8,7 +8,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,9 @@ def text_of(document: dict[str, Any]) -> str:
     return text + "\n"
 
 
-def everything(steps: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, bytes]]:
+def everything(
+    steps: Callable[[str], None], loops: Sequence[Loop], *, with_launches: bool
+) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Measure loops and launches on the first GPU; return the figures, and the code of the launches by file.
 
     ``steps`` is told of each.
@@ -195,17 +197,17 @@ def everything(steps: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, 
         head = _head(device)
         target = str(_chips.load(head["chip"])["target"])
         target += "f" if target == "sm_120" else ""
-        loops = []
+        rows = []
         with ThreadPoolExecutor() as pool:
-            made = list(pool.map(lambda loop: sass.assemble(loop.ptx(target), target), all_loops()))
-        for loop, image in zip(all_loops(), made, strict=True):
+            made = list(pool.map(lambda loop: sass.assemble(loop.ptx(target), target), loops))
+        for loop, image in zip(loops, made, strict=True):
             clocks, _ = loop_clocks(device, loop, image)
-            loops.append({"name": loop.name, "warps": loop.warps, "clocks": round(clocks, 2)})
+            rows.append({"name": loop.name, "warps": loop.warps, "clocks": round(clocks, 2)})
             steps(f"{loop.name}, {loop.warps} warps")
-    found = launches()
+    found = launches() if with_launches else []
     images = keep_images(found, target)
     steps("launches")
-    return {**head, "loops": loops, "launches": found}, images
+    return {**head, "loops": rows, "launches": found}, images
 
 
 def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:
