@@ -3,9 +3,9 @@
 A loop is named after what it is made of and how much of it:
 
 - ``code_step_48k``: FFMA, that all warps go through together;
-- ``code_apart_48k``: the same, but each warp begins at another eighth of the loop, and nothing keeps it from catching up;
+- ``code_apart_48k``: the same, but each warp begins at another eighth of the loop, and nothing keeps them apart;
 - ``code_met_48k``: each begins at another eighth, and a barrier at the end of every eighth keeps them apart;
-- ``code_sms_48k``, ``code_all_48k``: the warps of an SM together, or apart as by ``met``, and SMs at different eighths;
+- ``code_sms_48k``, ``code_all_48k``: the warps of an SM together, or apart as by ``met``; SMs at different eighths;
 - ``code_imad_48k``, ``code_mma_48k``: in step, with instructions that take two clocks and six;
 - ``code_jump_32x1152``: 32 branches, each over the rest of 1152 bytes of code.
 

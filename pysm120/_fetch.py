@@ -1,7 +1,7 @@
 """Where instructions come from: the code that an SM keeps, for all of its warps, and the way to it from the next level.
 
-A warp goes on where the line of its next instruction is there. As it comes to a line, those that follow are asked for as
-well, so that code that is gone through in order waits only where it is gone through faster than lines come. What one
+A warp goes on where the line of its next instruction is there. As it comes to a line, those that follow are asked for,
+too, so that code that is gone through in order waits only where it is gone through faster than lines come. What one
 warp brought is there for the others, until as many other lines of its set have been used.
 """
 

@@ -162,8 +162,8 @@ class _Warp:
         self.path: list[Step] = []
         self.ways: Sequence[list[Step]] = ()
         self.ready = self.next = self.last = 0
-        self.line = self.entered = -1  # of code: that of the next instruction, and of the last
-        self.there = 0
+        self.line, self.came, self.there = -1, 0, 0  # of code: when the warp came to it, and when it is there
+        self.entered = False
         self.reason = self.blocked = ""
 
 
@@ -314,14 +314,22 @@ class Simulator:
             b += 1
         if warp.landed > ready:
             ready, reason = warp.landed, "cp.async"
-        if self.fetch:
-            line = warp.path[warp.at].line
-            if line != warp.line:
-                warp.line, warp.there = line, self.fetch.come_to(line, warp.last)
-            if warp.there > ready:
-                ready, reason = warp.there, "no instruction"
+        if self.fetch and (there := self.code_there(warp, self.fetch)) > ready:
+            ready, reason = there, "no instruction"
         warp.ready, warp.reason = ready, reason
         self.wake[warp.quarter] = min(self.wake[warp.quarter], ready)
+
+    @staticmethod
+    def code_there(warp: _Warp, fetch: Fetch) -> int:
+        """Return when the line of a warp's next instruction is there."""
+        if warp.last > warp.came and not warp.entered:
+            fetch.enter(warp.line, warp.last)
+            warp.entered = True
+        line = warp.path[warp.at].line
+        if line != warp.line:
+            warp.line, warp.came, warp.there = line, warp.last, fetch.come_to(line, warp.last)
+            warp.entered = False
+        return warp.there
 
     def turn(self, warp: _Warp) -> None:
         """Go on to the next round, or behind the last."""
@@ -370,9 +378,6 @@ class Simulator:
             warp.barriers[step.reads], warp.why[step.reads] = end + 2, name
         warp.last, warp.next = now, now + step.stall
         warp.at += 1
-        if self.fetch and step.line != warp.entered:
-            warp.entered = step.line
-            self.fetch.enter(step.line, now)
         if not step.special or self.special(warp, step, now):
             self.settle(warp)
 
