@@ -31,10 +31,13 @@ def fits(chip: Chip, lines: Iterable[int]) -> bool:
 
 
 class Fetch:
-    """The code that an SM of a chip keeps: nothing at first."""
+    """The code that an SM of a chip keeps: nothing at first.
 
-    def __init__(self, chip: Chip) -> None:
-        self.ways, self.ahead = int(chip["code_ways"]), int(chip["code_ahead"])
+    ``warps``: of a quarter of the SM; the more there are, the more lines are asked for ahead.
+    """
+
+    def __init__(self, chip: Chip, warps: int = 1) -> None:
+        self.ways, self.ahead = int(chip["code_ways"]), int(chip["code_ahead"]) * warps
         self.latency, self.interval = float(chip["code_latency"]), float(chip["code_interval"])
         # When each line of a set is there; the one that was used least recently first.
         self.kept: list[dict[int, int]] = [{} for _ in range(_sets(chip))]

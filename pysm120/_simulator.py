@@ -206,13 +206,15 @@ class Simulator:
         self.resident: list[list[_Warp]] = [[] for _ in range(QUARTERS)]
         self.wake = [NEVER] * QUARTERS
         self.number = 0
-        self.fetch = None if paths.fit(chip) else Fetch(chip)
+        self.chip = chip
+        self.fetch: Fetch | None = None
         self.keep_events = keep_events
         self.outcome = Outcome(0, [], defaultdict(int), defaultdict(int), 0, [])
 
     def run(self, rounds: Sequence[int], slots: int, offset: int = 0) -> Outcome:
         """Run a CTA for each of ``rounds``, ``slots`` at a time; the slots begin ``offset`` clocks after each other."""
         ahead = list(rounds)
+        self.fetch = self.code(min(slots, len(ahead)))
         starts: list[int] = []
         for slot in range(min(slots, len(ahead))):
             heapq.heappush(starts, slot * offset)
@@ -318,6 +320,10 @@ class Simulator:
             ready, reason = there, "no instruction"
         warp.ready, warp.reason = ready, reason
         self.wake[warp.quarter] = min(self.wake[warp.quarter], ready)
+
+    def code(self, slots: int) -> Fetch | None:
+        """Return what brings code for so many CTAs at a time; nothing need where the SM keeps all of it."""
+        return None if self.paths.fit(self.chip) else Fetch(self.chip, -(-self.warps * slots // QUARTERS))
 
     @staticmethod
     def code_there(warp: _Warp, fetch: Fetch) -> int:
