@@ -60,6 +60,7 @@ zero:
     fence.proxy.async.shared::cta;
     bar.sync 0;
 {loads}
+{before}
     bar.sync 0;
     mov.u64 begin, %clock64;
 again:
@@ -71,6 +72,7 @@ _END = """
     setp.ne.u32 more, rounds, 0;
 @more bra again;
     mov.u64 end, %clock64;
+{behind}
     mov.b32 sum, 0;
 """
 _LAST = """
@@ -96,7 +98,8 @@ never:
 class Loop:
     """A loop: its name, the warps of the one CTA of an SM, and its body.
 
-    ``distinct``: its numbers differ, so that no two of its registers are one.
+    ``distinct``: its numbers differ, so that no two of its registers are one. ``before`` and ``behind``: lines that are
+    not timed. ``ctas``: of the launch; 0 is one on every SM.
     """
 
     name: str
@@ -104,6 +107,9 @@ class Loop:
     body: tuple[str, ...]
     arrivals: int = 0
     distinct: bool = False
+    before: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    ctas: int = 0
 
     def ptx(self, target: str) -> str:
         """Return the kernel."""
@@ -138,9 +144,9 @@ class Loop:
         parts = [
             _HEADER.format(**values),
             *begin,
-            _BEGIN.format(**values, loads="\n".join(loads)),
+            _BEGIN.format(**values, loads="\n".join(loads), before="\n".join(self.before)),
             *self.body,
-            _END,
+            _END.format(behind="\n".join(self.behind)),
             *end,
         ]
         return "\n".join([*parts, _LAST.format(**values)])

@@ -8,7 +8,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ _WORDS = 1 << 20  # of the buffer that a loop writes to and copies from
 
 
 def loop_clocks(device: Device, loop: Loop, image: bytes) -> tuple[float, float]:
-    """Return the clocks of a round of a loop, one CTA on every SM: the median, and the spread over the launches."""
+    """Return the clocks of a round of a loop, by default one CTA on every SM: the median, and the launches' spread."""
     kernel = device.load(image)["loop"]
-    ctas = device.info.multiprocessors
+    ctas = loop.ctas or device.info.multiprocessors
     found = []
     for _ in range(REPEATS):
         out = device.zeros(_WORDS, np.uint64)
@@ -188,7 +188,9 @@ def text_of(document: dict[str, Any]) -> str:
     return text + "\n"
 
 
-def everything(steps: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, bytes]]:
+def everything(
+    steps: Callable[[str], None], loops: Sequence[Loop], *, with_launches: bool
+) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Measure loops and launches on the first GPU; return the figures, and the code of the launches by file.
 
     ``steps`` is told of each.
@@ -197,17 +199,17 @@ def everything(steps: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, 
         head = _head(device)
         target = str(_chips.load(head["chip"])["target"])
         target += "f" if target == "sm_120" else ""
-        loops = []
+        rows = []
         with ThreadPoolExecutor() as pool:
-            made = list(pool.map(lambda loop: sass.assemble(loop.ptx(target), target), all_loops()))
-        for loop, image in zip(all_loops(), made, strict=True):
+            made = list(pool.map(lambda loop: sass.assemble(loop.ptx(target), target), loops))
+        for loop, image in zip(loops, made, strict=True):
             clocks, _ = loop_clocks(device, loop, image)
-            loops.append({"name": loop.name, "warps": loop.warps, "clocks": round(clocks, 2)})
+            rows.append({"name": loop.name, "warps": loop.warps, "clocks": round(clocks, 2)})
             steps(f"{loop.name}, {loop.warps} warps")
-    found = launches()
+    found = launches() if with_launches else []
     images = keep_images(found, target)
     steps("launches")
-    return {**head, "loops": loops, "launches": found}, images
+    return {**head, "loops": rows, "launches": found}, images
 
 
 def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:

