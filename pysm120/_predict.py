@@ -10,7 +10,7 @@ from pysm120 import _pipes
 from pysm120._kernel_model import TYPICAL, KernelModel
 from pysm120._simulator import QUARTERS, Event, Outcome, Step
 
-_SHORT, _LONG = 4, 10  # rounds of the two simulations that a CTA's time is read from
+_SHORT, _MORE = 4, 6  # the least rounds of the first simulation that a CTA's time is read from; the second has more
 _LEAST = 0.001  # of a CTA's own speed, however many are older
 _STAGGER = 700  # clocks between the begins of CTAs on an SM, so that they do not run in step
 _SHAPE = re.compile(r"[HQOI]MMA\.(?:SF\.)?(?:SP\.)?(16\d\d\d|1688|168128|168256)")
@@ -93,15 +93,24 @@ class _Time:
         return self.begin + rounds * self.each
 
 
-def _time(model: KernelModel, resident: int) -> tuple[_Time, Outcome]:
+def _least(model: KernelModel, rounds: Sequence[int]) -> int:
+    """Return the rounds of the shorter simulation: those where branches go as often as the recording says.
+
+    What is done in some of the first rounds alone, rescaling above all, would be done in every round of shorter ones.
+    """
+    recorded = model.recording.least if model.recording else 0
+    return max(_SHORT, min(recorded, max(rounds) - _MORE))
+
+
+def _time(model: KernelModel, resident: int, least: int) -> tuple[_Time, Outcome]:
     """Simulate CTAs, twice as many as are resident, of two lengths."""
     found = []
-    for rounds in (_SHORT, _LONG):
+    for rounds in (least, least + _MORE):
         outcome = model.run([rounds] * 2 * resident, resident, _STAGGER)
         found.append(outcome)
     short, long = (outcome.clocks / 2 for outcome in found)
-    each = (long - short) / (_LONG - _SHORT)
-    return _Time(short - _SHORT * each, each), found[1]
+    each = (long - short) / _MORE
+    return _Time(short - least * each, each), found[1]
 
 
 def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
@@ -146,9 +155,9 @@ def predict(
     ``tensor_bytes``: of all that the launch reads or writes; what does not fit in L2 passes DRAM once.
     """
     chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
-    times, outcome = [], None
+    least, times, outcome = _least(model, rounds), [], None
     for resident in range(1, slots + 1):
-        time, outcome = _time(model, resident)
+        time, outcome = _time(model, resident, least)
         times.append(time)
     assert outcome is not None  # noqa: S101 - there is at least one slot
     clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
@@ -174,16 +183,16 @@ def predict(
     events = model.run([3] * slots, slots, _STAGGER, keep_events=True).events if keep_events else []
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
-        _reasons(model, outcome, 2 * slots), flops, events, l2, dram, l2_clocks, dram_clocks,
+        _reasons(model, outcome, 2 * slots, least + _MORE), flops, events, l2, dram, l2_clocks, dram_clocks,
         conflicts(model, rounds),
     )  # fmt: skip
 
 
-def _reasons(model: KernelModel, outcome: Outcome, ctas: int) -> list[Reason]:
-    """Return the reasons inside the main loop, for a warp and round."""
-    ways = [*model.paths.rounds(_LONG), *model.paths.rounds(_LONG, loads=True)]
+def _reasons(model: KernelModel, outcome: Outcome, ctas: int, rounds: int) -> list[Reason]:
+    """Return the reasons inside the main loop, for a warp and round of CTAs of so many."""
+    ways = [*model.paths.rounds(rounds), *model.paths.rounds(rounds, loads=True)]
     places = {step.place for way in ways for step in way}
-    per = ctas * model.warps * _LONG
+    per = ctas * model.warps * rounds
     found = []
     for (place, reason), clocks in outcome.stalls.items():
         if place in places:

@@ -142,6 +142,13 @@ class Share:
         reached, taken = (a + b * rounds for a, b in (self.reached, self.taken))
         return min(1.0, max(0.0, taken / reached)) if reached > 0 else 0.0
 
+    @property
+    def least(self) -> int:
+        """The rounds from which on it is neither taken more often than reached nor less than never; 0: from none on."""
+        (c, d), (a, b) = self.reached, self.taken
+        found = [-begin / each for begin, each in ((a, b), (c - a, d - b)) if begin < 0 < each]
+        return math.ceil(max(found, default=0))
+
 
 def _line(launches: Sequence[Launch], counts: Sequence[int], warps: int) -> tuple[float, float]:
     """Return a and b of counts of a warp and CTA, of one launch or of two of different lengths."""
@@ -210,6 +217,12 @@ class Recording:
                         _line(self.launches, reached, self.warps), _line(self.launches, taken, self.warps)
                     )
         return found
+
+    @property
+    def least(self) -> int:
+        """The rounds of a CTA from which on all shares are as they were recorded, but no more than were recorded."""
+        longest = math.ceil(max(launch.rounds for launch in self.launches))
+        return min(longest, max((share.least for share in self.shares.values()), default=0))
 
     @cached_property
     def by_rules(self) -> list[int]:

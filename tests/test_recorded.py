@@ -79,6 +79,35 @@ def test_what_belongs_to_a_cta_and_what_to_a_round() -> None:
     assert Share((0, 1), (4, 1)).of(1) == 1
 
 
+@pytest.mark.parametrize(
+    ("taken", "least"),
+    [
+        ((0.0, 0.5), 0),  # every other round
+        ((1.0, 0.0), 1),  # once
+        ((5.5, 0.25), 8),  # nearly always at first: 5.5 + 0.25 * 7 is more than 7
+        ((-5.5, 0.75), 8),  # nearly never at first: 0.75 * 7 is less than 5.5
+        ((2.0, 1.0), 0),  # more often than it is reached, whatever the length: noise of a count that no length cures
+    ],
+)
+def test_shares_that_short_ctas_do_not_have(taken: tuple[float, float], least: int) -> None:
+    share = Share((0.0, 1.0), taken)
+    assert share.least == least
+    recorded = [share.of(rounds) * rounds for rounds in range(max(1, least), 40)]
+    if taken[1] < 1:
+        assert recorded == pytest.approx([taken[0] + taken[1] * rounds for rounds in range(max(1, least), 40)])
+    if least > 1:
+        assert share.of(least - 1) in {0.0, 1.0}
+
+
+def test_shares_as_recorded_from_some_length_on() -> None:
+    """Eight of ten rounds do what is rare, and ten of twenty: all of the first six, and every fifth."""
+    k = function()
+    launches = [counts(3, 10, rare=8), counts(3, 20, rare=10)]
+    assert Recording(k, launches, 2).least == 8
+    assert Recording(k, [counts(3, 6, rare=6), counts(3, 7, rare=6)], 2).least == 6
+    assert Recording(k, [counts(3, 8, rare=2)], 2).least == 0
+
+
 def test_choices_come_out_in_the_sum() -> None:
     k = function()
     skip, unknown, latch = (k.instructions[address // 16] for address in branches(k))
