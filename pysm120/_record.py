@@ -44,6 +44,24 @@ def only(ptx: str, entry: str) -> str:
     return "".join(parts)
 
 
+def as_in_library(ptx: str, entry: str) -> str:
+    """Return the library's PTX where it has the same statements of an entry: its lines are those that run."""
+    indices = [index for index, builtin in enumerate(builtins()) if builtin.entry == entry]
+    wanted = _statements(ptx, entry)
+    for index in indices:
+        for target in _CAPABILITIES:
+            text = builtin_image(index, target, "ptx").decode()
+            if _statements(text, entry) == wanted:
+                return text
+    return ptx
+
+
+def _statements(ptx: str, entry: str) -> list[str]:
+    """Return the lines of an entry and of what comes before all, without comments and markers."""
+    lines = [line.split("//")[0].split() for line in only(ptx, entry).splitlines() if not line.startswith("#line ")]
+    return [" ".join(words) for words in lines if words]
+
+
 def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
     """Return a kernel with the lines of its PTX: of the same code, which ptxas makes again."""
     name = function.name

@@ -133,8 +133,9 @@ def recorder(ptx: str, target: str, problem: Problem, shared_bytes: int) -> Reco
     """Return what records a kernel of attention with a problem, and so much shared memory, on the virtual device."""
 
     def record(function: sass.Function, threads: int) -> tuple[sass.Function, Recording]:
-        known = _record.with_lines(function, ptx, target)
-        return known, _record.recording(known, ptx, threads, problem, shared_bytes)
+        text = _record.as_in_library(ptx, function.name)
+        known = _record.with_lines(function, text, target)
+        return known, _record.recording(known, text, threads, problem, shared_bytes)
 
     return record
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sass_text import Op, listing
 
-from pysm120 import Device, __main__, _attention_problem, _chips, _predict, _recorded, _validation, _work, sass
+from pysm120 import Device, __main__, _attention_problem, _chips, _predict, _record, _recorded, _validation, _work, sass
 from pysm120._recorded import Launch, Recording, Share
 from pysm120.module import builtin_image, builtins
 
@@ -213,3 +213,27 @@ def test_a_profile_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     words = ["model", f"{tmp_path}/k.cubin", "--chip", "h200", "--profile", f"{tmp_path}/p.json"]
     assert __main__.main(words) == 2
     assert "not what `profile --json` writes" in capsys.readouterr().err
+
+
+def test_comments_and_other_entries_make_no_other_kernel() -> None:
+    """What was kept with figures is recorded as the library's, where its statements are; one statement more is not."""
+    entry = "attention_bf16_128x64_d32_any_r16"
+    index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
+    text = builtin_image(index, "sm_90", "ptx").decode()
+    moved = "// said before\n" + text.replace(".reqntid", "// said\n.reqntid").replace("#line 1", "#line 2")
+    fewer = moved.replace("attention_f16_128x64_d32_any_r16(", "attention_other(")
+    first = "    mov.u32                 tid, %tid.x;\n"
+    more = text.replace(first, first + first)
+    assert len({text, moved, fewer, more}) == 4
+    problem = _attention_problem.parse("1,512,1,32")
+    found = []
+    for kept in (text, moved, fewer):
+        record = _validation.recorder(kept, "sm_90", problem, builtin.shared_bytes)
+        model = _validation.builtin_model(_chips.load("h200"), entry, record=record)
+        found.append(_predict.predict(model, problem.rounds(entry)).clocks)
+        assert model.recording is not None
+        assert model.recording.handovers is not None
+    assert found[0] == found[1] == found[2]
+    record = _validation.recorder(more, "sm_90", problem, builtin.shared_bytes)
+    with pytest.raises(_record.NotRecordedError, match="not the library's"):
+        _validation.builtin_model(_chips.load("h200"), entry, record=record)
