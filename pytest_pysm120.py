@@ -183,7 +183,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
         return
     if item.config.getoption("tbstyle") in {"long", "native", "no"} or item.config.getoption("fulltrace"):
         return
-    from pysm120.errors import FaultError, InvalidProgramError  # noqa: PLC0415 - see above
+    from pysm120.runtime.errors import FaultError, InvalidProgramError  # noqa: PLC0415 - see above
 
     error = call.excinfo.value
     if not isinstance(error, FaultError | InvalidProgramError):
@@ -200,4 +200,4 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
 
 def sm120_is_used(error: BaseException) -> bool:
     """Whether an exception is one of pysm120, which need not be imported to know it."""
-    return any(kind.__module__ == "pysm120.errors" for kind in type(error).__mro__)
+    return any(kind.__module__ == "pysm120.runtime.errors" for kind in type(error).__mro__)

@@ -22,8 +22,8 @@ import ml_dtypes
 import numpy as np
 
 import pysm120
-from pysm120._ffi import check, ffi, lib
-from pysm120.module import builtins
+from pysm120.runtime.ffi import check, ffi, lib
+from pysm120.runtime.module import builtins
 
 SHAPES = [(4, 2048, 32, 128), (1, 16384, 32, 128)]
 DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}

@@ -26,8 +26,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import pysm120
-from pysm120 import _argument, sass
-from pysm120._cubin import Cubin
+from pysm120.machine_code import sass
+from pysm120.machine_code.cubin import Cubin
+from pysm120.observe import argument as argument_module
 
 TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "f32"}
 ALIGNED = [["tt.divisibility", 16]]
@@ -170,7 +171,7 @@ def compiled(case: Matmul | Attention) -> tuple[str, int]:
 def error(case: Matmul | Attention, ptx: str, shared: int) -> float:
     """Run a small problem on the virtual device; return the error against float64."""
     small = case.small()
-    values = [argument.value for argument in _argument.parse_arguments(small.words())]
+    values = [argument.value for argument in argument_module.parse_arguments(small.words())]
     with pysm120.Device("virtual") as device:
         held = [device.array(x) if isinstance(x, np.ndarray) else x for x in values]
         kernel = device.load(ptx)[case.name]

@@ -6,10 +6,19 @@
 (1, 64, 2, 64)
 """
 
-from pysm120.arrays import Array
-from pysm120.attention import attention, attention_varlen
-from pysm120.device import Device, DeviceInfo, Event, Stream
-from pysm120.errors import (
+from pysm120.compat.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+)
+from pysm120.compat.sdpa import scaled_dot_product_attention
+from pysm120.observe.profile import Profile
+from pysm120.ops.attention import attention, attention_varlen
+from pysm120.ops.quantize import quantize_mxfp8
+from pysm120.runtime.arrays import Array
+from pysm120.runtime.device import Device, DeviceInfo, Event, Stream
+from pysm120.runtime.errors import (
     ClosedError,
     DriverError,
     Error,
@@ -23,17 +32,8 @@ from pysm120.errors import (
     UnsupportedError,
     WorkspaceTooSmallError,
 )
-from pysm120.flash_attn import (
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-)
-from pysm120.module import Kernel, KernelInfo, Module, Parameter
-from pysm120.profile import Profile
-from pysm120.quantize import quantize_mxfp8
-from pysm120.sdpa import scaled_dot_product_attention
-from pysm120.tensor_map import TensorMap
+from pysm120.runtime.module import Kernel, KernelInfo, Module, Parameter
+from pysm120.runtime.tensor_map import TensorMap
 
 __version__ = "0.1.0"
 

@@ -8,39 +8,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pysm120 import (
-    __version__,
-    _check,
-    _ffi,
-    _info,
-    _microbench,
-    _model,
-    _profile,
-    _resources,
-    _run,
-    _trace,
-    _tune,
-    demo,
-)
-from pysm120._command import Command, add_device
-from pysm120.errors import Error, FaultError
+from pysm120 import __version__
+from pysm120.cli import check, demo, info, microbench, model, profile, resources, run, trace, tune
+from pysm120.cli.command import Command, add_device
+from pysm120.runtime import ffi
+from pysm120.runtime.errors import Error, FaultError
 
 COMMANDS = (
-    _info.COMMAND,
+    info.COMMAND,
     Command(
         "demo",
         "compute a real model's attention and compare with float64 NumPy",
         add_device,
         lambda arguments: demo.run(arguments.device),
     ),
-    _run.COMMAND,
-    _profile.COMMAND,
-    _trace.COMMAND,
-    _check.COMMAND,
-    _tune.COMMAND,
-    _microbench.COMMAND,
-    _resources.COMMAND,
-    _model.COMMAND,
+    run.COMMAND,
+    profile.COMMAND,
+    trace.COMMAND,
+    check.COMMAND,
+    tune.COMMAND,
+    microbench.COMMAND,
+    resources.COMMAND,
+    model.COMMAND,
 )
 
 
@@ -66,17 +55,17 @@ def parser() -> argparse.ArgumentParser:
 def flags(arguments: argparse.Namespace) -> list[str]:
     """Return what --cflags, --libs, --cmakedir and --pkgconfigdir ask for."""
     words = []
-    library = _ffi.library_path().resolve()
+    library = ffi.library_path().resolve()
     if arguments.cflags:
-        words.append(f"-I{_ffi.include_directory()}")
+        words.append(f"-I{ffi.include_directory()}")
     if arguments.libs:
         words += [f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}"]
     if arguments.cmakedir:
-        words.append(str(_ffi.PACKAGE / "cmake"))
+        words.append(str(ffi.PACKAGE / "cmake"))
     if arguments.pkgconfigdir:
         # In the source tree the build writes a file of its own.
-        installed = (_ffi.PACKAGE / "sm120.h").is_file()
-        words.append(str((_ffi.PACKAGE if installed else _ffi.PACKAGE.parent / "build") / "pkgconfig"))
+        installed = (ffi.PACKAGE / "sm120.h").is_file()
+        words.append(str((ffi.PACKAGE if installed else ffi.PACKAGE.parent / "build") / "pkgconfig"))
     return words
 
 

@@ -98,7 +98,8 @@ SM120_API sm120_status sm120_device_counter(sm120_device *device, int32_t index,
 SM120_API sm120_status sm120_device_counters_reset(sm120_device *device);
 
 /* A PTX statement of a kernel that ran on the virtual device while it took a profile, with what all warps did there.
- * The pointers are valid until sm120_profile_end. docs/profiling.md says how banks and sectors are counted. */
+ * The pointers are valid until sm120_profile_end. docs/reference/profiling.md says how banks and sectors are counted.
+ */
 typedef struct sm120_profile_bytes {
     const char *path; /* "ld.global", "ldmatrix", as sm120_device_counter names them; NULL behind the last */
     uint64_t bytes;

@@ -176,8 +176,8 @@ def c_bytes(data: bytes) -> str:
 
 
 def kernel_table(templates: list[Path], images: dict[tuple[int, str], Image]) -> str:
-    """Write build/kernels.c: images and entries (src/kernels.h)."""
-    out = ['/* Written by tools/build.py: do not edit. */\n#include "kernels.h"\n']
+    """Write build/kernels.c: images and entries (src/runtime/kernels.h)."""
+    out = ['/* Written by tools/build.py: do not edit. */\n#include "runtime/kernels.h"\n']
     files, entries = [], []
     for i, template in enumerate(templates):
         source = template.relative_to(ROOT).as_posix()
@@ -260,7 +260,7 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
         sources = [*sorted((ROOT / "src").rglob("*.c")), kernels]
         work: list[tuple[Path, list[str | bytes | Path], list[str]]] = []
         for source in sources:
-            for target, flags in objects(source, folder / "objects" / source.parent.name):
+            for target, flags in objects(source, folder / "objects" / source.parent.relative_to(ROOT)):
                 command = [*cc, *FLAGS, *flags, *extra, "-I", str(ROOT / "src"), "-c", str(source), "-o", str(target)]
                 work.append((target, [cc_version, source, *headers, *command], command))
 

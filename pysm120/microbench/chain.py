@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from pysm120.sass import Instruction
+from pysm120.machine_code.sass import Instruction
 
 _REGISTER = re.compile(r"\b(U?[RP])(\d+)\b")
 _PREDICATE = re.compile(r"!?U?P(\d+|T)")

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from pysm120 import _console
-from pysm120.errors import InvalidArgumentError
+from pysm120.cli import console
 from pysm120.microbench.result import Report, Result, Spread, load
 from pysm120.microbench.table import number
+from pysm120.runtime.errors import InvalidArgumentError
 
 COLUMNS = ("form", "latency A", "latency B", "B / A", "per SM and clock A", "B", "B / A", "chip B / A", "unit")
 
@@ -26,7 +26,7 @@ def compare(first: Path, second: Path) -> None:
         raise InvalidArgumentError(message)
     for group in dict.fromkeys(group for group, _ in common):
         rows = [_row(left[key], right[key]) for key in common if key[0] == group]
-        _console.table(group, COLUMNS, rows, tail=1)
+        console.table(group, COLUMNS, rows, tail=1)
     print(f"{len(common)} forms in both; {len(left) - len(common)} only in A, {len(right) - len(common)} only in B")
     for letter, timed in (("A", left), ("B", right)):
         if count := sum(one.status == "unproven" for one in timed.values()):

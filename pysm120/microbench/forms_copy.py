@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.device import Device
 from pysm120.microbench.form import LANES, Form, Operand
 from pysm120.microbench.kernel import BenchKernel
+from pysm120.runtime.device import Device
 
 REGION = 1 << 17  # bytes that a CTA goes through: all together they fit in level two
 MOST_SHARED = 96 << 10

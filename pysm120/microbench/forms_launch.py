@@ -12,7 +12,7 @@ from pysm120.microbench.forms_math import constant, repeated
 from pysm120.microbench.graph import graph_of
 from pysm120.microbench.kernel import BenchKernel
 from pysm120.microbench.launch import STAMPS, Launcher
-from pysm120.module import Kernel
+from pysm120.runtime.module import Kernel
 
 LAUNCHES = 300
 QUEUED = 16

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from pysm120.errors import InvalidArgumentError
 from pysm120.microbench import (
     forms_copy,
     forms_cvt,
@@ -15,6 +14,7 @@ from pysm120.microbench import (
     forms_warp,
 )
 from pysm120.microbench.form import Form
+from pysm120.runtime.errors import InvalidArgumentError
 
 GROUPS: dict[str, Sequence[Form]] = {
     "mma": forms_mma.FORMS,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pysm120._ffi import PACKAGE
-from pysm120.errors import UnsupportedError
 from pysm120.microbench.form import Form, Operand, Words
+from pysm120.runtime.errors import UnsupportedError
+from pysm120.runtime.ffi import PACKAGE
 
 TOKEN = re.compile(r"\b([A-Z])(\d?)\b")
 PTX_VERSION = "8.8"

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.device import Device
 from pysm120.microbench.form import LANES, Form
 from pysm120.microbench.kernel import BenchKernel
-from pysm120.module import Kernel
+from pysm120.runtime.device import Device
+from pysm120.runtime.module import Kernel
 
 Run = Callable[[int], "tuple[Times, npt.NDArray[np.uint32]]"]  # by the number of trips
 STAMPS = 5

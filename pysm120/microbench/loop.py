@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import cached_property
 
-from pysm120.sass import Function, Instruction
+from pysm120.machine_code.sass import Function, Instruction
 
 _CLOCK = re.compile(r"\bSR_CLOCKLO\b")
 _NEVER = ("!PT", "!UPT")

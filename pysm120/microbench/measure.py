@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from pysm120.errors import Error, FaultError
 from pysm120.microbench.form import LANES
 from pysm120.microbench.kernel import BenchKernel
 from pysm120.microbench.launch import Launcher, Times, check
 from pysm120.microbench.prepare import Ready
 from pysm120.microbench.result import Cell, Result, Spread
-from pysm120.module import Kernel
+from pysm120.runtime.errors import Error, FaultError
+from pysm120.runtime.module import Kernel
 
 FIRST_TRIPS = 4
 SHORT_CLOCKS = 40_000  # of a run that looks for the best cell

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pysm120.errors import InvalidArgumentError, UnsupportedError
 from pysm120.microbench.result import Report, Result
+from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 
 try:
     from matplotlib.axes import Axes

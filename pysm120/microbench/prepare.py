@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from pysm120 import sass
-from pysm120.device import Device
-from pysm120.errors import Error, InvalidProgramError
+from pysm120.machine_code import sass
 from pysm120.microbench import toolchain
 from pysm120.microbench.form import Form
 from pysm120.microbench.kernel import BenchKernel, kernels_of, write
 from pysm120.microbench.proof import Proof, prove
-from pysm120.module import Kernel
+from pysm120.runtime.device import Device
+from pysm120.runtime.errors import Error, InvalidProgramError
+from pysm120.runtime.module import Kernel
 
 BATCH = 48  # forms for one call of ptxas
 VIRTUAL = (12, 0)

@@ -3,11 +3,11 @@
 import dataclasses
 import re
 
+from pysm120.machine_code.sass import Function
 from pysm120.microbench.chain import chained
 from pysm120.microbench.form import Counts
 from pysm120.microbench.kernel import BenchKernel
 from pysm120.microbench.loop import Loop, NoLoopError, timed_loop
-from pysm120.sass import Function
 
 SHOWN = 6  # opcodes in a message
 LOOP = 10  # instructions of the loop itself: its counter, its branch, predicates that it moves

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pysm120
-from pysm120.device import Device
-from pysm120.errors import InvalidArgumentError
+from pysm120.runtime.device import Device
+from pysm120.runtime.errors import InvalidArgumentError
 
 FORMAT = 1
 

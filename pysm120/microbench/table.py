@@ -1,6 +1,6 @@
 """Results as tables, one for a group."""
 
-from pysm120 import _console
+from pysm120.cli import console
 from pysm120.microbench.result import Report, Result, Spread
 
 COLUMNS = (
@@ -32,7 +32,7 @@ def show(report: Report) -> None:
     print(f"{report.chip}, {kind}; driver {report.driver}; {report.date}")
     for group in dict.fromkeys(result.group for result in report.results):
         rows = [row(result) for result in report.results if result.group == group]
-        _console.table(group, COLUMNS, rows, tail=2)
+        console.table(group, COLUMNS, rows, tail=2)
 
 
 def show_cells(report: Report) -> None:
@@ -47,7 +47,7 @@ def show_cells(report: Report) -> None:
                 rows.append((result.name, str(chains), *(rates.get(count, "") for count in warps), result.unit))
         if rows:
             columns = ("form", "chains", *(f"{count} warps" for count in warps), "unit")
-            _console.table(f"{group}, per SM and clock by chains and warps", columns, rows, tail=1)
+            console.table(f"{group}, per SM and clock by chains and warps", columns, rows, tail=1)
 
 
 def row(result: Result) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from pysm120._tools import WHEELS, locate
-from pysm120.errors import InvalidProgramError
+from pysm120.machine_code.tools import WHEELS, locate
+from pysm120.runtime.errors import InvalidProgramError
 
 find = lru_cache(maxsize=8)(locate)
 

@@ -56,8 +56,8 @@ def compiled(target: str, engine: str = "gcc") -> Path:
     guided = ["-fsanitize-coverage=trace-pc,trace-cmp"] if engine == "gcc" else ["-fsanitize=fuzzer-no-link"]
     include = ["-I", str(ROOT / "src")]
     whole = target == "abi"  # the device alone is linked into the others
-    sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").glob("*.c"))]
-    sources += [] if whole else [ROOT / "src" / "registry.c", ROOT / "src" / "tensor_map_rules.c"]
+    sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").rglob("*.c"))]
+    sources += [] if whole else [ROOT / "src" / "driver" / f"{name}.c" for name in ("registry", "tensor_map_rules")]
     own: list[tuple[str, list[str]]] = [(target, [*checked, *guided]), ("target", checked), ("mutate", checked)]
     own += [("engine", [])] if engine == "gcc" else []
     headers = sorted([*(ROOT / "src").rglob("*.h"), *(ROOT / "src").rglob("*.def"), *HERE.glob("*.h")])
@@ -70,7 +70,7 @@ def compiled(target: str, engine: str = "gcc") -> Path:
 
     work = [(HERE / f"{name}.c", folder / f"own_{name}.o", extra) for name, extra in own]
     for source in sources:
-        for output, extra in build.objects(source, folder / source.parent.name):
+        for output, extra in build.objects(source, folder / source.parent.relative_to(ROOT)):
             work.append((source, output, [*checked, *(extra if source.stem.endswith("_isa") else guided)]))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compile_one, work))
@@ -142,7 +142,7 @@ def collect() -> None:
         "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     words = [sys.executable, "-m", "pytest", "-q", "-p", "collect", "-p", "no:cacheprovider", "--device", "virtual"]
-    files = ["tests/vm", "tests/corpus", "tests/hardware", "tests/test_device.py", "tests/test_ptx.py"]
+    files = ["tests/vm", "tests/corpus", "tests/hardware", "tests/runtime/test_device.py", "tests/build/test_ptx.py"]
     subprocess.run([*words, *files], check=False, cwd=ROOT, env=environment)
 
 

@@ -5,7 +5,7 @@
  * dynamic shared memory, and what seeds the order of events and the arguments. */
 #define _POSIX_C_SOURCE 200809L
 #include "target.h"
-#include "vm/vm.h"
+#include "vm/machine/vm.h"
 #include <stdio.h>
 #include <stdlib.h>
 

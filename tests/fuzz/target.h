@@ -2,7 +2,7 @@
 #ifndef SM120_TESTS_FUZZ_TARGET_H
 #define SM120_TESTS_FUZZ_TARGET_H
 
-#include "driver.h"
+#include "driver/driver.h"
 #include "fuzz.h"
 
 /* The device, opened at the first call. */

@@ -5,8 +5,8 @@
  * bytes in, bytes out, variants), a tensor map (struct given_map), the defined bits of the input, and the variants of
  * the input. stdout gets a word, the result of the first variant at level full; the length of its fault and the fault;
  * the defined bits of the output; and the outputs of all variants. */
-#include "vm/defined.h"
-#include "vm/tma.h"
+#include "vm/check/defined.h"
+#include "vm/execute/tma.h"
 #include <stdio.h>
 #include <stdlib.h>
 

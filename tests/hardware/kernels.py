@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pysm120
-from pysm120.module import builtin_image, builtins
+from pysm120.runtime.module import builtin_image, builtins
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "ptx")]

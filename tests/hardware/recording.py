@@ -15,8 +15,8 @@ from form import THREADS, Form, Map, module
 from numpy.typing import NDArray
 
 import pysm120
-from pysm120 import tensor_map
-from pysm120._ffi import check, ffi, lib, new_struct
+from pysm120.runtime import tensor_map
+from pysm120.runtime.ffi import check, ffi, lib, new_struct
 
 PATH = Path(__file__).resolve().parents[1] / "data" / "hopper.npz"
 

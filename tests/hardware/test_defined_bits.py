@@ -19,7 +19,7 @@ from families import FAMILIES
 from form import THREADS, Form, form, module
 from numpy.typing import NDArray
 
-from pysm120 import tensor_map
+from pysm120.runtime import tensor_map
 
 pytestmark = pytest.mark.virtual
 

@@ -16,8 +16,10 @@ from broken.planted import text
 from programs import HEAD, SAXPY
 
 import pysm120
-from pysm120 import __main__, _check, _program
-from pysm120.errors import FaultError
+from pysm120 import __main__
+from pysm120.cli import check as check_module
+from pysm120.observe import program as program_module
+from pysm120.runtime.errors import FaultError
 
 pytestmark = pytest.mark.virtual
 
@@ -223,24 +225,24 @@ def test_differences(rng: np.random.Generator) -> None:
         where = np.sort(rng.choice(64, 5, replace=False))
         raw = b.view(np.uint8).reshape(64, -1)
         raw[where, -1] ^= 1
-        assert _check.differing(a, b, 0).tolist() == where.tolist()
+        assert check_module.differing(a, b, 0).tolist() == where.tolist()
     x = np.array([1.0, -0.0, np.nan, np.inf, 100.0, 1.0, np.inf], np.float32)
     y = np.array([1.0001, 0.0, -np.nan, np.inf, 100.02, -1.0, 1.0], np.float32)
-    assert _check.differing(x, y, 0).tolist() == [0, 1, 2, 4, 5, 6]
-    assert _check.differing(x, y, 1.5e-4).tolist() == [4, 5, 6]
-    assert _check.differing(x, y, 5e-4).tolist() == [5, 6]
-    assert _check.differing(np.zeros(0), np.zeros(0), 0).size == 0
+    assert check_module.differing(x, y, 0).tolist() == [0, 1, 2, 4, 5, 6]
+    assert check_module.differing(x, y, 1.5e-4).tolist() == [4, 5, 6]
+    assert check_module.differing(x, y, 5e-4).tolist() == [5, 6]
+    assert check_module.differing(np.zeros(0), np.zeros(0), 0).size == 0
 
 
 def test_runs_are_repeatable_and_bounded(ptx: Path) -> None:
     """Seeds come in order, whatever thread was first, and no more are begun than threads."""
     ptx.write_text(LAST)
     arguments = __main__.parser().parse_known_args(["check", str(ptx), *LAUNCH])[0]
-    program = _program.parse(arguments, ["u32[6]:zeros"], device="virtual")
+    program = program_module.parse(arguments, ["u32[6]:zeros"], device="virtual")
     seen: list[Any] = []
     for _ in range(2):
-        runs = _check.Runs(program, "full")
-        found = list(_check.results(runs, range(20)))
+        runs = check_module.Runs(program, "full")
+        found = list(check_module.results(runs, range(20)))
         assert [seed for seed, _ in found] == list(range(20))
         assert not any(isinstance(result, FaultError) for _, result in found)
         seen.append(json.dumps([o.after.tolist() for _, result in found for o in result]))  # type: ignore[union-attr]

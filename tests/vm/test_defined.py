@@ -12,7 +12,7 @@ from broken.planted import Planted, text
 from broken.undefined import UNDEFINED
 
 import pysm120
-from pysm120._ffi import check, ffi, lib
+from pysm120.runtime.ffi import check, ffi, lib
 
 pytestmark = pytest.mark.virtual
 
@@ -233,7 +233,7 @@ def test_calls(full: pysm120.Device, first: str, result: str, said: str | None) 
 # ---- kernels that are right ----
 
 
-OURS = "tests/test_attention.py tests/test_attention_mixed.py tests/test_quantize.py"
+OURS = "tests/ops/test_attention.py tests/ops/test_attention_mixed.py tests/ops/test_quantize.py"
 
 
 @pytest.mark.parametrize("tests", ["tests/corpus", OURS])

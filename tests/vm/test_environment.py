@@ -57,7 +57,7 @@ def test_right_values_are_taken() -> None:
         import pysm120
         with pysm120.Device("virtual:1") as device:
             device.load({PTX!r})["k"](1, 32)
-            print(device.info.memory_bytes, pysm120._ffi.device_count("virtual"))
+            print(device.info.memory_bytes, pysm120.runtime.ffi.device_count("virtual"))
     """
     for environment in (right, dict.fromkeys(right, "")):
         command = [sys.executable, "-c", program if environment is right else program.replace("virtual:1", "virtual")]

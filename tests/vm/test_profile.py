@@ -10,7 +10,7 @@ import pytest
 from micro import HEAD
 
 import pysm120
-from pysm120.profile import Counts, Profile, Statement
+from pysm120.observe.profile import Counts, Profile, Statement
 
 pytestmark = pytest.mark.virtual
 

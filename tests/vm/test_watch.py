@@ -13,9 +13,9 @@ import pytest
 from broken.planted import text
 
 import pysm120
-from pysm120 import watch
-from pysm120._ffi import ffi, lib, new_struct
-from pysm120.errors import FaultError, InvalidArgumentError
+from pysm120.observe import watch
+from pysm120.runtime.errors import FaultError, InvalidArgumentError
+from pysm120.runtime.ffi import ffi, lib, new_struct
 
 pytestmark = pytest.mark.virtual
 
@@ -309,7 +309,7 @@ def test_bytes_must_be_of_the_array(device: pysm120.Device) -> None:
         with pytest.raises(InvalidArgumentError, match="bytes of 32"), device.changes(x, offset, nbytes):
             pass
     device.close()
-    with pytest.raises(pysm120.errors.ClosedError), device.changes(x, 0, 4):
+    with pytest.raises(pysm120.ClosedError), device.changes(x, 0, 4):
         pass
 
 

@@ -1,6 +1,6 @@
 /* Print the registers of every instruction that a PTX text becomes: "line last guard d a b c e" and, for each register,
  * "r" or "w", name, type and slot. */
-#include "vm/vm.h"
+#include "vm/machine/vm.h"
 #include <stdio.h>
 #include <stdlib.h>
 

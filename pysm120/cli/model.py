@@ -1,0 +1,414 @@
+"""``model``: how long a kernel takes on a chip, and why not less, from its machine code."""
+
+import argparse
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pysm120.cli import console
+from pysm120.cli.command import Command
+from pysm120.machine_code import sass
+from pysm120.model import chips, code_loops, predict, validation
+from pysm120.model import measure as measure_module
+from pysm120.model import problem as problem_module
+from pysm120.model import record as record_module
+from pysm120.model.chips import Chip
+from pysm120.model.kernel_model import TYPICAL, KernelModel
+from pysm120.model.predict import Prediction
+from pysm120.model.problem import Problem
+from pysm120.model.record import NotRecordedError
+from pysm120.model.recorded import Recording
+from pysm120.observe.profile import Sources
+from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.module import builtin_image, builtins
+
+REASONS = 15  # of the table
+_INSTRUCTION_BYTES = 16
+_BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
+
+
+class Place(NamedTuple):
+    """A line of a template, or of the PTX."""
+
+    file: str
+    line: int
+    text: str
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("kernel", metavar="ENTRY|FILE.cubin", nargs="?", help="a kernel of the library, or a file")
+    parser.add_argument("--kernel", dest="entry", metavar="NAME", help="the entry, where a file has several")
+    parser.add_argument(
+        "--chip", default="rtx5090", help=f"{', '.join(chips.names())} or a file (default: %(default)s)"
+    )
+    parser.add_argument("--problem", metavar="B,S,H,D[,causal]", help="batch, rows, heads, head size of attention")
+    parser.add_argument(
+        "--ctas", metavar="N", help="CTAs of the launch, instead of a problem (default: fill the chip once)"
+    )
+    parser.add_argument(
+        "--rounds", metavar="N", help="rounds of the main loop of a CTA, instead of a problem (default: 32)"
+    )
+    parser.add_argument("--shared", metavar="BYTES", help="dynamic shared memory of a CTA of a file (default: 0)")
+    parser.add_argument(
+        "--stages", metavar="N", help="tiles in shared memory (default: by the copies before the main loop)"
+    )
+    parser.add_argument(
+        "--branch",
+        metavar="0xADDRESS=taken|not",
+        action="append",
+        default=[],
+        help="a branch of the main loop, against the rules",
+    )
+    parser.add_argument(
+        "--rules", action="store_true", help="branches by rules alone, nothing recorded on the virtual device"
+    )
+    parser.add_argument(
+        "--profile", metavar="P.json", help="of a file: what `profile FILE.ptx ... --json P.json` recorded of it"
+    )
+    parser.add_argument("--ptx", metavar="FILE.ptx", help="of a file: its PTX (default: the file beside it)")
+    parser.add_argument("--mhz", metavar="N", help="the clock that seconds are stated at (default: the chip's)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--timeline", metavar="FILE.png", help="draw warps on the pipes of a quarter (needs matplotlib)"
+    )
+    parser.add_argument(
+        "--measure", metavar="FILE.json", help="measure loops and launches on the GPU here (launches by ncu)"
+    )
+    parser.add_argument(
+        "--launches", metavar="LIST.json", help="with --measure: the launches of a list, of kernels in files, instead"
+    )
+    parser.add_argument(
+        "--code", action="store_true", help="with --measure: the loops that are mostly code, and no launches, instead"
+    )
+    parser.add_argument(
+        "--validate",
+        metavar="FILE.json",
+        help="compare predictions with the measurements in a file, instead of all this",
+    )
+
+
+def _number(word: str | None, name: str) -> int | None:
+    """Return a positive number of an option."""
+    if word is None:
+        return None
+    if not word.isdecimal() or int(word) == 0:
+        message = f"{name} is {word!r}, not a whole number of at least 1"
+        raise InvalidArgumentError(message)
+    return int(word)
+
+
+def _branches(words: list[str]) -> dict[int, bool]:
+    """Return what --branch says."""
+    stated = {}
+    for word in words:
+        found = _BRANCH.match(word)
+        if found is None:
+            message = f"--branch is {word!r}, not an address and a direction such as 0x3610=taken or 0x3610=not"
+            raise InvalidArgumentError(message)
+        stated[int(found[1], 16)] = found[2] == "taken"
+    return stated
+
+
+def places(ptx: str | None, function: sass.Function, target: str) -> dict[int, Place]:
+    """Return the lines of a kernel by address, as far as ptxas is there to tell them, or the code has them."""
+    if ptx is None:
+        return {one.address: Place("", one.line, "") for one in function.instructions if one.line}
+    try:
+        known = (
+            function
+            if any(one.line for one in function.instructions)
+            else record_module.with_lines(function, ptx, target)
+        )
+    except NotRecordedError:
+        return {}
+    lines, named, sources = ptx.splitlines(), sass.places(ptx), Sources()
+    found = {}
+    for one in known.instructions:
+        if one.line:
+            file, number = named[one.line - 1]
+            text = (sources.line(file, number) if file else None) or lines[one.line - 1].strip()
+            found[one.address] = Place(file.rsplit("/", 1)[-1], number + (not file), text)
+    return found
+
+
+def _branches_by(model: KernelModel, why: str) -> dict[str, Any]:
+    """Return who says where the branches of the main loop go: the share of times that each is taken, by address."""
+    recording = model.recording
+    if recording is None:
+        return {"by": "rules", "why": why, "recorded": {}, "rules": []}
+    shares = {f"{address:#x}": round(share.of(TYPICAL), 4) for address, share in recording.shares.items()}
+    return {"by": "recording", "why": why, "recorded": shares, "rules": [f"{x:#x}" for x in recording.by_rules]}
+
+
+def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int], Problem | None]:
+    """Return the rounds of each CTA, and the problem where one is given."""
+    problem = _problem(model.function.name, arguments)
+    if problem:
+        return problem.rounds(model.function.name), problem
+    recorded = round(model.recording.rounds) if model.recording else 0
+    rounds = _number(arguments.rounds, "--rounds") or recorded or 32
+    return [rounds] * (_number(arguments.ctas, "--ctas") or int(model.chip["sms"]) * model.slots), None
+
+
+def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
+    """Return the problem that was given, or that kernels of attention have by default."""
+    rounds, ctas = _number(arguments.rounds, "--rounds"), _number(arguments.ctas, "--ctas")
+    if arguments.problem and (rounds or ctas):
+        message = "--problem says how many CTAs and rounds there are: leave out --ctas and --rounds"
+        raise InvalidArgumentError(message)
+    if arguments.problem:
+        return problem_module.parse(arguments.problem)
+    width = re.match(r"attention_.*_\d+x\d+_d(\d+)", name)
+    return Problem(4, 2048, 32, int(width[1])) if width and not rounds and not ctas else None
+
+
+def result(
+    model: KernelModel,
+    prediction: Prediction,
+    rounds: list[int],
+    problem: Problem | None,
+    mhz: float,
+    branches: dict[str, Any],
+) -> dict[str, Any]:
+    """Return everything as what ``json.dumps`` takes."""
+    chip = model.chip
+    seconds = prediction.clocks / (mhz * 1e6)
+    flops = problem.flops if problem else float(prediction.flops_per_round) * sum(rounds)
+    return {
+        "kernel": model.function.name,
+        "chip": chip.key,
+        "problem": str(problem) if problem else None,
+        "ctas": len(rounds),
+        "ctas_per_sm": model.slots,
+        "rounds": max(rounds),
+        "clocks": round(prediction.clocks),
+        "mhz": mhz,
+        "microseconds": round(seconds * 1e6, 2),
+        "tflops": round(flops / seconds / 1e12, 1),
+        "clocks_per_round": round(prediction.sm_round_clocks, 1),
+        "code_bytes_per_round": _INSTRUCTION_BYTES * len(model.paths.around),
+        "code_fits": model.paths.fit(chip),
+        "clocks_outside_rounds": round(prediction.overhead_clocks),
+        "tensor_share": round(prediction.shares.get("tensor", 0.0), 4),
+        "shares": {name: round(share, 4) for name, share in prediction.shares.items()},
+        "bank_conflicts": round(prediction.conflicts, 4),
+        "bound": prediction.bound,
+        "l2_gbs": round(prediction.l2_bytes / seconds / 1e9),
+        "l2_gbs_of_the_chip": chip["l2_gbs"],
+        "dram_gbs": round(prediction.dram_bytes / seconds / 1e9),
+        "dram_gbs_of_the_chip": chip["dram_gbs"],
+        "branches": branches,
+        "warps": model.warps,
+        "stages": model.handovers.stages,
+        "handovers": {
+            "by": "rules" if model.handovers.why else "recording",
+            "why": model.handovers.why,
+            "rings": [dataclasses.asdict(ring) for ring in model.handovers.rings],
+        },
+    }
+
+
+def _limit(found: dict[str, Any], name: str, chip: Chip) -> str:
+    """Return what a memory gives, and whether that sets the time."""
+    limit = f"of {found[f'{name}_gbs_of_the_chip']:,} GB/s"
+    if name == "l2" and not chip["l2_binds"]:
+        return f"{limit} or more: not known, and no bound"
+    return f"{limit}, which sets the time" if found["bound"] == name else limit
+
+
+def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
+    """Print what was predicted."""
+    title = f"{found['kernel']} on {chip['name']}: a prediction from its machine code"
+    print(f"{title}; docs/explanation/model.md says how good it is")
+    rows = [
+        ("time", f"{found['microseconds']:,} us", f"{found['clocks']:,} clocks at {found['mhz']:g} MHz"),
+        ("rate", f"{found['tflops']} TFLOP/s", found["problem"] or "of the matrix instructions"),
+        ("launch", f"{found['ctas']:,} CTAs", f"{found['ctas_per_sm']} on an SM, {found['warps']} warps compute"),
+        ("a round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one CTA's tile"),
+        ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA before and behind its rounds"),
+        ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
+        ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip)),
+    ]  # fmt: skip
+    if prediction.conflicts:
+        note = "of the wavefronts of shared memory, as the virtual device counted them"
+        rows.append(("bank conflicts", f"{prediction.conflicts:.1%}", note))
+    if not found["code_fits"]:
+        code, kept = found["code_bytes_per_round"] >> 10, int(chip["code_bytes"]) >> 10
+        note = f"an SM keeps {kept} KiB: fetched in every round, slower than predicted where SMs are not in step"
+        rows.append(("code", f"{code} KiB a round", note))
+    branches = found["branches"]
+    if branches["by"] == "recording":
+        told = ", ".join(branches["rules"])
+        note = f"as the virtual device recorded them{f'; {told} by the rules: no line of theirs alone' if told else ''}"
+        rows.append(("branches", f"{len(branches['recorded'])} of the main loop", note))
+    else:
+        rows.append(("branches", "by the rules", branches["why"]))
+    if found["handovers"]["rings"]:
+        why = found["handovers"]["why"]
+        note = why or "the mbarriers of a CTA, as the virtual device recorded them"
+        rows.append(("hand-overs", "by the rules" if why else f"{len(found['handovers']['rings'])} rings", note))
+    console.table("Prediction", ("what", "figure", "note"), rows, tail=1)
+    console.table(
+        "Units of an SM in the main loop",
+        ("unit", "busy"),
+        [(name, f"{share:.1%}") for name, share in prediction.shares.items() if share >= 0.005],  # noqa: PLR2004
+    )
+    reasons: dict[str, float] = {}
+    for r in prediction.reasons:
+        reasons[r.reason] = reasons.get(r.reason, 0.0) + r.clocks
+    console.table(
+        "What a warp waits for in a round",
+        ("reason", "clocks"),
+        [(name, f"{clocks:.0f}") for name, clocks in sorted(reasons.items(), key=lambda x: -x[1]) if clocks >= 1],
+    )
+    why = [
+        (f"{r.address:#x}", f"{r.clocks:.1f}", r.reason, f"{place.file}:{place.line}", r.text)
+        if (place := lines.get(r.address))
+        else (f"{r.address:#x}", f"{r.clocks:.1f}", r.reason, "", r.text)
+        for r in prediction.reasons[:REASONS]
+    ]
+    console.table(
+        "Why not faster: clocks that a warp waits in a round, by the instruction that could not be issued",
+        ("address", "clocks", "waits for", "line", "instruction"),
+        why,
+        tail=3,
+    )
+
+
+def validate(path: Path) -> int:
+    """Print predictions beside measurements."""
+    rows = list(validation.compare(validation.read(path), path.parent))
+    table = [(row.name, f"{row.predicted:,.1f}", f"{row.measured:,.1f}", f"{row.error:+.1%}") for row in rows]
+    console.table("Clocks, predicted and measured", ("what", "predicted", "measured", "error"), table)
+    median, worst = validation.errors(rows)
+    print(f"{len(rows)} comparisons: median error {median:.1%}, largest {worst:.1%}.")
+    return 0
+
+
+def measure(path: Path, launches: str | None, *, code: bool) -> None:
+    """Measure on the GPU here, and write a file for --validate."""
+    if path.suffix != ".json" or not path.parent.is_dir():
+        message = f"--measure is {str(path)!r}, not a .json file in a folder that exists"
+        raise InvalidArgumentError(message)
+    if launches:
+        document, images = measure_module.listed(Path(launches))
+    else:
+        loops = code_loops.loops() if code else measure_module.all_loops()
+        with console.progress(len(loops) + 1, "measuring") as step:
+            document, images = measure_module.everything(step, loops, with_launches=not code)
+    for name, image in images.items():
+        (path.parent / name).parent.mkdir(exist_ok=True)
+        (path.parent / name).write_bytes(image)
+    path.write_text(measure_module.text_of(document), encoding="utf-8")
+    print(f"{path} has {len(document['loops'])} loops and {len(document['launches'])} launches.")
+
+
+class _Kernel:
+    """The kernel that was named, its PTX where there is one, and how its branches went."""
+
+    def __init__(self, arguments: argparse.Namespace, chip: Chip) -> None:
+        self.arguments, self.chip = arguments, chip
+        self.why = "--rules" if arguments.rules else ""
+        self.target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
+        self.path = Path(arguments.kernel)
+        self.is_file = self.path.is_file()
+        self.ptx = self._ptx()
+
+    def _ptx(self) -> str | None:
+        """Return the PTX of the kernel."""
+        if self.is_file:
+            beside = self.path.with_suffix(".ptx")
+            path = Path(self.arguments.ptx) if self.arguments.ptx else beside if beside.is_file() else None
+            if path is None or path.is_file():
+                return path.read_text(encoding="utf-8", errors="replace") if path else None
+            message = f"--ptx is {str(path)!r}, no file"
+            raise InvalidArgumentError(message)
+        index = next((i for i, builtin in enumerate(builtins()) if builtin.entry == self.arguments.kernel), None)
+        return builtin_image(index, self.target, "ptx").decode() if index is not None else None
+
+    def model(self, stages: int | None, stated: dict[int, bool]) -> KernelModel:
+        """Return the model of it."""
+        record = None if self.arguments.rules else self._record
+        if self.is_file:
+            shared = _number(self.arguments.shared, "--shared") or 0
+            image, entry = self.path.read_bytes(), self.arguments.entry
+            return validation.image_model(self.chip, image, entry, shared, stages=stages, stated=stated, record=record)
+        return validation.builtin_model(self.chip, self.arguments.kernel, stages=stages, stated=stated, record=record)
+
+    def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
+        """Return the kernel with the lines of its PTX and how its branches went, as far as either is known."""
+        arguments = self.arguments
+        try:
+            if arguments.profile:
+                if self.ptx is None:
+                    message = f"--profile is {arguments.profile!r}, but the PTX is not known: give --ptx FILE.ptx"
+                    raise InvalidArgumentError(message)
+                known = record_module.with_lines(function, self.ptx, self.target)
+                return known, record_module.of_file(known, Path(arguments.profile), threads)
+            problem = _problem(function.name, arguments)
+            if problem is None or self.ptx is None or self.is_file:
+                self.why = "nothing was recorded: no problem of attention, no --profile"
+                return function, None
+            shared = next(b.shared_bytes for b in builtins() if b.entry == function.name)
+            return validation.recorder(self.ptx, self.target, problem, shared)(function, threads)
+        except NotRecordedError as error:
+            self.why = str(error)
+            return function, None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict."""
+    if arguments.measure:
+        measure(Path(arguments.measure), arguments.launches, code=arguments.code)
+        return 0
+    if arguments.validate:
+        return validate(Path(arguments.validate))
+    if arguments.kernel is None:
+        message = "the kernel is missing: give an entry of the library or a .cubin file, or --validate FILE.json"
+        raise InvalidArgumentError(message)
+    picture = _picture(arguments.timeline)
+    chip = chips.load(arguments.chip)
+    mhz = float(_number(arguments.mhz, "--mhz") or chip["mhz"])
+    stages = _number(arguments.stages, "--stages")
+    kernel = _Kernel(arguments, chip)
+    stated = _branches(arguments.branch)
+    model = kernel.model(stages, stated)
+    rounds, problem = _launch(model, arguments)
+    held = problem.tensor_bytes(model.function.name) if problem else 0
+    prediction = predict.predict(model, rounds, tensor_bytes=held, keep_events=picture is not None)
+    found = result(model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why))
+    lines = places(kernel.ptx, model.function, kernel.target)
+    if arguments.json:
+        reasons = [
+            {"clocks": round(r.clocks, 2), "waits_for": r.reason, "address": r.address, "instruction": r.text}
+            | ({"file": lines[r.address].file, "line": lines[r.address].line, "source": lines[r.address].text}
+               if r.address in lines else {})
+            for r in prediction.reasons
+        ]  # fmt: skip
+        print(json.dumps({**found, "reasons": reasons}, indent=1))
+    else:
+        show(found, prediction, chip, lines)
+    if picture:
+        from pysm120.model import timeline  # noqa: PLC0415 - matplotlib is an extra, and slow to import
+
+        timeline.draw(prediction.events, f"{found['kernel']} on {chip['name']}: one quarter of an SM", picture)
+        if not arguments.json:
+            print(f"{picture} shows the warps of a quarter on its pipes.")
+    return 0
+
+
+def _picture(word: str | None) -> Path | None:
+    """Return the file of the timeline."""
+    if word is None:
+        return None
+    path = Path(word)
+    if path.suffix != ".png" or not path.parent.is_dir():
+        message = f"--timeline is {word!r}, not a .png file in a folder that exists"
+        raise InvalidArgumentError(message)
+    return path
+
+
+COMMAND = Command("model", "predict from machine code how long a kernel takes on a chip, and why", add, run)

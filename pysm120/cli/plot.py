@@ -1,0 +1,87 @@
+"""The picture of a profile's hottest lines; needs matplotlib."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pysm120.observe.profile import Counts, Line, Profile
+from pysm120.runtime.errors import UnsupportedError
+
+try:
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+except ImportError as error:
+    message = "--plot needs matplotlib, which is not installed: pip install 'pysm120[cli]' installs it"
+    raise UnsupportedError(message) from error
+
+LINES = 25  # where nobody asks for another number
+WIDTH = 13.0
+SOURCE = 66  # characters of a line of source that fit
+# What a line is for, by the first that holds. Colours that differ in lightness too.
+KINDS: dict[str, tuple[str, Callable[[Counts], bool]]] = {
+    "tensor cores": ("#7b3294", lambda c: c.tensor_flops > 0),
+    "global memory, copies": ("#d95f02", lambda c: c.global_accesses > 0 or any("bulk" in path for path in c.bytes)),
+    "shared memory": ("#1b9e77", lambda c: c.shared_accesses > 0),
+    "branches": ("#666666", lambda c: c.branches > 0),
+    "arithmetic and the rest": ("#8fb5d9", lambda _: True),
+}
+
+
+def kind_of(counts: Counts) -> str:
+    """Return what a line is for."""
+    return next(name for name, (_, holds) in KINDS.items() if holds(counts))
+
+
+def note(line: Line, whole: Counts) -> str:
+    """Return what stands behind a bar."""
+    c = line.counts
+    parts = [f"{c.executed / whole.executed:.1%}"]
+    if c.shared_accesses:
+        parts.append(f"{c.bank_conflicts:,} conflicts")
+    if c.global_accesses:
+        parts.append(f"{c.sectors_per_access:.1f} sectors/access")
+    if c.divergent_branches:
+        parts.append(f"{c.divergent_branches:,} divergent")
+    return ", ".join(parts)
+
+
+def hottest_lines(profile: Profile, title: str, count: int, path: Path) -> None:
+    """Draw the lines with the most instructions, most first, into a PNG file."""
+    lines, whole = profile.hottest(count), profile.total
+    figure = Figure(figsize=(WIDTH, 1.5 + 0.3 * max(4, len(lines))), layout="constrained")
+    axes = figure.add_subplot()
+    kinds = [kind_of(line.counts) for line in lines]
+    bars = axes.barh(
+        range(len(lines)),
+        [line.counts.executed for line in lines],
+        color=[KINDS[kind][0] for kind in kinds],
+        height=0.75,
+    )
+    axes.bar_label(bars, [note(line, whole) for line in lines], padding=4, fontsize=8)
+    axes.set_yticks(range(len(lines)), labels(lines), fontfamily="monospace", fontsize=7.5)
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.invert_yaxis()
+    axes.margins(y=0.01)
+    axes.set_xlim(0, max((line.counts.executed for line in lines), default=1) * 1.35)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("instructions executed by warps")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    covered = sum(line.counts.executed for line in lines) / max(1, whole.executed)
+    subtitle = f"{len(lines)} of {len(profile.lines)} lines, {covered:.0%} of {whole.executed:,} instructions"
+    figure.suptitle(f"{title}\n{subtitle}", fontsize=11)
+    axes.legend(
+        handles=[Patch(color=colour, label=name) for name, (colour, _) in KINDS.items() if name in kinds],
+        loc="lower right", frameon=False, fontsize=9,
+    )  # fmt: skip
+    figure.savefig(path, dpi=150)
+
+
+def labels(lines: Sequence[Line]) -> list[str]:
+    """Return place and source of each line, in columns."""
+    places = [line.short_place for line in lines]
+    sources = [" ".join(line.source.split()) for line in lines]
+    cut = [source if len(source) <= SOURCE else f"{source[: SOURCE - 3]}..." for source in sources]
+    widths = [max((len(text) for text in column), default=0) for column in (places, cut)]
+    return [f"{place:<{widths[0]}}  {source:<{widths[1]}}" for place, source in zip(places, cut, strict=True)]

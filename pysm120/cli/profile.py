@@ -1,0 +1,135 @@
+"""``profile``: run a kernel on the virtual device and show where its instructions, conflicts and sectors are."""
+
+import argparse
+import json
+from pathlib import Path
+
+from pysm120.cli import console
+from pysm120.cli.command import Command
+from pysm120.observe import program as program_module
+from pysm120.observe.profile import Counts, Line, Profile
+from pysm120.runtime.errors import InvalidArgumentError
+
+OPCODES = 20  # of the table
+COLUMNS = ("executed", "share", "lanes", "divergent", "conflicts", "sectors", "source")
+NOTE = """\
+lanes: that took part, on average; divergent: branches; conflicts: wavefronts of shared memory that they cost;
+sectors: of 32 bytes by access of global memory, and in brackets the fewest that hold its bytes"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    program_module.add_arguments(parser, "profile", device="virtual")
+    parser.add_argument(
+        "--top", metavar="N", help="show the N lines with the most instructions (default: all, in order)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write everything to a file")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the hottest lines (needs matplotlib)")
+
+
+def row(line: Line, place: str, whole: Counts) -> tuple[str, ...]:
+    """Return the cells of a line."""
+    c = line.counts
+    return (
+        place,
+        f"{c.executed:,}",
+        f"{c.executed / whole.executed:.1%}",
+        f"{c.active_lanes:.1f}",
+        f"{c.divergent_branches:,}" if c.branches else "",
+        f"{c.bank_conflicts:,}" if c.shared_accesses else "",
+        f"{c.sectors_per_access:.1f} ({c.ideal_sectors_per_access:.1f})" if c.global_accesses else "",
+        line.source,
+    )
+
+
+def show_totals(p: Profile) -> None:
+    """Print what the kernel did as a whole."""
+    c = p.total
+    console.table(
+        "In all",
+        ("what", "count", "note"),
+        [
+            ("instructions of warps", f"{c.executed:,}", f"{c.active_lanes:.2f} of 32 lanes active on average"),
+            ("lanes whose predicate was false", f"{c.predicated_off:,}", ""),
+            ("branches", f"{c.branches:,}", f"{c.divergent_branches:,} divergent"),
+            ("accesses of shared memory", f"{c.shared_accesses:,}",
+             f"{c.shared_wavefronts:,} wavefronts, {c.bank_conflicts:,} of them for bank conflicts"),
+            ("accesses of global memory", f"{c.global_accesses:,}",
+             (f"{c.global_sectors:,} sectors, {c.global_ideal_sectors:,} at the least; "
+              f"{c.global_lines:,} lines, {c.global_ideal_lines:,} at the least")),
+            ("tensor operations", f"{c.tensor_flops:,}", ""),
+            *((f"  {name}", f"{flops:,}", "") for name, flops in p.tensor.items()),
+            *((f"bytes {path}", f"{count:,}", "") for path, count in sorted(c.bytes.items(), key=lambda x: -x[1])),
+        ],
+        tail=1,
+    )  # fmt: skip
+
+
+def show_opcodes(p: Profile) -> None:
+    """Print the opcodes that were executed most."""
+    names = list(p.opcodes)
+    rows = [
+        (name, f"{p.opcodes[name].executed:,}", f"{p.opcodes[name].executed / p.total.executed:.1%}")
+        for name in names[:OPCODES]
+    ]
+    if names[OPCODES:]:
+        rest = sum(p.opcodes[name].executed for name in names[OPCODES:])
+        rows.append((f"{len(names) - OPCODES} others", f"{rest:,}", f"{rest / p.total.executed:.1%}"))
+    console.table("Instructions by opcode", ("opcode", "executed", "share"), rows)
+
+
+def show_lines(p: Profile, top: int) -> None:
+    """Print the listing: of each file, or the hottest lines of all."""
+    if top:
+        lines = p.hottest(top)
+        rows = [row(line, line.short_place, p.total) for line in lines]
+        console.table(f"The {len(lines)} lines with the most instructions", ("place", *COLUMNS), rows, tail=1)
+    else:
+        for file in dict.fromkeys(line.file for line in p.lines):
+            rows = [row(line, str(line.line), p.total) for line in p.lines if line.file == file]
+            console.table(f"Instructions by line of {file}", ("line", *COLUMNS), rows, left=0, tail=1)
+    print(NOTE)
+
+
+def path_of(word: str | None, name: str, ending: str) -> Path | None:
+    """Return the file that an option names."""
+    if word is None:
+        return None
+    path = Path(word)
+    if path.suffix != ending or not path.parent.is_dir():
+        message = f"{name} is {word!r}, not a {ending} file in a folder that exists"
+        raise InvalidArgumentError(message)
+    return path
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Profile the kernel."""
+    program = program_module.parse(arguments, arguments.words, device="virtual")
+    top = program_module.number(arguments.top, "--top", 0)
+    to_json = path_of(arguments.json, "--json", ".json")
+    to_plot = path_of(arguments.plot, "--plot", ".png")
+    if to_plot:
+        from pysm120.cli import plot  # noqa: PLC0415 - matplotlib is an extra, and slow to import
+    with program.open() as launch, launch.device.profile() as p:
+        launch.run()
+        outputs = launch.outputs()
+    for output in outputs:
+        output.save()
+    shape = " x ".join(map(str, program.grid)), " x ".join(map(str, program.block))
+    title = f"{launch.kernel.info.entry}, grid {shape[0]}, block {shape[1]}"
+    print(f"{title}, on {launch.device}")
+    show_totals(p)
+    show_opcodes(p)
+    show_lines(p, top)
+    if to_json:
+        to_json.write_text(json.dumps(p.json(), indent=1) + "\n", encoding="utf-8")
+        print(f"{to_json} has all numbers.")
+    if to_plot:
+        plot.hottest_lines(p, title, top or plot.LINES, to_plot)
+        print(f"{to_plot} shows the hottest lines.")
+    return 0
+
+
+COMMAND = Command(
+    "profile", "run a kernel on the virtual device and show what each line did", add, run, takes_words=True
+)

@@ -1,0 +1,93 @@
+"""``run``: launch a kernel and show what came out."""
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pysm120.cli import break_at, console
+from pysm120.cli.command import Command
+from pysm120.observe import program as program_module
+from pysm120.observe.argument import TYPES
+from pysm120.observe.program import Output
+
+COLUMNS = ("argument", "parameter", "type", "changed", "min", "max", "mean", "NaN")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    program_module.add_arguments(parser, "run")
+    parser.add_argument("--print", metavar="N", dest="shown", help="print the first N elements of every array")
+    break_at.add_arguments(parser)
+    break_at.add_warp(parser, "the first to come to the line")
+
+
+def statistics(values: npt.NDArray[Any]) -> tuple[str, str, str, str]:
+    """Return the least, the greatest and the mean number of an array, and how many are none."""
+    if values.dtype.kind in "iub":
+        if not values.size:
+            return "-", "-", "-", "0"
+        return str(values.min()), str(values.max()), f"{float(values.mean(dtype=np.float64)):.6g}", "0"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            wide = values.astype(np.float64)
+        except (TypeError, ValueError):  # bytes of a type that the file does not name
+            return "-", "-", "-", "-"
+        numbers = wide[~np.isnan(wide)]
+        nans = f"{wide.size - numbers.size:,}"
+        if not numbers.size:
+            return "-", "-", "-", nans
+        return f"{numbers.min():.6g}", f"{numbers.max():.6g}", f"{numbers.mean():.6g}", nans
+
+
+def type_text(values: npt.NDArray[Any]) -> str:
+    """Return the type and the shape of an array, as an argument has them."""
+    name = next((name for name, dtype in TYPES.items() if dtype == values.dtype), str(values.dtype))
+    return f"{name}[{','.join(map(str, values.shape))}]"
+
+
+def show(outputs: Sequence[Output], count: int) -> None:
+    """Print every array: what it is, what is in it, and its first ``count`` elements."""
+    rows = [
+        (
+            str(output.index),
+            output.parameter.name or "-",
+            type_text(output.after),
+            f"{output.changed().sum():,} of {output.after.size:,}",
+            *statistics(output.after),
+        )
+        for output in outputs
+    ]
+    console.table("Arrays after the run", COLUMNS, rows, left=3)
+    if not count:
+        return
+    for output in outputs:
+        elements = " ".join(map(str, output.after.reshape(-1)[:count].tolist()))
+        print(f"argument {output.index}: {elements}{' ...' if output.after.size > count else ''}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the kernel."""
+    program = program_module.parse(arguments, arguments.words)
+    count = program_module.number(arguments.shown, "--print", 0)
+    with program.open() as launch:
+        if arguments.__dict__["break"] is not None:
+            return break_at.run(launch, arguments)
+        launch.run()
+        outputs = launch.outputs()
+        print(f"{launch.kernel.info.entry} ran on {launch.device} ({launch.device.info.name})")
+    show(outputs, count)
+    for output in outputs:
+        if output.path is not None:
+            output.save()
+            print(f"argument {output.index} is in {output.path}")
+    return 0
+
+
+COMMAND = Command(
+    "run", "run a kernel on arrays of files or generated ones and show what came out", add, run, takes_words=True
+)

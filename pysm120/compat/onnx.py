@@ -1,0 +1,526 @@
+"""An ONNX backend for models of one Attention node, opsets 23 to 25.
+
+>>> import pysm120.compat.onnx
+>>> (y,) = pysm120.compat.onnx.prepare(model, "CUDA").run([q, k, v])  # doctest: +SKIP
+
+`prepare`, `run_model`, `run_node`, `is_compatible` and `supports_device` are those of `Backend`, as in every ONNX
+backend. Needs the package onnx.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pysm120.ops.attention import attention
+from pysm120.ops.attention_call import mask_in_float32
+from pysm120.ops.scores import STAGES, Rules, Stage, scores
+from pysm120.runtime import ffi
+from pysm120.runtime.device import Device, as_device
+from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError, require_type
+
+try:
+    import onnx
+    from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+    from onnx.backend import base
+except ImportError as error:
+    message = "pysm120.compat.onnx needs the package onnx, which is not installed: pip install 'pysm120[onnx]'"
+    raise ImportError(message) from error
+
+Ndarray = npt.NDArray[Any]
+
+_OPSETS = (23, 24, 25)  # that changed Attention
+_SOFTMAX = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+_INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+_REQUIRED = 3
+_DTYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+# What Q, K and V become where prepare() is not told.
+_PRECISION = {"float16": "f16", "bfloat16": "bf16", "float32": "f16", "float64": "f16"}
+_MASK_RANK = 4
+_RANKS = (3, 4)
+
+
+class Backend(base.Backend):
+    """Runs models of one Attention node on a GPU or on the virtual SM120.
+
+    Notes
+    -----
+    Products are of 16 bits, sums and the softmax float32 whatever softmax_precision
+    says. Inputs of float32 and float64 are rounded to float16, or to bfloat16 with
+    ``prepare(..., precision="bf16")``; the result has the dtype of Q again. Of a
+    softcap and qk_matmul_output_mode 0 the QK output is that before the softcap.
+
+    """
+
+    @classmethod
+    def is_compatible(cls, model: ModelProto, device: "str | Device | None" = None, **kwargs: Any) -> bool:
+        """Whether the model is one that `prepare` takes."""
+        del device, kwargs
+        try:
+            _node_of(model)
+        except UnsupportedError:
+            return False
+        return True
+
+    @classmethod
+    def prepare(
+        cls, model: ModelProto, device: "str | Device | None" = None, *, precision: str | None = None, **kwargs: Any
+    ) -> "Prepared":
+        """Return the model, ready to run.
+
+        Parameters
+        ----------
+        model : onnx.ModelProto
+            Its graph is one Attention node; inputs of the node may be initializers.
+        device : str or Device, optional
+            "CUDA", "CUDA:1", "VIRTUAL" or, which is the same, "CPU". Default: as
+            everywhere in pysm120.
+        precision : {"f16", "bf16"}, optional
+            Of the products. Default: f16, and bf16 where Q is bfloat16.
+
+        Raises
+        ------
+        UnsupportedError
+            Another model.
+        onnx.checker.ValidationError
+            A model that is none.
+
+        """
+        if kwargs:
+            message = f"prepare has no argument {min(kwargs)!r}; it takes model, device and precision"
+            raise TypeError(message)
+        node, _ = _node_of(model)
+        onnx.checker.check_model(model)
+        graph = model.graph
+        constants = {x.name: numpy_helper.to_array(x) for x in graph.initializer}
+        return Prepared(
+            node,
+            [x.name for x in graph.input if x.name not in constants],
+            [x.name for x in graph.output],
+            constants,
+            _Place(_device(device), _check_precision(precision)),
+        )
+
+    @classmethod
+    def run_model(
+        cls,
+        model: ModelProto,
+        inputs: Any,
+        device: "str | Device | None" = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Prepare a model, run it once."""
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(  # type: ignore[override] # whose other arguments are dicts, says onnx
+        cls,
+        node: NodeProto,
+        inputs: Any,
+        device: "str | Device | None" = None,
+        outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
+        *,
+        opset_version: int = _OPSETS[-1],
+        precision: str | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run a node by itself; ``inputs`` are those that it names, in its order."""
+        del outputs_info
+        if kwargs:
+            message = f"run_node has no argument {min(kwargs)!r}"
+            raise TypeError(message)
+        _check_node(node, opset_version)
+        super().run_node(node, inputs, opset_version=opset_version)  # type: ignore[arg-type] # its kwargs are of dicts
+        prepared = Prepared(
+            node,
+            [name for name in node.input if name],
+            [name for name in node.output if name],
+            {},
+            _Place(_device(device), _check_precision(precision)),
+        )
+        return prepared.run(inputs)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether there is such a device."""
+        kind, _, ordinal = _device_name(device).partition(":")
+        is_number = ordinal.isascii() and ordinal.isdecimal()
+        if kind not in {"cuda", "virtual"} or not (is_number or not ordinal):
+            return False
+        return int(ordinal or 0) < ffi.device_count(kind)
+
+
+is_compatible = Backend.is_compatible
+prepare = Backend.prepare
+run_model = Backend.run_model
+run_node = Backend.run_node
+supports_device = Backend.supports_device
+
+
+class _Place(NamedTuple):
+    """Where and how a model runs."""
+
+    device: Device
+    precision: str | None
+
+
+class Prepared(base.BackendRep):
+    """A model of one Attention node, on a device."""
+
+    def __init__(
+        self,
+        node: NodeProto,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        constants: Mapping[str, Ndarray],
+        place: _Place,
+    ) -> None:
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._constants, self._place = dict(constants), place
+        self._node = node
+        self._attributes = _Attributes.of(node)
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return the outputs of the model.
+
+        Parameters
+        ----------
+        inputs : sequence or mapping of ndarrays
+            One for each of ``self.inputs``, in that order or by name.
+
+        Returns
+        -------
+        outputs : tuple of ndarrays
+            Those of the model, in its order; also by index of their name.
+
+        """
+        if kwargs:
+            message = f"run has no argument {min(kwargs)!r}"
+            raise TypeError(message)
+        values = {**self._constants, **self._by_name(inputs)}
+        given = {
+            what: _as_ndarray(values[name], what)
+            for what, name in zip(_INPUTS, self._node.input, strict=False)
+            if name and values.get(name) is not None
+        }
+        results = dict(zip(self._node.output, _Call(given, self._attributes, self._place).results(), strict=False))
+        return base.namedtupledict("Outputs", self.outputs)(*(results[name]() for name in self.outputs))
+
+    def _by_name(self, inputs: Any) -> dict[str, Any]:
+        if isinstance(inputs, Mapping):
+            unknown = [name for name in inputs if name not in self.inputs and name not in self._constants]
+            if unknown:
+                message = f"inputs has {unknown[0]!r}, but the model takes {', '.join(self.inputs)}"
+                raise InvalidArgumentError(message)
+            missing = [name for name in self.inputs if name not in inputs]
+            if missing:
+                message = f"inputs lacks {', '.join(missing)}"
+                raise InvalidArgumentError(message)
+            return dict(inputs)
+        if not isinstance(inputs, Sequence):
+            message = f"inputs is a {type(inputs).__name__}, not a sequence or a mapping of ndarrays"
+            raise TypeError(message)
+        if len(inputs) != len(self.inputs):
+            message = (
+                f"inputs has {len(inputs)} arrays, but the model takes {len(self.inputs)}: {', '.join(self.inputs)}"
+            )
+            raise InvalidArgumentError(message)
+        return dict(zip(self.inputs, inputs, strict=True))
+
+
+# ---- models ---------------------------------------------------------------------
+
+
+def _node_of(model: ModelProto) -> tuple[NodeProto, int]:
+    """Return the node of a model and its opset."""
+    require_type(model, ModelProto, "model", "an onnx.ModelProto: load files with onnx.load")
+    nodes = model.graph.node
+    if len(nodes) != 1 or model.functions:
+        message = f"model has {len(nodes)} nodes and {len(model.functions)} functions, not one Attention node alone"
+        raise UnsupportedError(message)
+    opset = next((x.version for x in model.opset_import if x.domain in {"", "ai.onnx"}), 0)
+    _check_node(nodes[0], opset)
+    return nodes[0], opset
+
+
+def _check_node(node: NodeProto, opset: int) -> None:
+    """Raise where a node is no Attention that is known here."""
+    if node.op_type != "Attention" or node.domain not in {"", "ai.onnx"}:
+        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        message = f"the node is of operator {name}, not of Attention"
+        raise UnsupportedError(message)
+    since = onnx.defs.get_schema("Attention", opset, "").since_version if opset >= _OPSETS[0] else opset
+    if since not in _OPSETS:
+        message = f"opset is {opset}, whose Attention is not among those of opsets {', '.join(map(str, _OPSETS))}"
+        raise UnsupportedError(message)
+
+
+class _Attributes(NamedTuple):
+    """Attributes of a node."""
+
+    is_causal: bool
+    scale: float | None
+    softcap: float
+    heads: tuple[int | None, int | None]  # of q, of k and v
+    window: tuple[int | None, int | None]
+    stage: Stage
+
+    @classmethod
+    def of(cls, node: NodeProto) -> "_Attributes":
+        """Take them from a node, and check their values."""
+        given: dict[str, Any] = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
+        sides = []
+        for name in ("left_window_size", "right_window_size"):
+            size = given.get(name, -1)
+            if size < -1:
+                message = f"{name} is {size}, not -1 or a number of keys"
+                raise InvalidArgumentError(message)
+            sides.append(None if size == -1 else size)
+        mode = given.get("qk_matmul_output_mode", 0)
+        if not 0 <= mode < len(STAGES):
+            message = f"qk_matmul_output_mode is {mode}, not one of 0 to {len(STAGES) - 1}"
+            raise InvalidArgumentError(message)
+        kind = given.get("softmax_precision", TensorProto.FLOAT)
+        if kind not in _SOFTMAX:
+            message = f"softmax_precision is {kind}, not one of {', '.join(map(str, _SOFTMAX))}"
+            raise InvalidArgumentError(message)
+        softcap = float(given.get("softcap", 0))
+        return cls(
+            bool(given.get("is_causal", 0)),
+            given.get("scale"),
+            max(softcap, 0.0),  # as the reference has it
+            (given.get("q_num_heads"), given.get("kv_num_heads")),
+            (sides[0], sides[1]),
+            STAGES[mode],
+        )
+
+
+def _device_name(device: Any) -> str:
+    """Return what pysm120 calls a device of ONNX."""
+    if not isinstance(device, str):
+        message = f"device is {device!r}, not a str such as 'CUDA', 'CUDA:1' or 'VIRTUAL'"
+        raise TypeError(message)
+    kind, colon, ordinal = device.lower().partition(":")
+    return ("virtual" if kind == "cpu" else kind) + colon + ordinal
+
+
+def _device(device: "str | Device | None") -> Device:
+    return as_device(_device_name(device) if isinstance(device, str) else device)
+
+
+def _check_precision(precision: Any) -> str | None:
+    if precision is not None and (not isinstance(precision, str) or precision not in _DTYPES):
+        message = f"precision is {precision!r}, not one of {', '.join(map(repr, _DTYPES))}"
+        raise InvalidArgumentError(message)
+    return None if precision is None else str(precision)
+
+
+# ---- a call ---------------------------------------------------------------------
+
+
+def _as_ndarray(x: Any, what: str) -> Ndarray:
+    if not isinstance(x, np.ndarray):
+        message = f"{what} is a {type(x).__name__}, not an ndarray"
+        raise TypeError(message)
+    return x
+
+
+class _Call:
+    """One evaluation of a node; tensors are [batch, heads, rows, head size]."""
+
+    def __init__(self, given: Mapping[str, Ndarray], attributes: _Attributes, place: _Place) -> None:
+        missing = [name for name in _INPUTS[:_REQUIRED] if name not in given]
+        if missing:
+            message = f"{missing[0]} is not given"
+            raise InvalidArgumentError(message)
+        self.attributes, self.place = attributes, place
+        q, k, v = (given[name] for name in _INPUTS[:_REQUIRED])
+        self.dtype, self.rank = q.dtype, q.ndim
+        for name, x in (("Q", q), ("K", k), ("V", v)):
+            if x.dtype.name not in _PRECISION:
+                message = f"{name} has dtype {x.dtype}, not float64, float32, float16 or bfloat16"
+                raise TypeError(message)
+            if x.ndim not in _RANKS or x.ndim != q.ndim:
+                message = f"{name} has shape {x.shape}, but Q, K and V are all of 4 dimensions or all of 3"
+                raise InvalidArgumentError(message)
+        self.q = _by_heads(q, attributes.heads[0], "Q", "q_num_heads")
+        self.k = _by_heads(k, attributes.heads[1], "K", "kv_num_heads")
+        self.v = _by_heads(v, attributes.heads[1], "V", "kv_num_heads")
+        self._check_shapes()
+        self.past = self._past(given)
+        self.lengths = self._lengths(given)
+        self.keys = self.k.shape[2] + (0 if self.past is None else self.past[0].shape[2])
+        self.mask = self._mask(given)
+
+    # ---- what was given ----
+
+    def _check_shapes(self) -> None:
+        """Raise where Q, K and V do not fit one another."""
+        batch, heads, _, head_dim = self.q.shape
+        for what, x, wanted in (
+            ("K", self.k, (batch, self.k.shape[1], self.k.shape[2], head_dim)),
+            ("V", self.v, (batch, self.k.shape[1], self.k.shape[2], self.v.shape[3])),
+        ):
+            if x.shape != wanted:
+                message = f"{what} is {list(x.shape)} by batch, heads, rows and head size, not {list(wanted)}"
+                raise InvalidArgumentError(message)
+        if head_dim == 0:
+            message = "Q has head size 0, but it must be at least 1"
+            raise InvalidArgumentError(message)
+        if self.k.shape[1] == 0 or heads % self.k.shape[1]:
+            message = f"Q has {heads} heads, not a multiple of the {self.k.shape[1]} of K and V"
+            raise InvalidArgumentError(message)
+
+    def _past(self, given: Mapping[str, Ndarray]) -> tuple[Ndarray, Ndarray] | None:
+        """Return the keys and values before those of K and V."""
+        if ("past_key" in given) != ("past_value" in given):
+            message = f"{'past_key' if 'past_key' in given else 'past_value'} is given without the other of the two"
+            raise InvalidArgumentError(message)
+        if "past_key" not in given:
+            return None
+        if "nonpad_kv_seqlen" in given:
+            message = "nonpad_kv_seqlen and past_key are given, of which a node takes one"
+            raise InvalidArgumentError(message)
+        for what, x in (("past_key", self.k), ("past_value", self.v)):
+            old = given[what]
+            wanted = (*x.shape[:2], given["past_key"].shape[2] if old.ndim == _MASK_RANK else 0, x.shape[3])
+            if old.shape != wanted:
+                message = f"{what} has shape {old.shape}, not (batch, heads, rows, head size) as {x.shape} of K or V"
+                raise InvalidArgumentError(message)
+        return given["past_key"], given["past_value"]
+
+    def _lengths(self, given: Mapping[str, Ndarray]) -> npt.NDArray[np.int32] | None:
+        """Return the number of keys of each batch that count."""
+        if "nonpad_kv_seqlen" not in given:
+            return None
+        x, rows = given["nonpad_kv_seqlen"], self.k.shape[2]
+        if x.dtype != np.int64 or x.shape != self.q.shape[:1]:
+            message = f"nonpad_kv_seqlen has dtype {x.dtype} and shape {x.shape}, not int64 and {self.q.shape[:1]}"
+            raise InvalidArgumentError(message)
+        if x.size and not 0 <= x.min() <= x.max() <= rows:
+            message = f"nonpad_kv_seqlen is {x}, but K has {rows} rows"
+            raise InvalidArgumentError(message)
+        return x.astype(np.int32)
+
+    def _mask(self, given: Mapping[str, Ndarray]) -> Ndarray | None:
+        """Return the mask for all keys, bool or float32: what it lacks at the end of its rows hides keys."""
+        if "attn_mask" not in given:
+            return None
+        mask, wanted = given["attn_mask"], (*self.q.shape[:3], self.keys)
+        if mask.dtype.kind not in "biuf" and mask.dtype.name not in _PRECISION:
+            message = f"attn_mask has dtype {mask.dtype}, not bool or one of numbers"
+            raise TypeError(message)
+        if mask.dtype != np.bool_:
+            with np.errstate(invalid="ignore"):
+                mask = mask_in_float32(mask.astype(np.float64))
+        if mask.ndim and mask.shape[-1] < self.keys:
+            hidden = False if mask.dtype == np.bool_ else -np.inf
+            lacking = [(0, 0)] * (mask.ndim - 1) + [(0, self.keys - mask.shape[-1])]
+            mask = np.pad(mask, lacking, constant_values=hidden)
+        lead = (1,) * (_MASK_RANK - mask.ndim)
+        if mask.ndim not in range(1, _MASK_RANK + 1) or any(
+            n not in {1, m} for n, m in zip(lead + mask.shape, wanted, strict=True)
+        ):
+            message = f"attn_mask has shape {given['attn_mask'].shape}, which does not broadcast to {wanted}"
+            raise InvalidArgumentError(message)
+        return mask
+
+    # ---- what comes out ----
+
+    def results(self) -> tuple[Any, ...]:
+        """Return a function for each output of the node, which computes it."""
+        return self._attend, lambda: self._present(0), lambda: self._present(1), self._scores
+
+    @property
+    def _diagonals(self) -> npt.NDArray[np.int32] | None:
+        """The key at which row 0 of each batch stands: 0 where there is no cache."""
+        if self.past is not None:
+            return np.full(len(self.q), self.past[0].shape[2], np.int32)
+        return None if self.lengths is None else self.lengths - np.int32(self.q.shape[2])
+
+    @property
+    def _scale(self) -> float:
+        scale = self.attributes.scale
+        return float(self.q.shape[3]) ** -0.5 if scale is None else float(scale)
+
+    def _narrow(self, x: Ndarray, what: str) -> Ndarray:
+        """Round to the 16 bits of the products."""
+        dtype = _DTYPES[self.place.precision or _PRECISION[self.dtype.name]]
+        with np.errstate(over="ignore"):
+            y = x.astype(dtype)
+        lost = np.isfinite(x) & ~np.isfinite(y)
+        if lost.any():
+            message = f"{what} holds {x[lost][0]}, beyond {dtype}: prepare the model with precision='bf16'"
+            raise InvalidArgumentError(message)
+        return y
+
+    def _attend(self) -> Ndarray:
+        """Compute Y."""
+        q, k, v = self.q, self.k, self.v
+        shape = (*q.shape[:3], v.shape[3])
+        wide = self.dtype.name in {"float32", "float64"}
+        y: Ndarray = np.zeros(shape, np.float32 if wide else self.dtype)
+        if y.size and self.keys:
+            past = self.past
+            if past is not None and k.shape[2] == 0:
+                (k, v), past = past, None
+            if past is not None and past[0].shape[2] == 0:
+                past = None
+            attention(
+                *(self._narrow(x, what) for x, what in ((q, "Q"), (k, "K"), (v, "V"))),
+                causal=self.attributes.is_causal,
+                causal_align="top-left",
+                window=self.attributes.window,
+                softcap=self.attributes.softcap,
+                mask=self.mask,
+                kv_lengths=self.lengths,
+                diagonals=self._diagonals,
+                past_k=None if past is None else self._narrow(past[0], "past_key"),
+                past_v=None if past is None else self._narrow(past[1], "past_value"),
+                scale=self._scale,
+                precision=self.place.precision or _PRECISION[self.dtype.name],
+                layout="BHSD",
+                out=y,
+                device=self.place.device,
+            )
+        y = y.astype(self.dtype, copy=False)
+        if self.rank == _RANKS[0]:
+            return np.ascontiguousarray(y.transpose(0, 2, 1, 3)).reshape(shape[0], shape[2], -1)
+        return y
+
+    def _present(self, which: int) -> Ndarray:
+        """Return the past with K (0) or V (1) behind it."""
+        x = (self.k, self.v)[which]
+        return np.ascontiguousarray(x if self.past is None else np.concatenate([self.past[which], x], 2))
+
+    def _scores(self) -> Ndarray:
+        """Compute the QK output."""
+        shape = (*self.q.shape[:3], self.keys)
+        if 0 in shape:
+            return np.zeros(shape, self.dtype)
+        left, right = self.attributes.window
+        rules = Rules(
+            self._scale,
+            self.attributes.softcap,
+            (left, 0 if self.attributes.is_causal else right),
+            self.mask,
+            self.lengths,
+            self._diagonals,
+        )
+        q, k = self._narrow(self.q, "Q"), self._narrow(self._present(0), "K")
+        return scores(q, k, rules, self.attributes.stage, self.place.device).astype(self.dtype)
+
+
+def _by_heads(x: Ndarray, heads: int | None, what: str, attribute: str) -> Ndarray:
+    """Return the view [batch, heads, rows, head size] of an input."""
+    if x.ndim == _RANKS[1]:
+        if heads is not None and heads != x.shape[1]:
+            message = f"{attribute} is {heads}, but {what} has {x.shape[1]} heads"
+            raise InvalidArgumentError(message)
+        return x
+    if heads is None or heads < 1 or x.shape[2] % heads:
+        message = f"{attribute} is {heads}, but the last dimension of {what}, {x.shape[2]}, is to be split into heads"
+        raise InvalidArgumentError(message)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)

@@ -1,0 +1,1 @@
+"""Machine code of GPUs: cubins, SASS, the classes of instructions, and NVIDIA's own tools."""

@@ -1,0 +1,147 @@
+"""What a cubin says of its kernels: the ELF sections that ptxas writes for the driver."""
+
+import dataclasses
+import struct
+
+from pysm120.runtime.errors import InvalidArgumentError
+
+_CUDA = 190  # e_machine
+_RESERVED = 1024  # of a CTA's shared memory, at its begin, from sm_90 on: ptxas counts it in
+# Records of .nv.info: the first byte says where the value is, the second what it is.
+_IN_RECORD = (0x01, 0x02, 0x03)
+_SIZED = 0x04
+_REGISTERS, _FRAME, _MAX_THREADS, _REQUIRED_THREADS = 0x2F, 0x11, 0x05, 0x10
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A kernel of a cubin.
+
+    ``threads`` is what .reqntid or .maxntid says, 0 where the kernel has neither; ``frame_bytes`` is local memory.
+    """
+
+    name: str
+    registers: int
+    static_shared_bytes: int
+    threads: int
+    frame_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Section:
+    name: str
+    kind: int
+    data: bytes
+    size: int
+    info: int
+
+
+class Cubin:
+    """A cubin: its target and its kernels.
+
+    Parameters
+    ----------
+    image : bytes
+        The file.
+
+    """
+
+    def __init__(self, image: bytes) -> None:
+        if image[:4] != b"\x7fELF" or len(image) < 64 or struct.unpack_from("<H", image, 18)[0] != _CUDA:  # noqa: PLR2004
+            message = f"the image of {len(image)} bytes is no cubin: an ELF file for CUDA begins otherwise"
+            raise InvalidArgumentError(message)
+        try:
+            self._read(image)
+        except (struct.error, IndexError, UnicodeDecodeError) as error:
+            message = f"the cubin of {len(image)} bytes is cut off or damaged: {error}"
+            raise InvalidArgumentError(message) from error
+
+    def _read(self, image: bytes) -> None:
+        start, flags = struct.unpack_from("<Q", image, 40)[0], struct.unpack_from("<I", image, 48)[0]
+        count, names = struct.unpack_from("<HH", image, 60)
+        # An ABI of 8 has the target in bits 8 to 15, older ones in bits 0 to 7.
+        self.target = flags >> 8 & 0xFF if image[8] >= 8 else flags & 0xFF  # noqa: PLR2004
+        raw = [struct.unpack_from("<IIQQQQIIQQ", image, start + 64 * i) for i in range(count)]
+        table = image[raw[names][4] : raw[names][4] + raw[names][5]]
+        self._sections = [
+            _Section(
+                table[r[0] : table.index(b"\0", r[0])].decode(),
+                r[1],
+                image[r[4] : r[4] + r[5]] if r[1] != 8 else b"",  # noqa: PLR2004 - SHT_NOBITS has no bytes
+                r[5],
+                r[7],
+            )
+            for r in raw
+        ]
+        self.entries = tuple(self._entries())
+
+    def _entries(self) -> list[Entry]:
+        sections = {section.name: section for section in self._sections}
+        names = self._names = self._symbols(sections)
+        whole = list(_records(sections[".nv.info"].data)) if ".nv.info" in sections else []
+
+        def of(attribute: int, name: str) -> int:
+            for found, value in whole:
+                if found == attribute:
+                    symbol, number = struct.unpack("<II", value[:8])
+                    if names.get(symbol) == name:
+                        return int(number)
+            return 0
+
+        entries = []
+        for section in self._sections:
+            if not section.name.startswith(".text."):
+                continue
+            name = section.name.removeprefix(".text.")
+            info = sections.get(f".nv.info.{name}")
+            if info is None:
+                continue
+            threads = 0
+            for found, value in _records(info.data):
+                if found in {_MAX_THREADS, _REQUIRED_THREADS}:
+                    x, y, z = struct.unpack("<III", value[:12])
+                    threads = x * y * z
+            shared = sections.get(f".nv.shared.{name}")
+            static = max(0, shared.size - _RESERVED) if shared else 0
+            entries.append(Entry(name, of(_REGISTERS, name), static, threads, of(_FRAME, name)))
+        return entries
+
+    @staticmethod
+    def _symbols(sections: dict[str, _Section]) -> dict[int, str]:
+        table, text = sections[".symtab"].data, sections[".strtab"].data
+        names = {}
+        for i in range(len(table) // 24):
+            at = struct.unpack_from("<I", table, 24 * i)[0]
+            names[i] = text[at : text.index(b"\0", at)].decode()
+        return names
+
+    def entry(self, name: str | None) -> Entry:
+        """Return an entry by its name; without one, the only entry."""
+        found = [entry for entry in self.entries if name in {None, entry.name}]
+        if len(found) != 1:
+            there = ", ".join(entry.name for entry in self.entries) or "none"
+            message = f"the kernel is {name!r}, not one of the cubin's: {there}"
+            raise InvalidArgumentError(message)
+        return found[0]
+
+    def symbols(self, name: str) -> list[int]:
+        """Return the indices of the symbols of a name."""
+        return [index for index, found in self._names.items() if found == name]
+
+    def code(self, name: str) -> bytes:
+        """Return the machine code of an entry."""
+        return next(section.data for section in self._sections if section.name == f".text.{name}")
+
+
+def _records(data: bytes) -> list[tuple[int, bytes]]:
+    """Return the attributes of a .nv.info section and their values."""
+    found, at = [], 0
+    while at + 4 <= len(data):
+        form, attribute, size = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if form == _SIZED:
+            found.append((attribute, data[at : at + size]))
+            at += size
+        elif form not in _IN_RECORD:
+            break
+    return found

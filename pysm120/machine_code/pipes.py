@@ -1,0 +1,111 @@
+"""What class of instruction a machine instruction is: the chip files give a timing for each class."""
+
+import re
+
+from pysm120.machine_code.sass import Instruction
+
+# The first that matches. An instruction of no class is timed as "alu".
+_RULES = (
+    (r"[HQO]MMA\.SF\.SP", "mma_sf_sparse"),
+    (r"[HQIO]MMA\.SP", "mma_sparse"),
+    (r"HMMA\.16816\.F32", "hmma_16816_f32"),
+    (r"HMMA\.16816\.F16", "hmma_16816_f16"),
+    (r"HMMA\.1688\.F32\.TF32", "hmma_1688_tf32"),
+    (r"HMMA\.1688", "hmma_1688"),
+    (r"HMMA", "hmma_16816_f32"),
+    (r"OMMA", "omma_16864"),
+    (r"QMMA\.SF", "qmma_sf_16832"),
+    (r"QMMA\.16832\.F16", "qmma_16832_f16"),
+    (r"QMMA", "qmma_16832_f32"),
+    (r"IMMA", "imma_16832"),
+    (r"DMMA", "dmma"),
+    (r"MUFU", "mufu"),
+    (r"F2FP", "pack"),
+    (r"U?I2F|U?F2I|I2I|F2F|FRND|POPC|FLO|BREV", "convert"),
+    (r"IMAD\.WIDE|IMAD\.HI", "imad_wide"),
+    (r"IMAD|IDP|VIMAD", "imad"),
+    (r"FFMA|FMUL|FADD|FFMA2|FMUL2|FADD2", "fma"),
+    (r"HFMA2|HADD2|HMUL2|HMNMX2|HSET|BFMA", "half"),
+    (r"D(FMA|MUL|ADD|SETP)", "double"),
+    (r"LDSM|MOVM", "ldmatrix"),
+    (r"STSM", "stmatrix"),
+    (r"LDS", "load_shared"),
+    (r"STS", "store_shared"),
+    (r"ATOMS", "atomic_shared"),
+    (r"SHFL", "shuffle"),
+    (r"LDGSTS", "copy_async"),
+    (r"LDGDEPBAR", "fence"),
+    (r"LDG|LD\.|LD$|LDL", "load_global"),
+    (r"STG|ST\.|ST$|STL|RED|ATOM", "store_global"),
+    (r"UTMA|UBLK|UTMACMDFLUSH", "copy"),
+    (r"SYNCS\.PHASECHK", "try_wait"),
+    (r"SYNCS|ARRIVES", "arrive"),
+    (r"BAR|WARPSYNC\.COLLECTIVE", "barrier"),
+    (r"MEMBAR|FENCE|ERRBAR|CCTL|DEPBAR", "fence"),
+    (r"S2R|S2UR|CS2R|LDC|LDCU|ULDC|B2R|LEPC", "constant"),
+    (r"R2UR", "to_uniform"),
+    (r"VOTE|REDUX|CREDUX|MATCH|ELECT", "vote"),
+    (r"BRA|BRX|JMP|EXIT|RET|CALL|BSSY|BSYNC|BREAK|WARPSYNC|YIELD|NANOSLEEP|ENDCOLLECTIVE|NOP|BMOV|ACQBULK", "branch"),
+    (r"U[A-Z]", "uniform"),
+    (r"MOV|PRMT\.MOV", "move"),
+)
+_COMPILED = tuple((re.compile(pattern), name) for pattern, name in _RULES)
+
+_MOVES = {"MOV", "UMOV", "R2UR", "CS2R", "S2R", "S2UR", "LDC", "LDCU", "ULDC", "R2P", "P2R", "B2R", "MOVM"}
+_BITS = re.compile(r"\.(128|64)\b")
+_WIDTH = re.compile(r"\.(128|64|[US]8|[US]16)\b")
+_MATRICES = re.compile(r"\.([24])$")
+
+_found: dict[str, str] = {}
+
+
+def class_of(opcode: str) -> str:
+    """Return the class of an opcode."""
+    name = _found.get(opcode)
+    if name is None:
+        name = next((name for pattern, name in _COMPILED if pattern.match(opcode)), "alu")
+        _found[opcode] = name
+    return name
+
+
+def lane_bytes(one: Instruction) -> int:
+    """Return the bytes that a lane of a load, store or copy of global memory moves."""
+    if class_of(one.opcode) not in {"load_global", "store_global", "copy_async"}:
+        return 0
+    width = _WIDTH.search(one.opcode)
+    return {"128": 16, "64": 8, "U8": 1, "S8": 1, "U16": 2, "S16": 2}[width[1]] if width else 4
+
+
+def is_access(one: Instruction) -> bool:
+    """Whether an instruction reads or writes shared memory at addresses of its own, so that it can have conflicts."""
+    return class_of(one.opcode) in {"ldmatrix", "stmatrix", "load_shared", "store_shared", "atomic_shared"}
+
+
+def wavefronts(one: Instruction) -> int:
+    """Return the passes over the banks of shared memory that an instruction takes without conflicts."""
+    kind = class_of(one.opcode)
+    if kind in {"ldmatrix", "stmatrix"}:
+        # A matrix of m16n16 bytes is two of m8n8.
+        twice = 2 if "1616" in one.opcode else 1
+        count = _MATRICES.search(one.opcode)
+        return twice * (int(count[1]) if count else 1)
+    if kind in {"load_shared", "store_shared", "atomic_shared"}:
+        width = _BITS.search(one.opcode)
+        return int(width[1]) // 32 if width else 1
+    return 1 if kind == "shuffle" else 0
+
+
+def group_of(one: Instruction) -> str:
+    """Return the column of the table of resources that an instruction is counted in."""
+    kind = class_of(one.opcode)
+    if one.is_tensor:
+        return "tensor"
+    if kind == "mufu":
+        return "mufu"
+    if kind == "ldmatrix":
+        return "ldmatrix"
+    if one.base in _MOVES or ".MOV" in one.opcode:
+        return "move"
+    if kind in {"fma", "imad", "imad_wide", "half", "pack", "alu", "double", "convert", "uniform", "vote"}:
+        return "fp32_int"
+    return "other"

@@ -1,0 +1,395 @@
+"""Machine code of sm_90 and sm_120: instructions, their scheduling fields, basic blocks and loops."""
+
+import dataclasses
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from pysm120.machine_code import tools
+from pysm120.machine_code.cubin import Cubin
+from pysm120.runtime.errors import InvalidArgumentError
+
+# The scheduling fields are bits 105 to 125 of an instruction's 128.
+_STALL, _YIELD, _WRITE, _READ, _WAIT, _REUSE = (105, 4), (109, 1), (110, 3), (113, 3), (116, 6), (122, 4)
+_NO_BARRIER = 7
+
+_TENSOR = ("HMMA", "IMMA", "QMMA", "OMMA", "DMMA", "BMMA")
+_ENDS = ("EXIT", "RET", "BPT", "KILL")
+_BRANCHES = ("BRA", "BRX", "JMP", "JMX", "BRXU")
+_COPIES = ("UTMALDG", "UBLKCP", "UTMASTG", "UBLKRED", "UTMAREDG", "UBLKPF", "UTMAPF")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """An instruction of a kernel.
+
+    Attributes
+    ----------
+    address : int
+        Bytes from the begin of the kernel.
+    predicate : str
+        "P0", "!UP1" or "", the condition under which it does anything.
+    opcode : str
+        With all modifiers: "HMMA.16816.F32.BF16".
+    operands : tuple of str
+        As nvdisasm writes them, destination first; a label is written as the address that it stands for, "0x940".
+    word : int
+        Its 128 bits.
+    target : int, optional
+        Where a branch leads, or what else a label in it says.
+    line : int
+        Of the PTX, 0 where that is not known.
+
+    """
+
+    address: int
+    predicate: str
+    opcode: str
+    operands: tuple[str, ...]
+    word: int
+    target: int | None = None
+    line: int = 0
+
+    def _field(self, place: tuple[int, int]) -> int:
+        first, bits = place
+        return self.word >> first & (1 << bits) - 1
+
+    @property
+    def stall(self) -> int:
+        """Clocks that the warp waits before its next instruction."""
+        return self._field(_STALL)
+
+    @property
+    def yields(self) -> bool:
+        """Whether the scheduler is told to prefer another warp."""
+        return self._field(_YIELD) == 0
+
+    @property
+    def write_barrier(self) -> int | None:
+        """The barrier, 0 to 5, that counts until its result is written; None for none."""
+        number = self._field(_WRITE)
+        return None if number == _NO_BARRIER else number
+
+    @property
+    def read_barrier(self) -> int | None:
+        """The barrier that counts until its operands have been read; None for none."""
+        number = self._field(_READ)
+        return None if number == _NO_BARRIER else number
+
+    @property
+    def wait_mask(self) -> int:
+        """The barriers, a bit for each, that must be 0 before it is issued."""
+        return self._field(_WAIT)
+
+    @property
+    def reuse(self) -> int:
+        """The operands, a bit for each, that stay in the operand cache."""
+        return self._field(_REUSE)
+
+    @property
+    def base(self) -> str:
+        """The opcode without modifiers."""
+        return self.opcode.split(".", 1)[0]
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is a matrix product."""
+        return self.base in _TENSOR
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it hands work to the copy engine."""
+        return self.base in _COPIES
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether it may lead elsewhere; returns and exits do not count."""
+        return self.base in _BRANCHES
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether execution may also go on behind it."""
+        conditions = [
+            word for word in self.operands if re.fullmatch(r"!?U?(P|R)\w+", word) and word not in {"PT", "UPT"}
+        ]
+        return bool(self.predicate) or bool(conditions) or ".DIV" in self.opcode or ".ANY" in self.opcode
+
+    def __str__(self) -> str:
+        guard = f"@{self.predicate} " if self.predicate else ""
+        return f"{guard}{self.opcode} {', '.join(self.operands)}".rstrip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Instructions that are executed together: [first, last) of the kernel's, and the blocks that may follow."""
+
+    first: int
+    last: int
+    successors: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A natural loop: the block that it is entered at, and all blocks of it, by index, in the order of the code."""
+
+    header: int
+    blocks: tuple[int, ...]
+
+
+class Function:
+    """The code of a kernel.
+
+    Parameters
+    ----------
+    name : str
+        Its entry.
+    instructions : sequence of Instruction
+        In the order of their addresses.
+
+    """
+
+    def __init__(self, name: str, instructions: Sequence[Instruction]) -> None:
+        self.name = name
+        self.instructions = tuple(instructions)
+        self._index = {one.address: i for i, one in enumerate(self.instructions)}
+
+    @cached_property
+    def _jumps(self) -> dict[int, int]:
+        """Where each instruction that leads elsewhere leads: index to index; BSYNC goes where its BSSY says."""
+        jumps = {}
+        begun: dict[str, int] = {}
+        for i, one in enumerate(self.instructions):
+            if one.base == "BSSY" and one.target is not None:
+                begun[one.operands[0]] = one.target
+            elif one.base == "BSYNC":
+                if one.operands[0] in begun:
+                    jumps[i] = self._index[begun[one.operands[0]]]
+            elif one.is_branch and one.target is not None:
+                jumps[i] = self._index[one.target]
+        return jumps
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Basic blocks in the order of the code."""
+        count = len(self.instructions)
+        ends = {i for i, one in enumerate(self.instructions) if i in self._jumps or one.is_branch or one.base in _ENDS}
+        starts = sorted({0, *self._jumps.values(), *(i + 1 for i in ends if i + 1 < count)})
+        number = {first: n for n, first in enumerate(starts)}
+        blocks = []
+        for n, first in enumerate(starts):
+            last = starts[n + 1] if n + 1 < len(starts) else count
+            end = self.instructions[last - 1]
+            after: list[int] = []
+            goes_on = end.base not in {*_ENDS, *_BRANCHES, "BSYNC"} or last - 1 not in ends or end.is_conditional
+            if goes_on and last < count:
+                after.append(number[last])
+            if last - 1 in self._jumps:
+                after.append(number[self._jumps[last - 1]])
+            blocks.append(Block(first, last, tuple(dict.fromkeys(after))))
+        return tuple(blocks)
+
+    @cached_property
+    def _dominators(self) -> list[int]:
+        """The blocks that every way to a block passes, as bits; -1 for a block that nothing leads to."""
+        order: list[int] = []
+        seen = {0}
+        stack = [(0, iter(self.blocks[0].successors))]
+        while stack:
+            block, rest = stack[-1]
+            following = next((s for s in rest if s not in seen), None)
+            if following is None:
+                order.append(block)
+                stack.pop()
+            else:
+                seen.add(following)
+                stack.append((following, iter(self.blocks[following].successors)))
+        before: dict[int, list[int]] = {b: [] for b in order}
+        for b in order:
+            for s in self.blocks[b].successors:
+                before[s].append(b)
+        found = [-1] * len(self.blocks)
+        found[0] = 1
+        changed = True
+        while changed:
+            changed = False
+            for b in reversed(order[:-1]):
+                now = -1
+                for p in before[b]:
+                    now &= found[p]
+                now |= 1 << b
+                if now != found[b]:
+                    found[b], changed = now, True
+        return found
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """Natural loops in the order of their headers; those with one header are one loop."""
+        before: list[list[int]] = [[] for _ in self.blocks]
+        for b, block in enumerate(self.blocks):
+            for s in block.successors:
+                before[s].append(b)
+        bodies: dict[int, set[int]] = {}
+        for b, block in enumerate(self.blocks):
+            for header in block.successors:
+                if self._dominators[b] == -1 or not self._dominators[b] >> header & 1:
+                    continue
+                body = bodies.setdefault(header, {header})
+                work = [b]
+                while work:
+                    at = work.pop()
+                    if at not in body:
+                        body.add(at)
+                        work += [p for p in before[at] if self._dominators[p] != -1]
+        return tuple(Loop(header, tuple(sorted(body))) for header, body in sorted(bodies.items()))
+
+    def of_loop(self, loop: Loop) -> Iterable[Instruction]:
+        """Yield the instructions of all blocks of a loop."""
+        for b in loop.blocks:
+            yield from self.instructions[self.blocks[b].first : self.blocks[b].last]
+
+    def main_loop(self) -> Loop:
+        """Return the smallest of the loops with the most matrix products; without any, of those with the most code."""
+        if not self.loops:
+            message = f"{self.name} has no loop"
+            raise InvalidArgumentError(message)
+
+        def rank(loop: Loop) -> tuple[int, int]:
+            tensor = sum(one.is_tensor for one in self.of_loop(loop))
+            size = sum(1 for _ in self.of_loop(loop))
+            return tensor, -size if tensor else size
+
+        return max(self.loops, key=rank)
+
+    def path(self, loop: Loop, takes: Callable[["Function", int], bool]) -> list[Instruction]:
+        """Return what one round of a loop executes.
+
+        Parameters
+        ----------
+        loop : Loop
+            One of ``loops``.
+        takes : callable
+            Given this function and the index of a conditional branch, whether it is taken.
+
+        """
+        inside = set(loop.blocks)
+        done: list[Instruction] = []
+        seen: set[int] = set()
+        b = loop.header
+        while b not in seen:
+            seen.add(b)
+            block = self.blocks[b]
+            done += self.instructions[block.first : block.last]
+            inner = [s for s in block.successors if s in inside]
+            if not inner:
+                break
+            b = inner[0]
+            if len(inner) > 1:
+                b = inner[1] if takes(self, block.last - 1) else inner[0]
+        return done
+
+
+def block_of(function: Function, index: int) -> int:
+    """Return the block that an instruction is in."""
+    return next(n for n, block in enumerate(function.blocks) if block.first <= index < block.last)
+
+
+# ---- nvdisasm's text --------------------------------------------------------------------
+
+_SECTION = re.compile(r"\s*\.section\s+\.text\.([\w$.]+),")
+_LABEL = re.compile(r"(\.L_x_\w+|\.L_\d+):")
+_CODE = re.compile(
+    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([^\s;]+)\s*(.*?)\s*;?\s*(?:/\* 0x([0-9a-f]{16}) \*/)?\s*$"
+)
+_REST = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
+_LINE = re.compile(r"\s*//## File \"([^\"]*)\", line (\d+)")
+_LABEL_OPERAND = re.compile(r"`\((\.L_\w+)\)")
+
+
+def parse(text: str) -> dict[str, Function]:
+    """Return the kernels in what ``nvdisasm -c`` prints, by name; without ``-hex`` the scheduling fields are 0."""
+    functions: dict[str, Function] = {}
+    labels: dict[str, int] = {}
+    waiting: list[str] = []
+    raw: list[tuple[int, str, str, str, int, int]] = []
+    name, line = "", 0
+
+    def finish() -> None:
+        if name:
+            functions[name] = Function(name, [_instruction(row, labels) for row in raw])
+        labels.clear()
+        raw.clear()
+
+    lines = iter(text.splitlines())
+    for row in lines:
+        if found := _CODE.match(row):
+            address = int(found[1], 16)
+            labels.update(dict.fromkeys(waiting, address))
+            waiting.clear()
+            word = 0
+            if found[5]:
+                rest = _REST.match(next(lines, ""))
+                if rest is None:
+                    message = f"nvdisasm's text ends within the instruction at {address:#x} of {name}"
+                    raise InvalidArgumentError(message)
+                word = int(found[5], 16) | int(rest[1], 16) << 64
+            raw.append((address, found[2] or "", found[3], found[4], word, line))
+        elif found := _LINE.match(row):
+            line = int(found[2])
+        elif found := _LABEL.match(row):
+            waiting.append(found[1])
+        elif found := _SECTION.match(row):
+            finish()
+            name, line = found[1], 0
+            waiting.clear()
+    finish()
+    return functions
+
+
+def _instruction(row: tuple[int, str, str, str, int, int], labels: dict[str, int]) -> Instruction:
+    """Make an instruction of a line, once the labels are known."""
+    address, predicate, opcode, rest, word, line = row
+    found = _LABEL_OPERAND.search(rest)
+    target = labels.get(found[1]) if found else None
+    if found:
+        rest = rest[: found.start()] + (f"{target:#x}" if target is not None else found[1]) + rest[found.end() :]
+    operands = tuple(part.strip() for part in re.split(r",(?![^\[]*\])", rest) if part.strip())
+    return Instruction(address, predicate, opcode, operands, word, target, line)
+
+
+def disassemble(image: bytes, entry: str | None = None) -> dict[str, Function]:
+    """Return the kernels of a cubin by name, or one alone, with the lines of their PTX where it has line information.
+
+    Needs nvdisasm, in PATH, in CUDA_HOME or from the PyPI wheel nvidia-cuda-nvdisasm.
+    """
+    cubin = Cubin(image)  # refuses what is none
+    only = ["-fun", ",".join(map(str, cubin.symbols(cubin.entry(entry).name)))] if entry else []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(image)
+        return parse(tools.run("nvdisasm", "-hex", "-c", "-gp", *only, path))
+
+
+_MARKER = re.compile(r"#(?:line)?\s*(\d+)\s+\"([^\"]*)\"")
+
+
+def assemble(ptx: str, target: str) -> bytes:
+    """Return the cubin of a PTX text, with the lines of that text, whatever its line markers say. Needs ptxas."""
+    text = "\n".join("" if _MARKER.match(line) else line for line in ptx.splitlines())
+    with tempfile.TemporaryDirectory() as folder:
+        source, image = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(text + "\n", encoding="utf-8")
+        tools.run("ptxas", f"-arch={target}", "-lineinfo", source, "-o", image)
+        return image.read_bytes()
+
+
+def places(ptx: str) -> list[tuple[str, int]]:
+    """Return the file and line that the line markers of a PTX text name, for each of its lines; "" where none does."""
+    found, file, number = [], "", 0
+    for line in ptx.splitlines():
+        if marker := _MARKER.match(line):
+            file, number = marker[2], int(marker[1]) - 1
+        found.append((file, number))
+        number += 1
+    return found

@@ -1,0 +1,1 @@
+"""The timing model: chips, simulator, recordings, predictions and their validation."""

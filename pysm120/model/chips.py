@@ -1,0 +1,145 @@
+"""Chips that the timing model knows: ``chips/*.toml``, a file for each, every value with its source."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from pysm120.runtime.errors import InvalidArgumentError
+
+FOLDER = Path(__file__).resolve().parent / "chips"
+_WARP = 32
+_REGISTER_GRANULE = 256  # registers of a warp are given in units of
+_QUARTERS = 4  # of an SM, each with a quarter of the registers
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """How long instructions of a class occupy a pipe, and after how many clocks their result can be used."""
+
+    pipe: str
+    interval: float
+    latency: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A chip: sizes, rates and the timings of instructions."""
+
+    key: str
+    values: dict[str, Any]
+    timings: dict[str, Timing]
+    sources: dict[str, str]
+
+    def __getitem__(self, name: str) -> Any:
+        if self.values.get(name) is None:
+            message = f'the chip {self.key} has no {name}: give it, or take it from another chip with like = "rtx5090"'
+            raise InvalidArgumentError(message)
+        return self.values[name]
+
+    def timing(self, kind: str) -> Timing:
+        """Return the timing of a class of instructions; what no file knows is like "alu"."""
+        found = self.timings.get(kind) or self.timings.get("alu")
+        if found is None:
+            message = f"the chip {self.key} has no [instruction.{kind}] and no [instruction.alu] to take in its place"
+            raise InvalidArgumentError(message)
+        return found
+
+    def ctas_per_sm(self, registers: int, threads: int, shared_bytes: int) -> int:
+        """Return how many CTAs an SM holds; 0 where not even one fits."""
+        warps = -(-threads // _WARP)
+        per_warp = -(-max(registers, 1) * _WARP // _REGISTER_GRANULE) * _REGISTER_GRANULE
+        per_quarter = self["registers_per_sm"] // _QUARTERS // per_warp
+        return min(
+            int(self["ctas_per_sm"]),
+            int(self["threads_per_sm"] // (warps * _WARP)),
+            int(per_quarter * _QUARTERS // warps if per_quarter >= -(-warps // _QUARTERS) else 0),
+            int(self["shared_bytes_per_sm"] // (shared_bytes + self["shared_bytes_reserved"])),
+        )
+
+
+def names() -> list[str]:
+    """Return the chips that there are files of."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name: str, depth: int = 8) -> Chip:
+    """Return a chip by its name, or of a file that ends in .toml."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        message = f"the chip is {name!r}, neither one of {', '.join(names())} nor a .toml file that exists"
+        raise InvalidArgumentError(message)
+    try:
+        document = read(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        message = f"{path} is no text in UTF-8: {error}"
+        raise InvalidArgumentError(message) from None
+    if "like" in document and depth == 0:
+        message = f"{path} is like a chip that is like another, and so on without an end"
+        raise InvalidArgumentError(message)
+    base = load(str(document["like"]), depth - 1) if "like" in document else None
+    values: dict[str, Any] = dict(base.values) if base else {}
+    values["target"] = document.get("target", values.get("target"))
+    timings = dict(base.timings) if base else {}
+    sources = dict(base.sources) if base else {}
+    for section, content in document.items():
+        if not isinstance(content, dict):
+            continue
+        sources[section] = _source(content, section, path)
+        if section.startswith("instruction."):
+            timing = _timing(content, section, path)
+            timings[section.removeprefix("instruction.")] = timing
+        else:
+            values.update({key: value for key, value in content.items() if key != "source"})
+    return Chip(path.stem, values, timings, sources)
+
+
+def _timing(table: dict[str, Any], section: str, path: Path) -> Timing:
+    """Return the timing that a table holds."""
+    numbers = [table.get(key) for key in ("interval", "latency")]
+    if "pipe" not in table or not all(isinstance(n, int | float) for n in numbers):
+        message = f"{path}: [{section}] has no pipe, interval and latency, the last two of them numbers"
+        raise InvalidArgumentError(message)
+    return Timing(str(table["pipe"]), *(float(n) for n in numbers if n is not None))
+
+
+def _source(table: dict[str, Any], section: str, path: Path) -> str:
+    """Return where the values of a table are from; every table must say it."""
+    if not table.get("source"):
+        message = f"{path}: [{section}] names no source"
+        raise InvalidArgumentError(message)
+    return str(table["source"])
+
+
+# ---- the part of TOML that these files use ------------------------------------------------
+# tomllib came with Python 3.11, and 3.10 is supported: tables, and keys with strings and numbers on one line.
+
+_TABLE = re.compile(r"\[([\w.-]+)\]\s*(?:#.*)?$")
+_PAIR = re.compile(r"([\w-]+)\s*=\s*(?:\"([^\"\\]*)\"|([-+\w.]+))\s*(?:#.*)?$")
+
+
+def read(text: str, name: str) -> dict[str, Any]:
+    """Return tables by their dotted names; keys before the first table are by themselves."""
+    document: dict[str, Any] = {}
+    table = document
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        if found := _TABLE.match(stripped):
+            table = document.setdefault(found[1], {})
+        elif found := _PAIR.match(stripped):
+            table[found[1]] = found[2] if found[2] is not None else _number(found[3], f"{name}:{number}")
+        else:
+            message = f'{name}:{number}: {stripped!r} is neither [table] nor key = number or "text"'
+            raise InvalidArgumentError(message)
+    return document
+
+
+def _number(word: str, place: str) -> int | float:
+    """Return a number."""
+    try:
+        return int(word) if re.fullmatch(r"[-+]?\d+", word) else float(word)
+    except ValueError:
+        message = f"{place}: {word!r} is no number"
+        raise InvalidArgumentError(message) from None

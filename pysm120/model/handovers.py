@@ -1,0 +1,205 @@
+"""What warps and the copy engine hand each other through mbarriers: what each instruction does to which phase.
+
+Mbarriers that take turns, one for each stage, are a ring; its phases are numbered in the order that they are used. A
+phase ends when its arrivals and its copies are there. What is known of a kernel comes from the virtual device
+(_mbarriers.py), or from the rules here:
+
+- a ring of tiles of keys: a warp waits for a tile, or for its parts one after the other, and leaves it once in a round;
+- a wait that only the warp that loads comes to is for a tile that all have left; the copies behind it are of the tile
+  that takes its place;
+- copies before the main loop beyond those of all stages but one are of Q, which is waited for before the loop.
+"""
+
+import dataclasses
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from pysm120.machine_code import pipes
+from pysm120.machine_code.sass import Function, Instruction
+
+_BYTES = re.compile(r"0x[0-9a-f]+$")
+_TILE_BYTES = 32768  # where the code does not say
+
+
+class Deed(NamedTuple):
+    """What an instruction does: "wait" for a phase, "arrive" in it, or "copy" into it.
+
+    The phase of ``ring`` is ``ahead`` of the round's, before the first round that of this number. ``amount``: arrivals
+    of a warp, or bytes.
+    """
+
+    kind: str
+    ring: int
+    ahead: int
+    amount: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """Mbarriers that take turns: so many arrivals and copies end a phase, and ``once + each * rounds`` phases are used.
+
+    Nobody waits for the last ``left`` of them.
+    """
+
+    arrivals: int
+    copies: int
+    once: int
+    each: int
+    bytes: int = 0  # of a phase
+    left: int = 0
+
+    def phases(self, rounds: int) -> int:
+        """Return how many phases a CTA of so many rounds uses."""
+        return self.once + self.each * rounds
+
+
+class Filler(NamedTuple):
+    """Warps that are not simulated: when a phase of ``emptied`` ends, they load the one ``stages`` later at once."""
+
+    stages: int
+    emptied: int
+    filled: Sequence[int]
+
+
+class Handovers(Protocol):
+    """What is known of a kernel; ``why`` the rules say it, "" where it was recorded."""
+
+    stages: int
+    filler: Filler | None
+    why: str
+
+    @property
+    def rings(self) -> Sequence[Ring]:
+        """The rings, by their numbers."""
+
+    @property
+    def loaders(self) -> Collection[int]:
+        """The warps that load."""
+
+    def before(self) -> dict[int, Deed]:
+        """Return what instructions before the main loop do, by address."""
+
+    def around(self, way: Sequence[Instruction], others: Sequence[Instruction]) -> dict[int, Deed]:
+        """Return what instructions of a round do, on a warp's way and on that of the others in this round."""
+
+
+class ByRules:
+    """Hand-overs as the rules have them.
+
+    Parameters
+    ----------
+    function : Function
+        The kernel.
+    warps : int
+        Of a CTA that compute.
+    around, load_before, load_around : sequence of Instruction
+        The way through the main loop; those of the warp that loads, to it and through it.
+    stages : int, optional
+        Tiles that a ring holds; default: by the mbarriers that are made, else as many as are copied before the main
+        loop, and one.
+    why : str
+        What kept them from being recorded.
+
+    """
+
+    loaders: Collection[int]
+
+    def __init__(
+        self,
+        function: Function,
+        warps: int,
+        around: Sequence[Instruction],
+        load_before: Sequence[Instruction],
+        load_around: Sequence[Instruction],
+        stages: int | None = None,
+        *,
+        why: str = "",
+    ) -> None:
+        self.loaders, self.why = (0,), why
+        first, each = (sum(one.is_copy for one in way) for way in (load_before, load_around))
+        self.stages = stages or _stages(function, around) or (first // each + 1 if each else 2)
+        self.rings: Sequence[Ring] = []
+        self.filler: Filler | None = None
+        self._load_before, self._copies = load_before, each or 1
+        self._of_q = max(0, first - (self.stages - 1) * each) if each else 0
+        if not any(one.is_copy for one in function.instructions):
+            return
+        self._bytes = (_tile_bytes(load_around) or _TILE_BYTES) // self._copies
+        self._parts = parts = max(1, sum(map(_is_wait, around)))
+        copies = [sum(self._part(n) == part for n in range(self._copies)) for part in range(parts)]
+        tiles = [Ring(0, n, 0, 1, n * self._bytes) for n in copies]
+        self.rings = [*tiles, Ring(warps, 0, 0, 1), Ring(0, self._of_q, 1, 0, self._of_q * self._bytes)]
+        if not each:
+            self.filler = Filler(self.stages, parts, [part for part in range(parts) if copies[part]])
+
+    def before(self) -> dict[int, Deed]:
+        """Return what instructions before the main loop do, by address."""
+        found: dict[int, Deed] = {}
+        copied = -self._of_q
+        last = max((i for i, one in enumerate(self._load_before) if one.is_copy), default=-1)
+        for i, one in enumerate(self._load_before if self.rings else ()):
+            if one.is_copy:
+                of_q = Deed("copy", self._parts + 1, 0, self._bytes)
+                found[one.address] = of_q if copied < 0 else self._copy(copied, 0)
+                copied += 1
+            elif _is_wait(one) and i > last and self._of_q:  # those before are for stages that are empty
+                found[one.address] = Deed("wait", self._parts + 1, 0)
+        return found
+
+    def around(self, way: Sequence[Instruction], others: Sequence[Instruction]) -> dict[int, Deed]:
+        """Return what instructions of a round do, on a warp's way and on that of the others in this round."""
+        if not self.rings:
+            return {}
+        found: dict[int, Deed] = {}
+        common = {one.address for one in others}
+        waits = sum(_is_wait(one) and one.address in common for one in way)
+        copied = waited = 0
+        for one in way:
+            if one.is_copy:
+                found[one.address] = self._copy(copied, self.stages - 1)
+                copied += 1
+            elif _is_wait(one) and one.address in common:
+                waited += 1
+                found[one.address] = Deed("wait", self._part(-(-self._copies * waited // waits) - 1), 0)
+            elif _is_wait(one):
+                found[one.address] = Deed("wait", self._parts, -1)
+        arrivals = [one.address for one in others if pipes.class_of(one.opcode) == "arrive"]
+        if arrivals:
+            found[arrivals[-1]] = Deed("arrive", self._parts, 0, 1)
+        return found
+
+    def _part(self, copy: int) -> int:
+        """Return which part of a tile a copy brings."""
+        return copy * self._parts // self._copies
+
+    def _copy(self, number: int, ahead: int) -> Deed:
+        """Return the deed of a copy, counted from the first of a tile."""
+        tile, copy = divmod(number, self._copies)
+        return Deed("copy", self._part(copy), ahead + tile, self._bytes)
+
+
+def _is_wait(one: Instruction) -> bool:
+    return pipes.class_of(one.opcode) == "try_wait"
+
+
+def _stages(function: Function, around: Sequence[Instruction]) -> int:
+    """Return the stages of a ring by its mbarriers, 0 without any: a stage has one for each wait and each arrival."""
+    made = sum(one.base == "SYNCS" and "EXCH" in one.opcode for one in function.instructions)
+    used = sum(pipes.class_of(one.opcode) in {"try_wait", "arrive"} for one in around)
+    return max(2, made // used) if used and made >= used else 0
+
+
+def _tile_bytes(path: Sequence[Instruction]) -> int:
+    """Return the bytes that arrivals on a path announce, where they are constants."""
+    total = 0
+    for i, one in enumerate(path):
+        if pipes.class_of(one.opcode) != "arrive" or "A1T0" in one.opcode:
+            continue
+        register = one.operands[-1]
+        for earlier in reversed(path[:i]):
+            if earlier.operands and earlier.operands[0] == register:
+                found = _BYTES.match(earlier.operands[-1])
+                total += int(found[0], 16) if found and "MOV" in earlier.opcode else 0
+                break
+    return total

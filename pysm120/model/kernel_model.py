@@ -1,0 +1,167 @@
+"""From a kernel's machine code to what the simulator runs: its paths, its tiles, what is copied."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from pysm120.machine_code import pipes as pipes_module
+from pysm120.machine_code.sass import Function, Instruction, Loop
+from pysm120.model import paths as paths_module
+from pysm120.model.chips import Chip
+from pysm120.model.handovers import ByRules, Deed, Handovers
+from pysm120.model.mbarriers import NotUnderstoodError
+from pysm120.model.recorded import Recording
+from pysm120.model.simulator import Outcome, Paths, Pipes, Simulator, Step
+
+TYPICAL = 16  # rounds of a CTA, where one stands for all
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelModel:
+    """A kernel on a chip.
+
+    Attributes
+    ----------
+    chip : Chip
+        Where it runs.
+    function : Function
+        Its code.
+    warps : int
+        Of a CTA that compute.
+    slots : int
+        CTAs on an SM at a time.
+    paths, pipes
+        What the simulator takes.
+    handovers : Handovers
+        What warps and copies do for each other.
+    recording : Recording, optional
+        How branches of the main loop went, and what accesses of shared memory took.
+
+    """
+
+    chip: Chip
+    function: Function
+    warps: int
+    slots: int
+    paths: Paths
+    pipes: Pipes
+    handovers: Handovers
+    recording: Recording | None = None
+
+    def run(self, rounds: list[int], slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
+        """Simulate CTAs of so many rounds each."""
+        simulator = Simulator(self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events)
+        return simulator.run(rounds, slots, offset)
+
+
+def build(
+    chip: Chip,
+    function: Function,
+    threads: int,
+    slots: int,
+    *,
+    loop: Loop | None = None,
+    stages: int | None = None,
+    stated: Mapping[int, bool] | None = None,
+    recording: Recording | None = None,
+) -> KernelModel:
+    """Read a kernel.
+
+    Parameters
+    ----------
+    chip : Chip
+        Where it runs.
+    function : Function
+        Its code.
+    threads, slots : int
+        Of a CTA; CTAs on an SM.
+    loop : Loop, optional
+        Another than the main loop.
+    stages : int, optional
+        Tiles that the ring of copies holds; default: by the mbarriers that are made, else as many as are copied before
+        the main loop, and one.
+    stated : mapping, optional
+        What to do at branches of the main loop, by address.
+    recording : Recording, optional
+        How branches of the main loop went, and what accesses of shared memory took; the rules say the rest.
+
+    """
+    loop = loop or function.main_loop()
+
+    def ways_of(rounds: int, *, loads: bool) -> list[list[Instruction]]:
+        return paths_module.rounds_of(function, loop, recording, rounds, loads=loads, stated=stated)
+
+    around = _most_frequent(ways_of(TYPICAL, loads=False))
+    load_around = _most_frequent(ways_of(TYPICAL, loads=True))
+    before = paths_module.before(function, loop, loads=False)
+    load_before = paths_module.before(function, loop, loads=True)
+    behind = paths_module.behind(function, loop)
+    warps = paths_module.compute_warps(threads)
+    handovers = _handovers_of(recording, stages, (before, load_before), ways_of)
+    if isinstance(handovers, str):
+        handovers = ByRules(function, warps, around, load_before, load_around, stages, why=handovers)
+    pipes = Pipes(chip, recording.wavefronts) if recording else Pipes(chip)
+    sources: list[Instruction] = []
+    made: dict[tuple[tuple[int, Deed | None], ...], list[Step]] = {}
+
+    def steps(path: list[Instruction], deeds: dict[int, Deed]) -> list[Step]:
+        key = tuple((one.address, deeds.get(one.address)) for one in path)
+        if key not in made:
+            made[key] = pipes.steps(path, deeds, sources)
+        return made[key]
+
+    def steps_around(way: list[Instruction], others: list[Instruction]) -> list[Step]:
+        return steps(way, handovers.around(way, others))
+
+    @cache
+    def ways(rounds: int, loads: bool) -> list[list[Step]]:  # noqa: FBT001 - the signature of Paths.ways
+        common = ways_of(rounds, loads=False)
+        return list(map(steps_around, ways_of(rounds, loads=loads), common))
+
+    first = handovers.before()
+    paths = Paths(
+        steps(before, first), steps_around(around, around), steps(behind, {}), steps(load_before, first),
+        steps_around(load_around, around), handovers.rings, handovers.filler, sources, ways if recording else None,
+        handovers.loaders,
+    )  # fmt: skip
+    for one in function.instructions if recording else ():  # so that no later round needs another pipe
+        pipes.number(chip.timing(pipes_module.class_of(one.opcode)).pipe)
+    return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording)
+
+
+def _handovers_of(
+    recording: Recording | None,
+    stages: int | None,
+    before: tuple[list[Instruction], list[Instruction]],
+    ways_of: Callable[..., list[list[Instruction]]],
+) -> Handovers | str:
+    """Return what was recorded of hand-overs, if the simulated ways do the same; else why the rules must say it.
+
+    ``before``: the ways to the main loop, the second of the warps that load.
+    """
+    if stages is not None:
+        return "--stages says how many tiles are under way"
+    if recording is None or recording.handovers is None:
+        return recording.why_not if recording else "nothing was recorded"
+    found = recording.handovers
+    common = ways_of(found.rounds, loads=False)
+    try:
+        for loads, first in zip((False, True), before, strict=True):
+            ways = ways_of(found.rounds, loads=loads)
+            deeds = [_in_order(found.around(*pair), pair[0]) for pair in zip(ways, common, strict=True)]
+            found.require(loads, _in_order(found.before(), first), deeds)
+    except NotUnderstoodError as error:
+        return str(error)
+    return found
+
+
+def _in_order(deeds: Mapping[int, Deed], way: list[Instruction]) -> list[Deed]:
+    """Return what is done on a way."""
+    return [deeds[one.address] for one in way if one.address in deeds]
+
+
+def _most_frequent(ways: list[list[Instruction]]) -> list[Instruction]:
+    """Return the way that most rounds go; of as many, the first."""
+    counts = Counter(tuple(one.address for one in way) for way in ways)
+    return max(ways, key=lambda way: counts[tuple(one.address for one in way)])

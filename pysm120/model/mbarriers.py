@@ -1,0 +1,319 @@
+"""What warps and the copy engine hand each other through mbarriers, as the virtual device saw it in one CTA.
+
+Every statement about an mbarrier, in the order that it was executed in, with the round of the main loop that its warp
+was in: that says which mbarriers take turns, which phase each statement is about (so many rounds ahead), how many
+arrivals and copies end one, and which warps load. A kernel that does anything else with mbarriers is not understood.
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from pysm120.machine_code import pipes
+from pysm120.machine_code.sass import Function, Instruction
+from pysm120.model.handovers import Deed, Filler, Ring
+from pysm120.observe import watch
+from pysm120.observe.values import addresses
+from pysm120.runtime.device import Device
+from pysm120.runtime.ffi import check, lib, new_struct, text
+
+_KINDS = (
+    (r"mbarrier\.init\.", "init"),
+    (r"mbarrier\.arrive\.(?!.*(noComplete|cluster\.b64))", "arrive"),
+    (r"mbarrier\.(try|test)_wait\.parity\.", "wait"),
+    (r"cp\.async\.bulk\.(?!commit|wait|prefetch)(?!.*bulk_group)", "copy"),
+    (r"mbarrier\.|cp\.async\.mbarrier\.", "other"),
+)
+_LAST = re.compile(r".*\][^\]]*?,\s*([\w.$%]+)\s*$")  # the operand behind the last address
+
+
+class NotUnderstoodError(Exception):
+    """Why the rules must say what is handed over."""
+
+
+class Seen(NamedTuple):
+    """A statement that a warp executed, of ``row``, in a round, -1 before the first.
+
+    ``amount``: arrivals, that an mbarrier is to expect or that these are; ``announced``: bytes; ``parity``: that a wait
+    is for, and ``met``: that it was met.
+    """
+
+    warp: int
+    row: int
+    round: int
+    kind: str
+    address: int
+    amount: int = 0
+    announced: int = 0
+    parity: int = 0
+    met: bool = False
+
+
+Phase = tuple[str, int, int]  # what was done; the ring and the number of the phase
+
+
+def kind_of(statement: str) -> str:
+    """Return what a statement does to an mbarrier, "" for nothing."""
+    words = [word for word in statement.split() if not word.startswith("@")]
+    mnemonic = words[0] if words else ""
+    return next((kind for pattern, kind in _KINDS if re.match(pattern, mnemonic)), "")
+
+
+@contextmanager
+def watching(device: Device, entry: str, marker: int) -> Iterator[list[Seen]]:
+    """See what the first CTA of a kernel does in a launch of the block; a round begins with the line ``marker``."""
+    found: list[Seen] = []
+    rounds: Counter[int] = Counter()
+    raw = new_struct("sm120_step_info")
+    kinds: dict[int, str] = {}
+
+    def see(pointer: Any) -> bool:
+        check(lib.sm120_step_query(pointer, raw))
+        row = int(raw.instruction.text_line)
+        if row not in kinds:
+            step = watch.step_of(pointer)
+            if step.entry != entry or step.function:
+                return False
+            kinds[row] = kind_of(step.instruction.text)
+        if row == marker and text(raw.entry) == entry:
+            rounds[raw.warp] += 1
+        if kinds[row] and raw.mask and text(raw.entry) == entry:
+            found.append(_seen(watch.step_of(pointer), row, rounds[raw.warp] - 1, kinds[row]))
+        return False
+
+    with watch.watching(device, see, moment=lib.SM120_AFTER, cta=(0, 0, 0)):
+        yield found
+
+
+def _seen(step: watch.Step, row: int, at: int, kind: str) -> Seen:
+    """Return what a warp did."""
+    source, lanes = step.instruction.text, watch.lanes_of(step.mask)
+    found = [values for _, values in addresses(step)]
+    if kind == "other" or not found or len({int(found[-1][lane]) for lane in lanes}) > 1:
+        message = f"line {row} of the PTX, {source!r}, is not simulated"
+        raise NotUnderstoodError(message)
+    address = int(found[-1][lanes[0]])
+    last = _LAST.match(source)
+    number = _value(step, last[1], lanes[0]) if last else None
+    if kind == "arrive" and ".expect_tx" in source:
+        return Seen(step.warp, row, at, kind, address, amount=len(lanes), announced=len(lanes) * (number or 0))
+    if kind in {"arrive", "init"}:
+        each = 1 if number is None else number
+        return Seen(step.warp, row, at, kind, address, amount=each * (len(lanes) if kind == "arrive" else 1))
+    if kind == "wait":
+        flags = [int(r.bits[lanes[0]]) for r in step.writes if r.type == "pred"]
+        return Seen(step.warp, row, at, kind, address, parity=number or 0, met=bool(flags and flags[0]))
+    return Seen(step.warp, row, at, kind, address)
+
+
+def _value(step: watch.Step, operand: str, lane: int) -> int | None:
+    """Return the value of an operand."""
+    held = next((r for r in step.reads if r.name == operand), None)
+    if held is not None:
+        return int(held.bits[lane])
+    return int(operand.removesuffix("U"), 0) if re.match(r"\d", operand) else None
+
+
+class _Ledger:
+    """The phases of each mbarrier by what was done to it, in order."""
+
+    def __init__(self, seen: Iterable[Seen]) -> None:
+        self.expected: dict[int, int] = {}
+        self.bytes: Counter[tuple[int, int]] = Counter()
+        self.copies: Counter[tuple[int, int]] = Counter()
+        self.arrivals: Counter[int] = Counter()
+        self.order: list[int] = []  # mbarriers as they were first used
+        self._announced: dict[int, int] = {}
+        self._waited: dict[tuple[int, int], tuple[int, int]] = {}
+        self.entries = [(one, self._phase(one)) for one in seen if one.kind != "init" or self._init(one)]
+
+    def _init(self, one: Seen) -> bool:
+        if one.address in self.expected:
+            self._fail(one, "is initialised again")
+        self.expected[one.address] = one.amount
+        return False
+
+    def _phase(self, one: Seen) -> int:
+        """Return the phase of an mbarrier that a statement is about."""
+        if one.address not in self.expected:
+            self._fail(one, "was not initialised")
+        if one.address not in self.order and one.kind != "wait":
+            self.order.append(one.address)
+        if one.kind == "arrive":
+            number, before = divmod(self.arrivals[one.address], self.expected[one.address])
+            if before + one.amount > self.expected[one.address]:
+                self._fail(one, "is arrived at in two phases at once")
+            self.arrivals[one.address] += one.amount
+            if one.announced:
+                self.bytes[one.address, number] += one.announced
+                self._announced[one.address] = number
+        elif one.kind == "copy":
+            if one.address not in self._announced:
+                self._fail(one, "takes a copy whose bytes were not announced")
+            number = self._announced[one.address]
+            self.copies[one.address, number] += 1
+        else:
+            parity, number = self._waited.get((one.warp, one.address), (one.parity, -one.parity))
+            number += parity != one.parity
+            self._waited[one.warp, one.address] = one.parity, number
+        return number
+
+    @staticmethod
+    def _fail(one: Seen, what: str) -> None:
+        message = f"the mbarrier at shared address {one.address:#x} {what} (line {one.row} of the PTX)"
+        raise NotUnderstoodError(message)
+
+
+class Recorded:
+    """Hand-overs as they were recorded.
+
+    Parameters
+    ----------
+    function : Function
+        The kernel, with the lines of its PTX.
+    kinds : mapping of int to str
+        What each statement of the PTX does to an mbarrier, by the line that it begins at.
+    seen : iterable of Seen
+        What the warps of a CTA did.
+
+    """
+
+    filler: Filler | None = None
+    why = ""
+    loaders: frozenset[int]
+
+    def __init__(self, function: Function, kinds: Mapping[int, str], seen: Sequence[Seen]) -> None:
+        self._function = function
+        self._kinds, self._rows = kinds, sorted(kinds)
+        self.rounds = 1 + max((one.round for one in seen), default=-1)
+        self._ledger = ledger = _Ledger(seen)
+        self.loaders = frozenset(one.warp for one in seen if one.kind == "copy")
+        self._computing = {one.warp for one in seen if one.round >= 0}
+        if self.rounds < 1 or not self.loaders <= self._computing:
+            message = "warps load that do not go through the main loop" if self.loaders else "nothing is handed over"
+            raise NotUnderstoodError(message)
+        unused = next((one for one, _ in ledger.entries if one.address not in ledger.order), None)
+        if unused is not None:
+            message = f"nobody arrives at the mbarrier that line {unused.row} of the PTX waits for"
+            raise NotUnderstoodError(message)
+        members = _taking_turns(ledger.order, seen)
+        self.stages = max(map(len, members))
+        self._place = {address: (ring, n) for ring, group in enumerate(members) for n, address in enumerate(group)}
+        self._length = [len(group) for group in members]
+        self.rings: Sequence[Ring] = [self._ring(ring, group) for ring, group in enumerate(members)]
+        self._before: dict[int, Deed] = {}
+        self._around: dict[int, Deed] = {}
+        # What some rounds alone do (a last tile that is not whole) has no place of its own: rare ways are spread.
+        rare = {n for n, ring in enumerate(self.rings) if ring.each and ring.once < -len(members[n])}
+        self._entries = [(one, phase) for one, phase in ledger.entries if self._place[one.address][0] not in rare]
+        for one, phase in self._entries:
+            self._learn(one, phase)
+
+    def before(self) -> dict[int, Deed]:
+        """Return what instructions before the main loop do, by address."""
+        return self._by_address(self._function.instructions, self._before)
+
+    def around(self, way: Sequence[Instruction], others: Sequence[Instruction]) -> dict[int, Deed]:  # noqa: ARG002
+        """Return what instructions of a round do."""
+        return self._by_address(way, self._around)
+
+    def require(self, loads: bool, before: Sequence[Deed], rounds: Iterable[Sequence[Deed]]) -> None:  # noqa: FBT001
+        """Refuse simulated ways that do not do what the warps did, in a CTA of as many rounds."""
+        warps = self.loaders if loads else self._computing - self.loaders
+        did = [self._done(warp) for warp in sorted(warps)]
+        deeds = [(0, deed) for deed in before] + [(r, deed) for r, way in enumerate(rounds) for deed in way]
+        numbers = {(deed.kind, deed.ring, r + deed.ahead if n >= len(before) else deed.ahead)
+                   for n, (r, deed) in enumerate(deeds)}  # fmt: skip
+        simulated = {phase for phase in numbers if self._is_done(*phase)}
+        for warp, phases in zip(sorted(warps), did, strict=True):
+            if phases != simulated:
+                kind, ring, number = min(phases ^ simulated)
+                who = "the simulated warp" if (kind, ring, number) in simulated else f"warp {warp}"
+                message = f"{who} alone comes to '{kind}' of phase {number} of ring {ring}"
+                raise NotUnderstoodError(message)
+
+    def _is_done(self, kind: str, ring: int, number: int) -> bool:
+        """Whether something is done in a CTA of as many rounds."""
+        of = self.rings[ring]
+        return 0 <= number < of.phases(self.rounds) - (of.left if kind == "wait" else 0)
+
+    def _done(self, warp: int) -> set[Phase]:
+        """Return what a warp did to phases; of waits, those that were met."""
+        return {
+            (one.kind, self._place[one.address][0], number)
+            for one, phase in self._entries
+            if one.warp == warp and (one.kind != "wait" or one.met) and (number := self._number(one, phase)) >= 0
+        }
+
+    def _number(self, one: Seen, phase: int) -> int:
+        """Return a phase's number in its ring."""
+        ring, place = self._place[one.address]
+        return phase * self._length[ring] + place
+
+    def _ring(self, ring: int, group: Sequence[int]) -> Ring:
+        """Return what ends the phases of a ring."""
+        ledger = self._ledger
+        arrivals = {ledger.expected[address] for address in group}
+        used = sum(-(-ledger.arrivals[address] // ledger.expected[address]) for address in group)
+        copies = {ledger.copies[key] for key in ledger.bytes if key[0] in group} or {0}
+        announced = {count for key, count in ledger.bytes.items() if key[0] in group} or {0}
+        if not len(arrivals) == len(copies) == len(announced) == 1:
+            message = f"the phases of the mbarrier at shared address {group[0]:#x} differ"
+            raise NotUnderstoodError(message)
+        each = int(any(one.round >= 0 and self._place[one.address][0] == ring for one, _ in ledger.entries))
+        waited = (self._number(one, phase) for one, phase in ledger.entries if one.met and one.address in group)
+        left = used - 1 - max(waited, default=-1)
+        return Ring(arrivals.pop(), copies.pop(), used - each * self.rounds, each, announced.pop(), left)
+
+    def _learn(self, one: Seen, phase: int) -> None:
+        """Learn what a statement does from what it did once."""
+        ring, number = self._place[one.address][0], self._number(one, phase)
+        of = self.rings[ring]
+        amount = of.bytes // max(1, of.copies) if one.kind == "copy" else one.amount
+        deed = Deed(one.kind, ring, number - max(0, one.round), amount)
+        known = self._before if one.round < 0 else self._around
+        if known.setdefault(one.row, deed) != deed:
+            message = f"line {one.row} of the PTX is about another phase in round {one.round} than in those before"
+            raise NotUnderstoodError(message)
+
+    def _by_address(self, code: Iterable[Instruction], known: Mapping[int, Deed]) -> dict[int, Deed]:
+        found = {}
+        for one in code:
+            deed = known.get(self._row(one))
+            if deed is not None:
+                found[one.address] = deed
+        return found
+
+    def _row(self, one: Instruction) -> int:
+        """Return the statement that an instruction for an mbarrier is of, -1 for none.
+
+        That of its line where it fits, else the next that does: ptxas gives the first try of a wait the line of the
+        address before it.
+        """
+        kind = "copy" if one.is_copy else {"try_wait": "wait"}.get(name := pipes.class_of(one.opcode), name)
+        if kind not in {"copy", "wait", "arrive"} or "EXCH" in one.opcode or not one.line:
+            return -1
+        at = bisect_right(self._rows, one.line) - 1
+        following = self._rows[max(at, 0) :]
+        return next((row for row in following if self._kinds[row] == kind), -1)
+
+
+def _taking_turns(order: Sequence[int], seen: Iterable[Seen]) -> list[list[int]]:
+    """Return mbarriers in groups, each in the order of first use: those that one statement is about in turn."""
+    groups: dict[int, set[int]] = {address: {address} for address in order}
+    of_row: defaultdict[int, set[int]] = defaultdict(set)
+    for one in seen:
+        if one.round >= 0 and one.address in groups:
+            of_row[one.row].add(one.address)
+    for together in of_row.values():
+        merged = set[int]().union(*(groups[address] for address in together))
+        for address in merged:
+            groups[address] = merged
+    found: list[list[int]] = []
+    for address in order:
+        if not any(address in group for group in found):
+            found.append([other for other in order if other in groups[address]])
+    return found

@@ -1,0 +1,234 @@
+"""Measure on a GPU what the timing model predicts: the clocks of loops, and launches for a profiler."""
+
+import csv
+import datetime as dt
+import json
+import lzma
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pysm120.machine_code import sass
+from pysm120.model import chips, work
+from pysm120.model import launches as launches_module
+from pysm120.model import loops as loops_module
+from pysm120.model.loops import Loop
+from pysm120.model.problem import Problem
+from pysm120.runtime.device import Device
+from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
+from pysm120.runtime.module import builtin_image, builtins
+
+ROUNDS, REPEATS = 256, 5
+_WORDS = 1 << 20  # of the buffer that a loop writes to and copies from
+
+
+def loop_clocks(device: Device, loop: Loop, image: bytes) -> tuple[float, float]:
+    """Return the clocks of a round of a loop, by default one CTA on every SM: the median, and the launches' spread."""
+    kernel = device.load(image)["loop"]
+    ctas = loop.ctas or device.info.multiprocessors
+    found = []
+    for _ in range(REPEATS):
+        out = device.zeros(_WORDS, np.uint64)
+        kernel(ctas, 32 * loop.warps, out, np.uint32(ROUNDS))
+        clocks = out.numpy()[: 3 * ctas * loop.warps].reshape(ctas, loop.warps, 3)
+        per_cta = clocks[:, :, 1].max(axis=1) - clocks[:, :, 0].min(axis=1)
+        found.append(float(np.median(per_cta)) / ROUNDS)
+    return statistics.median(found), max(found) - min(found)
+
+
+# ---- all of it, as a file that `model --validate` reads -------------------------------------
+
+LAUNCHES = 3
+HOW = (
+    f"loops: %clock64 around {ROUNDS} rounds, one CTA on every SM, median of the SMs and of {REPEATS} launches; "
+    f"launches: sm__cycles_elapsed.max of ncu --clock-control none --cache-control none, median of {LAUNCHES}"
+)
+CASES = (
+    ("attention_bf16_128x64_d32_r16", Problem(4, 2048, 32, 32)),
+    ("attention_bf16_128x64_d32_r32", Problem(4, 2048, 32, 32)),
+    ("attention_bf16_128x64_d64_r16", Problem(4, 2048, 32, 64)),
+    ("attention_bf16_128x128_d64_r32", Problem(4, 2048, 32, 64)),
+    ("attention_bf16_128x64_d96_r16", Problem(4, 2048, 32, 96)),
+    ("attention_bf16_128x64_d96_r32", Problem(4, 2048, 32, 96)),
+    ("attention_bf16_128x64_d128_r16", Problem(4, 2048, 32, 128)),
+    ("attention_bf16_128x64_d128_r32", Problem(4, 2048, 32, 128)),
+    ("attention_bf16_128x32_d256_r16", Problem(4, 2048, 16, 256)),
+    ("attention_f16_128x64_d128_r32", Problem(1, 4096, 32, 128)),
+    ("attention_f16_128x128_d64_r32", Problem(1, 4096, 32, 64)),
+    ("attention_bf16_128x64_d128_r32", Problem(1, 4096, 32, 128, causal=True)),
+    ("attention_bf16_128x64_d128_r16", Problem(4, 2048, 32, 128, causal=True)),
+    ("attention_bf16_128x128_d64_r32", Problem(4, 2048, 32, 64, causal=True)),
+    ("attention_bf16_128x64_d128_r16", Problem(1, 2048, 8, 128)),
+    ("attention_bf16_128x64_d64_r16", Problem(1, 512, 32, 64)),
+    ("attention_bf16_128x64_d128_any_r16", Problem(4, 2048, 32, 128)),
+    ("attention_bf16_128x64_d64_any_r16", Problem(4, 2048, 32, 64, causal=True)),
+    ("attention_bf16_128x64_d96_any_r16", Problem(4, 2048, 32, 96, causal=True)),
+    ("attention_bf16_128x32_d256_any_r16", Problem(4, 2048, 16, 256)),
+    ("attention_mxfp8_128x64_d64", Problem(4, 2048, 32, 64)),
+    ("attention_mxfp8_128x64_d128", Problem(4, 2048, 32, 128)),
+    ("attention_mxfp8_128x64_d128", Problem(4, 2048, 32, 128, causal=True)),
+    ("attention_mxfp8_bf16_128x64_d64", Problem(4, 2048, 32, 64)),
+    ("attention_mxfp8_bf16_128x64_d128", Problem(4, 2048, 32, 128)),
+)
+_CYCLES = "sm__cycles_elapsed.max"
+_NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
+
+
+def launch_all(listed: str = "") -> None:
+    """Launch every case a few times, or every launch of a list: what a profiler runs."""
+    path = Path(listed)
+    rows = read_list(path) if listed else []
+    with Device("cuda") as device:
+        for entry, problem in CASES if not listed else ():
+            _, launch = work.of_library(device, entry, problem)
+            for _ in range(LAUNCHES):
+                launch()
+            device.synchronize()
+        for row in rows:
+            listed_one = launches_module.Launch(device, row, launches_module.image_of(path.parent, row))
+            for _ in range(LAUNCHES):
+                listed_one.launch()
+            listed_one.check()
+
+
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """Return the launches of a list."""
+    try:
+        rows = list(json.loads(path.read_text(encoding="utf-8"))["launches"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"--launches is {str(path)!r}, not a file with a list of launches: {error}"
+        raise InvalidArgumentError(message) from error
+    launches_module.check(rows, path)
+    return rows
+
+
+def clocks_of(entries: list[str], listed: str = "") -> list[float]:
+    """Return the clocks of each case, or of each launch of a list, by Nsight Compute."""
+    names = "|".join(dict.fromkeys(entries))
+    program = "import sys; from pysm120 import _measure; _measure.launch_all(*sys.argv[1:])"
+    command = ["ncu", *_NCU, "-k", f"regex:^({names})$", "--metrics", _CYCLES, sys.executable, "-c", program]
+    command += [listed] if listed else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    return read_cycles(done.stdout + done.stderr, entries)
+
+
+def launches() -> list[dict[str, Any]]:
+    """Return the clocks of every case; nothing where ncu is not in PATH."""
+    if shutil.which("ncu") is None:
+        return []
+    clocks = clocks_of([entry for entry, _ in CASES])
+    return [
+        {"entry": entry, "problem": str(problem), "clocks": each}
+        for (entry, problem), each in zip(CASES, clocks, strict=True)
+    ]
+
+
+def read_cycles(text: str, entries: list[str]) -> list[float]:
+    """Return the clocks of every entry, launched a few times each, in what ncu --csv --page raw prints."""
+    rows = list(csv.reader(text.splitlines()))
+    head = next((i for i, row in enumerate(rows) if row[:1] == ["ID"]), None)
+    if head is None:
+        message = f"ncu printed no table: {text.strip()[-200:]!r}"
+        raise UnsupportedError(message)
+    column, name = rows[head].index(_CYCLES), rows[head].index("Kernel Name")
+    table = [row for row in rows[head + 2 :] if len(row) == len(rows[head])]
+    found = [(row[name].split("(")[0], float(row[column].replace(",", ""))) for row in table]
+    if [entry for entry, _ in found] != [entry for entry in entries for _ in range(LAUNCHES)]:
+        message = f"ncu saw {len(found)} launches, not the {LAUNCHES * len(entries)} that were made: {text[-200:]!r}"
+        raise UnsupportedError(message)
+    return [
+        statistics.median(clocks for _, clocks in found[LAUNCHES * i : LAUNCHES * (i + 1)]) for i in range(len(entries))
+    ]
+
+
+def _chip(device: Device) -> str:
+    """Return the file of the GPU's chip."""
+    name = device.info.name
+    chip = next((key for key in chips.names() if name.endswith(str(chips.load(key)["name"]))), None)
+    if chip is None:
+        message = f"the GPU is {name!r}, of which there is no file among {', '.join(chips.names())}"
+        raise UnsupportedError(message)
+    return chip
+
+
+def listed(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Measure the launches of a list on the first GPU; return the figures, and the files of the code."""
+    rows = read_list(path)
+    images = {str(row["image"]): (path.parent / str(row["image"])).read_bytes() for row in rows}
+    with Device("cuda") as device:
+        head = _head(device)
+    clocks = clocks_of([str(row["entry"]) for row in rows], str(path.resolve()))
+    found = [{**row, "clocks": each} for row, each in zip(rows, clocks, strict=True)]
+    return {**head, "loops": [], "launches": found}, images
+
+
+def _head(device: Device) -> dict[str, Any]:
+    """Return what measurements are of, and from when."""
+    return {
+        "chip": _chip(device),
+        "name": device.info.name,
+        "driver": device.info.driver_version,
+        "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        "how": HOW,
+    }
+
+
+def text_of(document: dict[str, Any]) -> str:
+    """Return measurements as JSON, a loop or a launch a line."""
+    lists = {name: value for name, value in document.items() if isinstance(value, list)}
+    text = json.dumps({name: [] if name in lists else value for name, value in document.items()}, indent=1)
+    for name, rows in lists.items():
+        if rows:
+            lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+            text = text.replace(f'"{name}": []', f'"{name}": [\n{lines}\n ]')
+    return text + "\n"
+
+
+def everything(
+    steps: Callable[[str], None], loops: Sequence[Loop], *, with_launches: bool
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Measure loops and launches on the first GPU; return the figures, and the code of the launches by file.
+
+    ``steps`` is told of each.
+    """
+    with Device("cuda") as device:
+        head = _head(device)
+        target = str(chips.load(head["chip"])["target"])
+        target += "f" if target == "sm_120" else ""
+        rows = []
+        with ThreadPoolExecutor() as pool:
+            made = list(pool.map(lambda loop: sass.assemble(loop.ptx(target), target), loops))
+        for loop, image in zip(loops, made, strict=True):
+            clocks, _ = loop_clocks(device, loop, image)
+            rows.append({"name": loop.name, "warps": loop.warps, "clocks": round(clocks, 2)})
+            steps(f"{loop.name}, {loop.warps} warps")
+    found = launches() if with_launches else []
+    images = keep_images(found, target)
+    steps("launches")
+    return {**head, "loops": rows, "launches": found}, images
+
+
+def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:
+    """Name in each row the file of its code; return the files: later versions of the library have other code."""
+    known = {builtin.entry: (index, builtin) for index, builtin in enumerate(builtins())}
+    files: dict[str, bytes] = {}
+    for row in rows:
+        index, builtin = known[row["entry"]]
+        stem = f"{Path(builtin.source).parent.name}_{Path(builtin.source).stem}.{target}"
+        for form in ("cubin", "ptx"):
+            if f"{stem}.{form}.xz" not in files:
+                files[f"{stem}.{form}.xz"] = lzma.compress(builtin_image(index, target, form))
+        row |= {"image": f"{stem}.cubin.xz", "ptx": f"{stem}.ptx.xz", "shared_bytes": builtin.shared_bytes}
+    return files
+
+
+def all_loops() -> list[Loop]:
+    """Return the loops of calibration and of validation."""
+    return [*loops_module.calibration(), *loops_module.validation()]

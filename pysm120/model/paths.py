@@ -1,0 +1,151 @@
+"""Which way a warp goes through a kernel: as it was recorded, else by rules; no value is computed.
+
+By the rules, a branch of the main loop that is taken by chance skips work that is rare or another warp's:
+- forward over matrix products: not taken, since the products are what the loop is for;
+- forward over copies of the copy engine: not taken by the warp that loads, taken by all others;
+- forward over other code (masks of edge tiles, rescaling after a new maximum): taken;
+- behind the loop's last branch (where ptxas puts waits that go on, and diverged warps): not taken;
+- backward onto itself (a wait, a uniform value that differs between lanes): not taken, once is enough.
+"""
+
+from collections.abc import Callable, Mapping
+
+from pysm120.machine_code.sass import Function, Instruction, Loop
+from pysm120.model.recorded import Recording
+
+Choice = Callable[[Function, int], bool]
+
+
+def rules(function: Function, loop: Loop, *, loads: bool, stated: Mapping[int, bool] | None = None) -> Choice:
+    """Return the choice for the main loop.
+
+    Parameters
+    ----------
+    function, loop : Function, Loop
+        The kernel and its main loop.
+    loads : bool
+        Whether this is a warp that hands work to the copy engine.
+    stated : mapping, optional
+        What to do at branches, by address, instead of what the rules say.
+
+    """
+    ends = [function.blocks[b].last - 1 for b in loop.blocks if loop.header in function.blocks[b].successors]
+    conditional = [end for end in ends if function.instructions[end].is_conditional]
+    latch = function.instructions[max(conditional or ends)].address
+
+    def takes(_: Function, index: int) -> bool:
+        branch = function.instructions[index]
+        if stated and branch.address in stated:
+            return stated[branch.address]
+        if branch.target is None or ".DIV" in branch.opcode:
+            return False
+        if branch.target <= branch.address or branch.target > latch:
+            return False
+        skipped = [one for one in function.instructions if branch.address < one.address < branch.target]
+        if any(one.is_tensor for one in skipped):
+            return False
+        if any(one.is_copy for one in skipped):
+            return not loads
+        return True
+
+    return takes
+
+
+def rounds_of(
+    function: Function,
+    loop: Loop,
+    recording: Recording | None,
+    rounds: int,
+    *,
+    loads: bool = False,
+    stated: Mapping[int, bool] | None = None,
+) -> list[list[Instruction]]:
+    """Return what each round of the main loop executes, in a CTA of so many.
+
+    A branch goes where ``stated`` says, else as it was recorded, else by the rules.
+    """
+    otherwise = rules(function, loop, loads=loads, stated=stated)
+    recorded = recording.choices(rounds) if recording else None
+
+    def takes(of: Function, index: int) -> bool:
+        branch = of.instructions[index]
+        said = recorded(branch) if recorded and branch.address not in (stated or {}) else None
+        return otherwise(of, index) if said is None else said
+
+    return [function.path(loop, takes) for _ in range(rounds)]
+
+
+def compute_warps(threads: int) -> int:
+    """Return the warps of a CTA that compute: warps beyond a multiple of four load for the others."""
+    warps = -(-threads // 32)
+    return warps - warps % 4 if warps > 4 else warps  # noqa: PLR2004 - the quarters of an SM
+
+
+def before(function: Function, loop: Loop, *, loads: bool) -> list[Instruction]:
+    """Return the shortest way from the begin to the main loop; with ``loads``, of those with the most copies."""
+    return _shortest(function, 0, lambda b: b == loop.header, _beside(function, loop) - {loop.header}, loads=loads)
+
+
+def behind(function: Function, loop: Loop) -> list[Instruction]:
+    """Return the shortest way from the main loop to the end."""
+    inside = _beside(function, loop)
+    ways = [
+        _shortest(function, s, lambda b: not function.blocks[b].successors, inside, loads=False, last=True)
+        for b in loop.blocks
+        for s in function.blocks[b].successors
+        if s not in inside
+    ]
+    found = [way for way in ways if way]
+    return min(found, key=len) if found else []
+
+
+def _beside(function: Function, main: Loop) -> set[int]:
+    """Return the blocks of the main loop and of those beside it.
+
+    Not of loops around it, which are gone through once, nor of loops of one block: waits, and values that differ
+    between lanes.
+    """
+    around = [loop for loop in function.loops if set(loop.blocks) >= set(main.blocks) and loop != main]
+    others = [loop for loop in function.loops if len(loop.blocks) > 1 and loop not in around]
+    return {b for loop in others for b in loop.blocks}
+
+
+def _shortest(
+    function: Function,
+    start: int,
+    is_goal: Callable[[int], bool],
+    forbidden: set[int],
+    *,
+    loads: bool,
+    last: bool = False,
+) -> list[Instruction]:
+    """Return the way of the fewest instructions from a block to a goal, which is left out unless ``last``."""
+    # Forward edges alone: a way goes round no loop.
+    best: dict[int, tuple[int, int, int]] = {start: (0, 0, -1)}
+    goal = -1
+    for b in range(len(function.blocks)):
+        if b not in best or b in forbidden:
+            continue
+        if is_goal(b):
+            if goal < 0 or best[b][:2] < best[goal][:2]:
+                goal = b
+            continue
+        block = function.blocks[b]
+        code = function.instructions[block.first : block.last]
+        copies = sum(one.is_copy for one in code)
+        cost = best[b][0] + (-copies if loads else copies), best[b][1] + len(code)
+        for s in block.successors:
+            if s > b and s not in forbidden and (s not in best or cost < best[s][:2]):
+                best[s] = (*cost, b)
+    if goal < 0:
+        return []
+    order = [goal] if last else []
+    b = best[goal][2]
+    while b >= 0:
+        order.append(b)
+        b = best[b][2]
+    return [
+        one
+        for b in reversed(order)
+        for one in function.instructions[function.blocks[b].first : function.blocks[b].last]
+    ]

@@ -1,0 +1,55 @@
+"""What an instruction asks of the ports of a quarter's registers: two banks, even and odd, of a register a clock each.
+
+A register of 32 lanes is read through its bank's port. An operand that the instruction before kept (its reuse bit)
+saves a pair of them. What comes back by a queue, from shared memory or the XU, takes both ports: a clock for each
+register that shared memory returns, two for a result of the XU.
+"""
+
+import re
+
+from pysm120.machine_code import pipes
+from pysm120.machine_code.sass import Instruction
+
+BANKS = 2
+_PAIR = 2  # registers of an operand that are kept
+_RETURNED = ("ldmatrix", "load_shared", "store_shared", "shuffle")
+_XU = ("mufu", "convert")
+_NONE = ("BRA", "EXIT", "NOP", "BAR", "SYNCS", "WARPSYNC")
+_WITHOUT_RESULT = ("STS", "STG", "ST")
+_REGISTER = re.compile(r"(?<![A-Z])R(\d+)\b")
+# Registers of A, B and the sums: 16 x 16 and 16 x 8 elements of 16 bits, or as many bytes.
+_OF_PRODUCTS = ((r"[HQI]MMA\.(SF\.)?168(16|32)", (4, 2, 4)), (r"HMMA\.1688", (2, 1, 4)), (r"OMMA", (4, 2, 4)))
+
+Demand = tuple[float, float]
+
+
+def sources(one: Instruction) -> list[tuple[int, ...]]:
+    """Return the registers that an instruction reads, operand by operand; none of an operand that is no register."""
+    wide = next((counts for pattern, counts in _OF_PRODUCTS if re.match(pattern, one.opcode)), ())
+    first = 0 if one.base in _WITHOUT_RESULT else 2 if one.base.endswith("SETP") else 1
+    found = []
+    for n, operand in enumerate(one.operands[first:]):
+        count = wide[n] if n < len(wide) else 1
+        found.append(tuple(int(r) + k for r in _REGISTER.findall(operand) for k in range(count)))
+    return found
+
+
+def demand(one: Instruction, before: Instruction, xu: float, returned: float) -> Demand:
+    """Return the clocks of each bank's port.
+
+    ``before``: the instruction that the warp executes before; ``xu``: clocks for a result of the XU; ``returned``: for
+    a register that comes from shared memory.
+    """
+    kind = pipes.class_of(one.opcode)
+    if one.base in _NONE:
+        return 0.0, 0.0
+    if kind in _XU or kind in _RETURNED:
+        clocks = xu if kind in _XU else returned * max(1, pipes.wavefronts(one))
+        return clocks, clocks
+    kept = sources(before)
+    banks = [0.0] * BANKS
+    for n, registers in enumerate(sources(one)):
+        is_kept = before.reuse >> n & 1 and n < len(kept) and kept[n] == registers
+        for register in registers[_PAIR if is_kept else 0 :]:
+            banks[register % BANKS] += 1
+    return banks[0], banks[1]

@@ -1,0 +1,268 @@
+"""From simulated CTAs to a launch: how long all of its CTAs take on all SMs, and what memory allows."""
+
+import dataclasses
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pysm120.machine_code import pipes
+from pysm120.model.kernel_model import TYPICAL, KernelModel
+from pysm120.model.simulator import QUARTERS, Event, Outcome, Step
+
+_SHORT, _MORE = 4, 6  # the least rounds of the first simulation that a CTA's time is read from; the second has more
+_LEAST = 0.001  # of a CTA's own speed, however many are older
+_STAGGER = 700  # clocks between the begins of CTAs on an SM, so that they do not run in step
+_SHAPE = re.compile(r"[HQOI]MMA\.(?:SF\.)?(?:SP\.)?(16\d\d\d|1688|168128|168256)")
+_FLOPS = {"1688": 2048, "16816": 4096, "16832": 8192, "16864": 16384, "168128": 32768, "168256": 65536}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why warps did not go on at an instruction: clocks of a warp and round."""
+
+    clocks: float
+    reason: str
+    address: int
+    line: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What the model says of a launch.
+
+    Attributes
+    ----------
+    clocks : float
+        Of the launch: no less than ``dram_clocks``, and ``l2_clocks`` where the chip's file has what L2 can do.
+    l2_bytes, dram_bytes : float
+        That the launch must bring from or to L2, and DRAM; ``..._clocks`` is how long the chip takes for them.
+    conflicts : float
+        The share of the wavefronts of shared memory that bank conflicts cost.
+    round_clocks : float
+        Of a round of the main loop of one CTA, while the SM has as many as it holds; ``sm_round_clocks`` is that,
+        divided by their number.
+    overhead_clocks : float
+        Of a CTA outside its rounds.
+    shares : dict
+        Of the time in the main loop that each unit of the SM is busy.
+    reasons : list of Reason
+        Most first.
+    flops_per_round : int
+        Of the matrix instructions of a CTA.
+    events : list of Event
+        For a timeline.
+
+    """
+
+    clocks: float
+    round_clocks: float
+    sm_round_clocks: float
+    overhead_clocks: float
+    shares: dict[str, float]
+    reasons: list[Reason]
+    flops_per_round: int
+    events: list[Event]
+    l2_bytes: float
+    dram_bytes: float
+    l2_clocks: float
+    dram_clocks: float
+    conflicts: float
+
+    @property
+    def bound(self) -> str:
+        """What the time of the launch is set by: "l2", "dram", or "sm" where memory would be faster."""
+        return {self.l2_clocks: "l2", self.dram_clocks: "dram"}.get(self.clocks, "sm")
+
+
+def flops_of(opcode: str) -> int:
+    """Return the multiplications and additions of a matrix instruction, 0 for others."""
+    found = _SHAPE.match(opcode)
+    return _FLOPS[found[1]] if found else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Time:
+    """The clocks of a CTA: ``begin + rounds * each`` while so many are resident."""
+
+    begin: float
+    each: float
+
+    def of(self, rounds: int) -> float:
+        return self.begin + rounds * self.each
+
+
+def _least(model: KernelModel, rounds: Sequence[int]) -> int:
+    """Return the rounds of the shorter simulation: those where branches go as often as the recording says.
+
+    What is done in some of the first rounds alone, rescaling above all, would be done in every round of shorter ones.
+    """
+    recorded = model.recording.least if model.recording else 0
+    return max(_SHORT, min(recorded, max(rounds) - _MORE))
+
+
+def _time(model: KernelModel, resident: int, least: int) -> tuple[_Time, Outcome]:
+    """Simulate CTAs, twice as many as are resident, of two lengths."""
+    found = []
+    for rounds in (least, least + _MORE):
+        outcome = model.run([rounds] * 2 * resident, resident, _STAGGER)
+        found.append(outcome)
+    short, long = (outcome.clocks / 2 for outcome in found)
+    each = (long - short) / _MORE
+    return _Time(short - least * each, each), found[1]
+
+
+def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
+    """Return what the CTAs of a launch load from L2, and store.
+
+    Of a ring, a tile in every round; of cp.async, what a round loads: the tiles before the first round are those that
+    the last rounds do without.
+    """
+    paths, lanes = model.paths, 32 * model.warps
+
+    def moved(steps: Sequence[Step], kinds: set[str]) -> int:
+        ones = [paths.sources[step.place] for step in steps]
+        return sum(pipes.lane_bytes(one) for one in ones if pipes.class_of(one.opcode) in kinds) * lanes
+
+    global_memory = {"load_global", "store_global"}
+    once = moved(paths.before, global_memory) + moved(paths.behind, global_memory)
+    once += sum(ring.bytes * ring.once for ring in paths.rings)
+    each = moved(paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in paths.rings)
+    return float(once * len(rounds) + each * sum(rounds))
+
+
+def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
+    """Return the share of the wavefronts of shared memory that bank conflicts cost in a launch."""
+    paths = model.paths
+
+    def passes(steps: Sequence[Step]) -> tuple[float, float]:
+        taken = [step for step in steps if step.wavefronts]
+        ideal = sum(pipes.wavefronts(paths.sources[step.place]) for step in taken)
+        return sum(step.wavefronts for step in taken), ideal
+
+    once = passes([*paths.before, *paths.behind])
+    each = passes([step for way in paths.rounds(TYPICAL) for step in way])
+    taken, ideal = (a * len(rounds) + b * sum(rounds) / TYPICAL for a, b in zip(once, each, strict=True))
+    return 1 - ideal / taken if taken > ideal else 0.0
+
+
+def predict(
+    model: KernelModel, rounds: Sequence[int], *, tensor_bytes: float = 0, keep_events: bool = False
+) -> Prediction:
+    """Predict a launch whose CTAs, in their order, have so many rounds each.
+
+    ``tensor_bytes``: of all that the launch reads or writes; what does not fit in L2 passes DRAM once.
+    """
+    chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
+    least, times, outcome = _least(model, rounds), [], None
+    for resident in range(1, slots + 1):
+        time, outcome = _time(model, resident, least)
+        times.append(time)
+    assert outcome is not None  # noqa: S101 - there is at least one slot
+    clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
+    per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes, where memory gives 1 GB/s
+    l2, dram = l2_bytes(model, rounds), tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
+    l2_clocks, dram_clocks = (
+        float(chip["launch_clocks"]) + count / (float(chip[rate]) * per_clock) if count else 0.0
+        for count, rate in ((l2, "l2_gbs"), (dram, "dram_gbs"))
+    )
+    clocks = max(clocks, dram_clocks, l2_clocks if chip["l2_binds"] else 0.0)
+    full = times[-1]
+    rounds_of = model.paths.rounds(TYPICAL)
+    around = [step for way in rounds_of for step in way]
+    sources = model.paths.sources
+    flops = sum(flops_of(sources[step.place].opcode) for step in around) * model.warps // TYPICAL
+    busy: dict[str, float] = defaultdict(float)
+    for step in around:
+        busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS / TYPICAL
+        busy["shared"] += step.wavefronts * model.warps / TYPICAL
+    busy["issue"] = len(around) * model.warps / QUARTERS / TYPICAL
+    per_round = full.each / slots
+    shares = {name: clocks_ / per_round for name, clocks_ in busy.items() if name not in {"lsu", "branch"}}
+    events = model.run([3] * slots, slots, _STAGGER, keep_events=True).events if keep_events else []
+    return Prediction(
+        clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
+        _reasons(model, outcome, 2 * slots, least + _MORE), flops, events, l2, dram, l2_clocks, dram_clocks,
+        conflicts(model, rounds),
+    )  # fmt: skip
+
+
+def _reasons(model: KernelModel, outcome: Outcome, ctas: int, rounds: int) -> list[Reason]:
+    """Return the reasons inside the main loop, for a warp and round of CTAs of so many."""
+    ways = [*model.paths.rounds(rounds), *model.paths.rounds(rounds, loads=True)]
+    places = {step.place for way in ways for step in way}
+    per = ctas * model.warps * rounds
+    found = []
+    for (place, reason), clocks in outcome.stalls.items():
+        if place in places:
+            one = model.paths.sources[place]
+            found.append(Reason(clocks / per, reason, one.address, one.line, str(one)))
+    return sorted(found, key=lambda r: -r.clocks)
+
+
+class _Sms:
+    """SMs that take the next CTA of a launch as soon as they have room.
+
+    CTAs on one SM slow each other down: the oldest runs as if alone, the next has what two get done beyond that, and so
+    on. So they end one after the other, and the last of a launch are seldom alone.
+    """
+
+    def __init__(self, rounds: Sequence[int], times: Sequence[_Time], sms: int) -> None:
+        self.ahead = list(reversed(rounds))
+        self.times = times
+        self.resident: list[dict[int, float]] = [{} for _ in range(sms)]  # of each CTA, the share that is left
+        self.rounds: dict[int, int] = {}
+        self.since = [0.0] * sms
+        self.plans: list[
+            tuple[float, int, int, int]
+        ] = []  # when, where and which CTA ends next; and which plan that is
+        self.latest = [0] * sms
+
+    def take(self, sm: int) -> None:
+        """Start the next CTA."""
+        if self.ahead:
+            cta = len(self.rounds)
+            self.rounds[cta] = self.ahead.pop()
+            self.resident[sm][cta] = 1.0
+
+    def clocks(self, sm: int, cta: int) -> float:
+        """Return what a CTA takes in the company that it has."""
+        rounds, older = self.rounds[cta], sum(other < cta for other in self.resident[sm])
+        rate = self.rate(older + 1, rounds) - self.rate(older, rounds)
+        return 1 / max(rate, _LEAST * self.rate(1, rounds))
+
+    def rate(self, resident: int, rounds: int) -> float:
+        """Return the CTAs of so many rounds that an SM ends in a clock while so many are resident."""
+        return resident / self.times[resident - 1].of(rounds) if resident else 0.0
+
+    def plan(self, sm: int) -> None:
+        """Find which CTA of an SM ends next."""
+        self.latest[sm] += 1
+        left = {cta: max(0.0, share) * self.clocks(sm, cta) for cta, share in self.resident[sm].items()}
+        if left:
+            cta = min(left, key=lambda c: left[c])
+            heapq.heappush(self.plans, (self.since[sm] + left[cta], sm, cta, self.latest[sm]))
+
+    def run(self) -> float:
+        """Return when the last CTA ends."""
+        everywhere = range(len(self.resident))
+        for _ in self.times:
+            for sm in everywhere:
+                self.take(sm)
+        for sm in everywhere:
+            self.plan(sm)
+        now = 0.0
+        while self.plans:
+            at, sm, ended, number = heapq.heappop(self.plans)
+            if number != self.latest[sm]:
+                continue
+            now = at
+            passed = {cta: (now - self.since[sm]) / self.clocks(sm, cta) for cta in self.resident[sm]}
+            for cta, share in passed.items():
+                self.resident[sm][cta] -= share
+            self.since[sm] = now
+            del self.resident[sm][ended]
+            self.take(sm)
+            self.plan(sm)
+        return now

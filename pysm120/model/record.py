@@ -1,0 +1,186 @@
+"""Record on the virtual device what the warps of a kernel do: small launches of the shape of a problem."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pysm120.machine_code import sass
+from pysm120.model import mbarriers
+from pysm120.model import work as work_module
+from pysm120.model.mbarriers import NotUnderstoodError, Recorded
+from pysm120.model.paths import compute_warps
+from pysm120.model.problem import Problem, tile_of
+from pysm120.model.recorded import Launch, Recording, banks_of, executed_of
+from pysm120.observe import watch
+from pysm120.observe.profile import Counts, Statement
+from pysm120.runtime.device import Device
+from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
+from pysm120.runtime.module import Kernel, builtin_image, builtins
+
+ROWS = 2048  # of a problem that is recorded, at most
+_STEP = 128  # rows that a shorter problem has less, or a multiple
+_ROUNDS = 10  # at least, in which it is seen what is handed over
+_VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
+_COUNTS = ("executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts")  # of a file
+
+
+class NotRecordedError(Exception):
+    """Why the rules must say all."""
+
+
+def only(ptx: str, entry: str) -> str:
+    """Return a PTX text with the other entries blanked out: the lines stay where they are."""
+    starts = [m.start() for m in re.finditer(r"^\.visible \.entry ", ptx, re.MULTILINE)] + [len(ptx)]
+    parts = [ptx[: starts[0]]]
+    for begin, end in pairwise(starts):
+        body = ptx[begin:end]
+        keep = body.startswith(f".visible .entry {entry}(")
+        last = body.rfind("\n}") + 3
+        parts.append(body if keep else "\n" * body[:last].count("\n") + body[last:])
+    return "".join(parts)
+
+
+def as_in_library(ptx: str, entry: str) -> str:
+    """Return the library's PTX where it has the same statements of an entry: its lines are those that run."""
+    indices = [index for index, builtin in enumerate(builtins()) if builtin.entry == entry]
+    wanted = _statements(ptx, entry)
+    for index in indices:
+        for target in _CAPABILITIES:
+            text = builtin_image(index, target, "ptx").decode()
+            if _statements(text, entry) == wanted:
+                return text
+    return ptx
+
+
+def _statements(ptx: str, entry: str) -> list[str]:
+    """Return the lines of an entry and of what comes before all, without comments and markers."""
+    lines = [line.split("//")[0].split() for line in only(ptx, entry).splitlines() if not line.startswith("#line ")]
+    return [" ".join(words) for words in lines if words]
+
+
+def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
+    """Return a kernel with the lines of its PTX: of the same code, which ptxas makes again."""
+    name = function.name
+    try:
+        again = sass.disassemble(sass.assemble(only(ptx, name), target)).get(name)
+    except (UnsupportedError, InvalidArgumentError) as error:
+        raise NotRecordedError(str(error)) from error
+    words = [one.word for one in function.instructions]
+    if again is None or [one.word for one in again.instructions] != words:
+        message = "ptxas makes other code of its PTX than is there: another version, or other options"
+        raise NotRecordedError(message)
+    return again
+
+
+def recording(function: sass.Function, ptx: str, threads: int, problem: Problem, shared_bytes: int) -> Recording:
+    """Record a kernel of attention with its problem, of one head and not too many rows, and a shorter one.
+
+    ``function`` has the lines of ``ptx``; ``shared_bytes``: dynamic, of a CTA.
+    """
+    kernel = _Kernel(function.name, ptx, shared_bytes)
+    longest = problem.rows if problem.rows <= ROWS else ROWS - ROWS % _STEP + problem.rows % _STEP
+    shorter = longest - _STEP * max(1, longest // _STEP // 2)
+    of = Problem(1, problem.rows, 1, problem.head_dim, problem.causal)
+    launches = [kernel.count(dataclasses.replace(of, rows=rows)) for rows in (shorter, longest) if rows > 0]
+    found = Recording(function, launches, compute_warps(threads))
+    if any(one.is_copy for one in function.instructions):
+        try:
+            found.handovers = kernel.handovers(found, problem.head_dim)
+        except NotUnderstoodError as error:
+            found.why_not = str(error)
+    return found
+
+
+class _Kernel:
+    """A kernel of attention on the virtual device."""
+
+    def __init__(self, entry: str, ptx: str, shared_bytes: int) -> None:
+        self.entry, self.ptx, self.shared_bytes = entry, ptx, shared_bytes
+
+    @contextmanager
+    def _open(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
+        """Open a device; give it, the kernel there, and what launches it with a problem."""
+        if work_module.UNIFORM.match(self.entry):
+            with Device("virtual") as device:
+                work = work_module.Attention(device, self.entry, problem, other=(self.ptx, self.shared_bytes))
+                yield device, work.kernel, work.launch
+            return
+        with _capability(self._require_text_of_the_library()), Device("virtual") as device:
+            yield device, *work_module.of_library(device, self.entry, problem)
+
+    def _require_text_of_the_library(self) -> str:
+        """Refuse a PTX that the library does not hold; return the target that it is for."""
+        indices = [i for i, builtin in enumerate(builtins()) if builtin.entry == self.entry]
+        for target in _CAPABILITIES:
+            if any(builtin_image(index, target, "ptx").decode() == self.ptx for index in indices):
+                return target
+        message = "it is not the library's, which alone knows the arguments of kernels with features or of MXFP8"
+        raise NotRecordedError(message)
+
+    def count(self, problem: Problem) -> Launch:
+        """Launch it once, and count."""
+        rounds = problem.rounds(self.entry)
+        with self._open(problem) as (device, _, launch), device.profile() as p:
+            launch()
+            device.synchronize()
+        if self.entry not in p.kernels:
+            message = f"attention takes {list(p.kernels)[-1]} for this problem, not {self.entry}"
+            raise NotRecordedError(message)
+        executed, banks = executed_of(p.statements, self.entry), banks_of(p.statements, self.entry)
+        return Launch(executed, len(rounds), sum(rounds) / len(rounds), banks)
+
+    def handovers(self, recording: Recording, head_dim: int) -> Recorded:
+        """Launch it once, whole tiles but for the very last row, and see what is handed over."""
+        rows = math.lcm(*tile_of(self.entry))
+        problem = Problem(1, rows * -(-_ROUNDS * tile_of(self.entry)[1] // rows) - 1, 1, head_dim)
+        marker = recording.marker
+        with self._open(problem) as (device, kernel, launch):
+            code = watch.instructions(kernel)
+            with mbarriers.watching(device, self.entry, marker) as seen:
+                launch()
+                device.synchronize()
+        kinds = {one.text_line: mbarriers.kind_of(one.text) for one in code}
+        return Recorded(recording.function, kinds, seen)
+
+
+@contextmanager
+def _capability(target: str) -> Iterator[None]:
+    """Let the virtual devices that are opened meanwhile run the library's kernels for a target."""
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = _CAPABILITIES[target]
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
+
+
+def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
+    """Return what `profile --json` wrote of a kernel, whose machine code has the lines of the PTX that was profiled."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields = ("kernel", "row", "opcode", *_COUNTS)
+        rows = [{name: one[name] for name in fields} for one in document["statements"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"--profile is {str(path)!r}, not what `profile --json` writes: {error!r}"
+        raise InvalidArgumentError(message) from error
+    statements = [_statement(row) for row in rows]
+    executed = executed_of(statements, function.name)
+    first = max(1, executed[min(row for row, count in executed.items() if count)])
+    ctas = max(1, first // -(-threads // 32))
+    launch = Launch(executed, ctas, 0, banks_of(statements, function.name))
+    return Recording(function, [launch], compute_warps(threads))
+
+
+def _statement(row: dict[str, Any]) -> Statement:
+    counts: dict[str, Any] = {name: int(row[name]) for name in _COUNTS}
+    return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), Counts(**counts))

@@ -1,0 +1,298 @@
+"""What warps did, as the virtual device recorded it: counts of PTX statements, joined to machine code by lines.
+
+A block of machine code ran as often as most of its instructions' statements did. Statements whose instructions are in
+several blocks (code that ptxas wrote twice) say nothing of either; the flow between blocks fills gaps where it can.
+An access of shared memory has the bank conflicts of its statement.
+"""
+
+import dataclasses
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
+
+from pysm120.machine_code import pipes
+from pysm120.machine_code.sass import Function, Instruction, Loop
+from pysm120.model.mbarriers import NotUnderstoodError, Recorded
+from pysm120.observe.profile import Counts, Statement, total
+from pysm120.runtime.errors import InvalidArgumentError
+
+_OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # whose lines say nothing
+_WAIT_LENGTH = 8  # instructions of a wait that may be left out
+
+
+class Banks(NamedTuple):
+    """The wavefronts that an access of a statement took on average, and those that it would without bank conflicts."""
+
+    wavefronts: float
+    ideal: float
+
+    def of(self, passes: int) -> float:
+        """Return the wavefronts of a machine instruction of the statement that would take so many without conflicts.
+
+        One with a part of the access has its part of the conflicts. One that also does the accesses of other statements
+        has theirs no more: words that are in lanes' way one by one may be side by side. The least that it can take is
+        what one of the statements takes, and where the lanes' addresses are evenly apart, that is what it takes.
+        """
+        return passes * self.wavefronts / self.ideal if passes <= self.ideal else max(passes, self.wavefronts)
+
+
+class Launch(NamedTuple):
+    """What one launch did: how often warps executed the statement of each line of PTX, its CTAs and their rounds.
+
+    ``banks`` has the lines with bank conflicts.
+    """
+
+    executed: Mapping[int, int]
+    ctas: int
+    rounds: float  # of a CTA, on average
+    banks: Mapping[int, Banks] = MappingProxyType({})
+
+
+def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
+    """Return how often the statements of a kernel were executed, by the line of the PTX that they begin at."""
+    found: dict[int, int] = {}
+    for one in statements:
+        if one.kernel == entry and one.opcode:
+            found.setdefault(one.row, one.counts.executed)
+    if not any(found.values()):
+        others = ", ".join(dict.fromkeys(one.kernel for one in statements)) or "nothing"
+        message = f"the profile has nothing of {entry}, but {others}"
+        raise InvalidArgumentError(message)
+    return found
+
+
+def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
+    """Return what accesses of shared memory took, of the lines of a kernel that have bank conflicts."""
+    rows: dict[int, list[Counts]] = {}
+    for one in statements:
+        if one.kernel == entry:
+            rows.setdefault(one.row, []).append(one.counts)
+    sums = {row: total(counts) for row, counts in rows.items()}
+    return {
+        row: Banks(c.shared_wavefronts / c.shared_accesses, c.shared_ideal_wavefronts / c.shared_accesses)
+        for row, c in sums.items()
+        if c.bank_conflicts
+    }
+
+
+def _row_of(rows: Sequence[int], one: Instruction) -> int:
+    """Return the line, of those where statements begin, whose statement an instruction is of; -1 for none."""
+    at = bisect_right(rows, one.line)
+    return rows[at - 1] if at and one.line and one.base not in _OF_PTXAS else -1
+
+
+def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[int]]:
+    """Return the statements, by line, of the instructions of each block, but for those of several blocks."""
+    starts = sorted(executed)
+    found = {
+        n: [_row_of(starts, one) for one in function.instructions[block.first : block.last]]
+        for n, block in enumerate(function.blocks)
+    }
+    homes = Counter(row for rows in found.values() for row in set(rows) if row >= 0)
+    return {n: [row for row in rows if homes[row] == 1] for n, rows in found.items()}
+
+
+def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
+    """Return how often blocks ran, for those that statements of their own tell of."""
+    counts = {n: Counter(executed[row] for row in rows) for n, rows in own_rows(function, executed).items()}
+    return {n: count.most_common(1)[0][0] for n, count in counts.items() if count}
+
+
+Edge = tuple[int, int]
+
+
+def edges(function: Function, known: Mapping[int, int]) -> dict[Edge, int]:
+    """Return how often warps went from block to block, as far as the counts of blocks say."""
+    counts = dict(known)
+    after = {n: [(n, s) for s in block.successors] for n, block in enumerate(function.blocks)}
+    before: dict[int, list[Edge]] = {n: [] for n in after}
+    for ways in after.values():
+        for edge in ways:
+            before[edge[1]].append(edge)
+    leaves = {n for n, block in enumerate(function.blocks) if function.instructions[block.last - 1].base == "EXIT"}
+    sides = [(n, ways) for n, ways in after.items() if ways and n not in leaves]
+    sides += [(n, ways) for n, ways in before.items() if ways and n]
+    found: dict[Edge, int] = {}
+    changed = True
+    while changed:
+        changed = False
+        for n, ways in sides:
+            open_ = [edge for edge in ways if edge not in found]
+            total = sum(found[edge] for edge in ways if edge in found)
+            if not open_ and n not in counts:
+                counts[n], changed = total, True
+            elif len(open_) == 1 and n in counts and counts[n] >= total:
+                found[open_[0]], changed = counts[n] - total, True
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """How often a branch is reached and taken by a warp of a CTA of so many rounds: ``a + b * rounds`` for each."""
+
+    reached: tuple[float, float]
+    taken: tuple[float, float]
+
+    def of(self, rounds: int) -> float:
+        """Return the share of times that it is taken."""
+        reached, taken = (a + b * rounds for a, b in (self.reached, self.taken))
+        return min(1.0, max(0.0, taken / reached)) if reached > 0 else 0.0
+
+    @property
+    def least(self) -> int:
+        """The rounds from which on it is neither taken more often than reached nor less than never; 0: from none on."""
+        (c, d), (a, b) = self.reached, self.taken
+        found = [-begin / each for begin, each in ((a, b), (c - a, d - b)) if begin < 0 < each]
+        return math.ceil(max(found, default=0))
+
+
+def _line(launches: Sequence[Launch], counts: Sequence[int], warps: int) -> tuple[float, float]:
+    """Return a and b of counts of a warp and CTA, of one launch or of two of different lengths."""
+    each = [count / launch.ctas / warps for count, launch in zip(counts, launches, strict=True)]
+    lengths = [launch.rounds for launch in launches]
+    if len(each) == 1 or lengths[0] == lengths[-1]:
+        return each[0], 0.0
+    b = (each[-1] - each[0]) / (lengths[-1] - lengths[0])
+    return each[0] - b * lengths[0], b
+
+
+def _waits(one: Instruction) -> bool:
+    return pipes.class_of(one.opcode) == "try_wait"
+
+
+class Recording:
+    """The branches of a kernel's main loop, as they went, and its bank conflicts.
+
+    Parameters
+    ----------
+    function : Function
+        With the lines of its PTX.
+    launches : sequence of Launch
+        One, or two of different lengths: then what belongs to a CTA (tiles that are masked) is told from what belongs
+        to every round.
+    warps : int
+        Of a CTA that compute.
+    loop : Loop, optional
+        Another than the main loop.
+
+    Attributes
+    ----------
+    handovers : Recorded, optional
+        What was done to mbarriers; ``why_not`` says why the rules must say that.
+
+    """
+
+    def __init__(self, function: Function, launches: Sequence[Launch], warps: int, loop: Loop | None = None) -> None:
+        self.function, self.launches, self.warps = function, launches, warps
+        self.handovers: Recorded | None = None
+        self.why_not = "nothing of them was recorded"
+        self.loop = loop or function.main_loop()
+        self._counts = [blocks(function, launch.executed) for launch in launches]
+        self._edges = [edges(function, counts) for counts in self._counts]
+        self._rows = sorted(launches[-1].executed)
+
+    def wavefronts(self, one: Instruction) -> float:
+        """Return the passes over the banks of shared memory that an instruction took, on average."""
+        passes = pipes.wavefronts(one)
+        banks = self.launches[-1].banks.get(_row_of(self._rows, one)) if pipes.is_access(one) else None
+        return banks.of(passes) if banks else passes
+
+    @cached_property
+    def shares(self) -> dict[int, Share]:
+        """The branches that the recording tells of, by address."""
+        found = {}
+        for n, branch in self._branches():
+            fall, to = self.function.blocks[n].successors
+            ways = [(e.get((n, fall)), e.get((n, to))) for e in self._edges]
+            of_others = self._is_role(branch) or self._is_wait(n, branch)
+            if not of_others and all(x is not None and y is not None for x, y in ways):
+                taken = [y for _, y in ways if y is not None]
+                reached = [x + y for x, y in ways if x is not None and y is not None]
+                if any(reached):
+                    found[branch.address] = Share(
+                        _line(self.launches, reached, self.warps), _line(self.launches, taken, self.warps)
+                    )
+        return found
+
+    @property
+    def least(self) -> int:
+        """The rounds of a CTA from which on all shares are as they were recorded, but no more than were recorded."""
+        longest = math.ceil(max(launch.rounds for launch in self.launches))
+        return min(longest, max((share.least for share in self.shares.values()), default=0))
+
+    @cached_property
+    def by_rules(self) -> list[int]:
+        """The addresses of branches that the rules are left with, but for waits and for warps that load."""
+        told = self.shares
+        return [
+            branch.address
+            for n, branch in self._branches()
+            if branch.address not in told and not self._is_role(branch) and not self._is_wait(n, branch)
+        ]
+
+    def _branches(self) -> list[tuple[int, Instruction]]:
+        """Return the blocks of the loop that end with a choice inside it, and their branches."""
+        inside = set(self.loop.blocks)
+        ends = [(n, self.function.instructions[self.function.blocks[n].last - 1]) for n in self.loop.blocks]
+        return [
+            (n, end)
+            for n, end in ends
+            if end.is_branch and len(self.function.blocks[n].successors) == 2  # noqa: PLR2004 - there are two ways
+            and inside.issuperset(self.function.blocks[n].successors) and ".DIV" not in end.opcode
+        ]  # fmt: skip
+
+    def _skipped(self, branch: Instruction) -> list[Instruction]:
+        """Return what a branch forward leads over."""
+        return [one for one in self.function.instructions if branch.address < one.address < (branch.target or 0)]
+
+    def _is_role(self, branch: Instruction) -> bool:
+        """Whether a branch leads over copies alone: what it does depends on the warp, which the rules know."""
+        skipped = self._skipped(branch)
+        return any(one.is_copy for one in skipped) and not any(one.is_tensor for one in skipped)
+
+    def _is_wait(self, n: int, branch: Instruction) -> bool:
+        """Whether a branch repeats a wait or leads over one: it is the simulator that knows how long that lasts."""
+        block, skipped = self.function.blocks[n], self._skipped(branch)
+        over_one = any(map(_waits, skipped)) and len(skipped) <= _WAIT_LENGTH
+        guard = branch.predicate.lstrip("!")
+        setters = [
+            one
+            for one in self.function.instructions[block.first : block.last]
+            if guard and guard in one.operands[:2] and not one.is_branch
+        ]
+        return n in block.successors or over_one or (bool(setters) and _waits(setters[-1]))
+
+    @property
+    def rounds(self) -> float:
+        """Rounds of the loop that a warp went through for each CTA, in the last launch; 0 where that is not known."""
+        return self._counts[-1].get(self.loop.header, 0) / self.warps / self.launches[-1].ctas
+
+    @property
+    def marker(self) -> int:
+        """The statement, by line, that a round of the loop begins with."""
+        rows = own_rows(self.function, self.launches[-1].executed)[self.loop.header]
+        if not rows:
+            message = "no line of the PTX is in the first block of the main loop alone"
+            raise NotUnderstoodError(message)
+        return min(rows)
+
+    def choices(self, rounds: int) -> Callable[[Instruction], bool | None]:
+        """Return what says of a branch, each time that it is reached, whether it is taken; None where the rules must.
+
+        A CTA of so many rounds: shares come out in the sum, evenly spread.
+        """
+        reached: Counter[int] = Counter()
+
+        def takes(branch: Instruction) -> bool | None:
+            share = self.shares.get(branch.address)
+            if share is None:
+                return None
+            n, p = reached[branch.address], share.of(rounds)
+            reached[branch.address] += 1
+            return math.floor((n + 1) * p + 0.5) > math.floor(n * p + 0.5)
+
+        return takes

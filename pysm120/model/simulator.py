@@ -1,0 +1,593 @@
+"""An SM in time: four schedulers, the pipes behind them, shared memory, the copy engine, and warps on given paths.
+
+Nothing is computed: an instruction is what it occupies, and when what it sets can be used. A warp goes on depending on
+
+- the stall count of its last instruction, which also covers results of fixed latency (ptxas counted them);
+- the barriers that its next instruction waits for, which instructions of variable latency release;
+- the pipe of its next instruction, which takes one in every `interval` clocks; instructions for shared memory, for the
+  XU and for the copy engine wait in a queue in front of theirs, and the warp only where that is full;
+- the ports of its quarter's registers (ports_module.py), whose reads may be a few clocks behind;
+- contention: an instruction on one pipe holds up another that is busy, by the chip's table;
+- mbarriers and bar.sync: other warps of the CTA, and the copy engine;
+- groups of cp.async: DEPBAR.LE waits for all but the last few;
+- the line of code of its next instruction, where the SM does not keep all code of the rounds (fetch_module.py);
+- the scheduler of its quarter of the SM, which issues one instruction a clock: of the warp that it issued in the clock
+  before, while that can go on, else of the one that waited longest.
+
+Times are whole clocks.
+"""
+
+import dataclasses
+import heapq
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from pysm120.machine_code import pipes as pipes_module
+from pysm120.machine_code.sass import Instruction
+from pysm120.model import fetch as fetch_module
+from pysm120.model import ports as ports_module
+from pysm120.model.chips import Chip
+from pysm120.model.fetch import Fetch
+from pysm120.model.handovers import Deed, Filler, Ring
+
+QUARTERS = 4
+NEVER = 1 << 60
+_BARRIERS = 6
+_LANES = 32
+_PASS_BYTES = 128  # of the banks of shared memory, in a clock
+_OF_GROUPS = ("load", "commit", "drain")
+_QUEUED = ("lsu", "xu", "copy")
+_BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's way
+
+
+class Step(NamedTuple):
+    """An instruction on a path.
+
+    ``special`` is "", "barrier"; a deed on a phase of ``ring`` (_handovers.py), "wait", "arrive" or "copy"; or of
+    cp.async "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups). ``place`` is
+    the index of the instruction among the sources, ``line`` that of the code that it is in.
+    """
+
+    pipe: int
+    interval: float
+    latency: int
+    wavefronts: float
+    stall: int
+    waits: int
+    writes: int
+    reads: int
+    special: str
+    place: int
+    amount: int = 0
+    ring: int = 0
+    ahead: int = 0
+    ports: ports_module.Demand = (0.0, 0.0)
+    line: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """What warps execute before the rounds, in each and behind them; ``load...`` is what ``loaders`` do instead.
+
+    ``ways``, where rounds differ: what a warp executes in each round of a CTA of so many, true for loaders.
+    """
+
+    before: list[Step]
+    around: list[Step]
+    behind: list[Step]
+    load_before: list[Step]
+    load_around: list[Step]
+    rings: Sequence[Ring]
+    filler: Filler | None
+    sources: list[Instruction]
+    ways: Callable[[int, bool], Sequence[list[Step]]] | None = None
+    loaders: Collection[int] = (0,)
+
+    def fit(self, chip: Chip) -> bool:
+        """Whether an SM keeps the code of the rounds."""
+        return fetch_module.fits(chip, {step.line for step in (*self.around, *self.load_around)})
+
+    def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
+        """Return what a warp executes in each round of a CTA of so many."""
+        return self.ways(count, loads) if self.ways else [self.load_around if loads else self.around] * count
+
+
+class Event(NamedTuple):
+    """An instruction's time on a pipe."""
+
+    begin: int
+    end: int
+    quarter: int
+    warp: int
+    pipe: str
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a simulation saw.
+
+    Attributes
+    ----------
+    clocks : int
+        Until the last warp ended.
+    ends : list of int
+        When each CTA ended.
+    busy : dict
+        Clocks of each pipe, summed over the quarters; of "shared", those of the SM.
+    stalls : dict
+        Clocks that warps waited, by place of the instruction that could not go on, and reason.
+    issued : int
+        Instructions.
+    events : list of Event
+        Where they were asked for.
+
+    """
+
+    clocks: int
+    ends: list[int]
+    busy: dict[str, float]
+    stalls: dict[tuple[int, str], int]
+    issued: int
+    events: list[Event]
+
+
+class _Phase:
+    """A phase of a ring: who arrived, what landed, and when the last did."""
+
+    def __init__(self) -> None:
+        self.arrivals = self.copies = self.last = 0
+
+
+class _Cta:
+    """What the warps of a CTA wait for together."""
+
+    def __init__(self, warps: int, rounds: int) -> None:
+        self.left, self.rounds = warps, rounds
+        self.at_barrier: list[_Warp] = []
+        self.phases: dict[tuple[int, int], _Phase] = defaultdict(_Phase)
+        self.waiting: list[tuple[_Warp, int, int, int]] = []  # who for which phase, and the barrier that holds it
+
+
+class _Warp:
+    """Where a warp is on its way, and what it waits for."""
+
+    def __init__(self, number: int, cta: _Cta, rounds: int, *, loads: bool) -> None:
+        self.number, self.quarter, self.cta = number, number % QUARTERS, cta
+        self.rounds, self.loads = rounds, loads
+        self.barriers = [0] * _BARRIERS
+        self.why = [""] * _BARRIERS
+        self.section, self.round, self.at = _BEFORE, 0, 0
+        self.landing = self.landed = 0  # when the last copy of cp.async arrives, and the groups that were waited for
+        self.groups: deque[int] = deque()  # when each arrives that nobody waited for
+        self.path: list[Step] = []
+        self.ways: Sequence[list[Step]] = ()
+        self.ready = self.next = self.last = 0
+        self.line, self.came, self.there = -1, 0, 0  # of code: when the warp came to it, and when it is there
+        self.entered = False
+        self.reason = self.blocked = ""
+
+
+class Simulator:
+    """An SM of a chip, which runs CTAs once.
+
+    Parameters
+    ----------
+    chip : Chip
+        Its timings.
+    pipes : Pipes
+        The names of the pipes by number, as the steps have them.
+    paths : Paths
+        What the warps execute.
+    warps : int
+        Of a CTA.
+    keep_events : bool
+        Keep what a timeline shows.
+
+    """
+
+    def __init__(self, chip: Chip, pipes: "Pipes", paths: Paths, warps: int, *, keep_events: bool = False) -> None:
+        self.paths, self.warps, self.names = paths, warps, pipes.names
+        self.greedy = chip["scheduler"] == "greedy"
+        self.depth = int(chip["queue_depth"])
+        self.wake_up = int(chip["mbarrier_wake"])
+        self.cta_start = int(chip["cta_start"])
+        self.copy_latency, self.copy_rate = int(chip["copy_latency"]), float(chip["copy_bytes_per_clock"])
+        self.async_latency = int(chip["async_latency"])
+        self.bar_interval, self.bar_latency = int(chip["barrier_interval"]), int(chip["barrier_latency"])
+        self.queued = [name in _QUEUED for name in self.names]
+        self.free = [[0.0] * len(self.names) for _ in range(QUARTERS)]
+        self.delays = pipes.delays()
+        self.queues = [[deque[int](maxlen=self.depth) for _ in self.names] for _ in range(QUARTERS)]
+        self.window = float(chip["port_window"])
+        self.ports = [[0.0] * ports_module.BANKS for _ in range(QUARTERS)]  # when each is free
+        self.barrier_free = 0
+        self.shared_free = self.copy_free = 0.0
+        self.arriving = 0.0  # passes over the banks that copies have yet to make
+        self.resident: list[list[_Warp]] = [[] for _ in range(QUARTERS)]
+        self.wake = [NEVER] * QUARTERS
+        self.number = 0
+        self.chip = chip
+        self.fetch: Fetch | None = None
+        self.keep_events = keep_events
+        self.outcome = Outcome(0, [], defaultdict(int), defaultdict(int), 0, [])
+
+    def run(self, rounds: Sequence[int], slots: int, offset: int = 0) -> Outcome:
+        """Run a CTA for each of ``rounds``, ``slots`` at a time; the slots begin ``offset`` clocks after each other."""
+        ahead = list(rounds)
+        self.fetch = self.code(min(slots, len(ahead)))
+        starts: list[int] = []
+        for slot in range(min(slots, len(ahead))):
+            heapq.heappush(starts, slot * offset)
+        last: list[_Warp | None] = [None] * QUARTERS
+        live, now = 0, 0
+        while live or starts:
+            now = min(self.wake)
+            if starts and starts[0] <= now:
+                self.begin(ahead.pop(0), heapq.heappop(starts))
+                live += self.warps
+                continue
+            if now == NEVER:
+                message = "the simulated warps wait for each other: the paths do not fit together"
+                raise RuntimeError(message)
+            for quarter in range(QUARTERS):
+                if self.wake[quarter] > now:
+                    continue
+                warp = self.choose(quarter, now, last[quarter])
+                if warp is None:
+                    continue
+                last[quarter] = warp
+                self.wake[quarter] = now + 1
+                self.issue(warp, warp.path[warp.at], now)
+                if warp.section == _BEHIND and warp.at >= len(warp.path):
+                    live -= 1
+                    if self.end(warp, now) and len(ahead) > len(starts):
+                        heapq.heappush(starts, now + self.cta_start)
+        self.outcome.clocks = now
+        return self.outcome
+
+    def end(self, warp: _Warp, now: int) -> bool:
+        """Let a warp go; return whether it was the last of its CTA."""
+        self.resident[warp.quarter].remove(warp)
+        warp.cta.left -= 1
+        if warp.cta.left == 0:
+            self.outcome.ends.append(now)
+        return warp.cta.left == 0
+
+    def begin(self, rounds: int, at: int) -> None:
+        """Make a CTA resident."""
+        cta = _Cta(self.warps, rounds)
+        for w in range(self.warps):
+            warp = _Warp(self.number, cta, rounds, loads=w in self.paths.loaders)
+            self.number += 1
+            warp.path = self.paths.load_before if warp.loads else self.paths.before
+            warp.ways = self.paths.rounds(rounds, loads=warp.loads)
+            warp.next = warp.last = at
+            self.resident[warp.quarter].append(warp)
+            self.settle(warp)
+        if self.paths.filler:
+            for number in range(self.paths.filler.stages):
+                self.fill(cta, number, at)
+
+    def choose(self, quarter: int, now: int, last: "_Warp | None") -> "_Warp | None":
+        """Return the warp that a quarter issues from; without one, say when to look again."""
+        free, queues = self.free[quarter], self.queues[quarter]
+        chosen: _Warp | None = None
+        keep = last if self.greedy and last is not None and last.last == now - 1 and last.ready <= now else None
+        soonest = NEVER
+        for warp in self.resident[quarter]:
+            at = warp.ready
+            if at <= now:
+                pipe = warp.path[warp.at].pipe
+                if self.queued[pipe]:
+                    queue = queues[pipe]
+                    at = queue[0] if len(queue) == self.depth else 0
+                else:
+                    at = math.ceil(free[pipe])
+                reason = self.names[pipe]
+                if at <= now and self.window:
+                    at, reason = self.port_free(quarter, warp.path[warp.at].ports), "register ports"
+                if at <= now:
+                    if chosen is None or (warp is keep if keep is not None else warp.last < chosen.last):
+                        chosen = warp
+                    continue
+                warp.blocked = reason
+            soonest = min(soonest, at)
+        if chosen is None:
+            self.wake[quarter] = soonest
+        return chosen
+
+    def port_free(self, quarter: int, ports: ports_module.Demand) -> int:
+        """Return when an instruction may be issued: its reads may begin ``window`` clocks later."""
+        last = max((free for free, count in zip(self.ports[quarter], ports, strict=True) if count), default=0.0)
+        return math.ceil(last - self.window)
+
+    def settle(self, warp: _Warp) -> None:
+        """Find when the next instruction of a warp may be issued, as far as the warp's own state says."""
+        if warp.at >= len(warp.path):
+            self.turn(warp)
+            if warp.at >= len(warp.path):
+                return
+        ready, reason = warp.next, "stall count"
+        mask, b = warp.path[warp.at].waits, 0
+        while mask:
+            if mask & 1 and warp.barriers[b] > ready:
+                ready, reason = warp.barriers[b], warp.why[b]
+            mask >>= 1
+            b += 1
+        if warp.landed > ready:
+            ready, reason = warp.landed, "cp.async"
+        if self.fetch and (there := self.code_there(warp, self.fetch)) > ready:
+            ready, reason = there, "no instruction"
+        warp.ready, warp.reason = ready, reason
+        self.wake[warp.quarter] = min(self.wake[warp.quarter], ready)
+
+    def code(self, slots: int) -> Fetch | None:
+        """Return what brings code for so many CTAs at a time; nothing need where the SM keeps all of it."""
+        return None if self.paths.fit(self.chip) else Fetch(self.chip, -(-self.warps * slots // QUARTERS))
+
+    @staticmethod
+    def code_there(warp: _Warp, fetch: Fetch) -> int:
+        """Return when the line of a warp's next instruction is there."""
+        if warp.last > warp.came and not warp.entered:
+            fetch.enter(warp.line, warp.last)
+            warp.entered = True
+        line = warp.path[warp.at].line
+        if line != warp.line:
+            warp.line, warp.came, warp.there = line, warp.last, fetch.come_to(line, warp.last)
+            warp.entered = False
+        return warp.there
+
+    def turn(self, warp: _Warp) -> None:
+        """Go on to the next round, or behind the last."""
+        if warp.section == _BEHIND:
+            return
+        warp.round = 0 if warp.section == _BEFORE else warp.round + 1
+        warp.section = _AROUND if warp.round < warp.rounds else _BEHIND
+        warp.at = 0
+        warp.path = warp.ways[warp.round] if warp.section == _AROUND else self.paths.behind
+
+    def issue(self, warp: _Warp, step: Step, now: int) -> None:
+        """Issue an instruction."""
+        self.account(warp, step, now)
+        pipe = step.pipe
+        ports = self.ports[warp.quarter]
+        for bank, count in enumerate(step.ports):
+            ports[bank] = max(ports[bank], now) + count if count else ports[bank]
+        free = self.free[warp.quarter]
+        # A pipe that was busy until a moment ago goes on from there: fractions of a clock add up.
+        begin = free[pipe] if free[pipe] > now - 1 else now
+        if self.queued[pipe]:
+            begin = max(now, begin)
+            if step.wavefronts:
+                # The banks serve whichever quarter has something for them.
+                passes = max(now, self.shared_free)
+                self.arriving = max(0.0, self.arriving - (passes - self.shared_free))  # where the banks were idle
+                between = min(self.arriving, step.wavefronts)  # copies take turns with them
+                self.arriving -= between
+                self.shared_free = passes + step.wavefronts + between
+                begin = max(begin, passes)
+                self.outcome.busy["shared"] += step.wavefronts
+            self.queues[warp.quarter][pipe].append(math.ceil(begin))
+        free[pipe] = begin + step.interval
+        for other, delay in self.delays[pipe]:
+            if free[other] > now:
+                free[other] += delay
+        end = math.ceil(max(begin + max(step.wavefronts, 1), free[pipe] if not step.wavefronts else 0))
+        done = math.ceil(max(begin, now) + max(step.wavefronts, 1)) - 1 + step.latency
+        name = self.names[pipe]
+        self.outcome.busy[name] += step.interval
+        if self.keep_events:
+            self.outcome.events.append(Event(math.ceil(begin), end, warp.quarter, warp.number, name))
+        if step.writes >= 0 and done >= warp.barriers[step.writes]:
+            warp.barriers[step.writes], warp.why[step.writes] = done, name
+        if step.reads >= 0 and end + 2 >= warp.barriers[step.reads]:
+            warp.barriers[step.reads], warp.why[step.reads] = end + 2, name
+        warp.last, warp.next = now, now + step.stall
+        warp.at += 1
+        if not step.special or self.special(warp, step, now):
+            self.settle(warp)
+
+    def account(self, warp: _Warp, step: Step, now: int) -> None:
+        """Say what a warp waited for."""
+        outcome, earliest = self.outcome, warp.last + 1
+        outcome.issued += 1
+        if now > earliest:
+            counted = min(warp.next, now) - earliest
+            if counted > 0:
+                outcome.stalls[step.place, "stall count"] += counted
+            held = min(warp.ready, now) - max(warp.next, earliest)
+            if held > 0:
+                outcome.stalls[step.place, warp.reason] += held
+            rest = now - max(warp.ready, earliest)
+            if rest > 0:
+                outcome.stalls[step.place, f"{warp.blocked} busy" if warp.blocked else "not selected"] += rest
+        warp.blocked = ""
+
+    # ---- what warps of a CTA and the copy engine do for each other ----------------------
+
+    def special(self, warp: _Warp, step: Step, now: int) -> bool:
+        """Do what is more than an instruction; return whether the warp may go on."""
+        if step.special == "barrier":
+            return self.barrier(warp, now)
+        if step.special in _OF_GROUPS:
+            self.group(warp, step, now)
+        elif warp.section != _BEHIND:
+            number = step.ahead + (warp.round if warp.section == _AROUND else 0)
+            if step.special == "wait":
+                self.hold(warp, step, number)
+            elif not 0 <= number < self.paths.rings[step.ring].phases(warp.rounds):
+                pass  # of a tile beyond the last one
+            elif step.special == "copy":
+                self.copy(warp.cta, step.ring, number, now, step.amount)
+            else:
+                self.arrive(warp.cta, step, number, now)
+        return True
+
+    def arrive(self, cta: _Cta, step: Step, number: int, now: int) -> None:
+        """Arrive in a phase."""
+        phase, filler = cta.phases[step.ring, number], self.paths.filler
+        phase.arrivals += step.amount
+        phase.last = max(phase.last, now + step.latency)
+        if filler and step.ring == filler.emptied and self.met(cta, step.ring, number) is not None:
+            self.fill(cta, number + filler.stages, phase.last + self.wake_up)
+        self.look(cta)
+
+    def fill(self, cta: _Cta, number: int, at: int) -> None:
+        """Let warps that are not simulated load a tile."""
+        for ring in self.paths.filler.filled if self.paths.filler else ():
+            of = self.paths.rings[ring]
+            for _ in range(of.copies if number < of.phases(cta.rounds) else 0):
+                self.copy(cta, ring, number, at, of.bytes // of.copies)
+
+    def group(self, warp: _Warp, step: Step, now: int) -> None:
+        """Do what cp.async, its commit_group and its wait_group do."""
+        if step.special == "load":
+            self.copy_free = max(self.copy_free, now) + step.amount / self.copy_rate
+            self.arriving += step.amount / _PASS_BYTES
+            warp.landing = max(warp.landing, math.ceil(self.copy_free) + self.async_latency)
+        elif step.special == "commit":
+            warp.groups.append(warp.landing)
+        else:
+            while len(warp.groups) > step.amount:
+                warp.landed = max(warp.landed, warp.groups.popleft())
+
+    def barrier(self, warp: _Warp, now: int) -> bool:
+        """Wait for the other warps of the CTA."""
+        cta = warp.cta
+        self.barrier_free = max(self.barrier_free, now) + self.bar_interval
+        cta.at_barrier.append(warp)
+        if len(cta.at_barrier) < cta.left:
+            warp.ready = NEVER
+            return False
+        others, cta.at_barrier = cta.at_barrier, []
+        for other in others:
+            other.next = max(other.next, self.barrier_free + self.bar_latency)
+            self.settle(other)
+        return False
+
+    def copy(self, cta: _Cta, ring: int, number: int, at: int, size: int) -> None:
+        """Bring bytes of a phase."""
+        self.copy_free = max(self.copy_free, at) + size / self.copy_rate
+        self.arriving += size / _PASS_BYTES
+        phase = cta.phases[ring, number]
+        phase.copies += 1
+        phase.last = max(phase.last, math.ceil(self.copy_free) + self.copy_latency)
+        self.look(cta)
+
+    def hold(self, warp: _Warp, step: Step, number: int) -> None:
+        """Make a wait on an mbarrier last until it is met."""
+        if step.writes < 0:
+            return
+        self.release(warp, step.writes, self.met(warp.cta, step.ring, number))
+        if warp.barriers[step.writes] == NEVER:
+            warp.cta.waiting.append((warp, step.ring, number, step.writes))
+
+    def release(self, warp: _Warp, barrier: int, met: int | None) -> None:
+        """Release the barrier of a wait at the time that it was met; None is not yet."""
+        if met is None:
+            warp.barriers[barrier], warp.why[barrier] = NEVER, "mbarrier"
+        elif met + self.wake_up > warp.barriers[barrier] or warp.barriers[barrier] == NEVER:
+            warp.barriers[barrier], warp.why[barrier] = met + self.wake_up, "mbarrier"
+
+    def met(self, cta: _Cta, ring: int, number: int) -> int | None:
+        """Return when a phase has ended, or will; None: that is not known yet. One that nobody waits for has."""
+        of = self.paths.rings[ring]
+        if not 0 <= number < of.phases(cta.rounds) - of.left:
+            return 0
+        phase = cta.phases[ring, number]
+        return phase.last if phase.arrivals >= of.arrivals and phase.copies >= of.copies else None
+
+    def look(self, cta: _Cta) -> None:
+        """Let those go on whose wait is over."""
+        waiting, cta.waiting = cta.waiting, []
+        for entry in waiting:
+            warp, ring, number, barrier = entry
+            met = self.met(cta, ring, number)
+            if met is None:
+                cta.waiting.append(entry)
+            else:
+                self.release(warp, barrier, met)
+                if warp.ready == NEVER:
+                    self.settle(warp)
+
+
+class Pipes:
+    """The pipes of a chip by number, and the steps of instructions.
+
+    ``wavefronts`` says how many passes over the banks of shared memory an instruction takes.
+    """
+
+    def __init__(self, chip: Chip, wavefronts: Callable[[Instruction], float] = pipes_module.wavefronts) -> None:
+        self.chip, self.wavefronts = chip, wavefronts
+        self.names: list[str] = []
+        self.port_clocks = float(chip["port_xu"]), float(chip["port_returned"])
+
+    def number(self, name: str) -> int:
+        """Return the number of a pipe."""
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
+
+    def delays(self) -> list[list[tuple[int, float]]]:
+        """Return, for each pipe, which busy pipes an instruction on it delays, and by how many clocks."""
+        found: list[list[tuple[int, float]]] = [[] for _ in self.names]
+        for key, value in self.chip.values.items():
+            delayed, by, cause = key.partition("_by_")
+            if by and delayed in self.names and cause in self.names:
+                found[self.names.index(cause)].append((self.names.index(delayed), float(value)))
+        return found
+
+    def steps(self, path: Sequence[Instruction], deeds: Mapping[int, Deed], sources: list[Instruction]) -> list[Step]:
+        """Return the steps of a path; ``deeds`` by the address of the instruction. Sources grow by what is new."""
+        places = {one.address: n for n, one in enumerate(sources)}
+        steps = []
+        for i, one in enumerate(path):
+            # A guard that is never true: the instruction is issued, and that is all.
+            is_idle = one.predicate == "!PT"
+            timing = self.chip.timing("branch" if is_idle else pipes_module.class_of(one.opcode))
+            if one.address not in places:
+                places[one.address] = len(sources)
+                sources.append(one)
+            following = path[(i + 1) % len(path)].address
+            taken = one.is_branch and following != one.address + 16
+            branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
+            passes = 0 if is_idle else self.wavefronts(one)
+            # The result waits until a quarter has had all passes, which take it an interval each.
+            conflicts = passes - pipes_module.wavefronts(one) if passes else 0
+            special, amount = _special(one)
+            deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
+            steps.append(
+                Step(
+                    self.number(timing.pipe),
+                    timing.interval * max(1, passes),
+                    math.ceil(timing.latency + conflicts * max(0, timing.interval - 1)),
+                    passes,
+                    max(1, one.stall, int(branch)),
+                    one.wait_mask,
+                    -1 if one.write_barrier is None else one.write_barrier,
+                    -1 if one.read_barrier is None else one.read_barrier,
+                    deed.kind,
+                    places[one.address],
+                    deed.amount,
+                    deed.ring,
+                    deed.ahead,
+                    (0.0, 0.0) if is_idle else ports_module.demand(one, path[i - 1], *self.port_clocks),
+                    one.address // fetch_module.LINE_BYTES,
+                )
+            )
+        return steps
+
+
+def _special(one: Instruction) -> tuple[str, int]:
+    """Return what an instruction is beside its time, by itself, and a number that goes with it."""
+    if one.base == "BAR":
+        return "barrier", 0
+    if one.base == "LDGSTS":
+        return "load", _LANES * pipes_module.lane_bytes(one)
+    if one.base == "LDGDEPBAR":
+        return "commit", 0
+    if one.opcode == "DEPBAR.LE":
+        return "drain", int(one.operands[1], 0)
+    return "", 0

@@ -1,0 +1,192 @@
+"""The timing model beside a chip: loops and launches that differ, predicted and measured."""
+
+import dataclasses
+import json
+import lzma
+import statistics
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pysm120.machine_code import sass
+from pysm120.machine_code.cubin import Cubin
+from pysm120.model import chips, kernel_model, launches, loops, predict
+from pysm120.model import problem as problem_module
+from pysm120.model import record as record_module
+from pysm120.model.chips import Chip
+from pysm120.model.kernel_model import KernelModel
+from pysm120.model.loops import Loop
+from pysm120.model.problem import Problem
+from pysm120.model.recorded import Recording
+from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
+from pysm120.runtime.module import builtin_image, builtins
+
+Record = Callable[[sass.Function, int], tuple[sass.Function, Recording | None]]
+_SHORT, _LONG = 6, 14  # rounds of a loop whose difference is timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One thing that was predicted and measured, in clocks."""
+
+    name: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative."""
+        return self.predicted / self.measured - 1
+
+
+def timed_loop(function: sass.Function) -> sass.Loop:
+    """Return the loop between the two readings of the clock."""
+    clocks = [i for i, one in enumerate(function.instructions) if "CLOCK" in str(one)]
+    inside = [
+        loop for loop in function.loops if clocks[0] < function.blocks[loop.header].first <= clocks[-1] and loop.blocks
+    ]
+    return max(inside, key=lambda loop: sum(1 for _ in function.of_loop(loop)))
+
+
+def loop_model(chip: Chip, loop: Loop) -> KernelModel:
+    """Return the model of a loop of known instructions."""
+    target = str(chip["target"]) + ("f" if chip["target"] == "sm_120" else "")
+    function = sass.disassemble(sass.assemble(loop.ptx(target), target))["loop"]
+    return kernel_model.build(chip, function, 32 * loop.warps, 1, loop=timed_loop(function))
+
+
+def loop_clocks(chip: Chip, loop: Loop) -> float:
+    """Predict the clocks of a round of a loop."""
+    model = loop_model(chip, loop)
+    short, long = (model.run([rounds], 1).clocks for rounds in (_SHORT, _LONG))
+    return (long - short) / (_LONG - _SHORT)
+
+
+def builtin_model(
+    chip: Chip, entry: str, *, stages: int | None = None, stated: Any = None, record: Record | None = None
+) -> KernelModel:
+    """Return the model of a kernel of the library."""
+    known = {builtin.entry: (index, builtin) for index, builtin in enumerate(builtins())}
+    if entry not in known:
+        message = f"the kernel is {entry!r}, neither a kernel of the library (see info) nor a .cubin file that exists"
+        raise InvalidArgumentError(message)
+    index, builtin = known[entry]
+    target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
+    image = builtin_image(index, target, "cubin")
+    return image_model(chip, image, entry, builtin.shared_bytes, stages=stages, stated=stated, record=record)
+
+
+def image_model(
+    chip: Chip,
+    image: bytes,
+    name: str | None,
+    shared_bytes: int,
+    *,
+    stages: int | None = None,
+    stated: Any = None,
+    record: Record | None = None,
+) -> KernelModel:
+    """Return the model of a kernel of a cubin, with so much dynamic shared memory.
+
+    ``record``: what gives the kernel with the lines of its PTX, and how its branches went.
+    """
+    cubin = Cubin(image)
+    entry = cubin.entry(name)
+    if f"sm_{cubin.target}" != chip["target"]:
+        message = f"the cubin is for sm_{cubin.target}, but {chip['name']} is {chip['target']}"
+        raise InvalidArgumentError(message)
+    if not entry.threads:
+        message = f"{entry.name} does not say how many threads a CTA has: compile it with .reqntid or .maxntid"
+        raise UnsupportedError(message)
+    shared = shared_bytes + entry.static_shared_bytes
+    slots = chip.ctas_per_sm(entry.registers, entry.threads, shared)
+    if slots == 0:
+        needs = f"{entry.threads} threads and {shared:,} bytes of shared memory"
+        message = f"{entry.name} with {needs} does not fit on {chip['name']}"
+        raise InvalidArgumentError(message)
+    function, recording = _function(image, entry.name), None
+    if record:
+        function, recording = record(function, entry.threads)
+    return kernel_model.build(chip, function, entry.threads, slots, stages=stages, stated=stated, recording=recording)
+
+
+@lru_cache(maxsize=64)
+def _function(image: bytes, entry: str) -> sass.Function:
+    """Disassemble a kernel once."""
+    return sass.disassemble(image, entry)[entry]
+
+
+def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
+    """Predict the clocks of a launch: of the very code that was measured, kept beside the figures."""
+    image = launches.image_of(folder, row)
+    if "arguments" in row:
+        model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
+        return predict.predict(model, launches.rounds_of(row), tensor_bytes=launches.tensor_bytes(row)).clocks
+    problem, entry, record = problem_module.parse(row["problem"]), row["entry"], None
+    if "ptx" in row:
+        ptx = lzma.decompress((folder / row["ptx"]).read_bytes()).decode()
+        record = _or_by_rules(recorder(ptx, str(chip["target"]), problem, int(row["shared_bytes"])))
+    model = image_model(chip, image, entry, int(row["shared_bytes"]), record=record)
+    rounds = problem.rounds(entry, row.get("heads_together"))
+    return predict.predict(model, rounds, tensor_bytes=problem.tensor_bytes(entry)).clocks
+
+
+def recorder(ptx: str, target: str, problem: Problem, shared_bytes: int) -> Record:
+    """Return what records a kernel of attention with a problem, and so much shared memory, on the virtual device."""
+
+    def record(function: sass.Function, threads: int) -> tuple[sass.Function, Recording]:
+        text = record_module.as_in_library(ptx, function.name)
+        known = record_module.with_lines(function, text, target)
+        return known, record_module.recording(known, text, threads, problem, shared_bytes)
+
+    return record
+
+
+def _or_by_rules(record: Record) -> Record:
+    """Let the rules say all where nothing can be recorded: of a kernel that only a library of then could launch."""
+
+    def found(function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
+        try:
+            return record(function, threads)
+        except record_module.NotRecordedError:
+            return function, None
+
+    return found
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """Return what a launch is called."""
+    image = Path(row["image"]).name.removesuffix(".xz").removesuffix(".cubin")
+    return image if "arguments" in row else f"{row['entry']} {row['problem']}"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return recorded measurements."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"--validate is {str(path)!r}, not a file of measurements: {error}"
+        raise InvalidArgumentError(message) from error
+    if not isinstance(document, dict) or not {"chip", "loops", "launches"} <= set(document):
+        message = f"--validate is {str(path)!r}, which has no chip, loops and launches"
+        raise InvalidArgumentError(message)
+    return document
+
+
+def compare(document: dict[str, Any], folder: Path) -> Iterator[Row]:
+    """Predict what was measured: the loops that nothing was fitted to, then the launches."""
+    chip = chips.load(str(document["chip"]))
+    measured = {(row["name"], row["warps"]): row["clocks"] for row in document["loops"]}
+    for loop in loops.validation():
+        if (loop.name, loop.warps) in measured:
+            clocks = loop_clocks(chip, loop)
+            yield Row(f"{loop.name}, {loop.warps} warps", clocks, measured[loop.name, loop.warps])
+    for row in document["launches"]:
+        yield Row(name_of(row), launch_clocks(chip, folder, row), row["clocks"])
+
+
+def errors(rows: list[Row]) -> tuple[float, float]:
+    """Return the median and the largest of the errors."""
+    found = [abs(row.error) for row in rows]
+    return statistics.median(found), max(found)

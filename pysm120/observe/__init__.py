@@ -1,0 +1,1 @@
+"""Launch a kernel that words describe, and look on: profiles, traces, values of registers."""

@@ -1,0 +1,308 @@
+"""Profiles of the virtual device: what kernels did, statement by statement and line by line."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Hashable, Iterable
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pysm120.runtime.ffi import PACKAGE, check, ffi, lib, new_struct, text
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from pysm120.runtime.device import Device
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What warps did, at one statement or in sum.
+
+    Attributes
+    ----------
+    executed : int
+        Instructions of warps.
+    lanes, predicated_off : int
+        Of those warps: lanes that took part, and lanes whose predicate was false.
+    branches, divergent_branches : int
+        Branches, and those whose lanes went different ways.
+    shared_accesses, shared_wavefronts, shared_ideal_wavefronts : int
+        Accesses of shared memory by warps, the passes that they took, and those that they would take without bank
+        conflicts.
+    global_accesses, global_sectors, global_ideal_sectors, global_lines, global_ideal_lines : int
+        Accesses of global memory by warps, the sectors of 32 and lines of 128 bytes that they touched, and the fewest
+        that hold as many different bytes.
+    tensor_flops : int
+        Multiplications and additions of mma.
+    bytes : dict
+        Bytes that were moved, by path.
+
+    """
+
+    executed: int = 0
+    lanes: int = 0
+    predicated_off: int = 0
+    branches: int = 0
+    divergent_branches: int = 0
+    shared_accesses: int = 0
+    shared_wavefronts: int = 0
+    shared_ideal_wavefronts: int = 0
+    global_accesses: int = 0
+    global_sectors: int = 0
+    global_ideal_sectors: int = 0
+    global_lines: int = 0
+    global_ideal_lines: int = 0
+    tensor_flops: int = 0
+    bytes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def bank_conflicts(self) -> int:
+        """Wavefronts of shared memory that bank conflicts cost."""
+        return self.shared_wavefronts - self.shared_ideal_wavefronts
+
+    @property
+    def active_lanes(self) -> float:
+        """Lanes that took part, on average; 0 where nothing was executed."""
+        return self.lanes / self.executed if self.executed else 0.0
+
+    @property
+    def sectors_per_access(self) -> float:
+        """Sectors of a global access, on average; 0 where there was none."""
+        return self.global_sectors / self.global_accesses if self.global_accesses else 0.0
+
+    @property
+    def ideal_sectors_per_access(self) -> float:
+        """The fewest sectors that hold the bytes of a global access, on average; 0 where there was none."""
+        return self.global_ideal_sectors / self.global_accesses if self.global_accesses else 0.0
+
+
+NUMBERS = tuple(field.name for field in dataclasses.fields(Counts) if field.name != "bytes")
+
+
+def total(parts: Iterable[Counts]) -> Counts:
+    """Return the sum of counts."""
+    sums = dict.fromkeys(NUMBERS, 0)
+    moved: dict[str, int] = {}
+    for part in parts:
+        for name in NUMBERS:
+            sums[name] += getattr(part, name)
+        for path, count in part.bytes.items():
+            moved[path] = moved.get(path, 0) + count
+    return Counts(**sums, bytes=moved)
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """A PTX statement of a kernel, and what it did.
+
+    ``file`` and ``line`` are those that line markers name, else those of the PTX; ``row`` is that of the PTX.
+    ``opcode`` is what ``Device.counters`` calls it, "" for the end of a function.
+    """
+
+    kernel: str
+    index: int
+    file: str
+    line: int
+    row: int
+    text: str
+    opcode: str
+    counts: Counts
+
+    @property
+    def mnemonic(self) -> str:
+        """The opcode with its modifiers."""
+        words = self.text.split()
+        return next((word for word in words if not word.startswith("@")), "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of a file, the statements that it became, and what they did."""
+
+    file: str
+    line: int
+    statements: tuple[Statement, ...]
+    counts: Counts
+    source: str
+
+    @property
+    def place(self) -> str:
+        """File and line, as messages have them."""
+        return f"{self.file}:{self.line}"
+
+    @property
+    def short_place(self) -> str:
+        """The same with no more than one folder."""
+        return f"{'/'.join(Path(self.file).parts[-2:])}:{self.line}"
+
+
+class Profile:
+    """What kernels do on the virtual device. Made by ``Device.profile``.
+
+    >>> import numpy as np, pysm120
+    >>> with pysm120.Device("virtual") as device, device.profile() as p:
+    ...     x = np.ones((1, 64, 1, 64), np.float32)
+    ...     _ = pysm120.attention(x, x, x, device=device)
+    >>> p.total.bank_conflicts
+    0
+
+    It is taken between ``__enter__`` and ``__exit__``, of every launch on the device, and can be read after that. One
+    is taken at a time.
+    """
+
+    def __init__(self, device: "Device") -> None:
+        self._device = device
+        self._statements: tuple[Statement, ...] | None = None
+
+    def __enter__(self) -> "Self":
+        check(lib.sm120_profile_begin(self._device.handle.pointer))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._device.closed:  # and with it the profile
+            self._statements = ()
+            return
+        pointer = self._device.handle.pointer
+        try:
+            self._statements = tuple(_read(pointer))
+        finally:
+            check(lib.sm120_profile_end(pointer))
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """The statements of all kernels that ran, in the order of the text."""
+        if self._statements is None:
+            message = "the profile is not taken yet: read it behind the with statement"
+            raise RuntimeError(message)
+        return self._statements
+
+    @cached_property
+    def total(self) -> Counts:
+        """What all statements did."""
+        return total(statement.counts for statement in self.statements)
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines that were executed, by file in the order of the kernels, and by number."""
+        files = {statement.file: n for n, statement in reversed(list(enumerate(self.statements)))}
+        grouped = _group(self.statements, lambda s: (s.file, s.line))
+        sources = Sources()
+        lines = []
+        for (file, line), parts in grouped.items():
+            counts = total(part.counts for part in parts)
+            if counts.executed:
+                lines.append(Line(file, line, parts, counts, sources.line(file, line) or parts[0].text))
+        return tuple(sorted(lines, key=lambda x: (files[x.file], x.line)))
+
+    @cached_property
+    def kernels(self) -> dict[str, Counts]:
+        """What each kernel did."""
+        return {name: total(s.counts for s in parts) for name, parts in _group(self.statements, _kernel).items()}
+
+    @cached_property
+    def opcodes(self) -> dict[str, Counts]:
+        """What the instructions of each opcode did, most executed first."""
+        counts = {name: total(s.counts for s in parts) for name, parts in _group(self.statements, _opcode).items()}
+        ordered = sorted(counts.items(), key=lambda item: -item[1].executed)
+        return {name: count for name, count in ordered if name and count.executed}
+
+    @cached_property
+    def tensor(self) -> dict[str, int]:
+        """Multiplications and additions of each form of mma, most first."""
+        grouped = _group((s for s in self.statements if s.counts.tensor_flops), lambda s: s.mnemonic)
+        flops = {name: sum(s.counts.tensor_flops for s in parts) for name, parts in grouped.items()}
+        return dict(sorted(flops.items(), key=lambda item: -item[1]))
+
+    def hottest(self, count: int) -> tuple[Line, ...]:
+        """Return the lines with the most executed instructions, most first."""
+        return tuple(sorted(self.lines, key=lambda line: -line.counts.executed)[:count])
+
+    def json(self) -> dict[str, Any]:
+        """Return everything as what ``json.dumps`` takes."""
+        return {
+            "device": str(self._device),
+            "total": _plain(self.total),
+            "kernels": {name: _plain(counts) for name, counts in self.kernels.items()},
+            "opcodes": {name: _plain(counts) for name, counts in self.opcodes.items()},
+            "tensor": self.tensor,
+            "lines": [{"file": x.file, "line": x.line, "source": x.source, **_plain(x.counts)} for x in self.lines],
+            "statements": [
+                {
+                    "kernel": s.kernel,
+                    "index": s.index,
+                    "file": s.file,
+                    "line": s.line,
+                    "row": s.row,
+                    "text": s.text,
+                    "opcode": s.opcode,
+                    **_plain(s.counts),
+                }
+                for s in self.statements
+            ],
+        }
+
+
+class Sources:
+    """The text of templates and PTX files, as far as they are found."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, list[str]] = {}
+
+    def line(self, file: str, number: int) -> str | None:
+        """Return a line without the white space around it; None where its file is not there."""
+        lines = self._files.get(file)
+        if lines is None:
+            lines = self._files[file] = self._read(file)
+        return lines[number - 1].strip() if 0 < number <= len(lines) else None
+
+    @staticmethod
+    def _read(file: str) -> list[str]:
+        # The templates of the library's kernels are named from the root of the source tree.
+        found = [path for path in (PACKAGE.parent / file, Path(file)) if os.access(path, os.R_OK) and path.is_file()]
+        return found[0].read_text(encoding="utf-8", errors="replace").splitlines() if found else []
+
+
+def _group(statements: Iterable[Statement], key: Callable[[Statement], Hashable]) -> dict[Any, tuple[Statement, ...]]:
+    """Return the statements of each key, in order."""
+    groups: dict[Any, list[Statement]] = {}
+    for statement in statements:
+        groups.setdefault(key(statement), []).append(statement)
+    return {name: tuple(parts) for name, parts in groups.items()}
+
+
+def _kernel(statement: Statement) -> str:
+    return statement.kernel
+
+
+def _opcode(statement: Statement) -> str:
+    return statement.opcode
+
+
+def _plain(counts: Counts) -> dict[str, Any]:
+    """Return counts with what follows from them."""
+    return {**dataclasses.asdict(counts), "bank_conflicts": counts.bank_conflicts}
+
+
+def _read(pointer: Any) -> Iterable[Statement]:
+    """Read all rows of the profile of a device."""
+    row = new_struct("sm120_profile_row")
+    for index in range(1 << 31):
+        status = lib.sm120_profile_read(pointer, index, row)
+        if status == lib.SM120_UNSUPPORTED:
+            return
+        check(status)
+        moved = {}
+        for part in row.bytes:
+            if part.path == ffi.NULL:
+                break
+            moved[text(part.path)] = int(part.bytes)
+        counts = Counts(**{name: int(getattr(row, name)) for name in NUMBERS}, bytes=moved)
+        place = text(row.file), row.line, row.row
+        yield Statement(text(row.kernel), row.index, *place, text(row.text), text(row.opcode), counts)

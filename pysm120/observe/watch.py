@@ -1,0 +1,493 @@
+"""Look on while the virtual SM120 executes a kernel, instruction by instruction."""
+
+import contextlib
+import dataclasses
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from pysm120.runtime.errors import FaultError, InvalidArgumentError, UnsupportedError
+from pysm120.runtime.ffi import check, ffi, lib, new_struct, text
+
+if TYPE_CHECKING:
+    from pysm120.runtime.arrays import Array
+    from pysm120.runtime.device import Device
+    from pysm120.runtime.module import Kernel
+
+WARP = 32
+MOST_BYTES = 64
+_WIDE = 16
+_GUARD = re.compile(r"@\s*!?\s*\S+\s+")
+
+# What the bits of a register are, by the type that it was declared with.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "pred": np.dtype(np.bool_),
+    **{f"{c}{8 * n}": np.dtype(f"{k}{n}") for c, k in (("b", "u"), ("u", "u"), ("s", "i")) for n in (1, 2, 4, 8)},
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}
+BYTES = {"b128": _WIDE, "f16x2": 4, "bf16x2": 4, "tf32": 4, "f32x2": 8} | {k: v.itemsize for k, v in DTYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """Where and how an instruction was written.
+
+    ``line`` is of ``file``, which ``#line`` markers name ("<ptx>" without them), ``text_line`` of the PTX text itself.
+    ``text`` is the statement with its guard, without the semicolon, each white space and comment in it one blank.
+    """
+
+    file: str
+    line: int
+    text: str
+    text_line: int
+
+    @property
+    def opcode(self) -> str:
+        """The first word behind the guard, "ld.global.f32" say."""
+        return _GUARD.sub("", self.text).partition(" ")[0]
+
+    @property
+    def place(self) -> str:
+        """FILE:LINE."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Register:
+    """A register in all lanes of a warp.
+
+    ``bits`` are its bits by lane, ``high`` those of a .b128 from 64 on; ``lanes`` is the set of lanes that have written
+    it since the CTA began.
+    """
+
+    name: str
+    type: str
+    is_write: bool
+    lanes: int
+    bits: npt.NDArray[np.uint64]
+    high: npt.NDArray[np.uint64]
+
+    @cached_property
+    def values(self) -> npt.NDArray[Any]:
+        """The values by lane as the declared type; unsigned numbers where NumPy has none."""
+        return as_type(self.bits, self.type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lanes:
+    """Lanes of a warp that are at one place; none where the warp has exited."""
+
+    warp: int
+    lanes: int
+    is_here: bool
+    waits_for: str
+    next: Instruction
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """An instruction that a warp executes.
+
+    Attributes
+    ----------
+    entry, function : str
+        The kernel, and the function of it that the warp is in ("": none).
+    cta, warp, active, mask : ints
+        ``active`` is the set of lanes at the instruction, ``mask`` those of
+        them that execute it: the guard is true there.
+    guard : str
+        "%p1", "!%p1", or "" where there is none.
+    index : int
+        Of the instruction, in ``instructions(kernel)``.
+    is_asynchronous : bool
+        A copy that landed; ``instruction`` is the one that issued it.
+    reads, writes : tuple of Register
+        Its registers: what it found, what it left.
+    variables : dict of str to int
+        The addresses of variables that it names in brackets.
+
+    """
+
+    entry: str
+    function: str
+    cta: tuple[int, int, int]
+    warp: int
+    active: int
+    mask: int
+    guard: str
+    index: int
+    is_asynchronous: bool
+    instruction: Instruction
+    reads: tuple[Register, ...]
+    writes: tuple[Register, ...]
+    variables: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """Where a launch was stopped: what ``break_at`` finds.
+
+    Attributes
+    ----------
+    step : Step
+        The instruction that would have come next.
+    registers : tuple of Register
+        The registers of the function that some lane has written.
+    lanes : tuple of Lanes
+        Where all lanes of the CTA are.
+    shared : bytes
+        The window of shared memory that was asked for.
+
+    """
+
+    step: Step
+    registers: tuple[Register, ...]
+    lanes: tuple[Lanes, ...]
+    shared: bytes
+
+
+def as_type(bits: npt.NDArray[np.uint64], kind: str) -> npt.NDArray[Any]:
+    """Return bits as values of a PTX type."""
+    dtype = DTYPES.get(kind)
+    if dtype is None:
+        return bits
+    if kind == "pred":
+        return bits.astype(np.bool_)
+    return bits.astype(f"u{dtype.itemsize}").view(dtype)
+
+
+def lanes_of(mask: int) -> list[int]:
+    """Return the lanes of a set."""
+    return [lane for lane in range(WARP) if mask >> lane & 1]
+
+
+# ---- what the library says ------------------------------------------------------
+
+
+def _clean(source: str) -> str:
+    """Return a statement without comments and superfluous white space."""
+    parts = []
+    while source:
+        code, mark, rest = source.partition("/*")
+        line, slashes, tail = source.partition("//")
+        if slashes and len(line) < len(code):
+            parts.append(line)
+            source = tail.partition("\n")[2]
+        else:
+            parts.append(code)
+            source = rest.partition("*/")[2] if mark else ""
+    return " ".join(" ".join(parts).split())
+
+
+def _instruction(raw: Any) -> Instruction:
+    source = ffi.buffer(raw.text, raw.text_bytes)[:].decode("utf-8", "replace")
+    return Instruction(text(raw.file), raw.line, "ret" if source == "}" else _clean(source), raw.text_line)
+
+
+def _register(raw: Any) -> Register:
+    bits, high = (np.frombuffer(ffi.buffer(x), np.uint64).copy() for x in (raw.value, raw.high))
+    return Register(text(raw.name), text(raw.type), bool(raw.is_write), raw.lanes, bits, high)
+
+
+def _listed(name: str, ask: Callable[[int, Any], int], make: Callable[[Any], Any]) -> Iterator[Any]:
+    """Ask for 0, 1, ... until there is no more."""
+    raw = new_struct(name)
+    for index in range(1 << 30):
+        status = ask(index, raw)
+        if status == lib.SM120_UNSUPPORTED:
+            return
+        check(status)
+        yield make(raw)
+
+
+def step_of(pointer: Any) -> Step:
+    """Return what a callback is shown."""
+    raw = new_struct("sm120_step_info")
+    check(lib.sm120_step_query(pointer, raw))
+    registers = tuple(
+        _listed(
+            "sm120_register_info",
+            lambda index, into: lib.sm120_step_register(pointer, lib.SM120_OF_INSTRUCTION, index, into),
+            _register,
+        )
+    )
+    variables = _listed(
+        "sm120_variable_info",
+        lambda index, into: lib.sm120_step_variable(pointer, index, into),
+        lambda raw: (text(raw.name), int(raw.address)),
+    )
+    return Step(
+        entry=text(raw.entry),
+        function=text(raw.function),
+        cta=tuple(raw.cta),
+        warp=raw.warp,
+        active=raw.active,
+        mask=raw.mask,
+        guard=("!" if raw.is_guard_negated else "") + text(raw.guard),
+        index=raw.index,
+        is_asynchronous=bool(raw.is_asynchronous),
+        instruction=_instruction(raw.instruction),
+        reads=tuple(r for r in registers if not r.is_write),
+        writes=tuple(r for r in registers if r.is_write),
+        variables=dict(variables),
+    )
+
+
+def _stop(pointer: Any, window: tuple[int, int] | None) -> Stop:
+    registers = _listed(
+        "sm120_register_info",
+        lambda index, into: lib.sm120_step_register(pointer, lib.SM120_OF_FUNCTION, index, into),
+        _register,
+    )
+    lanes = _listed(
+        "sm120_lanes_info",
+        lambda index, into: lib.sm120_step_lanes(pointer, index, into),
+        lambda raw: Lanes(raw.warp, raw.lanes, bool(raw.is_step), text(raw.waits_for), _instruction(raw.instruction)),
+    )
+    shared = b""
+    if window is not None:
+        held = ffi.new("char[]", max(1, window[1]))
+        check(lib.sm120_step_shared(pointer, window[0], held, window[1]))
+        shared = ffi.buffer(held, window[1])[:]
+    return Stop(step_of(pointer), tuple(r for r in registers if r.lanes), tuple(lanes), shared)
+
+
+def instructions(kernel: "Kernel") -> list[Instruction]:
+    """Return the instructions of a kernel and of the functions in it; none on a GPU."""
+    pointer = kernel.open_pointer()
+    return list(
+        _listed(
+            "sm120_instruction_info",
+            lambda index, into: lib.sm120_kernel_instruction(pointer, index, into),
+            _instruction,
+        )
+    )
+
+
+# ---- watching -------------------------------------------------------------------
+
+
+class _Watcher:
+    """What looks at a device now."""
+
+    def __init__(self, device: "Device", see: Callable[[Any], bool]) -> None:
+        self.device = device
+        self.see = see
+        self.ended = False
+        self.failure: BaseException | None = None
+        self.number = next(_numbers)
+
+    def look(self, pointer: Any) -> int:
+        """Show a step; 1 ends the launch."""
+        self.device.looker = threading.get_ident()
+        try:
+            self.ended = bool(self.see(pointer))
+        except BaseException as failure:  # noqa: BLE001 - raised again where the launch returns
+            self.failure = failure
+            return 1
+        finally:
+            self.device.looker = 0
+        return int(self.ended)
+
+
+# A launch of another thread may outlive the block that watched it: what it calls, and the names that it reads, stay.
+_numbers = itertools.count(1)
+_watchers: dict[int, _Watcher] = {}
+_names: dict[str, Any] = {}
+
+
+@ffi.callback("int32_t(void *, sm120_step const *)")  # type: ignore[untyped-decorator]
+def _look(context: Any, pointer: Any) -> int:
+    watcher = _watchers.get(int(ffi.cast("uintptr_t", context)))
+    return watcher.look(pointer) if watcher is not None else 0
+
+
+@contextlib.contextmanager
+def watching(
+    device: "Device",
+    see: Callable[[Any], bool],
+    *,
+    moment: int,
+    cta: tuple[int, ...] | None = None,
+    warp: int | None = None,
+    file: str | None = None,
+    lines: tuple[int, int] = (0, 0),
+    memory: tuple["Array", int, int] | None = None,
+) -> Iterator[None]:
+    """Call ``see`` with each step that fits, in the launches of the block; True ends the launch, quietly."""
+    if not device.is_virtual:
+        message = f"{device} cannot be watched; the virtual device can"
+        raise UnsupportedError(message)
+    raw = new_struct("sm120_watch")
+    raw.moment = moment
+    for k in range(3):
+        raw.cta[k] = _coordinate(cta[k] if k < len(cta) else 0, "cta") if cta is not None else -1
+    raw.warp = _coordinate(warp, "warp") if warp is not None else -1
+    if file is not None:
+        raw.file = _names.setdefault(file, ffi.new("char[]", file.encode()))
+    raw.first_line, raw.last_line = lines
+    if memory is not None:
+        raw.address, raw.bytes = _range(*memory)
+    watcher = _Watcher(device, see)
+    raw.see = _look
+    raw.context = ffi.cast("void *", watcher.number)
+    pointer = device.handle.pointer
+    if any(other.device is device for other in list(_watchers.values())):
+        message = f"{device} is watched already; one watcher at a time"
+        raise InvalidArgumentError(message)
+    check(lib.sm120_device_watch(pointer, raw))
+    _watchers[watcher.number] = watcher
+    try:
+        yield
+    except FaultError:
+        if watcher.failure is not None:
+            raise watcher.failure from None
+        if not watcher.ended:
+            raise
+    finally:
+        del _watchers[watcher.number]
+        if not device.closed:
+            check(lib.sm120_device_watch(pointer, ffi.NULL))
+
+
+def _range(array: "Array", offset: int, nbytes: int) -> tuple[int, int]:
+    """Return address and number of bytes of an array that can be watched."""
+    if not 0 < nbytes <= MOST_BYTES or not 0 <= offset <= array.nbytes - nbytes:
+        message = f"bytes {offset} to {offset + nbytes} are not 1 to {MOST_BYTES} bytes of {array.nbytes}"
+        raise InvalidArgumentError(message)
+    return array.address + offset, nbytes
+
+
+def _coordinate(value: int, name: str) -> int:
+    """Return a number that a CTA or a warp may have."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        message = f"{name} is {value!r}, not a number from 0 to 2^31 - 1"
+        raise InvalidArgumentError(message)
+    return value
+
+
+def _lines(line: int | None, last: int | None = None) -> tuple[int, int]:
+    """Return a range of lines as the library has it."""
+    if line is None:
+        return 0, 0
+    end = line if last is None else last
+    if not 0 < line <= end < 1 << 32:
+        message = f"lines are {line} to {end}, not numbers from 1 on, in order"
+        raise InvalidArgumentError(message)
+    return line, end
+
+
+class Trace:
+    """What ``Device.trace`` has seen: a list of steps, and whether it was cut."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.is_cut = False
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@contextlib.contextmanager
+def trace(
+    device: "Device",
+    *,
+    cta: tuple[int, ...] | None,
+    warp: int | None,
+    file: str | None,
+    lines: tuple[int, int] | None,
+    limit: int | None,
+    see: Callable[[Step], object] | None,
+    keep: bool,
+) -> Iterator[Trace]:
+    """See ``Device.trace``."""
+    found = Trace()
+
+    def look(pointer: Any) -> bool:
+        if limit is not None and len(found.steps) >= limit:
+            found.is_cut = True
+            return True
+        step = step_of(pointer)
+        if keep:
+            found.steps.append(step)
+        return see is not None and see(step) is True
+
+    with watching(
+        device, look, moment=lib.SM120_AFTER, cta=cta, warp=warp, file=file, lines=_lines(*lines) if lines else (0, 0)
+    ):
+        yield found
+
+
+class Break:
+    """What ``Device.break_at`` has found: ``stop`` is None where no warp came there (often enough)."""
+
+    def __init__(self) -> None:
+        self.stop: Stop | None = None
+        self.hits = 0
+
+
+@contextlib.contextmanager
+def break_at(
+    device: "Device",
+    line: int,
+    *,
+    file: str | None,
+    cta: tuple[int, ...] | None,
+    warp: int | None,
+    hits: int,
+    shared: tuple[int, int] | None,
+) -> Iterator[Break]:
+    """See ``Device.break_at``."""
+    found = Break()
+    if hits < 1:
+        message = f"hits is {hits}, not a number from 1 on"
+        raise InvalidArgumentError(message)
+    if shared is not None and not (0 <= shared[0] < 1 << 32 and 0 <= shared[1] < 1 << 32):
+        message = f"shared is {shared}, not an address and a number of bytes"
+        raise InvalidArgumentError(message)
+
+    def look(pointer: Any) -> bool:
+        found.hits += 1
+        if found.hits < hits:
+            return False
+        found.stop = _stop(pointer, shared)
+        return True
+
+    with watching(device, look, moment=lib.SM120_BEFORE, cta=cta, warp=warp, file=file, lines=_lines(line)):
+        yield found
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A change of memory: who made it, and what the bytes were then."""
+
+    step: Step
+    value: bytes
+
+
+@contextlib.contextmanager
+def changes(device: "Device", array: "Array", offset: int, nbytes: int) -> Iterator[list[Change]]:
+    """See ``Device.changes``."""
+    found: list[Change] = []
+    held = ffi.new("char[]", nbytes)
+
+    def look(pointer: Any) -> bool:
+        check(lib.sm120_copy_to_host(device.handle.pointer, held, array.address + offset, nbytes, ffi.NULL))
+        found.append(Change(step_of(pointer), ffi.buffer(held, nbytes)[:]))
+        return False
+
+    with watching(device, look, moment=lib.SM120_AFTER, memory=(array, offset, nbytes)):
+        yield found

@@ -1,0 +1,1 @@
+"""The operations of the library, a module for each."""

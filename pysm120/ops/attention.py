@@ -1,0 +1,342 @@
+"""Attention."""
+
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from pysm120.ops import attention_call as core
+from pysm120.ops import operands
+from pysm120.runtime.arrays import Array
+from pysm120.runtime.device import Device
+from pysm120.runtime.dlpack import SupportsDLPack
+
+# (batch, head, row) among the dimensions; None where there is none.
+_AXES: dict[str, core.Axes] = {"BSHD": (0, 2, 1), "BHSD": (0, 1, 2)}
+_PACKED: core.Axes = (None, 1, 0)
+
+
+@overload
+def attention(
+    q: npt.NDArray[Any],
+    k: npt.NDArray[Any],
+    v: npt.NDArray[Any],
+    *,
+    causal: bool = ...,
+    causal_align: str = ...,
+    window: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    sinks: npt.ArrayLike | None = ...,
+    alibi_slopes: npt.ArrayLike | None = ...,
+    mask: npt.ArrayLike | None = ...,
+    kv_lengths: npt.ArrayLike | None = ...,
+    diagonals: npt.ArrayLike | None = ...,
+    past_k: npt.NDArray[Any] | None = ...,
+    past_v: npt.NDArray[Any] | None = ...,
+    scale: float | None = ...,
+    precision: str = ...,
+    layout: str = ...,
+    config: str | None = ...,
+    out: npt.NDArray[Any] | None = ...,
+    out_dtype: npt.DTypeLike | None = ...,
+    return_lse: Literal[False] = ...,
+    lse: npt.NDArray[np.float32] | None = ...,
+    device: Device | str | None = ...,
+    stream: Any = ...,
+    workspace: Array | None = ...,
+) -> npt.NDArray[Any]: ...
+@overload
+def attention(
+    q: npt.NDArray[Any],
+    k: npt.NDArray[Any],
+    v: npt.NDArray[Any],
+    *,
+    causal: bool = ...,
+    causal_align: str = ...,
+    window: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    sinks: npt.ArrayLike | None = ...,
+    alibi_slopes: npt.ArrayLike | None = ...,
+    mask: npt.ArrayLike | None = ...,
+    kv_lengths: npt.ArrayLike | None = ...,
+    diagonals: npt.ArrayLike | None = ...,
+    past_k: npt.NDArray[Any] | None = ...,
+    past_v: npt.NDArray[Any] | None = ...,
+    scale: float | None = ...,
+    precision: str = ...,
+    layout: str = ...,
+    config: str | None = ...,
+    out: npt.NDArray[Any] | None = ...,
+    out_dtype: npt.DTypeLike | None = ...,
+    return_lse: Literal[True],
+    lse: npt.NDArray[np.float32] | None = ...,
+    device: Device | str | None = ...,
+    stream: Any = ...,
+    workspace: Array | None = ...,
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]: ...
+@overload
+def attention(
+    q: Array | SupportsDLPack,
+    k: Array | SupportsDLPack,
+    v: Array | SupportsDLPack,
+    *,
+    causal: bool = ...,
+    causal_align: str = ...,
+    window: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    sinks: Array | SupportsDLPack | None = ...,
+    alibi_slopes: Array | SupportsDLPack | None = ...,
+    mask: Array | SupportsDLPack | None = ...,
+    kv_lengths: Array | SupportsDLPack | None = ...,
+    diagonals: Array | SupportsDLPack | None = ...,
+    past_k: Array | SupportsDLPack | None = ...,
+    past_v: Array | SupportsDLPack | None = ...,
+    scale: float | None = ...,
+    precision: str = ...,
+    layout: str = ...,
+    config: str | None = ...,
+    out: Array | None = ...,
+    out_dtype: npt.DTypeLike | None = ...,
+    return_lse: Literal[False] = ...,
+    lse: Array | None = ...,
+    device: Device | str | None = ...,
+    stream: Any = ...,
+    workspace: Array | None = ...,
+) -> Array: ...
+@overload
+def attention(
+    q: Array | SupportsDLPack,
+    k: Array | SupportsDLPack,
+    v: Array | SupportsDLPack,
+    *,
+    causal: bool = ...,
+    causal_align: str = ...,
+    window: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    sinks: Array | SupportsDLPack | None = ...,
+    alibi_slopes: Array | SupportsDLPack | None = ...,
+    mask: Array | SupportsDLPack | None = ...,
+    kv_lengths: Array | SupportsDLPack | None = ...,
+    diagonals: Array | SupportsDLPack | None = ...,
+    past_k: Array | SupportsDLPack | None = ...,
+    past_v: Array | SupportsDLPack | None = ...,
+    scale: float | None = ...,
+    precision: str = ...,
+    layout: str = ...,
+    config: str | None = ...,
+    out: Array | None = ...,
+    out_dtype: npt.DTypeLike | None = ...,
+    return_lse: Literal[True],
+    lse: Array | None = ...,
+    device: Device | str | None = ...,
+    stream: Any = ...,
+    workspace: Array | None = ...,
+) -> tuple[Array, Array]: ...
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    causal_align: str = "bottom-right",
+    window: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    mask: Any = None,
+    kv_lengths: Any = None,
+    diagonals: Any = None,
+    past_k: Any = None,
+    past_v: Any = None,
+    scale: float | None = None,
+    precision: str = "mxfp8",
+    layout: str = "BSHD",
+    config: str | None = None,
+    out: Any = None,
+    out_dtype: npt.DTypeLike | None = None,
+    return_lse: bool = False,
+    lse: Any = None,
+    device: Device | str | None = None,
+    stream: Any = None,
+    workspace: Array | None = None,
+) -> Any:
+    """Return softmax(scale * q k^T + mask) v for every batch and head.
+
+    Parameters
+    ----------
+    q : array, float32, float16 or bfloat16, shape (B, Sq, H, D)
+        Queries. ndarrays are copied to the device and the result back. An Array,
+        or any array that speaks DLPack, stays on its device. D is up to 128, in
+        bf16 and f16 up to 256; Sq >= 1. Other arrays are of the same kind as q.
+    k : array, dtype of q, shape (B, Sk, Hkv, D)
+        Keys. Sk >= 1, and H is a multiple of Hkv: head h of q uses head
+        h // (H / Hkv) of k and v.
+    v : array, dtype of q, shape (B, Sk, Hkv, Dv)
+        Values. Dv is within the same limits as D.
+    causal : bool
+        Row i uses only the keys up to its diagonal, i + d.
+    causal_align : {"bottom-right", "top-left"}
+        d is keys - rows of the batch (as in FlashAttention), or 0.
+    window : (int or None, int or None)
+        Row i uses only the keys from i + d - window[0] to i + d + window[1], each
+        end where it is not None.
+    softcap : float
+        Scores become softcap * tanh(score / softcap); 0 leaves them, 1024 is the most.
+    sinks : array, float32, shape (H,), optional
+        A score that has no value and takes part in the sum of every row.
+    alibi_slopes : array, float32, shape (H,) or (B, H), optional
+        Scores become score - slope * abs(i + d - key).
+    mask : array, bool, float32, float16 or bfloat16, optional
+        Broadcasts to (B, H, Sq, P + Sk), P the rows of the past. Added to the
+        scores; of bool, False hides a key.
+    kv_lengths : array, int32, shape (B,), optional
+        Keys of each batch that are there; not with a past.
+    diagonals : array, int32, shape (B,), optional
+        d of each batch.
+    past_k, past_v : array, shape (B, P, Hkv, D) and (B, P, Hkv, Dv), optional
+        Keys and values before those of k and v, used where they lie.
+    scale : float, optional
+        Default: 1 / sqrt(D).
+    precision : {"mxfp8", "mxfp8_bf16", "mxfp8_f16", "bf16", "f16"}
+        Of the products, whose sums are float32. mxfp8: all operands e4m3 with a
+        ue8m0 scale for every 32 elements along the contraction (OCP MX). bf16,
+        f16: the dtype of q, k and v, which the softmax is rounded to. mxfp8_bf16,
+        mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16 or f16.
+    layout : {"BSHD", "BHSD"}
+        Order of the dimensions of q, k, v, the past and the result.
+    config : str, optional
+        The kernel to use, one of those that ``python -m pysm120 tune`` shows.
+        Default: $PYSM120_ATTENTION_CONFIG where the call has it, else the one that
+        suits shape and device.
+    out : array, shape (B, Sq, H, Dv), optional
+        Where the result goes; of the same kind as q. On a device it may be q
+        itself, and shares memory with no other input.
+    out_dtype : dtype, optional
+        float32, float16 or bfloat16. Default: that of ``out``, else that of q.
+    return_lse : bool
+        Return (out, lse).
+    lse : array, float32, shape (B, H, Sq), contiguous, optional
+        Where the log-sum-exp goes.
+    device : Device or str, optional
+        Where ndarrays are computed. Default: $PYSM120_DEVICE, else the first
+        usable GPU, else the virtual SM120.
+    stream : stream, optional
+        For arrays on a device the call returns before the work is done, except
+        where q, k or v came by DLPack: another library may reuse their memory.
+    workspace : Array, optional
+        Device memory, 256-byte aligned. Default: kept for each device and stream.
+
+    Returns
+    -------
+    out : array, shape (B, Sq, H, Dv)
+        Rows without any key are 0.
+    lse : array, float32, shape (B, H, Sq)
+        With ``return_lse``: log(sum(exp(scale * q k^T + mask))), natural; -inf
+        for rows without any key or sink.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong type or dtype.
+    ValueError
+        An argument of the wrong shape, stride, alignment or value. Nothing was
+        written.
+
+    Notes
+    -----
+    MX scales are rounded up so that no element saturates. For normal random
+    inputs the relative error against float64 (Frobenius norm) is about 5 % in
+    mxfp8, 4 % in mxfp8_bf16 and mxfp8_f16, 0.2 % in bf16 and 0.03 % in f16,
+    before the result is rounded; the interface is that of FlashAttention 2 where it has the feature.
+
+    """
+    operands.one_of(layout, "layout", tuple(_AXES))
+    arrays = {
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+        "mask": mask,
+        "kv_lengths": kv_lengths,
+        "diagonals": diagonals,
+        "past_k": past_k,
+        "past_v": past_v,
+    }
+    return core.attend(
+        {"q": q, "k": k, "v": v, **{name: x for name, x in arrays.items() if x is not None}},
+        core.Options(causal, causal_align, window, softcap, scale, precision, _AXES[layout], config),
+        core.Results(out, out_dtype, lse, bool(return_lse)),
+        core.Place(device, stream, workspace),
+    )
+
+
+def attention_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    causal: bool = False,
+    causal_align: str = "bottom-right",
+    window: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    diagonals: Any = None,
+    scale: float | None = None,
+    precision: str = "bf16",
+    config: str | None = None,
+    out: Any = None,
+    out_dtype: npt.DTypeLike | None = None,
+    return_lse: bool = False,
+    lse: Any = None,
+    device: Device | str | None = None,
+    stream: Any = None,
+    workspace: Array | None = None,
+) -> Any:
+    """Return attention of sequences that lie one behind the other.
+
+    Parameters
+    ----------
+    q : array, float16 or bfloat16, shape (total_q, H, D)
+        Queries of all sequences.
+    k, v : array, dtype of q, shape (total_k, Hkv, D) and (total_k, Hkv, Dv)
+        Keys and values of all sequences.
+    cu_seqlens_q, cu_seqlens_k : array, int32, shape (B + 1,)
+        The row at which each sequence begins, and behind the last one its end.
+        Of arrays on a device the values are not checked, but nothing outside
+        q, k, v and the results is read or written whatever they are.
+    max_seqlen_q, max_seqlen_k : int, optional
+        The longest sequence: rows beyond it are not computed, keys beyond it not
+        seen. Default, for ndarrays: as cu_seqlens says; for arrays on a device:
+        total_q and total_k, which costs time.
+
+    Others
+        As for `attention`; alibi_slopes (H,) or (B, H), diagonals (B,).
+
+    Returns
+    -------
+    out : array, shape (total_q, H, Dv)
+        Rows of no sequence keep what ``out`` held, and are 0 in a new array.
+    lse : array, float32, shape (H, total_q)
+        With ``return_lse``; -inf for rows without any key or sink.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong type or dtype.
+    ValueError
+        An argument of the wrong shape, stride, alignment or value.
+
+    """
+    arrays = {"sinks": sinks, "alibi_slopes": alibi_slopes, "diagonals": diagonals}
+    inputs = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    return core.attend(
+        {**inputs, **{name: x for name, x in arrays.items() if x is not None}},
+        core.Options(
+            causal, causal_align, window, softcap, scale, precision, _PACKED, config, max_seqlen_q, max_seqlen_k
+        ),
+        core.Results(out, out_dtype, lse, bool(return_lse)),
+        core.Place(device, stream, workspace),
+    )

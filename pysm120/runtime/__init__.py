@@ -1,0 +1,1 @@
+"""Devices, memory, modules and launches: the Python face of the C runtime. It knows no operation."""

@@ -1,0 +1,527 @@
+"""Modules of kernels, and launches."""
+
+import ctypes
+import dataclasses
+import operator
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pysm120.runtime import tensor_map
+from pysm120.runtime.arrays import Allocation, Array, pinned_address
+from pysm120.runtime.errors import ClosedError, FaultError, InvalidArgumentError, require_type
+from pysm120.runtime.ffi import check, check_running, ffi, lib, new_struct, text
+from pysm120.runtime.resource import Handle, Resource
+from pysm120.runtime.tensor_map import TensorMap
+
+if TYPE_CHECKING:
+    from pysm120.runtime.device import Device
+
+_ADDRESS_BYTES = 8
+_GRID_DIMENSIONS = 3
+# What numpy.dtype.isbuiltin is for the types of other libraries.
+_USER_TYPE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelInfo:
+    """What a kernel needs. ``registers`` is 0 for PTX on the virtual device, which allocates none."""
+
+    entry: str
+    registers: int
+    static_shared_bytes: int
+    local_bytes: int
+    max_threads: int
+    parameters: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel.
+
+    ``type`` ("u64", "f32", "b8[128]") and ``name`` are "" where only the size
+    is known (a cubin).
+    """
+
+    name: str
+    type: str
+    offset: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Builtin:
+    """A kernel inside the library, and how it is launched."""
+
+    entry: str
+    source: str
+    threads: int
+    shared_bytes: int
+
+
+class Module(Resource, Mapping[str, "Kernel"]):
+    """Kernels by their entry names. Made by ``Device.load``.
+
+    A cubin does not list its entries: it can be indexed, but iterating over it
+    yields nothing.
+    """
+
+    ended = "unloaded"
+
+    def __init__(self, device: "Device", image: bytes, name: str) -> None:
+        handle = device.handle
+        pointer = ffi.new("sm120_module **")
+        data = ffi.from_buffer(image)
+        label = name.replace("\0", "?").encode()
+        check(lib.sm120_module_load(handle.pointer, data, len(image), label, pointer))
+        self._pointer = pointer[0]
+        self._name = name
+        self._source = None if b"\0" in image[:-1] else image.decode("utf-8", "replace")
+        self._kernels: dict[str, Kernel] = {}
+        super().__init__(device, "module", partial(_unload, handle, self._pointer))
+        self._entries = self._list()
+
+    def _list(self) -> tuple[str, ...]:
+        """Return the entries."""
+        names = []
+        entry = ffi.new("char const **")
+        for index in range(1 << 20):
+            status = lib.sm120_module_entry(self._pointer, index, entry)
+            if status == lib.SM120_UNSUPPORTED:
+                break
+            check(status)
+            names.append(text(entry[0]))
+        return tuple(names)
+
+    def __getitem__(self, entry: str) -> "Kernel":
+        self.ensure_open()
+        require_type(entry, str, "entry", "a str")
+        held = self._kernels.get(entry)
+        if held is not None:
+            return held
+        if self._entries and entry not in self._entries:
+            message = f"{self._name} has no entry {entry!r}; it has {', '.join(self._entries)}"
+            raise KeyError(message)
+        pointer = ffi.new("sm120_kernel **")
+        status = lib.sm120_module_kernel(self._pointer, entry.encode(), pointer)
+        if status == lib.SM120_INVALID_ARGUMENT:
+            raise KeyError(text(lib.sm120_last_error()))
+        check(status)
+        kernel = Kernel(self.device, pointer[0], self)
+        self._kernels[entry] = kernel
+        return kernel
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __repr__(self) -> str:
+        state = ", unloaded" if self.closed else ""
+        return f"<Module {self._name} of {self.device}: {list(self._entries)}{state}>"
+
+    def variables(self) -> dict[str, Array]:
+        """Return the ``.global`` and ``.const`` variables; none of a cubin or on a GPU.
+
+        They are arrays of one dimension, of bytes where NumPy has no such type. A
+        name that stands in several functions has "@" and a number from its second on.
+        """
+        self.ensure_open()
+        found = {}
+        raw = new_struct("sm120_variable_info")
+        for index in range(1 << 20):
+            status = lib.sm120_module_variable(self._pointer, index, raw)
+            if status == lib.SM120_UNSUPPORTED:
+                break
+            check(status)
+            owner = Allocation(self.device, raw.address, raw.bytes, self._keep)
+            dtype = _variable_type(text(raw.type))
+            name = text(raw.name)
+            found[f"{name}@{index}" if name in found else name] = Array(
+                owner, raw.address, (raw.bytes // dtype.itemsize,), (1,), dtype
+            )
+        return found
+
+    def _keep(self) -> None:
+        """Live as long as whoever holds this."""
+
+    def explain(self, fault: FaultError) -> None:
+        """Let a fault keep the text that it is about."""
+        fault.source = self._source
+
+    def unload(self) -> None:
+        """Unload the module and its kernels; a second call does nothing."""
+        self.close()
+
+
+def _variable_type(name: str) -> np.dtype[Any]:
+    """Return the type of a variable's elements, as it is declared: "u32", "f16", "b8"."""
+    match = _SCALAR_TYPE.match(name)
+    if match is None:
+        return np.dtype(np.uint8)
+    kind = {"s": "i", "f": "f"}.get(match[1], "u")
+    return np.dtype(f"{kind}{int(match[2]) // 8}")
+
+
+def _unload(_handle: Handle, module: Any) -> None:
+    lib.sm120_module_unload(module)
+
+
+class Kernel:
+    """An entry of a module: ``module["name"]``.
+
+    Calling it launches it; it runs in the order of its stream.
+    """
+
+    def __init__(self, device: "Device", pointer: Any, module: Module | None = None) -> None:
+        self.device = device
+        self._pointer = pointer
+        self._module = module
+        self._info = _kernel_info(pointer)
+        self._parameters = tuple(_parameter(pointer, index) for index in range(self._info.parameters))
+        self._packers = tuple(_packer(p) for p in self._parameters)
+        self._layout = struct.Struct("=" + "".join(_slot(p.bytes) for p in self._parameters))
+        self._sizes = ffi.new("size_t[]", [p.bytes for p in self._parameters] or [0])
+        starts, at = [], 0
+        for parameter in self._parameters:
+            starts.append(at)
+            at += -(-parameter.bytes // 8) * 8
+        self._starts = starts
+
+    @property
+    def info(self) -> KernelInfo:
+        """What the kernel needs."""
+        return self._info
+
+    @property
+    def module(self) -> Module | None:
+        """The module that it is in; None for a kernel of the library."""
+        return self._module
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameters, in order."""
+        return self._parameters
+
+    def open_pointer(self) -> Any:
+        """Return the C kernel; ClosedError where its module is gone."""
+        if self._module is not None:
+            self._module.ensure_open()
+        elif self.device.closed:
+            message = f"the device of kernel {self._info.entry} is closed"
+            raise ClosedError(message)
+        return self._pointer
+
+    def occupancy(self, threads: int, shared: int = 0) -> int:
+        """Return how many CTAs of ``threads`` threads fit on a multiprocessor.
+
+        ``shared`` is the dynamic shared memory of a CTA in bytes.
+        """
+        pointer = self.open_pointer()
+        count = ffi.new("int32_t *")
+        _unsigned(threads, "threads")
+        _unsigned(shared, "shared")
+        check(lib.sm120_kernel_occupancy(pointer, threads, shared, count))
+        return int(count[0])
+
+    def __call__(
+        self,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        *args: Any,
+        shared: int = 0,
+        stream: Any = None,
+        cooperative: bool = False,
+    ) -> None:
+        """Launch the kernel.
+
+        Parameters
+        ----------
+        grid, block : int or tuple of up to three ints
+            CTAs, and threads of a CTA, along x, y, z.
+        *args
+            One per parameter: an Array or an ndarray of ``Device.pinned`` for
+            an address; a NumPy scalar of the parameter's size and kind; bytes,
+            np.void or a ctypes structure for an array of bytes; a TensorMap
+            for 128 of them.
+        shared : int
+            Dynamic shared memory of a CTA in bytes.
+        stream : stream, optional
+            Default: the default stream.
+        cooperative : bool
+            All CTAs are on the device at once and may wait for one another:
+            what ``grid.sync()`` of cooperative groups needs.
+
+        Raises
+        ------
+        TypeError
+            Too few or too many arguments, or one of the wrong type.
+        InvalidArgumentError, UnsupportedError
+            A launch that the device cannot do, a cooperative one of more CTAs
+            than it holds for one.
+        FaultError
+            The kernel did something wrong (virtual device; on a GPU, a later
+            call says so).
+
+        """
+        pointer = self.open_pointer()
+        device = self.device
+        if len(args) != len(self._packers):
+            raise TypeError(self._count_message(len(args)))
+        queue = device.stream_handle(stream)
+        number = int(ffi.cast("uintptr_t", queue))
+        values = [
+            pack(value, index, self, number)
+            for index, (pack, value) in enumerate(zip(self._packers, args, strict=True))
+        ]
+        storage = ffi.new("char[]", max(1, self._layout.size))
+        self._layout.pack_into(ffi.buffer(storage), 0, *values)
+        pointers = ffi.new("void *[]", [storage + at for at in self._starts] or 1)
+        launch = lib.sm120_launch_cooperative if cooperative else lib.sm120_launch
+        shape = _triple(grid, "grid"), _triple(block, "block"), _unsigned(shared, "shared")
+        try:
+            check_running(
+                device.handle.pointer,
+                lambda: launch(pointer, *shape, queue, pointers, self._sizes, len(args)),
+                is_virtual=device.is_virtual,
+            )
+        except FaultError as fault:
+            if self._module is not None:
+                self._module.explain(fault)
+            raise
+
+    def _count_message(self, count: int) -> str:
+        """Say which argument is missing or too many."""
+        wanted = len(self._parameters)
+        text = f"{self._info.entry} takes {wanted} arguments, {count} were given"
+        if count < wanted:
+            return f"{text}: {self.describe(count)} is missing"
+        return f"{text}: the last {count - wanted} are too many"
+
+    def describe(self, index: int) -> str:
+        """Return what messages call a parameter."""
+        parameter = self._parameters[index]
+        kind = f".{parameter.type}" if parameter.type else f"{parameter.bytes} bytes"
+        name = f" {parameter.name}" if parameter.name else ""
+        return f"parameter {index}{name} ({kind})"
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(p.type or f"{p.bytes} bytes" for p in self._parameters)
+        return f"<Kernel {self._info.entry}({kinds}) of {self.device}>"
+
+
+def _kernel_info(pointer: Any) -> KernelInfo:
+    """Ask the library what a kernel needs."""
+    raw = new_struct("sm120_kernel_info")
+    check(lib.sm120_kernel_query(pointer, raw))
+    return KernelInfo(
+        entry=text(raw.entry),
+        registers=raw.registers,
+        static_shared_bytes=raw.static_shared_bytes,
+        local_bytes=raw.local_bytes,
+        max_threads=raw.max_threads,
+        parameters=raw.parameters,
+    )
+
+
+def _parameter(pointer: Any, index: int) -> Parameter:
+    """Ask the library for a parameter."""
+    raw = new_struct("sm120_parameter_info")
+    check(lib.sm120_kernel_parameter(pointer, index, raw))
+    return Parameter(text(raw.name), text(raw.type), raw.offset, raw.bytes)
+
+
+# ---- arguments ------------------------------------------------------------------
+
+_Packer = Callable[[Any, int, Kernel, int], Any]
+_SCALAR_TYPE = re.compile(r"^([usfb])(8|16|32|64)$")
+_KINDS = {"u": "iu", "s": "iu", "f": "f", "b": "iufb"}
+_EXAMPLES = {
+    ("i", 1): "np.uint8(3)",
+    ("i", 2): "np.uint16(3)",
+    ("i", 4): "np.uint32(3)",
+    ("i", 8): "np.uint64(3)",
+    ("f", 2): "np.float16(3)",
+    ("f", 4): "np.float32(3)",
+    ("f", 8): "np.float64(3)",
+}
+
+
+def _slot(nbytes: int) -> str:
+    """Return the format of a value, padded to the next multiple of 8."""
+    return f"{nbytes}s{-nbytes % 8}x"
+
+
+def _packer(parameter: Parameter) -> _Packer:
+    """Return the function that turns an argument into the parameter's bytes."""
+    match = _SCALAR_TYPE.match(parameter.type)
+    if match:
+        kinds, takes_address = _KINDS[match[1]], match[1] != "f"
+    elif parameter.type in {"f16x2", "b128"} or not parameter.type:
+        kinds, takes_address = "iufbcV", not parameter.type
+    else:
+        kinds, takes_address = "", False
+    takes_address = takes_address and parameter.bytes == _ADDRESS_BYTES
+    return partial(_pack, parameter.bytes, kinds, takes_address)
+
+
+def _pack(
+    nbytes: int,
+    kinds: str,
+    takes_address: bool,  # noqa: FBT001
+    value: Any,
+    index: int,
+    kernel: Kernel,
+    stream: int,
+) -> bytes:
+    """Return the bytes of an argument; TypeError where it does not fit."""
+    if takes_address and isinstance(value, Array):
+        address = value.address
+        if not kernel.device.shares_memory_with(value.device):
+            place = kernel.device.name_of(value.device)
+            message = f"{kernel.describe(index)} is on {place}, but the kernel is on {kernel.device}"
+            raise InvalidArgumentError(message)
+        value.owner.stream = stream
+        return address.to_bytes(8, "little")
+    if takes_address and isinstance(value, np.ndarray):
+        seen = pinned_address(kernel.device, value)
+        if seen is not None:
+            return seen.to_bytes(8, "little")
+        message = f"{kernel.describe(index)} is an ndarray in ordinary host memory: use Device.array or Device.pinned"
+        raise TypeError(message)
+    if isinstance(value, TensorMap) and nbytes == tensor_map.NBYTES:
+        return _pack_map(value, index, kernel, stream)
+    if isinstance(value, np.void | bytes | bytearray | ctypes.Structure):
+        raw = bytes(value) if not isinstance(value, np.void) else value.tobytes()
+        if len(raw) == nbytes and (not kinds or "V" in kinds):
+            return raw
+    elif isinstance(value, np.generic) and value.itemsize == nbytes and _kind(value) in kinds:
+        return value.tobytes()
+    raise TypeError(_mismatch(value, index, kernel, nbytes, kinds, takes_address))
+
+
+def _pack_map(value: TensorMap, index: int, kernel: Kernel, stream: int) -> bytes:
+    """Return the bytes of a tensor map."""
+    if not kernel.device.shares_memory_with(value.device):
+        place = kernel.device.name_of(value.device)
+        message = f"{kernel.describe(index)} is a tensor map of {place}, but the kernel is on {kernel.device}"
+        raise InvalidArgumentError(message)
+    value.array.owner.ensure_open()
+    value.array.owner.stream = stream
+    return bytes(value)
+
+
+def _kind(value: np.generic) -> str:
+    """Return the kind of a scalar; the floats of ml_dtypes call theirs "V"."""
+    return "f" if value.dtype.isbuiltin == _USER_TYPE else value.dtype.kind
+
+
+def _mismatch(
+    value: Any,
+    index: int,
+    kernel: Kernel,
+    nbytes: int,
+    kinds: str,
+    takes_address: bool,  # noqa: FBT001
+) -> str:
+    """Say what an argument is and what would be right."""
+    given = type(value).__name__
+    if isinstance(value, bytes | bytearray | np.void | ctypes.Structure):
+        size = value.itemsize if isinstance(value, np.void) else len(bytes(value))
+        given = f"{given} of {size} bytes"
+    if isinstance(value, int | float) and not isinstance(value, np.generic):
+        given = f"Python {given}, whose width would be a guess"
+    wanted = []
+    if takes_address:
+        wanted.append("an Array")
+    for kind in "if":
+        example = _EXAMPLES.get((kind, nbytes))
+        if kind in kinds and example:
+            wanted.append(f"a NumPy scalar such as {example}")
+    if not wanted or "V" in kinds:
+        wanted.append("a TensorMap" if nbytes == tensor_map.NBYTES else f"{nbytes} bytes")
+    return f"{kernel.describe(index)} is a {given}: give {' or '.join(wanted)}"
+
+
+def _unsigned(value: Any, name: str) -> int:
+    """Return a value that fits 32 bits without a sign."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        message = f"{name} is {value!r}, not an int"
+        raise TypeError(message)
+    number = operator.index(value)
+    if not 0 <= number < 1 << 32:
+        message = f"{name} is {number}, not a number from 0 to 2^32 - 1"
+        raise InvalidArgumentError(message)
+    return number
+
+
+def _triple(value: Any, name: str) -> list[int]:
+    """Return the x, y and z of a grid or block."""
+    parts = value if isinstance(value, tuple | list) else (value,)
+    if not 1 <= len(parts) <= _GRID_DIMENSIONS:
+        message = f"{name} is {value!r}, not an int or up to three of them"
+        raise InvalidArgumentError(message)
+    numbers = [_unsigned(part, name) for part in parts]
+    if 0 in numbers:
+        message = f"{name} is {value!r}, but no dimension of it may be 0"
+        raise InvalidArgumentError(message)
+    return numbers + [1] * (_GRID_DIMENSIONS - len(numbers))
+
+
+# ---- the kernels of the library -------------------------------------------------
+
+
+def builtins() -> list[Builtin]:
+    """Return the kernels inside the library."""
+    found = []
+    raw = new_struct("sm120_builtin_info")
+    for index in range(1 << 20):
+        status = lib.sm120_builtin(index, raw)
+        if status == lib.SM120_UNSUPPORTED:
+            break
+        check(status)
+        found.append(Builtin(text(raw.entry), text(raw.source), raw.threads, raw.shared_bytes))
+    return found
+
+
+def builtin_kernels(device: "Device") -> dict[str, Kernel]:
+    """Return the kernels inside the library, loaded on a device."""
+    kernels = {}
+    for index, builtin in enumerate(builtins()):
+        pointer = ffi.new("sm120_kernel **")
+        check(lib.sm120_builtin_kernel(device.handle.pointer, index, pointer))
+        kernels[builtin.entry] = Kernel(device, pointer[0])
+    return kernels
+
+
+def builtin_kernel(device: "Device", entry: str) -> Kernel:
+    """Return one kernel of the library, loaded on a device."""
+    pointer = ffi.new("sm120_kernel **")
+    check(lib.sm120_builtin_kernel(device.handle.pointer, _builtin_index(entry), pointer))
+    return Kernel(device, pointer[0])
+
+
+@cache
+def _builtin_index(entry: str) -> int:
+    return next(index for index, builtin in enumerate(builtins()) if builtin.entry == entry)
+
+
+def builtin_image(index: int, target: str, form: str) -> bytes:
+    """Return the PTX or cubin of a kernel inside the library.
+
+    ``target`` is "sm_120f" or "sm_90", ``form`` "ptx" or "cubin".
+    """
+    image, size = ffi.new("void const **"), ffi.new("size_t *")
+    check(lib.sm120_builtin_image(index, target.encode(), form.encode(), image, size))
+    return bytes(ffi.buffer(image[0], size[0]))

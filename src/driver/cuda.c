@@ -1,0 +1,108 @@
+/* The seam filled from the CUDA driver, libcuda.so.1, which is opened when it is first wanted and never linked. */
+#define _POSIX_C_SOURCE 200809L
+#include "driver/driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+static struct driver table;
+static char reason[512];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* What the driver exports under a later version of its name. cuEventElapsedTime keeps its first version: the second
+ * is missing before CUDA 12.8. */
+static const char *const versioned[] = {
+    "cuDeviceTotalMem_v2",  "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxPushCurrent_v2",  "cuCtxPopCurrent_v2",
+    "cuMemAlloc_v2",        "cuMemFree_v2",
+    "cuMemcpyHtoDAsync_v2", "cuMemHostGetDevicePointer_v2",
+    "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2",
+    "cuStreamDestroy_v2",   "cuEventDestroy_v2",
+};
+
+/* Give the name that the driver exports a function under. */
+static const char *exported(const char *name) {
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof versioned / sizeof versioned[0]; ++i) {
+        if (strncmp(versioned[i], name, length) == 0 && versioned[i][length] == '_') {
+            return versioned[i];
+        }
+    }
+    return name;
+}
+
+/* Find a function and store its address. ISO C has no cast from an object pointer to a function pointer. */
+static int find(void *library, const char *name, void *function) {
+    void *const address = dlsym(library, exported(name));
+    memcpy(function, &address, sizeof address);
+    return address != NULL;
+}
+
+/* Stands in for a function that came with CUDA 12.4. */
+static CUresult no_parameter_info(CUfunction function, size_t index, size_t *offset, size_t *bytes) {
+    (void)function;
+    (void)index;
+    (void)offset;
+    (void)bytes;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Stand in for what came with CUDA 12.0. */
+static CUresult no_tensor_map(CUtensorMap *map, CUtensorMapDataType type, uint32_t rank, void *address,
+                              const uint64_t *dims, const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+                              CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                              CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+    (void)map, (void)type, (void)rank, (void)address, (void)dims, (void)strides, (void)box, (void)steps;
+    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUresult no_tensor_map_address(CUtensorMap *map, void *address) {
+    (void)map, (void)address;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Is this a function that an old driver may lack? */
+static int is_optional(const char *name) {
+    return strcmp(name, "cuFuncGetParamInfo") == 0 || strncmp(name, "cuTensorMap", strlen("cuTensorMap")) == 0;
+}
+
+/* Fill the table, or say why not. */
+static void load(void) {
+    void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        const char *const why = dlerror();
+        snprintf(reason, sizeof reason, "there is no CUDA driver (%s)", why != NULL ? why : "libcuda.so.1");
+        return;
+    }
+    const char *missing = NULL;
+#define X(name, parameters)                                                                                            \
+    if (!find(library, #name, &table.name)) {                                                                          \
+        missing = is_optional(#name) ? missing : #name;                                                                \
+    }
+    DRIVER_FUNCTIONS(X)
+#undef X
+    if (table.cuFuncGetParamInfo == NULL) {
+        table.cuFuncGetParamInfo = no_parameter_info;
+    }
+    if (table.cuTensorMapEncodeTiled == NULL) {
+        table.cuTensorMapEncodeTiled = no_tensor_map;
+    }
+    if (table.cuTensorMapReplaceAddress == NULL) {
+        table.cuTensorMapReplaceAddress = no_tensor_map_address;
+    }
+    if (missing != NULL) {
+        snprintf(reason, sizeof reason, "the CUDA driver is too old: libcuda.so.1 has no %s", exported(missing));
+        dlclose(library);
+    }
+}
+
+const struct driver *driver_cuda(const char **why) {
+    pthread_once(&once, load);
+    if (why != NULL) {
+        *why = reason[0] != '\0' ? reason : NULL;
+    }
+    return reason[0] != '\0' ? NULL : &table;
+}

@@ -1,0 +1,104 @@
+/* Which kernel makes a call of sm120_attention. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/attention/attention.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+
+enum { HOPPER = 9 };
+
+static const char *config_of(const struct kernel_entry *entry) {
+    return strrchr(entry->variant, '_') + 1;
+}
+
+/* Whether an entry computes what the call asks for. Its variant is "dWIDTH_CONFIG", or "dWIDTH_any_CONFIG" where it
+ * does more than a uniform call needs. */
+static bool fits(const struct kernel_entry *entry, const struct attention *call) {
+    return entry->head_dim >= call->q_shape.head_dim && entry->head_dim >= call->v_shape.head_dim &&
+           strcmp(entry->operation, call->operation) == 0 &&
+           (strstr(entry->variant, "_any_") == NULL) == call->is_uniform;
+}
+
+/* Of the entries that fit, those of the least width, in their order: the first one, and the first of each of three
+ * configs, of which any may be NULL. -1: there is none. */
+struct choice {
+    uint32_t width;
+    int64_t first, of[3];
+};
+
+static struct choice look(const struct attention *call, const char *const configs[3]) {
+    const struct choice nothing = {.width = UINT32_MAX, .first = -1, .of = {-1, -1, -1}};
+    struct choice choice = nothing;
+    for (uint32_t i = 0; i < kernel_entry_count; ++i) {
+        const struct kernel_entry *const entry = kernel_entries + i;
+        if (entry->head_dim > choice.width || !fits(entry, call)) {
+            continue;
+        }
+        if (entry->head_dim < choice.width) {
+            choice = nothing;
+            choice.width = entry->head_dim;
+        }
+        choice.first = choice.first < 0 ? i : choice.first;
+        for (int n = 0; n < 3; ++n) {
+            const bool is_it = choice.of[n] < 0 && configs[n] != NULL && strcmp(config_of(entry), configs[n]) == 0;
+            choice.of[n] = is_it ? i : choice.of[n];
+        }
+    }
+    return choice;
+}
+
+/* The config that suits. Warps of 32 rows read K and V from shared memory half as often, which is what limits Hopper;
+ * 16 rows leave registers for twice the warps, which hide more on SM120, whose tensor pipe is the limit, and wherever
+ * one CTA has an SM to itself. Of head sizes beyond 128, CTAs of four warps, where twice as many still find an SM each.
+ */
+static const char *usual(const struct device *device, const struct attention *call) {
+    const sm120_attention_args *const args = call->args;
+    const int64_t ctas = args->batch * args->heads * ((args->q_rows + 127) / 128);
+    const bool is_wide = call->q_shape.head_dim > 128 || call->v_shape.head_dim > 128;
+    if (is_wide && 2 * ctas <= device->info.multiprocessors) {
+        return "w4";
+    }
+    return device->info.capability_major == HOPPER && ctas > device->info.multiprocessors ? "r32" : "r16";
+}
+
+sm120_status attention_choose(const struct device *device, const struct attention *call, uint32_t *index) {
+    const char *const configs[] = {call->args->config, getenv("PYSM120_ATTENTION_CONFIG"), usual(device, call)};
+    const struct choice choice = look(call, configs);
+    if (choice.first < 0) {
+        return fail(SM120_INTERNAL, "the library holds no kernel of %s for head_dim = %" PRId64, call->operation,
+                    call->q_shape.head_dim);
+    }
+    if (configs[0] != NULL && choice.of[0] < 0) {
+        return fail(SM120_UNSUPPORTED, "config = \"%.32s\"; this call has %s, and what sm120_attention_config lists",
+                    configs[0], config_of(kernel_entries + choice.first));
+    }
+    int64_t found = choice.first;
+    for (int n = 3; n-- > 0;) {
+        found = choice.of[n] >= 0 ? choice.of[n] : found;
+    }
+    *index = (uint32_t)found;
+    return SM120_OK;
+}
+
+sm120_status attention_config(const struct attention *call, int32_t index, uint32_t *entry) {
+    const char *const none[3] = {NULL, NULL, NULL};
+    const uint32_t width = look(call, none).width;
+    int32_t count = 0;
+    if (index < 0) {
+        return fail(SM120_INVALID_ARGUMENT, "index = %" PRId32 " is negative; the first config is 0", index);
+    }
+    for (uint32_t i = 0; i < kernel_entry_count; ++i) {
+        if (kernel_entries[i].head_dim == width && fits(kernel_entries + i, call) && count++ == index) {
+            *entry = i;
+            return SM120_OK;
+        }
+    }
+    return fail(SM120_UNSUPPORTED, "index = %" PRId32 " is past the last of the %" PRId32 " configs of this call",
+                index, count);
+}
+
+const char *attention_config_name(uint32_t index) {
+    return config_of(kernel_entries + index);
+}

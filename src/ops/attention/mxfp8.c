@@ -1,0 +1,320 @@
+/* Attention in MXFP8, or with Q K^T in MXFP8 and P V in 16 bits: quantise q, k and, in MXFP8, v into the workspace,
+ * then one attention kernel. */
+#include <inttypes.h>
+
+#include "ops/attention/special.h"
+#include "ops/quantize_mxfp8.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+#include "runtime/memory.h"
+
+enum { WORKSPACE_ALIGNMENT = 256, BLOCK = 32 };
+
+/* The parts of the workspace, in bytes; no v_tiles where v stays as it is. */
+struct areas {
+    int64_t q_elements, q_scales, k_tiles, v_tiles, end;
+};
+
+/* What was found out about a call before anything is launched. */
+struct plan {
+    const struct attention *call;
+    uint32_t index;                           /* of the kernel entry */
+    const struct kernel_entry *entry;         /* with the tile that q, k and v are packed for */
+    bool is_mixed;                            /* v stays in 16 bits, where the caller has it */
+    struct shape q_shape, k_shape;            /* a batch for each sequence, of the longest one's rows */
+    int64_t padded_q, padded_past, padded_kv; /* rows in whole tiles */
+    struct areas areas;
+};
+
+/* ---- checks ---- */
+
+/* Check that an area of the workspace lies apart from what the caller's tensors hold. */
+static sm120_status check_workspace_apart(const struct plan *plan, sm120_address workspace) {
+    const struct tensor *const tensors[] = {&plan->call->q, &plan->call->k,      &plan->call->v,
+                                            &plan->call->o, &plan->call->past_k, &plan->call->past_v};
+    const int64_t bytes = plan->areas.end;
+    sm120_status status = SM120_OK;
+    const int count = plan->call->args->past_rows == 0 ? 4 : 6;
+    for (int i = 0; i < count && status == SM120_OK; ++i) {
+        status = check_apart("workspace", workspace, bytes, tensors[i]->name, tensors[i]->address, tensors[i]->bytes);
+    }
+    if (status == SM120_OK && plan->call->args->lse != 0) {
+        status = check_apart("workspace", workspace, bytes, "lse", plan->call->args->lse, plan->call->lse_bytes);
+    }
+    return status;
+}
+
+/* Check all addresses. */
+static sm120_status check_places(struct device *device, const struct plan *plan, sm120_address workspace,
+                                 size_t workspace_bytes) {
+    sm120_status status = attention_check_places(device, plan->call);
+    status = status == SM120_OK ? check_address("workspace", workspace, WORKSPACE_ALIGNMENT) : status;
+    if (status == SM120_OK && workspace_bytes < (size_t)plan->areas.end) {
+        status = fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, workspace_bytes,
+                      plan->areas.end);
+    }
+    status = status == SM120_OK ? memory_check(device, workspace, (uint64_t)plan->areas.end, "workspace") : status;
+    return status == SM120_OK ? check_workspace_apart(plan, workspace) : status;
+}
+
+/* ---- plan ---- */
+
+/* Multiply three sizes and round up to the alignment of an area. */
+static bool area_bytes(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *bytes) {
+    int64_t exact = 0;
+    const bool fits = multiply(heads, rows, &exact) && multiply(exact, row_bytes, &exact) &&
+                      add(exact, WORKSPACE_ALIGNMENT - 1, &exact);
+    *bytes = exact / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+    return fits;
+}
+
+/* Rows in whole tiles of so many. */
+static int64_t in_tiles(int64_t rows, int64_t tile) {
+    return (rows + tile - 1) / tile * tile;
+}
+
+/* Lay out the workspace: q's elements, q's scales (4 bytes per row), and tiles of k and of v that hold their own
+ * scales (4 bytes per row of k, a byte per 32 rows and column of v). */
+static sm120_status lay_out(struct plan *plan) {
+    const int64_t width = plan->entry->head_dim;
+    const int64_t q_heads = plan->q_shape.batch * plan->q_shape.heads;
+    const int64_t kv_heads = plan->k_shape.batch * plan->k_shape.heads;
+    struct areas *const areas = &plan->areas;
+    int64_t q, scales, k, v = 0;
+    plan->padded_q = in_tiles(plan->q_shape.rows, plan->entry->q_rows);
+    plan->padded_past = in_tiles(plan->call->args->past_rows, plan->entry->kv_rows);
+    plan->padded_kv = in_tiles(plan->k_shape.rows, plan->entry->kv_rows);
+    const int64_t keys = plan->padded_past + plan->padded_kv;
+    *areas = (struct areas){0};
+    if (!area_bytes(q_heads, plan->padded_q, width, &q) || !area_bytes(q_heads, plan->padded_q, 4, &scales) ||
+        !area_bytes(kv_heads, keys, width + 4, &k) ||
+        (!plan->is_mixed && !area_bytes(kv_heads, keys / BLOCK, BLOCK * width + width, &v)) ||
+        !add(q, scales, &areas->k_tiles) || !add(areas->k_tiles, k, &areas->v_tiles) ||
+        !add(areas->v_tiles, v, &areas->end)) {
+        return fail(SM120_UNSUPPORTED,
+                    "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " does not fit in 63 bits",
+                    plan->q_shape.rows, plan->k_shape.rows);
+    }
+    areas->q_scales = q;
+    return SM120_OK;
+}
+
+/* Choose the kernel and lay out the workspace. */
+static sm120_status make_plan(const struct device *device, const struct attention *call, struct plan *plan) {
+    *plan = (struct plan){.call = call, .is_mixed = call->args->precision != SM120_MXFP8};
+    const sm120_attention_args *const args = call->args;
+    plan->q_shape = (struct shape){args->batch, args->heads, args->q_rows, call->q_shape.head_dim};
+    plan->k_shape = (struct shape){args->batch, args->kv_heads, args->kv_rows, call->k_shape.head_dim};
+    const sm120_status status = attention_choose(device, call, &plan->index);
+    if (status != SM120_OK) {
+        return status;
+    }
+    plan->entry = kernel_entries + plan->index;
+    if (plan->entry->q_rows == 0 || plan->entry->kv_rows == 0 || plan->entry->kv_rows % BLOCK != 0) {
+        return fail(SM120_INTERNAL, "%s notes a tile that cannot be", plan->entry->entry);
+    }
+    return lay_out(plan);
+}
+
+/* ---- launches ---- */
+
+/* The parameters of the attention kernels, in their order; v is tiles or a map. */
+struct attention_arguments {
+    uint64_t q_elements, q_scales, k_tiles, v_tiles;
+    CUtensorMap v_map;
+    uint64_t o, lse;
+    int64_t o_batch_stride, o_head_stride, o_row_stride;
+    uint32_t heads, kv_heads, q_rows, kv_rows, head_dim, q_tiles, o_type;
+    float scale_log2;
+    int32_t diagonal, lower; /* row i sees key j iff i + lower <= j <= i + diagonal */
+    uint32_t v_broadcast;    /* bits 2, 3: of past_v */
+    struct special special;
+};
+
+/* The launches of a call: of its quantizers first, of q, k, v and the past's k and v those that there are. Not to be
+ * copied once filled. */
+struct launches {
+    struct quantizer_launch quantizers[5];
+    int quantizer_count;
+    struct kernel *kernel;
+    struct launch launch;
+    struct attention_arguments values;
+    struct argument_list arguments;
+};
+
+/* The values of the attention kernel's parameters. A scale's sign is q's, and a scale of 0 makes q 0, because a kernel
+ * that takes the maximum of scaled scores wants a positive scale. */
+static struct attention_arguments values_of(const struct plan *plan, sm120_address workspace) {
+    const sm120_attention_args *const args = plan->call->args;
+    return (struct attention_arguments){
+        .q_elements = workspace + (uint64_t)plan->areas.q_elements,
+        .q_scales = workspace + (uint64_t)plan->areas.q_scales,
+        .k_tiles = workspace + (uint64_t)plan->areas.k_tiles,
+        .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
+        .o = plan->call->o.address,
+        .lse = args->lse,
+        .o_batch_stride = plan->call->o.batch_stride,
+        .o_head_stride = plan->call->o.head_stride,
+        .o_row_stride = plan->call->o.row_stride,
+        .heads = (uint32_t)args->heads,
+        .kv_heads = (uint32_t)args->kv_heads,
+        .q_rows = (uint32_t)args->q_rows,
+        .kv_rows = (uint32_t)args->kv_rows,
+        .head_dim = (uint32_t)plan->call->o_shape.head_dim,
+        .q_tiles = (uint32_t)(plan->padded_q / plan->entry->q_rows),
+        .o_type = attention_o_type(args),
+        .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),
+        .diagonal = attention_upper(args),
+        .lower = attention_lower(args),
+    };
+}
+
+/* Choose the attention kernel and check its launch. */
+static sm120_status prepare_attention(struct device *device, const struct plan *plan, sm120_address workspace,
+                                      struct launches *l) {
+    uint32_t grid;
+    sm120_status status = attention_grid(plan->call, plan->entry->q_rows, &grid);
+    if (status != SM120_OK) {
+        return status;
+    }
+    struct attention_arguments *const a = &l->values;
+    *a = values_of(plan, workspace);
+    const struct attention *const call = plan->call;
+    if (!call->is_uniform) {
+        attention_special(call, &a->special);
+        a->lower = a->special.lower;
+        a->diagonal = a->special.upper;
+    }
+    /* A question for the size needs no map: the address of v may be none yet. */
+    if (plan->is_mixed && workspace != 0) {
+        uint32_t past = 0;
+        status = attention_describe(device, &call->v, &call->v_shape, plan->entry->kv_rows, &a->v_map, &a->v_broadcast);
+        if (status == SM120_OK && call->args->past_rows != 0) {
+            status = attention_describe(device, &call->past_v, &call->past_v_shape, plan->entry->kv_rows,
+                                        &a->special.past_v, &past);
+        }
+        a->v_broadcast |= past << 2;
+    }
+    const struct argument list[] = {
+        ARGUMENT(a->q_elements),
+        ARGUMENT(a->q_scales),
+        ARGUMENT(a->k_tiles),
+        plan->is_mixed ? ARGUMENT(a->v_map) : ARGUMENT(a->v_tiles),
+        ARGUMENT(a->o),
+        ARGUMENT(a->lse),
+        ARGUMENT(a->o_batch_stride),
+        ARGUMENT(a->o_head_stride),
+        ARGUMENT(a->o_row_stride),
+        ARGUMENT(a->heads),
+        ARGUMENT(a->kv_heads),
+        ARGUMENT(a->q_rows),
+        ARGUMENT(a->kv_rows),
+        ARGUMENT(a->head_dim),
+        ARGUMENT(a->q_tiles),
+        ARGUMENT(a->o_type),
+        ARGUMENT(a->scale_log2),
+        ARGUMENT(a->diagonal),
+        ARGUMENT(a->lower),
+        ARGUMENT(a->v_broadcast),
+        SPECIAL_ARGUMENTS(&a->special),
+    };
+    enum { COUNT = sizeof list / sizeof list[0], UNIFORM = 20 };
+    _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
+    l->launch =
+        launch_of(&l->arguments, list, call->is_uniform ? UNIFORM : COUNT, grid, plan->entry, call->args->stream);
+    status = status == SM120_OK ? builtin_load(device, plan->index, &l->kernel) : status;
+    return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
+}
+
+/* What to quantise of a tensor, as one that holds tiles of all keys from `first_row` on. */
+static struct quantizer keys_of(const struct plan *plan, const char *layout, const struct tensor *x, int64_t head_dim,
+                                int64_t rows, int64_t first_row, sm120_address tiles) {
+    const sm120_attention_args *const args = plan->call->args;
+    const bool is_past = first_row < plan->padded_past;
+    struct quantizer q = {.layout = layout,
+                          .x = x,
+                          .shape = {args->batch, args->kv_heads, rows, head_dim},
+                          .padded_rows = in_tiles(rows, plan->entry->kv_rows),
+                          .padded_columns = plan->entry->head_dim,
+                          .elements = tiles,
+                          .factor = 1.0f,
+                          .has_sequences = !plan->call->is_uniform};
+    q.sequences = (struct quantizer_sequences){
+        .starts = is_past ? 0 : args->cu_seqlens_k,
+        .lengths = is_past ? 0 : args->kv_lengths,
+        .total = (int32_t)args->kv_total,
+        .all_tiles = (uint32_t)((plan->padded_past + plan->padded_kv) / plan->entry->kv_rows),
+        .first_tile = (uint32_t)(first_row / plan->entry->kv_rows),
+    };
+    return q;
+}
+
+/* Choose the kernels and check their launches; nothing starts. */
+static sm120_status prepare(struct device *device, const struct plan *plan, sm120_address workspace,
+                            struct launches *launches) {
+    const bool wide = plan->entry->head_dim > 64;
+    const struct attention *const call = plan->call;
+    const sm120_attention_args *const args = call->args;
+    const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
+    const sm120_address v_tiles = workspace + (uint64_t)plan->areas.v_tiles;
+    const char *const k = wide ? "k_d128" : "k_d64", *const v = wide ? "v_d128" : "v_d64";
+    const int64_t v_dim = call->v_shape.head_dim, kv_rows = args->kv_rows, past_rows = args->past_rows;
+    const struct quantizer q = {.layout = wide ? "q_d128" : "q_d64",
+                                .x = &call->q,
+                                .shape = plan->q_shape,
+                                .padded_rows = plan->padded_q,
+                                .padded_columns = plan->entry->head_dim,
+                                .elements = workspace + (uint64_t)plan->areas.q_elements,
+                                .scales = workspace + (uint64_t)plan->areas.q_scales,
+                                .factor = args->scale > 0.0f   ? 1.0f
+                                          : args->scale < 0.0f ? -1.0f
+                                                               : 0.0f,
+                                .has_sequences = args->cu_seqlens_q != 0,
+                                .sequences = {.starts = args->cu_seqlens_q, .total = (int32_t)args->q_total}};
+    const struct {
+        bool is_there;
+        struct quantizer job;
+    } list[] = {
+        {true, q},
+        {true, keys_of(plan, k, &call->k, args->head_dim, kv_rows, plan->padded_past, k_tiles)},
+        {!plan->is_mixed, keys_of(plan, v, &call->v, v_dim, kv_rows, plan->padded_past, v_tiles)},
+        {past_rows != 0, keys_of(plan, k, &call->past_k, args->head_dim, past_rows, 0, k_tiles)},
+        {past_rows != 0 && !plan->is_mixed, keys_of(plan, v, &call->past_v, v_dim, past_rows, 0, v_tiles)},
+    };
+    sm120_status status = SM120_OK;
+    launches->quantizer_count = 0;
+    for (size_t i = 0; i < sizeof list / sizeof *list && status == SM120_OK; ++i) {
+        if (list[i].is_there) {
+            status = quantizer_prepare(device, &list[i].job, args->stream,
+                                       &launches->quantizers[launches->quantizer_count++]);
+        }
+    }
+    return status == SM120_OK ? prepare_attention(device, plan, workspace, launches) : status;
+}
+
+/* Start the launches, each on the results of those before. */
+static sm120_status start(const struct launches *launches) {
+    sm120_status status = SM120_OK;
+    for (int i = 0; i < launches->quantizer_count && status == SM120_OK; ++i) {
+        status = launch_start(launches->quantizers[i].kernel, &launches->quantizers[i].launch);
+    }
+    return status == SM120_OK ? launch_start(launches->kernel, &launches->launch) : status;
+}
+
+/* A call that asks for the size loads the kernels too, so that the next one can be captured in a graph. */
+sm120_status attention_mxfp8(struct device *device, const struct attention *call, sm120_address workspace,
+                             size_t *workspace_bytes) {
+    struct plan plan;
+    struct launches launches;
+    sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
+    status = status == SM120_OK ? make_plan(device, call, &plan) : status;
+    if (status == SM120_OK && workspace != 0) {
+        status = check_places(device, &plan, workspace, *workspace_bytes);
+    }
+    status = status == SM120_OK ? prepare(device, &plan, workspace, &launches) : status;
+    if (status == SM120_OK && workspace == 0) {
+        *workspace_bytes = (size_t)plan.areas.end;
+        return SM120_OK;
+    }
+    return status == SM120_OK ? start(&launches) : status;
+}

@@ -1,0 +1,196 @@
+/* Attention on tensors that kernels cannot take as they lie: copies of them in the workspace, and of the result. */
+#include <inttypes.h>
+
+#include "ops/attention/attention.h"
+#include "ops/copy_rows.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+#include "runtime/memory.h"
+
+enum { STEP = 8, ALIGNMENT = 256 }; /* of a head size in elements, of an area of the workspace in bytes */
+enum { TENSORS = 6 };
+
+/* A call and the same one on copies. */
+struct stage {
+    sm120_attention_args args;
+    struct attention call;
+    struct {
+        const struct tensor *given;
+        const struct shape *shape; /* of the tensor itself */
+        struct tensor *copy;
+        struct shape *copy_shape;
+        bool is_output, is_copied;
+        struct copy_rows in, out;
+    } tensors[TENSORS];
+    int64_t bytes; /* of the copies */
+};
+
+static bool is_ready(const struct tensor *x, const struct shape *shape) {
+    return tensor_is_aligned(x) && x->address % TENSOR_ALIGNMENT == 0 && shape->head_dim % STEP == 0;
+}
+
+bool attention_is_ready(const struct attention *call) {
+    return is_ready(&call->q, &call->q_shape) && is_ready(&call->k, &call->k_shape) &&
+           is_ready(&call->v, &call->v_shape) && is_ready(&call->o, &call->o_shape) &&
+           (call->args->past_rows == 0 ||
+            (is_ready(&call->past_k, &call->past_k_shape) && is_ready(&call->past_v, &call->past_v_shape)));
+}
+
+/* The contiguous form of a tensor, from `offset` of the workspace on; what does not change along a dimension is copied
+ * once. */
+static sm120_status place_copy(const struct tensor *given, const struct shape *shape, int64_t width, int64_t element,
+                               struct tensor *copy, int64_t *offset) {
+    const int64_t batches = given->batch_stride != 0 ? shape->batch : 1;
+    const int64_t heads = given->head_stride != 0 ? shape->heads : 1;
+    int64_t head = 0, batch = 0, bytes = 0, end = 0;
+    const bool fits = multiply(width * element, shape->rows, &head) && multiply(head, heads, &batch) &&
+                      multiply(batch, batches, &bytes) && add(*offset, bytes, &end) && add(end, ALIGNMENT - 1, &end);
+    if (!fits) {
+        return fail(SM120_UNSUPPORTED, "a copy of %s, whose strides or head size need one, does not fit in 63 bits",
+                    given->name);
+    }
+    *copy = (struct tensor){.name = given->name,
+                            .address = (sm120_address)*offset,
+                            .dtype = given->dtype,
+                            .batch_stride = batches > 1 ? batch : 0,
+                            .head_stride = heads > 1 ? head : 0,
+                            .row_stride = width * element,
+                            .bytes = bytes};
+    *offset = end / ALIGNMENT * ALIGNMENT;
+    return SM120_OK;
+}
+
+/* Decide what is copied, and where to. */
+static sm120_status lay_out(const struct attention *call, struct stage *stage) {
+    *stage = (struct stage){.args = *call->args, .call = *call};
+    struct attention *const on = &stage->call;
+    const struct {
+        const struct tensor *given;
+        const struct shape *shape;
+        struct tensor *copy;
+        struct shape *copy_shape;
+    } list[TENSORS] = {
+        {&call->q, &call->q_shape, &on->q, &on->q_shape},
+        {&call->k, &call->k_shape, &on->k, &on->k_shape},
+        {&call->v, &call->v_shape, &on->v, &on->v_shape},
+        {&call->o, &call->o_shape, &on->o, &on->o_shape},
+        {&call->past_k, &call->past_k_shape, &on->past_k, &on->past_k_shape},
+        {&call->past_v, &call->past_v_shape, &on->past_v, &on->past_v_shape},
+    };
+    on->args = &stage->args;
+    for (int i = 0; i < (call->args->past_rows == 0 ? TENSORS - 2 : TENSORS); ++i) {
+        const int64_t width = (list[i].shape->head_dim + STEP - 1) / STEP * STEP;
+        list[i].copy_shape->head_dim = width;
+        stage->tensors[i].given = list[i].given;
+        stage->tensors[i].shape = list[i].shape;
+        stage->tensors[i].copy = list[i].copy;
+        stage->tensors[i].copy_shape = list[i].copy_shape;
+        stage->tensors[i].is_output = list[i].given == &call->o;
+        stage->tensors[i].is_copied = !is_ready(list[i].given, list[i].shape);
+        if (stage->tensors[i].is_copied) {
+            const sm120_status status =
+                place_copy(list[i].given, list[i].shape, width, list[i].given->dtype == SM120_F32 ? 4 : 2, list[i].copy,
+                           &stage->bytes);
+            if (status != SM120_OK) {
+                return status;
+            }
+        }
+    }
+    stage->args.head_dim = on->q_shape.head_dim;
+    stage->args.v_head_dim = on->v_shape.head_dim;
+    return SM120_OK;
+}
+
+/* Check the workspace, and that no tensor of the caller lies in it. */
+static sm120_status check_workspace(struct device *device, const struct stage *stage, sm120_address workspace,
+                                    size_t workspace_bytes, size_t needed) {
+    sm120_status status = check_address("workspace", workspace, ALIGNMENT);
+    if (status == SM120_OK && workspace_bytes < needed) {
+        status =
+            fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %zu", workspace_bytes, needed);
+    }
+    status = status == SM120_OK ? memory_check(device, workspace, needed, "workspace") : status;
+    for (int i = 0; i < TENSORS && status == SM120_OK; ++i) {
+        const struct tensor *const x = stage->tensors[i].given;
+        status =
+            x == NULL ? status : check_apart("workspace", workspace, (int64_t)needed, x->name, x->address, x->bytes);
+    }
+    if (status == SM120_OK && stage->args.lse != 0) {
+        status = check_apart("workspace", workspace, (int64_t)needed, "lse", stage->args.lse, stage->call.lse_bytes);
+    }
+    return status;
+}
+
+/* Check the launches of the copies, which now have addresses. */
+static sm120_status prepare(struct device *device, struct stage *stage, sm120_address workspace) {
+    for (int i = 0; i < TENSORS; ++i) {
+        if (!stage->tensors[i].is_copied) {
+            continue;
+        }
+        const struct tensor *const given = stage->tensors[i].given;
+        struct tensor *const copy = stage->tensors[i].copy;
+        struct shape shape = *stage->tensors[i].shape;
+        shape.batch = given->batch_stride != 0 ? shape.batch : 1;
+        shape.heads = given->head_stride != 0 ? shape.heads : 1;
+        copy->address += workspace;
+        const int64_t width = stage->tensors[i].copy_shape->head_dim;
+        const struct shape padded = {shape.batch, shape.heads, shape.rows, width};
+        const sm120_stream stream = stage->args.stream;
+        sm120_status status = copy_rows_prepare(device, given, copy, &shape, width, stream, &stage->tensors[i].in);
+        if (status == SM120_OK && stage->tensors[i].is_output) {
+            status = copy_rows_prepare(device, copy, given, &padded, shape.head_dim, stream, &stage->tensors[i].out);
+        }
+        if (status != SM120_OK) {
+            return status;
+        }
+    }
+    return SM120_OK;
+}
+
+/* Start the copies of the inputs; of o as well where rows may stay as they are: those of no packed sequence. */
+static sm120_status start_in(struct stage *stage) {
+    sm120_status status = SM120_OK;
+    for (int i = 0; i < TENSORS && status == SM120_OK; ++i) {
+        const bool is_read = !stage->tensors[i].is_output || stage->args.cu_seqlens_q != 0;
+        if (stage->tensors[i].is_copied && is_read) {
+            status = launch_start(stage->tensors[i].in.kernel, &stage->tensors[i].in.launch);
+        }
+    }
+    return status;
+}
+
+/* Start the copy of the output. */
+static sm120_status start_out(struct stage *stage) {
+    sm120_status status = SM120_OK;
+    for (int i = 0; i < TENSORS && status == SM120_OK; ++i) {
+        if (stage->tensors[i].is_copied && stage->tensors[i].is_output) {
+            status = launch_start(stage->tensors[i].out.kernel, &stage->tensors[i].out.launch);
+        }
+    }
+    return status;
+}
+
+/* A query loads the kernels of the copies too, so that the next call can be captured in a graph. */
+sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,
+                                 sm120_address workspace, size_t *workspace_bytes) {
+    struct stage stage;
+    size_t inner = 0;
+    sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
+    status = status == SM120_OK ? lay_out(call, &stage) : status;
+    status = status == SM120_OK ? run(device, &stage.call, 0, &inner) : status;
+    if (status != SM120_OK) {
+        return status;
+    }
+    const size_t needed = (size_t)stage.bytes + inner;
+    if (workspace == 0) {
+        *workspace_bytes = needed;
+        return prepare(device, &stage, 0);
+    }
+    status = attention_check_places(device, call);
+    status = status == SM120_OK ? check_workspace(device, &stage, workspace, *workspace_bytes, needed) : status;
+    status = status == SM120_OK ? prepare(device, &stage, workspace) : status;
+    status = status == SM120_OK ? start_in(&stage) : status;
+    inner = *workspace_bytes - (size_t)stage.bytes;
+    status = status == SM120_OK ? run(device, &stage.call, workspace + (uint64_t)stage.bytes, &inner) : status;
+    return status == SM120_OK ? start_out(&stage) : status;
+}

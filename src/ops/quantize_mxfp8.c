@@ -1,0 +1,165 @@
+/* sm120_quantize_mxfp8, and the launches of quantizers that sm120_attention needs. */
+#include "ops/quantize_mxfp8.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "runtime/builtin.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+#include "runtime/memory.h"
+
+/* What variants call a dtype. */
+static const char *dtype_name(uint32_t dtype) {
+    return dtype == SM120_F32 ? "f32" : dtype == SM120_F16 ? "f16" : "bf16";
+}
+
+/* Point the launch at its values, in the order of the kernel's parameters. */
+static void set_arguments(struct quantizer_launch *p, sm120_stream stream, const struct kernel_entry *entry,
+                          uint32_t grid) {
+    const struct argument list[] = {
+        ARGUMENT(p->job.x->address),
+        ARGUMENT(p->job.elements),
+        ARGUMENT(p->job.scales),
+        ARGUMENT(p->batch_stride),
+        ARGUMENT(p->head_stride),
+        ARGUMENT(p->row_stride),
+        ARGUMENT(p->heads),
+        ARGUMENT(p->rows),
+        ARGUMENT(p->head_dim),
+        ARGUMENT(p->row_tiles),
+        ARGUMENT(p->column_tiles),
+        ARGUMENT(p->job.floor),
+        ARGUMENT(p->job.factor),
+        ARGUMENT(p->job.sequences.starts),
+        ARGUMENT(p->job.sequences.lengths),
+        ARGUMENT(p->job.sequences.total),
+        ARGUMENT(p->job.sequences.all_tiles),
+        ARGUMENT(p->job.sequences.first_tile),
+    };
+    enum { COUNT = sizeof list / sizeof list[0], SEQUENCES_ALONE = 5 };
+    _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
+    p->launch =
+        launch_of(&p->arguments, list, p->job.has_sequences ? COUNT : COUNT - SEQUENCES_ALONE, grid, entry, stream);
+}
+
+sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
+                               struct quantizer_launch *prepared) {
+    char variant[32];
+    uint32_t index;
+    snprintf(variant, sizeof variant, "%s_%s%s", dtype_name(job->x->dtype), job->layout,
+             job->has_sequences ? "_any" : "");
+    sm120_status status = builtin_find("quantize_mxfp8", variant, &index);
+    if (status != SM120_OK) {
+        return status;
+    }
+    const struct kernel_entry *const entry = kernel_entries + index;
+    if (entry->rows == 0 || entry->columns == 0) {
+        return fail(SM120_INTERNAL, "%s does not note the rows and columns of a CTA", entry->entry);
+    }
+    const int64_t row_tiles = (job->padded_rows + entry->rows - 1) / entry->rows;
+    const int64_t column_tiles = (job->padded_columns + entry->columns - 1) / entry->columns;
+    int64_t grid = 0;
+    if (!multiply(job->shape.batch * job->shape.heads, row_tiles, &grid) || !multiply(grid, column_tiles, &grid) ||
+        grid > INT32_MAX) {
+        return fail(SM120_UNSUPPORTED,
+                    "%s: batch * heads = %" PRId64 " of %" PRId64 " x %" PRId64 " tiles are too many CTAs; at most %d",
+                    job->x->name, job->shape.batch * job->shape.heads, row_tiles, column_tiles, INT32_MAX);
+    }
+    *prepared = (struct quantizer_launch){.batch_stride = job->x->batch_stride,
+                                          .head_stride = job->x->head_stride,
+                                          .row_stride = job->x->row_stride,
+                                          .heads = (uint32_t)job->shape.heads,
+                                          .rows = (uint32_t)job->shape.rows,
+                                          .head_dim = (uint32_t)job->shape.head_dim,
+                                          .row_tiles = (uint32_t)row_tiles,
+                                          .column_tiles = (uint32_t)column_tiles,
+                                          .job = *job};
+    if (job->sequences.all_tiles == 0) {
+        prepared->job.sequences.all_tiles = (uint32_t)row_tiles;
+    }
+    set_arguments(prepared, stream, entry, (uint32_t)grid);
+    status = builtin_load(device, index, &prepared->kernel);
+    return status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
+}
+
+/* ---- sm120_quantize_mxfp8 ---- */
+
+/* The checks that need no device. */
+static sm120_status check_args(const sm120_quantize_mxfp8_args *args, struct tensor *x) {
+    const struct shape shape = {args->batch, args->heads, args->rows, args->head_dim};
+    if (args->axis != SM120_ALONG_HEAD_DIM && args->axis != SM120_ALONG_ROWS) {
+        return fail(SM120_INVALID_ARGUMENT, "axis = %" PRIu32 "; ALONG_HEAD_DIM (%d) and ALONG_ROWS (%d) are right",
+                    args->axis, SM120_ALONG_HEAD_DIM, SM120_ALONG_ROWS);
+    }
+    if (args->rounding != SM120_SCALE_UP && args->rounding != SM120_SCALE_FLOOR) {
+        return fail(SM120_INVALID_ARGUMENT, "rounding = %" PRIu32 "; SCALE_UP (%d) and SCALE_FLOOR (%d) are right",
+                    args->rounding, SM120_SCALE_UP, SM120_SCALE_FLOOR);
+    }
+    if (args->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it is 0", args->reserved);
+    }
+    sm120_status status = check_shape(&shape, "rows", INT32_MAX);
+    if (status == SM120_OK && shape.head_dim % 8 != 0) {
+        status = fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; a multiple of 8 is supported", shape.head_dim);
+    }
+    return status == SM120_OK ? tensor_check("x", &args->x, &shape, TENSOR_INPUT, x) : status;
+}
+
+/* Check where x is and where the results go. */
+static sm120_status check_places(struct device *device, const sm120_quantize_mxfp8_args *args, const struct tensor *x) {
+    const bool along_rows = args->axis == SM120_ALONG_ROWS;
+    const int64_t scale_rows = along_rows ? (args->rows + 31) / 32 : args->rows;
+    const int64_t scale_columns = along_rows ? args->head_dim : (args->head_dim + 31) / 32;
+    const int64_t heads = args->batch * args->heads;
+    int64_t elements = 0;
+    int64_t scales = 0;
+    if (!multiply(heads, args->rows, &elements) || !multiply(elements, args->head_dim, &elements) ||
+        !multiply(heads, scale_rows, &scales) || !multiply(scales, scale_columns, &scales)) {
+        return fail(SM120_UNSUPPORTED,
+                    "batch * heads * rows * head_dim = %" PRId64 " * %" PRId64 " * %" PRId64 " does not fit in 63 bits",
+                    heads, args->rows, args->head_dim);
+    }
+    sm120_status status = tensor_check_alignment(x, &args->x);
+    status = status == SM120_OK ? tensor_check_address(device, x) : status;
+    status = status == SM120_OK ? check_address("elements", args->elements, 16) : status;
+    status = status == SM120_OK ? memory_check(device, args->elements, (uint64_t)elements, "elements") : status;
+    status = status == SM120_OK ? check_address("scales", args->scales, 1) : status;
+    status = status == SM120_OK ? memory_check(device, args->scales, (uint64_t)scales, "scales") : status;
+    if (status == SM120_OK) {
+        status = check_apart("elements", args->elements, elements, "scales", args->scales, scales);
+    }
+    if (status == SM120_OK) {
+        status = check_apart("elements", args->elements, elements, "x", x->address, x->bytes);
+    }
+    return status == SM120_OK ? check_apart("scales", args->scales, scales, "x", x->address, x->bytes) : status;
+}
+
+sm120_status sm120_quantize_mxfp8(sm120_device *handle, const sm120_quantize_mxfp8_args *args) {
+    struct device *device;
+    struct tensor x;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_struct(args, sizeof *args, "args", "sm120_quantize_mxfp8_args");
+    status = status == SM120_OK ? check_args(args, &x) : status;
+    status = status == SM120_OK ? check_places(device, args, &x) : status;
+    if (status == SM120_OK) {
+        struct quantizer_launch prepared;
+        const struct quantizer job = {
+            .layout = args->axis == SM120_ALONG_ROWS ? "rows" : "d",
+            .x = &x,
+            .shape = {args->batch, args->heads, args->rows, args->head_dim},
+            .padded_rows = args->rows,
+            .padded_columns = args->head_dim,
+            .elements = args->elements,
+            .scales = args->scales,
+            .floor = args->rounding,
+            .factor = 1.0f,
+        };
+        status = quantizer_prepare(device, &job, args->stream, &prepared);
+        status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;
+    }
+    return device_leave(device, status);
+}

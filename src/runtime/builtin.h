@@ -1,0 +1,23 @@
+/* The kernels inside the library, loaded on a device when they are first wanted. */
+#ifndef SM120_BUILTIN_H
+#define SM120_BUILTIN_H
+
+#include <stdbool.h>
+
+#include "runtime/device.h"
+#include "runtime/kernels.h"
+
+/* The target whose kernels run on a compute capability: "sm_120f" or "sm_90"; NULL: none does. */
+const char *builtin_target(int capability_major);
+
+/* Make and free a device's tables of what is loaded. */
+bool builtin_open(struct device *device);
+void builtin_close(struct device *device);
+
+/* The index of the entry that is this variant of an operation. */
+sm120_status builtin_find(const char *operation, const char *variant, uint32_t *index);
+
+/* The kernel of an entry, loaded on the device. Its context is current. */
+sm120_status builtin_load(struct device *device, uint32_t index, struct kernel **kernel);
+
+#endif

@@ -1,0 +1,50 @@
+/* An open device: its driver, context, facts, and what it has to take back when it is closed. */
+#ifndef SM120_DEVICE_H
+#define SM120_DEVICE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "driver/driver.h"
+#include "driver/registry.h"
+#include "runtime/object.h"
+#include "sm120.h"
+
+struct module;
+struct kernel;
+
+struct device {
+    struct object object;
+    const struct driver *driver;
+    CUdevice ordinal;
+    CUcontext context;
+    sm120_device_info info;
+    atomic_bool takes_profile;
+
+    pthread_mutex_t lock;          /* of the next six */
+    struct driver_options options; /* of a virtual device */
+    struct registry memory;
+    struct registry pinned; /* by host address */
+    struct registry streams;
+    struct registry events;
+    struct module *modules;
+
+    pthread_mutex_t builtin_lock;    /* of the next two */
+    struct module **builtin_modules; /* by kernel file, NULL until wanted */
+    struct kernel **builtin_kernels; /* by kernel entry, NULL until wanted */
+};
+
+/* Begin a call on a device: clear the thread's error, hold the device, and make its context current. */
+sm120_status device_enter(sm120_device *handle, struct device **device);
+
+/* The same for a device that is held already. */
+sm120_status device_push(struct device *device);
+
+/* End a call: restore the caller's context, let the device go, and return `status`. */
+sm120_status device_leave(struct device *device, sm120_status status);
+
+/* Restore the caller's context. */
+void device_pop(struct device *device);
+
+#endif

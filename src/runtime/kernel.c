@@ -1,0 +1,301 @@
+/* Kernels: what the driver and the PTX text tell about an entry. */
+#define _POSIX_C_SOURCE 200809L
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/check.h"
+#include "runtime/error.h"
+#include "runtime/launch.h"
+#include "runtime/module.h"
+
+/* ---- make ---- */
+
+/* Free a kernel that has no handle. */
+static void discard(struct kernel *kernel) {
+    free(kernel->entry);
+    free(kernel->parameters);
+    free(kernel);
+}
+
+/* Ask the driver for what sm120_kernel_query answers. */
+static CUresult read_info(const struct driver *driver, CUfunction function, sm120_kernel_info *info) {
+    const struct {
+        CUfunction_attribute attribute;
+        int32_t *value;
+    } facts[] = {
+        {CU_FUNC_ATTRIBUTE_NUM_REGS, &info->registers},
+        {CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, &info->static_shared_bytes},
+        {CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, &info->local_bytes},
+        {CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, &info->max_threads},
+    };
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0] && result == CUDA_SUCCESS; ++i) {
+        int value = 0;
+        result = driver->cuFuncGetAttribute(&value, facts[i].attribute, function);
+        *facts[i].value = value;
+    }
+    return result;
+}
+
+enum { PARAMETERS_MAX = 32 * 1024 };
+
+/* Ask the driver for offset and size of the first `limit` parameters, or of those before the first index that it
+ * refuses. *known: it can tell. */
+static sm120_status ask_parameters(struct kernel *kernel, int32_t limit, bool *known) {
+    const struct driver *const driver = kernel->module->device->driver;
+    int32_t count = 0;
+    *known = true;
+    for (;;) {
+        size_t offset = 0;
+        size_t bytes = 0;
+        /* An index past the end is an error of the API to a tool that watches it: not asked for where the text tells.
+         */
+        const CUresult result = count == limit
+                                    ? CUDA_ERROR_INVALID_VALUE
+                                    : driver->cuFuncGetParamInfo(kernel->function, (size_t)count, &offset, &bytes);
+        if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE) {
+            *known = result != CUDA_ERROR_NOT_SUPPORTED;
+            kernel->info.parameters = count;
+            return SM120_OK;
+        }
+        if (result != CUDA_SUCCESS) {
+            return driver_fail(driver, result, "asking for parameter %d of %s", (int)count, kernel->entry);
+        }
+        struct parameter *const grown = realloc(kernel->parameters, ((size_t)count + 1) * sizeof *grown);
+        if (grown == NULL) {
+            return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", kernel->entry);
+        }
+        kernel->parameters = grown;
+        grown[count] = (struct parameter){.offset = (uint32_t)offset, .bytes = (uint32_t)bytes};
+        count += 1;
+    }
+}
+
+/* Find out a kernel's parameters: sizes from the driver, names and types from the text, sizes from there too where the
+ * driver cannot tell. */
+static sm120_status find_parameters(struct kernel *kernel) {
+    bool known = false;
+    const struct signature *const signature = signatures_find(&kernel->module->signatures, kernel->entry);
+    const int32_t limit = signature != NULL ? (int32_t)signature->count : PARAMETERS_MAX;
+    const sm120_status status = ask_parameters(kernel, limit, &known);
+    if (status != SM120_OK) {
+        return status;
+    }
+    if (!known && signature == NULL) {
+        return fail(SM120_UNSUPPORTED,
+                    "%s: the driver does not tell the parameters of a cubin; load PTX, or use a driver of CUDA 12.4 or "
+                    "later",
+                    kernel->entry);
+    }
+    if (signature == NULL || (known && (uint32_t)kernel->info.parameters != signature->count)) {
+        return SM120_OK;
+    }
+    if (signature->count != 0 && kernel->parameters == NULL) {
+        kernel->parameters = calloc(signature->count, sizeof *kernel->parameters);
+        if (kernel->parameters == NULL) {
+            return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", kernel->entry);
+        }
+    }
+    for (uint32_t i = 0; i < signature->count; ++i) {
+        const struct parameter told = kernel->parameters[i];
+        kernel->parameters[i] = signature->parameters[i];
+        if (known) {
+            kernel->parameters[i].offset = told.offset;
+            kernel->parameters[i].bytes = told.bytes;
+        }
+    }
+    kernel->info.parameters = (int32_t)signature->count;
+    return SM120_OK;
+}
+
+/* Make a kernel of an entry, without a handle. */
+static sm120_status make(struct module *module, const char *entry, CUfunction function, struct kernel **made) {
+    struct kernel *const kernel = calloc(1, sizeof *kernel);
+    char *const copy = malloc(strlen(entry) + 1);
+    if (kernel == NULL || copy == NULL) {
+        free(kernel);
+        free(copy);
+        return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", entry);
+    }
+    strcpy(copy, entry);
+    kernel->module = module;
+    kernel->function = function;
+    kernel->entry = copy;
+    copy_name(kernel->info.entry, sizeof kernel->info.entry, entry);
+    const CUresult result = read_info(module->device->driver, function, &kernel->info);
+    sm120_status status = result == CUDA_SUCCESS
+                              ? find_parameters(kernel)
+                              : driver_fail(module->device->driver, result, "asking for attributes of %s", entry);
+    if (status == SM120_OK) {
+        const int32_t used = kernel->info.static_shared_bytes;
+        atomic_init(&kernel->dynamic_limit, used < SHARED_BYTES_DEFAULT ? (unsigned)(SHARED_BYTES_DEFAULT - used) : 0u);
+        *made = kernel;
+    } else {
+        discard(kernel);
+    }
+    return status;
+}
+
+/* Find a kernel that was made already; NULL where there is none. The caller has the device's lock. */
+static struct kernel *find(const struct module *module, const char *entry) {
+    struct kernel *kernel = module->kernels;
+    while (kernel != NULL && strcmp(kernel->entry, entry) != 0) {
+        kernel = kernel->next;
+    }
+    return kernel;
+}
+
+/* Put a kernel into its module's list, unless another thread put the same there before: then that one is taken. */
+static sm120_status publish(struct kernel *made, struct kernel **kernel) {
+    struct module *const module = made->module;
+    pthread_mutex_lock(&module->device->lock);
+    *kernel = find(module, made->entry);
+    bool registered = true;
+    if (*kernel == NULL) {
+        registered = object_register(&made->object, OBJECT_KERNEL, &module->object);
+        if (registered) {
+            made->next = module->kernels;
+            module->kernels = made;
+            *kernel = made;
+        }
+    }
+    pthread_mutex_unlock(&module->device->lock);
+    if (*kernel != made) {
+        discard(made);
+    }
+    return registered ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "kernel: host memory is used up");
+}
+
+/* Say that a module has no such entry, and which it has. */
+static sm120_status no_entry(const struct module *module, const char *entry) {
+    const struct signatures *const signatures = &module->signatures;
+    if (signatures->count == 0) {
+        return fail(SM120_INVALID_ARGUMENT, "entry = \"%.200s\" is not in %s", entry, module->name);
+    }
+    return fail(SM120_INVALID_ARGUMENT, "entry = \"%.200s\" is not in %s, which has %u: \"%.200s\"%s", entry,
+                module->name, signatures->count, signatures->items[0].entry, signatures->count > 1 ? ", ..." : "");
+}
+
+sm120_status module_kernel(struct module *module, const char *entry, struct kernel **kernel) {
+    struct device *const device = module->device;
+    pthread_mutex_lock(&device->lock);
+    *kernel = find(module, entry);
+    pthread_mutex_unlock(&device->lock);
+    if (*kernel != NULL) {
+        return SM120_OK;
+    }
+    CUfunction function = NULL;
+    const CUresult result = device->driver->cuModuleGetFunction(&function, module->module, entry);
+    if (result == CUDA_ERROR_NOT_FOUND) {
+        error_set_driver(result);
+        return no_entry(module, entry);
+    }
+    if (result != CUDA_SUCCESS) {
+        return driver_fail(device->driver, result, "looking up entry = \"%.200s\" in %s", entry, module->name);
+    }
+    struct kernel *made = NULL;
+    const sm120_status status = make(module, entry, function, &made);
+    return status == SM120_OK ? publish(made, kernel) : status;
+}
+
+/* ---- use ---- */
+
+sm120_status kernel_enter(sm120_kernel *handle, struct kernel **kernel) {
+    error_clear();
+    struct object *const object = object_acquire(handle, OBJECT_KERNEL, "kernel");
+    if (object == NULL) {
+        return SM120_INVALID_ARGUMENT;
+    }
+    *kernel = (struct kernel *)object;
+    const sm120_status status = device_push((*kernel)->module->device);
+    if (status != SM120_OK) {
+        object_release(object);
+    }
+    return status;
+}
+
+sm120_status kernel_leave(struct kernel *kernel, sm120_status status) {
+    device_pop(kernel->module->device);
+    object_release(&kernel->object);
+    return status;
+}
+
+sm120_status sm120_kernel_query(sm120_kernel *handle, sm120_kernel_info *info) {
+    struct kernel *kernel;
+    sm120_status status = kernel_enter(handle, &kernel);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_struct(info, sizeof *info, "info", "sm120_kernel_info");
+    if (status == SM120_OK) {
+        const uint32_t size = info->size;
+        *info = kernel->info;
+        info->size = size;
+    }
+    return kernel_leave(kernel, status);
+}
+
+sm120_status sm120_kernel_parameter(sm120_kernel *handle, int32_t index, sm120_parameter_info *info) {
+    struct kernel *kernel;
+    sm120_status status = kernel_enter(handle, &kernel);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_struct(info, sizeof *info, "info", "sm120_parameter_info");
+    if (status == SM120_OK && index < 0) {
+        status = fail(SM120_INVALID_ARGUMENT, "index = %d is negative; the first parameter is 0", index);
+    } else if (status == SM120_OK && index >= kernel->info.parameters) {
+        status = fail(SM120_UNSUPPORTED, "index = %d is past the last of the %d parameters of %s", index,
+                      kernel->info.parameters, kernel->entry);
+    } else if (status == SM120_OK) {
+        const struct parameter *const parameter = kernel->parameters + index;
+        info->offset = parameter->offset;
+        info->bytes = parameter->bytes;
+        memcpy(info->type, parameter->type, sizeof info->type);
+        memcpy(info->name, parameter->name, sizeof info->name);
+    }
+    return kernel_leave(kernel, status);
+}
+
+void kernel_know_registers(struct kernel *kernel, uint32_t registers) {
+    if (kernel->info.registers == 0) {
+        kernel->info.registers = (int32_t)registers;
+        kernel->table_registers = true;
+    }
+}
+
+/* How many CTAs of `threads` threads the registers of a multiprocessor hold: a warp takes them from one of its four
+ * quarters, in units of 256. */
+static int32_t blocks_by_registers(const struct kernel *kernel, uint32_t threads) {
+    const int32_t warp_registers = (kernel->info.registers * 32 + 255) / 256 * 256;
+    const int32_t warps = kernel->module->device->info.registers_per_multiprocessor / 4 / warp_registers * 4;
+    return warps / (int32_t)((threads + 31) / 32);
+}
+
+sm120_status sm120_kernel_occupancy(sm120_kernel *handle, uint32_t threads, uint32_t shared_bytes,
+                                    int32_t *blocks_per_multiprocessor) {
+    struct kernel *kernel;
+    sm120_status status = kernel_enter(handle, &kernel);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_pointer(blocks_per_multiprocessor, "blocks_per_multiprocessor");
+    status = status == SM120_OK ? launch_check_threads(kernel, "threads", threads, 1, 1) : status;
+    status = status == SM120_OK ? launch_allow_shared(kernel, shared_bytes) : status;
+    if (status == SM120_OK) {
+        const struct driver *const driver = kernel->module->device->driver;
+        int blocks = 0;
+        const CUresult result =
+            driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel->function, (int)threads, shared_bytes);
+        status = result == CUDA_SUCCESS
+                     ? SM120_OK
+                     : driver_fail(driver, result, "occupancy of %s with %u threads", kernel->entry, threads);
+        if (status == SM120_OK && kernel->table_registers) {
+            const int32_t limit = blocks_by_registers(kernel, threads);
+            blocks = blocks < limit ? blocks : limit;
+        }
+        *blocks_per_multiprocessor = blocks;
+    }
+    return kernel_leave(kernel, status);
+}

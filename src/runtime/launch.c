@@ -1,0 +1,205 @@
+/* Check and start launches. */
+#define _POSIX_C_SOURCE 200809L
+#include "runtime/launch.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "runtime/check.h"
+#include "runtime/error.h"
+
+enum { GRID_YZ_MAX = 65535, BLOCK_XY_MAX = 1024, BLOCK_Z_MAX = 64 };
+
+sm120_status launch_check_threads(const struct kernel *kernel, const char *what, uint32_t x, uint32_t y, uint32_t z) {
+    const int32_t device_max = kernel->module->device->info.max_threads_per_block;
+    const int32_t max = kernel->info.max_threads < device_max ? kernel->info.max_threads : device_max;
+    if (x == 0 || y == 0 || z == 0) {
+        return fail(SM120_INVALID_ARGUMENT, "%s = %u x %u x %u; each dimension is at least 1", what, x, y, z);
+    }
+    if (x > BLOCK_XY_MAX || y > BLOCK_XY_MAX || z > BLOCK_Z_MAX || x * y > INT32_MAX / BLOCK_Z_MAX ||
+        x * y * z > (uint32_t)max) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s = %u x %u x %u threads; %s runs with at most %d, and no block is above %d x %d x %d", what, x,
+                    y, z, kernel->entry, max, BLOCK_XY_MAX, BLOCK_XY_MAX, BLOCK_Z_MAX);
+    }
+    return SM120_OK;
+}
+
+/* Ask the driver to allow more dynamic shared memory than before. The device's lock keeps the limit from shrinking. */
+static sm120_status opt_in(struct kernel *kernel, uint32_t shared_bytes) {
+    struct device *const device = kernel->module->device;
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&device->lock);
+    if (shared_bytes > atomic_load(&kernel->dynamic_limit)) {
+        result = device->driver->cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                    (int)shared_bytes);
+        if (result == CUDA_SUCCESS) {
+            atomic_store(&kernel->dynamic_limit, shared_bytes);
+        }
+    }
+    pthread_mutex_unlock(&device->lock);
+    return result == CUDA_SUCCESS
+               ? SM120_OK
+               : driver_fail(device->driver, result, "allowing %s shared_bytes = %u", kernel->entry, shared_bytes);
+}
+
+sm120_status launch_allow_shared(struct kernel *kernel, uint32_t shared_bytes) {
+    const int64_t used = kernel->info.static_shared_bytes;
+    const int64_t max = kernel->module->device->info.shared_bytes_per_block;
+    if (used + (int64_t)shared_bytes > max) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "shared_bytes = %u, and %s has %d of its own; \"%s\" gives a block at most %d together",
+                    shared_bytes, kernel->entry, (int)used, kernel->module->device->info.name, (int)max);
+    }
+    return shared_bytes > atomic_load(&kernel->dynamic_limit) ? opt_in(kernel, shared_bytes) : SM120_OK;
+}
+
+struct launch launch_of(struct argument_list *list, const struct argument *arguments, size_t count, uint32_t grid,
+                        const struct kernel_entry *entry, sm120_stream stream) {
+    for (size_t i = 0; i < count && i < ARGUMENTS_MAX; ++i) {
+        list->values[i] = arguments[i].value;
+        list->bytes[i] = arguments[i].bytes;
+    }
+    return (struct launch){.grid = {grid, 1, 1},
+                           .block = {entry->threads, 1, 1},
+                           .shared_bytes = entry->shared,
+                           .stream = stream,
+                           .arguments = list->values,
+                           .argument_bytes = list->bytes,
+                           .argument_count = count};
+}
+
+/* Check the number of the arguments, and each one's pointer and size. */
+static sm120_status check_arguments(const struct kernel *kernel, const struct launch *launch) {
+    const size_t count = launch->argument_count;
+    if (count != (size_t)kernel->info.parameters) {
+        return fail(SM120_INVALID_ARGUMENT, "argument_count = %zu; %s has %d parameters", count, kernel->entry,
+                    kernel->info.parameters);
+    }
+    if (count != 0 && (launch->arguments == NULL || launch->argument_bytes == NULL)) {
+        return fail(SM120_INVALID_ARGUMENT, "%s is NULL; %s has %d parameters",
+                    launch->arguments == NULL ? "arguments" : "argument_bytes", kernel->entry, kernel->info.parameters);
+    }
+    for (size_t i = 0; i < count; ++i) {
+        const struct parameter *const parameter = kernel->parameters + i;
+        const char *const space = parameter->name[0] != '\0' ? " " : "";
+        if (launch->arguments[i] == NULL) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "arguments[%zu] is NULL; point it to the value of parameter %zu%s%s of %s", i, i, space,
+                        parameter->name, kernel->entry);
+        }
+        if (launch->argument_bytes[i] != parameter->bytes) {
+            return fail(SM120_INVALID_ARGUMENT, "argument_bytes[%zu] = %zu; parameter %zu%s%s of %s has %u%s%s%s", i,
+                        launch->argument_bytes[i], i, space, parameter->name, kernel->entry, parameter->bytes,
+                        parameter->type[0] != '\0' ? " (." : "", parameter->type,
+                        parameter->type[0] != '\0' ? ")" : "");
+        }
+    }
+    return SM120_OK;
+}
+
+sm120_status launch_check(struct kernel *kernel, const struct launch *launch) {
+    const uint32_t *const grid = launch->grid;
+    if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || grid[0] > INT32_MAX || grid[1] > GRID_YZ_MAX ||
+        grid[2] > GRID_YZ_MAX) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "grid = %u x %u x %u; each dimension is at least 1, and no grid is above %d x %d x %d", grid[0],
+                    grid[1], grid[2], INT32_MAX, GRID_YZ_MAX, GRID_YZ_MAX);
+    }
+    sm120_status status = launch_check_threads(kernel, "block", launch->block[0], launch->block[1], launch->block[2]);
+    status = status == SM120_OK ? launch_allow_shared(kernel, launch->shared_bytes) : status;
+    return status == SM120_OK ? check_arguments(kernel, launch) : status;
+}
+
+/* Say that a device does not hold a grid at once, and what it holds. */
+static sm120_status too_large(const struct kernel *kernel, const struct launch *launch) {
+    const struct device *const device = kernel->module->device;
+    const uint32_t *const grid = launch->grid;
+    const uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
+    int blocks = 0;
+    const CUresult result = device->driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        &blocks, kernel->function, (int)threads, launch->shared_bytes);
+    if (result != CUDA_SUCCESS) {
+        return driver_fail(device->driver, result, "occupancy of %s with %u threads", kernel->entry, threads);
+    }
+    error_set_driver(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+    return fail(
+        SM120_UNSUPPORTED,
+        "grid = %u x %u x %u; a cooperative launch of %s with %u threads and shared_bytes = %u has at most %lld "
+        "CTAs: as many as \"%s\" holds at once",
+        grid[0], grid[1], grid[2], kernel->entry, threads, launch->shared_bytes,
+        (long long)blocks * device->info.multiprocessors, device->info.name);
+}
+
+/* Hand a launch to the driver, which reads the values and writes neither them nor the pointers, whatever its prototype
+ * says. */
+static CUresult start(struct kernel *kernel, const struct launch *launch) {
+    const struct driver *const driver = kernel->module->device->driver;
+    const uint32_t *const grid = launch->grid;
+    const uint32_t *const block = launch->block;
+    void **const arguments = (void **)(uintptr_t)launch->arguments;
+    const CUstream stream = (CUstream)launch->stream;
+    return launch->is_cooperative
+               ? driver->cuLaunchCooperativeKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1],
+                                                   block[2], launch->shared_bytes, stream, arguments)
+               : driver->cuLaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                                        launch->shared_bytes, stream, arguments, NULL);
+}
+
+sm120_status launch_start(struct kernel *kernel, const struct launch *launch) {
+    const uint32_t *const grid = launch->grid;
+    const uint32_t *const block = launch->block;
+    const CUresult result = start(kernel, launch);
+    if (result == CUDA_SUCCESS) {
+        error_clear(); /* of what a watcher's callback called in this thread */
+        return SM120_OK;
+    }
+    if (result == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE) {
+        return too_large(kernel, launch);
+    }
+    return driver_fail(kernel->module->device->driver, result,
+                       "launching %s, grid %u x %u x %u, block %u x %u x %u, shared_bytes %u", kernel->entry, grid[0],
+                       grid[1], grid[2], block[0], block[1], block[2], launch->shared_bytes);
+}
+
+/* Check and start a launch whose grid and block, which may be NULL, are not in it yet. */
+static sm120_status launch_kernel(sm120_kernel *handle, const uint32_t *grid, const uint32_t *block,
+                                  struct launch launch) {
+    struct kernel *kernel;
+    sm120_status status = kernel_enter(handle, &kernel);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_pointer(grid, "grid");
+    status = status == SM120_OK ? check_pointer(block, "block") : status;
+    if (status == SM120_OK) {
+        memcpy(launch.grid, grid, sizeof launch.grid);
+        memcpy(launch.block, block, sizeof launch.block);
+        status = launch_check(kernel, &launch);
+        status = status == SM120_OK ? launch_start(kernel, &launch) : status;
+    }
+    return kernel_leave(kernel, status);
+}
+
+sm120_status sm120_launch(sm120_kernel *kernel, const uint32_t grid[3], const uint32_t block[3], uint32_t shared_bytes,
+                          sm120_stream stream, const void *const *arguments, const size_t *argument_bytes,
+                          size_t argument_count) {
+    return launch_kernel(kernel, grid, block,
+                         (struct launch){.shared_bytes = shared_bytes,
+                                         .stream = stream,
+                                         .arguments = arguments,
+                                         .argument_bytes = argument_bytes,
+                                         .argument_count = argument_count});
+}
+
+sm120_status sm120_launch_cooperative(sm120_kernel *kernel, const uint32_t grid[3], const uint32_t block[3],
+                                      uint32_t shared_bytes, sm120_stream stream, const void *const *arguments,
+                                      const size_t *argument_bytes, size_t argument_count) {
+    return launch_kernel(kernel, grid, block,
+                         (struct launch){.shared_bytes = shared_bytes,
+                                         .stream = stream,
+                                         .arguments = arguments,
+                                         .argument_bytes = argument_bytes,
+                                         .argument_count = argument_count,
+                                         .is_cooperative = true});
+}

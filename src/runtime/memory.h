@@ -1,0 +1,17 @@
+/* Device and pinned memory: what a device handed out. */
+#ifndef SM120_MEMORY_H
+#define SM120_MEMORY_H
+
+#include <stdbool.h>
+
+#include "runtime/device.h"
+
+/* Whether, and check that, `bytes` bytes at `address` lie within the allocation that holds the first of them. Memory
+ * that came from elsewhere is not known here, and passes. */
+bool memory_holds(struct device *device, sm120_address address, uint64_t bytes);
+sm120_status memory_check(struct device *device, sm120_address address, uint64_t bytes, const char *what);
+
+/* Free all memory of a device that is being closed. */
+void memory_close_all(struct device *device);
+
+#endif

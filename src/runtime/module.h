@@ -1,0 +1,51 @@
+/* Modules and their kernels. */
+#ifndef SM120_MODULE_H
+#define SM120_MODULE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "runtime/device.h"
+#include "runtime/signature.h"
+
+struct module {
+    struct object object;
+    struct device *device;
+    CUmodule module;
+    char *name;
+    struct signatures signatures; /* none where it came as a cubin */
+    struct kernel *kernels;       /* list; guarded by the device's lock */
+    struct module *next;          /* of the device's list; guarded by its lock */
+};
+
+struct kernel {
+    struct object object;
+    struct module *module;
+    CUfunction function;
+    char *entry;
+    sm120_kernel_info info;
+    bool table_registers;         /* info.registers comes from the table: the device itself allocates none */
+    struct parameter *parameters; /* info.parameters of them */
+    atomic_uint dynamic_limit;    /* dynamic shared memory that a launch may have without asking the driver for more */
+    struct kernel *next;
+};
+
+/* Load an image. `text` is a PTX text whose entries are those of the image; NULL: the image itself, if it is PTX. The
+ * module is in the device's list, with a handle. The device's context is current. */
+sm120_status module_load(struct device *device, const void *image, size_t bytes, const char *name, const char *text,
+                         struct module **module);
+
+/* Tell what ptxas allocated for a kernel, for a device that does not allocate registers. */
+void kernel_know_registers(struct kernel *kernel, uint32_t registers);
+
+/* Find or make the kernel of an entry. The device's context is current. */
+sm120_status module_kernel(struct module *module, const char *entry, struct kernel **kernel);
+
+/* Unload all modules of a device that is being closed, with or without its context. */
+void module_close_all(struct device *device, bool context);
+
+/* Hold a kernel and make its device's context current; undone by kernel_leave, which returns `status`. */
+sm120_status kernel_enter(sm120_kernel *handle, struct kernel **kernel);
+sm120_status kernel_leave(struct kernel *kernel, sm120_status status);
+
+#endif

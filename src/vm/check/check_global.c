@@ -1,0 +1,513 @@
+/* Accesses to global memory at level full, checked against all earlier ones of the launch that they are not ordered
+ * after: of other warps, of other CTAs, of the asynchronous proxy. */
+#include "vm/check/check_global.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { PAGE = 4096, CELL = 16, CELLS_PER_PAGE = PAGE / CELL, MOST_MORE = 12, INLINE = 2 };
+enum { SUSPICIONS = 64 };
+enum { PENDING = UINT32_MAX }; /* the clock of a bulk store that may still write: nobody is ordered after it */
+
+struct page {
+    uint64_t number; /* address / PAGE */
+    uint32_t more[CELLS_PER_PAGE];
+    struct trace trace[CELLS_PER_PAGE][INLINE];
+};
+
+struct more {
+    struct trace trace;
+    uint32_t next;
+};
+
+/* ---- a launch ------------------------------------------------------------------------------------------------ */
+
+struct world *world_open(const struct launch *launch) {
+    struct world *world = calloc(1, sizeof *world);
+    if (!world)
+        return NULL;
+    world->levels = 1;
+    while (world->levels < 8 && (launch->ctas - 1) >> 4 * world->levels)
+        world->levels++;
+    world->mores = 1;
+    world->found_cta = UINT32_MAX;
+    world->random = launch->seed;
+    return world;
+}
+
+void world_close(struct world *world) {
+    if (!world)
+        return;
+    for (size_t k = 0; k < world->page_space; k++)
+        free(world->pages[k]);
+    free(world->pages);
+    free(world->more);
+    free(world->resident);
+    free(world->suspicion);
+    far_close(world);
+    free(world);
+}
+
+int world_enter(struct world *world, struct cta *cta) {
+    if (world->residents == world->resident_space) {
+        const uint32_t space = world->resident_space ? 2 * world->resident_space : 64;
+        struct cta **grown = realloc(world->resident, space * sizeof(struct cta *));
+        if (!grown)
+            return 0;
+        world->resident = grown;
+        world->resident_space = space;
+    }
+    world->resident[world->residents++] = cta;
+    far_sweep(world);
+    return 1;
+}
+
+void world_leave(struct world *world, const struct cta *cta) {
+    uint32_t k = 0;
+    while (k < world->residents && world->resident[k] != cta)
+        k++;
+    if (k < world->residents)
+        world->resident[k] = world->resident[--world->residents];
+}
+
+/* ---- pages --------------------------------------------------------------------------------------------------- */
+
+static size_t slot_of(const struct world *world, uint64_t number) {
+    size_t at = number * 0x9e3779b97f4a7c15u >> 32 & (world->page_space - 1);
+    while (world->pages[at] && world->pages[at]->number != number)
+        at = (at + 1) & (world->page_space - 1);
+    return at;
+}
+
+/* Make room for one page more. 0: out of memory. */
+static int grow_pages(struct world *world) {
+    if (2 * (world->page_count + 1) <= world->page_space)
+        return 1;
+    const size_t old = world->page_space, space = old ? 2 * old : 64;
+    struct page **pages = world->pages, **grown = calloc(space, sizeof(struct page *));
+    if (!grown)
+        return 0;
+    world->pages = grown;
+    world->page_space = space;
+    for (size_t k = 0; k < old; k++)
+        if (pages[k])
+            grown[slot_of(world, pages[k]->number)] = pages[k];
+    free(pages);
+    return 1;
+}
+
+/* The page of an address; NULL: out of memory. */
+static struct page *page_of(struct world *world, uint64_t address) {
+    const uint64_t number = address / PAGE;
+    if (LIKELY(world->last && world->last->number == number))
+        return world->last;
+    if (!grow_pages(world))
+        return NULL;
+    struct page **slot = &world->pages[slot_of(world, number)];
+    if (!*slot) {
+        *slot = calloc(1, sizeof **slot);
+        if (!*slot)
+            return NULL;
+        (*slot)->number = number;
+        world->page_count++;
+    }
+    return world->last = *slot;
+}
+
+/* ---- reports ------------------------------------------------------------------------------------------------- */
+
+/* An access and what it meets. */
+struct access {
+    struct warp *w;
+    struct world *world;
+    const struct clocks *mine;
+    struct trace own; /* what it leaves, but for the mask */
+    uint32_t lane, bytes;
+    int swaps;                /* it is atom.cas */
+    const struct inst *store; /* a store whose lanes write from registers, or NULL */
+    uint8_t *const *place;
+    uint32_t mask;
+};
+
+static const char *noun(const struct trace *t) {
+    const int writes = t->kind & TRACE_WRITE;
+    if (t->kind & TRACE_BULK)
+        return !writes ? "bulk load" : t->kind & TRACE_STRONG ? "bulk reduction" : "bulk store";
+    if (t->kind & TRACE_COPY)
+        return "cp.async";
+    if (t->kind & TRACE_STRONG)
+        return writes ? "atomic access" : "strong read";
+    return writes ? "write" : "read";
+}
+
+/* The earlier access: what, whose, where. */
+static void describe(const struct access *a, const struct trace *t, char *to, size_t bytes) {
+    const struct launch *launch = a->w->cta->launch;
+    const struct spot at = check_spot(a->w, t->pc);
+    const uint32_t x = launch->grid[0], y = launch->grid[1];
+    char warp[32] = "", cta[64] = "";
+    if (t->agent < AGENT_MBARRIER)
+        snprintf(warp, sizeof warp, "warp %u", t->agent % MAX_WARPS);
+    if (t->cta != a->own.cta)
+        snprintf(cta, sizeof cta, "CTA %u,%u,%u%s", t->cta % x, t->cta / x % y, t->cta / x / y, *warp ? ", " : "");
+    snprintf(to, bytes, "the %s by %s%s%s at %s", noun(t), cta, warp, *cta || *warp ? "" : "this CTA", at.text);
+}
+
+/* Where an address lies in its allocation. */
+static void locate(const struct access *a, uint64_t address, char *to, size_t bytes) {
+    const struct allocation *cached = a->w->worker->cached;
+    to[0] = 0;
+    for (uint32_t k = 0; k < 8; k++)
+        if (cached[k].start <= address && address < cached[k].end) {
+            snprintf(to, bytes, " (byte %llu of %llu)", (unsigned long long)(address - cached[k].start),
+                     (unsigned long long)(cached[k].end - cached[k].start));
+            return;
+        }
+}
+
+static const char proxy_fence[] = "fence.proxy.async.global after the write, before what orders the two";
+
+static struct fault_text format(const struct access *a, const struct trace *t, uint64_t address, const char *rule) {
+    char earlier[256], where[64], message[1024];
+    describe(a, t, earlier, sizeof earlier);
+    locate(a, address, where, sizeof where);
+    snprintf(message, sizeof message, "%s%s of %u bytes at global address 0x%llx%s and %s; expected %s",
+             rule == proxy_fence ? "" : "data race: ", noun(&a->own), a->bytes, (unsigned long long)address, where,
+             earlier, rule);
+    return fault_format(a->w, a->lane, message);
+}
+
+static int report(const struct access *a, const struct trace *t, uint64_t address, const char *rule) {
+    const struct fault_text text = format(a, t, address, rule);
+    fault_record(a->w->cta->launch, CUDA_ERROR_LAUNCH_FAILED, text.text);
+    return 0;
+}
+
+/* What would have ordered the two. */
+static const char *rule_of(const struct access *a, const struct trace *t) {
+    const int both_strong = a->own.kind & t->kind & TRACE_STRONG;
+    return t->clock == PENDING ? "cp.async.bulk.wait_group, without .read, by the thread that issued it, and a release "
+                                 "and an acquire after it"
+           : t->cta == a->own.cta ? "a barrier, an mbarrier or a release and an acquire between them"
+           : both_strong          ? "scope .gpu or .sys of both: .cta does not reach another CTA"
+                                  : "a release and an acquire whose scope is .gpu or .sys between them";
+}
+
+static int out_of_memory(const struct access *a) {
+    fault_at(a->w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of host memory");
+    return 0;
+}
+
+/* ---- guesses ------------------------------------------------------------------------------------------------- */
+
+/* Is it a weak read and an atomic operation? */
+static int may_be_guess(const struct access *a, const struct trace *t) {
+    enum { ATOMIC = TRACE_WRITE | TRACE_STRONG };
+    const struct trace *read = a->own.kind ? t : &a->own, *other = read == t ? &a->own : t;
+    return !read->kind && (other->kind & ATOMIC) == ATOMIC && !(other->kind & TRACE_BULK);
+}
+
+/* Wait and see what the warp that read does next. 0 when there is too much to remember. */
+static int suspect(const struct access *a, const struct trace *t, uint64_t cell, uint32_t mask) {
+    struct world *world = a->world;
+    const struct trace *read = a->own.kind ? t : &a->own;
+    for (uint32_t k = 0; k < world->suspicions; k++) {
+        const struct suspicion *x = &world->suspicion[k];
+        if (x->cta == read->cta && x->warp == read->agent && x->cell == cell && !(mask & ~x->mask))
+            return 1;
+    }
+    if (!world->suspicion)
+        world->suspicion = calloc(SUSPICIONS, sizeof *world->suspicion);
+    if (!world->suspicion || world->suspicions == SUSPICIONS)
+        return 0;
+    world->suspicion[world->suspicions++] =
+        (struct suspicion){read->cta, read->agent, cell, mask, format(a, t, cell + lowest_bit(mask), rule_of(a, t))};
+    return 1;
+}
+
+/* A warp compares and swaps: what it read there before was a guess. */
+static void clear_suspicion(const struct access *a, uint64_t cell, uint32_t mask) {
+    struct world *world = a->world;
+    uint32_t kept = 0;
+    for (uint32_t k = 0; k < world->suspicions; k++) {
+        const struct suspicion *x = &world->suspicion[k];
+        if (x->cta != a->own.cta || x->warp != a->own.agent || x->cell != cell || !(x->mask & mask))
+            world->suspicion[kept++] = *x;
+    }
+    world->suspicions = kept;
+}
+
+/* The CTA has ended, and did not compare and swap. */
+void world_end(const struct cta *cta) {
+    const struct world *world = cta->shadow->world;
+    for (uint32_t k = 0; k < world->suspicions; k++)
+        if (world->suspicion[k].cta == (uint32_t)cta->linear) {
+            fault_record(cta->launch, CUDA_ERROR_LAUNCH_FAILED, world->suspicion[k].text.text);
+            return;
+        }
+}
+
+/* ---- traces -------------------------------------------------------------------------------------------------- */
+
+static int ordered(const struct access *a, const struct trace *t) {
+    if (t->cta == a->own.cta)
+        return t->clock <= a->mine->seen[t->agent];
+    return far_knows(a->world, a->mine->far.known, t->cta, t->agent, t->clock);
+}
+
+/* Do two kinds of access not bear each other without order? */
+static int conflicts(const struct access *a, const struct trace *t) {
+    if (!((t->kind | a->own.kind) & TRACE_WRITE))
+        return 0;
+    const uint32_t both = t->kind & a->own.kind;
+    return !(both & TRACE_STRONG && (both & TRACE_GPU || t->cta == a->own.cta));
+}
+
+/* Is what the generic proxy wrote fenced off from the asynchronous one? */
+static int is_proxied(const struct access *a, const struct trace *t) {
+    return !(a->own.kind & TRACE_BULK) || t->kind & TRACE_BULK || !(t->kind & TRACE_WRITE) ||
+           far_knows(a->world, a->mine->far.proxied, t->cta, t->agent, t->clock);
+}
+
+/* Compare with one earlier access to the same bytes. 0 after a fault. */
+static int meet(const struct access *a, struct trace *t, uint64_t cell, uint32_t mask) {
+    const uint32_t common = t->mask & mask;
+    const uint64_t address = cell + lowest_bit(common);
+    if (a->swaps && !t->kind && t->cta == a->own.cta && t->agent == a->own.agent)
+        t->mask &= (uint16_t)~mask; /* what it read before was a guess */
+    const int is_ordered = ordered(a, t);
+    if (!is_ordered && conflicts(a, t)) {
+        const int harmless =
+            a->store && t->kind & TRACE_WRITE && t->clock != PENDING &&
+            check_same_value(a->w, a->store, a->place, a->mask, a->bytes, (const uint8_t *)(uintptr_t)cell, CELL);
+        if (!harmless && !(may_be_guess(a, t) && suspect(a, t, cell, common)))
+            return report(a, t, address, rule_of(a, t));
+    }
+    if (is_ordered && UNLIKELY(!is_proxied(a, t)))
+        return report(a, t, address, proxy_fence);
+    /* a later access that is ordered after this one is ordered after the other too; forget it, if what conflicts with
+     * it conflicts with this one */
+    const int is_weak = !(a->own.kind & TRACE_STRONG);
+    const int covers = is_weak ? (a->own.kind & TRACE_WRITE) || !(t->kind & TRACE_WRITE) : a->own.kind == t->kind;
+    if (covers && (is_ordered || (is_weak && a->own.kind & TRACE_WRITE)))
+        t->mask &= (uint16_t)~mask;
+    return 1;
+}
+
+/* Can an earlier trace stand for this access as well? */
+static int absorb(const struct access *a, struct trace *t, uint32_t mask) {
+    if (t->cta != a->own.cta || t->agent != a->own.agent || t->kind != a->own.kind)
+        return 0;
+    if ((t->mask != mask && t->clock != a->own.clock) || (t->clock == PENDING && t->pc != a->own.pc))
+        return 0;
+    t->clock = a->own.clock;
+    t->pc = a->own.pc;
+    t->mask |= (uint16_t)mask;
+    return 1;
+}
+
+/* A record for one trace more; 0: out of memory. */
+static uint32_t take_more(struct world *world) {
+    uint32_t k = world->free_more;
+    if (k) {
+        world->free_more = world->more[k].next;
+        return k;
+    }
+    if (world->mores >= world->more_space) {
+        const uint32_t space = world->more_space ? 2 * world->more_space : 1024;
+        struct more *grown = realloc(world->more, space * sizeof *grown);
+        if (!grown)
+            return 0;
+        world->more = grown;
+        world->more_space = space;
+    }
+    return world->mores++;
+}
+
+/* Leave a trace beyond the first two. When there are many, it takes the place of one that the seed chooses. */
+static int add_more(struct world *world, struct page *page, uint32_t n, const struct trace *value) {
+    uint32_t count = 0, last = 0;
+    for (uint32_t k = page->more[n]; k; k = world->more[k].next, count++)
+        last = k;
+    if (count >= MOST_MORE) {
+        world->random = world->random * 6364136223846793005u + 1442695040888963407u;
+        uint32_t k = page->more[n];
+        for (uint32_t skip = (uint32_t)(world->random >> 33) % count; skip; skip--)
+            k = world->more[k].next;
+        world->more[k].trace = *value;
+        return 1;
+    }
+    const uint32_t k = take_more(world);
+    if (!k)
+        return 0;
+    world->more[k] = (struct more){*value, 0};
+    if (last)
+        world->more[last].next = k;
+    else
+        page->more[n] = k;
+    return 1;
+}
+
+/* Check an access to bytes of one cell and leave its trace. 0 after a fault. */
+static int touch(const struct access *a, uint64_t cell, uint32_t mask) {
+    struct world *world = a->world;
+    struct page *page = page_of(world, cell);
+    if (!page)
+        return out_of_memory(a);
+    const uint32_t n = (uint32_t)(cell % PAGE / CELL);
+    struct trace *empty = NULL;
+    int absorbed = 0;
+    if (UNLIKELY(a->swaps && world->suspicions))
+        clear_suspicion(a, cell, mask);
+    for (uint32_t k = 0; k < INLINE; k++) {
+        struct trace *t = &page->trace[n][k];
+        if (t->mask & mask && !meet(a, t, cell, mask))
+            return 0;
+        if (t->mask && !absorbed)
+            absorbed = absorb(a, t, mask);
+        if (!t->mask)
+            empty = t;
+    }
+    for (uint32_t *link = &page->more[n], k; (k = *link);) {
+        struct trace *t = &world->more[k].trace;
+        if (t->mask & mask && !meet(a, t, cell, mask))
+            return 0;
+        if (t->mask && !absorbed)
+            absorbed = absorb(a, t, mask);
+        if (t->mask) {
+            link = &world->more[k].next;
+            continue;
+        }
+        *link = world->more[k].next;
+        world->more[k].next = world->free_more;
+        world->free_more = k;
+    }
+    if (absorbed)
+        return 1;
+    struct trace value = a->own;
+    value.mask = (uint16_t)mask;
+    if (empty) {
+        *empty = value;
+        return 1;
+    }
+    return add_more(world, page, n, &value) ? 1 : out_of_memory(a);
+}
+
+/* The bytes of a range that lie in the cell at `cell`. */
+static uint32_t mask_in(uint64_t cell, uint64_t first, uint64_t end) {
+    const uint32_t from = first > cell ? (uint32_t)(first - cell) : 0,
+                   to = end - cell < CELL ? (uint32_t)(end - cell) : CELL;
+    return ((1u << to) - 1) & ~((1u << from) - 1);
+}
+
+/* Check an access to a range and leave its traces. 0 after a fault. */
+static int range(const struct access *a, uint64_t first, uint64_t bytes) {
+    const uint64_t end = first + bytes;
+    for (uint64_t cell = first / CELL * CELL; cell < end; cell += CELL)
+        if (!touch(a, cell, mask_in(cell, first, end)))
+            return 0;
+    return 1;
+}
+
+/* ---- accesses ------------------------------------------------------------------------------------------------ */
+
+static struct access access_of(struct warp *w, uint32_t bytes, uint32_t lane, uint32_t kind) {
+    struct shadow *s = w->cta->shadow;
+    const struct clocks *mine = &s->warp[w->index];
+    return (struct access){.w = w,
+                           .world = s->world,
+                           .mine = mine,
+                           .own = {.cta = (uint32_t)w->cta->linear,
+                                   .clock = mine->seen[w->index],
+                                   .pc = w->pc,
+                                   .agent = (uint8_t)w->index,
+                                   .kind = (uint8_t)kind},
+                           .lane = lane,
+                           .bytes = bytes};
+}
+
+/* Is a place that a generic address led to in global memory? */
+int check_is_global(const struct warp *w, const uint8_t *place) {
+    const struct cta *cta = w->cta;
+    const uint64_t own = (uintptr_t)place - (uintptr_t)cta->memory;
+    const uint64_t parameter = (uintptr_t)place - (uintptr_t)cta->launch->parameters;
+    return own >= cta->used_bytes && parameter >= w->function->parameter_bytes + 16u;
+}
+
+static uint32_t kind_of(const struct inst *i, int is_write) {
+    return (is_write ? TRACE_WRITE : 0u) | (i->q != ORDER_WEAK ? TRACE_STRONG | (i->r ? 0u : TRACE_GPU) : 0u);
+}
+
+/* A load or store of all lanes; neighbours that lie next to each other are one. */
+int world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                 int is_write) {
+    struct access a = access_of(w, bytes, 0, kind_of(i, is_write));
+    a.store = is_write ? i : NULL;
+    a.place = place;
+    a.mask = mask;
+    for (uint32_t rest = mask; rest;) {
+        a.lane = lowest_bit(rest);
+        const uint64_t start = (uintptr_t)place[a.lane];
+        uint64_t end = start + bytes;
+        for (rest &= rest - 1; rest; rest &= rest - 1) {
+            const uint64_t next = (uintptr_t)place[lowest_bit(rest)];
+            if (next == end)
+                end += bytes;
+            else if (next != start || end != start + bytes)
+                break;
+        }
+        if (i->space == SPACE_GENERIC && !check_is_global(w, place[a.lane]))
+            continue;
+        if (!range(&a, start, end - start))
+            return 0;
+    }
+    return !a.world->is_full || out_of_memory(&a);
+}
+
+/* An atomic access of one lane. */
+int world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane) {
+    struct access a = access_of(w, bytes, lane, TRACE_WRITE | TRACE_STRONG | (i->r ? 0u : TRACE_GPU));
+    a.swaps = i->kind == ATOMIC_CAS;
+    if (i->space == SPACE_GENERIC && !check_is_global(w, place))
+        return 1;
+    return range(&a, (uintptr_t)place, bytes) && (!a.world->is_full || out_of_memory(&a));
+}
+
+/* A bulk operation is issued: a load ends with its mbarrier's phase, which the agent's clock tells; a store or a
+ * reduction is pending until its thread has waited for it. */
+int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
+    const int loads = op->kind == ASYNC_LOAD;
+    struct access a =
+        access_of(w, op->bytes, op->lane,
+                  TRACE_BULK | (loads ? 0u : TRACE_WRITE) | (op->kind == ASYNC_REDUCE ? TRACE_STRONG | TRACE_GPU : 0u));
+    a.own.agent = (uint8_t)(loads ? agent : w->index);
+    a.own.clock = loads ? clock : PENDING;
+    return range(&a, op->global, op->bytes);
+}
+
+/* A lane's part of a cp.async reads. */
+int world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number) {
+    struct access a = access_of(w, bytes, lane, TRACE_COPY);
+    a.own.agent = (uint8_t)(AGENT_COPY + w->index);
+    a.own.clock = number;
+    return range(&a, address, bytes);
+}
+
+/* Give a pending trace its time. */
+static void end_pending(struct trace *t, const struct trace *own) {
+    if (t->mask && t->clock == PENDING && t->cta == own->cta && t->agent == own->agent && t->pc == own->pc)
+        t->clock = own->clock;
+}
+
+/* A bulk store or reduction of this warp, issued at `pc`, has written. */
+void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc) {
+    struct access a = access_of(w, bytes, 0, 0);
+    a.own.pc = pc;
+    for (uint64_t cell = address / CELL * CELL; cell < address + bytes; cell += CELL) {
+        struct page *page = page_of(a.world, cell);
+        const uint32_t n = (uint32_t)(cell % PAGE / CELL);
+        for (uint32_t k = 0; page && k < INLINE; k++)
+            end_pending(&page->trace[n][k], &a.own);
+        for (uint32_t k = page ? page->more[n] : 0; k; k = a.world->more[k].next)
+            end_pending(&a.world->more[k].trace, &a.own);
+    }
+}

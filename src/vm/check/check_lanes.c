@@ -1,0 +1,227 @@
+/* Level full: lanes of a warp that touch the same bytes in different instructions without bar.warp.sync or another
+ * collective between them, and lanes of one store that write different values to the same place.
+ *
+ * Accesses of a warp are numbered. `base` is the number up to which all lanes are ordered; after a collective of some
+ * lanes only, `known[a][b]` says up to which lane a is ordered after lane b. Cells remember the last accesses: one for
+ * every word and every byte of shared memory, and as many for global memory as find room, by the low bits of their
+ * address. Strong accesses and copies are not looked at. */
+#include "vm/check/check.h"
+#include <stdlib.h>
+
+enum { NEAR = 1024, WORD = 4 };
+
+struct lane_cell {
+    uint64_t key; /* of global memory: the word or byte, so that others which share the cell are told apart */
+    uint32_t write_at, write_pc, read_at, read_pc;
+    uint32_t readers; /* lanes that have read since `read_at` */
+    uint8_t writer, spare[3];
+};
+
+struct lanes {
+    uint32_t now, base;
+    int is_partial; /* known counts */
+    uint32_t words; /* of shared memory */
+    uint32_t known[WARP][WARP];
+    struct lane_cell *cell; /* words of shared memory, its bytes, words of global memory, its bytes */
+};
+
+/* An access of all lanes. */
+struct access {
+    struct warp *w;
+    struct lanes *lanes;
+    const struct inst *i;
+    uint8_t *const *place;
+    uint32_t lane, bytes;
+    int is_write, is_shared;
+};
+
+void lanes_free(struct lanes *lanes) {
+    if (lanes)
+        free(lanes->cell);
+    free(lanes);
+}
+
+/* Make room for the lanes of a warp whose CTA has so much shared memory. NULL: out of memory. */
+struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes) {
+    const uint32_t words = shared_bytes / WORD + 1;
+    struct lanes *l = old ? old : calloc(1, sizeof *l);
+    if (l && words > l->words) {
+        free(l->cell);
+        l->cell = calloc((size_t)(WORD + 1) * (words + NEAR), sizeof *l->cell);
+        l->words = words;
+    }
+    if (l && l->cell) {
+        l->base = l->now;
+        l->is_partial = 0;
+        return l;
+    }
+    lanes_free(l);
+    return NULL;
+}
+
+/* Lanes have met at a collective: what they did before is ordered for all of them. */
+void lanes_meet(struct warp *w, uint32_t mask) {
+    struct lanes *l = w->cta->shadow->lanes[w->index];
+    if (LIKELY(!(w->live & ~mask))) {
+        l->base = l->now;
+        l->is_partial = 0;
+        return;
+    }
+    uint32_t row[WARP] = {0};
+    for (uint32_t k = 0; !l->is_partial && k < WARP * WARP; k++)
+        l->known[k / WARP][k % WARP] = l->base;
+    for (uint32_t rest = mask; rest; rest &= rest - 1)
+        for (uint32_t k = 0; k < WARP; k++) {
+            const uint32_t at = l->known[lowest_bit(rest)][k];
+            row[k] = mask >> k & 1u ? l->now : row[k] > at ? row[k] : at;
+        }
+    for (uint32_t rest = mask; rest; rest &= rest - 1)
+        memcpy(l->known[lowest_bit(rest)], row, sizeof row);
+    l->is_partial = 1;
+}
+
+static int ordered(const struct access *a, uint32_t lane, uint32_t at) {
+    const struct lanes *l = a->lanes;
+    return lane == a->lane || at <= l->base || (l->is_partial && l->known[a->lane][lane] >= at);
+}
+
+/* ---- reports ------------------------------------------------------------------------------------------------- */
+
+static int report(const struct access *a, uint64_t address, uint32_t lane, uint32_t pc, const char *verb) {
+    const struct spot at = check_spot(a->w, pc);
+    fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
+             "data race in a warp: %s of %u bytes at %s address 0x%llx, which lane %u %s at %s; expected bar.warp.sync "
+             "or another collective of both lanes between them",
+             a->is_write ? "write" : "read", a->bytes, a->is_shared ? "shared" : "global", (unsigned long long)address,
+             lane, verb, at.text);
+    return 0;
+}
+
+static int report_values(const struct access *a, uint64_t address, uint32_t lane) {
+    fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
+             "data race in a store: lanes %u and %u write different values at %s address 0x%llx; expected one lane, or "
+             "the same value",
+             lane, a->lane, a->is_shared ? "shared" : "global", (unsigned long long)address);
+    return 0;
+}
+
+/* ---- accesses ------------------------------------------------------------------------------------------------ */
+
+/* The byte that a lane of the store writes at a place. */
+static uint8_t value_of(const struct access *a, uint32_t lane, const uint8_t *place) {
+    const uint32_t *slots = a->i->more, size = a->i->size, k = (uint32_t)(place - a->place[lane]);
+    const uint8_t *values = source(a->w, slots[k / size]);
+    return values[lane * (size == 8 ? 8u : 4u) + k % size];
+}
+
+/* Do two lanes of this store write the same bytes here? */
+static int same_values(const struct access *a, uint32_t lane, const uint8_t *place, uint32_t bytes) {
+    for (uint32_t k = 0; k < bytes; k++)
+        if (place + k - a->place[lane] < (ptrdiff_t)a->bytes && place + k >= a->place[lane] &&
+            value_of(a, lane, place + k) != value_of(a, a->lane, place + k))
+            return 0;
+    return 1;
+}
+
+/* Does the store leave these bytes as they are? */
+static int changes_nothing(const struct access *a, const uint8_t *place, uint32_t bytes) {
+    for (uint32_t k = 0; k < bytes; k++)
+        if (place[k] != value_of(a, a->lane, place + k))
+            return 0;
+    return 1;
+}
+
+/* Compare an access to some bytes with what a cell remembers of them. 0 after a fault. */
+static int check(const struct access *a, const struct lane_cell *c, uint64_t address, const uint8_t *place,
+                 uint32_t bytes) {
+    const uint32_t now = a->lanes->now;
+    if (c->write_at == now && a->is_write && c->writer != a->lane)
+        return same_values(a, c->writer, place, bytes) || report_values(a, address, c->writer);
+    if (UNLIKELY(!ordered(a, c->writer, c->write_at)) && !(a->is_write && changes_nothing(a, place, bytes)))
+        return report(a, address, c->writer, c->write_pc, "wrote");
+    if (!a->is_write || c->read_at <= a->lanes->base)
+        return 1;
+    for (uint32_t rest = c->readers & ~(1u << a->lane); rest; rest &= rest - 1)
+        if (!ordered(a, lowest_bit(rest), c->read_at) && !changes_nothing(a, place, bytes))
+            return report(a, address, lowest_bit(rest), c->read_pc, "read");
+    return 1;
+}
+
+static void note(const struct access *a, struct lane_cell *c) {
+    if (a->is_write) {
+        c->write_at = a->lanes->now;
+        c->write_pc = a->w->pc;
+        c->writer = (uint8_t)a->lane;
+        return;
+    }
+    if (c->read_at <= a->lanes->base) {
+        c->read_at = a->lanes->now;
+        c->readers = 0;
+    }
+    c->readers |= 1u << a->lane;
+    c->read_pc = a->w->pc;
+}
+
+/* The cell of a word, or of a byte; another's is cleared. */
+static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, int is_byte, int clears) {
+    const struct lanes *l = a->lanes;
+    const uint64_t key = is_byte ? (uintptr_t)place : (uintptr_t)place / WORD;
+    if (a->is_shared) {
+        const size_t offset = (size_t)(place - a->w->cta->shared);
+        return &l->cell[is_byte ? l->words + offset : offset / WORD];
+    }
+    struct lane_cell *c = &l->cell[(size_t)(WORD + 1) * l->words + (is_byte ? NEAR + key % (WORD * NEAR) : key % NEAR)];
+    if (c->key == key)
+        return c;
+    if (!clears)
+        return NULL;
+    *c = (struct lane_cell){.key = key};
+    return c;
+}
+
+/* Part of a lane's access: a whole word, or one byte. 0 after a fault. */
+static int touch(const struct access *a, const uint8_t *place, uint32_t bytes) {
+    const int is_byte = bytes < WORD;
+    const uint64_t address =
+        a->is_shared ? SHARED_BASE + (uint64_t)(place - a->w->cta->shared) : (uint64_t)(uintptr_t)place;
+    struct lane_cell *own = cell_of(a, place, is_byte, 1);
+    if (!check(a, own, address, place, bytes))
+        return 0;
+    const struct lane_cell *word = is_byte ? cell_of(a, place, 0, 0) : NULL;
+    if (word && !check(a, word, address, place, bytes))
+        return 0;
+    for (uint32_t k = 0; !is_byte && k < WORD; k++) {
+        const struct lane_cell *part = cell_of(a, place + k, 1, 0);
+        if (part && !check(a, part, address + k, place + k, 1))
+            return 0;
+    }
+    note(a, own);
+    return 1;
+}
+
+/* A weak load or store of lanes in shared or global memory. 0 after a fault. */
+int lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                 int is_write) {
+    struct lanes *l = w->cta->shadow->lanes[w->index];
+    struct access a = {.w = w, .lanes = l, .i = i, .place = place, .bytes = bytes, .is_write = is_write};
+    if (UNLIKELY(++l->now == UINT32_MAX)) { /* very long: begin again */
+        memset(l->cell, 0, (size_t)(WORD + 1) * (l->words + NEAR) * sizeof *l->cell);
+        l->now = 1;
+        l->base = 0;
+        l->is_partial = 0;
+    }
+    if (!(mask & (mask - 1)) && mask == w->live) /* alone */
+        return 1;
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        a.lane = lowest_bit(rest);
+        const uint8_t *const at = place[a.lane];
+        a.is_shared = (uintptr_t)at - (uintptr_t)w->cta->shared < w->cta->shared_bytes;
+        if (!a.is_shared && i->space == SPACE_GENERIC && !check_is_global(w, at))
+            continue;
+        const uint32_t step = bytes < WORD ? 1 : WORD;
+        for (uint32_t k = 0; k < bytes; k += step)
+            if (!touch(&a, at + k, step))
+                return 0;
+    }
+    return 1;
+}

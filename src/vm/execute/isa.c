@@ -1,0 +1,39 @@
+/* The tables of handlers for the widest vectors that this CPU has and PYSM120_VM_ISA (base, v3, v4) permits. */
+#include "vm/execute/lanes.h"
+#include <stdlib.h>
+
+static handler *const *lanes = lanes_base;
+static handler *const *accesses = access_base;
+static pthread_once_t chosen = PTHREAD_ONCE_INIT;
+
+/* Look at the CPU, once. */
+static void choose(void) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    const char *const limit = getenv("PYSM120_VM_ISA");
+    const int base = limit && !strcmp(limit, "base"), v3 = limit && !strcmp(limit, "v3");
+    __builtin_cpu_init();
+    if (!base && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+        __builtin_cpu_supports("bmi2")) {
+        lanes = lanes_v3;
+        accesses = access_v3;
+    }
+    if (!base && !v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+        lanes = lanes_v4;
+        accesses = access_v4;
+    }
+#endif
+}
+
+/* The arithmetic. */
+handler *const *lanes_table(void) {
+    pthread_once(&chosen, choose);
+    return lanes;
+}
+
+/* Loads and stores. */
+handler *const *access_table(void) {
+    pthread_once(&chosen, choose);
+    return accesses;
+}

@@ -1,0 +1,157 @@
+/* Polls: reads that a lane repeats until another warp or CTA answers. A strong read (volatile, relaxed, acquire) or an
+ * atomic operation without effect counts when the same instruction has met the same value at the same place again and
+ * again while its CTA wrote nothing. Nothing here depends on what an address is, so that a seed fixes the run. */
+#include "vm/machine/vm.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { PATIENCE = 4, ENOUGH = 16, QUIET = 64, WAYS = 2 };
+
+struct poll {
+    const uint8_t *place;
+    uint64_t value, changes;
+    uint32_t pc, repeats, bytes;
+};
+
+/* What a worker has done to global memory: a number that changes. */
+uint64_t poll_changes(const struct worker *worker) {
+    return worker->changes + worker->bytes[TRAFFIC_ST_GLOBAL] + worker->bytes[TRAFFIC_BULK_STORE] +
+           worker->bytes[TRAFFIC_BULK_REDUCE];
+}
+
+/* Everything that a CTA which waits by loads alone does not do. */
+static uint64_t work_of(const struct worker *worker) {
+    uint64_t work = worker->tensor_flops;
+    for (uint32_t k = 0; k < TRAFFIC_COUNT; k++)
+        if (k != TRAFFIC_LD_GLOBAL && k != TRAFFIC_LD_LOCAL && k != TRAFFIC_ST_LOCAL)
+            work += worker->bytes[k];
+    return work;
+}
+
+/* The value at a place, or a mixture of its words. */
+static uint64_t value_at(const uint8_t *place, uint32_t bytes) {
+    uint64_t value = 0;
+    for (uint32_t k = 0; k < bytes; k += 8) {
+        uint64_t word = 0;
+        memcpy(&word, place + k, bytes - k < 8 ? bytes - k : 8);
+        value = value * 0x9e3779b97f4a7c15u + word;
+    }
+    return value;
+}
+
+/* The memory of a lane's last two polls. */
+static struct poll *polls_of(const struct warp *w, uint32_t lane) {
+    return &w->cta->polls[(w->index * WARP + lane) * WAYS];
+}
+
+/* Note one lane's read. Returns how often it has been repeated. */
+static uint32_t note(struct poll *p, const uint8_t *place, uint32_t bytes, uint32_t pc, uint64_t changes) {
+    const uint64_t value = value_at(place, bytes);
+    const uint32_t k = p[0].pc == pc && p[0].place == place ? 0 : 1;
+    if (k && !(p[1].pc == pc && p[1].place == place)) {
+        p[1] = p[0];
+        p[0] = (struct poll){place, value, changes, pc, 0, bytes};
+        return 0;
+    }
+    p[k].repeats = p[k].value == value && p[k].changes == changes ? p[k].repeats + 1 : 0;
+    p[k].value = value;
+    p[k].changes = changes;
+    return p[k].repeats;
+}
+
+/* Lanes have read `bytes` each. 1: all of them have read this again and again, and it was always the same. */
+int poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared) {
+    struct cta *cta = w->cta;
+    const uint64_t changes = poll_changes(w->worker) - cta->changes_base;
+    if (!cta->polls && !(cta->polls = calloc(MAX_WARPS * WARP * WAYS, sizeof *cta->polls)))
+        return 0;
+    int all = 1;
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        all &= note(polls_of(w, lane), place[lane], bytes, w->pc, changes) >= PATIENCE;
+    }
+    if (!all)
+        return 0;
+    cta->polled++;
+    cta->waits_outside |= !is_shared;
+    return 1;
+}
+
+/* Forget everything at the start of a CTA. */
+void poll_start(struct cta *cta) {
+    if (cta->polls)
+        memset(cta->polls, 0, MAX_WARPS * WARP * WAYS * sizeof *cta->polls);
+    cta->changes = cta->work = cta->slice_start = cta->slice_changes = cta->slice_work = 0;
+    cta->polled = cta->quiet_slices = 0;
+}
+
+/* A worker takes a CTA up: what it does is the CTA's from now on. */
+void poll_enter(struct cta *cta, const struct worker *worker) {
+    cta->changes_base = poll_changes(worker) - cta->changes;
+    cta->work_base = work_of(worker) - cta->work;
+}
+
+/* It leaves the CTA. */
+void poll_leave(struct cta *cta, const struct worker *worker) {
+    cta->changes = poll_changes(worker) - cta->changes_base;
+    cta->work = work_of(worker) - cta->work_base;
+}
+
+/* At the end of a slice: did the CTA do nothing but poll in it? One that reads weakly is given more time. */
+int poll_is_all(struct cta *cta, const struct worker *worker) {
+    poll_leave(cta, worker);
+    const int polls = cta->changes == cta->slice_changes && cta->polled >= ENOUGH;
+    const int reads = worker->bytes[TRAFFIC_LD_GLOBAL] != cta->slice_reads;
+    cta->slice_reads = worker->bytes[TRAFFIC_LD_GLOBAL];
+    cta->quiet_slices = reads && cta->work == cta->slice_work ? cta->quiet_slices + 1 : 0;
+    cta->slice_start = cta->executed;
+    cta->slice_changes = cta->changes;
+    cta->slice_work = cta->work;
+    cta->polled = 0;
+    return polls || cta->quiet_slices > QUIET;
+}
+
+/* A CTA waits: remember what for, in part if it is much; threads with nothing else to do look at the rest. */
+void poll_watch(struct cta *cta) {
+    enum { MOST = sizeof cta->watched / sizeof *cta->watched };
+    cta->watches = 0;
+    for (uint32_t k = 0; cta->polls && k < cta->warps * WARP * WAYS && cta->watches < MOST; k++) {
+        struct poll *p = &cta->polls[k];
+        const struct poll *last = cta->watches ? cta->watched[cta->watches - 1] : NULL;
+        if (p->repeats >= PATIENCE && !(last && last->place == p->place && last->value == p->value))
+            cta->watched[cta->watches++] = p;
+    }
+}
+
+/* Has something changed that it polled? Each change counts once. */
+int poll_has_answer(const struct cta *cta) {
+    for (uint32_t k = 0; k < cta->watches; k++) {
+        struct poll *p = cta->watched[k];
+        if (p->repeats < PATIENCE || value_at(p->place, p->bytes) == p->value)
+            continue;
+        p->repeats = 0;
+        return 1;
+    }
+    return 0;
+}
+
+/* What lanes of a warp poll, for a report; 0 if nothing. */
+int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes) {
+    const struct poll *longest = NULL;
+    for (uint32_t rest = w->cta->polls ? mask : 0; rest; rest &= rest - 1)
+        for (uint32_t k = 0; k < WAYS; k++) {
+            const struct poll *p = polls_of(w, lowest_bit(rest)) + k;
+            if (p->repeats >= PATIENCE && (!longest || p->repeats > longest->repeats))
+                longest = p;
+        }
+    if (!longest)
+        return 0;
+    const struct place *at = &w->function->places[longest->pc];
+    const uint64_t offset = (uintptr_t)longest->place - (uintptr_t)w->cta->shared;
+    const int is_shared = offset < w->cta->shared_bytes;
+    return snprintf(to, bytes, "another value than 0x%llx at %s address 0x%llx, which it polls at %s:%u",
+                    (unsigned long long)longest->value, is_shared ? "shared" : "global",
+                    is_shared ? (unsigned long long)offset + SHARED_BASE
+                              : (unsigned long long)(uintptr_t)longest->place,
+                    at->file, at->line);
+}

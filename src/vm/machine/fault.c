@@ -1,0 +1,68 @@
+/* Faults: values that end a launch, with a text that says where and why. */
+#include "vm/machine/vm.h"
+#include <stdarg.h>
+#include <stdio.h>
+
+static _Thread_local char last[4096];
+
+/* Keep the first fault of a launch and stop the others. */
+void fault_record(struct launch *launch, CUresult code, const char *text) {
+    pthread_mutex_lock(&launch->lock);
+    if (launch->result == CUDA_SUCCESS) {
+        launch->result = code;
+        snprintf(launch->fault, sizeof launch->fault, "%s", text);
+    }
+    pthread_mutex_unlock(&launch->lock);
+    atomic_store(&launch->stop, 1);
+}
+
+/* The text of a fault: who, where, what. */
+struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *message) {
+    struct fault_text to;
+    char who[32] = "";
+    const struct place *at = &w->function->places[w->pc];
+    const struct cta *cta = w->cta;
+    if (lane < WARP)
+        snprintf(who, sizeof who, ", lane %u", lane);
+    snprintf(to.text, sizeof to.text, "%s at %s:%u: %s (CTA %u,%u,%u, warp %u%s)", w->function->name, at->file,
+             at->line, message, cta->id[0], cta->id[1], cta->id[2], w->index, who);
+    return to;
+}
+
+/* Record what a warp did wrong at its instruction. lane: WARP for none in particular. */
+enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *format, ...) {
+    char message[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    const struct fault_text text = fault_format(w, lane, message);
+    fault_record(w->cta->launch, code, text.text);
+    return STEP_FAULT;
+}
+
+/* Record what a CTA as a whole did wrong. */
+void fault_cta(struct cta *cta, CUresult code, const char *format, ...) {
+    char message[3500], text[4000];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    snprintf(text, sizeof text, "%s, CTA %u,%u,%u: %s", cta->launch->function->name, cta->id[0], cta->id[1], cta->id[2],
+             message);
+    fault_record(cta->launch, code, text);
+}
+
+/* Set the calling thread's text and return the code. */
+CUresult fault_set(CUresult code, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(last, sizeof last, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+/* The calling thread's text. */
+const char *fault_text(void) {
+    return last;
+}

@@ -1,0 +1,386 @@
+/* Launches: what is checked before, and how CTAs spread over threads. The calling thread works too, so a launch makes
+ * progress even if no helper can be started. */
+#define _GNU_SOURCE
+#include "vm/check/check.h"
+#include "vm/check/defined.h"
+#include "vm/machine/environment.h"
+#include "vm/observe/profile.h"
+#include "vm/observe/trace.h"
+#include <sched.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t work, done;
+    struct launch *first; /* launches that still have CTAs to give away */
+    unsigned threads;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+
+static _Thread_local struct worker *own;
+static pthread_key_t own_key;
+static pthread_once_t own_once = PTHREAD_ONCE_INIT;
+
+/* ---- workers ------------------------------------------------------------------------------------------------- */
+
+static void worker_free(void *pointer) {
+    struct worker *worker = pointer;
+    if (!worker)
+        return;
+    free(worker->counts);
+    room_free(worker->spare);
+    free(worker);
+}
+
+static void make_key(void) {
+    pthread_key_create(&own_key, worker_free);
+}
+
+/* The calling thread's worker; it is freed when the thread ends. */
+static struct worker *worker_get(void) {
+    pthread_once(&own_once, make_key);
+    if (!own) {
+        own = calloc(1, sizeof *own);
+        pthread_setspecific(own_key, own);
+    }
+    return own;
+}
+
+/* Make a worker count for a launch. 0: out of memory. */
+static int worker_prepare(struct worker *worker, struct launch *launch) {
+    worker->launch = launch;
+    free(worker->counts);
+    worker->counts = calloc(launch->function->length + 1u, sizeof *worker->counts);
+    memset(worker->bytes, 0, sizeof worker->bytes);
+    memset(worker->cached, 0, sizeof worker->cached);
+    worker->tensor_flops = worker->executed = worker->checked = worker->changes = 0;
+    return worker->counts != NULL;
+}
+
+/* End a launch for which the host has not enough memory. */
+void launch_out_of_memory(struct launch *launch) {
+    pthread_mutex_lock(&launch->lock);
+    if (launch->result == CUDA_SUCCESS) {
+        launch->result = CUDA_ERROR_OUT_OF_MEMORY;
+        strcpy(launch->fault, "out of host memory");
+    }
+    pthread_mutex_unlock(&launch->lock);
+    atomic_store(&launch->stop, 1);
+}
+
+/* A stride that leads through all CTAs. */
+static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
+    if (ctas >> 32) /* products of turns and strides would not fit */
+        return 1;
+    for (uint64_t s = (seed * 0xbf58476d1ce4e5b9u >> 7) % ctas;; s = (s + 1) % ctas) {
+        uint64_t a = s, b = ctas;
+        while (a) {
+            const uint64_t rest = b % a;
+            b = a;
+            a = rest;
+        }
+        if (b == 1)
+            return s;
+    }
+}
+
+/* Run CTAs of a launch until none is left. */
+static void work(struct launch *launch) {
+    struct worker *worker = worker_get();
+    if (!worker || !worker_prepare(worker, launch) || !profile_worker_open(worker)) {
+        launch_out_of_memory(launch);
+        return;
+    }
+    schedule_run(worker, launch);
+    counters_add(launch->device, worker, launch->function);
+    profile_worker_close(worker);
+}
+
+/* ---- the pool ------------------------------------------------------------------------------------------------ */
+
+static CUresult read_threads(uint64_t *threads) {
+    return environment_number("PYSM120_THREADS", 1, 1024, 0, threads);
+}
+
+/* How many threads run CTAs. */
+unsigned launch_threads(void) {
+    uint64_t asked;
+    read_threads(&asked);
+    if (asked)
+        return (unsigned)asked;
+#ifdef CPU_COUNT
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
+        return (unsigned)CPU_COUNT(&set);
+#endif
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (unsigned)online : 1;
+}
+
+/* A helper thread: take a launch that has CTAs left, work on it, tell its owner. */
+static void *help(void *unused) {
+    (void)unused;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        struct launch *launch = pool.first;
+        while (launch && !schedule_has_work(launch))
+            launch = launch->following;
+        if (!launch) {
+            pthread_cond_wait(&pool.work, &pool.lock);
+            continue;
+        }
+        launch->helpers++;
+        pthread_mutex_unlock(&pool.lock);
+        work(launch);
+        pthread_mutex_lock(&pool.lock);
+        launch->helpers--;
+        pthread_cond_broadcast(&pool.done);
+    }
+    return NULL;
+}
+
+void launch_lock(void) {
+    pthread_mutex_lock(&pool.lock);
+}
+
+void launch_unlock(int is_child) {
+    if (is_child) {
+        pthread_cond_init(&pool.work, NULL);
+        pthread_cond_init(&pool.done, NULL);
+        pool.first = NULL;
+        pool.threads = 0;
+    }
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* Start helpers that are missing; the lock is held. */
+static void start_helpers(unsigned wanted) {
+    while (pool.threads < wanted) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        const int failed = pthread_create(&thread, &attributes, help, NULL);
+        pthread_attr_destroy(&attributes);
+        if (failed)
+            break;
+        pool.threads++;
+    }
+}
+
+/* Share a launch with the helpers, work on it, and wait until all have left it. */
+static void run_shared(struct launch *launch) {
+    const unsigned threads = launch_threads();
+    /* at level full, and where somebody looks on, the order of CTAs, and so of atomics in global memory, is the seed's
+     */
+    const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL || launch->trace;
+    if (!alone) {
+        pthread_mutex_lock(&pool.lock);
+        start_helpers(threads - 1);
+        launch->following = pool.first;
+        pool.first = launch;
+        pthread_cond_broadcast(&pool.work);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    work(launch);
+    if (alone)
+        return;
+    pthread_mutex_lock(&pool.lock);
+    struct launch **link = &pool.first;
+    while (*link != launch)
+        link = &(*link)->following;
+    *link = launch->following;
+    while (launch->helpers)
+        pthread_cond_wait(&pool.done, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* ---- checks -------------------------------------------------------------------------------------------------- */
+
+/* Does the shape fit the chip and the kernel's own declarations? */
+static CUresult check_shape(const struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3]) {
+    const uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    for (int k = 0; k < 3; k++)
+        if (!grid[k] || !block[k] || (k && grid[k] > 65535) || grid[k] > INT32_MAX)
+            return fault_set(CUDA_ERROR_INVALID_VALUE,
+                             "%s: grid (%u, %u, %u), block (%u, %u, %u): expected 1 to 2147483647 (x) and 65535 (y, z)",
+                             f->name, grid[0], grid[1], grid[2], block[0], block[1], block[2]);
+    if (block[0] > 1024 || block[1] > 1024 || block[2] > 64 || threads > 1024)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: block (%u, %u, %u) has %llu threads, expected at most 1024",
+                         f->name, block[0], block[1], block[2], (unsigned long long)threads);
+    if (f->required[0] && memcmp(f->required, block, sizeof f->required) != 0)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: block (%u, %u, %u), and the kernel requires (%u, %u, %u)",
+                         f->name, block[0], block[1], block[2], f->required[0], f->required[1], f->required[2]);
+    const uint64_t most = (uint64_t)f->maximum[0] * f->maximum[1] * f->maximum[2];
+    if (most && threads > most)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %llu threads, and the kernel declares at most %llu", f->name,
+                         (unsigned long long)threads, (unsigned long long)most);
+    return CUDA_SUCCESS;
+}
+
+/* Is there that much shared memory, and was it asked for? */
+static CUresult check_dynamic(const struct CUfunc_st *f, uint32_t dynamic) {
+    const uint64_t total = (uint64_t)f->static_shared + dynamic;
+    if (total > MAX_SHARED)
+        return fault_set(CUDA_ERROR_INVALID_VALUE,
+                         "%s: %u static and %u dynamic bytes of shared memory, expected at most %d", f->name,
+                         f->static_shared, dynamic, MAX_SHARED);
+    if (total > DEFAULT_SHARED && (int64_t)dynamic > f->dynamic_limit)
+        return fault_set(CUDA_ERROR_INVALID_VALUE,
+                         "%s: %u dynamic bytes of shared memory; more than %d in all need "
+                         "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, which is %d",
+                         f->name, dynamic, DEFAULT_SHARED, f->dynamic_limit);
+    return CUDA_SUCCESS;
+}
+
+static const struct driver_options by_environment = {.checks = -1};
+static _Thread_local struct driver_options configured = {.checks = -1};
+
+/* How the calling thread's next launches run; NULL: as the environment says. */
+void launch_configure(const struct driver_options *options) {
+    configured = options ? *options : by_environment;
+}
+
+/* How they run now. */
+struct driver_options launch_configured(void) {
+    return configured;
+}
+
+/* The level of checks, which the device's name or the environment says. */
+static CUresult choose_checks(enum checks *checks) {
+    static const char *const names[] = {"off", "default", "full"};
+    int level;
+    const CUresult r = environment_word("PYSM120_CHECKS", names, CHECKS_DEFAULT, &level);
+    *checks = (enum checks)(configured.checks >= 0 ? configured.checks : level);
+    return r;
+}
+
+enum checks launch_checks(void) {
+    enum checks checks;
+    return choose_checks(&checks) ? CHECKS_DEFAULT : checks;
+}
+
+/* The seed and the limit of instructions; the number of threads is read where they start. */
+static CUresult choose_numbers(uint64_t *seed, uint64_t *limit, uint64_t *patience) {
+    uint64_t threads;
+    CUresult r = environment_number("PYSM120_SEED", 0, UINT64_MAX, 0, seed);
+    r = r ? r : environment_number("PYSM120_INSTRUCTION_LIMIT", 1, UINT64_MAX, 1ULL << 40, limit);
+    r = r ? r : environment_number("PYSM120_PATIENCE", 0, 86400000, 1000, patience);
+    if (configured.has_seed)
+        *seed = configured.seed;
+    return r ? r : read_threads(&threads);
+}
+
+/* Does the host have to give the registers of a CTA more memory than is sensible, to each of its threads? */
+static CUresult check_registers(const struct CUfunc_st *f, const uint32_t block[3]) {
+    enum { MOST = 1 << 30 };
+    const uint64_t warps = ((uint64_t)block[0] * block[1] * block[2] + WARP - 1) / WARP;
+    const uint64_t bytes = warps * f->register_bytes;
+    if (bytes <= MOST)
+        return CUDA_SUCCESS;
+    return fault_set(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                     "%s: %llu registers in each of %llu warps are %llu bytes, expected at most %d: declare fewer, or "
+                     "launch fewer threads",
+                     f->name, (unsigned long long)f->register_bytes / (4 * WARP), (unsigned long long)warps,
+                     (unsigned long long)bytes, (int)MOST);
+}
+
+uint32_t launch_shared(const struct CUfunc_st *f, uint32_t dynamic) {
+    const uint32_t align = f->dynamic_align;
+    const uint32_t start = (SHARED_BASE + f->static_shared + align - 1) / align * align - SHARED_BASE;
+    return dynamic ? start + dynamic : f->static_shared;
+}
+
+/* Does the chip hold the whole grid at once? */
+static CUresult check_together(const struct launch *launch) {
+    const uint64_t most = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * MULTIPROCESSORS;
+    if (launch->ctas <= most)
+        return CUDA_SUCCESS;
+    return fault_set(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "%s: %llu CTAs, expected at most %llu",
+                     launch->function->name, (unsigned long long)launch->ctas, (unsigned long long)most);
+}
+
+/* Make what a launch has besides its CTAs. CUDA_SUCCESS, or nothing is left. */
+static CUresult open_parts(struct launch *launch, int is_cooperative) {
+    enum { WORKSPACE = 8 }; /* its size, which nobody reads, and the count of a barrier */
+    CUresult r = trace_open(launch, &configured.watch);
+    if (r)
+        return r;
+    if (!schedule_open(launch)) {
+        trace_close(launch);
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    }
+    r = is_cooperative ? memory_alloc(launch->device, WORKSPACE, 2, &launch->workspace) : CUDA_SUCCESS;
+    if (r) {
+        schedule_close(launch);
+        trace_close(launch);
+    }
+    return r;
+}
+
+static void close_parts(struct launch *launch) {
+    trace_close(launch);
+    schedule_close(launch);
+    if (launch->workspace)
+        memory_free(launch->device, launch->workspace, 2);
+}
+
+/* Run a kernel to its end. */
+CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
+                    uint32_t dynamic, void **arguments, int is_cooperative) {
+    enum checks checks;
+    uint64_t seed = 0, limit = 0, patience = 0;
+    CUresult r = check_shape(f, grid, block);
+    r = r ? r : check_dynamic(f, dynamic);
+    r = r ? r : check_registers(f, block);
+    r = r ? r : choose_checks(&checks);
+    r = r ? r : choose_numbers(&seed, &limit, &patience);
+    if (r)
+        return r;
+    struct launch launch = {.function = f,
+                            .device = device,
+                            .grid = {grid[0], grid[1], grid[2]},
+                            .block = {block[0], block[1], block[2]},
+                            .threads = block[0] * block[1] * block[2],
+                            .shared_bytes = launch_shared(f, dynamic),
+                            .dynamic_bytes = dynamic,
+                            .ctas = (uint64_t)grid[0] * grid[1] * grid[2],
+                            .checks = checks,
+                            .seed = seed,
+                            .instruction_limit = limit,
+                            .patience = patience};
+    if (is_cooperative && (r = check_together(&launch)))
+        return r;
+    if (trace_is_looking())
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: who watches a launch starts none in the callback", f->name);
+    if (f->parameter_count && !arguments)
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: no arguments, expected %u", f->name, f->parameter_count);
+    launch.parameters = calloc(1, f->parameter_bytes + 16u);
+    if (!launch.parameters)
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    for (uint32_t k = 0; k < f->parameter_count; k++)
+        memcpy(launch.parameters + f->parameters[k].offset, arguments[k], f->parameters[k].bytes);
+    launch.interrupts = atomic_load(&device->interrupts);
+    launch.warps = (launch.threads + WARP - 1) / WARP;
+    launch.stride = choose_stride(launch.seed, launch.ctas);
+    r = open_parts(&launch, is_cooperative);
+    if (r) {
+        free(launch.parameters);
+        return r;
+    }
+    if (checks == CHECKS_FULL)
+        launch.watcher[launch.watchers++] = &defined_watcher;
+    else
+        shade_lose_all(device);
+    pthread_mutex_init(&launch.lock, NULL);
+    memory_enter(device, &launch);
+    profile_join(&launch);
+    run_shared(&launch);
+    profile_leave(&launch);
+    memory_leave(device, &launch);
+    pthread_mutex_destroy(&launch.lock);
+    close_parts(&launch);
+    print_flush(&launch);
+    free(launch.parameters);
+    return launch.result ? fault_set(launch.result, "%s", launch.fault) : CUDA_SUCCESS;
+}

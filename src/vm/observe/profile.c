@@ -1,0 +1,391 @@
+/* Counting what each statement of a kernel does: a watcher that counts by instruction in each thread, and tables that
+ * hold the sums by statement. */
+#include "vm/observe/profile.h"
+
+#include "vm/observe/reach.h"
+#include "vm/observe/watch.h"
+#include <stdlib.h>
+
+enum { TEXT_BYTES = 400 };
+
+/* What is counted: the members of sm120_profile_row, in order, then bytes by path. */
+enum {
+#define X(member) COUNT_##member,
+    PROFILE_COUNTS(X)
+#undef X
+        COUNT_bytes,
+    COUNTS = COUNT_bytes + TRAFFIC_COUNT
+};
+_Static_assert(TRAFFIC_COUNT < sizeof((sm120_profile_row *)0)->bytes / sizeof(sm120_profile_bytes),
+               "a row has room for all paths and the end");
+
+/* ---- tables -------------------------------------------------------------------------------------------------- */
+
+struct profile_row {
+    const char *file, *text;
+    uint32_t line, row, opcode;
+    uint64_t count[COUNTS];
+};
+
+/* A kernel that ran. Modules may be gone before the table is read, so it has copies. */
+struct profile_kernel {
+    struct profile_kernel *next;
+    const char *name;
+    struct profile_row *rows;
+    uint32_t length;
+};
+
+/* Guarded by the device's counter_lock. */
+struct profile {
+    struct arena arena;
+    struct profile_kernel *first, **last; /* in the order of their first launches */
+    uint32_t launches;                    /* that hold it */
+    int has_ended;
+};
+
+static void discard(struct profile *profile) {
+    arena_free(&profile->arena);
+    free(profile);
+}
+
+/* Where the statement of an instruction ends: after all that it became. */
+static uint32_t statement_end(const struct CUfunc_st *f, uint32_t pc) {
+    const char *const text = f->places[pc].text;
+    do
+        pc++;
+    while (pc < f->length && f->places[pc].text == text);
+    return pc;
+}
+
+/* The instruction of a statement that stands for it: the one that has its opcode; `end` where none has. */
+static uint32_t statement_head(const struct CUfunc_st *f, uint32_t pc, uint32_t end) {
+    while (pc < end && f->places[pc].opcode == UINT32_MAX)
+        pc++;
+    return pc;
+}
+
+/* The opcode of a statement; UINT32_MAX for the begin or end of a function. */
+static uint32_t statement_opcode(const struct CUfunc_st *f, uint32_t pc) {
+    const uint32_t end = statement_end(f, pc), head = statement_head(f, pc, end);
+    return head < end ? f->places[head].opcode : UINT32_MAX;
+}
+
+/* Copy a text up to `end`, with one space for all white space and comments. */
+static const char *copy_text(struct arena *arena, const char *text, char end) {
+    char copy[TEXT_BYTES];
+    const size_t most = *text == '{' || *text == '}' ? 1 : sizeof copy - 2; /* the begin or end of a function */
+    size_t n = 0;
+    int space = 0;
+    while (*text && *text != end && n < most) {
+        if (text[0] == '/' && (text[1] == '/' || text[1] == '*')) {
+            const char *const after = strstr(text, text[1] == '/' ? "\n" : "*/");
+            text = after ? after + (text[1] == '*' ? 2 : 0) : text + strlen(text);
+            space = 1;
+        } else if (*text == ' ' || *text == '\t' || *text == '\r' || *text == '\n') {
+            text++;
+            space = 1;
+        } else {
+            if (space && n)
+                copy[n++] = ' ';
+            space = 0;
+            copy[n++] = *text++;
+        }
+    }
+    copy[n] = 0;
+    char *const kept = arena_take(arena, n + 1);
+    return kept ? memcpy(kept, copy, n + 1) : NULL;
+}
+
+/* Is this the table of a function: the same name, the same statements? */
+static int is_table_of(const struct profile_kernel *kernel, const struct CUfunc_st *f) {
+    uint32_t n = 0;
+    if (strcmp(kernel->name, f->name) != 0)
+        return 0;
+    for (uint32_t pc = 0; pc < f->length; pc = statement_end(f, pc), n++) {
+        const struct place *place = &f->places[pc];
+        if (n == kernel->length || kernel->rows[n].line != place->line ||
+            kernel->rows[n].opcode != statement_opcode(f, pc) || strcmp(kernel->rows[n].file, place->file) != 0)
+            return 0;
+    }
+    return n == kernel->length;
+}
+
+/* Make the table of a function; NULL when memory is used up. */
+static struct profile_kernel *make_table(struct profile *profile, const struct CUfunc_st *f) {
+    struct profile_kernel *const kernel = arena_take(&profile->arena, sizeof *kernel);
+    if (!kernel || !(kernel->name = copy_text(&profile->arena, f->name, 0)))
+        return NULL;
+    for (uint32_t pc = 0; pc < f->length; pc = statement_end(f, pc))
+        kernel->length++;
+    kernel->rows = arena_take(&profile->arena, kernel->length * sizeof *kernel->rows + 1);
+    struct profile_row *row = kernel->rows;
+    const char *file = "", *from = NULL;
+    for (uint32_t pc = 0; row && pc < f->length; pc = statement_end(f, pc), row++) {
+        const struct place *const place = &f->places[pc];
+        if (place->file != from) {
+            from = place->file;
+            file = copy_text(&profile->arena, from, 0);
+        }
+        row->file = file;
+        row->line = place->line;
+        row->row = place->row;
+        row->opcode = statement_opcode(f, pc);
+        row->text = copy_text(&profile->arena, place->text, ';');
+        if (!row->file || !row->text)
+            return NULL;
+    }
+    if (!row)
+        return NULL;
+    *profile->last = kernel;
+    profile->last = &kernel->next;
+    return kernel;
+}
+
+static struct profile_kernel *find_table(struct profile *profile, const struct CUfunc_st *f) {
+    for (struct profile_kernel *kernel = profile->first; kernel; kernel = kernel->next)
+        if (is_table_of(kernel, f))
+            return kernel;
+    return make_table(profile, f);
+}
+
+/* ---- counting ------------------------------------------------------------------------------------------------ */
+
+/* What one thread counts in one launch. */
+struct profile_worker {
+    uint64_t (*count)[COUNTS];    /* by pc */
+    uint8_t *class;               /* by pc: enum reach_class */
+    uint64_t seen[TRAFFIC_COUNT]; /* of worker.bytes */
+    uint64_t seen_flops;
+    uint64_t pending[COUNTS]; /* of the instruction that runs: it may have to come again */
+};
+
+void profile_moved(struct worker *worker, uint32_t pc) {
+    struct profile_worker *const own = worker->profile;
+    for (uint32_t k = 0; k < TRAFFIC_COUNT; k++) {
+        own->count[pc][COUNT_bytes + k] += worker->bytes[k] - own->seen[k];
+        own->seen[k] = worker->bytes[k];
+    }
+}
+
+/* Do lanes of a branch go different ways? */
+static int is_divergent(const struct event *e) {
+    const struct inst *const i = e->inst;
+    if (!e->mask)
+        return 0;
+    if (e->mask != e->active)
+        return 1;
+    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest), first = lowest_bit(e->mask);
+        if (i->run == control_brx &&
+            ((const uint32_t *)source(e->warp, i->a))[lane] != ((const uint32_t *)source(e->warp, i->a))[first])
+            return 1;
+        if (i->run == call_indirect &&
+            ((const uint64_t *)source(e->warp, i->a))[lane] != ((const uint64_t *)source(e->warp, i->a))[first])
+            return 1;
+    }
+    return 0;
+}
+
+/* What one side of an access will cost. */
+static void add_side(uint64_t *pending, const struct reach *side) {
+    uint64_t address[WARP];
+    const uint32_t shared = reach_in(side, SPACE_SHARED, address);
+    if (shared) {
+        const struct bank_cost cost = cost_shared(side->kind, side->bytes, shared, address);
+        pending[COUNT_shared_accesses]++;
+        pending[COUNT_shared_wavefronts] += cost.wavefronts;
+        pending[COUNT_shared_ideal_wavefronts] += cost.ideal;
+    }
+    const uint32_t global = reach_in(side, SPACE_GLOBAL, address);
+    if (global) {
+        const struct sector_cost cost = cost_global(side->bytes, global, address);
+        pending[COUNT_global_accesses]++;
+        pending[COUNT_global_sectors] += cost.sectors;
+        pending[COUNT_global_ideal_sectors] += cost.ideal_sectors;
+        pending[COUNT_global_lines] += cost.lines;
+        pending[COUNT_global_ideal_lines] += cost.ideal_lines;
+    }
+}
+
+/* Before the instruction: it may overwrite the registers that its addresses are in. */
+static enum step before(const struct event *e) {
+    struct profile_worker *const own = e->warp->worker->profile;
+    const struct inst *const i = e->inst;
+    struct reach sides[2];
+    memset(own->pending, 0, sizeof own->pending);
+    own->pending[COUNT_executed] = 1;
+    own->pending[COUNT_lanes] = bit_count(e->mask);
+    own->pending[COUNT_predicated_off] = bit_count(e->active & ~e->mask);
+    if (i->run == control_bra || i->run == control_brx || i->run == call_indirect) {
+        own->pending[COUNT_branches] = 1;
+        own->pending[COUNT_divergent_branches] = (uint64_t)is_divergent(e);
+    }
+    const uint32_t count = reach_sides(e->warp, i, (enum reach_class)own->class[e->pc], e->mask, sides);
+    for (uint32_t k = 0; k < count; k++)
+        add_side(own->pending, &sides[k]);
+    return STEP_NEXT;
+}
+
+static enum step after(const struct event *e) {
+    struct worker *const worker = e->warp->worker;
+    struct profile_worker *const own = worker->profile;
+    if (e->step == STEP_AGAIN)
+        return STEP_NEXT;
+    uint64_t *const count = own->count[e->pc];
+    for (uint32_t k = 0; k < COUNT_bytes; k++)
+        count[k] += own->pending[k];
+    count[COUNT_tensor_flops] += worker->tensor_flops - own->seen_flops;
+    own->seen_flops = worker->tensor_flops;
+    profile_moved(worker, e->pc);
+    return STEP_NEXT;
+}
+
+static const struct watcher watcher = {.before = before, .after = after};
+
+/* ---- launches and threads ------------------------------------------------------------------------------------ */
+
+void profile_join(struct launch *launch) {
+    struct device *const device = launch->device;
+    pthread_mutex_lock(&device->counter_lock);
+    launch->profile = device->profile;
+    if (launch->profile) {
+        launch->profile->launches++;
+        launch->watcher[launch->watchers++] = &watcher;
+    }
+    pthread_mutex_unlock(&device->counter_lock);
+}
+
+void profile_leave(struct launch *launch) {
+    struct profile *const profile = launch->profile;
+    if (!profile)
+        return;
+    pthread_mutex_lock(&launch->device->counter_lock);
+    if (!--profile->launches && profile->has_ended)
+        discard(profile);
+    pthread_mutex_unlock(&launch->device->counter_lock);
+}
+
+static void free_counts(struct worker *worker) {
+    struct profile_worker *const own = worker->profile;
+    worker->profile = NULL;
+    if (!own)
+        return;
+    free(own->count);
+    free(own->class);
+    free(own);
+}
+
+int profile_worker_open(struct worker *worker) {
+    const struct CUfunc_st *const f = worker->launch->function;
+    if (!worker->launch->profile)
+        return 1;
+    struct profile_worker *const own = worker->profile = calloc(1, sizeof *own);
+    if (own) {
+        own->count = calloc(f->length + 1u, sizeof *own->count);
+        own->class = calloc(f->length + 1u, 1);
+    }
+    if (!own || !own->count || !own->class) {
+        free_counts(worker);
+        return 0;
+    }
+    for (uint32_t pc = 0; pc < f->length; pc++)
+        own->class[pc] = (uint8_t)reach_class(&f->code[pc]);
+    return 1;
+}
+
+/* Add the counts of the instructions of each statement. It was executed when its head was. */
+static void add_counts(struct profile_kernel *kernel, const struct CUfunc_st *f, const struct profile_worker *own) {
+    struct profile_row *row = kernel->rows;
+    for (uint32_t pc = 0; pc < f->length; row++) {
+        const uint32_t end = statement_end(f, pc), head = statement_head(f, pc, end);
+        for (; pc < end; pc++)
+            for (uint32_t k = 0; k < COUNTS; k++)
+                if (k > COUNT_predicated_off || pc == head)
+                    row->count[k] += own->count[pc][k];
+    }
+}
+
+void profile_worker_close(struct worker *worker) {
+    struct launch *const launch = worker->launch;
+    if (!worker->profile)
+        return;
+    pthread_mutex_lock(&launch->device->counter_lock);
+    struct profile_kernel *const kernel = find_table(launch->profile, launch->function);
+    if (kernel)
+        add_counts(kernel, launch->function, worker->profile);
+    pthread_mutex_unlock(&launch->device->counter_lock);
+    free_counts(worker);
+    if (kernel)
+        return;
+    pthread_mutex_lock(&launch->lock);
+    if (launch->result == CUDA_SUCCESS) {
+        launch->result = CUDA_ERROR_OUT_OF_MEMORY;
+        strcpy(launch->fault, "out of host memory for the profile");
+    }
+    pthread_mutex_unlock(&launch->lock);
+}
+
+/* ---- the device ---------------------------------------------------------------------------------------------- */
+
+CUresult profile_begin(struct device *device) {
+    struct profile *const profile = calloc(1, sizeof *profile);
+    if (!profile)
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    profile->last = &profile->first;
+    pthread_mutex_lock(&device->counter_lock);
+    const int is_free = !device->profile;
+    if (is_free)
+        device->profile = profile;
+    pthread_mutex_unlock(&device->counter_lock);
+    if (is_free)
+        return CUDA_SUCCESS;
+    discard(profile);
+    return fault_set(CUDA_ERROR_PROFILER_ALREADY_STARTED, "somebody takes a profile already");
+}
+
+void profile_end(struct device *device) {
+    pthread_mutex_lock(&device->counter_lock);
+    struct profile *const profile = device->profile;
+    device->profile = NULL;
+    if (profile && profile->launches)
+        profile->has_ended = 1;
+    else if (profile)
+        discard(profile);
+    pthread_mutex_unlock(&device->counter_lock);
+}
+
+/* Fill a row, but for its size. */
+static void fill(sm120_profile_row *row, const struct profile_kernel *kernel, uint32_t index) {
+    const struct profile_row *const from = &kernel->rows[index];
+    uint32_t n = 0;
+    row->kernel = kernel->name;
+    row->index = index;
+    row->file = from->file;
+    row->line = from->line;
+    row->row = from->row;
+    row->text = from->text;
+    row->opcode = from->opcode == UINT32_MAX ? "" : counter_name(from->opcode);
+#define X(member) row->member = from->count[COUNT_##member];
+    PROFILE_COUNTS(X)
+#undef X
+    memset(row->bytes, 0, sizeof row->bytes);
+    for (uint32_t k = 0; k < TRAFFIC_COUNT; k++)
+        if (from->count[COUNT_bytes + k])
+            row->bytes[n++] = (sm120_profile_bytes){counter_path(k), from->count[COUNT_bytes + k]};
+}
+
+CUresult profile_read(struct device *device, int index, sm120_profile_row *row) {
+    CUresult result = CUDA_ERROR_PROFILER_NOT_INITIALIZED;
+    pthread_mutex_lock(&device->counter_lock);
+    if (device->profile) {
+        const struct profile_kernel *kernel = device->profile->first;
+        uint32_t at = (uint32_t)index;
+        for (; kernel && at >= kernel->length; kernel = kernel->next)
+            at -= kernel->length;
+        result = kernel ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+        if (kernel)
+            fill(row, kernel, at);
+    }
+    pthread_mutex_unlock(&device->counter_lock);
+    return result;
+}

@@ -1,0 +1,24 @@
+/* A caller of the library looks on while warps execute: what the driver's table offers for it. */
+#ifndef SM120_VM_TRACE_H
+#define SM120_VM_TRACE_H
+
+#include "vm/machine/vm.h"
+
+/* Prepare a launch that is watched, or do nothing. */
+CUresult trace_open(struct launch *launch, const sm120_watch *watch);
+void trace_close(struct launch *launch);
+/* Is the calling thread in a callback? */
+int trace_is_looking(void);
+
+/* NOT_FOUND past the last; INVALID_VALUE where the step is over. */
+CUresult trace_instruction(CUfunction function, int index, sm120_instruction_info *info);
+CUresult trace_query(const sm120_step *step, sm120_step_info *info);
+CUresult trace_register(const sm120_step *step, int which, int index, sm120_register_info *info);
+CUresult trace_variable(const sm120_step *step, int index, sm120_variable_info *info);
+CUresult trace_lanes(const sm120_step *step, int index, sm120_lanes_info *info);
+CUresult trace_shared(const sm120_step *step, uint32_t address, void *to, size_t bytes);
+
+/* Say what a variable is. */
+void variable_describe(const struct placed *v, sm120_variable_info *info);
+
+#endif

@@ -1,0 +1,45 @@
+/* Calls whoever looks on while a warp executes. */
+#include "vm/observe/watch.h"
+
+/* Tell the watchers that a CTA begins; 0 after a fault. */
+int watch_start(struct cta *cta) {
+    const struct launch *launch = cta->launch;
+    for (uint32_t k = 0; k < launch->watchers; k++)
+        if (launch->watcher[k]->start && !launch->watcher[k]->start(cta))
+            return 0;
+    return 1;
+}
+
+/* Tell the watchers that a CTA has ended. */
+void watch_end(struct cta *cta) {
+    const struct launch *launch = cta->launch;
+    for (uint32_t k = 0; k < launch->watchers; k++)
+        if (launch->watcher[k]->end)
+            launch->watcher[k]->end(cta);
+}
+
+/* Tell the watchers that an asynchronous copy has landed; 0 after a fault. */
+int watch_landed(struct warp *w, const struct async_op *op) {
+    const struct launch *launch = w->cta->launch;
+    for (uint32_t k = 0; k < launch->watchers; k++)
+        if (launch->watcher[k]->landed && !launch->watcher[k]->landed(w, op))
+            return 0;
+    return 1;
+}
+
+/* Run one instruction, or skip it where no lane takes part; a watcher may turn the step into a fault. */
+enum step watch_step(struct warp *w, const struct inst *i, uint32_t mask) {
+    const struct launch *launch = w->cta->launch;
+    struct event e = {.warp = w, .inst = i, .pc = w->pc, .mask = mask, .active = w->active, .step = STEP_NEXT};
+    for (uint32_t k = 0; k < launch->watchers; k++)
+        if (launch->watcher[k]->before && launch->watcher[k]->before(&e) == STEP_FAULT)
+            return STEP_FAULT;
+    if (mask)
+        e.step = i->run(w, i, mask);
+    if (e.step == STEP_FAULT)
+        return STEP_FAULT;
+    for (uint32_t k = 0; k < launch->watchers; k++)
+        if (launch->watcher[k]->after && launch->watcher[k]->after(&e) == STEP_FAULT)
+            return STEP_FAULT;
+    return e.step;
+}

@@ -1,0 +1,297 @@
+/* What the files that turn PTX into `struct inst` share: lexer.c, parser.c, operand.c, decode*.c. */
+#ifndef SM120_VM_PARSE_H
+#define SM120_VM_PARSE_H
+
+#include "vm/machine/vm.h"
+#include <setjmp.h>
+
+enum token_kind {
+    TOKEN_END = 256,
+    TOKEN_NAME, /* add, %r1, $L__BB0_1 */
+    TOKEN_DOT,  /* .u32, .shared::cta */
+    TOKEN_INTEGER,
+    TOKEN_REAL,
+    TOKEN_STRING,
+    TOKEN_SHIFT_LEFT,
+    TOKEN_SHIFT_RIGHT,
+    TOKEN_EQUAL,
+    TOKEN_UNEQUAL,
+    TOKEN_AT_MOST,
+    TOKEN_AT_LEAST,
+    TOKEN_AND,
+    TOKEN_OR
+};
+
+struct token {
+    int kind;                   /* a character, or enum token_kind */
+    uint32_t length, line, row; /* of `file`; of the text itself */
+    const char *at, *file;
+    uint64_t integer;
+    double real;
+    int single; /* a real that was written as 0f........ */
+};
+
+struct lexer {
+    const char *text, *next, *file;
+    uint32_t line, row;
+    int line_start;
+};
+
+enum symbol_kind { SYMBOL_REGISTER, SYMBOL_RANGE, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
+struct symbol {
+    struct symbol *chain, *in_scope; /* same hash, inner scopes first; same scope */
+    const struct scope *scope;
+    const char *name, *text; /* text: the same as a string, when somebody asked for it */
+    uint32_t length, hash;
+    enum symbol_kind kind;
+    enum type type;
+    uint32_t slot;            /* register or predicate; pc of a label */
+    uint32_t vector;          /* elements of a vector register; 0: none */
+    struct symbol **elements; /* of a range, r<bytes>, those that were met; NULL: none yet */
+    enum space space;         /* of a variable */
+    uint64_t address, bytes;  /* global, const: address; others: offset */
+    uint32_t align;
+    const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
+    int is_dynamic;
+    int is_argument;                   /* a .param variable of a function or of a call, in local memory */
+    int is_prototype;                  /* an entry that is declared, and not yet defined */
+    struct definition *definition;     /* of a function */
+    const struct signature *prototype; /* of a label */
+};
+
+enum operand_kind {
+    OPERAND_REGISTER,
+    OPERAND_PREDICATE,
+    OPERAND_INTEGER,
+    OPERAND_REAL,
+    OPERAND_SYMBOL,
+    OPERAND_ADDRESS,
+    OPERAND_VECTOR,
+    OPERAND_LABEL,
+    OPERAND_SINK,
+    OPERAND_PAIR
+};
+struct operand {
+    enum operand_kind kind;
+    struct token token;
+    enum type type;   /* of a register */
+    uint32_t slot;    /* register offset or predicate number */
+    const char *name; /* of a register or predicate */
+    int negate;       /* !p */
+    int is_special;   /* a hardware register */
+    uint64_t integer;
+    double real;
+    int single;
+    struct symbol *symbol; /* NULL: none */
+    int64_t offset;
+    struct operand *items; /* of a vector or pair; of an address: its base register, coordinates */
+    uint32_t count;
+};
+
+enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, HASH_SIZE = 4096 };
+
+/* A statement that is being decoded. */
+struct statement {
+    struct token opcode;
+    const char *start;                   /* of the guard; NULL: the statement begins with the opcode */
+    const char *modifier[MAX_MODIFIERS]; /* without dot */
+    uint32_t modifier_length[MAX_MODIFIERS];
+    uint32_t modifiers;
+    struct operand operand[MAX_OPERANDS];
+    uint32_t operands;
+    uint32_t guard, flip;
+    const char *guard_name;
+    char name[160]; /* the opcode with its modifiers */
+    struct use use[MAX_USES];
+    struct named_address variable[MAX_OPERANDS];
+    uint32_t uses, variables;
+};
+
+struct label_use {
+    struct label_use *next;
+    struct token token;
+    uint32_t pc;
+    uint32_t *target;
+};
+
+struct scope {
+    struct scope *outer;
+    uint32_t depth;
+    struct symbol *symbols;
+    struct label_use *uses;
+};
+
+struct constant {
+    uint64_t value;
+    uint32_t slot, is_wide;
+    struct symbol *dynamic; /* value is added to the address of dynamic shared memory */
+};
+
+/* A parameter or result of a function. */
+struct formal {
+    struct token name;
+    enum type type;
+    uint32_t bytes, align, offset; /* where it is handed over in the argument area */
+    int is_register;
+};
+struct signature {
+    struct formal *results, *arguments;
+    uint32_t result_count, argument_count;
+};
+struct definition {
+    struct definition *next;
+    struct symbol *symbol;
+    struct signature *signature;
+    struct lexer lexer; /* at its body */
+    struct token token;
+    uint32_t number;
+    int has_body, is_extern;
+    struct routine *routine;
+    const struct CUfunc_st *owner; /* the kernel that routine is a part of */
+};
+/* An entry that is read once all functions are known. */
+struct deferred {
+    struct deferred *next;
+    struct lexer lexer;
+    struct token token;
+};
+
+struct parser {
+    struct lexer lexer;
+    struct token token;
+    struct module *module;
+    jmp_buf fail;
+    CUresult result;
+    char *log;
+    size_t log_bytes;
+    struct symbol *hash[HASH_SIZE];
+    struct scope *scope;
+    int version, target;
+    char target_suffix; /* 'a', 'f' or 0 */
+    struct CUfunc_st *function;
+    struct inst *code;
+    struct place *places;
+    uint32_t length, code_space;
+    struct constant *constants;
+    uint32_t constant_count, constant_space, constant_bytes;
+    uint32_t register_bytes, predicates, shared_bytes, local_bytes;
+    uint32_t reserved_shared;             /* address of what a system would reserve; 0: not asked for */
+    uint32_t const_bytes;                 /* of the module */
+    uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
+    uint8_t *wide;                        /* [register / 128] */
+    uint32_t wide_space;
+    struct definition *definitions; /* latest first */
+    uint32_t definition_count, argument_bytes;
+    struct deferred *deferred, **deferred_end;
+    struct routine *routine; /* that is read; NULL: the kernel itself */
+    struct call_site *sites; /* of the kernel itself */
+    int calls_by_address;
+    struct statement statement;
+    int depth; /* of nested expressions */
+};
+
+/* lexer.c */
+void lexer_start(struct lexer *lexer, const char *text, const char *file);
+void token_next(struct parser *p);
+/* Report an error at a token (file:line:col, the line, a caret) and leave the parser. */
+NORETURN void error_at(struct parser *p, const struct token *token, const char *format, ...) PRINTF_LIKE(3, 4);
+int token_is(const struct token *token, const char *text);
+void expect(struct parser *p, int kind, const char *what);
+int accept(struct parser *p, int kind);
+void *parser_take(struct parser *p, size_t bytes);
+
+/* parser.c */
+enum type token_type(struct parser *p);
+void read_block(struct parser *p);
+void read_performance(struct parser *p, struct CUfunc_st *f);
+void read_entry(struct parser *p);
+/* The bytes of an array whose [n] is read next, or of a single value. */
+uint64_t read_array(struct parser *p, enum type type);
+
+/* function.c */
+void read_function(struct parser *p, int is_extern);
+void read_arguments(struct parser *p); /* .param variables of a call */
+void read_alias(struct parser *p);
+const struct signature *read_prototype(struct parser *p);
+void read_call(struct parser *p);
+/* Leave a function or, outside any, end the thread. */
+void emit_return(struct parser *p);
+/* Read the functions that the kernel calls into its code, and find how much stack they need. */
+void link_functions(struct parser *p, struct CUfunc_st *f);
+/* The register (or constant) to which addresses of local variables are relative. */
+uint32_t local_base(struct parser *p);
+/* Skip { ... }. */
+void skip_block(struct parser *p);
+
+/* operand.c */
+void operand_parse(struct parser *p, struct operand *o);
+int64_t constant_integer(struct parser *p);
+struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length);
+struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
+                          enum symbol_kind kind);
+struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count);
+void scope_open(struct parser *p);
+void scope_close(struct parser *p);
+uint32_t register_take(struct parser *p, enum type type);
+uint32_t constant_slot(struct parser *p, uint64_t value, int is_wide, struct symbol *dynamic);
+/* The address of a shared variable, laid out at its first use in this function. */
+void symbol_place(struct parser *p, struct symbol *symbol);
+struct expression {
+    uint64_t integer;
+    double real;
+    int is_real, single;
+};
+struct expression constant_expression(struct parser *p);
+
+/* use.c */
+const char *symbol_name(struct parser *p, struct symbol *s);
+void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t address);
+void use_register(struct parser *p, const char *name, uint32_t slot, enum type type, int is_write);
+void use_operand(struct parser *p, const struct operand *o, int is_write);
+void use_hint(struct parser *p, const struct operand *o);
+void use_attach(struct parser *p);
+
+/* decode.c */
+void decode(struct parser *p);
+void decode_known(struct parser *p);
+/* Helpers of the decoders. Each reports an error if the operand does not fit. */
+uint32_t need_source(struct parser *p, const struct operand *o, enum type type);
+uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type);
+uint32_t need_destination(struct parser *p, const struct operand *o, enum type type);
+uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type);
+uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate);
+uint16_t need_predicate_destination(struct parser *p, const struct operand *o);
+int64_t need_integer(struct parser *p, const struct operand *o, int64_t low, int64_t high);
+/* An address operand: sets i->a and i->offset. */
+void need_address(struct parser *p, const struct operand *o, enum space space, struct inst *i);
+void need_count(struct parser *p, uint32_t least, uint32_t most);
+struct inst *emit(struct parser *p, handler *run);
+int has(const struct parser *p, const char *modifier);
+/* The modifier after `*at`, if it is one of the list "a b c": its index, else -1. Advances. */
+int take_choice(struct parser *p, uint32_t *at, const char *list);
+int take(struct parser *p, uint32_t *at, const char *modifier);
+enum type take_type(struct parser *p, uint32_t *at, const char *list);
+void take_end(struct parser *p, uint32_t at);
+void need_feature(struct parser *p, int least_target, int needs_suffix, const char *what);
+
+/* Move a value of a type into a register that may be wider: sign or zero extension. */
+void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from);
+
+typedef void decoder(struct parser *p);
+/* decode_memory.c, decode_sync.c, decode_tensor.c, decode_wmma.c, decode_move.c */
+decoder decode_ld, decode_st, decode_prefetch, decode_atom, decode_red, decode_ldmatrix, decode_stmatrix, decode_cvta,
+    decode_pmevent, decode_createpolicy, decode_mapa, decode_getctarank;
+void check_extent(struct parser *p, const struct operand *o, uint32_t bytes);
+decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fence, decode_shfl, decode_vote,
+    decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
+    decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
+decoder decode_mma, decode_wmma;
+struct mma_plan;
+void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan);
+/* decode_tma.c */
+decoder decode_tensormap, decode_prefetch_map;
+void decode_tensor_copy(struct parser *p, uint32_t at, int is_reduction, int is_prefetch);
+void decode_map_fence(struct parser *p, uint32_t at);
+decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
+
+#endif

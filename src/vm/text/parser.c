@@ -1,0 +1,795 @@
+/* Declarations and statements of PTX: text to module. */
+#include "vm/text/parse.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct {
+    const char *text;
+    unsigned bytes;
+    char class;
+} types[TYPE_COUNT] = {{"none", 0, 0},
+#define X(name, text, bytes, class) {text, bytes, class},
+                       TYPES(X)
+#undef X
+};
+
+/* How PTX spells a type. */
+const char *type_name(enum type type) {
+    return types[type].text;
+}
+
+/* How many bytes a value of a type has. */
+unsigned type_bytes(enum type type) {
+    return types[type].bytes;
+}
+
+/* p predicate, b bits, i integer, f float, x packed. */
+char type_class(enum type type) {
+    return types[type].class;
+}
+
+/* Find a type by its spelling; T_NONE if there is none. */
+enum type type_find(const char *text, size_t length) {
+    for (int t = T_PRED; t < TYPE_COUNT; t++)
+        if (strlen(types[t].text) == length && !memcmp(types[t].text, text, length))
+            return (enum type)t;
+    return T_NONE;
+}
+
+/* Find the type of a declaration in a dot token. */
+enum type token_type(struct parser *p) {
+    enum type type = T_NONE;
+    if (token_is(&p->token, ".texref") || token_is(&p->token, ".samplerref") || token_is(&p->token, ".surfref"))
+        error_at(p, &p->token, "textures and surfaces are not supported");
+    if (p->token.kind == TOKEN_DOT)
+        type = type_find(p->token.at + 1, p->token.length - 1);
+    if (type == T_NONE || type > T_B128 || type == T_TF32 || type == T_F32X2)
+        error_at(p, &p->token, "expected a type before '%.*s'", (int)p->token.length, p->token.at);
+    token_next(p);
+    return type;
+}
+
+/* ---- variables ----------------------------------------------------------------------------------------------- */
+
+enum { MAX_CONST = 65536, MOST_REGISTERS = 1 << 21 };
+
+struct variable {
+    struct token name;
+    enum space space;
+    enum type type;
+    uint32_t align, vector;
+    uint64_t count; /* elements, all dimensions */
+    int is_array, is_open, is_extern;
+};
+
+/* [n][m]... behind a name. */
+static void read_dimensions(struct parser *p, struct variable *v) {
+    v->count = 1;
+    while (accept(p, '[')) {
+        v->is_array = 1;
+        if (accept(p, ']')) {
+            v->is_open = 1;
+            v->count = 0;
+            continue;
+        }
+        const struct token at = p->token;
+        const int64_t n = constant_integer(p);
+        if (n < 0 || n > (1LL << 40) || (v->count && (uint64_t)n > (1ULL << 40) / v->count))
+            error_at(p, &at, "the array has no sensible size");
+        v->count *= (uint64_t)n;
+        expect(p, ']', "']'");
+    }
+}
+
+/* The bytes of an array whose [n] is read next, or of a single value. */
+uint64_t read_array(struct parser *p, enum type type) {
+    struct variable v = {.type = type};
+    const struct token at = p->token;
+    read_dimensions(p, &v);
+    if (v.is_open)
+        error_at(p, &at, "the array has no size");
+    return v.count * type_bytes(type);
+}
+
+/* The address of a variable or function in an initialiser: name, generic(name), each with an offset. */
+static uint64_t read_address(struct parser *p, unsigned bytes) {
+    const int is_generic = token_is(&p->token, "generic");
+    if (is_generic) {
+        token_next(p);
+        expect(p, '(', "'('");
+    }
+    const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
+    const int is_variable = s && s->kind == SYMBOL_VARIABLE && (s->space == SPACE_GLOBAL || s->space == SPACE_CONST);
+    if (bytes != 8 || !(is_variable || (s && s->kind == SYMBOL_FUNCTION && s->definition)))
+        error_at(p, &p->token, "expected a constant or the address of a global variable or function");
+    token_next(p);
+    uint64_t address = s->address;
+    if (is_generic)
+        expect(p, ')', "')'");
+    if (p->token.kind == '+' || p->token.kind == '-')
+        address += (uint64_t)constant_integer(p);
+    return address;
+}
+
+/* One byte of an address: 0xff(name), 0xff00(name), ... */
+static uint8_t read_masked(struct parser *p) {
+    const struct token at = p->token;
+    uint32_t shift = 0;
+    while (shift < 64 && at.integer != 0xffULL << shift)
+        shift += 8;
+    if (shift == 64)
+        error_at(p, &at, "the mask of an address selects one byte: 0xff, 0xff00 and so on");
+    token_next(p);
+    expect(p, '(', "'('");
+    const uint64_t address = read_address(p, 8);
+    expect(p, ')', "')'");
+    return (uint8_t)(address >> shift);
+}
+
+/* Store one element of an initialiser. */
+static void store_element(struct parser *p, const struct variable *v, uint8_t *to, const struct token *at) {
+    const unsigned bytes = type_bytes(v->type);
+    if (p->token.kind == TOKEN_NAME && !token_is(&p->token, "WARP_SZ")) {
+        const uint64_t address = read_address(p, bytes);
+        memcpy(to, &address, 8);
+        return;
+    }
+    if (bytes == 1 && p->token.kind == TOKEN_INTEGER && *p->lexer.next == '(') {
+        *to = read_masked(p);
+        return;
+    }
+    const struct expression e = constant_expression(p);
+    uint64_t bits = e.integer;
+    if (type_class(v->type) == 'f' && !e.is_real)
+        error_at(p, at, "a float variable wants floats, such as 1.0");
+    if (v->type == T_F32) {
+        const float f = (float)e.real;
+        uint32_t narrow;
+        memcpy(&narrow, &f, 4);
+        bits = e.single ? e.integer & 0xffffffffu : narrow;
+    } else if (v->type == T_F64) {
+        memcpy(&bits, &e.real, 8);
+    } else if (e.is_real && !(e.single && bytes == 4)) {
+        error_at(p, at, "an integer variable wants integers");
+    }
+    memset(to, 0, bytes); /* .b128 takes integers of 64 bits */
+    memcpy(to, &bits, bytes < sizeof bits ? bytes : sizeof bits);
+}
+
+/* { a, b, { c } } or a single value. Returns the number of elements that were given. */
+static uint64_t read_initialiser(struct parser *p, const struct variable *v, uint8_t *to, uint64_t done) {
+    if (p->token.kind != '{') {
+        if (done >= v->count)
+            error_at(p, &p->token, "more values than the variable has elements");
+        const struct token at = p->token;
+        store_element(p, v, to + done * type_bytes(v->type), &at);
+        return done + 1;
+    }
+    if (++p->depth > 16)
+        error_at(p, &p->token, "the initialiser nests too deeply");
+    token_next(p);
+    if (p->token.kind != '}') {
+        do
+            done = read_initialiser(p, v, to, done);
+        while (accept(p, ','));
+    }
+    expect(p, '}', "'}'");
+    p->depth--;
+    return done;
+}
+
+/* Count the elements of an initialiser without reading it, for name[] = {...}. */
+static uint64_t count_elements(const struct parser *p) {
+    uint64_t n = 1;
+    for (const char *s = p->lexer.next; *s && *s != ';'; s++)
+        n += *s == ',';
+    return n;
+}
+
+/* Give a .global or .const variable its memory. */
+static void place_global(struct parser *p, struct symbol *s) {
+    uint64_t address = 0;
+    const CUresult r =
+        memory_alloc(p->module->device, s->bytes ? s->bytes : 1, s->space == SPACE_CONST ? 3 : 2, &address);
+    if (r != CUDA_SUCCESS) {
+        p->result = r;
+        error_at(p, &p->token, "no memory for '%.*s'", (int)s->length, s->name);
+    }
+    struct module *m = p->module;
+    if (m->variable_count % 64 == 0) {
+        struct placed *grown = parser_take(p, (m->variable_count + 64) * sizeof *grown);
+        if (m->variable_count)
+            memcpy(grown, m->variables, m->variable_count * sizeof *grown);
+        m->variables = grown;
+    }
+    m->variables[m->variable_count++] =
+        (struct placed){symbol_name(p, s), address, s->bytes, (uint8_t)s->type, (uint8_t)s->space};
+    s->address = address;
+}
+
+/* Declare one variable and read its initialiser. */
+static void declare_variable(struct parser *p, struct variable *v) {
+    if (p->token.kind != TOKEN_NAME)
+        error_at(p, &p->token, "expected a name before '%.*s'", (int)p->token.length, p->token.at);
+    v->name = p->token;
+    token_next(p);
+    read_dimensions(p, v);
+    struct symbol *s = symbol_add(p, &v->name, v->name.at, v->name.length, SYMBOL_VARIABLE);
+    s->type = v->type;
+    s->space = v->space;
+    s->align = v->align;
+    if (v->is_open && p->token.kind == '=')
+        v->count = count_elements(p) / v->vector;
+    v->count *= v->vector;
+    s->bytes = v->count * type_bytes(v->type);
+    s->is_dynamic = v->space == SPACE_SHARED && v->is_open;
+    if (s->is_dynamic && !v->is_extern)
+        error_at(p, &v->name, "shared memory without a size must be .extern");
+    if (v->is_extern && !s->is_dynamic)
+        error_at(p, &v->name, "'%.*s' is not defined in this text, and nothing links it", (int)v->name.length,
+                 v->name.at);
+    if (v->space == SPACE_CONST && (s->bytes > MAX_CONST || (p->const_bytes += (uint32_t)s->bytes) > MAX_CONST))
+        error_at(p, &v->name, "more than %d bytes of .const variables", (int)MAX_CONST);
+    if (v->space == SPACE_GLOBAL || v->space == SPACE_CONST)
+        place_global(p, s);
+    if (v->space == SPACE_LOCAL) {
+        p->local_bytes = (uint32_t)((p->local_bytes + v->align - 1) / v->align * v->align);
+        s->address = p->local_bytes;
+        if (s->bytes > (1u << 19) || p->local_bytes + s->bytes > (1u << 19))
+            error_at(p, &v->name, "more than 512 KiB of local memory per thread");
+        p->local_bytes += (uint32_t)s->bytes;
+    }
+    if (p->token.kind == '=') {
+        if (v->space != SPACE_GLOBAL && v->space != SPACE_CONST)
+            error_at(p, &p->token, "only .global and .const variables have initial values");
+        token_next(p);
+        uint8_t *to = (uint8_t *)(uintptr_t)s->address;
+        read_initialiser(p, v, to, 0);
+    }
+}
+
+/* .shared .align 16 .b8 name[n], ...; the space has been read. */
+static void read_variables(struct parser *p, enum space space, int is_extern) {
+    struct variable v = {.space = space, .is_extern = is_extern, .vector = 1};
+    for (;;) {
+        if (token_is(&p->token, ".align")) {
+            token_next(p);
+            const struct token at = p->token;
+            const int64_t align = constant_integer(p);
+            if (align < 1 || align > 4096 || (align & (align - 1)))
+                error_at(p, &at, "an alignment is a power of two up to 4096");
+            v.align = (uint32_t)align;
+        } else if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4")) {
+            v.vector = p->token.at[2] == '2' ? 2 : 4;
+            token_next(p);
+        } else if (token_is(&p->token, ".attribute")) {
+            error_at(p, &p->token, ".attribute is not supported");
+        } else {
+            break;
+        }
+    }
+    v.type = token_type(p);
+    if (v.type == T_PRED)
+        error_at(p, &p->token, "a predicate is a register, not a variable");
+    if (!v.align)
+        v.align = type_bytes(v.type) * v.vector;
+    do {
+        v.is_array = v.is_open = 0;
+        declare_variable(p, &v);
+    } while (accept(p, ','));
+    expect(p, ';', "';'");
+}
+
+/* Room for registers that follow one another. */
+static uint32_t take_registers(struct parser *p, enum type type, uint64_t count) {
+    const uint32_t first = count ? register_take(p, type) : 0;
+    for (uint64_t k = 1; k < count; k++)
+        register_take(p, type);
+    return first;
+}
+
+/* .reg{.v2 .v4} .b32 a, b, r<4>; */
+static void read_registers(struct parser *p) {
+    uint32_t vector = 0;
+    token_next(p);
+    if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4")) {
+        vector = p->token.at[2] == '2' ? 2 : 4;
+        token_next(p);
+    }
+    const struct token of = p->token;
+    const enum type type = token_type(p);
+    if (vector && (type == T_PRED || vector * type_bytes(type) > 16))
+        error_at(p, &of, "a vector register has at most 128 bits, and none of predicates");
+    do {
+        const struct token name = p->token;
+        expect(p, TOKEN_NAME, "a name");
+        if (!accept(p, '<')) {
+            struct symbol *s = symbol_add(p, &name, name.at, name.length, SYMBOL_REGISTER);
+            s->type = type;
+            s->vector = vector;
+            s->slot = take_registers(p, type, vector ? vector : 1);
+            continue;
+        }
+        const struct token at = p->token;
+        if (at.kind != TOKEN_INTEGER || at.integer > MOST_REGISTERS)
+            error_at(p, &at, "expected a number of registers, at most %d", (int)MOST_REGISTERS);
+        token_next(p);
+        struct symbol *s = symbol_add_range(p, &name, type, at.integer);
+        s->vector = vector;
+        s->slot = take_registers(p, type, at.integer * (vector ? vector : 1));
+        expect(p, '>', "'>'");
+    } while (accept(p, ','));
+    expect(p, ';', "';'");
+}
+
+/* ---- statements ---------------------------------------------------------------------------------------------- */
+
+/* @p or @!p in front of an instruction. */
+static void read_guard(struct parser *p) {
+    struct statement *s = &p->statement;
+    s->guard = s->flip = 0;
+    s->guard_name = NULL;
+    s->start = p->token.at;
+    if (!accept(p, '@'))
+        return;
+    s->flip = accept(p, '!') ? FULL : 0;
+    struct symbol *symbol = p->token.kind == TOKEN_NAME ? symbol_find(p, p->token.at, p->token.length) : NULL;
+    if (!symbol || symbol->kind != SYMBOL_REGISTER || symbol->type != T_PRED)
+        error_at(p, &p->token, "undefined predicate '%.*s'", (int)p->token.length, p->token.at);
+    s->guard = symbol->slot;
+    s->guard_name = symbol_name(p, symbol);
+    token_next(p);
+}
+
+/* An instruction: opcode, modifiers, operands; decoded at once. */
+static void read_instruction(struct parser *p) {
+    struct statement *s = &p->statement;
+    read_guard(p);
+    s->opcode = p->token;
+    expect(p, TOKEN_NAME, "an instruction");
+    const char *end = s->opcode.at + s->opcode.length;
+    for (s->modifiers = 0; p->token.kind == TOKEN_DOT && p->token.at == end; token_next(p)) {
+        if (s->modifiers == MAX_MODIFIERS)
+            error_at(p, &p->token, "too many modifiers");
+        s->modifier[s->modifiers] = p->token.at + 1;
+        s->modifier_length[s->modifiers++] = p->token.length - 1;
+        end += p->token.length;
+    }
+    snprintf(s->name, sizeof s->name, "%.*s", (int)(end - s->opcode.at), s->opcode.at);
+    s->opcode.length = (uint32_t)(end - s->opcode.at);
+    decode_known(p);
+    s->operands = s->uses = s->variables = 0;
+    if (!strcmp(s->name, "call") || !strcmp(s->name, "call.uni")) {
+        read_call(p);
+        expect(p, ';', "';'");
+        return;
+    }
+    while (p->token.kind != ';') {
+        if (s->operands == MAX_OPERANDS)
+            error_at(p, &p->token, "too many operands");
+        operand_parse(p, &s->operand[s->operands++]);
+        if (p->token.kind != ',')
+            break;
+        token_next(p);
+        if (p->token.kind == ';')
+            error_at(p, &p->token, "expected an operand before ';'");
+    }
+    if (p->token.kind != ';')
+        expect(p, ';', "';'");
+    decode(p);
+    token_next(p);
+}
+
+/* A dot token inside a function body. */
+static void read_directive(struct parser *p) {
+    const struct token t = p->token;
+    if (token_is(&t, ".reg")) {
+        read_registers(p);
+    } else if (token_is(&t, ".shared") || token_is(&t, ".shared::cta")) {
+        token_next(p);
+        read_variables(p, SPACE_SHARED, 0);
+    } else if (token_is(&t, ".local")) {
+        token_next(p);
+        read_variables(p, SPACE_LOCAL, 0);
+    } else if (token_is(&t, ".param")) {
+        read_arguments(p);
+    } else if (token_is(&t, ".global") || token_is(&t, ".const")) {
+        token_next(p);
+        read_variables(p, t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, 0);
+    } else if (token_is(&t, ".loc")) { /* up to the end of its line; has no ';' */
+        const uint32_t line = t.line;
+        do
+            token_next(p);
+        while (p->token.kind != TOKEN_END && p->token.line == line);
+    } else if (token_is(&t, ".pragma")) {
+        token_next(p);
+        while (p->token.kind != ';' && p->token.kind != TOKEN_END)
+            token_next(p);
+        expect(p, ';', "';'");
+    } else {
+        error_at(p, &t, "unsupported directive '%.*s'", (int)t.length, t.at);
+    }
+}
+
+/* name: ts1, ts2, ...; behind .branchtargets */
+static void read_targets(struct parser *p, struct symbol *label) {
+    uint32_t n = 0;
+    struct label_use *uses[256];
+    token_next(p);
+    do {
+        if (n == 256)
+            error_at(p, &p->token, "more than 256 branch targets");
+        struct label_use *use = parser_take(p, sizeof *use);
+        use->token = p->token;
+        uses[n++] = use;
+        expect(p, TOKEN_NAME, "a label");
+    } while (accept(p, ','));
+    uint32_t *list = parser_take(p, (n + 1) * sizeof *list);
+    list[0] = n;
+    for (uint32_t i = 0; i < n; i++) {
+        uses[i]->target = &list[i + 1];
+        uses[i]->next = p->scope->uses;
+        p->scope->uses = uses[i];
+    }
+    label->bytes = (uint64_t)(uintptr_t)list;
+    expect(p, ';', "';'");
+}
+
+/* A label, if the statement is one. */
+static int read_label(struct parser *p) {
+    const char *s = p->lexer.next;
+    while (*s == ' ' || *s == '\t')
+        s++;
+    if (p->token.kind != TOKEN_NAME || *s != ':' || s[1] == ':')
+        return 0;
+    struct symbol *label = symbol_add(p, &p->token, p->token.at, p->token.length, SYMBOL_LABEL);
+    label->slot = p->length;
+    token_next(p);
+    token_next(p);
+    if (token_is(&p->token, ".branchtargets"))
+        read_targets(p, label);
+    else if (token_is(&p->token, ".callprototype"))
+        label->prototype = read_prototype(p);
+    return 1;
+}
+
+/* The statements of a function's { } block, in the scope of its parameters, which ends; the brace has been read. */
+void read_block(struct parser *p) {
+    unsigned depth = 1;
+    while (depth) {
+        if (p->token.kind == '}') {
+            if (depth == 1) { /* end of the function: leave it somewhere to run into */
+                p->statement = (struct statement){.opcode = p->token, .start = p->token.at, .name = "ret"};
+                emit_return(p);
+            }
+            scope_close(p);
+            depth--;
+            token_next(p);
+        } else if (p->token.kind == '{') {
+            if (++depth > 200)
+                error_at(p, &p->token, "blocks nest too deeply");
+            scope_open(p);
+            token_next(p);
+        } else if (p->token.kind == TOKEN_DOT) {
+            read_directive(p);
+        } else if (p->token.kind == TOKEN_END) {
+            error_at(p, &p->token, "expected '}', but the text ends");
+        } else if (!accept(p, ';') && !read_label(p)) {
+            read_instruction(p);
+        }
+    }
+}
+
+/* ---- functions ----------------------------------------------------------------------------------------------- */
+
+/* One .param of an entry. */
+static void read_parameter(struct parser *p, struct parameter *to) {
+    if (!token_is(&p->token, ".param"))
+        error_at(p, &p->token, "expected .param before '%.*s'", (int)p->token.length, p->token.at);
+    token_next(p);
+    uint32_t align = 0;
+    enum type type = T_NONE;
+    while (p->token.kind == TOKEN_DOT) {
+        if (token_is(&p->token, ".align")) {
+            token_next(p);
+            const struct token at = p->token;
+            const int64_t n = constant_integer(p);
+            if (n < 1 || n > 128 || (n & (n - 1)))
+                error_at(p, &at, "the alignment of a parameter is a power of two up to 128");
+            if (type == T_NONE)
+                align = (uint32_t)n;
+        } else if (token_is(&p->token, ".ptr") || token_is(&p->token, ".global") || token_is(&p->token, ".const") ||
+                   token_is(&p->token, ".shared") || token_is(&p->token, ".local")) {
+            token_next(p);
+        } else {
+            type = token_type(p);
+        }
+    }
+    if (type == T_NONE || type == T_PRED)
+        error_at(p, &p->token, "the parameter has no type");
+    struct variable v = {.name = p->token, .type = type};
+    expect(p, TOKEN_NAME, "a name");
+    read_dimensions(p, &v);
+    const uint64_t bytes = v.count * type_bytes(type);
+    align = align ? align : type_bytes(type);
+    const uint32_t offset = (p->function->parameter_bytes + align - 1) / align * align;
+    if (!bytes)
+        error_at(p, &v.name, "a parameter has at least 1 byte");
+    if (bytes > 32764 || offset + bytes > 32764)
+        error_at(p, &v.name, "the parameters exceed 32764 bytes");
+    struct symbol *s = symbol_add(p, &v.name, v.name.at, v.name.length, SYMBOL_VARIABLE);
+    s->space = SPACE_PARAM;
+    s->address = offset;
+    s->bytes = bytes;
+    char *name = parser_take(p, v.name.length + 1);
+    memcpy(name, v.name.at, v.name.length);
+    *to = (struct parameter){name, type, offset, (uint32_t)bytes, align, v.is_array ? (uint32_t)v.count : 0};
+    p->function->parameter_bytes = offset + (uint32_t)bytes;
+}
+
+/* .reqntid 128, .maxntid 32, 4 and what else stands between the parameters and the body. */
+void read_performance(struct parser *p, struct CUfunc_st *f) {
+    while (p->token.kind == TOKEN_DOT) {
+        const struct token t = p->token;
+        uint32_t *to = token_is(&t, ".reqntid") ? f->required : token_is(&t, ".maxntid") ? f->maximum : NULL;
+        const int cluster = token_is(&t, ".reqnctapercluster");
+        if (!to && !cluster && !token_is(&t, ".minnctapersm") && !token_is(&t, ".maxnreg") &&
+            !token_is(&t, ".maxnctapersm") && !token_is(&t, ".noreturn") && !token_is(&t, ".pragma") &&
+            !token_is(&t, ".maxclusterrank") && !token_is(&t, ".abi_preserve") &&
+            !token_is(&t, ".abi_preserve_control"))
+            error_at(p, &t, "unsupported directive '%.*s'", (int)t.length, t.at);
+        token_next(p);
+        if (token_is(&t, ".pragma")) {
+            expect(p, TOKEN_STRING, "a string");
+            expect(p, ';', "';'");
+            continue;
+        }
+        for (int n = 0; p->token.kind == TOKEN_INTEGER && n < 3; n++) {
+            if (to && (p->token.integer < 1 || p->token.integer > 1024))
+                error_at(p, &p->token, "a number of threads is 1 to 1024");
+            if (cluster && p->token.integer != 1)
+                error_at(p, &p->token, "clusters of more than one CTA are not supported");
+            if (to)
+                to[n] = (uint32_t)p->token.integer;
+            token_next(p);
+            if (!accept(p, ','))
+                break;
+        }
+        for (int n = 1; to && n < 3; n++)
+            to[n] = to[n] ? to[n] : 1;
+    }
+}
+
+/* Copy the constants into vectors, now that the address of dynamic shared memory is known. */
+static void finish_constants(struct parser *p, struct CUfunc_st *f) {
+    const uint32_t align = f->dynamic_align > 16 ? f->dynamic_align : 16;
+    const uint64_t dynamic = (SHARED_BASE + f->static_shared + align - 1) / align * align;
+    f->dynamic_align = align;
+    f->constants = parser_take(p, p->constant_bytes + 64);
+    f->constant_bytes = p->constant_bytes;
+    for (uint32_t i = 0; i < p->constant_count; i++) {
+        const struct constant *c = &p->constants[i];
+        const uint64_t value = c->value + (c->dynamic ? dynamic : 0);
+        for (uint32_t lane = 0; lane < WARP; lane++) {
+            const uint32_t narrow = (uint32_t)value;
+            if (c->is_wide)
+                memcpy(f->constants + c->slot + 8 * lane, &value, 8);
+            else
+                memcpy(f->constants + c->slot + 4 * lane, &narrow, 4);
+        }
+    }
+}
+
+/* Hand what was gathered over to the function. */
+static void finish_function(struct parser *p, struct CUfunc_st *f) {
+    for (uint32_t k = 0; k < p->length; k++)
+        if (p->code[k].run == control_bra)
+            p->code[k].target = *(const uint32_t *)p->code[k].more;
+    f->code = p->code;
+    f->places = p->places;
+    f->length = p->length;
+    f->register_bytes = p->register_bytes;
+    f->predicates = p->predicates;
+    f->static_shared = p->shared_bytes;
+    f->local_bytes = (p->local_bytes + 15) / 16 * 16;
+    f->specials = parser_take(p, SPECIAL_COUNT * sizeof *f->specials);
+    for (uint32_t s = 0; s < SPECIAL_CLOCK; s++)
+        if (p->special_slot[s])
+            f->specials[f->special_count++] = (struct special_use){s, p->special_slot[s] - 1};
+    finish_constants(p, f);
+}
+
+/* The list of parameters in parentheses, if there is one. */
+static void read_parameters(struct parser *p, struct CUfunc_st *f) {
+    struct parameter list[512];
+    if (!accept(p, '('))
+        return;
+    if (p->token.kind != ')') {
+        do {
+            if (f->parameter_count == 512)
+                error_at(p, &p->token, "more than 512 parameters");
+            read_parameter(p, &list[f->parameter_count++]);
+        } while (accept(p, ','));
+    }
+    expect(p, ')', "')'");
+    f->parameters = parser_take(p, (f->parameter_count + 1) * sizeof *list);
+    memcpy(f->parameters, list, f->parameter_count * sizeof *list);
+}
+
+/* .entry name (parameters) performance { body } */
+void read_entry(struct parser *p) {
+    struct CUfunc_st *f = parser_take(p, sizeof *f);
+    token_next(p);
+    const struct token name = p->token;
+    expect(p, TOKEN_NAME, "a name");
+    struct symbol *symbol = symbol_find(p, name.at, name.length);
+    if (!symbol || !symbol->is_prototype)
+        symbol = symbol_add(p, &name, name.at, name.length, SYMBOL_FUNCTION);
+    char *copy = parser_take(p, name.length + 1);
+    memcpy(copy, name.at, name.length);
+    *f = (struct CUfunc_st){.name = copy, .module = p->module, .is_entry = 1};
+    p->function = f;
+    p->code = NULL;
+    p->places = NULL;
+    p->constants = NULL;
+    p->length = p->code_space = p->constant_count = p->constant_space = p->constant_bytes = 0;
+    p->register_bytes = p->shared_bytes = p->reserved_shared = 0;
+    p->local_bytes = p->argument_bytes;
+    p->predicates = 2;
+    memset(p->special_slot, 0, sizeof p->special_slot);
+    scope_open(p);
+    read_parameters(p, f);
+    read_performance(p, f);
+    symbol->is_prototype = accept(p, ';');
+    if (symbol->is_prototype) {
+        scope_close(p);
+    } else {
+        expect(p, '{', "'{'");
+        read_block(p);
+        link_functions(p, f);
+        finish_function(p, f);
+        struct module *m = p->module;
+        struct CUfunc_st **grown = parser_take(p, (m->function_count + 1) * sizeof(struct CUfunc_st *));
+        if (m->function_count)
+            memcpy(grown, m->functions, m->function_count * sizeof(struct CUfunc_st *));
+        m->functions = grown;
+        m->functions[m->function_count++] = f;
+    }
+    p->function = NULL;
+}
+
+/* ---- the module ---------------------------------------------------------------------------------------------- */
+
+/* .version 8.8 */
+static void read_version(struct parser *p) {
+    if (!token_is(&p->token, ".version"))
+        error_at(p, &p->token, "a module begins with .version");
+    token_next(p);
+    const struct token t = p->token;
+    if (t.kind != TOKEN_REAL)
+        error_at(p, &t, "expected a version such as 8.8");
+    p->version = (int)(t.real * 10 + 0.5);
+    if (p->version < 60 || p->version > 999) { /* of a newer one, whatever instructions are known */
+        p->result = CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
+        error_at(p, &t, "this device reads .version 6.0 and later");
+    }
+    token_next(p);
+}
+
+/* .target sm_120f, ... */
+static void read_target(struct parser *p) {
+    if (!token_is(&p->token, ".target"))
+        error_at(p, &p->token, "expected .target");
+    token_next(p);
+    const struct token t = p->token;
+    char text[16] = "", suffix[8] = "";
+    snprintf(text, sizeof text, "%.*s", (int)t.length, t.at);
+    if (t.kind != TOKEN_NAME || sscanf(text, "sm_%4d%7s", &p->target, suffix) < 1 || strlen(suffix) > 1)
+        error_at(p, &t, "expected a target such as sm_120f");
+    p->target_suffix = suffix[0];
+    const int own = p->target == 120 || p->target == 121;
+    if (p->target > 121 || (p->target > 103 && !own) || (suffix[0] && !own) ||
+        (suffix[0] && suffix[0] != 'a' && suffix[0] != 'f')) {
+        p->result = CUDA_ERROR_NO_BINARY_FOR_GPU;
+        error_at(p, &t, "a virtual SM120 runs sm_120, sm_120a, sm_120f, sm_121* and plain sm_XX below, not %s", text);
+    }
+    token_next(p);
+    while (accept(p, ','))
+        expect(p, TOKEN_NAME, "a target option");
+}
+
+/* Go past an entry that may call functions which are not known yet. */
+static void defer_entry(struct parser *p) {
+    struct deferred *d = parser_take(p, sizeof *d);
+    d->lexer = p->lexer;
+    d->token = p->token;
+    *p->deferred_end = d;
+    p->deferred_end = &d->next;
+    while (p->token.kind != '{' && p->token.kind != ';' && p->token.kind != TOKEN_END)
+        token_next(p);
+    if (p->token.kind == '{')
+        skip_block(p);
+}
+
+/* Read the entries that were put off. */
+static void read_deferred(struct parser *p) {
+    for (const struct deferred *d = p->deferred; d; d = d->next) {
+        p->lexer = d->lexer;
+        p->token = d->token;
+        read_entry(p);
+    }
+}
+
+/* A linking directive and what follows it. */
+static void read_declaration(struct parser *p) {
+    int is_extern = 0;
+    while (token_is(&p->token, ".visible") || token_is(&p->token, ".weak") || token_is(&p->token, ".extern") ||
+           token_is(&p->token, ".common")) {
+        is_extern = token_is(&p->token, ".extern");
+        token_next(p);
+    }
+    const struct token t = p->token;
+    if (token_is(&t, ".entry") && p->definitions) {
+        defer_entry(p);
+    } else if (token_is(&t, ".entry")) {
+        read_entry(p);
+    } else if (token_is(&t, ".shared") || token_is(&t, ".global") || token_is(&t, ".const")) {
+        token_next(p);
+        read_variables(p, t.at[1] == 's' ? SPACE_SHARED : t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, is_extern);
+    } else if (token_is(&t, ".func")) {
+        read_function(p, is_extern);
+    } else {
+        error_at(p, &t, "expected a declaration before '%.*s'", (int)t.length, t.at);
+    }
+}
+
+/* Everything below the header. */
+static void read_module(struct parser *p) {
+    token_next(p);
+    read_version(p);
+    read_target(p);
+    while (p->token.kind != TOKEN_END) {
+        const struct token t = p->token;
+        if (token_is(&t, ".address_size")) {
+            token_next(p);
+            if (p->token.kind != TOKEN_INTEGER || p->token.integer != 64)
+                error_at(p, &p->token, "addresses have 64 bits");
+            token_next(p);
+        } else if (token_is(&t, ".file")) {
+            const uint32_t line = t.line;
+            do
+                token_next(p);
+            while (p->token.kind != TOKEN_END && p->token.line == line);
+        } else if (token_is(&t, ".pragma")) {
+            read_directive(p);
+        } else if (token_is(&t, ".alias")) {
+            read_alias(p);
+        } else if (token_is(&t, ".section")) { /* debug information */
+            while (p->token.kind != '}' && p->token.kind != TOKEN_END)
+                token_next(p);
+            expect(p, '}', "'}'");
+        } else if (!accept(p, ';')) {
+            read_declaration(p);
+        }
+    }
+    read_deferred(p);
+}
+
+/* Read PTX text into a module; on failure the log says where and why. */
+CUresult module_parse(struct module *module, const char *text, char *log, size_t log_bytes) {
+    struct parser *p = arena_take(&module->arena, sizeof *p);
+    if (!p)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    p->module = module;
+    p->log = log;
+    p->log_bytes = log_bytes;
+    if (log && log_bytes)
+        *log = 0;
+    lexer_start(&p->lexer, text, module->name ? module->name : "<ptx>");
+    p->deferred_end = &p->deferred;
+    if (setjmp(p->fail))
+        return p->result;
+    scope_open(p);
+    read_module(p);
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,184 @@
+"""``python -m pysm120 resources``, and the chips that it counts for."""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pysm120 import Device, __main__
+from pysm120.cli import resources
+from pysm120.machine_code import sass, tools
+from pysm120.machine_code.cubin import Cubin
+from pysm120.model import chips
+from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.module import builtins
+
+pytestmark = pytest.mark.virtual
+
+TILE = re.compile(r"^attention.*_\d+x\d+_d\d+")  # of a kernel with matrix products
+
+# Forty sums that live across a barrier, in a kernel with 24 registers.
+SPILLS = """
+.version 8.8
+.target sm_90
+.address_size 64
+.visible .entry spills(.param .u64 p) .reqntid 96 .maxnreg 24
+{
+    .reg .b64 a;
+    .reg .f32 x<40>;
+    .shared .align 16 .b8 room[4000];
+    ld.param.u64 a, [p];
+"""
+SPILLS += "\n".join(f"    ld.volatile.global.f32 x{i}, [a + {4 * i}];" for i in range(40))
+SPILLS += "\n    bar.sync 0;\n    st.shared.f32 [room], x0;\n"
+SPILLS += "\n".join(f"    st.volatile.global.f32 [a + {4 * i}], x{i};" for i in range(40)) + "\n    ret;\n}\n"
+
+
+def test_registers_shared_memory_and_spills_are_what_ptxas_says(tmp_path: Path) -> None:
+    (tmp_path / "k.ptx").write_text(SPILLS)
+    command = [str(tools.find("ptxas")), "-arch=sm_90", "-v", f"{tmp_path}/k.ptx", "-o", f"{tmp_path}/k.cubin"]
+    log = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = log.stdout + log.stderr
+    stack, stores = map(int, re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)[0])
+    assert stores > 0
+    image = (tmp_path / "k.cubin").read_bytes()
+    entry = Cubin(image).entry(None)
+    assert entry.registers == int(re.findall(r"Used (\d+) registers", said)[0])
+    assert entry.static_shared_bytes == int(re.findall(r"(\d+) bytes smem", said)[0]) == 4000
+    assert (entry.threads, entry.frame_bytes) == (96, stack)
+    assert resources.spill_bytes(sass.disassemble(image)["spills"]) == stores
+
+
+@pytest.fixture(scope="module")
+def on_rtx_5090() -> dict[str, resources.Resources]:
+    return {row.entry: row for row in resources.collect("sm_120f", chips.load("rtx5090"))}
+
+
+def test_json_of_all_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["resources", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["target"], row["entry"]) for row in rows] == [
+        (target, builtin.entry) for target in ("sm_120f", "sm_90") for builtin in builtins()
+    ]
+    with Device("virtual") as device:
+        kernels = device.builtin_kernels()
+        for row, builtin in zip(rows, builtins(), strict=False):
+            kernel = kernels[builtin.entry]
+            assert (row["registers"], row["threads"]) == (kernel.info.registers, builtin.threads)
+            assert row["shared_bytes"] == builtin.shared_bytes + kernel.info.static_shared_bytes
+            assert row["ctas_per_sm"] == kernel.occupancy(builtin.threads, builtin.shared_bytes)
+    for row in rows:
+        assert (row["main_loop"] is not None) == (TILE.search(row["entry"]) is not None)
+
+
+@pytest.mark.parametrize("name", [b.entry for b in builtins() if TILE.search(b.entry)])
+def test_budget_of_attention_on_an_rtx_5090(name: str, on_rtx_5090: dict[str, resources.Resources]) -> None:
+    """No spills, shared memory that a CTA may have, and the tensor pipe busy for longer than any other unit."""
+    row = on_rtx_5090[name]
+    assert row.spill_bytes == 0
+    assert row.shared_bytes <= 101376
+    assert row.ctas_per_sm >= 1
+    assert row.main_loop is not None
+    assert row.main_loop.largest == "tensor"
+    assert row.main_loop.margin >= (2.0 if "f16" in name else 1.3)
+
+
+def test_counts_of_a_main_loop() -> None:
+    """16 rows, 64 keys, head size 128: 2 * 16 * 64 * 128 / 4096 products each for Q K^T and P V."""
+    (row,) = resources.collect("sm_90", chips.load("h200"), ["attention_bf16_128x64_d128_r16"])
+    assert row.main_loop is not None
+    counts = Counter(row.main_loop.counts)
+    assert (counts["tensor"], counts["mufu"], counts["ldmatrix"]) == (128, 32, 64)
+    # eight warps; four wavefronts of each ldmatrix.x4; six clocks of a quarter for each product
+    assert row.main_loop.clocks["tensor"] == 128 * 6 * 8 / 4
+    assert 64 * 4 * 8 <= row.main_loop.clocks["shared"] <= 64 * 4 * 8 + 8 * 8  # and a few words of the loader
+    assert row.main_loop.clocks["mufu"] == 32 * 8 * 8 / 4
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["resources", "attention_mxfp8_128x64_d64", "--chip", "rtxpro6000"]) == 0
+    shown = capsys.readouterr().out
+    assert "RTX PRO 6000" in shown
+    assert "sm_90" not in shown
+    assert shown.count("attention_mxfp8_128x64_d64") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "the entry is 'nothing', not a kernel of the library"),
+        (["--chip", "rtx9000"], "the chip is 'rtx9000', neither one of h200, rtx5080, rtx5090, rtxpro6000"),
+        (["--chip", "h200", "--target", "sm_120f"], "--chip is 'h200', whose target is sm_90, but --target is sm_120f"),
+    ],
+)
+def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["resources", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_value_of_a_chip_has_a_source() -> None:
+    assert set(chips.names()) >= {"h200", "rtx5080", "rtx5090", "rtxpro6000"}
+    for name in chips.names():
+        chip = chips.load(name)
+        assert chip["sms"] > 0
+        assert all(chip.sources.values())
+        assert {"hmma_16816_f32", "mufu", "ldmatrix", "alu", "fma"} <= set(chip.timings)
+    assert chips.load("rtxpro6000").timing("hmma_16816_f32").interval == 16
+    assert chips.load("rtxpro6000").timing("mufu") == chips.load("rtx5090").timing("mufu")
+
+
+def test_chip_files_are_toml() -> None:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # which pytest needs there
+    for path in chips.FOLDER.glob("*.toml"):
+        flat: dict[str, object] = {}
+        for key, value in tomllib.loads(path.read_text()).items():
+            if key == "instruction":
+                flat |= {f"instruction.{name}": table for name, table in value.items()}
+            else:
+                flat[key] = value
+        assert flat == chips.read(path.read_text(), str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[clock]\nmhz = 1\n", r"\[clock\] names no source"),
+        ("[clock]\nmhz: 1\n", "2: 'mhz: 1' is neither"),
+        ("[clock]\nmhz = fast\n", "2: 'fast' is no number"),
+        ('[instruction.alu]\nsource = "x"\n', "has no pipe, interval and latency"),
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}", "is no text in UTF-8"),
+    ],
+)
+def test_chip_files_that_are_wrong(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(text, encoding="latin-1")
+    with pytest.raises(InvalidArgumentError, match=message):
+        chips.load(str(tmp_path / "own.toml"))
+
+
+def test_chip_files_that_lack_what_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text("")
+    chip = chips.load(str(path))
+    with pytest.raises(InvalidArgumentError, match="the chip own has no mhz"):
+        _ = chip["mhz"]
+    with pytest.raises(InvalidArgumentError, match=r"own has no \[instruction.mufu\]"):
+        chip.timing("mufu")
+    path.write_text(f'like = "{path}"\n')
+    with pytest.raises(InvalidArgumentError, match="without an end"):
+        chips.load(str(path))
+
+
+def test_occupancy_by_each_limit() -> None:
+    chip = chips.load("h200")
+    assert chip.ctas_per_sm(32, 1024, 0) == 2  # threads
+    assert chip.ctas_per_sm(16, 32, 0) == 32  # CTAs
+    assert chip.ctas_per_sm(255, 128, 0) == 2  # registers: eight warps of 8192
+    assert chip.ctas_per_sm(32, 128, 100 * 1024) == 2  # shared memory
+    assert chip.ctas_per_sm(255, 1024, 0) == 0

@@ -1,0 +1,181 @@
+"""Machine code: scheduling fields, control flow, and what a cubin says of its kernels."""
+
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from sass_text import Op, listing
+
+from pysm120.machine_code import sass, tools
+from pysm120.machine_code.cubin import Cubin
+from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
+from pysm120.runtime.module import builtin_image, builtins
+
+pytestmark = pytest.mark.virtual
+
+# As nvdisasm 13.5 prints it, of an sm_90 kernel.
+REAL = """
+\t.section\t.text.kernel,"ax",@progbits
+.text.kernel:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;                             /* 0x00000a00ff017b82 */
+                                                                                      /* 0x000ff00000000800 */
+        /*0010*/                   LDC.64 R226, c[0x0][0x3f0] ;                       /* 0x0000fc00ffe27b82 */
+                                                                                      /* 0x000e220000000a00 */
+\t//## File ".nv_debug_ptx_txt", line 446
+        /*0020*/                   BSSY B0, `(.L_x_0) ;                               /* 0x000008f000007945 */
+                                                                                      /* 0x000fe20003800000 */
+        /*0030*/                   I2F.U32.RP R6, R226 ;                              /* 0x000000e200067306 */
+                                                                                      /* 0x001e220000209000 */
+.L_x_0:
+        /*0040*/              @!P0 HMMA.16816.F32.BF16 R132, R160.reuse, R152, RZ ;   /* 0x00000098a084723c */
+                                                                                      /* 0x041fec00000418ff */
+"""
+
+
+def test_scheduling_fields_of_known_words() -> None:
+    # The fields as CuAssembler writes them: [B------:R-:W-:-:S08], [B------:R-:W0:-:S01], [B------:R-:W-:-:S01],
+    # [B0-----:R-:W0:-:S01], [B0-----:R-:W-:Y:S06] with operand A in the cache.
+    stack, parameter, sync, convert, product = sass.parse(REAL)["kernel"].instructions
+    assert (stack.stall, stack.yields, stack.write_barrier, stack.read_barrier, stack.wait_mask) == (
+        8,
+        False,
+        None,
+        None,
+        0,
+    )
+    assert (parameter.stall, parameter.write_barrier, parameter.read_barrier) == (1, 0, None)
+    assert (parameter.opcode, parameter.operands, parameter.line) == ("LDC.64", ("R226", "c[0x0][0x3f0]"), 0)
+    assert (sync.target, sync.operands, sync.line) == (0x40, ("B0", "0x40"), 446)
+    assert (convert.wait_mask, convert.write_barrier, convert.stall) == (1, 0, 1)
+    assert (product.wait_mask, product.stall, product.reuse, product.predicate) == (1, 6, 1, "!P0")
+    assert product.is_tensor
+    assert product.operands == ("R132", "R160.reuse", "R152", "RZ")
+
+
+@pytest.mark.parametrize(("stall", "writes", "reads", "waits", "yields"), [(15, 5, 0, 63, True), (1, 7, 7, 0, False)])
+def test_scheduling_fields_one_by_one(stall: int, writes: int, reads: int, waits: int, yields: bool) -> None:
+    text = listing("k", [Op("NOP", stall, writes, reads, waits, yields)])
+    (one,) = sass.parse(text)["k"].instructions
+    assert (one.stall, one.wait_mask, one.yields) == (stall, waits, yields)
+    assert one.write_barrier == (None if writes == 7 else writes)
+    assert one.read_barrier == (None if reads == 7 else reads)
+
+
+NESTED = [
+    Op("MOV R1, RZ"),
+    Op("MOV R2, RZ", label=".L_x_1"),  # outer loop
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2"),
+    Op("@!P0 BRA `(.L_x_9)"),
+    Op("HMMA.16816.F32 R4, R8, R12, R4", label=".L_x_2"),  # inner loop
+    Op("@P1 BRA `(.L_x_3)"),
+    Op("FMUL R4, R4, R5"),
+    Op("FMUL R5, R4, R5"),
+    Op("@P2 BRA `(.L_x_2)", label=".L_x_3"),
+    Op("@P3 BRA `(.L_x_1)"),
+    Op("EXIT"),
+    Op("@!P0 BRA `(.L_x_9)", label=".L_x_9"),  # a wait that goes on, out of line
+    Op("BRA `(.L_x_2)"),
+]
+
+
+def test_loops_and_the_main_loop() -> None:
+    function = sass.parse(listing("k", NESTED))["k"]
+    starts = [16 * block.first for block in function.blocks]
+    assert starts == [0x00, 0x10, 0x40, 0x60, 0x80, 0x90, 0xA0, 0xB0, 0xC0]
+    loops = {16 * function.blocks[loop.header].first: len(loop.blocks) for loop in function.loops}
+    assert loops == {0x10: 7, 0x40: 3, 0xB0: 1}
+    main = function.main_loop()
+    assert 16 * function.blocks[main.header].first == 0x40
+    taken = function.path(main, lambda _, index: index == 5)
+    assert [one.address for one in taken] == [0x40, 0x50, 0x80]
+    assert len(function.path(main, lambda *_: False)) == 5
+
+
+def test_reconvergence_leads_where_it_was_said() -> None:
+    ops = [
+        Op("BSSY B0, `(.L_x_1)"),
+        Op("@P0 BRA `(.L_x_2)"),
+        Op("BSYNC B0"),
+        Op("EXIT", label=".L_x_2"),
+        Op("EXIT", label=".L_x_1"),
+    ]
+    function = sass.parse(listing("k", ops))["k"]
+    assert [block.successors for block in function.blocks] == [(1, 2), (3,), (), ()]
+
+
+def test_a_kernel_without_a_loop_has_no_main_loop() -> None:
+    function = sass.parse(listing("straight", [Op("EXIT")]))["straight"]
+    with pytest.raises(InvalidArgumentError, match="straight has no loop"):
+        function.main_loop()
+
+
+def test_text_that_ends_too_early() -> None:
+    text = "\n".join(listing("k", [Op("NOP")]).splitlines()[:-1])
+    with pytest.raises(InvalidArgumentError, match="ends within the instruction at 0x0 of k"):
+        sass.parse(text)
+
+
+def test_every_instruction_of_the_library_is_read() -> None:
+    """The words of the text are those of the ELF file, and every branch leads to an instruction."""
+    for target, most in (("sm_120f", 1 << 30), ("sm_90", 500_000)):
+        images = {builtin_image(index, target, "cubin") for index in range(len(builtins()))}
+        for image in [image for image in images if len(image) < most]:
+            cubin, functions = Cubin(image), sass.disassemble(image)
+            assert [entry.name for entry in cubin.entries] == list(functions)
+            assert cubin.target == int(target[3:6].rstrip("f"))
+            for name, function in functions.items():
+                code = b"".join(one.word.to_bytes(16, "little") for one in function.instructions)
+                assert code == cubin.code(name)
+                addresses = {one.address for one in function.instructions}
+                assert {one.target for one in function.instructions if one.is_branch} <= addresses | {None}
+
+
+MARKED = """.version 8.8
+.target sm_90
+.address_size 64
+#line 40 "a.ptx"
+.visible .entry k(.param .u64 p)
+{
+    .reg .b64 a;
+    .reg .f32 x;
+    ld.param.u64 a, [p];
+    ld.global.f32 x, [a];
+#line 7 "lib/b.ptx"
+    sin.approx.f32 x, x;
+    st.global.f32 [a], x;
+    ret;
+}
+"""
+
+
+def test_lines_of_the_ptx_and_of_the_template() -> None:
+    function = sass.disassemble(sass.assemble(MARKED, "sm_90"))["k"]
+    lines = {one.opcode: one.line for one in function.instructions}
+    assert lines["MUFU.SIN"] == 12
+    places = sass.places(MARKED)
+    assert len(places) == len(MARKED.splitlines())
+    assert places[lines["MUFU.SIN"] - 1] == ("lib/b.ptx", 7)
+    assert places[9] == ("a.ptx", 45)
+    assert places[0] == ("", 0)
+
+
+@pytest.mark.parametrize("image", [b"", b"PTX", b"\x7fELF" + bytes(100), builtin_image(0, "sm_90", "cubin")[:5000]])
+def test_what_is_no_cubin(image: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="cubin"):
+        sass.disassemble(image)
+
+
+def test_missing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(UnsupportedError, match=r"^nvdisasm was not found in PATH.*pip install nvidia-cuda-nvdisasm`$"):
+        tools.run("nvdisasm", "--version")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvdisasm").write_text("#!/bin/sh\necho wrong >&2; exit 3\n")
+    (tmp_path / "bin" / "nvdisasm").chmod(0o700)
+    with pytest.raises(InvalidArgumentError, match="nvdisasm failed with status 3: wrong"):
+        tools.run("nvdisasm", "--version")

@@ -1,0 +1,245 @@
+"""Which way warps go: what the virtual device counted, joined to machine code by lines, and what is left to rules."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sass_text import Op, listing
+
+from pysm120 import Device, __main__
+from pysm120.machine_code import sass
+from pysm120.model import chips, predict, validation
+from pysm120.model import problem as problem_module
+from pysm120.model import record as record_module
+from pysm120.model import recorded as recorded_module
+from pysm120.model import work as work_module
+from pysm120.model.recorded import Launch, Recording, Share
+from pysm120.runtime.module import builtin_image, builtins
+
+pytestmark = pytest.mark.virtual
+
+# A loop whose branches lead over line 30, which is rare, and over 40; the code of line 50 is there twice.
+CODE = [
+    (10, Op("MOV R1, RZ")),
+    (20, Op("ISETP.NE.AND P0, PT, R0, RZ, PT", label=".L_x_1")),
+    (20, Op("@P0 BRA `(.L_x_2)")),
+    (30, Op("FADD R2, R2, R3")),
+    (50, Op("FADD R4, R4, R3")),
+    (50, Op("FADD R4, R4, R3", label=".L_x_2")),
+    (40, Op("@P1 BRA `(.L_x_3)")),
+    (50, Op("FMUL R4, R4, R3")),
+    (60, Op("HMMA.16816.F32 R4, R8, R12, R4", label=".L_x_3")),
+    (60, Op("@P2 BRA `(.L_x_1)")),
+    (70, Op("EXIT")),
+]
+
+
+def function() -> sass.Function:
+    found = sass.parse(listing("k", [op for _, op in CODE]))["k"]
+    lines = [dataclasses.replace(one, line=line) for one, (line, _) in zip(found.instructions, CODE, strict=True)]
+    return sass.Function("k", lines)
+
+
+def counts(ctas: int, rounds: int, *, rare: int) -> Launch:
+    """What two warps of each CTA do: ``rare`` rounds do not skip line 30; nothing tells of the second branch."""
+    warps = 2 * ctas
+    executed = {10: warps, 20: warps * rounds, 30: warps * rare, 40: warps * rounds, 50: 3, 60: warps * rounds}
+    return Launch({**executed, 70: warps}, ctas, rounds)
+
+
+def branches(of: sass.Function) -> list[int]:
+    return [one.address for one in of.instructions if one.is_branch]
+
+
+def test_blocks_run_as_often_as_statements_of_their_own() -> None:
+    k = function()
+    launch = counts(3, 8, rare=2)
+    found = recorded_module.blocks(k, launch.executed)
+    first = [k.instructions[block.first].line for block in k.blocks]
+    # The block that only line 50 is in says nothing.
+    assert {first[n]: count for n, count in found.items()} == {10: 6, 20: 48, 30: 12, 50: 48, 60: 48, 70: 6}
+    flow = recorded_module.edges(k, found)
+    by_line = {(first[a], first[b]): count for (a, b), count in flow.items()}
+    assert by_line[20, 30] == 12
+    assert by_line[20, 50] == 36
+    assert by_line[60, 20] == 42
+    assert by_line[60, 70] == 6
+
+
+def test_what_belongs_to_a_cta_and_what_to_a_round() -> None:
+    k = function()
+    skip, unknown, _ = branches(k)
+    recording = Recording(k, [counts(3, 8, rare=2), counts(5, 16, rare=2)], 2)
+    assert recording.rounds == 16
+    share = recording.shares[skip]
+    # Two rounds of a CTA, however many it has.
+    assert [share.of(rounds) for rounds in (4, 8, 32)] == pytest.approx([0.5, 0.75, 0.9375])
+    assert unknown not in recording.shares
+    assert recording.by_rules == [unknown]
+    growing = Recording(k, [counts(3, 8, rare=2), counts(5, 16, rare=4)], 2).shares[skip]
+    assert [growing.of(rounds) for rounds in (4, 32)] == pytest.approx([0.75, 0.75])
+    assert Recording(k, [counts(3, 8, rare=2)], 2).shares[skip].of(100) == 0.75
+    assert Share((0, 0), (0, 0)).of(4) == 0
+    assert Share((0, 1), (4, 1)).of(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("taken", "least"),
+    [
+        ((0.0, 0.5), 0),  # every other round
+        ((1.0, 0.0), 1),  # once
+        ((5.5, 0.25), 8),  # nearly always at first: 5.5 + 0.25 * 7 is more than 7
+        ((-5.5, 0.75), 8),  # nearly never at first: 0.75 * 7 is less than 5.5
+        ((2.0, 1.0), 0),  # more often than it is reached, whatever the length: noise of a count that no length cures
+    ],
+)
+def test_shares_that_short_ctas_do_not_have(taken: tuple[float, float], least: int) -> None:
+    share = Share((0.0, 1.0), taken)
+    assert share.least == least
+    recorded = [share.of(rounds) * rounds for rounds in range(max(1, least), 40)]
+    if taken[1] < 1:
+        assert recorded == pytest.approx([taken[0] + taken[1] * rounds for rounds in range(max(1, least), 40)])
+    if least > 1:
+        assert share.of(least - 1) in {0.0, 1.0}
+
+
+def test_shares_as_recorded_from_some_length_on() -> None:
+    """Eight of ten rounds do what is rare, and ten of twenty: all of the first six, and every fifth."""
+    k = function()
+    launches = [counts(3, 10, rare=8), counts(3, 20, rare=10)]
+    assert Recording(k, launches, 2).least == 8
+    assert Recording(k, [counts(3, 6, rare=6), counts(3, 7, rare=6)], 2).least == 6
+    assert Recording(k, [counts(3, 8, rare=2)], 2).least == 0
+
+
+def test_choices_come_out_in_the_sum() -> None:
+    k = function()
+    skip, unknown, latch = (k.instructions[address // 16] for address in branches(k))
+    recording = Recording(k, [counts(3, 8, rare=2), counts(5, 16, rare=2)], 2)
+    for rounds in (4, 5, 16, 33):
+        takes = recording.choices(rounds)
+        assert sum(not takes(skip) for _ in range(rounds)) == 2
+        assert takes(unknown) is None
+        assert takes(latch) is None
+
+
+@pytest.mark.parametrize("entry", ["attention_bf16_128x64_d128_r32", "attention_f16_64x32_d256_w4"])
+@pytest.mark.parametrize("rows", [1024, 1536])
+def test_a_causal_launch_does_what_the_device_did(entry: str, rows: int) -> None:
+    """The products on the simulated ways are those that the virtual device counted, and so are masked tiles."""
+    chip = chips.load("rtx5090")
+    width = int(entry.split("_d")[1].split("_", maxsplit=1)[0])
+    problem = problem_module.parse(f"1,{rows},1,{width},causal")
+    index, shared = next((i, b.shared_bytes) for i, b in enumerate(builtins()) if b.entry == entry)
+    ptx = builtin_image(index, "sm_120f", "ptx").decode()
+    model = validation.builtin_model(chip, entry, record=validation.recorder(ptx, "sm_120f", problem, shared))
+    assert model.recording is not None
+    assert model.recording.by_rules == []
+    with Device("virtual") as device:
+        work = work_module.Attention(device, entry, problem)
+        with device.profile() as profile:
+            work.launch()
+            device.synchronize()
+    rounds = problem.rounds(entry)
+    sources = model.paths.sources
+    ways = [way for count in rounds for way in model.paths.rounds(count)]
+    flops = model.warps * sum(predict.flops_of(sources[step.place].opcode) for way in ways for step in way)
+    # Warps above the diagonal of a last tile leave it out on the device; every CTA has at most one such round of each.
+    assert 0 <= flops / profile.total.tensor_flops - 1 <= len(rounds) / sum(rounds)
+    selects = [sum(sources[step.place].base in {"FSEL", "SEL"} for step in way) for way in ways]
+    masked = sum(count >= 8 for count in selects)
+    assert len(rounds) <= masked <= 5 * len(rounds)
+    assert masked < len(ways)
+
+
+LOOP = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry third(.param .u64 out, .param .u32 rounds)
+.reqntid 64
+{
+    .reg .b64 p, at;
+    .reg .b32 n, i, tid, t;
+    .reg .f32 a, b;
+    .reg .pred more, skips;
+    ld.param.u64 p, [out];
+    ld.param.u32 n, [rounds];
+    mov.u32 tid, %tid.x;
+    mul.wide.u32 at, tid, 4;
+    add.u64 p, p, at;
+    mov.f32 a, 0f3F800000;
+    mov.u32 i, 0;
+again:
+    rem.u32 t, i, 3;
+    setp.ne.u32 skips, t, 0;
+@skips bra join;
+    bar.sync 0;
+    ld.volatile.global.f32 b, [p];
+    add.f32 a, a, b;
+    st.volatile.global.f32 [p], a;
+    bar.sync 0;
+join:
+    add.u32 i, i, 1;
+    setp.lt.u32 more, i, n;
+@more bra again;
+    st.global.f32 [p], a;
+    ret;
+}
+"""
+
+
+def test_a_profile_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `profile --json` wrote says how a kernel's branches go, and how many rounds it has."""
+    (tmp_path / "k.ptx").write_text(LOOP)
+    (tmp_path / "k.cubin").write_bytes(sass.assemble(LOOP, "sm_90"))
+    words = ["profile", f"{tmp_path}/k.ptx", "--grid", "3", "--block", "64", "--json", f"{tmp_path}/p.json"]
+    assert __main__.main([*words, "f32[64]:zeros", "u32:30"]) == 0
+    capsys.readouterr()
+
+    def model(*more: str) -> dict[str, Any]:
+        assert __main__.main(["model", f"{tmp_path}/k.cubin", "--chip", "h200", "--json", "--ctas", "3", *more]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    found = model("--profile", f"{tmp_path}/p.json")
+    assert found["rounds"] == 30
+    assert found["branches"]["by"] == "recording"
+    assert list(found["branches"]["recorded"].values()) == [pytest.approx(2 / 3, abs=1e-3)]
+    by_rules = model("--rules", "--rounds", "30")
+    assert by_rules["branches"]["by"] == "rules"
+    assert found["clocks"] > 1.2 * by_rules["clocks"]  # the rules skip what is no product
+    (tmp_path / "k.ptx").write_text(LOOP.replace("0f3F800000", "0f40000000"))
+    assert "ptxas makes other code" in model("--profile", f"{tmp_path}/p.json")["branches"]["why"]
+    assert __main__.main(["model", f"{tmp_path}/k.cubin", "--chip", "h200", "--ptx", f"{tmp_path}/none.ptx"]) == 2
+    assert "none.ptx', no file" in capsys.readouterr().err
+    (tmp_path / "k.ptx").write_text(LOOP)
+    (tmp_path / "p.json").write_text("{}")
+    words = ["model", f"{tmp_path}/k.cubin", "--chip", "h200", "--profile", f"{tmp_path}/p.json"]
+    assert __main__.main(words) == 2
+    assert "not what `profile --json` writes" in capsys.readouterr().err
+
+
+def test_comments_and_other_entries_make_no_other_kernel() -> None:
+    """What was kept with figures is recorded as the library's, where its statements are; one statement more is not."""
+    entry = "attention_bf16_128x64_d32_any_r16"
+    index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
+    text = builtin_image(index, "sm_90", "ptx").decode()
+    moved = "// said before\n" + text.replace(".reqntid", "// said\n.reqntid").replace("#line 1", "#line 2")
+    fewer = moved.replace("attention_f16_128x64_d32_any_r16(", "attention_other(")
+    first = "    mov.u32                 tid, %tid.x;\n"
+    more = text.replace(first, first + first)
+    assert len({text, moved, fewer, more}) == 4
+    problem = problem_module.parse("1,512,1,32")
+    found = []
+    for kept in (text, moved, fewer):
+        record = validation.recorder(kept, "sm_90", problem, builtin.shared_bytes)
+        model = validation.builtin_model(chips.load("h200"), entry, record=record)
+        found.append(predict.predict(model, problem.rounds(entry)).clocks)
+        assert model.recording is not None
+        assert model.recording.handovers is not None
+    assert found[0] == found[1] == found[2]
+    record = validation.recorder(more, "sm_90", problem, builtin.shared_bytes)
+    with pytest.raises(record_module.NotRecordedError, match="not the library's"):
+        validation.builtin_model(chips.load("h200"), entry, record=record)

@@ -1,0 +1,354 @@
+"""The simulated SM on small programs whose clocks are counted by hand, and how launches are made of CTAs."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from sass_text import Op, listing
+
+from pysm120.machine_code import sass
+from pysm120.model import chips, kernel_model, loops, ports, predict, problem, validation
+from pysm120.model.chips import Chip
+from pysm120.model.handovers import Filler, Ring
+from pysm120.model.predict import _Sms, _Time
+from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.module import builtins
+
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "h200"
+pytestmark = pytest.mark.virtual
+
+CHIP = """
+target = "sm_90"
+[all]
+name = "test"
+sms = 4
+registers_per_sm = 65536
+threads_per_sm = 2048
+ctas_per_sm = 32
+shared_bytes_per_sm = 233472
+shared_bytes_reserved = 1024
+mhz = 1000
+l2_gbs = 1000
+l2_binds = 1
+dram_gbs = 500
+l2_bytes = 1000000
+scheduler = "greedy"
+queue_depth = 8
+taken_branch = 10
+reconverge = 14
+launch_clocks = 0
+cta_start = 0
+code_bytes = 65536
+code_ways = 4
+code_latency = 50
+code_interval = 10
+code_ahead = 2
+port_window = 0
+port_xu = 2
+port_returned = 1
+mbarrier_wake = 40
+barrier_interval = 2
+barrier_latency = 7
+copy_latency = 5000
+copy_bytes_per_clock = 64
+async_latency = 4000
+source = "made up"
+"""
+TIMINGS = {
+    "hmma_16816_f32": ("tensor", 10, 20), "mufu": ("xu", 8, 17), "fma": ("fma", 1, 4), "alu": ("alu", 2, 5),
+    "ldmatrix": ("lsu", 2, 26), "branch": ("branch", 1, 1), "barrier": ("lsu", 1, 1), "try_wait": ("lsu", 1, 36),
+    "arrive": ("lsu", 1, 20), "copy": ("copy", 34, 34), "copy_async": ("lsu", 2, 30),
+    "fence": ("lsu", 1, 10), "uniform": ("uniform", 1, 1),
+}  # fmt: skip
+
+
+MXFP8 = next(b.entry for b in builtins() if b.entry.startswith("attention_mxfp8") and "d128" in b.entry)
+
+
+@pytest.fixture
+def chip(tmp_path: Path) -> Chip:
+    text = CHIP + "".join(
+        f'[instruction.{name}]\npipe = "{pipe}"\ninterval = {interval}\nlatency = {latency}\nsource = "made up"\n'
+        for name, (pipe, interval, latency) in TIMINGS.items()
+    )
+    (tmp_path / "test.toml").write_text(text)
+    return chips.load(str(tmp_path / "test.toml"))
+
+
+def per_round(chip: Chip, body: list[Op], warps: int) -> float:
+    """Return the clocks of a round: the body, a comparison, a branch back."""
+    first = dataclasses.replace(body[0], label=".L_x_1")
+    ops = [
+        first,
+        *body[1:],
+        Op("ISETP.NE.AND P0, PT, R0, RZ, PT", stall=13),
+        Op("@P0 BRA `(.L_x_1)", stall=5),
+        Op("EXIT"),
+    ]
+    function = sass.parse(listing("k", ops))["k"]
+    model = kernel_model.build(chip, function, 32 * warps, 1)
+    short, long = (model.run([rounds], 1).clocks for rounds in (10, 30))
+    return (long - short) / 20
+
+
+def test_chain_of_results_of_variable_latency(chip: Chip) -> None:
+    # Each waits 17 clocks for the one before; behind the last: 2, then 13 for the comparison, 10 for the branch.
+    body = [Op(f"MUFU.EX2 R{i}, R{i}", stall=2, writes=0, waits=1) for i in range(4)]
+    assert per_round(chip, body, 1) == 3 * 17 + 2 + 13 + 10
+
+
+def test_stall_counts(chip: Chip) -> None:
+    assert per_round(chip, [Op("NOP", stall=5)] * 4, 1) == 4 * 5 + 13 + 10
+
+
+def test_bound_by_a_pipe(chip: Chip) -> None:
+    # Two warps on each quarter, eight products of ten clocks each.
+    assert per_round(chip, [Op("HMMA.16816.F32 R4, R8, R12, R4")] * 8, 8) == 2 * 8 * 10
+
+
+def test_bound_by_issue(chip: Chip) -> None:
+    # Four warps on each quarter; 32 FFMA, the comparison and the branch of each.
+    assert per_round(chip, [Op("FFMA R1, R1, R2, R3")] * 32, 16) == 4 * 34
+
+
+def test_bound_by_the_banks_of_shared_memory(chip: Chip) -> None:
+    # One warp on each quarter, eight loads of four passes each.
+    body = [Op(f"LDSM.16.M88.4 R{4 * i}, [R100]", writes=i % 6) for i in range(8)]
+    assert per_round(chip, body, 4) == 4 * 8 * 4
+    # One warp alone: a quarter's own way to the banks takes two clocks for each pass.
+    assert per_round(chip, body, 1) == pytest.approx(8 * 8, abs=30)
+
+
+def test_a_full_queue_holds_a_warp(chip: Chip) -> None:
+    # Nothing waits for the results, but the queue holds eight: the round cannot be shorter than the pipe's time.
+    assert per_round(chip, [Op("MUFU.EX2 R1, R2")] * 32, 1) == 32 * 8
+
+
+def test_barrier_of_a_cta(chip: Chip) -> None:
+    # Four warps arrive at once; the unit takes two clocks for each, and seven more.
+    alone = per_round(chip, [Op("BAR.SYNC 0x0", stall=8)], 1)
+    four = per_round(chip, [Op("BAR.SYNC 0x0", stall=8)], 4)
+    assert alone == 2 + 7 + 13 + 10
+    assert four == 4 * 2 + 7 + 13 + 10
+
+
+def test_contention_slows_the_busy_pipe(chip: Chip) -> None:
+    body = [Op("HMMA.16816.F32 R4, R8, R12, R4"), Op("FFMA R1, R1, R2, R3")] * 32
+    slowed = dataclasses.replace(chip, values=chip.values | {"tensor_by_fma": 0.5})
+    # Half a clock for each of two warps' 32, but for those issued while no product is underway.
+    assert 24 <= per_round(slowed, body, 8) - per_round(chip, body, 8) <= 32
+
+
+# What an FFMA asks of the even bank's port and of the odd one's; RZ, constants and uniform registers are no registers.
+FMAS = {
+    "R0, R1, R2, R4": (2, 1),
+    "R0, R1, R2, RZ": (1, 1),
+    "R0, R1.reuse, R2, RZ": (1, 1),
+    "R0, |R1|, -R3, c[0x0][0x8]": (0, 2),
+    "R0, UR4, R2, 2": (1, 0),
+}
+
+
+@pytest.mark.parametrize(("operands", "banks"), FMAS.items())
+def test_registers_are_read_through_ports(operands: str, banks: tuple[int, int]) -> None:
+    code = sass.parse(listing("k", [Op(f"FFMA {operands}"), Op("EXIT")]))["k"].instructions
+    assert ports.demand(code[0], code[1], 2, 1) == banks
+
+
+def test_ports_of_products_and_of_what_returns() -> None:
+    ops = [
+        Op("HMMA.16816.F32.BF16 R8, R4.reuse, R40.reuse, R8", reuse=3),
+        Op("HMMA.16816.F32.BF16 R12, R4, R40, R12"),
+        Op("HMMA.1688.F32.BF16 R12, R4, R41, R12"),
+        Op("LDSM.16.M88.4 R56, [R0+UR4]", writes=0),
+        Op("LDS R56, [R0]", writes=0),
+        Op("MUFU.EX2 R65, R65", writes=0),
+        Op("ISETP.NE.U32.AND P0, PT, R2, UR4, PT"),
+        Op("STG.E.64 desc[UR4][R2.64], R5"),
+        Op("EXIT"),
+    ]
+    code = sass.parse(listing("k", ops))["k"].instructions
+    found = [ports.demand(one, before, 2, 1) for before, one in zip([code[-1], *code[:-1]], code, strict=True)]
+    # A, B and the sums are 4, 2 and 4 registers; of the second product A and B are kept, a pair of each.
+    assert found == [(5, 5), (3, 3), (3, 4), (4, 4), (1, 1), (2, 2), (1, 0), (1, 1), (0, 0)]
+
+
+@pytest.mark.parametrize(("sources", "clocks"), [("R2, R5, R8", 2), ("R2, R5, R7", 2), ("R2, R5, RZ", 1)])
+def test_bound_by_ports(chip: Chip, sources: str, clocks: int) -> None:
+    # Two of three registers are in one bank, or each of two in its own; 4 clocks more may be behind at the end.
+    ported = dataclasses.replace(chip, values=chip.values | {"port_window": 2})
+    body = [Op(f"FFMA R{10 + i}, {sources}") for i in range(64)]
+    assert per_round(ported, body, 4) == pytest.approx(64 * clocks + 13 + 10, abs=4)
+    assert per_round(chip, body, 4) == 64 + 13 + 10
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize(
+    "name", ["fma3", "fma2", "16fma3", "32fma3", "16fma2", "32add2", "4ldmatrix_16fma3", "8ex2_16fma3"]
+)
+def test_ports_as_measured(name: str, warps: int) -> None:
+    """Loops that nothing was read from, on an H200: two registers a clock, beside products and alone."""
+    document = json.loads((RESULTS / "model_later.json").read_text())
+    (measured,) = (r["clocks"] for r in document["loops"] if (r["name"], r["warps"]) == (f"ports_{name}", warps))
+    loop = next(x for x in loops.calibration() if (x.name, x.warps) == (f"ports_{name}", warps))
+    assert validation.loop_clocks(chips.load("h200"), loop) == pytest.approx(measured, rel=0.13)
+
+
+# A warp that loads for itself: wait for the tile, ask for the next one, leave the stage.
+RING = [
+    Op("MOV R1, RZ"),
+    Op("UTMALDG.4D [UR24], [UR8]"),
+    Op("UTMALDG.4D [UR24], [UR8]"),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3", stall=2, writes=0),
+    Op("@!P0 BRA `(.L_x_9)", stall=5, waits=1),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+0x8], R3", stall=2, writes=0, label=".L_x_1"),
+    Op("@!P0 BRA `(.L_x_8)", stall=5, waits=1),
+    Op("HMMA.16816.F32 R4, R8, R12, R4"),
+    Op("@P1 BRA `(.L_x_2)", stall=5),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+0x10], R3", stall=2, writes=0),
+    Op("MOV R7, 0x4000", waits=1),
+    Op("SYNCS.ARRIVE.TRANS64 RZ, [R2+0x8], R7"),
+    Op("UTMALDG.4D [UR24], [UR8]"),
+    Op("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+0x10], RZ", label=".L_x_2"),
+    Op("ISETP.NE.AND P2, PT, R0, RZ, PT", stall=13),
+    Op("@P2 BRA `(.L_x_1)", stall=5),
+    Op("EXIT"),
+    Op("BRA `(.L_x_1)", label=".L_x_8"),
+    Op("BRA `(.L_x_1)", label=".L_x_9"),
+]
+
+
+def test_hand_over_of_tiles(chip: Chip) -> None:
+    function = sass.parse(listing("k", RING))["k"]
+
+    def clocks(latency: int) -> float:
+        changed = dataclasses.replace(chip, values=chip.values | {"copy_latency": latency})
+        model = kernel_model.build(changed, function, 32, 1)
+        tiles, left, q = model.paths.rings
+        assert (model.handovers.stages, tiles, left) == (3, Ring(0, 1, 0, 1, 0x4000), Ring(1, 0, 0, 1))
+        assert q.copies == 0
+        short, long = (model.run([rounds], 1) for rounds in (10, 30))
+        assert max(long.stalls.items(), key=lambda item: item[1])[0][1] == "mbarrier"
+        return (long.clocks - short.clocks) / 20
+
+    # Two tiles are ahead: a copy is asked for two rounds before its tile is waited for.
+    assert clocks(7000) - clocks(5000) == pytest.approx(1000, abs=1)
+
+
+def test_a_warp_that_loads_goes_another_way(chip: Chip) -> None:
+    model = kernel_model.build(chip, sass.parse(listing("k", RING))["k"], 128, 1)
+    done = [(step.special, step.ring, step.ahead) for step in model.paths.around if step.special]
+    assert done == [("wait", 0, 0), ("arrive", 1, 0)]
+    done = [(step.special, step.ring, step.ahead) for step in model.paths.load_around if step.special]
+    assert done == [("wait", 0, 0), ("wait", 1, -1), ("copy", 0, 2), ("arrive", 1, 0)]
+    branch = next(one for one in model.function.instructions if one.predicate == "P1")
+    stated = kernel_model.build(chip, model.function, 128, 1, stated={branch.address: False})
+    assert len(stated.paths.around) == len(model.paths.load_around)
+
+
+# Eight warps compute, a ninth asks for the copies.
+FILLED = [
+    *(Op("SYNCS.EXCH.64 URZ, [UR4], UR6") for _ in range(12)),
+    Op("@P0 BRA `(.L_x_5)", stall=5),
+    Op("UBLKCP.S.G [UR24], [UR8], UR10", label=".L_x_3"),
+    Op("@P1 BRA `(.L_x_3)", stall=5),
+    Op("EXIT"),
+    Op("MOV R1, RZ", label=".L_x_5"),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3", stall=2, writes=0, label=".L_x_1"),
+    Op("@!P0 BRA `(.L_x_8)", stall=5, waits=1),
+    Op("HMMA.16816.F32 R4, R8, R12, R4"),
+    Op("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2+0x8], R3", stall=2, writes=0),
+    Op("@!P0 BRA `(.L_x_8)", stall=5, waits=1),
+    Op("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+0x10], RZ"),
+    Op("@P2 BRA `(.L_x_1)", stall=5),
+    Op("EXIT"),
+    Op("BRA `(.L_x_1)", label=".L_x_8"),
+]
+
+
+def test_a_ring_that_another_warp_fills(chip: Chip) -> None:
+    model = kernel_model.build(chip, sass.parse(listing("k", FILLED))["k"], 288, 1)
+    assert (model.warps, model.handovers.stages) == (8, 4)
+    assert model.paths.filler == Filler(4, 2, [0])
+    assert [step.special for step in model.paths.around if step.special] == ["wait", "wait", "arrive"]
+    assert model.run([10], 1).clocks > model.run([5], 1).clocks
+
+
+def groups(ahead: int) -> list[Op]:
+    """Return a loop that loads a group of 512 bytes a round and waits for all but the last ``ahead``."""
+    load = [Op("LDGSTS.E.BYPASS.128 [R4], desc[UR4][R2.64]"), Op("LDGDEPBAR", writes=0)]
+    return [*load, Op(f"DEPBAR.LE SB0, {ahead:#x}"), Op("HMMA.16816.F32 R4, R8, R12, R4")]
+
+
+def test_groups_of_copies(chip: Chip) -> None:
+    # Of none ahead, a round is its own copy: 8 clocks of the way from L2, 4000 until it is there. Of three, a quarter.
+    alone, ahead = per_round(chip, groups(0), 1), per_round(chip, groups(3), 1)
+    assert alone == pytest.approx(4008, abs=40)
+    assert ahead == pytest.approx(alone / 4, abs=20)
+
+
+def test_an_instruction_that_is_never_executed_is_issued(chip: Chip) -> None:
+    assert per_round(chip, [Op("@!PT LDS RZ, [RZ]", stall=1)] * 32, 1) == 32 + 13 + 10
+
+
+def test_memory_bounds_a_launch(chip: Chip) -> None:
+    ops = groups(0)
+    loop = [dataclasses.replace(ops[0], label=".L_x_1"), *ops[1:]]
+    end = [Op("@P0 BRA `(.L_x_1)", stall=5), Op("STG.E.64 desc[UR4][R2.64], R4"), Op("EXIT")]
+    function = sass.parse(listing("k", [*loop, *end]))["k"]
+    model = kernel_model.build(chip, function, 32, 1)
+    rounds = [2, 3] * 6
+    assert predict.l2_bytes(model, rounds) == 30 * 512 + 12 * 32 * 8
+    free = predict.predict(model, rounds, tensor_bytes=1000000)
+    assert (free.bound, free.dram_bytes) == ("sm", 0)  # L2 holds all of it
+    by_dram = predict.predict(model, rounds, tensor_bytes=60_000_000)
+    assert (by_dram.bound, by_dram.clocks) == ("dram", 60_000_000 / 500)  # 500 bytes a clock at 1 GHz
+    slow = dataclasses.replace(chip, values=chip.values | {"l2_gbs": 0.5})
+    guess = dataclasses.replace(chip, values=chip.values | {"l2_gbs": 0.5, "l2_binds": 0})
+    assert predict.predict(kernel_model.build(guess, function, 32, 1), rounds).bound == "sm"
+    by_l2 = predict.predict(kernel_model.build(slow, function, 32, 1), rounds)
+    assert (by_l2.bound, by_l2.clocks) == ("l2", (30 * 512 + 12 * 32 * 8) / 0.5)
+
+
+def test_launches_are_made_of_ctas() -> None:
+    alone, together = _Time(0, 100), _Time(0, 150)
+    assert _Sms([1] * 10, [alone], 4).run() == 300
+    # Two on the SM, who get done 2 in 150: the older ends after 100, the younger has a third then and is the older one
+    # for 66.7; the third, which has 22 % by then, is alone for 77.8.
+    assert _Sms([1] * 3, [alone, together], 1).run() == pytest.approx(100 + 200 / 3 + 700 / 9)
+    # The longest first: 4 and 3 rounds on two SMs, then 2 and 1.
+    assert _Sms([4, 3, 2, 1], [alone], 2).run() == 500
+    assert _Sms([1], [_Time(30, 5)], 132).run() == 35
+
+
+@pytest.mark.parametrize(
+    ("opcode", "flops"),
+    [
+        ("HMMA.16816.F32.BF16", 2 * 16 * 8 * 16), ("HMMA.1688.F32.TF32", 2 * 16 * 8 * 8),
+        ("QMMA.SF.16832.F32.E4M3.E4M3.E8", 2 * 16 * 8 * 32), ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", 2 * 16 * 8 * 64),
+        ("IMMA.16832.S8.S8", 2 * 16 * 8 * 32), ("FFMA", 0),
+    ],
+)  # fmt: skip
+def test_operations_of_matrix_instructions(opcode: str, flops: int) -> None:
+    assert predict.flops_of(opcode) == flops
+
+
+def test_rounds_of_a_problem() -> None:
+    entry = "attention_bf16_128x64_d128_r16"
+    assert problem.parse("2,512,3,128").rounds(entry) == [8] * (2 * 3 * 4)
+    # Longest first: rows 384 to 511 see 512 keys, rows 0 to 127 see 128.
+    assert problem.parse("1,512,1,128,causal").rounds(entry) == [8, 6, 4, 2]
+    assert problem.parse("1,130,1,64,causal").rounds(entry) == [3, 2]
+    # ... and as the 16-bit kernels without features do it, of all heads first; of MXFP8, head by head.
+    assert problem.parse("1,256,2,128,causal").rounds(entry) == [4, 4, 2, 2]
+    assert problem.parse("1,256,2,128,causal").rounds(entry, 1) == [4, 2, 4, 2]
+    assert problem.parse("1,256,2,128,causal").rounds(MXFP8) == [4, 2, 4, 2]
+    assert problem.parse("1,1024,2,64").flops == 4 * 2 * 1024 * 1024 * 64
+    assert problem.parse("1,1024,2,64").tensor_bytes(entry) == 4 * 2 * 1024 * 64 * 2
+    assert problem.parse("1,1024,2,64").tensor_bytes(MXFP8) == (3 * 33 / 32 + 2) * 2 * 1024 * 64
+    with pytest.raises(InvalidArgumentError, match="does not say its tile"):
+        problem.parse("1,1,1,1").rounds("quantize")
+    for word in ("1,2,3", "1,2,3,4,5", "0,1,1,1", "a,b,c,d"):
+        with pytest.raises(InvalidArgumentError, match=f"--problem is '{word}'"):
+            problem.parse(word)

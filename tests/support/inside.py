@@ -1,0 +1,34 @@
+"""C programs of the tests that see the inside of the virtual device, which the library does not export."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CC = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
+FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-pthread"]
+
+
+def compiled(source: Path, folder: Path) -> Path:
+    """Compile a program and link it with the objects of the virtual device."""
+    subprocess.run([sys.executable, ROOT / "tools" / "build.py"], check=True, capture_output=True)
+    objects = ROOT / "build" / "objects"
+    shared = [objects / "src" / "driver" / f"{name}.o" for name in ("registry", "tensor_map_rules")]
+    program = folder / source.stem
+    command: list[str | Path] = [
+        *CC,
+        *FLAGS,
+        "-I",
+        ROOT / "src",
+        source,
+        *shared,
+        *(objects / "src" / "vm").rglob("*.o"),
+        "-lm",
+        "-o",
+        program,
+    ]
+    subprocess.run(command, check=True)
+    return program
