@@ -85,7 +85,7 @@ class BuildPackage(build_py):
             shutil.copyfile(library, package / LIBRARY)
             shutil.copyfile(ROOT / "src" / "sm120.h", package / "sm120.h")
             # pysm120.microbench writes its kernels when it knows the chip.
-            for source in (Path("expand.py"), Path("lib/head.ptx"), *sorted((ROOT / "ptx" / "bench").glob("*.ptx"))):
+            for source in (Path("expand.py"), Path("parts/head.ptx"), *sorted((ROOT / "ptx" / "bench").glob("*.ptx"))):
                 target = package / "ptx" / (ROOT / "ptx" / source).relative_to(ROOT / "ptx")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / "ptx" / source, target)

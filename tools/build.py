@@ -244,8 +244,8 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     cache = Cache(ROOT / "build")
     nvcc, cc = find_nvcc(), find_cc()
     nvcc_version, cc_version = run([nvcc, "--version"]), run([*cc, "--version"])
-    # lib/ is included by the others; bench/ is expanded by pysm120.microbench, for the chip that it finds.
-    templates = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name not in {"lib", "bench"})
+    # parts/ is included by the others; bench/ is expanded by pysm120.microbench, for the chip that it finds.
+    templates = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name not in {"parts", "bench"})
     with ThreadPoolExecutor(jobs) as pool:
         keys = [(i, target) for i in range(len(templates)) for target in TARGETS]
         made = pool.map(lambda key: assemble(cache, nvcc, nvcc_version, templates[key[0]], key[1]), keys)

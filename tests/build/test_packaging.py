@@ -169,7 +169,7 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
         "__main__.py",
         "microbench/measure.py",
         "ptx/expand.py",
-        "ptx/lib/head.ptx",
+        "ptx/parts/head.ptx",
         "ptx/bench/chain.ptx",
     ):
         assert f"pysm120/{name}" in names

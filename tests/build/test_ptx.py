@@ -14,7 +14,7 @@ import expand  # noqa: E402
 
 import build  # noqa: E402
 
-TEMPLATES = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name not in {"lib", "bench"})
+TEMPLATES = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name not in {"parts", "bench"})
 
 
 def ids(path: Path) -> str:
@@ -127,7 +127,7 @@ def test_ptxas_reports_the_line_of_the_template(tmp_path: Path) -> None:
     """An instruction that does not exist is reported where it was written."""
     template = tmp_path / "broken.ptx"
     template.write_text(
-        '# include("lib/head.ptx")\n# for i in range(2):\n'
+        '# include("parts/head.ptx")\n# for i in range(2):\n'
         ".visible .entry f_${i}()\n{\n    foo.u32 1;\n    ret;\n}\n# end\n"
     )
     ptx = tmp_path / "expanded.ptx"

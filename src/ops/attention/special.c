@@ -1,7 +1,7 @@
 /* What kernels take of a call that is more than tensors of one length. */
 #include "ops/attention/special.h"
 
-/* Bits of the kernels' param_features: FEATURES in ptx/lib/sequence.ptx. */
+/* Bits of the kernels' param_features: FEATURES in ptx/parts/sequence.ptx. */
 enum { LEFT = 1, RIGHT = 2, TOP_LEFT = 4, SOFTCAP = 8, ALIBI = 16, MASK = 32 };
 
 void attention_special(const struct attention *call, struct special *s) {

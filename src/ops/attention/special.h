@@ -1,4 +1,4 @@
-/* What kernels take of a call that is more than tensors of one length: the parameters of ptx/lib/sequence.ptx. */
+/* What kernels take of a call that is more than tensors of one length: the parameters of ptx/parts/sequence.ptx. */
 #ifndef SM120_ATTENTION_SPECIAL_H
 #define SM120_ATTENTION_SPECIAL_H
 
@@ -19,7 +19,7 @@ struct special {
 /* Fill in all but the maps of the past. */
 void attention_special(const struct attention *call, struct special *s);
 
-/* The arguments that sequence_params() of ptx/lib/sequence.ptx declares, in their order. */
+/* The arguments that sequence_params() of ptx/parts/sequence.ptx declares, in their order. */
 #define SPECIAL_ARGUMENTS(s)                                                                                           \
     ARGUMENT((s)->past_k), ARGUMENT((s)->past_v), ARGUMENT((s)->cu_seqlens_q), ARGUMENT((s)->cu_seqlens_k),            \
         ARGUMENT((s)->kv_lengths), ARGUMENT((s)->diagonals), ARGUMENT((s)->sinks), ARGUMENT((s)->slopes),              \
