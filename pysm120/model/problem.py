@@ -8,7 +8,7 @@ from pysm120.runtime.errors import InvalidArgumentError
 _FORM = re.compile(r"(\d+),(\d+),(\d+),(\d+)(,causal)?$")
 _TILE = re.compile(r"_(\d+)x(\d+)_d(\d+)")
 
-# ptx/parts/ring_16bit.ptx: GROUP heads together, but not more than so many rows of keys.
+# ptx/attention/bf16_f16.ptx: GROUP heads together, but not more than so many rows of keys.
 _IN_GROUPS = re.compile(r"attention_(bf16|f16)_\d+x\d+_d\d+(_any)?_[rw]\d+$")
 _GROUP, _GROUP_ROWS = 32, 131072
 

@@ -6,7 +6,7 @@
 #include "runtime/tensor.h"
 
 /* Where the batches of a tensor have their rows, and where their tiles go: the parameters of
- * ptx/quantize/mxfp8_any.ptx. */
+ * the _any kernels of ptx/quantize/mxfp8.ptx. */
 struct quantizer_sequences {
     sm120_address starts, lengths; /* 0: none */
     int32_t total;
