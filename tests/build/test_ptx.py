@@ -71,6 +71,45 @@ def test_no_register_spills(template: Path, target: str) -> None:
     assert max(spills) == 0
 
 
+FIELDS = ["shape", "launch", "params", "shared", "barriers", "registers", "steps", "numerics", "budget", "measured"]
+
+
+BENCHMARKS = sorted(path for path in (ROOT / "ptx" / "bench").glob("*.ptx") if path.name != "frame.ptx")
+
+
+@pytest.mark.parametrize("template", [*TEMPLATES, *BENCHMARKS], ids=ids)
+def test_a_template_begins_with_its_fields(template: Path) -> None:
+    """The header describes the kernel, in one order; `numerics` may be missing."""
+    header = template.read_text().split("# include")[0]
+    found = re.findall(r"^// (\w+) +\S", header, re.MULTILINE)
+    assert [field for field in found if field in FIELDS] == [x for x in FIELDS if x != "numerics" or x in found]
+
+
+def test_parts_hold_what_kernels_share() -> None:
+    """A part has no kernel of its own, something includes it, and ptx/README.md lists it."""
+    readme = (ROOT / "ptx" / "README.md").read_text()
+    users = {path: path.read_text() for path in (ROOT / "ptx").glob("*/*.ptx")}
+    for path in sorted((ROOT / "ptx" / "parts").glob("*.ptx")):
+        text = users[path]
+        assert not re.search(r"^\.visible \.entry|^# *note\(", text, re.MULTILINE), f"{path.name} has a kernel"
+        assert f"`{path.name}`" in readme, f"ptx/README.md does not list {path.name}"
+        assert any(f'include("parts/{path.name}")' in user for user in users.values()), f"nothing includes {path.name}"
+
+
+def test_benchmarks_include_what_a_wheel_has() -> None:
+    """An installed package has ptx/bench and parts/head.ptx alone."""
+    for path in (ROOT / "ptx" / "bench").glob("*.ptx"):
+        included = re.findall(r'include\("(.*)"\)', path.read_text())
+        assert all(name == "parts/head.ptx" or name.startswith("bench/") for name in included), path.name
+
+
+def test_templates_keep_to_100_columns() -> None:
+    """A line beyond them holds one word, a mnemonic, or a note."""
+    for path in (ROOT / "ptx").glob("*/*.ptx"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            assert len(line) <= 100 or len(line.split()) == 1 or "note(" in line, f"{path.name}, line {number}"
+
+
 def test_language(tmp_path: Path) -> None:
     """Loops, conditions, macros, values and registers."""
     template = tmp_path / "t.ptx"
