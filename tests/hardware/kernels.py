@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT / "ptx")]
 import expand  # noqa: E402
 
 TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+QUANTIZE = "quantize/mxfp8.ptx"
 KEPT, STEPS = 4000, (1, 2, 3, 5, 7, 11, 17, 23, 31, 43, 59, 79, 101)  # of O and LSE: at most so many, every n-th
 TOLERANCE = 2.0**-18  # of O and LSE, which are below 8 here: 8 ulp
 # Where P is rounded to 16 bits, a last bit of ex2 may change a whole step of it: so few may be further off, by so much.
@@ -72,9 +73,9 @@ class Quantized(NamedTuple):
         return f"quantize {self.dtype} {self.layout} {size} floor={self.floor} factor={self.factor} wild={self.wild}"
 
     @property
-    def templates(self) -> tuple[str, ...]:
-        """The files that it depends on."""
-        return ("quantize/mxfp8.ptx",)
+    def pattern(self) -> str:
+        """The names of the kernels that it depends on."""
+        return r"quantize_mxfp8_\w+(?<!_any)"
 
     def input(self) -> NDArray[Any]:
         """Draw x, of the same seed for every launch of this name."""
@@ -90,7 +91,7 @@ class Quantized(NamedTuple):
     def launch(self, device: pysm120.Device) -> tuple[pysm120.Array, pysm120.Array]:
         """Run it; return elements and scales, with zeros behind them."""
         batch, heads, rows, columns = self.shape
-        note = noted(self.templates[0], f"{self.dtype}_{self.layout}")
+        note = noted(QUANTIZE, f"{self.dtype}_{self.layout}")
         tile = {"q": 128, "k": 64, "v": 64}.get(self.layout.partition("_d")[0], 1)
         padded = ceil(rows, tile) * tile
         padded_columns = int(self.layout[3:]) if tile > 1 else columns
@@ -99,7 +100,7 @@ class Quantized(NamedTuple):
         area = batch * heads * padded * padded_columns
         elements, scales = device.zeros(2 * area, np.uint8), device.zeros(area, np.uint8)
         strides = np.array((*x.shape[1:], 1))[::-1].cumprod()[::-1] * np.dtype(TYPES[self.dtype]).itemsize
-        kernel = device.load(expansion(self.templates[0]).text)[note["entry"]]
+        kernel = device.load(expansion(QUANTIZE).text)[note["entry"]]
         kernel(
             batch * heads * row_tiles * column_tiles,
             note["threads"],
@@ -142,8 +143,8 @@ class Attention(NamedTuple):
         return STEP.get(self.precision.removeprefix("mxfp8_"), TOLERANCE)
 
     @property
-    def templates(self) -> tuple[str, ...]:
-        """The files that it depends on."""
+    def pattern(self) -> str:
+        """The names of the kernels that it depends on."""
         special = bool({*self.features} - {"causal", "window"})
         stem = rf"attention_{self.precision}_\d\w*_d\d+"
         if not special and self.precision in TYPES:
@@ -154,7 +155,7 @@ class Attention(NamedTuple):
             pattern += r"|quantize_mxfp8_\w+_any" if special else r"|quantize_mxfp8_\w+(?<!_any)"
         if self.head_dim % 8:
             pattern += "|copy_rows.*"
-        return tuple(sorted({b.source.removeprefix("ptx/") for b in builtins() if re.fullmatch(pattern, b.entry)}))
+        return pattern
 
     def arguments(self, rng: np.random.Generator) -> dict[str, Any]:
         """Draw what the features ask for."""
@@ -230,16 +231,25 @@ def kernels() -> Iterator[Kernel]:
 
 
 @cache
-def shipped(template: str) -> str:
-    """Return what a template does in the library, for sm_90."""
-    index = next(k for k, builtin in enumerate(builtins()) if builtin.source == f"ptx/{template}")
-    return stripped(builtin_image(index, "sm_90", "ptx").decode().splitlines())
+def shipped(entry: str) -> str:
+    """Return the statements of a kernel in the library, for sm_90."""
+    index = next(k for k, builtin in enumerate(builtins()) if builtin.entry == entry)
+    text = stripped(builtin_image(index, "sm_90", "ptx").decode().splitlines())
+    found = re.search(rf"^\.visible \.entry {entry}\(.*?^}}$", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{entry} is not in its image"
+    return " ".join(found[0].split())
+
+
+@cache
+def statements(pattern: str) -> str:
+    """Return those of all kernels of such names, whatever templates and images they come from."""
+    entries = sorted(builtin.entry for builtin in builtins() if re.fullmatch(pattern, builtin.entry))
+    return "\n".join(shipped(entry) for entry in entries)
 
 
 def key(kernel: Kernel) -> str:
-    """Return its key in the recording, which changes with the code and with the launch."""
-    text = "".join(shipped(template) for template in kernel.templates) + repr(kernel)
-    return f"{zlib.crc32(text.encode()):08x}"
+    """Return its key in the recording, which changes with the statements and with the launch."""
+    return f"{zlib.crc32((statements(kernel.pattern) + repr(kernel)).encode()):08x}"
 
 
 KERNELS = tuple(kernels())
