@@ -55,7 +55,7 @@ enum {
 SM120_API int32_t sm120_version(void);
 /* Return the version as text: "0.1.0". */
 SM120_API const char *sm120_version_string(void);
-/* Return the name of a status. The text lives as long as the library. */
+/* Return a status in words: "invalid argument". The text lives as long as the library. */
 SM120_API const char *sm120_status_string(sm120_status status);
 /* Return the message of this thread's last call: "" after a success. It is valid until the thread's next call. */
 SM120_API const char *sm120_last_error(void);
