@@ -87,7 +87,10 @@ def run(launch: Launch, arguments: argparse.Namespace) -> int:
     program = launch.program
     code = instructions(launch.kernel)
     if not code:
-        message = f"--break is {arguments.__dict__['break']!r}, but {launch.device} is a GPU: only the virtual device can stop at a line"
+        message = (
+            f"--break is {arguments.__dict__['break']!r}, but {launch.device} cannot: "
+            "only the virtual device stops at a line"
+        )
         raise InvalidArgumentError(message)
     entry = launch.kernel.info.entry
     place = place_module.parse(arguments.__dict__["break"], "--break", program.file, code, entry)

@@ -252,11 +252,13 @@ def explain(runs: Runs, difference: Difference) -> list[str]:
     if any(ATOMICS.match(opcode) for opcode in opcodes):
         lines.append(
             "  An atomic operation wrote it. The seed chooses the order of atomics; on a GPU chance does. Sums of "
-            "floating-point numbers depend on that order. If that is intended, --tolerance 1e-5 allows small differences."
+            "floating-point numbers depend on that order. If that is intended, --tolerance 1e-5 allows small "
+            "differences."
         )
     elif uses_atomics(runs, difference.seeds[0]):
         lines.append(
-            "  The kernel also uses atomics. The seed chooses their order: results that depend on it differ on a GPU too."
+            "  The kernel also uses atomics. The seed chooses their order: results that depend on it differ on a GPU, "
+            "too."
         )
     return lines
 

@@ -245,8 +245,9 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         rows.append(("code", f"{code} KiB a round", note))
     branches = found["branches"]
     if branches["by"] == "recording":
-        told = ", ".join(branches["rules"])
-        note = f"as the virtual device recorded them{f'; by rules, for lack of a line of their own: {told}' if told else ''}"
+        note = "as the virtual device recorded them"
+        if branches["rules"]:
+            note += f"; by rules, for lack of a line of their own: {', '.join(branches['rules'])}"
         rows.append(("branches", f"{len(branches['recorded'])} of the main loop", note))
     else:
         rows.append(("branches", "by rules", branches["why"]))
