@@ -37,13 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sm120-checks",
         metavar="LEVEL",
         choices=LEVELS,
-        help="how strict the virtual device is: off, default or full (default: $PYSM120_CHECKS, else default)",
+        help="checks of the virtual device: off, default or full (default: $PYSM120_CHECKS, else default)",
     )
     group.addoption(
         "--sm120-seeds",
         metavar="N",
         type=int,
-        help="run every test that uses sm120 N times, with seeds 0 to N - 1: another order of events each "
+        help="run every test that uses sm120 N times, with seeds 0 to N - 1, each with another order of events "
         "(default: once, with $PYSM120_SEED or 0)",
     )
 
@@ -54,8 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
         message = f"--sm120-seeds is {seeds}, not a number from 1 to {MOST_SEEDS}"
         raise pytest.UsageError(message)
-    config.addinivalue_line("markers", "sm120(seeds=N, checks=LEVEL): what the options are for this test")
-    config.addinivalue_line("markers", "sm120_gpu: skip the test where the device of sm120 is not a GPU")
+    config.addinivalue_line("markers", "sm120(seeds=N, checks=LEVEL): seeds and checks for this test")
+    config.addinivalue_line("markers", "sm120_gpu: skip the test if the device of sm120 is not a GPU")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -120,7 +120,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("sm120_gpu") is not None:
         name = device_name(item.config)
         if name.startswith("virtual"):
-            pytest.skip(f"needs a GPU, and the device is {name!r}: --sm120-device cuda")
+            pytest.skip(f"needs a GPU, but the device is {name!r}: use --sm120-device cuda")
 
 
 # ---- faults ---------------------------------------------------------------------

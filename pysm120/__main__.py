@@ -18,7 +18,7 @@ COMMANDS = (
     info.COMMAND,
     Command(
         "demo",
-        "compute a real model's attention and compare with float64 NumPy",
+        "compute a real model's attention and compare it with float64 NumPy",
         add_device,
         lambda arguments: demo.run(arguments.device),
     ),

@@ -1,16 +1,20 @@
 /* sm120.h: the whole public interface of libsm120.
  *
- * Attention kernels for NVIDIA SM120 (RTX 50, RTX PRO Blackwell, GB10), in PTX, on the CUDA driver or on a
- * virtual SM120 that runs on the CPU. Needs no CUDA header and no CUDA library at link time.
+ * libsm120 holds attention kernels for NVIDIA SM120 (RTX 50, RTX PRO Blackwell, GB10), written in PTX. They run
+ * through the CUDA driver, or on a virtual SM120 on the CPU. Building with this header needs neither CUDA headers
+ * nor CUDA libraries.
  *
- * Rules that hold everywhere
- *   - Every call returns a status; sm120_last_error() then says which argument, its value and what would be right.
- *   - A device is immutable once open and may be shared by threads. Other objects belong to their device.
+ * Rules for every function
+ *   - It returns a status. After a failure, sm120_last_error() names the argument, its value and what is right.
+ *   - It writes its results through pointers. A result pointer must not be NULL unless its comment allows that.
+ *   - A device is immutable once open, and threads may share it. Other objects belong to their device.
  *   - Operations (sm120_attention, sm120_quantize_mxfp8, sm120_launch) neither allocate, nor synchronise, nor print,
- *     so they can be captured in a CUDA graph. Workspace is the caller's: ask for its size with workspace 0.
- *     Only the first call of an operation on a device, which loads its kernels, is none to capture; one that asks for
- *     a size does as well.
- *   - Strides are int64, in elements. Sizes in bytes say so. Unknown trailing bytes of a struct must be 0.
+ *     so a CUDA graph can capture them. Do not capture an operation's first call on a device: it loads kernels.
+ *     Call it once before, or ask for its workspace size.
+ *   - The caller owns the workspace. Pass workspace 0 to ask for its size.
+ *   - Strides are int64, in elements. Names or comments say where a size is in bytes.
+ *   - A struct that the caller fills starts with its size. Bytes behind the members known here must be 0.
+ *   - A function that lists things takes index 0, 1, ... and returns SM120_UNSUPPORTED after the last one.
  */
 #ifndef SM120_H
 #define SM120_H
@@ -36,277 +40,312 @@ typedef int32_t sm120_status;
 enum {
     SM120_OK = 0,
     SM120_INVALID_ARGUMENT = 1,    /* a value that is never right */
-    SM120_UNSUPPORTED = 2,         /* a value that is right in general but not here */
+    SM120_UNSUPPORTED = 2,         /* a value that is right in general, but not for this device or call */
     SM120_NO_DEVICE = 3,           /* no driver, or no such device */
     SM120_OUT_OF_MEMORY = 4,       /* device or host memory is used up */
     SM120_MISALIGNED = 5,          /* a pointer or stride that a kernel cannot load from */
-    SM120_WORKSPACE_TOO_SMALL = 6, /* the size that was given is below the size that was asked for */
+    SM120_WORKSPACE_TOO_SMALL = 6, /* the given size is below the size that the operation needs */
     SM120_INVALID_PROGRAM = 7,     /* PTX or a cubin that does not load; the message holds the log */
     SM120_FAULT = 8,               /* a kernel did something wrong while it ran */
     SM120_DRIVER_ERROR = 9,        /* any other error of the CUDA driver; see sm120_last_driver_error */
     SM120_INTERNAL = 10            /* a defect of this library */
 };
 
-SM120_API int32_t sm120_version(void); /* 10000 * major + 100 * minor + patch */
+/* Return the version of the library: 10000 * major + 100 * minor + patch. */
+SM120_API int32_t sm120_version(void);
+/* Return the version as text: "0.1.0". */
 SM120_API const char *sm120_version_string(void);
+/* Return a status in words: "invalid argument". The text lives as long as the library. */
 SM120_API const char *sm120_status_string(sm120_status status);
-SM120_API const char *sm120_last_error(void);    /* of this thread; "" after a success */
-SM120_API int32_t sm120_last_driver_error(void); /* CUresult of this thread's last failed driver call, or 0 */
+/* Return the message of this thread's last call: "" after a success. It is valid until the thread's next call. */
+SM120_API const char *sm120_last_error(void);
+/* Return the CUresult of this thread's last failed driver call, or 0. */
+SM120_API int32_t sm120_last_driver_error(void);
 
 /* ---- devices --------------------------------------------------------------------------------------------- */
 
 typedef struct sm120_device sm120_device;
 typedef struct sm120_module sm120_module;
 typedef struct sm120_kernel sm120_kernel;
-typedef uint64_t sm120_address; /* device memory */
+typedef uint64_t sm120_address; /* address in device memory; 0 is none */
 typedef void *sm120_stream;     /* a CUstream; NULL is the default stream */
 typedef void *sm120_event;      /* a CUevent */
 
 typedef struct sm120_device_info {
-    uint32_t size; /* sizeof(sm120_device_info), set by the caller */
-    int32_t is_virtual;
-    int32_t ordinal;
-    int32_t driver_version; /* 1000 * major + 10 * minor, as the driver says it */
-    int32_t capability_major, capability_minor;
+    uint32_t size;                              /* sizeof(sm120_device_info), set by the caller */
+    int32_t is_virtual;                         /* 1: virtual SM120; 0: GPU */
+    int32_t ordinal;                            /* index among the devices of its kind, from 0 */
+    int32_t driver_version;                     /* CUDA version of the driver: 1000 * major + 10 * minor */
+    int32_t capability_major, capability_minor; /* compute capability: 12 and 0 for an SM120 */
     int32_t multiprocessors;
-    int32_t warp_size;
+    int32_t warp_size; /* threads */
     int32_t max_threads_per_block;
     int32_t max_threads_per_multiprocessor;
-    int32_t shared_bytes_per_block; /* the most that a launch may ask for (opt-in) */
+    int32_t shared_bytes_per_block; /* the most that a launch may request (opt-in) */
     int32_t shared_bytes_per_multiprocessor;
-    int32_t registers_per_multiprocessor;
+    int32_t registers_per_multiprocessor; /* of 32 bits */
     int32_t clock_khz;
     int64_t memory_bytes;
     int64_t l2_bytes;
-    char name[128];
+    char name[128]; /* as the driver reports it */
 } sm120_device_info;
 
-/* kind: "cuda" or "virtual". A machine without a driver has 0 "cuda" devices; that is no error. */
+/* Write the number of devices of a kind: "cuda" or "virtual". Without a driver there are 0 "cuda" devices; that is no
+ * error. */
 SM120_API sm120_status sm120_device_count(const char *kind, int32_t *count);
-/* name: "cuda", "cuda:1", "virtual", "virtual:0"; NULL: $PYSM120_DEVICE, else the first usable GPU, else "virtual".
- * A virtual device may be told how strict it is and in which order things happen: "virtual:0?checks=full&seed=7". The
- * levels are off, default and full; $PYSM120_CHECKS and $PYSM120_SEED hold where the name says nothing. */
+/* Open a device. name: "cuda", "cuda:1", "virtual", "virtual:0"; NULL: $PYSM120_DEVICE, else the first usable GPU, else
+ * "virtual". The name of a virtual device may set the level of checks (off, default or full) and the seed of the order
+ * of events: "virtual:0?checks=full&seed=7". Without them, $PYSM120_CHECKS and $PYSM120_SEED apply. */
 SM120_API sm120_status sm120_device_open(const char *name, sm120_device **device);
-/* Free every module, allocation and stream of the device. NULL is ignored. */
+/* Close a device: free its modules, allocations and streams. NULL is ignored. */
 SM120_API sm120_status sm120_device_close(sm120_device *device);
+/* Write the properties of a device. */
 SM120_API sm120_status sm120_device_query(sm120_device *device, sm120_device_info *info);
+/* Wait until all work of the device has ended. */
 SM120_API sm120_status sm120_device_synchronize(sm120_device *device);
-/* What the virtual device counted since it was opened or reset: counter `index` = 0, 1, ... until UNSUPPORTED is
- * returned. On a GPU that is at once. Devices that were opened under one name, "virtual:0" say, share their counters,
- * which begin at 0 when the first of them is opened. */
+/* Write name and value of counter `index` of the virtual device, counted since it was opened or reset. A GPU has no
+ * counters. Devices that were opened under one name, such as "virtual:0", share their counters. These start at 0 when
+ * the first of the devices is opened. */
 SM120_API sm120_status sm120_device_counter(sm120_device *device, int32_t index, const char **name, uint64_t *value);
+/* Set all counters of the virtual device to 0. */
 SM120_API sm120_status sm120_device_counters_reset(sm120_device *device);
 
-/* A PTX statement of a kernel that ran on the virtual device while it took a profile, with what all warps did there.
- * The pointers are valid until sm120_profile_end. docs/reference/profiling.md says how banks and sectors are counted.
- */
+/* A profile: for each PTX statement, the sum over all warps that executed it while the profile was open. The pointers
+ * are valid until sm120_profile_end. docs/reference/profiling.md says how banks and sectors are counted. */
 typedef struct sm120_profile_bytes {
-    const char *path; /* "ld.global", "ldmatrix", as sm120_device_counter names them; NULL behind the last */
-    uint64_t bytes;
+    const char *path; /* "ld.global", "ldmatrix": names of sm120_device_counter; NULL after the last */
+    uint64_t bytes;   /* moved on this path */
 } sm120_profile_bytes;
 typedef struct sm120_profile_row {
-    uint32_t size;  /* sizeof(sm120_profile_row), set by the caller */
-    uint32_t index; /* of the statement in its kernel */
-    uint32_t line;  /* in the file, where line markers say so of the template */
-    uint32_t row;   /* line in the text of the module, whatever line markers say */
-    const char *kernel, *file;
-    const char *text;                 /* "@p ld.shared.b32 a, [b + 16]" */
-    const char *opcode;               /* as sm120_device_counter names it; "" for the end of a function */
-    uint64_t executed;                /* by warps */
-    uint64_t lanes, predicated_off;   /* of those warps: that took part, and whose predicate was false */
-    uint64_t branches;                /* executed, if it is one: bra, brx.idx, call by address */
-    uint64_t divergent_branches;      /* whose lanes went different ways */
-    uint64_t shared_accesses;         /* by warps, of shared memory */
-    uint64_t shared_wavefronts;       /* that they took; what is above the next is bank conflicts */
-    uint64_t shared_ideal_wavefronts; /* that as many bytes take without conflicts */
-    uint64_t global_accesses;         /* by warps, of global memory; not bulk copies */
-    uint64_t global_sectors;          /* of 32 bytes, that they touched */
-    uint64_t global_ideal_sectors;    /* that hold as many different bytes */
-    uint64_t global_lines;            /* of 128 bytes, likewise */
-    uint64_t global_ideal_lines;
-    uint64_t tensor_flops;
-    sm120_profile_bytes bytes[24]; /* that were moved, by path */
+    uint32_t size;                    /* sizeof(sm120_profile_row), set by the caller */
+    uint32_t index;                   /* of the statement in its kernel, from 0 */
+    uint32_t line;                    /* in `file`: of the template if line markers name one, else of the PTX */
+    uint32_t row;                     /* line in the PTX text itself, from 1 */
+    const char *kernel, *file;        /* entry; file that line markers name */
+    const char *text;                 /* the statement: "@p ld.shared.b32 a, [b + 16]" */
+    const char *opcode;               /* a name of sm120_device_counter; "" for the end of a function */
+    uint64_t executed;                /* times that a warp executed the statement */
+    uint64_t lanes, predicated_off;   /* lanes of these warps: that took part; whose predicate was false */
+    uint64_t branches;                /* executed bra, brx.idx and calls by address */
+    uint64_t divergent_branches;      /* branches whose lanes went different ways */
+    uint64_t shared_accesses;         /* accesses of shared memory by warps */
+    uint64_t shared_wavefronts;       /* wavefronts of these accesses */
+    uint64_t shared_ideal_wavefronts; /* the same without bank conflicts; the difference is the conflicts */
+    uint64_t global_accesses;         /* accesses of global memory by warps, without bulk copies */
+    uint64_t global_sectors;          /* 32-byte sectors that these accesses touched */
+    uint64_t global_ideal_sectors;    /* the fewest sectors that hold as many different bytes */
+    uint64_t global_lines;            /* 128-byte lines that these accesses touched */
+    uint64_t global_ideal_lines;      /* the fewest lines that hold as many different bytes */
+    uint64_t tensor_flops;            /* 2 M N K for each mma */
+    sm120_profile_bytes bytes[24];    /* bytes that were moved, by path */
 } sm120_profile_row;
 
-/* Let the virtual device count by statement from now on, in all launches on it, which then take about twice as long.
- * One profile at a time: UNSUPPORTED where another is taken, and on a GPU. */
+/* Open a profile: the virtual device counts by statement in all launches from now on, which take about twice as long.
+ * Returns SM120_UNSUPPORTED if another profile is open, and on a GPU. */
 SM120_API sm120_status sm120_profile_begin(sm120_device *device);
-/* Row `index` = 0, 1, ... until UNSUPPORTED, kernel by kernel: what the launches did that have returned. */
+/* Write row `index` of the profile, kernel by kernel. It counts the launches that have returned. */
 SM120_API sm120_status sm120_profile_read(sm120_device *device, int32_t index, sm120_profile_row *row);
-/* Stop, and forget the rows. Closing the device does it as well. */
+/* Close the profile and free its rows. Closing the device does the same. */
 SM120_API sm120_status sm120_profile_end(sm120_device *device);
 
-/* Stop what runs on the virtual device now, from another thread: each such launch returns SM120_FAULT. A GPU cannot. */
+/* Stop the running launches of the virtual device, from another thread: each returns SM120_FAULT. Not supported on a
+ * GPU. */
 SM120_API sm120_status sm120_device_interrupt(sm120_device *device);
 
 /* ---- memory ---------------------------------------------------------------------------------------------- */
 
+/* Allocate device memory; write its address. */
 SM120_API sm120_status sm120_alloc(sm120_device *device, size_t bytes, sm120_address *address);
+/* Free what sm120_alloc allocated. */
 SM120_API sm120_status sm120_free(sm120_device *device, sm120_address address);
-/* Host memory that kernels can reach too: *host for the CPU, *address for the device. */
+/* Allocate pinned host memory that kernels can access. Write its address for the CPU (*host) and for the device
+ * (*address). */
 SM120_API sm120_status sm120_alloc_pinned(sm120_device *device, size_t bytes, void **host, sm120_address *address);
+/* Free what sm120_alloc_pinned allocated. */
 SM120_API sm120_status sm120_free_pinned(sm120_device *device, void *host);
-/* Copies are ordered on the stream; from pageable host memory they may return late, from pinned memory early. */
+/* Copy `bytes` bytes, in stream order. With pageable host memory a copy may return after it is done; with pinned host
+ * memory it returns before, so keep the memory until the stream is synchronised. */
 SM120_API sm120_status sm120_copy_to_device(sm120_device *device, sm120_address to, const void *from, size_t bytes,
                                             sm120_stream stream);
 SM120_API sm120_status sm120_copy_to_host(sm120_device *device, void *to, sm120_address from, size_t bytes,
                                           sm120_stream stream);
 SM120_API sm120_status sm120_copy_on_device(sm120_device *device, sm120_address to, sm120_address from, size_t bytes,
                                             sm120_stream stream);
+/* Set `bytes` bytes to a value, in stream order. */
 SM120_API sm120_status sm120_fill(sm120_device *device, sm120_address address, uint8_t value, size_t bytes,
                                   sm120_stream stream);
 
 /* ---- streams and events ---------------------------------------------------------------------------------- */
 
+/* Create a stream; write it. */
 SM120_API sm120_status sm120_stream_create(sm120_device *device, sm120_stream *stream);
+/* Destroy a stream of sm120_stream_create. */
 SM120_API sm120_status sm120_stream_destroy(sm120_device *device, sm120_stream stream);
+/* Wait until the work of a stream has ended. */
 SM120_API sm120_status sm120_stream_synchronize(sm120_device *device, sm120_stream stream);
+/* Let later work of the stream wait for the event. */
 SM120_API sm120_status sm120_stream_wait_event(sm120_device *device, sm120_stream stream, sm120_event event);
+/* Create an event; write it. */
 SM120_API sm120_status sm120_event_create(sm120_device *device, sm120_event *event);
+/* Destroy an event of sm120_event_create. */
 SM120_API sm120_status sm120_event_destroy(sm120_device *device, sm120_event event);
+/* Record the event behind the work that the stream has now. */
 SM120_API sm120_status sm120_event_record(sm120_device *device, sm120_event event, sm120_stream stream);
+/* Wait until the event has happened. */
 SM120_API sm120_status sm120_event_synchronize(sm120_device *device, sm120_event event);
+/* Write the milliseconds between two events that have happened. */
 SM120_API sm120_status sm120_event_elapsed(sm120_device *device, sm120_event start, sm120_event end,
                                            float *milliseconds);
 
 /* ---- modules and launches -------------------------------------------------------------------------------- */
 
 typedef struct sm120_kernel_info {
-    uint32_t size;     /* sizeof(sm120_kernel_info), set by the caller */
-    int32_t registers; /* per thread; 0 where they are not known: PTX on the virtual device, which allocates none */
-    int32_t static_shared_bytes;
-    int32_t local_bytes;
-    int32_t max_threads;
-    int32_t parameters;
-    char entry[128];
+    uint32_t size;               /* sizeof(sm120_kernel_info), set by the caller */
+    int32_t registers;           /* per thread; 0 if unknown: the virtual device allocates none for PTX */
+    int32_t static_shared_bytes; /* per CTA */
+    int32_t local_bytes;         /* per thread */
+    int32_t max_threads;         /* of a CTA */
+    int32_t parameters;          /* number of parameters */
+    char entry[128];             /* name */
 } sm120_kernel_info;
 
 typedef struct sm120_parameter_info {
-    uint32_t size; /* sizeof(sm120_parameter_info), set by the caller */
-    uint32_t offset;
-    uint32_t bytes;
-    char type[12]; /* "u64", "f32", "b8[128]" where the module came as PTX; "" where only the size is known */
-    char name[64]; /* likewise */
+    uint32_t size;   /* sizeof(sm120_parameter_info), set by the caller */
+    uint32_t offset; /* in the parameter space, in bytes */
+    uint32_t bytes;  /* size */
+    char type[12];   /* "u64", "f32", "b8[128]"; "" if the module was no PTX */
+    char name[64];   /* "" if the module was no PTX */
 } sm120_parameter_info;
 
-/* image: PTX text or a cubin of `bytes` bytes; name: what messages call it. */
+/* Load a module and write it. image: PTX text or a cubin of `bytes` bytes. name: the module's name in messages. */
 SM120_API sm120_status sm120_module_load(sm120_device *device, const void *image, size_t bytes, const char *name,
                                          sm120_module **module);
-SM120_API sm120_status sm120_module_unload(sm120_module *module); /* and its kernels; NULL is ignored */
-/* The kernel lives as long as its module. */
+/* Unload a module and its kernels. NULL is ignored. */
+SM120_API sm120_status sm120_module_unload(sm120_module *module);
+/* Write the kernel of an entry. It lives as long as its module. */
 SM120_API sm120_status sm120_module_kernel(sm120_module *module, const char *entry, sm120_kernel **kernel);
-/* Entry `index` = 0, 1, ... until UNSUPPORTED; for a cubin that is at once. */
+/* Write the name of entry `index`. For a cubin, no entries are listed. */
 SM120_API sm120_status sm120_module_entry(sm120_module *module, int32_t index, const char **entry);
-/* A .global or .const variable of a module that came as PTX, on the virtual device. */
+/* A .global or .const variable of a PTX module on the virtual device. */
 typedef struct sm120_variable_info {
-    uint32_t size; /* sizeof(sm120_variable_info), set by the caller */
-    int32_t is_constant;
-    sm120_address address;
-    uint64_t bytes;
-    const char *name; /* lives as long as the module */
-    char type[16];    /* of an element: "u32", "b8" */
+    uint32_t size;         /* sizeof(sm120_variable_info), set by the caller */
+    int32_t is_constant;   /* 1: .const; 0: .global */
+    sm120_address address; /* in the variable's own space */
+    uint64_t bytes;        /* size */
+    const char *name;      /* lives as long as the module */
+    char type[16];         /* of an element: "u32", "b8" */
 } sm120_variable_info;
-/* Variable `index` = 0, 1, ... until UNSUPPORTED, which on a GPU is at once. */
+/* Write variable `index` of a module. On a GPU, no variables are listed. */
 SM120_API sm120_status sm120_module_variable(sm120_module *module, int32_t index, sm120_variable_info *info);
+/* Write what a kernel needs. */
 SM120_API sm120_status sm120_kernel_query(sm120_kernel *kernel, sm120_kernel_info *info);
+/* Write parameter `index` of a kernel. */
 SM120_API sm120_status sm120_kernel_parameter(sm120_kernel *kernel, int32_t index, sm120_parameter_info *info);
+/* Write how many CTAs of `threads` threads and `shared_bytes` bytes of dynamic shared memory fit on a multiprocessor.
+ */
 SM120_API sm120_status sm120_kernel_occupancy(sm120_kernel *kernel, uint32_t threads, uint32_t shared_bytes,
                                               int32_t *blocks_per_multiprocessor);
-/* arguments[i] points to the value of parameter i; argument_bytes[i] is its size and must equal the parameter's. */
+/* Launch a kernel in stream order. grid: CTAs, and block: threads of a CTA, along x, y and z. shared_bytes: dynamic
+ * shared memory of a CTA. arguments[i] points to the value of parameter i. argument_bytes[i] is its size in bytes and
+ * must equal the parameter's. */
 SM120_API sm120_status sm120_launch(sm120_kernel *kernel, const uint32_t grid[3], const uint32_t block[3],
                                     uint32_t shared_bytes, sm120_stream stream, const void *const *arguments,
                                     const size_t *argument_bytes, size_t argument_count);
-/* The same with all CTAs on the device at once, so that they may wait for one another: cooperative groups' grid.sync().
- * UNSUPPORTED where the grid has more CTAs than the device holds: multiprocessors times occupancy. */
+/* Launch a kernel with all CTAs resident at once, so that they may wait for one another, as in cooperative groups'
+ * grid.sync(). Returns SM120_UNSUPPORTED if the grid exceeds multiprocessors times occupancy. */
 SM120_API sm120_status sm120_launch_cooperative(sm120_kernel *kernel, const uint32_t grid[3], const uint32_t block[3],
                                                 uint32_t shared_bytes, sm120_stream stream,
                                                 const void *const *arguments, const size_t *argument_bytes,
                                                 size_t argument_count);
 
-/* ---- looking on: the virtual device alone ------------------------------------------------------------------ */
+/* ---- watching launches: only on the virtual device --------------------------------------------------------- */
 
-/* Instruction `index` = 0, 1, ... of a kernel, its functions behind it; until UNSUPPORTED, which on a GPU is at once.
- */
+/* An instruction of a kernel, or of a function that it may call. */
 typedef struct sm120_instruction_info {
     uint32_t size;    /* sizeof(sm120_instruction_info), set by the caller */
-    uint32_t line;    /* of `file`, as #line markers say */
-    const char *file; /* "<ptx>" where no marker names one; lives as long as the module, as the next one does */
-    const char *text; /* the statement with its guard: `text_bytes` bytes, without the semicolon; "{" and "}": enter and
-                         leave a function */
+    uint32_t line;    /* in `file` */
+    const char *file; /* that #line markers name, else "<ptx>"; lives as long as the module */
+    /* The statement with its guard, without the semicolon: `text_bytes` bytes that live as long as the module. "{" and
+     * "}" enter and leave a function. */
+    const char *text;
     uint32_t text_bytes;
-    uint32_t text_line; /* of its opcode in the PTX text itself, from 1 */
+    uint32_t text_line; /* line of its opcode in the PTX text itself, from 1 */
 } sm120_instruction_info;
+/* Write instruction `index` of a kernel; the instructions of its functions follow. On a GPU, none are listed. */
 SM120_API sm120_status sm120_kernel_instruction(sm120_kernel *kernel, int32_t index, sm120_instruction_info *info);
 
-/* A moment at which a watcher looks at a warp: valid until its callback returns, in its thread. */
+/* A step of a warp, as a callback sees it. It is valid in the callback's thread, until the callback returns. */
 typedef struct sm120_step sm120_step;
 enum { SM120_BEFORE = 0, SM120_AFTER = 1 }; /* moment */
 
-/* What to look at, in the launches of a device. `see` is called at each instruction that fits all of it, and ends the
- * launch, which returns FAULT, by returning anything but 0. It may copy memory of the device; it may start no
- * launch, and close nothing that is in use. A launch that is watched runs on one thread, its CTAs one after the other
- * in the seed's order. */
+/* Which steps of a device's launches to watch. `see` is called at each instruction that matches all members. If it
+ * returns anything but 0, the launch ends with SM120_FAULT. It may copy memory of the device. It must not launch
+ * kernels or close objects in use. A watched launch runs on one thread, its CTAs one after the other in the seed's
+ * order. */
 typedef struct sm120_watch {
     uint32_t size;                  /* sizeof(sm120_watch) */
-    uint32_t moment;                /* before the instruction executes, or after: then not while it waits */
-    int32_t cta[3];                 /* -1: any */
-    int32_t warp;                   /* -1: any */
-    const char *file;               /* of #line markers, or its end behind a slash; NULL: any */
+    uint32_t moment;                /* SM120_BEFORE or SM120_AFTER the instruction; AFTER skips failed waits */
+    int32_t cta[3];                 /* x, y, z; -1: any */
+    int32_t warp;                   /* of the CTA; -1: any */
+    const char *file;               /* that #line markers name, or its end after a slash; NULL: any */
     uint32_t first_line, last_line; /* 0 and 0: any */
-    sm120_address address;          /* with bytes > 0: only what changes some of these bytes of global memory, */
-    uint32_t bytes;                 /* at most 64, asynchronous copies as well; the moment is AFTER */
-    uint32_t reserved;              /* 0 */
+    /* With bytes > 0: only instructions that change some of these bytes of global memory, asynchronous copies too.
+     * At most 64 bytes, and the moment must be SM120_AFTER. */
+    sm120_address address;
+    uint32_t bytes;
+    uint32_t reserved; /* 0 */
     int32_t (*see)(void *context, const sm120_step *step);
-    void *context;
+    void *context; /* passed to `see` */
 } sm120_watch;
-/* Watch the launches that begin from now on; NULL: no longer. What the watch points to stays until they have ended. */
+/* Watch the launches that begin from now on; NULL ends that. The strings of the watch must live until these launches
+ * have ended. */
 SM120_API sm120_status sm120_device_watch(sm120_device *device, const sm120_watch *watch);
 
 typedef struct sm120_step_info {
-    uint32_t size; /* sizeof(sm120_step_info), set by the caller */
-    uint32_t warp;
-    uint32_t cta[3];
-    uint32_t active;      /* lanes at this instruction */
-    uint32_t mask;        /* those of them whose predicate is true: they execute it */
+    uint32_t size;        /* sizeof(sm120_step_info), set by the caller */
+    uint32_t warp;        /* of the CTA */
+    uint32_t cta[3];      /* x, y, z */
+    uint32_t active;      /* mask of the lanes at this instruction */
+    uint32_t mask;        /* mask of those whose predicate is true: they execute it */
     uint32_t index;       /* of the instruction, for sm120_kernel_instruction */
-    const char *entry;    /* of the kernel */
+    const char *entry;    /* the kernel */
     const char *function; /* that the warp is in; "" for the kernel itself */
-    const char *guard;    /* the predicate's name, "" where there is none */
+    const char *guard;    /* name of the predicate; "" if there is none */
     int32_t is_guard_negated;
-    int32_t is_asynchronous; /* a copy that lands; the instruction is the one that issued it */
+    int32_t is_asynchronous; /* 1: a copy lands, and `instruction` is the one that issued it */
     sm120_instruction_info instruction;
 } sm120_step_info;
+/* Write what a step is. */
 SM120_API sm120_status sm120_step_query(const sm120_step *step, sm120_step_info *info);
 
 enum { SM120_OF_INSTRUCTION = 0, SM120_OF_FUNCTION = 1 }; /* which registers */
 
 typedef struct sm120_register_info {
     uint32_t size;    /* sizeof(sm120_register_info), set by the caller */
-    int32_t is_write; /* OF_INSTRUCTION: read and written registers are two entries; others hold what was read */
-    uint32_t lanes;   /* that have written it since their CTA began */
+    int32_t is_write; /* SM120_OF_INSTRUCTION: 1 for a written register, 0 for a read one; both: two entries */
+    uint32_t lanes;   /* mask of the lanes that have written it since their CTA began */
     char type[12];    /* as declared: "b32", "pred" */
     const char *name; /* lives as long as the module */
-    uint64_t value[32], high[32]; /* by lane; high: of .b128 */
+    uint64_t value[32], high[32]; /* by lane; high: the upper half of .b128 */
 } sm120_register_info;
-/* Register `index` = 0, 1, ... of the instruction, or of the whole function, until UNSUPPORTED. */
+/* Write register `index` of the instruction, or of the whole function. */
 SM120_API sm120_status sm120_step_register(const sm120_step *step, int32_t which, int32_t index,
                                            sm120_register_info *info);
 
-/* Variable `index` = 0, 1, ... that the instruction names as an address, [table + 4], until UNSUPPORTED; `address` is
- * in the variable's own space. */
+/* Write variable `index` that the instruction names in an address, as in [table + 4]. */
 SM120_API sm120_status sm120_step_variable(const sm120_step *step, int32_t index, sm120_variable_info *info);
 
-/* Lanes of a warp of the step's CTA that are at one place; none: a warp that has exited. */
+/* The lanes of a warp of the step's CTA that are at one instruction. A warp that has exited has no lanes. */
 typedef struct sm120_lanes_info {
-    uint32_t size; /* sizeof(sm120_lanes_info), set by the caller */
-    uint32_t warp, lanes;
-    int32_t is_step;                    /* those of the step itself */
-    char waits_for[160];                /* "" where they can go on */
-    sm120_instruction_info instruction; /* that comes next */
+    uint32_t size;                      /* sizeof(sm120_lanes_info), set by the caller */
+    uint32_t warp, lanes;               /* warp of the CTA, mask of its lanes */
+    int32_t is_step;                    /* 1: the lanes of the step itself */
+    char waits_for[160];                /* "" if they can continue */
+    sm120_instruction_info instruction; /* the next one */
 } sm120_lanes_info;
-/* Group `index` = 0, 1, ... of lanes, warp by warp, until UNSUPPORTED. */
+/* Write group `index` of lanes, warp by warp. */
 SM120_API sm120_status sm120_step_lanes(const sm120_step *step, int32_t index, sm120_lanes_info *info);
-/* Copy shared memory of the step's CTA; it begins at address 1024. */
+/* Copy `bytes` bytes of the CTA's shared memory to the host. Shared memory starts at address 1024. */
 SM120_API sm120_status sm120_step_shared(const sm120_step *step, uint32_t address, void *to, size_t bytes);
 
 /* The kernels inside the library: `index` = 0, 1, ... until UNSUPPORTED. */
@@ -326,15 +365,15 @@ SM120_API sm120_status sm120_builtin_image(int32_t index, const char *target, co
 
 /* ---- tensor maps ----------------------------------------------------------------------------------------- */
 
-/* What cp.async.bulk.tensor moves boxes by, as the driver's cuTensorMapEncodeTiled has it: dimensions count from the
- * innermost, whose elements lie next to each other. A map is an argument of a kernel (.param .align 64 .b8 map[128]),
- * or its 128 bytes are copied to device memory at a multiple of 64. It is the device's: no other one reads it. */
+/* A tensor map, by which cp.async.bulk.tensor copies boxes, as of the driver's cuTensorMapEncodeTiled. Dimensions count
+ * from the innermost, which is contiguous. Pass a map as an argument of a kernel (.param .align 64 .b8 map[128]), or
+ * copy its 128 bytes to device memory at a multiple of 64. Only the device that encoded a map can read it. */
 typedef struct sm120_tensor_map {
     uint64_t opaque[16];
 } sm120_tensor_map;
 
-/* data_type: the bits of an element, and what reductions and filling with NaN take them for. fp8 is UINT8. The last
- * three pack 16 elements into 8, 8 and 12 bytes; ALIGN16B gives them 16 bytes of shared memory. */
+/* data_type: the size of an element, and its type for reductions and for filling with NaN. fp8 is UINT8. The last three
+ * pack 16 elements into 8, 8 and 12 bytes; ALIGN16B gives them 16 bytes of shared memory. */
 enum {
     SM120_TENSOR_MAP_UINT8 = 0,
     SM120_TENSOR_MAP_UINT16 = 1,
@@ -359,7 +398,7 @@ enum {                                                                          
        SM120_SWIZZLE_32B = 1,
        SM120_SWIZZLE_64B = 2,
        SM120_SWIZZLE_128B = 3,
-       SM120_SWIZZLE_128B_ATOM_32B = 4, /* this and what follows: Blackwell */
+       SM120_SWIZZLE_128B_ATOM_32B = 4, /* this and the following: Blackwell only */
        SM120_SWIZZLE_128B_ATOM_32B_FLIP_8B = 5,
        SM120_SWIZZLE_128B_ATOM_64B = 6
 };
@@ -367,30 +406,31 @@ enum { SM120_L2_NONE = 0, SM120_L2_64B = 1, SM120_L2_128B = 2, SM120_L2_256B = 3
 enum { SM120_FILL_ZERO = 0, SM120_FILL_NAN = 1 };                                   /* oob_fill */
 
 typedef struct sm120_tensor_map_args {
-    uint32_t size; /* sizeof(sm120_tensor_map_args) */
-    uint32_t data_type;
-    uint32_t rank;               /* 1 to 5; members of the arrays beyond it are ignored */
-    uint32_t interleave;         /* only on a GPU */
-    uint32_t swizzle;            /* box[0] elements are at most 32, 64 or 128 bytes */
+    uint32_t size;               /* sizeof(sm120_tensor_map_args) */
+    uint32_t data_type;          /* SM120_TENSOR_MAP_UINT8, ... */
+    uint32_t rank;               /* dimensions, 1 to 5; array members beyond it are ignored */
+    uint32_t interleave;         /* other than NONE only on a GPU */
+    uint32_t swizzle;            /* with 32B, 64B, 128B: box[0] elements are at most 32, 64, 128 bytes */
     uint32_t l2_promotion;       /* a hint */
-    uint32_t oob_fill;           /* what a load gives outside the tensor; NaN only for floating-point types */
-    uint32_t box[5];             /* elements that a box spans, 1 to 256; box[0] elements are a multiple of 16 bytes */
-    uint32_t element_strides[5]; /* 1 to 8: a box takes every so many-th element; element_strides[0] is ignored */
+    uint32_t oob_fill;           /* what a load returns outside the tensor; NaN only for floating-point types */
+    uint32_t box[5];             /* elements of a box, 1 to 256 each; box[0] elements are a multiple of 16 bytes */
+    uint32_t element_strides[5]; /* 1 to 8: a box takes every n-th element; element_strides[0] is ignored */
     uint32_t reserved;           /* 0 */
-    sm120_address address;       /* a multiple of 16 */
+    sm120_address address;       /* of the tensor; a multiple of 16 */
     uint64_t dims[5];            /* elements, 1 to 2^32 */
-    uint64_t strides[4];         /* of dimensions 1, 2, ... in bytes: multiples of 16 below 2^40 */
+    uint64_t strides[4];         /* bytes, of dimensions 1, 2, ...: multiples of 16 below 2^40 */
 } sm120_tensor_map_args;
 
+/* Encode a tensor map; write it. */
 SM120_API sm120_status sm120_tensor_map_encode(sm120_device *device, const sm120_tensor_map_args *args,
                                                sm120_tensor_map *map);
-/* Point a map to another tensor of the same form. */
+/* Point a map to another tensor of the same type, dimensions and strides. */
 SM120_API sm120_status sm120_tensor_map_replace_address(sm120_device *device, sm120_tensor_map *map,
                                                         sm120_address address);
 
 /* ---- operations ------------------------------------------------------------------------------------------ */
 
-/* DLPack's DLDataType as one little-endian word: code | bits << 8 | lanes << 16. */
+/* dtype: DLPack's DLDataType as one little-endian word, code | bits << 8 | lanes << 16. */
 enum {
     SM120_F32 = 0x00012002,
     SM120_F16 = 0x00011002,
@@ -399,24 +439,24 @@ enum {
     SM120_E8M0 = 0x0001080e  /* float8_e8m0fnu */
 };
 
-/* Four dimensions: batch, head, row, and head_dim elements that lie next to each other. Where the address and the three
- * strides in bytes are multiples of 16, and head_dim is one of 8, kernels take the tensor as it lies; of another one
- * sm120_attention makes a copy in the workspace, and sm120_quantize_mxfp8 refuses it. An input's batch and head strides
- * may be 0 (broadcast); no stride is negative. */
+/* A tensor of four dimensions: batch, head, row, and head_dim contiguous elements. A kernel reads it in place if its
+ * address and its three strides are multiples of 16 bytes and head_dim is a multiple of 8. Other tensors are copied to
+ * the workspace by sm120_attention, and are an error for sm120_quantize_mxfp8. Batch and head strides of an input may
+ * be 0 (broadcast). No stride is negative. */
 typedef struct sm120_tensor {
     sm120_address address;
     uint32_t dtype;
-    uint32_t reserved; /* 0 */
-    int64_t batch_stride, head_stride, row_stride;
+    uint32_t reserved;                             /* 0 */
+    int64_t batch_stride, head_stride, row_stride; /* elements */
 } sm120_tensor;
 
-/* precision: SM120_MXFP8; or SM120_BF16 or SM120_F16, which is then the dtype of q, k and v, and of P; or between them
- * q k^T in MXFP8 and p v in 16 bits, the dtype of q, k and v */
+/* precision: SM120_MXFP8: both products in MXFP8. SM120_BF16 or SM120_F16: both products in 16 bits, of the dtype of q,
+ * k and v. SM120_MXFP8_BF16 or SM120_MXFP8_F16: q k^T in MXFP8 and p v in 16 bits, of the dtype of q, k and v. */
 enum { SM120_MXFP8 = 1, SM120_MXFP8_BF16 = 2, SM120_MXFP8_F16 = 3 };
-/* causal: whether row i sees no key behind its diagonal, i + d; and where d is: bottom-right, d = keys - rows, or
- * top-left, d = 0. Keys are those of the past and of k; with lengths and starts, those of the batch. */
+/* causal: whether row i sees only the keys up to its diagonal, i + d, and what d is. Bottom-right: d = keys - rows.
+ * Top-left: d = 0. Keys are those of the past and of k; with lengths or packed sequences, those of the batch. */
 enum {
-    SM120_NOT_CAUSAL = 0, /* bottom-right */
+    SM120_NOT_CAUSAL = 0, /* d for windows and ALiBi: bottom-right */
     SM120_CAUSAL_BOTTOM_RIGHT = 1,
     SM120_CAUSAL_TOP_LEFT = 2,
     SM120_NOT_CAUSAL_TOP_LEFT = 3
@@ -424,76 +464,81 @@ enum {
 enum { SM120_WINDOW_LEFT = 1, SM120_WINDOW_RIGHT = 2 }; /* window */
 enum { SM120_BOOL = 0x00010806 };                       /* dtype of a mask */
 
-/* Added to the scores, after softcap and ALiBi: [batch][heads][q_rows][past_rows + kv_rows] F32, F16 or BF16; or BOOL,
- * bytes that are 0 where a row does not see a key. Strides of 0 broadcast; none is negative. */
+/* A mask, [batch][heads][q_rows][past_rows + kv_rows]. F32, F16 or BF16: added to the scores after softcap and ALiBi.
+ * BOOL: bytes that are 0 if the row does not see the key. Strides of 0 broadcast. No stride is negative. */
 typedef struct sm120_mask {
     sm120_address address; /* a multiple of the element's size; 0: no mask */
     uint32_t dtype;
-    uint32_t reserved; /* 0 */
-    int64_t batch_stride, head_stride, row_stride, column_stride;
+    uint32_t reserved;                                            /* 0 */
+    int64_t batch_stride, head_stride, row_stride, column_stride; /* elements */
 } sm120_mask;
 
-/* o = softmax(scale * q k^T + mask) v, and lse = log(sum(exp(scale * q k^T + mask))), natural, -inf for a row without
- * a key, whose o is 0. Head h of q uses head h / (heads / kv_heads) of k and v.
- *
- * Members from v_head_dim on may be 0: then there is no such thing. */
+/* Attention: o = softmax(scale * q k^T + mask) v, and lse = log(sum(exp(scale * q k^T + mask))), the natural logarithm.
+ * A row without a key has lse -inf and o 0. Head h of q uses head h / (heads / kv_heads) of k and v.
+ * docs/reference/attention.md has the formulas. Members from v_head_dim on may be 0, which turns their option off. */
 typedef struct sm120_attention_args {
-    uint32_t size; /* sizeof(sm120_attention_args) */
-    uint32_t precision;
-    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128, in BF16 and F16 256 */
+    uint32_t size;      /* sizeof(sm120_attention_args) */
+    uint32_t precision; /* SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16 or SM120_F16 */
+    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128; in BF16 and F16 256 */
     sm120_tensor q, k, v;                                      /* F32, F16 or BF16, one dtype for the three */
-    sm120_tensor o;    /* F32, F16 or BF16; where q is, in its form, or apart from all that is read */
-    sm120_address lse; /* f32 [batch][heads][q_rows], contiguous, or [heads][q_total]; 0: not wanted */
+    sm120_tensor o;    /* F32, F16 or BF16; q itself, with q's strides and element size, or apart from all inputs */
+    sm120_address lse; /* f32 [batch][heads][q_rows], contiguous; packed: [heads][q_total]; 0: not wanted */
     float scale;       /* finite; 1/sqrt(head_dim) is usual */
-    uint32_t causal;
+    uint32_t causal;   /* SM120_NOT_CAUSAL, ... */
     sm120_stream stream;
 
-    int64_t v_head_dim; /* of v and o, where it is not head_dim */
-    /* Row i sees the keys from i + d - window_left to i + d + window_right: each where its bit of `window` says so. */
+    int64_t v_head_dim; /* head size of v and o, if it is not head_dim */
+    /* Row i sees the keys from i + d - window_left to i + d + window_right. Each end holds if its bit is in `window`.
+     */
     int64_t window_left, window_right;
-    uint32_t window;
+    uint32_t window; /* SM120_WINDOW_LEFT | SM120_WINDOW_RIGHT */
 
     float softcap;            /* scores become softcap * tanh(score / softcap); at most 1024 */
     sm120_address diagonals;  /* i32 [batch]: d of each batch */
-    sm120_address kv_lengths; /* i32 [batch]: the keys of a batch that are there, if below kv_rows; not with a past */
-    /* Packed tensors: i32 [batch + 1], the rows at which sequences start and, behind the last one, end. Then q and o,
-     * or k and v, are [total][heads][head_dim], whose batch_stride is 0, and q_rows, or kv_rows, is the longest
-     * sequence: rows of q beyond it are not computed, keys beyond it not seen. */
+    sm120_address kv_lengths; /* i32 [batch]: number of keys of each batch, if below kv_rows; not with a past */
+    /* Packed sequences: i32 [batch + 1], the first row of each sequence, and the end of the last one. With
+     * cu_seqlens_q, q and o are [q_total][heads][head_dim] with batch_stride 0, and q_rows is the longest sequence.
+     * With cu_seqlens_k the same holds for k, v, kv_total and kv_rows. Rows of q beyond q_rows are not computed; keys
+     * beyond kv_rows are not seen. */
     sm120_address cu_seqlens_q, cu_seqlens_k;
-    int64_t q_total, kv_total;
-    sm120_address sinks;         /* f32 [heads]: a score that has no value, in each row's sum */
-    sm120_address alibi_slopes;  /* f32 [heads], or [batch][heads]: score - slope * |i + d - key| */
-    int64_t alibi_batch_stride;  /* 0, or elements from batch to batch */
-    sm120_tensor past_k, past_v; /* keys before those of k and v: [batch][kv_heads][past_rows][head_dim] */
+    int64_t q_total, kv_total;   /* rows of the packed tensors */
+    sm120_address sinks;         /* f32 [heads]: one more score in each row's sum, without a value */
+    sm120_address alibi_slopes;  /* f32 [heads] or [batch][heads]: scores become score - slope * |i + d - key| */
+    int64_t alibi_batch_stride;  /* elements from batch to batch; 0: [heads] */
+    sm120_tensor past_k, past_v; /* keys and values before k and v: [batch][kv_heads][past_rows][head_dim] */
     int64_t past_rows;
     sm120_mask mask;
-    const char *config; /* the kernel to use, "r32": one of sm120_attention_config. NULL: $PYSM120_ATTENTION_CONFIG
-                           where the call has it, else the one that suits shape and device */
+    /* The kernel to use, such as "r32": one of sm120_attention_config. NULL: $PYSM120_ATTENTION_CONFIG if the call has
+     * that config, else the one that suits shape and device. */
+    const char *config;
 } sm120_attention_args;
 
-/* workspace 0: write the size to *workspace_bytes and return. Else *workspace_bytes is the size of the workspace,
- * which is 256-byte aligned device memory. Where the size is 0, in 16 bits, workspace_bytes NULL launches. */
+/* Compute attention. With workspace 0 and workspace_bytes not NULL, only write the size of the workspace in bytes. Else
+ * workspace is 256-byte aligned device memory of *workspace_bytes bytes. Calls that need no workspace may pass NULL for
+ * workspace_bytes; they then launch. */
 SM120_API sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args, sm120_address workspace,
                                        size_t *workspace_bytes);
 
-/* The configs that could make a call, and their kernels as sm120_builtin counts them: `index` = 0, 1, ... until
- * UNSUPPORTED. Addresses and strides are not looked at. */
+/* Write config `index` of those that can compute a call, and the index of its kernel for sm120_builtin. Addresses and
+ * strides are ignored. */
 SM120_API sm120_status sm120_attention_config(const sm120_attention_args *args, int32_t index, const char **config,
                                               int32_t *kernel);
-/* The one that does make it. */
+/* Write the config that the call uses, and the index of its kernel for sm120_builtin. */
 SM120_API sm120_status sm120_attention_chosen(sm120_device *device, const sm120_attention_args *args,
                                               const char **config, int32_t *kernel);
 
 enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 }; /* axis */
 enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };      /* rounding */
 
-/* OCP MX: blocks of 32 along the axis, x ~ e4m3 element * 2^(e8m0 byte - 127). Up: the smallest power of two under
- * which no element saturates. Floor: the OCP rule, 2^(floor(log2 amax) - 8), elements saturate at 448. A block that
- * holds a NaN or an Inf gets the scale NaN (0xff) and elements NaN (0x7f). The last block of an axis may be short. */
+/* Quantisation to OCP MX: blocks of 32 along the axis, x ~ e4m3 element * 2^(e8m0 byte - 127).
+ * SM120_SCALE_UP: the scale is the smallest power of two with which no element saturates.
+ * SM120_SCALE_FLOOR: the OCP rule, 2^(floor(log2 amax) - 8); elements saturate at 448.
+ * A block with a NaN or an infinity gets the scale NaN (0xff) and elements NaN (0x7f). The last block of an axis may be
+ * short. */
 typedef struct sm120_quantize_mxfp8_args {
-    uint32_t size; /* sizeof(sm120_quantize_mxfp8_args) */
-    uint32_t axis;
-    uint32_t rounding;
+    uint32_t size;                        /* sizeof(sm120_quantize_mxfp8_args) */
+    uint32_t axis;                        /* SM120_ALONG_HEAD_DIM or SM120_ALONG_ROWS */
+    uint32_t rounding;                    /* SM120_SCALE_UP or SM120_SCALE_FLOOR */
     uint32_t reserved;                    /* 0 */
     int64_t batch, heads, rows, head_dim; /* head_dim: a multiple of 8 */
     sm120_tensor x;                       /* F32, F16 or BF16 */
@@ -503,6 +548,7 @@ typedef struct sm120_quantize_mxfp8_args {
     sm120_stream stream;
 } sm120_quantize_mxfp8_args;
 
+/* Quantise x to MXFP8. */
 SM120_API sm120_status sm120_quantize_mxfp8(sm120_device *device, const sm120_quantize_mxfp8_args *args);
 
 /* cffi: end */

@@ -21,9 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --break and what belongs to it."""
     group = parser.add_argument_group("stopping (virtual device)")
     for option, metavar, text in (
-        ("--break", "[FILE:]LINE", "stop before this line, show registers and where all warps are, and end the launch"),
-        ("--hits", "N", "stop when a warp comes there for the N-th time (default: 1)"),
-        ("--shared-window", "ADDRESS,BYTES", "show shared memory too, in hexadecimal and as f32; it begins at 0x400"),
+        (
+            "--break",
+            "[FILE:]LINE",
+            "stop before this line, show registers and the place of every warp, and end the launch",
+        ),
+        ("--hits", "N", "stop when a warp reaches the line for the N-th time (default: 1)"),
+        ("--shared-window", "ADDRESS,BYTES", "also show shared memory, in hexadecimal and as f32; it begins at 0x400"),
     ):
         group.add_argument(option, metavar=metavar, help=text)
 
@@ -83,7 +87,10 @@ def run(launch: Launch, arguments: argparse.Namespace) -> int:
     program = launch.program
     code = instructions(launch.kernel)
     if not code:
-        message = f"--break is {arguments.__dict__['break']!r}, but {launch.device} is no virtual device"
+        message = (
+            f"--break is {arguments.__dict__['break']!r}, but {launch.device} cannot: "
+            "only the virtual device stops at a line"
+        )
         raise InvalidArgumentError(message)
     entry = launch.kernel.info.entry
     place = place_module.parse(arguments.__dict__["break"], "--break", program.file, code, entry)

@@ -34,18 +34,18 @@ KINDS = {"u": "u", "i": "s", "f": "f"}
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     program_module.add_arguments(parser, "check", device="virtual")
-    parser.add_argument("--seeds", metavar="N", help="how many seeds, from --seed on (default: 16)")
+    parser.add_argument("--seeds", metavar="N", help="number of seeds, starting with --seed (default: 16)")
     parser.add_argument(
         "--tolerance",
         metavar="T",
-        help="floating-point numbers may differ by T times the greater one: for atomics on them, whose sum depends on "
-        "their order (default: 0, every bit is the same)",
+        help="allow floating-point numbers to differ by T times the larger one, as sums by atomics do "
+        "(default: 0: every bit must agree)",
     )
     parser.description = (
         "Run a kernel once for every seed and compare all arrays, and the variables of its module. A seed chooses the "
-        "order of warps and CTAs, and when asynchronous copies land. The level of checks is full unless --checks says "
-        "otherwise: CTAs then run one after the other in the seed's order. Exit status: 0 the same for all seeds; 1 a "
-        "difference or a fault; 2 bad use."
+        "order of warps and CTAs, and when asynchronous copies land. The default level of checks is full: CTAs run on "
+        "one core, in an order that the seed chooses. Exit status: 0 if all seeds agree, 1 after a difference or a "
+        "fault, 2 for a wrong command."
     )
 
 
@@ -247,17 +247,18 @@ def explain(runs: Runs, difference: Difference) -> list[str]:
         opcodes.append(written.step.instruction.opcode)
         text = writer_text(written, runs.program.file)
         if written.value != output.after.reshape(-1)[difference.at].tobytes():
-            text += "; run once more, the seed gave another value: only level full repeats itself"
+            text += "; a second run with this seed gave another value: only level full repeats a run"
         lines.append(f"  seed {seed}: {text}")
     if any(ATOMICS.match(opcode) for opcode in opcodes):
         lines.append(
-            "  An atomic operation wrote it, and the order of atomics is the seed's, as on a GPU it is the moment's: "
-            "sums of floating-point numbers depend on it. If that is meant, --tolerance 1e-5 says by how much numbers "
-            "may differ."
+            "  An atomic operation wrote it. The seed chooses the order of atomics; on a GPU chance does. Sums of "
+            "floating-point numbers depend on that order. If that is intended, --tolerance 1e-5 allows small "
+            "differences."
         )
     elif uses_atomics(runs, difference.seeds[0]):
         lines.append(
-            "  The kernel also uses atomics, whose order is the seed's: what depends on it may differ on a GPU too."
+            "  The kernel also uses atomics. The seed chooses their order: results that depend on it differ on a GPU, "
+            "too."
         )
     return lines
 
@@ -290,7 +291,7 @@ def run(arguments: argparse.Namespace) -> int:
     first = program_module.number(arguments.seed, "--seed", 0)
     allowed = tolerance(arguments.tolerance)
     if not 1 < count <= 1 << 32 or first + count > 1 << 64:
-        message = f"--seeds is {arguments.seeds!r}, not a number from 2 on: results are compared"
+        message = f"--seeds is {arguments.seeds!r}, not a number from 2 on: results of two seeds are compared"
         raise InvalidArgumentError(message)
     runs = Runs(program, program.options.get("checks", "full"))
     with runs.open(first) as launch:  # what is wrong with the arguments is said before the progress begins

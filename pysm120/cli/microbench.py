@@ -28,22 +28,22 @@ def add(parser: argparse.ArgumentParser) -> None:
         "       python -m pysm120 microbench compare A.json B.json\n"
         "       python -m pysm120 microbench plot A.json A.png"
     )
-    parser.epilog = f"groups: {', '.join(groups.GROUPS)}; none named: all of them"
+    parser.epilog = f"groups: {', '.join(groups.GROUPS)}; default: all of them"
     add_device(parser)
-    parser.add_argument("--only", metavar="TEXT", default="", help="only forms whose name contains TEXT")
+    parser.add_argument("--only", metavar="TEXT", default="", help="run only forms whose name contains TEXT")
     parser.add_argument("--runs", metavar="N", default=str(RUNS), help=f"timed runs of each figure (default: {RUNS})")
-    parser.add_argument("--ms", metavar="T", default="2", help="milliseconds of each of these runs (default: 2)")
+    parser.add_argument("--ms", metavar="T", default="2", help="milliseconds of each run (default: 2)")
     parser.add_argument("--list", action="store_true", help="print the forms and measure nothing")
-    parser.add_argument("--json", metavar="FILE", help="write everything to a file")
+    parser.add_argument("--json", metavar="FILE", help="write all figures to a file")
     parser.add_argument("--plot", metavar="FILE.png", help="draw rates and latencies (needs matplotlib)")
-    parser.add_argument("--save", metavar="FOLDER", help="write the PTX, the cubins and their listings there")
-    parser.add_argument("--cells", action="store_true", help="print the rates by chains and warps too")
+    parser.add_argument("--save", metavar="FOLDER", help="write the PTX, the cubins and their listings to a folder")
+    parser.add_argument("--cells", action="store_true", help="also print the rates by chains and warps")
     parser.add_argument(
         "--unproven",
         action="store_true",
-        help="print figures though nobody can read the machine code (no ptxas, no nvdisasm)",
+        help="time a GPU without reading the machine code, if ptxas or nvdisasm is missing",
     )
-    parser.add_argument("--seed", metavar="N", help="of the operands of timed runs (default: a new one)")
+    parser.add_argument("--seed", metavar="N", help="seed of the operands of timed runs (default: a new one)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     forms = [form for form in groups.chosen(words) if arguments.only in form.name]
     if not forms:
-        message = f"--only is {arguments.only!r}, but no form is called so; --list has their names"
+        message = f"--only is {arguments.only!r}, but no form has that in its name; --list prints the names"
         raise InvalidArgumentError(message)
     if arguments.list:
         for form in forms:
@@ -129,10 +129,10 @@ def _outputs(arguments: argparse.Namespace) -> tuple[Path | None, Path | None, P
 def _refuse(arguments: argparse.Namespace, device: Device) -> None:
     """Refuse figures that nobody could prove, and pictures of none."""
     if not device.is_virtual and toolchain.missing() and not arguments.unproven:
-        message = f"no figure without its machine code: {toolchain.missing()}, or say --unproven"
+        message = f"figures need their machine code: {toolchain.missing()}; --unproven times without it"
         raise InvalidArgumentError(message)
     if arguments.plot and device.is_virtual:
-        message = f"--plot is {arguments.plot!r}, but there is nothing to draw: the virtual device times nothing"
+        message = f"--plot is {arguments.plot!r}, but there is nothing to draw: the virtual device measures no time"
         raise InvalidArgumentError(message)
 
 
@@ -156,4 +156,4 @@ def _summary(report: result.Report, seed: int) -> None:
     print(f"{len(statuses)} forms: {', '.join(parts)}; seed {seed}{unread}")
 
 
-COMMAND = Command("microbench", "measure single instructions: latency, rate, and proof", add, run, takes_words=True)
+COMMAND = Command("microbench", "measure the latency and the rate of single instructions", add, run, takes_words=True)

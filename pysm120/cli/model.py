@@ -1,4 +1,4 @@
-"""``model``: how long a kernel takes on a chip, and why not less, from its machine code."""
+"""``model``: predict a kernel's run time on a chip from its machine code."""
 
 import argparse
 import dataclasses
@@ -39,54 +39,58 @@ class Place(NamedTuple):
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("kernel", metavar="ENTRY|FILE.cubin", nargs="?", help="a kernel of the library, or a file")
-    parser.add_argument("--kernel", dest="entry", metavar="NAME", help="the entry, where a file has several")
+    parser.add_argument("kernel", metavar="ENTRY|FILE.cubin", nargs="?", help="a kernel of the library, or a cubin")
+    parser.add_argument("--kernel", dest="entry", metavar="NAME", help="the entry of a cubin that has several")
     parser.add_argument(
-        "--chip", default="rtx5090", help=f"{', '.join(chips.names())} or a file (default: %(default)s)"
+        "--chip", default="rtx5090", help=f"{', '.join(chips.names())}, or a chip file (default: %(default)s)"
     )
-    parser.add_argument("--problem", metavar="B,S,H,D[,causal]", help="batch, rows, heads, head size of attention")
+    parser.add_argument("--problem", metavar="B,S,H,D[,causal]", help="batch, rows, heads, head size of an attention")
     parser.add_argument(
-        "--ctas", metavar="N", help="CTAs of the launch, instead of a problem (default: fill the chip once)"
+        "--ctas", metavar="N", help="CTAs of the launch, if there is no --problem (default: fill the chip once)"
     )
     parser.add_argument(
-        "--rounds", metavar="N", help="rounds of the main loop of a CTA, instead of a problem (default: 32)"
+        "--rounds", metavar="N", help="rounds of a CTA's main loop, if there is no --problem (default: 32)"
     )
-    parser.add_argument("--shared", metavar="BYTES", help="dynamic shared memory of a CTA of a file (default: 0)")
+    parser.add_argument("--shared", metavar="BYTES", help="dynamic shared memory of a CTA, for a cubin (default: 0)")
     parser.add_argument(
-        "--stages", metavar="N", help="tiles in shared memory (default: by the copies before the main loop)"
+        "--stages", metavar="N", help="tiles in shared memory (default: the copies before the main loop)"
     )
     parser.add_argument(
         "--branch",
         metavar="0xADDRESS=taken|not",
         action="append",
         default=[],
-        help="a branch of the main loop, against the rules",
+        help="state whether a branch of the main loop is taken",
     )
     parser.add_argument(
-        "--rules", action="store_true", help="branches by rules alone, nothing recorded on the virtual device"
+        "--rules",
+        action="store_true",
+        help="use rules for branches and hand-overs; record nothing on the virtual device",
     )
     parser.add_argument(
-        "--profile", metavar="P.json", help="of a file: what `profile FILE.ptx ... --json P.json` recorded of it"
+        "--profile", metavar="P.json", help="for a cubin: the output of `profile FILE.ptx ... --json P.json`"
     )
-    parser.add_argument("--ptx", metavar="FILE.ptx", help="of a file: its PTX (default: the file beside it)")
-    parser.add_argument("--mhz", metavar="N", help="the clock that seconds are stated at (default: the chip's)")
+    parser.add_argument("--ptx", metavar="FILE.ptx", help="for a cubin: its PTX (default: the .ptx file beside it)")
+    parser.add_argument("--mhz", metavar="N", help="clock rate for seconds and TFLOP/s (default: the chip's)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--timeline", metavar="FILE.png", help="draw warps on the pipes of a quarter (needs matplotlib)"
+        "--timeline", metavar="FILE.png", help="draw the warps of a quarter SM on its pipes (needs matplotlib)"
     )
     parser.add_argument(
-        "--measure", metavar="FILE.json", help="measure loops and launches on the GPU here (launches by ncu)"
+        "--measure", metavar="FILE.json", help="measure loops and launches on this machine's GPU (launches by ncu)"
     )
     parser.add_argument(
-        "--launches", metavar="LIST.json", help="with --measure: the launches of a list, of kernels in files, instead"
+        "--launches",
+        metavar="LIST.json",
+        help="with --measure: measure the launches of a list of kernels in files instead",
     )
     parser.add_argument(
-        "--code", action="store_true", help="with --measure: the loops that are mostly code, and no launches, instead"
+        "--code", action="store_true", help="with --measure: measure the loops that are mostly code instead"
     )
     parser.add_argument(
         "--validate",
         metavar="FILE.json",
-        help="compare predictions with the measurements in a file, instead of all this",
+        help="compare predictions with the measurements in a file, and do nothing else",
     )
 
 
@@ -215,20 +219,20 @@ def _limit(found: dict[str, Any], name: str, chip: Chip) -> str:
     """Return what a memory gives, and whether that sets the time."""
     limit = f"of {found[f'{name}_gbs_of_the_chip']:,} GB/s"
     if name == "l2" and not chip["l2_binds"]:
-        return f"{limit} or more: not known, and no bound"
+        return f"{limit} or more: nobody knows how much, so it is no bound"
     return f"{limit}, which sets the time" if found["bound"] == name else limit
 
 
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
     """Print what was predicted."""
     title = f"{found['kernel']} on {chip['name']}: a prediction from its machine code"
-    print(f"{title}; docs/explanation/model.md says how good it is")
+    print(f"{title}; docs/explanation/model.md says how accurate it is")
     rows = [
         ("time", f"{found['microseconds']:,} us", f"{found['clocks']:,} clocks at {found['mhz']:g} MHz"),
-        ("rate", f"{found['tflops']} TFLOP/s", found["problem"] or "of the matrix instructions"),
+        ("rate", f"{found['tflops']} TFLOP/s", found["problem"] or "flop of the matrix instructions"),
         ("launch", f"{found['ctas']:,} CTAs", f"{found['ctas_per_sm']} on an SM, {found['warps']} warps compute"),
-        ("a round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one CTA's tile"),
-        ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA before and behind its rounds"),
+        ("round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one tile of one CTA"),
+        ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA, before and after its rounds"),
         ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
         ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip)),
     ]  # fmt: skip
@@ -237,19 +241,20 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         rows.append(("bank conflicts", f"{prediction.conflicts:.1%}", note))
     if not found["code_fits"]:
         code, kept = found["code_bytes_per_round"] >> 10, int(chip["code_bytes"]) >> 10
-        note = f"an SM keeps {kept} KiB: fetched in every round, slower than predicted where SMs are not in step"
+        note = f"an SM keeps {kept} KiB: fetched in every round, and slower than predicted if SMs drift apart"
         rows.append(("code", f"{code} KiB a round", note))
     branches = found["branches"]
     if branches["by"] == "recording":
-        told = ", ".join(branches["rules"])
-        note = f"as the virtual device recorded them{f'; {told} by the rules: no line of theirs alone' if told else ''}"
+        note = "as the virtual device recorded them"
+        if branches["rules"]:
+            note += f"; by rules, for lack of a line of their own: {', '.join(branches['rules'])}"
         rows.append(("branches", f"{len(branches['recorded'])} of the main loop", note))
     else:
-        rows.append(("branches", "by the rules", branches["why"]))
+        rows.append(("branches", "by rules", branches["why"]))
     if found["handovers"]["rings"]:
         why = found["handovers"]["why"]
         note = why or "the mbarriers of a CTA, as the virtual device recorded them"
-        rows.append(("hand-overs", "by the rules" if why else f"{len(found['handovers']['rings'])} rings", note))
+        rows.append(("hand-overs", "by rules" if why else f"{len(found['handovers']['rings'])} rings", note))
     console.table("Prediction", ("what", "figure", "note"), rows, tail=1)
     console.table(
         "Units of an SM in the main loop",
@@ -271,7 +276,7 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         for r in prediction.reasons[:REASONS]
     ]
     console.table(
-        "Why not faster: clocks that a warp waits in a round, by the instruction that could not be issued",
+        "Why not faster: clocks that a warp waits in a round, by the instruction that it could not issue",
         ("address", "clocks", "waits for", "line", "instruction"),
         why,
         tail=3,
@@ -324,7 +329,7 @@ class _Kernel:
             path = Path(self.arguments.ptx) if self.arguments.ptx else beside if beside.is_file() else None
             if path is None or path.is_file():
                 return path.read_text(encoding="utf-8", errors="replace") if path else None
-            message = f"--ptx is {str(path)!r}, no file"
+            message = f"--ptx is {str(path)!r}, which is not a file"
             raise InvalidArgumentError(message)
         index = next((i for i, builtin in enumerate(builtins()) if builtin.entry == self.arguments.kernel), None)
         return builtin_image(index, self.target, "ptx").decode() if index is not None else None
@@ -350,7 +355,7 @@ class _Kernel:
                 return known, record_module.of_file(known, Path(arguments.profile), threads)
             problem = _problem(function.name, arguments)
             if problem is None or self.ptx is None or self.is_file:
-                self.why = "nothing was recorded: no problem of attention, no --profile"
+                self.why = "nothing was recorded: there is neither an attention problem nor a --profile"
                 return function, None
             shared = next(b.shared_bytes for b in builtins() if b.entry == function.name)
             return validation.recorder(self.ptx, self.target, problem, shared)(function, threads)
@@ -367,7 +372,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.validate:
         return validate(Path(arguments.validate))
     if arguments.kernel is None:
-        message = "the kernel is missing: give an entry of the library or a .cubin file, or --validate FILE.json"
+        message = "the kernel is missing: give an entry of the library or a .cubin file, or use --validate FILE.json"
         raise InvalidArgumentError(message)
     picture = _picture(arguments.timeline)
     chip = chips.load(arguments.chip)
@@ -411,4 +416,4 @@ def _picture(word: str | None) -> Path | None:
     return path
 
 
-COMMAND = Command("model", "predict from machine code how long a kernel takes on a chip, and why", add, run)
+COMMAND = Command("model", "predict a kernel's run time on a chip from its machine code", add, run)

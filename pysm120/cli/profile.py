@@ -13,8 +13,9 @@ from pysm120.runtime.errors import InvalidArgumentError
 OPCODES = 20  # of the table
 COLUMNS = ("executed", "share", "lanes", "divergent", "conflicts", "sectors", "source")
 NOTE = """\
-lanes: that took part, on average; divergent: branches; conflicts: wavefronts of shared memory that they cost;
-sectors: of 32 bytes by access of global memory, and in brackets the fewest that hold its bytes"""
+lanes: average number of lanes that took part; divergent: divergent branches;
+conflicts: additional wavefronts of shared memory that bank conflicts cost;
+sectors: 32-byte sectors for each access of global memory; in brackets the fewest that hold its bytes"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", metavar="N", help="show the N lines with the most instructions (default: all, in order)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write everything to a file")
+    parser.add_argument("--json", metavar="FILE", help="write all counts to a file")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the hottest lines (needs matplotlib)")
 
 
@@ -131,5 +132,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "profile", "run a kernel on the virtual device and show what each line did", add, run, takes_words=True
+    "profile", "run a kernel on the virtual device and count what each line does", add, run, takes_words=True
 )

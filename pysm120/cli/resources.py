@@ -134,7 +134,7 @@ def collect(target: str, chip: Chip, names: list[str] | None = None) -> list[Res
 def show(found: list[Resources], target: str, chip: Chip) -> None:
     """Print the tables of a target."""
     console.table(
-        f"Kernels for {target}, CTAs as {chip['name']} holds them",
+        f"Kernels for {target}; CTAs per SM of {chip['name']}",
         ("entry", "registers", "spill bytes", "shared bytes", "threads", "CTAs/SM"),
         [
             (r.entry, str(r.registers), str(r.spill_bytes), f"{r.shared_bytes:,}", str(r.threads), str(r.ctas_per_sm))
@@ -145,13 +145,13 @@ def show(found: list[Resources], target: str, chip: Chip) -> None:
     if not loops:
         return
     console.table(
-        "A round of the main loop: instructions of a warp",
+        "Instructions of a warp in a round of the main loop",
         ("entry", *GROUPS, "sum"),
         [(name, *(str(m.counts[g]) for g in GROUPS), str(sum(m.counts.values()))) for name, m in loops],
     )
     units = list(loops[0][1].clocks)
     console.table(
-        f"The same: clocks that a CTA's warps occupy the units of an SM of {chip['name']}",
+        f"Clocks that a CTA's warps occupy each unit of an SM of {chip['name']} in that round",
         ("entry", *units, "margin", "largest"),
         [(name, *(f"{m.clocks[u]:.0f}" for u in units), f"{m.margin:.2f}", m.largest) for name, m in loops],
         tail=1,
@@ -161,8 +161,10 @@ def show(found: list[Resources], target: str, chip: Chip) -> None:
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("entries", metavar="ENTRY", nargs="*", help="kernels of the library (default: all)")
-    parser.add_argument("--target", choices=[*TARGETS, "all"], default="all", help="default: %(default)s")
-    parser.add_argument("--chip", metavar="NAME", help=f"whose clocks to count: {', '.join(chips.names())}")
+    parser.add_argument(
+        "--target", choices=[*TARGETS, "all"], default="all", help="cubins to read (default: %(default)s)"
+    )
+    parser.add_argument("--chip", metavar="NAME", help=f"count the clocks of this chip: {', '.join(chips.names())}")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

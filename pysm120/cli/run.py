@@ -89,5 +89,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "run", "run a kernel on arrays of files or generated ones and show what came out", add, run, takes_words=True
+    "run", "run a kernel on generated arrays or arrays of files, and show its results", add, run, takes_words=True
 )

@@ -21,10 +21,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     program_module.add_arguments(parser, "trace", device="virtual")
     break_at.add_warp(parser, "0")
-    parser.add_argument("--lanes", action="store_true", help="print the value of every lane too")
-    parser.add_argument("--from", metavar="[FILE:]LINE", dest="first", help="begin when the warp comes to this line")
+    parser.add_argument("--lanes", action="store_true", help="also print the value of every lane")
+    parser.add_argument("--from", metavar="[FILE:]LINE", dest="first", help="begin when the warp reaches this line")
     parser.add_argument("--limit", metavar="N", help="end after N instructions (default: 1000; 0: no limit)")
-    parser.add_argument("--output", metavar="FILE", help="write to a file")
+    parser.add_argument("--output", metavar="FILE", help="write the trace to a file")
     break_at.add_arguments(parser)
 
 
@@ -87,7 +87,7 @@ def trace(program: program_module.Program, arguments: argparse.Namespace, write:
         code = instructions(launch.kernel)
         entry = launch.kernel.info.entry
         if not code:
-            message = f'--device is {program.device!r}, which cannot be watched; "virtual" can'
+            message = f'--device is {program.device!r}, which cannot be traced: use "virtual"'
             raise InvalidArgumentError(message)
         first, stop = (
             place_module.parse(word, option, program.file, code, entry) if word else None

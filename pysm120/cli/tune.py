@@ -137,9 +137,9 @@ def show(arguments: argparse.Namespace, device: str, results: list[Result]) -> N
     shape = ", ".join(map(str, arguments.shape))
     title = f"attention {arguments.precision} ({shape}){' causal' if arguments.causal else ''} on {device}"
     console.table(title, ("config", "kernel", "threads", "shared bytes", "us", "spread", "TFLOP/s"), rows, left=2)
-    print("* is what a call takes by itself; config= or PYSM120_ATTENTION_CONFIG choose another one.")
+    print("* marks the config that calls use by default; config= or PYSM120_ATTENTION_CONFIG choose another one.")
     if not results[0].times:
-        print("The virtual device times nothing: every config was run once.")
+        print("The virtual device measures no time: each config ran once.")
 
 
 def write(arguments: argparse.Namespace, device: str, results: list[Result]) -> None:
@@ -206,17 +206,26 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_device(parser)
     parser.add_argument(
-        "--shape", type=shape_of, default=(1, 4096, 32, 128), metavar="B,S,H,D", help="of q (default: 1,4096,32,128)"
+        "--shape",
+        type=shape_of,
+        default=(1, 4096, 32, 128),
+        metavar="B,S,H,D",
+        help="shape of q (default: 1,4096,32,128)",
     )
     parser.add_argument("--kv-heads", type=int, metavar="N", help="heads of k and v (default: those of q)")
     parser.add_argument("--kv-rows", type=int, metavar="N", help="rows of k and v (default: those of q)")
-    parser.add_argument("--causal", action="store_true", help="each row sees the keys up to its own")
+    parser.add_argument("--causal", action="store_true", help="causal attention")
     parser.add_argument(
-        "--precision", choices=list(attention_call.PRECISIONS), default="bf16", help="(default: %(default)s)"
+        "--precision",
+        choices=list(attention_call.PRECISIONS),
+        default="bf16",
+        help="precision of the products (default: %(default)s)",
     )
-    parser.add_argument("--runs", type=int, default=15, help="of each config (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help='write the times there; "-": print them instead of the table')
+    parser.add_argument("--runs", type=int, default=15, help="timed runs of each config (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (default: %(default)s)")
+    parser.add_argument(
+        "--json", metavar="FILE", help='write the times to a file; "-": print them instead of the table'
+    )
 
 
-COMMAND = Command("tune", "time the kernels that an attention could be made with", add, run)
+COMMAND = Command("tune", "time the kernels that can compute an attention of a given shape", add, run)

@@ -32,11 +32,11 @@ ARGUMENTS_HELP = """\
 ARG, one for every parameter of the kernel:
   u32:3  f32:0.5  s64:-1         a scalar: s8 u8 b8 ... s64 u64 b64, f16 bf16 f32 f64, e4m3 e5m2 e2m3 e3m2 e2m1 ue8m0
   f32[1024]  f16[4,128]:normal   an array in device memory, in C order, filled by normal, uniform (0 to 1), random
-                                 (bytes), arange, zeros, ones, nan or a number; where nothing is said every byte is
+                                 (bytes), arange, zeros, ones, nan or a number; without one of these every byte is
                                  0xff (NaN), which shows what the kernel did not write
-  q.npy  q.npy:bf16              the array of a file; with the type of its bytes where NumPy has no name for it
+  q.npy  q.npy:bf16              the array of a file; with the type of its elements if NumPy has no name for it
   o.npy=f32[1024]  x.npy=x.npy   any array: after the run its contents are written to the file before the "="
-Some shells want quotes around brackets. A parameter that is an array of bytes takes an array of that size by value."""
+Quote brackets if your shell expands them. A parameter that is an array of bytes takes such an array by value."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str, *, device: str | None = None) -> None:
@@ -47,18 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser, command: str, *, device: str 
     default = f'"{device}"' if device else '$PYSM120_DEVICE, else the first usable GPU, else "virtual"'
     parser.add_argument("file", metavar="FILE", help="PTX, a cubin, or the name of a kernel in the library (see info)")
     for option, metavar, text in (
-        ("--kernel", "NAME", "the entry, where FILE has several"),
+        ("--kernel", "NAME", "the entry of a FILE that has several"),
         ("--grid", "X[,Y,Z]", "CTAs along each dimension"),
-        ("--block", "X[,Y,Z]", "threads of a CTA (default: those that a kernel of the library has)"),
-        ("--shared", "BYTES", "dynamic shared memory of a CTA (default: 0, or what a kernel of the library has)"),
+        ("--block", "X[,Y,Z]", "threads of a CTA (default, for a kernel of the library: its own)"),
+        ("--shared", "BYTES", "dynamic shared memory of a CTA (default: 0; for a kernel of the library: its own)"),
         ("--device", "NAME", f'"cuda", "cuda:1", "virtual" (default: {default})'),
-        ("--checks", "LEVEL", "off, default or full: how strict the virtual device is"),
-        ("--seed", "N", "order of events on the virtual device"),
-        ("--inputs", "N", "seed of the arrays that are generated (default: 0)"),
+        ("--checks", "LEVEL", "checks of the virtual device: off, default or full"),
+        ("--seed", "N", "seed of the order of events on the virtual device"),
+        ("--inputs", "N", "seed of the generated arrays (default: 0)"),
     ):
         parser.add_argument(option, metavar=metavar, help=text)
     parser.add_argument(
-        "--cooperative", action="store_true", help="all CTAs at once, which grid.sync() of cooperative groups needs"
+        "--cooperative", action="store_true", help="make all CTAs resident at once, which grid.sync() needs"
     )
 
 

@@ -191,7 +191,7 @@ def test_setup(broken):
 def test_gpu_marker(suite: pytest.Pytester) -> None:
     result = run(suite, "@pytest.mark.sm120_gpu\ndef test_it(sm120):\n    assert 0\n")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*needs a GPU, and the device is 'virtual': --sm120-device cuda*"])
+    result.stdout.fnmatch_lines(["*needs a GPU, but the device is 'virtual': use --sm120-device cuda*"])
 
 
 def test_what_is_wrong_is_said(suite: pytest.Pytester) -> None:

@@ -394,7 +394,7 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "--json is '/proc/a.json', which cannot be written" in error_of(capsys, "--json", "/proc/a.json")
     assert "cannot be written" in error_of(capsys, "plot", "a.json", "/proc/a.png")
     plot = str(tmp_path / "a.png")
-    assert "the virtual device times nothing" in error_of(capsys, "--plot", plot, "--device", "virtual")
+    assert "the virtual device measures no time" in error_of(capsys, "--plot", plot, "--device", "virtual")
     assert not list(tmp_path.iterdir())
 
 
