@@ -110,7 +110,7 @@ lint() {
     for file in $(c_files '*.c'); do
         # shellcheck disable=SC2086 # CC may hold options
         check ${CC:-cc} -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror \
-            -ffp-contract=off -fsyntax-only -DVM_ISA=base -Isrc "$file"
+            -ffp-contract=off -fsyntax-only -DVM_ISA=base -Isrc -Ibuild "$file"
     done
     [ "$status" -eq 0 ] && say "lint: nothing to complain about"
     return "$status"

@@ -356,12 +356,30 @@ typedef struct sm120_builtin_info {
     uint32_t registers_sm120, registers_sm90; /* per thread, in the cubin of that target */
     const char *entry;
     const char *source; /* template, as in the source tree: "ptx/attention/mxfp8.ptx" */
+    /* What the template says of the kernel. What it does not say is 0 or "". */
+    const char *operation;            /* "attention", "quantize_mxfp8" */
+    const char *layout;               /* of the output of a quantizer: "d", "rows", "q", "k", "v" */
+    const char *config;               /* of attention: "r32"; one of sm120_attention_config */
+    uint32_t precision;               /* of attention: SM120_BF16, SM120_MXFP8 */
+    uint32_t dtype;                   /* of the input's elements: SM120_F32 */
+    int32_t features;                 /* 1: does more than tensors of one length and unchanged scores need */
+    uint32_t element_bytes;           /* of a copied element */
+    uint32_t head_dim;                /* that it is for; 0: any */
+    uint32_t q_rows, kv_rows, stages; /* tile of queries, tile of keys, tiles of keys in flight */
+    uint32_t group_heads;             /* so many heads at most take turns, the longest causal tiles first, */
+    uint32_t group_rows;              /* which have so many keys together at most */
+    uint32_t rows, columns;           /* of the input that a CTA covers */
 } sm120_builtin_info;
 SM120_API sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info);
 SM120_API sm120_status sm120_builtin_kernel(sm120_device *device, int32_t index, sm120_kernel **kernel);
-/* target: "sm_120f" or "sm_90"; form: "ptx" (text) or "cubin". The image lives as long as the library. */
+/* The image of one kernel, which holds no other kernel. target: "sm_120f" or "sm_90"; form: "ptx" (text, with a NUL
+ * behind its last byte) or "cubin". The first call for an image decodes it; it lives as long as the library. */
 SM120_API sm120_status sm120_builtin_image(int32_t index, const char *target, const char *form, const void **image,
                                            size_t *bytes);
+
+/* The numbers that kernels and their callers share, by name: "ATTENTION_FEATURE_LEFT". `index` = 0, 1, ... until
+ * UNSUPPORTED. */
+SM120_API sm120_status sm120_builtin_constant(int32_t index, const char **name, int32_t *value);
 
 /* ---- tensor maps ----------------------------------------------------------------------------------------- */
 

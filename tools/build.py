@@ -3,13 +3,15 @@
     python tools/build.py [--sanitize address,undefined]
 
 Only what changed is done again: an output is rebuilt when the hash of its command and of all that it reads differs from
-the one stored beside it. Needs a C compiler (CC, else cc or gcc) and nvcc 13.0 (PATH, CUDA_HOME or the PyPI wheel
-nvidia-cuda-nvcc); nothing at run time.
+the one stored beside it. A template is read again when it or what it includes has changed, a kernel is assembled again
+when its PTX has, and a C file is compiled again when it or a header that it includes has. Needs a C compiler (CC, else
+cc or gcc) and nvcc 13.0 (PATH, CUDA_HOME or the PyPI wheel nvidia-cuda-nvcc); nothing at run time.
 """
 
 import argparse
 import hashlib
-import importlib.util
+import json
+import lzma
 import os
 import platform
 import re
@@ -21,12 +23,23 @@ import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "ptx"), str(ROOT / "tools")]
+
+import records  # noqa: E402 # the folders have to be known first
+import tables  # noqa: E402
+from expand import TemplateError  # noqa: E402
+from records import Parameter  # noqa: E402
+
 OLDEST_NVCC = (12, 9)
 SUFFIXES = {"sm_120f": "sm120", "sm_90": "sm90"}
 TARGETS = tuple(SUFFIXES)
+EXPANDERS = ("expand.py", "records.py")  # what the expanded text depends on beside the templates
+# How images are compressed: so many bytes together, which takes a few milliseconds to decode; PTX by the letter before,
+# machine code by where in an instruction of 16 bytes a byte stands.
+PACKING = {"ptx": (600_000, {"lc": 3, "lp": 0, "pb": 0}), "cubin": (300_000, {"lc": 0, "lp": 4, "pb": 4})}
 FLAGS = [
     "-std=c11",
     "-O2",
@@ -40,6 +53,8 @@ FLAGS = [
     "-Wconversion",
     "-Werror",
 ]
+# build/ holds generated/, what the templates say of their kernels in C.
+INCLUDE = ["-I", str(ROOT / "src"), "-I", str(ROOT / "build")]
 # Files named *_isa.c hold the loops over lanes: compiled once per vector width, chosen at run time.
 ISA_FLAGS = {
     "x86_64": {
@@ -65,6 +80,19 @@ def run(command: Sequence[str | Path]) -> str:
     return done.stdout + done.stderr
 
 
+def nvcc_version(nvcc: Path) -> str:
+    """Ask an nvcc for its version, unless the file is the one that was asked last: it takes long to answer."""
+    status = nvcc.stat()
+    asked = [str(nvcc.resolve()), status.st_size, status.st_mtime_ns]
+    answers = ROOT / "build" / "nvcc.json"
+    if answers.exists() and (known := json.loads(answers.read_text()))["asked"] == asked:
+        return str(known["answer"])
+    answer = run([nvcc, "--version"])
+    answers.parent.mkdir(exist_ok=True)
+    answers.write_text(json.dumps({"asked": asked, "answer": answer}))
+    return answer
+
+
 def find_nvcc() -> Path:
     """Find an nvcc that knows sm_120f in PATH, in CUDA_HOME, or in the wheel nvidia-cuda-nvcc."""
     candidates = [shutil.which("nvcc")]
@@ -76,7 +104,7 @@ def find_nvcc() -> Path:
     for candidate in candidates:
         if not candidate or not os.access(candidate, os.X_OK):
             continue
-        release = re.search(r"release (\d+)\.(\d+)", run([candidate, "--version"]))
+        release = re.search(r"release (\d+)\.(\d+)", nvcc_version(Path(candidate)))
         if release and (int(release[1]), int(release[2])) >= OLDEST_NVCC:
             return Path(candidate)
         too_old = too_old or f"{candidate} is {release[0] if release else 'of no known release'}, too old for sm_120f; "
@@ -113,92 +141,259 @@ class Cache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.digests: dict[Path, bytes] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
-    def make(self, output: Path, key: Iterable[str | bytes | Path], action: Callable[[], object]) -> Path:
-        """Run `action`, which writes `output`, unless it was done with the same key."""
-        digest = hashlib.sha256()
-        for part in key:
-            data = part.read_bytes() if isinstance(part, Path) else part
-            digest.update(data.encode() if isinstance(data, str) else data)
-            digest.update(b"\0")
+    def digest(self, path: Path) -> bytes:
+        """Return the hash of a file as it was when this was first asked; b"" where there is none."""
+        if path not in self.digests:
+            self.digests[path] = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
+        return self.digests[path]
+
+    def key(self, parts: Iterable[str | bytes | Path]) -> str:
+        """Return the hash of words, and of files by what they hold."""
+        whole = hashlib.sha256()
+        for part in parts:
+            data = self.digest(part) if isinstance(part, Path) else part
+            whole.update(data.encode() if isinstance(data, str) else data)
+            whole.update(b"\0")
+        return whole.hexdigest()
+
+    def make(
+        self,
+        output: Path,
+        key: Iterable[str | bytes | Path],
+        action: Callable[[], object],
+        found: Callable[[], Iterable[Path]] = tuple,
+    ) -> Path:
+        """Run `action`, which writes `output`, unless it was done with the same key.
+
+        `found` lists, once the output is there, further files that it was made from.
+        """
+        words = list(key)
         stamp = output.with_name(output.name + ".key")
-        if not (output.exists() and stamp.exists() and stamp.read_text() == digest.hexdigest()):
+        if not (output.exists() and stamp.exists() and stamp.read_text() == self.key([*words, *found()])):
             stamp.unlink(missing_ok=True)
             output.parent.mkdir(parents=True, exist_ok=True)
             action()
-            stamp.write_text(digest.hexdigest())
+            for path in (output, *found()):
+                self.digests.pop(path, None)
+            stamp.write_text(self.key([*words, *found()]))
+        return output
+
+    def write(self, output: Path, data: str | bytes) -> Path:
+        """Write a file, unless it holds the same already."""
+        raw = data.encode() if isinstance(data, str) else data
+        if not output.exists() or output.read_bytes() != raw:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_bytes(raw)
+        self.digests[output] = hashlib.sha256(raw).digest()
         return output
 
 
-def expansion(template: Path, target: str) -> tuple[str, list[dict[str, int | str]]]:
-    """Expand a template: the PTX and its notes."""
-    spec = importlib.util.spec_from_file_location("expand", ROOT / "ptx" / "expand.py")
-    if spec is None or spec.loader is None:
-        raise BuildError("ptx/expand.py is missing: this is no complete source tree")
-    expand = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(expand)
-    result = expand.Expansion(template, target)
-    return result.text, result.notes
+def remove_others(folder: Path, kept: Iterable[Path]) -> None:
+    """Remove the files of a folder, and of those in it, that this build has not made."""
+    names = {path.name for path in kept}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name.removesuffix(".key") not in names:
+            path.unlink()
 
 
-class Image(NamedTuple):
-    """A template expanded and assembled for one target; `log` holds what ptxas -v says of each entry."""
+# ---- kernels ----
 
-    ptx: Path
+
+class Templates(NamedTuple):
+    """What the templates say: kernels by entry, each one's PTX by target, lists of parameters, constants."""
+
+    records: dict[str, tuple[str, dict[str, Any]]]  # source, record
+    texts: dict[tuple[str, str], Path]
+    lists: dict[str, list[Parameter]]
+    constants: dict[str, int]
+    outputs: list[Path]  # files of expand()
+
+
+def stem_of(source: Path) -> str:
+    """Return what the files of a template are called: attention_mxfp8 of ptx/attention/mxfp8.ptx."""
+    return "_".join(source.with_suffix("").parts[1:])
+
+
+def expand(cache: Cache, template: Path, target: str) -> Path:
+    """Expand a template for a target, unless neither it nor what it includes has changed.
+
+    The PTX of each kernel is written to build/kernels/ENTRY.TARGET.ptx, and what is said of it to the file returned.
+    """
+    output = cache.folder / "kernels" / f"{stem_of(template.relative_to(ROOT))}.{target}.json"
+
+    def write() -> None:
+        try:
+            read = records.read(template, target)
+        except (TemplateError, SyntaxError) as error:
+            raise BuildError(str(error)) from error
+        for kernel in read.kernels:
+            cache.write(output.with_name(f"{kernel.record['entry']}.{target}.ptx"), kernel.text)
+        said = {
+            "files": read.files,
+            "constants": {name: value for name, (_, value) in read.constants.items()},
+            "kernels": [[kernel.record, kernel.parameters] for kernel in read.kernels],
+        }
+        output.write_text(json.dumps(said))
+
+    def found() -> list[Path]:
+        """List the templates that it was made of, and what was made."""
+        if not output.exists():
+            return []
+        said = json.loads(output.read_text())
+        texts = [output.with_name(f"{record['entry']}.{target}.ptx") for record, _ in said["kernels"]]
+        return [*(ROOT / file for file in said["files"]), *texts]
+
+    return cache.make(output, [target, *(ROOT / "ptx" / name for name in EXPANDERS)], write, found)
+
+
+def templates() -> list[Path]:
+    """List the templates of the library's kernels.
+
+    Others include what is in parts/; bench/ is expanded by pysm120.microbench, for the chip that it finds.
+    """
+    return sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name not in {"parts", "bench"})
+
+
+def read_templates(cache: Cache, pool: ThreadPoolExecutor) -> Templates:
+    """Expand all templates for all targets, and check that they agree with each other."""
+    work = [(template, target) for template in templates() for target in TARGETS]
+    outputs = list(pool.map(lambda item: expand(cache, *item), work))
+    found = Templates({}, {}, {}, {}, outputs)
+    for (template, target), output in zip(work, outputs, strict=True):
+        source = template.relative_to(ROOT).as_posix()
+        said = json.loads(output.read_text())
+        for name, value in said["constants"].items():
+            if found.constants.setdefault(name, value) != value:
+                raise BuildError(
+                    f"{source}: constant {name} = {value}, but another template says {found.constants[name]}"
+                )
+        for record, rows in said["kernels"]:
+            entry = record["entry"]
+            if found.records.setdefault(entry, (source, record)) != (source, record):
+                other = found.records[entry][0]
+                raise BuildError(f"{source}: the kernel {entry} for {target} is not that of {other} for {TARGETS[0]}")
+            name, parameters = record["parameters"], [Parameter(*row) for row in rows]
+            if found.lists.setdefault(name, parameters) != parameters:
+                raise BuildError(f"{source}: {entry} has other parameters than {name}_parameters of another kernel")
+            found.texts[entry, target] = output.with_name(f"{entry}.{target}.ptx")
+    return found
+
+
+class Assembled(NamedTuple):
+    """A kernel assembled for one target; `log` holds what ptxas -v says of it."""
+
     cubin: Path
     log: Path
 
     def registers(self, entry: str) -> int:
-        """Return the registers per thread of an entry."""
-        found = re.search(rf"'{entry}' for.*?Used (\d+) registers", self.log.read_text(), re.DOTALL)
+        """Return the registers per thread."""
+        found = re.search(r"Used (\d+) registers", self.log.read_text())
         if found is None:
             raise BuildError(f"ptxas said nothing of {entry} in {self.log}")
         return int(found[1])
 
 
-def assemble(cache: Cache, nvcc: Path, version: str, template: Path, target: str) -> Image:
-    """Expand and assemble a template."""
-    name = template.relative_to(ROOT / "ptx").with_suffix("").as_posix().replace("/", "_")
-    ptx = cache.folder / "ptx" / f"{name}.{target}.ptx"
-    text, _ = expansion(template, target)
-    cache.make(ptx, [text], lambda: ptx.write_text(text))
-    image = Image(ptx, ptx.with_suffix(".cubin"), ptx.with_suffix(".log"))
-    command: list[str | Path] = [*assembler(nvcc, target), ptx, "-o", image.cubin]
-    cache.make(image.cubin, [text, version, *map(str, command)], lambda: image.log.write_text(run(command)))
-    return image
+def assemble(cache: Cache, command: list[str], version: str, ptx: Path) -> Assembled:
+    """Assemble a kernel."""
+    made = Assembled(ptx.with_suffix(".cubin"), ptx.with_suffix(".log"))
+    words = [*command, str(ptx), "-o", str(made.cubin)]
+    if not made.log.exists():
+        made.cubin.unlink(missing_ok=True)
+    cache.make(made.cubin, [version, *words, ptx], lambda: made.log.write_text(run(words)))
+    return made
 
 
-def c_bytes(data: bytes) -> str:
-    """Write bytes as the inside of a C initialiser."""
-    rows = [data[i : i + 24] for i in range(0, len(data), 24)]
-    return "\n".join("    " + " ".join(f"{b}," for b in row) for row in rows)
+class Block(NamedTuple):
+    """Images that are compressed together, since most of each is in the others too."""
+
+    images: list[Path]
+    limit: int
+    filters: dict[str, int]
 
 
-def kernel_table(templates: list[Path], images: dict[tuple[int, str], Image]) -> str:
-    """Write build/kernels.c: images and entries (src/runtime/kernels.h)."""
-    out = ['/* Written by tools/build.py: do not edit. */\n#include "runtime/kernels.h"\n']
-    files, entries = [], []
-    for i, template in enumerate(templates):
-        source = template.relative_to(ROOT).as_posix()
-        fields = [f'.source = "{source}"']
+def blocks(found: Templates) -> dict[str, Block]:
+    """Divide the images of each template into blocks; by the name of the file that each is packed in."""
+    made: dict[str, Block] = {}
+    for source in dict.fromkeys(source for source, _ in found.records.values()):
+        stem = stem_of(Path(source))
+        entries = [entry for entry, (other, _) in found.records.items() if other == source]
+        kinds = {"ptx": [found.texts[entry, target] for entry in entries for target in TARGETS]}
+        kinds |= {f"cubin.{t}": [found.texts[entry, t].with_suffix(".cubin") for entry in entries] for t in TARGETS}
+        for kind, images in kinds.items():
+            limit, filters = PACKING[kind.partition(".")[0]]
+            block = Block([], limit, filters)
+            size, count = limit, 0
+            for image in images:
+                size += image.stat().st_size
+                if size > limit:
+                    block = Block([], limit, filters)
+                    made[f"{stem}.{kind}.{count}.lzma"] = block
+                    count += 1
+                    size = image.stat().st_size
+                block.images.append(image)
+    return made
+
+
+def pack(cache: Cache, output: Path, block: Block) -> Path:
+    """Compress a block."""
+    chain = [{"id": lzma.FILTER_LZMA1, "preset": 6, **block.filters}]
+
+    def write() -> None:
+        data = b"".join(path.read_bytes() for path in block.images)
+        output.write_bytes(lzma.compress(data, lzma.FORMAT_ALONE, filters=chain))
+
+    return cache.make(output, [repr(chain), *block.images], write)
+
+
+def make_kernels(cache: Cache, pool: ThreadPoolExecutor) -> tuple[list[Path], Path]:
+    """Make all kernels, and build/generated/ of them: the sources to compile, and the file that one of them embeds."""
+    nvcc = find_nvcc()
+    version = nvcc_version(nvcc)
+    found = read_templates(cache, pool)
+    commands = {target: assembler(nvcc, target) for target in TARGETS}
+    made = list(pool.map(lambda key: assemble(cache, commands[key[1]], version, found.texts[key]), found.texts))
+    assembled = dict(zip(found.texts, made, strict=True))
+
+    divided = blocks(found)
+    folder = cache.folder / "kernels"
+    packed = list(pool.map(lambda name: pack(cache, folder / name, divided[name]), divided))
+    places: dict[Path, tables.Image] = {}
+    for number, block in enumerate(divided.values()):
+        at = 0
+        for path in block.images:
+            places[path] = tables.Image(number, at, path.stat().st_size)
+            at += places[path].size
+    entries = []
+    for entry, (source, record) in found.records.items():
+        images: dict[str, tables.Image] = {}
+        registers: dict[str, int] = {}
         for target, suffix in SUFFIXES.items():
-            for kind, path in zip(("ptx", "cubin"), images[i, target][:2], strict=True):
-                data = path.read_bytes()
-                symbol = f"{kind}_{suffix}"
-                out.append(f"static const unsigned char {symbol}_{i}[] = {{\n{c_bytes(data)}\n    0}};\n")
-                fields.append(f".{symbol} = {symbol}_{i}, .{symbol}_bytes = {len(data)}")
-        files.append("    {" + ", ".join(fields) + "},")
-        for note in expansion(template, TARGETS[0])[1]:
-            for target, suffix in SUFFIXES.items():
-                note[f"registers_{suffix}"] = images[i, target].registers(str(note["entry"]))
-            pairs = [f".{k} = " + (f'"{v}"' if isinstance(v, str) else str(v)) for k, v in note.items()]
-            entries.append("    {" + ", ".join([f".file = {i}", *pairs]) + "},")
-    out += ["const struct kernel_file kernel_files[] = {", *files, "};"]
-    out += [f"const uint32_t kernel_file_count = {len(files)};"]
-    out += ["const struct kernel_entry kernel_entries[] = {", *entries, "};"]
-    out += [f"const uint32_t kernel_entry_count = {len(entries)};"]
-    return "\n".join(out) + "\n"
+            registers[suffix] = assembled[entry, target].registers(entry)
+            images[f"ptx_{suffix}"] = places[found.texts[entry, target]]
+            images[f"cubin_{suffix}"] = places[assembled[entry, target].cubin]
+        entries.append(tables.Entry(source, record, registers, images))
+
+    data = [path.read_bytes() for path in packed]
+    sizes = [
+        (len(one), sum(places[path].size for path in b.images)) for one, b in zip(data, divided.values(), strict=True)
+    ]
+    generated = cache.folder / "generated"
+    embedded = cache.write(generated / "images.bin", b"".join(data))
+    try:
+        cache.write(generated / "parameters.h", tables.parameters(found.lists))
+    except ValueError as error:
+        raise BuildError(str(error)) from error
+    cache.write(generated / "constants.h", tables.constants(found.constants))
+    sources = [
+        cache.write(generated / "kernels.c", tables.kernels(found.lists, entries, sizes, found.constants)),
+        cache.write(generated / "images.s", tables.images(embedded)),
+    ]
+    kept = [path.with_suffix(suffix) for path in found.texts.values() for suffix in (".ptx", ".cubin", ".log")]
+    remove_others(folder, [*kept, *packed, *found.outputs])
+    return sources, embedded
 
 
 def write_pkgconfig(folder: Path) -> None:
@@ -219,6 +414,19 @@ def objects(source: Path, folder: Path) -> list[tuple[Path, list[str]]]:
         return [(folder / f"{source.stem}.o", [])]
     variants = ISA_FLAGS.get(platform.machine(), OTHER_ISA_FLAGS)
     return [(folder / f"{source.stem}_{isa}.o", [*flags, f"-DVM_ISA={isa}"]) for isa, flags in variants.items()]
+
+
+def compile_object(cache: Cache, source: Path, target: Path, command: list[str], version: str) -> Path:
+    """Compile a C file, again where it, a header that it includes or the command has changed."""
+    listed = target.with_suffix(".d")
+
+    def headers() -> list[Path]:
+        """Read the rule that the compiler has written: the object, a colon, and what it is made of."""
+        words = listed.read_text().replace("\\\n", " ").partition(": ")[2] if listed.exists() else ""
+        return [Path(word.replace("\\ ", " ")) for word in re.split(r"(?<!\\)\s+", words) if word]
+
+    words = [*command, *INCLUDE, "-MMD", "-MF", str(listed), "-c", str(source), "-o", str(target)]
+    return cache.make(target, [version, source, *words], lambda: run(words), headers)
 
 
 def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
@@ -242,31 +450,23 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
         A compiler is missing or refuses something.
     """
     cache = Cache(ROOT / "build")
-    nvcc, cc = find_nvcc(), find_cc()
-    nvcc_version, cc_version = run([nvcc, "--version"]), run([*cc, "--version"])
-    # parts/ is included by the others; bench/ is expanded by pysm120.microbench, for the chip that it finds.
-    templates = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name not in {"parts", "bench"})
+    cc = find_cc()
+    extra = [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"] if sanitize else []
+    folder = cache.folder / (f"sanitize-{sanitize.replace(',', '-')}" if sanitize else "")
     with ThreadPoolExecutor(jobs) as pool:
-        keys = [(i, target) for i in range(len(templates)) for target in TARGETS]
-        made = pool.map(lambda key: assemble(cache, nvcc, nvcc_version, templates[key[0]], key[1]), keys)
-        images = dict(zip(keys, made, strict=True))
-        table = kernel_table(templates, images)
-        kernels = cache.folder / "kernels.c"
-        cache.make(kernels, [table], lambda: kernels.write_text(table))
-
-        extra = [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"] if sanitize else []
-        folder = cache.folder / (f"sanitize-{sanitize.replace(',', '-')}" if sanitize else "")
-        headers = sorted([*(ROOT / "src").rglob("*.h"), *(ROOT / "src").rglob("*.def")])
-        sources = [*sorted((ROOT / "src").rglob("*.c")), kernels]
-        work: list[tuple[Path, list[str | bytes | Path], list[str]]] = []
-        for source in sources:
+        generated, images = make_kernels(cache, pool)
+        version = run([*cc, "--version"])
+        work: list[tuple[Path, Path, list[str]]] = []
+        for source in [*sorted((ROOT / "src").rglob("*.c")), *generated]:
             for target, flags in objects(source, folder / "objects" / source.parent.relative_to(ROOT)):
-                command = [*cc, *FLAGS, *flags, *extra, "-I", str(ROOT / "src"), "-c", str(source), "-o", str(target)]
-                work.append((target, [cc_version, source, *headers, *command], command))
+                work.append((source, target, [*cc, *FLAGS, *flags, *extra]))
 
-        def compile_one(item: tuple[Path, list[str | bytes | Path], list[str]]) -> Path:
-            target, key, command = item
-            return cache.make(target, key, lambda: run(command))
+        def compile_one(item: tuple[Path, Path, list[str]]) -> Path:
+            source, target, command = item
+            if source.suffix == ".s":
+                words = [*cc, "-c", str(source), "-o", str(target)]
+                return cache.make(target, [version, source, images, *words], lambda: run(words))
+            return compile_object(cache, source, target, command, version)
 
         compiled = list(pool.map(compile_one, work))
     # Objects of sources that are gone would still be found by whoever links a folder of them.
@@ -277,7 +477,7 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     flags = ["-shared", "-Wl,-soname,libsm120.so.0", "-Wl,-z,defs", "-Wl,-z,nodelete"]
     command = [*cc, *flags, *extra, "-o", str(library)]
     command += [*map(str, compiled), "-pthread", "-lm", "-ldl"]
-    cache.make(library, [cc_version, *command, *compiled], lambda: run(command))
+    cache.make(library, [version, *command, *compiled], lambda: run(command))
     link = library.with_name("libsm120.so")
     link.unlink(missing_ok=True)
     link.symlink_to(library.name)

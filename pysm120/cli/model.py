@@ -22,7 +22,7 @@ from pysm120.model.record import NotRecordedError
 from pysm120.model.recorded import Recording
 from pysm120.observe.profile import Sources
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.module import builtin_image, builtins
+from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
 
 REASONS = 15  # of the table
 _INSTRUCTION_BYTES = 16
@@ -151,7 +151,7 @@ def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int
     """Return the rounds of each CTA, and the problem where one is given."""
     problem = _problem(model.function.name, arguments)
     if problem:
-        return problem.rounds(model.function.name), problem
+        return problem.rounds(_record_of(model.function.name)), problem
     recorded = round(model.recording.rounds) if model.recording else 0
     rounds = _number(arguments.rounds, "--rounds") or recorded or 32
     return [rounds] * (_number(arguments.ctas, "--ctas") or int(model.chip["sms"]) * model.slots), None
@@ -165,8 +165,14 @@ def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
         raise InvalidArgumentError(message)
     if arguments.problem:
         return problem_module.parse(arguments.problem)
-    width = re.match(r"attention_.*_\d+x\d+_d(\d+)", name)
-    return Problem(4, 2048, 32, int(width[1])) if width and not rounds and not ctas else None
+    kernel = find_builtin(name)
+    is_attention = kernel is not None and kernel.operation == "attention"
+    return Problem(4, 2048, 32, kernel.head_dim) if kernel and is_attention and not rounds and not ctas else None
+
+
+def _record_of(name: str) -> Builtin:
+    """Return the record of a kernel, which has nothing but the name where it is not the library's."""
+    return find_builtin(name) or Builtin(name, "", 0, 0)
 
 
 def result(
@@ -331,7 +337,7 @@ class _Kernel:
                 return path.read_text(encoding="utf-8", errors="replace") if path else None
             message = f"--ptx is {str(path)!r}, which is not a file"
             raise InvalidArgumentError(message)
-        index = next((i for i, builtin in enumerate(builtins()) if builtin.entry == self.arguments.kernel), None)
+        index = builtin_index(self.arguments.kernel)
         return builtin_image(index, self.target, "ptx").decode() if index is not None else None
 
     def model(self, stages: int | None, stated: dict[int, bool]) -> KernelModel:
@@ -357,8 +363,7 @@ class _Kernel:
             if problem is None or self.ptx is None or self.is_file:
                 self.why = "nothing was recorded: there is neither an attention problem nor a --profile"
                 return function, None
-            shared = next(b.shared_bytes for b in builtins() if b.entry == function.name)
-            return validation.recorder(self.ptx, self.target, problem, shared)(function, threads)
+            return validation.recorder(self.ptx, self.target, problem, _record_of(function.name))(function, threads)
         except NotRecordedError as error:
             self.why = str(error)
             return function, None
@@ -382,7 +387,7 @@ def run(arguments: argparse.Namespace) -> int:
     stated = _branches(arguments.branch)
     model = kernel.model(stages, stated)
     rounds, problem = _launch(model, arguments)
-    held = problem.tensor_bytes(model.function.name) if problem else 0
+    held = problem.tensor_bytes(_record_of(model.function.name)) if problem else 0
     prediction = predict.predict(model, rounds, tensor_bytes=held, keep_events=picture is not None)
     found = result(model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why))
     lines = places(kernel.ptx, model.function, kernel.target)

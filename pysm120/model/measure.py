@@ -23,7 +23,7 @@ from pysm120.model.loops import Loop
 from pysm120.model.problem import Problem
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
-from pysm120.runtime.module import builtin_image, builtins
+from pysm120.runtime.module import Builtin, builtin_image, builtins, find_builtin
 
 ROUNDS, REPEATS = 256, 5
 _WORDS = 1 << 20  # of the buffer that a loop writes to and copies from
@@ -77,8 +77,19 @@ CASES = (
     ("attention_mxfp8_bf16_128x64_d64", Problem(4, 2048, 32, 64)),
     ("attention_mxfp8_bf16_128x64_d128", Problem(4, 2048, 32, 128)),
 )
+# What the model has to know of a kernel, kept with the figures: later versions of the library have other kernels.
+_RECORD = ("operation", "precision", "config", "features", "head_dim", "q_rows", "kv_rows", "group_heads", "group_rows")
 _CYCLES = "sm__cycles_elapsed.max"
 _NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
+
+
+def _builtin(entry: str) -> Builtin:
+    """Return the kernel of the library that has a name."""
+    found = find_builtin(entry)
+    if found is None:
+        message = f"the kernel is {entry!r}, which the library does not have"
+        raise InvalidArgumentError(message)
+    return found
 
 
 def launch_all(listed: str = "") -> None:
@@ -87,7 +98,7 @@ def launch_all(listed: str = "") -> None:
     rows = read_list(path) if listed else []
     with Device("cuda") as device:
         for entry, problem in CASES if not listed else ():
-            _, launch = work.of_library(device, entry, problem)
+            _, launch = work.of_library(device, _builtin(entry), problem)
             for _ in range(LAUNCHES):
                 launch()
             device.synchronize()
@@ -112,7 +123,7 @@ def read_list(path: Path) -> list[dict[str, Any]]:
 def clocks_of(entries: list[str], listed: str = "") -> list[float]:
     """Return the clocks of each case, or of each launch of a list, by Nsight Compute."""
     names = "|".join(dict.fromkeys(entries))
-    program = "import sys; from pysm120 import _measure; _measure.launch_all(*sys.argv[1:])"
+    program = "import sys; from pysm120.model import measure; measure.launch_all(*sys.argv[1:])"
     command = ["ncu", *_NCU, "-k", f"regex:^({names})$", "--metrics", _CYCLES, sys.executable, "-c", program]
     command += [listed] if listed else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
@@ -217,15 +228,16 @@ def everything(
 
 def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:
     """Name in each row the file of its code; return the files: later versions of the library have other code."""
-    known = {builtin.entry: (index, builtin) for index, builtin in enumerate(builtins())}
     files: dict[str, bytes] = {}
     for row in rows:
-        index, builtin = known[row["entry"]]
-        stem = f"{Path(builtin.source).parent.name}_{Path(builtin.source).stem}.{target}"
+        builtin = _builtin(row["entry"])
+        index = builtins().index(builtin)
+        stem = f"{builtin.entry}.{target}"
         for form in ("cubin", "ptx"):
             if f"{stem}.{form}.xz" not in files:
                 files[f"{stem}.{form}.xz"] = lzma.compress(builtin_image(index, target, form))
         row |= {"image": f"{stem}.cubin.xz", "ptx": f"{stem}.ptx.xz", "shared_bytes": builtin.shared_bytes}
+        row["record"] = {name: getattr(builtin, name) for name in _RECORD}
     return files
 
 

@@ -4,13 +4,13 @@ import dataclasses
 import re
 
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.module import Builtin
 
 _FORM = re.compile(r"(\d+),(\d+),(\d+),(\d+)(,causal)?$")
-_TILE = re.compile(r"_(\d+)x(\d+)_d(\d+)")
-
-# ptx/attention/bf16_f16.ptx: GROUP heads together, but not more than so many rows of keys.
-_IN_GROUPS = re.compile(r"attention_(bf16|f16)_\d+x\d+_d\d+(_any)?_[rw]\d+$")
-_GROUP, _GROUP_ROWS = 32, 131072
+_SCALED = 1 + 1 / 32  # bytes of an element in MXFP8
+# Bytes of an element of q and k, of v, and of o, by precision.
+_BYTES = {"mxfp8": (_SCALED, _SCALED, 2), "mxfp8_bf16": (_SCALED, 2, 2), "mxfp8_f16": (_SCALED, 2, 2)}
+_BYTES_OF_16_BITS = (2, 2, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,28 +29,25 @@ class Problem:
         pairs = self.rows * (self.rows + 1) / 2 if self.causal else self.rows**2
         return 4.0 * self.batch * self.heads * pairs * self.head_dim
 
-    def tensor_bytes(self, entry: str) -> float:
-        """Return the bytes of q, k, v and o: in MXFP8 an element has a byte and a 32nd; o is in 16 bits."""
-        scaled = 1 + 1 / 32
-        of_v = scaled if re.match(r"attention_mxfp8_\d", entry) else 2
-        element = 2 * scaled + of_v + 2 if "mxfp8" in entry else 8
-        return self.batch * self.heads * self.rows * self.head_dim * element
+    def tensor_bytes(self, kernel: Builtin) -> float:
+        """Return the bytes of q, k, v and o, which is in 16 bits."""
+        of_q, of_v, of_o = _BYTES.get(kernel.precision, _BYTES_OF_16_BITS)
+        return self.batch * self.heads * self.rows * self.head_dim * (2 * of_q + of_v + of_o)
 
-    def rounds(self, entry: str, heads_together: int | None = None) -> list[int]:
-        """Return the tiles of keys of every CTA of an entry, in the order that the CTAs are started in.
+    def rounds(self, kernel: Builtin, heads_together: int | None = None) -> list[int]:
+        """Return the tiles of keys of every CTA of a kernel, in the order in which the CTAs start.
 
-        ``heads_together``: so many heads take turns, the longest causal tiles of all first; default: as the library's
-        kernels do today.
+        ``heads_together``: so many heads take turns, the longest causal tiles of all first; default: what the kernel's
+        record says.
         """
-        q_rows, kv_rows = tile_of(entry)
+        q_rows, kv_rows = tile_of(kernel)
         q_tiles, kv_tiles = -(-self.rows // q_rows), -(-self.rows // kv_rows)
         one = [
             min(kv_tiles, -(-min(self.rows, (tile + 1) * q_rows) // kv_rows)) if self.causal else kv_tiles
             for tile in reversed(range(q_tiles))
         ]
         if heads_together is None:
-            in_groups = self.causal and _IN_GROUPS.search(entry) is not None
-            heads_together = max(1, min(_GROUP, _GROUP_ROWS // self.rows)) if in_groups else 1
+            heads_together = max(1, min(kernel.group_heads, kernel.group_rows // self.rows)) if self.causal else 1
         heads = self.batch * self.heads
         groups = [min(heads_together, heads - first) for first in range(0, heads, heads_together)]
         return [rounds for group in groups for rounds in one for _ in range(group)]
@@ -60,13 +57,12 @@ class Problem:
         return f"{self.batch},{self.rows},{self.heads},{self.head_dim}{causal}"
 
 
-def tile_of(entry: str) -> tuple[int, int]:
-    """Return the rows of queries and of keys of an entry's tile."""
-    found = _TILE.search(entry)
-    if found is None:
-        message = f"{entry} does not say its tile, as attention_bf16_128x64_d128_r16 does: give --rounds and --ctas"
+def tile_of(kernel: Builtin) -> tuple[int, int]:
+    """Return the rows of queries and of keys of a kernel's tile."""
+    if not kernel.q_rows or not kernel.kv_rows:
+        message = f"{kernel.entry} is no kernel of attention with tiles of queries and keys: give --rounds and --ctas"
         raise InvalidArgumentError(message)
-    return int(found[1]), int(found[2])
+    return kernel.q_rows, kernel.kv_rows
 
 
 def parse(word: str) -> Problem:

@@ -22,7 +22,7 @@ from pysm120.observe import watch
 from pysm120.observe.profile import Counts, Statement
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
-from pysm120.runtime.module import Kernel, builtin_image, builtins
+from pysm120.runtime.module import Builtin, Kernel, builtin_image, builtin_index
 
 ROWS = 2048  # of a problem that is recorded, at most
 _STEP = 128  # rows that a shorter problem has less, or a multiple
@@ -49,14 +49,14 @@ def only(ptx: str, entry: str) -> str:
 
 def as_in_library(ptx: str, entry: str) -> str:
     """Return the library's PTX where it has the same statements of an entry: its lines are those that run."""
-    indices = [index for index, builtin in enumerate(builtins()) if builtin.entry == entry]
     wanted = _statements(ptx, entry)
-    for index in indices:
-        for target in _CAPABILITIES:
-            text = builtin_image(index, target, "ptx").decode()
-            if _statements(text, entry) == wanted:
-                return text
-    return ptx
+    return next((text for text in _texts(entry).values() if _statements(text, entry) == wanted), ptx)
+
+
+def _texts(entry: str) -> dict[str, str]:
+    """Return the library's PTX of an entry by target; none where it has no such kernel."""
+    index = builtin_index(entry)
+    return {} if index is None else {one: builtin_image(index, one, "ptx").decode() for one in _CAPABILITIES}
 
 
 def _statements(ptx: str, entry: str) -> list[str]:
@@ -79,12 +79,12 @@ def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
     return again
 
 
-def recording(function: sass.Function, ptx: str, threads: int, problem: Problem, shared_bytes: int) -> Recording:
+def recording(function: sass.Function, ptx: str, threads: int, problem: Problem, of_kernel: Builtin) -> Recording:
     """Record a kernel of attention with its problem, of one head and not too many rows, and a shorter one.
 
-    ``function`` has the lines of ``ptx``; ``shared_bytes``: dynamic, of a CTA.
+    ``function`` has the lines of ``ptx``; ``of_kernel`` is the record of this version of the kernel.
     """
-    kernel = _Kernel(function.name, ptx, shared_bytes)
+    kernel = _Kernel(of_kernel, ptx)
     longest = problem.rows if problem.rows <= ROWS else ROWS - ROWS % _STEP + problem.rows % _STEP
     shorter = longest - _STEP * max(1, longest // _STEP // 2)
     of = Problem(1, problem.rows, 1, problem.head_dim, problem.causal)
@@ -101,32 +101,31 @@ def recording(function: sass.Function, ptx: str, threads: int, problem: Problem,
 class _Kernel:
     """A kernel of attention on the virtual device."""
 
-    def __init__(self, entry: str, ptx: str, shared_bytes: int) -> None:
-        self.entry, self.ptx, self.shared_bytes = entry, ptx, shared_bytes
+    def __init__(self, record: Builtin, ptx: str) -> None:
+        self.record, self.entry, self.ptx = record, record.entry, ptx
 
     @contextmanager
     def _open(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
         """Open a device; give it, the kernel there, and what launches it with a problem."""
-        if work_module.UNIFORM.match(self.entry):
+        if work_module.is_uniform(self.record):
             with Device("virtual") as device:
-                work = work_module.Attention(device, self.entry, problem, other=(self.ptx, self.shared_bytes))
+                work = work_module.Attention(device, self.record, problem, other=self.ptx)
                 yield device, work.kernel, work.launch
             return
         with _capability(self._require_text_of_the_library()), Device("virtual") as device:
-            yield device, *work_module.of_library(device, self.entry, problem)
+            yield device, *work_module.of_library(device, self.record, problem)
 
     def _require_text_of_the_library(self) -> str:
         """Refuse a PTX that the library does not hold; return the target that it is for."""
-        indices = [i for i, builtin in enumerate(builtins()) if builtin.entry == self.entry]
-        for target in _CAPABILITIES:
-            if any(builtin_image(index, target, "ptx").decode() == self.ptx for index in indices):
+        for target, text in _texts(self.entry).items():
+            if text == self.ptx:
                 return target
         message = "it is not the library's, which alone knows the arguments of kernels with features or of MXFP8"
         raise NotRecordedError(message)
 
     def count(self, problem: Problem) -> Launch:
         """Launch it once, and count."""
-        rounds = problem.rounds(self.entry)
+        rounds = problem.rounds(self.record)
         with self._open(problem) as (device, _, launch), device.profile() as p:
             launch()
             device.synchronize()
@@ -138,8 +137,8 @@ class _Kernel:
 
     def handovers(self, recording: Recording, head_dim: int) -> Recorded:
         """Launch it once, whole tiles but for the very last row, and see what is handed over."""
-        rows = math.lcm(*tile_of(self.entry))
-        problem = Problem(1, rows * -(-_ROUNDS * tile_of(self.entry)[1] // rows) - 1, 1, head_dim)
+        rows = math.lcm(*tile_of(self.record))
+        problem = Problem(1, rows * -(-_ROUNDS * tile_of(self.record)[1] // rows) - 1, 1, head_dim)
         marker = recording.marker
         with self._open(problem) as (device, kernel, launch):
             code = watch.instructions(kernel)

@@ -20,7 +20,7 @@ from pysm120.model.loops import Loop
 from pysm120.model.problem import Problem
 from pysm120.model.recorded import Recording
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
-from pysm120.runtime.module import builtin_image, builtins
+from pysm120.runtime.module import Builtin, builtin_image, builtin_index, builtins, find_builtin
 
 Record = Callable[[sass.Function, int], tuple[sass.Function, Recording | None]]
 _SHORT, _LONG = 6, 14  # rounds of a loop whose difference is timed
@@ -67,11 +67,11 @@ def builtin_model(
     chip: Chip, entry: str, *, stages: int | None = None, stated: Any = None, record: Record | None = None
 ) -> KernelModel:
     """Return the model of a kernel of the library."""
-    known = {builtin.entry: (index, builtin) for index, builtin in enumerate(builtins())}
-    if entry not in known:
+    index = builtin_index(entry)
+    if index is None:
         message = f"the kernel is {entry!r}, neither a kernel of the library (see info) nor a .cubin file that exists"
         raise InvalidArgumentError(message)
-    index, builtin = known[entry]
+    builtin = builtins()[index]
     target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
     image = builtin_image(index, target, "cubin")
     return image_model(chip, image, entry, builtin.shared_bytes, stages=stages, stated=stated, record=record)
@@ -123,22 +123,34 @@ def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
     if "arguments" in row:
         model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
         return predict.predict(model, launches.rounds_of(row), tensor_bytes=launches.tensor_bytes(row)).clocks
-    problem, entry, record = problem_module.parse(row["problem"]), row["entry"], None
+    problem, kernel, record = problem_module.parse(row["problem"]), record_of(row), None
     if "ptx" in row:
         ptx = lzma.decompress((folder / row["ptx"]).read_bytes()).decode()
-        record = _or_by_rules(recorder(ptx, str(chip["target"]), problem, int(row["shared_bytes"])))
-    model = image_model(chip, image, entry, int(row["shared_bytes"]), record=record)
-    rounds = problem.rounds(entry, row.get("heads_together"))
-    return predict.predict(model, rounds, tensor_bytes=problem.tensor_bytes(entry)).clocks
+        record = _or_by_rules(recorder(ptx, str(chip["target"]), problem, kernel))
+    model = image_model(chip, image, kernel.entry, kernel.shared_bytes, record=record)
+    rounds = problem.rounds(kernel, row.get("heads_together"))
+    return predict.predict(model, rounds, tensor_bytes=problem.tensor_bytes(kernel)).clocks
 
 
-def recorder(ptx: str, target: str, problem: Problem, shared_bytes: int) -> Record:
-    """Return what records a kernel of attention with a problem, and so much shared memory, on the virtual device."""
+def record_of(row: dict[str, Any]) -> Builtin:
+    """Return the record of the kernel that was measured: the row's own, else the library's of today."""
+    entry, shared_bytes = str(row["entry"]), int(row["shared_bytes"])
+    if "record" in row:
+        return Builtin(**{"source": "", "threads": 0, **row["record"], "entry": entry, "shared_bytes": shared_bytes})
+    found = find_builtin(entry)
+    if found is None:
+        message = f"the launch of {entry} has no record, and the library has no such kernel"
+        raise InvalidArgumentError(message)
+    return dataclasses.replace(found, shared_bytes=shared_bytes)
+
+
+def recorder(ptx: str, target: str, problem: Problem, kernel: Builtin) -> Record:
+    """Return what records a kernel of attention, this version of it, with a problem on the virtual device."""
 
     def record(function: sass.Function, threads: int) -> tuple[sass.Function, Recording]:
         text = record_module.as_in_library(ptx, function.name)
         known = record_module.with_lines(function, text, target)
-        return known, record_module.recording(known, text, threads, problem, shared_bytes)
+        return known, record_module.recording(known, text, threads, problem, kernel)
 
     return record
 

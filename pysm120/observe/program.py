@@ -18,7 +18,7 @@ from pysm120.observe.argument import TYPES, Argument, parse_arguments
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.module import Builtin, Kernel, Parameter, builtins
+from pysm120.runtime.module import Builtin, Kernel, Parameter, builtin_kernel, builtins
 
 ADDRESS_BYTES = 8
 ADDRESS_TYPES = ("u64", "s64", "b64", "")
@@ -254,7 +254,7 @@ class Program:
     def _kernel(self, device: Device) -> Kernel:
         """Load the kernel."""
         if self.builtin is not None:
-            return device.builtin_kernels()[self.builtin.entry]
+            return builtin_kernel(device, self.builtin.entry)
         module = device.load(Path(self.file))
         entries = tuple(module)
         if self.entry is None and len(entries) != 1:

@@ -10,13 +10,12 @@ from pysm120.ops import operands
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.module import builtin_kernel
+from pysm120.runtime.module import Builtin, builtin_kernel, builtins, constants
 
 # What scores are: scale * q k^T, then softcap, then mask, then softmax.
 Stage = Literal["product", "softcap", "mask", "softmax"]
 STAGES: tuple[Stage, ...] = ("product", "softcap", "mask", "softmax")
 _KINDS = {"float16": "f16", "bfloat16": "bf16"}
-_ROWS = 4  # of a CTA, 32 threads each
 _MOST = 2**31 - 1
 _FAR = 2**40  # beyond every key
 
@@ -58,19 +57,39 @@ def scores(
     with operands.temporary(staged):
         result = device.empty((batch, heads, q_rows, kv_rows), np.float32)
         staged.append(result)
-        kernel = builtin_kernel(device, f"attention_scores_{_KINDS[q.dtype.name]}")
-        kernel(
-            math.ceil(rows / _ROWS),
-            32 * _ROWS,
-            *(put(q), put(k), result, put(mask), put(rules.kv_lengths), put(rules.diagonals)),
-            *map(np.int64, (*steps, left, right)),
-            *map(np.uint32, (rows, heads, kv_heads, q_rows, kv_rows, head_dim)),
-            np.uint32(mask is not None and mask.dtype == np.bool_),
-            np.uint32(STAGES.index(stage)),
-            np.float32(rules.scale),
-            np.float32(rules.softcap),
-        )
+        values: dict[str, Any] = {
+            "q": put(q),
+            "k": put(k),
+            "s": result,
+            "mask": put(mask),
+            "lengths": put(rules.kv_lengths),
+            "diagonals": put(rules.diagonals),
+            "mask_batch_stride": np.int64(steps[0]),
+            "mask_head_stride": np.int64(steps[1]),
+            "mask_row_stride": np.int64(steps[2]),
+            "mask_column_stride": np.int64(steps[3]),
+            "left": np.int64(left),
+            "right": np.int64(right),
+            "rows": np.uint32(rows),
+            "heads": np.uint32(heads),
+            "kv_heads": np.uint32(kv_heads),
+            "q_rows": np.uint32(q_rows),
+            "kv_rows": np.uint32(kv_rows),
+            "head_dim": np.uint32(head_dim),
+            "mask_is_bool": np.uint32(mask is not None and mask.dtype == np.bool_),
+            "stage": np.uint32(constants()[f"SCORES_{stage.upper()}"]),
+            "scale": np.float32(rules.scale),
+            "softcap": np.float32(rules.softcap),
+        }
+        record = _record(_KINDS[q.dtype.name])
+        kernel = builtin_kernel(device, record.entry)
+        kernel(math.ceil(rows / record.rows), record.threads, *kernel.by_name(values))
         return result.numpy()
+
+
+def _record(dtype: str) -> Builtin:
+    """Return the kernel for a dtype."""
+    return next(one for one in builtins() if one.operation == "attention_scores" and one.dtype == dtype)
 
 
 def _mask(mask: npt.NDArray[Any] | None) -> tuple[npt.NDArray[Any] | None, tuple[int, ...]]:

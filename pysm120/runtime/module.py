@@ -55,12 +55,30 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Builtin:
-    """A kernel inside the library, and how it is launched."""
+    """A kernel inside the library: how it is launched, and what its template says of it.
+
+    What a template does not say is 0, "" or False. ``src/sm120.h`` says what the fields mean.
+    """
 
     entry: str
     source: str
     threads: int
     shared_bytes: int
+    operation: str = ""
+    precision: str = ""
+    dtype: str = ""
+    layout: str = ""
+    config: str = ""
+    features: bool = False
+    element_bytes: int = 0
+    head_dim: int = 0
+    q_rows: int = 0
+    kv_rows: int = 0
+    stages: int = 0
+    group_heads: int = 0
+    group_rows: int = 0
+    rows: int = 0
+    columns: int = 0
 
 
 class Module(Resource, Mapping[str, "Kernel"]):
@@ -316,6 +334,18 @@ class Kernel:
         name = f" {parameter.name}" if parameter.name else ""
         return f"parameter {index}{name} ({kind})"
 
+    def by_name(self, values: Mapping[str, Any]) -> list[Any]:
+        """Return the arguments in order, from values by the parameters' names, without "param_".
+
+        Values that the kernel has no parameter for are left out.
+        """
+        names = [parameter.name.removeprefix("param_") for parameter in self._parameters]
+        missing = [index for index, name in enumerate(names) if name not in values]
+        if missing:
+            message = f"{self._info.entry}: no value was given for {self.describe(missing[0])}"
+            raise InvalidArgumentError(message)
+        return [values[name] for name in names]
+
     def __repr__(self) -> str:
         kinds = ", ".join(p.type or f"{p.bytes} bytes" for p in self._parameters)
         return f"<Kernel {self._info.entry}({kinds}) of {self.device}>"
@@ -482,7 +512,22 @@ def _triple(value: Any, name: str) -> list[int]:
 # ---- the kernels of the library -------------------------------------------------
 
 
-def builtins() -> list[Builtin]:
+_PRECISIONS = {
+    0: "",
+    lib.SM120_MXFP8: "mxfp8",
+    lib.SM120_MXFP8_BF16: "mxfp8_bf16",
+    lib.SM120_MXFP8_F16: "mxfp8_f16",
+    lib.SM120_BF16: "bf16",
+    lib.SM120_F16: "f16",
+}
+_DTYPES = {0: "", lib.SM120_F32: "f32", lib.SM120_F16: "f16", lib.SM120_BF16: "bf16"}
+_WORDS = ("entry", "source", "operation", "layout", "config")
+_SIZES = ("element_bytes", "head_dim", "q_rows", "kv_rows", "stages", "group_heads", "group_rows", "rows", "columns")
+_NUMBERS = ("threads", "shared_bytes", *_SIZES)
+
+
+@cache
+def builtins() -> tuple[Builtin, ...]:
     """Return the kernels inside the library."""
     found = []
     raw = new_struct("sm120_builtin_info")
@@ -491,7 +536,35 @@ def builtins() -> list[Builtin]:
         if status == lib.SM120_UNSUPPORTED:
             break
         check(status)
-        found.append(Builtin(text(raw.entry), text(raw.source), raw.threads, raw.shared_bytes))
+        values: dict[str, Any] = {name: text(getattr(raw, name)) for name in _WORDS}
+        values |= {name: getattr(raw, name) for name in _NUMBERS}
+        precision, dtype = _PRECISIONS[raw.precision], _DTYPES[raw.dtype]
+        found.append(Builtin(**values, precision=precision, dtype=dtype, features=bool(raw.features)))
+    return tuple(found)
+
+
+def find_builtin(entry: str) -> Builtin | None:
+    """Return the kernel of the library that has a name; None where there is none."""
+    index = builtin_index(entry)
+    return None if index is None else builtins()[index]
+
+
+def builtin_index(entry: str) -> int | None:
+    """Return the index of the kernel of the library that has a name; None where there is none."""
+    return _indices().get(entry)
+
+
+@cache
+def constants() -> dict[str, int]:
+    """Return the numbers that kernels and their callers share, by name: "ATTENTION_FEATURE_LEFT"."""
+    found = {}
+    name, value = ffi.new("char const **"), ffi.new("int32_t *")
+    for index in range(1 << 20):
+        status = lib.sm120_builtin_constant(index, name, value)
+        if status == lib.SM120_UNSUPPORTED:
+            break
+        check(status)
+        found[text(name[0])] = int(value[0])
     return found
 
 
@@ -508,17 +581,17 @@ def builtin_kernels(device: "Device") -> dict[str, Kernel]:
 def builtin_kernel(device: "Device", entry: str) -> Kernel:
     """Return one kernel of the library, loaded on a device."""
     pointer = ffi.new("sm120_kernel **")
-    check(lib.sm120_builtin_kernel(device.handle.pointer, _builtin_index(entry), pointer))
+    check(lib.sm120_builtin_kernel(device.handle.pointer, _indices()[entry], pointer))
     return Kernel(device, pointer[0])
 
 
 @cache
-def _builtin_index(entry: str) -> int:
-    return next(index for index, builtin in enumerate(builtins()) if builtin.entry == entry)
+def _indices() -> dict[str, int]:
+    return {builtin.entry: index for index, builtin in enumerate(builtins())}
 
 
 def builtin_image(index: int, target: str, form: str) -> bytes:
-    """Return the PTX or cubin of a kernel inside the library.
+    """Return the PTX or cubin of a kernel inside the library; there is no other kernel in it.
 
     ``target`` is "sm_120f" or "sm_90", ``form`` "ptx" or "cubin".
     """

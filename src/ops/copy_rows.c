@@ -12,13 +12,14 @@ sm120_status copy_rows_prepare(struct device *device, const struct tensor *from,
                                const struct shape *shape, int64_t to_columns, sm120_stream stream,
                                struct copy_rows *copy) {
     uint32_t index;
-    sm120_status status = builtin_find("copy_rows", from->dtype == SM120_F32 ? "b32" : "b16", &index);
+    const struct kernel_record wanted = {.operation = "copy_rows", .element_bytes = from->dtype == SM120_F32 ? 4 : 2};
+    sm120_status status = builtin_find(&wanted, &index);
     if (status != SM120_OK) {
         return status;
     }
-    const struct kernel_entry *const entry = kernel_entries + index;
-    const int64_t groups = (shape->rows + entry->rows - 1) / entry->rows;
-    copy->values = (struct copy_rows_arguments){
+    const struct kernel_record *const record = kernel_records + index;
+    const int64_t groups = (shape->rows + record->rows - 1) / record->rows;
+    copy->values = (struct copy_rows_parameters){
         .from = from->address,
         .to = to->address,
         .from_batch_stride = from->batch_stride,
@@ -32,24 +33,9 @@ sm120_status copy_rows_prepare(struct device *device, const struct tensor *from,
         .from_columns = (uint32_t)shape->head_dim,
         .to_columns = (uint32_t)to_columns,
     };
-    struct copy_rows_arguments *const a = &copy->values;
-    const struct argument list[] = {
-        ARGUMENT(a->from),
-        ARGUMENT(a->to),
-        ARGUMENT(a->from_batch_stride),
-        ARGUMENT(a->from_head_stride),
-        ARGUMENT(a->from_row_stride),
-        ARGUMENT(a->to_batch_stride),
-        ARGUMENT(a->to_head_stride),
-        ARGUMENT(a->to_row_stride),
-        ARGUMENT(a->heads),
-        ARGUMENT(a->rows),
-        ARGUMENT(a->from_columns),
-        ARGUMENT(a->to_columns),
-    };
     const uint32_t grid = (uint32_t)(shape->batch * shape->heads);
-    copy->launch = launch_of(&copy->arguments, list, sizeof list / sizeof list[0], grid, entry, stream);
+    status = launch_of(&copy->pointers, ARGUMENTS(&copy->values), grid, record, stream, &copy->launch);
     copy->launch.grid[1] = (uint32_t)(groups < GROUPS_MAX ? groups : GROUPS_MAX);
-    status = builtin_load(device, index, &copy->kernel);
+    status = status == SM120_OK ? builtin_load(device, index, &copy->kernel) : status;
     return status == SM120_OK ? launch_check(copy->kernel, &copy->launch) : status;
 }

@@ -5,20 +5,12 @@
 #include "runtime/launch.h"
 #include "runtime/tensor.h"
 
-/* The parameters of the kernel, in their order. */
-struct copy_rows_arguments {
-    uint64_t from, to;
-    int64_t from_batch_stride, from_head_stride, from_row_stride;
-    int64_t to_batch_stride, to_head_stride, to_row_stride;
-    uint32_t heads, rows, from_columns, to_columns;
-};
-
 /* A launch with the values that its arguments point to. Not to be copied once filled. */
 struct copy_rows {
     struct kernel *kernel;
     struct launch launch;
-    struct copy_rows_arguments values;
-    struct argument_list arguments;
+    struct copy_rows_parameters values;
+    struct argument_pointers pointers;
 };
 
 /* Check the launch that copies `shape` of a tensor, cut or padded with zeros to `to_columns`; nothing starts. */

@@ -2,63 +2,30 @@
 #include "ops/quantize_mxfp8.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "runtime/builtin.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 #include "runtime/memory.h"
 
-/* What variants call a dtype. */
-static const char *dtype_name(uint32_t dtype) {
-    return dtype == SM120_F32 ? "f32" : dtype == SM120_F16 ? "f16" : "bf16";
-}
-
-/* Point the launch at its values, in the order of the kernel's parameters. */
-static void set_arguments(struct quantizer_launch *p, sm120_stream stream, const struct kernel_entry *entry,
-                          uint32_t grid) {
-    const struct argument list[] = {
-        ARGUMENT(p->job.x->address),
-        ARGUMENT(p->job.elements),
-        ARGUMENT(p->job.scales),
-        ARGUMENT(p->batch_stride),
-        ARGUMENT(p->head_stride),
-        ARGUMENT(p->row_stride),
-        ARGUMENT(p->heads),
-        ARGUMENT(p->rows),
-        ARGUMENT(p->head_dim),
-        ARGUMENT(p->row_tiles),
-        ARGUMENT(p->column_tiles),
-        ARGUMENT(p->job.floor),
-        ARGUMENT(p->job.factor),
-        ARGUMENT(p->job.sequences.starts),
-        ARGUMENT(p->job.sequences.lengths),
-        ARGUMENT(p->job.sequences.total),
-        ARGUMENT(p->job.sequences.all_tiles),
-        ARGUMENT(p->job.sequences.first_tile),
-    };
-    enum { COUNT = sizeof list / sizeof list[0], SEQUENCES_ALONE = 5 };
-    _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
-    p->launch =
-        launch_of(&p->arguments, list, p->job.has_sequences ? COUNT : COUNT - SEQUENCES_ALONE, grid, entry, stream);
-}
-
 sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
                                struct quantizer_launch *prepared) {
-    char variant[32];
     uint32_t index;
-    snprintf(variant, sizeof variant, "%s_%s%s", dtype_name(job->x->dtype), job->layout,
-             job->has_sequences ? "_any" : "");
-    sm120_status status = builtin_find("quantize_mxfp8", variant, &index);
+    const struct kernel_record wanted = {.operation = "quantize_mxfp8",
+                                         .dtype = job->x->dtype,
+                                         .layout = job->layout,
+                                         .head_dim = job->width,
+                                         .features = job->has_sequences};
+    sm120_status status = builtin_find(&wanted, &index);
     if (status != SM120_OK) {
         return status;
     }
-    const struct kernel_entry *const entry = kernel_entries + index;
-    if (entry->rows == 0 || entry->columns == 0) {
-        return fail(SM120_INTERNAL, "%s does not note the rows and columns of a CTA", entry->entry);
+    const struct kernel_record *const record = kernel_records + index;
+    if (record->rows == 0 || record->columns == 0) {
+        return fail(SM120_INTERNAL, "%s does not note the rows and columns of a CTA", record->entry);
     }
-    const int64_t row_tiles = (job->padded_rows + entry->rows - 1) / entry->rows;
-    const int64_t column_tiles = (job->padded_columns + entry->columns - 1) / entry->columns;
+    const int64_t row_tiles = (job->padded_rows + record->rows - 1) / record->rows;
+    const int64_t column_tiles = (job->padded_columns + record->columns - 1) / record->columns;
     int64_t grid = 0;
     if (!multiply(job->shape.batch * job->shape.heads, row_tiles, &grid) || !multiply(grid, column_tiles, &grid) ||
         grid > INT32_MAX) {
@@ -66,20 +33,28 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
                     "%s: batch * heads = %" PRId64 " of %" PRId64 " x %" PRId64 " tiles are too many CTAs; at most %d",
                     job->x->name, job->shape.batch * job->shape.heads, row_tiles, column_tiles, INT32_MAX);
     }
-    *prepared = (struct quantizer_launch){.batch_stride = job->x->batch_stride,
-                                          .head_stride = job->x->head_stride,
-                                          .row_stride = job->x->row_stride,
-                                          .heads = (uint32_t)job->shape.heads,
-                                          .rows = (uint32_t)job->shape.rows,
-                                          .head_dim = (uint32_t)job->shape.head_dim,
-                                          .row_tiles = (uint32_t)row_tiles,
-                                          .column_tiles = (uint32_t)column_tiles,
-                                          .job = *job};
+    prepared->values = (struct quantize_mxfp8_any_parameters){
+        .x = job->x->address,
+        .elements = job->elements,
+        .scales = job->scales,
+        .batch_stride = job->x->batch_stride,
+        .head_stride = job->x->head_stride,
+        .row_stride = job->x->row_stride,
+        .heads = (uint32_t)job->shape.heads,
+        .rows = (uint32_t)job->shape.rows,
+        .head_dim = (uint32_t)job->shape.head_dim,
+        .row_tiles = (uint32_t)row_tiles,
+        .column_tiles = (uint32_t)column_tiles,
+        .floor = job->floor,
+        .factor = job->factor,
+        .quantizer_sequences = job->sequences,
+    };
     if (job->sequences.all_tiles == 0) {
-        prepared->job.sequences.all_tiles = (uint32_t)row_tiles;
+        prepared->values.quantizer_sequences.all_tiles = (uint32_t)row_tiles;
     }
-    set_arguments(prepared, stream, entry, (uint32_t)grid);
-    status = builtin_load(device, index, &prepared->kernel);
+    status =
+        launch_of(&prepared->pointers, ARGUMENTS(&prepared->values), (uint32_t)grid, record, stream, &prepared->launch);
+    status = status == SM120_OK ? builtin_load(device, index, &prepared->kernel) : status;
     return status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
 }
 

@@ -2,109 +2,136 @@
 #define _POSIX_C_SOURCE 200809L
 #include "runtime/builtin.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/check.h"
 #include "runtime/error.h"
+#include "runtime/lzma.h"
 #include "runtime/module.h"
-
-/* The images of a kernel file for one target. */
-struct images {
-    const unsigned char *cubin, *ptx;
-    size_t cubin_bytes, ptx_bytes;
-};
 
 const char *builtin_target(int capability_major) {
     return capability_major == 12 ? "sm_120f" : capability_major == 9 ? "sm_90" : NULL;
 }
 
-/* The images of a file for a target. */
-static struct images images_of(const struct kernel_file *file, const char *target) {
-    if (strcmp(target, "sm_120f") == 0) {
-        return (struct images){file->cubin_sm120, file->ptx_sm120, file->cubin_sm120_bytes, file->ptx_sm120_bytes};
-    }
-    return (struct images){file->cubin_sm90, file->ptx_sm90, file->cubin_sm90_bytes, file->ptx_sm90_bytes};
-}
-
 bool builtin_open(struct device *device) {
-    device->builtin_modules = calloc((size_t)kernel_file_count + 1, sizeof *device->builtin_modules);
-    device->builtin_kernels = calloc((size_t)kernel_entry_count + 1, sizeof *device->builtin_kernels);
-    return device->builtin_modules != NULL && device->builtin_kernels != NULL;
+    device->builtin_kernels = calloc((size_t)kernel_record_count + 1, sizeof *device->builtin_kernels);
+    return device->builtin_kernels != NULL;
 }
 
 void builtin_close(struct device *device) {
-    free(device->builtin_modules);
     free(device->builtin_kernels);
 }
 
-sm120_status builtin_find(const char *operation, const char *variant, uint32_t *index) {
-    for (uint32_t i = 0; i < kernel_entry_count; ++i) {
-        if (strcmp(kernel_entries[i].operation, operation) == 0 && strcmp(kernel_entries[i].variant, variant) == 0) {
+/* Compare two words, of which either may be missing. */
+static bool is_same(const char *a, const char *b) {
+    return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
+}
+
+sm120_status builtin_find(const struct kernel_record *wanted, uint32_t *index) {
+    for (uint32_t i = 0; i < kernel_record_count; ++i) {
+        const struct kernel_record *const record = kernel_records + i;
+        if (is_same(record->operation, wanted->operation) && record->precision == wanted->precision &&
+            record->dtype == wanted->dtype && record->element_bytes == wanted->element_bytes &&
+            is_same(record->layout, wanted->layout) && is_same(record->config, wanted->config) &&
+            record->features == wanted->features && record->head_dim == wanted->head_dim) {
             *index = i;
             return SM120_OK;
         }
     }
-    return fail(SM120_INTERNAL, "the library holds no kernel for variant \"%s\" of %s", variant, operation);
+    return fail(SM120_INTERNAL,
+                "the library holds no kernel of %s with precision = %u, dtype = 0x%08x, element_bytes = %u, layout = "
+                "\"%s\", config = \"%s\", features = %d and head_dim = %u",
+                wanted->operation, wanted->precision, wanted->dtype, wanted->element_bytes,
+                wanted->layout != NULL ? wanted->layout : "", wanted->config != NULL ? wanted->config : "",
+                wanted->features, wanted->head_dim);
 }
 
-/* Load a kernel file: the cubin, or the PTX where the device does not take the cubin. The caller has the lock. */
-static sm120_status load_file(struct device *device, uint32_t index, struct module **module) {
-    const struct kernel_file *const file = kernel_files + index;
+/* ---- images ---- */
+
+/* Decode an image and put a NUL behind it; the bytes are the caller's to free. */
+static sm120_status decode(const struct kernel_image *image, const char *entry, char **bytes) {
+    const struct kernel_block *const block = kernel_blocks + image->block;
+    char *const all = malloc((size_t)block->bytes + 1);
+    if (all == NULL) {
+        return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", entry);
+    }
+    if (!lzma_decode(kernel_images + block->at, block->packed_bytes, all, block->bytes)) {
+        free(all);
+        return fail(SM120_INTERNAL, "the image of %s inside the library is damaged", entry);
+    }
+    memmove(all, all + image->at, image->bytes);
+    all[image->bytes] = '\0';
+    char *const shrunk = realloc(all, (size_t)image->bytes + 1);
+    *bytes = shrunk != NULL ? shrunk : all;
+    return SM120_OK;
+}
+
+/* Decode and load an image of a kernel. */
+static sm120_status load_image(struct device *device, const struct kernel_record *record,
+                               const struct kernel_image *image, struct module **module) {
+    char *bytes = NULL;
+    sm120_status status = decode(image, record->entry, &bytes);
+    if (status == SM120_OK) {
+        status = module_load(device, bytes, image->bytes, record->source, record, module);
+        free(bytes);
+    }
+    return status;
+}
+
+/* Load a kernel's module: the cubin, or the PTX where the device does not take the cubin. */
+static sm120_status load(struct device *device, const struct kernel_record *record, struct module **module) {
     const char *const target = builtin_target(device->info.capability_major);
     if (target == NULL) {
         return fail(SM120_UNSUPPORTED,
                     "\"%s\" has compute capability %d.%d; the kernels of this library run on 12.x and 9.x",
                     device->info.name, device->info.capability_major, device->info.capability_minor);
     }
-    const struct images images = images_of(file, target);
-    const char *const text = (const char *)images.ptx;
-    sm120_status status = SM120_INTERNAL;
-    if (images.cubin_bytes != 0) {
-        status = module_load(device, images.cubin, images.cubin_bytes, file->source, text, module);
+    const bool is_sm120 = strcmp(target, "sm_120f") == 0;
+    sm120_status status = SM120_INVALID_PROGRAM;
+    if (!device->info.is_virtual) {
+        status = load_image(device, record, is_sm120 ? &record->cubin_sm120 : &record->cubin_sm90, module);
     }
-    if (status != SM120_OK && status != SM120_OUT_OF_MEMORY && images.ptx_bytes != 0) {
-        status = module_load(device, images.ptx, images.ptx_bytes, file->source, NULL, module);
+    if (status != SM120_OK && status != SM120_OUT_OF_MEMORY) {
+        status = load_image(device, record, is_sm120 ? &record->ptx_sm120 : &record->ptx_sm90, module);
         if (status == SM120_OK) {
             error_clear();
         }
-    }
-    if (images.cubin_bytes == 0 && images.ptx_bytes == 0) {
-        return fail(SM120_UNSUPPORTED, "this build of the library holds no image of %s for %s", file->source, target);
     }
     return status;
 }
 
 sm120_status builtin_load(struct device *device, uint32_t index, struct kernel **kernel) {
-    const struct kernel_entry *const entry = kernel_entries + index;
+    const struct kernel_record *const record = kernel_records + index;
     sm120_status status = SM120_OK;
     pthread_mutex_lock(&device->builtin_lock);
-    struct module **const module = device->builtin_modules + entry->file;
-    if (*module == NULL) {
-        status = load_file(device, entry->file, module);
-    }
-    if (status == SM120_OK && device->builtin_kernels[index] == NULL) {
-        status = module_kernel(*module, entry->entry, device->builtin_kernels + index);
+    struct kernel **const loaded = device->builtin_kernels + index;
+    if (*loaded == NULL) {
+        struct module *module = NULL;
+        status = load(device, record, &module);
+        status = status == SM120_OK ? module_kernel(module, record->entry, loaded) : status;
         if (status == SM120_OK) {
-            const bool sm120 = strcmp(builtin_target(device->info.capability_major), "sm_120f") == 0;
-            kernel_know_registers(device->builtin_kernels[index],
-                                  sm120 ? entry->registers_sm120 : entry->registers_sm90);
+            const bool is_sm120 = strcmp(builtin_target(device->info.capability_major), "sm_120f") == 0;
+            kernel_know_registers(*loaded, is_sm120 ? record->registers_sm120 : record->registers_sm90);
         }
     }
-    *kernel = device->builtin_kernels[index];
+    *kernel = *loaded;
     pthread_mutex_unlock(&device->builtin_lock);
     return status;
 }
+
+/* ---- the public functions ---- */
 
 /* Check an index into the table of entries. */
 static sm120_status check_index(int32_t index) {
     if (index < 0) {
         return fail(SM120_INVALID_ARGUMENT, "index = %d is negative; the first kernel is 0", index);
     }
-    return (uint32_t)index < kernel_entry_count
+    return (uint32_t)index < kernel_record_count
                ? SM120_OK
                : fail(SM120_UNSUPPORTED, "index = %d is past the last of the %u kernels inside the library", index,
-                      kernel_entry_count);
+                      kernel_record_count);
 }
 
 sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info) {
@@ -112,13 +139,31 @@ sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info) {
     sm120_status status = check_struct(info, sizeof *info, "info", "sm120_builtin_info");
     status = status == SM120_OK ? check_index(index) : status;
     if (status == SM120_OK) {
-        const struct kernel_entry *const entry = kernel_entries + index;
-        info->threads = entry->threads;
-        info->shared_bytes = entry->shared;
-        info->registers_sm120 = entry->registers_sm120;
-        info->registers_sm90 = entry->registers_sm90;
-        info->entry = entry->entry;
-        info->source = kernel_files[entry->file].source;
+        const struct kernel_record *const record = kernel_records + index;
+        *info = (sm120_builtin_info){
+            .size = info->size,
+            .threads = record->threads,
+            .shared_bytes = record->shared,
+            .registers_sm120 = record->registers_sm120,
+            .registers_sm90 = record->registers_sm90,
+            .entry = record->entry,
+            .source = record->source,
+            .operation = record->operation,
+            .layout = record->layout != NULL ? record->layout : "",
+            .config = record->config != NULL ? record->config : "",
+            .precision = record->precision,
+            .dtype = record->dtype,
+            .features = record->features,
+            .element_bytes = record->element_bytes,
+            .head_dim = record->head_dim,
+            .q_rows = record->q_rows,
+            .kv_rows = record->kv_rows,
+            .stages = record->stages,
+            .group_heads = record->group_heads,
+            .group_rows = record->group_rows,
+            .rows = record->rows,
+            .columns = record->columns,
+        };
     }
     return status;
 }
@@ -139,6 +184,58 @@ sm120_status sm120_builtin_kernel(sm120_device *handle, int32_t index, sm120_ker
     return device_leave(device, status);
 }
 
+sm120_status sm120_builtin_constant(int32_t index, const char **name, int32_t *value) {
+    error_clear();
+    sm120_status status = check_pointer((const void *)name, "name");
+    status = status == SM120_OK ? check_pointer(value, "value") : status;
+    if (status == SM120_OK && index < 0) {
+        status = fail(SM120_INVALID_ARGUMENT, "index = %d is negative; the first constant is 0", index);
+    } else if (status == SM120_OK && (uint32_t)index >= kernel_constant_count) {
+        status = fail(SM120_UNSUPPORTED, "index = %d is past the last of the %u constants of the kernels", index,
+                      kernel_constant_count);
+    } else if (status == SM120_OK) {
+        *name = kernel_constants[index].name;
+        *value = kernel_constants[index].value;
+    }
+    return status;
+}
+
+/* An image that a caller has asked for: it is kept for as long as the library is loaded. */
+struct kept {
+    const struct kernel_image *image;
+    char *bytes;
+    struct kept *next;
+};
+
+static _Atomic(struct kept *) all_kept;
+
+/* Find an image that was decoded before, or decode it. Without a lock: two threads that ask for the same image at the
+ * same time may both decode it, and both stay. */
+static sm120_status keep(const struct kernel_image *image, const char *entry, const void **bytes) {
+    struct kept *first = atomic_load(&all_kept);
+    for (const struct kept *one = first; one != NULL; one = one->next) {
+        if (one->image == image) {
+            *bytes = one->bytes;
+            return SM120_OK;
+        }
+    }
+    struct kept *const made = malloc(sizeof *made);
+    if (made == NULL) {
+        return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", entry);
+    }
+    *made = (struct kept){.image = image};
+    const sm120_status status = decode(image, entry, &made->bytes);
+    if (status != SM120_OK) {
+        free(made);
+        return status;
+    }
+    do {
+        made->next = first;
+    } while (!atomic_compare_exchange_weak(&all_kept, &first, made));
+    *bytes = made->bytes;
+    return SM120_OK;
+}
+
 sm120_status sm120_builtin_image(int32_t index, const char *target, const char *form, const void **image,
                                  size_t *bytes) {
     error_clear();
@@ -157,12 +254,11 @@ sm120_status sm120_builtin_image(int32_t index, const char *target, const char *
     if (!is_ptx && strcmp(form, "cubin") != 0) {
         return fail(SM120_INVALID_ARGUMENT, "form = \"%.200s\"; \"ptx\" and \"cubin\" are forms", form);
     }
-    const struct images images = images_of(kernel_files + kernel_entries[index].file, target);
-    *image = is_ptx ? images.ptx : images.cubin;
-    *bytes = is_ptx ? images.ptx_bytes : images.cubin_bytes;
-    if (*bytes == 0) {
-        return fail(SM120_UNSUPPORTED, "this build of the library holds no %s of %s for %s", form,
-                    kernel_entries[index].entry, target);
-    }
-    return SM120_OK;
+    const struct kernel_record *const record = kernel_records + index;
+    const bool is_sm120 = strcmp(target, "sm_120f") == 0;
+    const struct kernel_image *const ptx = is_sm120 ? &record->ptx_sm120 : &record->ptx_sm90;
+    const struct kernel_image *const cubin = is_sm120 ? &record->cubin_sm120 : &record->cubin_sm90;
+    status = keep(is_ptx ? ptx : cubin, record->entry, image);
+    *bytes = status == SM120_OK ? (is_ptx ? ptx : cubin)->bytes : 0;
+    return status;
 }

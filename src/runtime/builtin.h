@@ -10,14 +10,15 @@
 /* The target whose kernels run on a compute capability: "sm_120f" or "sm_90"; NULL: none does. */
 const char *builtin_target(int capability_major);
 
-/* Make and free a device's tables of what is loaded. */
+/* Make and free a device's table of what is loaded. */
 bool builtin_open(struct device *device);
 void builtin_close(struct device *device);
 
-/* The index of the entry that is this variant of an operation. */
-sm120_status builtin_find(const char *operation, const char *variant, uint32_t *index);
+/* The index of the first record with the same operation, precision, dtype, element_bytes, layout, config, features and
+ * head_dim as the one that is wanted. */
+sm120_status builtin_find(const struct kernel_record *wanted, uint32_t *index);
 
-/* The kernel of an entry, loaded on the device. Its context is current. */
+/* The kernel of a record, loaded on the device. Its context is current. */
 sm120_status builtin_load(struct device *device, uint32_t index, struct kernel **kernel);
 
 #endif

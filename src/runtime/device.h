@@ -30,9 +30,8 @@ struct device {
     struct registry events;
     struct module *modules;
 
-    pthread_mutex_t builtin_lock;    /* of the next two */
-    struct module **builtin_modules; /* by kernel file, NULL until wanted */
-    struct kernel **builtin_kernels; /* by kernel entry, NULL until wanted */
+    pthread_mutex_t builtin_lock;    /* of the next one */
+    struct kernel **builtin_kernels; /* by index into kernel_records, NULL until wanted */
 };
 
 /* Begin a call on a device: clear the thread's error, hold the device, and make its context current. */

@@ -1,33 +1,69 @@
-/* The kernels inside the library. The table is written by the build from the notes of the templates: nothing else
- * knows a kernel's thread count, shared memory or tile. */
+/* The kernels inside the library. The build writes these tables (build/generated/kernels.c) from the notes and the
+ * .param lines of the templates: nothing else knows a kernel's threads, shared memory, tile or parameters. */
 #ifndef SM120_KERNELS_H
 #define SM120_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* One template, expanded and assembled. PTX texts end with a NUL that `bytes` does not count. */
-struct kernel_file {
-    const char *source;
-    const unsigned char *ptx_sm120, *cubin_sm120, *ptx_sm90, *cubin_sm90;
-    size_t ptx_sm120_bytes, cubin_sm120_bytes, ptx_sm90_bytes, cubin_sm90_bytes;
+#include "runtime/signature.h"
+
+/* The parameters of a kernel, in their order. generated/parameters.h has a struct for each list, which is laid out
+ * alike: parameter i is at offset items[i].offset of both. */
+struct parameter_list {
+    const struct parameter *items;
+    uint32_t count;
+    const struct parameter_list *beginning; /* another list that this one begins with, the longest; NULL: none */
 };
 
-/* One entry. Fields after `shared` are 0 where the template does not note them. */
-struct kernel_entry {
+/* Images that are compressed together: .lzma files in kernel_images. */
+struct kernel_block {
+    uint32_t at, packed_bytes;
+    uint32_t bytes; /* decoded */
+};
+
+/* An image in a block. PTX texts end without a NUL. */
+struct kernel_image {
+    uint32_t block, at, bytes;
+};
+
+/* What a template notes of a kernel (FIELDS in ptx/records.py), and what the build found out. Fields that a template
+ * does not note are 0. */
+struct kernel_record {
     const char *entry;
-    uint32_t file; /* index into kernel_files */
-    uint32_t threads, shared;
+    const char *operation; /* "attention", "quantize_mxfp8" */
+    const struct parameter_list *parameters;
+    uint32_t threads;       /* of a CTA */
+    uint32_t shared;        /* dynamic, of a CTA, in bytes */
+    uint32_t precision;     /* of attention: SM120_BF16, SM120_MXFP8 */
+    uint32_t dtype;         /* of the input's elements: SM120_F32 */
+    uint32_t element_bytes; /* of a copied element */
+    const char *layout;     /* of the output of a quantizer: "d", "rows", "q", "k", "v" */
+    const char *config;     /* the name of this choice of tile and warps: "r32" */
+    bool features;          /* it does more than tensors of one length and unchanged scores need */
+    uint32_t head_dim;      /* that it is for; 0: any */
+    uint32_t q_rows, kv_rows, stages;
+    uint32_t group_heads, group_rows;
+    uint32_t rows, columns; /* of the input that a CTA covers */
+
+    const char *source;                       /* the template: "ptx/attention/mxfp8.ptx" */
     uint32_t registers_sm120, registers_sm90; /* per thread, as ptxas allocated them */
-    const char *operation;                    /* "attention_mxfp8", "quantize_mxfp8" */
-    const char *variant;                      /* of the operation: "d128", "f16_q_d64" */
-    uint32_t q_rows, kv_rows, head_dim;       /* tile */
-    uint32_t rows, columns;                   /* of the input that one CTA of a quantizer covers */
+    struct kernel_image ptx_sm120, cubin_sm120, ptx_sm90, cubin_sm90;
 };
 
-extern const struct kernel_file kernel_files[];
-extern const uint32_t kernel_file_count;
-extern const struct kernel_entry kernel_entries[];
-extern const uint32_t kernel_entry_count;
+/* A number that templates share with C (generated/constants.h) and Python. */
+struct kernel_constant {
+    const char *name;
+    int32_t value;
+};
+
+extern const struct kernel_record kernel_records[];
+extern const uint32_t kernel_record_count;
+extern const struct kernel_block kernel_blocks[];
+extern const uint32_t kernel_block_count;
+extern const struct kernel_constant kernel_constants[];
+extern const uint32_t kernel_constant_count;
+extern const unsigned char kernel_images[];
 
 #endif

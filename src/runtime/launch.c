@@ -54,19 +54,28 @@ sm120_status launch_allow_shared(struct kernel *kernel, uint32_t shared_bytes) {
     return shared_bytes > atomic_load(&kernel->dynamic_limit) ? opt_in(kernel, shared_bytes) : SM120_OK;
 }
 
-struct launch launch_of(struct argument_list *list, const struct argument *arguments, size_t count, uint32_t grid,
-                        const struct kernel_entry *entry, sm120_stream stream) {
-    for (size_t i = 0; i < count && i < ARGUMENTS_MAX; ++i) {
-        list->values[i] = arguments[i].value;
-        list->bytes[i] = arguments[i].bytes;
+sm120_status launch_of(struct argument_pointers *pointers, struct arguments arguments, uint32_t grid,
+                       const struct kernel_record *record, sm120_stream stream, struct launch *launch) {
+    const struct parameter_list *const list = record->parameters;
+    const struct parameter_list *known = arguments.list;
+    while (known != NULL && known != list) {
+        known = known->beginning;
     }
-    return (struct launch){.grid = {grid, 1, 1},
-                           .block = {entry->threads, 1, 1},
-                           .shared_bytes = entry->shared,
-                           .stream = stream,
-                           .arguments = list->values,
-                           .argument_bytes = list->bytes,
-                           .argument_count = count};
+    if (known == NULL) {
+        return fail(SM120_INTERNAL, "the arguments of %s are those of another kernel", record->entry);
+    }
+    for (uint32_t i = 0; i < list->count; ++i) {
+        pointers->values[i] = (const char *)arguments.values + list->items[i].offset;
+        pointers->bytes[i] = list->items[i].bytes;
+    }
+    *launch = (struct launch){.grid = {grid, 1, 1},
+                              .block = {record->threads, 1, 1},
+                              .shared_bytes = record->shared,
+                              .stream = stream,
+                              .arguments = pointers->values,
+                              .argument_bytes = pointers->bytes,
+                              .argument_count = list->count};
+    return SM120_OK;
 }
 
 /* Check the number of the arguments, and each one's pointer and size. */

@@ -2,6 +2,7 @@
 #ifndef SM120_LAUNCH_H
 #define SM120_LAUNCH_H
 
+#include "generated/parameters.h"
 #include "runtime/kernels.h"
 #include "runtime/module.h"
 
@@ -17,24 +18,26 @@ struct launch {
     bool is_cooperative; /* all CTAs are on the device at once */
 };
 
-/* One argument: its value stays where it is until the launch has started. */
-struct argument {
-    const void *value;
-    size_t bytes;
+/* The arguments of a kernel of the library: a struct of generated/parameters.h, which stays where it is until the
+ * launch has started. */
+struct arguments {
+    const void *values;
+    const struct parameter_list *list;
 };
 
-#define ARGUMENT(place) ((struct argument){&(place), sizeof(place)})
+/* Point to a struct of parameters; the compiler knows which list it belongs to. */
+#define ARGUMENTS(values) ((struct arguments){(values), PARAMETER_LIST(values)})
 
-/* The arguments of a kernel of the library, in the order of its parameters. Not to be copied once it is in a launch. */
-enum { ARGUMENTS_MAX = 48 };
-struct argument_list {
-    const void *values[ARGUMENTS_MAX];
-    size_t bytes[ARGUMENTS_MAX];
+/* What a launch points to. Not to be copied once it is in a launch. */
+struct argument_pointers {
+    const void *values[KERNEL_PARAMETERS_MAX];
+    size_t bytes[KERNEL_PARAMETERS_MAX];
 };
 
-/* Describe a launch of `grid` CTAs of an entry with at most ARGUMENTS_MAX arguments. */
-struct launch launch_of(struct argument_list *list, const struct argument *arguments, size_t count, uint32_t grid,
-                        const struct kernel_entry *entry, sm120_stream stream);
+/* Describe a launch of `grid` CTAs of a kernel. The struct of arguments is the kernel's own, or one that begins with
+ * the kernel's parameters. */
+sm120_status launch_of(struct argument_pointers *pointers, struct arguments arguments, uint32_t grid,
+                       const struct kernel_record *record, sm120_stream stream, struct launch *launch);
 
 /* Check a block against the kernel's limits. */
 sm120_status launch_check_threads(const struct kernel *kernel, const char *what, uint32_t x, uint32_t y, uint32_t z);

@@ -75,15 +75,24 @@ static void discard(struct module *module) {
     free(module);
 }
 
-/* Make a module without a driver's handle. NULL: out of host memory. */
-static struct module *make(struct device *device, const char *name, const char *text) {
+/* Make a module without a driver's handle. Its signatures are those of the text, or the record's. NULL: out of host
+ * memory. */
+static struct module *make(struct device *device, const char *name, const char *text,
+                           const struct kernel_record *record) {
     struct module *const module = calloc(1, sizeof *module);
     if (module == NULL) {
         return NULL;
     }
     module->device = device;
     module->name = malloc(strlen(name) + 1);
-    if (module->name == NULL || (text != NULL && !signatures_read(text, &module->signatures))) {
+    bool is_read = true;
+    if (record != NULL) {
+        is_read =
+            signatures_make(record->entry, record->parameters->items, record->parameters->count, &module->signatures);
+    } else if (text != NULL) {
+        is_read = signatures_read(text, &module->signatures);
+    }
+    if (module->name == NULL || !is_read) {
         discard(module);
         return NULL;
     }
@@ -104,8 +113,8 @@ static bool publish(struct module *module) {
     return true;
 }
 
-sm120_status module_load(struct device *device, const void *image, size_t bytes, const char *name, const char *text,
-                         struct module **module) {
+sm120_status module_load(struct device *device, const void *image, size_t bytes, const char *name,
+                         const struct kernel_record *record, struct module **module) {
     struct image copy;
     sm120_status status = image_copy(image, bytes, name, &copy);
     if (status != SM120_OK) {
@@ -114,7 +123,7 @@ sm120_status module_load(struct device *device, const void *image, size_t bytes,
     CUmodule loaded = NULL;
     status = load(device, copy.bytes, name, &loaded);
     if (status == SM120_OK) {
-        *module = make(device, name, copy.is_ptx ? copy.bytes : text);
+        *module = make(device, name, copy.is_ptx ? copy.bytes : NULL, record);
         if (*module != NULL) {
             (*module)->module = loaded;
             if (!publish(*module)) {

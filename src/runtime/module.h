@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "runtime/device.h"
+#include "runtime/kernels.h"
 #include "runtime/signature.h"
 
 struct module {
@@ -30,10 +31,10 @@ struct kernel {
     struct kernel *next;
 };
 
-/* Load an image. `text` is a PTX text whose entries are those of the image; NULL: the image itself, if it is PTX. The
+/* Load an image. `record` describes the one kernel in it; NULL: the image itself tells its kernels, if it is PTX. The
  * module is in the device's list, with a handle. The device's context is current. */
-sm120_status module_load(struct device *device, const void *image, size_t bytes, const char *name, const char *text,
-                         struct module **module);
+sm120_status module_load(struct device *device, const void *image, size_t bytes, const char *name,
+                         const struct kernel_record *record, struct module **module);
 
 /* Tell what ptxas allocated for a kernel, for a device that does not allocate registers. */
 void kernel_know_registers(struct kernel *kernel, uint32_t registers);

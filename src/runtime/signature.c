@@ -198,6 +198,24 @@ bool signatures_read(const char *text, struct signatures *signatures) {
     return true;
 }
 
+bool signatures_make(const char *entry, const struct parameter *parameters, uint32_t count,
+                     struct signatures *signatures) {
+    *signatures = (struct signatures){0};
+    struct signature *const signature = append(signatures, (struct token){entry, strlen(entry)});
+    if (signature != NULL && count != 0) {
+        signature->parameters = calloc(count, sizeof *parameters);
+    }
+    if (signature == NULL || (count != 0 && signature->parameters == NULL)) {
+        signatures_free(signatures);
+        return false;
+    }
+    for (uint32_t i = 0; i < count; ++i) {
+        signature->parameters[i] = parameters[i];
+    }
+    signature->count = count;
+    return true;
+}
+
 const struct signature *signatures_find(const struct signatures *signatures, const char *entry) {
     for (uint32_t i = 0; i < signatures->count; ++i) {
         if (strcmp(signatures->items[i].entry, entry) == 0) {

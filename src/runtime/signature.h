@@ -26,6 +26,10 @@ struct signatures {
  * of host memory; *signatures is then empty. */
 bool signatures_read(const char *text, struct signatures *signatures);
 
+/* Make the signature of one entry from what is known of it. False: out of host memory; *signatures is then empty. */
+bool signatures_make(const char *entry, const struct parameter *parameters, uint32_t count,
+                     struct signatures *signatures);
+
 /* The signature of an entry, or NULL. */
 const struct signature *signatures_find(const struct signatures *signatures, const char *entry);
 

@@ -1,5 +1,6 @@
 """The template layer: expansion, line markers, and what it says of mistakes."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -7,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
+import pysm120
+from pysm120.runtime.module import builtin_kernel, builtins, constants
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "ptx"), str(ROOT / "tools")]
 
 import expand  # noqa: E402
+import records  # noqa: E402
+import tables  # noqa: E402
 
 import build  # noqa: E402
 
-TEMPLATES = sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name not in {"parts", "bench"})
+TEMPLATES = build.templates()
 
 
 def ids(path: Path) -> str:
@@ -46,9 +52,9 @@ def test_every_line_is_marked_with_where_it_stands(template: Path, target: str) 
 @pytest.mark.parametrize("template", TEMPLATES, ids=ids)
 def test_notes_hold_for_both_targets(template: Path) -> None:
     """The table of kernels is made from one target: the other must say the same."""
-    first, second = (expand.Expansion(template, target).notes for target in build.TARGETS)
-    assert first == second
-    assert len({note["entry"] for note in first}) == len(first)
+    first, second = (records.read(template, target) for target in build.TARGETS)
+    assert [kernel[:3] for kernel in first.kernels] == [kernel[:3] for kernel in second.kernels]
+    assert first.constants == second.constants
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=ids)
@@ -63,12 +69,10 @@ def test_variables_of_shared_memory_have_names_of_their_own(template: Path) -> N
 @pytest.mark.parametrize("template", TEMPLATES, ids=ids)
 def test_no_register_spills(template: Path, target: str) -> None:
     """Spills would be counted by no budget."""
-    name = template.relative_to(ROOT / "ptx").with_suffix("").as_posix().replace("/", "_")
     build.build()
-    log = (ROOT / "build" / "ptx" / f"{name}.{target}.log").read_text()
-    spills = {int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)}
-    assert spills
-    assert max(spills) == 0
+    for note in expand.Expansion(template, target).notes:
+        log = (ROOT / "build" / "kernels" / f"{note.fields['entry']}.{target}.log").read_text()
+        assert re.findall(r"(\d+) bytes spill (?:stores|loads)", log) == ["0", "0"]
 
 
 FIELDS = ["shape", "launch", "params", "shared", "barriers", "registers", "steps", "numerics", "budget", "measured"]
@@ -160,6 +164,126 @@ def test_mistakes_in_values_show_the_line_in_the_traceback(tmp_path: Path) -> No
     assert done.returncode != 0
     assert 'broken.ptx", line 2' in done.stderr
     assert "nowhere" in done.stderr
+
+
+KERNEL = """# note({note})
+.visible .entry {entry}(
+    .param .u64 param_x,
+    .param .u32 param_rows)
+{{
+    ret;
+}}
+"""
+NOTE = 'entry="f", operation="copy", parameters="copy", threads=32, shared=0, rows=4'
+COPY = KERNEL.format(note=NOTE, entry="f")
+
+
+def read(folder: Path, text: str) -> records.Template:
+    """Read the kernels of a template."""
+    (folder / "t.ptx").write_text('# include("parts/head.ptx")\n' + text)
+    return records.read(folder / "t.ptx", "sm_90")
+
+
+def test_kernels_of_a_template(tmp_path: Path) -> None:
+    """Each has its record, its parameters, and a text without the others, with the template's lines."""
+    other = KERNEL.format(note=NOTE.replace('"f"', '"g"'), entry="g").replace(
+        "    .param .u32", '#     group("tail")\n    .param .u32'
+    )
+    with pytest.raises(expand.TemplateError, match="g has rows where f, with parameters='copy' too, has rows"):
+        read(tmp_path, KERNEL.format(note=NOTE, entry="f") + other)
+    other = other.replace('parameters="copy"', 'parameters="copy_tail"')
+    found = read(tmp_path, "// said\n" + KERNEL.format(note=NOTE, entry="f") + '# constant("N", 7)\n' + other)
+    first, second = found.kernels
+    assert first.record == {
+        "entry": "f", "operation": "copy", "parameters": "copy", "threads": 32, "shared": 0, "rows": 4
+    }  # fmt: skip
+    assert first.parameters == [
+        records.Parameter("x", "u64", 8, 8, 0, ""), records.Parameter("rows", "u32", 4, 4, 8, "")
+    ]  # fmt: skip
+    assert [p.group for p in second.parameters] == ["", "tail"]
+    assert found.constants["N"][1] == 7
+    assert first.text.count(".entry") == second.text.count(".entry") == 1
+    assert "said" not in first.text
+    assert f'#line 4 "{first.place.file}"\n.visible .entry f(' in first.text
+    assert f'#line 12 "{first.place.file}"\n.visible .entry g(' in second.text
+
+
+@pytest.mark.parametrize(
+    ("note", "message"),
+    [
+        (NOTE + ", colour=3", "line 2: note() has no field 'colour'; it has entry, operation"),
+        (NOTE.replace(", shared=0", ""), "line 2: note() lacks shared: dynamic shared memory"),
+        (NOTE.replace("32", "33"), "line 2: note(threads=33): threads is an int from 32 to 1024, a multiple of 32"),
+        (NOTE.replace("32", "True"), "line 2: note(threads=True): threads is an int"),
+        (NOTE.replace('"f"', '"F f"'), "line 2: note(entry='F f'): entry is a word"),
+        (NOTE + ", features=1", "line 2: note(features=1): features is True or False"),
+        (NOTE + ', dtype="f8"', "line 2: note(dtype='f8'): dtype is one of f32, f16, bf16"),
+        (NOTE.replace('"f"', '"g"'), "line 2: note() of g, which is not the entry of any kernel here"),
+        (NOTE + ")\n# note(" + NOTE, "line 3: note() of f, which line 2 has noted"),
+    ],
+)
+def test_a_wrong_note_names_its_line(tmp_path: Path, note: str, message: str) -> None:
+    with pytest.raises(expand.TemplateError, match=re.escape(f"t.ptx, {message}")):
+        read(tmp_path, KERNEL.format(note=note, entry="f"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (COPY + ".visible .entry g()\n{\n}\n", "line 9: entry g has no note()"),
+        (COPY.replace("\n}", "\n    }"), "line 3: entry f is not closed by a line of `}`"),
+        (COPY.replace(".u32 param_rows", ".u32 rows"), "line 5: '.param .u32 rows)' is not"),
+        (COPY.replace(".u32", ".v2"), "line 5: '.param .v2 param_rows)' is not"),
+        ("  " + COPY.split("\n", 1)[1], "line 2: a kernel begins with"),
+        ('# constant("N", 1)\n# constant("N", 2)\n', "line 3: constant N = 2, but "),
+        ('# constant("n", 1)\n', "line 2: constant('n', 1) is not a NAME in capitals"),
+    ],
+)  # fmt: skip
+def test_a_wrong_kernel_names_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(expand.TemplateError, match=re.escape(f"t.ptx, {message}")):
+        read(tmp_path, text)
+
+
+def test_kernels_of_an_operation_have_the_same_fields(tmp_path: Path) -> None:
+    other = NOTE.replace('"f"', '"g"').replace(", rows=4", "")
+    with pytest.raises(expand.TemplateError, match=r"note\(\) of g lacks rows, unlike that of f: the kernels of copy"):
+        read(tmp_path, KERNEL.format(note=NOTE, entry="f") + KERNEL.format(note=other, entry="g"))
+
+
+def test_a_parameter_too_many_is_refused(tmp_path: Path) -> None:
+    text = KERNEL.format(note=NOTE, entry="f").replace(".u64 param_x", ".align 64 .b8 param_x[4096]")
+    with pytest.raises(expand.TemplateError, match="line 5: param_rows ends at byte 4100; a kernel has 4096"):
+        read(tmp_path, text)
+
+
+def test_a_group_is_the_same_everywhere() -> None:
+    """A struct that two kernels share cannot have other members in one of them."""
+    lists = {name: [records.Parameter(member, "u32", 4, 4, 0, "tail")] for name, member in (("one", "x"), ("two", "y"))}
+    with pytest.raises(ValueError, match="group 'tail' has other parameters in two than in one"):
+        tables.groups(lists)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=ids)
+def test_the_library_says_what_the_notes_say(template: Path) -> None:
+    """Records, parameters and constants, read back through the C interface."""
+    found = records.read(template, "sm_120f")
+    known = {builtin.entry: builtin for builtin in builtins()}
+    assert constants().items() >= {name: value for name, (_, value) in found.constants.items()}.items()
+    loaded = []
+    with pysm120.Device("virtual") as device:
+        for kernel in found.kernels:
+            builtin = known[kernel.record["entry"]]
+            said = {**dataclasses.asdict(builtin), "shared": builtin.shared_bytes}
+            wanted = {name: value for name, value in kernel.record.items() if name != "parameters"}
+            assert said.items() >= wanted.items()
+            assert builtin.source == template.relative_to(ROOT).as_posix()
+            if kernel.record["parameters"] not in loaded:
+                loaded.append(kernel.record["parameters"])
+                parameters = builtin_kernel(device, builtin.entry).parameters
+                assert [(p.name, p.type, p.offset, p.bytes) for p in parameters] == [
+                    (f"param_{p.name}", p.type, p.offset, p.bytes) for p in kernel.parameters
+                ]
+    assert loaded
 
 
 def test_ptxas_reports_the_line_of_the_template(tmp_path: Path) -> None:

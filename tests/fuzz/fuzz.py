@@ -54,19 +54,18 @@ def compiled(target: str, engine: str = "gcc") -> Path:
     flags = [flag for flag in build.FLAGS if flag != "-fPIC"]
     checked = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"]
     guided = ["-fsanitize-coverage=trace-pc,trace-cmp"] if engine == "gcc" else ["-fsanitize=fuzzer-no-link"]
-    include = ["-I", str(ROOT / "src")]
     whole = target == "abi"  # the device alone is linked into the others
     sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").rglob("*.c"))]
     sources += [] if whole else [ROOT / "src" / "driver" / f"{name}.c" for name in ("registry", "tensor_map_rules")]
     own: list[tuple[str, list[str]]] = [(target, [*checked, *guided]), ("target", checked), ("mutate", checked)]
     own += [("engine", [])] if engine == "gcc" else []
-    headers = sorted([*(ROOT / "src").rglob("*.h"), *(ROOT / "src").rglob("*.def"), *HERE.glob("*.h")])
     version = build.run([*cc, "--version"])
+    if whole:
+        build.build()
 
     def compile_one(item: tuple[Path, Path, list[str]]) -> Path:
         source, output, extra = item
-        command = [*cc, *flags, *extra, *include, "-c", str(source), "-o", str(output)]
-        return cache.make(output, [version, source, *headers, *command], lambda: build.run(command))
+        return build.compile_object(cache, source, output, [*cc, *flags, *extra], version)
 
     work = [(HERE / f"{name}.c", folder / f"own_{name}.o", extra) for name, extra in own]
     for source in sources:
@@ -75,8 +74,8 @@ def compiled(target: str, engine: str = "gcc") -> Path:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compile_one, work))
     if whole:
-        build.build()
-        objects.append(ROOT / "build" / "objects" / "build" / "kernels.o")
+        generated = ROOT / "build" / "objects" / "build" / "generated"
+        objects += [generated / "kernels.o", generated / "images.o"]
     link = ["-no-pie"] if engine == "gcc" else ["-fsanitize=fuzzer"]
     program = folder / target
     command = [*cc, f"-fsanitize={SANITIZERS}", *link, *map(str, objects), "-pthread", "-lm", "-ldl"]

@@ -46,9 +46,9 @@ def stripped(text: Iterable[str]) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("#"))
 
 
-def noted(template: str, variant: str) -> dict[str, Any]:
-    """Return what a template notes of a kernel."""
-    return next(note for note in expansion(template).notes if note["variant"] == variant)
+def noted(template: str, **wanted: object) -> dict[str, Any]:
+    """Return what a template notes of the first kernel with these fields."""
+    return next(note.fields for note in expansion(template).notes if wanted.items() <= note.fields.items())
 
 
 def ceil(x: int, y: int) -> int:
@@ -91,10 +91,11 @@ class Quantized(NamedTuple):
     def launch(self, device: pysm120.Device) -> tuple[pysm120.Array, pysm120.Array]:
         """Run it; return elements and scales, with zeros behind them."""
         batch, heads, rows, columns = self.shape
-        note = noted(QUANTIZE, f"{self.dtype}_{self.layout}")
-        tile = {"q": 128, "k": 64, "v": 64}.get(self.layout.partition("_d")[0], 1)
+        layout, _, width = self.layout.partition("_d")
+        note = noted(QUANTIZE, dtype=self.dtype, layout=layout, head_dim=int(width or 0), features=False)
+        tile = {"q": 128, "k": 64, "v": 64}.get(layout, 1)
         padded = ceil(rows, tile) * tile
-        padded_columns = int(self.layout[3:]) if tile > 1 else columns
+        padded_columns = int(width) if tile > 1 else columns
         row_tiles, column_tiles = ceil(padded, note["rows"]), ceil(padded_columns, note["columns"])
         x = device.array(self.input())
         area = batch * heads * padded * padded_columns

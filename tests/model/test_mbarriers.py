@@ -1,7 +1,6 @@
 """What warps hand each other: a ring of tiles as it was recorded, in the simulator; and what is not understood."""
 
 import dataclasses
-import re
 
 import numpy as np
 import pytest
@@ -247,10 +246,9 @@ def test_kinds_of_statements(statement: str, kind: str) -> None:
 )  # fmt: skip
 def test_rings_of_attention(entry: str, target: str, rings: list[Ring]) -> None:
     chip = chips.load("rtx5090" if target == "sm_120f" else "h200")
-    index, shared = next((i, b.shared_bytes) for i, b in enumerate(builtins()) if b.entry == entry)
+    index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
     ptx = builtin_image(index, target, "ptx").decode()
-    width = int(re.findall(r"_d(\d+)", entry)[0])
-    record = validation.recorder(ptx, target, Problem(1, 256, 1, width), shared)
+    record = validation.recorder(ptx, target, Problem(1, 256, 1, builtin.head_dim), builtin)
     model = validation.builtin_model(chip, entry, record=record)
     assert model.handovers.why == ""
     assert list(model.handovers.rings) == rings
@@ -268,9 +266,9 @@ def test_rings_of_attention(entry: str, target: str, rings: list[Ring]) -> None:
 def test_kernels_that_the_library_launches(entry: str, stages: int, target: str) -> None:
     """Of MXFP8 and with features, on either chip: the device states the capability that takes this PTX."""
     chip = chips.load("rtx5090" if target == "sm_120f" else "h200")
-    index, shared = next((i, b.shared_bytes) for i, b in enumerate(builtins()) if b.entry == entry)
+    index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
     ptx = builtin_image(index, target, "ptx").decode()
-    record = validation.recorder(ptx, target, Problem(1, 256, 1, 64, causal=True), shared)
+    record = validation.recorder(ptx, target, Problem(1, 256, 1, 64, causal=True), builtin)
     model = validation.builtin_model(chip, entry, record=record)
     assert model.recording is not None
     assert model.handovers.why == ""

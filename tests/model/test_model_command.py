@@ -18,7 +18,7 @@ from pysm120.model import launches, loops, measure, problem, validation
 from pysm120.model import work as work_module
 from pysm120.runtime import ffi
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
-from pysm120.runtime.module import builtin_image, builtins
+from pysm120.runtime.module import builtin_image, builtins, find_builtin
 
 pytestmark = pytest.mark.virtual
 
@@ -45,7 +45,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_code_that_an_sm_does_not_keep(capsys: pytest.CaptureFixture[str]) -> None:
-    entry = next(b.entry for b in builtins() if b.entry.startswith("attention_mxfp8_128") and b.entry.endswith("d128"))
+    entry = next(b.entry for b in builtins() if b.precision == "mxfp8" and b.head_dim == 128 and not b.features)
     command = ["model", entry, "--problem", "1,128,1,128", "--rules"]
     assert __main__.main([*command, "--chip", "h200"]) == 0
     shown = capsys.readouterr().out
@@ -242,7 +242,9 @@ def test_every_measured_launch_can_be_made() -> None:
     """The parameters that the measurement fills in are those of the kernels; a small problem runs and is attention."""
     rng = np.random.default_rng(1)
     with Device("virtual") as device:
-        work = work_module.Attention(device, "attention_bf16_128x64_d64_r16", problem.parse("1,192,2,64,causal"))
+        kernel = find_builtin("attention_bf16_128x64_d64_r16")
+        assert kernel is not None
+        work = work_module.Attention(device, kernel, problem.parse("1,192,2,64,causal"))
         work.launch()
         q, k, v = (rng.standard_normal((1, 2, 192, 64), np.float32).astype(ml_dtypes.bfloat16) for _ in range(3))
         expected = attention(q, k, v, causal=True, precision="bf16", layout="BHSD", device=device)

@@ -130,19 +130,18 @@ def test_choices_come_out_in_the_sum() -> None:
 def test_a_causal_launch_does_what_the_device_did(entry: str, rows: int) -> None:
     """The products on the simulated ways are those that the virtual device counted, and so are masked tiles."""
     chip = chips.load("rtx5090")
-    width = int(entry.split("_d")[1].split("_", maxsplit=1)[0])
-    problem = problem_module.parse(f"1,{rows},1,{width},causal")
-    index, shared = next((i, b.shared_bytes) for i, b in enumerate(builtins()) if b.entry == entry)
+    index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
+    problem = problem_module.parse(f"1,{rows},1,{builtin.head_dim},causal")
     ptx = builtin_image(index, "sm_120f", "ptx").decode()
-    model = validation.builtin_model(chip, entry, record=validation.recorder(ptx, "sm_120f", problem, shared))
+    model = validation.builtin_model(chip, entry, record=validation.recorder(ptx, "sm_120f", problem, builtin))
     assert model.recording is not None
     assert model.recording.by_rules == []
     with Device("virtual") as device:
-        work = work_module.Attention(device, entry, problem)
+        work = work_module.Attention(device, builtin, problem)
         with device.profile() as profile:
             work.launch()
             device.synchronize()
-    rounds = problem.rounds(entry)
+    rounds = problem.rounds(builtin)
     sources = model.paths.sources
     ways = [way for count in rounds for way in model.paths.rounds(count)]
     flops = model.warps * sum(predict.flops_of(sources[step.place].opcode) for way in ways for step in way)
@@ -227,19 +226,19 @@ def test_comments_and_other_entries_make_no_other_kernel() -> None:
     index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
     text = builtin_image(index, "sm_90", "ptx").decode()
     moved = "// said before\n" + text.replace(".reqntid", "// said\n.reqntid").replace("#line 1", "#line 2")
-    fewer = moved.replace("attention_f16_128x64_d32_any_r16(", "attention_other(")
+    beside = moved + ".visible .entry attention_other()\n{\n    ret;\n}\n"
     first = "    mov.u32                 tid, %tid.x;\n"
     more = text.replace(first, first + first)
-    assert len({text, moved, fewer, more}) == 4
+    assert len({text, moved, beside, more}) == 4
     problem = problem_module.parse("1,512,1,32")
     found = []
-    for kept in (text, moved, fewer):
-        record = validation.recorder(kept, "sm_90", problem, builtin.shared_bytes)
+    for kept in (text, moved, beside):
+        record = validation.recorder(kept, "sm_90", problem, builtin)
         model = validation.builtin_model(chips.load("h200"), entry, record=record)
-        found.append(predict.predict(model, problem.rounds(entry)).clocks)
+        found.append(predict.predict(model, problem.rounds(builtin)).clocks)
         assert model.recording is not None
         assert model.recording.handovers is not None
     assert found[0] == found[1] == found[2]
-    record = validation.recorder(more, "sm_90", problem, builtin.shared_bytes)
+    record = validation.recorder(more, "sm_90", problem, builtin)
     with pytest.raises(record_module.NotRecordedError, match="not the library's"):
         validation.builtin_model(chips.load("h200"), entry, record=record)

@@ -63,7 +63,7 @@ TIMINGS = {
 }  # fmt: skip
 
 
-MXFP8 = next(b.entry for b in builtins() if b.entry.startswith("attention_mxfp8") and "d128" in b.entry)
+MXFP8 = next(b for b in builtins() if b.precision == "mxfp8" and b.head_dim == 128)
 
 
 @pytest.fixture
@@ -335,20 +335,21 @@ def test_operations_of_matrix_instructions(opcode: str, flops: int) -> None:
 
 
 def test_rounds_of_a_problem() -> None:
-    entry = "attention_bf16_128x64_d128_r16"
-    assert problem.parse("2,512,3,128").rounds(entry) == [8] * (2 * 3 * 4)
+    kernel = next(b for b in builtins() if b.entry == "attention_bf16_128x64_d128_r16")
+    assert problem.parse("2,512,3,128").rounds(kernel) == [8] * (2 * 3 * 4)
     # Longest first: rows 384 to 511 see 512 keys, rows 0 to 127 see 128.
-    assert problem.parse("1,512,1,128,causal").rounds(entry) == [8, 6, 4, 2]
-    assert problem.parse("1,130,1,64,causal").rounds(entry) == [3, 2]
+    assert problem.parse("1,512,1,128,causal").rounds(kernel) == [8, 6, 4, 2]
+    assert problem.parse("1,130,1,64,causal").rounds(kernel) == [3, 2]
     # ... and as the 16-bit kernels without features do it, of all heads first; of MXFP8, head by head.
-    assert problem.parse("1,256,2,128,causal").rounds(entry) == [4, 4, 2, 2]
-    assert problem.parse("1,256,2,128,causal").rounds(entry, 1) == [4, 2, 4, 2]
+    assert problem.parse("1,256,2,128,causal").rounds(kernel) == [4, 4, 2, 2]
+    assert problem.parse("1,256,2,128,causal").rounds(kernel, 1) == [4, 2, 4, 2]
     assert problem.parse("1,256,2,128,causal").rounds(MXFP8) == [4, 2, 4, 2]
     assert problem.parse("1,1024,2,64").flops == 4 * 2 * 1024 * 1024 * 64
-    assert problem.parse("1,1024,2,64").tensor_bytes(entry) == 4 * 2 * 1024 * 64 * 2
+    assert problem.parse("1,1024,2,64").tensor_bytes(kernel) == 4 * 2 * 1024 * 64 * 2
     assert problem.parse("1,1024,2,64").tensor_bytes(MXFP8) == (3 * 33 / 32 + 2) * 2 * 1024 * 64
-    with pytest.raises(InvalidArgumentError, match="does not say its tile"):
-        problem.parse("1,1,1,1").rounds("quantize")
+    copy = next(b for b in builtins() if b.operation == "copy_rows")
+    with pytest.raises(InvalidArgumentError, match="copy_rows_b16 is no kernel of attention with tiles"):
+        problem.parse("1,1,1,1").rounds(copy)
     for word in ("1,2,3", "1,2,3,4,5", "0,1,1,1", "a,b,c,d"):
         with pytest.raises(InvalidArgumentError, match=f"--problem is '{word}'"):
             problem.parse(word)

@@ -46,6 +46,37 @@ static void test_builtin(void) {
     BAD(UNSUPPORTED, "index", sm120_builtin_image(INT32_MAX, "sm_90", "ptx", &image, &bytes));
 }
 
+/* Each image is that of one kernel, and a second call returns the same bytes; words of the record are never NULL. */
+static void test_builtin_records(void) {
+    sm120_builtin_info info = {.size = sizeof info};
+    int32_t count = 0;
+    for (; sm120_builtin(count, &info) == SM120_OK; ++count) {
+        const void *first = NULL, *second = NULL;
+        size_t bytes = 0;
+        OK(sm120_builtin_image(count, "sm_90", "ptx", &first, &bytes));
+        OK(sm120_builtin_image(count, "sm_90", "ptx", &second, &bytes));
+        const char *const entry = strstr(first, ".visible .entry ");
+        TRUE(first == second && entry != NULL && strncmp(entry + 16, info.entry, strlen(info.entry)) == 0);
+        TRUE(entry != NULL && strstr(entry + 16, ".entry ") == NULL);
+        TRUE(info.operation[0] != '\0' && info.layout != NULL && info.config != NULL);
+        TRUE(strcmp(info.operation, "attention") != 0 || (info.q_rows > 0 && info.kv_rows > 0 && info.precision != 0));
+    }
+    TRUE(count > 0);
+}
+
+static void test_builtin_constants(void) {
+    const char *name = NULL;
+    int32_t value = 0, found = 0;
+    for (int32_t i = 0; sm120_builtin_constant(i, &name, &value) == SM120_OK; ++i) {
+        found |= strcmp(name, "ATTENTION_FEATURE_RIGHT") == 0 ? value : 0;
+    }
+    TRUE(found == 2);
+    BAD(INVALID_ARGUMENT, "index", sm120_builtin_constant(-1, &name, &value));
+    BAD(UNSUPPORTED, "index", sm120_builtin_constant(INT32_MAX, &name, &value));
+    BAD(INVALID_ARGUMENT, "name", sm120_builtin_constant(0, NULL, &value));
+    BAD(INVALID_ARGUMENT, "value", sm120_builtin_constant(0, &name, NULL));
+}
+
 /* Call every entry that takes a handle with `d`, `m` and `k`, which are no handles; `word` is in every message. */
 static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, const char *word) {
     sm120_device_info device_info = {.size = sizeof device_info};
@@ -486,6 +517,8 @@ int main(int argc, char **argv) {
     device_name = argc > 1 ? argv[1] : device_name;
     test_library();
     test_builtin();
+    test_builtin_records();
+    test_builtin_constants();
     OK(sm120_device_open(device_name, &device));
     if (device == NULL) {
         return EXIT_FAILURE;

@@ -2,30 +2,30 @@
 #include <float.h>
 #include <inttypes.h>
 
+#include "generated/constants.h"
 #include "ops/attention/attention.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 #include "runtime/memory.h"
 
 enum { ROWS_MAX = (1 << 30) - 1 };
-enum { FAR = 0x3fffffff };   /* beyond every row and key */
-enum { SOFTCAP_MAX = 1024 }; /* where the error of tanh, 2^-22 of it, is as small as that of P in f16 */
-enum { BOX_COLUMNS = 64 };   /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
+enum { FAR = ATTENTION_FAR }; /* beyond every row and key */
+enum { SOFTCAP_MAX = 1024 };  /* where the error of tanh, 2^-22 of it, is as small as that of P in f16 */
+enum { BOX_COLUMNS = 64 };    /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
 
 /* What a precision takes. */
 static const struct precision {
     uint32_t code;
     uint32_t dtype; /* of q, k and v; 0: any */
     int64_t head_dim_max;
-    bool has_left;         /* its kernel for tensors of one length has a left window */
-    const char *operation; /* of its kernels */
+    bool has_left; /* its kernel for tensors of one length has a left window */
     attention_run *run;
 } precisions[] = {
-    {SM120_MXFP8, 0, 128, false, "attention_mxfp8", attention_mxfp8},
-    {SM120_MXFP8_BF16, SM120_BF16, 128, true, "attention_mxfp8_bf16", attention_mxfp8},
-    {SM120_MXFP8_F16, SM120_F16, 128, true, "attention_mxfp8_f16", attention_mxfp8},
-    {SM120_BF16, SM120_BF16, 256, true, "attention_bf16", attention_bf16_f16},
-    {SM120_F16, SM120_F16, 256, true, "attention_f16", attention_bf16_f16},
+    {SM120_MXFP8, 0, 128, false, attention_mxfp8},
+    {SM120_MXFP8_BF16, SM120_BF16, 128, true, attention_mxfp8},
+    {SM120_MXFP8_F16, SM120_F16, 128, true, attention_mxfp8},
+    {SM120_BF16, SM120_BF16, 256, true, attention_bf16_f16},
+    {SM120_F16, SM120_F16, 256, true, attention_bf16_f16},
 };
 
 /* The bytes of a mask's element; 0 for no dtype of a mask. */
@@ -79,7 +79,9 @@ int32_t attention_upper(const sm120_attention_args *args) {
 }
 
 uint32_t attention_o_type(const sm120_attention_args *args) {
-    return args->o.dtype == SM120_F32 ? 0 : args->o.dtype == SM120_F16 ? 1 : 2;
+    return args->o.dtype == SM120_F32   ? ATTENTION_O_F32
+           : args->o.dtype == SM120_F16 ? ATTENTION_O_F16
+                                        : ATTENTION_O_BF16;
 }
 
 sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid) {
@@ -417,7 +419,6 @@ static sm120_status check_forms(const sm120_attention_args *args, struct attenti
     status = status == SM120_OK ? check_sequences(args) : status;
     if (status == SM120_OK) {
         call->is_uniform = is_uniform(args, *precision);
-        call->operation = (*precision)->operation;
     }
     return status;
 }

@@ -14,8 +14,7 @@ struct attention {
     struct shape q_shape, k_shape, v_shape, o_shape, past_k_shape, past_v_shape;
     struct tensor q, k, v, o, past_k, past_v;
     int64_t lse_bytes, mask_bytes;
-    const char *operation; /* of the kernels of its precision */
-    bool is_uniform;       /* a kernel for tensors of one length and unchanged scores does */
+    bool is_uniform; /* a kernel for tensors of one length and unchanged scores does */
 };
 
 /* Check the addresses of all that the call reads and writes. */

@@ -9,19 +9,14 @@
 
 enum { HOPPER = 9 };
 
-static const char *config_of(const struct kernel_entry *entry) {
-    return strrchr(entry->variant, '_') + 1;
+/* Whether a kernel computes what the call asks for. */
+static bool fits(const struct kernel_record *record, const struct attention *call) {
+    return strcmp(record->operation, "attention") == 0 && record->precision == call->args->precision &&
+           record->head_dim >= call->q_shape.head_dim && record->head_dim >= call->v_shape.head_dim &&
+           record->features == !call->is_uniform;
 }
 
-/* Whether an entry computes what the call asks for. Its variant is "dWIDTH_CONFIG", or "dWIDTH_any_CONFIG" where it
- * does more than a uniform call needs. */
-static bool fits(const struct kernel_entry *entry, const struct attention *call) {
-    return entry->head_dim >= call->q_shape.head_dim && entry->head_dim >= call->v_shape.head_dim &&
-           strcmp(entry->operation, call->operation) == 0 &&
-           (strstr(entry->variant, "_any_") == NULL) == call->is_uniform;
-}
-
-/* Of the entries that fit, those of the least width, in their order: the first one, and the first of each of three
+/* Of the kernels that fit, those of the least width, in their order: the first one, and the first of each of three
  * configs, of which any may be NULL. -1: there is none. */
 struct choice {
     uint32_t width;
@@ -31,18 +26,18 @@ struct choice {
 static struct choice look(const struct attention *call, const char *const configs[3]) {
     const struct choice nothing = {.width = UINT32_MAX, .first = -1, .of = {-1, -1, -1}};
     struct choice choice = nothing;
-    for (uint32_t i = 0; i < kernel_entry_count; ++i) {
-        const struct kernel_entry *const entry = kernel_entries + i;
-        if (entry->head_dim > choice.width || !fits(entry, call)) {
+    for (uint32_t i = 0; i < kernel_record_count; ++i) {
+        const struct kernel_record *const record = kernel_records + i;
+        if (record->head_dim > choice.width || !fits(record, call)) {
             continue;
         }
-        if (entry->head_dim < choice.width) {
+        if (record->head_dim < choice.width) {
             choice = nothing;
-            choice.width = entry->head_dim;
+            choice.width = record->head_dim;
         }
         choice.first = choice.first < 0 ? i : choice.first;
         for (int n = 0; n < 3; ++n) {
-            const bool is_it = choice.of[n] < 0 && configs[n] != NULL && strcmp(config_of(entry), configs[n]) == 0;
+            const bool is_it = choice.of[n] < 0 && configs[n] != NULL && strcmp(record->config, configs[n]) == 0;
             choice.of[n] = is_it ? i : choice.of[n];
         }
     }
@@ -67,12 +62,13 @@ sm120_status attention_choose(const struct device *device, const struct attentio
     const char *const configs[] = {call->args->config, getenv("PYSM120_ATTENTION_CONFIG"), usual(device, call)};
     const struct choice choice = look(call, configs);
     if (choice.first < 0) {
-        return fail(SM120_INTERNAL, "the library holds no kernel of %s for head_dim = %" PRId64, call->operation,
-                    call->q_shape.head_dim);
+        return fail(SM120_INTERNAL,
+                    "the library holds no kernel of attention for precision = %" PRIu32 " and head_dim = %" PRId64,
+                    call->args->precision, call->q_shape.head_dim);
     }
     if (configs[0] != NULL && choice.of[0] < 0) {
         return fail(SM120_UNSUPPORTED, "config = \"%.32s\"; this call has %s, and what sm120_attention_config lists",
-                    configs[0], config_of(kernel_entries + choice.first));
+                    configs[0], kernel_records[choice.first].config);
     }
     int64_t found = choice.first;
     for (int n = 3; n-- > 0;) {
@@ -89,8 +85,8 @@ sm120_status attention_config(const struct attention *call, int32_t index, uint3
     if (index < 0) {
         return fail(SM120_INVALID_ARGUMENT, "index = %" PRId32 " is negative; the first config is 0", index);
     }
-    for (uint32_t i = 0; i < kernel_entry_count; ++i) {
-        if (kernel_entries[i].head_dim == width && fits(kernel_entries + i, call) && count++ == index) {
+    for (uint32_t i = 0; i < kernel_record_count; ++i) {
+        if (kernel_records[i].head_dim == width && fits(kernel_records + i, call) && count++ == index) {
             *entry = i;
             return SM120_OK;
         }
@@ -100,5 +96,5 @@ sm120_status attention_config(const struct attention *call, int32_t index, uint3
 }
 
 const char *attention_config_name(uint32_t index) {
-    return config_of(kernel_entries + index);
+    return kernel_records[index].config;
 }

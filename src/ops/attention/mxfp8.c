@@ -18,8 +18,8 @@ struct areas {
 /* What was found out about a call before anything is launched. */
 struct plan {
     const struct attention *call;
-    uint32_t index;                           /* of the kernel entry */
-    const struct kernel_entry *entry;         /* with the tile that q, k and v are packed for */
+    uint32_t index;                           /* of the kernel's record */
+    const struct kernel_record *record;       /* with the tile that q, k and v are packed for */
     bool is_mixed;                            /* v stays in 16 bits, where the caller has it */
     struct shape q_shape, k_shape;            /* a batch for each sequence, of the longest one's rows */
     int64_t padded_q, padded_past, padded_kv; /* rows in whole tiles */
@@ -76,14 +76,14 @@ static int64_t in_tiles(int64_t rows, int64_t tile) {
 /* Lay out the workspace: q's elements, q's scales (4 bytes per row), and tiles of k and of v that hold their own
  * scales (4 bytes per row of k, a byte per 32 rows and column of v). */
 static sm120_status lay_out(struct plan *plan) {
-    const int64_t width = plan->entry->head_dim;
+    const int64_t width = plan->record->head_dim;
     const int64_t q_heads = plan->q_shape.batch * plan->q_shape.heads;
     const int64_t kv_heads = plan->k_shape.batch * plan->k_shape.heads;
     struct areas *const areas = &plan->areas;
     int64_t q, scales, k, v = 0;
-    plan->padded_q = in_tiles(plan->q_shape.rows, plan->entry->q_rows);
-    plan->padded_past = in_tiles(plan->call->args->past_rows, plan->entry->kv_rows);
-    plan->padded_kv = in_tiles(plan->k_shape.rows, plan->entry->kv_rows);
+    plan->padded_q = in_tiles(plan->q_shape.rows, plan->record->q_rows);
+    plan->padded_past = in_tiles(plan->call->args->past_rows, plan->record->kv_rows);
+    plan->padded_kv = in_tiles(plan->k_shape.rows, plan->record->kv_rows);
     const int64_t keys = plan->padded_past + plan->padded_kv;
     *areas = (struct areas){0};
     if (!area_bytes(q_heads, plan->padded_q, width, &q) || !area_bytes(q_heads, plan->padded_q, 4, &scales) ||
@@ -109,27 +109,14 @@ static sm120_status make_plan(const struct device *device, const struct attentio
     if (status != SM120_OK) {
         return status;
     }
-    plan->entry = kernel_entries + plan->index;
-    if (plan->entry->q_rows == 0 || plan->entry->kv_rows == 0 || plan->entry->kv_rows % BLOCK != 0) {
-        return fail(SM120_INTERNAL, "%s notes a tile that cannot be", plan->entry->entry);
+    plan->record = kernel_records + plan->index;
+    if (plan->record->q_rows == 0 || plan->record->kv_rows == 0 || plan->record->kv_rows % BLOCK != 0) {
+        return fail(SM120_INTERNAL, "%s notes a tile that cannot be", plan->record->entry);
     }
     return lay_out(plan);
 }
 
 /* ---- launches ---- */
-
-/* The parameters of the attention kernels, in their order; v is tiles or a map. */
-struct attention_arguments {
-    uint64_t q_elements, q_scales, k_tiles, v_tiles;
-    CUtensorMap v_map;
-    uint64_t o, lse;
-    int64_t o_batch_stride, o_head_stride, o_row_stride;
-    uint32_t heads, kv_heads, q_rows, kv_rows, head_dim, q_tiles, o_type;
-    float scale_log2;
-    int32_t diagonal, lower; /* row i sees key j iff i + lower <= j <= i + diagonal */
-    uint32_t v_broadcast;    /* bits 2, 3: of past_v */
-    struct special special;
-};
 
 /* The launches of a call: of its quantizers first, of q, k, v and the past's k and v those that there are. Not to be
  * copied once filled. */
@@ -138,19 +125,19 @@ struct launches {
     int quantizer_count;
     struct kernel *kernel;
     struct launch launch;
-    struct attention_arguments values;
-    struct argument_list arguments;
+    union {
+        struct attention_mxfp8_any_parameters mxfp8; /* v is tiles */
+        struct attention_mixed_any_parameters mixed; /* v is a map */
+    } values;
+    struct argument_pointers pointers;
 };
 
-/* The values of the attention kernel's parameters. A scale's sign is q's, and a scale of 0 makes q 0, because a kernel
- * that takes the maximum of scaled scores wants a positive scale. */
-static struct attention_arguments values_of(const struct plan *plan, sm120_address workspace) {
+/* The parameters that MXFP8 and mixed kernels share. A scale's sign is q's, and a scale of 0 makes q 0, because a
+ * kernel that takes the maximum of scaled scores wants a positive scale. */
+static struct mxfp8_call_parameters values_of(const struct plan *plan) {
     const sm120_attention_args *const args = plan->call->args;
-    return (struct attention_arguments){
-        .q_elements = workspace + (uint64_t)plan->areas.q_elements,
-        .q_scales = workspace + (uint64_t)plan->areas.q_scales,
-        .k_tiles = workspace + (uint64_t)plan->areas.k_tiles,
-        .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
+    const struct edges edges = attention_edges(plan->call);
+    return (struct mxfp8_call_parameters){
         .o = plan->call->o.address,
         .lse = args->lse,
         .o_batch_stride = plan->call->o.batch_stride,
@@ -161,67 +148,72 @@ static struct attention_arguments values_of(const struct plan *plan, sm120_addre
         .q_rows = (uint32_t)args->q_rows,
         .kv_rows = (uint32_t)args->kv_rows,
         .head_dim = (uint32_t)plan->call->o_shape.head_dim,
-        .q_tiles = (uint32_t)(plan->padded_q / plan->entry->q_rows),
+        .q_tiles = (uint32_t)(plan->padded_q / plan->record->q_rows),
         .o_type = attention_o_type(args),
         .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),
-        .diagonal = attention_upper(args),
-        .lower = attention_lower(args),
+        .upper = edges.upper,
+        .lower = edges.lower,
     };
 }
 
-/* Choose the attention kernel and check its launch. */
+/* Describe v and the past's v, which mixed kernels load as they lie. */
+static sm120_status describe_values(const struct device *device, const struct plan *plan,
+                                    struct attention_mixed_any_parameters *a) {
+    const struct attention *const call = plan->call;
+    const uint32_t rows = plan->record->kv_rows;
+    uint32_t past = 0;
+    sm120_status status =
+        attention_describe(device, &call->v, &call->v_shape, rows, &a->v_map, &a->mxfp8_call.v_broadcast);
+    if (status == SM120_OK && call->args->past_rows != 0) {
+        status = attention_describe(device, &call->past_v, &call->past_v_shape, rows, &a->sequence.past_v_map, &past);
+    }
+    a->mxfp8_call.v_broadcast |= past << 2;
+    return status;
+}
+
+/* Fill in the parameters of the attention kernel. One for tensors of one length has those before `sequence`. */
+static sm120_status fill(const struct device *device, const struct plan *plan, sm120_address workspace,
+                         struct launches *l, struct arguments *arguments) {
+    const sm120_address q_elements = workspace + (uint64_t)plan->areas.q_elements;
+    const sm120_address q_scales = workspace + (uint64_t)plan->areas.q_scales;
+    const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
+    const struct mxfp8_call_parameters call = values_of(plan);
+    struct sequence_parameters sequence = {0};
+    if (!plan->call->is_uniform) {
+        attention_sequence(plan->call, &sequence);
+    }
+    if (plan->is_mixed) {
+        struct attention_mixed_any_parameters *const a = &l->values.mixed;
+        *a = (struct attention_mixed_any_parameters){.q_elements = q_elements,
+                                                     .q_scales = q_scales,
+                                                     .k_tiles = k_tiles,
+                                                     .mxfp8_call = call,
+                                                     .sequence = sequence};
+        *arguments = ARGUMENTS(a);
+        /* A question for the size needs no map: the address of v may be none yet. */
+        return workspace != 0 ? describe_values(device, plan, a) : SM120_OK;
+    }
+    struct attention_mxfp8_any_parameters *const a = &l->values.mxfp8;
+    *a = (struct attention_mxfp8_any_parameters){.q_elements = q_elements,
+                                                 .q_scales = q_scales,
+                                                 .k_tiles = k_tiles,
+                                                 .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
+                                                 .mxfp8_call = call,
+                                                 .sequence = sequence};
+    *arguments = ARGUMENTS(a);
+    return SM120_OK;
+}
+
+/* Load the attention kernel and check its launch. */
 static sm120_status prepare_attention(struct device *device, const struct plan *plan, sm120_address workspace,
                                       struct launches *l) {
     uint32_t grid;
-    sm120_status status = attention_grid(plan->call, plan->entry->q_rows, &grid);
-    if (status != SM120_OK) {
-        return status;
+    struct arguments arguments;
+    sm120_status status = attention_grid(plan->call, plan->record->q_rows, &grid);
+    status = status == SM120_OK ? fill(device, plan, workspace, l, &arguments) : status;
+    if (status == SM120_OK) {
+        status = launch_of(&l->pointers, arguments, grid, plan->record, plan->call->args->stream, &l->launch);
     }
-    struct attention_arguments *const a = &l->values;
-    *a = values_of(plan, workspace);
-    const struct attention *const call = plan->call;
-    if (!call->is_uniform) {
-        attention_special(call, &a->special);
-        a->lower = a->special.lower;
-        a->diagonal = a->special.upper;
-    }
-    /* A question for the size needs no map: the address of v may be none yet. */
-    if (plan->is_mixed && workspace != 0) {
-        uint32_t past = 0;
-        status = attention_describe(device, &call->v, &call->v_shape, plan->entry->kv_rows, &a->v_map, &a->v_broadcast);
-        if (status == SM120_OK && call->args->past_rows != 0) {
-            status = attention_describe(device, &call->past_v, &call->past_v_shape, plan->entry->kv_rows,
-                                        &a->special.past_v, &past);
-        }
-        a->v_broadcast |= past << 2;
-    }
-    const struct argument list[] = {
-        ARGUMENT(a->q_elements),
-        ARGUMENT(a->q_scales),
-        ARGUMENT(a->k_tiles),
-        plan->is_mixed ? ARGUMENT(a->v_map) : ARGUMENT(a->v_tiles),
-        ARGUMENT(a->o),
-        ARGUMENT(a->lse),
-        ARGUMENT(a->o_batch_stride),
-        ARGUMENT(a->o_head_stride),
-        ARGUMENT(a->o_row_stride),
-        ARGUMENT(a->heads),
-        ARGUMENT(a->kv_heads),
-        ARGUMENT(a->q_rows),
-        ARGUMENT(a->kv_rows),
-        ARGUMENT(a->head_dim),
-        ARGUMENT(a->q_tiles),
-        ARGUMENT(a->o_type),
-        ARGUMENT(a->scale_log2),
-        ARGUMENT(a->diagonal),
-        ARGUMENT(a->lower),
-        ARGUMENT(a->v_broadcast),
-        SPECIAL_ARGUMENTS(&a->special),
-    };
-    enum { COUNT = sizeof list / sizeof list[0], UNIFORM = 20 };
-    _Static_assert((int)COUNT <= (int)ARGUMENTS_MAX, "as many as a list holds");
-    l->launch =
-        launch_of(&l->arguments, list, call->is_uniform ? UNIFORM : COUNT, grid, plan->entry, call->args->stream);
     status = status == SM120_OK ? builtin_load(device, plan->index, &l->kernel) : status;
     return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
 }
@@ -232,19 +224,20 @@ static struct quantizer keys_of(const struct plan *plan, const char *layout, con
     const sm120_attention_args *const args = plan->call->args;
     const bool is_past = first_row < plan->padded_past;
     struct quantizer q = {.layout = layout,
+                          .width = plan->record->head_dim,
                           .x = x,
                           .shape = {args->batch, args->kv_heads, rows, head_dim},
-                          .padded_rows = in_tiles(rows, plan->entry->kv_rows),
-                          .padded_columns = plan->entry->head_dim,
+                          .padded_rows = in_tiles(rows, plan->record->kv_rows),
+                          .padded_columns = plan->record->head_dim,
                           .elements = tiles,
                           .factor = 1.0f,
                           .has_sequences = !plan->call->is_uniform};
-    q.sequences = (struct quantizer_sequences){
+    q.sequences = (struct quantizer_sequences_parameters){
         .starts = is_past ? 0 : args->cu_seqlens_k,
         .lengths = is_past ? 0 : args->kv_lengths,
         .total = (int32_t)args->kv_total,
-        .all_tiles = (uint32_t)((plan->padded_past + plan->padded_kv) / plan->entry->kv_rows),
-        .first_tile = (uint32_t)(first_row / plan->entry->kv_rows),
+        .all_tiles = (uint32_t)((plan->padded_past + plan->padded_kv) / plan->record->kv_rows),
+        .first_tile = (uint32_t)(first_row / plan->record->kv_rows),
     };
     return q;
 }
@@ -252,18 +245,17 @@ static struct quantizer keys_of(const struct plan *plan, const char *layout, con
 /* Choose the kernels and check their launches; nothing starts. */
 static sm120_status prepare(struct device *device, const struct plan *plan, sm120_address workspace,
                             struct launches *launches) {
-    const bool wide = plan->entry->head_dim > 64;
     const struct attention *const call = plan->call;
     const sm120_attention_args *const args = call->args;
     const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
     const sm120_address v_tiles = workspace + (uint64_t)plan->areas.v_tiles;
-    const char *const k = wide ? "k_d128" : "k_d64", *const v = wide ? "v_d128" : "v_d64";
     const int64_t v_dim = call->v_shape.head_dim, kv_rows = args->kv_rows, past_rows = args->past_rows;
-    const struct quantizer q = {.layout = wide ? "q_d128" : "q_d64",
+    const struct quantizer q = {.layout = "q",
+                                .width = plan->record->head_dim,
                                 .x = &call->q,
                                 .shape = plan->q_shape,
                                 .padded_rows = plan->padded_q,
-                                .padded_columns = plan->entry->head_dim,
+                                .padded_columns = plan->record->head_dim,
                                 .elements = workspace + (uint64_t)plan->areas.q_elements,
                                 .scales = workspace + (uint64_t)plan->areas.q_scales,
                                 .factor = args->scale > 0.0f   ? 1.0f
@@ -276,10 +268,10 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
         struct quantizer job;
     } list[] = {
         {true, q},
-        {true, keys_of(plan, k, &call->k, args->head_dim, kv_rows, plan->padded_past, k_tiles)},
-        {!plan->is_mixed, keys_of(plan, v, &call->v, v_dim, kv_rows, plan->padded_past, v_tiles)},
-        {past_rows != 0, keys_of(plan, k, &call->past_k, args->head_dim, past_rows, 0, k_tiles)},
-        {past_rows != 0 && !plan->is_mixed, keys_of(plan, v, &call->past_v, v_dim, past_rows, 0, v_tiles)},
+        {true, keys_of(plan, "k", &call->k, args->head_dim, kv_rows, plan->padded_past, k_tiles)},
+        {!plan->is_mixed, keys_of(plan, "v", &call->v, v_dim, kv_rows, plan->padded_past, v_tiles)},
+        {past_rows != 0, keys_of(plan, "k", &call->past_k, args->head_dim, past_rows, 0, k_tiles)},
+        {past_rows != 0 && !plan->is_mixed, keys_of(plan, "v", &call->past_v, v_dim, past_rows, 0, v_tiles)},
     };
     sm120_status status = SM120_OK;
     launches->quantizer_count = 0;

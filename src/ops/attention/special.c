@@ -1,22 +1,35 @@
 /* What kernels take of a call that is more than tensors of one length. */
 #include "ops/attention/special.h"
 
-/* Bits of the kernels' param_features: FEATURES in ptx/parts/sequence.ptx. */
-enum { LEFT = 1, RIGHT = 2, TOP_LEFT = 4, SOFTCAP = 8, ALIBI = 16, MASK = 32 };
+#include "generated/constants.h"
 
-void attention_special(const struct attention *call, struct special *s) {
+/* The kernels' code of a mask's dtype. */
+static uint32_t mask_type(uint32_t dtype) {
+    return dtype == SM120_F32    ? ATTENTION_MASK_F32
+           : dtype == SM120_F16  ? ATTENTION_MASK_F16
+           : dtype == SM120_BF16 ? ATTENTION_MASK_BF16
+                                 : ATTENTION_MASK_B8;
+}
+
+struct edges attention_edges(const struct attention *call) {
+    const struct reach reach = attention_reach(call->args);
+    return call->is_uniform ? (struct edges){attention_lower(call->args), attention_upper(call->args)}
+                            : (struct edges){-reach.left, reach.right};
+}
+
+void attention_sequence(const struct attention *call, struct sequence_parameters *s) {
     const sm120_attention_args *const args = call->args;
     const sm120_mask *const mask = &args->mask;
     const struct reach reach = attention_reach(args);
     const bool is_top_left = args->causal == SM120_CAUSAL_TOP_LEFT || args->causal == SM120_NOT_CAUSAL_TOP_LEFT;
     const int64_t element = mask->dtype == SM120_F32 ? 4 : mask->dtype == SM120_BOOL ? 1 : 2;
     const int64_t lse_head_stride = 4 * call->q_shape.rows;
-    *s = (struct special){
-        .lower = -reach.left,
-        .upper = reach.right,
-        .features = (reach.has_left ? LEFT : 0) | (reach.has_right ? RIGHT : 0) | (is_top_left ? TOP_LEFT : 0) |
-                    (args->softcap != 0.0f ? SOFTCAP : 0) | (args->alibi_slopes != 0 ? ALIBI : 0) |
-                    (mask->address != 0 ? MASK : 0),
+    const int features =
+        (reach.has_left ? ATTENTION_FEATURE_LEFT : 0) | (reach.has_right ? ATTENTION_FEATURE_RIGHT : 0) |
+        (is_top_left ? ATTENTION_FEATURE_TOP_LEFT : 0) | (args->softcap != 0.0f ? ATTENTION_FEATURE_SOFTCAP : 0) |
+        (args->alibi_slopes != 0 ? ATTENTION_FEATURE_ALIBI : 0) | (mask->address != 0 ? ATTENTION_FEATURE_MASK : 0);
+    *s = (struct sequence_parameters){
+        .features = (uint32_t)features,
         .cu_seqlens_q = args->cu_seqlens_q,
         .cu_seqlens_k = args->cu_seqlens_k,
         .kv_lengths = args->kv_lengths,
@@ -29,10 +42,7 @@ void attention_special(const struct attention *call, struct special *s) {
         .mask_head_stride = mask->head_stride * element,
         .mask_row_stride = mask->row_stride * element,
         .mask_column_stride = mask->column_stride * element,
-        .mask_type = mask->dtype == SM120_F32    ? 0
-                     : mask->dtype == SM120_F16  ? 1
-                     : mask->dtype == SM120_BF16 ? 2
-                                                 : 3,
+        .mask_type = mask_type(mask->dtype),
         .lse_head_stride = lse_head_stride,
         .lse_batch_stride = args->cu_seqlens_q != 0 ? 0 : lse_head_stride * args->heads,
         .q_total = (int32_t)args->q_total,

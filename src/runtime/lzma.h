@@ -1,0 +1,13 @@
+/* A decoder of .lzma files, the format that `xz --format=lzma` and Python's lzma.FORMAT_ALONE write. */
+#ifndef SM120_LZMA_H
+#define SM120_LZMA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Decode a .lzma file that holds exactly `bytes` bytes. False: the file is cut short, damaged or longer than its end
+ * marker, holds another number of bytes, or needs more than 12,288 literal probabilities (lc + lp above 4); what `to`
+ * then holds is undefined. Nothing is read beyond `packed_bytes`, nothing written beyond `bytes`, nothing allocated. */
+bool lzma_decode(const void *packed, size_t packed_bytes, void *to, size_t bytes);
+
+#endif
