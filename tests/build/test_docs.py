@@ -25,6 +25,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 LOCAL = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/|\.\./shared\b")
 TOPS = "ptx|src|pysm120|tests|tools|docs|benchmarks|results|examples"
+DOCUMENT = re.compile(rf"\b(?:{TOPS})/[\w/-]+\.md\b")
 PATH = re.compile(rf"`((?:{TOPS})/[\w./*-]*)`")
 
 
@@ -408,6 +409,19 @@ def test_paths_exist(document: Path) -> None:
         return
     gone = [path for path in PATH.findall(document.read_text()) if not any(ROOT.glob(path.rstrip("/")))]
     assert not gone, f"{named(document)} names files that are not there"
+
+
+def test_sources_name_documents_that_exist() -> None:
+    files = [
+        file
+        for top in TOPS.split("|")
+        for kind in ("ptx", "c", "h", "py", "toml")
+        for file in (ROOT / top).rglob(f"*.{kind}")
+    ]
+    named_documents = {(file, path) for file in files for path in DOCUMENT.findall(file.read_text())}
+    assert len(named_documents) >= 5
+    gone = sorted(f"{named(file)}: {path}" for file, path in named_documents if not (ROOT / path).is_file())
+    assert not gone
 
 
 def public_names() -> list[str]:

@@ -154,8 +154,12 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(f"pysm120-{pysm120.__version__}.dist-info/WHEEL").decode()
+        about = archive.read(f"pysm120-{pysm120.__version__}.dist-info/METADATA").decode()
+        licence = archive.read(f"pysm120-{pysm120.__version__}.dist-info/licenses/LICENSE")
         entries = archive.read(f"pysm120-{pysm120.__version__}.dist-info/entry_points.txt").decode()
     assert "Root-Is-Purelib: false" in metadata
+    assert "License-Expression: Apache-2.0\n" in about
+    assert licence == (ROOT / "LICENSE").read_bytes()
     assert entries.split() == ["[pytest11]", "pytest_pysm120", "=", "pytest_pysm120"]
     names.remove("pytest_pysm120.py")
     for name in (
