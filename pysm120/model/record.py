@@ -59,10 +59,10 @@ def _texts(entry: str) -> dict[str, str]:
     return {} if index is None else {one: builtin_image(index, one, "ptx").decode() for one in _CAPABILITIES}
 
 
-def _statements(ptx: str, entry: str) -> list[str]:
-    """Return the lines of an entry and of what comes before all, without comments and markers."""
-    lines = [line.split("//")[0].split() for line in only(ptx, entry).splitlines() if not line.startswith("#line ")]
-    return [" ".join(words) for words in lines if words]
+def _statements(ptx: str, entry: str) -> str:
+    """Return an entry and what comes before all, without comments and markers, wherever its lines break."""
+    lines = (line.split("//")[0] for line in only(ptx, entry).splitlines() if not line.startswith("#line "))
+    return " ".join(word for line in lines for word in line.split())
 
 
 def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
