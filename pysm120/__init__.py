@@ -17,7 +17,8 @@ from pysm120.observe.profile import Profile
 from pysm120.ops.attention import attention, attention_varlen
 from pysm120.ops.quantize import quantize_mxfp8
 from pysm120.runtime.arrays import Array
-from pysm120.runtime.device import Device, DeviceInfo, Event, Stream
+from pysm120.runtime.context import DeviceInfo, Event, Stream
+from pysm120.runtime.device import Device
 from pysm120.runtime.errors import (
     ClosedError,
     DriverError,

@@ -4,11 +4,13 @@ import argparse
 import secrets
 from pathlib import Path
 
+from pysm120 import __version__
 from pysm120.cli import console
+from pysm120.cli import microbench_table as table
 from pysm120.cli.command import Command, add_device
+from pysm120.cli.microbench_compare import compare
 from pysm120.cli.profile import path_of
-from pysm120.microbench import groups, result, table, toolchain
-from pysm120.microbench.compare import compare
+from pysm120.microbench import groups, result, toolchain
 from pysm120.microbench.form import Form
 from pysm120.microbench.launch import Launcher
 from pysm120.microbench.measure import Choice, measure
@@ -96,7 +98,7 @@ def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
             for one in ready:
                 results.append(measure(launcher, one, choice))
                 step(one.form.name)
-        report = result.report(device, results)
+        report = result.report(device, results, __version__)
     table.show(report)
     if arguments.cells:
         table.show_cells(report)

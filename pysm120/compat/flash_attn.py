@@ -1,15 +1,15 @@
 """The functions of FlashAttention 2, by its names and with its arguments."""
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from pysm120.ops import operands
 from pysm120.ops.attention import attention, attention_varlen
-from pysm120.ops.attention_call import _check_number
+from pysm120.ops.options import ends, number, precision_of
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 
-_WINDOW_ENDS = 2
-_attention: Any = attention  # whose overloads want to know whether there is a log-sum-exp
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def flash_attn_func(
@@ -68,95 +68,46 @@ def flash_attn_func(
 
     """
     del deterministic
-    _check_dropout(dropout_p)
-    return _results(
-        _attention(
-            q,
-            k,
-            v,
-            causal=causal,
-            window=_window(window_size),
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            scale=_scale(softmax_scale),
-            precision=operands.precision_of(q, "q", precision),
-            return_lse=bool(return_attn_probs),
-            device=device,
-            stream=stream,
-        ),
-        probabilities=return_attn_probs,
+    out = attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_lse=bool(return_attn_probs),  # type: ignore[call-overload] # which wants to know the value
+        device=device,
+        stream=stream,
+        **_options(q, dropout_p, softmax_scale, window_size, precision),
     )
+    return (*out, None) if return_attn_probs else out
 
 
-def flash_attn_kvpacked_func(
-    q: Any,
-    kv: Any,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,  # noqa: FBT001, FBT002
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: FBT001, FBT002
-    return_attn_probs: bool = False,  # noqa: FBT001, FBT002
-    *,
-    precision: str | None = None,
-    device: Device | str | None = None,
-    stream: Any = None,
-) -> Any:
+def _with_the_rest(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """Let help() and inspect show the arguments behind v, which a function of packed arrays hands on."""
+
+    def decorate(packed: _Function) -> _Function:
+        whole = inspect.signature(function)
+        own = [x for x in inspect.signature(packed).parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
+        rest = list(whole.parameters.values())[list(whole.parameters).index("v") + 1 :]
+        packed.__signature__ = whole.replace(parameters=[*own, *rest])  # type: ignore[attr-defined] # inspect reads it
+        return packed
+
+    return decorate
+
+
+@_with_the_rest(flash_attn_func)
+def flash_attn_kvpacked_func(q: Any, kv: Any, *rest: Any, **options: Any) -> Any:
     """Return `flash_attn_func` of keys and values in one array ``kv``, shape (B, Sk, 2, Hkv, D)."""
     _check_packed(kv, "kv", ("B", "Sk", 2, "Hkv", "D"))
-    return flash_attn_func(
-        q,
-        kv[:, :, 0],
-        kv[:, :, 1],
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        precision=precision,
-        device=device,
-        stream=stream,
-    )
+    return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *rest, **options)
 
 
-def flash_attn_qkvpacked_func(
-    qkv: Any,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,  # noqa: FBT001, FBT002
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: FBT001, FBT002
-    return_attn_probs: bool = False,  # noqa: FBT001, FBT002
-    *,
-    precision: str | None = None,
-    device: Device | str | None = None,
-    stream: Any = None,
-) -> Any:
+@_with_the_rest(flash_attn_func)
+def flash_attn_qkvpacked_func(qkv: Any, *rest: Any, **options: Any) -> Any:
     """Return `flash_attn_func` of what lies in one array ``qkv``, shape (B, S, 3, H, D)."""
     _check_packed(qkv, "qkv", ("B", "S", 3, "H", "D"))
-    return flash_attn_func(
-        qkv[:, :, 0],
-        qkv[:, :, 1],
-        qkv[:, :, 2],
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        precision=precision,
-        device=device,
-        stream=stream,
-    )
+    return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *rest, **options)
 
 
 def flash_attn_varlen_func(
@@ -206,57 +157,38 @@ def flash_attn_varlen_func(
 
     """
     del deterministic
-    _check_dropout(dropout_p)
     if block_table is not None:
         message = "block_table is given, but keys and values in pages are not supported: give them as they follow"
         raise UnsupportedError(message)
-    return _results(
-        attention_varlen(
-            q,
-            k,
-            v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            causal=causal,
-            window=_window(window_size),
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            scale=_scale(softmax_scale),
-            precision=operands.precision_of(q, "q", precision),
-            return_lse=bool(return_attn_probs),
-            device=device,
-            stream=stream,
-        ),
-        probabilities=return_attn_probs,
+    out = attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        causal=causal,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_lse=bool(return_attn_probs),
+        device=device,
+        stream=stream,
+        **_options(q, dropout_p, softmax_scale, window_size, precision),
     )
+    return (*out, None) if return_attn_probs else out
 
 
-def _check_dropout(dropout_p: Any) -> None:
-    if _check_number(dropout_p, "dropout_p") != 0:
+def _options(q: Any, dropout_p: Any, softmax_scale: Any, window_size: Any, precision: Any) -> Any:
+    """Return the options that have another name or another meaning here."""
+    if number(dropout_p, "dropout_p") != 0:
         message = f"dropout_p is {dropout_p}, but there is no dropout: 0 is right"
         raise UnsupportedError(message)
-
-
-def _scale(softmax_scale: Any) -> float | None:
-    return None if softmax_scale is None else _check_number(softmax_scale, "softmax_scale")
-
-
-def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """Return a window whose ends are None instead of -1."""
-    if not isinstance(window_size, tuple | list) or len(window_size) != _WINDOW_ENDS:
-        message = f"window_size is {window_size!r}, not (left, right), each an integer"
-        raise TypeError(message)
-    for side in window_size:
-        if isinstance(side, bool) or not hasattr(side, "__index__"):
-            message = f"window_size is {tuple(window_size)}, whose {side!r} is no integer"
-            raise TypeError(message)
-        if side < -1:
-            message = f"window_size is {tuple(window_size)}: each end is -1 or a number of keys"
-            raise InvalidArgumentError(message)
-    left, right = window_size
-    return None if left == -1 else left, None if right == -1 else right
+    return {
+        "scale": None if softmax_scale is None else number(softmax_scale, "softmax_scale"),
+        "window": ends(window_size, "window_size", open_end=-1),
+        "precision": precision_of(q, "q", precision),
+    }
 
 
 def _check_packed(x: Any, name: str, dimensions: tuple[str | int, ...]) -> None:
@@ -269,7 +201,3 @@ def _check_packed(x: Any, name: str, dimensions: tuple[str | int, ...]) -> None:
     ):
         message = f"{name} has shape {tuple(x.shape)}, not ({', '.join(map(str, dimensions))})"
         raise InvalidArgumentError(message)
-
-
-def _results(computed: Any, *, probabilities: Any) -> Any:
-    return (*computed, None) if probabilities else computed

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pysm120.ops import operands
+from pysm120.ops import options as checks
 from pysm120.ops.attention import attention
-from pysm120.ops.attention_call import _check_number
+from pysm120.ops.options import number
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 
@@ -61,10 +61,10 @@ def scaled_dot_product_attention(
 
     """
     given = {"query": query, "key": key, "value": value}
-    precision = operands.precision_of(query, "query", precision)
+    precision = checks.precision_of(query, "query", precision)
     _check_dtypes(given)
     _check_shapes(*(tuple(x.shape) for x in given.values()), enable_gqa=enable_gqa)
-    if _check_number(dropout_p, "dropout_p") != 0:
+    if number(dropout_p, "dropout_p") != 0:
         message = f"dropout_p is {dropout_p}, but there is no dropout: 0 is right"
         raise UnsupportedError(message)
     causal = _check_flag(is_causal)
@@ -88,7 +88,7 @@ def scaled_dot_product_attention(
 
 def _check_dtypes(given: Mapping[str, Any]) -> None:
     """Raise where they are not those of query."""
-    dtypes = {name: operands.dtype_name(x, name) for name, x in given.items()}
+    dtypes = {name: checks.dtype_name(x, name) for name, x in given.items()}
     for name, dtype in dtypes.items():
         if dtype != dtypes["query"]:
             message = f"{name} has dtype {dtype}, but query has {dtypes['query']}"
@@ -142,7 +142,7 @@ def _mask(mask: Any, wanted: tuple[int, ...]) -> Any:
     if not hasattr(mask, "shape"):
         message = f"attn_mask is a {type(mask).__name__}, not an array"
         raise TypeError(message)
-    dtype = operands.dtype_name(mask, "attn_mask")
+    dtype = checks.dtype_name(mask, "attn_mask")
     if dtype not in _MASK_DTYPES:
         message = f"attn_mask has dtype {dtype}, not bool, float32, float16 or bfloat16"
         raise TypeError(message)

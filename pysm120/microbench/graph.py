@@ -4,7 +4,8 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pysm120.runtime.device import Device, Stream
+from pysm120.runtime.context import Stream
+from pysm120.runtime.device import Device
 from pysm120.runtime.errors import DriverError
 
 _RELAXED = 2  # capture mode: other threads may do as they like

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pysm120
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 
@@ -143,8 +142,8 @@ def _result(item: dict[str, Any]) -> Result:
     return found
 
 
-def report(device: Device, results: list[Result]) -> Report:
-    """Put results together with what they are of."""
+def report(device: Device, results: list[Result], version: str) -> Report:
+    """Put results of a version of the package together with what they are of."""
     info = device.info
     return Report(
         chip=info.name,
@@ -153,7 +152,7 @@ def report(device: Device, results: list[Result]) -> Report:
         driver=_driver(device),
         date=dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d"),
         is_virtual=info.is_virtual,
-        version=pysm120.__version__,
+        version=version,
         results=results,
     )
 

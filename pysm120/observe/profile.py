@@ -8,12 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pysm120.runtime.context import Context
 from pysm120.runtime.ffi import PACKAGE, check, ffi, lib, new_struct, text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from pysm120.runtime.device import Device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Profile:
     is taken at a time.
     """
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: Context) -> None:
         self._device = device
         self._statements: tuple[Statement, ...] | None = None
 

@@ -7,19 +7,17 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from pysm120.runtime.arrays import Array
+from pysm120.runtime.context import Context
 from pysm120.runtime.errors import FaultError, InvalidArgumentError, UnsupportedError
 from pysm120.runtime.ffi import check, ffi, lib, new_struct, text
-
-if TYPE_CHECKING:
-    from pysm120.runtime.arrays import Array
-    from pysm120.runtime.device import Device
-    from pysm120.runtime.module import Kernel
+from pysm120.runtime.module import Kernel
 
 WARP = 32
 MOST_BYTES = 64
@@ -262,7 +260,7 @@ def _stop(pointer: Any, window: tuple[int, int] | None) -> Stop:
     return Stop(step_of(pointer), tuple(r for r in registers if r.lanes), tuple(lanes), shared)
 
 
-def instructions(kernel: "Kernel") -> list[Instruction]:
+def instructions(kernel: Kernel) -> list[Instruction]:
     """Return the instructions of a kernel and of the functions in it; none on a GPU."""
     pointer = kernel.open_pointer()
     return list(
@@ -280,7 +278,7 @@ def instructions(kernel: "Kernel") -> list[Instruction]:
 class _Watcher:
     """What looks at a device now."""
 
-    def __init__(self, device: "Device", see: Callable[[Any], bool]) -> None:
+    def __init__(self, device: Context, see: Callable[[Any], bool]) -> None:
         self.device = device
         self.see = see
         self.ended = False
@@ -314,7 +312,7 @@ def _look(context: Any, pointer: Any) -> int:
 
 @contextlib.contextmanager
 def watching(
-    device: "Device",
+    device: Context,
     see: Callable[[Any], bool],
     *,
     moment: int,
@@ -322,7 +320,7 @@ def watching(
     warp: int | None = None,
     file: str | None = None,
     lines: tuple[int, int] = (0, 0),
-    memory: tuple["Array", int, int] | None = None,
+    memory: tuple[Array, int, int] | None = None,
 ) -> Iterator[None]:
     """Call ``see`` with each step that fits, in the launches of the block; True ends the launch, quietly."""
     if not device.is_virtual:
@@ -360,7 +358,7 @@ def watching(
             check(lib.sm120_device_watch(pointer, ffi.NULL))
 
 
-def _range(array: "Array", offset: int, nbytes: int) -> tuple[int, int]:
+def _range(array: Array, offset: int, nbytes: int) -> tuple[int, int]:
     """Return address and number of bytes of an array that can be watched."""
     if not 0 < nbytes <= MOST_BYTES or not 0 <= offset <= array.nbytes - nbytes:
         message = f"bytes {offset} to {offset + nbytes} are not 1 to {MOST_BYTES} bytes of {array.nbytes}"
@@ -403,7 +401,7 @@ class Trace:
 
 @contextlib.contextmanager
 def trace(
-    device: "Device",
+    device: Context,
     *,
     cta: tuple[int, ...] | None,
     warp: int | None,
@@ -441,7 +439,7 @@ class Break:
 
 @contextlib.contextmanager
 def break_at(
-    device: "Device",
+    device: Context,
     line: int,
     *,
     file: str | None,
@@ -479,7 +477,7 @@ class Change:
 
 
 @contextlib.contextmanager
-def changes(device: "Device", array: "Array", offset: int, nbytes: int) -> Iterator[list[Change]]:
+def changes(device: Context, array: Array, offset: int, nbytes: int) -> Iterator[list[Change]]:
     """See ``Device.changes``."""
     found: list[Change] = []
     held = ffi.new("char[]", nbytes)

@@ -1,137 +1,56 @@
 """Attention."""
 
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops import attention_call as core
-from pysm120.ops import operands
+from pysm120.ops.attention_call import LAYOUTS, PACKED, Options, mask_in_float32
+from pysm120.ops.call import AnyArray
+from pysm120.ops.options import one_of
+from pysm120.ops.plan import NEW, result
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.dlpack import SupportsDLPack
 
-# (batch, head, row) among the dimensions; None where there is none.
-_AXES: dict[str, core.Axes] = {"BSHD": (0, 2, 1), "BHSD": (0, 1, 2)}
-_PACKED: core.Axes = (None, 1, 0)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class _Rest(TypedDict, total=False):
+    """What the type of a result does not depend on."""
+
+    causal: bool
+    causal_align: str
+    window: tuple[int | None, int | None]
+    softcap: float
+    sinks: Any
+    alibi_slopes: Any
+    mask: Any
+    kv_lengths: Any
+    diagonals: Any
+    past_k: Any
+    past_v: Any
+    scale: float | None
+    precision: str
+    layout: str
+    config: str | None
+    out: Any
+    out_dtype: npt.DTypeLike | None
+    lse: Any
+    device: Device | str | None
+    stream: Any
+    workspace: Array | None
 
 
 @overload
 def attention(
-    q: npt.NDArray[Any],
-    k: npt.NDArray[Any],
-    v: npt.NDArray[Any],
-    *,
-    causal: bool = ...,
-    causal_align: str = ...,
-    window: tuple[int | None, int | None] = ...,
-    softcap: float = ...,
-    sinks: npt.ArrayLike | None = ...,
-    alibi_slopes: npt.ArrayLike | None = ...,
-    mask: npt.ArrayLike | None = ...,
-    kv_lengths: npt.ArrayLike | None = ...,
-    diagonals: npt.ArrayLike | None = ...,
-    past_k: npt.NDArray[Any] | None = ...,
-    past_v: npt.NDArray[Any] | None = ...,
-    scale: float | None = ...,
-    precision: str = ...,
-    layout: str = ...,
-    config: str | None = ...,
-    out: npt.NDArray[Any] | None = ...,
-    out_dtype: npt.DTypeLike | None = ...,
-    return_lse: Literal[False] = ...,
-    lse: npt.NDArray[np.float32] | None = ...,
-    device: Device | str | None = ...,
-    stream: Any = ...,
-    workspace: Array | None = ...,
-) -> npt.NDArray[Any]: ...
+    q: AnyArray, k: SupportsDLPack, v: SupportsDLPack, *, return_lse: Literal[False] = ..., **rest: "Unpack[_Rest]"
+) -> AnyArray: ...
 @overload
 def attention(
-    q: npt.NDArray[Any],
-    k: npt.NDArray[Any],
-    v: npt.NDArray[Any],
-    *,
-    causal: bool = ...,
-    causal_align: str = ...,
-    window: tuple[int | None, int | None] = ...,
-    softcap: float = ...,
-    sinks: npt.ArrayLike | None = ...,
-    alibi_slopes: npt.ArrayLike | None = ...,
-    mask: npt.ArrayLike | None = ...,
-    kv_lengths: npt.ArrayLike | None = ...,
-    diagonals: npt.ArrayLike | None = ...,
-    past_k: npt.NDArray[Any] | None = ...,
-    past_v: npt.NDArray[Any] | None = ...,
-    scale: float | None = ...,
-    precision: str = ...,
-    layout: str = ...,
-    config: str | None = ...,
-    out: npt.NDArray[Any] | None = ...,
-    out_dtype: npt.DTypeLike | None = ...,
-    return_lse: Literal[True],
-    lse: npt.NDArray[np.float32] | None = ...,
-    device: Device | str | None = ...,
-    stream: Any = ...,
-    workspace: Array | None = ...,
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]: ...
-@overload
-def attention(
-    q: Array | SupportsDLPack,
-    k: Array | SupportsDLPack,
-    v: Array | SupportsDLPack,
-    *,
-    causal: bool = ...,
-    causal_align: str = ...,
-    window: tuple[int | None, int | None] = ...,
-    softcap: float = ...,
-    sinks: Array | SupportsDLPack | None = ...,
-    alibi_slopes: Array | SupportsDLPack | None = ...,
-    mask: Array | SupportsDLPack | None = ...,
-    kv_lengths: Array | SupportsDLPack | None = ...,
-    diagonals: Array | SupportsDLPack | None = ...,
-    past_k: Array | SupportsDLPack | None = ...,
-    past_v: Array | SupportsDLPack | None = ...,
-    scale: float | None = ...,
-    precision: str = ...,
-    layout: str = ...,
-    config: str | None = ...,
-    out: Array | None = ...,
-    out_dtype: npt.DTypeLike | None = ...,
-    return_lse: Literal[False] = ...,
-    lse: Array | None = ...,
-    device: Device | str | None = ...,
-    stream: Any = ...,
-    workspace: Array | None = ...,
-) -> Array: ...
-@overload
-def attention(
-    q: Array | SupportsDLPack,
-    k: Array | SupportsDLPack,
-    v: Array | SupportsDLPack,
-    *,
-    causal: bool = ...,
-    causal_align: str = ...,
-    window: tuple[int | None, int | None] = ...,
-    softcap: float = ...,
-    sinks: Array | SupportsDLPack | None = ...,
-    alibi_slopes: Array | SupportsDLPack | None = ...,
-    mask: Array | SupportsDLPack | None = ...,
-    kv_lengths: Array | SupportsDLPack | None = ...,
-    diagonals: Array | SupportsDLPack | None = ...,
-    past_k: Array | SupportsDLPack | None = ...,
-    past_v: Array | SupportsDLPack | None = ...,
-    scale: float | None = ...,
-    precision: str = ...,
-    layout: str = ...,
-    config: str | None = ...,
-    out: Array | None = ...,
-    out_dtype: npt.DTypeLike | None = ...,
-    return_lse: Literal[True],
-    lse: Array | None = ...,
-    device: Device | str | None = ...,
-    stream: Any = ...,
-    workspace: Array | None = ...,
-) -> tuple[Array, Array]: ...
+    q: AnyArray, k: SupportsDLPack, v: SupportsDLPack, *, return_lse: Literal[True], **rest: "Unpack[_Rest]"
+) -> tuple[AnyArray, AnyArray]: ...
 def attention(
     q: Any,
     k: Any,
@@ -250,22 +169,23 @@ def attention(
     before the result is rounded; the interface is that of FlashAttention 2 where it has the feature.
 
     """
-    operands.one_of(layout, "layout", tuple(_AXES))
-    arrays = {
-        "sinks": sinks,
-        "alibi_slopes": alibi_slopes,
-        "mask": mask,
-        "kv_lengths": kv_lengths,
-        "diagonals": diagonals,
+    operation = LAYOUTS[one_of(layout, "layout", tuple(LAYOUTS))]
+    inputs = {
+        "q": q,
+        "k": k,
+        "v": v,
         "past_k": past_k,
         "past_v": past_v,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+        "kv_lengths": kv_lengths,
+        "diagonals": diagonals,
+        "mask": mask_in_float32(mask) if isinstance(mask, np.ndarray) and mask.dtype == np.float64 else mask,
     }
-    return core.attend(
-        {"q": q, "k": k, "v": v, **{name: x for name, x in arrays.items() if x is not None}},
-        core.Options(causal, causal_align, window, softcap, scale, precision, _AXES[layout], config),
-        core.Results(out, out_dtype, lse, bool(return_lse)),
-        core.Place(device, stream, workspace),
-    )
+    options = Options(causal, causal_align, window, softcap, scale, precision, config)
+    results = {"out": result(out, out_dtype), "lse": NEW if lse is None and return_lse else lse}
+    computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
+    return (computed, sums) if return_lse else computed
 
 
 def attention_varlen(
@@ -330,13 +250,17 @@ def attention_varlen(
         An argument of the wrong shape, stride, alignment or value.
 
     """
-    arrays = {"sinks": sinks, "alibi_slopes": alibi_slopes, "diagonals": diagonals}
-    inputs = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    return core.attend(
-        {**inputs, **{name: x for name, x in arrays.items() if x is not None}},
-        core.Options(
-            causal, causal_align, window, softcap, scale, precision, _PACKED, config, max_seqlen_q, max_seqlen_k
-        ),
-        core.Results(out, out_dtype, lse, bool(return_lse)),
-        core.Place(device, stream, workspace),
-    )
+    inputs = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+        "diagonals": diagonals,
+    }
+    options = Options(causal, causal_align, window, softcap, scale, precision, config, max_seqlen_q, max_seqlen_k)
+    results = {"out": result(out, out_dtype), "lse": NEW if lse is None and return_lse else lse}
+    computed, sums = PACKED(inputs, results, options, device=device, stream=stream, workspace=workspace)
+    return (computed, sums) if return_lse else computed

@@ -1,58 +1,56 @@
 """Quantisation to OCP MX."""
 
-import operator
-from typing import Any, NamedTuple, overload
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-import ml_dtypes
-import numpy as np
-import numpy.typing as npt
-
-from pysm120.ops import operands
-from pysm120.runtime.arrays import Array
+from pysm120.ops.call import AnyArray, Operation
+from pysm120.ops.options import integer, one_of
+from pysm120.ops.plan import NEW
+from pysm120.ops.table import E4M3, E8M0, Input, Output
 from pysm120.runtime.device import Device
-from pysm120.runtime.dlpack import SupportsDLPack
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.ffi import check_running, ffi, lib, new_struct
+from pysm120.runtime.ffi import lib
 
-BLOCK = 32
-_ROW_AXES = 2
-_LEADING = 2
+_HEAD_STEP = 8
 
 
-class _Problem(NamedTuple):
-    """A call but its arrays, checked."""
+class _Options(NamedTuple):
+    """Members of the C struct."""
 
     axis: int
     rounding: int
-    scales_shape: tuple[int, ...]
 
 
-@overload
+def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
+    """Write the options."""
+    if given["x"].shape[-1] % _HEAD_STEP:
+        message = f"x has shape {given['x'].shape}, whose last dimension is not a multiple of {_HEAD_STEP}"
+        raise InvalidArgumentError(message)
+    args.axis, args.rounding = options
+
+
+def _along(scales: str) -> Operation:
+    rows = (
+        Input("x", "... rows head_dim"),
+        Output("elements", "... rows head_dim", E4M3),
+        Output("scales", scales, E8M0),
+    )
+    return Operation("sm120_quantize_mxfp8", rows, fill=_fill)
+
+
+_ALONG = {-1: _along("... rows head_dim/32"), -2: _along("... rows/32 head_dim")}
+_AXES = {-1: lib.SM120_ALONG_HEAD_DIM, -2: lib.SM120_ALONG_ROWS}
+_ROUNDINGS = {"up": lib.SM120_SCALE_UP, "floor": lib.SM120_SCALE_FLOOR}
+
+
 def quantize_mxfp8(
-    x: npt.NDArray[Any],
-    *,
-    axis: int = ...,
-    rounding: str = ...,
-    device: Device | str | None = ...,
-    stream: Any = ...,
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
-@overload
-def quantize_mxfp8(
-    x: Array | SupportsDLPack,
-    *,
-    axis: int = ...,
-    rounding: str = ...,
-    device: Device | str | None = ...,
-    stream: Any = ...,
-) -> tuple[Array, Array]: ...
-def quantize_mxfp8(
-    x: Any,
+    x: AnyArray,
     *,
     axis: int = -1,
     rounding: str = "up",
     device: Device | str | None = None,
     stream: Any = None,
-) -> tuple[Any, Any]:
+) -> tuple[AnyArray, AnyArray]:
     """Return e4m3 elements and a power-of-two scale for every 32 of them.
 
     Parameters
@@ -92,82 +90,12 @@ def quantize_mxfp8(
     OCP Microscaling Formats (MX) 1.0 has it.
 
     """
-    on_host = operands.is_host({"x": x})
-    place = operands.device_of({"x": x}, device)
-    queue = place.stream_handle(stream)
-    face: Any = x if on_host else place.from_dlpack(x, stream=stream)
-    problem = _check(tuple(face.shape), face.dtype, axis, rounding)
-    number = int(ffi.cast("uintptr_t", queue))
-    if not on_host:
-        results = _launch(problem, place, _collapsed(face, number), face.shape, queue)
-        if not isinstance(x, Array):
-            operands.finish(place, queue)
-        return results
-    staged: list[Array] = []
-    with operands.temporary(staged):
-        staged.append(place.empty(face.shape, face.dtype))
-        staged[0].copy_from(face, stream=number)
-        packed = _collapsed(staged[0], number)
-        staged += _launch(problem, place, packed, face.shape, queue)
-        return staged[1].numpy(stream=number), staged[2].numpy(stream=number)
-
-
-def _check(shape: tuple[int, ...], dtype: np.dtype[Any], axis: Any, rounding: Any) -> _Problem:
-    """Return the problem that the arguments describe."""
-    operands.check_dtype(dtype, "x")
-    if len(shape) < _ROW_AXES:
-        message = f"x has shape {shape}, not (..., rows, head size)"
-        raise InvalidArgumentError(message)
-    if 0 in shape:
-        message = f"x has shape {shape}, but every dimension must be at least 1"
-        raise InvalidArgumentError(message)
-    operands.check_head_dim(shape[-1], "x")
-    operands.one_of(rounding, "rounding", ("up", "floor"))
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        message = f"axis is {axis!r}, not -1 or -2"
-        raise TypeError(message)
-    which = operator.index(axis)
-    which = which - len(shape) if which >= 0 else which
-    if which not in (-1, -2):
+    which, rank = integer(axis, "axis"), len(getattr(x, "shape", ()))
+    which = which - rank if which >= 0 else which
+    if which not in _AXES:
         message = f"axis is {axis}, not -1 (the last) or -2 (the rows)"
         raise InvalidArgumentError(message)
-    scales = list(shape)
-    scales[which] = -(-shape[which] // BLOCK)
-    return _Problem(
-        lib.SM120_ALONG_HEAD_DIM if which == -1 else lib.SM120_ALONG_ROWS,
-        lib.SM120_SCALE_UP if rounding == "up" else lib.SM120_SCALE_FLOOR,
-        tuple(scales),
-    )
-
-
-def _collapsed(x: Array, stream: int) -> Array:
-    """Return x with exactly two dimensions before the rows, copied if need be."""
-    groups: list[list[int]] = []
-    for extent, stride in zip(x.shape[:-_ROW_AXES], x.strides[:-_ROW_AXES], strict=True):
-        if groups and (groups[-1][1] == extent * stride or groups[-1][0] == 1):
-            groups[-1] = [groups[-1][0] * extent, stride]
-        elif not groups or extent > 1:
-            groups.append([extent, stride])
-    if len(groups) > _LEADING:
-        return _collapsed(x.copy(stream=stream), stream)
-    groups = [[1, 0]] * (_LEADING - len(groups)) + groups
-    shape = (*(n for n, _ in groups), *x.shape[-_ROW_AXES:])
-    strides = (*(s for _, s in groups), *x.strides[-_ROW_AXES:])
-    return Array(x.owner, x.address, shape, strides, x.dtype)
-
-
-def _launch(problem: _Problem, device: Device, x: Array, shape: tuple[int, ...], queue: Any) -> tuple[Array, Array]:
-    """Start the operation on an array [batch, heads, rows, D] of the device."""
-    rows = operands.rows_of(x, (0, 1, 2), "x", output=False)
-    elements = device.empty(shape, ml_dtypes.float8_e4m3fn)
-    scales = device.empty(problem.scales_shape, ml_dtypes.float8_e8m0fnu)
-    args = new_struct("sm120_quantize_mxfp8_args")
-    args.axis, args.rounding = problem.axis, problem.rounding
-    args.batch, args.heads, args.rows, args.head_dim = rows[:4]
-    operands.fill_tensor(args.x, x, rows)
-    args.elements, args.scales = elements.address, scales.address
-    args.stream = queue
-    pointer = device.handle.pointer
-    check_running(pointer, lambda: lib.sm120_quantize_mxfp8(pointer, args), is_virtual=device.is_virtual)
-    operands.touch(queue, x, elements, scales)
+    options = _Options(_AXES[which], _ROUNDINGS[one_of(rounding, "rounding", tuple(_ROUNDINGS))])
+    results = {"elements": NEW, "scales": NEW}
+    elements, scales = _ALONG[which]({"x": x}, results, options, device=device, stream=stream)
     return elements, scales

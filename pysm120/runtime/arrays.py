@@ -5,20 +5,16 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from pysm120.runtime import dlpack, shapes
+from pysm120.runtime.context import Context, Handle, Resource
 from pysm120.runtime.errors import InvalidArgumentError, OutOfMemoryError
 from pysm120.runtime.ffi import check, ffi, lib
-from pysm120.runtime.resource import Handle, Resource
 from pysm120.runtime.shapes import Shape
-
-if TYPE_CHECKING:
-    from pysm120.runtime.device import Device
-
 
 # The forms that arrays had: a few bytes for each, and a process uses few.
 _forms: dict[tuple[Shape, Shape, np.dtype[Any]], int] = {}
@@ -31,7 +27,7 @@ class Allocation(Resource):
 
     def __init__(
         self,
-        device: "Device",
+        device: Context,
         address: int,
         nbytes: int,
         release: Callable[[], object] | None,
@@ -113,8 +109,7 @@ class Array:
     def form(self) -> int:
         """A number that arrays of one shape, strides and dtype share."""
         if self._form is None:
-            key = (self.shape, self.strides, self.dtype)
-            self._form = _forms.setdefault(key, len(_forms))
+            self._form = form_of(self.shape, self.strides, self.dtype)
         return self._form
 
     @property
@@ -406,6 +401,11 @@ class Array:
         }
 
 
+def form_of(shape: Shape, strides: Shape, dtype: np.dtype[Any]) -> int:
+    """Return a number that arrays of one shape, strides and dtype share."""
+    return _forms.setdefault((shape, strides, dtype), len(_forms))
+
+
 def dtype_of(dtype: npt.DTypeLike, name: str) -> np.dtype[Any]:
     """Return the dtype that an argument means."""
     try:
@@ -434,7 +434,7 @@ def refuse_mask(values: object, name: str) -> None:
 # ---- making ---------------------------------------------------------------------
 
 
-def _allocate(device: "Device", nbytes: int) -> Allocation:
+def allocate(device: Context, nbytes: int) -> Allocation:
     """Return new device memory."""
     dlpack.sweep()
     handle = device.handle
@@ -453,14 +453,14 @@ def _free(handle: Handle, address: int) -> None:
     lib.sm120_free(handle.pointer, address)
 
 
-def empty(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
+def empty(device: Context, shape: Any, dtype: npt.DTypeLike) -> Array:
     """Return an array whose elements are not set; see Device.empty."""
     extents, kind = shapes.shape_of(shape, None, "shape"), _dtype_of(dtype)
-    owner = _allocate(device, math.prod(extents) * kind.itemsize)
+    owner = allocate(device, math.prod(extents) * kind.itemsize)
     return Array(owner, owner.address, extents, shapes.contiguous_strides(extents), kind)
 
 
-def zeros(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
+def zeros(device: Context, shape: Any, dtype: npt.DTypeLike) -> Array:
     """Return an array whose bytes are 0; see Device.zeros."""
     out = empty(device, shape, dtype)
     if out.nbytes:
@@ -470,7 +470,7 @@ def zeros(device: "Device", shape: Any, dtype: npt.DTypeLike) -> Array:
     return out
 
 
-def array(device: "Device", values: npt.ArrayLike, *, stream: Any = None) -> Array:
+def array(device: Context, values: npt.ArrayLike, *, stream: Any = None) -> Array:
     """Return a copy of ``values``; see Device.array."""
     refuse_mask(values, "values")
     source = np.asarray(values)
@@ -480,7 +480,7 @@ def array(device: "Device", values: npt.ArrayLike, *, stream: Any = None) -> Arr
     return empty(device, source.shape, source.dtype).copy_from(source, stream=stream)
 
 
-def pinned(device: "Device", shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def pinned(device: Context, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an ndarray in pinned host memory; see Device.pinned."""
     extents, kind = shapes.shape_of(shape, None, "shape"), _dtype_of(dtype)
     nbytes = math.prod(extents) * kind.itemsize
@@ -513,7 +513,7 @@ def _free_pinned(handle: Handle, table: dict[int, tuple[int, int]], host: Any) -
     lib.sm120_free_pinned(handle.pointer, host)
 
 
-def pinned_address(device: "Device", values: npt.NDArray[Any]) -> int | None:
+def pinned_address(device: Context, values: npt.NDArray[Any]) -> int | None:
     """Return where the device sees an ndarray in pinned memory, else None."""
     device.ensure_open()
     start = int(values.__array_interface__["data"][0])
@@ -523,7 +523,7 @@ def pinned_address(device: "Device", values: npt.NDArray[Any]) -> int | None:
     return None
 
 
-def from_dlpack(device: "Device", x: Any, *, copy: bool | None = None, stream: Any = None) -> Array:
+def from_dlpack(device: Context, x: Any, *, copy: bool | None = None, stream: Any = None) -> Array:
     """Return the array of another library; see Device.from_dlpack."""
     if isinstance(x, Array) and not x.device.shares_memory_with(device):
         message = f"x is on {device.name_of(x.device)}, not on {device}"
@@ -553,6 +553,14 @@ def from_dlpack(device: "Device", x: Any, *, copy: bool | None = None, stream: A
         imported.release()
 
 
+def _allocation_at(device: Context, address: int, nbytes: int) -> Allocation | None:
+    """Return the open allocation that holds these bytes, if any does."""
+    for resource in device.resources():
+        if isinstance(resource, Allocation) and resource.holds(address, nbytes):
+            return resource
+    return None
+
+
 def _host_view(imported: dlpack.Imported, strides: Shape) -> npt.NDArray[Any]:
     """Return an ndarray over the host memory of an import."""
     shape, kind = imported.shape, imported.dtype
@@ -567,7 +575,7 @@ def _host_view(imported: dlpack.Imported, strides: Shape) -> npt.NDArray[Any]:
 
 
 def _from_host(
-    device: "Device",
+    device: Context,
     values: npt.NDArray[Any],
     address: int,
     copy: bool | None,  # noqa: FBT001
@@ -575,7 +583,7 @@ def _from_host(
 ) -> Array:
     """Return an array of host memory: shared where it is ours, else a copy."""
     contiguous = bool(values.flags.c_contiguous)
-    owner = device.allocation_at(address, max(1, values.nbytes)) if contiguous else None
+    owner = _allocation_at(device, address, max(1, values.nbytes)) if contiguous else None
     if owner is not None and not copy:
         strides = shapes.contiguous_strides(values.shape)
         readonly = not values.flags.writeable
@@ -587,7 +595,7 @@ def _from_host(
 
 
 def _from_gpu(
-    device: "Device",
+    device: Context,
     x: Any,
     place: int,
     ordinal: int,

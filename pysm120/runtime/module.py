@@ -7,19 +7,16 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pysm120.runtime import tensor_map
 from pysm120.runtime.arrays import Allocation, Array, pinned_address
+from pysm120.runtime.context import Context, Handle, Resource
 from pysm120.runtime.errors import ClosedError, FaultError, InvalidArgumentError, require_type
 from pysm120.runtime.ffi import check, check_running, ffi, lib, new_struct, text
-from pysm120.runtime.resource import Handle, Resource
 from pysm120.runtime.tensor_map import TensorMap
-
-if TYPE_CHECKING:
-    from pysm120.runtime.device import Device
 
 _ADDRESS_BYTES = 8
 _GRID_DIMENSIONS = 3
@@ -90,7 +87,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
 
     ended = "unloaded"
 
-    def __init__(self, device: "Device", image: bytes, name: str) -> None:
+    def __init__(self, device: Context, image: bytes, name: str) -> None:
         handle = device.handle
         pointer = ffi.new("sm120_module **")
         data = ffi.from_buffer(image)
@@ -202,7 +199,7 @@ class Kernel:
     Calling it launches it; it runs in the order of its stream.
     """
 
-    def __init__(self, device: "Device", pointer: Any, module: Module | None = None) -> None:
+    def __init__(self, device: Context, pointer: Any, module: Module | None = None) -> None:
         self.device = device
         self._pointer = pointer
         self._module = module
@@ -568,7 +565,7 @@ def constants() -> dict[str, int]:
     return found
 
 
-def builtin_kernels(device: "Device") -> dict[str, Kernel]:
+def builtin_kernels(device: Context) -> dict[str, Kernel]:
     """Return the kernels inside the library, loaded on a device."""
     kernels = {}
     for index, builtin in enumerate(builtins()):
@@ -578,7 +575,7 @@ def builtin_kernels(device: "Device") -> dict[str, Kernel]:
     return kernels
 
 
-def builtin_kernel(device: "Device", entry: str) -> Kernel:
+def builtin_kernel(device: Context, entry: str) -> Kernel:
     """Return one kernel of the library, loaded on a device."""
     pointer = ffi.new("sm120_kernel **")
     check(lib.sm120_builtin_kernel(device.handle.pointer, _indices()[entry], pointer))

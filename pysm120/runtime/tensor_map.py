@@ -1,17 +1,15 @@
 """Tensor maps: what cp.async.bulk.tensor moves boxes of an array by."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from pysm120.runtime.arrays import Array
+from pysm120.runtime.context import Context
 from pysm120.runtime.errors import InvalidArgumentError, MisalignedError, require_type
 from pysm120.runtime.ffi import check, ffi, lib, new_struct
-
-if TYPE_CHECKING:
-    from pysm120.runtime.device import Device
 
 NBYTES = 128
 RANK_MAX = 5
@@ -136,7 +134,7 @@ class TensorMap:
 
     def __init__(
         self,
-        device: "Device",
+        device: Context,
         array: Array,
         box: int | Sequence[int],
         *,

@@ -257,7 +257,9 @@ def test_messages_name_the_argument(device: pysm120.Device, rng: np.random.Gener
     x, elsewhere = device.array(q), Elsewhere()
     with pytest.raises(pysm120.InvalidArgumentError, match="k is on a device of DLPack type 99"):
         pysm120.attention(x, elsewhere, x, precision="bf16")
-    with pytest.raises(pysm120.InvalidArgumentError, match=r"q has shape \(1, 20, 2, 64\), not \[rows, heads, head"):
+    with pytest.raises(
+        pysm120.InvalidArgumentError, match=r"q has shape \(1, 20, 2, 64\), not \[q_total, heads, head_dim"
+    ):
         pysm120.attention_varlen(q, q, q, [0, 20], [0, 20], device=device)
 
 
@@ -299,7 +301,7 @@ def test_results_lie_nowhere_else_that_is_read(
             continue
         refused += 1
         for name, (a, b, c) in {"k": (apart, q, apart), "v": (apart, apart, q)}.items():
-            with pytest.raises(pysm120.InvalidArgumentError, match=rf"o \(.*\) and {name} \(.*\) overlap"):
+            with pytest.raises(pysm120.InvalidArgumentError, match=rf"out \(.*\) and {name} \(.*\) overlap"):
                 pysm120.attention(a, b, c, precision=precision, out=out)
         if slices[0] != slices[1]:
             with pytest.raises(pysm120.InvalidArgumentError, match="overlap"):

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from pysm120.cli import console
+from pysm120.cli.microbench_table import number
 from pysm120.microbench.result import Report, Result, Spread, load
-from pysm120.microbench.table import number
 from pysm120.runtime.errors import InvalidArgumentError
 
 COLUMNS = ("form", "latency A", "latency B", "B / A", "per SM and clock A", "B", "B / A", "chip B / A", "unit")

@@ -1,0 +1,87 @@
+"""Options of operations, which are no arrays: each as what it has to be, or an error that names it."""
+
+import numbers
+import operator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pysm120.runtime.errors import InvalidArgumentError
+
+_NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+PRECISIONS_16BIT = {"float16": "f16", "bfloat16": "bf16"}
+
+
+def one_of(value: Any, name: str, choices: tuple[str, ...]) -> str:
+    """Return a value that is one of a few strings."""
+    if not isinstance(value, str) or value not in choices:
+        message = f"{name} is {value!r}, not one of {', '.join(map(repr, choices))}"
+        raise InvalidArgumentError(message)
+    return value
+
+
+def flag(value: Any, name: str) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool | np.bool_):
+        message = f"{name} is {value!r}, not True or False"
+        raise TypeError(message)
+    return bool(value)
+
+
+def integer(value: Any, name: str) -> int:
+    """Return an integer."""
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        message = f"{name} is {value!r}, not an integer"
+        raise TypeError(message)
+    return operator.index(value)
+
+
+def number(value: Any, name: str) -> float:
+    """Return a number that is finite in float32."""
+    if isinstance(value, np.generic) and value.dtype in _NARROW:
+        value = float(value)  # ml_dtypes' are no numbers.Real
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating):
+        message = f"{name} is {value!r}, not a real number"
+        raise TypeError(message)
+    try:
+        with np.errstate(over="ignore"):
+            finite, shown = bool(np.isfinite(np.float32(value))), f"{value}"
+    except (OverflowError, ValueError):  # more digits than float64, or than Python prints
+        finite, shown = False, "beyond float64"
+    if not finite:
+        message = f"{name} is {shown}, not a number that is finite in float32"
+        raise InvalidArgumentError(message)
+    return float(value)
+
+
+def ends(value: Any, name: str, *, open_end: int | None = None) -> tuple[int | None, int | None]:
+    """Return the two ends of a window, each None where it is `open_end`."""
+    if not isinstance(value, tuple | list) or len(value) != len(("left", "right")):
+        message = f"{name} is {value!r}, not (left, right), each an integer{' or None' if open_end is None else ''}"
+        raise TypeError(message)
+    left, right = (None if end is None and open_end is None else integer(end, name) for end in value)
+    for end in (left, right):
+        if end is not None and end < 0 and end != open_end:
+            message = f"{name} is {tuple(value)}: each end is {open_end} or at least 0"
+            raise InvalidArgumentError(message)
+    return (None if left == open_end else left), (None if right == open_end else right)
+
+
+def dtype_name(x: Any, name: str) -> str:
+    """Return the name of an array's dtype, of whatever library it is."""
+    if not hasattr(x, "dtype"):
+        message = f"{name} is a {type(x).__name__}, not an array"
+        raise TypeError(message)
+    return str(x.dtype).rpartition(".")[2]  # some write their own name before it
+
+
+def precision_of(x: Any, name: str, precision: str | None) -> str:
+    """Return the precision of 16 bits that the dtype of an array means, unless one is given."""
+    if precision is not None:
+        return precision
+    dtype = dtype_name(x, name)
+    if dtype not in PRECISIONS_16BIT:
+        message = f"{name} has dtype {dtype}, not float16 or bfloat16: cast it, or give a precision that takes it"
+        raise TypeError(message)
+    return PRECISIONS_16BIT[dtype]

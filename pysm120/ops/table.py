@@ -1,0 +1,222 @@
+"""What an operation reads and writes: a row for each array, and how their shapes fit one another.
+
+The dimensions of a row stand in the order of the C library: "batch heads q_rows head_dim". A dimension is
+one of these:
+- a name. The size of one that is a member of the operation's C struct is written there;
+- a sum, "past_rows+kv_rows" or "batch+1";
+- a quotient that is rounded up, "head_dim/32".
+"..." in front stands for any number of dimensions. They become batch, heads and rows, as many of these as
+are left of the four dimensions of a C tensor. "heads | batch heads" means that either will do.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.ffi import lib
+from pysm120.runtime.shapes import Shape
+
+Dtype = np.dtype[np.generic]
+
+# What the C library calls a dtype.
+CODES: dict[Dtype, int] = {
+    np.dtype(np.float32): lib.SM120_F32,
+    np.dtype(np.float16): lib.SM120_F16,
+    np.dtype(ml_dtypes.bfloat16): lib.SM120_BF16,
+    np.dtype(ml_dtypes.float8_e4m3fn): lib.SM120_E4M3,
+    np.dtype(ml_dtypes.float8_e8m0fnu): lib.SM120_E8M0,
+    np.dtype(np.bool_): lib.SM120_BOOL,
+}
+F32: tuple[Dtype, ...] = (np.dtype(np.float32),)
+I32: tuple[Dtype, ...] = (np.dtype(np.int32),)
+E4M3: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e4m3fn),)
+E8M0: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e8m0fnu),)
+FLOATS: tuple[Dtype, ...] = (*F32, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+LEADING = ("batch", "heads", "rows")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """An array of an operation.
+
+    Attributes
+    ----------
+    name : str
+        What Python calls it.
+    shape : str
+        Its dimensions; see the module.
+    dtypes : tuple of dtypes
+        Those that the operation takes. The first one is that of a new result.
+    member : str
+        What the C struct calls it, where that is not the name.
+
+    """
+
+    name: str
+    shape: str
+    dtypes: tuple[Dtype, ...] = FLOATS
+    member: str = ""
+
+    @property
+    def field(self) -> str:
+        """The member of the C struct."""
+        return self.member or self.name
+
+    def check_dtype(self, dtype: Dtype, name: str | None = None) -> Dtype:
+        """Return a dtype that the operation takes here."""
+        if dtype not in self.dtypes:
+            *most, last = map(str, self.dtypes)
+            message = f"{name or self.name} has dtype {dtype}, not {', '.join(most)}{' or ' if most else ''}{last}"
+            raise TypeError(message)
+        return dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Input(Row):
+    """An array that an operation reads.
+
+    Attributes
+    ----------
+    like : str
+        The input whose dtype it has.
+    optional : bool
+        Whether it may be None.
+    broadcasts : bool
+        Whether dimensions of it may be 1 or lack in front.
+
+    """
+
+    like: str = ""
+    optional: bool = False
+    broadcasts: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Output(Row):
+    """An array that an operation writes.
+
+    Attributes
+    ----------
+    like : str
+        The input whose dtype a new one has; else it is the first of `dtypes`.
+    fill : float, optional
+        The operation writes a part of the array. This is what the rest of a new one holds.
+
+    """
+
+    like: str = ""
+    fill: float | None = None
+
+
+class Dimension(NamedTuple):
+    """A dimension of a row: (names + number) / divisor."""
+
+    names: tuple[str, ...]
+    number: int
+    divisor: int
+    text: str
+
+    @classmethod
+    def of(cls, word: str) -> "Dimension":
+        """Read one."""
+        total, _, divisor = word.partition("/")
+        terms = total.split("+")
+        numbers = [int(term) for term in terms if term.isdecimal()]
+        return cls(tuple(t for t in terms if not t.isdecimal()), sum(numbers), int(divisor or 1), word)
+
+    def extent(self, sizes: Mapping[str, int]) -> int:
+        """Return how long it is; a name without a size counts nothing."""
+        return -(-(sum(sizes.get(name, 0) for name in self.names) + self.number) // self.divisor)
+
+
+Dimensions = tuple[Dimension, ...]
+
+
+def dimensions(text: str) -> Dimensions:
+    """Read the dimensions of a row, or of one of its alternatives."""
+    return tuple(Dimension.of(word) for word in text.split() if word != "...")
+
+
+class Sizes:
+    """The sizes of dimensions, as the arrays that were looked at have them."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+        self._sources: dict[str, str] = {}  # the array that a size comes from
+
+    def give(self, name: str, size: int, source: str) -> None:
+        """Say how long a dimension is, and by which array."""
+        self.known[name] = size
+        self._sources[name] = source
+
+    def take(self, name: str, shape: Shape, wanted: Dimensions) -> None:
+        """Check the shape of an array, which has as many dimensions as are wanted, and learn from it."""
+        for extent, dimension in zip(shape, wanted, strict=True):
+            new = [x for x in dimension.names if x not in self.known]
+            if len(new) == 1 and dimension.divisor == 1:
+                self.give(new[0], extent - dimension.extent(self.known), name)
+                if self.known[new[0]] < 1:
+                    message = f"{name} has shape {shape}: {words_of(wanted)}, of which {new[0]} must be at least 1"
+                    raise InvalidArgumentError(message)
+            elif extent != dimension.extent(self.known):
+                message = f"{name} has shape {shape}, {words_of(wanted)}, but {self._says(dimension)}"
+                raise InvalidArgumentError(message)
+
+    def broadcast(self, name: str, shape: Shape, wanted: Dimensions) -> None:
+        """Check the shape of an array that broadcasts."""
+        whole = self.shape(wanted)
+        lacking = len(whole) - len(shape)
+        if lacking < 0 or any(n not in {1, m} for n, m in zip(shape, whole[lacking:], strict=True)):
+            message = f"{name} has shape {shape}, which does not broadcast to {words_of(wanted)} = {whole}"
+            raise InvalidArgumentError(message)
+
+    def shape(self, wanted: Dimensions) -> Shape:
+        """Return the shape that dimensions have."""
+        return tuple(x.extent(self.known) for x in wanted)
+
+    def _says(self, dimension: Dimension) -> str:
+        """Say how long a dimension is, and by which array."""
+        known = [f"{self._sources[x]} has {x} = {self.known[x]}" for x in dimension.names if x in self._sources]
+        total = "" if len(dimension.names) == 1 and dimension.text in self.known else f"{dimension.text} is "
+        return f"{total}{dimension.extent(self.known)}: {' and '.join(known)}" if total else known[0]
+
+
+def words_of(wanted: Dimensions) -> str:
+    """Return what messages call dimensions."""
+    return f"[{', '.join(x.text for x in wanted)}]"
+
+
+class Leading(NamedTuple):
+    """What "..." stands for: dimensions of arrays, and the groups of them that are batch, heads, rows.
+
+    A group is its extent and its last dimension, whose stride is that of the group; None where it has one element.
+    """
+
+    shape: Shape
+    groups: tuple[tuple[int, int | None], ...]
+
+    @classmethod
+    def of(cls, shape: Shape, strides: Sequence[Shape], most: int) -> "Leading | None":
+        """Group dimensions so that all arrays can step along a group; None where there are too many groups."""
+        groups: list[tuple[int, int | None]] = []
+        for axis, extent in enumerate(shape):
+            last = groups[-1][1] if groups else None
+            if extent == 1:
+                continue
+            if last is not None and all(steps[last] == extent * steps[axis] for steps in strides):
+                groups[-1] = (groups[-1][0] * extent, axis)
+            else:
+                groups.append((extent, axis))
+        if len(groups) > most:
+            return None
+        return cls(shape, (*((1, None),) * (most - len(groups)), *groups))
+
+    def view(self, shape: Shape, strides: Shape) -> tuple[Shape, Shape]:
+        """Return shape and strides of an array with its groups for dimensions."""
+        front = len(self.shape)
+        steps = (0 if axis is None else strides[axis] for _, axis in self.groups)
+        return (*(n for n, _ in self.groups), *shape[front:]), (*steps, *strides[front:])
