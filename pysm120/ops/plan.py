@@ -126,7 +126,7 @@ class Slot:
             if not fitting:
                 message = f"{row.name} has shape {shape}, not {' or '.join(map(table.words_of, self.alternatives))}"
                 raise InvalidArgumentError(message)
-            sizes.take(row.name, shape[front:], fitting[0])
+            sizes.take(row.name, shape, fitting[0], front)
         if not self.is_struct:
             if not is_contiguous(shape, strides):
                 message = f"{row.name} has strides {strides}, but must be contiguous"
@@ -236,13 +236,13 @@ class Planner:
             if x is None or type(x) is New or not slot.tail:
                 continue
             front = len(x.shape) - self._tail
-            words = ", ".join(d.text for d in slot.alternatives[0])
+            words = table.words_of(slot.alternatives[0], dots=True)
             if front < 0 or (shape is not None and x.shape[:front] != shape):
                 known = "" if shape is None else f", where ... is {shape}"
-                message = f"{slot.row.name} has shape {x.shape}, not [..., {words}]{known}"
+                message = f"{slot.row.name} has shape {x.shape}, not {words}{known}"
                 raise InvalidArgumentError(message)
             if 0 in x.shape:
-                message = f"{slot.row.name} has shape {x.shape}: [..., {words}] must be at least 1"
+                message = f"{slot.row.name} has shape {x.shape}: {words} must be at least 1"
                 raise InvalidArgumentError(message)
             shape = x.shape[:front]
             if not is_contiguous(x.shape, x.strides):

@@ -153,17 +153,18 @@ class Sizes:
         self.known[name] = size
         self._sources[name] = source
 
-    def take(self, name: str, shape: Shape, wanted: Dimensions) -> None:
-        """Check the shape of an array, which has as many dimensions as are wanted, and learn from it."""
-        for extent, dimension in zip(shape, wanted, strict=True):
+    def take(self, name: str, shape: Shape, wanted: Dimensions, front: int = 0) -> None:
+        """Check the dimensions of an array behind the first `front`, as many as are wanted, and learn from them."""
+        words = words_of(wanted, dots=front > 0)
+        for extent, dimension in zip(shape[front:], wanted, strict=True):
             new = [x for x in dimension.names if x not in self.known]
             if len(new) == 1 and dimension.divisor == 1:
                 self.give(new[0], extent - dimension.extent(self.known), name)
                 if self.known[new[0]] < 1:
-                    message = f"{name} has shape {shape}: {words_of(wanted)}, of which {new[0]} must be at least 1"
+                    message = f"{name} has shape {shape}: {words}, of which {new[0]} must be at least 1"
                     raise InvalidArgumentError(message)
             elif extent != dimension.extent(self.known):
-                message = f"{name} has shape {shape}, {words_of(wanted)}, but {self._says(dimension)}"
+                message = f"{name} has shape {shape}, {words}, but {self._says(dimension)}"
                 raise InvalidArgumentError(message)
 
     def broadcast(self, name: str, shape: Shape, wanted: Dimensions) -> None:
@@ -185,9 +186,9 @@ class Sizes:
         return f"{total}{dimension.extent(self.known)}: {' and '.join(known)}" if total else known[0]
 
 
-def words_of(wanted: Dimensions) -> str:
+def words_of(wanted: Dimensions, *, dots: bool = False) -> str:
     """Return what messages call dimensions."""
-    return f"[{', '.join(x.text for x in wanted)}]"
+    return f"[{'..., ' if dots else ''}{', '.join(x.text for x in wanted)}]"
 
 
 class Leading(NamedTuple):

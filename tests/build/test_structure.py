@@ -48,10 +48,11 @@ def modules_in(root: Path) -> dict[str, Path]:
 def imports_of(path: Path, name: str, modules: dict[str, Path]) -> Iterator[tuple[str, int]]:
     """Yield the modules of pysm120 that a file imports, wherever in it, and the line."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        found: list[str] = []
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = node.module or ""
             if node.level:
                 package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]

@@ -14,6 +14,7 @@ import pytest
 
 import pysm120
 from pysm120 import __main__
+from pysm120.cli import microbench_table as table
 from pysm120.machine_code import sass
 from pysm120.microbench import (
     chain,
@@ -26,7 +27,6 @@ from pysm120.microbench import (
     prepare,
     proof,
     result,
-    table,
     toolchain,
 )
 from pysm120.microbench.form import LANES, Form, Operand
