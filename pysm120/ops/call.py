@@ -121,10 +121,10 @@ class Operation:
         place = operands.device_of(named, device)
         if on_host:
             return self._from_host(place, given, results, options, stream, workspace)
-        faces = [None if x is None else operands.face_of(place, x, row.name, stream) for x, row in pairs]
+        faces: list[Any] = [None if x is None else operands.face_of(place, x, row.name, stream) for x, row in pairs]
         plan = self._planner.plan(faces, results, options)
         if plan.scattered:
-            faces = [x.copy(stream=stream) if i in plan.scattered and x else x for i, x in enumerate(faces)]
+            faces = [x.copy(stream=stream) if i in plan.scattered else x for i, x in enumerate(faces)]
             plan = self._planner.plan(faces, results, options)
         made = self._launch(plan, place, faces, results, stream, workspace)
         if any(x is not None and not isinstance(x, Array) for x in given):
@@ -137,19 +137,20 @@ class Operation:
         self, plan: Plan, device: Any, given: Sequence[Any], results: Sequence[Any], stream: Any, workspace: Any
     ) -> list[Any]:
         """Start the operation on Arrays that fit a plan."""
-        queue = device.stream_handle(stream)
+        queue = ffi.NULL if stream is None else device.stream_handle(stream)
         if workspace is not None:
             _check_workspace(workspace, device)
         args = ffi.new(self._pointer, plan.args[0])
         words = ffi.cast(self._words, args)
-        used, made, bits = [], list(results), 0
+        number = 0 if stream is None else int(ffi.cast("uintptr_t", queue))
+        made, bits = list(results), 0
         for index, word in plan.reads:
             x = given[index]
             if x.device is not device:
                 _check_place(x, self._inputs[index].name, device, "the others")
             words[word] = address = x.address
             bits |= address
-            used.append(x)
+            x.owner.stream = number
         for index, word in plan.writes:
             x = results[index]
             if type(x) is New:
@@ -158,16 +159,14 @@ class Operation:
                 _check_writable(x, self._outputs[index].name, device)
             words[word] = address = x.address
             bits |= address
-            used.append(x)
-        args.stream = queue
+            x.owner.stream = number
+        if stream is not None:
+            args.stream = queue
         try:
             self._run(device, plan, args, queue, workspace, is_aligned=bits % _ALIGNMENT == 0)
         except Error as error:
             self._use_names(error)
             raise
-        number = 0 if stream is None else int(ffi.cast("uintptr_t", queue))
-        for x in used:
-            x.owner.stream = number
         return made
 
     def _run(self, device: Device, plan: Plan, args: Any, queue: Any, workspace: Any, *, is_aligned: bool) -> None:

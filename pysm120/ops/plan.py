@@ -114,7 +114,6 @@ class Slot:
     def take(self, args: Any, x: Any, sizes: Sizes, leading: table.Leading | None) -> None:
         """Check shape and strides of an array, and write its dtype and strides."""
         row, shape, strides = self.row, x.shape, x.strides
-        row.check_dtype(x.dtype)
         front = len(leading.shape) if self.tail and leading else 0
         if isinstance(row, Input) and row.broadcasts:
             wanted = self.alternatives[0]
@@ -145,7 +144,7 @@ class Slot:
 
 
 class Planner:
-    """What checks the calls of one operation, and keeps their plans."""
+    """What checks the calls of one operation, and keeps their plans: a given one is an Array or a Form."""
 
     def __init__(self, struct: str, rows: Sequence[Row], order: str, fill: Fill) -> None:
         kind = ffi.typeof(struct)
@@ -154,7 +153,11 @@ class Planner:
         self.outputs = [row for row in rows if isinstance(row, Output)]
         self.slots = [Slot(row, kind, order) for row in (*self.inputs, *self.outputs)]
         self._sizes = {name for name, x in kind.fields if x.type.kind == "primitive" and x.type.cname == "int64_t"}
-        self._tail = max((slot.tail for slot in self.slots), default=0)
+        tails = {slot.tail for slot in self.slots if slot.tail}
+        if len(tails) > 1:
+            message = f'rows of {struct} have {tails} dimensions behind "...": as many in each is right'
+            raise ValueError(message)
+        self._tail = max(tails, default=0)
         self.known: dict[tuple[Any, ...], Plan] = {}
 
     def plan(self, given: Sequence[Any], results: Sequence[Any], options: Any) -> Plan:
@@ -205,7 +208,10 @@ class Planner:
     @staticmethod
     def _form_of(x: Any, row: Output, slot: Slot, named: Given, sizes: Sizes, leading: table.Leading | None) -> Any:
         """Return a result that is given, or the form of a new one."""
+        if x is None:
+            return None
         if type(x) is not New:
+            row.check_dtype(x.dtype)
             return x
         dtype = named[row.like].dtype if row.like else row.dtypes[0]
         if x.dtype is not None:
@@ -258,5 +264,9 @@ class Planner:
 
 
 def key(given: Sequence[Any], results: Sequence[Any], options: Any) -> tuple[Any, ...]:
-    """Return what a call must share with another one to be the same but for addresses."""
-    return (options, *[x if x is None else x.form for x in given], *[x if x is None else x.form for x in results])
+    """Return what a call must share with another one to be the same but for addresses.
+
+    Types of options belong to it: True equals 1, but only one of the two may be right.
+    """
+    arrays = [x if x is None else x.form for x in (*given, *results)]
+    return (options, *map(type, options), *arrays)
