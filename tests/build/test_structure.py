@@ -25,13 +25,13 @@ PACKAGES: dict[str, set[str]] = {
 # A Device offers profiles and traces, which look at what is below it.
 MORE: dict[str, set[str]] = {"pysm120.runtime.device": {"observe"}}
 
-# What a folder of src may include beside itself. sm120.h everybody may.
+# What a folder of src may include beside itself. Everybody may include sm120.h. The build writes "generated".
 FOLDERS: dict[str, set[str]] = {
     "platform": set(),
     "driver": {"platform"},
     "vm": {"driver", "platform"},
-    "runtime": {"driver", "platform"},
-    "ops": {"runtime", "driver", "platform"},
+    "runtime": {"driver", "platform", "generated"},
+    "ops": {"runtime", "driver", "platform", "generated"},
 }
 
 
