@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import build_tree
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,9 +123,10 @@ def test_failing_cuda_driver(library: Path, tmp_path: Path) -> None:
     assert run(program, "too-old", LD_LIBRARY_PATH=str(old)) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.virtual
 def test_sanitized(sanitize: str, tmp_path: Path) -> None:
-    built = Path(run(sys.executable, ROOT / "tools" / "build.py", "--sanitize", sanitize).strip())
+    built = build_tree.built("--sanitize", sanitize)
     flags = ["-std=c11", "-g", f"-fsanitize={sanitize}"]
     options = {
         "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
