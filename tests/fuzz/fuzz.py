@@ -65,9 +65,15 @@ def _compiled(target: str, engine: str) -> Path:
     checked = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"]
     guided = ["-fsanitize-coverage=trace-pc,trace-cmp"] if engine == "gcc" else ["-fsanitize=fuzzer-no-link"]
     whole = target == "abi"  # the device alone is linked into the others
+    generated: list[Path] = []
+    if whole:
+        import operations  # which needs the library
+
+        generated = [operations.write_header(FOLDER / "generated") / "operations.h"]
     sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").rglob("*.c"))]
     sources += [] if whole else [ROOT / "src" / "driver" / f"{name}.c" for name in ("registry", "tensor_map_rules")]
-    own: list[tuple[str, list[str]]] = [(target, [*checked, *guided]), ("target", checked), ("mutate", checked)]
+    own: list[tuple[str, list[str]]] = [(target, [*checked, *guided, *(f"-I{path.parent}" for path in generated)])]
+    own += [("target", checked), ("mutate", checked)]
     own += [("engine", [])] if engine == "gcc" else []
     version = build.run([*cc, "--version"])
     if whole:
@@ -129,8 +135,14 @@ def inputs(target: str) -> list[str]:
 
 
 def regressions(target: str) -> list[str]:
-    """Return the inputs that once showed a mistake."""
-    return [path.read_text() for path in sorted((HERE / "regressions").glob(f"*.{TARGETS[target]}"))]
+    """Return the inputs that once showed a mistake, and the smallest call of every operation."""
+    found = [path.read_text() for path in sorted((HERE / "regressions").glob(f"*.{TARGETS[target]}"))]
+    if target == "abi":
+        import operations
+
+        count = len(operations.operations())
+        found += [f"alloc 3 1048576 1; alloc 3 4194304 2; operation {index} 3 1 2 0;\n" for index in range(count)]
+    return found
 
 
 def unpack(texts: Iterable[str], folder: Path) -> Path:
