@@ -8,7 +8,9 @@ usage: ./build.sh [COMMAND [ARGUMENTS]]
 
   (none)        set up .venv and build build/libsm120.so.0
   demo [ARGS]   the same, then: python -m pysm120 demo ARGS
-  test [ARGS]   the same, then: python -m pytest ARGS
+  test [ARGS]   the same, then the tests: python -m pytest -n auto ARGS
+                by default a part of them that touches everything; --all runs every test,
+                --rest what the last default run left out; see tests/README.md
   lint          the same, then: ruff, mypy, clang-format and the C compiler's warnings
 
 Needs python3 (3.10 or later) with pip, and gcc; everything else comes from PyPI by
@@ -133,7 +135,7 @@ command=${1:-build}
 case $command in
 build) build ;;
 demo) build >/dev/null; exec "$python" -m pysm120 demo "$@" ;;
-test) build >/dev/null; exec "$python" -m pytest "$@" ;;
+test) build >/dev/null; exec "$python" -m pytest -n auto --dist worksteal "$@" ;;
 lint) build >/dev/null; lint ;;
 -h | --help | help) usage ;;
 *) usage >&2; die "$command is no command" ;;

@@ -6,9 +6,11 @@ import secrets
 import signal
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+import selection
 from harness import OpenDevice
 
 import pysm120
@@ -22,34 +24,102 @@ collect_ignore = (
 collect_ignore += [] if HAS_JAX else ["ops/test_jax.py"]
 
 
+LEFT_OUT = pytest.StashKey[dict[str, Any]]()
+MOST_WORKERS = 8
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this project."""
     default = os.environ.get("PYSM120_DEVICE") or "virtual"
     parser.addoption("--device", default=default, help="virtual, cuda, cuda:1 (default: %(default)s)")
-    parser.addoption("--seed", type=int, default=None, help="seed of the random inputs (default: a new one)")
+    parser.addoption("--seed", type=int, default=None, help="seed of inputs and samples (default: a new one)")
+    parser.addoption("--all", action="store_true", help="run every test, slow ones and all cases of sampled ones")
+    parser.addoption("--rest", action="store_true", help="run what the default run of the same seed left out")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed; no thread of the host answers a kernel, but where a test says so."""
+    """Choose the tests and the seed; no thread of the host answers a kernel, but where a test says so."""
     os.environ.setdefault("PYSM120_PATIENCE", "0")
+    given = getattr(config, "workerinput", {}).get("pysm120")  # what the process that starts the workers chose
+    if given:
+        config.option.part, config.option.seed = given
+        return
+    config.option.part = part = selection.part_of(config)
+    cache = getattr(config, "cache", None)
+    if config.option.seed is None and part == "rest":
+        config.option.seed = cache.get("pysm120/seed", None) if cache else None
+        if config.option.seed is None:
+            raise pytest.UsageError("--rest needs the seed of the run that it completes: --seed N")
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(1 << 32)
+    if part == "default" and cache:
+        cache.set("pysm120/seed", config.option.seed)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Show what it takes to repeat the run."""
     triton, jax = ("with" if has else "without" for has in (HAS_TRITON, HAS_JAX))
     what = f"corpus {triton} Triton, oracles {jax} JAX"
-    return f"pysm120: --device {config.option.device} --seed {config.option.seed}, {what}"
+    part = {"default": "", "rest": " --rest", "all": " --all"}[config.option.part]
+    return f"pysm120: --device {config.option.device} --seed {config.option.seed}{part}, {what}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the device under test cannot show."""
+    """Leave out what the device under test cannot show, and what the part of the run does not take."""
     other = "virtual" if config.option.device.startswith("cuda") else "cuda"
     left_out = [item for item in items if item.get_closest_marker(other)]
+    chosen = selection.select(
+        [item for item in items if not item.get_closest_marker(other)], config.option.part, config.option.seed
+    )
+    config.stash[LEFT_OUT] = {"taken": len(chosen.taken), "reasons": chosen.reasons}
+    left_out += chosen.left_out
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = chosen.taken
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many tests were left out."""
+    found = config.stash.get(LEFT_OUT, None)
+    if found and found["reasons"]:
+        terminalreporter.write_line(
+            selection.describe(found["taken"], found["reasons"], config.option.part, config.option.seed)
+        )
+
+
+# ---- several processes: pytest-xdist, which ./build.sh test asks for -----------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Use every core, but one process alone on a GPU, which has one memory."""
+    if config.option.device.startswith("cuda"):
+        return 0
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker the choices of the process that starts it."""
+    node.workerinput["pysm120"] = (node.config.option.part, node.config.option.seed)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Give the counts of a worker to the process that started it."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["pysm120"] = session.config.stash.get(LEFT_OUT, None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the counts of a worker; all of them collect the same tests."""
+    found = getattr(node, "workeroutput", {}).get("pysm120")
+    if found:
+        node.config.stash[LEFT_OUT] = found
+
+
+# ---- fixtures ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import build_tree
 import cffi
 import pytest
 
@@ -144,7 +145,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
-    run(*pip, "--wheel-dir", folder, ROOT)
+    with build_tree.alone():
+        run(*pip, "--wheel-dir", folder, ROOT)
     (path,) = folder.glob("*.whl")
     return path
 

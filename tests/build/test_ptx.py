@@ -4,8 +4,10 @@ import dataclasses
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
+import build_tree
 import pytest
 
 import pysm120
@@ -23,6 +25,12 @@ import build  # noqa: E402
 TEMPLATES = build.templates()
 
 
+@cache
+def expansion(template: Path, target: str) -> expand.Expansion:
+    """Expand a template once for all tests."""
+    return expand.Expansion(template, target)
+
+
 def ids(path: Path) -> str:
     """Name a template for the report."""
     return path.relative_to(ROOT).as_posix()
@@ -35,7 +43,7 @@ def test_every_line_is_marked_with_where_it_stands(template: Path, target: str) 
     sources: dict[str, list[str]] = {}
     where: tuple[str, int] | None = None
     checked = 0
-    for line in expand.Expansion(template, target).text.splitlines():
+    for line in expansion(template, target).text.splitlines():
         if marker := re.fullmatch(r'#line (\d+) "(.*)"', line):
             where = (marker[2], int(marker[1]))
             continue
@@ -60,7 +68,7 @@ def test_notes_hold_for_both_targets(template: Path) -> None:
 @pytest.mark.parametrize("template", TEMPLATES, ids=ids)
 def test_variables_of_shared_memory_have_names_of_their_own(template: Path) -> None:
     """Of entries that call theirs the same ptxas 13.0 allocates the last one's alone, where there are line markers."""
-    text = expand.Expansion(template, build.TARGETS[0]).text
+    text = expansion(template, build.TARGETS[0]).text
     names = re.findall(r"^\s*\.shared .*?(\w+)\[", text, re.MULTILINE)
     assert len(set(names)) == len(names)
 
@@ -69,8 +77,8 @@ def test_variables_of_shared_memory_have_names_of_their_own(template: Path) -> N
 @pytest.mark.parametrize("template", TEMPLATES, ids=ids)
 def test_no_register_spills(template: Path, target: str) -> None:
     """Spills would be counted by no budget."""
-    build.build()
-    for note in expand.Expansion(template, target).notes:
+    build_tree.built()
+    for note in expansion(template, target).notes:
         log = (ROOT / "build" / "kernels" / f"{note.fields['entry']}.{target}.log").read_text()
         assert re.findall(r"(\d+) bytes spill (?:stores|loads)", log) == ["0", "0"]
 

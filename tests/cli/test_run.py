@@ -4,13 +4,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from processes import wait_until_it_runs
 from programs import BYTES, HEAD, SAXPY
 
 from pysm120 import __main__
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_a_kernel(tmp_path: Path) -> None:
     path.write_text(SPIN)
     words = [sys.executable, "-m", "pysm120", "run", str(path), "--grid", "1", "--block", "32", "--device", "virtual"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(2)
+        wait_until_it_runs(process)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -78,6 +78,7 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(2, each=("positional",))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize(("positional", "meaning"), CALLS, ids=[str(p) for p, _ in CALLS])
@@ -238,6 +239,7 @@ def torch_says(
     return o
 
 
+@pytest.mark.sampled(2, each=("lead",))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)], ids=str)
 @pytest.mark.parametrize("dtype", list(DTYPES))
@@ -275,6 +277,7 @@ MASKS = [
 ]
 
 
+@pytest.mark.sampled(2, each=("shape", "lead"))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("kind", ["bool", "bfloat16", "float32"])
 @pytest.mark.parametrize(("shape", "lead"), MASKS, ids=str)

@@ -564,6 +564,7 @@ def has_same_nvcc() -> bool:
 
 if has_same_nvcc():
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("source", SOURCES)
     def test_ptx_is_what_nvcc_writes(source: str, tmp_path: Path) -> None:
         made = tmp_path / "made.ptx"

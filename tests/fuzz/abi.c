@@ -4,6 +4,7 @@
  * to load the library's kernels takes long. */
 #define _POSIX_C_SOURCE 200809L
 #include "fuzz.h"
+#include "operations.h"
 #include "sm120.h"
 #include <ctype.h>
 #include <stdlib.h>
@@ -279,6 +280,23 @@ static sm120_status quantize(const number *n) {
     return sm120_quantize_mxfp8(*SLOT(device, n[0]), &args);
 }
 
+/* operation INDEX DEVICE ADDRESS WORKSPACE STREAM (MEMBER VALUE)...: the smallest call with some members changed */
+static sm120_status operation(const number *n) {
+    const struct operation *const o = &operations[(size_t)n[0] % OPERATION_COUNT];
+    uint64_t args[OPERATION_BYTES_MAX / sizeof(uint64_t) + 1];
+    o->fill(args, address(n[2]), *SLOT(stream, n[4]));
+    for (int k = 5; k + 1 < MOST_NUMBERS; k += 2) {
+        if (n[k]) {
+            const struct operation_member *const m = &o->members[((size_t)n[k] - 1) % o->member_count];
+            const uint64_t value = m->is_address ? address(n[k + 1]) : (uint64_t)n[k + 1];
+            memcpy((char *)args + m->offset, &value, m->bytes);
+        }
+    }
+    size_t space = 0;
+    const sm120_status status = o->call(*SLOT(device, n[1]), args, 0, &space);
+    return status || !space ? status : o->call(*SLOT(device, n[1]), args, address(n[3]), &space);
+}
+
 static const struct {
     const char *name;
     call *run;
@@ -289,7 +307,7 @@ static const struct {
              {"event", event},         {"end_event", end_event}, {"record", record},       {"elapsed", elapsed},
              {"wait", wait},           {"load", load},           {"unload", unload},       {"kernel", kernel},
              {"builtin", builtin},     {"describe", describe},   {"occupancy", occupancy}, {"launch", launch},
-             {"attention", attention}, {"quantize", quantize}};
+             {"attention", attention}, {"quantize", quantize},      {"operation", operation}};
 
 /* ---- inputs -------------------------------------------------------------------------------------------------- */
 

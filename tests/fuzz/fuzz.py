@@ -19,13 +19,16 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "support")]
 
-import build  # noqa: E402 # the folder has to be known first
+import build_tree  # noqa: E402
+
+import build  # noqa: E402 # the folders have to be known first
 
 FOLDER = ROOT / "build" / "fuzz"
 TARGETS = {"parse": "ptx", "run": "ptx", "abi": "calls"}  # and of which kind their inputs are
@@ -34,6 +37,7 @@ SEPARATOR = "%%%%\n"
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:max_allocation_size_mb=256:handle_abort=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
+    "PYSM120_VM_ISA": "base",
 }
 
 
@@ -47,17 +51,29 @@ def compiler(engine: str) -> list[str]:
     raise build.BuildError("the engine libfuzzer needs clang, which was not found")
 
 
+@cache
 def compiled(target: str, engine: str = "gcc") -> Path:
-    """Build a target; its program."""
+    """Build a target; return its program."""
+    with build_tree.alone():
+        return _compiled(target, engine)
+
+
+def _compiled(target: str, engine: str) -> Path:
     cc, folder = compiler(engine), FOLDER / engine
     cache = build.Cache(folder)
     flags = [flag for flag in build.FLAGS if flag != "-fPIC"]
     checked = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"]
     guided = ["-fsanitize-coverage=trace-pc,trace-cmp"] if engine == "gcc" else ["-fsanitize=fuzzer-no-link"]
     whole = target == "abi"  # the device alone is linked into the others
+    generated: list[Path] = []
+    if whole:
+        import operations  # which needs the library
+
+        generated = [operations.write_header(FOLDER / "generated") / "operations.h"]
     sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").rglob("*.c"))]
     sources += [] if whole else [ROOT / "src" / "driver" / f"{name}.c" for name in ("registry", "tensor_map_rules")]
-    own: list[tuple[str, list[str]]] = [(target, [*checked, *guided]), ("target", checked), ("mutate", checked)]
+    own: list[tuple[str, list[str]]] = [(target, [*checked, *guided, *(f"-I{path.parent}" for path in generated)])]
+    own += [("target", checked), ("mutate", checked)]
     own += [("engine", [])] if engine == "gcc" else []
     version = build.run([*cc, "--version"])
     if whole:
@@ -70,7 +86,12 @@ def compiled(target: str, engine: str = "gcc") -> Path:
     work = [(HERE / f"{name}.c", folder / f"own_{name}.o", extra) for name, extra in own]
     for source in sources:
         for output, extra in build.objects(source, folder / source.parent.relative_to(ROOT)):
-            work.append((source, output, [*checked, *(extra if source.stem.endswith("_isa") else guided)]))
+            # Loops over lanes run as compiled for any processor (OPTIONS): only those need the sanitizers.
+            is_used = output.stem.endswith("_base")
+            if source.stem.endswith("_isa"):
+                work.append((source, output, [*extra, *(checked if is_used else ["-O0"])]))
+            else:
+                work.append((source, output, [*checked, *guided]))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compile_one, work))
     if whole:
@@ -86,14 +107,19 @@ def compiled(target: str, engine: str = "gcc") -> Path:
 def words() -> Path:
     """Write the words of the decoder's own tables, those in its strings that PTX could hold."""
     found: set[str] = set()
-    for source in sorted((ROOT / "src" / "vm").iterdir()):
+    for source in sorted((ROOT / "src" / "vm").rglob("*.*")):
         if re.match(r"decode|lanes.def|parser|operand|function|tensor|wmma", source.name):
             for text in re.findall(r'"((?:[^"\\]|\\.)*)"', source.read_text()):
                 if not re.search(r"[%'\\,;]", text):
                     found |= {word for word in re.findall(r"\.?[a-zA-Z][\w:]*", text) if len(word) < 40}
+    if not found:
+        raise RuntimeError("no word of PTX was found in src/vm: the names of its files have changed")
+    text = "".join(f"{word}\n" for word in sorted(found | {f".{w}" for w in found if w[0] != "."}))
     path = FOLDER / "words"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{word}\n" for word in sorted(found | {f".{w}" for w in found if w[0] != "."})))
+    with build_tree.alone():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
     return path
 
 
@@ -102,18 +128,35 @@ def corpus(kind: str) -> Path:
     return HERE / f"corpus.{kind}"
 
 
-def unpack(target: str) -> Path:
-    """Write the inputs of a target's corpus as files, and the regressions beside them."""
-    kind = TARGETS[target]
-    folder = FOLDER / "corpus" / target
+def inputs(target: str) -> list[str]:
+    """Return the inputs of a target's corpus."""
+    packed = corpus(TARGETS[target])
+    return packed.read_text().split(SEPARATOR) if packed.exists() else []
+
+
+def regressions(target: str) -> list[str]:
+    """Return the inputs that once showed a mistake, and the smallest call of every operation."""
+    found = [path.read_text() for path in sorted((HERE / "regressions").glob(f"*.{TARGETS[target]}"))]
+    if target == "abi":
+        import operations
+
+        count = len(operations.operations())
+        found += [f"alloc 3 1048576 1; alloc 3 4194304 2; operation {index} 3 1 2 0;\n" for index in range(count)]
+    return found
+
+
+def unpack(texts: Iterable[str], folder: Path) -> Path:
+    """Write inputs as the files of a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    packed = corpus(kind)
-    inputs = packed.read_text().split(SEPARATOR) if packed.exists() else []
-    inputs += [path.read_text() for path in sorted((HERE / "regressions").glob(f"*.{kind}"))]
-    for text in inputs:
+    for text in texts:
         (folder / hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:16]).write_text(text)
     return folder
+
+
+def unpack_all(target: str, folder: Path | None = None) -> Path:
+    """Write corpus and regressions of a target as files."""
+    return unpack(inputs(target) + regressions(target), folder or FOLDER / "corpus" / target)
 
 
 def command(target: str, engine: str, *options: str) -> list[str]:
@@ -152,7 +195,7 @@ def minimise(kind: str) -> None:
     chosen.mkdir(parents=True)
     targets = [target for target in reversed(TARGETS) if TARGETS[target] == kind]
     for target in targets:
-        folders = [unpack(target), FOLDER / "seeds" / kind, *(FOLDER / "found" / name for name in targets)]
+        folders = [unpack_all(target), FOLDER / "seeds" / kind, *(FOLDER / "found" / name for name in targets)]
         search(target, [chosen, *(folder for folder in folders if folder.exists())], merge=1).check_returncode()
     texts = []
     for path in sorted(chosen.iterdir(), key=lambda path: (path.stat().st_size, path.name)):
@@ -184,7 +227,7 @@ def main() -> None:
         found = FOLDER / "found" / arguments.target
         found.mkdir(parents=True, exist_ok=True)
         seeds = FOLDER / "seeds" / TARGETS[arguments.target]
-        folders = [folder for folder in (found, unpack(arguments.target), seeds) if folder.exists()]
+        folders = [folder for folder in (found, unpack_all(arguments.target), seeds) if folder.exists()]
         given = {name: value for name, value in limits.items() if value is not None}
         done = search(arguments.target, folders, engine=arguments.engine, quiet=False, **given)
         sys.exit(done.returncode)

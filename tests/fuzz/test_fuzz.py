@@ -5,19 +5,36 @@ import subprocess
 from pathlib import Path
 
 import fuzz
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.virtual
 
-RUNS = {"parse": 30_000, "run": 20_000, "abi": 3_000}  # about a minute in all
+RUNS = {"parse": 30_000, "run": 20_000, "abi": 3_000}  # beside the inputs of the corpus; about a minute in all
+FEW_RUNS, FEW_INPUTS = 300, 60
+
+
+def search(target: str, folders: list[Path], runs: int, seed: int) -> None:
+    """Search for so many runs, which must find nothing."""
+    done = fuzz.search(target, folders, runs=runs, seed=seed)
+    assert done.returncode == 0, f"python tests/fuzz/fuzz.py run {target} --seed {seed}\n{done.stderr[-8000:]}"
+    assert f"{runs} runs" in done.stderr
 
 
 @pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_short_search(target: str, pytestconfig: pytest.Config, rng: np.random.Generator, tmp_path: Path) -> None:
+    """The regressions and a few inputs of the corpus, and what comes of changing these."""
+    inputs = fuzz.inputs(target)
+    some = [inputs[place] for place in rng.choice(len(inputs), FEW_INPUTS, replace=False)]
+    folder = fuzz.unpack(some + fuzz.regressions(target), tmp_path / "some")
+    search(target, [tmp_path, folder], FEW_RUNS, pytestconfig.option.seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", fuzz.TARGETS)
 def test_search(target: str, pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    seed = pytestconfig.option.seed
-    done = fuzz.search(target, [tmp_path, fuzz.unpack(target)], runs=RUNS[target], seed=seed)
-    assert done.returncode == 0, f"python tests/fuzz/fuzz.py run {target} --seed {seed}\n{done.stderr[-8000:]}"
-    assert f"{RUNS[target]} runs" in done.stderr
+    """The whole corpus, and a search of about 20 seconds."""
+    search(target, [tmp_path, fuzz.unpack_all(target, tmp_path / "corpus")], RUNS[target], pytestconfig.option.seed)
 
 
 @pytest.mark.parametrize("what", ["crash", "arena", "leak", "timeout"])
@@ -27,16 +44,16 @@ def test_planted(what: str, tmp_path: Path) -> None:
     options = ["-timeout=2", f"-artifact_prefix={tmp_path}/found-", "-seed=5", "-runs=100000"]
     program = fuzz.compiled("planted")
 
-    def search(*words: str) -> subprocess.CompletedProcess[str]:
+    def planted(*words: str) -> subprocess.CompletedProcess[str]:
         environment = {**fuzz.OPTIONS, "PLANTED": what}
         return subprocess.run([program, *words], capture_output=True, text=True, check=False, env=environment)
 
-    done = search(*options, str(tmp_path))
+    done = planted(*options, str(tmp_path))
     (kept,) = tmp_path.glob("found-*")
     assert kept.name.startswith(f"found-{what}-".replace("arena", "crash"))
     assert b"@" in kept.read_bytes()
     assert done.returncode != 0
-    again = search(*options, "-runs=0", str(kept))
+    again = planted(*options, "-runs=0", str(kept))
     assert again.returncode != 0
     assert kept.name in again.stderr
 

@@ -8,7 +8,7 @@ import hashlib
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,11 @@ class Quantized(NamedTuple):
     floor: int = 0
     factor: float = 1.0
     wild: bool = False  # rows of all sizes, with subnormals, infinities and NaN
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every bit agrees."""
+        return True
 
     @property
     def name(self) -> str:
@@ -131,6 +136,11 @@ class Attention(NamedTuple):
     kv_rows: int
     features: tuple[str, ...] = ()
     config: str | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every bit agrees."""
+        return False
 
     @property
     def name(self) -> str:
@@ -201,11 +211,34 @@ class Attention(NamedTuple):
         return numbers[:: next(n for n in STEPS if n * KEPT > numbers.size)].copy().view(np.uint8)
 
 
-Kernel = Quantized | Attention
+class Recorded:
+    """Another launch: `compute` gives its results on a device, of inputs that it draws."""
+
+    def __init__(
+        self,
+        name: str,
+        templates: tuple[str, ...],
+        compute: Callable[[pysm120.Device, np.random.Generator], NDArray[Any]],
+        *,
+        is_exact: bool = True,
+    ) -> None:
+        self.name, self.templates, self.compute, self.is_exact = name, templates, compute, is_exact
+        self.step = TOLERANCE
+
+    def __repr__(self) -> str:
+        return f"Recorded({self.name!r})"
+
+    def run(self, device: pysm120.Device) -> Bytes:
+        """Return the bytes of the results: f32 where they are not exact."""
+        found = self.compute(device, np.random.default_rng(zlib.crc32(self.name.encode())))
+        return np.ascontiguousarray(found).reshape(-1).view(np.uint8)
 
 
-def kernels() -> Iterator[Kernel]:
-    """List them all."""
+Kernel = Quantized | Attention | Recorded
+
+
+def quantized() -> Iterator[Quantized]:
+    """List the launches of quantize_mxfp8."""
     for dtype in TYPES:
         for floor in (0, 1):
             yield Quantized(dtype, "d", (2, 3, 77, 80), floor, wild=True)
@@ -214,6 +247,10 @@ def kernels() -> Iterator[Kernel]:
             yield Quantized(dtype, layout, (2, 2, 150, 48), factor=-1.0, wild=True)
         for layout in ("q_d128", "k_d128", "v_d128"):
             yield Quantized(dtype, layout, (1, 2, 130, 104))
+
+
+def attention() -> Iterator[Attention]:
+    """List the calls of attention."""
     for precision in ("bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16"):
         sizes = (32, 64, 96, 128, 256) if precision in TYPES else (64, 128)
         for head_dim in sizes:
@@ -252,5 +289,3 @@ def key(kernel: Kernel) -> str:
     """Return its key in the recording, which changes with the statements and with the launch."""
     return f"{zlib.crc32((statements(kernel.pattern) + repr(kernel)).encode()):08x}"
 
-
-KERNELS = tuple(kernels())

@@ -20,11 +20,16 @@ import numpy as np
 import recording
 from families import FAMILIES
 from form import Form
-from kernels import KERNELS, Kernel
+from kernels import Kernel
 from numpy.typing import NDArray
 
 import pysm120
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
+import operations  # noqa: E402
+
+KERNELS: tuple[Kernel, ...] = operations.recorded()
 BATCH = 64  # forms of a module
 PATIENCE = 120  # seconds that a family may take
 ITEMS: dict[str, tuple[Form, ...] | tuple[Kernel, ...]] = {**FAMILIES, "kernels": KERNELS}

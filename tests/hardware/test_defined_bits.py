@@ -142,6 +142,7 @@ def newer() -> Iterator[Form]:
 ALL_FAMILIES = {**FAMILIES, "newer": tuple(newer())}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_no_change_is_missed(program: Path, tmp_path: Path, rng: np.random.Generator, family: str) -> None:
     forms = ALL_FAMILIES[family]

@@ -8,23 +8,22 @@ from collections.abc import Iterator
 import bounds
 import kernels
 import numpy as np
+import operations
 import pytest
 import recording
 from families import FAMILIES
 from form import Form
-from kernels import KERNELS, Kernel, Quantized
+from kernels import Kernel
 from numpy.typing import NDArray
 
 import pysm120
 
 pytestmark = pytest.mark.virtual
 
+KERNELS: tuple[Kernel, ...] = operations.recorded()
 FORMS = [form for forms in FAMILIES.values() for form in forms]
-KEYS = frozenset(recording.read()[0])
-WHOLE = [kernel for kernel in KERNELS if kernels.key(kernel) in KEYS]
-RECORDED = [form for form in FORMS if recording.key(form) in KEYS]
-EXACT = [form for form in RECORDED if not form.bound]
-APPROXIMATE = [form for form in RECORDED if form.bound]
+EXACT = [form for form in FORMS if not form.bound]
+APPROXIMATE = [form for form in FORMS if form.bound]
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +40,18 @@ def virtual() -> Iterator[pysm120.Device]:
             yield device
 
 
+def known(key: str, recorded: dict[str, NDArray[np.uint8]]) -> str:
+    """Skip what was added or changed since the recording; test_the_recording_is_of_these_forms keeps that rare."""
+    if key not in recorded:
+        pytest.skip("awaits the next recording")
+    return key
+
+
 def outputs(
     form: Form, device: pysm120.Device, recorded: dict[str, NDArray[np.uint8]]
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
     """Yield what the device and the recording say of each output: [lane, byte]."""
-    key = recording.key(form)
+    key = known(recording.key(form), recorded)
     module = recording.load(device, [form])
     got = recording.run(device, module["form_0"], form)
     module.unload()
@@ -62,10 +68,10 @@ def describe(form: Form, lane: int, got: NDArray[np.uint8], want: NDArray[np.uin
     return f"lane {lane}: ({', '.join(operands)}) -> {mine}, on Hopper {theirs}"
 
 
-def test_the_recording_is_of_these_forms() -> None:
+def test_the_recording_is_of_these_forms(recorded: dict[str, NDArray[np.uint8]]) -> None:
     """A form that was changed or added awaits the next recording; those must stay few."""
-    lacking = [form.name for form in FORMS if recording.key(form) not in KEYS]
-    lacking += [kernel.name for kernel in KERNELS if kernels.key(kernel) not in KEYS]
+    lacking = [form.name for form in FORMS if recording.key(form) not in recorded]
+    lacking += [kernel.name for kernel in KERNELS if kernels.key(kernel) not in recorded]
     assert len(lacking) * 50 < len(FORMS), f"run tests/hardware/record.py on a Hopper GPU: {lacking}"
 
 
@@ -89,11 +95,12 @@ def test_approximate(form: Form, virtual: pysm120.Device, recorded: dict[str, ND
     assert found.recorded_error <= 1.0001, f"Hopper itself uses {found.recorded_error:.5f} of the bound"
 
 
-@pytest.mark.parametrize("kernel", WHOLE, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_kernel(kernel: Kernel, virtual: pysm120.Device, recorded: dict[str, NDArray[np.uint8]]) -> None:
     """Run our kernels as Hopper runs them: the same bits, or after approximate functions nearly the same numbers."""
-    got, want = kernel.run(virtual), recorded[kernels.key(kernel)]
-    if isinstance(kernel, Quantized):
+    key = known(kernels.key(kernel), recorded)
+    got, want = kernel.run(virtual), recorded[key]
+    if kernel.is_exact:
         assert np.array_equal(got, want), f"{got.tobytes().hex()} instead of {want.tobytes().hex()}"
         return
     x, y = got.view(np.float32), want.view(np.float32)

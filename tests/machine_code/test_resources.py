@@ -15,7 +15,7 @@ from pysm120.machine_code import sass, tools
 from pysm120.machine_code.cubin import Cubin
 from pysm120.model import chips
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.module import builtins
+from pysm120.runtime.module import Builtin, builtins
 
 pytestmark = pytest.mark.virtual
 
@@ -58,15 +58,28 @@ def on_rtx_5090() -> dict[str, resources.Resources]:
     return {row.entry: row for row in resources.collect("sm_120f", chips.load("rtx5090"))}
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("source", sorted({builtin.source for builtin in builtins()}))
+def test_json_of_every_file(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    of_file = [builtin for builtin in builtins() if builtin.source == source]
+    check_json(of_file, [builtin.entry for builtin in of_file], capsys)
+
+
+@pytest.mark.slow
 def test_json_of_all_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    assert __main__.main(["resources", "--json"]) == 0
+    check_json(builtins(), [], capsys)
+
+
+def check_json(wanted: list[Builtin], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Compare what the command prints with what the device says of its kernels."""
+    assert __main__.main(["resources", "--json", *words]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["target"], row["entry"]) for row in rows] == [
-        (target, builtin.entry) for target in ("sm_120f", "sm_90") for builtin in builtins()
+        (target, builtin.entry) for target in ("sm_120f", "sm_90") for builtin in wanted
     ]
     with Device("virtual") as device:
         kernels = device.builtin_kernels()
-        for row, builtin in zip(rows, builtins(), strict=False):
+        for row, builtin in zip(rows, wanted, strict=False):
             kernel = kernels[builtin.entry]
             assert (row["registers"], row["threads"]) == (kernel.info.registers, builtin.threads)
             assert row["shared_bytes"] == builtin.shared_bytes + kernel.info.static_shared_bytes

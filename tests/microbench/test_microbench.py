@@ -223,6 +223,7 @@ def test_steps_side_by_side_have_no_latency(target: str) -> None:
 A = Operand("b32", 1, 3)
 
 
+@pytest.mark.sampled(2, each=("target",))
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize(
@@ -265,6 +266,7 @@ def test_emulated_multicast_is_refused(device: pysm120.Device) -> None:
         assert ready.refusal == "sm_120a emulates multicast by a subroutine"
 
 
+@pytest.mark.sampled(1, each=("target",))
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize(
@@ -290,6 +292,7 @@ def test_what_the_assembler_makes_of_a_wrong_frame_is_refused(
     assert re.search(reason, proof.prove(bench, function, prepare.Chip(CHIPS[target]).family).objection)
 
 
+@pytest.mark.sampled(1, each=("target",))
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("target", CHIPS)
 @pytest.mark.parametrize("group", groups.GROUPS)

@@ -18,6 +18,7 @@ def test_names() -> None:
     assert {loop.ctas for loop in LOOPS.values() if loop.name.endswith("_alone")} == {1}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "warps"),
     [("code_step_32k", 1), ("code_met_32k", 4), ("code_all_32k", 8), ("code_apart_24k", 16), ("code_mma_16k", 4),

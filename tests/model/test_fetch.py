@@ -133,6 +133,7 @@ def model_of(name: str, warps: int) -> tuple[KernelModel, float]:
     return validation.loop_model(H200, found), measured
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "warps"),
     [("code_step_24k", 8), ("code_step_64k", 1), ("code_step_64k", 8), ("code_imad_64k", 4), ("code_mma_48k", 1)],
@@ -153,6 +154,7 @@ class Apart(Simulator):
             warp.ways = [self.paths.around[first:] + self.paths.around[:first]] * rounds
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("warps", [2, 4])
 def test_warps_in_different_places_as_measured(warps: int) -> None:
     """Each has to have all of the code brought for itself: the way to the next level is shared."""

@@ -1,6 +1,7 @@
 """What warps hand each other: a ring of tiles as it was recorded, in the simulator; and what is not understood."""
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -192,6 +193,12 @@ def seen(*events: tuple[int, int, int, str, int, int]) -> list[Seen]:
     ]  # fmt: skip
 
 
+@cache
+def ring_of_two() -> sass.Function:
+    """Return the machine code of the kernel with two stages."""
+    return sass.disassemble(sass.assemble(text_of(2), "sm_120f"))["ring"]
+
+
 @pytest.mark.parametrize(
     ("events", "message"),
     [
@@ -209,7 +216,7 @@ def seen(*events: tuple[int, int, int, str, int, int]) -> list[Seen]:
     ],
 )  # fmt: skip
 def test_what_no_ring_does(events: list[Seen], message: str) -> None:
-    function = sass.disassemble(sass.assemble(text_of(2), "sm_120f"))["ring"]
+    function = ring_of_two()
     with pytest.raises(NotUnderstoodError, match=message):
         Recorded(function, {1: "init", 2: "arrive", 3: "copy", 4: "wait"}, events)
 
@@ -234,6 +241,7 @@ def test_kinds_of_statements(statement: str, kind: str) -> None:
     assert mbarriers.kind_of(statement) == kind
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("entry", "target", "rings"),
     [
@@ -258,6 +266,7 @@ def test_rings_of_attention(entry: str, target: str, rings: list[Ring]) -> None:
     assert copies == {(1, model.handovers.stages), (2, model.handovers.stages - 1)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("entry", "stages"),  # as the configs of the templates have them
     [("attention_mxfp8_128x64_d64", 3), ("attention_bf16_128x64_d64_any_r16", 2)],

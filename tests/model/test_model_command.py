@@ -44,6 +44,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in shown
 
 
+@pytest.mark.slow
 def test_code_that_an_sm_does_not_keep(capsys: pytest.CaptureFixture[str]) -> None:
     entry = next(b.entry for b in builtins() if b.precision == "mxfp8" and b.head_dim == 128 and not b.features)
     command = ["model", entry, "--problem", "1,128,1,128", "--rules"]
@@ -155,23 +156,23 @@ def test_predictions_are_as_good_as_documented(tmp_path: Path, capsys: pytest.Ca
     assert max(map(abs, errors)) < 0.20
 
 
-@pytest.mark.parametrize(
-    ("file", "wanted"),
-    [
-        ("model_uniform.json", ("4,2048,32,64,causal", "1,512,32,64", "_d32_r16", "_64x32_d256_r16")),
-        ("model_later.json", ("d128_any_r16", "mxfp8_128x64_d64 ", "mxfp8_128x64_d128 4,2048,32,128,causal")),
-        ("triton.json", ("matmul_fp16_2048", "attention_fp16_128_1024", "matmul_fp16_16384")),
-    ],
-)
-def test_what_came_later_is_predicted_as_documented(file: str, wanted: tuple[str, ...]) -> None:
+LATER = {
+    "model_uniform.json": ("4,2048,32,64,causal", "1,512,32,64", "_d32_r16", "_64x32_d256_r16"),
+    "model_later.json": ("d128_any_r16", "mxfp8_128x64_d64 ", "mxfp8_128x64_d128 4,2048,32,128,causal"),
+    "triton.json": ("matmul_fp16_2048", "attention_fp16_128_1024", "matmul_fp16_16384"),
+}
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("file", "wanted"), [(file, word) for file, words in LATER.items() for word in words])
+def test_what_came_later_is_predicted_as_documented(file: str, wanted: str) -> None:
     """The worst launches among them: kernels that the model was not made with, of this library and of Triton."""
     document = validation.read(MEASURED.parent / file)
     names = {validation.name_of(row): row for row in document["launches"]}
-    document["launches"] = [row for name, row in names.items() if any(word in name for word in wanted)]
+    document["launches"] = [row for name, row in names.items() if wanted in name]
     document["loops"] = []
-    assert len(document["launches"]) == len(wanted)
-    for row in validation.compare(document, MEASURED.parent):
-        assert -0.17 < row.error < 0.02, row.name
+    (row,) = validation.compare(document, MEASURED.parent)
+    assert -0.17 < row.error < 0.02, row.name
 
 
 def test_cycles_of_a_profiler() -> None:

@@ -125,6 +125,7 @@ def test_choices_come_out_in_the_sum() -> None:
         assert takes(latch) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("entry", ["attention_bf16_128x64_d128_r32", "attention_f16_64x32_d256_w4"])
 @pytest.mark.parametrize("rows", [1024, 1536])
 def test_a_causal_launch_does_what_the_device_did(entry: str, rows: int) -> None:
@@ -220,6 +221,7 @@ def test_a_profile_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "not what `profile --json` writes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_comments_and_other_entries_make_no_other_kernel() -> None:
     """What was kept with figures is recorded as the library's, where its statements are; one statement more is not."""
     entry = "attention_bf16_128x64_d32_any_r16"

@@ -183,6 +183,7 @@ def test_bound_by_ports(chip: Chip, sources: str, clocks: int) -> None:
     assert per_round(chip, body, 4) == 64 + 13 + 10
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("warps", [4, 8])
 @pytest.mark.parametrize(
     "name", ["fma3", "fma2", "16fma3", "32fma3", "16fma2", "32add2", "4ldmatrix_16fma3", "8ex2_16fma3"]

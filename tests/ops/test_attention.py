@@ -1,5 +1,9 @@
 """attention_mxfp8 against plain attention in float64 and against a model of its own arithmetic, between guard bands."""
 
+import itertools
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from attention_cases import (
@@ -18,8 +22,117 @@ from attention_cases import (
     run,
     run_twice,
 )
-from harness import DTYPES, OpenDevice
+from harness import DTYPES, OpenDevice, lib
+from kernels import attention
+from operations import Operation, Wrong
 from reference import attention_float64, attention_mxfp8, relative_error
+from test_errors import BAD, KV, Q
+
+import pysm120
+from pysm120.ops.scores import Rules, scores
+
+
+BATCH, HEADS, KV_HEADS, Q_ROWS, KV_ROWS, D = 2, 4, 2, 5, 7, 24
+PART = 1 << 14
+
+
+def fill(args: Any, memory: int) -> None:
+    """Fill arguments for f32 zeros, in MXFP8, causal: five arrays one behind the other."""
+    args.precision, args.scale, args.causal = lib.SM120_MXFP8, -0.25, lib.SM120_CAUSAL_BOTTOM_RIGHT
+    args.batch, args.heads, args.kv_heads = BATCH, HEADS, KV_HEADS
+    args.q_rows, args.kv_rows, args.head_dim = Q_ROWS, KV_ROWS, D
+    for n, (struct, heads, rows) in enumerate(
+        ((args.q, HEADS, Q_ROWS), (args.k, KV_HEADS, KV_ROWS), (args.v, KV_HEADS, KV_ROWS), (args.o, HEADS, Q_ROWS))
+    ):
+        struct.address, struct.dtype = memory + n * PART, lib.SM120_F32
+        struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * D, rows * D, D
+    args.lse = memory + 4 * PART
+
+
+def launch(device: pysm120.Device) -> None:
+    """Every precision, dtype, head size and config, with and without features; copies; scores alone."""
+
+    def call(head_dim: int, dtype: str, precision: str, config: str | None = None, **options: Any) -> None:
+        x = np.ones((1, 3, 1, head_dim), DTYPES[dtype])
+        pysm120.attention(x, x, x, precision=precision, config=config, device=device, **options)
+
+    features: tuple[dict[str, Any], ...] = ({}, {"softcap": 3.0})
+    for dtype, precision in (("bfloat16", "bf16"), ("float16", "f16")):
+        for head_dim in (32, 64, 96, 128, 256):
+            for config in ("r16", "w4" if head_dim == 256 else "r32"):
+                call(head_dim, dtype, precision, config)
+            for config in ("r16", "w4") if head_dim == 256 else ("r16",):
+                call(head_dim, dtype, precision, config, softcap=3.0)
+        for head_dim, options in itertools.product((64, 128), features):
+            call(head_dim, dtype, f"mxfp8_{precision}", **options)
+        q = np.ones((1, 1, 3, 64), DTYPES[dtype])
+        scores(q, q, Rules(0.125), "product", device)
+    for dtype, head_dim in itertools.product(DTYPES, (64, 128)):
+        call(head_dim, dtype, "mxfp8")
+        x, ends = np.ones((3, 1, head_dim), DTYPES[dtype]), np.array([0, 3], np.int32)
+        pysm120.attention_varlen(x, x, x, ends, ends, precision="mxfp8", device=device)
+    for dtype, precision in (("bfloat16", "bf16"), ("float32", "mxfp8")):
+        call(33, dtype, precision)
+
+
+OPERATION = Operation(
+    name="attention",
+    fill=fill,
+    wrong=[
+        Wrong("precision", 0, "INVALID_ARGUMENT", "precision = 0x0"),
+        Wrong("precision", 9, "INVALID_ARGUMENT", "precision = 0x9"),
+        Wrong("batch", 0, "INVALID_ARGUMENT", "batch = 0"),
+        Wrong("batch", -1, "INVALID_ARGUMENT", "batch = -1"),
+        Wrong("batch", (1 << 63) - 1, "UNSUPPORTED", "batch"),
+        Wrong("batch", 1 << 30, "UNSUPPORTED", "batch * heads"),
+        Wrong("heads", 0, "INVALID_ARGUMENT", "heads = 0"),
+        Wrong("heads", 3, "INVALID_ARGUMENT", "kv_heads = 2 does not divide heads = 3"),
+        Wrong("kv_heads", 0, "INVALID_ARGUMENT", "kv_heads = 0"),
+        Wrong("kv_heads", 8, "INVALID_ARGUMENT", "kv_heads = 8"),
+        Wrong("q_rows", 0, "INVALID_ARGUMENT", "q_rows = 0"),
+        Wrong("q_rows", 1 << 30, "UNSUPPORTED", "q_rows"),
+        Wrong("kv_rows", 0, "INVALID_ARGUMENT", "kv_rows = 0"),
+        Wrong("kv_rows", (1 << 63) - 1, "UNSUPPORTED", "kv_rows"),
+        Wrong("head_dim", 0, "INVALID_ARGUMENT", "head_dim = 0"),
+        Wrong("head_dim", 20, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
+        Wrong("head_dim", 136, "UNSUPPORTED", "head_dim = 136"),
+        Wrong("q.dtype", 0, "INVALID_ARGUMENT", "q.dtype"),
+        Wrong("k.dtype", lib.SM120_E4M3, "UNSUPPORTED", "k.dtype"),
+        Wrong("v.dtype", lib.SM120_F16, "INVALID_ARGUMENT", "v.dtype"),
+        Wrong("o.dtype", lib.SM120_E8M0, "UNSUPPORTED", "o.dtype"),
+        Wrong("q.address", 0, "INVALID_ARGUMENT", "q.address = 0"),
+        Wrong("k.address", 6, "MISALIGNED", "k.address"),
+        Wrong("q.batch_stride", -4, "INVALID_ARGUMENT", "q.batch_stride = -4"),
+        Wrong("q.head_stride", 2, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
+        Wrong("k.row_stride", 0, "INVALID_ARGUMENT", "k.row_stride = 0"),
+        Wrong("k.row_stride", 1 << 62, "UNSUPPORTED", "k.row_stride"),
+        Wrong("k.row_stride", 1 << 60, "UNSUPPORTED", "63 bits"),
+        Wrong("v.row_stride", 1 << 28, "INVALID_ARGUMENT", "past the end"),
+        Wrong("o.row_stride", 4, "INVALID_ARGUMENT", "overlap"),
+        Wrong("o.head_stride", 0, "INVALID_ARGUMENT", "o.head_stride = 0"),
+        Wrong("o.batch_stride", 64, "INVALID_ARGUMENT", "overlap"),
+        Wrong("o.address", 0, "INVALID_ARGUMENT", "o.address = 0"),
+        Wrong("lse", 2, "MISALIGNED", "lse"),
+        Wrong("scale", math.inf, "INVALID_ARGUMENT", "scale = inf"),
+        Wrong("scale", math.nan, "INVALID_ARGUMENT", "scale"),
+        Wrong("scale", 3.4028234663852886e+38, "INVALID_ARGUMENT", "scale = 3.40282e+38"),
+        Wrong("causal", 4, "INVALID_ARGUMENT", "causal = 4"),
+        Wrong("v_head_dim", 12, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
+        Wrong("v_head_dim", 136, "UNSUPPORTED", "v_head_dim = 136"),
+        Wrong("window", 4, "INVALID_ARGUMENT", "window = 4"),
+        Wrong("softcap", -1.0, "INVALID_ARGUMENT", "softcap = -1"),
+        Wrong("softcap", 1024.00390625, "UNSUPPORTED", "softcap = 1024"),
+        Wrong("softcap", 3.4028234663852886e+38, "UNSUPPORTED", "softcap = 3.40282e+38; at most 1024"),
+        Wrong("kv_lengths", 6, "MISALIGNED", "kv_lengths"),
+        Wrong("past_rows", -1, "INVALID_ARGUMENT", "past_rows = -1"),
+    ],
+    refused={
+        name: (kind, message, ((), {"q": Q, "k": KV, "v": KV, **options}))
+        for name, (kind, message, options) in BAD.items()
+    },
+    launch=launch,
+    recorded=tuple(attention()),
+)
 
 
 def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:

@@ -1,10 +1,61 @@
 """quantize_mxfp8 against the definition of OCP MX, bit for bit: every dtype, axis and rounding, edges of the tiles."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from harness import DTYPES, Buffer, OpenDevice, check, lib, new_struct, tensor
+from kernels import quantized
 from numpy.typing import NDArray
+from operations import Operation, Wrong
 from reference import Array, quantize_mxfp8
+from test_errors import QUANTIZE
+
+import pysm120
+
+RIGHT = {"batch": 1, "heads": 1, "rows": 3, "head_dim": 64}
+
+
+def fill(args: Any, memory: int) -> None:
+    """Three rows of zeros, in f32, along head_dim."""
+    for name, value in RIGHT.items():
+        setattr(args, name, value)
+    args.x.address, args.x.dtype = memory, lib.SM120_F32
+    args.x.batch_stride = args.x.head_stride = 3 * 64
+    args.x.row_stride = 64
+    args.elements, args.scales = memory + 1024, memory + 2048
+
+
+def launch(device: pysm120.Device) -> None:
+    """Every dtype along both axes; attention launches the quantizers of its layouts."""
+    for dtype in DTYPES.values():
+        for axis in (-1, -2):
+            pysm120.quantize_mxfp8(np.ones((3, 64), dtype), axis=axis, device=device)
+
+
+OPERATION = Operation(
+    name="quantize_mxfp8",
+    fill=fill,
+    wrong=[
+        Wrong("axis", 2, "INVALID_ARGUMENT", "axis = 2"),
+        Wrong("rounding", 2, "INVALID_ARGUMENT", "rounding = 2"),
+        Wrong("batch", 0, "INVALID_ARGUMENT", "batch = 0"),
+        Wrong("heads", -7, "INVALID_ARGUMENT", "heads = -7"),
+        Wrong("rows", 0, "INVALID_ARGUMENT", "rows = 0"),
+        Wrong("rows", 1 << 40, "UNSUPPORTED", "rows"),
+        Wrong("head_dim", 12, "UNSUPPORTED", "head_dim = 12"),
+        Wrong("x.dtype", lib.SM120_E4M3, "UNSUPPORTED", "x.dtype"),
+        Wrong("x.address", 4, "MISALIGNED", "x.address"),
+        Wrong("x.row_stride", 0, "INVALID_ARGUMENT", "x.row_stride"),
+        Wrong("x.row_stride", 1 << 20, "INVALID_ARGUMENT", "past the end"),
+        Wrong("elements", 0, "INVALID_ARGUMENT", "elements = 0"),
+        Wrong("elements", 24, "MISALIGNED", "elements"),
+        Wrong("scales", 0, "INVALID_ARGUMENT", "scales = 0"),
+    ],
+    refused={name: (kind, message, ([x], options)) for name, (kind, message, (x, options)) in QUANTIZE.items()},
+    launch=launch,
+    recorded=tuple(quantized()),
+)
 
 AXES = {"head_dim": (lib.SM120_ALONG_HEAD_DIM, -1), "rows": (lib.SM120_ALONG_ROWS, -2)}
 ROUNDINGS = {"up": lib.SM120_SCALE_UP, "floor": lib.SM120_SCALE_FLOOR}

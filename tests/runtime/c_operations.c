@@ -13,80 +13,6 @@ struct wrong_field {
 
 #define FIELD(type, field, value, status, word)                                                                        \
     {word, SM120_##status, offsetof(type, field), sizeof(((type *)NULL)->field), value}
-#define A(field, value, status, word) FIELD(sm120_attention_args, field, value, status, word)
-#define Q(field, value, status, word) FIELD(sm120_quantize_mxfp8_args, field, value, status, word)
-
-static const struct wrong_field wrong_attention[] = {
-    A(size, 0, INVALID_ARGUMENT, "args->size = 0"),
-    A(size, sizeof(sm120_attention_args) - 8, INVALID_ARGUMENT, "args->size"),
-    A(size, 1 << 20, INVALID_ARGUMENT, "args->size"),
-    A(precision, 0, INVALID_ARGUMENT, "precision = 0x0"),
-    A(precision, 9, INVALID_ARGUMENT, "precision = 0x9"),
-    A(batch, 0, INVALID_ARGUMENT, "batch = 0"),
-    A(batch, -1, INVALID_ARGUMENT, "batch = -1"),
-    A(batch, INT64_MAX, UNSUPPORTED, "batch"),
-    A(batch, 1 << 30, UNSUPPORTED, "batch * heads"),
-    A(heads, 0, INVALID_ARGUMENT, "heads = 0"),
-    A(heads, 3, INVALID_ARGUMENT, "kv_heads = 2 does not divide heads = 3"),
-    A(kv_heads, 0, INVALID_ARGUMENT, "kv_heads = 0"),
-    A(kv_heads, 8, INVALID_ARGUMENT, "kv_heads = 8"),
-    A(q_rows, 0, INVALID_ARGUMENT, "q_rows = 0"),
-    A(q_rows, 1 << 30, UNSUPPORTED, "q_rows"),
-    A(kv_rows, 0, INVALID_ARGUMENT, "kv_rows = 0"),
-    A(kv_rows, INT64_MAX, UNSUPPORTED, "kv_rows"),
-    A(head_dim, 0, INVALID_ARGUMENT, "head_dim = 0"),
-    A(head_dim, 20, WORKSPACE_TOO_SMALL, "workspace_bytes"),
-    A(head_dim, 136, UNSUPPORTED, "head_dim = 136"),
-    A(q.dtype, 0, INVALID_ARGUMENT, "q.dtype"),
-    A(k.dtype, SM120_E4M3, UNSUPPORTED, "k.dtype"),
-    A(v.dtype, SM120_F16, INVALID_ARGUMENT, "v.dtype"),
-    A(o.dtype, SM120_E8M0, UNSUPPORTED, "o.dtype"),
-    A(q.reserved, 1, INVALID_ARGUMENT, "q.reserved = 1"),
-    A(q.address, 0, INVALID_ARGUMENT, "q.address = 0"),
-    A(k.address, 6, MISALIGNED, "k.address"),
-    A(q.batch_stride, -4, INVALID_ARGUMENT, "q.batch_stride = -4"),
-    A(q.head_stride, 2, WORKSPACE_TOO_SMALL, "workspace_bytes"),
-    A(k.row_stride, 0, INVALID_ARGUMENT, "k.row_stride = 0"),
-    A(k.row_stride, INT64_MAX / 2, UNSUPPORTED, "k.row_stride"),
-    A(k.row_stride, (int64_t)1 << 60, UNSUPPORTED, "63 bits"),
-    A(v.row_stride, 1 << 28, INVALID_ARGUMENT, "past the end"),
-    A(o.row_stride, 4, INVALID_ARGUMENT, "overlap"),
-    A(o.head_stride, 0, INVALID_ARGUMENT, "o.head_stride = 0"),
-    A(o.batch_stride, 64, INVALID_ARGUMENT, "overlap"),
-    A(o.address, 0, INVALID_ARGUMENT, "o.address = 0"),
-    A(lse, 2, MISALIGNED, "lse"),
-    A(scale, 0x7f800000, INVALID_ARGUMENT, "scale = inf"),
-    A(scale, 0x7fc00000, INVALID_ARGUMENT, "scale"),
-    A(scale, 0x7f7fffff, INVALID_ARGUMENT, "scale = 3.40282e+38"),
-    A(causal, 4, INVALID_ARGUMENT, "causal = 4"),
-    A(v_head_dim, 12, WORKSPACE_TOO_SMALL, "workspace_bytes"),
-    A(v_head_dim, 136, UNSUPPORTED, "v_head_dim = 136"),
-    A(window, 4, INVALID_ARGUMENT, "window = 4"),
-    A(softcap, 0xbf800000, INVALID_ARGUMENT, "softcap = -1"),
-    A(softcap, 0x44800020, UNSUPPORTED, "softcap = 1024"),
-    A(softcap, 0x7f7fffff, UNSUPPORTED, "softcap = 3.40282e+38; at most 1024"),
-    A(kv_lengths, 6, MISALIGNED, "kv_lengths"),
-    A(past_rows, -1, INVALID_ARGUMENT, "past_rows = -1"),
-};
-
-static const struct wrong_field wrong_quantize[] = {
-    Q(size, 7, INVALID_ARGUMENT, "args->size = 7"),
-    Q(axis, 2, INVALID_ARGUMENT, "axis = 2"),
-    Q(rounding, 2, INVALID_ARGUMENT, "rounding = 2"),
-    Q(reserved, 5, INVALID_ARGUMENT, "reserved = 5"),
-    Q(batch, 0, INVALID_ARGUMENT, "batch = 0"),
-    Q(heads, -7, INVALID_ARGUMENT, "heads = -7"),
-    Q(rows, 0, INVALID_ARGUMENT, "rows = 0"),
-    Q(rows, (int64_t)1 << 40, UNSUPPORTED, "rows"),
-    Q(head_dim, 12, UNSUPPORTED, "head_dim = 12"),
-    Q(x.dtype, SM120_E4M3, UNSUPPORTED, "x.dtype"),
-    Q(x.address, 4, MISALIGNED, "x.address"),
-    Q(x.row_stride, 0, INVALID_ARGUMENT, "x.row_stride"),
-    Q(x.row_stride, 1 << 20, INVALID_ARGUMENT, "past the end"),
-    Q(elements, 0, INVALID_ARGUMENT, "elements = 0"),
-    Q(elements, 24, MISALIGNED, "elements"),
-    Q(scales, 0, INVALID_ARGUMENT, "scales = 0"),
-};
 
 /* Copy a struct of `bytes` bytes with one field set wrongly. */
 static void set_field(void *to, const void *from, size_t bytes, const struct wrong_field *field) {
@@ -127,12 +53,6 @@ static void test_attention(sm120_device *device) {
     OK(sm120_attention(device, &right, 0, &bytes));
     TRUE(bytes > 0);
     OK(sm120_alloc(device, bytes, &workspace));
-    for (size_t i = 0; i < sizeof wrong_attention / sizeof wrong_attention[0]; ++i) {
-        sm120_attention_args args;
-        set_field(&args, &right, sizeof args, &wrong_attention[i]);
-        expect(__LINE__, wrong_attention[i].word, sm120_attention(device, &args, workspace, &bytes),
-               wrong_attention[i].status, wrong_attention[i].word);
-    }
     const char *config = NULL;
     int32_t kernel = -1;
     OK(sm120_attention_config(&right, 0, &config, &kernel));
@@ -284,12 +204,6 @@ static void test_quantize(sm120_device *device) {
     right.x = (sm120_tensor){memory, SM120_F32, 0, COUNT, COUNT, D};
     right.elements = memory + 1024;
     right.scales = memory + 2048;
-    for (size_t i = 0; i < sizeof wrong_quantize / sizeof wrong_quantize[0]; ++i) {
-        sm120_quantize_mxfp8_args args;
-        set_field(&args, &right, sizeof args, &wrong_quantize[i]);
-        expect(__LINE__, wrong_quantize[i].word, sm120_quantize_mxfp8(device, &args), wrong_quantize[i].status,
-               wrong_quantize[i].word);
-    }
     BAD(INVALID_ARGUMENT, "args", sm120_quantize_mxfp8(device, NULL));
     sm120_quantize_mxfp8_args args = right;
     args.scales = args.elements + 8;

@@ -1,6 +1,8 @@
 /* The library on a CUDA driver of which calls fail, one after the other: cuda_failures [too-old]. Run with
  * fake_cuda.c as libcuda.so.1. */
 #define _POSIX_C_SOURCE 200809L
+#include "operations.h"
+
 #include <dlfcn.h>
 #include <limits.h>
 #include <sm120.h>
@@ -79,29 +81,23 @@ static sm120_status use_module(sm120_device *device, sm120_stream stream) {
     return sm120_module_load(device, ptx, strlen(ptx), "e.ptx", &module);
 }
 
+/* The smallest call of every operation; workspaces lie behind their arrays. */
 static sm120_status use_operations(sm120_device *device, sm120_stream stream) {
-    enum { PART = 4096 };
+    enum { WORKSPACE = 1 << 20 };
     sm120_address memory = 0;
-    size_t bytes = 0;
-    DO(sm120_alloc(device, 1 << 20, &memory));
+    DO(sm120_alloc(device, OPERATION_ROOM + WORKSPACE + 256, &memory));
     memory = (memory + 255) / 256 * 256;
-    const sm120_tensor t = {memory, SM120_F32, 0, 0, 64, 64};
-    sm120_attention_args args = {.size = sizeof args, .precision = SM120_MXFP8, .batch = 1, .heads = 1};
-    args.kv_heads = 1;
-    args.q_rows = args.kv_rows = 4;
-    args.head_dim = 64;
-    args.q = args.k = args.v = args.o = t;
-    args.o.address += PART;
-    args.scale = 1.0f;
-    args.stream = stream;
-    DO(sm120_attention(device, &args, 0, &bytes));
-    DO(sm120_attention(device, &args, memory + 2 * PART, &bytes));
-    sm120_quantize_mxfp8_args quantize = {.size = sizeof quantize, .batch = 1, .heads = 1, .rows = 4, .head_dim = 64};
-    quantize.x = t;
-    quantize.elements = memory + PART;
-    quantize.scales = memory + 2 * PART;
-    quantize.stream = stream;
-    return sm120_quantize_mxfp8(device, &quantize);
+    for (size_t i = 0; i < OPERATION_COUNT; ++i) {
+        uint64_t args[OPERATION_BYTES_MAX / sizeof(uint64_t) + 1];
+        size_t bytes = 0;
+        operations[i].fill(args, memory, stream);
+        DO(operations[i].call(device, args, 0, &bytes));
+        TRUE(bytes <= WORKSPACE);
+        if (bytes != 0) {
+            DO(operations[i].call(device, args, memory + OPERATION_ROOM, &bytes));
+        }
+    }
+    return SM120_OK;
 }
 
 /* Use everything on an open device. */

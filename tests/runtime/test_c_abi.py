@@ -7,14 +7,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
+import build_tree
 import pytest
+from operations import operations, write_header
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "src" / "sm120.h"
 CC = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
 CXX = [path for path in map(shutil.which, ("c++", "g++")) if path is not None][:1]
-PROGRAMS = ("c_abi", "c_kernels", "c_operations", "c_watch")  # they call every entry
+PROGRAMS = ("c_abi", "c_kernels", "c_operations", "c_watch")  # they call every function of sm120.h
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
 
 
@@ -78,16 +81,37 @@ def test_needs_the_c_library_alone(library: Path) -> None:
     assert re.search(r"SONAME +libsm120\.so\.0$", run("objdump", "-p", library), re.MULTILINE)
 
 
-def test_every_entry_is_called() -> None:
-    text = "".join(
-        (ROOT / "tests" / "runtime" / name).read_text() for name in ("c_abi.h", *(f"{p}.c" for p in PROGRAMS))
-    )
-    assert {name for name in declared() if not re.search(rf"\b{name}\(", text)} == set()
+class Called(NamedTuple):
+    """What a program printed, and the functions of the library that it called."""
+
+    output: str
+    functions: set[str]
+
+
+@pytest.fixture(scope="module")
+def called(library: Path, device_name: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Called]:
+    """Run the programs; the dynamic linker notes each function at its first call."""
+    found = {}
+    for name in PROGRAMS:
+        folder = tmp_path_factory.mktemp(name)
+        source = ROOT / "tests" / "runtime" / f"{name}.c"
+        program = compiled(source, library, folder, "-std=c11", "-Wl,-z,lazy")
+        output = run(program, device_name, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(folder / "bindings"))
+        text = "".join(path.read_text() for path in folder.glob("bindings.*"))
+        found[name] = Called(output, set(re.findall(r"libsm120\.so\.0 \[0\]: normal symbol `(\w+)'", text)))
+    return found
+
+
+def test_every_entry_is_called(called: dict[str, Called]) -> None:
+    """By the programs, but for operations, which test_operations.py calls by their rows."""
+    by_programs = set().union(*(program.functions for program in called.values()))
+    never = declared() - by_programs - {f"sm120_{name}" for name in operations()}
+    assert not never, f"no program of tests/runtime calls {', '.join(sorted(never))}: add a call to one of {PROGRAMS}"
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_entry(library: Path, device_name: str, tmp_path: Path, name: str) -> None:
-    assert run(compiled(ROOT / "tests" / "runtime" / f"{name}.c", library, tmp_path, "-std=c11"), device_name) == ""
+def test_every_entry(called: dict[str, Called], name: str) -> None:
+    assert called[name].output == ""
 
 
 @pytest.mark.virtual
@@ -116,15 +140,17 @@ def test_unloading(library: Path, tmp_path: Path) -> None:
 
 @pytest.mark.virtual
 def test_failing_cuda_driver(library: Path, tmp_path: Path) -> None:
-    program = compiled(ROOT / "tests" / "runtime" / "cuda_failures.c", library, tmp_path, "-std=c11", "-ldl")
+    generated = f"-I{write_header(tmp_path / 'generated')}"
+    program = compiled(ROOT / "tests" / "runtime" / "cuda_failures.c", library, tmp_path, "-std=c11", generated, "-ldl")
     assert run(program, LD_LIBRARY_PATH=str(fake_cuda(tmp_path / "whole"))) == ""
     old = fake_cuda(tmp_path / "old", "-DWITHOUT_LAUNCH")
     assert run(program, "too-old", LD_LIBRARY_PATH=str(old)) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.virtual
 def test_sanitized(sanitize: str, tmp_path: Path) -> None:
-    built = Path(run(sys.executable, ROOT / "tools" / "build.py", "--sanitize", sanitize).strip())
+    built = build_tree.built("--sanitize", sanitize)
     flags = ["-std=c11", "-g", f"-fsanitize={sanitize}"]
     options = {
         "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
@@ -137,5 +163,6 @@ def test_sanitized(sanitize: str, tmp_path: Path) -> None:
         "examples/attention.c",
     ):
         run(compiled(ROOT / source, built, tmp_path, *flags), "virtual", **options)
-    program = compiled(ROOT / "tests" / "runtime" / "cuda_failures.c", built, tmp_path, *flags, "-ldl")
+    generated = f"-I{write_header(tmp_path / 'generated')}"
+    program = compiled(ROOT / "tests" / "runtime" / "cuda_failures.c", built, tmp_path, *flags, generated, "-ldl")
     run(program, **options, LD_LIBRARY_PATH=str(fake_cuda(tmp_path / "fake", *flags)))

@@ -19,7 +19,7 @@ def changed(x: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> 
     return np.ones(x.shape if shape is None else shape, x.dtype if dtype is None else dtype)
 
 
-# name: (exception, what its message says, arguments that differ from right ones)
+# Run by tests/ops/test_operations.py. name: (exception, words of its message, arguments that differ from right ones)
 BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "rank of q": (ValueError, r"q has shape \(5, 4, 64\), not \[batch, q_rows, heads, head_dim\]", {"q": Q[0]}),
     "rank of k": (ValueError, "k has shape", {"k": KV[None]}),
@@ -146,17 +146,6 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_attention_refuses_ndarrays(device: pysm120.Device, name: str) -> None:
-    kind, message, differing = BAD[name]
-    arguments = {"q": Q, "k": KV, "v": KV, "device": device, **differing}
-    out = arguments.get("out")
-    before = None if out is None else repr(out)
-    with pytest.raises(kind, match=message):
-        pysm120.attention(**arguments)
-    assert before is None or repr(out) == before
-
-
 class OnDevice:
     """Right arguments on a device, with a poisoned output."""
 
@@ -254,13 +243,6 @@ QUANTIZE: dict[str, tuple[type[Exception], str, tuple[Any, dict[str, Any]]]] = {
     "list": (TypeError, "x is a list", ([1.0], {})),
     "mask": (TypeError, "x is a masked array", (np.ma.masked_less(Q, 0), {})),
 }
-
-
-@pytest.mark.parametrize("name", QUANTIZE)
-def test_quantize_refuses(device: pysm120.Device, name: str) -> None:
-    kind, message, (x, options) = QUANTIZE[name]
-    with pytest.raises(kind, match=message):
-        pysm120.quantize_mxfp8(x, device=device, **options)
 
 
 # ---- devices, programs, launches ------------------------------------------------

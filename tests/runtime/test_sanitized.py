@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from build_tree import built
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("test_device.py", "test_arrays.py", "test_errors.py", "test_tensor_map.py")
@@ -17,9 +18,10 @@ def output(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.virtual
 def test_python_under_sanitizers(pytestconfig: pytest.Config) -> None:
-    library = output(sys.executable, ROOT / "tools" / "build.py", "--sanitize", "address,undefined")
+    library = str(built("--sanitize", "address,undefined"))
     compiler = shlex.split(os.environ.get("CC") or "cc")
     runtimes = [output(*compiler, f"-print-file-name={name}") for name in ("libasan.so", "libubsan.so")]
     environment = {

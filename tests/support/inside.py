@@ -4,8 +4,9 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+
+from build_tree import built
 
 ROOT = Path(__file__).resolve().parents[2]
 CC = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
@@ -14,7 +15,7 @@ FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-
 
 def compiled(source: Path, folder: Path) -> Path:
     """Compile a program and link it with the objects of the virtual device."""
-    subprocess.run([sys.executable, ROOT / "tools" / "build.py"], check=True, capture_output=True)
+    built()
     objects = ROOT / "build" / "objects"
     shared = [objects / "src" / "driver" / f"{name}.o" for name in ("registry", "tensor_map_rules")]
     program = folder / source.stem

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from broken.planted import text
+from processes import wait_until_it_runs
 from programs import HEAD, SAXPY
 
 import pysm120
@@ -208,7 +209,7 @@ def test_ctrl_c(ptx: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        time.sleep(2)
+        wait_until_it_runs(process)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)

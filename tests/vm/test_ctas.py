@@ -168,6 +168,7 @@ def test_lock(level: str) -> None:
         assert run(f"virtual?checks={level}&seed={seed}", LOCK, 150)[1] == 150
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("level", ["off", "full"])
 def test_as_many_as_the_chip_holds(level: str) -> None:
     run(f"virtual?checks={level}", GRID_BARRIER, 170 * 24)
@@ -201,8 +202,17 @@ DEADLOCKS = {
 }
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", DEADLOCKS)
+SLOW = {("a weak poll", "full")}  # a minute: each of its polls is checked for a race before the next
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        pytest.param(name, level, marks=[pytest.mark.slow] if (name, level) in SLOW else [])
+        for name in DEADLOCKS
+        for level in LEVELS
+    ],
+)
 def test_deadlock(monkeypatch: pytest.MonkeyPatch, level: str, name: str) -> None:
     body, parts = DEADLOCKS[name]
     for seed, threads in ((0, "1"), (1, "2"), (2, "3")):

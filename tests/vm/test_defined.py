@@ -236,6 +236,7 @@ def test_calls(full: pysm120.Device, first: str, result: str, said: str | None) 
 OURS = "tests/ops/test_attention.py tests/ops/test_attention_mixed.py tests/ops/test_quantize.py"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tests", ["tests/corpus", OURS])
 def test_none_fires_on_what_is_right(tests: str) -> None:
     """What compilers write, and our own kernels, at level full."""

@@ -10,6 +10,7 @@ import pytest
 pytestmark = pytest.mark.virtual
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("isa", ["base", "v3"])
 def test_narrower_vectors(isa: str, request: pytest.FixtureRequest) -> None:
     here = Path(__file__).parent

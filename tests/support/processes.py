@@ -1,0 +1,28 @@
+"""Programs that a test starts and interrupts."""
+
+import subprocess
+import time
+from pathlib import Path
+
+PATIENCE = 120  # seconds until it has loaded the library, on a machine with other work
+USED = 1.0  # seconds of processor time since then: it executes the kernel
+
+
+def _used(process: "subprocess.Popen[str]") -> float:
+    """Return the processor time of a process, in seconds."""
+    words = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / 100
+
+
+def wait_until_it_runs(process: "subprocess.Popen[str]") -> None:
+    """Wait until a process that runs a kernel without an end is executing it."""
+    end = time.monotonic() + PATIENCE
+    while "libsm120" not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert process.poll() is None
+        assert time.monotonic() < end, "the process does not load the library"
+        time.sleep(0.05)
+    before = _used(process)
+    while _used(process) < before + USED:
+        assert process.poll() is None
+        assert time.monotonic() < end, "the process does not execute the kernel"
+        time.sleep(0.05)
