@@ -17,6 +17,31 @@ struct attention {
     bool is_uniform; /* a kernel for tensors of one length and unchanged scores does */
 };
 
+/* One function for each precision: answer the size of the workspace where it is 0, or launch. */
+typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
+                                   size_t *workspace_bytes);
+attention_run attention_mxfp8, attention_bf16_f16;
+
+/* What a precision takes. */
+struct precision {
+    uint32_t code;
+    uint32_t dtype; /* of q, k and v; 0: any */
+    int64_t head_dim_max;
+    bool has_left; /* its kernel for tensors of one length has a left window */
+    attention_run *run;
+};
+
+/* Check the arguments but for tensors and addresses, and fill in the shapes. */
+sm120_status attention_check_forms(const sm120_attention_args *args, const struct precision *precision,
+                                   struct attention *call);
+
+/* Check the arguments but for addresses, and fill in the call. */
+sm120_status attention_check(const sm120_attention_args *args, const struct precision *precision,
+                             struct attention *call);
+
+/* The bytes of a mask's element; 0 for a dtype that no mask has. */
+int64_t attention_mask_bytes(uint32_t dtype);
+
 /* Check the addresses of all that the call reads and writes. */
 sm120_status attention_check_places(struct device *device, const struct attention *call);
 
@@ -56,12 +81,7 @@ const char *attention_config_name(uint32_t index);
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
                                 uint32_t rows, CUtensorMap *map, uint32_t *broadcast);
 
-/* One function for each precision: answer the size of the workspace where it is 0, or launch. */
-typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
-                                   size_t *workspace_bytes);
-attention_run attention_mxfp8, attention_bf16_f16;
-
-/* The same on copies of the tensors that are not ready. */
+/* Run a call on copies of the tensors that are not ready. */
 sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,
                                  sm120_address workspace, size_t *workspace_bytes);
 

@@ -1,0 +1,240 @@
+/* The checks of a call that need no address: choices, shapes, tensors, mask. */
+#include <float.h>
+#include <inttypes.h>
+
+#include "ops/attention/attention.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+
+enum { ROWS_MAX = (1 << 30) - 1 };
+enum { SOFTCAP_MAX = 1024 }; /* where the error of tanh, 2^-22 of it, is as small as that of P in f16 */
+
+int64_t attention_mask_bytes(uint32_t dtype) {
+    return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : dtype == SM120_BOOL ? 1 : 0;
+}
+
+/* Check the fields that are choices, but for the precision. */
+static sm120_status check_choices(const sm120_attention_args *args) {
+    if (args->causal > SM120_NOT_CAUSAL_TOP_LEFT) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "causal = %" PRIu32
+                    "; NOT_CAUSAL (%d), CAUSAL_BOTTOM_RIGHT (%d), CAUSAL_TOP_LEFT (%d) and NOT_CAUSAL_TOP_LEFT (%d) "
+                    "are right",
+                    args->causal, SM120_NOT_CAUSAL, SM120_CAUSAL_BOTTOM_RIGHT, SM120_CAUSAL_TOP_LEFT,
+                    SM120_NOT_CAUSAL_TOP_LEFT);
+    }
+    if (!(attention_scale_log2(args->scale) <= (double)FLT_MAX)) { /* false for a NaN too */
+        return fail(SM120_INVALID_ARGUMENT, "scale = %g; scale * log2(e) is finite in f32", (double)args->scale);
+    }
+    return SM120_OK;
+}
+
+/* Check the shapes of q, k and v. */
+static sm120_status check_shapes(const struct attention *call, int64_t head_dim_max) {
+    const sm120_attention_args *const args = call->args;
+    const struct shape rows = {args->batch, args->heads, args->q_rows, args->head_dim};
+    sm120_status status = check_shape(&rows, "q_rows", ROWS_MAX);
+    status = status == SM120_OK ? check_size("kv_heads", args->kv_heads, INT32_MAX) : status;
+    status = status == SM120_OK ? check_size("kv_rows", args->kv_rows, ROWS_MAX) : status;
+    status = status == SM120_OK ? check_size("head_dim", args->head_dim, head_dim_max) : status;
+    status = status == SM120_OK ? check_size("v_head_dim", call->v_shape.head_dim, head_dim_max) : status;
+    if (status == SM120_OK && args->heads % args->kv_heads != 0) {
+        status = fail(SM120_INVALID_ARGUMENT, "kv_heads = %" PRId64 " does not divide heads = %" PRId64, args->kv_heads,
+                      args->heads);
+    }
+    return status;
+}
+
+/* Check dtypes and strides of the tensors. */
+static sm120_status check_tensors(struct attention *call, uint32_t dtype) {
+    const sm120_attention_args *const args = call->args;
+    const struct {
+        const char *name;
+        const sm120_tensor *given;
+        const struct shape *shape;
+        struct tensor *tensor;
+        bool is_output;
+    } list[] = {
+        {"q", &args->q, &call->q_shape, &call->q, false},
+        {"k", &args->k, &call->k_shape, &call->k, false},
+        {"v", &args->v, &call->v_shape, &call->v, false},
+        {"o", &args->o, &call->o_shape, &call->o, true},
+        {"past_k", &args->past_k, &call->past_k_shape, &call->past_k, false},
+        {"past_v", &args->past_v, &call->past_v_shape, &call->past_v, false},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list - (args->past_rows == 0 ? 2 : 0); ++i) {
+        const sm120_status status = tensor_check(list[i].name, list[i].given, list[i].shape,
+                                                 list[i].is_output ? TENSOR_OUTPUT : TENSOR_INPUT, list[i].tensor);
+        if (status != SM120_OK) {
+            return status;
+        }
+        if (!list[i].is_output && list[i].tensor->dtype != call->q.dtype) {
+            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it is q.dtype = 0x%08" PRIx32,
+                        list[i].name, list[i].tensor->dtype, call->q.dtype);
+        }
+    }
+    if (dtype != 0 && call->q.dtype != dtype) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "q.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32 " the dtype of q, k and v is 0x%08" PRIx32,
+                    call->q.dtype, args->precision, dtype);
+    }
+    return SM120_OK;
+}
+
+/* Check the window and softcap. */
+static sm120_status check_scores(const sm120_attention_args *args) {
+    if (args->window > (SM120_WINDOW_LEFT | SM120_WINDOW_RIGHT)) {
+        return fail(SM120_INVALID_ARGUMENT, "window = %" PRIu32 "; WINDOW_LEFT (%d) and WINDOW_RIGHT (%d) are its bits",
+                    args->window, SM120_WINDOW_LEFT, SM120_WINDOW_RIGHT);
+    }
+    const struct {
+        const char *name;
+        uint32_t bit;
+        int64_t value;
+    } sides[] = {{"window_left", SM120_WINDOW_LEFT, args->window_left},
+                 {"window_right", SM120_WINDOW_RIGHT, args->window_right}};
+    for (int i = 0; i < 2; ++i) {
+        if ((args->window & sides[i].bit) != 0 && sides[i].value < 0) {
+            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it is at least 0", sides[i].name, sides[i].value);
+        }
+    }
+    if (args->softcap > (float)SOFTCAP_MAX && args->softcap <= FLT_MAX) {
+        return fail(SM120_UNSUPPORTED,
+                    "softcap = %g; at most %d is supported, because a score is off by 2^-22 of it, and 0 is none",
+                    (double)args->softcap, SOFTCAP_MAX);
+    }
+    if (!(args->softcap >= 0.0f && args->softcap <= FLT_MAX) ||
+        (args->softcap > 0.0f && !(attention_softcap_scale(args) <= (double)FLT_MAX))) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "softcap = %g; it is 0 for none, or above 0 such that scale / softcap is finite in f32",
+                    (double)args->softcap);
+    }
+    return SM120_OK;
+}
+
+/* Check what says where sequences begin and how long they are. */
+static sm120_status check_sequences(const sm120_attention_args *args) {
+    const struct {
+        const char *name, *starts_name, *rows_name;
+        sm120_address starts;
+        int64_t total, rows;
+    } packed[] = {{"q_total", "cu_seqlens_q", "q_rows", args->cu_seqlens_q, args->q_total, args->q_rows},
+                  {"kv_total", "cu_seqlens_k", "kv_rows", args->cu_seqlens_k, args->kv_total, args->kv_rows}};
+    for (int i = 0; i < 2; ++i) {
+        const sm120_status status =
+            packed[i].starts != 0 ? check_size(packed[i].name, packed[i].total, ROWS_MAX) : SM120_OK;
+        if (status != SM120_OK) {
+            return status;
+        }
+        if (packed[i].starts == 0 && packed[i].total != 0) {
+            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; without %s it is 0", packed[i].name, packed[i].total,
+                        packed[i].starts_name);
+        }
+    }
+    if (args->past_rows < 0 || args->past_rows > ROWS_MAX - args->kv_rows) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "past_rows = %" PRId64 "; with kv_rows = %" PRId64 " it is from 0 to %" PRId64, args->past_rows,
+                    args->kv_rows, ROWS_MAX - args->kv_rows);
+    }
+    if (args->past_rows != 0 && (args->cu_seqlens_k != 0 || args->kv_lengths != 0)) {
+        return fail(SM120_UNSUPPORTED, "past_rows = %" PRId64 " and %s; a past is for keys of one length",
+                    args->past_rows, args->cu_seqlens_k != 0 ? "cu_seqlens_k" : "kv_lengths");
+    }
+    if (args->alibi_slopes != 0 &&
+        (args->alibi_batch_stride < 0 || args->alibi_batch_stride > INT32_MAX / args->batch)) {
+        return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it is 0 or heads = %" PRId64,
+                    args->alibi_batch_stride, args->heads);
+    }
+    return SM120_OK;
+}
+
+/* Check the mask, and find its extent in bytes. */
+static sm120_status check_mask(struct attention *call) {
+    const sm120_attention_args *const args = call->args;
+    const sm120_mask *const mask = &args->mask;
+    const int64_t element = attention_mask_bytes(mask->dtype);
+    const struct {
+        const char *name;
+        int64_t stride, count;
+    } steps[] = {{"batch_stride", mask->batch_stride, args->batch},
+                 {"head_stride", mask->head_stride, args->heads},
+                 {"row_stride", mask->row_stride, args->q_rows},
+                 {"column_stride", mask->column_stride, args->past_rows + args->kv_rows}};
+    if (mask->address == 0) {
+        return SM120_OK;
+    }
+    if (element == 0) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "mask.dtype = 0x%08" PRIx32
+                    "; F32 (0x%08x), F16 (0x%08x), BF16 (0x%08x) and BOOL (0x%08x) are right",
+                    mask->dtype, SM120_F32, SM120_F16, SM120_BF16, SM120_BOOL);
+    }
+    if (mask->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "mask.reserved = %" PRIu32 "; it is 0", mask->reserved);
+    }
+    if (args->cu_seqlens_q != 0 || args->cu_seqlens_k != 0) {
+        return fail(SM120_UNSUPPORTED, "mask and %s; a mask is for tensors that are not packed",
+                    args->cu_seqlens_q != 0 ? "cu_seqlens_q" : "cu_seqlens_k");
+    }
+    call->mask_bytes = element;
+    for (int i = 0; i < 4; ++i) {
+        int64_t span;
+        if (steps[i].stride < 0) {
+            return fail(SM120_INVALID_ARGUMENT, "mask.%s = %" PRId64 "; no stride is negative", steps[i].name,
+                        steps[i].stride);
+        }
+        if (!multiply(steps[i].stride, element, &span) || !multiply(span, steps[i].count - 1, &span) ||
+            !add(span, call->mask_bytes, &call->mask_bytes)) {
+            return fail(SM120_UNSUPPORTED, "mask.%s = %" PRId64 ": its bytes do not fit in 63 bits", steps[i].name,
+                        steps[i].stride);
+        }
+    }
+    return SM120_OK;
+}
+
+/* Whether a kernel for tensors of one length and unchanged scores does. */
+static bool is_uniform(const sm120_attention_args *args, const struct precision *precision) {
+    const bool is_left = (args->window & SM120_WINDOW_LEFT) != 0;
+    return args->softcap == 0.0f && args->diagonals == 0 && args->kv_lengths == 0 && args->cu_seqlens_q == 0 &&
+           args->cu_seqlens_k == 0 && args->sinks == 0 && args->alibi_slopes == 0 && args->past_rows == 0 &&
+           args->mask.address == 0 && (precision->has_left || !is_left);
+}
+
+sm120_status attention_check_forms(const sm120_attention_args *args, const struct precision *precision,
+                                   struct attention *call) {
+    const bool q_packed = args->cu_seqlens_q != 0, kv_packed = args->cu_seqlens_k != 0;
+    const int64_t v_head_dim = args->v_head_dim != 0 ? args->v_head_dim : args->head_dim;
+    const struct shape q = {q_packed ? 1 : args->batch, args->heads, q_packed ? args->q_total : args->q_rows,
+                            args->head_dim};
+    const struct shape k = {kv_packed ? 1 : args->batch, args->kv_heads, kv_packed ? args->kv_total : args->kv_rows,
+                            args->head_dim};
+    const struct shape past = {args->batch, args->kv_heads, args->past_rows, args->head_dim};
+    *call = (struct attention){.args = args,
+                               .q_shape = q,
+                               .k_shape = k,
+                               .v_shape = {k.batch, k.heads, k.rows, v_head_dim},
+                               .o_shape = {q.batch, q.heads, q.rows, v_head_dim},
+                               .past_k_shape = past,
+                               .past_v_shape = {past.batch, past.heads, past.rows, v_head_dim}};
+    sm120_status status = check_choices(args);
+    status = status == SM120_OK ? check_shapes(call, precision->head_dim_max) : status;
+    status = status == SM120_OK ? check_scores(args) : status;
+    status = status == SM120_OK ? check_sequences(args) : status;
+    if (status == SM120_OK) {
+        call->is_uniform = is_uniform(args, precision);
+    }
+    return status;
+}
+
+sm120_status attention_check(const sm120_attention_args *args, const struct precision *precision,
+                             struct attention *call) {
+    sm120_status status = attention_check_forms(args, precision, call);
+    status = status == SM120_OK ? check_tensors(call, precision->dtype) : status;
+    status = status == SM120_OK ? check_mask(call) : status;
+    const struct shape *const q = &call->q_shape;
+    if (status == SM120_OK && !multiply(q->batch * q->heads, 4 * q->rows, &call->lse_bytes)) {
+        status = fail(SM120_UNSUPPORTED, "lse of batch * heads * q_rows = %" PRId64 " * %" PRId64 " does not fit",
+                      q->batch * q->heads, q->rows);
+    }
+    return status;
+}
