@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from pysm120.cli import console
-from pysm120.cli import place as place_module
+from pysm120.cli import place as places
 from pysm120.observe.program import Launch, number
 from pysm120.observe.values import register_text
 from pysm120.observe.watch import Instruction, Register, Stop, instructions
@@ -93,7 +93,7 @@ def run(launch: Launch, arguments: argparse.Namespace) -> int:
         )
         raise InvalidArgumentError(message)
     entry = launch.kernel.info.entry
-    place = place_module.parse(arguments.__dict__["break"], "--break", program.file, code, entry)
+    place = places.parse(arguments.__dict__["break"], "--break", program.file, code, entry)
     hits = number(arguments.hits, "--hits", 1)
     with launch.device.break_at(
         place.line,
@@ -117,13 +117,13 @@ def show(stop: Stop, code: Sequence[Instruction], path: str, window: tuple[int, 
     step = stop.step
     inside = f" in function {step.function}" if step.function else ""
     print(
-        f"{step.entry} stopped before {place_module.shown(step.instruction, path)}{inside}: CTA "
+        f"{step.entry} stopped before {places.shown(step.instruction, path)}{inside}: CTA "
         f"{','.join(map(str, step.cta))}, warp {step.warp}, active lanes 0x{step.active:08x}"
         + (f", of them {step.guard}: 0x{step.mask:08x}" if step.guard else "")
     )
     for index in range(max(0, step.index - AROUND), min(len(code), step.index + AROUND + 1)):
         mark = ">" if index == step.index else " "
-        print(f"  {mark} {place_module.shown(code[index], path):<16} {code[index].text}")
+        print(f"  {mark} {places.shown(code[index], path):<16} {code[index].text}")
     show_registers(stop)
     if window is not None:
         show_shared(window[0], stop.shared)
@@ -166,7 +166,7 @@ def show_lanes(stop: Stop, path: str) -> None:
         (
             f"{'>' if lanes.is_here else ' '} {lanes.warp}",
             f"0x{lanes.lanes:08x}",
-            place_module.shown(lanes.next, path) if lanes.lanes else "-",
+            places.shown(lanes.next, path) if lanes.lanes else "-",
             lanes.next.text if lanes.lanes else "-",
             ("exited" if not lanes.lanes else f"for {lanes.waits_for}") if lanes.waits_for else "-",
         )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pysm120.cli import console, place
 from pysm120.cli.command import Command
 from pysm120.cli.run import type_text
-from pysm120.observe import program as program_module
+from pysm120.observe import program as programs
 from pysm120.observe.program import Launch, Output, Program
 from pysm120.observe.values import addresses, value_text
 from pysm120.observe.watch import MOST_BYTES, Step, instructions, lanes_of
@@ -33,7 +33,7 @@ KINDS = {"u": "u", "i": "s", "f": "f"}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    program_module.add_arguments(parser, "check", device="virtual")
+    programs.add_arguments(parser, "check", device="virtual")
     parser.add_argument("--seeds", metavar="N", help="number of seeds, starting with --seed (default: 16)")
     parser.add_argument(
         "--tolerance",
@@ -286,9 +286,9 @@ def tolerance(word: str | None) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the kernel."""
-    program = program_module.parse(arguments, arguments.words, device="virtual")
-    count = program_module.number(arguments.seeds, "--seeds", 16)
-    first = program_module.number(arguments.seed, "--seed", 0)
+    program = programs.parse(arguments, arguments.words, device="virtual")
+    count = programs.number(arguments.seeds, "--seeds", 16)
+    first = programs.number(arguments.seed, "--seed", 0)
     allowed = tolerance(arguments.tolerance)
     if not 1 < count <= 1 << 32 or first + count > 1 << 64:
         message = f"--seeds is {arguments.seeds!r}, not a number from 2 on: results of two seeds are compared"

@@ -11,9 +11,9 @@ from pysm120.cli import console
 from pysm120.cli.command import Command
 from pysm120.machine_code import sass
 from pysm120.model import chips, code_loops, predict, validation
-from pysm120.model import measure as measure_module
-from pysm120.model import problem as problem_module
-from pysm120.model import record as record_module
+from pysm120.model import measure as measuring
+from pysm120.model import problem as problems
+from pysm120.model import record as records
 from pysm120.model.chips import Chip
 from pysm120.model.kernel_model import TYPICAL, KernelModel
 from pysm120.model.predict import Prediction
@@ -122,9 +122,7 @@ def places(ptx: str | None, function: sass.Function, target: str) -> dict[int, P
         return {one.address: Place("", one.line, "") for one in function.instructions if one.line}
     try:
         known = (
-            function
-            if any(one.line for one in function.instructions)
-            else record_module.with_lines(function, ptx, target)
+            function if any(one.line for one in function.instructions) else records.with_lines(function, ptx, target)
         )
     except NotRecordedError:
         return {}
@@ -164,7 +162,7 @@ def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
         message = "--problem says how many CTAs and rounds there are: leave out --ctas and --rounds"
         raise InvalidArgumentError(message)
     if arguments.problem:
-        return problem_module.parse(arguments.problem)
+        return problems.parse(arguments.problem)
     kernel = find_builtin(name)
     is_attention = kernel is not None and kernel.operation == "attention"
     return Problem(4, 2048, 32, kernel.head_dim) if kernel and is_attention and not rounds and not ctas else None
@@ -305,15 +303,15 @@ def measure(path: Path, launches: str | None, *, code: bool) -> None:
         message = f"--measure is {str(path)!r}, not a .json file in a folder that exists"
         raise InvalidArgumentError(message)
     if launches:
-        document, images = measure_module.listed(Path(launches))
+        document, images = measuring.listed(Path(launches))
     else:
-        loops = code_loops.loops() if code else measure_module.all_loops()
+        loops = code_loops.loops() if code else measuring.all_loops()
         with console.progress(len(loops) + 1, "measuring") as step:
-            document, images = measure_module.everything(step, loops, with_launches=not code)
+            document, images = measuring.everything(step, loops, with_launches=not code)
     for name, image in images.items():
         (path.parent / name).parent.mkdir(exist_ok=True)
         (path.parent / name).write_bytes(image)
-    path.write_text(measure_module.text_of(document), encoding="utf-8")
+    path.write_text(measuring.text_of(document), encoding="utf-8")
     print(f"{path} has {len(document['loops'])} loops and {len(document['launches'])} launches.")
 
 
@@ -357,8 +355,8 @@ class _Kernel:
                 if self.ptx is None:
                     message = f"--profile is {arguments.profile!r}, but the PTX is not known: give --ptx FILE.ptx"
                     raise InvalidArgumentError(message)
-                known = record_module.with_lines(function, self.ptx, self.target)
-                return known, record_module.of_file(known, Path(arguments.profile), threads)
+                known = records.with_lines(function, self.ptx, self.target)
+                return known, records.of_file(known, Path(arguments.profile), threads)
             problem = _problem(function.name, arguments)
             if problem is None or self.ptx is None or self.is_file:
                 self.why = "nothing was recorded: there is neither an attention problem nor a --profile"

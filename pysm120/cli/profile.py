@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pysm120.cli import console
 from pysm120.cli.command import Command
-from pysm120.observe import program as program_module
+from pysm120.observe import program as programs
 from pysm120.observe.profile import Counts, Line, Profile
 from pysm120.runtime.errors import InvalidArgumentError
 
@@ -20,7 +20,7 @@ sectors: 32-byte sectors for each access of global memory; in brackets the fewes
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    program_module.add_arguments(parser, "profile", device="virtual")
+    programs.add_arguments(parser, "profile", device="virtual")
     parser.add_argument(
         "--top", metavar="N", help="show the N lines with the most instructions (default: all, in order)"
     )
@@ -105,8 +105,8 @@ def path_of(word: str | None, name: str, ending: str) -> Path | None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Profile the kernel."""
-    program = program_module.parse(arguments, arguments.words, device="virtual")
-    top = program_module.number(arguments.top, "--top", 0)
+    program = programs.parse(arguments, arguments.words, device="virtual")
+    top = programs.number(arguments.top, "--top", 0)
     to_json = path_of(arguments.json, "--json", ".json")
     to_plot = path_of(arguments.plot, "--plot", ".png")
     if to_plot:

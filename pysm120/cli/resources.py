@@ -8,7 +8,7 @@ from typing import Any
 
 from pysm120.cli import console
 from pysm120.cli.command import Command
-from pysm120.machine_code import pipes as pipes_module
+from pysm120.machine_code import pipes as pipe_table
 from pysm120.machine_code import sass
 from pysm120.machine_code.cubin import Cubin
 from pysm120.model import chips, paths
@@ -82,15 +82,15 @@ def main_loop(function: sass.Function, threads: int, chip: Chip) -> MainLoop | N
         return None
     path = paths.rounds_of(function, function.main_loop(), None, 1)[0]
     warps = paths.compute_warps(threads)
-    counts = Counter(pipes_module.group_of(one) for one in path)
+    counts = Counter(pipe_table.group_of(one) for one in path)
     pipes: defaultdict[str, float] = defaultdict(float)
     for one in path:
-        timing = chip.timing(pipes_module.class_of(one.opcode))
+        timing = chip.timing(pipe_table.class_of(one.opcode))
         pipes[timing.pipe] += timing.interval * warps / QUARTERS
     clocks = {
         "tensor": pipes["tensor"],
         "mufu": pipes["xu"],
-        "shared": float(sum(map(pipes_module.wavefronts, path)) * warps),
+        "shared": float(sum(map(pipe_table.wavefronts, path)) * warps),
         "fma": pipes["fma"],
         "alu": pipes["alu"],
         "issue": len(path) * warps / QUARTERS,

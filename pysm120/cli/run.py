@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pysm120.cli import break_at, console
 from pysm120.cli.command import Command
-from pysm120.observe import program as program_module
+from pysm120.observe import program as programs
 from pysm120.observe.argument import TYPES
 from pysm120.observe.program import Output
 
@@ -19,7 +19,7 @@ COLUMNS = ("argument", "parameter", "type", "changed", "min", "max", "mean", "Na
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    program_module.add_arguments(parser, "run")
+    programs.add_arguments(parser, "run")
     parser.add_argument("--print", metavar="N", dest="shown", help="print the first N elements of every array")
     break_at.add_arguments(parser)
     break_at.add_warp(parser, "the first to come to the line")
@@ -72,8 +72,8 @@ def show(outputs: Sequence[Output], count: int) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the kernel."""
-    program = program_module.parse(arguments, arguments.words)
-    count = program_module.number(arguments.shown, "--print", 0)
+    program = programs.parse(arguments, arguments.words)
+    count = programs.number(arguments.shown, "--print", 0)
     with program.open() as launch:
         if arguments.__dict__["break"] is not None:
             return break_at.run(launch, arguments)

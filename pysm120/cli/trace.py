@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pysm120.cli import break_at
-from pysm120.cli import place as place_module
+from pysm120.cli import place as places
 from pysm120.cli.command import Command
-from pysm120.observe import program as program_module
+from pysm120.observe import program as programs
 from pysm120.observe.values import address_text, addresses, lane_texts, register_text, type_of
 from pysm120.observe.watch import Step, instructions, lanes_of
 from pysm120.runtime.errors import InvalidArgumentError
@@ -19,7 +19,7 @@ LANES_PER_ROW = 8
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    program_module.add_arguments(parser, "trace", device="virtual")
+    programs.add_arguments(parser, "trace", device="virtual")
     break_at.add_warp(parser, "0")
     parser.add_argument("--lanes", action="store_true", help="also print the value of every lane")
     parser.add_argument("--from", metavar="[FILE:]LINE", dest="first", help="begin when the warp reaches this line")
@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def step_text(step: Step, path: str) -> str:
     """Return the line of a step: place, lanes that executed it, the instruction, what it read -> what it wrote."""
     instruction = step.instruction
-    place = place_module.shown(instruction, path)
+    place = places.shown(instruction, path)
     line = f"{place:<14} {step.mask:08x} {instruction.text:<{TEXT_WIDTH}}"
     if not step.mask:
         return f"{line} | not executed"
@@ -69,7 +69,7 @@ def lanes_text(step: Step) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trace the warp."""
-    program = program_module.parse(arguments, arguments.words, device="virtual")
+    program = programs.parse(arguments, arguments.words, device="virtual")
     if arguments.output is None:
         return trace(program, arguments, print)
     with Path(arguments.output).open("w", encoding="utf-8") as file:
@@ -78,11 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-def trace(program: program_module.Program, arguments: argparse.Namespace, write: Callable[[str], object]) -> int:
+def trace(program: programs.Program, arguments: argparse.Namespace, write: Callable[[str], object]) -> int:
     """Run the kernel and write a line for every instruction of the warp; then, with --break, where it stopped."""
     cta = break_at.parse_cta(arguments.cta or "0", program.grid) or (0, 0, 0)
     warp = break_at.parse_warp(arguments.warp or "0", program.block) or 0
-    limit = program_module.number(arguments.limit, "--limit", 1000)
+    limit = programs.number(arguments.limit, "--limit", 1000)
     with program.open() as launch:
         code = instructions(launch.kernel)
         entry = launch.kernel.info.entry
@@ -90,10 +90,10 @@ def trace(program: program_module.Program, arguments: argparse.Namespace, write:
             message = f'--device is {program.device!r}, which cannot be traced: use "virtual"'
             raise InvalidArgumentError(message)
         first, stop = (
-            place_module.parse(word, option, program.file, code, entry) if word else None
+            places.parse(word, option, program.file, code, entry) if word else None
             for word, option in ((arguments.first, "--from"), (arguments.__dict__["break"], "--break"))
         )
-        printer = Printer(program.file, first, stop, program_module.number(arguments.hits, "--hits", 1), limit, write)
+        printer = Printer(program.file, first, stop, programs.number(arguments.hits, "--hits", 1), limit, write)
         printer.lanes = arguments.lanes
         with launch.device.trace(cta=cta, warp=warp, limit=None, see=printer.see, keep=False):
             launch.run()
@@ -118,8 +118,8 @@ class Printer:
     def __init__(
         self,
         path: str,
-        first: place_module.Place | None,
-        stop: place_module.Place | None,
+        first: places.Place | None,
+        stop: places.Place | None,
         hits: int,
         limit: int,
         write: Callable[[str], object],
@@ -137,11 +137,11 @@ class Printer:
 
     def see(self, step: Step) -> bool:
         """Write a step; True: that is enough."""
-        self.has_begun = self.has_begun or place_module.is_at(step.instruction, self.first)
+        self.has_begun = self.has_begun or places.is_at(step.instruction, self.first)
         if self.has_begun and self.limit and self.count >= self.limit:
             self.is_cut = True
             return True
-        if self.stop is not None and place_module.is_at(step.instruction, self.stop):
+        if self.stop is not None and places.is_at(step.instruction, self.stop):
             self.hits -= 1
             if not self.hits:
                 return True

@@ -2,7 +2,7 @@
 
 Mbarriers that take turns, one for each stage, are a ring; its phases are numbered in the order that they are used. A
 phase ends when its arrivals and its copies are there. What is known of a kernel comes from the virtual device
-(_mbarriers.py), or from the rules here:
+(mbarriers.py), or from the rules here:
 
 - a ring of tiles of keys: a warp waits for a tile, or for its parts one after the other, and leaves it once in a round;
 - a wait that only the warp that loads comes to is for a tile that all have left; the copies behind it are of the tile

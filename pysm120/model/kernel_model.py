@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from pysm120.machine_code import pipes as pipes_module
+from pysm120.machine_code import pipes as pipe_table
 from pysm120.machine_code.sass import Function, Instruction, Loop
-from pysm120.model import paths as paths_module
+from pysm120.model import paths as warp_paths
 from pysm120.model.chips import Chip
 from pysm120.model.handovers import ByRules, Deed, Handovers
 from pysm120.model.mbarriers import NotUnderstoodError
@@ -90,14 +90,14 @@ def build(
     loop = loop or function.main_loop()
 
     def ways_of(rounds: int, *, loads: bool) -> list[list[Instruction]]:
-        return paths_module.rounds_of(function, loop, recording, rounds, loads=loads, stated=stated)
+        return warp_paths.rounds_of(function, loop, recording, rounds, loads=loads, stated=stated)
 
     around = _most_frequent(ways_of(TYPICAL, loads=False))
     load_around = _most_frequent(ways_of(TYPICAL, loads=True))
-    before = paths_module.before(function, loop, loads=False)
-    load_before = paths_module.before(function, loop, loads=True)
-    behind = paths_module.behind(function, loop)
-    warps = paths_module.compute_warps(threads)
+    before = warp_paths.before(function, loop, loads=False)
+    load_before = warp_paths.before(function, loop, loads=True)
+    behind = warp_paths.behind(function, loop)
+    warps = warp_paths.compute_warps(threads)
     handovers = _handovers_of(recording, stages, (before, load_before), ways_of)
     if isinstance(handovers, str):
         handovers = ByRules(function, warps, around, load_before, load_around, stages, why=handovers)
@@ -126,7 +126,7 @@ def build(
         handovers.loaders,
     )  # fmt: skip
     for one in function.instructions if recording else ():  # so that no later round needs another pipe
-        pipes.number(chip.timing(pipes_module.class_of(one.opcode)).pipe)
+        pipes.number(chip.timing(pipe_table.class_of(one.opcode)).pipe)
     return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording)
 
 

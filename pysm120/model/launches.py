@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pysm120.observe import argument
-from pysm120.observe import program as program_module
+from pysm120.observe import program as programs
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 
@@ -56,14 +56,12 @@ class Launch:
 
     def __init__(self, device: Device, row: dict[str, Any], image: bytes) -> None:
         self._row = row
-        program = program_module.Program(
+        program = programs.Program(
             file=str(row["image"]), builtin=None, entry=str(row["entry"]), grid=tuple(row["grid"]),
             block=(int(row["threads"]),), shared=int(row["shared_bytes"]), cooperative=False, device=None, options={},
             arguments=argument.parse_arguments(row["arguments"], 1),
         )  # fmt: skip
-        self._launch = program_module.Launch(
-            program, device, device.load(image, name=str(row["image"]))[str(row["entry"])]
-        )
+        self._launch = programs.Launch(program, device, device.load(image, name=str(row["image"]))[str(row["entry"])])
 
     def launch(self) -> None:
         """Launch it and wait."""

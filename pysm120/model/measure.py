@@ -17,8 +17,8 @@ import numpy as np
 
 from pysm120.machine_code import sass
 from pysm120.model import chips, work
-from pysm120.model import launches as launches_module
-from pysm120.model import loops as loops_module
+from pysm120.model import launches as launch_list
+from pysm120.model import loops as known_loops
 from pysm120.model.loops import Loop
 from pysm120.model.problem import Problem
 from pysm120.runtime.device import Device
@@ -103,7 +103,7 @@ def launch_all(listed: str = "") -> None:
                 launch()
             device.synchronize()
         for row in rows:
-            listed_one = launches_module.Launch(device, row, launches_module.image_of(path.parent, row))
+            listed_one = launch_list.Launch(device, row, launch_list.image_of(path.parent, row))
             for _ in range(LAUNCHES):
                 listed_one.launch()
             listed_one.check()
@@ -116,7 +116,7 @@ def read_list(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"--launches is {str(path)!r}, not a file with a list of launches: {error}"
         raise InvalidArgumentError(message) from error
-    launches_module.check(rows, path)
+    launch_list.check(rows, path)
     return rows
 
 
@@ -243,4 +243,4 @@ def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:
 
 def all_loops() -> list[Loop]:
     """Return the loops of calibration and of validation."""
-    return [*loops_module.calibration(), *loops_module.validation()]
+    return [*known_loops.calibration(), *known_loops.validation()]

@@ -13,7 +13,7 @@ from typing import Any
 
 from pysm120.machine_code import sass
 from pysm120.model import mbarriers
-from pysm120.model import work as work_module
+from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.model.paths import compute_warps
 from pysm120.model.problem import Problem, tile_of
@@ -107,13 +107,13 @@ class _Kernel:
     @contextmanager
     def _open(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
         """Open a device; give it, the kernel there, and what launches it with a problem."""
-        if work_module.is_uniform(self.record):
+        if works.is_uniform(self.record):
             with Device("virtual") as device:
-                work = work_module.Attention(device, self.record, problem, other=self.ptx)
+                work = works.Attention(device, self.record, problem, other=self.ptx)
                 yield device, work.kernel, work.launch
             return
         with _capability(self._require_text_of_the_library()), Device("virtual") as device:
-            yield device, *work_module.of_library(device, self.record, problem)
+            yield device, *works.of_library(device, self.record, problem)
 
     def _require_text_of_the_library(self) -> str:
         """Refuse a PTX that the library does not hold; return the target that it is for."""

@@ -6,11 +6,11 @@ Nothing is computed: an instruction is what it occupies, and when what it sets c
 - the barriers that its next instruction waits for, which instructions of variable latency release;
 - the pipe of its next instruction, which takes one in every `interval` clocks; instructions for shared memory, for the
   XU and for the copy engine wait in a queue in front of theirs, and the warp only where that is full;
-- the ports of its quarter's registers (ports_module.py), whose reads may be a few clocks behind;
+- the ports of its quarter's registers (ports.py), whose reads may be a few clocks behind;
 - contention: an instruction on one pipe holds up another that is busy, by the chip's table;
 - mbarriers and bar.sync: other warps of the CTA, and the copy engine;
 - groups of cp.async: DEPBAR.LE waits for all but the last few;
-- the line of code of its next instruction, where the SM does not keep all code of the rounds (fetch_module.py);
+- the line of code of its next instruction, where the SM does not keep all code of the rounds (fetch.py);
 - the scheduler of its quarter of the SM, which issues one instruction a clock: of the warp that it issued in the clock
   before, while that can go on, else of the one that waited longest.
 
@@ -24,10 +24,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from pysm120.machine_code import pipes as pipes_module
+from pysm120.machine_code import pipes as pipe_table
 from pysm120.machine_code.sass import Instruction
-from pysm120.model import fetch as fetch_module
-from pysm120.model import ports as ports_module
+from pysm120.model import fetch as fetching
+from pysm120.model import ports as port_table
 from pysm120.model.chips import Chip
 from pysm120.model.fetch import Fetch
 from pysm120.model.handovers import Deed, Filler, Ring
@@ -45,7 +45,7 @@ _BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's way
 class Step(NamedTuple):
     """An instruction on a path.
 
-    ``special`` is "", "barrier"; a deed on a phase of ``ring`` (_handovers.py), "wait", "arrive" or "copy"; or of
+    ``special`` is "", "barrier"; a deed on a phase of ``ring`` (handovers.py), "wait", "arrive" or "copy"; or of
     cp.async "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups). ``place`` is
     the index of the instruction among the sources, ``line`` that of the code that it is in.
     """
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     amount: int = 0
     ring: int = 0
     ahead: int = 0
-    ports: ports_module.Demand = (0.0, 0.0)
+    ports: port_table.Demand = (0.0, 0.0)
     line: int = 0
 
 
@@ -87,7 +87,7 @@ class Paths:
 
     def fit(self, chip: Chip) -> bool:
         """Whether an SM keeps the code of the rounds."""
-        return fetch_module.fits(chip, {step.line for step in (*self.around, *self.load_around)})
+        return fetching.fits(chip, {step.line for step in (*self.around, *self.load_around)})
 
     def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
         """Return what a warp executes in each round of a CTA of so many."""
@@ -201,7 +201,7 @@ class Simulator:
         self.delays = pipes.delays()
         self.queues = [[deque[int](maxlen=self.depth) for _ in self.names] for _ in range(QUARTERS)]
         self.window = float(chip["port_window"])
-        self.ports = [[0.0] * ports_module.BANKS for _ in range(QUARTERS)]  # when each is free
+        self.ports = [[0.0] * port_table.BANKS for _ in range(QUARTERS)]  # when each is free
         self.barrier_free = 0
         self.shared_free = self.copy_free = 0.0
         self.arriving = 0.0  # passes over the banks that copies have yet to make
@@ -298,7 +298,7 @@ class Simulator:
             self.wake[quarter] = soonest
         return chosen
 
-    def port_free(self, quarter: int, ports: ports_module.Demand) -> int:
+    def port_free(self, quarter: int, ports: port_table.Demand) -> int:
         """Return when an instruction may be issued: its reads may begin ``window`` clocks later."""
         last = max((free for free, count in zip(self.ports[quarter], ports, strict=True) if count), default=0.0)
         return math.ceil(last - self.window)
@@ -519,7 +519,7 @@ class Pipes:
     ``wavefronts`` says how many passes over the banks of shared memory an instruction takes.
     """
 
-    def __init__(self, chip: Chip, wavefronts: Callable[[Instruction], float] = pipes_module.wavefronts) -> None:
+    def __init__(self, chip: Chip, wavefronts: Callable[[Instruction], float] = pipe_table.wavefronts) -> None:
         self.chip, self.wavefronts = chip, wavefronts
         self.names: list[str] = []
         self.port_clocks = float(chip["port_xu"]), float(chip["port_returned"])
@@ -546,7 +546,7 @@ class Pipes:
         for i, one in enumerate(path):
             # A guard that is never true: the instruction is issued, and that is all.
             is_idle = one.predicate == "!PT"
-            timing = self.chip.timing("branch" if is_idle else pipes_module.class_of(one.opcode))
+            timing = self.chip.timing("branch" if is_idle else pipe_table.class_of(one.opcode))
             if one.address not in places:
                 places[one.address] = len(sources)
                 sources.append(one)
@@ -555,7 +555,7 @@ class Pipes:
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
             passes = 0 if is_idle else self.wavefronts(one)
             # The result waits until a quarter has had all passes, which take it an interval each.
-            conflicts = passes - pipes_module.wavefronts(one) if passes else 0
+            conflicts = passes - pipe_table.wavefronts(one) if passes else 0
             special, amount = _special(one)
             deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
             steps.append(
@@ -573,8 +573,8 @@ class Pipes:
                     deed.amount,
                     deed.ring,
                     deed.ahead,
-                    (0.0, 0.0) if is_idle else ports_module.demand(one, path[i - 1], *self.port_clocks),
-                    one.address // fetch_module.LINE_BYTES,
+                    (0.0, 0.0) if is_idle else port_table.demand(one, path[i - 1], *self.port_clocks),
+                    one.address // fetching.LINE_BYTES,
                 )
             )
         return steps
@@ -585,7 +585,7 @@ def _special(one: Instruction) -> tuple[str, int]:
     if one.base == "BAR":
         return "barrier", 0
     if one.base == "LDGSTS":
-        return "load", _LANES * pipes_module.lane_bytes(one)
+        return "load", _LANES * pipe_table.lane_bytes(one)
     if one.base == "LDGDEPBAR":
         return "commit", 0
     if one.opcode == "DEPBAR.LE":

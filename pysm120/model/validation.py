@@ -12,8 +12,8 @@ from typing import Any
 from pysm120.machine_code import sass
 from pysm120.machine_code.cubin import Cubin
 from pysm120.model import chips, kernel_model, launches, loops, predict
-from pysm120.model import problem as problem_module
-from pysm120.model import record as record_module
+from pysm120.model import problem as problems
+from pysm120.model import record as records
 from pysm120.model.chips import Chip
 from pysm120.model.kernel_model import KernelModel
 from pysm120.model.loops import Loop
@@ -123,7 +123,7 @@ def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
     if "arguments" in row:
         model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
         return predict.predict(model, launches.rounds_of(row), tensor_bytes=launches.tensor_bytes(row)).clocks
-    problem, kernel, record = problem_module.parse(row["problem"]), record_of(row), None
+    problem, kernel, record = problems.parse(row["problem"]), record_of(row), None
     if "ptx" in row:
         ptx = lzma.decompress((folder / row["ptx"]).read_bytes()).decode()
         record = _or_by_rules(recorder(ptx, str(chip["target"]), problem, kernel))
@@ -148,9 +148,9 @@ def recorder(ptx: str, target: str, problem: Problem, kernel: Builtin) -> Record
     """Return what records a kernel of attention, this version of it, with a problem on the virtual device."""
 
     def record(function: sass.Function, threads: int) -> tuple[sass.Function, Recording]:
-        text = record_module.as_in_library(ptx, function.name)
-        known = record_module.with_lines(function, text, target)
-        return known, record_module.recording(known, text, threads, problem, kernel)
+        text = records.as_in_library(ptx, function.name)
+        known = records.with_lines(function, text, target)
+        return known, records.recording(known, text, threads, problem, kernel)
 
     return record
 
@@ -161,7 +161,7 @@ def _or_by_rules(record: Record) -> Record:
     def found(function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
         try:
             return record(function, threads)
-        except record_module.NotRecordedError:
+        except records.NotRecordedError:
             return function, None
 
     return found
