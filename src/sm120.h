@@ -348,37 +348,41 @@ SM120_API sm120_status sm120_step_lanes(const sm120_step *step, int32_t index, s
 /* Copy `bytes` bytes of the CTA's shared memory to the host. Shared memory starts at address 1024. */
 SM120_API sm120_status sm120_step_shared(const sm120_step *step, uint32_t address, void *to, size_t bytes);
 
-/* The kernels inside the library: `index` = 0, 1, ... until UNSUPPORTED. */
+/* A kernel inside the library. Its strings live as long as the library. */
 typedef struct sm120_builtin_info {
-    uint32_t size; /* sizeof(sm120_builtin_info), set by the caller */
-    uint32_t threads;
-    uint32_t shared_bytes;                    /* dynamic */
+    uint32_t size;                            /* sizeof(sm120_builtin_info), set by the caller */
+    uint32_t threads;                         /* of a CTA */
+    uint32_t shared_bytes;                    /* dynamic shared memory of a CTA */
     uint32_t registers_sm120, registers_sm90; /* per thread, in the cubin of that target */
-    const char *entry;
-    const char *source; /* template, as in the source tree: "ptx/attention/mxfp8.ptx" */
-    /* What the template says of the kernel. What it does not say is 0 or "". */
+    const char *entry;                        /* name */
+    const char *source;                       /* template, as in the source tree: "ptx/attention/mxfp8.ptx" */
+    /* The template's record of the kernel. Members that do not apply to an operation are 0 or "". */
     const char *operation;            /* "attention", "quantize_mxfp8" */
-    const char *layout;               /* of the output of a quantizer: "d", "rows", "q", "k", "v" */
-    const char *config;               /* of attention: "r32"; one of sm120_attention_config */
-    uint32_t precision;               /* of attention: SM120_BF16, SM120_MXFP8 */
-    uint32_t dtype;                   /* of the input's elements: SM120_F32 */
-    int32_t features;                 /* 1: does more than tensors of one length and unchanged scores need */
-    uint32_t element_bytes;           /* of a copied element */
-    uint32_t head_dim;                /* that it is for; 0: any */
-    uint32_t q_rows, kv_rows, stages; /* tile of queries, tile of keys, tiles of keys in flight */
-    uint32_t group_heads;             /* so many heads at most take turns, the longest causal tiles first, */
-    uint32_t group_rows;              /* which have so many keys together at most */
-    uint32_t rows, columns;           /* of the input that a CTA covers */
+    const char *layout;               /* layout of a quantizer's output: "d", "rows", "q", "k", "v" */
+    const char *config;               /* attention: "r32"; one of sm120_attention_config */
+    uint32_t precision;               /* attention: SM120_BF16, SM120_MXFP8, ... */
+    uint32_t dtype;                   /* element type of the input: SM120_F32, ... */
+    int32_t features;                 /* 1: supports more than tensors of one length and unmodified scores */
+    uint32_t element_bytes;           /* bytes of a copied element */
+    uint32_t head_dim;                /* head size that the kernel computes; 0: any */
+    uint32_t q_rows, kv_rows, stages; /* rows of the Q tile, keys of a K and V tile, tiles in shared memory */
+    /* CTAs run in groups of heads; in a causal call the longest tiles of a group start first. */
+    uint32_t group_heads;   /* most heads of a group */
+    uint32_t group_rows;    /* most keys of a group, over its heads */
+    uint32_t rows, columns; /* extent of the input that a CTA covers */
 } sm120_builtin_info;
+/* Write the record of kernel `index`. */
 SM120_API sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info);
+/* Write kernel `index`, loaded on a device. It lives as long as the device is open. */
 SM120_API sm120_status sm120_builtin_kernel(sm120_device *device, int32_t index, sm120_kernel **kernel);
-/* The image of one kernel, which holds no other kernel. target: "sm_120f" or "sm_90"; form: "ptx" (text, with a NUL
- * behind its last byte) or "cubin". The first call for an image decodes it; it lives as long as the library. */
+/* Write the image of kernel `index`, which holds no other kernel, and its size in bytes. target: "sm_120f" or "sm_90".
+ * form: "ptx" (text, with a NUL behind its last byte) or "cubin". The first call for an image decodes it. The image
+ * lives as long as the library. */
 SM120_API sm120_status sm120_builtin_image(int32_t index, const char *target, const char *form, const void **image,
                                            size_t *bytes);
 
-/* The numbers that kernels and their callers share, by name: "ATTENTION_FEATURE_LEFT". `index` = 0, 1, ... until
- * UNSUPPORTED. */
+/* Write name and value of constant `index`. Kernels and their callers share these constants, such as
+ * "ATTENTION_FEATURE_LEFT". */
 SM120_API sm120_status sm120_builtin_constant(int32_t index, const char **name, int32_t *value);
 
 /* ---- tensor maps ----------------------------------------------------------------------------------------- */

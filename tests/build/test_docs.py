@@ -80,7 +80,7 @@ def recorded() -> dict[str, int]:
         "approximate": sum(bool(form.bound) for form in everything),
         "kernels": len(calls),
         "quantised": quantised,
-        "attention": len(calls) - quantised,
+        "attention": sum(isinstance(kernel, kernels.Attention) for kernel in calls),
         "float, half": len(forms["float"]) + len(forms["half"]),
     }
 
