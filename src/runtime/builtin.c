@@ -8,8 +8,8 @@
 
 #include "runtime/check.h"
 #include "runtime/error.h"
+#include "runtime/kernel.h"
 #include "runtime/lzma.h"
-#include "runtime/module.h"
 
 const char *builtin_target(int capability_major) {
     return capability_major == 12 ? "sm_120f" : capability_major == 9 ? "sm_90" : NULL;

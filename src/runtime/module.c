@@ -1,4 +1,4 @@
-/* Modules: load, list, look up kernels, unload. */
+/* Modules: load, list what they hold, unload. */
 #define _POSIX_C_SOURCE 200809L
 #include "runtime/module.h"
 
@@ -219,7 +219,7 @@ void module_close_all(struct device *device, bool context) {
     }
 }
 
-/* ---- look up ---- */
+/* ---- query ---- */
 
 sm120_status sm120_module_entry(sm120_module *handle, int32_t index, const char **entry) {
     error_clear();
@@ -253,25 +253,6 @@ sm120_status sm120_module_variable(sm120_module *handle, int32_t index, sm120_va
     } else if (status == SM120_OK &&
                (driver->variable == NULL || driver->variable(module->module, index, info) != CUDA_SUCCESS)) {
         status = fail(SM120_UNSUPPORTED, "index = %d is past the last variable that %s lists", index, module->name);
-    }
-    object_release(&module->object);
-    return status;
-}
-
-sm120_status sm120_module_kernel(sm120_module *handle, const char *entry, sm120_kernel **kernel) {
-    error_clear();
-    struct module *const module = (struct module *)object_acquire(handle, OBJECT_MODULE, "module");
-    if (module == NULL) {
-        return SM120_INVALID_ARGUMENT;
-    }
-    sm120_status status = check_pointer(entry, "entry");
-    status = status == SM120_OK ? check_pointer((const void *)kernel, "kernel") : status;
-    status = status == SM120_OK ? device_push(module->device) : status;
-    if (status == SM120_OK) {
-        struct kernel *found = NULL;
-        status = module_kernel(module, entry, &found);
-        *kernel = status == SM120_OK ? found->object.handle : NULL;
-        device_pop(module->device);
     }
     object_release(&module->object);
     return status;

@@ -5,7 +5,7 @@
 
 #include "runtime/check.h"
 #include "runtime/error.h"
-#include "runtime/module.h"
+#include "runtime/kernel.h"
 
 enum { WATCHED_BYTES_MAX = 64 };
 
