@@ -6,9 +6,9 @@
 sm120_status device_push(struct device *device) {
     const CUresult result = device->driver->cuCtxPushCurrent(device->context);
     if (device->driver->configure != NULL) {
-        pthread_mutex_lock(&device->lock);
+        mutex_lock(&device->lock);
         const struct driver_options options = device->options;
-        pthread_mutex_unlock(&device->lock);
+        mutex_unlock(&device->lock);
         device->driver->configure(&options);
     }
     return result == CUDA_SUCCESS

@@ -1,6 +1,5 @@
 /* Kernels: find an entry of a module, read its parameters and limits from the driver and the PTX text, check a launch
  * against the limits. */
-#define _POSIX_C_SOURCE 200809L
 #include "runtime/kernel.h"
 
 #include <limits.h>
@@ -150,7 +149,7 @@ static struct kernel *find(const struct module *module, const char *entry) {
 /* Put a kernel into its module's list, unless another thread put the same there before: then that one is taken. */
 static sm120_status publish(struct kernel *made, struct kernel **kernel) {
     struct module *const module = made->module;
-    pthread_mutex_lock(&module->device->lock);
+    mutex_lock(&module->device->lock);
     *kernel = find(module, made->entry);
     bool registered = true;
     if (*kernel == NULL) {
@@ -161,7 +160,7 @@ static sm120_status publish(struct kernel *made, struct kernel **kernel) {
             *kernel = made;
         }
     }
-    pthread_mutex_unlock(&module->device->lock);
+    mutex_unlock(&module->device->lock);
     if (*kernel != made) {
         discard(made);
     }
@@ -180,9 +179,9 @@ static sm120_status no_entry(const struct module *module, const char *entry) {
 
 sm120_status module_kernel(struct module *module, const char *entry, struct kernel **kernel) {
     struct device *const device = module->device;
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     *kernel = find(module, entry);
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     if (*kernel != NULL) {
         return SM120_OK;
     }
@@ -223,7 +222,7 @@ sm120_status kernel_check_threads(const struct kernel *kernel, const char *what,
 static sm120_status opt_in(struct kernel *kernel, uint32_t shared_bytes) {
     struct device *const device = kernel->module->device;
     CUresult result = CUDA_SUCCESS;
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     if (shared_bytes > atomic_load(&kernel->dynamic_limit)) {
         result = device->driver->cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                                     (int)shared_bytes);
@@ -231,7 +230,7 @@ static sm120_status opt_in(struct kernel *kernel, uint32_t shared_bytes) {
             atomic_store(&kernel->dynamic_limit, shared_bytes);
         }
     }
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     return result == CUDA_SUCCESS
                ? SM120_OK
                : driver_fail(device->driver, result, "allowing %s shared_bytes = %u", kernel->entry, shared_bytes);

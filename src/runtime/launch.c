@@ -1,5 +1,4 @@
 /* Check and start launches. */
-#define _POSIX_C_SOURCE 200809L
 #include "runtime/launch.h"
 
 #include <limits.h>

@@ -1,5 +1,4 @@
 /* Modules: load, list what they hold, unload. */
-#define _POSIX_C_SOURCE 200809L
 #include "runtime/module.h"
 
 #include <stdio.h>
@@ -106,10 +105,10 @@ static bool publish(struct module *module) {
     if (!object_register(&module->object, OBJECT_MODULE, &device->object)) {
         return false;
     }
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     module->next = device->modules;
     device->modules = module;
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     return true;
 }
 
@@ -193,13 +192,13 @@ sm120_status sm120_module_unload(sm120_module *handle) {
         return SM120_INVALID_ARGUMENT;
     }
     struct device *const device = module->device;
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     struct module **link = &device->modules;
     while (*link != module) {
         link = &(*link)->next;
     }
     *link = module->next;
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     sm120_status status = device_push(device);
     if (status == SM120_OK) {
         status = unload(module, true);

@@ -51,8 +51,8 @@ static CUresult read_info(const struct driver *driver, CUdevice device, sm120_de
 
 /* Free a device's own memory. */
 static void discard(struct device *device) {
-    pthread_mutex_destroy(&device->lock);
-    pthread_mutex_destroy(&device->builtin_lock);
+    mutex_destroy(&device->lock);
+    mutex_destroy(&device->builtin_lock);
     registry_free(&device->memory);
     registry_free(&device->pinned);
     registry_free(&device->streams);
@@ -72,8 +72,8 @@ static struct device *make(const struct choice *choice) {
     device->info.size = sizeof device->info;
     device->info.is_virtual = choice->driver == driver_virtual();
     device->info.ordinal = choice->ordinal;
-    pthread_mutex_init(&device->lock, NULL);
-    pthread_mutex_init(&device->builtin_lock, NULL);
+    mutex_init(&device->lock);
+    mutex_init(&device->builtin_lock);
     if (!builtin_open(device)) {
         discard(device);
         return NULL;

@@ -300,7 +300,7 @@ static const struct rule accesses[ACCESS_COUNT] = {
 
 static struct entry table[LANE_COUNT + ACCESS_COUNT + sizeof others / sizeof *others];
 static uint32_t entries;
-static pthread_once_t made = PTHREAD_ONCE_INIT;
+static struct once made = ONCE_INITIALIZER;
 
 static int compare(const void *a, const void *b) {
     const uintptr_t x = (uintptr_t)((const struct entry *)a)->run, y = (uintptr_t)((const struct entry *)b)->run;
@@ -341,7 +341,7 @@ static int prepare(struct defined *d, const struct cta *cta) {
     if (!d->memory || !d->rule || !births_start(d))
         return 0;
     lay_out(d, cta, d->memory);
-    pthread_once(&made, make_table);
+    once_run(&made, make_table);
     for (uint32_t k = 0; k < f->length; k++)
         d->rule[k] = rule_of(&f->code[k]);
     d->function = f;

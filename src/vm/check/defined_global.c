@@ -1,13 +1,16 @@
 /* Which bytes of device memory are defined: beside every allocation that the host made while level full was chosen. */
-#define _GNU_SOURCE
+#include "platform/pages.h"
 #include "vm/check/defined.h"
 #include <stdlib.h>
-#include <sys/mman.h>
 
 /* Memory that is zero, and costs nothing until it is touched; NULL: there is none. */
 static void *reserve(size_t bytes) {
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
+    void *memory = pages_reserve(bytes);
+    if (memory && !pages_commit(memory, bytes)) {
+        pages_release(memory, bytes);
+        memory = NULL;
+    }
+    return memory;
 }
 
 /* Make what is beside a new allocation: nothing of it is defined. */
@@ -15,7 +18,7 @@ struct shade *shade_open(size_t bytes) {
     struct shade *s = calloc(1, sizeof *s);
     if (!s)
         return NULL;
-    s->bytes = (bytes + 15) / 16 * 16;
+    s->bytes = (bytes + pages_size() - 1) / pages_size() * pages_size();
     s->defined = reserve(s->bytes);
     s->origin = reserve(s->bytes);
     if (s->defined && s->origin)
@@ -26,9 +29,9 @@ struct shade *shade_open(size_t bytes) {
 
 void shade_free(struct shade *s) {
     if (s && s->defined)
-        munmap(s->defined, s->bytes);
+        pages_release(s->defined, s->bytes);
     if (s && s->origin)
-        munmap(s->origin, s->bytes);
+        pages_release(s->origin, s->bytes);
     free(s);
 }
 
@@ -46,11 +49,11 @@ static const struct allocation *find(const struct device *device, uint64_t addre
 void shade_lose_all(struct device *device) {
     if (!atomic_load(&device->shades))
         return;
-    pthread_rwlock_rdlock(&device->memory_lock);
+    rwlock_lock_read(&device->memory_lock);
     for (size_t k = 0; k < device->allocation_count; k++)
         if (device->allocations[k].shade)
             atomic_store(&device->allocations[k].shade->lost, 1);
-    pthread_rwlock_unlock(&device->memory_lock);
+    rwlock_unlock_read(&device->memory_lock);
 }
 
 /* Nothing that was stored to these bytes is remembered. */

@@ -151,10 +151,10 @@ void stored_free(struct stored *s) {
 }
 
 const char *stored_text(struct device *device, uint32_t number) {
-    pthread_mutex_lock(&device->running_lock);
+    mutex_lock(&device->running_lock);
     const struct stored *s = device->stored;
     const char *const text = s && number && number <= s->count ? s->text[number - 1] : "a kernel stored it";
-    pthread_mutex_unlock(&device->running_lock);
+    mutex_unlock(&device->running_lock);
     return text;
 }
 
@@ -198,9 +198,9 @@ uint32_t birth_stored(struct defined *d, const struct warp *w, uint32_t lane, ui
     birth_text(d, w, birth, from, sizeof from);
     snprintf(text, sizeof text, "%s stored it at %s:%u, and %s", w->function->name, at->file, at->line, from);
     snprintf(where, sizeof where, " (CTA %u,%u,%u, warp %u, lane %u)", cta[0], cta[1], cta[2], w->index, lane);
-    pthread_mutex_lock(&d->device->running_lock);
+    mutex_lock(&d->device->running_lock);
     const uint32_t number = stored_number(d->device, text, where);
-    pthread_mutex_unlock(&d->device->running_lock);
+    mutex_unlock(&d->device->running_lock);
     cached->key = key;
     return cached->number = number;
 }

@@ -160,7 +160,7 @@ static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, ui
 
 /* atom.exch.b128 and atom.cas.b128: slots as for atomic_run. One lock serves all of them. */
 enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct mutex lock = MUTEX_INITIALIZER;
     const uint32_t *const slots = i->more;
     const uint64_t *const v = source(w, slots[8]), *const u = source(w, i->kind == ATOMIC_CAS ? i->c : slots[8]);
     uint64_t *const d = destination(w, slots[0]);
@@ -176,13 +176,13 @@ enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
         const uint64_t expected[2] = {v[lane], v[WARP + lane]}, next[2] = {u[lane], u[WARP + lane]};
         if (w->cta->shadow && !check_atomic(w, i, at, 16, lane))
             return STEP_FAULT;
-        pthread_mutex_lock(&lock);
+        mutex_lock(&lock);
         memcpy(old, at, sizeof old);
         if (i->kind != ATOMIC_CAS || !memcmp(old, expected, sizeof old)) {
             changes |= memcmp(old, next, sizeof next) != 0;
             memcpy(at, next, sizeof next);
         }
-        pthread_mutex_unlock(&lock);
+        mutex_unlock(&lock);
         place[lane] = at;
         is_shared = found == SPACE_SHARED;
         d[lane] = old[0];

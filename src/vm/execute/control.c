@@ -1,6 +1,6 @@
 /* Branches, exits, barriers and clocks. */
+#include "platform/clock.h"
 #include "vm/check/check.h"
-#include <time.h>
 
 /* bra */
 enum step control_bra(struct warp *w, const struct inst *i, uint32_t mask) {
@@ -120,11 +120,8 @@ enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
 enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t value = w->cta->executed;
     if (i->kind >= SPECIAL_GLOBALTIMER) {
-        struct timespec now = {.tv_sec = 1700000000};
-        if (w->cta->launch->checks != CHECKS_FULL)
-            clock_gettime(CLOCK_REALTIME, &now);
-        value = w->cta->launch->checks == CHECKS_FULL ? w->worker->executed : 0;
-        value += (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        const int is_full = w->cta->launch->checks == CHECKS_FULL;
+        value = is_full ? UINT64_C(1700000000000000000) + w->worker->executed : clock_wall();
     }
     const int wide = i->kind == SPECIAL_CLOCK64 || i->kind == SPECIAL_GLOBALTIMER;
     const int upper = i->kind == SPECIAL_CLOCK_HI || i->kind == SPECIAL_GLOBALTIMER_HI;

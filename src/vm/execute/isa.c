@@ -4,7 +4,7 @@
 
 static handler *const *lanes = lanes_base;
 static handler *const *accesses = access_base;
-static pthread_once_t chosen = PTHREAD_ONCE_INIT;
+static struct once chosen = ONCE_INITIALIZER;
 
 /* Look at the CPU, once. */
 static void choose(void) {
@@ -28,12 +28,12 @@ static void choose(void) {
 
 /* The arithmetic. */
 handler *const *lanes_table(void) {
-    pthread_once(&chosen, choose);
+    once_run(&chosen, choose);
     return lanes;
 }
 
 /* Loads and stores. */
 handler *const *access_table(void) {
-    pthread_once(&chosen, choose);
+    once_run(&chosen, choose);
     return accesses;
 }

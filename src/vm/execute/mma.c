@@ -1,5 +1,4 @@
 /* Which function computes which mma, for the vectors of this CPU. */
-#define _POSIX_C_SOURCE 200809L
 #include "vm/execute/mma.h"
 
 #include <stddef.h>

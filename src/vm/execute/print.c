@@ -132,7 +132,7 @@ static void convert(struct arguments *a, const struct conversion *c, struct text
 static void keep(struct cta *cta, const struct text *t) {
     struct launch *launch = cta->launch;
     struct printed *node = malloc(sizeof *node + t->used);
-    pthread_mutex_lock(&launch->lock);
+    mutex_lock(&launch->lock);
     if (!node || launch->printed_bytes + t->used > MOST_PRINTED) {
         launch->unprinted_bytes += t->used;
         free(node);
@@ -143,7 +143,7 @@ static void keep(struct cta *cta, const struct text *t) {
         launch->printed = node;
         launch->printed_bytes += t->used;
     }
-    pthread_mutex_unlock(&launch->lock);
+    mutex_unlock(&launch->lock);
 }
 
 /* Print for one lane; returns how many arguments were read, or -1 after a fault. */

@@ -1,7 +1,8 @@
 /* The CUDA driver API above the virtual SM120. Streams run their work as it is given to them, so that everything is in
  * order and nothing is ever pending. */
-#define _GNU_SOURCE
 #include "driver/registry.h"
+#include "platform/at_fork.h"
+#include "platform/clock.h"
 #include "vm/check/defined.h"
 #include "vm/execute/tma.h"
 #include "vm/machine/environment.h"
@@ -9,7 +10,6 @@
 #include "vm/observe/trace.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { MAX_DEVICES = 16, STACK = 16 };
 
@@ -24,16 +24,16 @@ struct CUstream_st {
     struct device *device;
 };
 struct CUevent_st {
-    struct timespec time;
+    uint64_t time;
     int recorded;
 };
 
 static struct CUctx_st contexts[MAX_DEVICES];
-static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mutex contexts_lock = MUTEX_INITIALIZER;
 /* Live streams and events of all devices, by address. Only what is found here is followed. */
 enum handle { HANDLE_STREAM = 1, HANDLE_EVENT };
 static struct registry handles;
-static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mutex handles_lock = MUTEX_INITIALIZER;
 
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local int depth;
@@ -230,14 +230,14 @@ static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device) {
 /* ---- contexts ------------------------------------------------------------------------------------------------ */
 
 static void before_fork(void) {
-    pthread_mutex_lock(&contexts_lock);
+    mutex_lock(&contexts_lock);
     for (int k = 0; k < MAX_DEVICES; k++)
         if (contexts[k].made) {
-            pthread_mutex_lock(&contexts[k].device.module_lock);
+            mutex_lock(&contexts[k].device.module_lock);
             memory_lock_all(&contexts[k].device);
-            pthread_mutex_lock(&contexts[k].device.counter_lock);
+            mutex_lock(&contexts[k].device.counter_lock);
         }
-    pthread_mutex_lock(&handles_lock);
+    mutex_lock(&handles_lock);
     counters_lock();
     launch_lock();
 }
@@ -245,14 +245,14 @@ static void before_fork(void) {
 static void after_fork(int is_child) {
     launch_unlock(is_child);
     counters_unlock();
-    pthread_mutex_unlock(&handles_lock);
+    mutex_unlock(&handles_lock);
     for (int k = 0; k < MAX_DEVICES; k++)
         if (contexts[k].made) {
-            pthread_mutex_unlock(&contexts[k].device.counter_lock);
+            mutex_unlock(&contexts[k].device.counter_lock);
             memory_unlock_all(&contexts[k].device, is_child);
-            pthread_mutex_unlock(&contexts[k].device.module_lock);
+            mutex_unlock(&contexts[k].device.module_lock);
         }
-    pthread_mutex_unlock(&contexts_lock);
+    mutex_unlock(&contexts_lock);
 }
 
 static void after_fork_in_parent(void) {
@@ -264,18 +264,18 @@ static void after_fork_in_child(void) {
 }
 
 static void watch_forks(void) {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 static CUresult virtual_counters_reset(CUcontext context) {
     if (!context)
         return null_argument("context");
     struct device *device = &context->device;
-    pthread_mutex_lock(&device->counter_lock);
+    mutex_lock(&device->counter_lock);
     memset(device->opcode_count, 0, sizeof device->opcode_count);
     memset(device->bytes, 0, sizeof device->bytes);
     device->tensor_flops = 0;
-    pthread_mutex_unlock(&device->counter_lock);
+    mutex_unlock(&device->counter_lock);
     return CUDA_SUCCESS;
 }
 
@@ -285,14 +285,14 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
         return r;
     if (!context)
         return null_argument("context");
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
-    pthread_mutex_lock(&contexts_lock);
+    static struct once once = ONCE_INITIALIZER;
+    once_run(&once, watch_forks);
+    mutex_lock(&contexts_lock);
     struct CUctx_st *c = &contexts[device];
     if (!c->made) {
         memory_open(&c->device);
-        pthread_mutex_init(&c->device.counter_lock, NULL);
-        pthread_mutex_init(&c->device.module_lock, NULL);
+        mutex_init(&c->device.counter_lock);
+        mutex_init(&c->device.module_lock);
         c->device.ordinal = device;
         c->made = 1;
     }
@@ -300,7 +300,7 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
         c->device.limit = device_memory();
         virtual_counters_reset(c);
     }
-    pthread_mutex_unlock(&contexts_lock);
+    mutex_unlock(&contexts_lock);
     *context = c;
     return CUDA_SUCCESS;
 }
@@ -317,7 +317,7 @@ static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device) {
     const CUresult r = check_device(device);
     if (r)
         return r;
-    pthread_mutex_lock(&contexts_lock);
+    mutex_lock(&contexts_lock);
     struct CUctx_st *c = &contexts[device];
     if (c->retained && --c->retained == 0) {
         while (c->device.modules) {
@@ -328,7 +328,7 @@ static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device) {
         memory_free_all(&c->device);
         profile_end(&c->device);
     }
-    pthread_mutex_unlock(&contexts_lock);
+    mutex_unlock(&contexts_lock);
     return CUDA_SUCCESS;
 }
 
@@ -372,20 +372,20 @@ static CUresult stream_check(CUstream stream) {
     const uintptr_t value = (uintptr_t)stream;
     if (!value || value == LEGACY || value == PER_THREAD)
         return CUDA_SUCCESS;
-    pthread_mutex_lock(&handles_lock);
+    mutex_lock(&handles_lock);
     const CUresult r = handle_check(stream, HANDLE_STREAM);
-    pthread_mutex_unlock(&handles_lock);
+    mutex_unlock(&handles_lock);
     return r;
 }
 
 /* Make a handle: zeroed memory that is known to be one. */
 static CUresult handle_create(void **handle, size_t bytes, enum handle kind) {
     *handle = calloc(1, bytes);
-    pthread_mutex_lock(&handles_lock);
+    mutex_lock(&handles_lock);
     const int made = *handle && registry_reserve(&handles);
     if (made)
         registry_add(&handles, (struct record){(uint64_t)(uintptr_t)*handle, kind});
-    pthread_mutex_unlock(&handles_lock);
+    mutex_unlock(&handles_lock);
     if (made)
         return CUDA_SUCCESS;
     free(*handle);
@@ -395,7 +395,7 @@ static CUresult handle_create(void **handle, size_t bytes, enum handle kind) {
 
 static CUresult handle_destroy(void *handle, enum handle kind) {
     struct record record;
-    pthread_mutex_lock(&handles_lock);
+    mutex_lock(&handles_lock);
     const CUresult r = handle_check(handle, kind);
     if (!r && registry_remove(&handles, (uint64_t)(uintptr_t)handle, &record)) {
         registry_cancel(&handles);
@@ -403,7 +403,7 @@ static CUresult handle_destroy(void *handle, enum handle kind) {
     }
     if (!handles.count) /* so that nothing is left when all devices are closed */
         registry_free(&handles);
-    pthread_mutex_unlock(&handles_lock);
+    mutex_unlock(&handles_lock);
     return r;
 }
 
@@ -427,9 +427,9 @@ static CUresult virtual_cuStreamSynchronize(CUstream stream) {
 }
 
 static CUresult virtual_cuEventSynchronize(CUevent event) {
-    pthread_mutex_lock(&handles_lock);
+    mutex_lock(&handles_lock);
     const CUresult r = handle_check(event, HANDLE_EVENT);
-    pthread_mutex_unlock(&handles_lock);
+    mutex_unlock(&handles_lock);
     return r;
 }
 
@@ -456,29 +456,27 @@ static CUresult virtual_cuEventDestroy(CUevent event) {
 
 static CUresult virtual_cuEventRecord(CUevent event, CUstream stream) {
     CUresult r = stream_check(stream);
-    pthread_mutex_lock(&handles_lock);
+    mutex_lock(&handles_lock);
     r = r ? r : handle_check(event, HANDLE_EVENT);
     if (!r) {
-        clock_gettime(CLOCK_MONOTONIC, &event->time);
+        event->time = clock_steady();
         event->recorded = 1;
     }
-    pthread_mutex_unlock(&handles_lock);
+    mutex_unlock(&handles_lock);
     return r;
 }
 
 static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
     if (!milliseconds)
         return null_argument("milliseconds");
-    pthread_mutex_lock(&handles_lock);
+    mutex_lock(&handles_lock);
     CUresult r = handle_check(start, HANDLE_EVENT);
     r = r ? r : handle_check(end, HANDLE_EVENT);
     if (!r && (!start->recorded || !end->recorded))
         r = fault_set(CUDA_ERROR_INVALID_HANDLE, "both events must have been recorded");
-    if (!r) {
-        const double seconds = (double)(end->time.tv_sec - start->time.tv_sec);
-        *milliseconds = (float)(seconds * 1e3 + (double)(end->time.tv_nsec - start->time.tv_nsec) * 1e-6);
-    }
-    pthread_mutex_unlock(&handles_lock);
+    if (!r)
+        *milliseconds = (float)((double)(int64_t)(end->time - start->time) * 1e-6);
+    mutex_unlock(&handles_lock);
     return r;
 }
 
@@ -509,12 +507,12 @@ static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags
 }
 
 static void copy_begin(void) {
-    pthread_rwlock_rdlock(&current()->memory_lock);
+    rwlock_lock_read(&current()->memory_lock);
 }
 
 static CUresult copy_end(CUresult result) {
     atomic_fetch_add(&current()->host_calls, 1);
-    pthread_rwlock_unlock(&current()->memory_lock);
+    rwlock_unlock_read(&current()->memory_lock);
     return result;
 }
 
@@ -660,12 +658,12 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
         return r;
     }
     struct device *device = current();
-    pthread_mutex_lock(&device->module_lock);
+    mutex_lock(&device->module_lock);
     m->module.next = device->modules;
     if (m->module.next)
         m->module.next->previous = &m->module;
     device->modules = &m->module;
-    pthread_mutex_unlock(&device->module_lock);
+    mutex_unlock(&device->module_lock);
     *module = m;
     return CUDA_SUCCESS;
 }
@@ -674,7 +672,7 @@ static CUresult virtual_cuModuleUnload(CUmodule module) {
     if (!module)
         return fault_set(CUDA_ERROR_INVALID_HANDLE, "module is NULL");
     struct device *device = module->module.device;
-    pthread_mutex_lock(&device->module_lock);
+    mutex_lock(&device->module_lock);
     struct module *m = &module->module;
     if (m->next)
         m->next->previous = m->previous;
@@ -682,7 +680,7 @@ static CUresult virtual_cuModuleUnload(CUmodule module) {
         m->previous->next = m->next;
     else
         device->modules = m->next;
-    pthread_mutex_unlock(&device->module_lock);
+    mutex_unlock(&device->module_lock);
     free_module(module);
     return CUDA_SUCCESS;
 }
@@ -842,7 +840,7 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
     struct device *device = &context->device;
     CUresult r = CUDA_ERROR_NOT_FOUND;
     uint64_t total = 0;
-    pthread_mutex_lock(&device->counter_lock);
+    mutex_lock(&device->counter_lock);
     for (uint32_t k = 0; k < MAX_COUNTERS; k++)
         total += device->opcode_count[k];
     const uint32_t all = 2 + MAX_COUNTERS + TRAFFIC_COUNT;
@@ -862,7 +860,7 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
         r = CUDA_SUCCESS;
         break;
     }
-    pthread_mutex_unlock(&device->counter_lock);
+    mutex_unlock(&device->counter_lock);
     return r;
 }
 

@@ -1,5 +1,4 @@
 /* Numbers and words from the environment. */
-#define _POSIX_C_SOURCE 200809L
 #include "vm/machine/environment.h"
 #include "vm/machine/vm.h"
 #include <errno.h>

@@ -7,12 +7,12 @@ static _Thread_local char last[4096];
 
 /* Keep the first fault of a launch and stop the others. */
 void fault_record(struct launch *launch, CUresult code, const char *text) {
-    pthread_mutex_lock(&launch->lock);
+    mutex_lock(&launch->lock);
     if (launch->result == CUDA_SUCCESS) {
         launch->result = code;
         snprintf(launch->fault, sizeof launch->fault, "%s", text);
     }
-    pthread_mutex_unlock(&launch->lock);
+    mutex_unlock(&launch->lock);
     atomic_store(&launch->stop, 1);
 }
 

@@ -1,25 +1,22 @@
 /* Launches: what is checked before, and how CTAs spread over threads. The calling thread works too, so a launch makes
  * progress even if no helper can be started. */
-#define _GNU_SOURCE
 #include "vm/check/check.h"
 #include "vm/check/defined.h"
 #include "vm/machine/environment.h"
 #include "vm/observe/profile.h"
 #include "vm/observe/trace.h"
-#include <sched.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t work, done;
+    struct mutex lock;
+    struct condition work, done;
     struct launch *first; /* launches that still have CTAs to give away */
     unsigned threads;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+} pool = {.lock = MUTEX_INITIALIZER, .work = CONDITION_INITIALIZER, .done = CONDITION_INITIALIZER};
 
 static _Thread_local struct worker *own;
-static pthread_key_t own_key;
-static pthread_once_t own_once = PTHREAD_ONCE_INIT;
+static struct thread_value own_value;
+static struct once own_once = ONCE_INITIALIZER;
 
 /* ---- workers ------------------------------------------------------------------------------------------------- */
 
@@ -32,16 +29,16 @@ static void worker_free(void *pointer) {
     free(worker);
 }
 
-static void make_key(void) {
-    pthread_key_create(&own_key, worker_free);
+static void make_value(void) {
+    thread_value_init(&own_value, worker_free);
 }
 
 /* The calling thread's worker; it is freed when the thread ends. */
 static struct worker *worker_get(void) {
-    pthread_once(&own_once, make_key);
+    once_run(&own_once, make_value);
     if (!own) {
         own = calloc(1, sizeof *own);
-        pthread_setspecific(own_key, own);
+        thread_value_set(&own_value, own);
     }
     return own;
 }
@@ -59,12 +56,12 @@ static int worker_prepare(struct worker *worker, struct launch *launch) {
 
 /* End a launch for which the host has not enough memory. */
 void launch_out_of_memory(struct launch *launch) {
-    pthread_mutex_lock(&launch->lock);
+    mutex_lock(&launch->lock);
     if (launch->result == CUDA_SUCCESS) {
         launch->result = CUDA_ERROR_OUT_OF_MEMORY;
         strcpy(launch->fault, "out of host memory");
     }
-    pthread_mutex_unlock(&launch->lock);
+    mutex_unlock(&launch->lock);
     atomic_store(&launch->stop, 1);
 }
 
@@ -106,66 +103,48 @@ static CUresult read_threads(uint64_t *threads) {
 unsigned launch_threads(void) {
     uint64_t asked;
     read_threads(&asked);
-    if (asked)
-        return (unsigned)asked;
-#ifdef CPU_COUNT
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
-        return (unsigned)CPU_COUNT(&set);
-#endif
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (unsigned)online : 1;
+    return asked ? (unsigned)asked : thread_processors();
 }
 
 /* A helper thread: take a launch that has CTAs left, work on it, tell its owner. */
-static void *help(void *unused) {
+static void help(void *unused) {
     (void)unused;
-    pthread_mutex_lock(&pool.lock);
+    mutex_lock(&pool.lock);
     for (;;) {
         struct launch *launch = pool.first;
         while (launch && !schedule_has_work(launch))
             launch = launch->following;
         if (!launch) {
-            pthread_cond_wait(&pool.work, &pool.lock);
+            condition_wait(&pool.work, &pool.lock);
             continue;
         }
         launch->helpers++;
-        pthread_mutex_unlock(&pool.lock);
+        mutex_unlock(&pool.lock);
         work(launch);
-        pthread_mutex_lock(&pool.lock);
+        mutex_lock(&pool.lock);
         launch->helpers--;
-        pthread_cond_broadcast(&pool.done);
+        condition_wake_all(&pool.done);
     }
-    return NULL;
 }
 
 void launch_lock(void) {
-    pthread_mutex_lock(&pool.lock);
+    mutex_lock(&pool.lock);
 }
 
 void launch_unlock(int is_child) {
     if (is_child) {
-        pthread_cond_init(&pool.work, NULL);
-        pthread_cond_init(&pool.done, NULL);
+        condition_init(&pool.work);
+        condition_init(&pool.done);
         pool.first = NULL;
         pool.threads = 0;
     }
-    pthread_mutex_unlock(&pool.lock);
+    mutex_unlock(&pool.lock);
 }
 
 /* Start helpers that are missing; the lock is held. */
 static void start_helpers(unsigned wanted) {
-    while (pool.threads < wanted) {
-        pthread_t thread;
-        pthread_attr_t attributes;
-        pthread_attr_init(&attributes);
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        const int failed = pthread_create(&thread, &attributes, help, NULL);
-        pthread_attr_destroy(&attributes);
-        if (failed)
-            break;
+    while (pool.threads < wanted && thread_start(help, NULL))
         pool.threads++;
-    }
 }
 
 /* Share a launch with the helpers, work on it, and wait until all have left it. */
@@ -175,24 +154,24 @@ static void run_shared(struct launch *launch) {
      */
     const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL || launch->trace;
     if (!alone) {
-        pthread_mutex_lock(&pool.lock);
+        mutex_lock(&pool.lock);
         start_helpers(threads - 1);
         launch->following = pool.first;
         pool.first = launch;
-        pthread_cond_broadcast(&pool.work);
-        pthread_mutex_unlock(&pool.lock);
+        condition_wake_all(&pool.work);
+        mutex_unlock(&pool.lock);
     }
     work(launch);
     if (alone)
         return;
-    pthread_mutex_lock(&pool.lock);
+    mutex_lock(&pool.lock);
     struct launch **link = &pool.first;
     while (*link != launch)
         link = &(*link)->following;
     *link = launch->following;
     while (launch->helpers)
-        pthread_cond_wait(&pool.done, &pool.lock);
-    pthread_mutex_unlock(&pool.lock);
+        condition_wait(&pool.done, &pool.lock);
+    mutex_unlock(&pool.lock);
 }
 
 /* ---- checks -------------------------------------------------------------------------------------------------- */
@@ -372,13 +351,13 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
         launch.watcher[launch.watchers++] = &defined_watcher;
     else
         shade_lose_all(device);
-    pthread_mutex_init(&launch.lock, NULL);
+    mutex_init(&launch.lock);
     memory_enter(device, &launch);
     profile_join(&launch);
     run_shared(&launch);
     profile_leave(&launch);
     memory_leave(device, &launch);
-    pthread_mutex_destroy(&launch.lock);
+    mutex_destroy(&launch.lock);
     close_parts(&launch);
     print_flush(&launch);
     free(launch.parameters);

@@ -1,11 +1,10 @@
 /* Device memory and every check of an address. A device address is the host pointer of a lazily committed mapping with
  * a guard page on each side; freed mappings stay reserved for a while, so that a use after free is recognised. */
-#define _GNU_SOURCE
+#include "platform/pages.h"
 #include "vm/check/defined.h"
 #include "vm/execute/address.h"
 #include "vm/machine/poison.h"
 #include <stdlib.h>
-#include <sys/mman.h>
 
 struct arena_block {
     struct arena_block *next;
@@ -60,8 +59,8 @@ static size_t position(const struct device *device, uint64_t address) {
 
 /* Reserve and record memory; the lock is held. */
 static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t *address) {
-    enum { PAGE = 4096 };
-    if (bytes > SIZE_MAX - 3 * PAGE || bytes > device->limit || device->used > device->limit - bytes)
+    const size_t page = pages_size();
+    if (bytes > SIZE_MAX - 3 * page || bytes > device->limit || device->used > device->limit - bytes)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes; %zu of %zu are in use", bytes, device->used,
                          device->limit);
     if (device->allocation_count == device->allocation_space) {
@@ -72,20 +71,20 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
         device->allocations = grown;
         device->allocation_space = space;
     }
-    const size_t whole = (bytes + PAGE - 1) / PAGE * PAGE, mapped = whole + 2 * PAGE;
-    char *base = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED)
+    const size_t whole = (bytes + page - 1) / page * page, mapped = whole + 2 * page;
+    char *base = pages_reserve(mapped);
+    if (!base)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
     const int is_shaded = kind == 0 && launch_checks() == CHECKS_FULL;
     struct shade *const shade = is_shaded ? shade_open(bytes) : NULL;
-    if ((is_shaded && !shade) || mprotect(base + PAGE, whole, PROT_READ | PROT_WRITE) != 0) {
-        munmap(base, mapped);
+    if ((is_shaded && !shade) || !pages_commit(base + page, whole)) {
+        pages_release(base, mapped);
         shade_free(shade);
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
     }
-    POISON(base + PAGE + bytes, whole - bytes);
-    const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + PAGE),
-                                 .end = (uint64_t)(uintptr_t)(base + PAGE) + bytes,
+    POISON(base + page + bytes, whole - bytes);
+    const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + page),
+                                 .end = (uint64_t)(uintptr_t)(base + page) + bytes,
                                  .mapping = base,
                                  .mapped = mapped,
                                  .pinned = kind == 1,
@@ -108,9 +107,9 @@ CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *a
     if (!bytes)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
     atomic_fetch_add(&device->host_calls, 1);
-    pthread_rwlock_wrlock(&device->memory_lock);
+    rwlock_lock_write(&device->memory_lock);
     const CUresult r = allocate(device, bytes, kind, address);
-    pthread_rwlock_unlock(&device->memory_lock);
+    rwlock_unlock_write(&device->memory_lock);
     return r;
 }
 
@@ -119,7 +118,7 @@ static void unmap(const struct allocation *a) {
     if (!a->mapping)
         return;
     UNPOISON(a->mapping, a->mapped);
-    munmap(a->mapping, a->mapped);
+    pages_release(a->mapping, a->mapped);
 }
 
 /* Forget what is beside an allocation. */
@@ -137,8 +136,7 @@ static void give_back(struct device *device, size_t at) {
     unmap(old);
     end_shade(device, a);
     *old = *a;
-    madvise(a->mapping, a->mapped, MADV_DONTNEED);
-    mprotect(a->mapping, a->mapped, PROT_NONE);
+    pages_decommit(a->mapping, a->mapped);
     device->used -= (size_t)(a->end - a->start);
     memmove(a, a + 1, (device->allocation_count - at - 1) * sizeof *a);
     device->allocation_count--;
@@ -146,37 +144,37 @@ static void give_back(struct device *device, size_t at) {
 
 /* Mark an allocation that launches may be using. 0: none runs. The memory lock is held. */
 static int postpone(struct device *device, struct allocation *a) {
-    pthread_mutex_lock(&device->running_lock);
+    mutex_lock(&device->running_lock);
     const int is_used = device->running != NULL;
     if (is_used) {
         a->freed_at = device->launches;
         device->dying++;
     }
-    pthread_mutex_unlock(&device->running_lock);
+    mutex_unlock(&device->running_lock);
     return is_used;
 }
 
 /* Free device memory, or have the last launch that may use it do so. */
 CUresult memory_free(struct device *device, uint64_t address, int kind) {
     atomic_fetch_add(&device->host_calls, 1);
-    pthread_rwlock_wrlock(&device->memory_lock);
+    rwlock_lock_write(&device->memory_lock);
     const size_t at = position(device, address);
     struct allocation *a = &device->allocations[at];
     if (at == device->allocation_count || a->start != address || a->freed_at || (a->owned ? 2 : a->pinned) != kind) {
-        pthread_rwlock_unlock(&device->memory_lock);
+        rwlock_unlock_write(&device->memory_lock);
         return fault_set(CUDA_ERROR_INVALID_VALUE, "0x%llx is not the address of an allocation",
                          (unsigned long long)address);
     }
     if (!postpone(device, a))
         give_back(device, at);
-    pthread_rwlock_unlock(&device->memory_lock);
+    rwlock_unlock_write(&device->memory_lock);
     return CUDA_SUCCESS;
 }
 
 /* Free what no launch uses any more. */
 static void reap(struct device *device) {
-    pthread_rwlock_wrlock(&device->memory_lock);
-    pthread_mutex_lock(&device->running_lock);
+    rwlock_lock_write(&device->memory_lock);
+    mutex_lock(&device->running_lock);
     uint64_t oldest = UINT64_MAX;
     for (const struct launch *l = device->running; l; l = l->next_running)
         oldest = l->number < oldest ? l->number : oldest;
@@ -185,57 +183,51 @@ static void reap(struct device *device) {
             give_back(device, k);
             device->dying--;
         }
-    pthread_mutex_unlock(&device->running_lock);
-    pthread_rwlock_unlock(&device->memory_lock);
+    mutex_unlock(&device->running_lock);
+    rwlock_unlock_write(&device->memory_lock);
 }
 
 /* A launch begins. Its number is another one than that of any launch of the process: rooms know it by that. */
 void memory_enter(struct device *device, struct launch *launch) {
     static atomic_uint_fast64_t launches;
     atomic_fetch_add(&device->host_calls, 1);
-    pthread_rwlock_rdlock(&device->memory_lock); /* so that nothing is being freed */
-    pthread_mutex_lock(&device->running_lock);
+    rwlock_lock_read(&device->memory_lock); /* so that nothing is being freed */
+    mutex_lock(&device->running_lock);
     launch->number = device->launches = atomic_fetch_add(&launches, 1) + 1;
     launch->next_running = device->running;
     device->running = launch;
-    pthread_mutex_unlock(&device->running_lock);
-    pthread_rwlock_unlock(&device->memory_lock);
+    mutex_unlock(&device->running_lock);
+    rwlock_unlock_read(&device->memory_lock);
 }
 
 /* It has ended. */
 void memory_leave(struct device *device, struct launch *launch) {
-    pthread_mutex_lock(&device->running_lock);
+    mutex_lock(&device->running_lock);
     struct launch **link = &device->running;
     while (*link != launch)
         link = &(*link)->next_running;
     *link = launch->next_running;
     const int is_dying = device->dying != 0;
-    pthread_mutex_unlock(&device->running_lock);
+    mutex_unlock(&device->running_lock);
     if (is_dying)
         reap(device);
 }
 
 /* Make the locks. Who allocates or frees has to get through while many read. */
 void memory_open(struct device *device) {
-    pthread_rwlockattr_t attributes;
-    pthread_rwlockattr_init(&attributes);
-#ifdef __GLIBC__
-    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-#endif
-    pthread_rwlock_init(&device->memory_lock, &attributes);
-    pthread_rwlockattr_destroy(&attributes);
-    pthread_mutex_init(&device->running_lock, NULL);
+    rwlock_init(&device->memory_lock);
+    mutex_init(&device->running_lock);
 }
 
 void memory_lock_all(struct device *device) {
-    pthread_rwlock_wrlock(&device->memory_lock);
-    pthread_mutex_lock(&device->running_lock);
+    rwlock_lock_write(&device->memory_lock);
+    mutex_lock(&device->running_lock);
 }
 
 void memory_unlock_all(struct device *device, int is_child) {
     if (!is_child) {
-        pthread_mutex_unlock(&device->running_lock);
-        pthread_rwlock_unlock(&device->memory_lock);
+        mutex_unlock(&device->running_lock);
+        rwlock_unlock_write(&device->memory_lock);
         return;
     }
     memory_open(device); /* threads of the parent that wait for the locks are not in the child */
@@ -245,7 +237,7 @@ void memory_unlock_all(struct device *device, int is_child) {
 
 /* Free everything of a device. */
 void memory_free_all(struct device *device) {
-    pthread_rwlock_wrlock(&device->memory_lock);
+    rwlock_lock_write(&device->memory_lock);
     for (size_t k = 0; k < device->allocation_count; k++) {
         unmap(&device->allocations[k]);
         end_shade(device, &device->allocations[k]);
@@ -258,7 +250,7 @@ void memory_free_all(struct device *device) {
     free(device->allocations);
     device->allocations = NULL;
     device->allocation_count = device->allocation_space = device->used = 0;
-    pthread_rwlock_unlock(&device->memory_lock);
+    rwlock_unlock_write(&device->memory_lock);
 }
 
 /* Is a range inside one allocation? For copies that the host asks for. */
@@ -288,7 +280,7 @@ int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
         if (cached[k].start <= address && address < cached[k].end && bytes <= cached[k].end - address)
             return 1 + cached[k].constant;
     struct device *device = worker->launch->device;
-    pthread_rwlock_rdlock(&device->memory_lock);
+    rwlock_lock_read(&device->memory_lock);
     const size_t at = position(device, address);
     const struct allocation *a = &device->allocations[at];
     const int found = at < device->allocation_count && a->start <= address && bytes <= a->end - address &&
@@ -297,7 +289,7 @@ int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
         memmove(cached + 1, cached, 7 * sizeof *cached);
         cached[0] = *a;
     }
-    pthread_rwlock_unlock(&device->memory_lock);
+    rwlock_unlock_read(&device->memory_lock);
     return found ? 1 + cached[0].constant : 0;
 }
 
@@ -357,10 +349,10 @@ void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
     if (misaligned(w, address, align, lane, what, "global"))
         return NULL;
     if (!memory_find(w->worker, address, bytes)) {
-        pthread_rwlock_t *lock = &w->worker->launch->device->memory_lock;
-        pthread_rwlock_rdlock(lock);
+        struct rwlock *lock = &w->worker->launch->device->memory_lock;
+        rwlock_lock_read(lock);
         explain_global(w, address, bytes, lane, what);
-        pthread_rwlock_unlock(lock);
+        rwlock_unlock_read(lock);
         return NULL;
     }
     return (void *)(uintptr_t)address;

@@ -1,19 +1,19 @@
 /* Which CTA runs next. A thread runs a CTA to its end, unless that only polls: then it makes room for others, as many
  * as the chip would hold at once, and is taken up again when what it polled has changed. At level full one thread runs
  * a few CTAs in turns that the seed chooses. */
+#include "platform/clock.h"
 #include "vm/check/check.h"
 #include "vm/check/defined.h"
 #include "vm/machine/poison.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { ACTIVE = 4, STATES = 16, GLANCE = 16 };
 /* Warp instructions after which polls without any answer are a deadlock, proven or not. */
 #define IN_VAIN (1ull << 30)
 
 struct schedule {
-    pthread_mutex_t lock; /* of what follows, where it is not atomic */
+    struct mutex lock; /* of what follows, where it is not atomic */
     struct cta *waiting, **last;
     struct cta *rooms;         /* empty */
     atomic_uint waits;         /* CTAs in the list */
@@ -126,10 +126,10 @@ static struct cta *take_room(struct worker *worker, struct launch *launch) {
     struct cta *room = worker->spare;
     worker->spare = NULL;
     if (!room) {
-        pthread_mutex_lock(&s->lock);
+        mutex_lock(&s->lock);
         room = s->rooms;
         s->rooms = room ? room->following : NULL;
-        pthread_mutex_unlock(&s->lock);
+        mutex_unlock(&s->lock);
     }
     room = room ? room : calloc(1, sizeof *room);
     if (room && prepare(room, launch))
@@ -148,10 +148,10 @@ static void leave_room(struct worker *worker, struct launch *launch, struct cta 
         worker->spare = room;
         return;
     }
-    pthread_mutex_lock(&s->lock);
+    mutex_lock(&s->lock);
     room->following = s->rooms;
     s->rooms = room;
-    pthread_mutex_unlock(&s->lock);
+    mutex_unlock(&s->lock);
 }
 
 /* ---- CTAs that wait ------------------------------------------------------------------------------------------ */
@@ -238,9 +238,7 @@ static void note_state(struct schedule *s, struct cta *cta) {
 
 /* Milliseconds of a clock that only goes forward. */
 static uint64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+    return clock_steady() / 1000000;
 }
 
 /* Could another thread of the host still answer? It has a while, which begins anew with all that it does here. */
@@ -253,7 +251,7 @@ static int host_may_answer(struct launch *launch) {
     }
     if (now() - s->stuck_since >= launch->patience)
         return 0;
-    nanosleep(&(struct timespec){0, 1000000}, NULL);
+    clock_sleep(1000000);
     return 1;
 }
 
@@ -318,7 +316,7 @@ static void settle(struct worker *worker, struct launch *launch, struct cta *cta
         leave_room(worker, launch, cta);
         return;
     }
-    pthread_mutex_lock(&s->lock);
+    mutex_lock(&s->lock);
     if (cta->in_vain)
         note_state(s, cta);
     if (s->vain_news != atomic_load(&s->news)) {
@@ -329,7 +327,7 @@ static void settle(struct worker *worker, struct launch *launch, struct cta *cta
     cta->in_vain = 0;
     poll_watch(cta);
     append(s, cta);
-    pthread_mutex_unlock(&s->lock);
+    mutex_unlock(&s->lock);
 }
 
 /* ---- many threads -------------------------------------------------------------------------------------------- */
@@ -364,7 +362,7 @@ static struct cta *start(struct worker *worker, struct launch *launch, uint64_t 
 static struct cta *take_among_waiting(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     uint64_t turn = UINT64_MAX;
-    pthread_mutex_lock(&s->lock);
+    mutex_lock(&s->lock);
     const uint64_t resident = atomic_load(&s->waits) + atomic_load(&s->running);
     const int may_start = atomic_load(&launch->next) < launch->ctas && resident < s->residency;
     struct cta *cta = may_start && s->odd++ % 2 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
@@ -374,7 +372,7 @@ static struct cta *take_among_waiting(struct worker *worker, struct launch *laun
         cta = take_in_vain(launch);
     const int has_one = cta || turn != UINT64_MAX;
     atomic_fetch_add(&s->running, has_one); /* before another thread looks */
-    pthread_mutex_unlock(&s->lock);
+    mutex_unlock(&s->lock);
     if (cta || !has_one)
         return cta;
     cta = start(worker, launch, turn);
@@ -403,7 +401,7 @@ static struct cta *take(struct worker *worker, struct launch *launch) {
         if (cta)
             return cta;
         if (schedule_has_work(launch))
-            nanosleep(&(struct timespec){0, 50000}, NULL); /* others run, and may answer */
+            clock_sleep(50000); /* others run, and may answer */
     }
     return NULL;
 }
@@ -479,7 +477,7 @@ int schedule_open(struct launch *launch) {
     struct schedule *s = calloc(1, sizeof *s);
     if (!s)
         return 0;
-    pthread_mutex_init(&s->lock, NULL);
+    mutex_init(&s->lock);
     s->last = &s->waiting;
     s->looked_at = UINT64_MAX;
     s->residency = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * MULTIPROCESSORS;
@@ -500,7 +498,7 @@ void schedule_close(struct launch *launch) {
         room_free(room);
     }
     world_close(launch->world);
-    pthread_mutex_destroy(&s->lock);
+    mutex_destroy(&s->lock);
     free(s);
     launch->schedule = NULL;
 }

@@ -38,28 +38,13 @@
 #ifndef SM120_VM_VM_H
 #define SM120_VM_VM_H
 
-#if !defined(_GNU_SOURCE) && !defined(_POSIX_C_SOURCE)
-#define _POSIX_C_SOURCE 200809L
-#endif
-
 #include "driver/driver.h"
-#include <pthread.h>
+#include "platform/compiler.h"
+#include "platform/thread.h"
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#if defined(__GNUC__)
-#define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
-#define NORETURN                 __attribute__((noreturn))
-#define LIKELY(x)                __builtin_expect(!!(x), 1)
-#define UNLIKELY(x)              __builtin_expect(!!(x), 0)
-#else
-#define PRINTF_LIKE(text, first)
-#define NORETURN
-#define LIKELY(x)   (x)
-#define UNLIKELY(x) (x)
-#endif
 
 #define FULL 0xffffffffu
 enum {
@@ -503,8 +488,8 @@ struct launch {
     uint64_t patience;                              /* milliseconds that the host has to answer when all wait */
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
-    unsigned interrupts;  /* of the device, when the launch began */
-    pthread_mutex_t lock; /* of what follows */
+    unsigned interrupts; /* of the device, when the launch began */
+    struct mutex lock;   /* of what follows */
     CUresult result;
     char fault[4096];
     struct printed *printed; /* what printf wrote, latest first */
@@ -707,24 +692,24 @@ unsigned launch_occupancy(unsigned threads, size_t shared);
 
 struct device {
     int ordinal;
-    pthread_rwlock_t memory_lock;   /* of the allocations; taken for moments and while the host copies */
+    struct rwlock memory_lock;      /* of the allocations; taken for moments and while the host copies */
     struct allocation *allocations; /* sorted by start */
     size_t allocation_count, allocation_space;
     struct allocation freed[FREED];
     size_t freed_next;
     size_t used, limit;
-    pthread_mutex_t running_lock; /* of the next three; taken after memory_lock */
+    struct mutex running_lock; /* of the next three; taken after memory_lock */
     struct launch *running;
     uint64_t launches;
     size_t dying; /* allocations that are freed and still in use */
-    pthread_mutex_t counter_lock;
+    struct mutex counter_lock;
     uint64_t opcode_count[MAX_COUNTERS];
     uint64_t bytes[TRAFFIC_COUNT], tensor_flops;
     atomic_uint shades;      /* allocations with a shade */
     struct stored *stored;   /* defined_report.c; guarded by running_lock */
     struct profile *profile; /* that is taken now; guarded by counter_lock */
     struct module *modules;
-    pthread_mutex_t module_lock;
+    struct mutex module_lock;
     atomic_uint host_calls; /* copies, fills, allocations, launches: signs that the host is alive */
     atomic_uint interrupts; /* how often somebody asked the running launches to stop */
 };

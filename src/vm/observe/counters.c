@@ -2,7 +2,7 @@
 #include "vm/machine/vm.h"
 #include <stdio.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mutex lock = MUTEX_INITIALIZER;
 static char names[MAX_COUNTERS][32];
 static uint32_t used;
 
@@ -11,13 +11,13 @@ uint32_t counter_index(const char *name, size_t length) {
     uint32_t k;
     if (length > sizeof names[0] - 1)
         length = sizeof names[0] - 1;
-    pthread_mutex_lock(&lock);
+    mutex_lock(&lock);
     for (k = 0; k < used; k++)
         if (!strncmp(names[k], name, length) && !names[k][length])
             break;
     if (k == used && used < MAX_COUNTERS)
         memcpy(names[used++], name, length);
-    pthread_mutex_unlock(&lock);
+    mutex_unlock(&lock);
     return k < MAX_COUNTERS ? k : MAX_COUNTERS - 1;
 }
 
@@ -48,20 +48,20 @@ const char *counter_path(uint32_t traffic) {
 
 /* Add what a worker counted while it ran a function. */
 void counters_add(struct device *device, const struct worker *worker, const struct CUfunc_st *f) {
-    pthread_mutex_lock(&device->counter_lock);
+    mutex_lock(&device->counter_lock);
     for (uint32_t pc = 0; pc < f->length; pc++)
         if (f->places[pc].opcode != UINT32_MAX)
             device->opcode_count[f->places[pc].opcode] += worker->counts[pc];
     for (uint32_t k = 0; k < TRAFFIC_COUNT; k++)
         device->bytes[k] += worker->bytes[k];
     device->tensor_flops += worker->tensor_flops;
-    pthread_mutex_unlock(&device->counter_lock);
+    mutex_unlock(&device->counter_lock);
 }
 
 void counters_lock(void) {
-    pthread_mutex_lock(&lock);
+    mutex_lock(&lock);
 }
 
 void counters_unlock(void) {
-    pthread_mutex_unlock(&lock);
+    mutex_unlock(&lock);
 }

@@ -246,23 +246,23 @@ static const struct watcher watcher = {.before = before, .after = after};
 
 void profile_join(struct launch *launch) {
     struct device *const device = launch->device;
-    pthread_mutex_lock(&device->counter_lock);
+    mutex_lock(&device->counter_lock);
     launch->profile = device->profile;
     if (launch->profile) {
         launch->profile->launches++;
         launch->watcher[launch->watchers++] = &watcher;
     }
-    pthread_mutex_unlock(&device->counter_lock);
+    mutex_unlock(&device->counter_lock);
 }
 
 void profile_leave(struct launch *launch) {
     struct profile *const profile = launch->profile;
     if (!profile)
         return;
-    pthread_mutex_lock(&launch->device->counter_lock);
+    mutex_lock(&launch->device->counter_lock);
     if (!--profile->launches && profile->has_ended)
         discard(profile);
-    pthread_mutex_unlock(&launch->device->counter_lock);
+    mutex_unlock(&launch->device->counter_lock);
 }
 
 static void free_counts(struct worker *worker) {
@@ -309,20 +309,20 @@ void profile_worker_close(struct worker *worker) {
     struct launch *const launch = worker->launch;
     if (!worker->profile)
         return;
-    pthread_mutex_lock(&launch->device->counter_lock);
+    mutex_lock(&launch->device->counter_lock);
     struct profile_kernel *const kernel = find_table(launch->profile, launch->function);
     if (kernel)
         add_counts(kernel, launch->function, worker->profile);
-    pthread_mutex_unlock(&launch->device->counter_lock);
+    mutex_unlock(&launch->device->counter_lock);
     free_counts(worker);
     if (kernel)
         return;
-    pthread_mutex_lock(&launch->lock);
+    mutex_lock(&launch->lock);
     if (launch->result == CUDA_SUCCESS) {
         launch->result = CUDA_ERROR_OUT_OF_MEMORY;
         strcpy(launch->fault, "out of host memory for the profile");
     }
-    pthread_mutex_unlock(&launch->lock);
+    mutex_unlock(&launch->lock);
 }
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
@@ -332,11 +332,11 @@ CUresult profile_begin(struct device *device) {
     if (!profile)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
     profile->last = &profile->first;
-    pthread_mutex_lock(&device->counter_lock);
+    mutex_lock(&device->counter_lock);
     const int is_free = !device->profile;
     if (is_free)
         device->profile = profile;
-    pthread_mutex_unlock(&device->counter_lock);
+    mutex_unlock(&device->counter_lock);
     if (is_free)
         return CUDA_SUCCESS;
     discard(profile);
@@ -344,14 +344,14 @@ CUresult profile_begin(struct device *device) {
 }
 
 void profile_end(struct device *device) {
-    pthread_mutex_lock(&device->counter_lock);
+    mutex_lock(&device->counter_lock);
     struct profile *const profile = device->profile;
     device->profile = NULL;
     if (profile && profile->launches)
         profile->has_ended = 1;
     else if (profile)
         discard(profile);
-    pthread_mutex_unlock(&device->counter_lock);
+    mutex_unlock(&device->counter_lock);
 }
 
 /* Fill a row, but for its size. */
@@ -376,7 +376,7 @@ static void fill(sm120_profile_row *row, const struct profile_kernel *kernel, ui
 
 CUresult profile_read(struct device *device, int index, sm120_profile_row *row) {
     CUresult result = CUDA_ERROR_PROFILER_NOT_INITIALIZED;
-    pthread_mutex_lock(&device->counter_lock);
+    mutex_lock(&device->counter_lock);
     if (device->profile) {
         const struct profile_kernel *kernel = device->profile->first;
         uint32_t at = (uint32_t)index;
@@ -386,6 +386,6 @@ CUresult profile_read(struct device *device, int index, sm120_profile_row *row) 
         if (kernel)
             fill(row, kernel, at);
     }
-    pthread_mutex_unlock(&device->counter_lock);
+    mutex_unlock(&device->counter_lock);
     return result;
 }
