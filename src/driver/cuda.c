@@ -34,7 +34,7 @@ static const char *exported(const char *name) {
 }
 
 /* Find a function and store its address. ISO C has no cast from an object pointer to a function pointer. */
-static int find(void *library, const char *name, void *function) {
+static bool find(void *library, const char *name, void *function) {
     void *const address = library_symbol(library, exported(name));
     memcpy(function, &address, sizeof address);
     return address != NULL;
@@ -65,7 +65,7 @@ static CUresult no_tensor_map_address(CUtensorMap *map, void *address) {
 }
 
 /* Is this a function that an old driver may lack? */
-static int is_optional(const char *name) {
+static bool is_optional(const char *name) {
     return strcmp(name, "cuFuncGetParamInfo") == 0 || strncmp(name, "cuTensorMap", strlen("cuTensorMap")) == 0;
 }
 

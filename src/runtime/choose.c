@@ -134,7 +134,7 @@ static bool read_option(const char *text, size_t length, struct driver_options *
         return false;
     }
     errno = 0;
-    options->has_seed = 1;
+    options->has_seed = true;
     options->seed = strtoull(text + 5, NULL, 10);
     return errno == 0;
 }

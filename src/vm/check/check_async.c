@@ -12,15 +12,15 @@ static uint32_t piece(const struct cta *cta, const struct async_op *op, uint32_t
     return op->bytes - done;
 }
 
-/* Keep the box of a store, and find the bytes that it may write. 0 after a fault. */
-static int add_box(struct warp *w, const struct async_op *op, struct bulk_store *store) {
+/* Keep the box of a store, and find the bytes that it may write. False after a fault. */
+static bool add_box(struct warp *w, const struct async_op *op, struct bulk_store *store) {
     struct shadow *s = w->cta->shadow;
     const struct tma_box *box = &w->cta->boxes[op->copy];
     if (s->boxes == s->box_space) {
         const uint32_t space = s->box_space ? 2 * s->box_space : 16;
         struct tma_box *grown = realloc(s->box, space * sizeof *grown);
         if (!grown)
-            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, op->lane, "out of memory"), 0;
+            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, op->lane, "out of memory"), false;
         s->box = grown;
         s->box_space = space;
     }
@@ -36,26 +36,26 @@ static int add_box(struct warp *w, const struct async_op *op, struct bulk_store 
     }
     store->global = first;
     store->global_bytes = end > first ? end - first : 0;
-    return 1;
+    return true;
 }
 
-/* Note a part of a bulk store or reduction. 0 after a fault. */
-static int add_part(struct warp *w, const struct bulk_store *part) {
+/* Note a part of a bulk store or reduction. False after a fault. */
+static bool add_part(struct warp *w, const struct bulk_store *part) {
     struct shadow *s = w->cta->shadow;
     if (s->stores == s->store_space) {
         const uint32_t space = s->store_space ? 2 * s->store_space : 64;
         struct bulk_store *grown = realloc(s->store, space * sizeof *grown);
         if (!grown)
-            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, part->lane, "out of memory"), 0;
+            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, part->lane, "out of memory"), false;
         s->store = grown;
         s->store_space = space;
     }
     s->store[s->stores++] = *part;
-    return 1;
+    return true;
 }
 
-/* Note a bulk store or reduction that reads shared memory from now on. 0 after a fault. */
-static int add_store(struct warp *w, const struct async_op *op) {
+/* Note a bulk store or reduction that reads shared memory from now on. False after a fault. */
+static bool add_store(struct warp *w, const struct async_op *op) {
     struct bulk_store store = {.global = op->global,
                                .global_bytes = op->bytes,
                                .warp = w->index,
@@ -63,13 +63,13 @@ static int add_store(struct warp *w, const struct async_op *op) {
                                .group = op->group,
                                .pc = w->pc};
     if (op->is_tensor && !add_box(w, op, &store))
-        return 0;
+        return false;
     for (uint32_t done = 0; (store.bytes = piece(w->cta, op, done, &store.shared)) != 0; done += store.bytes) {
         if (!add_part(w, &store))
-            return 0;
+            return false;
         store.global_bytes = 0; /* all of it belongs to the first part */
     }
-    return 1;
+    return true;
 }
 
 /* Note that a bulk copy fills its bytes in a phase of its mbarrier. */
@@ -83,23 +83,23 @@ static void mark_filled(struct cta *cta, const struct async_op *op, const struct
     s->mbarrier[k].copy_pc = op->pc;
 }
 
-/* Does a bulk load meet global memory that a bulk store may still write? 0 after a fault. */
-static int check_source(struct warp *w, const struct async_op *op) {
+/* Does a bulk load meet global memory that a bulk store may still write? false after a fault. */
+static bool check_source(struct warp *w, const struct async_op *op) {
     const struct tma_box *box = op->is_tensor ? &w->cta->boxes[op->copy] : NULL;
     if (!box)
-        return check_stores_global(w, op->global, op->bytes, op->lane, 0);
+        return check_stores_global(w, op->global, op->bytes, op->lane, false);
     for (uint32_t k = 0; k < tma_rows(box) && w->cta->shadow->stores; k++) {
         const struct tma_row row = tma_row(box, k);
-        if (row.end > row.first && !check_stores_global(w, row.global, row.end - row.first, op->lane, 0))
-            return 0;
+        if (row.end > row.first && !check_stores_global(w, row.global, row.end - row.first, op->lane, false))
+            return false;
     }
-    return 1;
+    return true;
 }
 
-/* Tell the world which global memory a bulk operation reads or writes. 0 after a fault. */
-static int tell_world(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
+/* Tell the world which global memory a bulk operation reads or writes. False after a fault. */
+static bool tell_world(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
     if (!w->cta->shadow->world)
-        return 1;
+        return true;
     if (!op->is_tensor)
         return world_bulk(w, op, agent, clock);
     const struct tma_box *box = &w->cta->boxes[op->copy];
@@ -109,9 +109,9 @@ static int tell_world(struct warp *w, const struct async_op *op, uint32_t agent,
         part.global = row.global;
         part.bytes = row.end - row.first;
         if (part.bytes && !world_bulk(w, &part, agent, clock))
-            return 0;
+            return false;
     }
-    return 1;
+    return true;
 }
 
 /* A bulk store has written, and somebody has waited for it. */
@@ -129,22 +129,22 @@ static void tell_written(struct warp *w, const struct bulk_store *b) {
     }
 }
 
-/* A bulk operation is issued. 0 after a fault. */
-int check_bulk(struct warp *w, struct async_op *op) {
-    const int loads = op->kind == ASYNC_LOAD;
+/* A bulk operation is issued. False after a fault. */
+bool check_bulk(struct warp *w, struct async_op *op) {
+    const bool loads = op->kind == ASYNC_LOAD;
     uint32_t address, bytes;
     if (!op->bytes)
-        return 1;
+        return true;
     for (uint32_t done = 0; (bytes = piece(w->cta, op, done, &address)) != 0; done += bytes)
         if (!check_shared(w, address, bytes, op->lane, loads, BY_BULK))
-            return 0;
+            return false;
     if (!loads)
         return tell_world(w, op, 0, 0) && add_store(w, op);
     if (!check_source(w, op))
-        return 0;
+        return false;
     const struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "bulk copy");
     if (!m || !check_mbarrier_used(w, m, op->lane))
-        return 0;
+        return false;
     op->group = m->phase;
     mark_filled(w->cta, op, m);
     const uint32_t k = (uint32_t)(m - w->cta->mbarrier);
@@ -163,10 +163,10 @@ void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_r
     uint32_t kept = 0;
     for (uint32_t k = 0; k < s->stores; k++) {
         struct bulk_store *b = &s->store[k];
-        const int done = b->warp == w->index && mask >> b->lane & 1u && b->group + allowed < w->bulk_group[b->lane];
+        const bool done = b->warp == w->index && mask >> b->lane & 1u && b->group + allowed < w->bulk_group[b->lane];
         if (done && !b->has_read) {
             check_mark_read(w, b->shared, b->bytes, b->pc);
-            b->has_read = 1;
+            b->has_read = true;
         }
         if (!done || is_read_only)
             s->store[kept++] = *b;
@@ -177,8 +177,8 @@ void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_r
     s->boxes = kept ? s->boxes : 0;
 }
 
-/* Does a write meet shared memory that a bulk store still reads? 0 after a fault. */
-int check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, const char *what) {
+/* Does a write meet shared memory that a bulk store still reads? false after a fault. */
+bool check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, const char *what) {
     const struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->stores; k++) {
         const struct bulk_store *b = &s->store[k];
@@ -191,13 +191,13 @@ int check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane
                  "read; expected %scp.async.bulk.wait_group.read by that thread before",
                  what, bytes, first, b->warp, b->lane, at.text,
                  b->group == w->cta->warp[b->warp].bulk_group[b->lane] ? "cp.async.bulk.commit_group and " : "");
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
-/* Does an access meet global memory that a bulk store of this CTA may still write? 0 after a fault. */
-int check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, int is_write) {
+/* Does an access meet global memory that a bulk store of this CTA may still write? false after a fault. */
+bool check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, bool is_write) {
     const struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->stores; k++) {
         const struct bulk_store *b = &s->store[k];
@@ -210,30 +210,30 @@ int check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint32
                  "%s of %u bytes at global address 0x%llx, which the bulk store of warp %u, lane %u at %s may not have "
                  "written yet; expected cp.async.bulk.wait_group, without .read, by that thread before",
                  is_write ? "write" : "read", bytes, (unsigned long long)address, b->warp, b->lane, at.text);
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
 /* ---- cp.async ------------------------------------------------------------------------------------------------ */
 
-/* A cp.async is issued: check its writes, which whoever knows its number sees. 0 after a fault. */
-int check_copy(struct warp *w, struct async_op *op) {
+/* A cp.async is issued: check its writes, which whoever knows its number sees. False after a fault. */
+bool check_copy(struct warp *w, struct async_op *op) {
     struct shadow *s = w->cta->shadow;
     const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
     op->group = ++s->copies[w->index];
     for (uint32_t rest = op->mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        if (!check_shared(w, lanes->to[lane], lanes->size, lane, 1, BY_COPY) ||
+        if (!check_shared(w, lanes->to[lane], lanes->size, lane, true, BY_COPY) ||
             (s->stores && lanes->bytes[lane] &&
-             !check_stores_global(w, lanes->from[lane], lanes->bytes[lane], lane, 0)) ||
+             !check_stores_global(w, lanes->from[lane], lanes->bytes[lane], lane, false)) ||
             (s->world && !world_copy(w, lanes->from[lane], lanes->bytes[lane], lane, op->group)))
-            return 0;
+            return false;
     }
     for (uint32_t rest = op->mask; rest; rest &= rest - 1)
         check_mark_write(w->cta, lanes->to[lowest_bit(rest)], lanes->size, AGENT_COPY + w->index, op->group, w->pc,
                          BY_COPY);
-    return 1;
+    return true;
 }
 
 /* Lanes are about to commit their group. */
@@ -263,22 +263,22 @@ void check_copy_arrives(struct warp *w, const struct mbarrier *m) {
 
 /* ---- ends ---------------------------------------------------------------------------------------------------- */
 
-/* Lanes exit: their bulk stores must have read shared memory, which is somebody else's soon. 0 after a fault. */
-int check_exit(struct warp *w, uint32_t mask) {
+/* Lanes exit: their bulk stores must have read shared memory, which is somebody else's soon. False after a fault. */
+bool check_exit(struct warp *w, uint32_t mask) {
     const struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->stores; k++) {
         const struct bulk_store *b = &s->store[k];
         if (b->has_read || b->warp != w->index || !(mask >> b->lane & 1u))
             continue;
         const struct spot at = check_spot(w, b->pc);
-        const int open = b->group == w->bulk_group[b->lane];
+        const bool open = b->group == w->bulk_group[b->lane];
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, b->lane,
                  "exit while the bulk store of %u bytes from shared address 0x%x at %s may still read them; expected "
                  "%scp.async.bulk.wait_group.read before",
                  b->bytes, b->shared, at.text, open ? "cp.async.bulk.commit_group and " : "");
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
 /* The CTA ends: somebody must have waited for every bulk copy into its shared memory. */

@@ -35,7 +35,7 @@ static const struct node *const *children_of(const struct node *branch) {
 /* Keep a new node, if there is one. */
 static void keep(struct world *world, struct node *n, size_t bytes) {
     if (!n) {
-        world->is_full = 1;
+        world->is_full = true;
         return;
     }
     n->next = world->nodes;
@@ -63,7 +63,7 @@ static struct leaf *make_leaf(struct world *world, const uint32_t *clock, uint32
 /* Which of two leaves knows all that both know? NULL: neither. */
 static const struct node *covering(const struct node *a, const struct node *b) {
     const uint32_t *x = clocks_of(a), *y = clocks_of(b);
-    int a_covers = a->count >= b->count, b_covers = b->count >= a->count;
+    bool a_covers = a->count >= b->count, b_covers = b->count >= a->count;
     for (uint32_t k = 0; k < a->count && k < b->count; k++) {
         a_covers &= x[k] >= y[k];
         b_covers &= y[k] >= x[k];
@@ -97,7 +97,7 @@ static const struct node *join_maps(struct world *world, const struct node *a, c
     if (memo->a == a && memo->b == b)
         return memo->both;
     const struct node *child[BRANCHES];
-    int is_a = 1, is_b = 1;
+    bool is_a = true, is_b = true;
     for (uint32_t k = 0; k < BRANCHES; k++) {
         child[k] = join_maps(world, children_of(a)[k], children_of(b)[k], level - 1);
         is_a &= child[k] == children_of(a)[k];
@@ -136,7 +136,7 @@ static const struct node *find(const struct world *world, const struct node *map
 }
 
 /* Does a map know this clock of an agent of a CTA? */
-int far_knows(struct world *world, const struct node *map, uint32_t cta, uint32_t agent, uint32_t clock) {
+bool far_knows(struct world *world, const struct node *map, uint32_t cta, uint32_t agent, uint32_t clock) {
     if (world->found_in != map || world->found_cta != cta) {
         world->found_in = map;
         world->found_cta = cta;
@@ -189,12 +189,12 @@ void far_proxy_fence(struct warp *w) {
 }
 
 /* The place in the table for a memory location; NULL when memory is used up, or it has none and `add` is 0. */
-static struct far *location(struct world *world, uintptr_t key, int add) {
+static struct far *location(struct world *world, uintptr_t key, bool add) {
     if (2 * (world->locations + 1) > world->location_space) {
         const size_t space = world->location_space ? 2 * world->location_space : 256;
         struct far_location *grown = calloc(space, sizeof *grown);
         if (!grown) {
-            world->is_full = 1;
+            world->is_full = true;
             return NULL;
         }
         for (size_t k = 0; k < world->location_space; k++) {
@@ -222,11 +222,11 @@ static struct far *location(struct world *world, uintptr_t key, int add) {
 }
 
 /* A strong access of a location in global memory whose scope is the GPU, before the clock moves. */
-void far_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write) {
+void far_ordered(struct warp *w, const void *place, uint32_t order, bool is_read, bool is_write) {
     struct shadow *s = w->cta->shadow;
     struct world *world = s->world;
     struct clocks *mine = &s->warp[w->index];
-    struct far *at = location(world, (uintptr_t)place, 0);
+    struct far *at = location(world, (uintptr_t)place, false);
     if (is_read && at && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL))
         learn(w, world, at);
     else if (is_read && at)
@@ -235,9 +235,9 @@ void far_ordered(struct warp *w, const void *place, uint32_t order, int is_read,
         return;
     if (at && !is_read)
         *at = (struct far){0}; /* a store ends what was released before; an atomic operation passes it on */
-    const int releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
+    const bool releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
     const struct far out = releases ? (struct far){everything(w, world), mine->far.proxied} : mine->fenced;
-    if (out.known && (at || (at = location(world, (uintptr_t)place, 1))))
+    if (out.known && (at || (at = location(world, (uintptr_t)place, true))))
         far_join(world, at, &out);
 }
 

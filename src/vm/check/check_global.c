@@ -47,18 +47,18 @@ void world_close(struct world *world) {
     free(world);
 }
 
-int world_enter(struct world *world, struct cta *cta) {
+bool world_enter(struct world *world, struct cta *cta) {
     if (world->residents == world->resident_space) {
         const uint32_t space = world->resident_space ? 2 * world->resident_space : 64;
         struct cta **grown = realloc(world->resident, space * sizeof(struct cta *));
         if (!grown)
-            return 0;
+            return false;
         world->resident = grown;
         world->resident_space = space;
     }
     world->resident[world->residents++] = cta;
     far_sweep(world);
-    return 1;
+    return true;
 }
 
 void world_leave(struct world *world, const struct cta *cta) {
@@ -78,21 +78,21 @@ static size_t slot_of(const struct world *world, uint64_t number) {
     return at;
 }
 
-/* Make room for one page more. 0: out of memory. */
-static int grow_pages(struct world *world) {
+/* Make room for one page more. False: out of memory. */
+static bool grow_pages(struct world *world) {
     if (2 * (world->page_count + 1) <= world->page_space)
-        return 1;
+        return true;
     const size_t old = world->page_space, space = old ? 2 * old : 64;
     struct page **pages = world->pages, **grown = calloc(space, sizeof(struct page *));
     if (!grown)
-        return 0;
+        return false;
     world->pages = grown;
     world->page_space = space;
     for (size_t k = 0; k < old; k++)
         if (pages[k])
             grown[slot_of(world, pages[k]->number)] = pages[k];
     free(pages);
-    return 1;
+    return true;
 }
 
 /* The page of an address; NULL: out of memory. */
@@ -122,7 +122,7 @@ struct access {
     const struct clocks *mine;
     struct trace own; /* what it leaves, but for the mask */
     uint32_t lane, bytes;
-    int swaps;                /* it is atom.cas */
+    bool swaps;               /* it is atom.cas */
     const struct inst *store; /* a store whose lanes write from registers, or NULL */
     uint8_t *const *place;
     uint32_t mask;
@@ -176,10 +176,10 @@ static struct fault_text format(const struct access *a, const struct trace *t, u
     return fault_format(a->w, a->lane, message);
 }
 
-static int report(const struct access *a, const struct trace *t, uint64_t address, const char *rule) {
+static bool report(const struct access *a, const struct trace *t, uint64_t address, const char *rule) {
     const struct fault_text text = format(a, t, address, rule);
     fault_record(a->w->cta->launch, CUDA_ERROR_LAUNCH_FAILED, text.text);
-    return 0;
+    return false;
 }
 
 /* What would have ordered the two. */
@@ -192,36 +192,36 @@ static const char *rule_of(const struct access *a, const struct trace *t) {
                                   : "a release and an acquire whose scope is .gpu or .sys between them";
 }
 
-static int out_of_memory(const struct access *a) {
+static bool out_of_memory(const struct access *a) {
     fault_at(a->w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of host memory");
-    return 0;
+    return false;
 }
 
 /* ---- guesses ------------------------------------------------------------------------------------------------- */
 
 /* Is it a weak read and an atomic operation? */
-static int may_be_guess(const struct access *a, const struct trace *t) {
+static bool may_be_guess(const struct access *a, const struct trace *t) {
     enum { ATOMIC = TRACE_WRITE | TRACE_STRONG };
     const struct trace *read = a->own.kind ? t : &a->own, *other = read == t ? &a->own : t;
     return !read->kind && (other->kind & ATOMIC) == ATOMIC && !(other->kind & TRACE_BULK);
 }
 
-/* Wait and see what the warp that read does next. 0 when there is too much to remember. */
-static int suspect(const struct access *a, const struct trace *t, uint64_t cell, uint32_t mask) {
+/* Wait and see what the warp that read does next. False when there is too much to remember. */
+static bool suspect(const struct access *a, const struct trace *t, uint64_t cell, uint32_t mask) {
     struct world *world = a->world;
     const struct trace *read = a->own.kind ? t : &a->own;
     for (uint32_t k = 0; k < world->suspicions; k++) {
         const struct suspicion *x = &world->suspicion[k];
         if (x->cta == read->cta && x->warp == read->agent && x->cell == cell && !(mask & ~x->mask))
-            return 1;
+            return true;
     }
     if (!world->suspicion)
         world->suspicion = calloc(SUSPICIONS, sizeof *world->suspicion);
     if (!world->suspicion || world->suspicions == SUSPICIONS)
-        return 0;
+        return false;
     world->suspicion[world->suspicions++] =
         (struct suspicion){read->cta, read->agent, cell, mask, format(a, t, cell + lowest_bit(mask), rule_of(a, t))};
-    return 1;
+    return true;
 }
 
 /* A warp compares and swaps: what it read there before was a guess. */
@@ -248,35 +248,35 @@ void world_end(const struct cta *cta) {
 
 /* ---- traces -------------------------------------------------------------------------------------------------- */
 
-static int ordered(const struct access *a, const struct trace *t) {
+static bool ordered(const struct access *a, const struct trace *t) {
     if (t->cta == a->own.cta)
         return t->clock <= a->mine->seen[t->agent];
     return far_knows(a->world, a->mine->far.known, t->cta, t->agent, t->clock);
 }
 
 /* Do two kinds of access not bear each other without order? */
-static int conflicts(const struct access *a, const struct trace *t) {
+static bool conflicts(const struct access *a, const struct trace *t) {
     if (!((t->kind | a->own.kind) & TRACE_WRITE))
-        return 0;
+        return false;
     const uint32_t both = t->kind & a->own.kind;
     return !(both & TRACE_STRONG && (both & TRACE_GPU || t->cta == a->own.cta));
 }
 
 /* Is what the generic proxy wrote fenced off from the asynchronous one? */
-static int is_proxied(const struct access *a, const struct trace *t) {
+static bool is_proxied(const struct access *a, const struct trace *t) {
     return !(a->own.kind & TRACE_BULK) || t->kind & TRACE_BULK || !(t->kind & TRACE_WRITE) ||
            far_knows(a->world, a->mine->far.proxied, t->cta, t->agent, t->clock);
 }
 
-/* Compare with one earlier access to the same bytes. 0 after a fault. */
-static int meet(const struct access *a, struct trace *t, uint64_t cell, uint32_t mask) {
+/* Compare with one earlier access to the same bytes. False after a fault. */
+static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_t mask) {
     const uint32_t common = t->mask & mask;
     const uint64_t address = cell + lowest_bit(common);
     if (a->swaps && !t->kind && t->cta == a->own.cta && t->agent == a->own.agent)
         t->mask &= (uint16_t)~mask; /* what it read before was a guess */
-    const int is_ordered = ordered(a, t);
+    const bool is_ordered = ordered(a, t);
     if (!is_ordered && conflicts(a, t)) {
-        const int harmless =
+        const bool harmless =
             a->store && t->kind & TRACE_WRITE && t->clock != PENDING &&
             check_same_value(a->w, a->store, a->place, a->mask, a->bytes, (const uint8_t *)(uintptr_t)cell, CELL);
         if (!harmless && !(may_be_guess(a, t) && suspect(a, t, cell, common)))
@@ -286,23 +286,23 @@ static int meet(const struct access *a, struct trace *t, uint64_t cell, uint32_t
         return report(a, t, address, proxy_fence);
     /* a later access that is ordered after this one is ordered after the other too; forget it, if what conflicts with
      * it conflicts with this one */
-    const int is_weak = !(a->own.kind & TRACE_STRONG);
-    const int covers = is_weak ? (a->own.kind & TRACE_WRITE) || !(t->kind & TRACE_WRITE) : a->own.kind == t->kind;
+    const bool is_weak = !(a->own.kind & TRACE_STRONG);
+    const bool covers = is_weak ? (a->own.kind & TRACE_WRITE) || !(t->kind & TRACE_WRITE) : a->own.kind == t->kind;
     if (covers && (is_ordered || (is_weak && a->own.kind & TRACE_WRITE)))
         t->mask &= (uint16_t)~mask;
-    return 1;
+    return true;
 }
 
 /* Can an earlier trace stand for this access as well? */
-static int absorb(const struct access *a, struct trace *t, uint32_t mask) {
+static bool absorb(const struct access *a, struct trace *t, uint32_t mask) {
     if (t->cta != a->own.cta || t->agent != a->own.agent || t->kind != a->own.kind)
-        return 0;
+        return false;
     if ((t->mask != mask && t->clock != a->own.clock) || (t->clock == PENDING && t->pc != a->own.pc))
-        return 0;
+        return false;
     t->clock = a->own.clock;
     t->pc = a->own.pc;
     t->mask |= (uint16_t)mask;
-    return 1;
+    return true;
 }
 
 /* A record for one trace more; 0: out of memory. */
@@ -324,7 +324,7 @@ static uint32_t take_more(struct world *world) {
 }
 
 /* Leave a trace beyond the first two. When there are many, it takes the place of one that the seed chooses. */
-static int add_more(struct world *world, struct page *page, uint32_t n, const struct trace *value) {
+static bool add_more(struct world *world, struct page *page, uint32_t n, const struct trace *value) {
     uint32_t count = 0, last = 0;
     for (uint32_t k = page->more[n]; k; k = world->more[k].next, count++)
         last = k;
@@ -334,34 +334,34 @@ static int add_more(struct world *world, struct page *page, uint32_t n, const st
         for (uint32_t skip = (uint32_t)(world->random >> 33) % count; skip; skip--)
             k = world->more[k].next;
         world->more[k].trace = *value;
-        return 1;
+        return true;
     }
     const uint32_t k = take_more(world);
     if (!k)
-        return 0;
+        return false;
     world->more[k] = (struct more){*value, 0};
     if (last)
         world->more[last].next = k;
     else
         page->more[n] = k;
-    return 1;
+    return true;
 }
 
-/* Check an access to bytes of one cell and leave its trace. 0 after a fault. */
-static int touch(const struct access *a, uint64_t cell, uint32_t mask) {
+/* Check an access to bytes of one cell and leave its trace. False after a fault. */
+static bool touch(const struct access *a, uint64_t cell, uint32_t mask) {
     struct world *world = a->world;
     struct page *page = page_of(world, cell);
     if (!page)
         return out_of_memory(a);
     const uint32_t n = (uint32_t)(cell % PAGE / CELL);
     struct trace *empty = NULL;
-    int absorbed = 0;
+    bool absorbed = false;
     if (UNLIKELY(a->swaps && world->suspicions))
         clear_suspicion(a, cell, mask);
     for (uint32_t k = 0; k < INLINE; k++) {
         struct trace *t = &page->trace[n][k];
         if (t->mask & mask && !meet(a, t, cell, mask))
-            return 0;
+            return false;
         if (t->mask && !absorbed)
             absorbed = absorb(a, t, mask);
         if (!t->mask)
@@ -370,7 +370,7 @@ static int touch(const struct access *a, uint64_t cell, uint32_t mask) {
     for (uint32_t *link = &page->more[n], k; (k = *link);) {
         struct trace *t = &world->more[k].trace;
         if (t->mask & mask && !meet(a, t, cell, mask))
-            return 0;
+            return false;
         if (t->mask && !absorbed)
             absorbed = absorb(a, t, mask);
         if (t->mask) {
@@ -382,14 +382,14 @@ static int touch(const struct access *a, uint64_t cell, uint32_t mask) {
         world->free_more = k;
     }
     if (absorbed)
-        return 1;
+        return true;
     struct trace value = a->own;
     value.mask = (uint16_t)mask;
     if (empty) {
         *empty = value;
-        return 1;
+        return true;
     }
-    return add_more(world, page, n, &value) ? 1 : out_of_memory(a);
+    return add_more(world, page, n, &value) ? true : out_of_memory(a);
 }
 
 /* The bytes of a range that lie in the cell at `cell`. */
@@ -399,13 +399,13 @@ static uint32_t mask_in(uint64_t cell, uint64_t first, uint64_t end) {
     return ((1u << to) - 1) & ~((1u << from) - 1);
 }
 
-/* Check an access to a range and leave its traces. 0 after a fault. */
-static int range(const struct access *a, uint64_t first, uint64_t bytes) {
+/* Check an access to a range and leave its traces. False after a fault. */
+static bool range(const struct access *a, uint64_t first, uint64_t bytes) {
     const uint64_t end = first + bytes;
     for (uint64_t cell = first / CELL * CELL; cell < end; cell += CELL)
         if (!touch(a, cell, mask_in(cell, first, end)))
-            return 0;
-    return 1;
+            return false;
+    return true;
 }
 
 /* ---- accesses ------------------------------------------------------------------------------------------------ */
@@ -426,20 +426,20 @@ static struct access access_of(struct warp *w, uint32_t bytes, uint32_t lane, ui
 }
 
 /* Is a place that a generic address led to in global memory? */
-int check_is_global(const struct warp *w, const uint8_t *place) {
+bool check_is_global(const struct warp *w, const uint8_t *place) {
     const struct cta *cta = w->cta;
     const uint64_t own = (uintptr_t)place - (uintptr_t)cta->memory;
     const uint64_t parameter = (uintptr_t)place - (uintptr_t)cta->launch->parameters;
     return own >= cta->used_bytes && parameter >= w->function->parameter_bytes + 16u;
 }
 
-static uint32_t kind_of(const struct inst *i, int is_write) {
+static uint32_t kind_of(const struct inst *i, bool is_write) {
     return (is_write ? TRACE_WRITE : 0u) | (i->q != ORDER_WEAK ? TRACE_STRONG | (i->r ? 0u : TRACE_GPU) : 0u);
 }
 
 /* A load or store of all lanes; neighbours that lie next to each other are one. */
-int world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
-                 int is_write) {
+bool world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                  bool is_write) {
     struct access a = access_of(w, bytes, 0, kind_of(i, is_write));
     a.store = is_write ? i : NULL;
     a.place = place;
@@ -458,24 +458,24 @@ int world_access(struct warp *w, const struct inst *i, uint8_t *const *place, ui
         if (i->space == SPACE_GENERIC && !check_is_global(w, place[a.lane]))
             continue;
         if (!range(&a, start, end - start))
-            return 0;
+            return false;
     }
     return !a.world->is_full || out_of_memory(&a);
 }
 
 /* An atomic access of one lane. */
-int world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane) {
+bool world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane) {
     struct access a = access_of(w, bytes, lane, TRACE_WRITE | TRACE_STRONG | (i->r ? 0u : TRACE_GPU));
     a.swaps = i->kind == ATOMIC_CAS;
     if (i->space == SPACE_GENERIC && !check_is_global(w, place))
-        return 1;
+        return true;
     return range(&a, (uintptr_t)place, bytes) && (!a.world->is_full || out_of_memory(&a));
 }
 
 /* A bulk operation is issued: a load ends with its mbarrier's phase, which the agent's clock tells; a store or a
  * reduction is pending until its thread has waited for it. */
-int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
-    const int loads = op->kind == ASYNC_LOAD;
+bool world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
+    const bool loads = op->kind == ASYNC_LOAD;
     struct access a =
         access_of(w, op->bytes, op->lane,
                   TRACE_BULK | (loads ? 0u : TRACE_WRITE) | (op->kind == ASYNC_REDUCE ? TRACE_STRONG | TRACE_GPU : 0u));
@@ -485,7 +485,7 @@ int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32
 }
 
 /* A lane's part of a cp.async reads. */
-int world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number) {
+bool world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number) {
     struct access a = access_of(w, bytes, lane, TRACE_COPY);
     a.own.agent = (uint8_t)(AGENT_COPY + w->index);
     a.own.clock = number;

@@ -60,11 +60,11 @@ struct world {
     uint32_t residents, resident_space;
     struct suspicion *suspicion;
     uint32_t suspicions;
-    int is_full; /* memory is used up: the launch ends */
+    bool is_full; /* memory is used up: the launch ends */
 };
 
 /* check_far.c */
-int far_knows(struct world *world, const struct node *map, uint32_t cta, uint32_t agent, uint32_t clock);
+bool far_knows(struct world *world, const struct node *map, uint32_t cta, uint32_t agent, uint32_t clock);
 void far_sweep(struct world *world);
 void far_close(struct world *world);
 

@@ -19,8 +19,8 @@ struct lane_cell {
 
 struct lanes {
     uint32_t now, base;
-    int is_partial; /* known counts */
-    uint32_t words; /* of shared memory */
+    bool is_partial; /* known counts */
+    uint32_t words;  /* of shared memory */
     uint32_t known[WARP][WARP];
     struct lane_cell *cell; /* words of shared memory, its bytes, words of global memory, its bytes */
 };
@@ -32,7 +32,7 @@ struct access {
     const struct inst *i;
     uint8_t *const *place;
     uint32_t lane, bytes;
-    int is_write, is_shared;
+    bool is_write, is_shared;
 };
 
 void lanes_free(struct lanes *lanes) {
@@ -52,7 +52,7 @@ struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes) {
     }
     if (l && l->cell) {
         l->base = l->now;
-        l->is_partial = 0;
+        l->is_partial = false;
         return l;
     }
     lanes_free(l);
@@ -64,7 +64,7 @@ void lanes_meet(struct warp *w, uint32_t mask) {
     struct lanes *l = w->cta->shadow->lanes[w->index];
     if (LIKELY(!(w->live & ~mask))) {
         l->base = l->now;
-        l->is_partial = 0;
+        l->is_partial = false;
         return;
     }
     uint32_t row[WARP] = {0};
@@ -77,32 +77,32 @@ void lanes_meet(struct warp *w, uint32_t mask) {
         }
     for (uint32_t rest = mask; rest; rest &= rest - 1)
         memcpy(l->known[lowest_bit(rest)], row, sizeof row);
-    l->is_partial = 1;
+    l->is_partial = true;
 }
 
-static int ordered(const struct access *a, uint32_t lane, uint32_t at) {
+static bool ordered(const struct access *a, uint32_t lane, uint32_t at) {
     const struct lanes *l = a->lanes;
     return lane == a->lane || at <= l->base || (l->is_partial && l->known[a->lane][lane] >= at);
 }
 
 /* ---- reports ------------------------------------------------------------------------------------------------- */
 
-static int report(const struct access *a, uint64_t address, uint32_t lane, uint32_t pc, const char *verb) {
+static bool report(const struct access *a, uint64_t address, uint32_t lane, uint32_t pc, const char *verb) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
              "data race in a warp: %s of %u bytes at %s address 0x%llx, which lane %u %s at %s; expected bar.warp.sync "
              "or another collective of both lanes between them",
              a->is_write ? "write" : "read", a->bytes, a->is_shared ? "shared" : "global", (unsigned long long)address,
              lane, verb, at.text);
-    return 0;
+    return false;
 }
 
-static int report_values(const struct access *a, uint64_t address, uint32_t lane) {
+static bool report_values(const struct access *a, uint64_t address, uint32_t lane) {
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
              "data race in a store: lanes %u and %u write different values at %s address 0x%llx; expected one lane, or "
              "the same value",
              lane, a->lane, a->is_shared ? "shared" : "global", (unsigned long long)address);
-    return 0;
+    return false;
 }
 
 /* ---- accesses ------------------------------------------------------------------------------------------------ */
@@ -115,36 +115,36 @@ static uint8_t value_of(const struct access *a, uint32_t lane, const uint8_t *pl
 }
 
 /* Do two lanes of this store write the same bytes here? */
-static int same_values(const struct access *a, uint32_t lane, const uint8_t *place, uint32_t bytes) {
+static bool same_values(const struct access *a, uint32_t lane, const uint8_t *place, uint32_t bytes) {
     for (uint32_t k = 0; k < bytes; k++)
         if (place + k - a->place[lane] < (ptrdiff_t)a->bytes && place + k >= a->place[lane] &&
             value_of(a, lane, place + k) != value_of(a, a->lane, place + k))
-            return 0;
-    return 1;
+            return false;
+    return true;
 }
 
 /* Does the store leave these bytes as they are? */
-static int changes_nothing(const struct access *a, const uint8_t *place, uint32_t bytes) {
+static bool changes_nothing(const struct access *a, const uint8_t *place, uint32_t bytes) {
     for (uint32_t k = 0; k < bytes; k++)
         if (place[k] != value_of(a, a->lane, place + k))
-            return 0;
-    return 1;
+            return false;
+    return true;
 }
 
-/* Compare an access to some bytes with what a cell remembers of them. 0 after a fault. */
-static int check(const struct access *a, const struct lane_cell *c, uint64_t address, const uint8_t *place,
-                 uint32_t bytes) {
+/* Compare an access to some bytes with what a cell remembers of them. False after a fault. */
+static bool check(const struct access *a, const struct lane_cell *c, uint64_t address, const uint8_t *place,
+                  uint32_t bytes) {
     const uint32_t now = a->lanes->now;
     if (c->write_at == now && a->is_write && c->writer != a->lane)
         return same_values(a, c->writer, place, bytes) || report_values(a, address, c->writer);
     if (UNLIKELY(!ordered(a, c->writer, c->write_at)) && !(a->is_write && changes_nothing(a, place, bytes)))
         return report(a, address, c->writer, c->write_pc, "wrote");
     if (!a->is_write || c->read_at <= a->lanes->base)
-        return 1;
+        return true;
     for (uint32_t rest = c->readers & ~(1u << a->lane); rest; rest &= rest - 1)
         if (!ordered(a, lowest_bit(rest), c->read_at) && !changes_nothing(a, place, bytes))
             return report(a, address, lowest_bit(rest), c->read_pc, "read");
-    return 1;
+    return true;
 }
 
 static void note(const struct access *a, struct lane_cell *c) {
@@ -163,7 +163,7 @@ static void note(const struct access *a, struct lane_cell *c) {
 }
 
 /* The cell of a word, or of a byte; another's is cleared. */
-static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, int is_byte, int clears) {
+static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, bool is_byte, bool clears) {
     const struct lanes *l = a->lanes;
     const uint64_t key = is_byte ? (uintptr_t)place : (uintptr_t)place / WORD;
     if (a->is_shared) {
@@ -179,39 +179,39 @@ static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, i
     return c;
 }
 
-/* Part of a lane's access: a whole word, or one byte. 0 after a fault. */
-static int touch(const struct access *a, const uint8_t *place, uint32_t bytes) {
-    const int is_byte = bytes < WORD;
+/* Part of a lane's access: a whole word, or one byte. False after a fault. */
+static bool touch(const struct access *a, const uint8_t *place, uint32_t bytes) {
+    const bool is_byte = bytes < WORD;
     const uint64_t address =
         a->is_shared ? SHARED_BASE + (uint64_t)(place - a->w->cta->shared) : (uint64_t)(uintptr_t)place;
-    struct lane_cell *own = cell_of(a, place, is_byte, 1);
+    struct lane_cell *own = cell_of(a, place, is_byte, true);
     if (!check(a, own, address, place, bytes))
-        return 0;
-    const struct lane_cell *word = is_byte ? cell_of(a, place, 0, 0) : NULL;
+        return false;
+    const struct lane_cell *word = is_byte ? cell_of(a, place, false, false) : NULL;
     if (word && !check(a, word, address, place, bytes))
-        return 0;
+        return false;
     for (uint32_t k = 0; !is_byte && k < WORD; k++) {
-        const struct lane_cell *part = cell_of(a, place + k, 1, 0);
+        const struct lane_cell *part = cell_of(a, place + k, true, false);
         if (part && !check(a, part, address + k, place + k, 1))
-            return 0;
+            return false;
     }
     note(a, own);
-    return 1;
+    return true;
 }
 
-/* A weak load or store of lanes in shared or global memory. 0 after a fault. */
-int lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
-                 int is_write) {
+/* A weak load or store of lanes in shared or global memory. False after a fault. */
+bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                  bool is_write) {
     struct lanes *l = w->cta->shadow->lanes[w->index];
     struct access a = {.w = w, .lanes = l, .i = i, .place = place, .bytes = bytes, .is_write = is_write};
     if (UNLIKELY(++l->now == UINT32_MAX)) { /* very long: begin again */
         memset(l->cell, 0, (size_t)(WORD + 1) * (l->words + NEAR) * sizeof *l->cell);
         l->now = 1;
         l->base = 0;
-        l->is_partial = 0;
+        l->is_partial = false;
     }
     if (!(mask & (mask - 1)) && mask == w->live) /* alone */
-        return 1;
+        return true;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         a.lane = lowest_bit(rest);
         const uint8_t *const at = place[a.lane];
@@ -221,7 +221,7 @@ int lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, ui
         const uint32_t step = bytes < WORD ? 1 : WORD;
         for (uint32_t k = 0; k < bytes; k += step)
             if (!touch(&a, at + k, step))
-                return 0;
+                return false;
     }
-    return 1;
+    return true;
 }

@@ -24,19 +24,19 @@ static struct map_shadow *map_at(struct warp *w, uint64_t address) {
     return map;
 }
 
-/* A warp changes a map; what was acquired before is worth nothing then. 0 after a fault. */
-int check_map_changed(struct warp *w, uint64_t address, int is_released) {
+/* A warp changes a map; what was acquired before is worth nothing then. False after a fault. */
+bool check_map_changed(struct warp *w, uint64_t address, bool is_released) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
     struct map_shadow *map = map_at(w, address);
     if (!map)
-        return 0;
+        return false;
     const uint32_t clock = mine->seen[w->index];
     *map = (struct map_shadow){.address = address,
                                .changed_by = w->index,
                                .changed = clock,
                                .changed_pc = w->pc,
                                .released = is_released ? clock : 0};
-    return 1;
+    return true;
 }
 
 /* A warp releases what it has changed. */
@@ -47,34 +47,34 @@ void check_map_released(struct warp *w) {
             s->map[k].released = s->warp[w->index].seen[w->index];
 }
 
-/* A warp acquires a map: all that was released and that it is ordered after. 0 after a fault. */
-int check_map_acquired(struct warp *w, uint64_t address) {
+/* A warp acquires a map: all that was released and that it is ordered after. False after a fault. */
+bool check_map_acquired(struct warp *w, uint64_t address) {
     const struct clocks *mine = &w->cta->shadow->warp[w->index];
     struct map_shadow *map = map_at(w, address);
     if (!map)
-        return 0;
-    const int is_ordered = !map->changed || (map->released && map->released <= mine->seen[map->changed_by]);
+        return false;
+    const bool is_ordered = !map->changed || (map->released && map->released <= mine->seen[map->changed_by]);
     if (is_ordered)
         map->acquired[w->index] = mine->seen[w->index];
-    return 1;
+    return true;
 }
 
-/* A copy reads a map: is it ordered behind an acquire fence? 0 after a fault. */
-int check_map_used(struct warp *w, uint64_t address, uint32_t lane) {
+/* A copy reads a map: is it ordered behind an acquire fence? false after a fault. */
+bool check_map_used(struct warp *w, uint64_t address, uint32_t lane) {
     const struct clocks *mine = &w->cta->shadow->warp[w->index];
     const struct map_shadow *map = map_at(w, address);
     const unsigned long long shown = address;
     if (!map)
-        return 0;
+        return false;
     for (uint32_t k = 0; k < MAX_WARPS; k++)
         if (map->acquired[k] && map->acquired[k] <= mine->seen[k])
-            return 1;
+            return true;
     if (!map->changed) {
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "the tensor map at global address 0x%llx is read through the tensormap proxy; expected "
                  "fence.proxy.tensormap::generic.acquire [map], 128 before, by this thread or by one that it follows",
                  shown);
-        return 0;
+        return false;
     }
     const struct spot at = check_spot(w, map->changed_pc);
     fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
@@ -82,5 +82,5 @@ int check_map_used(struct warp *w, uint64_t address, uint32_t lane) {
              "%sfence.proxy.tensormap::generic.acquire [map], 128 before this copy",
              shown, map->changed_by, at.text,
              map->released ? "" : "fence.proxy.tensormap::generic.release after the change and ");
-    return 0;
+    return false;
 }

@@ -77,7 +77,7 @@ void check_fence(struct warp *w, uint32_t kind) {
 }
 
 /* The clocks of a location; NULL if it has none and `add` is 0, or after a fault. */
-static struct clocks *location_of(struct warp *w, const void *place, int add) {
+static struct clocks *location_of(struct warp *w, const void *place, bool add) {
     struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->locations; k++)
         if (s->location[k].key == (uintptr_t)place)
@@ -99,15 +99,15 @@ static struct clocks *location_of(struct warp *w, const void *place, int add) {
     return &l->clocks;
 }
 
-/* A strong access of a location: an atomic, or a load or store with an order. 0 after a fault. */
-int check_ordered(struct warp *w, const struct inst *i, const void *place, int is_read, int is_write) {
+/* A strong access of a location: an atomic, or a load or store with an order. False after a fault. */
+bool check_ordered(struct warp *w, const struct inst *i, const void *place, bool is_read, bool is_write) {
     struct shadow *s = w->cta->shadow;
     const uint32_t self = 1u << w->index, order = i->q;
     if (order > ORDER_RELAXED)
         synchronise(w);
     if (s->world && !i->r && (uintptr_t)place - (uintptr_t)w->cta->shared >= w->cta->shared_bytes)
         far_ordered(w, place, order, is_read, is_write);
-    struct clocks *mine = &s->warp[w->index], *at = location_of(w, place, 0);
+    struct clocks *mine = &s->warp[w->index], *at = location_of(w, place, false);
     if (is_read && at && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL)) {
         join(s, mine, at);
     } else if (is_read && at) {
@@ -115,20 +115,20 @@ int check_ordered(struct warp *w, const struct inst *i, const void *place, int i
         s->has_acquired |= self;
     }
     if (!is_write)
-        return 1;
+        return true;
     if (at && !is_read)
         memset(at, 0, sizeof *at);
-    const int releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
+    const bool releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
     if (!releases && !(s->has_released & self))
-        return 1;
-    at = at ? at : location_of(w, place, 1);
+        return true;
+    at = at ? at : location_of(w, place, true);
     if (!at)
-        return 0;
+        return false;
     if (releases)
         release(w, at);
     else
         join(s, at, &s->released[w->index]);
-    return 1;
+    return true;
 }
 
 /* ---- mbarriers ----------------------------------------------------------------------------------------------- */
@@ -137,8 +137,8 @@ static uint32_t index_of(const struct cta *cta, const struct mbarrier *m) {
     return (uint32_t)(m - cta->mbarrier);
 }
 
-/* mbarrier.init, before the mbarrier changes: nobody may use these bytes any more. 0 after a fault. */
-int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address) {
+/* mbarrier.init, before the mbarrier changes: nobody may use these bytes any more. False after a fault. */
+bool check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address) {
     struct shadow *s = w->cta->shadow;
     const uint32_t k = index_of(w->cta, m);
     if (m->valid) {
@@ -147,15 +147,15 @@ int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane,
                  "mbarrier.init at shared address 0x%x, where the mbarrier initialised at %s lives; expected "
                  "mbarrier.inval before",
                  address, at.text);
-        return 0;
+        return false;
     }
-    if (!check_shared(w, address, 8, lane, 1, BY_PLAIN))
-        return 0;
+    if (!check_shared(w, address, 8, lane, true, BY_PLAIN))
+        return false;
     if (k >= s->mbarrier_space) {
         const uint32_t space = k + 1 > 2 * s->mbarrier_space ? k + 16 : 2 * s->mbarrier_space;
         struct mbarrier_shadow *grown = realloc(s->mbarrier, space * sizeof *grown);
         if (!grown)
-            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of memory"), 0;
+            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of memory"), false;
         s->mbarrier = grown;
         s->mbarrier_space = space;
     }
@@ -164,7 +164,7 @@ int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane,
                                               .init_clock = s->warp[w->index].seen[w->index],
                                               .init_pc = w->pc};
     check_mark_write(w->cta, address, 8, AGENT_LIVE, UINT32_MAX, w->pc, BY_PLAIN);
-    return 1;
+    return true;
 }
 
 /* mbarrier.inval: the bytes are plain again, written by this warp. */
@@ -173,19 +173,19 @@ void check_mbarrier_inval(struct warp *w, const struct mbarrier *m) {
     check_mark_write(w->cta, m->address, 8, w->index, clock, w->pc, BY_PLAIN);
 }
 
-/* Is a use of an mbarrier ordered after its initialisation? 0 after a fault. */
-int check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane) {
+/* Is a use of an mbarrier ordered after its initialisation? false after a fault. */
+bool check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane) {
     const struct shadow *s = w->cta->shadow;
     const struct mbarrier_shadow *x = &s->mbarrier[index_of(w->cta, m)];
     if (LIKELY(x->init_clock <= s->warp[w->index].seen[x->init_warp]))
-        return 1;
+        return true;
     const struct spot at = check_spot(w, x->init_pc);
     fault_at(
         w, CUDA_ERROR_LAUNCH_FAILED, lane,
         "the mbarrier at shared address 0x%x is used, and warp %u initialised it at %s; expected a barrier between "
         "them",
         m->address, x->init_warp, at.text);
-    return 0;
+    return false;
 }
 
 /* A warp is about to arrive: it passes on what it has done. */
@@ -194,16 +194,16 @@ void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m) {
     release(w, &w->cta->shadow->mbarrier[index_of(w->cta, m)].gathering);
 }
 
-/* May anybody arrive in this phase? Not before somebody has seen the last one complete. 0 after a fault. */
-int check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane) {
+/* May anybody arrive in this phase? Not before somebody has seen the last one complete. False after a fault. */
+bool check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane) {
     const struct mbarrier_shadow *x = &w->cta->shadow->mbarrier[index_of(w->cta, m)];
     if (LIKELY(m->phase <= x->waited))
-        return 1;
+        return true;
     fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
              "an arrival in phase %u of the mbarrier at shared address 0x%x, and nobody has waited for phase %u; "
              "expected a successful wait for each phase before an arrival in the next",
              m->phase, m->address, m->phase - 1);
-    return 0;
+    return false;
 }
 
 /* A phase has completed, and the mbarrier is in the next. */
@@ -217,7 +217,7 @@ void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m) {
 }
 
 /* A wait has found the last phase complete. */
-void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, int is_acquire) {
+void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, bool is_acquire) {
     struct shadow *s = w->cta->shadow;
     synchronise(w);
     const uint32_t k = index_of(w->cta, m), agent = AGENT_MBARRIER + k % MBARRIER_AGENTS;

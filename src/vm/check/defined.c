@@ -181,8 +181,8 @@ static enum step replaced_map(struct defined *d, const struct event *e) {
     for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const uint64_t address = address_lane(e->warp, e->inst, lane);
-        const int is_shared = e->inst->space == SPACE_SHARED ||
-                              (e->inst->space == SPACE_GENERIC && address_space(address) == SPACE_SHARED);
+        const bool is_shared = e->inst->space == SPACE_SHARED ||
+                               (e->inst->space == SPACE_GENERIC && address_space(address) == SPACE_SHARED);
         const struct async_op filled = {
             .kind = ASYNC_LOAD, .lane = lane, .shared = (uint32_t)address, .bytes = TENSOR_MAP_BYTES};
         if (is_shared && !defined_landed(e->warp, &filled))
@@ -327,8 +327,8 @@ static struct rule rule_of(const struct inst *i) {
 
 /* ---- the watcher ------------------------------------------------------------------------------------------------ */
 
-/* Make room for the CTAs of a launch. 0: out of memory. */
-static int prepare(struct defined *d, const struct cta *cta) {
+/* Make room for the CTAs of a launch. False: out of memory. */
+static bool prepare(struct defined *d, const struct cta *cta) {
     const struct CUfunc_st *f = cta->launch->function;
     const size_t bytes = lay_out(d, cta, NULL);
     if (bytes > d->memory_bytes) {
@@ -339,7 +339,7 @@ static int prepare(struct defined *d, const struct cta *cta) {
     free(d->rule);
     d->rule = malloc((f->length + 1u) * sizeof *d->rule);
     if (!d->memory || !d->rule || !births_start(d))
-        return 0;
+        return false;
     lay_out(d, cta, d->memory);
     once_run(&made, make_table);
     for (uint32_t k = 0; k < f->length; k++)
@@ -347,27 +347,27 @@ static int prepare(struct defined *d, const struct cta *cta) {
     d->function = f;
     d->device = cta->launch->device;
     d->launch = cta->launch->number;
-    return 1;
+    return true;
 }
 
 /* A CTA begins: nothing is defined. */
-static int start(struct cta *cta) {
+static bool start(struct cta *cta) {
     struct defined *d = cta->defined ? cta->defined : calloc(1, sizeof *d);
     const struct launch *launch = cta->launch;
     cta->defined = d;
-    const int is_known = d && d->launch == launch->number && d->device == launch->device;
+    const bool is_known = d && d->launch == launch->number && d->device == launch->device;
     if (!d || (!is_known && !prepare(d, cta)) || !births_start(d)) {
         if (d)
             d->launch = 0;
         fault_cta(cta, CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
-        return 0;
+        return false;
     }
-    d->stored = 0;
+    d->stored = false;
     memset(d->shared, 0, cta->shared_bytes);
     memset(d->shared_origin, 0, cta->shared_bytes + 4u);
     for (uint32_t k = 0; k < cta->warps; k++)
         forget(&d->warp[k], launch->function);
-    return 1;
+    return true;
 }
 
 static enum step before(const struct event *e) {
@@ -384,7 +384,7 @@ static void doubt(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
     const struct rule *rule = &d->rule[e->pc];
-    const int is_load = rule->after == defined_load || rule->after == defined_parameter;
+    const bool is_load = rule->after == defined_load || rule->after == defined_parameter;
     for (uint32_t rest = d->doubtful; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), birth = birth_of_predicate(d, e, i->guard, lane);
         for (uint32_t k = 0; is_load && k < i->count; k++)

@@ -70,7 +70,7 @@ struct defined {
     size_t memory_bytes;
     uint8_t *shared;
     uint32_t *shared_origin;
-    int stored; /* were undefined bytes stored to shared or local memory? */
+    bool stored; /* were undefined bytes stored to shared or local memory? */
     struct defined_warp warp[MAX_WARPS];
     struct birth *birth; /* number 1 stands for those that are not kept */
     uint32_t births, birth_space;
@@ -87,7 +87,7 @@ extern const struct watcher defined_watcher;
 void defined_free(struct defined *d);
 
 /* Does a CTA keep what is defined? */
-static inline int defined_is_on(const struct cta *cta) {
+static inline bool defined_is_on(const struct cta *cta) {
     return cta->defined && cta->launch->checks == CHECKS_FULL;
 }
 
@@ -148,7 +148,7 @@ static inline void undefine_predicate(struct defined_warp *u, uint32_t number, u
 }
 
 /* ---- defined_report.c: births and reports ---- */
-int births_start(struct defined *d); /* 0: out of memory */
+bool births_start(struct defined *d); /* False: out of memory */
 /* The number of a birth; the same for the same thing. */
 uint32_t birth_make(struct defined *d, enum born born, uint32_t pc, uint32_t slot, uint64_t address);
 /* Where the undefined bits of a register or predicate came from. */
@@ -177,8 +177,8 @@ extern defined_part defined_address, defined_operand, defined_load, defined_para
 extern defined_part defined_rows, defined_ldmatrix, defined_ldmatrix_trans, defined_ldmatrix_b8, defined_stmatrix,
     defined_stmatrix_b8, defined_selectors, defined_mma, defined_mma_double;
 extern defined_part defined_called, defined_returned;
-/* An asynchronous copy is about to land. 0 after a fault. */
-int defined_landed(struct warp *w, const struct async_op *op);
+/* An asynchronous copy is about to land. False after a fault. */
+bool defined_landed(struct warp *w, const struct async_op *op);
 
 /* ---- defined_collect.c: lanes together ---- */
 extern defined_part defined_shfl, defined_vote, defined_together, defined_elect, defined_collected, defined_movmatrix;

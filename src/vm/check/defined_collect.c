@@ -85,7 +85,7 @@ enum step defined_vote(struct defined *d, const struct event *e) {
         group = group_of(e, lowest_bit(rest));
         const uint32_t unsure = u->predicate[i->r] & group, yes = votes & group & ~unsure,
                        no = ~votes & group & ~unsure;
-        const int known = !unsure || (i->kind == 0 ? no : i->kind == 1 ? yes : i->kind == 2 ? yes && no : 0);
+        const bool known = !unsure || (i->kind == 0 ? no : i->kind == 1 ? yes : i->kind == 2 ? yes && no : 0);
         if (known)
             continue;
         give(d, group, unsure, birth_of_predicate(d, e, i->r, lowest_bit(unsure)));
@@ -96,7 +96,7 @@ enum step defined_vote(struct defined *d, const struct event *e) {
 /* The undefined bits of match or redux over a group that has some. and and or are known where one lane decides. */
 static uint64_t spoilt(const struct defined_warp *u, const struct event *e, uint32_t group) {
     const struct inst *i = e->inst;
-    const int is_match = i->run == collect_match;
+    const bool is_match = i->run == collect_match;
     const uint32_t bytes = is_match ? i->size : 4;
     uint64_t any = 0, decided = 0;
     for (uint32_t lanes = group; lanes; lanes &= lanes - 1) {
@@ -131,7 +131,7 @@ enum step defined_elect(struct defined *d, const struct event *e) {
 }
 
 /* Does the instruction write the register i->d, too? vote does so only as a ballot. */
-static int has_register(const struct inst *i) {
+static bool has_register(const struct inst *i) {
     return i->run != collect_vote || i->kind == 3;
 }
 

@@ -89,7 +89,7 @@ void shade_copied(struct device *device, uint64_t to, uint64_t from, size_t byte
         return;
     }
     const size_t x = from - a->start, y = to - b->start;
-    const int upward = to <= from, stored = atomic_load(&a->shade->stored);
+    const bool upward = to <= from, stored = atomic_load(&a->shade->stored);
     for (size_t n = 0; stored && n < bytes; n++) {
         const size_t k = upward ? n : bytes - 1 - n;
         const uint32_t origin = a->shade->origin[(x + k) / 4], bit = 1u << (y + k) % 4;

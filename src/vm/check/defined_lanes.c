@@ -176,20 +176,20 @@ static uint64_t lop3_bits(const struct bits *x) {
 }
 
 /* The lower and the upper part of a result, each undefined as a whole. */
-static uint64_t two_parts(uint32_t width, int low, int high) {
+static uint64_t two_parts(uint32_t width, bool low, bool high) {
     const uint64_t part = width == 32 ? FULL : (1ULL << width) - 1;
     return (low ? part : 0) | (high ? part << width : 0);
 }
 
 /* slct by a sign (x 1), or by a float. */
-static uint64_t select_bits(const struct bits *x, int by_sign, int chooses_a) {
+static uint64_t select_bits(const struct bits *x, bool by_sign, bool chooses_a) {
     if (by_sign ? x->u[2] >> 31 & 1u : x->u[2] != 0)
         return x->u[0] | x->u[1] | (x->v[0] ^ x->v[1]);
     return x->u[chooses_a ? 0 : 1];
 }
 
 /* The undefined bits of a result, but for MOVE. */
-static uint64_t result_bits(uint32_t lane, const struct bits *x, int same, uint32_t flags) {
+static uint64_t result_bits(uint32_t lane, const struct bits *x, bool same, uint32_t flags) {
     const uint64_t sources = x->u[0] | x->u[1] | x->u[2];
     const uint32_t by = rules[lane].x, from = rules[lane].y;
     switch (rules[lane].how) {
@@ -270,7 +270,7 @@ static void move_bits(struct defined *d, const struct event *e, const struct row
     struct inst inst = *e->inst;
     inst.d = 0, inst.a = 256, inst.b = 512, inst.c = 768, inst.e = 1024;
     e->inst->run(&own, &inst, FULL);
-    const int wide = type_bytes((enum type)row->type[0]) == 8;
+    const bool wide = type_bytes((enum type)row->type[0]) == 8;
     for (uint32_t l = 0; l < WARP; l++)
         result[l] = lost >> l & 1u ? UINT64_MAX : wide ? file[0][l] : ((const uint32_t *)file[0])[l];
 }
@@ -286,7 +286,7 @@ static enum step lane_plain(struct defined *d, const struct event *e) {
         return STEP_NEXT;
     }
     const uint32_t bytes = type_bytes((enum type)row->type[0]);
-    const int same = row->sources == 2 && e->inst->a == e->inst->b;
+    const bool same = row->sources == 2 && e->inst->a == e->inst->b;
     uint64_t moved[WARP];
     if (rules[lane].how == MOVE)
         move_bits(d, e, row, lanes, rules[lane].x, moved);
@@ -305,14 +305,14 @@ static enum step lane_plain(struct defined *d, const struct event *e) {
 static enum step lane_carry(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct row *row = &rows[d->rule[e->pc].lane];
-    const int reads = row->name[3] == 'c', writes = strstr(row->name, ".cc") != NULL,
-              high = strstr(row->name, ".hi") != NULL;
+    const bool reads = row->name[3] == 'c', writes = strstr(row->name, ".cc") != NULL,
+               high = strstr(row->name, ".hi") != NULL;
     const uint32_t carry = reads ? u->predicate[1] & e->mask : 0, lanes = undefined_lanes(e, u, row->sources) | carry;
     const uint32_t bytes = type_bytes((enum type)row->type[0]);
     for (uint32_t rest = lanes; rest; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest);
         const struct bits x = read_lane(e, u, row, l);
-        const int spoilt = high || carry >> l & 1u;
+        const bool spoilt = high || carry >> l & 1u;
         const uint32_t slot = first_undefined(e, u, row->sources, l);
         const uint32_t birth = x.any ? birth_of(d, e, slot, l) : birth_of_predicate(d, e, 1, l);
         set_bits(u, e->inst->d, l, bytes, (spoilt ? UINT64_MAX : upward(x.any)) & ones(bytes), birth);
@@ -348,7 +348,7 @@ static enum step lane_select(struct defined *d, const struct event *e) {
 /* ---- comparisons ---------------------------------------------------------------------------------------------- */
 
 /* Can the undefined bits change the outcome of a comparison of integers? */
-static int changes(const struct row *row, const struct bits *x) {
+static bool changes(const struct row *row, const struct bits *x) {
     const char type = type_class((enum type)row->type[1]);
     const uint64_t sign =
         type_name((enum type)row->type[1])[0] == 's' ? (ones(type_bytes((enum type)row->type[1])) >> 1) + 1 : 0;
@@ -446,7 +446,7 @@ enum step defined_lane_doubt(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
     const uint32_t lane = d->rule[e->pc].lane;
-    const int is_comparison = rows[lane].type[0] == T_PRED;
+    const bool is_comparison = rows[lane].type[0] == T_PRED;
     const uint32_t bytes = type_bytes((enum type)rows[lane].type[0]);
     for (uint32_t rest = d->doubtful; rest; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest), birth = birth_of_predicate(d, e, i->guard, l);

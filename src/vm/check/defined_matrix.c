@@ -26,8 +26,8 @@ static uint8_t *row_at(struct defined *d, uint32_t lane) {
     return d->shared + ((d->address[lane] & ~WINDOW_MASK) - SHARED_BASE);
 }
 
-/* The undefined bits of the rows. 0: there are none. */
-static int read_rows(struct defined *d, uint32_t rows, uint8_t (*to)[ROW]) {
+/* The undefined bits of the rows. False: there are none. */
+static bool read_rows(struct defined *d, uint32_t rows, uint8_t (*to)[ROW]) {
     uint8_t any = 0;
     for (uint32_t l = 0; l < rows; l++) {
         const uint8_t *from = row_at(d, l);
@@ -82,7 +82,7 @@ static enum step load(struct defined *d, const struct event *e, place_function *
     const struct inst *i = e->inst;
     const uint32_t *slots = i->more, kind = place == transposed || place == plain ? i->kind : i->kind;
     uint8_t rows[WARP][ROW];
-    const int some = read_rows(d, rows_of(i), rows);
+    const bool some = read_rows(d, rows_of(i), rows);
     for (uint32_t j = 0; j < registers; j++) {
         define(u, slots[j], FULL);
         for (uint32_t l = 0; some && l < WARP; l++) {
@@ -161,7 +161,7 @@ static void spoil_column(struct lines *lines, uint32_t column, uint32_t birth) {
 }
 
 /* Register r of lane 4g + q is of row g + 8 (r & 1) of A, or of column g of B; in products of 8 rows, of row g. */
-static void gather_lines(struct defined *d, const struct event *e, const struct mma_plan *plan, int eight,
+static void gather_lines(struct defined *d, const struct event *e, const struct mma_plan *plan, bool eight,
                          struct lines *lines) {
     const struct defined_warp *u = defined_of(d, e);
     for (uint32_t r = 0; r < plan->a.count; r++)
@@ -196,7 +196,7 @@ static void gather_scales(struct defined *d, const struct event *e, const struct
 }
 
 /* Are all sources of a product defined? */
-static int all_defined(const struct defined_warp *u, const struct mma_plan *plan) {
+static bool all_defined(const struct defined_warp *u, const struct mma_plan *plan) {
     uint32_t some = plan->shape.scale ? some_of(u, plan->scale_a) | some_of(u, plan->scale_b) : 0;
     for (uint32_t r = 0; r < plan->a.count; r++)
         some |= some_of(u, plan->a.slot[r]);
@@ -222,7 +222,7 @@ static uint64_t product(struct defined *d, const struct event *e, const struct l
 static void spread(struct defined *d, const struct event *e, const struct mma_plan *plan, const struct lines *lines,
                    uint32_t bytes) {
     struct defined_warp *u = defined_of(d, e);
-    const int halves = bytes == 4 && plan->shape.accumulator == MMA_ACC_F16;
+    const bool halves = bytes == 4 && plan->shape.accumulator == MMA_ACC_F16;
     uint64_t bits[4][WARP];
     uint32_t birth[4][WARP] = {{0}};
     for (uint32_t r = 0; r < plan->d.count; r++)

@@ -108,18 +108,18 @@ static const struct allocation *allocation_of(struct worker *worker, uint64_t ad
 }
 
 /* Is it memory that the host reads as it is? */
-static int is_pinned(struct warp *w, uint64_t address) {
+static bool is_pinned(struct warp *w, uint64_t address) {
     const struct allocation *a = allocation_of(w->worker, address);
     return a && a->pinned;
 }
 
-static int locate_global(struct worker *worker, uint64_t address, struct at *at) {
+static bool locate_global(struct worker *worker, uint64_t address, struct at *at) {
     const struct allocation *a = allocation_of(worker, address);
     if (!a || !a->shade || atomic_load_explicit(&a->shade->lost, memory_order_relaxed))
-        return 0;
+        return false;
     const uint64_t offset = address - a->start;
     *at = (struct at){a->shade->defined + offset, a->shade->origin, offset, address, a->shade, BORN_GLOBAL};
-    return 1;
+    return true;
 }
 
 static struct at locate_shared(struct defined *d, uint64_t address) {
@@ -133,17 +133,18 @@ static struct at locate_local(struct defined *d, const struct warp *w, uint32_t 
     return (struct at){u->local + offset, u->local_origin, offset, address, NULL, BORN_LOCAL};
 }
 
-/* What is beside an address that was accessed without a fault. 0: it counts as defined. */
-static int locate(struct defined *d, struct warp *w, enum space space, uint64_t address, uint32_t lane, struct at *at) {
+/* What is beside an address that was accessed without a fault. False: it counts as defined. */
+static bool locate(struct defined *d, struct warp *w, enum space space, uint64_t address, uint32_t lane,
+                   struct at *at) {
     switch (address_resolve(space, &address)) {
     case SPACE_SHARED:
         *at = locate_shared(d, address);
-        return 1;
+        return true;
     case SPACE_LOCAL:
         *at = locate_local(d, w, lane, address);
-        return 1;
+        return true;
     case SPACE_PARAM:
-        return 0;
+        return false;
     default:
         return locate_global(w->worker, address, at);
     }
@@ -194,11 +195,11 @@ static void put(struct defined *d, struct warp *w, uint32_t lane, const struct a
     set_origin(d, at, bytes, bits, bits && at->shade ? birth_stored(d, w, lane, birth) : birth);
 }
 
-/* A store to where nothing is kept. What the host reads directly must be defined. 0 after a fault. */
-static int put_outside(struct defined *d, const struct event *e, uint32_t lane, uint32_t slot) {
+/* A store to where nothing is kept. What the host reads directly must be defined. False after a fault. */
+static bool put_outside(struct defined *d, const struct event *e, uint32_t lane, uint32_t slot) {
     uint64_t address = d->address[lane];
     if (address_resolve((enum space)e->inst->space, &address) != SPACE_GLOBAL || !is_pinned(e->warp, address))
-        return 1;
+        return true;
     struct event one = *e;
     one.mask = 1u << lane;
     return decided_by(d, &one, "what the host reads in its own memory", slot) != STEP_FAULT;
@@ -212,7 +213,7 @@ enum step defined_store(struct defined *d, const struct event *e) {
     for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         struct at at;
-        const int kept = locate(d, e->warp, (enum space)i->space, d->address[lane], lane, &at);
+        const bool kept = locate(d, e->warp, (enum space)i->space, d->address[lane], lane, &at);
         for (uint32_t k = 0; k < i->count; k++) {
             const uint64_t bits = bits_of(u, slots[k], lane, i->size) & ones(i->size);
             if (!kept && bits && !put_outside(d, e, lane, slots[k]))
@@ -292,14 +293,14 @@ static uint64_t atomic_element(struct defined *d, const struct event *e, uint32_
 enum step defined_atomic(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
-    const int wide = i->size > 8;
+    const bool wide = i->size > 8;
     const uint32_t *slots = i->more, size = wide ? 8 : i->size, count = wide ? 2 : i->count;
     for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         uint64_t old[8] = {0};
         uint32_t birth[8] = {0};
         struct at at;
-        const int kept = locate(d, e->warp, (enum space)i->space, d->address[lane], lane, &at);
+        const bool kept = locate(d, e->warp, (enum space)i->space, d->address[lane], lane, &at);
         for (uint32_t k = 0; kept && i->kind == ATOMIC_CAS && k < count; k++)
             birth[k] = swap_birth(d, e, lane, &at, size, count);
         for (uint32_t k = 0; kept && k < count; k++, at = behind(&at, size))
@@ -322,7 +323,7 @@ enum step defined_initialised(struct defined *d, const struct event *e) {
 
 /* ---- asynchronous copies -------------------------------------------------------------------------------------- */
 
-static int is_all_ones(const uint8_t *bytes, uint32_t count) {
+static bool is_all_ones(const uint8_t *bytes, uint32_t count) {
     uint8_t all = 0xff;
     for (uint32_t k = 0; k < count; k++)
         all &= bytes[k];
@@ -378,21 +379,21 @@ static void copy_lanes(struct defined *d, struct warp *w, const struct async_op 
         const uint32_t lane = lowest_bit(rest), bytes = lanes->bytes[lane];
         const struct at to = locate_shared(d, lanes->to[lane]), tail = behind(&to, bytes);
         struct at from;
-        const int kept = bytes && locate_global(w->worker, lanes->from[lane], &from);
+        const bool kept = bytes && locate_global(w->worker, lanes->from[lane], &from);
         copy_plane(d, w, lane, &to, kept ? &from : NULL, bytes);
         copy_plane(d, w, lane, &tail, NULL, lanes->size - bytes);
     }
 }
 
-/* Shared to global memory. 0 after a fault. */
-static int copy_out(struct defined *d, struct warp *w, const struct async_op *op, const struct at *shared) {
+/* Shared to global memory. False after a fault. */
+static bool copy_out(struct defined *d, struct warp *w, const struct async_op *op, const struct at *shared) {
     struct at global;
     if (locate_global(w->worker, op->global, &global)) {
         if (op->kind == ASYNC_REDUCE)
             reduce_plane(d, w, op, &global, shared);
         else
             copy_plane(d, w, op->lane, &global, shared, op->bytes);
-        return 1;
+        return true;
     }
     for (uint32_t k = 0; k < op->bytes && is_pinned(w, op->global); k++) {
         const struct at x = behind(shared, k);
@@ -404,19 +405,19 @@ static int copy_out(struct defined *d, struct warp *w, const struct async_op *op
                  "what the host reads in its own memory is decided by byte 0x%llx of shared memory, which is "
                  "undefined: %s; expected a defined value",
                  (unsigned long long)x.address, from);
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
-int defined_landed(struct warp *w, const struct async_op *op) {
+bool defined_landed(struct warp *w, const struct async_op *op) {
     struct defined *d = w->cta->defined;
     struct async_op part;
     for (uint32_t k = 0; op->is_tensor && tma_part(&w->cta->boxes[op->copy], op, k, &part); k++)
         if (part.bytes && !defined_landed(w, &part))
-            return 0;
+            return false;
     if (op->is_tensor)
-        return 1;
+        return true;
     const struct at shared = locate_shared(d, op->shared);
     struct at global;
     switch (op->kind) {
@@ -424,15 +425,15 @@ int defined_landed(struct warp *w, const struct async_op *op) {
         copy_plane(d, w, op->lane, &shared, locate_global(w->worker, op->global, &global) ? &global : NULL, op->bytes);
         if (op->op)
             round_plane(d, w, op, &shared);
-        return 1;
+        return true;
     case ASYNC_STORE:
     case ASYNC_REDUCE:
         return copy_out(d, w, op, &shared);
     case ASYNC_COPY:
         copy_lanes(d, w, op);
-        return 1;
+        return true;
     default:
-        return 1;
+        return true;
     }
 }
 
@@ -441,7 +442,7 @@ int defined_landed(struct warp *w, const struct async_op *op) {
 /* The registers of a function to or from local memory, as call.c does it: 8 bytes for every row of 128, one for every
  * predicate. */
 static void move_registers(struct defined *d, struct warp *w, const struct routine *r, uint32_t lane, uint64_t place,
-                           int restore) {
+                           bool restore) {
     struct defined_warp *u = &d->warp[w->index];
     struct at at = locate_local(d, w, lane, place);
     const uint32_t bit = 1u << lane;
@@ -495,7 +496,7 @@ enum step defined_called(struct defined *d, const struct event *e) {
         const struct call *c = &w->calls[(w->depth[lane] - 1) * WARP + lane];
         const struct routine *callee = site->callee;
         if (site->caller && site->caller->is_recursive)
-            move_registers(d, w, site->caller, lane, c->frame + site->caller->frame_bytes, 0);
+            move_registers(d, w, site->caller, lane, c->frame + site->caller->frame_bytes, false);
         if (!callee)
             callee = f->routines[(d->address[lane] ^ CODE_WINDOW) / 16];
         begin(d, w, callee, lane);
@@ -511,7 +512,7 @@ enum step defined_returned(struct defined *d, const struct event *e) {
         const struct call *c = &w->calls[w->depth[lane] * WARP + lane];
         const struct routine *caller = c->site->caller;
         if (caller && caller->is_recursive)
-            move_registers(d, w, caller, lane, c->frame + caller->frame_bytes, 1);
+            move_registers(d, w, caller, lane, c->frame + caller->frame_bytes, true);
     }
     return STEP_NEXT;
 }

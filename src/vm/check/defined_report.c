@@ -13,8 +13,8 @@ static uint64_t mix(uint64_t z) {
     return z ^ z >> 31;
 }
 
-/* Forget all births; number 1 stands for those that are too many to be kept. 0: out of memory. */
-int births_start(struct defined *d) {
+/* Forget all births; number 1 stands for those that are too many to be kept. False: out of memory. */
+bool births_start(struct defined *d) {
     if (!d->birth) {
         d->birth = malloc(64 * sizeof *d->birth);
         d->birth_space = d->birth ? 64 : 0;
@@ -24,12 +24,12 @@ int births_start(struct defined *d) {
     if (!d->found_stored)
         d->found_stored = malloc(FOUND * sizeof *d->found);
     if (!d->birth || !d->found || !d->found_stored)
-        return 0;
+        return false;
     memset(d->found, 0, FOUND * sizeof *d->found);
     memset(d->found_stored, 0, FOUND * sizeof *d->found);
     memset(d->birth, 0, 2 * sizeof *d->birth);
     d->births = 2;
-    return 1;
+    return true;
 }
 
 uint32_t birth_make(struct defined *d, enum born born, uint32_t pc, uint32_t slot, uint64_t address) {
@@ -64,7 +64,7 @@ uint32_t birth_of_predicate(struct defined *d, const struct event *e, uint32_t n
 /* ---- names --------------------------------------------------------------------------------------------------- */
 
 /* What a place calls a register or, with `predicate`, a predicate; NULL: nothing. */
-static const char *name_at(const struct place *at, uint32_t slot, int predicate) {
+static const char *name_at(const struct place *at, uint32_t slot, bool predicate) {
     for (uint32_t k = 0; k < at->uses; k++)
         if (at->use[k].slot == slot && (at->use[k].type == T_PRED) == predicate)
             return at->use[k].name;
@@ -72,7 +72,7 @@ static const char *name_at(const struct place *at, uint32_t slot, int predicate)
 }
 
 /* What the program calls a register: in the statement of this instruction, else anywhere. */
-static const char *name_of(const struct CUfunc_st *f, uint32_t pc, uint32_t slot, int predicate) {
+static const char *name_of(const struct CUfunc_st *f, uint32_t pc, uint32_t slot, bool predicate) {
     const char *name = NULL;
     for (uint32_t k = pc; k < f->length && !name; k++) {
         name = name_at(&f->places[k], slot, predicate);
@@ -221,7 +221,7 @@ enum step decided_by(struct defined *d, const struct event *e, const char *what,
     if (LIKELY(!lanes))
         return STEP_NEXT;
     const uint32_t lane = lowest_bit(lanes);
-    const char *name = name_of(e->warp->function, e->pc, slot, 0), *kind = "register";
+    const char *name = name_of(e->warp->function, e->pc, slot, false), *kind = "register";
     const struct use *use = name ? NULL : use_in(defined_of(d, e), e->warp->function, e->pc, lane);
     if (use) {
         name = use->name;
@@ -236,6 +236,6 @@ enum step decided_by_predicate(struct defined *d, const struct event *e, const c
     if (LIKELY(!lanes))
         return STEP_NEXT;
     const uint32_t lane = lowest_bit(lanes);
-    return report(d, e, what, "predicate", name_of(e->warp->function, e->pc, number, 1), lane,
+    return report(d, e, what, "predicate", name_of(e->warp->function, e->pc, number, true), lane,
                   birth_of_predicate(d, e, number, lane));
 }

@@ -127,7 +127,7 @@ static enum step load(struct warp *w, const struct inst *i, uint32_t mask) {
     enum space found = SPACE_GLOBAL;
     if (!places(w, i, mask, bytes, 0, place, &found))
         return STEP_FAULT;
-    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, 0))
+    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, false))
         return STEP_FAULT;
     for (uint32_t k = 0; k < i->count; k++) {
         gather(w, slots[k], i->size, (const uint8_t *const *)place, mask);
@@ -157,7 +157,7 @@ static enum step store(struct warp *w, const struct inst *i, uint32_t mask) {
     enum space found = SPACE_GLOBAL;
     if (!places(w, i, mask, bytes, 1, place, &found))
         return STEP_FAULT;
-    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, 1))
+    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, true))
         return STEP_FAULT;
     for (uint32_t k = 0; k < i->count; k++) {
         scatter(w, slots[k], i->size, place, mask);
@@ -204,7 +204,7 @@ static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t row
         if (!memory_shared(w, address[l] - window, 16, 16, l, "row"))
             return 0;
     if (UNLIKELY(w->cta->shadow != NULL))
-        return is_write || check_lanes(w, row, rows == 32 ? FULL : (1u << rows) - 1, 16, 0, BY_PLAIN);
+        return is_write || check_lanes(w, row, rows == 32 ? FULL : (1u << rows) - 1, 16, false, BY_PLAIN);
     return 1;
 }
 
@@ -371,7 +371,7 @@ static enum step fill(struct warp *w, const struct inst *i, uint32_t mask) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                             "st.bulk of %llu bytes; expected a multiple of 8, at most 2^24", (unsigned long long)bytes);
         uint8_t *const to = memory_shared(w, at, (uint32_t)bytes, 8, lane, "st.bulk");
-        if (!to || (w->cta->shadow && bytes && !check_shared(w, (uint32_t)at, (uint32_t)bytes, lane, 1, BY_PLAIN)))
+        if (!to || (w->cta->shadow && bytes && !check_shared(w, (uint32_t)at, (uint32_t)bytes, lane, true, BY_PLAIN)))
             return STEP_FAULT;
         memset(to, 0, bytes);
         w->worker->bytes[TRAFFIC_ST_SHARED] += bytes;

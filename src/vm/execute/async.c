@@ -12,7 +12,7 @@
 void async_init(struct cta *cta) {
     cta->asyncs = 0;
     for (uint32_t k = 0; k < cta->box_space; k++)
-        cta->boxes[k].in_use = 0;
+        cta->boxes[k].in_use = false;
 }
 
 /* Append an operation; NULL after a fault. */
@@ -87,15 +87,15 @@ static uint32_t take_box(struct warp *w) {
     cta->boxes = grown;
     cta->box_space = space;
     for (uint32_t k = old; k < space; k++)
-        grown[k].in_use = 0;
+        grown[k].in_use = false;
     return old;
 }
 
-int async_start(struct warp *w, const struct async_op *wanted, const struct tma_box *box) {
+bool async_start(struct warp *w, const struct async_op *wanted, const struct tma_box *box) {
     const uint32_t record = take_box(w);
     struct async_op *op = record == UINT32_MAX ? NULL : push(w);
     if (!op)
-        return 0;
+        return false;
     *op = *wanted;
     op->warp = w->index;
     op->pc = w->pc;
@@ -114,16 +114,16 @@ enum step async_bulk_commit(struct warp *w, const struct inst *i, uint32_t mask)
 }
 
 /* Have all but the last `allowed` bulk groups of these lanes completed? */
-int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed) {
+bool async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed) {
     const struct cta *cta = w->cta;
     for (uint32_t k = 0; k < cta->asyncs; k++) {
         const struct async_op *op = &cta->async[k];
         if (op->kind != ASYNC_STORE && op->kind != ASYNC_REDUCE)
             continue;
         if (op->warp == w->index && (mask >> op->lane & 1u) && op->group + allowed < w->bulk_group[op->lane])
-            return 0;
+            return false;
     }
-    return 1;
+    return true;
 }
 
 /* cp.async.bulk.wait_group{.read} */
@@ -252,8 +252,8 @@ static void reduce(const struct async_op *op, const uint8_t *from, uint8_t *to) 
     }
 }
 
-/* Copy the lanes of a cp.async and fill the rest with zeros; or arrive for each. 0 after a fault. */
-static int land_lanes(struct warp *w, const struct async_op *op) {
+/* Copy the lanes of a cp.async and fill the rest with zeros; or arrive for each. False after a fault. */
+static bool land_lanes(struct warp *w, const struct async_op *op) {
     struct cta *cta = w->cta;
     struct async_lanes *lanes = &cta->async_lanes[op->copy];
     for (uint32_t rest = op->mask; rest; rest &= rest - 1) {
@@ -261,7 +261,7 @@ static int land_lanes(struct warp *w, const struct async_op *op) {
         if (op->kind == ASYNC_ARRIVE) {
             struct mbarrier *m = mbarrier_get(w, lanes->to[lane], lane, "cp.async.mbarrier.arrive");
             if (!m || !mbarrier_change(w, m, 1, 0, 0, lane))
-                return 0;
+                return false;
             continue;
         }
         uint8_t *to = cta->shared + (lanes->to[lane] - SHARED_BASE);
@@ -270,7 +270,7 @@ static int land_lanes(struct warp *w, const struct async_op *op) {
         w->worker->bytes[TRAFFIC_ASYNC] += lanes->size;
     }
     lanes->size = 0;
-    return 1;
+    return true;
 }
 
 /* Move the bytes of a bulk copy. */
@@ -293,11 +293,11 @@ static void move_box(struct cta *cta, const struct async_op *op) {
         tma_load(box, cta->shared, op->shared);
     else
         tma_store(box, cta->shared, op->shared);
-    box->in_use = 0;
+    box->in_use = false;
 }
 
-/* Perform one operation. 0 after a fault. */
-static int land(struct warp *w, const struct async_op *op) {
+/* Perform one operation. False after a fault. */
+static bool land(struct warp *w, const struct async_op *op) {
     if (op->kind < ASYNC_COPY)
         (op->is_tensor ? move_box : move)(w->cta, op);
     switch (op->kind) {
@@ -310,17 +310,17 @@ static int land(struct warp *w, const struct async_op *op) {
     }
     case ASYNC_STORE:
         w->worker->bytes[TRAFFIC_BULK_STORE] += op->bytes;
-        return 1;
+        return true;
     case ASYNC_REDUCE:
         w->worker->bytes[TRAFFIC_BULK_REDUCE] += op->bytes;
-        return 1;
+        return true;
     default:
         return land_lanes(w, op);
     }
 }
 
-/* Perform the operation at an index of the queue and remove it. 0 after a fault. */
-static int land_at(struct cta *cta, uint32_t index) {
+/* Perform the operation at an index of the queue and remove it. False after a fault. */
+static bool land_at(struct cta *cta, uint32_t index) {
     const struct async_op op = cta->async[index];
     struct warp *w = &cta->warp[op.warp];
     const uint32_t pc = w->pc;
@@ -328,7 +328,7 @@ static int land_at(struct cta *cta, uint32_t index) {
     cta->asyncs--;
     cta->progress++;
     w->pc = op.pc;
-    const int good = (!defined_is_on(cta) || defined_landed(w, &op)) && land(w, &op) && watch_landed(w, &op);
+    const bool good = (!defined_is_on(cta) || defined_landed(w, &op)) && land(w, &op) && watch_landed(w, &op);
     if (UNLIKELY(w->worker->profile != NULL))
         profile_moved(w->worker, op.pc);
     w->pc = pc;
@@ -348,16 +348,16 @@ int async_land(struct cta *cta) {
 }
 
 /* Is this one a copy that lanes of the warp must see before they go on? */
-static int must_land(const struct warp *w, const struct async_op *op, const struct inst *i, uint32_t mask) {
+static bool must_land(const struct warp *w, const struct async_op *op, const struct inst *i, uint32_t mask) {
     if (op->kind != ASYNC_COPY || op->warp != w->index)
-        return 0;
+        return false;
     const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
     for (uint32_t rest = op->mask & mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         if (i->kind || lanes->group[lane] + (uint32_t)i->offset < w->async_group[lane])
-            return 1;
+            return true;
     }
-    return 0;
+    return false;
 }
 
 /* cp.async.wait_group and wait_all (kind 1): land what is waited for, in order. */

@@ -149,8 +149,8 @@ static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t la
 }
 
 /* What an atomic operation was to the other CTAs: a change, or one more poll. */
-static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int changes,
-                        int is_shared, int returns) {
+static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool changes,
+                        int is_shared, bool returns) {
     if (changes) {
         w->worker->changes += !is_shared;
         return STEP_NEXT;
@@ -165,7 +165,7 @@ enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint64_t *const v = source(w, slots[8]), *const u = source(w, i->kind == ATOMIC_CAS ? i->c : slots[8]);
     uint64_t *const d = destination(w, slots[0]);
     uint8_t *place[WARP];
-    int changes = 0, is_shared = 0;
+    bool changes = false, is_shared = false;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         enum space found = SPACE_GLOBAL;
@@ -189,11 +189,11 @@ enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
         d[WARP + lane] = old[1];
         w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += 16;
     }
-    return settle(w, place, mask, 16, changes, is_shared, 1);
+    return settle(w, place, mask, 16, changes, is_shared, true);
 }
 
 /* Does memory hold another value than that? Others may change it at this moment. */
-static int differs(const void *at, const void *value, uint32_t bytes) {
+static bool differs(const void *at, const void *value, uint32_t bytes) {
 #if defined(__GNUC__)
     if (bytes == 4)
         return __atomic_load_n((const uint32_t *)at, __ATOMIC_RELAXED) != *(const uint32_t *)value;
@@ -208,7 +208,7 @@ enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
     atomic_function *function = atomic_find((enum atomic_op)i->kind, (enum type)i->spare);
     uint8_t *place[WARP];
-    int changes = 0, is_shared = 0;
+    bool changes = false, is_shared = false;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         enum space found = SPACE_GLOBAL;

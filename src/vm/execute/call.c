@@ -2,7 +2,7 @@
 #include "vm/machine/vm.h"
 
 /* Registers of a function to or from local memory; for calls that may come back to the same function. */
-static void move_registers(struct warp *w, const struct routine *r, uint32_t lane, uint8_t *memory, int restore) {
+static void move_registers(struct warp *w, const struct routine *r, uint32_t lane, uint8_t *memory, bool restore) {
     for (uint32_t row = r->first / 128; row < r->end / 128; row++, memory += 8) {
         const int wide = r->wide[row];
         uint8_t *at = (uint8_t *)w->registers + 128 * (size_t)row + (wide ? 8 : 4) * lane;
@@ -43,25 +43,25 @@ static enum step part(struct warp *w, uint32_t mask, const uint32_t *target) {
     return STEP_JUMP;
 }
 
-/* Make one lane's frame. 0 after a fault. */
-static int enter(struct warp *w, const struct call_site *site, const struct routine *callee, uint32_t lane) {
+/* Make one lane's frame. False after a fault. */
+static bool enter(struct warp *w, const struct call_site *site, const struct routine *callee, uint32_t lane) {
     const struct CUfunc_st *f = w->function;
     const struct routine *caller = site->caller;
-    const int saves = caller && caller->is_recursive;
+    const bool saves = caller && caller->is_recursive;
     const uint32_t top = w->frame[lane] + (caller ? caller->frame_bytes : f->frame_bytes);
     const uint64_t base = (uint64_t)top + (saves ? caller->saved_bytes : 0);
     if (w->depth[lane] >= f->call_depth || base + callee->frame_bytes > f->local_bytes) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "stack overflow: the call of %s is nested %u deep and would need %llu bytes of the %u of the stack",
                  callee->name, w->depth[lane] + 1, (unsigned long long)(base + callee->frame_bytes), f->local_bytes);
-        return 0;
+        return false;
     }
     if (saves)
-        move_registers(w, caller, lane, w->local + (size_t)lane * f->local_bytes + top, 0);
+        move_registers(w, caller, lane, w->local + (size_t)lane * f->local_bytes + top, false);
     w->calls[w->depth[lane]++ * WARP + lane] = (struct call){w->pc + 1, w->frame[lane], site};
     w->frame[lane] = (uint32_t)base;
     ((uint64_t *)destination(w, callee->frame))[lane] = base;
-    return 1;
+    return true;
 }
 
 /* call name */
@@ -114,7 +114,7 @@ enum step call_return(struct warp *w, const struct inst *i, uint32_t mask) {
         target[l] = c->pc;
         if (caller && caller->is_recursive)
             move_registers(w, caller, l,
-                           w->local + (size_t)l * w->function->local_bytes + c->frame + caller->frame_bytes, 1);
+                           w->local + (size_t)l * w->function->local_bytes + c->frame + caller->frame_bytes, true);
     }
     return part(w, mask, target);
 }

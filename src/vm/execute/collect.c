@@ -113,7 +113,7 @@ enum step collect_vote(struct warp *w, const struct inst *i, uint32_t mask) {
             value[l] = votes;
         write_lanes(w, i->d, mask, value);
     } else {
-        const int result = i->kind == 0 ? votes == mask : i->kind == 1 ? votes != 0 : votes == 0 || votes == mask;
+        const bool result = i->kind == 0 ? votes == mask : i->kind == 1 ? votes != 0 : votes == 0 || votes == mask;
         write_predicate(w, i->p, mask, result ? FULL : 0);
     }
     return STEP_NEXT;

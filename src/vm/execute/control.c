@@ -43,12 +43,12 @@ enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask) {
 }
 
 /* Does a kernel look for the workspace of a cooperative launch, and have none? */
-static int lacks_workspace(const struct launch *launch) {
+static bool lacks_workspace(const struct launch *launch) {
     const struct CUfunc_st *const f = launch->function;
     for (uint32_t k = 0; k < f->special_count; k++)
         if (f->specials[k].special == SPECIAL_GRID_WORKSPACE_LOW)
             return !launch->workspace;
-    return 0;
+    return false;
 }
 
 /* trap: what grid.sync() does, too, where it finds no workspace. */
@@ -120,11 +120,11 @@ enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
 enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t value = w->cta->executed;
     if (i->kind >= SPECIAL_GLOBALTIMER) {
-        const int is_full = w->cta->launch->checks == CHECKS_FULL;
+        const bool is_full = w->cta->launch->checks == CHECKS_FULL;
         value = is_full ? UINT64_C(1700000000000000000) + w->worker->executed : clock_wall();
     }
-    const int wide = i->kind == SPECIAL_CLOCK64 || i->kind == SPECIAL_GLOBALTIMER;
-    const int upper = i->kind == SPECIAL_CLOCK_HI || i->kind == SPECIAL_GLOBALTIMER_HI;
+    const bool wide = i->kind == SPECIAL_CLOCK64 || i->kind == SPECIAL_GLOBALTIMER;
+    const bool upper = i->kind == SPECIAL_CLOCK_HI || i->kind == SPECIAL_GLOBALTIMER_HI;
     uint64_t *d64 = destination(w, i->d);
     uint32_t *d32 = destination(w, i->d);
     for (uint32_t l = 0; l < WARP; l++) {
@@ -186,29 +186,29 @@ void barrier_check(struct cta *cta, uint32_t number) {
         release(cta, number);
 }
 
-/* The barrier's number and count, checked; 0 after a fault. */
-static int read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *number, uint32_t *count) {
+/* The barrier's number and count, checked; false after a fault. */
+static bool read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *number, uint32_t *count) {
     const uint32_t lane = lowest_bit(mask);
     *number = ((const uint32_t *)source(w, i->a))[lane];
     *count = i->count ? ((const uint32_t *)source(w, i->b))[lane] : 0;
     if (*number >= BARRIERS && !i->spare) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "barrier %u, expected 0 to %d", *number, BARRIERS - 1);
-        return 0;
+        return false;
     }
     if (i->count && (!*count || *count % WARP || *count > WARP * w->cta->warps)) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "barrier %u is to wait for %u threads; expected a multiple of %d, at most the CTA's %u", *number,
                  *count, WARP, WARP * w->cta->warps);
-        return 0;
+        return false;
     }
     const struct barrier *b = &w->cta->barrier[*number];
     if (b->arrived && b->expected != *count) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "barrier %u is to wait for %u threads here, and for %u where others arrived (0: all)", *number, *count,
                  b->expected);
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
 /* bar and barrier */

@@ -10,7 +10,7 @@ static struct once chosen = ONCE_INITIALIZER;
 static void choose(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     const char *const limit = getenv("PYSM120_VM_ISA");
-    const int base = limit && !strcmp(limit, "base"), v3 = limit && !strcmp(limit, "v3");
+    const bool base = limit && !strcmp(limit, "base"), v3 = limit && !strcmp(limit, "v3");
     __builtin_cpu_init();
     if (!base && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
         __builtin_cpu_supports("bmi2")) {

@@ -44,32 +44,32 @@ static void settle(struct cta *cta, struct mbarrier *m) {
     encode(cta, m);
 }
 
-/* Arrive `arrivals` times and add `tx` to the transaction count. 0 after a fault. */
-int mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane) {
+/* Arrive `arrivals` times and add `tx` to the transaction count. False after a fault. */
+bool mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane) {
     if ((int64_t)m->tx + tx > MOST || (int64_t)m->tx + tx < -MOST) {
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "the transaction count of the mbarrier at shared address 0x%x leaves its range: %lld, expected at "
                  "most %d",
                  m->address, (long long)m->tx + tx, MOST);
-        return 0;
+        return false;
     }
     if (arrivals < 0 || (uint32_t)arrivals > m->pending) {
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "%d arrivals at the mbarrier at shared address 0x%x, which expects %u more in this phase", arrivals,
                  m->address, m->pending);
-        return 0;
+        return false;
     }
     if (arrivals && w->cta->shadow && !check_mbarrier_arrival(w, m, lane))
-        return 0;
+        return false;
     m->tx += tx;
     m->pending -= (uint32_t)arrivals;
     m->expected -= drop ? (uint32_t)arrivals : 0;
     settle(w->cta, m);
-    return 1;
+    return true;
 }
 
 /* Has the phase that a split waits for completed? */
-int mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase) {
+bool mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase) {
     const uint16_t slot = cta->mbarrier_at[(address - SHARED_BASE) / 8];
     return !slot || !cta->mbarrier[slot - 1].valid || cta->mbarrier[slot - 1].phase != phase;
 }
@@ -106,7 +106,7 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
                             address, m->pending, m->expected);
         if (cta->shadow && !check_mbarrier_init(w, m, lane, address))
             return STEP_FAULT;
-        *m = (struct mbarrier){.address = address, .expected = count, .pending = count, .valid = 1};
+        *m = (struct mbarrier){.address = address, .expected = count, .pending = count, .valid = true};
         encode(cta, m);
     }
     return STEP_NEXT;
@@ -119,7 +119,7 @@ enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask) {
         struct mbarrier *m = mbarrier_get(w, address_shared(w, i, lane), lane, "mbarrier.inval");
         if (!m)
             return STEP_FAULT;
-        m->valid = 0;
+        m->valid = false;
         if (w->cta->shadow) {
             if (!check_mbarrier_used(w, m, lane))
                 return STEP_FAULT;
@@ -183,7 +183,7 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
         const struct mbarrier *m = mbarrier_get(w, address, lane, "mbarrier wait");
         if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
             return STEP_FAULT;
-        int done;
+        bool done;
         if (i->kind & 2)
             done = (m->phase & 1u) != (((const uint32_t *)source(w, i->b))[lane] & 1u);
         else

@@ -23,8 +23,8 @@ FORMS(v4);
 static mma_function *const *widest(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     const char *const limit = getenv("PYSM120_VM_ISA");
-    const int base = limit != NULL && strcmp(limit, "base") == 0;
-    const int v3 = limit != NULL && strcmp(limit, "v3") == 0;
+    const bool base = limit != NULL && strcmp(limit, "base") == 0;
+    const bool v3 = limit != NULL && strcmp(limit, "v3") == 0;
     if (!base && !v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return forms_v4;
@@ -36,19 +36,19 @@ static mma_function *const *widest(void) {
 }
 
 /* Whether a type is one of the five that fill a byte container. */
-static int is_byte_float(uint8_t type) {
+static bool is_byte_float(uint8_t type) {
     return type == MMA_E4M3 || type == MMA_E5M2 || type == MMA_E2M3 || type == MMA_E3M2 || type == MMA_E2M1;
 }
 
 /* The form of a floating-point mma without scales. */
 static enum form plain_form(const struct mma_shape *shape) {
     const int k = shape->k;
-    const int f32 = shape->accumulator == MMA_ACC_F32;
+    const bool f32 = shape->accumulator == MMA_ACC_F32;
     const uint8_t a = shape->a_type, b = shape->b_type;
     if (shape->scale_vec != 0 || shape->saturate || (!f32 && shape->accumulator != MMA_ACC_F16))
         return NO_FORM;
     if (is_byte_float(a) && is_byte_float(b)) {
-        const int eight = (a == MMA_E4M3 || a == MMA_E5M2) && (b == MMA_E4M3 || b == MMA_E5M2);
+        const bool eight = (a == MMA_E4M3 || a == MMA_E5M2) && (b == MMA_E4M3 || b == MMA_E5M2);
         return k == 32 || (k == 16 && eight) ? NARROW : NO_FORM;
     }
     if (a != b)

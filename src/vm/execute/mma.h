@@ -2,6 +2,7 @@
 #ifndef SM120_VM_MMA_H
 #define SM120_VM_MMA_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum mma_type {

@@ -59,22 +59,22 @@ static uint32_t note(struct poll *p, const uint8_t *place, uint32_t bytes, uint3
     return p[k].repeats;
 }
 
-/* Lanes have read `bytes` each. 1: all of them have read this again and again, and it was always the same. */
-int poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared) {
+/* Lanes have read `bytes` each. true: all of them have read this again and again, and it was always the same. */
+bool poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared) {
     struct cta *cta = w->cta;
     const uint64_t changes = poll_changes(w->worker) - cta->changes_base;
     if (!cta->polls && !(cta->polls = calloc(MAX_WARPS * WARP * WAYS, sizeof *cta->polls)))
-        return 0;
-    int all = 1;
+        return false;
+    bool all = true;
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         all &= note(polls_of(w, lane), place[lane], bytes, w->pc, changes) >= PATIENCE;
     }
     if (!all)
-        return 0;
+        return false;
     cta->polled++;
     cta->waits_outside |= !is_shared;
-    return 1;
+    return true;
 }
 
 /* Forget everything at the start of a CTA. */
@@ -98,10 +98,10 @@ void poll_leave(struct cta *cta, const struct worker *worker) {
 }
 
 /* At the end of a slice: did the CTA do nothing but poll in it? One that reads weakly is given more time. */
-int poll_is_all(struct cta *cta, const struct worker *worker) {
+bool poll_is_all(struct cta *cta, const struct worker *worker) {
     poll_leave(cta, worker);
-    const int polls = cta->changes == cta->slice_changes && cta->polled >= ENOUGH;
-    const int reads = worker->bytes[TRAFFIC_LD_GLOBAL] != cta->slice_reads;
+    const bool polls = cta->changes == cta->slice_changes && cta->polled >= ENOUGH;
+    const bool reads = worker->bytes[TRAFFIC_LD_GLOBAL] != cta->slice_reads;
     cta->slice_reads = worker->bytes[TRAFFIC_LD_GLOBAL];
     cta->quiet_slices = reads && cta->work == cta->slice_work ? cta->quiet_slices + 1 : 0;
     cta->slice_start = cta->executed;
@@ -124,15 +124,15 @@ void poll_watch(struct cta *cta) {
 }
 
 /* Has something changed that it polled? Each change counts once. */
-int poll_has_answer(const struct cta *cta) {
+bool poll_has_answer(const struct cta *cta) {
     for (uint32_t k = 0; k < cta->watches; k++) {
         struct poll *p = cta->watched[k];
         if (p->repeats < PATIENCE || value_at(p->place, p->bytes) == p->value)
             continue;
         p->repeats = 0;
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* What lanes of a warp poll, for a report; 0 if nothing. */
@@ -148,7 +148,7 @@ int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes) {
         return 0;
     const struct place *at = &w->function->places[longest->pc];
     const uint64_t offset = (uintptr_t)longest->place - (uintptr_t)w->cta->shared;
-    const int is_shared = offset < w->cta->shared_bytes;
+    const bool is_shared = offset < w->cta->shared_bytes;
     return snprintf(to, bytes, "another value than 0x%llx at %s address 0x%llx, which it polls at %s:%u",
                     (unsigned long long)longest->value, is_shared ? "shared" : "global",
                     is_shared ? (unsigned long long)offset + SHARED_BASE

@@ -25,19 +25,19 @@ static void append(struct text *t, const char *from, size_t n) {
     t->used += n;
 }
 
-/* Read a string of a kernel, cut to what fits. 0 after a fault. */
-static int read_string(struct warp *w, uint64_t address, uint32_t lane, char *to, size_t space) {
+/* Read a string of a kernel, cut to what fits. False after a fault. */
+static bool read_string(struct warp *w, uint64_t address, uint32_t lane, char *to, size_t space) {
     enum space found;
     for (size_t n = 0; n + 1 < space; n++) {
         const char *c = memory_any(w, SPACE_GENERIC, address + n, 1, 1, lane, 0, &found);
         if (!c)
-            return 0;
+            return false;
         to[n] = *c;
         if (!*c)
-            return 1;
+            return true;
     }
     to[space - 1] = 0;
-    return 1;
+    return true;
 }
 
 /* The arguments of one printf, packed in memory as va_list would be. */
@@ -45,7 +45,7 @@ struct arguments {
     struct warp *w;
     uint64_t at;
     uint32_t lane, count;
-    int failed;
+    bool failed;
 };
 
 /* The next argument; each is aligned to its size. */

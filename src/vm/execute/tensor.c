@@ -10,8 +10,8 @@ static const uint32_t (*gather(struct warp *w, const struct fragment *f, uint32_
     return (const uint32_t (*)[WARP])scratch;
 }
 
-/* Read the selectors of the scales out of registers and check them. 0 after a fault. */
-static int read_selectors(struct warp *w, const struct mma_plan *plan, uint8_t *value) {
+/* Read the selectors of the scales out of registers and check them. False after a fault. */
+static bool read_selectors(struct warp *w, const struct mma_plan *plan, uint8_t *value) {
     static const char *const names[4] = {"byte-id of A", "thread-id of A", "byte-id of B", "thread-id of B"};
     const uint32_t vector = plan->shape.scale_vec, byte = vector == 1 ? 3 : vector == 2 ? 2 : 0;
     const uint32_t most[4] = {byte, 1, byte, 3};
@@ -22,16 +22,16 @@ static int read_selectors(struct warp *w, const struct mma_plan *plan, uint8_t *
             if (v > most[k] || (vector == 2 && k % 2 == 0 && v % 2) || v != (lanes[0] & 0xffffu)) {
                 fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l,
                          "the %s is %u; expected the same value in all lanes, at most %u", names[k], v, most[k]);
-                return 0;
+                return false;
             }
         }
         value[k] = (uint8_t)(lanes[0] & 0xffffu);
     }
-    return 1;
+    return true;
 }
 
-/* Check every index that a sparse A is laid out by. 0 after a fault. */
-static int check_metadata(struct warp *w, const struct mma_plan *plan) {
+/* Check every index that a sparse A is laid out by. False after a fault. */
+static bool check_metadata(struct warp *w, const struct mma_plan *plan) {
     const uint32_t *lanes = source(w, plan->metadata);
     for (uint32_t l = 0; l < WARP; l++)
         for (uint32_t bit = 0; bit < 32 && plan->holders >> (l & 3) & 1; bit += 4) {
@@ -44,9 +44,9 @@ static int check_metadata(struct warp *w, const struct mma_plan *plan) {
                      plan->pairs == MMA_PAIRS_TF32      ? "0x4 or 0xe"
                      : plan->pairs == MMA_PAIRS_ORDERED ? "the lower index first"
                                                         : "two that differ");
-            return 0;
+            return false;
         }
-    return 1;
+    return true;
 }
 
 /* Before the accesses of wmma.load and .store: one address and one stride for all lanes, rows aligned to the bytes that

@@ -6,8 +6,8 @@
 
 /* ---- maps ---------------------------------------------------------------------------------------------------- */
 
-/* Read the map at a generic address. 0 after a fault. */
-static int read_map(struct warp *w, uint64_t address, uint32_t lane, struct tensor_map *map) {
+/* Read the map at a generic address. False after a fault. */
+static bool read_map(struct warp *w, uint64_t address, uint32_t lane, struct tensor_map *map) {
     static const char *const names[] = {
         [SPACE_GLOBAL] = "global", [SPACE_SHARED] = "shared", [SPACE_LOCAL] = "local", [SPACE_PARAM] = "parameter"};
     char why[256];
@@ -15,49 +15,49 @@ static int read_map(struct warp *w, uint64_t address, uint32_t lane, struct tens
     const void *const bytes = memory_any(w, SPACE_GENERIC, address, TENSOR_MAP_BYTES, 64, lane, 0, &space);
     const unsigned long long shown = space == SPACE_GLOBAL ? address : address & ~WINDOW_MASK;
     if (!bytes)
-        return 0;
+        return false;
     if (space == SPACE_SHARED || space == SPACE_LOCAL) {
         fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane,
                  "the tensor map is at %s address 0x%llx; expected it in a parameter, or in constant or global memory",
                  names[space], shown);
-        return 0;
+        return false;
     }
     if (w->cta->shadow && space == SPACE_GLOBAL && memory_find(w->worker, address, TENSOR_MAP_BYTES) == 1 &&
         !check_map_used(w, address, lane))
-        return 0;
+        return false;
     if (!tma_map_unpack(bytes, map, why, sizeof why)) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "the tensor map at %s address 0x%llx cannot be used: %s",
                  names[space], shown, why);
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
-/* Does the map fit the instruction? 0 after a fault. */
-static int fits(struct warp *w, const struct inst *i, const struct tensor_map *map, uint32_t lane) {
+/* Does the map fit the instruction? false after a fault. */
+static bool fits(struct warp *w, const struct inst *i, const struct tensor_map *map, uint32_t lane) {
     const struct tma_operands *more = i->more;
     if (map->interleave != CU_TENSOR_MAP_INTERLEAVE_NONE) {
         fault_at(w, CUDA_ERROR_NOT_SUPPORTED, lane,
                  "a tensor map with interleave %u; the virtual SM120 has no interleaved layouts", map->interleave);
-        return 0;
+        return false;
     }
     if (map->rank != more->rank) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "a copy of %u dimensions with a tensor map of %u; expected as many", more->rank, map->rank);
-        return 0;
+        return false;
     }
     if (more->is_gather && map->box[1] != 1) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "tile::gather4 with a box of %u rows; expected 1",
                  map->box[1]);
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
 /* ---- copies -------------------------------------------------------------------------------------------------- */
 
-/* Is the box where a copy may begin? 0 after a fault. */
-static int is_aligned(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t lane) {
+/* Is the box where a copy may begin? false after a fault. */
+static bool is_aligned(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t lane) {
     const uint32_t bits = tensor_map_bits(box->map.type);
     const int32_t whole = tensor_map_unpacks(box->map.type) ? 128 : (int32_t)(128 / bits);
     if (box->at[0] % whole) {
@@ -65,49 +65,49 @@ static int is_aligned(struct warp *w, const struct inst *i, const struct tma_box
                  "a tensor copy from coordinate %d of dimension 0, whose elements have %u bits; expected a multiple of "
                  "%d, as all of them begin at 16 bytes",
                  box->at[0], bits, whole);
-        return 0;
+        return false;
     }
     for (uint32_t k = 0; k < box->map.rank && i->kind != ASYNC_LOAD; k++)
         if (box->at[k] < 0) {
             fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                      "a tensor %s at coordinate %d of dimension %u; expected none below 0, where only loads begin",
                      i->kind == ASYNC_STORE ? "store" : "reduction", box->at[k], k);
-            return 0;
+            return false;
         }
-    return 1;
+    return true;
 }
 
-/* Does the type allow the copy? 0 after a fault. */
-static int is_allowed(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t lane) {
+/* Does the type allow the copy? false after a fault. */
+static bool is_allowed(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t lane) {
     static const char *const names[] = {"add", "min", "max", "and", "or", "xor", "inc", "dec"};
     const uint32_t type = box->map.type;
     if (i->kind == ASYNC_STORE && type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "a store with a tensor map of data_type 16U4_ALIGN16B, which is for loads alone");
-        return 0;
+        return false;
     }
     if (i->kind == ASYNC_LOAD && type == CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B &&
         box->map.swizzle == CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "a load with a tensor map of data_type 16U6_ALIGN16B and swizzle 128B_ATOM_64B, which is for stores");
-        return 0;
+        return false;
     }
     if (i->kind == ASYNC_REDUCE && !tma_reduction((enum atomic_op)i->negate, type)) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "cp.reduce.async.bulk.tensor with .%s and a tensor map of data_type %u, which has no such operation",
                  names[i->negate], type);
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
-/* Find the box that an instruction means. 0 after a fault. */
-static int find_box(struct warp *w, const struct inst *i, uint32_t lane, struct tma_box *box) {
+/* Find the box that an instruction means. False after a fault. */
+static bool find_box(struct warp *w, const struct inst *i, uint32_t lane, struct tma_box *box) {
     const struct tma_operands *more = i->more;
-    *box = (struct tma_box){.is_gather = more->is_gather, .is_written = i->kind != ASYNC_LOAD, .in_use = 1};
+    *box = (struct tma_box){.is_gather = more->is_gather, .is_written = i->kind != ASYNC_LOAD, .in_use = true};
     if (!read_map(w, address_register(w, more->map, more->is_map_narrow, lane), lane, &box->map) ||
         !fits(w, i, &box->map, lane))
-        return 0;
+        return false;
     for (uint32_t k = 0; k < (more->is_gather ? TMA_COORDINATES : more->rank); k++)
         box->at[k] = (int32_t)((const uint32_t *)source(w, more->coordinates[k]))[lane];
     for (uint32_t k = 0; k < more->rank; k++)
@@ -117,34 +117,34 @@ static int find_box(struct warp *w, const struct inst *i, uint32_t lane, struct 
     return is_aligned(w, i, box, lane) && is_allowed(w, i, box, lane);
 }
 
-/* Check both sides of a copy. 0 after a fault. */
-static int check_sides(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t shared,
-                       uint32_t lane) {
+/* Check both sides of a copy. False after a fault. */
+static bool check_sides(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t shared,
+                        uint32_t lane) {
     static const char *const names[] = {
         [ASYNC_LOAD] = "tensor load", [ASYNC_STORE] = "tensor store", [ASYNC_REDUCE] = "tensor reduction"};
     const char *const what = names[i->kind];
     uint32_t address, n;
     if (!memory_shared(w, shared, 0, TMA_LINE, lane, what))
-        return 0;
+        return false;
     if (tma_bytes(box) > w->cta->shared_bytes) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane, "%s of a box of %u bytes; this CTA has %u of shared memory", what,
                  tma_bytes(box), w->cta->shared_bytes);
-        return 0;
+        return false;
     }
     for (uint32_t done = 0; (n = tma_piece(box, shared, done, &address)) != 0; done += n)
         if (!memory_shared(w, address, n, 16, lane, what))
-            return 0;
+            return false;
     for (uint32_t k = 0; k < tma_rows(box); k++) {
         const struct tma_row row = tma_row(box, k);
         if (row.end > row.first && !memory_global(w, row.global, row.end - row.first, 1, lane, what))
-            return 0;
+            return false;
         if (row.end > row.first && i->kind != ASYNC_LOAD &&
             memory_find(w->worker, row.global, row.end - row.first) > 1) {
             fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "%s to a .const variable, which is read-only", what);
-            return 0;
+            return false;
         }
     }
-    return 1;
+    return true;
 }
 
 /* cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: check both sides now, move later. */
@@ -196,9 +196,9 @@ enum step tma_replace(struct warp *w, const struct inst *i, uint32_t mask) {
                             "tensormap.replace at 0x%llx; expected an address in global or shared memory",
                             (unsigned long long)address);
         if (w->cta->shadow && space == SPACE_SHARED &&
-            !check_shared(w, (uint32_t)(bytes - w->cta->shared) + SHARED_BASE, TENSOR_MAP_BYTES, lane, 1, BY_PLAIN))
+            !check_shared(w, (uint32_t)(bytes - w->cta->shared) + SHARED_BASE, TENSOR_MAP_BYTES, lane, true, BY_PLAIN))
             return STEP_FAULT;
-        if (w->cta->shadow && space == SPACE_GLOBAL && !check_map_changed(w, address, 0))
+        if (w->cta->shadow && space == SPACE_GLOBAL && !check_map_changed(w, address, false))
             return STEP_FAULT;
         if (!tma_map_replace(bytes, (enum tma_field)i->kind, i->c, address_register(w, i->b, i->size == 4, lane), why,
                              sizeof why))
@@ -220,8 +220,8 @@ enum step tma_copy_map(struct warp *w, const struct inst *i, uint32_t mask) {
         const uint8_t *const shared = memory_shared(w, from, TENSOR_MAP_BYTES, 128, lane, "tensormap.cp_fenceproxy");
         if (!global || !shared)
             return STEP_FAULT;
-        if (w->cta->shadow &&
-            (!check_shared(w, (uint32_t)from, TENSOR_MAP_BYTES, lane, 0, BY_PLAIN) || !check_map_changed(w, to, 1)))
+        if (w->cta->shadow && (!check_shared(w, (uint32_t)from, TENSOR_MAP_BYTES, lane, false, BY_PLAIN) ||
+                               !check_map_changed(w, to, true)))
             return STEP_FAULT;
         memcpy(global, shared, TENSOR_MAP_BYTES);
     }

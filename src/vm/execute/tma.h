@@ -27,9 +27,9 @@ enum tma_field {
 /* Write the 128 bytes of a map whose fields are right. */
 void tma_map_pack(void *bytes, const struct tensor_map *map);
 /* Read them; 0 with a sentence where they are no map, or one that cannot be used. */
-int tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t room);
+bool tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t room);
 /* Change a field, of a map or of 128 zeros, which become one; 0 with a sentence where they are neither. */
-int tma_map_replace(void *bytes, enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room);
+bool tma_map_replace(void *bytes, enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room);
 
 /* ---- tma_box.c: boxes ---- */
 
@@ -41,8 +41,8 @@ struct tma_box {
     int32_t at[TMA_COORDINATES];
     uint32_t counts[TENSOR_MAP_RANK]; /* elements along each dimension in shared memory */
     int is_gather;                    /* the rows at[1] to at[4] of a matrix, from column at[0] */
-    int is_written;                   /* by a store or a reduction */
-    int in_use;
+    bool is_written;                  /* by a store or a reduction */
+    bool in_use;
 };
 
 /* A row of a box: elements of dimension 0. Stores and reductions write 16 bytes at a time, the last ones too. */
@@ -58,10 +58,10 @@ struct tma_row tma_row(const struct tma_box *box, uint32_t index);
 /* The piece of shared memory that begins `done` bytes into the box at `base`: its address and length; 0 at the end. */
 uint32_t tma_piece(const struct tma_box *box, uint32_t base, uint32_t done, uint32_t *address);
 /* The k-th part of a tensor copy as a bulk copy of its own: up to 8 bytes, 0 where that part is empty, global 0 where a
- * load fills, op 1 where it rounds. 0 behind the last. */
-int tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, struct async_op *part);
+ * load fills, op 1 where it rounds. False behind the last. */
+bool tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, struct async_op *part);
 /* Does the box meet these bytes of global memory? */
-int tma_meets(const struct tma_box *box, uint64_t address, uint64_t bytes);
+bool tma_meets(const struct tma_box *box, uint64_t address, uint64_t bytes);
 /* Move a box; `shared` holds the CTA's memory from SHARED_BASE on. */
 void tma_load(const struct tma_box *box, uint8_t *shared, uint32_t base);
 void tma_store(const struct tma_box *box, const uint8_t *shared, uint32_t base);

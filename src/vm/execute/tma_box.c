@@ -51,19 +51,19 @@ uint32_t tma_piece(const struct tma_box *box, uint32_t base, uint32_t done, uint
 }
 
 /* Where a row is: which elements are inside of the tensor, and the global address of its element 0, which may not be.
- * 0: the row is outside. */
-static int find_row(const struct tma_box *box, uint32_t index, uint64_t *address) {
+ * false: the row is outside. */
+static bool find_row(const struct tma_box *box, uint32_t index, uint64_t *address) {
     const struct tensor_map *map = &box->map;
     *address = map->address;
     for (uint32_t i = 1; i < map->rank; i++) {
         const uint32_t k = index % box->counts[i];
         const int64_t x = box->is_gather ? box->at[1 + k] : box->at[i] + (int64_t)k * map->steps[i];
         if (x < 0 || (uint64_t)x >= map->dims[i])
-            return 0;
+            return false;
         *address += (uint64_t)x * map->strides[i - 1];
         index /= box->counts[i];
     }
-    return 1;
+    return true;
 }
 
 struct tma_row tma_row(const struct tma_box *box, uint32_t index) {
@@ -79,13 +79,13 @@ struct tma_row tma_row(const struct tma_box *box, uint32_t index) {
                                                    : (uint32_t)(last * bits / 8)};
 }
 
-int tma_meets(const struct tma_box *box, uint64_t address, uint64_t bytes) {
+bool tma_meets(const struct tma_box *box, uint64_t address, uint64_t bytes) {
     for (uint32_t k = 0; k < tma_rows(box); k++) {
         const struct tma_row row = tma_row(box, k);
         if (address < row.global + (row.end - row.first) && row.global < address + bytes)
-            return 1;
+            return true;
     }
-    return 0;
+    return false;
 }
 
 /* ---- rows as global memory has them -------------------------------------------------------------------------- */
@@ -108,7 +108,7 @@ static void round_row(uint8_t *row, uint32_t bytes) {
     }
 }
 
-static int is_tf32(uint32_t type) {
+static bool is_tf32(uint32_t type) {
     return type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 || type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ;
 }
 
@@ -117,12 +117,12 @@ static uint32_t packed_bytes(uint32_t type) {
     return tensor_map_unpacks(type) ? 2 * tensor_map_bits(type) : 16;
 }
 
-int tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, struct async_op *part) {
+bool tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, struct async_op *part) {
     static const enum type types[] = {[1] = T_U8, [2] = T_U16, [4] = T_U32, [8] = T_U64};
     const struct tensor_map *map = &box->map;
     const uint32_t bytes = tensor_map_row(map), done = k / 2 * 8, within = done % bytes, held = packed_bytes(map->type);
     if (done >= tma_bytes(box))
-        return 0;
+        return false;
     const struct tma_row row = tma_row(box, done / bytes);
     const uint32_t start = within / 16 * held + within % 16;
     const uint32_t end = within % 16 + 8 <= held ? start + 8 : within / 16 * held + held;
@@ -140,7 +140,7 @@ int tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, s
         part->global = 0;
         part->bytes = op->kind == ASYNC_LOAD && end > start + inside ? end - start - inside : 0;
     }
-    return 1;
+    return true;
 }
 
 /* Cut the upper two bits from 16 bytes, and pack what is left into 12. */
@@ -194,7 +194,7 @@ static void get_row(const struct tensor_map *map, const uint8_t *shared, uint32_
 void tma_load(const struct tma_box *box, uint8_t *shared, uint32_t base) {
     const struct tensor_map *map = &box->map;
     const uint32_t bytes = tensor_map_row(map), held = packed_bytes(map->type);
-    const int is_plain = map->swizzle == CU_TENSOR_MAP_SWIZZLE_NONE && held == 16;
+    const bool is_plain = map->swizzle == CU_TENSOR_MAP_SWIZZLE_NONE && held == 16;
     uint8_t image[TMA_ROW_MAX];
     for (uint32_t k = 0; k < tma_rows(box); k++, base += pitch(map)) {
         const struct tma_row row = tma_row(box, k);
@@ -247,7 +247,7 @@ atomic_function *tma_reduction(enum atomic_op op, uint32_t type) {
         [CU_TENSOR_MAP_DATA_TYPE_TFLOAT32] = T_F32, [CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ] = T_F32,
         [CU_TENSOR_MAP_DATA_TYPE_FLOAT64] = T_F64};
     const enum type is = (enum type)types[type];
-    const int has_ftz = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ || type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ;
+    const bool has_ftz = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ || type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ;
     if (op == ATOMIC_AND || op == ATOMIC_OR || op == ATOMIC_XOR)
         return is == T_U32 || is == T_S32 ? atomic_find_bulk(op, T_B32)
                : is == T_U64              ? atomic_find_bulk(op, T_B64)

@@ -67,8 +67,9 @@ void tma_map_pack(void *bytes, const struct tensor_map *map) {
     memcpy(bytes, &image, sizeof image);
 }
 
-/* Was everything given that has no default? The modes and the rank are 0 where nobody said more. 0 with a sentence. */
-static int is_complete(const struct image *image, char *why, size_t room) {
+/* Was everything given that has no default? The modes and the rank are 0 where nobody said more. False with a sentence.
+ */
+static bool is_complete(const struct image *image, char *why, size_t room) {
     const struct {
         enum tma_field field;
         const char *name;
@@ -84,28 +85,28 @@ static int is_complete(const struct image *image, char *why, size_t room) {
             const char ordinal[] = {k ? ' ' : 0, (char)('0' + i), 0};
             snprintf(why, room, "it was never given its %s%s; expected tensormap.replace.tile.%s before",
                      wanted[k].name, ordinal, wanted[k].name);
-            return 0;
+            return false;
         }
-    return 1;
+    return true;
 }
 
-int tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t room) {
+bool tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t room) {
     struct image image;
     memcpy(&image, bytes, sizeof image);
     if (image.magic != MAGIC || image.seal != seal_of(&image)) {
         snprintf(why, room, "%s",
                  image.magic == MAGIC ? "something has overwritten a part of it" : "it was never encoded");
-        return 0;
+        return false;
     }
     if (image.rank >= TENSOR_MAP_RANK) {
         snprintf(why, room, "its rank is %u; 1 to %d are right", image.rank + 1u, TENSOR_MAP_RANK);
-        return 0;
+        return false;
     }
     if (!is_complete(&image, why, room))
-        return 0;
+        return false;
     if (image.atom && image.swizzle != CU_TENSOR_MAP_SWIZZLE_128B) {
         snprintf(why, room, "its swizzle_atomicity is %u; with swizzle_mode %u it is 0", image.atom, image.swizzle);
-        return 0;
+        return false;
     }
     *map = (struct tensor_map){.address = image.address,
                                .rank = image.rank + 1u,
@@ -165,7 +166,7 @@ static void set(struct image *image, enum tma_field field, uint32_t ordinal, uin
 }
 
 /* Is a new value one that the field can hold? 0 with a sentence. */
-static int is_in_range(enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room) {
+static bool is_in_range(enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room) {
     static const struct {
         enum tma_field field;
         const char *name;
@@ -176,27 +177,27 @@ static int is_in_range(enum tma_field field, uint32_t ordinal, uint64_t value, c
         if (ranges[k].field == field && (value < ranges[k].least || value > ranges[k].most)) {
             snprintf(why, room, "%s %" PRIu32 " = %" PRIu64 "; %" PRIu64 " to %" PRIu64 " are right", ranges[k].name,
                      ordinal, value, ranges[k].least, ranges[k].most);
-            return 0;
+            return false;
         }
-    return 1;
+    return true;
 }
 
-int tma_map_replace(void *bytes, enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room) {
+bool tma_map_replace(void *bytes, enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room) {
     static const uint8_t zeros[TENSOR_MAP_BYTES];
     struct image image;
     memcpy(&image, bytes, sizeof image);
-    const int is_new = !memcmp(&image, zeros, sizeof image);
+    const bool is_new = !memcmp(&image, zeros, sizeof image);
     if (!is_new && (image.magic != MAGIC || image.seal != seal_of(&image))) {
         snprintf(why, room, "those 128 bytes are neither a tensor map nor zeros");
-        return 0;
+        return false;
     }
     if (!is_in_range(field, ordinal, value, why, room))
-        return 0;
+        return false;
     image.magic = MAGIC;
     if (field == TMA_ADDRESS || field == TMA_BOX || field == TMA_DIM || field == TMA_STRIDE)
         image.given |= given_bit(field, ordinal);
     set(&image, field, ordinal, value);
     image.seal = seal_of(&image);
     memcpy(bytes, &image, sizeof image);
-    return 1;
+    return true;
 }

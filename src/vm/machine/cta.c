@@ -67,8 +67,8 @@ static void set_specials(struct warp *w) {
     }
 }
 
-/* Bring a CTA and its warps to their first instruction. 0 after a fault. */
-int cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
+/* Bring a CTA and its warps to their first instruction. False after a fault. */
+bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     struct launch *launch = worker->launch;
     const struct CUfunc_st *f = launch->function;
     cta->launch = launch;
@@ -85,7 +85,7 @@ int cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     cta->executed = 0;
     cta->left = launch->warps;
     cta->hopeless = cta->fruitless = cta->blocked = cta->progressed = 0;
-    cta->in_vain = 0;
+    cta->in_vain = false;
     cta->state_news = UINT64_MAX;
     cta->random = launch->seed * 0x9e3779b97f4a7c15u + linear;
     memset(cta->barrier, 0, sizeof cta->barrier);
@@ -175,7 +175,7 @@ static void report_deadlock(struct cta *cta) {
 
 /* When every warp waits: let a copy land, or let the tries fail. 0: nothing can help. */
 static int unblock(struct cta *cta) {
-    int forced = 0;
+    bool forced = false;
     const int landed = async_land(cta);
     if (landed)
         return landed;
@@ -184,36 +184,38 @@ static int unblock(struct cta *cta) {
     for (uint32_t k = 0; k < cta->warps; k++) {
         struct warp *w = &cta->warp[k];
         for (uint32_t s = 0; s < w->splits; s++)
-            if (w->split[s].wait == WAIT_MBARRIER)
-                forced = w->split[s].forced = 1;
+            if (w->split[s].wait == WAIT_MBARRIER) {
+                w->split[s].forced = 1;
+                forced = true;
+            }
     }
     return forced;
 }
 
 /* Has the launch been stopped, or run for too long? */
-static int over_limit(struct cta *cta, uint64_t executed) {
+static bool over_limit(struct cta *cta, uint64_t executed) {
     struct launch *launch = cta->launch;
     struct worker *worker = cta->warp[0].worker;
     cta->executed += executed;
     worker->executed += executed;
     const uint64_t since = worker->executed - worker->checked, limit = launch->instruction_limit;
     if (since < 1u << 20 && since <= limit)
-        return 0;
+        return false;
     const uint64_t total = atomic_fetch_add(&launch->executed, since) + since;
     worker->checked = worker->executed;
     if (atomic_load(&launch->stop))
-        return 1;
+        return true;
     if (atomic_load(&launch->device->interrupts) != launch->interrupts) {
         fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch was interrupted");
-        return 1;
+        return true;
     }
     if (total <= limit)
-        return 0;
+        return false;
     char text[3000];
     cta_describe(cta, text, sizeof text);
     fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "the launch has executed more than %llu warp instructions%s",
               (unsigned long long)limit, text);
-    return 1;
+    return true;
 }
 
 /* How long a warp may run. At level full often only for a moment, so that warps and CTAs meet everywhere. */
@@ -228,7 +230,7 @@ static uint32_t choose_quantum(struct cta *cta) {
 static int round_of_turns(struct cta *cta) {
     int used = 0;
     const uint32_t first = (uint32_t)(cta_random(cta) % cta->warps);
-    cta->waits_outside = 0;
+    cta->waits_outside = false;
     for (uint32_t n = 0; n < cta->warps; n++) {
         struct warp *w = &cta->warp[(first + n) % cta->warps];
         uint32_t executed = 0;

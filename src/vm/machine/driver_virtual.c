@@ -25,7 +25,7 @@ struct CUstream_st {
 };
 struct CUevent_st {
     uint64_t time;
-    int recorded;
+    bool recorded;
 };
 
 static struct CUctx_st contexts[MAX_DEVICES];
@@ -242,7 +242,7 @@ static void before_fork(void) {
     launch_lock();
 }
 
-static void after_fork(int is_child) {
+static void after_fork(bool is_child) {
     launch_unlock(is_child);
     counters_unlock();
     mutex_unlock(&handles_lock);
@@ -256,11 +256,11 @@ static void after_fork(int is_child) {
 }
 
 static void after_fork_in_parent(void) {
-    after_fork(0);
+    after_fork(false);
 }
 
 static void after_fork_in_child(void) {
-    after_fork(1);
+    after_fork(true);
 }
 
 static void watch_forks(void) {
@@ -382,7 +382,7 @@ static CUresult stream_check(CUstream stream) {
 static CUresult handle_create(void **handle, size_t bytes, enum handle kind) {
     *handle = calloc(1, bytes);
     mutex_lock(&handles_lock);
-    const int made = *handle && registry_reserve(&handles);
+    const bool made = *handle && registry_reserve(&handles);
     if (made)
         registry_add(&handles, (struct record){(uint64_t)(uintptr_t)*handle, kind});
     mutex_unlock(&handles_lock);
@@ -460,7 +460,7 @@ static CUresult virtual_cuEventRecord(CUevent event, CUstream stream) {
     r = r ? r : handle_check(event, HANDLE_EVENT);
     if (!r) {
         event->time = clock_steady();
-        event->recorded = 1;
+        event->recorded = true;
     }
     mutex_unlock(&handles_lock);
     return r;
@@ -594,14 +594,14 @@ static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
 /* ---- modules ------------------------------------------------------------------------------------------------- */
 
 /* Is this a cubin or a fatbin? */
-static int is_binary(const void *image) {
+static bool is_binary(const void *image) {
     static const unsigned char magics[][4] = {
         {0x7f, 'E', 'L', 'F'}, {0x50, 0xed, 0x55, 0xba}, {0xb1, 0x43, 0x62, 0x46}};
     for (size_t k = 0; k < 3; k++) /* byte by byte: a text may be shorter than a magic number */
         for (size_t n = 0; ((const unsigned char *)image)[n] == magics[k][n];)
             if (++n == 4)
-                return 1;
-    return 0;
+                return true;
+    return false;
 }
 
 static _Thread_local const char *text_name;
@@ -762,7 +762,7 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
     if (!function || extra)
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function is NULL or extra is not");
     const CUresult wrong = stream_check(stream);
-    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, 0);
+    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, false);
 }
 
 static CUresult virtual_cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
@@ -772,7 +772,7 @@ static CUresult virtual_cuLaunchCooperativeKernel(CUfunction function, unsigned 
     if (!function)
         return null_argument("function");
     const CUresult wrong = stream_check(stream);
-    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, 1);
+    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, true);
 }
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */

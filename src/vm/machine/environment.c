@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Read digits of base 10 or 16 to the end of the text. 0: they are none, or too many. */
-static int read_digits(const char *text, uint64_t *value) {
-    const int hexadecimal = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+/* Read digits of base 10 or 16 to the end of the text. False: they are none, or too many. */
+static bool read_digits(const char *text, uint64_t *value) {
+    const bool hexadecimal = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
     const char *const digits = text + (hexadecimal ? 2 : 0);
     if (!*digits || digits[strspn(digits, hexadecimal ? "0123456789abcdefABCDEF" : "0123456789")])
-        return 0;
+        return false;
     errno = 0;
     *value = strtoull(digits, NULL, hexadecimal ? 16 : 10);
     return errno == 0;

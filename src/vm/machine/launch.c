@@ -43,8 +43,8 @@ static struct worker *worker_get(void) {
     return own;
 }
 
-/* Make a worker count for a launch. 0: out of memory. */
-static int worker_prepare(struct worker *worker, struct launch *launch) {
+/* Make a worker count for a launch. False: out of memory. */
+static bool worker_prepare(struct worker *worker, struct launch *launch) {
     worker->launch = launch;
     free(worker->counts);
     worker->counts = calloc(launch->function->length + 1u, sizeof *worker->counts);
@@ -131,7 +131,7 @@ void launch_lock(void) {
     mutex_lock(&pool.lock);
 }
 
-void launch_unlock(int is_child) {
+void launch_unlock(bool is_child) {
     if (is_child) {
         condition_init(&pool.work);
         condition_init(&pool.done);
@@ -152,7 +152,7 @@ static void run_shared(struct launch *launch) {
     const unsigned threads = launch_threads();
     /* at level full, and where somebody looks on, the order of CTAs, and so of atomics in global memory, is the seed's
      */
-    const int alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL || launch->trace;
+    const bool alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL || launch->trace;
     if (!alone) {
         mutex_lock(&pool.lock);
         start_helpers(threads - 1);
@@ -280,7 +280,7 @@ static CUresult check_together(const struct launch *launch) {
 }
 
 /* Make what a launch has besides its CTAs. CUDA_SUCCESS, or nothing is left. */
-static CUresult open_parts(struct launch *launch, int is_cooperative) {
+static CUresult open_parts(struct launch *launch, bool is_cooperative) {
     enum { WORKSPACE = 8 }; /* its size, which nobody reads, and the count of a barrier */
     CUresult r = trace_open(launch, &configured.watch);
     if (r)
@@ -306,7 +306,7 @@ static void close_parts(struct launch *launch) {
 
 /* Run a kernel to its end. */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
-                    uint32_t dynamic, void **arguments, int is_cooperative) {
+                    uint32_t dynamic, void **arguments, bool is_cooperative) {
     enum checks checks;
     uint64_t seed = 0, limit = 0, patience = 0;
     CUresult r = check_shape(f, grid, block);

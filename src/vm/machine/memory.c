@@ -75,7 +75,7 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
     char *base = pages_reserve(mapped);
     if (!base)
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
-    const int is_shaded = kind == 0 && launch_checks() == CHECKS_FULL;
+    const bool is_shaded = kind == 0 && launch_checks() == CHECKS_FULL;
     struct shade *const shade = is_shaded ? shade_open(bytes) : NULL;
     if ((is_shaded && !shade) || !pages_commit(base + page, whole)) {
         pages_release(base, mapped);
@@ -142,10 +142,10 @@ static void give_back(struct device *device, size_t at) {
     device->allocation_count--;
 }
 
-/* Mark an allocation that launches may be using. 0: none runs. The memory lock is held. */
-static int postpone(struct device *device, struct allocation *a) {
+/* Mark an allocation that launches may be using. False: none runs. The memory lock is held. */
+static bool postpone(struct device *device, struct allocation *a) {
     mutex_lock(&device->running_lock);
-    const int is_used = device->running != NULL;
+    const bool is_used = device->running != NULL;
     if (is_used) {
         a->freed_at = device->launches;
         device->dying++;
@@ -207,7 +207,7 @@ void memory_leave(struct device *device, struct launch *launch) {
     while (*link != launch)
         link = &(*link)->next_running;
     *link = launch->next_running;
-    const int is_dying = device->dying != 0;
+    const bool is_dying = device->dying != 0;
     mutex_unlock(&device->running_lock);
     if (is_dying)
         reap(device);
@@ -224,7 +224,7 @@ void memory_lock_all(struct device *device) {
     mutex_lock(&device->running_lock);
 }
 
-void memory_unlock_all(struct device *device, int is_child) {
+void memory_unlock_all(struct device *device, bool is_child) {
     if (!is_child) {
         mutex_unlock(&device->running_lock);
         rwlock_unlock_write(&device->memory_lock);
@@ -257,7 +257,7 @@ void memory_free_all(struct device *device) {
 CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what) {
     const size_t at = position(device, address);
     const struct allocation *a = &device->allocations[at];
-    const int inside = at < device->allocation_count && a->start <= address && !a->freed_at;
+    const bool inside = at < device->allocation_count && a->start <= address && !a->freed_at;
     if (inside && bytes <= a->end - address)
         return CUDA_SUCCESS;
     if (inside)
@@ -269,7 +269,7 @@ CUresult memory_check_range(struct device *device, uint64_t address, size_t byte
 /* ---- accesses of kernels ------------------------------------------------------------------------------------- */
 
 /* Was an allocation freed before a launch began? */
-static int is_freed_for(const struct launch *launch, const struct allocation *a) {
+static bool is_freed_for(const struct launch *launch, const struct allocation *a) {
     return a->freed_at && a->freed_at < launch->number;
 }
 
@@ -283,8 +283,8 @@ int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
     rwlock_lock_read(&device->memory_lock);
     const size_t at = position(device, address);
     const struct allocation *a = &device->allocations[at];
-    const int found = at < device->allocation_count && a->start <= address && bytes <= a->end - address &&
-                      !is_freed_for(worker->launch, a);
+    const bool found = at < device->allocation_count && a->start <= address && bytes <= a->end - address &&
+                       !is_freed_for(worker->launch, a);
     if (found) {
         memmove(cached + 1, cached, 7 * sizeof *cached);
         cached[0] = *a;
@@ -335,13 +335,13 @@ static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uin
                  "%s of %u bytes at global address 0x%llx, which is in no allocation", what, bytes, shown);
 }
 
-static int misaligned(struct warp *w, uint64_t address, uint32_t align, uint32_t lane, const char *what,
-                      const char *space) {
+static bool misaligned(struct warp *w, uint64_t address, uint32_t align, uint32_t lane, const char *what,
+                       const char *space) {
     if (!(address & (align - 1)))
-        return 0;
+        return false;
     fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane, "%s at %s address 0x%llx, expected a multiple of %u", what, space,
              (unsigned long long)address, align);
-    return 1;
+    return true;
 }
 
 /* The host pointer of global memory; NULL after a fault. */

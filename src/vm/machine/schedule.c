@@ -72,8 +72,8 @@ static void poison_gaps(const struct cta *room, const struct launch *launch, siz
     }
 }
 
-/* Lay out registers, predicates, shared and local memory. 0: out of memory. */
-static int lay_out(struct cta *room, const struct launch *launch) {
+/* Lay out registers, predicates, shared and local memory. False: out of memory. */
+static bool lay_out(struct cta *room, const struct launch *launch) {
     const struct CUfunc_st *f = launch->function;
     const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
     const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
@@ -86,7 +86,7 @@ static int lay_out(struct cta *room, const struct launch *launch) {
         room->memory_bytes = room->memory ? all : 0;
     }
     if (!room->memory)
-        return 0;
+        return false;
     UNPOISON(room->memory, room->memory_bytes);
     memset(room->memory, 0xff, all); /* what was never written is NaN */
     room->used_bytes = all;
@@ -99,25 +99,25 @@ static int lay_out(struct cta *room, const struct launch *launch) {
         room->warp[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
     }
     poison_gaps(room, launch, each);
-    return 1;
+    return true;
 }
 
-/* Make a room fit for the CTAs of a launch. 0: out of memory. */
-static int prepare(struct cta *room, const struct launch *launch) {
+/* Make a room fit for the CTAs of a launch. False: out of memory. */
+static bool prepare(struct cta *room, const struct launch *launch) {
     if (room->prepared_for == launch && room->prepared_number == launch->number)
-        return 1;
+        return true;
     room->prepared_for = NULL;
     if (!room->warp)
         room->warp = calloc(MAX_WARPS, sizeof *room->warp);
     if (!room->mbarrier_at)
         room->mbarrier_at = calloc(MAX_SHARED / 8 + 1024, sizeof *room->mbarrier_at);
     if (!room->warp || !room->mbarrier_at || !lay_out(room, launch))
-        return 0;
+        return false;
     if (launch->checks != CHECKS_OFF && !(room->kept_shadow = check_open(room->kept_shadow, launch)))
-        return 0;
+        return false;
     room->prepared_for = launch;
     room->prepared_number = launch->number;
-    return 1;
+    return true;
 }
 
 /* An empty room; NULL when memory is used up, which ends the launch. */
@@ -229,7 +229,7 @@ static void note_state(struct schedule *s, struct cta *cta) {
     if (cta->state_news != news) {
         cta->state_news = news;
         cta->state_count = 0;
-        cta->is_stuck = 0;
+        cta->is_stuck = false;
     }
     for (uint32_t k = 0; k < cta->state_count && k < STATES; k++)
         cta->is_stuck |= cta->states[k] == state;
@@ -242,7 +242,7 @@ static uint64_t now(void) {
 }
 
 /* Could another thread of the host still answer? It has a while, which begins anew with all that it does here. */
-static int host_may_answer(struct launch *launch) {
+static bool host_may_answer(struct launch *launch) {
     struct schedule *s = launch->schedule;
     const unsigned calls = atomic_load(&launch->device->host_calls);
     if (!s->stuck_since || s->stuck_calls != calls) {
@@ -250,21 +250,21 @@ static int host_may_answer(struct launch *launch) {
         s->stuck_calls = calls;
     }
     if (now() - s->stuck_since >= launch->patience)
-        return 0;
+        return false;
     clock_sleep(1000000);
-    return 1;
+    return true;
 }
 
 /* Do all go round in circles, or have they polled in vain for very long? */
-static int is_deadlock(struct launch *launch) {
+static bool is_deadlock(struct launch *launch) {
     struct schedule *s = launch->schedule;
     const uint64_t news = atomic_load(&s->news);
-    int all = s->waiting != NULL;
+    bool all = s->waiting != NULL;
     for (const struct cta *cta = s->waiting; cta; cta = cta->following)
         all &= cta->is_stuck && cta->state_news == news;
     if (!all && s->vain <= IN_VAIN) {
         s->stuck_since = 0;
-        return 0;
+        return false;
     }
     return !host_may_answer(launch);
 }
@@ -302,12 +302,12 @@ static struct cta *take_in_vain(struct launch *launch) {
         return NULL;
     }
     struct cta *cta = unlink_at(s, &s->waiting);
-    cta->in_vain = 1;
+    cta->in_vain = true;
     return cta;
 }
 
 /* A CTA has had a turn: put it where it belongs. */
-static void settle(struct worker *worker, struct launch *launch, struct cta *cta, enum outcome outcome, int news,
+static void settle(struct worker *worker, struct launch *launch, struct cta *cta, enum outcome outcome, bool news,
                    uint64_t executed) {
     struct schedule *s = launch->schedule;
     if (news || outcome == CTA_ENDED)
@@ -324,7 +324,7 @@ static void settle(struct worker *worker, struct launch *launch, struct cta *cta
         s->vain = 0;
     }
     s->vain += cta->in_vain ? executed : 0;
-    cta->in_vain = 0;
+    cta->in_vain = false;
     poll_watch(cta);
     append(s, cta);
     mutex_unlock(&s->lock);
@@ -364,7 +364,7 @@ static struct cta *take_among_waiting(struct worker *worker, struct launch *laun
     uint64_t turn = UINT64_MAX;
     mutex_lock(&s->lock);
     const uint64_t resident = atomic_load(&s->waits) + atomic_load(&s->running);
-    const int may_start = atomic_load(&launch->next) < launch->ctas && resident < s->residency;
+    const bool may_start = atomic_load(&launch->next) < launch->ctas && resident < s->residency;
     struct cta *cta = may_start && s->odd++ % 2 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
     if (!cta && may_start)
         turn = atomic_fetch_add(&launch->next, 1);
@@ -381,7 +381,7 @@ static struct cta *take_among_waiting(struct worker *worker, struct launch *laun
 }
 
 /* Are there CTAs that wait for a thread? */
-int schedule_has_work(struct launch *launch) {
+bool schedule_has_work(struct launch *launch) {
     return !atomic_load(&launch->stop) &&
            (atomic_load(&launch->next) < launch->ctas || atomic_load(&launch->schedule->waits));
 }
@@ -419,7 +419,7 @@ static uint64_t choice(struct schedule *s) {
 static uint32_t fill(struct worker *worker, struct launch *launch, struct cta **active, uint32_t count) {
     struct schedule *s = launch->schedule;
     while (count < ACTIVE) {
-        const int may_start =
+        const bool may_start =
             atomic_load(&launch->next) < launch->ctas && atomic_load(&s->waits) + count < s->residency;
         struct cta *cta = may_start && s->odd++ % 2 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
         if (!cta && may_start)
@@ -442,7 +442,7 @@ static void run_in_turns(struct worker *worker, struct launch *launch) {
         const uint32_t k = (uint32_t)(choice(s) % count);
         const uint64_t changes = poll_changes(worker), executed = active[k]->executed;
         const enum outcome outcome = cta_run(active[k], worker, 1 + (uint32_t)(choice(s) % 4));
-        const int news = poll_changes(worker) != changes;
+        const bool news = poll_changes(worker) != changes;
         if (outcome == CTA_TURN) {
             if (news)
                 atomic_fetch_add(&s->news, 1);
@@ -473,10 +473,10 @@ void schedule_run(struct worker *worker, struct launch *launch) {
 
 /* ---- a launch ------------------------------------------------------------------------------------------------ */
 
-int schedule_open(struct launch *launch) {
+bool schedule_open(struct launch *launch) {
     struct schedule *s = calloc(1, sizeof *s);
     if (!s)
-        return 0;
+        return false;
     mutex_init(&s->lock);
     s->last = &s->waiting;
     s->looked_at = UINT64_MAX;
@@ -484,9 +484,9 @@ int schedule_open(struct launch *launch) {
     s->random = launch->seed ^ 0xd1b54a32d192ed03u;
     launch->schedule = s;
     if (launch->checks != CHECKS_FULL || (launch->world = world_open(launch)))
-        return 1;
+        return true;
     schedule_close(launch);
-    return 0;
+    return false;
 }
 
 void schedule_close(struct launch *launch) {

@@ -42,6 +42,7 @@
 #include "platform/compiler.h"
 #include "platform/thread.h"
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -249,7 +250,7 @@ struct routine {
     uint32_t first_predicate, end_predicate;
     const uint8_t *wide;  /* [register / 128]: is it of 64 bits? */
     uint32_t saved_bytes; /* of local memory, for all of its registers */
-    int is_recursive;
+    bool is_recursive;
 };
 
 /* A call instruction. */
@@ -286,7 +287,7 @@ struct CUfunc_st {
     uint32_t routine_count;
     uint32_t required[3], maximum[3]; /* .reqntid and .maxntid; 0: not given */
     int dynamic_limit;                /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
-    int is_entry;
+    bool is_entry;
 };
 
 /* Memory that is freed at once. */
@@ -314,7 +315,7 @@ struct allocation {
     uint64_t start, end;
     void *mapping; /* with its guards */
     size_t mapped;
-    int pinned, owned;   /* owned by a module */
+    bool pinned, owned;  /* owned by a module */
     int constant;        /* kernels only read it */
     uint64_t freed_at;   /* freed, but launches up to this number may still use it; 0: not freed */
     struct shade *shade; /* defined.h: which of its bytes are defined; NULL: all of them */
@@ -373,7 +374,7 @@ struct mbarrier {
     uint32_t address;
     uint32_t expected, pending, phase;
     int32_t tx;
-    int valid;
+    bool valid;
 };
 
 struct barrier {
@@ -427,13 +428,13 @@ struct cta {
     uint64_t changes, work, changes_base, work_base; /* poll.c: what it has done; what its worker had done before */
     uint64_t slice_start, slice_changes, slice_work, slice_reads; /* when the present slice began */
     uint32_t polled, quiet_slices; /* repeated reads in it; slices without a sign of work */
-    int waits_outside;             /* something in this round may wait for another CTA */
+    bool waits_outside;            /* something in this round may wait for another CTA */
     struct poll *polls;            /* [warp][lane][2]; NULL until a lane reads strongly */
     struct poll *watched[8];       /* some of those that it waits with */
     uint32_t watches;
     uint64_t states[16], state_news; /* schedule.c: of the last times that it waited in vain */
     uint32_t state_count;
-    int in_vain, is_stuck;
+    bool in_vain, is_stuck;
     /* the room that it lives in, kept for the next CTA */
     char *memory; /* shared, then registers, predicates, local and calls of each warp */
     size_t memory_bytes, used_bytes;
@@ -526,8 +527,8 @@ enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const ch
 
 /* cta.c */
 enum outcome { CTA_TURN, CTA_WAITS, CTA_ENDED, CTA_STOPPED };
-/* Bring a CTA to its first instruction, in a room that is prepared. 0 after a fault. */
-int cta_start(struct cta *cta, struct worker *worker, uint64_t linear);
+/* Bring a CTA to its first instruction, in a room that is prepared. False after a fault. */
+bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear);
 /* Give each warp of a CTA that many turns. CTA_WAITS: it only polls. */
 enum outcome cta_run(struct cta *cta, struct worker *worker, uint32_t turns);
 /* What a split waits for, in words. */
@@ -537,15 +538,15 @@ uint64_t cta_random(struct cta *cta);
 size_t cta_describe(const struct cta *cta, char *to, size_t bytes);
 
 /* schedule.c */
-int schedule_open(struct launch *launch); /* 0: out of memory */
+bool schedule_open(struct launch *launch); /* False: out of memory */
 void schedule_run(struct worker *worker, struct launch *launch);
-int schedule_has_work(struct launch *launch);
+bool schedule_has_work(struct launch *launch);
 void schedule_close(struct launch *launch);
 void room_free(struct cta *room);
 
 /* poll.c: reads that are repeated until another warp or CTA answers. */
-/* Lanes have read `bytes` each. 1: all of them have read this again and again, and it was always the same. */
-int poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared);
+/* Lanes have read `bytes` each. true: all of them have read this again and again, and it was always the same. */
+bool poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared);
 void poll_start(struct cta *cta);
 /* A worker takes a CTA up, and leaves it. */
 void poll_enter(struct cta *cta, const struct worker *worker);
@@ -553,13 +554,13 @@ void poll_leave(struct cta *cta, const struct worker *worker);
 /* A CTA waits: remember what for. */
 void poll_watch(struct cta *cta);
 /* Has something changed that it polled? */
-int poll_has_answer(const struct cta *cta);
+bool poll_has_answer(const struct cta *cta);
 /* What lanes of a warp poll, for a report; 0 if nothing. */
 int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes);
 /* What a worker has done to global memory: a number that changes. */
 uint64_t poll_changes(const struct worker *worker);
 /* At the end of a slice: did the CTA do nothing but poll in it? */
-int poll_is_all(struct cta *cta, const struct worker *worker);
+bool poll_is_all(struct cta *cta, const struct worker *worker);
 
 /* control.c */
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
@@ -568,7 +569,7 @@ handler control_bra, control_exit, control_trap, control_bar, control_barwarp, c
 void barrier_check(struct cta *cta, uint32_t number);
 
 /* function.c: may functions with these signatures stand for each other? */
-int signature_equal(const struct signature *a, const struct signature *b);
+bool signature_equal(const struct signature *a, const struct signature *b);
 const struct signature *routine_signature(const struct routine *routine);
 
 /* call.c */
@@ -583,7 +584,7 @@ void print_flush(struct launch *launch);
 void memory_open(struct device *device);
 /* Before and after a fork: take and free the locks. In the child no launch runs. */
 void memory_lock_all(struct device *device);
-void memory_unlock_all(struct device *device, int is_child);
+void memory_unlock_all(struct device *device, bool is_child);
 /* A launch begins or ends: what is freed in between stays until it has ended. */
 void memory_enter(struct device *device, struct launch *launch);
 void memory_leave(struct device *device, struct launch *launch);
@@ -603,17 +604,17 @@ void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
 /* mbarrier.c */
 handler mbarrier_init, mbarrier_inval, mbarrier_arrive, mbarrier_wait, mbarrier_tx;
 struct mbarrier *mbarrier_get(struct warp *w, uint64_t address, uint32_t lane, const char *what);
-/* Change the counts; 0 after a fault. */
-int mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane);
-int mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase);
+/* Change the counts; false after a fault. */
+bool mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane);
+bool mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase);
 
 /* async.c */
 handler async_bulk, async_bulk_commit, async_bulk_wait, async_copy, async_commit, async_wait, async_arrive;
-/* Issue a tensor copy whose two sides are good. 0 after a fault. */
-int async_start(struct warp *w, const struct async_op *op, const struct tma_box *box);
+/* Issue a tensor copy whose two sides are good. False after a fault. */
+bool async_start(struct warp *w, const struct async_op *op, const struct tma_box *box);
 /* Let one operation in flight land. 0: nothing is in flight; -1: fault. */
 int async_land(struct cta *cta);
-int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed);
+bool async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed);
 void async_init(struct cta *cta);
 
 /* atomic.c */
@@ -673,14 +674,14 @@ void counters_add(struct device *device, const struct worker *worker, const stru
 
 /* launch.c */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
-                    uint32_t dynamic, void **arguments, int is_cooperative);
+                    uint32_t dynamic, void **arguments, bool is_cooperative);
 /* The shared memory of a CTA with that much dynamic. */
 uint32_t launch_shared(const struct CUfunc_st *f, uint32_t dynamic);
 unsigned launch_threads(void);
 void launch_out_of_memory(struct launch *launch);
 /* Before and after a fork; the child has no helpers. */
 void launch_lock(void);
-void launch_unlock(int is_child);
+void launch_unlock(bool is_child);
 void launch_configure(const struct driver_options *options);
 /* The level that the calling thread's launches would have; CHECKS_DEFAULT where the environment says nonsense. */
 enum checks launch_checks(void);

@@ -44,10 +44,10 @@ enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const ch
 }
 
 /* Can a split run? Those that wait for an event look whether it has happened. */
-static int ready(const struct warp *w, const struct split *s) {
+static bool ready(const struct warp *w, const struct split *s) {
     switch (s->wait) {
     case WAIT_NOT:
-        return 1;
+        return true;
     case WAIT_MBARRIER:
         return s->forced || mbarrier_passed(w->cta, s->address, s->phase);
     case WAIT_CONVERGE:
@@ -55,7 +55,7 @@ static int ready(const struct warp *w, const struct split *s) {
     case WAIT_BULK:
         return async_bulk_done(w, s->mask, s->detail);
     default:
-        return 0;
+        return false;
     }
 }
 
@@ -78,7 +78,7 @@ static void merge(struct warp *w) {
 }
 
 /* Does one split run before another? Lanes in a function first: they come back to where the others went on. */
-static int goes_first(const struct warp *w, const struct split *a, const struct split *b) {
+static bool goes_first(const struct warp *w, const struct split *a, const struct split *b) {
     if (w->function->call_depth) {
         const uint32_t x = w->depth[lowest_bit(a->mask)], y = w->depth[lowest_bit(b->mask)];
         if (x != y)
@@ -118,7 +118,7 @@ static uint32_t meeting_point(const struct warp *w, uint32_t pc) {
 enum stretch { STRETCH_LIMIT, STRETCH_JUMP, STRETCH_QUANTUM, STRETCH_POLL, STRETCH_WAIT, STRETCH_FAULT };
 
 /* Execute the current split in a straight line until something happens. */
-static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t *budget, const int watched) {
+static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t *budget, const bool watched) {
     const struct inst *const code = w->function->code;
     uint64_t *const counts = w->worker->counts;
     const uint32_t *const predicates = w->predicates, single = w->splits == 1;
@@ -160,12 +160,12 @@ static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t
 
 /* The same, in one of two copies: the one without watchers pays nothing for them. */
 static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget) {
-    return w->cta->launch->watchers ? run_straight(w, limit, budget, 1) : run_straight(w, limit, budget, 0);
+    return w->cta->launch->watchers ? run_straight(w, limit, budget, true) : run_straight(w, limit, budget, false);
 }
 
 /* Let other splits run, though their pc is higher, when this one polls in vain or has run for very long: it may wait
  * for them. Not sooner, because they wait for it where control flow joins. */
-static void rotate(const struct warp *w, struct split *s, int polled, uint32_t executed) {
+static void rotate(const struct warp *w, struct split *s, bool polled, uint32_t executed) {
     enum { PATIENCE = 1 << 16 };
     s->ran += executed;
     if (w->splits < 2 || (!polled && s->ran < PATIENCE))

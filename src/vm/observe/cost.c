@@ -4,13 +4,13 @@
 enum { BANKS = 32, WORD = 4, SECTOR = 32, LINE = 128 };
 
 /* Does every lane have the address of its partner, lane ^ distance, where both take part? */
-static int pairs_agree(uint32_t mask, const uint64_t *address, uint32_t distance) {
+static bool pairs_agree(uint32_t mask, const uint64_t *address, uint32_t distance) {
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), partner = lane ^ distance;
         if (mask >> partner & 1u && address[partner] != address[lane])
-            return 0;
+            return false;
     }
-    return 1;
+    return true;
 }
 
 /* Words that the lanes of one group want of each bank. */
@@ -20,7 +20,7 @@ struct wanted {
 };
 
 /* Add a word, unless it is there already and lanes may share it. */
-static void want(struct wanted *wanted, uint64_t word, int is_shared) {
+static void want(struct wanted *wanted, uint64_t word, bool is_shared) {
     const uint32_t bank = (uint32_t)(word % BANKS);
     for (uint32_t k = 0; is_shared && k < wanted->count[bank]; k++)
         if (wanted->word[bank][k] == word)

@@ -40,7 +40,7 @@ struct profile {
     struct arena arena;
     struct profile_kernel *first, **last; /* in the order of their first launches */
     uint32_t launches;                    /* that hold it */
-    int has_ended;
+    bool has_ended;
 };
 
 static void discard(struct profile *profile) {
@@ -75,19 +75,19 @@ static const char *copy_text(struct arena *arena, const char *text, char end) {
     char copy[TEXT_BYTES];
     const size_t most = *text == '{' || *text == '}' ? 1 : sizeof copy - 2; /* the begin or end of a function */
     size_t n = 0;
-    int space = 0;
+    bool space = false;
     while (*text && *text != end && n < most) {
         if (text[0] == '/' && (text[1] == '/' || text[1] == '*')) {
             const char *const after = strstr(text, text[1] == '/' ? "\n" : "*/");
             text = after ? after + (text[1] == '*' ? 2 : 0) : text + strlen(text);
-            space = 1;
+            space = true;
         } else if (*text == ' ' || *text == '\t' || *text == '\r' || *text == '\n') {
             text++;
-            space = 1;
+            space = true;
         } else {
             if (space && n)
                 copy[n++] = ' ';
-            space = 0;
+            space = false;
             copy[n++] = *text++;
         }
     }
@@ -97,15 +97,15 @@ static const char *copy_text(struct arena *arena, const char *text, char end) {
 }
 
 /* Is this the table of a function: the same name, the same statements? */
-static int is_table_of(const struct profile_kernel *kernel, const struct CUfunc_st *f) {
+static bool is_table_of(const struct profile_kernel *kernel, const struct CUfunc_st *f) {
     uint32_t n = 0;
     if (strcmp(kernel->name, f->name) != 0)
-        return 0;
+        return false;
     for (uint32_t pc = 0; pc < f->length; pc = statement_end(f, pc), n++) {
         const struct place *place = &f->places[pc];
         if (n == kernel->length || kernel->rows[n].line != place->line ||
             kernel->rows[n].opcode != statement_opcode(f, pc) || strcmp(kernel->rows[n].file, place->file) != 0)
-            return 0;
+            return false;
     }
     return n == kernel->length;
 }
@@ -168,22 +168,22 @@ void profile_moved(struct worker *worker, uint32_t pc) {
 }
 
 /* Do lanes of a branch go different ways? */
-static int is_divergent(const struct event *e) {
+static bool is_divergent(const struct event *e) {
     const struct inst *const i = e->inst;
     if (!e->mask)
-        return 0;
+        return false;
     if (e->mask != e->active)
-        return 1;
+        return true;
     for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), first = lowest_bit(e->mask);
         if (i->run == control_brx &&
             ((const uint32_t *)source(e->warp, i->a))[lane] != ((const uint32_t *)source(e->warp, i->a))[first])
-            return 1;
+            return true;
         if (i->run == call_indirect &&
             ((const uint64_t *)source(e->warp, i->a))[lane] != ((const uint64_t *)source(e->warp, i->a))[first])
-            return 1;
+            return true;
     }
-    return 0;
+    return false;
 }
 
 /* What one side of an access will cost. */
@@ -275,10 +275,10 @@ static void free_counts(struct worker *worker) {
     free(own);
 }
 
-int profile_worker_open(struct worker *worker) {
+bool profile_worker_open(struct worker *worker) {
     const struct CUfunc_st *const f = worker->launch->function;
     if (!worker->launch->profile)
-        return 1;
+        return true;
     struct profile_worker *const own = worker->profile = calloc(1, sizeof *own);
     if (own) {
         own->count = calloc(f->length + 1u, sizeof *own->count);
@@ -286,11 +286,11 @@ int profile_worker_open(struct worker *worker) {
     }
     if (!own || !own->count || !own->class) {
         free_counts(worker);
-        return 0;
+        return false;
     }
     for (uint32_t pc = 0; pc < f->length; pc++)
         own->class[pc] = (uint8_t)reach_class(&f->code[pc]);
-    return 1;
+    return true;
 }
 
 /* Add the counts of the instructions of each statement. It was executed when its head was. */
@@ -333,7 +333,7 @@ CUresult profile_begin(struct device *device) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
     profile->last = &profile->first;
     mutex_lock(&device->counter_lock);
-    const int is_free = !device->profile;
+    const bool is_free = !device->profile;
     if (is_free)
         device->profile = profile;
     mutex_unlock(&device->counter_lock);
@@ -348,7 +348,7 @@ void profile_end(struct device *device) {
     struct profile *const profile = device->profile;
     device->profile = NULL;
     if (profile && profile->launches)
-        profile->has_ended = 1;
+        profile->has_ended = true;
     else if (profile)
         discard(profile);
     mutex_unlock(&device->counter_lock);

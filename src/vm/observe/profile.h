@@ -33,8 +33,8 @@ CUresult profile_read(struct device *device, int index, sm120_profile_row *row);
 void profile_join(struct launch *launch);
 void profile_leave(struct launch *launch);
 
-/* A thread begins and ends to work on a launch. 0: out of memory. */
-int profile_worker_open(struct worker *worker);
+/* A thread begins and ends to work on a launch. False: out of memory. */
+bool profile_worker_open(struct worker *worker);
 void profile_worker_close(struct worker *worker);
 
 /* What was moved since the last call was moved by the instruction at pc. */

@@ -26,11 +26,11 @@ struct trace {
 /* What a callback is shown. */
 struct sm120_step {
     const struct event *event;
-    int is_asynchronous;
+    bool is_asynchronous;
 };
 static _Thread_local const sm120_step *current;
 
-int trace_is_looking(void) {
+bool trace_is_looking(void) {
     return current != NULL;
 }
 
@@ -63,13 +63,13 @@ static struct value read_value(const struct warp *w, const struct use *u) {
 }
 
 /* Does a statement begin here? */
-static int is_start(const struct CUfunc_st *f, uint32_t pc) {
+static bool is_start(const struct CUfunc_st *f, uint32_t pc) {
     return !pc || f->places[pc - 1].text != f->places[pc].text;
 }
 
 /* Of the instructions that a statement became, those are shown that have its registers or are counted: the last one,
  * and those of a call that move arguments and results. */
-static int is_shown(const struct CUfunc_st *f, uint32_t pc) {
+static bool is_shown(const struct CUfunc_st *f, uint32_t pc) {
     return f->places[pc].opcode != UINT32_MAX || f->places[pc].uses;
 }
 
@@ -110,7 +110,7 @@ static void note_writes(struct trace *t, const struct event *e) {
 /* ---- watching ------------------------------------------------------------------------------------------------ */
 
 /* Show a moment to the caller. STEP_FAULT: the launch ends. */
-static enum step show(const struct trace *t, const struct event *e, int is_asynchronous) {
+static enum step show(const struct trace *t, const struct event *e, bool is_asynchronous) {
     const struct launch *launch = e->warp->cta->launch;
     if (atomic_load(&launch->device->interrupts) != launch->interrupts) /* callbacks take long: look each time */
         return fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was interrupted");
@@ -125,27 +125,27 @@ static enum step show(const struct trace *t, const struct event *e, int is_async
 }
 
 /* Does the caller want to see this warp at this pc? */
-static int is_wanted(const struct trace *t, const struct warp *w, uint32_t pc) {
+static bool is_wanted(const struct trace *t, const struct warp *w, uint32_t pc) {
     const sm120_watch *watch = &t->watch;
     if (!t->wanted[pc] || (watch->warp >= 0 && (uint32_t)watch->warp != w->index))
-        return 0;
+        return false;
     for (int k = 0; k < 3; k++)
         if (watch->cta[k] >= 0 && (uint32_t)watch->cta[k] != w->cta->id[k])
-            return 0;
-    return 1;
+            return false;
+    return true;
 }
 
 /* Have the bytes that are watched changed? */
-static int has_changed(struct trace *t) {
+static bool has_changed(struct trace *t) {
     const void *now = (const void *)(uintptr_t)t->watch.address;
     if (!memcmp(t->last, now, t->watch.bytes))
-        return 0;
+        return false;
     memcpy(t->last, now, t->watch.bytes);
-    return 1;
+    return true;
 }
 
 /* A CTA begins: nothing but its hardware registers has been written. */
-static int trace_start(struct cta *cta) {
+static bool trace_start(struct cta *cta) {
     const struct launch *launch = cta->launch;
     const struct CUfunc_st *f = launch->function;
     struct trace *t = launch->trace;
@@ -153,17 +153,17 @@ static int trace_start(struct cta *cta) {
     for (uint32_t w = 0; w < launch->warps; w++)
         for (uint32_t k = 0; k < f->special_count; k++)
             t->written[w * t->slots + f->specials[k].slot / 128] = FULL;
-    return 1;
+    return true;
 }
 
 static enum step trace_before(const struct event *e) {
     struct trace *t = e->warp->cta->launch->trace;
     const struct CUfunc_st *f = e->warp->function;
-    const int starts = is_start(f, e->pc);
+    const bool starts = is_start(f, e->pc);
     if ((!starts && !is_shown(f, e->pc - 1)) || !is_wanted(t, e->warp, e->pc) || !is_shown(f, shown_at(f, e->pc)))
         return STEP_NEXT;
     keep_reads(t, e);
-    return t->watch.moment == SM120_BEFORE && starts ? show(t, e, 0) : STEP_NEXT;
+    return t->watch.moment == SM120_BEFORE && starts ? show(t, e, false) : STEP_NEXT;
 }
 
 static enum step trace_after(const struct event *e) {
@@ -173,24 +173,25 @@ static enum step trace_after(const struct event *e) {
     struct event done = *e;
     done.mask = executed(e);
     note_writes(t, &done);
-    const int looks = t->watch.bytes ? has_changed(t) : t->watch.moment == SM120_AFTER;
-    return looks && is_shown(e->warp->function, e->pc) && is_wanted(t, e->warp, e->pc) ? show(t, &done, 0) : STEP_NEXT;
+    const bool looks = t->watch.bytes ? has_changed(t) : t->watch.moment == SM120_AFTER;
+    return looks && is_shown(e->warp->function, e->pc) && is_wanted(t, e->warp, e->pc) ? show(t, &done, false)
+                                                                                       : STEP_NEXT;
 }
 
-/* A copy has landed; 0 after a fault. */
-static int trace_landed(struct warp *w, const struct async_op *op) {
+/* A copy has landed; false after a fault. */
+static bool trace_landed(struct warp *w, const struct async_op *op) {
     struct trace *t = w->cta->launch->trace;
     const uint32_t mask = op->kind == ASYNC_COPY ? op->mask : 1u << op->lane;
     const struct event e = {.warp = w, .inst = &w->function->code[op->pc], .pc = op->pc, .mask = mask, .active = mask};
     if (!t->watch.bytes || !has_changed(t) || !is_wanted(t, w, op->pc))
-        return 1;
-    return show(t, &e, 1) != STEP_FAULT;
+        return true;
+    return show(t, &e, true) != STEP_FAULT;
 }
 
 /* ---- opening ------------------------------------------------------------------------------------------------- */
 
 /* Is a file the one that is asked for, by its whole name or by the end of it? */
-static int is_file(const char *file, const char *wanted) {
+static bool is_file(const char *file, const char *wanted) {
     const size_t n = strlen(file), m = strlen(wanted);
     return n >= m && !strcmp(file + n - m, wanted) && (n == m || file[n - m - 1] == '/');
 }
@@ -357,7 +358,7 @@ CUresult trace_register(const sm120_step *step, int which, int index, sm120_regi
     if ((uint32_t)index >= (which == SM120_OF_FUNCTION ? t->known_count : at->uses))
         return fault_set(CUDA_ERROR_NOT_FOUND, "there is no register %d", index);
     const struct use *u = which == SM120_OF_FUNCTION ? t->known[index] : &at->use[index];
-    const int is_kept = which == SM120_OF_INSTRUCTION && !u->is_write;
+    const bool is_kept = which == SM120_OF_INSTRUCTION && !u->is_write;
     const struct value v =
         is_kept && !step->is_asynchronous ? t->reads[w->index * t->most_uses + (uint32_t)index] : read_value(w, u);
     info->is_write = which == SM120_OF_INSTRUCTION && u->is_write;
@@ -392,7 +393,7 @@ CUresult trace_variable(const sm120_step *step, int index, sm120_variable_info *
 
 /* Describe lanes of a warp that are at one place; s NULL: the warp has exited. */
 static void fill_lanes(const struct event *e, const struct warp *w, const struct split *s, sm120_lanes_info *info) {
-    const int runs = w == e->warp && s == &w->split[w->current];
+    const bool runs = w == e->warp && s == &w->split[w->current];
     const uint32_t pc = runs ? e->pc : s ? s->pc : w->pc;
     info->warp = w->index;
     info->lanes = s ? s->mask : 0;

@@ -8,7 +8,7 @@
 CUresult trace_open(struct launch *launch, const sm120_watch *watch);
 void trace_close(struct launch *launch);
 /* Is the calling thread in a callback? */
-int trace_is_looking(void);
+bool trace_is_looking(void);
 
 /* NOT_FOUND past the last; INVALID_VALUE where the step is over. */
 CUresult trace_instruction(CUfunction function, int index, sm120_instruction_info *info);

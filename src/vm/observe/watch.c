@@ -1,13 +1,13 @@
 /* Calls whoever looks on while a warp executes. */
 #include "vm/observe/watch.h"
 
-/* Tell the watchers that a CTA begins; 0 after a fault. */
-int watch_start(struct cta *cta) {
+/* Tell the watchers that a CTA begins; false after a fault. */
+bool watch_start(struct cta *cta) {
     const struct launch *launch = cta->launch;
     for (uint32_t k = 0; k < launch->watchers; k++)
         if (launch->watcher[k]->start && !launch->watcher[k]->start(cta))
-            return 0;
-    return 1;
+            return false;
+    return true;
 }
 
 /* Tell the watchers that a CTA has ended. */
@@ -18,13 +18,13 @@ void watch_end(struct cta *cta) {
             launch->watcher[k]->end(cta);
 }
 
-/* Tell the watchers that an asynchronous copy has landed; 0 after a fault. */
-int watch_landed(struct warp *w, const struct async_op *op) {
+/* Tell the watchers that an asynchronous copy has landed; false after a fault. */
+bool watch_landed(struct warp *w, const struct async_op *op) {
     const struct launch *launch = w->cta->launch;
     for (uint32_t k = 0; k < launch->watchers; k++)
         if (launch->watcher[k]->landed && !launch->watcher[k]->landed(w, op))
-            return 0;
-    return 1;
+            return false;
+    return true;
 }
 
 /* Run one instruction, or skip it where no lane takes part; a watcher may turn the step into a fault. */

@@ -16,17 +16,17 @@ struct event {
 };
 
 struct watcher {
-    int (*start)(struct cta *cta);              /* a CTA begins; 0 after a fault. Any of these may be NULL */
+    bool (*start)(struct cta *cta);             /* a CTA begins; false after a fault. Any of these may be NULL */
     enum step (*before)(const struct event *e); /* STEP_NEXT, or STEP_FAULT after fault_at() */
     enum step (*after)(const struct event *e);  /* likewise; not called after a fault */
     void (*end)(struct cta *cta);               /* a CTA has ended, without a fault */
-    int (*landed)(struct warp *w, const struct async_op *op); /* a copy of this warp has landed; 0 after a fault */
+    bool (*landed)(struct warp *w, const struct async_op *op); /* a copy of this warp has landed; false after a fault */
 };
 
 /* Run the instruction at w->pc under the eyes of all watchers. */
 enum step watch_step(struct warp *w, const struct inst *i, uint32_t mask);
-int watch_start(struct cta *cta);
+bool watch_start(struct cta *cta);
 void watch_end(struct cta *cta);
-int watch_landed(struct warp *w, const struct async_op *op);
+bool watch_landed(struct warp *w, const struct async_op *op);
 
 #endif

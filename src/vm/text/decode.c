@@ -101,21 +101,21 @@ static const struct {
                   {"rna", 4 * FLAG_ROUND}, {"xorsign", FLAG_XORSIGN}, {"abs", FLAG_ABS}};
 
 /* Does the next modifier equal text[0..length)? Advance if so. */
-static int match_one(struct match *m, const char *text, size_t length) {
+static bool match_one(struct match *m, const char *text, size_t length) {
     const struct statement *s = m->s;
     if (m->at >= s->modifiers || s->modifier_length[m->at] != length || memcmp(s->modifier[m->at], text, length) != 0)
-        return 0;
+        return false;
     m->at++;
     for (size_t i = 0; i < sizeof flag_names / sizeof *flag_names; i++)
         if (strlen(flag_names[i].modifier) == length && !memcmp(flag_names[i].modifier, text, length))
             m->flags |= flag_names[i].flag;
-    return 1;
+    return true;
 }
 
 /* Match one of ".x .y" up to `close`; *pattern is moved behind it. */
-static int match_list(struct match *m, const char **pattern, char close) {
+static bool match_list(struct match *m, const char **pattern, char close) {
     const char *s = *pattern;
-    int found = 0;
+    bool found = false;
     while (*s != close) {
         s += *s == ' ' ? 2 : 1; /* the dot */
         const char *word = s;
@@ -129,14 +129,14 @@ static int match_list(struct match *m, const char **pattern, char close) {
 }
 
 /* Does a statement's opcode match the whole pattern? */
-static int match_pattern(const struct statement *s, const char *pattern, uint32_t *flags) {
+static bool match_pattern(const struct statement *s, const char *pattern, uint32_t *flags) {
     struct match m = {.s = s};
     const char *name = s->name;
     while (*pattern && *pattern != '.' && *pattern != '{' && *pattern != '[')
         if (*name++ != *pattern++)
-            return 0;
+            return false;
     if (*name && *name != '.')
-        return 0;
+        return false;
     while (*pattern) {
         if (*pattern == '{') {
             pattern++;
@@ -144,13 +144,13 @@ static int match_pattern(const struct statement *s, const char *pattern, uint32_
         } else if (*pattern == '[') {
             pattern++;
             if (!match_list(&m, &pattern, ']'))
-                return 0;
+                return false;
         } else {
             const char *word = ++pattern;
             while (*pattern && *pattern != '.' && *pattern != '{' && *pattern != '[')
                 pattern++;
             if (!match_one(&m, word, (size_t)(pattern - word)))
-                return 0;
+                return false;
         }
     }
     *flags = m.flags;
@@ -158,22 +158,22 @@ static int match_pattern(const struct statement *s, const char *pattern, uint32_
 }
 
 /* Is this modifier present? */
-int has(const struct parser *p, const char *modifier) {
+bool has(const struct parser *p, const char *modifier) {
     const struct statement *s = &p->statement;
     for (uint32_t i = 0; i < s->modifiers; i++)
         if (strlen(modifier) == s->modifier_length[i] && !memcmp(modifier, s->modifier[i], s->modifier_length[i]))
-            return 1;
-    return 0;
+            return true;
+    return false;
 }
 
 /* If the modifier at *at is this one, go past it. */
-int take(struct parser *p, uint32_t *at, const char *modifier) {
+bool take(struct parser *p, uint32_t *at, const char *modifier) {
     const struct statement *s = &p->statement;
     if (*at >= s->modifiers || strlen(modifier) != s->modifier_length[*at] ||
         memcmp(modifier, s->modifier[*at], s->modifier_length[*at]) != 0)
-        return 0;
+        return false;
     ++*at;
-    return 1;
+    return true;
 }
 
 /* If the modifier at *at is in "a b c", go past it and return its index, else -1. */
@@ -209,7 +209,7 @@ void take_end(struct parser *p, uint32_t at) {
 }
 
 /* Refuse an instruction that the target lacks. */
-void need_feature(struct parser *p, int least_target, int needs_suffix, const char *what) {
+void need_feature(struct parser *p, int least_target, bool needs_suffix, const char *what) {
     if (p->target < least_target || (needs_suffix && !p->target_suffix))
         error_at(p, &p->statement.opcode, "%s needs .target sm_%d%s, and the target is sm_%d", what, least_target,
                  needs_suffix ? "a or sm_120f" : "", p->target);
@@ -240,13 +240,13 @@ static NORETURN void wrong_operand(struct parser *p, const struct operand *o, co
 }
 
 /* May a register of one type be used where another is asked for? */
-static int fits(enum type have, enum type want) {
+static bool fits(enum type have, enum type want) {
     if (type_bytes(have) != type_bytes(want))
-        return 0;
+        return false;
     const char a = type_class(have), b = type_class(want);
     if (a == 'b' || b == 'b' || have == want || (a == 'i' && b == 'i'))
-        return 1;
-    return a == 'x' || b == 'x' ? a != 'f' && b != 'f' ? 1 : have == want : 0;
+        return true;
+    return a == 'x' || b == 'x' ? a != 'f' && b != 'f' ? true : have == want : false;
 }
 
 /* The bits of an immediate as a value of a type. */
@@ -274,30 +274,30 @@ static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum t
 }
 
 /* A constant or the address of a variable as a source; *slot is set if it is one. */
-static int constant_source(struct parser *p, const struct operand *o, enum type type, uint32_t *slot) {
-    const int wide = type_bytes(type) >= 8;
+static bool constant_source(struct parser *p, const struct operand *o, enum type type, uint32_t *slot) {
+    const bool wide = type_bytes(type) >= 8;
     if (o->kind == OPERAND_INTEGER || o->kind == OPERAND_REAL) {
         *slot = constant_slot(p, immediate_bits(p, o, type), wide, NULL);
-        return 1;
+        return true;
     }
     if (o->kind == OPERAND_SYMBOL && type_bytes(type) >= 4 && type_class(type) != 'f') {
         struct symbol *s = o->symbol;
         if (s->space == SPACE_LOCAL && p->routine && wide) {
             struct inst *i = emit(p, lanes_table()[LANE_add_u64]);
             i->a = p->routine->frame;
-            i->b = constant_slot(p, s->address + (uint64_t)o->offset, 1, NULL);
+            i->b = constant_slot(p, s->address + (uint64_t)o->offset, true, NULL);
             *slot = i->d = register_take(p, T_B64);
-            return 1;
+            return true;
         }
         *slot = constant_slot(p, s->address + (uint64_t)o->offset, wide, s->is_dynamic ? s : NULL);
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* A constant of 128 bits, of which PTX writes 64: the others are 0. */
 static uint32_t extended(struct parser *p, uint32_t slot) {
-    const uint32_t to = register_take(p, T_B128), half[] = {slot, constant_slot(p, 0, 1, NULL)};
+    const uint32_t to = register_take(p, T_B128), half[] = {slot, constant_slot(p, 0, true, NULL)};
     for (uint32_t k = 0; k < 2; k++) {
         struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
         i->a = half[k];
@@ -317,12 +317,12 @@ uint32_t need_source(struct parser *p, const struct operand *o, enum type type) 
         wrong_operand(p, o, wanted);
     if (o->is_special && strncmp(p->statement.name, "mov", 3) != 0 && strncmp(p->statement.name, "cvt", 3) != 0)
         error_at(p, &o->token, "a hardware register is read by mov or cvt only");
-    use_operand(p, o, 0);
+    use_operand(p, o, false);
     return o->slot;
 }
 
 /* A float register does not hold a narrower integer, nor the other way round. */
-static int mixes(enum type have, enum type type) {
+static bool mixes(enum type have, enum type type) {
     return (type_class(have) == 'f') != (type_class(type) == 'f') && type_class(have) != 'b' && type_class(type) != 'b';
 }
 
@@ -330,7 +330,7 @@ static int mixes(enum type have, enum type type) {
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type) {
     if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type))
         return need_source(p, o, type);
-    use_operand(p, o, 0);
+    use_operand(p, o, false);
     if (type_bytes(o->type) < 8 || type_bytes(type) >= 8)
         return o->slot;
     struct inst *i = emit(p, lanes_table()[LANE_trunc_64]);
@@ -347,7 +347,7 @@ uint32_t need_destination(struct parser *p, const struct operand *o, enum type t
     snprintf(wanted, sizeof wanted, "a .%s register", type_name(type));
     if (o->kind != OPERAND_REGISTER || !fits(o->type, type))
         wrong_operand(p, o, wanted);
-    use_operand(p, o, 1);
+    use_operand(p, o, true);
     return o->slot;
 }
 
@@ -355,7 +355,7 @@ uint32_t need_destination(struct parser *p, const struct operand *o, enum type t
 uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type) {
     if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type))
         return need_destination(p, o, type);
-    use_operand(p, o, 1);
+    use_operand(p, o, true);
     return o->slot;
 }
 
@@ -369,7 +369,7 @@ uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate) 
     }
     if (o->kind != OPERAND_PREDICATE || (o->negate && !negate))
         wrong_operand(p, o, "a predicate");
-    use_operand(p, o, 0);
+    use_operand(p, o, false);
     return (uint16_t)o->slot;
 }
 
@@ -379,7 +379,7 @@ uint16_t need_predicate_destination(struct parser *p, const struct operand *o) {
         return 0;
     if (o->kind != OPERAND_PREDICATE || o->negate)
         wrong_operand(p, o, "a predicate");
-    use_operand(p, o, 1);
+    use_operand(p, o, true);
     return (uint16_t)o->slot;
 }
 
@@ -400,7 +400,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
     i->offset = o->offset;
     i->space = (uint8_t)space;
     if (!o->count) {
-        i->a = constant_slot(p, 0, 1, NULL);
+        i->a = constant_slot(p, 0, true, NULL);
         return;
     }
     const struct operand *base = o->items;
@@ -409,7 +409,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
     if (base->kind == OPERAND_SYMBOL) {
         struct symbol *s = base->symbol;
         const enum space own = s->is_argument && space == SPACE_PARAM ? SPACE_PARAM : s->space;
-        const int global = own == SPACE_GLOBAL || own == SPACE_CONST;
+        const bool global = own == SPACE_GLOBAL || own == SPACE_CONST;
         if (own != space && !(global && (space == SPACE_GENERIC || space == SPACE_GLOBAL || space == SPACE_CONST)))
             error_at(p, &base->token, "'%.*s' is not in the state space of '%s'", (int)base->token.length,
                      base->token.at, p->statement.name);
@@ -418,14 +418,14 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
             i->offset += (int64_t)s->address;
             i->space = SPACE_LOCAL;
         } else {
-            i->a = constant_slot(p, s->address, 1, s->is_dynamic ? s : NULL);
+            i->a = constant_slot(p, s->address, true, s->is_dynamic ? s : NULL);
         }
         use_variable(p, s, i->a, (uint64_t)(i->offset - o->offset));
     } else if (type_class(base->type) == 'f' || type_bytes(base->type) < 4 || type_bytes(base->type) > 8) {
         wrong_operand(p, base, "a 32- or 64-bit address");
     } else {
         i->space = space == SPACE_PARAM && p->routine ? SPACE_LOCAL : i->space;
-        use_operand(p, base, 0);
+        use_operand(p, base, false);
         i->a = base->slot;
         i->flags |= type_bytes(base->type) == 4;
     }
@@ -462,7 +462,7 @@ struct inst *emit(struct parser *p, handler *run) {
 /* Refuse modifiers that a pattern allows one by one, but not together. */
 static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
     const struct statement *s = &p->statement;
-    const int extreme = !strncmp(s->name, "min.", 4) || !strncmp(s->name, "max.", 4);
+    const bool extreme = !strncmp(s->name, "min.", 4) || !strncmp(s->name, "max.", 4);
     if (extreme && row->sources == 2 && !(flags & FLAG_ABS) != !(flags & FLAG_XORSIGN))
         error_at(p, &s->opcode, "unknown instruction '%s': .xorsign and .abs go together", s->name);
     if (!strncmp(s->name, "fma.", 4) && (flags & FLAG_SAT) && (flags & FLAG_RELU))
@@ -470,15 +470,15 @@ static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
 }
 
 /* Is a modifier one of these words? */
-static int is_modifier(const struct statement *s, uint32_t k, const char *const *words) {
+static bool is_modifier(const struct statement *s, uint32_t k, const char *const *words) {
     for (; *words; words++)
         if (strlen(*words) == s->modifier_length[k] && !memcmp(*words, s->modifier[k], s->modifier_length[k]))
-            return 1;
-    return 0;
+            return true;
+    return false;
 }
 
 /* .relu may stand before and behind .satfinite and the types of integers: have the order that lanes.def has. */
-static int swap_limits(struct statement *s) {
+static bool swap_limits(struct statement *s) {
     static const char *const relu[] = {"relu", NULL}, *const others[] = {"satfinite", "s32", "s16x2", NULL};
     for (uint32_t k = 0; k + 1 < s->modifiers; k++) {
         const char *const a = s->modifier[k], *const b = s->modifier[k + 1];
@@ -488,9 +488,9 @@ static int swap_limits(struct statement *s) {
             continue;
         s->modifier[k] = b, s->modifier_length[k] = m;
         s->modifier[k + 1] = a, s->modifier_length[k + 1] = n;
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* Decode a row of lanes.def. */

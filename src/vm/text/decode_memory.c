@@ -4,21 +4,21 @@
 
 static const char *const scalar_types = "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 b8 u8 s8 b128";
 
-/* Skip what says how a cache should treat the access; returns 1 if an L2 policy operand follows. */
-static int skip_cache(struct parser *p, uint32_t *at) {
+/* Skip what says how a cache should treat the access; returns true if an L2 policy operand follows. */
+static bool skip_cache(struct parser *p, uint32_t *at) {
     static const char *const hints =
         "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate L2::evict_last "
         "L2::evict_normal L2::evict_first L2::64B L2::128B L2::256B unified ca cg cs lu cv wb wt";
     while (take_choice(p, at, hints) >= 0)
         ;
-    const int policy = take(p, at, "L2::cache_hint");
+    const bool policy = take(p, at, "L2::cache_hint");
     while (take_choice(p, at, hints) >= 0)
         ;
     return policy;
 }
 
 /* The L2 policy, the last operand, has no effect. */
-static void read_policy(struct parser *p, int policy) {
+static void read_policy(struct parser *p, bool policy) {
     if (policy)
         need_source(p, &p->statement.operand[p->statement.operands - 1], T_B64);
 }
@@ -30,9 +30,9 @@ static uint16_t take_scope(struct parser *p, uint32_t *at, uint16_t before) {
 }
 
 /* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... What it is matters to the checks alone. */
-static uint16_t take_order(struct parser *p, uint32_t *at, int is_store, uint16_t *is_cta) {
+static uint16_t take_order(struct parser *p, uint32_t *at, bool is_store, uint16_t *is_cta) {
     static const uint16_t orders[] = {ORDER_WEAK, ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE};
-    const int mmio = take(p, at, "mmio");
+    const bool mmio = take(p, at, "mmio");
     const int k = take_choice(p, at, is_store ? "weak volatile relaxed release" : "weak volatile relaxed acquire");
     const uint32_t before = *at;
     if (k >= 2)
@@ -46,12 +46,12 @@ static uint16_t take_order(struct parser *p, uint32_t *at, int is_store, uint16_
 
 /* Hints of the L2 cache by name belong to accesses of 32 bytes, .nc to global memory. */
 static void check_cache(struct parser *p, enum space space, uint32_t bytes) {
-    const int evicts = has(p, "L2::evict_last") || has(p, "L2::evict_normal") || has(p, "L2::evict_first");
+    const bool evicts = has(p, "L2::evict_last") || has(p, "L2::evict_normal") || has(p, "L2::evict_first");
     static const char *const operators[] = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"};
-    int has_operator = 0;
+    bool has_operator = false;
     for (size_t k = 0; k < sizeof operators / sizeof *operators; k++)
         has_operator |= has(p, operators[k]);
-    const int both = has_operator && strstr(p->statement.name, ".L1::");
+    const bool both = has_operator && strstr(p->statement.name, ".L1::");
     if (both || (evicts && bytes != 32) || (has(p, "nc") && space != SPACE_GLOBAL))
         error_at(p, &p->statement.opcode, "unknown instruction '%s': %s", p->statement.name,
                  both                    ? "an operator and a hint for L1 exclude each other"
@@ -92,7 +92,7 @@ static void check_vector(struct parser *p, enum space space, enum type type, uin
     if (bytes > 32 || (bytes > 16 && space != SPACE_GLOBAL) || (count == 8 && type_bytes(type) != 4))
         error_at(p, &p->statement.opcode, "'%s' moves more bytes than an instruction can", p->statement.name);
     if (bytes > 16)
-        need_feature(p, 100, 0, "an access of 32 bytes");
+        need_feature(p, 100, false, "an access of 32 bytes");
 }
 
 /* ld.param [name + constant]: its place is known now. */
@@ -118,9 +118,9 @@ void decode_ld(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
-    i.q = take_order(p, &at, 0, &i.r);
+    i.q = take_order(p, &at, false, &i.r);
     const enum space space = take_space(p, &at);
-    int policy = skip_cache(p, &at);
+    bool policy = skip_cache(p, &at);
     take(p, &at, "nc");
     policy |= skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
@@ -131,7 +131,7 @@ void decode_ld(struct parser *p) {
     read_policy(p, policy);
     need_address(p, &s->operand[1], space, &i);
     const struct operand *d = elements(p, &s->operand[0], i.count), *base = s->operand[1].items;
-    const int is_parameter =
+    const bool is_parameter =
         space == SPACE_PARAM && base && base->kind == OPERAND_SYMBOL && base->symbol->space == SPACE_PARAM;
     const enum type part = type == T_B128 ? T_B64 : type;
     if (is_parameter) {
@@ -142,7 +142,7 @@ void decode_ld(struct parser *p) {
     }
     uint32_t *slots = parser_take(p, 8 * sizeof *slots), extended[8] = {0};
     for (uint32_t k = 0; k < i.count; k++) {
-        const int is_signed = type == T_S8 || type == T_S16 || type == T_S32;
+        const bool is_signed = type == T_S8 || type == T_S16 || type == T_S32;
         const unsigned into = d[k].kind == OPERAND_REGISTER ? type_bytes(d[k].type) : type_bytes(type);
         slots[k] = need_destination_wide(p, &d[k], type);
         extended[k] = into > type_bytes(type) && (into == 8 || (is_signed && type_bytes(type) < 4));
@@ -166,13 +166,13 @@ void decode_ld(struct parser *p) {
 /* The rest of st.async and red.async in front of the space: release stores to global memory, which may be done at once.
  * Those into shared memory are for that of another CTA. */
 static uint16_t take_asynchronous(struct parser *p, uint32_t *at) {
-    const int mmio = take(p, at, "mmio");
+    const bool mmio = take(p, at, "mmio");
     if (!take(p, at, "release"))
         error_at(p, &p->statement.opcode, "'%s' is for clusters of more than one CTA, which are not supported",
                  p->statement.name);
     if (take_choice(p, at, mmio ? "sys" : "gpu sys") < 0)
         error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
-    need_feature(p, 100, 0, "an asynchronous store to global memory");
+    need_feature(p, 100, false, "an asynchronous store to global memory");
     return ORDER_RELEASE;
 }
 
@@ -183,13 +183,13 @@ static void decode_fill(struct parser *p, uint32_t at) {
     take(p, &at, "weak");
     const enum space space = take(p, &at, "shared::cta") ? SPACE_SHARED : SPACE_GENERIC;
     take_end(p, at);
-    need_feature(p, 100, 0, "st.bulk");
+    need_feature(p, 100, false, "st.bulk");
     need_count(p, 3, 3);
     need_integer(p, &s->operand[2], 0, 0);
     need_address(p, &s->operand[0], space, &i);
     if (s->operand[1].kind == OPERAND_INTEGER)
         check_extent(p, &s->operand[0], (uint32_t)need_integer(p, &s->operand[1], 0, 1 << 24));
-    const int narrow = s->operand[1].kind == OPERAND_REGISTER && type_bytes(s->operand[1].type) == 4;
+    const bool narrow = s->operand[1].kind == OPERAND_REGISTER && type_bytes(s->operand[1].type) == 4;
     i.b = need_source(p, &s->operand[1], narrow ? T_U32 : T_U64);
     i.kind = (uint8_t)!narrow;
     struct inst *to = emit(p, access_table()[ACCESS_FILL]);
@@ -206,16 +206,16 @@ void decode_st(struct parser *p) {
         decode_fill(p, at);
         return;
     }
-    i.q = take(p, &at, "async") ? take_asynchronous(p, &at) : take_order(p, &at, 1, &i.r);
+    i.q = take(p, &at, "async") ? take_asynchronous(p, &at) : take_order(p, &at, true, &i.r);
     const enum space space = take_space(p, &at);
-    const int policy = skip_cache(p, &at);
+    const bool policy = skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
     check_cache(p, space, i.count * type_bytes(type));
     if (has(p, "async") && ((space != SPACE_GENERIC && space != SPACE_GLOBAL) || i.count > 1))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     const struct operand *base = s->operands && s->operand[0].count ? s->operand[0].items : NULL;
-    const int is_argument = base && base->kind == OPERAND_SYMBOL && base->symbol->is_argument;
+    const bool is_argument = base && base->kind == OPERAND_SYMBOL && base->symbol->is_argument;
     if ((space == SPACE_PARAM && !is_argument) || space == SPACE_CONST)
         error_at(p, &s->opcode, "'%s' writes to read-only memory", s->name);
     check_vector(p, space, type, i.count);
@@ -262,7 +262,7 @@ void decode_prefetch(struct parser *p) {
 /* pmevent a: there is nobody who would count it. */
 void decode_pmevent(struct parser *p) {
     uint32_t at = 0;
-    const int mask = take(p, &at, "mask");
+    const bool mask = take(p, &at, "mask");
     take_end(p, at);
     need_count(p, 1, 1);
     need_integer(p, &p->statement.operand[0], 0, mask ? 65535 : 15);
@@ -279,7 +279,7 @@ void decode_createpolicy(struct parser *p) {
         use_hint(p, &s->operand[k]);
     struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
     i->d = need_destination(p, &s->operand[0], T_B64);
-    i->a = constant_slot(p, 0, 1, NULL);
+    i->a = constant_slot(p, 0, true, NULL);
 }
 
 /* The generic address of the first byte of a space. */
@@ -294,7 +294,7 @@ static uint64_t window(enum space space) {
 void decode_cvta(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    const int to = take(p, &at, "to");
+    const bool to = take(p, &at, "to");
     const enum space space = take_space(p, &at);
     const enum type type = take_type(p, &at, "u64 u32");
     take_end(p, at);
@@ -305,7 +305,7 @@ void decode_cvta(struct parser *p) {
     struct inst *i = emit(p, lanes_table()[to ? LANE_window_from : LANE_window_to]);
     i->d = d;
     i->a = a;
-    i->b = constant_slot(p, window(space), 1, NULL);
+    i->b = constant_slot(p, window(space), true, NULL);
 }
 
 /* mapa{.shared::cluster}.type d, a, rank: the only CTA of the cluster is this one. */
@@ -336,7 +336,7 @@ void decode_getctarank(struct parser *p) {
     const uint32_t d = need_destination(p, &s->operand[0], T_U32);
     struct inst *i = emit(p, lanes_table()[LANE_mov_32]);
     i->d = d;
-    i->a = constant_slot(p, 0, 0, NULL);
+    i->a = constant_slot(p, 0, false, NULL);
 }
 
 /* isspacep.space p, a */
@@ -353,17 +353,17 @@ void decode_isspacep(struct parser *p) {
     struct inst *i = emit(p, lanes_table()[LANE_and_b64]);
     i->d = t;
     i->a = a;
-    i->b = constant_slot(p, WINDOW_MASK, 1, NULL);
+    i->b = constant_slot(p, WINDOW_MASK, true, NULL);
     i = emit(p, lanes_table()[LANE_setp_eq_u64]);
     i->p = d;
     i->a = t;
-    i->b = constant_slot(p, window(space), 1, NULL);
+    i->b = constant_slot(p, window(space), true, NULL);
 }
 
 /* ---- atomics ------------------------------------------------------------------------------------------------- */
 
 /* Order, scope and space of an atomic operation: ptxas takes them in any order, before and behind the operation. */
-static void take_atomic_order(struct parser *p, uint32_t *at, int returns, enum space *space, struct inst *i) {
+static void take_atomic_order(struct parser *p, uint32_t *at, bool returns, enum space *space, struct inst *i) {
     static const uint16_t orders[] = {ORDER_RELAXED, ORDER_RELEASE, ORDER_ACQUIRE, ORDER_ACQ_REL};
     for (uint32_t before = UINT32_MAX; before != *at;) {
         before = *at;
@@ -377,26 +377,26 @@ static void take_atomic_order(struct parser *p, uint32_t *at, int returns, enum 
 }
 
 /* What atom and red share. `first` is the address operand. */
-static void decode_atomic(struct parser *p, int returns) {
+static void decode_atomic(struct parser *p, bool returns) {
     struct statement *s = &p->statement;
     const uint32_t first = (uint32_t)returns;
     uint32_t at = 0;
     struct inst i = {.count = 1};
     enum space space = SPACE_GENERIC;
-    const int async = !returns && take(p, &at, "async");
+    const bool async = !returns && take(p, &at, "async");
     i.q = async ? take_asynchronous(p, &at) : ORDER_RELAXED;
     take_atomic_order(p, &at, returns, &space, &i);
     const int op =
         take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
     take_atomic_order(p, &at, returns, &space, &i);
-    const int noftz = take(p, &at, "noftz");
-    int policy = take(p, &at, "L2::cache_hint");
+    const bool noftz = take(p, &at, "noftz");
+    bool policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");
     const enum type type = take_type(p, &at, "b16 b32 u32 s32 f32 b64 u64 s64 f64 b128 f16 f16x2 bf16 bf16x2");
     take_end(p, at);
     i.count = (uint8_t)(vector < 0 ? 1 : 2 << vector);
-    const int half = type == T_F16 || type == T_BF16 || type == T_F16X2 || type == T_BF16X2;
-    const int wide = type == T_B128 && op >= ATOMIC_EXCH;
+    const bool half = type == T_F16 || type == T_BF16 || type == T_F16X2 || type == T_BF16X2;
+    const bool wide = type == T_B128 && op >= ATOMIC_EXCH;
     if (op < 0 || (!wide && !atomic_find((enum atomic_op)op, type)) || half != noftz ||
         (half && op != ATOMIC_ADD && vector < 0) || (type == T_S64 && op == ATOMIC_ADD && !async) ||
         (async && (op != ATOMIC_ADD || half)))
@@ -428,18 +428,19 @@ static void decode_atomic(struct parser *p, int returns) {
 
 /* atom{.sem}{.scope}{.space}.op{.vec}.type d, [a], b{, c} */
 void decode_atom(struct parser *p) {
-    decode_atomic(p, 1);
+    decode_atomic(p, true);
 }
 
 /* red{.sem}{.scope}{.space}.op{.vec}.type [a], b */
 void decode_red(struct parser *p) {
-    decode_atomic(p, 0);
+    decode_atomic(p, false);
 }
 
 /* ---- matrices ------------------------------------------------------------------------------------------------ */
 
 /* The registers of a matrix instruction into i->more. */
-static void matrix_registers(struct parser *p, struct inst *i, const struct operand *v, uint32_t count, int is_source) {
+static void matrix_registers(struct parser *p, struct inst *i, const struct operand *v, uint32_t count,
+                             bool is_source) {
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
     const struct operand *items = v->kind == OPERAND_VECTOR ? v->items : v;
     if ((v->kind == OPERAND_VECTOR ? v->count : 1) != count)
@@ -469,24 +470,24 @@ void decode_ldmatrix(struct parser *p) {
     struct inst i = {0};
     take_aligned(p, &at);
     const int shape = take_choice(p, &at, "m8n8 m8n16 m16n16"), num = take_choice(p, &at, "x1 x2 x4");
-    const int trans = take(p, &at, "trans");
+    const bool trans = take(p, &at, "trans");
     enum space space = take_space(p, &at);
     const int type = take_choice(p, &at, "b16 b8 b8x16");
     const int packed = type == 2 ? take_choice(p, &at, "b4x16_p64 b6x16_p32") : -1;
     take_end(p, at);
-    const int good = shape == 0   ? type == 0
-                     : shape == 1 ? type == 2 && packed >= 0 && !trans
-                                  : trans && num < 2 && (type == 1 || packed >= 0);
+    const bool good = shape == 0   ? type == 0
+                      : shape == 1 ? type == 2 && packed >= 0 && !trans
+                                   : trans && num < 2 && (type == 1 || packed >= 0);
     if (shape < 0 || num < 0 || !good)
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     if (shape > 0)
-        need_feature(p, 120, 1, "ldmatrix of 8-bit matrices");
+        need_feature(p, 120, true, "ldmatrix of 8-bit matrices");
     need_count(p, 2, 2);
     need_address(p, &s->operand[1], space, &i);
     check_extent(p, &s->operand[1], 16);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)(packed + 1); /* 0 bytes, 1 b4x16_p64, 2 b6x16_p32 */
-    matrix_registers(p, &i, &s->operand[0], shape == 2 ? 2u * i.count : i.count, 0);
+    matrix_registers(p, &i, &s->operand[0], shape == 2 ? 2u * i.count : i.count, false);
     emit_matrix(p, &i,
                 shape == 0   ? trans ? ACCESS_LDMATRIX_TRANS : ACCESS_LDMATRIX
                 : shape == 1 ? ACCESS_LDMATRIX_PACKED
@@ -500,20 +501,20 @@ void decode_stmatrix(struct parser *p) {
     struct inst i = {0};
     take_aligned(p, &at);
     const int shape = take_choice(p, &at, "m8n8 m16n8"), num = take_choice(p, &at, "x1 x2 x4");
-    const int trans = take(p, &at, "trans");
+    const bool trans = take(p, &at, "trans");
     enum space space = take_space(p, &at);
     const int type = take_choice(p, &at, "b16 b8");
     take_end(p, at);
     if (shape < 0 || num < 0 || type != shape || (shape == 1 && !trans))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     if (shape == 1)
-        need_feature(p, 120, 1, "stmatrix of 8-bit matrices");
+        need_feature(p, 120, true, "stmatrix of 8-bit matrices");
     need_count(p, 2, 2);
     need_address(p, &s->operand[0], space, &i);
     check_extent(p, &s->operand[0], 16);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)trans;
-    matrix_registers(p, &i, &s->operand[1], i.count, 1);
+    matrix_registers(p, &i, &s->operand[1], i.count, true);
     emit_matrix(p, &i, shape ? ACCESS_STMATRIX_B8 : ACCESS_STMATRIX);
 }
 

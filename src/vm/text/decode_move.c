@@ -88,7 +88,7 @@ static void emit_part(struct parser *p, const struct operand *o, enum type part,
         return;
     const uint32_t to = need_destination(p, o, part);
     if (part == T_B8)
-        emit_lane(p, LANE_byte_of, to, from, constant_slot(p, 8 * index, 0, NULL));
+        emit_lane(p, LANE_byte_of, to, from, constant_slot(p, 8 * index, false, NULL));
     else if (part == T_B16)
         emit_lane(p, index ? LANE_high_16 : LANE_low_16, to, from, 0);
     else
@@ -126,7 +126,7 @@ static void decode_unpack(struct parser *p, enum type type, const struct operand
 /* Logic on predicates, in terms of setp: p = (0 == 0) op q needs no comparison. */
 static void decode_predicate_logic(struct parser *p) {
     const struct statement *s = &p->statement;
-    const int is_not = s->name[0] == 'n', is_mov = s->name[0] == 'm';
+    const bool is_not = s->name[0] == 'n', is_mov = s->name[0] == 'm';
     need_count(p, is_not || is_mov ? 2 : 3, is_not || is_mov ? 2 : 3);
     const uint16_t d = need_predicate_destination(p, &s->operand[0]);
     int negate_a, negate_b = 0;
@@ -164,7 +164,7 @@ static void decode_testp(struct parser *p) {
     const enum type type = take_type(p, &at, "f32 f64");
     take_end(p, at);
     need_count(p, 2, 2);
-    const int wide = type == T_F64;
+    const bool wide = type == T_F64;
     const uint32_t a = need_source(p, &s->operand[1], type), t = register_take(p, wide ? T_B64 : T_B32);
     const uint64_t sign = wide ? 1ULL << 63 : 1ULL << 31, infinity = wide ? 0x7ff0000000000000u : 0x7f800000u;
     const uint64_t normal = wide ? 1ULL << 52 : 1ULL << 23;
@@ -283,7 +283,7 @@ static int find_comparison(const char *name, size_t length, enum type type) {
 /* A source of setp; halves are widened to f32 first. Of a packed one, `half` is chosen. */
 static uint32_t compared(struct parser *p, const struct operand *o, enum type type, int half, uint32_t flags) {
     uint32_t slot = need_source(p, o, type);
-    const int is_half = type == T_F16 || type == T_F16X2, is_brain = type == T_BF16 || type == T_BF16X2;
+    const bool is_half = type == T_F16 || type == T_F16X2, is_brain = type == T_BF16 || type == T_BF16X2;
     if (!is_half && !is_brain)
         return slot;
     if (type == T_F16X2 || type == T_BF16X2) {
@@ -321,7 +321,7 @@ static struct comparison read_comparison(struct parser *p) {
     take_end(p, at);
     if (c.flags && c.type != T_F32 && c.type != T_F16 && c.type != T_F16X2)
         error_at(p, &s->opcode, "unknown instruction '%s': .ftz is for .f32 and .f16", s->name);
-    const int halves = type_bytes(c.type) == 2 ? type_class(c.type) == 'f' : type_class(c.type) == 'x';
+    const bool halves = type_bytes(c.type) == 2 ? type_class(c.type) == 'f' : type_class(c.type) == 'x';
     const int lane = find_comparison(name, length, halves ? T_F32 : c.type);
     if (lane < 0)
         error_at(p, &s->opcode, "unknown instruction '%s': no such comparison of .%s", s->name, type_name(c.type));
@@ -348,7 +348,7 @@ static struct inst *emit_comparison(struct parser *p, const struct comparison *c
 /* setp.cmp{.boolop}{.ftz}.type p{|q}, a, b{, {!}c}; of packed halves, p is the lower one's and q the upper one's. */
 void decode_setp(struct parser *p) {
     const struct operand *d = &p->statement.operand[0];
-    const int pair = d->kind == OPERAND_PAIR;
+    const bool pair = d->kind == OPERAND_PAIR;
     const struct comparison c = read_comparison(p);
     if (pair && (c.type == T_F16 || c.type == T_BF16))
         error_at(p, &d->token, "'%s' writes one predicate", p->statement.name);
@@ -379,7 +379,7 @@ void decode_set(struct parser *p) {
     const enum type type = take_type(p, &at, "u32 s32 f32 u16 s16 f16 bf16 f16x2 bf16x2");
     const struct comparison c = read_comparison(p);
     const int packed = type_class(c.type) == 'x', half = c.type == T_F16 || c.type == T_BF16;
-    const int mask = type == T_U32 || type == T_S32;
+    const bool mask = type == T_U32 || type == T_S32;
     const int good = packed                                             ? type == c.type || mask
                      : type_class(type) == 'x'                          ? 0
                      : type_bytes(type) == 2 && type_class(type) == 'i' ? half
@@ -398,7 +398,8 @@ void decode_set(struct parser *p) {
         const uint16_t t = (uint16_t)register_take(p, T_PRED);
         emit_comparison(p, &c, half)->p = t;
         part[half] = packed ? register_take(p, T_B32) : need_destination(p, &s->operand[0], type);
-        emit_lane(p, LANE_selp_32, part[half], constant_slot(p, one, 0, NULL), constant_slot(p, 0, 0, NULL))->r = t;
+        emit_lane(p, LANE_selp_32, part[half], constant_slot(p, one, false, NULL), constant_slot(p, 0, false, NULL))
+            ->r = t;
     }
     if (packed)
         emit_lane(p, LANE_join_16, need_destination(p, &s->operand[0], type), part[0], part[1]);
@@ -420,12 +421,12 @@ void decode_lop3(struct parser *p) {
     const uint16_t q = need_predicate(p, &s->operand[5], &negate);
     const uint32_t a = need_source(p, &s->operand[1], T_B32), b = need_source(p, &s->operand[2], T_B32);
     const uint32_t c = need_source(p, &s->operand[3], T_B32);
-    const uint32_t table = constant_slot(p, (uint64_t)need_integer(p, &s->operand[4], 0, 255), 0, NULL);
+    const uint32_t table = constant_slot(p, (uint64_t)need_integer(p, &s->operand[4], 0, 255), false, NULL);
     const uint32_t to = need_destination(p, &d->items[0], T_B32);
     struct inst *i = emit_lane(p, LANE_lop3_b32, to, a, b);
     i->c = c;
     i->e = table;
-    i = emit_lane(p, LANE_setp_ne_u32, 0, to, constant_slot(p, 0, 0, NULL));
+    i = emit_lane(p, LANE_setp_ne_u32, 0, to, constant_slot(p, 0, false, NULL));
     i->p = need_predicate_destination(p, &d->items[1]);
     i->kind = combine ? 1 : 2;
     i->r = q;
@@ -436,7 +437,7 @@ void decode_lop3(struct parser *p) {
 
 /* Extend a narrow result to the register it goes to. */
 void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from) {
-    const int is_signed = type == T_S8 || type == T_S16 || type == T_S32;
+    const bool is_signed = type == T_S8 || type == T_S16 || type == T_S32;
     const unsigned bytes = type_bytes(type), into = d->kind == OPERAND_REGISTER ? type_bytes(d->type) : bytes;
     const uint32_t to = need_destination_wide(p, d, type);
     uint32_t narrow = from;
@@ -466,7 +467,7 @@ static uint32_t emit_widen(struct parser *p, enum type type, uint32_t from, uint
 }
 
 /* 64-bit integer to a narrower integer; with .sat it is clamped. */
-static void emit_narrow(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from, int saturate) {
+static void emit_narrow(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from, bool saturate) {
     static const enum lane clamps[TYPE_COUNT] = {[T_U8] = LANE_clamp_u8,   [T_S8] = LANE_clamp_s8,
                                                  [T_U16] = LANE_clamp_u16, [T_S16] = LANE_clamp_s16,
                                                  [T_U32] = LANE_clamp_u32, [T_S32] = LANE_clamp_s32};
@@ -522,11 +523,11 @@ static uint32_t cvt_flags(struct parser *p, uint32_t *at, int *integral) {
 /* Refuse the modifiers of a scalar cvt that these types do not have. */
 static void check_cvt(struct parser *p, enum type to, enum type from) {
     const struct statement *s = &p->statement;
-    const int to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
-    const int wider = to_float && from_float && (type_bytes(to) > type_bytes(from) || to == from);
-    const int rounds = has(p, "rn") || has(p, "rz") || has(p, "rm") || has(p, "rp");
-    const int integral = has(p, "rni") || has(p, "rzi") || has(p, "rmi") || has(p, "rpi");
-    const int brain = to == T_BF16 || from == T_BF16, byte = type_bytes(to) == 1 || type_bytes(from) == 1;
+    const bool to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
+    const bool wider = to_float && from_float && (type_bytes(to) > type_bytes(from) || to == from);
+    const bool rounds = has(p, "rn") || has(p, "rz") || has(p, "rm") || has(p, "rp");
+    const bool integral = has(p, "rni") || has(p, "rzi") || has(p, "rmi") || has(p, "rpi");
+    const bool brain = to == T_BF16 || from == T_BF16, byte = type_bytes(to) == 1 || type_bytes(from) == 1;
     if (has(p, "rna") || (wider && rounds && (from != T_BF16 || to == from)) || (wider && to != from && integral))
         error_at(p, &s->opcode, "unknown instruction '%s': no such rounding between these types", s->name);
     if (has(p, "ftz") && to != T_F32 && from != T_F32)
@@ -548,15 +549,15 @@ void decode_cvt(struct parser *p) {
         flags &= ~(uint32_t)FLAG_FTZ;
     take_end(p, at);
     need_count(p, 2, 2);
-    const int to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
-    const int narrows = to_float && (!from_float || type_bytes(from) > type_bytes(to) ||
-                                     (type_bytes(from) == type_bytes(to) && from != to));
+    const bool to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
+    const bool narrows = to_float && (!from_float || type_bytes(from) > type_bytes(to) ||
+                                      (type_bytes(from) == type_bytes(to) && from != to));
     if (from_float && !to_float && integral != 1)
         error_at(p, &s->opcode, "'%s' wants an integer rounding: .rni, .rzi, .rmi or .rpi", s->name);
     if (narrows && integral != 0 && !(integral < 0 && type_bytes(to) == 2 && type_bytes(from) == 2 && from_float))
         error_at(p, &s->opcode, "'%s' wants a rounding: .rn, .rz, .rm or .rp", s->name);
     const int to_signed = type_name(to)[0] == 's', from_signed = type_name(from)[0] == 's';
-    const int holds =
+    const bool holds =
         to_signed == from_signed ? type_bytes(to) >= type_bytes(from) : to_signed && type_bytes(to) > type_bytes(from);
     if (!to_float && !from_float && (flags & FLAG_SAT) && holds)
         error_at(p, &s->opcode, "'%s' has nothing to saturate", s->name);

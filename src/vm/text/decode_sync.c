@@ -73,8 +73,8 @@ void decode_trap(struct parser *p) {
 
 /* ---- barriers ---- */
 
-/* bar.warp.sync and barrier.cluster. 0: neither. */
-static int decode_other_barrier(struct parser *p, uint32_t at, int is_bar) {
+/* bar.warp.sync and barrier.cluster. False: neither. */
+static bool decode_other_barrier(struct parser *p, uint32_t at, bool is_bar) {
     if (is_bar && take(p, &at, "warp")) {
         if (!take(p, &at, "sync"))
             unknown(p);
@@ -82,32 +82,32 @@ static int decode_other_barrier(struct parser *p, uint32_t at, int is_bar) {
         need_count(p, 1, 1);
         const uint32_t c = source32(p, 0);
         emit(p, control_barwarp)->c = c;
-        return 1;
+        return true;
     }
     if (!take(p, &at, "cluster"))
-        return 0;
+        return false;
     /* a cluster is one CTA: waiting is a barrier of all its threads, and arriving, which may come long before, nothing
      */
     const int wait = take_choice(p, &at, "arrive wait");
     if (wait < 0)
         unknown(p);
     take_choice(p, &at, "release relaxed acquire");
-    const int aligned = take(p, &at, "aligned");
+    const bool aligned = take(p, &at, "aligned");
     take_end(p, at);
     need_count(p, 0, 0);
-    const uint32_t number = constant_slot(p, CLUSTER_BARRIER, 0, NULL);
+    const uint32_t number = constant_slot(p, CLUSTER_BARRIER, false, NULL);
     struct inst *i = emit(p, wait ? control_bar : control_nop);
     i->a = number;
     i->spare = 1;
     i->flags = (uint32_t)aligned;
-    return 1;
+    return true;
 }
 
 /* bar{.cta}.op and barrier{.cta}.op{.aligned}; bar is always aligned. */
 void decode_bar(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    const int is_bar = s->name[3] == '.';
+    const bool is_bar = s->name[3] == '.';
     if (is_bar && has(p, "aligned"))
         error_at(p, &s->opcode, "unknown instruction '%s': bar is .aligned by itself, barrier says so", s->name);
     if (decode_other_barrier(p, at, is_bar))
@@ -115,7 +115,7 @@ void decode_bar(struct parser *p) {
     take(p, &at, "cta");
     const int op = take_choice(p, &at, "sync arrive red");
     const int reduce = op == 2 ? take_choice(p, &at, "popc and or") : -1;
-    const int aligned = take(p, &at, "aligned") | is_bar;
+    const bool aligned = take(p, &at, "aligned") | is_bar;
     if (op == 2)
         take_choice(p, &at, "u32 pred");
     take_end(p, at);
@@ -210,7 +210,7 @@ void decode_setmaxnreg(struct parser *p) {
         unknown(p);
     take_end(p, at);
     need_count(p, 1, 1);
-    need_feature(p, 120, 1, "setmaxnreg");
+    need_feature(p, 120, true, "setmaxnreg");
     if (need_integer(p, &s->operand[0], 24, 256) % 8)
         error_at(p, &s->operand[0].token, "setmaxnreg wants a multiple of 8 from 24 to 256");
     emit(p, control_nop);
@@ -353,17 +353,17 @@ void decode_elect(struct parser *p) {
 
 /* .sem and .scope of an mbarrier operation: is it relaxed? */
 static uint16_t take_scope(struct parser *p, uint32_t *at) {
-    const int relaxed = take_choice(p, at, "release acquire relaxed") == 2;
+    const bool relaxed = take_choice(p, at, "release acquire relaxed") == 2;
     take_choice(p, at, "cta cluster");
     return relaxed ? ORDER_RELAXED : ORDER_ACQ_REL;
 }
 
-static int take_shared(struct parser *p, uint32_t *at) {
+static bool take_shared(struct parser *p, uint32_t *at) {
     return take_choice(p, at, "shared shared::cta shared::cluster") >= 0;
 }
 
 /* The address of an mbarrier, of 8 bytes. */
-static void need_barrier(struct parser *p, const struct operand *o, int shared, struct inst *i) {
+static void need_barrier(struct parser *p, const struct operand *o, bool shared, struct inst *i) {
     need_address(p, o, shared ? SPACE_SHARED : SPACE_GENERIC, i);
     check_extent(p, o, 8);
 }
@@ -374,7 +374,7 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
     const int expect = take(p, &at, "expect_tx");
     const int incomplete = take(p, &at, "noComplete");
     i->q = take_scope(p, &at);
-    const int shared = take_shared(p, &at);
+    const bool shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
     take_end(p, at);
@@ -384,7 +384,7 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
         error_at(p, &s->operand[0].token, "'%s' gives no state; expected _ or nothing here", s->name);
     need_barrier(p, &s->operand[first], shared, i);
     i->kind = (uint8_t)(drop | expect << 1 | incomplete << 2);
-    i->b = i->c = constant_slot(p, 1, 0, NULL);
+    i->b = i->c = constant_slot(p, 1, false, NULL);
     if (s->operands == first + 2 && expect)
         i->c = source32(p, first + 1);
     else if (s->operands == first + 2)
@@ -400,7 +400,7 @@ static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *
     struct statement *s = &p->statement;
     const int parity = take(p, &at, "parity");
     i->q = take_scope(p, &at);
-    const int shared = take_shared(p, &at);
+    const bool shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
     take_end(p, at);
@@ -415,10 +415,10 @@ static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *
 }
 
 /* expect_tx and complete_tx: {.relaxed}{.scope}{.space}.b64 [a], tx */
-static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *i) {
+static void decode_tx(struct parser *p, uint32_t at, bool complete, struct inst *i) {
     struct statement *s = &p->statement;
     i->q = take_scope(p, &at);
-    const int shared = take_shared(p, &at);
+    const bool shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
     take_end(p, at);
@@ -430,9 +430,9 @@ static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *
 }
 
 /* init and inval */
-static void decode_init(struct parser *p, uint32_t at, int inval, struct inst *i) {
+static void decode_init(struct parser *p, uint32_t at, bool inval, struct inst *i) {
     struct statement *s = &p->statement;
-    const int shared = take_shared(p, &at);
+    const bool shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
     take_end(p, at);
@@ -450,10 +450,10 @@ void decode_mbarrier(struct parser *p) {
     switch (
         take_choice(p, &at, "init inval arrive arrive_drop test_wait try_wait expect_tx complete_tx pending_count")) {
     case 0:
-        decode_init(p, at, 0, &i);
+        decode_init(p, at, false, &i);
         break;
     case 1:
-        decode_init(p, at, 1, &i);
+        decode_init(p, at, true, &i);
         break;
     case 2:
         decode_arrive(p, at, 0, &i);
@@ -468,10 +468,10 @@ void decode_mbarrier(struct parser *p) {
         decode_wait(p, at, 1, &i);
         break;
     case 6:
-        decode_tx(p, at, 0, &i);
+        decode_tx(p, at, false, &i);
         break;
     case 7:
-        decode_tx(p, at, 1, &i);
+        decode_tx(p, at, true, &i);
         break;
     case 8: { /* the state holds the count in its low word */
         need_count(p, 2, 2);
@@ -497,7 +497,7 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     const int cg = take_choice(p, &at, "ca cg");
     if (cg < 0 || take_choice(p, &at, "shared shared::cta") < 0 || !take(p, &at, "global"))
         unknown(p);
-    int policy = take(p, &at, "L2::cache_hint");
+    bool policy = take(p, &at, "L2::cache_hint");
     take_choice(p, &at, "L2::64B L2::128B L2::256B");
     policy |= take(p, &at, "L2::cache_hint");
     take_end(p, at);
@@ -522,13 +522,14 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     if (s->operands == 4u + (uint32_t)policy) {
         const struct operand *o = &s->operand[3];
         if (o->kind == OPERAND_PREDICATE) { /* ignore-src: a true predicate means that nothing is read */
-            const uint32_t full = constant_slot(p, (uint64_t)size, 0, NULL), none = constant_slot(p, 0, 0, NULL);
+            const uint32_t full = constant_slot(p, (uint64_t)size, false, NULL),
+                           none = constant_slot(p, 0, false, NULL);
             struct inst *choose = emit(p, lanes_table()[LANE_selp_32]);
             choose->a = none;
             choose->b = full;
             choose->r = (uint16_t)o->slot;
             choose->negate = (uint8_t)o->negate;
-            use_operand(p, o, 0);
+            use_operand(p, o, false);
             choose->d = i->e = register_take(p, T_B32);
         } else {
             i->e = source32(p, 3);
@@ -540,10 +541,10 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
 /* The operation and type of a bulk reduction: those of global memory. */
 static void take_reduction(struct parser *p, uint32_t *at, struct inst *i) {
     const int op = take_choice(p, at, "add min max and or xor inc dec");
-    const int noftz = take(p, at, "noftz");
+    const bool noftz = take(p, at, "noftz");
     const enum type type = take_type(p, at, "u32 s32 b32 u64 s64 b64 f16 bf16 f32 f64");
-    const int half = type == T_F16 || type == T_BF16;
-    const int real = half || type == T_F32 || type == T_F64;
+    const bool half = type == T_F16 || type == T_BF16;
+    const bool real = half || type == T_F32 || type == T_F64;
     if (op < 0 || !atomic_find((enum atomic_op)op, type) || (half && (op == ATOMIC_ADD) != noftz) ||
         (!half && (noftz || (real && op != ATOMIC_ADD))) || (op == ATOMIC_ADD && type == T_S64))
         unknown(p);
@@ -552,12 +553,12 @@ static void take_reduction(struct parser *p, uint32_t *at, struct inst *i) {
 }
 
 /* cp.async.bulk and cp.reduce.async.bulk between shared and global memory */
-static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *i) {
+static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst *i) {
     static const char *const spaces = "shared::cta shared::cluster global";
     struct statement *s = &p->statement;
     struct inst other = {0}, barrier = {0};
     const int to = take_choice(p, &at, spaces), from = take_choice(p, &at, spaces);
-    const int loads = to >= 0 && to < 2 && from == 2, stores = to == 2 && from == 0;
+    const bool loads = to >= 0 && to < 2 && from == 2, stores = to == 2 && from == 0;
     if (to == 1 && from == 0)
         error_at(p, &s->opcode, "unsupported instruction '%s': clusters of more than one CTA are not supported",
                  s->name);
@@ -567,7 +568,7 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
         unknown(p);
     if (has(p, "multicast::cluster") || has(p, "cp_mask"))
         error_at(p, &s->opcode, "unsupported instruction '%s': neither clusters nor byte masks are supported", s->name);
-    const int policy = take(p, &at, "L2::cache_hint");
+    const bool policy = take(p, &at, "L2::cache_hint");
     i->kind = (uint8_t)(reduce ? ASYNC_REDUCE : loads ? ASYNC_LOAD : ASYNC_STORE);
     if (reduce)
         take_reduction(p, &at, i);
@@ -587,7 +588,7 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
         check_extent(p, &s->operand[k], (uint32_t)s->operand[2].integer);
     i->c = source32(p, 2);
     if (loads) {
-        need_barrier(p, &s->operand[3], 1, &barrier);
+        need_barrier(p, &s->operand[3], true, &barrier);
         i->e = barrier.a;
         uint32_t *more = parser_take(p, 2 * sizeof *more);
         more[0] = (uint32_t)barrier.offset;
@@ -598,7 +599,7 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
 }
 
 /* The forms of cp.async.bulk that move nothing at once. */
-static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
+static bool decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
     struct statement *s = &p->statement;
     if (take(p, &at, "commit_group")) {
         take_end(p, at);
@@ -613,7 +614,7 @@ static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
     } else if (take(p, &at, "prefetch")) {
         if (!take(p, &at, "L2") || !take(p, &at, "global"))
             error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-        const int policy = take(p, &at, "L2::cache_hint");
+        const bool policy = take(p, &at, "L2::cache_hint");
         take_end(p, at);
         need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
         struct inst unused = {0};
@@ -623,9 +624,9 @@ static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
             need_source(p, &s->operand[2], T_B64);
         i->run = control_nop;
     } else {
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
 /* cp.async.mbarrier.arrive{.noinc}.shared.b64 [a] */
@@ -633,7 +634,7 @@ static void decode_copy_arrive(struct parser *p, uint32_t at, struct inst *i) {
     if (!take(p, &at, "arrive"))
         unknown(p);
     i->kind = (uint8_t)take(p, &at, "noinc");
-    const int shared = take_shared(p, &at);
+    const bool shared = take_shared(p, &at);
     if (!take(p, &at, "b64"))
         unknown(p);
     take_end(p, at);
@@ -647,12 +648,12 @@ void decode_cp(struct parser *p) {
     const struct statement *s = &p->statement;
     struct inst i = {0};
     uint32_t at = 0;
-    const int reduce = take(p, &at, "reduce");
+    const bool reduce = take(p, &at, "reduce");
     if (!take(p, &at, "async"))
         unknown(p);
     if (take(p, &at, "bulk")) {
         if (has(p, "tensor")) {
-            const int is_prefetch = !reduce && take(p, &at, "prefetch");
+            const bool is_prefetch = !reduce && take(p, &at, "prefetch");
             if (!take(p, &at, "tensor"))
                 unknown(p);
             decode_tensor_copy(p, at, reduce, is_prefetch);

@@ -108,18 +108,18 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
 }
 
 /* Whether a type is one of the floats in bytes, from `first` on. */
-static int is_byte_float_from(int type, int first) {
+static bool is_byte_float_from(int type, int first) {
     return type >= first && type <= MMA_E2M1;
 }
 
 /* Refuse what sparse matrices do not have: some targets, and ::ordered_metadata is not always a choice. */
 static void check_sparse(struct parser *p, int kind, const struct mma_shape *shape) {
     const struct statement *s = &p->statement;
-    const int half = is_byte_float_from(shape->a_type, MMA_E4M3) && shape->accumulator == MMA_ACC_F16;
+    const bool half = is_byte_float_from(shape->a_type, MMA_E4M3) && shape->accumulator == MMA_ACC_F16;
     if ((kind || half) && !has(p, "sp::ordered_metadata"))
         error_at(p, &s->opcode, "unknown instruction '%s': it needs .sp::ordered_metadata", s->name);
     if (half)
-        need_feature(p, 120, 1, "a sparse mma of 8-bit floats with .f16 accumulators");
+        need_feature(p, 120, true, "a sparse mma of 8-bit floats with .f16 accumulators");
     if (kind >= KIND_MXF4 && p->target_suffix != 'a')
         error_at(p, &s->opcode, "a sparse mma of .kind::mxf4 needs .target sm_120a or sm_121a");
 }
@@ -127,11 +127,11 @@ static void check_sparse(struct parser *p, int kind, const struct mma_shape *sha
 /* Refuse combinations that the kinds exclude. */
 static void check_shape(struct parser *p, int kind, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
-    const int small = is_byte_float_from(shape->a_type, MMA_E2M3) || is_byte_float_from(shape->b_type, MMA_E2M3);
-    const int bytes = is_byte_float_from(shape->a_type, MMA_E4M3) && is_byte_float_from(shape->b_type, MMA_E4M3);
-    const int four = kind == KIND_MXF4 || kind == KIND_MXF4NVF4;
+    const bool small = is_byte_float_from(shape->a_type, MMA_E2M3) || is_byte_float_from(shape->b_type, MMA_E2M3);
+    const bool bytes = is_byte_float_from(shape->a_type, MMA_E4M3) && is_byte_float_from(shape->b_type, MMA_E4M3);
+    const bool four = kind == KIND_MXF4 || kind == KIND_MXF4NVF4;
     if (kind)
-        need_feature(p, 120, 1, kind == KIND_F8F6F4 ? "mma with .kind::f8f6f4" : "mma with block scale");
+        need_feature(p, 120, true, kind == KIND_F8F6F4 ? "mma with .kind::f8f6f4" : "mma with block scale");
     const int depth = shape->sparse ? shape->k / 2 : shape->k;
     if ((kind && !bytes) || (!kind && small) || (four && depth != 64) ||
         (four && (shape->a_type != MMA_E2M1 || shape->b_type != MMA_E2M1)) ||
@@ -144,7 +144,7 @@ static void check_shape(struct parser *p, int kind, struct mma_shape *shape) {
 }
 
 /* A vector of registers. */
-static void read_fragment(struct parser *p, const struct operand *o, uint32_t count, enum type type, int is_source,
+static void read_fragment(struct parser *p, const struct operand *o, uint32_t count, enum type type, bool is_source,
                           struct fragment *to) {
     if (o->kind != OPERAND_VECTOR && count == 1) {
         to->slot[0] = is_source ? need_source(p, o, type) : need_destination(p, o, type);
@@ -197,7 +197,7 @@ static void read_metadata(struct parser *p, struct mma_plan *plan) {
 
 /* The upper half of a product of 16 rows that has 8 only: A and C are zero there and D is dropped. */
 void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan) {
-    const uint32_t zero = constant_slot(p, 0, 0, NULL);
+    const uint32_t zero = constant_slot(p, 0, false, NULL);
     plan->a.slot[1] = plan->c.slot[2] = plan->c.slot[3] = zero;
     plan->d.slot[2] = register_take(p, T_B32);
     plan->d.slot[3] = register_take(p, T_B32);
@@ -224,10 +224,10 @@ static void decode_mma_double(struct parser *p) {
     need_count(p, 4, 4);
     const uint32_t rows = shape ? 16 : 8, depth = shape ? 2u << shape : 4;
     plan->shape.k = (uint16_t)depth;
-    read_fragment(p, &s->operand[0], rows / 4, T_F64, 0, &plan->d);
-    read_fragment(p, &s->operand[1], rows * depth / 32, T_F64, 1, &plan->a);
-    read_fragment(p, &s->operand[2], depth / 4, T_F64, 1, &plan->b);
-    read_fragment(p, &s->operand[3], rows / 4, T_F64, 1, &plan->c);
+    read_fragment(p, &s->operand[0], rows / 4, T_F64, false, &plan->d);
+    read_fragment(p, &s->operand[1], rows * depth / 32, T_F64, true, &plan->a);
+    read_fragment(p, &s->operand[2], depth / 4, T_F64, true, &plan->b);
+    read_fragment(p, &s->operand[3], rows / 4, T_F64, true, &plan->c);
     plan->flops = 2u * rows * 8u * depth;
     struct inst *i = emit(p, control_aligned);
     i->next = tensor_mma_double;
@@ -271,7 +271,7 @@ void decode_mma(struct parser *p) {
     if (!plan->run)
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     const uint32_t bits = element_bits(shape->a_type);
-    const int half = has(p, "m8n8k16") || has(p, "m8n8k32") || has(p, "m8n8k128");
+    const bool half = has(p, "m8n8k16") || has(p, "m8n8k32") || has(p, "m8n8k128");
     if (half && (shape->accumulator != MMA_ACC_S32 || shape->k * bits != 128))
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     const uint32_t b = 8u * shape->k * bits / 1024u, a = shape->sparse ? b : 2 * b;
@@ -279,10 +279,10 @@ void decode_mma(struct parser *p) {
     const enum type type = shape->accumulator == MMA_ACC_F32 ? T_F32 : T_B32;
     const uint32_t scales = shape->sparse ? 6 : 4, operands = scales + (shape->scale ? 4 : 0);
     need_count(p, operands, operands);
-    read_fragment(p, &s->operand[0], accumulators, type, 0, &plan->d);
-    read_fragment(p, &s->operand[1], half ? 1 : a, T_B32, 1, &plan->a);
-    read_fragment(p, &s->operand[2], b, T_B32, 1, &plan->b);
-    read_fragment(p, &s->operand[3], accumulators, type, 1, &plan->c);
+    read_fragment(p, &s->operand[0], accumulators, type, false, &plan->d);
+    read_fragment(p, &s->operand[1], half ? 1 : a, T_B32, true, &plan->a);
+    read_fragment(p, &s->operand[2], b, T_B32, true, &plan->b);
+    read_fragment(p, &s->operand[3], accumulators, type, true, &plan->c);
     if (half)
         tensor_drop_upper_rows(p, plan);
     plan->flops = 2u * (half ? 8u : 16u) * 8u * shape->k;

@@ -43,20 +43,20 @@ static void refuse(struct parser *p) {
 }
 
 /* Take one modifier if it is one of a list and the first of its kind. */
-static int take_once(struct parser *p, uint32_t *at, const char *list, int *value) {
+static bool take_once(struct parser *p, uint32_t *at, const char *list, int *value) {
     const uint32_t before = *at;
     const int found = take_choice(p, at, list);
     if (found < 0)
-        return 0;
+        return false;
     if (*value >= 0) {
         *at = before; /* take_end complains */
-        return 0;
+        return false;
     }
     *value = found;
-    return 1;
+    return true;
 }
 
-static struct modifiers take_modifiers(struct parser *p, uint32_t at, int is_prefetch) {
+static struct modifiers take_modifiers(struct parser *p, uint32_t at, bool is_prefetch) {
     static const char *const spaces = "shared::cta shared::cluster global";
     struct modifiers m = {-1, -1, -1, -1, -1, -1, -1, is_prefetch};
     int level = -1;
@@ -99,12 +99,12 @@ static void read_barrier(struct parser *p, const struct operand *o, struct tma_o
 }
 
 /* cp{.reduce}.async.bulk.tensor and cp.async.bulk.prefetch.tensor, from the modifier behind .tensor on. */
-void decode_tensor_copy(struct parser *p, uint32_t at, int is_reduction, int is_prefetch) {
+void decode_tensor_copy(struct parser *p, uint32_t at, bool is_reduction, bool is_prefetch) {
     struct statement *s = &p->statement;
     struct inst i = {.run = is_prefetch ? tma_prefetch : tma_copy};
     refuse(p);
     const struct modifiers m = take_modifiers(p, at, is_prefetch);
-    const int loads = m.to == 0 || m.to == 1, policy = m.policy >= 0;
+    const bool loads = m.to == 0 || m.to == 1, policy = m.policy >= 0;
     struct tma_operands *more = parser_take(p, sizeof *more);
     more->rank = (uint8_t)(m.rank + 1);
     more->is_gather = m.mode == MODE_GATHER;
@@ -117,7 +117,7 @@ void decode_tensor_copy(struct parser *p, uint32_t at, int is_reduction, int is_
     if (more->is_gather && (m.to || more->rank != 2 || is_prefetch))
         error_at(p, &s->opcode, "unsupported instruction '%s': SM120 has tile::gather4 for .2d.shared::cta.global",
                  s->name);
-    need_feature(p, more->is_gather ? 100 : 90, 0, "a tensor copy");
+    need_feature(p, more->is_gather ? 100 : 90, false, "a tensor copy");
     const uint32_t count = (is_prefetch ? 1u : loads ? 3u : 2u) + (uint32_t)policy;
     need_count(p, count, count);
     read_box(p, &s->operand[loads ? 1 : 0], more);
@@ -167,7 +167,7 @@ static void decode_replace(struct parser *p, uint32_t at) {
     if (!take(p, &at, "b1024") || !take(p, &at, fields[field].is_wide ? "b64" : "b32"))
         unknown(p);
     take_end(p, at);
-    need_feature(p, 90, 1, "tensormap.replace");
+    need_feature(p, 90, true, "tensormap.replace");
     const uint32_t last = fields[field].ordinals ? 2 : 1;
     need_count(p, last + 1, last + 1);
     need_address(p, &s->operand[0], space < 0 ? SPACE_GENERIC : spaces[space], &i);
@@ -190,7 +190,7 @@ static void decode_cp_fenceproxy(struct parser *p, uint32_t at) {
         !take(p, &at, "aligned"))
         unknown(p);
     take_end(p, at);
-    need_feature(p, 90, 0, "tensormap.cp_fenceproxy");
+    need_feature(p, 90, false, "tensormap.cp_fenceproxy");
     need_count(p, 3, 3);
     need_address(p, &s->operand[0], SPACE_GLOBAL, &i);
     need_address(p, &s->operand[1], SPACE_SHARED, &from);

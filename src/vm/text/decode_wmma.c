@@ -56,12 +56,12 @@ static NORETURN void unknown(struct parser *p, const char *why) {
 }
 
 /* Is a word in a list of words? */
-static int listed(const char *list, const char *word) {
+static bool listed(const char *list, const char *word) {
     const size_t length = strlen(word);
     for (const char *at = strstr(list, word); at; at = strstr(at + 1, word))
         if ((at == list || at[-1] == ' ') && (at[length] == ' ' || !at[length]))
-            return 1;
-    return 0;
+            return true;
+    return false;
 }
 
 static const struct shape *take_shape(struct parser *p, uint32_t *at) {
@@ -102,7 +102,7 @@ static uint32_t step_of(const struct matrix *m) {
     return m->part == PART_C ? 2 : per_register(m);
 }
 
-static int is_transposed(const struct matrix *m) {
+static bool is_transposed(const struct matrix *m) {
     return m->part == PART_C && m->shape->size[1] == 32;
 }
 
@@ -111,11 +111,11 @@ static struct place_in place_of(const struct matrix *m, uint32_t r, uint32_t e) 
     if (m->part == PART_C) {
         const uint32_t in_tile = m->element->bits == 16 ? 2 : 4, tile = r / in_tile, n = r % in_tile;
         const uint32_t lower = in_tile == 2 ? n : n >> 1, column = in_tile == 2 ? e : n & 1;
-        const int beside = size[0] == 16;
+        const bool beside = size[0] == 16;
         return (struct place_in){8 * lower + (beside ? 0 : 16 * tile), column + (beside ? 8 * tile : 0)};
     }
     const uint32_t rows = size[m->part], words = size[2] / per_register(m), each = per_register(m);
-    const int tall = rows == 32 || (rows == 16 && m->part == PART_A);
+    const bool tall = rows == 32 || (rows == 16 && m->part == PART_A);
     const uint32_t in_block = words / 4 * (tall ? 2 : 1), block = r / in_block, n = r % in_block;
     return tall ? (struct place_in){16 * block + 8 * (n & 1), (n >> 1) * 4 * each + e}
                 : (struct place_in){8 * block, n * 4 * each + e};
@@ -129,8 +129,8 @@ struct addresses {
     uint32_t base[64]; /* by multiple of the stride; 0: not yet made. [0] is this lane's */
     uint32_t stride;   /* in bytes: a register, or */
     int64_t bytes;     /* a constant */
-    int is_constant;
-    int is_across; /* it is from column to column that a stride lies */
+    bool is_constant;
+    bool is_across; /* it is from column to column that a stride lies */
 };
 
 static uint32_t emit_lane(struct parser *p, enum lane lane, enum type type, uint32_t a, uint32_t b, uint32_t c) {
@@ -141,11 +141,11 @@ static uint32_t emit_lane(struct parser *p, enum lane lane, enum type type, uint
 }
 
 static uint32_t wide(struct parser *p, uint64_t value) {
-    return constant_slot(p, value, 1, NULL);
+    return constant_slot(p, value, true, NULL);
 }
 
 static uint32_t narrow(struct parser *p, uint32_t value) {
-    return constant_slot(p, value, 0, NULL);
+    return constant_slot(p, value, false, NULL);
 }
 
 /* %laneid */
@@ -236,7 +236,7 @@ static void emit_access(struct parser *p, const struct matrix *m, struct address
 }
 
 /* Is a register one access, not one for each of its elements? */
-static int is_one_access(const struct matrix *m, const struct addresses *to) {
+static bool is_one_access(const struct matrix *m, const struct addresses *to) {
     return per_register(m) == 1 || !to->is_across;
 }
 
@@ -330,7 +330,7 @@ struct product {
     const struct element *a, *b, *c, *d;
     uint32_t slot_d[8], slot_a[8], slot_b[8], slot_c[8];
     uint32_t flags;
-    int saturate, exclusive;
+    bool saturate, exclusive;
 };
 
 /* The types: d and c of f16, d, a, b and c of all others. */
@@ -428,7 +428,7 @@ static struct mma_plan *emit_part(struct parser *p, const struct product *x, uin
 static void emit_tiles(struct parser *p, const struct product *x) {
     const uint8_t *size = x->shape->size;
     const struct matrix a = matrix_of(x->shape, PART_A, x->a), b = matrix_of(x->shape, PART_B, x->b);
-    const int turned = size[1] == 32, beside = size[0] == 16;
+    const bool turned = size[1] == 32, beside = size[0] == 16;
     const uint32_t *const tall = turned ? x->slot_b : x->slot_a, *const flat = turned ? x->slot_a : x->slot_b;
     const uint32_t tall_count = (turned ? b.registers : a.registers) / (beside ? 1 : 2);
     const uint32_t flat_count = (turned ? a.registers : b.registers) / (beside ? 2 : 1);
@@ -451,7 +451,7 @@ static void decode_product(struct parser *p, uint32_t at) {
     uint32_t result[8];
     read_product(p, at, &x);
     const struct matrix d = matrix_of(x.shape, PART_C, x.d);
-    const int widen = x.c->bits < x.d->bits, cut = x.d->bits < x.c->bits;
+    const bool widen = x.c->bits < x.d->bits, cut = x.d->bits < x.c->bits;
     memcpy(result, x.slot_d, sizeof result);
     if (widen) {
         uint32_t sums[8];

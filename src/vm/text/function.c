@@ -11,15 +11,15 @@ enum { MOST_FORMALS = 256, MOST_ARGUMENT_BYTES = 4096, MOST_ROUTINES = 4096, REC
 
 /* ---- signatures ---- */
 
-static int lists_equal(const struct formal *a, const struct formal *b, uint32_t count) {
+static bool lists_equal(const struct formal *a, const struct formal *b, uint32_t count) {
     for (uint32_t k = 0; k < count; k++)
         if (a[k].bytes != b[k].bytes || a[k].offset != b[k].offset)
-            return 0;
-    return 1;
+            return false;
+    return true;
 }
 
 /* May functions with these signatures stand for each other? */
-int signature_equal(const struct signature *a, const struct signature *b) {
+bool signature_equal(const struct signature *a, const struct signature *b) {
     return a->result_count == b->result_count && a->argument_count == b->argument_count &&
            lists_equal(a->results, b->results, a->result_count) &&
            lists_equal(a->arguments, b->arguments, a->argument_count);
@@ -139,7 +139,7 @@ static struct definition *define(struct parser *p, const struct token *name) {
 }
 
 /* .func (results) name (arguments) { body }; the body is read when a kernel calls it. */
-void read_function(struct parser *p, int is_extern) {
+void read_function(struct parser *p, bool is_extern) {
     struct signature *s = parser_take(p, sizeof *s);
     struct CUfunc_st ignored = {0};
     token_next(p);
@@ -161,7 +161,7 @@ void read_function(struct parser *p, int is_extern) {
         expect(p, '{', "'{'");
     if (d->has_body)
         error_at(p, &name, "'%.*s' is defined twice", (int)name.length, name.at);
-    d->has_body = 1;
+    d->has_body = true;
     d->lexer = p->lexer;
     d->token = p->token;
     skip_block(p);
@@ -185,7 +185,7 @@ void read_alias(struct parser *p) {
     if (!signature_equal(d[0]->signature, d[1]->signature))
         error_at(p, &d[0]->token, "'%.*s' is declared with other parameters than what it is an alias of",
                  (int)d[0]->token.length, d[0]->token.at);
-    d[0]->has_body = 1; /* for addresses that were taken before */
+    d[0]->has_body = true; /* for addresses that were taken before */
     d[0]->lexer = d[1]->lexer;
     d[0]->token = d[1]->token;
     d[0]->symbol->address = d[1]->symbol->address;
@@ -197,7 +197,7 @@ static struct symbol *add_local(struct parser *p, const struct formal *f) {
     struct symbol *s = symbol_add(p, &f->name, f->name.at, f->name.length, SYMBOL_VARIABLE);
     s->space = SPACE_LOCAL;
     s->type = f->type;
-    s->is_argument = 1;
+    s->is_argument = true;
     s->bytes = f->bytes;
     s->align = f->align;
     p->local_bytes = (p->local_bytes + 15) / 16 * 16;
@@ -221,7 +221,7 @@ void read_arguments(struct parser *p) {
 
 /* The register (or constant) to which addresses of local variables are relative. */
 uint32_t local_base(struct parser *p) {
-    return p->routine ? p->routine->frame : constant_slot(p, 0, 1, NULL);
+    return p->routine ? p->routine->frame : constant_slot(p, 0, true, NULL);
 }
 
 /* A load or store of one element of local memory. */
@@ -239,8 +239,8 @@ static void emit_local(struct parser *p, enum access access, uint32_t base, uint
 }
 
 /* Copy between the argument area and a variable of the frame, in pieces that the alignment allows. */
-static void emit_copy(struct parser *p, const struct formal *f, uint64_t address, int to_area) {
-    const uint32_t area = constant_slot(p, 0, 1, NULL), frame = local_base(p);
+static void emit_copy(struct parser *p, const struct formal *f, uint64_t address, bool to_area) {
+    const uint32_t area = constant_slot(p, 0, true, NULL), frame = local_base(p);
     const uint32_t step = f->align < 8 ? f->align : 8, wide = register_take(p, T_B64);
     for (uint32_t done = 0, n; done < f->bytes; done += n) {
         for (n = step; n > f->bytes - done; n /= 2)
@@ -252,7 +252,7 @@ static void emit_copy(struct parser *p, const struct formal *f, uint64_t address
 
 /* Hand over a parameter that is a register. */
 static void emit_formal(struct parser *p, enum access access, const struct formal *f, struct symbol *s) {
-    emit_local(p, access, constant_slot(p, 0, 1, NULL), f->offset, f->bytes, s->slot);
+    emit_local(p, access, constant_slot(p, 0, true, NULL), f->offset, f->bytes, s->slot);
     use_register(p, symbol_name(p, s), s->slot, s->type, access == ACCESS_LOAD);
     use_attach(p);
 }
@@ -275,13 +275,13 @@ void emit_return(struct parser *p) {
         if (f->is_register)
             emit_formal(p, ACCESS_STORE, f, from);
         else
-            emit_copy(p, f, from->address, 1);
+            emit_copy(p, f, from->address, true);
     }
     emit(p, call_return);
 }
 
 /* Declare the formals inside their function; arguments are fetched from the area. */
-static void receive(struct parser *p, const struct formal *list, uint32_t count, int are_arguments) {
+static void receive(struct parser *p, const struct formal *list, uint32_t count, bool are_arguments) {
     for (uint32_t k = 0; k < count; k++) {
         const struct formal *f = &list[k];
         if (f->is_register) {
@@ -294,13 +294,13 @@ static void receive(struct parser *p, const struct formal *list, uint32_t count,
         }
         const struct symbol *s = add_local(p, f);
         if (are_arguments)
-            emit_copy(p, f, s->address, 0);
+            emit_copy(p, f, s->address, false);
     }
 }
 
 /* Hand one argument over, or take one result. */
-static void pass(struct parser *p, const struct formal *f, const struct operand *o, int is_argument) {
-    const uint32_t area = constant_slot(p, 0, 1, NULL);
+static void pass(struct parser *p, const struct formal *f, const struct operand *o, bool is_argument) {
+    const uint32_t area = constant_slot(p, 0, true, NULL);
     if (o->kind == OPERAND_SYMBOL && o->symbol->is_argument) {
         if (o->symbol->bytes != f->bytes)
             error_at(p, &o->token, "'%.*s' has %llu bytes, and the function's parameter has %u", (int)o->token.length,
@@ -376,8 +376,8 @@ static uint32_t fetch(struct parser *p, const struct operand *o, enum type type)
     return slot;
 }
 
-/* Call vprintf or __assertfail; 0: it is neither. */
-static int call_builtin(struct parser *p, const struct call_text *c, const struct token *name) {
+/* Call vprintf or __assertfail; false: it is neither. */
+static bool call_builtin(struct parser *p, const struct call_text *c, const struct token *name) {
     if (token_is(name, "vprintf") && c->argument_count == 2 && c->result_count <= 1) {
         const uint32_t a = fetch(p, &c->arguments[0], T_B64), b = fetch(p, &c->arguments[1], T_B64);
         const uint32_t d = register_take(p, T_B32);
@@ -386,7 +386,7 @@ static int call_builtin(struct parser *p, const struct call_text *c, const struc
         use_attach(p);
         if (c->result_count && c->results->kind == OPERAND_SYMBOL && c->results->symbol->is_argument)
             emit_local(p, ACCESS_STORE, local_base(p), c->results->symbol->address, 4, d);
-        return 1;
+        return true;
     }
     if (token_is(name, "__assertfail") && c->argument_count == 5 && !c->result_count) {
         uint32_t slot[4];
@@ -395,9 +395,9 @@ static int call_builtin(struct parser *p, const struct call_text *c, const struc
         struct inst *i = emit(p, print_assertion);
         i->a = slot[0], i->b = slot[1], i->c = slot[2], i->e = slot[3];
         use_attach(p);
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* What a call's signature is, and whether the function can be called at all. */
@@ -430,7 +430,7 @@ void read_call(struct parser *p) {
         return;
     const struct signature *s = call_signature(p, &c, d);
     for (uint32_t k = 0; k < s->argument_count; k++)
-        pass(p, &s->arguments[k], &c.arguments[k], 1);
+        pass(p, &s->arguments[k], &c.arguments[k], true);
     const uint32_t address = d ? 0 : need_source(p, &c.target, T_B64);
     struct call_site *site = parser_take(p, sizeof *site);
     struct call_site **list = p->routine ? &p->routine->sites : &p->sites;
@@ -449,7 +449,7 @@ void read_call(struct parser *p) {
     site->callee = d ? d->routine : NULL;
     p->calls_by_address |= !d;
     for (uint32_t k = 0; k < s->result_count; k++)
-        pass(p, &s->results[k], &c.results[k], 0);
+        pass(p, &s->results[k], &c.results[k], false);
 }
 
 /* ---- linking ---- */
@@ -470,8 +470,8 @@ static void link_body(struct parser *p, struct definition *d) {
     p->statement = (struct statement){.opcode = d->token, .start = d->token.at, .name = "call"};
     scope_open(p);
     r->frame = register_take(p, T_B64);
-    receive(p, d->signature->results, d->signature->result_count, 0);
-    receive(p, d->signature->arguments, d->signature->argument_count, 1);
+    receive(p, d->signature->results, d->signature->result_count, false);
+    receive(p, d->signature->arguments, d->signature->argument_count, true);
     token_next(p);
     read_block(p);
     p->routine = NULL;
@@ -485,8 +485,8 @@ static void link_body(struct parser *p, struct definition *d) {
 static void link_bodies(struct parser *p, struct CUfunc_st *f) {
     f->routine_count = p->definition_count + 1;
     f->routines = parser_take(p, f->routine_count * sizeof(struct routine *));
-    for (int again = 1; again;) {
-        again = 0;
+    for (bool again = true; again;) {
+        again = false;
         for (struct definition *d = p->definitions; d; d = d->next) {
             if (p->calls_by_address && d->has_body && d->owner != f) {
                 d->owner = f;
@@ -499,7 +499,7 @@ static void link_bodies(struct parser *p, struct CUfunc_st *f) {
                 error_at(p, &d->token, "'%.*s' is called and has no body", (int)d->symbol->length, d->symbol->name);
             f->routines[d->number] = d->routine;
             link_body(p, d);
-            again = 1;
+            again = true;
         }
     }
 }
@@ -512,7 +512,7 @@ struct need {
 struct search {
     const struct CUfunc_st *f;
     struct need *known; /* by number of the function */
-    int recursive;
+    bool recursive;
 };
 static struct need need_of(struct search *s, const struct call_site *site);
 
@@ -520,7 +520,7 @@ static struct need need_of(struct search *s, const struct call_site *site);
 static void add_need(struct search *s, struct need *most, const struct routine *r) {
     struct need *known = &s->known[r->definition->number];
     if (known->state == ON_PATH) {
-        s->recursive = 1;
+        s->recursive = true;
         return;
     }
     if (known->state == UNSEEN) {
@@ -557,7 +557,7 @@ void link_functions(struct parser *p, struct CUfunc_st *f) {
         link_bodies(p, f);
         p->lexer = lexer;
         p->token = token;
-        struct search search = {f, parser_take(p, f->routine_count * sizeof(struct need)), 0};
+        struct search search = {f, parser_take(p, f->routine_count * sizeof(struct need)), false};
         const struct need need = need_of(&search, p->sites);
         uint8_t *wide = parser_take(p, p->register_bytes / 128 + 1);
         memcpy(wide, p->wide, p->register_bytes / 128);
@@ -571,5 +571,5 @@ void link_functions(struct parser *p, struct CUfunc_st *f) {
         p->local_bytes = f->frame_bytes + need.bytes + (search.recursive ? RECURSION_BYTES : 0);
     }
     p->sites = NULL;
-    p->calls_by_address = 0;
+    p->calls_by_address = false;
 }

@@ -8,14 +8,14 @@
 
 /* Prepare to read `text`, which is the contents of `file`. */
 void lexer_start(struct lexer *lexer, const char *text, const char *file) {
-    *lexer = (struct lexer){.text = text, .next = text, .file = file, .line = 1, .row = 1, .line_start = 1};
+    *lexer = (struct lexer){.text = text, .next = text, .file = file, .line = 1, .row = 1, .line_start = true};
 }
 
-static int is_name_start(char c) {
+static bool is_name_start(char c) {
     return isalpha((unsigned char)c) || c == '_' || c == '$';
 }
 
-static int is_name(char c) {
+static bool is_name(char c) {
     return isalnum((unsigned char)c) || c == '_' || c == '$';
 }
 
@@ -96,7 +96,7 @@ static void skip_space(struct parser *p) {
         if (*s == '\n') {
             x->line++;
             x->row++;
-            x->line_start = 1;
+            x->line_start = true;
             s++;
         } else if (isspace((unsigned char)*s)) {
             s++;
@@ -120,7 +120,7 @@ static void skip_space(struct parser *p) {
         }
     }
     x->next = s;
-    x->line_start = 0;
+    x->line_start = false;
 }
 
 /* Read 0f, 0d, 0x, 0b, octal and decimal numbers. */
@@ -212,7 +212,7 @@ void token_next(struct parser *p) {
 }
 
 /* Is the token spelled exactly so? */
-int token_is(const struct token *token, const char *text) {
+bool token_is(const struct token *token, const char *text) {
     return strlen(text) == token->length && !memcmp(text, token->at, token->length);
 }
 
@@ -226,9 +226,9 @@ void expect(struct parser *p, int kind, const char *what) {
 }
 
 /* Go past a token of this kind if it is there. */
-int accept(struct parser *p, int kind) {
+bool accept(struct parser *p, int kind) {
     if (p->token.kind != kind)
-        return 0;
+        return false;
     token_next(p);
-    return 1;
+    return true;
 }

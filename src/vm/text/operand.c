@@ -11,7 +11,7 @@ static uint32_t hash_name(const char *name, uint32_t length) {
 }
 
 /* The innermost symbol of just this name, a range or something else. */
-static struct symbol *find(struct parser *p, const char *name, uint32_t length, int is_range) {
+static struct symbol *find(struct parser *p, const char *name, uint32_t length, bool is_range) {
     const uint32_t hash = hash_name(name, length);
     for (struct symbol *s = p->hash[hash % HASH_SIZE]; s; s = s->chain)
         if (s->hash == hash && s->length == length && !memcmp(s->name, name, length) &&
@@ -45,7 +45,7 @@ static struct symbol *element_of(struct parser *p, struct symbol *range, uint64_
 
 /* Find the innermost meaning of a name; NULL if it has none. r12 may be an element of r<20>, or of r1<5>. */
 struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) {
-    struct symbol *s = find(p, name, length, 0);
+    struct symbol *s = find(p, name, length, false);
     uint64_t index = 0, unit = 1;
     for (uint32_t digits = 1; digits < length && digits < 8; digits++, unit *= 10) {
         const char c = name[length - digits];
@@ -54,7 +54,7 @@ struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) 
         index += (uint64_t)(c - '0') * unit;
         if (c == '0' && digits > 1)
             continue;
-        struct symbol *const range = find(p, name, length - digits, 1);
+        struct symbol *const range = find(p, name, length - digits, true);
         if (range && index < range->bytes && (!s || s->scope->depth < range->scope->depth))
             s = element_of(p, range, index, name, length);
     }
@@ -82,7 +82,7 @@ struct symbol *symbol_add(struct parser *p, const struct token *token, const cha
                           enum symbol_kind kind) {
     const uint32_t hash = hash_name(name, length);
     const struct symbol *const old = !length                ? NULL
-                                     : kind == SYMBOL_RANGE ? find(p, name, length, 1)
+                                     : kind == SYMBOL_RANGE ? find(p, name, length, true)
                                                             : symbol_find(p, name, length);
     if (old && old->scope == p->scope)
         error_at(p, token, "'%.*s' is declared twice in this scope", (int)length, name);
@@ -163,7 +163,7 @@ uint32_t register_take(struct parser *p, enum type type) {
 }
 
 /* The offset (with bit 0 set) of a constant vector. Equal constants share one. */
-uint32_t constant_slot(struct parser *p, uint64_t value, int is_wide, struct symbol *dynamic) {
+uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *dynamic) {
     if (!is_wide)
         value &= 0xffffffffu;
     for (uint32_t i = p->constant_count; i-- > 0 && p->constant_count - i < 512;) {
@@ -218,7 +218,7 @@ static struct expression unary(struct parser *p) {
         e.integer = t.integer;
         token_next(p);
     } else if (t.kind == TOKEN_REAL) {
-        e = (struct expression){.integer = t.integer, .real = t.real, .is_real = 1, .single = t.single};
+        e = (struct expression){.integer = t.integer, .real = t.real, .is_real = true, .single = t.single};
         token_next(p);
     } else if (t.kind == TOKEN_NAME && token_is(&t, "WARP_SZ")) {
         e.integer = WARP;
@@ -436,15 +436,15 @@ static const struct {
                 {"%globaltimer_hi", SPECIAL_GLOBALTIMER_HI, T_U32}};
 
 /* A hardware register: a slot that is filled when the warp starts, or, for a clock, just before this instruction. */
-static int special_parse(struct parser *p, struct operand *o, const struct token *name) {
+static bool special_parse(struct parser *p, struct operand *o, const struct token *name) {
     char text[32];
     int length = (int)name->length;
     if (name->at[0] != '%')
-        return 0;
+        return false;
     if (p->token.kind == TOKEN_DOT && p->token.at == name->at + name->length)
         length += (int)p->token.length;
     if (length >= (int)sizeof text)
-        return 0;
+        return false;
     memcpy(text, name->at, (size_t)length);
     text[length] = 0;
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++) {
@@ -456,7 +456,7 @@ static int special_parse(struct parser *p, struct operand *o, const struct token
         if (!p->special_slot[special])
             p->special_slot[special] = register_take(p, specials[i].type) + 1;
         o->kind = OPERAND_REGISTER;
-        o->is_special = 1;
+        o->is_special = true;
         o->type = specials[i].type;
         o->slot = p->special_slot[special] - 1;
         o->name = specials[i].name;
@@ -465,13 +465,13 @@ static int special_parse(struct parser *p, struct operand *o, const struct token
             read->kind = (uint8_t)special;
             read->d = o->slot;
         }
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* %tid and the like as vectors of four. */
-static int special_vector(struct parser *p, struct operand *o, const struct token *name) {
+static bool special_vector(struct parser *p, struct operand *o, const struct token *name) {
     static const char *const vectors[] = {"%tid",       "%ntid",       "%ctaid",         "%nctaid",
                                           "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"};
     for (size_t k = 0; k < sizeof vectors / sizeof *vectors; k++) {
@@ -489,9 +489,9 @@ static int special_vector(struct parser *p, struct operand *o, const struct toke
             o->items[e] = (struct operand){.token = *name};
             special_parse(p, &o->items[e], &whole);
         }
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* Shared memory that the system reserves for cooperative groups: this many bytes of the kernel's own. */
@@ -625,7 +625,7 @@ void operand_parse(struct parser *p, struct operand *o) {
         name_parse(p, o);
         if (o->kind != OPERAND_PREDICATE)
             error_at(p, &o->token, "'!' wants a predicate");
-        o->negate = 1;
+        o->negate = true;
         return;
     }
     if (p->token.kind == '{') {

@@ -59,16 +59,16 @@ struct variable {
     enum type type;
     uint32_t align, vector;
     uint64_t count; /* elements, all dimensions */
-    int is_array, is_open, is_extern;
+    bool is_array, is_open, is_extern;
 };
 
 /* [n][m]... behind a name. */
 static void read_dimensions(struct parser *p, struct variable *v) {
     v->count = 1;
     while (accept(p, '[')) {
-        v->is_array = 1;
+        v->is_array = true;
         if (accept(p, ']')) {
-            v->is_open = 1;
+            v->is_open = true;
             v->count = 0;
             continue;
         }
@@ -93,13 +93,13 @@ uint64_t read_array(struct parser *p, enum type type) {
 
 /* The address of a variable or function in an initialiser: name, generic(name), each with an offset. */
 static uint64_t read_address(struct parser *p, unsigned bytes) {
-    const int is_generic = token_is(&p->token, "generic");
+    const bool is_generic = token_is(&p->token, "generic");
     if (is_generic) {
         token_next(p);
         expect(p, '(', "'('");
     }
     const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
-    const int is_variable = s && s->kind == SYMBOL_VARIABLE && (s->space == SPACE_GLOBAL || s->space == SPACE_CONST);
+    const bool is_variable = s && s->kind == SYMBOL_VARIABLE && (s->space == SPACE_GLOBAL || s->space == SPACE_CONST);
     if (bytes != 8 || !(is_variable || (s && s->kind == SYMBOL_FUNCTION && s->definition)))
         error_at(p, &p->token, "expected a constant or the address of a global variable or function");
     token_next(p);
@@ -249,7 +249,7 @@ static void declare_variable(struct parser *p, struct variable *v) {
 }
 
 /* .shared .align 16 .b8 name[n], ...; the space has been read. */
-static void read_variables(struct parser *p, enum space space, int is_extern) {
+static void read_variables(struct parser *p, enum space space, bool is_extern) {
     struct variable v = {.space = space, .is_extern = is_extern, .vector = 1};
     for (;;) {
         if (token_is(&p->token, ".align")) {
@@ -274,7 +274,7 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
     if (!v.align)
         v.align = type_bytes(v.type) * v.vector;
     do {
-        v.is_array = v.is_open = 0;
+        v.is_array = v.is_open = false;
         declare_variable(p, &v);
     } while (accept(p, ','));
     expect(p, ';', "';'");
@@ -387,15 +387,15 @@ static void read_directive(struct parser *p) {
         read_registers(p);
     } else if (token_is(&t, ".shared") || token_is(&t, ".shared::cta")) {
         token_next(p);
-        read_variables(p, SPACE_SHARED, 0);
+        read_variables(p, SPACE_SHARED, false);
     } else if (token_is(&t, ".local")) {
         token_next(p);
-        read_variables(p, SPACE_LOCAL, 0);
+        read_variables(p, SPACE_LOCAL, false);
     } else if (token_is(&t, ".param")) {
         read_arguments(p);
     } else if (token_is(&t, ".global") || token_is(&t, ".const")) {
         token_next(p);
-        read_variables(p, t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, 0);
+        read_variables(p, t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, false);
     } else if (token_is(&t, ".loc")) { /* up to the end of its line; has no ';' */
         const uint32_t line = t.line;
         do
@@ -436,12 +436,12 @@ static void read_targets(struct parser *p, struct symbol *label) {
 }
 
 /* A label, if the statement is one. */
-static int read_label(struct parser *p) {
+static bool read_label(struct parser *p) {
     const char *s = p->lexer.next;
     while (*s == ' ' || *s == '\t')
         s++;
     if (p->token.kind != TOKEN_NAME || *s != ':' || s[1] == ':')
-        return 0;
+        return false;
     struct symbol *label = symbol_add(p, &p->token, p->token.at, p->token.length, SYMBOL_LABEL);
     label->slot = p->length;
     token_next(p);
@@ -450,7 +450,7 @@ static int read_label(struct parser *p) {
         read_targets(p, label);
     else if (token_is(&p->token, ".callprototype"))
         label->prototype = read_prototype(p);
-    return 1;
+    return true;
 }
 
 /* The statements of a function's { } block, in the scope of its parameters, which ends; the brace has been read. */
@@ -532,7 +532,7 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
     while (p->token.kind == TOKEN_DOT) {
         const struct token t = p->token;
         uint32_t *to = token_is(&t, ".reqntid") ? f->required : token_is(&t, ".maxntid") ? f->maximum : NULL;
-        const int cluster = token_is(&t, ".reqnctapercluster");
+        const bool cluster = token_is(&t, ".reqnctapercluster");
         if (!to && !cluster && !token_is(&t, ".minnctapersm") && !token_is(&t, ".maxnreg") &&
             !token_is(&t, ".maxnctapersm") && !token_is(&t, ".noreturn") && !token_is(&t, ".pragma") &&
             !token_is(&t, ".maxclusterrank") && !token_is(&t, ".abi_preserve") &&
@@ -627,7 +627,7 @@ void read_entry(struct parser *p) {
         symbol = symbol_add(p, &name, name.at, name.length, SYMBOL_FUNCTION);
     char *copy = parser_take(p, name.length + 1);
     memcpy(copy, name.at, name.length);
-    *f = (struct CUfunc_st){.name = copy, .module = p->module, .is_entry = 1};
+    *f = (struct CUfunc_st){.name = copy, .module = p->module, .is_entry = true};
     p->function = f;
     p->code = NULL;
     p->places = NULL;
@@ -687,7 +687,7 @@ static void read_target(struct parser *p) {
     if (t.kind != TOKEN_NAME || sscanf(text, "sm_%4d%7s", &p->target, suffix) < 1 || strlen(suffix) > 1)
         error_at(p, &t, "expected a target such as sm_120f");
     p->target_suffix = suffix[0];
-    const int own = p->target == 120 || p->target == 121;
+    const bool own = p->target == 120 || p->target == 121;
     if (p->target > 121 || (p->target > 103 && !own) || (suffix[0] && !own) ||
         (suffix[0] && suffix[0] != 'a' && suffix[0] != 'f')) {
         p->result = CUDA_ERROR_NO_BINARY_FOR_GPU;
@@ -722,7 +722,7 @@ static void read_deferred(struct parser *p) {
 
 /* A linking directive and what follows it. */
 static void read_declaration(struct parser *p) {
-    int is_extern = 0;
+    bool is_extern = false;
     while (token_is(&p->token, ".visible") || token_is(&p->token, ".weak") || token_is(&p->token, ".extern") ||
            token_is(&p->token, ".common")) {
         is_extern = token_is(&p->token, ".extern");

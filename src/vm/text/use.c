@@ -23,16 +23,16 @@ void use_register(struct parser *p, const char *name, uint32_t slot, enum type t
 }
 
 /* Note an operand that is a register or a predicate; others are none. */
-void use_operand(struct parser *p, const struct operand *o, int is_write) {
+void use_operand(struct parser *p, const struct operand *o, bool is_write) {
     if (o->kind == OPERAND_REGISTER || o->kind == OPERAND_PREDICATE)
         use_register(p, o->name, o->slot, o->type, is_write);
 }
 
 /* Note the registers of a source that has no effect here. */
 void use_hint(struct parser *p, const struct operand *o) {
-    use_operand(p, o, 0);
+    use_operand(p, o, false);
     for (uint32_t k = 0; k < o->count; k++)
-        use_operand(p, &o->items[k], 0);
+        use_operand(p, &o->items[k], false);
 }
 
 /* Note a variable that is an address, at [slot + address]. Parameters have no place that says anything. */
