@@ -1,9 +1,8 @@
 /* The seam filled from the CUDA driver, libcuda.so.1, which is opened when it is first wanted and never linked. */
-#include "driver/driver.h"
-
 #include <stdio.h>
 #include <string.h>
 
+#include "driver/driver.h"
 #include "platform/library.h"
 #include "platform/thread.h"
 

@@ -23,8 +23,9 @@ static struct module load(struct device *device, const char *text) {
 }
 
 static void must_read(void *to, size_t bytes) {
-    if (bytes && fread(to, bytes, 1, stdin) != 1)
+    if (bytes && fread(to, bytes, 1, stdin) != 1) {
         exit(3);
+    }
 }
 
 /* The tensor map that is the third parameter of some kernels, from an address in the input (0) or the output (1). */
@@ -41,21 +42,27 @@ static CUresult run(struct device *device, struct CUfunc_st *f, const uint32_t h
     struct tensor_map fields = given->map;
     void *arguments[3] = {&address[0], &address[1], &map};
     const uint32_t grid[3] = {header[0], 1, 1}, block[3] = {128, 1, 1};
-    if (memory_alloc(device, header[1], 0, &address[0]) || memory_alloc(device, header[2], 0, &address[1]))
+    if (memory_alloc(device, header[1], 0, &address[0]) || memory_alloc(device, header[2], 0, &address[1])) {
         exit(4);
+    }
     fields.address += address[given->operand];
-    if (given->is_given)
+    if (given->is_given) {
         tma_map_pack(&map, &fields);
+    }
     memcpy((void *)(uintptr_t)address[0], in, header[1]);
     shade_written(device, address[1], header[2]);
-    for (size_t k = 0; k < device->allocation_count && out_defined; k++)
-        if (device->allocations[k].start == address[0])
+    for (size_t k = 0; k < device->allocation_count && out_defined; k++) {
+        if (device->allocations[k].start == address[0]) {
             memcpy(device->allocations[k].shade->defined, defined, header[1]);
+        }
+    }
     const CUresult result = launch_run(device, f, grid, block, 0, arguments, 0);
     memcpy(out, (void *)(uintptr_t)address[1], header[2]);
-    for (size_t k = 0; k < device->allocation_count && out_defined; k++)
-        if (device->allocations[k].start == address[1])
+    for (size_t k = 0; k < device->allocation_count && out_defined; k++) {
+        if (device->allocations[k].start == address[1]) {
             memcpy(out_defined, device->allocations[k].shade->defined, header[2]);
+        }
+    }
     memory_free(device, address[0], 0);
     memory_free(device, address[1], 0);
     return result;
@@ -83,8 +90,9 @@ static void form(struct device devices[2], struct CUfunc_st *strict, struct CUfu
             fwrite(bits, 1, header[2], stdout);
         }
         launch_configure(&off);
-        if (run(&devices[1], lax, header, &given, in, NULL, out, NULL))
+        if (run(&devices[1], lax, header, &given, in, NULL, out, NULL)) {
             memset(out, 0, header[2]); /* where an undefined value decides, it may do anything */
+        }
         fwrite(out, 1, header[2], stdout);
     }
     free(in);
@@ -97,10 +105,12 @@ int main(int count, char **arguments) {
     static struct device devices[2];
     static char text[1 << 24];
     FILE *file = count == 2 ? fopen(arguments[1], "r") : NULL;
-    if (!file || !fread(text, 1, sizeof text - 1, file) || fclose(file) != 0)
+    if (!file || !fread(text, 1, sizeof text - 1, file) || fclose(file) != 0) {
         return 2;
+    }
     struct module strict = load(&devices[0], text), lax = load(&devices[1], text);
-    for (uint32_t k = 0; k < strict.function_count; k++)
+    for (uint32_t k = 0; k < strict.function_count; k++) {
         form(devices, strict.functions[k], lax.functions[k]);
+    }
     return 0;
 }

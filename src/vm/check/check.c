@@ -1,5 +1,6 @@
 /* Accesses to shared memory, checked against all earlier ones that they are not ordered after. */
 #include "vm/check/check.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,10 +9,12 @@
 /* ---- the shadow of a CTA ------------------------------------------------------------------------------------- */
 
 void check_free(struct shadow *s) {
-    if (!s)
+    if (s == NULL) {
         return;
-    for (uint32_t k = 0; k < MAX_WARPS; k++)
+    }
+    for (uint32_t k = 0; k < MAX_WARPS; ++k) {
         free(s->read[k]), free(s->strong[k]), lanes_free(s->lanes[k]);
+    }
     free(s->cell);
     free(s->mbarrier);
     free(s->store);
@@ -23,14 +26,17 @@ void check_free(struct shadow *s) {
 
 /* Make room for CTAs of a launch; what was made before is used again. */
 struct shadow *check_open(struct shadow *old, const struct launch *launch) {
-    struct shadow *s = old ? old : calloc(1, sizeof *s);
-    if (!s)
+    struct shadow *s = old != NULL ? old : calloc(1, sizeof *s);
+    if (s == NULL) {
         return NULL;
-    bool good = s->cell || (s->cell = malloc(CELLS * sizeof *s->cell));
-    for (uint32_t k = 0; k < launch->warps; k++)
-        good = good && (s->read[k] || (s->read[k] = malloc(CELLS * sizeof **s->read)));
-    for (uint32_t k = 0; launch->world && k < launch->warps; k++)
-        good = good && (s->lanes[k] = lanes_open(s->lanes[k], launch->shared_bytes));
+    }
+    bool good = s->cell != NULL || (s->cell = malloc(CELLS * sizeof *s->cell)) != NULL;
+    for (uint32_t k = 0; k < launch->warps; ++k) {
+        good = good && (s->read[k] != NULL || (s->read[k] = malloc(CELLS * sizeof **s->read)) != NULL);
+    }
+    for (uint32_t k = 0; launch->world != NULL && k < launch->warps; ++k) {
+        good = good && (s->lanes[k] = lanes_open(s->lanes[k], launch->shared_bytes)) != NULL;
+    }
     if (!good) {
         check_free(s);
         return NULL;
@@ -47,12 +53,14 @@ void check_start(struct cta *cta) {
     memset(s->copies, 0, sizeof s->copies);
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);
     s->world = cta->launch->world;
-    for (uint32_t k = 0; s->world && k < cta->warps; k++)
+    for (uint32_t k = 0; s->world != NULL && k < cta->warps; ++k) {
         s->lanes[k] = lanes_open(s->lanes[k], cta->shared_bytes); /* there is room: a new beginning */
+    }
     s->has_released = s->has_acquired = s->stores = s->boxes = s->maps = s->locations = 0;
     memset(s->cell, 0, ((cta->shared_bytes + GRANULE - 1) / GRANULE) * sizeof *s->cell);
-    for (uint32_t k = 0; k < MAX_WARPS; k++)
+    for (uint32_t k = 0; k < MAX_WARPS; ++k) {
         s->warp[k].seen[k] = 1;
+    }
 }
 
 struct spot check_spot(const struct warp *w, uint32_t pc) {
@@ -91,8 +99,9 @@ static const struct mbarrier *mbarrier_of(const struct access *a, uint32_t agent
     const struct cta *cta = a->w->cta;
     for (uint32_t k = agent - AGENT_MBARRIER; k < cta->mbarriers; k += MBARRIER_AGENTS) {
         *phase = clock - 1 - a->s->mbarrier[k].base;
-        if (cta->mbarrier[k].valid && clock > a->s->mbarrier[k].base)
+        if (cta->mbarrier[k].valid && clock > a->s->mbarrier[k].base) {
             return &cta->mbarrier[k];
+        }
     }
     return NULL;
 }
@@ -112,7 +121,7 @@ static bool report_write(const struct access *a, const struct cell *c, uint32_t 
         fault_at(a->w, code, a->lane,
                  "%s of %u bytes at shared address 0x%x, which the bulk copy of %s fills; expected a wait for phase %u "
                  "of the mbarrier at shared address 0x%x before",
-                 verb(a), a->bytes, address, at.text, phase, m ? m->address : 0);
+                 verb(a), a->bytes, address, at.text, phase, m != NULL ? m->address : 0);
     } else if (c->agent >= AGENT_COPY) {
         const uint32_t from = c->agent - AGENT_COPY;
         fault_at(a->w, code, a->lane,
@@ -156,37 +165,44 @@ static uint32_t cell_of_byte(uint32_t offset) {
 }
 
 static void spread(struct mark *marks, uint32_t granule) {
-    for (uint32_t k = 0; k < GRANULE; k++)
+    for (uint32_t k = 0; k < GRANULE; ++k) {
         marks[cell_of_byte(granule * GRANULE + k)] = marks[granule];
+    }
 }
 
 /* Give each byte of a granule its own cell. */
 static void split(struct shadow *s, uint32_t granule) {
     struct cell *whole = &s->cell[granule];
-    if (whole->split)
+    if (whole->split != 0) {
         return;
+    }
     const uint32_t first = cell_of_byte(granule * GRANULE);
-    for (uint32_t k = 0; k < GRANULE; k++)
+    for (uint32_t k = 0; k < GRANULE; ++k) {
         s->cell[first + k] = *whole;
-    for (uint32_t rest = whole->readers; rest; rest &= rest - 1)
+    }
+    for (uint32_t rest = whole->readers; rest != 0; rest &= rest - 1) {
         spread(s->read[lowest_bit(rest)], granule);
-    for (uint32_t rest = whole->strong; rest; rest &= rest - 1)
+    }
+    for (uint32_t rest = whole->strong; rest != 0; rest &= rest - 1) {
         spread(s->strong[lowest_bit(rest)], granule);
+    }
     whole->split = 1;
 }
 
 /* Does a byte of a store or of a matrix store differ from what is there? */
 static bool same_bytes(const struct warp *w, const uint32_t *slots, uint32_t size, const uint8_t (*image)[GRANULE],
                        uint8_t *const *place, uint32_t mask, uint32_t bytes, const uint8_t *at, uint32_t count) {
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        for (uint32_t k = 0; k < bytes; k++) {
+        for (uint32_t k = 0; k < bytes; ++k) {
             const uintptr_t offset = (uintptr_t)place[lane] + k - (uintptr_t)at;
-            if (offset >= count)
+            if (offset >= count) {
                 continue;
-            const uint8_t *value = slots ? source(w, slots[k / size]) : image[lane];
-            if (at[offset] != value[slots ? lane * (size == 8 ? 8 : 4) + k % size : k])
+            }
+            const uint8_t *value = slots != NULL ? source(w, slots[k / size]) : image[lane];
+            if (at[offset] != value[slots != NULL ? lane * (size == 8 ? 8 : 4) + k % size : k]) {
                 return false;
+            }
         }
     }
     return true;
@@ -202,17 +218,18 @@ bool check_same_value(const struct warp *w, const struct inst *store, uint8_t *c
 /* The same for a store or matrix store to shared memory. */
 static bool same_value(const struct access *a, uint32_t address, uint32_t bytes) {
     const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
-    return a->store ? check_same_value(a->w, a->store, a->place, a->mask, a->bytes, at, bytes)
-                    : same_bytes(a->w, NULL, 4, a->image, a->place, a->mask, a->bytes, at, bytes);
+    return a->store != NULL ? check_same_value(a->w, a->store, a->place, a->mask, a->bytes, at, bytes)
+                            : same_bytes(a->w, NULL, 4, a->image, a->place, a->mask, a->bytes, at, bytes);
 }
 
 /* Is a weak access ordered after the strong writes of other warps? false after a fault. */
 static bool after_strong(const struct access *a, const struct cell *c, uint32_t n, uint32_t address) {
-    for (uint32_t rest = c->strong & ~(1u << a->w->index); rest; rest &= rest - 1) {
+    for (uint32_t rest = c->strong & ~(1u << a->w->index); rest != 0; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
         const struct mark *mark = &a->s->strong[r][n];
-        if (mark->clock > a->mine->seen[r])
+        if (mark->clock > a->mine->seen[r]) {
             return report_mark(a, r, mark->pc, "an atomic access or a strong write", address);
+        }
     }
     return true;
 }
@@ -221,29 +238,35 @@ static bool after_strong(const struct access *a, const struct cell *c, uint32_t 
 static inline bool after_write(const struct access *a, uint32_t n, uint32_t address) {
     const struct cell *c = &a->s->cell[n];
     if (UNLIKELY(c->clock > a->mine->seen[c->agent])) {
-        const bool harmless =
-            (a->store || a->image) && c->agent < AGENT_COPY && same_value(a, address, n < GRANULES ? GRANULE : 1);
-        if (!harmless)
+        const bool harmless = (a->store != NULL || a->image != NULL) && c->agent < AGENT_COPY &&
+                              same_value(a, address, n < GRANULES ? GRANULE : 1);
+        if (!harmless) {
             return report_write(a, c, address);
+        }
     }
-    if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent])
+    if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent]) {
         return report_proxy(a, c->agent, c->pc, address);
-    if (LIKELY(!c->strong))
+    }
+    if (LIKELY(!c->strong)) {
         return true;
-    for (uint32_t rest = a->kind == BY_BULK ? c->strong : 0; rest; rest &= rest - 1) {
+    }
+    for (uint32_t rest = a->kind == BY_BULK ? c->strong : 0; rest != 0; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
         const struct mark *mark = &a->s->strong[r][n];
-        if (mark->clock <= a->mine->seen[r] && mark->clock > a->mine->proxied[r])
+        if (mark->clock <= a->mine->seen[r] && mark->clock > a->mine->proxied[r]) {
             return report_proxy(a, r, mark->pc, address);
+        }
     }
     return a->kind == BY_STRONG || after_strong(a, c, n, address);
 }
 
 static inline bool read_cell(const struct access *a, uint32_t n, uint32_t address) {
-    if (UNLIKELY(!after_write(a, n, address)))
+    if (UNLIKELY(!after_write(a, n, address))) {
         return false;
-    if (a->kind == BY_BULK)
+    }
+    if (a->kind == BY_BULK) {
         return true; /* it reads later: noted when it is waited for */
+    }
     a->s->cell[n].readers |= 1u << a->w->index;
     a->s->read[a->w->index][n] = (struct mark){a->clock, a->w->pc | (a->kind == BY_STRONG ? STRONG_MARK : 0)};
     return true;
@@ -251,13 +274,15 @@ static inline bool read_cell(const struct access *a, uint32_t n, uint32_t addres
 
 /* Is a write ordered after everything that a cell remembers? false after a fault. */
 static inline bool write_allowed(const struct access *a, uint32_t n, uint32_t address) {
-    if (UNLIKELY(!after_write(a, n, address)))
+    if (UNLIKELY(!after_write(a, n, address))) {
         return false;
-    for (uint32_t rest = a->s->cell[n].readers & ~(1u << a->w->index); rest; rest &= rest - 1) {
+    }
+    for (uint32_t rest = a->s->cell[n].readers & ~(1u << a->w->index); rest != 0; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
         const struct mark *mark = &a->s->read[r][n];
-        if (UNLIKELY(mark->clock > a->mine->seen[r]) && !(a->kind == BY_STRONG && mark->pc & STRONG_MARK))
+        if (UNLIKELY(mark->clock > a->mine->seen[r]) && !(a->kind == BY_STRONG && (mark->pc & STRONG_MARK) != 0)) {
             return report_mark(a, r, mark->pc, "a read", address);
+        }
     }
     return true;
 }
@@ -275,14 +300,17 @@ static inline void note_write(const struct access *a, uint32_t n, const struct c
 /* Check or note an access that lies inside one granule. False after a fault. */
 static bool part(const struct access *a, uint32_t offset, uint32_t bytes, const struct cell *value) {
     split(a->s, offset / GRANULE);
-    for (uint32_t k = offset; k < offset + bytes; k++) {
+    for (uint32_t k = offset; k < offset + bytes; ++k) {
         const uint32_t n = cell_of_byte(k);
-        if (!a->is_write && !read_cell(a, n, k + SHARED_BASE))
+        if (!a->is_write && !read_cell(a, n, k + SHARED_BASE)) {
             return false;
-        if (a->is_write && !write_allowed(a, n, k + SHARED_BASE))
+        }
+        if (a->is_write && !write_allowed(a, n, k + SHARED_BASE)) {
             return false;
-        if (a->is_write)
+        }
+        if (a->is_write) {
             note_write(a, n, value);
+        }
     }
     return true;
 }
@@ -290,16 +318,20 @@ static bool part(const struct access *a, uint32_t offset, uint32_t bytes, const 
 /* The same for a whole granule. */
 static inline bool whole(const struct access *a, uint32_t granule, const struct cell *value) {
     if (UNLIKELY(a->s->cell[granule].split)) {
-        if (!part(a, granule * GRANULE, GRANULE, value))
+        if (!part(a, granule * GRANULE, GRANULE, value)) {
             return false;
-        if (a->is_write && a->kind != BY_STRONG)
+        }
+        if (a->is_write && a->kind != BY_STRONG) {
             a->s->cell[granule] = *value; /* one again */
+        }
         return true;
     }
-    if (!a->is_write)
+    if (!a->is_write) {
         return read_cell(a, granule, granule * GRANULE + SHARED_BASE);
-    if (!write_allowed(a, granule, granule * GRANULE + SHARED_BASE))
+    }
+    if (!write_allowed(a, granule, granule * GRANULE + SHARED_BASE)) {
         return false;
+    }
     note_write(a, granule, value);
     return true;
 }
@@ -309,8 +341,9 @@ static bool range(const struct access *a, uint32_t offset, uint32_t bytes, const
     const uint32_t end = offset + bytes;
     while (offset < end) {
         const uint32_t rest = GRANULE - offset % GRANULE, n = rest < end - offset ? rest : end - offset;
-        if (LIKELY(n == GRANULE) ? !whole(a, offset / GRANULE, value) : !part(a, offset, n, value))
+        if (LIKELY(n == GRANULE) ? !whole(a, offset / GRANULE, value) : !part(a, offset, n, value)) {
             return false;
+        }
         offset += n;
     }
     return true;
@@ -319,9 +352,11 @@ static bool range(const struct access *a, uint32_t offset, uint32_t bytes, const
 /* Make room for the strong writes of a warp. False after a fault. */
 static bool open_strong(struct warp *w, uint32_t lane) {
     struct shadow *s = w->cta->shadow;
-    if (!s->strong[w->index])
+    if (s->strong[w->index] == NULL) {
         s->strong[w->index] = malloc(CELLS * sizeof **s->strong);
-    return s->strong[w->index] ? true : (fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of host memory"), false);
+    }
+    return s->strong[w->index] != NULL ? true
+                                       : (fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of host memory"), false);
 }
 
 static struct access access_of(struct warp *w, uint32_t lane, uint32_t bytes, bool is_write, enum access_kind kind) {
@@ -342,10 +377,12 @@ bool check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lan
                   enum access_kind kind) {
     const struct access a = access_of(w, lane, bytes, is_write, kind);
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
-    if (is_write && a.s->stores && !check_stores(w, address, bytes, lane, verb(&a)))
+    if (is_write && a.s->stores != 0 && !check_stores(w, address, bytes, lane, verb(&a))) {
         return false;
-    if (is_write && kind == BY_STRONG && !open_strong(w, lane))
+    }
+    if (is_write && kind == BY_STRONG && !open_strong(w, lane)) {
         return false;
+    }
     return range(&a, address - SHARED_BASE, bytes, &value);
 }
 
@@ -359,26 +396,31 @@ static bool check_places(struct warp *w, uint8_t *const *place, uint32_t mask, u
     a.mask = mask;
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
     const uintptr_t base = (uintptr_t)w->cta->shared;
-    if (is_write && kind == BY_STRONG && !open_strong(w, lowest_bit(mask)))
+    if (is_write && kind == BY_STRONG && !open_strong(w, lowest_bit(mask))) {
         return false;
-    for (uint32_t rest = mask; rest;) {
+    }
+    for (uint32_t rest = mask; rest != 0;) {
         a.lane = lowest_bit(rest);
         const uint64_t start = (uintptr_t)place[a.lane] - base;
         uint64_t end = start + bytes;
-        for (rest &= rest - 1; rest; rest &= rest - 1) {
+        for (rest &= rest - 1; rest != 0; rest &= rest - 1) {
             const uint64_t next = (uintptr_t)place[lowest_bit(rest)] - base;
-            if (next == end)
+            if (next == end) {
                 end += bytes;
-            else if (next != start || end != start + bytes)
+            } else if (next != start || end != start + bytes) {
                 break;
+            }
         }
-        if (start >= w->cta->shared_bytes) /* a generic access that found another space */
+        if (start >= w->cta->shared_bytes) { /* a generic access that found another space */
             continue;
+        }
         const uint32_t length = (uint32_t)(end - start);
-        if (is_write && a.s->stores && !check_stores(w, (uint32_t)start + SHARED_BASE, length, a.lane, verb(&a)))
+        if (is_write && a.s->stores != 0 && !check_stores(w, (uint32_t)start + SHARED_BASE, length, a.lane, verb(&a))) {
             return false;
-        if (!range(&a, (uint32_t)start, length, &value))
+        }
+        if (!range(&a, (uint32_t)start, length, &value)) {
             return false;
+        }
     }
     return true;
 }
@@ -392,18 +434,21 @@ bool check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t 
 /* A matrix store, whose rows are copied to their places if nothing is wrong. False after a fault. */
 bool check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]) {
     if (!check_places(w, place, rows == WARP ? FULL : (1u << rows) - 1, GRANULE, true, BY_PLAIN, NULL,
-                      (const uint8_t (*)[GRANULE])image))
+                      (const uint8_t (*)[GRANULE])image)) {
         return false;
-    for (uint32_t l = 0; l < rows; l++)
+    }
+    for (uint32_t l = 0; l < rows; ++l) {
         memcpy(place[l], image[l], GRANULE);
+    }
     return true;
 }
 
 /* What level full asks besides: order between lanes, and in global memory. False after a fault. */
 static bool check_fully(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
                         bool is_write) {
-    if (i->q == ORDER_WEAK && i->space <= SPACE_SHARED && !lanes_access(w, i, place, mask, bytes, is_write))
+    if (i->q == ORDER_WEAK && i->space <= SPACE_SHARED && !lanes_access(w, i, place, mask, bytes, is_write)) {
         return false;
+    }
     return i->space > SPACE_GLOBAL || world_access(w, i, place, mask, bytes, is_write);
 }
 
@@ -413,18 +458,23 @@ bool check_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
     const struct shadow *s = w->cta->shadow;
     const int strong = i->q != ORDER_WEAK;
     if ((i->space == SPACE_SHARED || i->space == SPACE_GENERIC) &&
-        !check_places(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL, NULL))
+        !check_places(w, place, mask, bytes, is_write, strong != 0 ? BY_STRONG : BY_PLAIN, is_write ? i : NULL, NULL)) {
         return false;
-    if (UNLIKELY(s->world != NULL) && !check_fully(w, i, place, mask, bytes, is_write))
+    }
+    if (UNLIKELY(s->world != NULL) && !check_fully(w, i, place, mask, bytes, is_write)) {
         return false;
-    if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED)))
+    }
+    if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED))) {
         return true;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    }
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        if (s->stores && !check_stores_global(w, (uintptr_t)place[lane], bytes, lane, is_write))
+        if (s->stores != 0 && !check_stores_global(w, (uintptr_t)place[lane], bytes, lane, is_write)) {
             return false;
-        if (strong && !check_ordered(w, i, place[lane], !is_write, is_write))
+        }
+        if (strong != 0 && !check_ordered(w, i, place[lane], !is_write, is_write)) {
             return false;
+        }
     }
     return true;
 }
@@ -433,12 +483,15 @@ bool check_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
 bool check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane) {
     const uint64_t offset = (uintptr_t)place - (uintptr_t)w->cta->shared;
     const bool is_shared = offset < w->cta->shared_bytes;
-    if (is_shared && !check_shared(w, (uint32_t)offset + SHARED_BASE, bytes, lane, true, BY_STRONG))
+    if (is_shared && !check_shared(w, (uint32_t)offset + SHARED_BASE, bytes, lane, true, BY_STRONG)) {
         return false;
-    if (!check_stores_global(w, (uintptr_t)place, bytes, lane, true))
+    }
+    if (!check_stores_global(w, (uintptr_t)place, bytes, lane, true)) {
         return false;
-    if (!is_shared && w->cta->shadow->world && !world_atomic(w, i, place, bytes, lane))
+    }
+    if (!is_shared && w->cta->shadow->world != NULL && !world_atomic(w, i, place, bytes, lane)) {
         return false;
+    }
     return check_ordered(w, i, place, true, true);
 }
 
@@ -463,9 +516,9 @@ void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_
 void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t pc) {
     struct shadow *s = w->cta->shadow;
     const struct mark mark = {s->warp[w->index].seen[w->index], pc};
-    for (uint32_t g = (address - SHARED_BASE) / GRANULE; g < (address - SHARED_BASE + bytes) / GRANULE; g++) {
-        const uint32_t count = s->cell[g].split ? GRANULE : 1, first = count > 1 ? cell_of_byte(g * GRANULE) : g;
-        for (uint32_t n = first; n < first + count; n++) {
+    for (uint32_t g = (address - SHARED_BASE) / GRANULE; g < (address - SHARED_BASE + bytes) / GRANULE; ++g) {
+        const uint32_t count = s->cell[g].split != 0 ? GRANULE : 1, first = count > 1 ? cell_of_byte(g * GRANULE) : g;
+        for (uint32_t n = first; n < first + count; ++n) {
             s->cell[n].readers |= 1u << w->index;
             s->read[w->index][n] = mark;
         }

@@ -5,8 +5,9 @@
  * lanes only, `known[a][b]` says up to which lane a is ordered after lane b. Cells remember the last accesses: one for
  * every word and every byte of shared memory, and as many for global memory as find room, by the low bits of their
  * address. Strong accesses and copies are not looked at. */
-#include "vm/check/check.h"
 #include <stdlib.h>
+
+#include "vm/check/check.h"
 
 enum { NEAR = 1024, WORD = 4 };
 
@@ -36,21 +37,22 @@ struct access {
 };
 
 void lanes_free(struct lanes *lanes) {
-    if (lanes)
+    if (lanes != NULL) {
         free(lanes->cell);
+    }
     free(lanes);
 }
 
 /* Make room for the lanes of a warp whose CTA has so much shared memory. NULL: out of memory. */
 struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes) {
     const uint32_t words = shared_bytes / WORD + 1;
-    struct lanes *l = old ? old : calloc(1, sizeof *l);
-    if (l && words > l->words) {
+    struct lanes *l = old != NULL ? old : calloc(1, sizeof *l);
+    if (l != NULL && words > l->words) {
         free(l->cell);
         l->cell = calloc((size_t)(WORD + 1) * (words + NEAR), sizeof *l->cell);
         l->words = words;
     }
-    if (l && l->cell) {
+    if (l != NULL && l->cell != NULL) {
         l->base = l->now;
         l->is_partial = false;
         return l;
@@ -68,15 +70,18 @@ void lanes_meet(struct warp *w, uint32_t mask) {
         return;
     }
     uint32_t row[WARP] = {0};
-    for (uint32_t k = 0; !l->is_partial && k < WARP * WARP; k++)
+    for (uint32_t k = 0; !l->is_partial && k < WARP * WARP; ++k) {
         l->known[k / WARP][k % WARP] = l->base;
-    for (uint32_t rest = mask; rest; rest &= rest - 1)
-        for (uint32_t k = 0; k < WARP; k++) {
+    }
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        for (uint32_t k = 0; k < WARP; ++k) {
             const uint32_t at = l->known[lowest_bit(rest)][k];
-            row[k] = mask >> k & 1u ? l->now : row[k] > at ? row[k] : at;
+            row[k] = (mask >> k & 1u) != 0 ? l->now : row[k] > at ? row[k] : at;
         }
-    for (uint32_t rest = mask; rest; rest &= rest - 1)
+    }
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         memcpy(l->known[lowest_bit(rest)], row, sizeof row);
+    }
     l->is_partial = true;
 }
 
@@ -116,18 +121,22 @@ static uint8_t value_of(const struct access *a, uint32_t lane, const uint8_t *pl
 
 /* Do two lanes of this store write the same bytes here? */
 static bool same_values(const struct access *a, uint32_t lane, const uint8_t *place, uint32_t bytes) {
-    for (uint32_t k = 0; k < bytes; k++)
+    for (uint32_t k = 0; k < bytes; ++k) {
         if (place + k - a->place[lane] < (ptrdiff_t)a->bytes && place + k >= a->place[lane] &&
-            value_of(a, lane, place + k) != value_of(a, a->lane, place + k))
+            value_of(a, lane, place + k) != value_of(a, a->lane, place + k)) {
             return false;
+        }
+    }
     return true;
 }
 
 /* Does the store leave these bytes as they are? */
 static bool changes_nothing(const struct access *a, const uint8_t *place, uint32_t bytes) {
-    for (uint32_t k = 0; k < bytes; k++)
-        if (place[k] != value_of(a, a->lane, place + k))
+    for (uint32_t k = 0; k < bytes; ++k) {
+        if (place[k] != value_of(a, a->lane, place + k)) {
             return false;
+        }
+    }
     return true;
 }
 
@@ -135,15 +144,20 @@ static bool changes_nothing(const struct access *a, const uint8_t *place, uint32
 static bool check(const struct access *a, const struct lane_cell *c, uint64_t address, const uint8_t *place,
                   uint32_t bytes) {
     const uint32_t now = a->lanes->now;
-    if (c->write_at == now && a->is_write && c->writer != a->lane)
+    if (c->write_at == now && a->is_write && c->writer != a->lane) {
         return same_values(a, c->writer, place, bytes) || report_values(a, address, c->writer);
-    if (UNLIKELY(!ordered(a, c->writer, c->write_at)) && !(a->is_write && changes_nothing(a, place, bytes)))
+    }
+    if (UNLIKELY(!ordered(a, c->writer, c->write_at)) && !(a->is_write && changes_nothing(a, place, bytes))) {
         return report(a, address, c->writer, c->write_pc, "wrote");
-    if (!a->is_write || c->read_at <= a->lanes->base)
+    }
+    if (!a->is_write || c->read_at <= a->lanes->base) {
         return true;
-    for (uint32_t rest = c->readers & ~(1u << a->lane); rest; rest &= rest - 1)
-        if (!ordered(a, lowest_bit(rest), c->read_at) && !changes_nothing(a, place, bytes))
+    }
+    for (uint32_t rest = c->readers & ~(1u << a->lane); rest != 0; rest &= rest - 1) {
+        if (!ordered(a, lowest_bit(rest), c->read_at) && !changes_nothing(a, place, bytes)) {
             return report(a, address, lowest_bit(rest), c->read_pc, "read");
+        }
+    }
     return true;
 }
 
@@ -171,10 +185,12 @@ static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, b
         return &l->cell[is_byte ? l->words + offset : offset / WORD];
     }
     struct lane_cell *c = &l->cell[(size_t)(WORD + 1) * l->words + (is_byte ? NEAR + key % (WORD * NEAR) : key % NEAR)];
-    if (c->key == key)
+    if (c->key == key) {
         return c;
-    if (!clears)
+    }
+    if (!clears) {
         return NULL;
+    }
     *c = (struct lane_cell){.key = key};
     return c;
 }
@@ -185,15 +201,18 @@ static bool touch(const struct access *a, const uint8_t *place, uint32_t bytes) 
     const uint64_t address =
         a->is_shared ? SHARED_BASE + (uint64_t)(place - a->w->cta->shared) : (uint64_t)(uintptr_t)place;
     struct lane_cell *own = cell_of(a, place, is_byte, true);
-    if (!check(a, own, address, place, bytes))
+    if (!check(a, own, address, place, bytes)) {
         return false;
+    }
     const struct lane_cell *word = is_byte ? cell_of(a, place, false, false) : NULL;
-    if (word && !check(a, word, address, place, bytes))
+    if (word != NULL && !check(a, word, address, place, bytes)) {
         return false;
-    for (uint32_t k = 0; !is_byte && k < WORD; k++) {
+    }
+    for (uint32_t k = 0; !is_byte && k < WORD; ++k) {
         const struct lane_cell *part = cell_of(a, place + k, true, false);
-        if (part && !check(a, part, address + k, place + k, 1))
+        if (part != NULL && !check(a, part, address + k, place + k, 1)) {
             return false;
+        }
     }
     note(a, own);
     return true;
@@ -210,18 +229,22 @@ bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
         l->base = 0;
         l->is_partial = false;
     }
-    if (!(mask & (mask - 1)) && mask == w->live) /* alone */
+    if ((mask & (mask - 1)) == 0 && mask == w->live) { /* alone */
         return true;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    }
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         a.lane = lowest_bit(rest);
         const uint8_t *const at = place[a.lane];
         a.is_shared = (uintptr_t)at - (uintptr_t)w->cta->shared < w->cta->shared_bytes;
-        if (!a.is_shared && i->space == SPACE_GENERIC && !check_is_global(w, at))
+        if (!a.is_shared && i->space == SPACE_GENERIC && !check_is_global(w, at)) {
             continue;
+        }
         const uint32_t step = bytes < WORD ? 1 : WORD;
-        for (uint32_t k = 0; k < bytes; k += step)
-            if (!touch(&a, at + k, step))
+        for (uint32_t k = 0; k < bytes; k += step) {
+            if (!touch(&a, at + k, step)) {
                 return false;
+            }
+        }
     }
     return true;
 }

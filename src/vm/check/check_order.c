@@ -1,6 +1,7 @@
 /* What orders accesses: barriers, mbarriers, fences, and memory locations that warps synchronise through. */
-#include "vm/check/check.h"
 #include <stdlib.h>
+
+#include "vm/check/check.h"
 
 /* to |= from: what both have seen. */
 static void join(const struct shadow *s, struct clocks *to, const struct clocks *from) {
@@ -9,23 +10,26 @@ static void join(const struct shadow *s, struct clocks *to, const struct clocks 
         far_join(s->world, &to->fenced, &from->fenced);
         far_join(s->world, &to->found, &from->found);
     }
-    for (uint32_t k = 0; k < AGENTS; k++)
+    for (uint32_t k = 0; k < AGENTS; ++k) {
         to->seen[k] = to->seen[k] > from->seen[k] ? to->seen[k] : from->seen[k];
-    for (uint32_t k = 0; k < AGENT_MBARRIER; k++)
+    }
+    for (uint32_t k = 0; k < AGENT_MBARRIER; ++k) {
         to->proxied[k] = to->proxied[k] > from->proxied[k] ? to->proxied[k] : from->proxied[k];
+    }
 }
 
 /* Pass on what a warp has done and seen; what it does next is not part of it. */
 static void release(struct warp *w, struct clocks *to) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
     join(w->cta->shadow, to, mine);
-    mine->seen[w->index]++;
+    ++mine->seen[w->index];
 }
 
 /* Something that orders more than one lane: which of them it does is not told apart. */
 static void synchronise(struct warp *w) {
-    if (w->cta->watches_lanes)
+    if (w->cta->watches_lanes != 0) {
         lanes_meet(w, FULL);
+    }
 }
 
 /* ---- barriers ------------------------------------------------------------------------------------------------ */
@@ -53,41 +57,48 @@ void check_barrier_left(struct warp *w, uint32_t number) {
 void check_fence(struct warp *w, uint32_t kind) {
     struct shadow *s = w->cta->shadow;
     struct clocks *mine = &s->warp[w->index];
-    if (s->world && kind & FENCE_PROXY_GLOBAL)
+    if (s->world != NULL && (kind & FENCE_PROXY_GLOBAL) != 0) {
         far_proxy_fence(w);
-    if (s->world && kind & FENCE_GPU)
-        far_fence(w);
-    if (s->world && kind == FENCE_PROXY_GLOBAL)
-        mine->seen[w->index]++;
-    if (kind & FENCE_PROXY) {
-        memcpy(mine->proxied, mine->seen, sizeof mine->proxied);
-        mine->seen[w->index]++;
     }
-    if (!(kind & FENCE_MEMORY))
+    if (s->world != NULL && (kind & FENCE_GPU) != 0) {
+        far_fence(w);
+    }
+    if (s->world != NULL && kind == FENCE_PROXY_GLOBAL) {
+        ++mine->seen[w->index];
+    }
+    if ((kind & FENCE_PROXY) != 0) {
+        memcpy(mine->proxied, mine->seen, sizeof mine->proxied);
+        ++mine->seen[w->index];
+    }
+    if ((kind & FENCE_MEMORY) == 0) {
         return;
+    }
     synchronise(w);
-    if (s->has_acquired >> w->index & 1u) {
+    if ((s->has_acquired >> w->index & 1u) != 0) {
         join(s, mine, &s->acquired[w->index]);
         memset(&s->acquired[w->index], 0, sizeof *s->acquired);
         s->has_acquired &= ~(1u << w->index);
     }
     s->released[w->index] = *mine;
     s->has_released |= 1u << w->index;
-    mine->seen[w->index]++;
+    ++mine->seen[w->index];
 }
 
 /* The clocks of a location; NULL if it has none and `add` is 0, or after a fault. */
 static struct clocks *location_of(struct warp *w, const void *place, bool add) {
     struct shadow *s = w->cta->shadow;
-    for (uint32_t k = 0; k < s->locations; k++)
-        if (s->location[k].key == (uintptr_t)place)
+    for (uint32_t k = 0; k < s->locations; ++k) {
+        if (s->location[k].key == (uintptr_t)place) {
             return &s->location[k].clocks;
-    if (!add)
+        }
+    }
+    if (!add) {
         return NULL;
+    }
     if (s->locations == s->location_space) {
-        const uint32_t space = s->location_space ? 2 * s->location_space : 16;
+        const uint32_t space = s->location_space != 0 ? 2 * s->location_space : 16;
         struct location *grown = realloc(s->location, space * sizeof *grown);
-        if (!grown) {
+        if (grown == NULL) {
             fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of memory");
             return NULL;
         }
@@ -103,31 +114,38 @@ static struct clocks *location_of(struct warp *w, const void *place, bool add) {
 bool check_ordered(struct warp *w, const struct inst *i, const void *place, bool is_read, bool is_write) {
     struct shadow *s = w->cta->shadow;
     const uint32_t self = 1u << w->index, order = i->q;
-    if (order > ORDER_RELAXED)
+    if (order > ORDER_RELAXED) {
         synchronise(w);
-    if (s->world && !i->r && (uintptr_t)place - (uintptr_t)w->cta->shared >= w->cta->shared_bytes)
+    }
+    if (s->world != NULL && i->r == 0 && (uintptr_t)place - (uintptr_t)w->cta->shared >= w->cta->shared_bytes) {
         far_ordered(w, place, order, is_read, is_write);
+    }
     struct clocks *mine = &s->warp[w->index], *at = location_of(w, place, false);
-    if (is_read && at && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL)) {
+    if (is_read && at != NULL && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL)) {
         join(s, mine, at);
-    } else if (is_read && at) {
+    } else if (is_read && at != NULL) {
         join(s, &s->acquired[w->index], at);
         s->has_acquired |= self;
     }
-    if (!is_write)
+    if (!is_write) {
         return true;
-    if (at && !is_read)
+    }
+    if (at != NULL && !is_read) {
         memset(at, 0, sizeof *at);
+    }
     const bool releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
-    if (!releases && !(s->has_released & self))
+    if (!releases && (s->has_released & self) == 0) {
         return true;
-    at = at ? at : location_of(w, place, true);
-    if (!at)
+    }
+    at = at != NULL ? at : location_of(w, place, true);
+    if (at == NULL) {
         return false;
-    if (releases)
+    }
+    if (releases) {
         release(w, at);
-    else
+    } else {
         join(s, at, &s->released[w->index]);
+    }
     return true;
 }
 
@@ -149,13 +167,15 @@ bool check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane
                  address, at.text);
         return false;
     }
-    if (!check_shared(w, address, 8, lane, true, BY_PLAIN))
+    if (!check_shared(w, address, 8, lane, true, BY_PLAIN)) {
         return false;
+    }
     if (k >= s->mbarrier_space) {
         const uint32_t space = k + 1 > 2 * s->mbarrier_space ? k + 16 : 2 * s->mbarrier_space;
         struct mbarrier_shadow *grown = realloc(s->mbarrier, space * sizeof *grown);
-        if (!grown)
+        if (grown == NULL) {
             return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of memory"), false;
+        }
         s->mbarrier = grown;
         s->mbarrier_space = space;
     }
@@ -177,8 +197,9 @@ void check_mbarrier_inval(struct warp *w, const struct mbarrier *m) {
 bool check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane) {
     const struct shadow *s = w->cta->shadow;
     const struct mbarrier_shadow *x = &s->mbarrier[index_of(w->cta, m)];
-    if (LIKELY(x->init_clock <= s->warp[w->index].seen[x->init_warp]))
+    if (LIKELY(x->init_clock <= s->warp[w->index].seen[x->init_warp])) {
         return true;
+    }
     const struct spot at = check_spot(w, x->init_pc);
     fault_at(
         w, CUDA_ERROR_LAUNCH_FAILED, lane,
@@ -197,8 +218,9 @@ void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m) {
 /* May anybody arrive in this phase? Not before somebody has seen the last one complete. False after a fault. */
 bool check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane) {
     const struct mbarrier_shadow *x = &w->cta->shadow->mbarrier[index_of(w->cta, m)];
-    if (LIKELY(m->phase <= x->waited))
+    if (LIKELY(m->phase <= x->waited)) {
         return true;
+    }
     fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
              "an arrival in phase %u of the mbarrier at shared address 0x%x, and nobody has waited for phase %u; "
              "expected a successful wait for each phase before an arrival in the next",
@@ -212,8 +234,9 @@ void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m) {
     const uint32_t k = index_of(cta, m), agent = k % MBARRIER_AGENTS;
     struct mbarrier_shadow *x = &s->mbarrier[k];
     x->done = x->gathering;
-    if (s->mbarrier_clock[agent] < x->base + m->phase)
+    if (s->mbarrier_clock[agent] < x->base + m->phase) {
         s->mbarrier_clock[agent] = x->base + m->phase;
+    }
 }
 
 /* A wait has found the last phase complete. */
@@ -224,8 +247,9 @@ void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, bool is_acq
     struct mbarrier_shadow *x = &s->mbarrier[k];
     uint32_t *seen = s->warp[w->index].seen;
     x->waited = x->waited > m->phase ? x->waited : m->phase;
-    if (!is_acquire)
+    if (!is_acquire) {
         return;
+    }
     join(s, &s->warp[w->index], &x->done);
     seen[agent] = seen[agent] > x->base + m->phase ? seen[agent] : x->base + m->phase;
 }

@@ -1,15 +1,18 @@
 /* The watcher that keeps what is defined: its state, and what is done for which instruction. */
 #include "vm/check/defined.h"
+
+#include <stdlib.h>
+
 #include "vm/execute/address.h"
 #include "vm/execute/lanes.h"
 #include "vm/execute/tma.h"
-#include <stdlib.h>
 
 /* ---- the state ------------------------------------------------------------------------------------------------ */
 
 void defined_free(struct defined *d) {
-    if (!d)
+    if (d == NULL) {
         return;
+    }
     free(d->rule);
     free(d->memory);
     free(d->birth);
@@ -23,7 +26,7 @@ static void *cut(char **at, size_t *total, size_t bytes) {
     void *const piece = *at;
     bytes = (bytes + 63) / 64 * 64;
     *total += bytes;
-    *at = *at ? *at + bytes : NULL;
+    *at = *at != NULL ? *at + bytes : NULL;
     return piece;
 }
 
@@ -32,7 +35,7 @@ static size_t lay_out(struct defined *d, const struct cta *cta, char *at) {
     const struct CUfunc_st *f = cta->launch->function;
     const size_t rows = f->register_bytes / 128 + 4, local = (size_t)f->local_bytes * WARP + 64;
     size_t total = 0;
-    for (uint32_t k = 0; k < cta->warps; k++) {
+    for (uint32_t k = 0; k < cta->warps; ++k) {
         struct defined_warp *u = &d->warp[k];
         u->some = cut(&at, &total, rows * sizeof *u->some);
         u->whole = cut(&at, &total, rows * sizeof *u->whole);
@@ -58,8 +61,9 @@ static void forget(struct defined_warp *u, const struct CUfunc_st *f) {
     memset(u->local, 0, local);
     memset(u->local_origin, 0, local);
     u->predicate[0] = 0;
-    for (uint32_t k = 0; k < f->special_count; k++)
+    for (uint32_t k = 0; k < f->special_count; ++k) {
         define(u, f->specials[k].slot, FULL);
+    }
 }
 
 /* ---- instructions of their own -------------------------------------------------------------------------------- */
@@ -72,8 +76,9 @@ static enum step check_guard(struct defined *d, const struct event *e, uint32_t 
 
 /* d is defined. */
 static enum step writes_d(struct defined *d, const struct event *e) {
-    if (e->inst->d != UINT32_MAX)
+    if (e->inst->d != UINT32_MAX) {
         define(defined_of(d, e), e->inst->d, e->mask);
+    }
     return STEP_NEXT;
 }
 
@@ -85,10 +90,12 @@ static enum step writes_p(struct defined *d, const struct event *e) {
 
 static enum step barrier_operands(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
-    if (decided_by(d, e, "the number of this barrier", i->a) == STEP_FAULT)
+    if (decided_by(d, e, "the number of this barrier", i->a) == STEP_FAULT) {
         return STEP_FAULT;
-    if (i->count && decided_by(d, e, "the count of this barrier", i->b) == STEP_FAULT)
+    }
+    if (i->count != 0 && decided_by(d, e, "the count of this barrier", i->b) == STEP_FAULT) {
         return STEP_FAULT;
+    }
     return i->kind > 1 ? decided_by_predicate(d, e, "the result of this barrier", i->r, e->mask) : STEP_NEXT;
 }
 
@@ -107,13 +114,15 @@ static enum step branch_index(struct defined *d, const struct event *e) {
 /* Sources that an mbarrier operation is decided by, behind its address: b, c or both. */
 static enum step mbarrier_operands(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
-    if (defined_address(d, e) == STEP_FAULT)
+    if (defined_address(d, e) == STEP_FAULT) {
         return STEP_FAULT;
+    }
     if (i->run != mbarrier_tx && i->run != mbarrier_inval &&
         decided_by(d, e, i->run == mbarrier_wait ? "the phase of this wait" : "the count of this mbarrier", i->b) ==
-            STEP_FAULT)
+            STEP_FAULT) {
         return STEP_FAULT;
-    return i->run == mbarrier_tx || (i->run == mbarrier_arrive && i->kind & 2)
+    }
+    return i->run == mbarrier_tx || (i->run == mbarrier_arrive && (i->kind & 2) != 0)
                ? decided_by(d, e, "the transaction count", i->c)
                : STEP_NEXT;
 }
@@ -122,55 +131,63 @@ static enum step bulk_operands(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     if (decided_by(d, e, "the shared address of this copy", i->a) == STEP_FAULT ||
         decided_by(d, e, "the global address of this copy", i->b) == STEP_FAULT ||
-        decided_by(d, e, "the size of this copy", i->c) == STEP_FAULT)
+        decided_by(d, e, "the size of this copy", i->c) == STEP_FAULT) {
         return STEP_FAULT;
+    }
     return i->kind == ASYNC_LOAD ? decided_by(d, e, "the mbarrier of this copy", i->e) : STEP_NEXT;
 }
 
 static enum step copy_operands(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     if (decided_by(d, e, "the shared address of this copy", i->a) == STEP_FAULT ||
-        decided_by(d, e, "the global address of this copy", i->b) == STEP_FAULT)
+        decided_by(d, e, "the global address of this copy", i->b) == STEP_FAULT) {
         return STEP_FAULT;
+    }
     return decided_by(d, e, "the size of this copy", i->e);
 }
 
 static enum step matrix_operands(struct defined *d, const struct event *e) {
-    if (decided_by(d, e, "the address of this matrix", e->inst->a) == STEP_FAULT)
+    if (decided_by(d, e, "the address of this matrix", e->inst->a) == STEP_FAULT) {
         return STEP_FAULT;
+    }
     return decided_by(d, e, "the stride of this matrix", e->inst->b);
 }
 
 static enum step print_operands(struct defined *d, const struct event *e) {
-    if (decided_by(d, e, "the format", e->inst->a) == STEP_FAULT)
+    if (decided_by(d, e, "the format", e->inst->a) == STEP_FAULT) {
         return STEP_FAULT;
+    }
     return decided_by(d, e, "the place of the arguments", e->inst->b);
 }
 
 /* What is not known here: all that the statement reads decides, and all that it writes is defined. */
 static enum step unknown_before(struct defined *d, const struct event *e) {
     const struct place *at = &e->warp->function->places[e->pc];
-    for (uint32_t k = 0; k < at->uses; k++) {
+    for (uint32_t k = 0; k < at->uses; ++k) {
         const struct use *use = &at->use[k];
-        if (use->is_write)
+        if (use->is_write != 0) {
             continue;
+        }
         if ((use->type == T_PRED ? decided_by_predicate(d, e, "this instruction", use->slot, e->mask)
-                                 : decided_by(d, e, "this instruction", use->slot)) == STEP_FAULT)
+                                 : decided_by(d, e, "this instruction", use->slot)) == STEP_FAULT) {
             return STEP_FAULT;
+        }
     }
     return STEP_NEXT;
 }
 
 static enum step unknown_after(struct defined *d, const struct event *e) {
     const struct place *at = &e->warp->function->places[e->pc];
-    for (uint32_t k = 0; k < at->uses; k++) {
+    for (uint32_t k = 0; k < at->uses; ++k) {
         const struct use *use = &at->use[k];
-        if (use->is_write && use->type == T_PRED)
+        if (use->is_write != 0 && use->type == T_PRED) {
             define_predicate(defined_of(d, e), use->slot, e->mask);
-        else if (use->is_write)
+        } else if (use->is_write != 0) {
             define(defined_of(d, e), use->slot, e->mask);
-        if (use->is_write && use->type == T_B128)
+        }
+        if (use->is_write != 0 && use->type == T_B128) {
             define(defined_of(d, e), use->slot + 256, e->mask);
+        }
     }
     return STEP_NEXT;
 }
@@ -178,37 +195,41 @@ static enum step unknown_after(struct defined *d, const struct event *e) {
 /* tensormap.replace: the map is defined. */
 static enum step replaced_map(struct defined *d, const struct event *e) {
     (void)d;
-    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const uint64_t address = address_lane(e->warp, e->inst, lane);
         const bool is_shared = e->inst->space == SPACE_SHARED ||
                                (e->inst->space == SPACE_GENERIC && address_space(address) == SPACE_SHARED);
         const struct async_op filled = {
             .kind = ASYNC_LOAD, .lane = lane, .shared = (uint32_t)address, .bytes = TENSOR_MAP_BYTES};
-        if (is_shared && !defined_landed(e->warp, &filled))
+        if (is_shared && !defined_landed(e->warp, &filled)) {
             return STEP_FAULT;
+        }
     }
     return STEP_NEXT;
 }
 
 /* st.bulk: its address and size decide, and what it clears is defined. */
 static enum step fill_operands(struct defined *d, const struct event *e) {
-    if (decided_by(d, e, "the address of this store", e->inst->a) == STEP_FAULT)
+    if (decided_by(d, e, "the address of this store", e->inst->a) == STEP_FAULT) {
         return STEP_FAULT;
+    }
     return decided_by(d, e, "the size of this store", e->inst->b);
 }
 
 static enum step filled(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     (void)d;
-    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const struct async_op zeros = {.kind = ASYNC_LOAD,
                                        .lane = lane,
                                        .shared = (uint32_t)address_lane(e->warp, i, lane),
-                                       .bytes = ((const uint32_t *)source(e->warp, i->b))[i->kind ? 2 * lane : lane]};
-        if (!defined_landed(e->warp, &zeros))
+                                       .bytes =
+                                           ((const uint32_t *)source(e->warp, i->b))[i->kind != 0 ? 2 * lane : lane]};
+        if (!defined_landed(e->warp, &zeros)) {
             return STEP_FAULT;
+        }
     }
     return STEP_NEXT;
 }
@@ -309,20 +330,24 @@ static int compare(const void *a, const void *b) {
 
 /* Sort all rules by their handlers. */
 static void make_table(void) {
-    for (uint32_t k = 0; k < LANE_COUNT; k++)
+    for (uint32_t k = 0; k < LANE_COUNT; ++k) {
         table[entries++] = (struct entry){lanes_table()[k], {defined_lane_part(k), NULL, (uint16_t)k, PLAIN}};
-    for (uint32_t k = 0; k < ACCESS_COUNT; k++)
-        if (accesses[k].after)
+    }
+    for (uint32_t k = 0; k < ACCESS_COUNT; ++k) {
+        if (accesses[k].after != NULL) {
             table[entries++] = (struct entry){access_table()[k], accesses[k]};
-    for (size_t k = 0; k < sizeof others / sizeof *others; k++)
+        }
+    }
+    for (size_t k = 0; k < sizeof others / sizeof *others; ++k) {
         table[entries++] = others[k];
+    }
     qsort(table, entries, sizeof *table, compare);
 }
 
 static struct rule rule_of(const struct inst *i) {
     const struct entry key = {.run = i->run == control_aligned ? i->next : i->run};
     const struct entry *found = bsearch(&key, table, entries, sizeof *table, compare);
-    return found ? found->rule : (struct rule){unknown_before, unknown_after, 0, EFFECT_OUTSIDE};
+    return found != NULL ? found->rule : (struct rule){unknown_before, unknown_after, 0, EFFECT_OUTSIDE};
 }
 
 /* ---- the watcher ------------------------------------------------------------------------------------------------ */
@@ -334,16 +359,18 @@ static bool prepare(struct defined *d, const struct cta *cta) {
     if (bytes > d->memory_bytes) {
         free(d->memory);
         d->memory = aligned_alloc(64, bytes);
-        d->memory_bytes = d->memory ? bytes : 0;
+        d->memory_bytes = d->memory != NULL ? bytes : 0;
     }
     free(d->rule);
     d->rule = malloc((f->length + 1u) * sizeof *d->rule);
-    if (!d->memory || !d->rule || !births_start(d))
+    if (d->memory == NULL || d->rule == NULL || !births_start(d)) {
         return false;
+    }
     lay_out(d, cta, d->memory);
     once_run(&made, make_table);
-    for (uint32_t k = 0; k < f->length; k++)
+    for (uint32_t k = 0; k < f->length; ++k) {
         d->rule[k] = rule_of(&f->code[k]);
+    }
     d->function = f;
     d->device = cta->launch->device;
     d->launch = cta->launch->number;
@@ -352,31 +379,34 @@ static bool prepare(struct defined *d, const struct cta *cta) {
 
 /* A CTA begins: nothing is defined. */
 static bool start(struct cta *cta) {
-    struct defined *d = cta->defined ? cta->defined : calloc(1, sizeof *d);
+    struct defined *d = cta->defined != NULL ? cta->defined : calloc(1, sizeof *d);
     const struct launch *launch = cta->launch;
     cta->defined = d;
-    const bool is_known = d && d->launch == launch->number && d->device == launch->device;
-    if (!d || (!is_known && !prepare(d, cta)) || !births_start(d)) {
-        if (d)
+    const bool is_known = d != NULL && d->launch == launch->number && d->device == launch->device;
+    if (d == NULL || (!is_known && !prepare(d, cta)) || !births_start(d)) {
+        if (d != NULL) {
             d->launch = 0;
+        }
         fault_cta(cta, CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
         return false;
     }
     d->stored = false;
     memset(d->shared, 0, cta->shared_bytes);
     memset(d->shared_origin, 0, cta->shared_bytes + 4u);
-    for (uint32_t k = 0; k < cta->warps; k++)
+    for (uint32_t k = 0; k < cta->warps; ++k) {
         forget(&d->warp[k], launch->function);
+    }
     return true;
 }
 
 static enum step before(const struct event *e) {
     struct defined *d = e->warp->cta->defined;
     const struct rule *rule = &d->rule[e->pc];
-    d->doubtful = e->inst->guard ? defined_of(d, e)->predicate[e->inst->guard] & e->active : 0;
-    if (UNLIKELY(d->doubtful) && rule->effect > EFFECT_REGISTERS && check_guard(d, e, rule->effect) == STEP_FAULT)
+    d->doubtful = e->inst->guard != 0 ? defined_of(d, e)->predicate[e->inst->guard] & e->active : 0;
+    if (UNLIKELY(d->doubtful) && rule->effect > EFFECT_REGISTERS && check_guard(d, e, rule->effect) == STEP_FAULT) {
         return STEP_FAULT;
-    return rule->before && e->mask ? rule->before(d, e) : STEP_NEXT;
+    }
+    return rule->before != NULL && e->mask != 0 ? rule->before(d, e) : STEP_NEXT;
 }
 
 /* The guard of a register instruction is undefined in some lanes: so is there what it wrote, or did not write. */
@@ -385,28 +415,35 @@ static void doubt(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     const struct rule *rule = &d->rule[e->pc];
     const bool is_load = rule->after == defined_load || rule->after == defined_parameter;
-    for (uint32_t rest = d->doubtful; rest; rest &= rest - 1) {
+    for (uint32_t rest = d->doubtful; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), birth = birth_of_predicate(d, e, i->guard, lane);
-        for (uint32_t k = 0; is_load && k < i->count; k++)
+        for (uint32_t k = 0; is_load && k < i->count; ++k) {
             set_bits(u, ((const uint32_t *)i->more)[k], lane, i->size, i->size == 8 ? UINT64_MAX : FULL, birth);
-        if (rule->after == writes_d)
+        }
+        if (rule->after == writes_d) {
             set_bits(u, i->d, lane, 8, UINT64_MAX, birth);
-        if (rule->before == defined_logic)
+        }
+        if (rule->before == defined_logic) {
             undefine_predicate(u, i->p, 1u << lane, birth);
+        }
     }
-    if (!is_load && rule->after != writes_d && rule->before != defined_logic)
+    if (!is_load && rule->after != writes_d && rule->before != defined_logic) {
         defined_lane_doubt(d, e);
+    }
 }
 
 static enum step after(const struct event *e) {
     struct defined *d = e->warp->cta->defined;
     const struct rule *rule = &d->rule[e->pc];
-    if (e->step == STEP_AGAIN)
+    if (e->step == STEP_AGAIN) {
         return STEP_NEXT;
-    if (rule->after && e->mask && rule->after(d, e) == STEP_FAULT)
+    }
+    if (rule->after != NULL && e->mask != 0 && rule->after(d, e) == STEP_FAULT) {
         return STEP_FAULT;
-    if (UNLIKELY(d->doubtful) && rule->effect == EFFECT_REGISTERS)
+    }
+    if (UNLIKELY(d->doubtful) && rule->effect == EFFECT_REGISTERS) {
         doubt(d, e);
+    }
     return STEP_NEXT;
 }
 

@@ -88,7 +88,7 @@ void defined_free(struct defined *d);
 
 /* Does a CTA keep what is defined? */
 static inline bool defined_is_on(const struct cta *cta) {
-    return cta->defined && cta->launch->checks == CHECKS_FULL;
+    return cta->defined != NULL && cta->launch->checks == CHECKS_FULL;
 }
 
 /* ---- registers ---- */
@@ -99,7 +99,7 @@ static inline struct defined_warp *defined_of(struct defined *d, const struct ev
 
 /* Lanes in which a source has an undefined bit. */
 static inline uint32_t some_of(const struct defined_warp *u, uint32_t slot) {
-    return slot & 1u ? 0 : u->some[slot / 128];
+    return (slot & 1u) != 0 ? 0 : u->some[slot / 128];
 }
 
 /* These lanes of a register are defined. */
@@ -109,16 +109,19 @@ static inline void define(struct defined_warp *u, uint32_t slot, uint32_t lanes)
 }
 
 static inline void define_predicate(struct defined_warp *u, uint32_t number, uint32_t lanes) {
-    if (number)
+    if (number != 0) {
         u->predicate[number] &= ~lanes;
+    }
 }
 
 /* The undefined bits of one lane. */
 static inline uint64_t bits_of(const struct defined_warp *u, uint32_t slot, uint32_t lane, uint32_t bytes) {
-    if (!(some_of(u, slot) >> lane & 1u))
+    if ((some_of(u, slot) >> lane & 1u) == 0) {
         return 0;
-    if (u->whole[slot / 128] >> lane & 1u)
+    }
+    if ((u->whole[slot / 128] >> lane & 1u) != 0) {
         return bytes == 8 ? UINT64_MAX : FULL;
+    }
     const void *at = u->bits + slot;
     return bytes == 8 ? ((const uint64_t *)at)[lane] : ((const uint32_t *)at)[lane];
 }
@@ -128,23 +131,27 @@ static inline void set_bits(struct defined_warp *u, uint32_t slot, uint32_t lane
                             uint32_t birth) {
     void *at = u->bits + slot;
     define(u, slot, 1u << lane);
-    if (!bits)
+    if (bits == 0) {
         return;
+    }
     u->some[slot / 128] |= 1u << lane;
-    if (bytes == 8)
+    if (bytes == 8) {
         ((uint64_t *)at)[lane] = bits;
-    else
+    } else {
         ((uint32_t *)at)[lane] = (uint32_t)bits;
+    }
     u->birth[slot / 128 * WARP + lane] = birth;
 }
 
 /* Lanes of a predicate are undefined. */
 static inline void undefine_predicate(struct defined_warp *u, uint32_t number, uint32_t lanes, uint32_t birth) {
-    if (!number)
+    if (number == 0) {
         return;
+    }
     u->predicate[number] |= lanes;
-    for (uint32_t rest = lanes; rest; rest &= rest - 1)
+    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         u->predicate_birth[number * WARP + lowest_bit(rest)] = birth;
+    }
 }
 
 /* ---- defined_report.c: births and reports ---- */

@@ -1,12 +1,13 @@
 /* Which bytes of device memory are defined: beside every allocation that the host made while level full was chosen. */
+#include <stdlib.h>
+
 #include "platform/pages.h"
 #include "vm/check/defined.h"
-#include <stdlib.h>
 
 /* Memory that is zero, and costs nothing until it is touched; NULL: there is none. */
 static void *reserve(size_t bytes) {
     void *memory = pages_reserve(bytes);
-    if (memory && !pages_commit(memory, bytes)) {
+    if (memory != NULL && !pages_commit(memory, bytes)) {
         pages_release(memory, bytes);
         memory = NULL;
     }
@@ -16,50 +17,59 @@ static void *reserve(size_t bytes) {
 /* Make what is beside a new allocation: nothing of it is defined. */
 struct shade *shade_open(size_t bytes) {
     struct shade *s = calloc(1, sizeof *s);
-    if (!s)
+    if (s == NULL) {
         return NULL;
+    }
     s->bytes = (bytes + pages_size() - 1) / pages_size() * pages_size();
     s->defined = reserve(s->bytes);
     s->origin = reserve(s->bytes);
-    if (s->defined && s->origin)
+    if (s->defined != NULL && s->origin != NULL) {
         return s;
+    }
     shade_free(s);
     return NULL;
 }
 
 void shade_free(struct shade *s) {
-    if (s && s->defined)
+    if (s != NULL && s->defined != NULL) {
         pages_release(s->defined, s->bytes);
-    if (s && s->origin)
+    }
+    if (s != NULL && s->origin != NULL) {
         pages_release(s->origin, s->bytes);
+    }
     free(s);
 }
 
 /* The allocation that holds an address, if what is beside it is known; NULL: everything counts as defined. */
 static const struct allocation *find(const struct device *device, uint64_t address) {
-    for (size_t k = 0; k < device->allocation_count; k++) {
+    for (size_t k = 0; k < device->allocation_count; ++k) {
         const struct allocation *a = &device->allocations[k];
-        if (a->start <= address && address < a->end)
-            return a->shade && !atomic_load(&a->shade->lost) ? a : NULL;
+        if (a->start <= address && address < a->end) {
+            return a->shade != NULL && !atomic_load(&a->shade->lost) ? a : NULL;
+        }
     }
     return NULL;
 }
 
 /* A launch is about to write where it pleases, and nobody will note it. */
 void shade_lose_all(struct device *device) {
-    if (!atomic_load(&device->shades))
+    if (!atomic_load(&device->shades)) {
         return;
+    }
     rwlock_lock_read(&device->memory_lock);
-    for (size_t k = 0; k < device->allocation_count; k++)
-        if (device->allocations[k].shade)
+    for (size_t k = 0; k < device->allocation_count; ++k) {
+        if (device->allocations[k].shade != NULL) {
             atomic_store(&device->allocations[k].shade->lost, 1);
+        }
+    }
     rwlock_unlock_read(&device->memory_lock);
 }
 
 /* Nothing that was stored to these bytes is remembered. */
 static void forget(const struct shade *s, size_t at, size_t bytes) {
-    if (!atomic_load_explicit(&s->stored, memory_order_relaxed))
+    if (!atomic_load_explicit(&s->stored, memory_order_relaxed)) {
         return;
+    }
     for (size_t k = at; k < at + bytes;) {
         if (k % 4 == 0 && at + bytes - k >= 4) {
             s->origin[k / 4] = 0;
@@ -67,15 +77,16 @@ static void forget(const struct shade *s, size_t at, size_t bytes) {
             continue;
         }
         s->origin[k / 4] &= ~(1u << k % 4);
-        k++;
+        ++k;
     }
 }
 
 /* The host has written. */
 void shade_written(struct device *device, uint64_t address, size_t bytes) {
     const struct allocation *a = atomic_load(&device->shades) ? find(device, address) : NULL;
-    if (!a)
+    if (a == NULL) {
         return;
+    }
     memset(a->shade->defined + (address - a->start), 0xff, bytes);
     forget(a->shade, address - a->start, bytes);
 }
@@ -84,35 +95,38 @@ void shade_written(struct device *device, uint64_t address, size_t bytes) {
 void shade_copied(struct device *device, uint64_t to, uint64_t from, size_t bytes) {
     const struct allocation *a = atomic_load(&device->shades) ? find(device, from) : NULL;
     const struct allocation *b = atomic_load(&device->shades) ? find(device, to) : NULL;
-    if (!a || !b) {
+    if (a == NULL || b == NULL) {
         shade_written(device, to, bytes);
         return;
     }
     const size_t x = from - a->start, y = to - b->start;
     const bool upward = to <= from, stored = atomic_load(&a->shade->stored);
-    for (size_t n = 0; stored && n < bytes; n++) {
+    for (size_t n = 0; stored && n < bytes; ++n) {
         const size_t k = upward ? n : bytes - 1 - n;
         const uint32_t origin = a->shade->origin[(x + k) / 4], bit = 1u << (y + k) % 4;
         uint32_t *const old = &b->shade->origin[(y + k) / 4];
-        if (origin >> (x + k) % 4 & 1u)
+        if ((origin >> (x + k) % 4 & 1u) != 0) {
             *old = (origin & ~15u) | (*old & 15u) | bit;
-        else
+        } else {
             *old &= ~bit;
+        }
     }
-    if (!stored)
+    if (!stored) {
         forget(b->shade, y, bytes);
-    else
+    } else {
         atomic_store(&b->shade->stored, 1);
+    }
     memmove(b->shade->defined + y, a->shade->defined + x, bytes);
 }
 
 /* The first byte that a kernel has stored an undefined value to; `bytes`: none. */
 static size_t first_stored(const struct shade *s, size_t at, size_t bytes) {
-    for (size_t k = 0; k < bytes; k++) {
-        if ((at + k) % 4 == 0 && !s->origin[(at + k) / 4])
+    for (size_t k = 0; k < bytes; ++k) {
+        if ((at + k) % 4 == 0 && s->origin[(at + k) / 4] == 0) {
             k += bytes - k > 4 ? 3 : 0;
-        else if (s->defined[at + k] != 0xff && s->origin[(at + k) / 4] >> (at + k) % 4 & 1u)
+        } else if (s->defined[at + k] != 0xff && (s->origin[(at + k) / 4] >> (at + k) % 4 & 1u) != 0) {
             return k;
+        }
     }
     return bytes;
 }
@@ -121,11 +135,13 @@ static size_t first_stored(const struct shade *s, size_t at, size_t bytes) {
  * looked at. */
 CUresult shade_read(struct device *device, uint64_t address, size_t bytes) {
     const struct allocation *a = atomic_load(&device->shades) ? find(device, address) : NULL;
-    if (!a || !atomic_load(&a->shade->stored))
+    if (a == NULL || !atomic_load(&a->shade->stored)) {
         return CUDA_SUCCESS;
+    }
     const size_t at = address - a->start, k = first_stored(a->shade, at, bytes);
-    if (k == bytes)
+    if (k == bytes) {
         return CUDA_SUCCESS;
+    }
     const char *const text = stored_text(device, a->shade->origin[(at + k) / 4] >> 4);
     return fault_set(CUDA_ERROR_LAUNCH_FAILED,
                      "the host copies an undefined result, byte %zu of %zu at 0x%llx: %s; expected a defined value", k,

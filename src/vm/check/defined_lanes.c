@@ -124,9 +124,10 @@ static const uint8_t is_carry[LANE_COUNT] = {
 static defined_part lane_plain, lane_carry, lane_select, lane_compare;
 
 defined_part *defined_lane_part(uint32_t lane) {
-    if (lane == LANE_selp_32 || lane == LANE_selp_64)
+    if (lane == LANE_selp_32 || lane == LANE_selp_64) {
         return lane_select;
-    return is_carry[lane] ? lane_carry : rows[lane].type[0] == T_PRED ? lane_compare : lane_plain;
+    }
+    return is_carry[lane] != 0 ? lane_carry : rows[lane].type[0] == T_PRED ? lane_compare : lane_plain;
 }
 
 /* ---- one lane ------------------------------------------------------------------------------------------------- */
@@ -149,7 +150,7 @@ static struct bits read_lane(const struct event *e, const struct defined_warp *u
                              uint32_t lane) {
     const uint32_t slots[4] = {e->inst->a, e->inst->b, e->inst->c, e->inst->e};
     struct bits x = {0};
-    for (uint32_t k = 0; k < row->sources; k++) {
+    for (uint32_t k = 0; k < row->sources; ++k) {
         const uint32_t bytes = type_bytes((enum type)row->type[k + 1]);
         x.v[k] = value_of(e->warp, slots[k], lane, bytes);
         x.u[k] = bits_of(u, slots[k], lane, bytes) & ones(bytes);
@@ -165,13 +166,16 @@ static uint64_t upward(uint64_t u) {
 
 /* Bits that differ when the undefined bits of a, b and c take other values. */
 static uint64_t lop3_bits(const struct bits *x) {
-    if (x->u[3])
+    if (x->u[3] != 0) {
         return FULL;
+    }
     const uint32_t a = (uint32_t)x->v[0], b = (uint32_t)x->v[1], c = (uint32_t)x->v[2], table = (uint32_t)x->v[3];
     uint32_t u = 0;
-    for (uint32_t k = 1; k < 8; k++)
-        u |= lop3(a, b, c, table) ^ lop3(a ^ (k & 1 ? (uint32_t)x->u[0] : 0), b ^ (k & 2 ? (uint32_t)x->u[1] : 0),
-                                         c ^ (k & 4 ? (uint32_t)x->u[2] : 0), table);
+    for (uint32_t k = 1; k < 8; ++k) {
+        u |= lop3(a, b, c, table) ^ lop3(a ^ ((k & 1) != 0 ? (uint32_t)x->u[0] : 0),
+                                         b ^ ((k & 2) != 0 ? (uint32_t)x->u[1] : 0),
+                                         c ^ ((k & 4) != 0 ? (uint32_t)x->u[2] : 0), table);
+    }
     return u;
 }
 
@@ -183,8 +187,9 @@ static uint64_t two_parts(uint32_t width, bool low, bool high) {
 
 /* slct by a sign (x 1), or by a float. */
 static uint64_t select_bits(const struct bits *x, bool by_sign, bool chooses_a) {
-    if (by_sign ? x->u[2] >> 31 & 1u : x->u[2] != 0)
+    if ((by_sign ? x->u[2] >> 31 & 1u : x->u[2] != 0) != 0) {
         return x->u[0] | x->u[1] | (x->v[0] ^ x->v[1]);
+    }
     return x->u[chooses_a ? 0 : 1];
 }
 
@@ -210,15 +215,15 @@ static uint64_t result_bits(uint32_t lane, const struct bits *x, bool same, uint
     case PACK:
         return two_parts(by, x->u[1] != 0, x->u[0] != 0);
     case COUNT:
-        return x->any ? (1ULL << by) - 1 : 0;
+        return x->any != 0 ? (1ULL << by) - 1 : 0;
     case COPYSIGN:
         return (x->u[0] & 1ULL << (by - 1)) | (x->u[1] & ((1ULL << (by - 1)) - 1));
     case SELECT: {
         const uint32_t c = (uint32_t)x->v[2];
-        return select_bits(x, by != 0, by ? !(c >> 31) : in(value32(c), flags) >= 0);
+        return select_bits(x, by != 0, by != 0 ? (c >> 31) == 0 : in(value32(c), flags) >= 0);
     }
     default:
-        return x->any ? UINT64_MAX : 0;
+        return x->any != 0 ? UINT64_MAX : 0;
     }
 }
 
@@ -227,9 +232,11 @@ static uint64_t result_bits(uint32_t lane, const struct bits *x, bool same, uint
 /* The first source with an undefined bit in a lane. */
 static uint32_t first_undefined(const struct event *e, const struct defined_warp *u, uint32_t sources, uint32_t lane) {
     const uint32_t slots[4] = {e->inst->a, e->inst->b, e->inst->c, e->inst->e};
-    for (uint32_t k = 0; k < sources; k++)
-        if (some_of(u, slots[k]) >> lane & 1u)
+    for (uint32_t k = 0; k < sources; ++k) {
+        if ((some_of(u, slots[k]) >> lane & 1u) != 0) {
             return slots[k];
+        }
+    }
     return 0;
 }
 
@@ -237,12 +244,15 @@ static uint32_t first_undefined(const struct event *e, const struct defined_warp
 static inline uint32_t undefined_lanes(const struct event *e, const struct defined_warp *u, uint32_t sources) {
     const struct inst *i = e->inst;
     uint32_t lanes = some_of(u, i->a);
-    if (sources > 1)
+    if (sources > 1) {
         lanes |= some_of(u, i->b);
-    if (sources > 2)
+    }
+    if (sources > 2) {
         lanes |= some_of(u, i->c);
-    if (sources > 3)
+    }
+    if (sources > 3) {
         lanes |= some_of(u, i->e);
+    }
     return lanes & e->mask;
 }
 
@@ -254,16 +264,17 @@ static void move_bits(struct defined *d, const struct event *e, const struct row
     const uint32_t slots[4] = {e->inst->a, e->inst->b, e->inst->c, e->inst->e};
     uint64_t file[5][WARP] = {{0}};
     uint32_t lost = 0;
-    for (uint32_t k = 0; k < row->sources; k++) {
+    for (uint32_t k = 0; k < row->sources; ++k) {
         const uint32_t bytes = type_bytes((enum type)row->type[k + 1]);
-        for (uint32_t l = 0; l < WARP; l++) {
-            const uint64_t bits = lanes >> l & 1u ? bits_of(u, slots[k], l, bytes) & ones(bytes) : 0;
-            const uint64_t x = moved >> k & 1u ? bits : value_of(e->warp, slots[k], l, bytes);
-            lost |= (uint32_t)(!(moved >> k & 1u) && bits) << l;
-            if (bytes == 8)
+        for (uint32_t l = 0; l < WARP; ++l) {
+            const uint64_t bits = (lanes >> l & 1u) != 0 ? bits_of(u, slots[k], l, bytes) & ones(bytes) : 0;
+            const uint64_t x = (moved >> k & 1u) != 0 ? bits : value_of(e->warp, slots[k], l, bytes);
+            lost |= (uint32_t)((moved >> k & 1u) == 0 && bits != 0) << l;
+            if (bytes == 8) {
                 file[k + 1][l] = x;
-            else
+            } else {
                 ((uint32_t *)file[k + 1])[l] = (uint32_t)x;
+            }
         }
     }
     struct warp own = {.registers = (char *)file, .base = {(const char *)file, (const char *)file}};
@@ -271,8 +282,9 @@ static void move_bits(struct defined *d, const struct event *e, const struct row
     inst.d = 0, inst.a = 256, inst.b = 512, inst.c = 768, inst.e = 1024;
     e->inst->run(&own, &inst, FULL);
     const bool wide = type_bytes((enum type)row->type[0]) == 8;
-    for (uint32_t l = 0; l < WARP; l++)
-        result[l] = lost >> l & 1u ? UINT64_MAX : wide ? file[0][l] : ((const uint32_t *)file[0])[l];
+    for (uint32_t l = 0; l < WARP; ++l) {
+        result[l] = (lost >> l & 1u) != 0 ? UINT64_MAX : wide ? file[0][l] : ((const uint32_t *)file[0])[l];
+    }
 }
 
 /* A row without predicates or carry. */
@@ -281,20 +293,21 @@ static enum step lane_plain(struct defined *d, const struct event *e) {
     const uint32_t lane = d->rule[e->pc].lane;
     const struct row *row = &rows[lane];
     const uint32_t lanes = undefined_lanes(e, u, row->sources);
-    if (!lanes) {
+    if (lanes == 0) {
         define(u, e->inst->d, e->mask);
         return STEP_NEXT;
     }
     const uint32_t bytes = type_bytes((enum type)row->type[0]);
     const bool same = row->sources == 2 && e->inst->a == e->inst->b;
     uint64_t moved[WARP];
-    if (rules[lane].how == MOVE)
+    if (rules[lane].how == MOVE) {
         move_bits(d, e, row, lanes, rules[lane].x, moved);
-    for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    }
+    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest);
         const struct bits x = read_lane(e, u, row, l);
         const uint64_t bits = rules[lane].how == MOVE ? moved[l] : result_bits(lane, &x, same, e->inst->flags);
-        const uint32_t birth = bits ? birth_of(d, e, first_undefined(e, u, row->sources, l), l) : 0;
+        const uint32_t birth = bits != 0 ? birth_of(d, e, first_undefined(e, u, row->sources, l), l) : 0;
         set_bits(u, e->inst->d, l, bytes, bits & ones(bytes), birth);
     }
     define(u, e->inst->d, e->mask & ~lanes);
@@ -309,19 +322,21 @@ static enum step lane_carry(struct defined *d, const struct event *e) {
                high = strstr(row->name, ".hi") != NULL;
     const uint32_t carry = reads ? u->predicate[1] & e->mask : 0, lanes = undefined_lanes(e, u, row->sources) | carry;
     const uint32_t bytes = type_bytes((enum type)row->type[0]);
-    for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest);
         const struct bits x = read_lane(e, u, row, l);
-        const bool spoilt = high || carry >> l & 1u;
+        const bool spoilt = high || (carry >> l & 1u) != 0;
         const uint32_t slot = first_undefined(e, u, row->sources, l);
-        const uint32_t birth = x.any ? birth_of(d, e, slot, l) : birth_of_predicate(d, e, 1, l);
+        const uint32_t birth = x.any != 0 ? birth_of(d, e, slot, l) : birth_of_predicate(d, e, 1, l);
         set_bits(u, e->inst->d, l, bytes, (spoilt ? UINT64_MAX : upward(x.any)) & ones(bytes), birth);
-        if (writes)
+        if (writes) {
             undefine_predicate(u, 1, 1u << l, birth);
+        }
     }
     define(u, e->inst->d, e->mask & ~lanes);
-    if (writes)
+    if (writes) {
         define_predicate(u, 1, e->mask & ~lanes);
+    }
     return STEP_NEXT;
 }
 
@@ -331,15 +346,18 @@ static enum step lane_select(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     const struct row *row = &rows[d->rule[e->pc].lane];
     const uint32_t unsure = u->predicate[i->r] & e->mask, lanes = undefined_lanes(e, u, 2) | unsure;
-    const uint32_t chosen = e->warp->predicates[i->r] ^ (i->negate ? FULL : 0);
+    const uint32_t chosen = e->warp->predicates[i->r] ^ (i->negate != 0 ? FULL : 0);
     const uint32_t bytes = type_bytes((enum type)row->type[0]);
-    for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest);
         const struct bits x = read_lane(e, u, row, l);
-        const uint32_t slot = chosen >> l & 1u ? i->a : i->b;
+        const uint32_t slot = (chosen >> l & 1u) != 0 ? i->a : i->b;
         const int by = (int)(unsure >> l & 1u);
-        const uint64_t bits = by ? x.any | (x.v[0] ^ x.v[1]) : x.u[chosen >> l & 1u ? 0 : 1];
-        set_bits(u, i->d, l, bytes, bits, !bits ? 0 : by ? birth_of_predicate(d, e, i->r, l) : birth_of(d, e, slot, l));
+        const uint64_t bits = by != 0 ? x.any | (x.v[0] ^ x.v[1]) : x.u[(chosen >> l & 1u) != 0 ? 0 : 1];
+        set_bits(u, i->d, l, bytes, bits,
+                 bits == 0 ? 0
+                 : by != 0 ? birth_of_predicate(d, e, i->r, l)
+                           : birth_of(d, e, slot, l));
     }
     define(u, i->d, e->mask & ~lanes);
     return STEP_NEXT;
@@ -352,14 +370,17 @@ static bool changes(const struct row *row, const struct bits *x) {
     const char type = type_class((enum type)row->type[1]);
     const uint64_t sign =
         type_name((enum type)row->type[1])[0] == 's' ? (ones(type_bytes((enum type)row->type[1])) >> 1) + 1 : 0;
-    if (!x->any || type == 'f')
+    if (x->any == 0 || type == 'f') {
         return x->any != 0;
-    if (row->name[0] == 'e' || row->name[0] == 'n') /* eq, ne */
-        return !((x->v[0] ^ x->v[1]) & ~x->any);
+    }
+    if (row->name[0] == 'e' || row->name[0] == 'n') { /* eq, ne */
+        return ((x->v[0] ^ x->v[1]) & ~x->any) == 0;
+    }
     const uint64_t a = x->v[0] ^ sign, b = x->v[1] ^ sign;
     const uint64_t least_a = a & ~x->u[0], most_a = a | x->u[0], least_b = b & ~x->u[1], most_b = b | x->u[1];
-    if (!strcmp(row->name, "lt") || !strcmp(row->name, "ge"))
+    if (strcmp(row->name, "lt") == 0 || strcmp(row->name, "ge") == 0) {
         return !(most_a < least_b || least_a >= most_b);
+    }
     return !(most_a <= least_b || least_a > most_b);
 }
 
@@ -367,9 +388,10 @@ static bool changes(const struct row *row, const struct bits *x) {
  * lanes. */
 static uint32_t combine(uint32_t kind, uint32_t vx, uint32_t ux, uint32_t vy, uint32_t uy) {
     const uint32_t both = ux | uy;
-    if (kind == 2)
+    if (kind == 2) {
         return both;
-    const uint32_t decides_x = ~ux & (kind ? vx : ~vx), decides_y = ~uy & (kind ? vy : ~vy);
+    }
+    const uint32_t decides_x = ~ux & (kind != 0 ? vx : ~vx), decides_y = ~uy & (kind != 0 ? vy : ~vy);
     return both & ~decides_x & ~decides_y;
 }
 
@@ -389,31 +411,34 @@ static enum step lane_compare(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
     const struct row *row = &rows[d->rule[e->pc].lane];
-    const uint32_t lanes = undefined_lanes(e, u, 2), with = i->kind ? u->predicate[i->r] & e->mask : 0;
+    const uint32_t lanes = undefined_lanes(e, u, 2), with = i->kind != 0 ? u->predicate[i->r] & e->mask : 0;
     define_predicate(u, i->p, e->mask & ~with);
     define_predicate(u, i->q, e->mask & ~with);
-    if (!(lanes | with))
+    if ((lanes | with) == 0) {
         return STEP_NEXT;
+    }
     uint32_t unsure = 0, birth[WARP] = {0};
-    for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest);
         const struct bits x = read_lane(e, u, row, l);
-        if (!changes(row, &x))
+        if (!changes(row, &x)) {
             continue;
+        }
         unsure |= 1u << l;
         birth[l] = birth_of(d, e, first_undefined(e, u, 2, l), l);
     }
-    for (uint32_t rest = with & ~unsure; rest; rest &= rest - 1)
+    for (uint32_t rest = with & ~unsure; rest != 0; rest &= rest - 1) {
         birth[lowest_bit(rest)] = birth_of_predicate(d, e, i->r, lowest_bit(rest));
+    }
     uint32_t yes = unsure, no = unsure;
-    if (i->kind) {
-        const uint32_t result = outcome(e, i), other = e->warp->predicates[i->r] ^ (i->negate ? FULL : 0);
+    if (i->kind != 0) {
+        const uint32_t result = outcome(e, i), other = e->warp->predicates[i->r] ^ (i->negate != 0 ? FULL : 0);
         yes = combine(i->kind - 1u, result, unsure, other, with);
         no = combine(i->kind - 1u, ~result, unsure, other, with);
     }
     define_predicate(u, i->p, e->mask);
     define_predicate(u, i->q, e->mask);
-    for (uint32_t rest = (yes | no) & e->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = (yes | no) & e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest), bit = 1u << l;
         undefine_predicate(u, i->p, yes & bit, birth[l]);
         undefine_predicate(u, i->q, no & bit, birth[l]);
@@ -426,17 +451,17 @@ enum step defined_logic(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
     const uint32_t ua = u->predicate[i->q], ub = u->predicate[i->r];
-    if (!((ua | ub) & e->mask)) {
+    if (((ua | ub) & e->mask) == 0) {
         define_predicate(u, i->p, e->mask);
         return STEP_NEXT;
     }
-    const uint32_t a = e->warp->predicates[i->q] ^ (i->negate & 1 ? FULL : 0);
-    const uint32_t b = e->warp->predicates[i->r] ^ (i->negate & 2 ? FULL : 0);
+    const uint32_t a = e->warp->predicates[i->q] ^ ((i->negate & 1) != 0 ? FULL : 0);
+    const uint32_t b = e->warp->predicates[i->r] ^ ((i->negate & 2) != 0 ? FULL : 0);
     const uint32_t lanes = combine(i->kind, a, ua, b, ub) & e->mask;
     define_predicate(u, i->p, e->mask & ~lanes);
-    for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest);
-        undefine_predicate(u, i->p, 1u << l, birth_of_predicate(d, e, ua >> l & 1u ? i->q : i->r, l));
+        undefine_predicate(u, i->p, 1u << l, birth_of_predicate(d, e, (ua >> l & 1u) != 0 ? i->q : i->r, l));
     }
     return STEP_NEXT;
 }
@@ -448,16 +473,20 @@ enum step defined_lane_doubt(struct defined *d, const struct event *e) {
     const uint32_t lane = d->rule[e->pc].lane;
     const bool is_comparison = rows[lane].type[0] == T_PRED;
     const uint32_t bytes = type_bytes((enum type)rows[lane].type[0]);
-    for (uint32_t rest = d->doubtful; rest; rest &= rest - 1) {
+    for (uint32_t rest = d->doubtful; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest), birth = birth_of_predicate(d, e, i->guard, l);
-        if (!is_comparison)
+        if (!is_comparison) {
             set_bits(u, i->d, l, bytes, ones(bytes), birth);
-        if (is_comparison)
+        }
+        if (is_comparison) {
             undefine_predicate(u, i->p, 1u << l, birth);
-        if (is_comparison)
+        }
+        if (is_comparison) {
             undefine_predicate(u, i->q, 1u << l, birth);
-        if (is_carry[lane] && strstr(rows[lane].name, ".cc"))
+        }
+        if (is_carry[lane] != 0 && strstr(rows[lane].name, ".cc") != NULL) {
             undefine_predicate(u, 1, 1u << l, birth);
+        }
     }
     return STEP_NEXT;
 }

@@ -46,14 +46,15 @@ static uint64_t read_plane(const struct at *at, uint32_t bytes) {
 
 static void write_plane(const struct at *at, uint32_t bytes, uint64_t defined) {
     void *const p = at->defined;
-    if (bytes == 1)
+    if (bytes == 1) {
         atomic_store_explicit((_Atomic uint8_t *)p, (uint8_t)defined, memory_order_relaxed);
-    else if (bytes == 2)
+    } else if (bytes == 2) {
         atomic_store_explicit((_Atomic uint16_t *)p, (uint16_t)defined, memory_order_relaxed);
-    else if (bytes == 4)
+    } else if (bytes == 4) {
         atomic_store_explicit((_Atomic uint32_t *)p, (uint32_t)defined, memory_order_relaxed);
-    else
+    } else {
         atomic_store_explicit((_Atomic uint64_t *)p, defined, memory_order_relaxed);
+    }
 }
 
 static uint32_t read_origin(const struct at *at, uint32_t byte) {
@@ -70,30 +71,34 @@ static uint64_t ones(uint32_t bytes) {
 
 /* Were undefined bytes ever stored in this space? */
 static int has_stored(const struct defined *d, const struct at *at) {
-    return at->shade ? atomic_load_explicit(&at->shade->stored, memory_order_relaxed) : d->stored;
+    return at->shade != NULL ? atomic_load_explicit(&at->shade->stored, memory_order_relaxed) : d->stored;
 }
 
 /* Where the first undefined byte came from. */
 static uint32_t born_at(struct defined *d, uint32_t pc, const struct at *at, uint64_t bits) {
     uint32_t byte = 0;
-    while (!(bits >> 8 * byte & 255u))
-        byte++;
+    while ((bits >> 8 * byte & 255u) == 0) {
+        ++byte;
+    }
     const uint32_t origin = read_origin(at, byte);
-    if (!(origin >> (at->offset + byte) % 4 & 1u))
+    if ((origin >> (at->offset + byte) % 4 & 1u) == 0) {
         return birth_make(d, at->born, pc, 0, at->address + byte);
-    return at->shade ? birth_make(d, BORN_STORED, pc, 0, origin >> 4) : origin >> 4;
+    }
+    return at->shade != NULL ? birth_make(d, BORN_STORED, pc, 0, origin >> 4) : origin >> 4;
 }
 
 /* Remember for each byte whether it is undefined because of a number. */
 static void set_origin(struct defined *d, const struct at *at, uint32_t bytes, uint64_t bits, uint32_t number) {
-    if (!bits && !has_stored(d, at))
+    if (bits == 0 && has_stored(d, at) == 0) {
         return;
-    if (bits && at->shade)
+    }
+    if (bits != 0 && at->shade != NULL) {
         atomic_store_explicit(&at->shade->stored, 1, memory_order_relaxed);
-    d->stored |= bits && !at->shade;
-    for (uint32_t k = 0; k < bytes; k++) {
+    }
+    d->stored |= bits != 0 && at->shade == NULL;
+    for (uint32_t k = 0; k < bytes; ++k) {
         const uint32_t old = read_origin(at, k), bit = 1u << (at->offset + k) % 4;
-        write_origin(at, k, bits >> 8 * k & 255u ? number << 4 | (old & 15u) | bit : old & ~bit);
+        write_origin(at, k, (bits >> 8 * k & 255u) != 0 ? number << 4 | (old & 15u) | bit : old & ~bit);
     }
 }
 
@@ -101,22 +106,25 @@ static void set_origin(struct defined *d, const struct at *at, uint32_t bytes, u
 
 /* The worker's copy of the allocation of an address that has been accessed. */
 static const struct allocation *allocation_of(struct worker *worker, uint64_t address) {
-    for (uint32_t k = 0; k < 8; k++)
-        if (worker->cached[k].start <= address && address < worker->cached[k].end)
+    for (uint32_t k = 0; k < 8; ++k) {
+        if (worker->cached[k].start <= address && address < worker->cached[k].end) {
             return &worker->cached[k];
-    return memory_find(worker, address, 1) ? &worker->cached[0] : NULL;
+        }
+    }
+    return memory_find(worker, address, 1) != 0 ? &worker->cached[0] : NULL;
 }
 
 /* Is it memory that the host reads as it is? */
 static bool is_pinned(struct warp *w, uint64_t address) {
     const struct allocation *a = allocation_of(w->worker, address);
-    return a && a->pinned;
+    return a != NULL && a->pinned;
 }
 
 static bool locate_global(struct worker *worker, uint64_t address, struct at *at) {
     const struct allocation *a = allocation_of(worker, address);
-    if (!a || !a->shade || atomic_load_explicit(&a->shade->lost, memory_order_relaxed))
+    if (a == NULL || a->shade == NULL || atomic_load_explicit(&a->shade->lost, memory_order_relaxed)) {
         return false;
+    }
     const uint64_t offset = address - a->start;
     *at = (struct at){a->shade->defined + offset, a->shade->origin, offset, address, a->shade, BORN_GLOBAL};
     return true;
@@ -164,17 +172,20 @@ enum step defined_load(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
     const uint32_t *slots = i->more;
-    for (uint32_t k = 0; k < i->count; k++)
+    for (uint32_t k = 0; k < i->count; ++k) {
         define(u, slots[k], e->mask);
-    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+    }
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         struct at at;
-        if (!locate(d, e->warp, (enum space)i->space, d->address[lane], lane, &at))
+        if (!locate(d, e->warp, (enum space)i->space, d->address[lane], lane, &at)) {
             continue;
-        for (uint32_t k = 0; k < i->count; k++, at = behind(&at, i->size)) {
+        }
+        for (uint32_t k = 0; k < i->count; ++k, at = behind(&at, i->size)) {
             const uint64_t bits = ~read_plane(&at, i->size) & ones(i->size);
-            if (bits)
+            if (bits != 0) {
                 set_bits(u, slots[k], lane, i->size, bits, born_at(d, e->pc, &at, bits));
+            }
         }
     }
     return STEP_NEXT;
@@ -183,8 +194,9 @@ enum step defined_load(struct defined *d, const struct event *e) {
 /* Parameters are defined. */
 enum step defined_parameter(struct defined *d, const struct event *e) {
     const uint32_t *slots = e->inst->more;
-    for (uint32_t k = 0; k < e->inst->count; k++)
+    for (uint32_t k = 0; k < e->inst->count; ++k) {
         define(defined_of(d, e), slots[k], e->mask);
+    }
     return STEP_NEXT;
 }
 
@@ -192,14 +204,15 @@ enum step defined_parameter(struct defined *d, const struct event *e) {
 static void put(struct defined *d, struct warp *w, uint32_t lane, const struct at *at, uint32_t bytes, uint64_t bits,
                 uint32_t birth) {
     write_plane(at, bytes, ~bits);
-    set_origin(d, at, bytes, bits, bits && at->shade ? birth_stored(d, w, lane, birth) : birth);
+    set_origin(d, at, bytes, bits, bits != 0 && at->shade != NULL ? birth_stored(d, w, lane, birth) : birth);
 }
 
 /* A store to where nothing is kept. What the host reads directly must be defined. False after a fault. */
 static bool put_outside(struct defined *d, const struct event *e, uint32_t lane, uint32_t slot) {
     uint64_t address = d->address[lane];
-    if (address_resolve((enum space)e->inst->space, &address) != SPACE_GLOBAL || !is_pinned(e->warp, address))
+    if (address_resolve((enum space)e->inst->space, &address) != SPACE_GLOBAL || !is_pinned(e->warp, address)) {
         return true;
+    }
     struct event one = *e;
     one.mask = 1u << lane;
     return decided_by(d, &one, "what the host reads in its own memory", slot) != STEP_FAULT;
@@ -210,17 +223,19 @@ enum step defined_store(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
     const uint32_t *slots = i->more;
-    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         struct at at;
         const bool kept = locate(d, e->warp, (enum space)i->space, d->address[lane], lane, &at);
-        for (uint32_t k = 0; k < i->count; k++) {
+        for (uint32_t k = 0; k < i->count; ++k) {
             const uint64_t bits = bits_of(u, slots[k], lane, i->size) & ones(i->size);
-            if (!kept && bits && !put_outside(d, e, lane, slots[k]))
+            if (!kept && bits != 0 && !put_outside(d, e, lane, slots[k])) {
                 return STEP_FAULT;
-            if (!kept)
+            }
+            if (!kept) {
                 continue;
-            put(d, e->warp, lane, &at, i->size, bits, bits ? birth_of(d, e, slots[k], lane) : 0);
+            }
+            put(d, e->warp, lane, &at, i->size, bits, bits != 0 ? birth_of(d, e, slots[k], lane) : 0);
             at = behind(&at, i->size);
         }
     }
@@ -235,14 +250,17 @@ static uint32_t swap_birth(struct defined *d, const struct event *e, uint32_t la
                            uint32_t count) {
     const struct defined_warp *u = defined_of(d, e);
     const uint32_t slots[2] = {((const uint32_t *)e->inst->more)[8], e->inst->c};
-    for (uint32_t k = 0; k < count; k++) {
+    for (uint32_t k = 0; k < count; ++k) {
         const struct at part = behind(at, size * k);
         const uint64_t old = ~read_plane(&part, size) & ones(size);
-        if (old)
+        if (old != 0) {
             return born_at(d, e->pc, &part, old);
-        for (uint32_t n = 0; n < 2; n++)
-            if (bits_of(u, slots[n] + 256 * k, lane, size) & ones(size))
+        }
+        for (uint32_t n = 0; n < 2; ++n) {
+            if ((bits_of(u, slots[n] + 256 * k, lane, size) & ones(size)) != 0) {
                 return birth_of(d, e, slots[n] + 256 * k, lane);
+            }
+        }
     }
     return 0;
 }
@@ -257,7 +275,7 @@ static uint64_t combined(const struct inst *i, uint64_t old, uint64_t given, uin
     case ATOMIC_XOR:
         return given | old;
     default:
-        return old | given ? UINT64_MAX : 0;
+        return (old | given) != 0 ? UINT64_MAX : 0;
     }
 }
 
@@ -265,8 +283,9 @@ static uint64_t combined(const struct inst *i, uint64_t old, uint64_t given, uin
 enum step defined_operand(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     const void *v = source(e->warp, ((const uint32_t *)i->more)[8]);
-    for (uint32_t l = 0; l < WARP; l++)
+    for (uint32_t l = 0; l < WARP; ++l) {
         d->bits[l] = i->size == 8 ? ((const uint64_t *)v)[l] : ((const uint32_t *)v)[l];
+    }
     return defined_address(d, e);
 }
 
@@ -277,14 +296,16 @@ static uint64_t atomic_element(struct defined *d, const struct event *e, uint32_
     const struct inst *i = e->inst;
     const uint64_t all = ones(size), old = ~read_plane(at, size) & all;
     const uint64_t given = bits_of(defined_of(d, e), from, lane, size) & all;
-    const uint32_t old_birth = old ? born_at(d, e->pc, at, old) : 0;
-    const uint32_t given_birth = given ? birth_of(d, e, from, lane) : 0;
-    if (i->kind == ATOMIC_CAS)
-        put(d, e->warp, lane, at, size, *birth ? all : 0, *birth);
-    else if (i->kind == ATOMIC_EXCH)
+    const uint32_t old_birth = old != 0 ? born_at(d, e->pc, at, old) : 0;
+    const uint32_t given_birth = given != 0 ? birth_of(d, e, from, lane) : 0;
+    if (i->kind == ATOMIC_CAS) {
+        put(d, e->warp, lane, at, size, *birth != 0 ? all : 0, *birth);
+    } else if (i->kind == ATOMIC_EXCH) {
         put(d, e->warp, lane, at, size, given, given_birth);
-    else
-        put(d, e->warp, lane, at, size, combined(i, old, given, d->bits[lane]) & all, old ? old_birth : given_birth);
+    } else {
+        put(d, e->warp, lane, at, size, combined(i, old, given, d->bits[lane]) & all,
+            old != 0 ? old_birth : given_birth);
+    }
     *birth = old_birth;
     return old;
 }
@@ -295,25 +316,28 @@ enum step defined_atomic(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     const bool wide = i->size > 8;
     const uint32_t *slots = i->more, size = wide ? 8 : i->size, count = wide ? 2 : i->count;
-    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         uint64_t old[8] = {0};
         uint32_t birth[8] = {0};
         struct at at;
         const bool kept = locate(d, e->warp, (enum space)i->space, d->address[lane], lane, &at);
-        for (uint32_t k = 0; kept && i->kind == ATOMIC_CAS && k < count; k++)
+        for (uint32_t k = 0; kept && i->kind == ATOMIC_CAS && k < count; ++k) {
             birth[k] = swap_birth(d, e, lane, &at, size, count);
-        for (uint32_t k = 0; kept && k < count; k++, at = behind(&at, size))
+        }
+        for (uint32_t k = 0; kept && k < count; ++k, at = behind(&at, size)) {
             old[k] = atomic_element(d, e, lane, &at, size, wide ? slots[8] + 256 * k : slots[8 + k], &birth[k]);
-        for (uint32_t k = 0; k < count && slots[0] != UINT32_MAX; k++)
+        }
+        for (uint32_t k = 0; k < count && slots[0] != UINT32_MAX; ++k) {
             set_bits(u, wide ? slots[0] + 256 * k : slots[k], lane, size, old[k], birth[k]);
+        }
     }
     return STEP_NEXT;
 }
 
 /* mbarrier.init writes its 8 bytes. */
 enum step defined_initialised(struct defined *d, const struct event *e) {
-    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const struct at at = locate_shared(d, d->address[lane] & ~WINDOW_MASK);
         put(d, e->warp, lane, &at, 8, 0, 0);
@@ -325,26 +349,30 @@ enum step defined_initialised(struct defined *d, const struct event *e) {
 
 static bool is_all_ones(const uint8_t *bytes, uint32_t count) {
     uint8_t all = 0xff;
-    for (uint32_t k = 0; k < count; k++)
+    for (uint32_t k = 0; k < count; ++k) {
         all &= bytes[k];
+    }
     return all == 0xff;
 }
 
 /* Copy what is beside some bytes. `from` NULL: they are defined. */
 static void copy_plane(struct defined *d, struct warp *w, uint32_t lane, const struct at *to, const struct at *from,
                        uint32_t bytes) {
-    if (from)
+    if (from != NULL) {
         memcpy(to->defined, from->defined, bytes);
-    else
+    } else {
         memset(to->defined, 0xff, bytes);
-    if (!has_stored(d, to) && is_all_ones(to->defined, bytes))
+    }
+    if (has_stored(d, to) == 0 && is_all_ones(to->defined, bytes)) {
         return;
-    for (uint32_t k = 0, birth = 0; k < bytes; k++) {
-        const struct at x = behind(to, k), y = from ? behind(from, k) : x;
+    }
+    for (uint32_t k = 0, birth = 0; k < bytes; ++k) {
+        const struct at x = behind(to, k), y = from != NULL ? behind(from, k) : x;
         const uint64_t bits = ~read_plane(&x, 1) & 255u;
-        if (!bits || !birth || x.offset % 4 == 0) /* a word remembers one birth */
-            birth = bits ? born_at(d, w->pc, &y, bits) : 0;
-        set_origin(d, &x, 1, bits, bits && x.shade ? birth_stored(d, w, lane, birth) : birth);
+        if (bits == 0 || birth == 0 || x.offset % 4 == 0) { /* a word remembers one birth */
+            birth = bits != 0 ? born_at(d, w->pc, &y, bits) : 0;
+        }
+        set_origin(d, &x, 1, bits, bits != 0 && x.shade != NULL ? birth_stored(d, w, lane, birth) : birth);
     }
 }
 
@@ -355,9 +383,10 @@ static void reduce_plane(struct defined *d, struct warp *w, const struct async_o
     for (uint32_t k = 0; k < op->bytes; k += size) {
         const struct at x = behind(to, k), y = behind(from, k);
         const uint64_t old = ~read_plane(&x, size) & ones(size), given = ~read_plane(&y, size) & ones(size);
-        if (!(old | given))
+        if ((old | given) == 0) {
             continue;
-        const uint32_t birth = old ? born_at(d, w->pc, &x, old) : born_at(d, w->pc, &y, given);
+        }
+        const uint32_t birth = old != 0 ? born_at(d, w->pc, &x, old) : born_at(d, w->pc, &y, given);
         put(d, w, op->lane, &x, size, ones(size), birth);
     }
 }
@@ -367,19 +396,20 @@ static void round_plane(struct defined *d, struct warp *w, const struct async_op
     for (uint32_t k = 0; k < op->bytes; k += 4) {
         const struct at x = behind(shared, k);
         const uint64_t bits = ~read_plane(&x, 4) & ones(4);
-        if (bits)
+        if (bits != 0) {
             put(d, w, op->lane, &x, 4, ones(4), born_at(d, w->pc, &x, bits));
+        }
     }
 }
 
 /* cp.async, and zeros behind what it reads. */
 static void copy_lanes(struct defined *d, struct warp *w, const struct async_op *op) {
     const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
-    for (uint32_t rest = op->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = op->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), bytes = lanes->bytes[lane];
         const struct at to = locate_shared(d, lanes->to[lane]), tail = behind(&to, bytes);
         struct at from;
-        const bool kept = bytes && locate_global(w->worker, lanes->from[lane], &from);
+        const bool kept = bytes != 0 && locate_global(w->worker, lanes->from[lane], &from);
         copy_plane(d, w, lane, &to, kept ? &from : NULL, bytes);
         copy_plane(d, w, lane, &tail, NULL, lanes->size - bytes);
     }
@@ -389,17 +419,19 @@ static void copy_lanes(struct defined *d, struct warp *w, const struct async_op 
 static bool copy_out(struct defined *d, struct warp *w, const struct async_op *op, const struct at *shared) {
     struct at global;
     if (locate_global(w->worker, op->global, &global)) {
-        if (op->kind == ASYNC_REDUCE)
+        if (op->kind == ASYNC_REDUCE) {
             reduce_plane(d, w, op, &global, shared);
-        else
+        } else {
             copy_plane(d, w, op->lane, &global, shared, op->bytes);
+        }
         return true;
     }
-    for (uint32_t k = 0; k < op->bytes && is_pinned(w, op->global); k++) {
+    for (uint32_t k = 0; k < op->bytes && is_pinned(w, op->global); ++k) {
         const struct at x = behind(shared, k);
         char from[400];
-        if (read_plane(&x, 1) == 255)
+        if (read_plane(&x, 1) == 255) {
             continue;
+        }
         birth_text(d, w, born_at(d, w->pc, &x, ~read_plane(&x, 1) & 255u), from, sizeof from);
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, op->lane,
                  "what the host reads in its own memory is decided by byte 0x%llx of shared memory, which is "
@@ -413,18 +445,22 @@ static bool copy_out(struct defined *d, struct warp *w, const struct async_op *o
 bool defined_landed(struct warp *w, const struct async_op *op) {
     struct defined *d = w->cta->defined;
     struct async_op part;
-    for (uint32_t k = 0; op->is_tensor && tma_part(&w->cta->boxes[op->copy], op, k, &part); k++)
-        if (part.bytes && !defined_landed(w, &part))
+    for (uint32_t k = 0; op->is_tensor != 0 && tma_part(&w->cta->boxes[op->copy], op, k, &part); ++k) {
+        if (part.bytes != 0 && !defined_landed(w, &part)) {
             return false;
-    if (op->is_tensor)
+        }
+    }
+    if (op->is_tensor != 0) {
         return true;
+    }
     const struct at shared = locate_shared(d, op->shared);
     struct at global;
     switch (op->kind) {
     case ASYNC_LOAD:
         copy_plane(d, w, op->lane, &shared, locate_global(w->worker, op->global, &global) ? &global : NULL, op->bytes);
-        if (op->op)
+        if (op->op != 0) {
             round_plane(d, w, op, &shared);
+        }
         return true;
     case ASYNC_STORE:
     case ASYNC_REDUCE:
@@ -447,26 +483,30 @@ static void move_registers(struct defined *d, struct warp *w, const struct routi
     struct at at = locate_local(d, w, lane, place);
     const uint32_t bit = 1u << lane;
     for (uint32_t slot = r->first; slot < r->end; slot += 128) {
-        const uint32_t bytes = r->wide[slot / 128] ? 8 : 4, row = slot / 128;
+        const uint32_t bytes = r->wide[slot / 128] != 0 ? 8 : 4, row = slot / 128;
         const uint64_t bits = ~read_plane(&at, 8);
-        if (restore && bits && !(read_origin(&at, 0) & 1u))
+        if (restore && bits != 0 && (read_origin(&at, 0) & 1u) == 0) {
             u->some[row] |= bit, u->whole[row] |= bit;
-        else if (restore)
+        } else if (restore) {
             set_bits(u, slot, lane, bytes, bits & ones(bytes), read_origin(&at, 0) >> 4);
-        else
+        } else {
             put(d, w, lane, &at, 8, bits_of(u, slot, lane, bytes),
-                u->whole[row] & bit ? 0 : u->birth[row * WARP + lane]);
-        if (!restore && u->whole[row] & bit)
+                (u->whole[row] & bit) != 0 ? 0 : u->birth[row * WARP + lane]);
+        }
+        if (!restore && (u->whole[row] & bit) != 0) {
             write_origin(&at, 0, 0);
+        }
         at = behind(&at, 8);
-        if (bytes == 8)
+        if (bytes == 8) {
             slot += 128, at = behind(&at, 8);
+        }
     }
-    for (uint32_t k = r->first_predicate; k < r->end_predicate; k++, at = behind(&at, 1)) {
-        if (restore)
-            u->predicate[k] = (u->predicate[k] & ~bit) | (read_plane(&at, 1) ? 0 : bit);
-        else
-            write_plane(&at, 1, u->predicate[k] & bit ? 0 : 255);
+    for (uint32_t k = r->first_predicate; k < r->end_predicate; ++k, at = behind(&at, 1)) {
+        if (restore) {
+            u->predicate[k] = (u->predicate[k] & ~bit) | (read_plane(&at, 1) != 0 ? 0 : bit);
+        } else {
+            write_plane(&at, 1, (u->predicate[k] & bit) != 0 ? 0 : 255);
+        }
     }
 }
 
@@ -474,9 +514,10 @@ static void move_registers(struct defined *d, struct warp *w, const struct routi
 static void begin(struct defined *d, struct warp *w, const struct routine *r, uint32_t lane) {
     struct defined_warp *u = &d->warp[w->index];
     const uint32_t bit = 1u << lane, base = w->frame[lane];
-    for (uint32_t row = r->first / 128; row < r->end / 128; row++)
+    for (uint32_t row = r->first / 128; row < r->end / 128; ++row) {
         u->some[row] |= bit, u->whole[row] |= bit;
-    for (uint32_t k = r->first_predicate; k < r->end_predicate; k++) {
+    }
+    for (uint32_t k = r->first_predicate; k < r->end_predicate; ++k) {
         u->predicate[k] |= bit;
         u->predicate_birth[k * WARP + lane] = 0;
     }
@@ -491,14 +532,16 @@ enum step defined_called(struct defined *d, const struct event *e) {
     struct warp *w = e->warp;
     const struct CUfunc_st *f = w->function;
     const struct call_site *site = e->inst->more;
-    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const struct call *c = &w->calls[(w->depth[lane] - 1) * WARP + lane];
         const struct routine *callee = site->callee;
-        if (site->caller && site->caller->is_recursive)
+        if (site->caller != NULL && site->caller->is_recursive) {
             move_registers(d, w, site->caller, lane, c->frame + site->caller->frame_bytes, false);
-        if (!callee)
+        }
+        if (callee == NULL) {
             callee = f->routines[(d->address[lane] ^ CODE_WINDOW) / 16];
+        }
         begin(d, w, callee, lane);
     }
     return STEP_NEXT;
@@ -507,12 +550,13 @@ enum step defined_called(struct defined *d, const struct event *e) {
 /* Lanes have come back from functions. */
 enum step defined_returned(struct defined *d, const struct event *e) {
     struct warp *w = e->warp;
-    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const struct call *c = &w->calls[w->depth[lane] * WARP + lane];
         const struct routine *caller = c->site->caller;
-        if (caller && caller->is_recursive)
+        if (caller != NULL && caller->is_recursive) {
             move_registers(d, w, caller, lane, c->frame + caller->frame_bytes, true);
+        }
     }
     return STEP_NEXT;
 }

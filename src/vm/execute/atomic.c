@@ -140,19 +140,21 @@ static uint64_t read_lane(const struct warp *w, uint32_t slot, uint32_t size, ui
 }
 
 static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t lane, uint64_t value) {
-    if (slot == UINT32_MAX)
+    if (slot == UINT32_MAX) {
         return;
-    if (size == 8)
+    }
+    if (size == 8) {
         ((uint64_t *)destination(w, slot))[lane] = value;
-    else
+    } else {
         ((uint32_t *)destination(w, slot))[lane] = (uint32_t)value;
+    }
 }
 
 /* What an atomic operation was to the other CTAs: a change, or one more poll. */
 static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool changes,
                         int is_shared, bool returns) {
     if (changes) {
-        w->worker->changes += !is_shared;
+        w->worker->changes += is_shared == 0;
         return STEP_NEXT;
     }
     return returns && poll_note(w, place, mask, bytes, is_shared) ? STEP_YIELD : STEP_NEXT;
@@ -166,19 +168,21 @@ enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t *const d = destination(w, slots[0]);
     uint8_t *place[WARP];
     bool changes = false, is_shared = false;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         enum space found = SPACE_GLOBAL;
         uint8_t *const at = memory_any(w, (enum space)i->space, address_lane(w, i, lane), 16, 16, lane, 1, &found);
         uint64_t old[2];
-        if (!at)
+        if (at == NULL) {
             return STEP_FAULT;
+        }
         const uint64_t expected[2] = {v[lane], v[WARP + lane]}, next[2] = {u[lane], u[WARP + lane]};
-        if (w->cta->shadow && !check_atomic(w, i, at, 16, lane))
+        if (w->cta->shadow != NULL && !check_atomic(w, i, at, 16, lane)) {
             return STEP_FAULT;
+        }
         mutex_lock(&lock);
         memcpy(old, at, sizeof old);
-        if (i->kind != ATOMIC_CAS || !memcmp(old, expected, sizeof old)) {
+        if (i->kind != ATOMIC_CAS || memcmp(old, expected, sizeof old) == 0) {
             changes |= memcmp(old, next, sizeof next) != 0;
             memcpy(at, next, sizeof next);
         }
@@ -195,10 +199,12 @@ enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
 /* Does memory hold another value than that? Others may change it at this moment. */
 static bool differs(const void *at, const void *value, uint32_t bytes) {
 #if defined(__GNUC__)
-    if (bytes == 4)
+    if (bytes == 4) {
         return __atomic_load_n((const uint32_t *)at, __ATOMIC_RELAXED) != *(const uint32_t *)value;
-    if (bytes == 8)
+    }
+    if (bytes == 8) {
         return __atomic_load_n((const uint64_t *)at, __ATOMIC_RELAXED) != *(const uint64_t *)value;
+    }
 #endif
     return memcmp(at, value, bytes) != 0;
 }
@@ -209,27 +215,31 @@ enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
     atomic_function *function = atomic_find((enum atomic_op)i->kind, (enum type)i->spare);
     uint8_t *place[WARP];
     bool changes = false, is_shared = false;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         enum space found = SPACE_GLOBAL;
         uint8_t *at = memory_any(w, (enum space)i->space, address_lane(w, i, lane), bytes, bytes, lane, 1, &found);
-        if (!at)
+        if (at == NULL) {
             return STEP_FAULT;
-        if (w->cta->shadow && !check_atomic(w, i, at, bytes, lane))
+        }
+        if (w->cta->shadow != NULL && !check_atomic(w, i, at, bytes, lane)) {
             return STEP_FAULT;
+        }
         const uint64_t u = i->kind == ATOMIC_CAS ? read_lane(w, i->c, i->size, lane) : 0;
         atomic_function *run = function;
-        if (found == SPACE_SHARED)
+        if (found == SPACE_SHARED) {
             run = function == add_f32 ? add_f32_subnormal : function == add_f64 ? add_f64_shared : function;
+        }
         uint64_t old[8];
-        for (uint32_t k = 0; k < i->count; k++) {
+        for (uint32_t k = 0; k < i->count; ++k) {
             old[k] = run(at + k * i->size, read_lane(w, slots[8 + k], i->size, lane), u);
             changes |= differs(at + k * i->size, &old[k], i->size);
         }
         place[lane] = at;
         is_shared = found == SPACE_SHARED;
-        for (uint32_t k = 0; k < i->count; k++)
+        for (uint32_t k = 0; k < i->count; ++k) {
             write_lane(w, slots[k], i->size, lane, old[k]);
+        }
         w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += bytes;
     }
     return settle(w, place, mask, bytes, changes, is_shared, slots[0] != UINT32_MAX);

@@ -1,6 +1,7 @@
 /* The tables of handlers for the widest vectors that this CPU has and PYSM120_VM_ISA (base, v3, v4) permits. */
-#include "vm/execute/lanes.h"
 #include <stdlib.h>
+
+#include "vm/execute/lanes.h"
 
 static handler *const *lanes = lanes_base;
 static handler *const *accesses = access_base;
@@ -10,7 +11,7 @@ static struct once chosen = ONCE_INITIALIZER;
 static void choose(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     const char *const limit = getenv("PYSM120_VM_ISA");
-    const bool base = limit && !strcmp(limit, "base"), v3 = limit && !strcmp(limit, "v3");
+    const bool base = limit != NULL && strcmp(limit, "base") == 0, v3 = limit != NULL && strcmp(limit, "v3") == 0;
     __builtin_cpu_init();
     if (!base && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
         __builtin_cpu_supports("bmi2")) {

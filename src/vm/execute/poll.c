@@ -1,9 +1,10 @@
 /* Polls: reads that a lane repeats until another warp or CTA answers. A strong read (volatile, relaxed, acquire) or an
  * atomic operation without effect counts when the same instruction has met the same value at the same place again and
  * again while its CTA wrote nothing. Nothing here depends on what an address is, so that a seed fixes the run. */
-#include "vm/machine/vm.h"
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "vm/machine/vm.h"
 
 enum { PATIENCE = 4, ENOUGH = 16, QUIET = 64, WAYS = 2 };
 
@@ -22,9 +23,11 @@ uint64_t poll_changes(const struct worker *worker) {
 /* Everything that a CTA which waits by loads alone does not do. */
 static uint64_t work_of(const struct worker *worker) {
     uint64_t work = worker->tensor_flops;
-    for (uint32_t k = 0; k < TRAFFIC_COUNT; k++)
-        if (k != TRAFFIC_LD_GLOBAL && k != TRAFFIC_LD_LOCAL && k != TRAFFIC_ST_LOCAL)
+    for (uint32_t k = 0; k < TRAFFIC_COUNT; ++k) {
+        if (k != TRAFFIC_LD_GLOBAL && k != TRAFFIC_LD_LOCAL && k != TRAFFIC_ST_LOCAL) {
             work += worker->bytes[k];
+        }
+    }
     return work;
 }
 
@@ -48,7 +51,7 @@ static struct poll *polls_of(const struct warp *w, uint32_t lane) {
 static uint32_t note(struct poll *p, const uint8_t *place, uint32_t bytes, uint32_t pc, uint64_t changes) {
     const uint64_t value = value_at(place, bytes);
     const uint32_t k = p[0].pc == pc && p[0].place == place ? 0 : 1;
-    if (k && !(p[1].pc == pc && p[1].place == place)) {
+    if (k != 0 && !(p[1].pc == pc && p[1].place == place)) {
         p[1] = p[0];
         p[0] = (struct poll){place, value, changes, pc, 0, bytes};
         return 0;
@@ -63,24 +66,27 @@ static uint32_t note(struct poll *p, const uint8_t *place, uint32_t bytes, uint3
 bool poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared) {
     struct cta *cta = w->cta;
     const uint64_t changes = poll_changes(w->worker) - cta->changes_base;
-    if (!cta->polls && !(cta->polls = calloc(MAX_WARPS * WARP * WAYS, sizeof *cta->polls)))
+    if (cta->polls == NULL && (cta->polls = calloc(MAX_WARPS * WARP * WAYS, sizeof *cta->polls)) == NULL) {
         return false;
+    }
     bool all = true;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         all &= note(polls_of(w, lane), place[lane], bytes, w->pc, changes) >= PATIENCE;
     }
-    if (!all)
+    if (!all) {
         return false;
-    cta->polled++;
-    cta->waits_outside |= !is_shared;
+    }
+    ++cta->polled;
+    cta->waits_outside |= is_shared == 0;
     return true;
 }
 
 /* Forget everything at the start of a CTA. */
 void poll_start(struct cta *cta) {
-    if (cta->polls)
+    if (cta->polls != NULL) {
         memset(cta->polls, 0, MAX_WARPS * WARP * WAYS * sizeof *cta->polls);
+    }
     cta->changes = cta->work = cta->slice_start = cta->slice_changes = cta->slice_work = 0;
     cta->polled = cta->quiet_slices = 0;
 }
@@ -115,20 +121,22 @@ bool poll_is_all(struct cta *cta, const struct worker *worker) {
 void poll_watch(struct cta *cta) {
     enum { MOST = sizeof cta->watched / sizeof *cta->watched };
     cta->watches = 0;
-    for (uint32_t k = 0; cta->polls && k < cta->warps * WARP * WAYS && cta->watches < MOST; k++) {
+    for (uint32_t k = 0; cta->polls != NULL && k < cta->warps * WARP * WAYS && cta->watches < MOST; ++k) {
         struct poll *p = &cta->polls[k];
-        const struct poll *last = cta->watches ? cta->watched[cta->watches - 1] : NULL;
-        if (p->repeats >= PATIENCE && !(last && last->place == p->place && last->value == p->value))
+        const struct poll *last = cta->watches != 0 ? cta->watched[cta->watches - 1] : NULL;
+        if (p->repeats >= PATIENCE && !(last != NULL && last->place == p->place && last->value == p->value)) {
             cta->watched[cta->watches++] = p;
+        }
     }
 }
 
 /* Has something changed that it polled? Each change counts once. */
 bool poll_has_answer(const struct cta *cta) {
-    for (uint32_t k = 0; k < cta->watches; k++) {
+    for (uint32_t k = 0; k < cta->watches; ++k) {
         struct poll *p = cta->watched[k];
-        if (p->repeats < PATIENCE || value_at(p->place, p->bytes) == p->value)
+        if (p->repeats < PATIENCE || value_at(p->place, p->bytes) == p->value) {
             continue;
+        }
         p->repeats = 0;
         return true;
     }
@@ -138,14 +146,17 @@ bool poll_has_answer(const struct cta *cta) {
 /* What lanes of a warp poll, for a report; 0 if nothing. */
 int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes) {
     const struct poll *longest = NULL;
-    for (uint32_t rest = w->cta->polls ? mask : 0; rest; rest &= rest - 1)
-        for (uint32_t k = 0; k < WAYS; k++) {
+    for (uint32_t rest = w->cta->polls != NULL ? mask : 0; rest != 0; rest &= rest - 1) {
+        for (uint32_t k = 0; k < WAYS; ++k) {
             const struct poll *p = polls_of(w, lowest_bit(rest)) + k;
-            if (p->repeats >= PATIENCE && (!longest || p->repeats > longest->repeats))
+            if (p->repeats >= PATIENCE && (longest == NULL || p->repeats > longest->repeats)) {
                 longest = p;
+            }
         }
-    if (!longest)
+    }
+    if (longest == NULL) {
         return 0;
+    }
     const struct place *at = &w->function->places[longest->pc];
     const uint64_t offset = (uintptr_t)longest->place - (uintptr_t)w->cta->shared;
     const bool is_shared = offset < w->cta->shared_bytes;

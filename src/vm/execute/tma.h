@@ -2,9 +2,8 @@
 #ifndef SM120_VM_TMA_H
 #define SM120_VM_TMA_H
 
-#include "vm/machine/vm.h"
-
 #include "driver/tensor_map_rules.h"
+#include "vm/machine/vm.h"
 
 /* ---- tma_map.c: the 128 bytes ---- */
 

@@ -1,5 +1,8 @@
 /* The CUDA driver API above the virtual SM120. Streams run their work as it is given to them, so that everything is in
  * order and nothing is ever pending. */
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "driver/registry.h"
 #include "platform/at_fork.h"
 #include "platform/clock.h"
@@ -8,8 +11,6 @@
 #include "vm/machine/environment.h"
 #include "vm/observe/profile.h"
 #include "vm/observe/trace.h"
-#include <stdio.h>
-#include <stdlib.h>
 
 enum { MAX_DEVICES = 16, STACK = 16 };
 
@@ -104,14 +105,14 @@ static CUresult check_environment(void) {
     uint64_t number;
     int width;
     CUresult r = read_device_count(&number);
-    r = r ? r : read_memory_limit(&number);
-    r = r ? r : read_capability(&number);
-    return r ? r : environment_word("PYSM120_VM_ISA", widths, 2, &width);
+    r = r != CUDA_SUCCESS ? r : read_memory_limit(&number);
+    r = r != CUDA_SUCCESS ? r : read_capability(&number);
+    return r != CUDA_SUCCESS ? r : environment_word("PYSM120_VM_ISA", widths, 2, &width);
 }
 
 /* The device of the current context, or NULL. */
 static struct device *current(void) {
-    return depth ? &stack[depth - 1]->device : NULL;
+    return depth != 0 ? &stack[depth - 1]->device : NULL;
 }
 
 static CUresult no_context(void) {
@@ -125,62 +126,71 @@ static CUresult null_argument(const char *name) {
 /* ---- library and devices ------------------------------------------------------------------------------------- */
 
 static CUresult virtual_cuInit(unsigned flags) {
-    return flags ? fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, expected 0", flags) : CUDA_SUCCESS;
+    return flags != 0 ? fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, expected 0", flags) : CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuDriverGetVersion(int *version) {
-    if (!version)
+    if (version == NULL) {
         return null_argument("version");
+    }
     *version = 13000;
     return CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuGetErrorName(CUresult error, const char **name) {
-    for (size_t k = 0; name && k < sizeof errors / sizeof *errors; k++)
+    for (size_t k = 0; name != NULL && k < sizeof errors / sizeof *errors; ++k) {
         if (errors[k].code == error) {
             *name = errors[k].name;
             return CUDA_SUCCESS;
         }
+    }
     return CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult virtual_cuGetErrorString(CUresult error, const char **text) {
-    for (size_t k = 0; text && k < sizeof errors / sizeof *errors; k++)
+    for (size_t k = 0; text != NULL && k < sizeof errors / sizeof *errors; ++k) {
         if (errors[k].code == error) {
             *text = errors[k].text;
             return CUDA_SUCCESS;
         }
+    }
     return CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult virtual_cuDeviceGetCount(int *count) {
-    if (!count)
+    if (count == NULL) {
         return null_argument("count");
+    }
     *count = device_count();
     return check_environment();
 }
 
 static CUresult check_device(CUdevice device) {
-    if (device < 0 || device >= device_count())
+    if (device < 0 || device >= device_count()) {
         return fault_set(CUDA_ERROR_INVALID_DEVICE, "device %d of %d", device, device_count());
+    }
     return CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuDeviceGet(CUdevice *device, int ordinal) {
-    if (!device)
+    if (device == NULL) {
         return null_argument("device");
+    }
     const CUresult r = check_device(ordinal);
-    if (!r)
+    if (r == CUDA_SUCCESS) {
         *device = ordinal;
+    }
     return r;
 }
 
 static CUresult virtual_cuDeviceGetName(char *name, int bytes, CUdevice device) {
     const CUresult r = check_device(device);
-    if (r)
+    if (r != CUDA_SUCCESS) {
         return r;
-    if (!name || bytes < 1)
+    }
+    if (name == NULL || bytes < 1) {
         return null_argument("name");
+    }
     const int major = capability();
     snprintf(name, (size_t)bytes, major == 12 ? "virtual SM120" : "virtual SM120 as sm_%d0", major);
     return CUDA_SUCCESS;
@@ -200,13 +210,15 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
                             {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
                             {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, MAX_SHARED}};
     const CUresult r = check_device(device);
-    if (r)
+    if (r != CUDA_SUCCESS) {
         return r;
-    for (size_t k = 0; value && k < sizeof table / sizeof *table; k++)
+    }
+    for (size_t k = 0; value != NULL && k < sizeof table / sizeof *table; ++k) {
         if (table[k][0] == (int)attribute) {
             *value = table[k][1];
             return CUDA_SUCCESS;
         }
+    }
     return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
 }
 
@@ -219,10 +231,12 @@ static size_t device_memory(void) {
 
 static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device) {
     const CUresult r = check_device(device);
-    if (r)
+    if (r != CUDA_SUCCESS) {
         return r;
-    if (!bytes)
+    }
+    if (bytes == NULL) {
         return null_argument("bytes");
+    }
     *bytes = device_memory();
     return CUDA_SUCCESS;
 }
@@ -231,12 +245,13 @@ static CUresult virtual_cuDeviceTotalMem(size_t *bytes, CUdevice device) {
 
 static void before_fork(void) {
     mutex_lock(&contexts_lock);
-    for (int k = 0; k < MAX_DEVICES; k++)
-        if (contexts[k].made) {
+    for (int k = 0; k < MAX_DEVICES; ++k) {
+        if (contexts[k].made != 0) {
             mutex_lock(&contexts[k].device.module_lock);
             memory_lock_all(&contexts[k].device);
             mutex_lock(&contexts[k].device.counter_lock);
         }
+    }
     mutex_lock(&handles_lock);
     counters_lock();
     launch_lock();
@@ -246,12 +261,13 @@ static void after_fork(bool is_child) {
     launch_unlock(is_child);
     counters_unlock();
     mutex_unlock(&handles_lock);
-    for (int k = 0; k < MAX_DEVICES; k++)
-        if (contexts[k].made) {
+    for (int k = 0; k < MAX_DEVICES; ++k) {
+        if (contexts[k].made != 0) {
             mutex_unlock(&contexts[k].device.counter_lock);
             memory_unlock_all(&contexts[k].device, is_child);
             mutex_unlock(&contexts[k].device.module_lock);
         }
+    }
     mutex_unlock(&contexts_lock);
 }
 
@@ -268,8 +284,9 @@ static void watch_forks(void) {
 }
 
 static CUresult virtual_counters_reset(CUcontext context) {
-    if (!context)
+    if (context == NULL) {
         return null_argument("context");
+    }
     struct device *device = &context->device;
     mutex_lock(&device->counter_lock);
     memset(device->opcode_count, 0, sizeof device->opcode_count);
@@ -281,22 +298,24 @@ static CUresult virtual_counters_reset(CUcontext context) {
 
 static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CUresult r = check_device(device);
-    if (r)
+    if (r != CUDA_SUCCESS) {
         return r;
-    if (!context)
+    }
+    if (context == NULL) {
         return null_argument("context");
+    }
     static struct once once = ONCE_INITIALIZER;
     once_run(&once, watch_forks);
     mutex_lock(&contexts_lock);
     struct CUctx_st *c = &contexts[device];
-    if (!c->made) {
+    if (c->made == 0) {
         memory_open(&c->device);
         mutex_init(&c->device.counter_lock);
         mutex_init(&c->device.module_lock);
         c->device.ordinal = device;
         c->made = 1;
     }
-    if (!c->retained++) {
+    if (c->retained++ == 0) {
         c->device.limit = device_memory();
         virtual_counters_reset(c);
     }
@@ -307,20 +326,22 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
 
 static void free_module(struct CUmod_st *m) {
     struct device *device = m->module.device;
-    for (uint32_t k = 0; k < m->module.variable_count; k++)
+    for (uint32_t k = 0; k < m->module.variable_count; ++k) {
         memory_free(device, m->module.variables[k].address, 2);
+    }
     arena_free(&m->module.arena);
     free(m);
 }
 
 static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device) {
     const CUresult r = check_device(device);
-    if (r)
+    if (r != CUDA_SUCCESS) {
         return r;
+    }
     mutex_lock(&contexts_lock);
     struct CUctx_st *c = &contexts[device];
-    if (c->retained && --c->retained == 0) {
-        while (c->device.modules) {
+    if (c->retained != 0 && --c->retained == 0) {
+        while (c->device.modules != NULL) {
             struct CUmod_st *m = (struct CUmod_st *)(void *)c->device.modules;
             c->device.modules = m->module.next;
             free_module(m);
@@ -333,25 +354,29 @@ static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device) {
 }
 
 static CUresult virtual_cuCtxPushCurrent(CUcontext context) {
-    if (!context)
+    if (context == NULL) {
         return null_argument("context");
-    if (depth == STACK)
+    }
+    if (depth == STACK) {
         return fault_set(CUDA_ERROR_INVALID_CONTEXT, "more than %d contexts pushed", STACK);
+    }
     stack[depth++] = context;
     return CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuCtxPopCurrent(CUcontext *context) {
-    if (!depth)
+    if (depth == 0) {
         return no_context();
-    depth--;
-    if (context)
+    }
+    --depth;
+    if (context != NULL) {
         *context = stack[depth];
+    }
     return CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuCtxSynchronize(void) {
-    return depth ? CUDA_SUCCESS : no_context();
+    return depth != 0 ? CUDA_SUCCESS : no_context();
 }
 
 /* ---- streams and events -------------------------------------------------------------------------------------- */
@@ -360,8 +385,9 @@ static CUresult virtual_cuCtxSynchronize(void) {
 static CUresult handle_check(const void *handle, enum handle kind) {
     const uint64_t key = (uint64_t)(uintptr_t)handle;
     const struct record *record = registry_find(&handles, key);
-    if (handle && record && record->key == key && record->bytes == kind)
+    if (handle != NULL && record != NULL && record->key == key && record->bytes == kind) {
         return CUDA_SUCCESS;
+    }
     return fault_set(CUDA_ERROR_INVALID_HANDLE, "%p is no %s: it was destroyed, or it was never one", handle,
                      kind == HANDLE_STREAM ? "stream" : "event");
 }
@@ -370,8 +396,9 @@ static CUresult handle_check(const void *handle, enum handle kind) {
 static CUresult stream_check(CUstream stream) {
     enum { LEGACY = 1, PER_THREAD = 2 };
     const uintptr_t value = (uintptr_t)stream;
-    if (!value || value == LEGACY || value == PER_THREAD)
+    if (value == 0 || value == LEGACY || value == PER_THREAD) {
         return CUDA_SUCCESS;
+    }
     mutex_lock(&handles_lock);
     const CUresult r = handle_check(stream, HANDLE_STREAM);
     mutex_unlock(&handles_lock);
@@ -382,12 +409,14 @@ static CUresult stream_check(CUstream stream) {
 static CUresult handle_create(void **handle, size_t bytes, enum handle kind) {
     *handle = calloc(1, bytes);
     mutex_lock(&handles_lock);
-    const bool made = *handle && registry_reserve(&handles);
-    if (made)
+    const bool made = *handle != NULL && registry_reserve(&handles);
+    if (made) {
         registry_add(&handles, (struct record){(uint64_t)(uintptr_t)*handle, kind});
+    }
     mutex_unlock(&handles_lock);
-    if (made)
+    if (made) {
         return CUDA_SUCCESS;
+    }
     free(*handle);
     *handle = NULL;
     return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
@@ -397,24 +426,27 @@ static CUresult handle_destroy(void *handle, enum handle kind) {
     struct record record;
     mutex_lock(&handles_lock);
     const CUresult r = handle_check(handle, kind);
-    if (!r && registry_remove(&handles, (uint64_t)(uintptr_t)handle, &record)) {
+    if (r == CUDA_SUCCESS && registry_remove(&handles, (uint64_t)(uintptr_t)handle, &record)) {
         registry_cancel(&handles);
         free(handle);
     }
-    if (!handles.count) /* so that nothing is left when all devices are closed */
+    if (handles.count == 0) { /* so that nothing is left when all devices are closed */
         registry_free(&handles);
+    }
     mutex_unlock(&handles_lock);
     return r;
 }
 
 static CUresult virtual_cuStreamCreate(CUstream *stream, unsigned flags) {
     void *made = NULL;
-    if (!stream || flags > 1)
+    if (stream == NULL || flags > 1) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "stream must be given, and flags be 0 or 1");
-    const CUresult r = depth ? handle_create(&made, sizeof **stream, HANDLE_STREAM) : no_context();
+    }
+    const CUresult r = depth != 0 ? handle_create(&made, sizeof **stream, HANDLE_STREAM) : no_context();
     *stream = made;
-    if (!r)
+    if (r == CUDA_SUCCESS) {
         (*stream)->device = current();
+    }
     return r;
 }
 
@@ -423,7 +455,7 @@ static CUresult virtual_cuStreamDestroy(CUstream stream) {
 }
 
 static CUresult virtual_cuStreamSynchronize(CUstream stream) {
-    return depth ? stream_check(stream) : no_context();
+    return depth != 0 ? stream_check(stream) : no_context();
 }
 
 static CUresult virtual_cuEventSynchronize(CUevent event) {
@@ -434,17 +466,19 @@ static CUresult virtual_cuEventSynchronize(CUevent event) {
 }
 
 static CUresult virtual_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-    if (flags)
+    if (flags != 0) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, expected 0", flags);
+    }
     const CUresult r = stream_check(stream);
-    return r ? r : virtual_cuEventSynchronize(event);
+    return r != CUDA_SUCCESS ? r : virtual_cuEventSynchronize(event);
 }
 
 static CUresult virtual_cuEventCreate(CUevent *event, unsigned flags) {
     void *made = NULL;
     (void)flags;
-    if (!event)
+    if (event == NULL) {
         return null_argument("event");
+    }
     const CUresult r = handle_create(&made, sizeof **event, HANDLE_EVENT);
     *event = made;
     return r;
@@ -457,8 +491,8 @@ static CUresult virtual_cuEventDestroy(CUevent event) {
 static CUresult virtual_cuEventRecord(CUevent event, CUstream stream) {
     CUresult r = stream_check(stream);
     mutex_lock(&handles_lock);
-    r = r ? r : handle_check(event, HANDLE_EVENT);
-    if (!r) {
+    r = r != CUDA_SUCCESS ? r : handle_check(event, HANDLE_EVENT);
+    if (r == CUDA_SUCCESS) {
         event->time = clock_steady();
         event->recorded = true;
     }
@@ -467,15 +501,18 @@ static CUresult virtual_cuEventRecord(CUevent event, CUstream stream) {
 }
 
 static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
-    if (!milliseconds)
+    if (milliseconds == NULL) {
         return null_argument("milliseconds");
+    }
     mutex_lock(&handles_lock);
     CUresult r = handle_check(start, HANDLE_EVENT);
-    r = r ? r : handle_check(end, HANDLE_EVENT);
-    if (!r && (!start->recorded || !end->recorded))
+    r = r != CUDA_SUCCESS ? r : handle_check(end, HANDLE_EVENT);
+    if (r == CUDA_SUCCESS && (!start->recorded || !end->recorded)) {
         r = fault_set(CUDA_ERROR_INVALID_HANDLE, "both events must have been recorded");
-    if (!r)
+    }
+    if (r == CUDA_SUCCESS) {
         *milliseconds = (float)((double)(int64_t)(end->time - start->time) * 1e-6);
+    }
     mutex_unlock(&handles_lock);
     return r;
 }
@@ -483,26 +520,31 @@ static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, C
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
 static CUresult virtual_cuMemAlloc(CUdeviceptr *address, size_t bytes) {
-    if (!address)
+    if (address == NULL) {
         return null_argument("address");
-    return depth ? memory_alloc(current(), bytes, 0, address) : no_context();
+    }
+    return depth != 0 ? memory_alloc(current(), bytes, 0, address) : no_context();
 }
 
 static CUresult virtual_cuMemFree(CUdeviceptr address) {
-    if (!depth)
+    if (depth == 0) {
         return no_context();
-    return address ? memory_free(current(), address, 0) : CUDA_SUCCESS;
+    }
+    return address != 0 ? memory_free(current(), address, 0) : CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags) {
     uint64_t address = 0;
-    if (!host)
+    if (host == NULL) {
         return null_argument("host");
-    if (flags > 7)
+    }
+    if (flags > 7) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u", flags);
-    const CUresult r = depth ? memory_alloc(current(), bytes, 1, &address) : no_context();
-    if (!r)
+    }
+    const CUresult r = depth != 0 ? memory_alloc(current(), bytes, 1, &address) : no_context();
+    if (r == CUDA_SUCCESS) {
         *host = (void *)(uintptr_t)address;
+    }
     return r;
 }
 
@@ -517,77 +559,94 @@ static CUresult copy_end(CUresult result) {
 }
 
 static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *host, unsigned flags) {
-    if (!address || !host || flags)
+    if (address == NULL || host == NULL || flags != 0) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "address and host must be given, and flags be 0");
-    if (!depth)
+    }
+    if (depth == 0) {
         return no_context();
+    }
     copy_begin();
     const CUresult r = memory_check_range(current(), (uint64_t)(uintptr_t)host, 1, "host");
-    if (!r)
+    if (r == CUDA_SUCCESS) {
         *address = (uint64_t)(uintptr_t)host;
+    }
     return copy_end(r);
 }
 
 static CUresult virtual_cuMemFreeHost(void *host) {
-    if (!depth)
+    if (depth == 0) {
         return no_context();
-    return host ? memory_free(current(), (uint64_t)(uintptr_t)host, 1) : CUDA_SUCCESS;
+    }
+    return host != NULL ? memory_free(current(), (uint64_t)(uintptr_t)host, 1) : CUDA_SUCCESS;
 }
 
 /* The copies hold the lock until they are done, so that no other thread frees what they touch. */
 static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
-    const CUresult wrong = depth ? stream_check(stream) : no_context();
-    if (wrong || !bytes)
+    const CUresult wrong = depth != 0 ? stream_check(stream) : no_context();
+    if (wrong != CUDA_SUCCESS || bytes == 0) {
         return wrong;
-    if (!from)
+    }
+    if (from == NULL) {
         return null_argument("from");
+    }
     copy_begin();
     const CUresult r = memory_check_range(current(), to, bytes, "to");
-    if (!r)
+    if (r == CUDA_SUCCESS) {
         memmove((void *)(uintptr_t)to, from, bytes);
-    if (!r)
+    }
+    if (r == CUDA_SUCCESS) {
         shade_written(current(), to, bytes);
+    }
     return copy_end(r);
 }
 
 static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    const CUresult wrong = depth ? stream_check(stream) : no_context();
-    if (wrong || !bytes)
+    const CUresult wrong = depth != 0 ? stream_check(stream) : no_context();
+    if (wrong != CUDA_SUCCESS || bytes == 0) {
         return wrong;
-    if (!to)
+    }
+    if (to == NULL) {
         return null_argument("to");
+    }
     copy_begin();
     CUresult r = memory_check_range(current(), from, bytes, "from");
-    r = r ? r : shade_read(current(), from, bytes);
-    if (!r)
+    r = r != CUDA_SUCCESS ? r : shade_read(current(), from, bytes);
+    if (r == CUDA_SUCCESS) {
         memmove(to, (const void *)(uintptr_t)from, bytes);
+    }
     return copy_end(r);
 }
 
 static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    const CUresult wrong = depth ? stream_check(stream) : no_context();
-    if (wrong || !bytes)
+    const CUresult wrong = depth != 0 ? stream_check(stream) : no_context();
+    if (wrong != CUDA_SUCCESS || bytes == 0) {
         return wrong;
+    }
     copy_begin();
     CUresult r = memory_check_range(current(), to, bytes, "to");
-    r = r ? r : memory_check_range(current(), from, bytes, "from");
-    if (!r)
+    r = r != CUDA_SUCCESS ? r : memory_check_range(current(), from, bytes, "from");
+    if (r == CUDA_SUCCESS) {
         memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
-    if (!r)
+    }
+    if (r == CUDA_SUCCESS) {
         shade_copied(current(), to, from, bytes);
+    }
     return copy_end(r);
 }
 
 static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
-    const CUresult wrong = depth ? stream_check(stream) : no_context();
-    if (wrong || !bytes)
+    const CUresult wrong = depth != 0 ? stream_check(stream) : no_context();
+    if (wrong != CUDA_SUCCESS || bytes == 0) {
         return wrong;
+    }
     copy_begin();
     const CUresult r = memory_check_range(current(), to, bytes, "to");
-    if (!r)
+    if (r == CUDA_SUCCESS) {
         memset((void *)(uintptr_t)to, value, bytes);
-    if (!r)
+    }
+    if (r == CUDA_SUCCESS) {
         shade_written(current(), to, bytes);
+    }
     return copy_end(r);
 }
 
@@ -597,10 +656,13 @@ static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
 static bool is_binary(const void *image) {
     static const unsigned char magics[][4] = {
         {0x7f, 'E', 'L', 'F'}, {0x50, 0xed, 0x55, 0xba}, {0xb1, 0x43, 0x62, 0x46}};
-    for (size_t k = 0; k < 3; k++) /* byte by byte: a text may be shorter than a magic number */
-        for (size_t n = 0; ((const unsigned char *)image)[n] == magics[k][n];)
-            if (++n == 4)
+    for (size_t k = 0; k < 3; ++k) { /* byte by byte: a text may be shorter than a magic number */
+        for (size_t n = 0; ((const unsigned char *)image)[n] == magics[k][n];) {
+            if (++n == 4) {
                 return true;
+            }
+        }
+    }
     return false;
 }
 
@@ -613,13 +675,14 @@ static void virtual_name_text(const char *name) {
 
 /* A module without functions that holds copies of the text and of its name; NULL when memory is used up. */
 static struct CUmod_st *new_module(const char *image, char **text) {
-    const char *const known = text_name ? text_name : "<ptx>";
+    const char *const known = text_name != NULL ? text_name : "<ptx>";
     struct CUmod_st *m = calloc(1, sizeof *m);
-    char *const copy = m ? arena_take(&m->module.arena, strlen(image) + 1) : NULL;
-    char *const name = copy ? arena_take(&m->module.arena, strlen(known) + 1) : NULL;
-    if (!name) {
-        if (m)
+    char *const copy = m != NULL ? arena_take(&m->module.arena, strlen(image) + 1) : NULL;
+    char *const name = copy != NULL ? arena_take(&m->module.arena, strlen(known) + 1) : NULL;
+    if (name == NULL) {
+        if (m != NULL) {
             arena_free(&m->module.arena);
+        }
         free(m);
         return NULL;
     }
@@ -633,26 +696,33 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
                                            void **value) {
     char *log = NULL, *text = NULL;
     size_t log_bytes = 0;
-    if (!module || !image || (options && (!option || !value)))
+    if (module == NULL || image == NULL || (options != 0 && (option == NULL || value == NULL))) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "module, image, or the options are NULL");
-    if (!depth)
-        return no_context();
-    for (unsigned k = 0; k < options; k++) {
-        if (option[k] == CU_JIT_ERROR_LOG_BUFFER)
-            log = value[k];
-        if (option[k] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES)
-            log_bytes = (size_t)(uintptr_t)value[k];
     }
-    if (is_binary(image))
+    if (depth == 0) {
+        return no_context();
+    }
+    for (unsigned k = 0; k < options; ++k) {
+        if (option[k] == CU_JIT_ERROR_LOG_BUFFER) {
+            log = value[k];
+        }
+        if (option[k] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) {
+            log_bytes = (size_t)(uintptr_t)value[k];
+        }
+    }
+    if (is_binary(image)) {
         return fault_set(CUDA_ERROR_NO_BINARY_FOR_GPU, "the virtual SM120 executes PTX, and this is machine code");
+    }
     struct CUmod_st *m = new_module(image, &text);
-    if (!m)
+    if (m == NULL) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    }
     char message[2048];
     const CUresult r = module_parse(&m->module, text, message, sizeof message);
-    if (log && log_bytes)
+    if (log != NULL && log_bytes != 0) {
         snprintf(log, log_bytes, "%s", message);
-    if (r) {
+    }
+    if (r != CUDA_SUCCESS) {
         fault_set(r, "%s", message);
         free_module(m);
         return r;
@@ -660,8 +730,9 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
     struct device *device = current();
     mutex_lock(&device->module_lock);
     m->module.next = device->modules;
-    if (m->module.next)
+    if (m->module.next != NULL) {
         m->module.next->previous = &m->module;
+    }
     device->modules = &m->module;
     mutex_unlock(&device->module_lock);
     *module = m;
@@ -669,41 +740,47 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
 }
 
 static CUresult virtual_cuModuleUnload(CUmodule module) {
-    if (!module)
+    if (module == NULL) {
         return fault_set(CUDA_ERROR_INVALID_HANDLE, "module is NULL");
+    }
     struct device *device = module->module.device;
     mutex_lock(&device->module_lock);
     struct module *m = &module->module;
-    if (m->next)
+    if (m->next != NULL) {
         m->next->previous = m->previous;
-    if (m->previous)
+    }
+    if (m->previous != NULL) {
         m->previous->next = m->next;
-    else
+    } else {
         device->modules = m->next;
+    }
     mutex_unlock(&device->module_lock);
     free_module(module);
     return CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-    if (!function || !module || !name)
+    if (function == NULL || module == NULL || name == NULL) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function, module or name is NULL");
-    for (uint32_t k = 0; k < module->module.function_count; k++)
-        if (!strcmp(module->module.functions[k]->name, name)) {
+    }
+    for (uint32_t k = 0; k < module->module.function_count; ++k) {
+        if (strcmp(module->module.functions[k]->name, name) == 0) {
             *function = module->module.functions[k];
             return CUDA_SUCCESS;
         }
+    }
     return fault_set(CUDA_ERROR_NOT_FOUND, "the module has no entry '%s'", name);
 }
 
 static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
-    if (!value || !function)
+    if (value == NULL || function == NULL) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "value or function is NULL");
-    const uint32_t *most = function->required[0] ? function->required : function->maximum;
+    }
+    const uint32_t *most = function->required[0] != 0 ? function->required : function->maximum;
     const uint64_t threads = (uint64_t)most[0] * most[1] * most[2];
     switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-        *value = threads && threads < 1024 ? (int)threads : 1024;
+        *value = threads != 0 && threads < 1024 ? (int)threads : 1024;
         break;
     case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
         *value = (int)function->static_shared;
@@ -715,7 +792,7 @@ static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attr
         *value = 0;
         break;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-        *value = function->dynamic_limit ? function->dynamic_limit : DEFAULT_SHARED - (int)function->static_shared;
+        *value = function->dynamic_limit != 0 ? function->dynamic_limit : DEFAULT_SHARED - (int)function->static_shared;
         break;
     default:
         return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
@@ -724,32 +801,38 @@ static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attr
 }
 
 static CUresult virtual_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
-    if (!function || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+    if (function == NULL || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d cannot be set", (int)attribute);
-    if (value < 0 || value > MAX_SHARED - (int)function->static_shared)
+    }
+    if (value < 0 || value > MAX_SHARED - (int)function->static_shared) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%d dynamic bytes of shared memory; expected 0 to %d", value,
                          MAX_SHARED - (int)function->static_shared);
+    }
     function->dynamic_limit = value;
     return CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *bytes) {
-    if (!function || !offset)
+    if (function == NULL || offset == NULL) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function or offset is NULL");
-    if (index >= function->parameter_count)
+    }
+    if (index >= function->parameter_count) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "parameter %zu of %u", index, function->parameter_count);
+    }
     *offset = function->parameters[index].offset;
-    if (bytes)
+    if (bytes != NULL) {
         *bytes = function->parameters[index].bytes;
+    }
     return CUDA_SUCCESS;
 }
 
 /* Registers are not allocated here, so threads, shared memory and the number of CTAs limit. */
 static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
                                                                     size_t shared_bytes) {
-    if (!blocks || !function || threads < 1 || threads > 1024)
+    if (blocks == NULL || function == NULL || threads < 1 || threads > 1024) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads",
                          threads);
+    }
     const size_t dynamic = shared_bytes <= MAX_SHARED ? shared_bytes : MAX_SHARED + 1;
     *blocks = (int)launch_occupancy((unsigned)threads, launch_shared(function, (uint32_t)dynamic));
     return CUDA_SUCCESS;
@@ -759,20 +842,26 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
                                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                        CUstream stream, void **arguments, void **extra) {
     const uint32_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
-    if (!function || extra)
+    if (function == NULL || extra != NULL) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function is NULL or extra is not");
+    }
     const CUresult wrong = stream_check(stream);
-    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, false);
+    return wrong != CUDA_SUCCESS
+               ? wrong
+               : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, false);
 }
 
 static CUresult virtual_cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
                                                   unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
                                                   unsigned shared_bytes, CUstream stream, void **arguments) {
     const uint32_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
-    if (!function)
+    if (function == NULL) {
         return null_argument("function");
+    }
     const CUresult wrong = stream_check(stream);
-    return wrong ? wrong : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, true);
+    return wrong != CUDA_SUCCESS
+               ? wrong
+               : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, true);
 }
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
@@ -791,22 +880,28 @@ static CUresult virtual_cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataT
                              .swizzle = (uint32_t)swizzle,
                              .promotion = (uint32_t)promotion,
                              .fill = (uint32_t)fill};
-    if (!depth)
+    if (depth == 0) {
         return no_context();
-    if (!to || (uintptr_t)to % _Alignof(CUtensorMap) || !dims || !box || !steps || (!strides && rank > 1))
+    }
+    if (to == NULL || (uintptr_t)to % _Alignof(CUtensorMap) != 0 || dims == NULL || box == NULL || steps == NULL ||
+        (strides == NULL && rank > 1)) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "dims, strides, box or steps is NULL, or map no multiple of 64");
-    for (uint32_t k = 0; k < rank && k < TENSOR_MAP_RANK; k++) {
+    }
+    for (uint32_t k = 0; k < rank && k < TENSOR_MAP_RANK; ++k) {
         map.dims[k] = dims[k];
         map.box[k] = box[k];
         map.steps[k] = steps[k];
-        if (k + 1 < rank)
+        if (k + 1 < rank) {
             map.strides[k] = strides[k];
+        }
     }
-    if (!tensor_map_check(&map, why, sizeof why))
+    if (!tensor_map_check(&map, why, sizeof why)) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%s", why);
-    if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE)
+    }
+    if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE) {
         return fault_set(CUDA_ERROR_NOT_SUPPORTED, "interleave = %d; the virtual SM120 has no interleaved layouts",
                          (int)interleave);
+    }
     tma_map_pack(to, &map);
     return CUDA_SUCCESS;
 }
@@ -814,15 +909,19 @@ static CUresult virtual_cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataT
 static CUresult virtual_cuTensorMapReplaceAddress(CUtensorMap *map, void *address) {
     char why[256];
     struct tensor_map fields;
-    if (!depth)
+    if (depth == 0) {
         return no_context();
-    if (!map)
+    }
+    if (map == NULL) {
         return null_argument("map");
-    if (!tma_map_unpack(map, &fields, why, sizeof why))
+    }
+    if (!tma_map_unpack(map, &fields, why, sizeof why)) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "map is no tensor map of this device: %s", why);
+    }
     fields.address = (uint64_t)(uintptr_t)address;
-    if (!tensor_map_check(&fields, why, sizeof why))
+    if (!tensor_map_check(&fields, why, sizeof why)) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%s", why);
+    }
     tma_map_pack(map, &fields);
     return CUDA_SUCCESS;
 }
@@ -835,23 +934,26 @@ static const char *virtual_fault(void) {
 
 /* The index-th counter that is not zero. */
 static CUresult virtual_counter(CUcontext context, int index, const char **name, uint64_t *value) {
-    if (!context || !name || !value || index < 0)
+    if (context == NULL || name == NULL || value == NULL || index < 0) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "context, name or value is NULL, or index is below 0");
+    }
     struct device *device = &context->device;
     CUresult r = CUDA_ERROR_NOT_FOUND;
     uint64_t total = 0;
     mutex_lock(&device->counter_lock);
-    for (uint32_t k = 0; k < MAX_COUNTERS; k++)
+    for (uint32_t k = 0; k < MAX_COUNTERS; ++k) {
         total += device->opcode_count[k];
+    }
     const uint32_t all = 2 + MAX_COUNTERS + TRAFFIC_COUNT;
-    for (uint32_t k = 0; k < all; k++) {
+    for (uint32_t k = 0; k < all; ++k) {
         const uint32_t opcode = k - 1, path = k - 2 - MAX_COUNTERS;
         const uint64_t v = k == 0                  ? total
                            : k <= MAX_COUNTERS     ? device->opcode_count[opcode]
                            : k == MAX_COUNTERS + 1 ? device->tensor_flops
                                                    : device->bytes[path];
-        if (!v || index--)
+        if (v == 0 || index-- != 0) {
             continue;
+        }
         *name = k == 0                  ? "instructions"
                 : k <= MAX_COUNTERS     ? counter_name(opcode)
                 : k == MAX_COUNTERS + 1 ? "tensor flops"
@@ -865,33 +967,39 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
 }
 
 static CUresult virtual_variable(CUmodule module, int index, sm120_variable_info *info) {
-    if (!module || !info || index < 0)
+    if (module == NULL || info == NULL || index < 0) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "module or info is NULL, or index is below 0");
-    if ((uint32_t)index >= module->module.variable_count)
+    }
+    if ((uint32_t)index >= module->module.variable_count) {
         return fault_set(CUDA_ERROR_NOT_FOUND, "the module has %u variables", module->module.variable_count);
+    }
     variable_describe(&module->module.variables[index], info);
     return CUDA_SUCCESS;
 }
 
 static CUresult virtual_profile(CUcontext context, int on) {
-    if (!context)
+    if (context == NULL) {
         return null_argument("context");
-    if (on)
+    }
+    if (on != 0) {
         return profile_begin(&context->device);
+    }
     profile_end(&context->device);
     return CUDA_SUCCESS;
 }
 
 static CUresult virtual_profile_read(CUcontext context, int index, sm120_profile_row *row) {
-    if (!context || !row || index < 0)
+    if (context == NULL || row == NULL || index < 0) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "context or row is NULL, or index is below 0");
+    }
     return profile_read(&context->device, index, row);
 }
 
 /* Launches compare the count with that of their start. */
 static CUresult virtual_interrupt(CUcontext context) {
-    if (!context)
+    if (context == NULL) {
         return null_argument("context");
+    }
     atomic_fetch_add(&context->device.interrupts, 1);
     return CUDA_SUCCESS;
 }

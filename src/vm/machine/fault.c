@@ -1,7 +1,8 @@
 /* Faults: values that end a launch, with a text that says where and why. */
-#include "vm/machine/vm.h"
 #include <stdarg.h>
 #include <stdio.h>
+
+#include "vm/machine/vm.h"
 
 static _Thread_local char last[4096];
 
@@ -22,8 +23,9 @@ struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *
     char who[32] = "";
     const struct place *at = &w->function->places[w->pc];
     const struct cta *cta = w->cta;
-    if (lane < WARP)
+    if (lane < WARP) {
         snprintf(who, sizeof who, ", lane %u", lane);
+    }
     snprintf(to.text, sizeof to.text, "%s at %s:%u: %s (CTA %u,%u,%u, warp %u%s)", w->function->name, at->file,
              at->line, message, cta->id[0], cta->id[1], cta->id[2], w->index, who);
     return to;

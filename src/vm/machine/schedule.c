@@ -1,12 +1,13 @@
 /* Which CTA runs next. A thread runs a CTA to its end, unless that only polls: then it makes room for others, as many
  * as the chip would hold at once, and is taken up again when what it polled has changed. At level full one thread runs
  * a few CTAs in turns that the seed chooses. */
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "platform/clock.h"
 #include "vm/check/check.h"
 #include "vm/check/defined.h"
 #include "vm/machine/poison.h"
-#include <stdio.h>
-#include <stdlib.h>
 
 enum { ACTIVE = 4, STATES = 16, GLANCE = 16 };
 /* Warp instructions after which polls without any answer are a deadlock, proven or not. */
@@ -40,12 +41,14 @@ unsigned launch_occupancy(unsigned threads, size_t shared) {
 /* ---- rooms --------------------------------------------------------------------------------------------------- */
 
 void room_free(struct cta *room) {
-    if (!room)
+    if (room == NULL) {
         return;
+    }
     check_free(room->kept_shadow);
     defined_free(room->defined);
-    if (room->memory)
+    if (room->memory != NULL) {
         UNPOISON(room->memory, room->memory_bytes);
+    }
     free(room->memory);
     free(room->warp);
     free(room->mbarrier);
@@ -62,7 +65,7 @@ static void poison_gaps(const struct cta *room, const struct launch *launch, siz
     const struct CUfunc_st *f = launch->function;
     const char *const shared = room->memory + launch->shared_bytes;
     POISON(shared, (size_t)(room->warp[0].registers - shared));
-    for (uint32_t k = 0; k < launch->warps; k++) {
+    for (uint32_t k = 0; k < launch->warps; ++k) {
         const struct warp *const w = &room->warp[k];
         POISON(w->registers, each);
         UNPOISON(w->registers, f->register_bytes);
@@ -83,16 +86,17 @@ static bool lay_out(struct cta *room, const struct launch *launch) {
     if (all > room->memory_bytes) {
         free(room->memory);
         room->memory = aligned_alloc(64, (all + 63) / 64 * 64);
-        room->memory_bytes = room->memory ? all : 0;
+        room->memory_bytes = room->memory != NULL ? all : 0;
     }
-    if (!room->memory)
+    if (room->memory == NULL) {
         return false;
+    }
     UNPOISON(room->memory, room->memory_bytes);
     memset(room->memory, 0xff, all); /* what was never written is NaN */
     room->used_bytes = all;
     room->shared = (uint8_t *)room->memory;
     char *at = room->memory + shared;
-    for (uint32_t k = 0; k < launch->warps; k++, at += each) {
+    for (uint32_t k = 0; k < launch->warps; ++k, at += each) {
         room->warp[k].registers = at;
         room->warp[k].predicates = (uint32_t *)(void *)(at + registers / 64 * 64 + 64);
         room->warp[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
@@ -104,17 +108,22 @@ static bool lay_out(struct cta *room, const struct launch *launch) {
 
 /* Make a room fit for the CTAs of a launch. False: out of memory. */
 static bool prepare(struct cta *room, const struct launch *launch) {
-    if (room->prepared_for == launch && room->prepared_number == launch->number)
+    if (room->prepared_for == launch && room->prepared_number == launch->number) {
         return true;
+    }
     room->prepared_for = NULL;
-    if (!room->warp)
+    if (room->warp == NULL) {
         room->warp = calloc(MAX_WARPS, sizeof *room->warp);
-    if (!room->mbarrier_at)
+    }
+    if (room->mbarrier_at == NULL) {
         room->mbarrier_at = calloc(MAX_SHARED / 8 + 1024, sizeof *room->mbarrier_at);
-    if (!room->warp || !room->mbarrier_at || !lay_out(room, launch))
+    }
+    if (room->warp == NULL || room->mbarrier_at == NULL || !lay_out(room, launch)) {
         return false;
-    if (launch->checks != CHECKS_OFF && !(room->kept_shadow = check_open(room->kept_shadow, launch)))
+    }
+    if (launch->checks != CHECKS_OFF && (room->kept_shadow = check_open(room->kept_shadow, launch)) == NULL) {
         return false;
+    }
     room->prepared_for = launch;
     room->prepared_number = launch->number;
     return true;
@@ -125,15 +134,16 @@ static struct cta *take_room(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     struct cta *room = worker->spare;
     worker->spare = NULL;
-    if (!room) {
+    if (room == NULL) {
         mutex_lock(&s->lock);
         room = s->rooms;
-        s->rooms = room ? room->following : NULL;
+        s->rooms = room != NULL ? room->following : NULL;
         mutex_unlock(&s->lock);
     }
-    room = room ? room : calloc(1, sizeof *room);
-    if (room && prepare(room, launch))
+    room = room != NULL ? room : calloc(1, sizeof *room);
+    if (room != NULL && prepare(room, launch)) {
         return room;
+    }
     room_free(room);
     launch_out_of_memory(launch);
     return NULL;
@@ -142,9 +152,10 @@ static struct cta *take_room(struct worker *worker, struct launch *launch) {
 /* Keep an empty room, for this thread or for any. */
 static void leave_room(struct worker *worker, struct launch *launch, struct cta *room) {
     struct schedule *s = launch->schedule;
-    if (launch->world)
+    if (launch->world != NULL) {
         world_leave(launch->world, room);
-    if (!worker->spare) {
+    }
+    if (worker->spare == NULL) {
         worker->spare = room;
         return;
     }
@@ -167,8 +178,9 @@ static void append(struct schedule *s, struct cta *cta) {
 static struct cta *unlink_at(struct schedule *s, struct cta **link) {
     struct cta *cta = *link;
     *link = cta->following;
-    if (s->last == &cta->following)
+    if (s->last == &cta->following) {
         s->last = link;
+    }
     atomic_fetch_sub(&s->waits, 1);
     return cta;
 }
@@ -177,16 +189,19 @@ static struct cta *unlink_at(struct schedule *s, struct cta **link) {
 static struct cta *take_answered(struct schedule *s, unsigned most) {
     const unsigned waits = atomic_load(&s->waits);
     const uint64_t news = atomic_load(&s->news);
-    if (s->looked_at == news && !atomic_load(&s->running)) /* all have been looked at since the last news */
+    if (s->looked_at == news && !atomic_load(&s->running)) { /* all have been looked at since the last news */
         return NULL;
-    for (unsigned k = 0; k < waits && k < most; k++) {
+    }
+    for (unsigned k = 0; k < waits && k < most; ++k) {
         struct cta *cta = unlink_at(s, &s->waiting);
-        if (poll_has_answer(cta))
+        if (poll_has_answer(cta)) {
             return cta;
+        }
         append(s, cta);
     }
-    if (most >= waits)
+    if (most >= waits) {
         s->looked_at = news;
+    }
     return NULL;
 }
 
@@ -202,8 +217,9 @@ static uint64_t mix_bytes(uint64_t h, const void *memory, size_t bytes) {
         memcpy(&word, at, 8);
         h = mix(h, word);
     }
-    while (bytes--)
+    while (bytes-- != 0) {
         h = mix(h, *at++);
+    }
     return h;
 }
 
@@ -211,13 +227,14 @@ static uint64_t mix_bytes(uint64_t h, const void *memory, size_t bytes) {
 static uint64_t state_of(const struct cta *cta) {
     const struct CUfunc_st *f = cta->launch->function;
     uint64_t h = mix_bytes(0, cta->shared, cta->shared_bytes);
-    for (uint32_t k = 0; k < cta->warps; k++) {
+    for (uint32_t k = 0; k < cta->warps; ++k) {
         const struct warp *w = &cta->warp[k];
         h = mix_bytes(h, w->registers, f->register_bytes);
         h = mix_bytes(h, w->predicates, f->predicates * sizeof *w->predicates);
         h = mix_bytes(h, w->local, (size_t)f->local_bytes * WARP);
-        for (uint32_t n = 0; n < w->splits; n++)
+        for (uint32_t n = 0; n < w->splits; ++n) {
             h = mix(mix(h, w->split[n].pc), (uint64_t)w->split[n].wait << 32 | w->split[n].mask);
+        }
     }
     return h;
 }
@@ -231,8 +248,9 @@ static void note_state(struct schedule *s, struct cta *cta) {
         cta->state_count = 0;
         cta->is_stuck = false;
     }
-    for (uint32_t k = 0; k < cta->state_count && k < STATES; k++)
+    for (uint32_t k = 0; k < cta->state_count && k < STATES; ++k) {
         cta->is_stuck |= cta->states[k] == state;
+    }
     cta->states[cta->state_count++ % STATES] = state;
 }
 
@@ -245,12 +263,13 @@ static uint64_t now(void) {
 static bool host_may_answer(struct launch *launch) {
     struct schedule *s = launch->schedule;
     const unsigned calls = atomic_load(&launch->device->host_calls);
-    if (!s->stuck_since || s->stuck_calls != calls) {
+    if (s->stuck_since == 0 || s->stuck_calls != calls) {
         s->stuck_since = now();
         s->stuck_calls = calls;
     }
-    if (now() - s->stuck_since >= launch->patience)
+    if (now() - s->stuck_since >= launch->patience) {
         return false;
+    }
     clock_sleep(1000000);
     return true;
 }
@@ -260,8 +279,9 @@ static bool is_deadlock(struct launch *launch) {
     struct schedule *s = launch->schedule;
     const uint64_t news = atomic_load(&s->news);
     bool all = s->waiting != NULL;
-    for (const struct cta *cta = s->waiting; cta; cta = cta->following)
+    for (const struct cta *cta = s->waiting; cta != NULL; cta = cta->following) {
         all &= cta->is_stuck && cta->state_news == news;
+    }
     if (!all && s->vain <= IN_VAIN) {
         s->stuck_since = 0;
         return false;
@@ -275,16 +295,17 @@ static void report_deadlock(struct launch *launch) {
     char text[3000];
     size_t n = 0;
     const uint64_t started = atomic_load(&launch->next);
-    if (started < launch->ctas)
+    if (started < launch->ctas) {
         n = (size_t)snprintf(
             text, sizeof text,
             "deadlock: %u CTAs are resident, as many as %d multiprocessors hold, and wait for CTAs that "
             "have not started",
             atomic_load(&s->waits), MULTIPROCESSORS);
-    else
+    } else {
         n = (size_t)snprintf(text, sizeof text, "deadlock: all %u CTAs that have not ended wait",
                              atomic_load(&s->waits));
-    for (const struct cta *cta = s->waiting; cta && n + 400 < sizeof text; cta = cta->following) {
+    }
+    for (const struct cta *cta = s->waiting; cta != NULL && n + 400 < sizeof text; cta = cta->following) {
         n += (size_t)snprintf(text + n, sizeof text - n, "\n CTA %u,%u,%u:", cta->id[0], cta->id[1], cta->id[2]);
         n += cta_describe(cta, text + n, sizeof text - n);
     }
@@ -295,8 +316,9 @@ static void report_deadlock(struct launch *launch) {
  * find that all is lost. The lock is held. */
 static struct cta *take_in_vain(struct launch *launch) {
     struct schedule *s = launch->schedule;
-    if (!s->waiting)
+    if (s->waiting == NULL) {
         return NULL;
+    }
     if (is_deadlock(launch)) {
         report_deadlock(launch);
         return NULL;
@@ -310,15 +332,17 @@ static struct cta *take_in_vain(struct launch *launch) {
 static void settle(struct worker *worker, struct launch *launch, struct cta *cta, enum outcome outcome, bool news,
                    uint64_t executed) {
     struct schedule *s = launch->schedule;
-    if (news || outcome == CTA_ENDED)
+    if (news || outcome == CTA_ENDED) {
         atomic_fetch_add(&s->news, 1);
+    }
     if (outcome != CTA_WAITS) {
         leave_room(worker, launch, cta);
         return;
     }
     mutex_lock(&s->lock);
-    if (cta->in_vain)
+    if (cta->in_vain) {
         note_state(s, cta);
+    }
     if (s->vain_news != atomic_load(&s->news)) {
         s->vain_news = atomic_load(&s->news);
         s->vain = 0;
@@ -334,25 +358,29 @@ static void settle(struct worker *worker, struct launch *launch, struct cta *cta
 
 /* The CTA whose turn it is: in order for seed 0, else in strides from somewhere. */
 static uint64_t cta_at(const struct launch *launch, uint64_t turn) {
-    if (!launch->seed)
+    if (launch->seed == 0) {
         return turn;
+    }
     const uint64_t first = launch->seed * 0x9e3779b97f4a7c15u % launch->ctas;
     return (turn * launch->stride + first) % launch->ctas;
 }
 
 /* Start the CTA whose turn it is; NULL: all have been started, or memory is used up. */
 static struct cta *start(struct worker *worker, struct launch *launch, uint64_t turn) {
-    if (turn >= launch->ctas)
+    if (turn >= launch->ctas) {
         return NULL;
+    }
     struct cta *cta = take_room(worker, launch);
-    if (!cta)
+    if (cta == NULL) {
         return NULL;
+    }
     if (!cta_start(cta, worker, cta_at(launch, turn))) {
         leave_room(worker, launch, cta);
         return NULL;
     }
-    if (!launch->world || world_enter(launch->world, cta))
+    if (launch->world == NULL || world_enter(launch->world, cta)) {
         return cta;
+    }
     room_free(cta);
     launch_out_of_memory(launch);
     return NULL;
@@ -365,16 +393,18 @@ static struct cta *take_among_waiting(struct worker *worker, struct launch *laun
     mutex_lock(&s->lock);
     const uint64_t resident = atomic_load(&s->waits) + atomic_load(&s->running);
     const bool may_start = atomic_load(&launch->next) < launch->ctas && resident < s->residency;
-    struct cta *cta = may_start && s->odd++ % 2 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
-    if (!cta && may_start)
+    struct cta *cta = may_start && s->odd++ % 2 != 0 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
+    if (cta == NULL && may_start) {
         turn = atomic_fetch_add(&launch->next, 1);
-    else if (!cta && !atomic_load(&s->running))
+    } else if (cta == NULL && !atomic_load(&s->running)) {
         cta = take_in_vain(launch);
-    const int has_one = cta || turn != UINT64_MAX;
+    }
+    const int has_one = cta != NULL || turn != UINT64_MAX;
     atomic_fetch_add(&s->running, has_one); /* before another thread looks */
     mutex_unlock(&s->lock);
-    if (cta || !has_one)
+    if (cta != NULL || has_one == 0) {
         return cta;
+    }
     cta = start(worker, launch, turn);
     atomic_fetch_sub(&s->running, !cta);
     return cta;
@@ -398,10 +428,12 @@ static struct cta *take(struct worker *worker, struct launch *launch) {
         } else {
             cta = take_among_waiting(worker, launch);
         }
-        if (cta)
+        if (cta != NULL) {
             return cta;
-        if (schedule_has_work(launch))
+        }
+        if (schedule_has_work(launch)) {
             clock_sleep(50000); /* others run, and may answer */
+        }
     }
     return NULL;
 }
@@ -421,13 +453,16 @@ static uint32_t fill(struct worker *worker, struct launch *launch, struct cta **
     while (count < ACTIVE) {
         const bool may_start =
             atomic_load(&launch->next) < launch->ctas && atomic_load(&s->waits) + count < s->residency;
-        struct cta *cta = may_start && s->odd++ % 2 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
-        if (!cta && may_start)
+        struct cta *cta = may_start && s->odd++ % 2 != 0 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
+        if (cta == NULL && may_start) {
             cta = start(worker, launch, atomic_fetch_add(&launch->next, 1));
-        if (!cta && !count)
+        }
+        if (cta == NULL && count == 0) {
             cta = take_in_vain(launch);
-        if (!cta || atomic_load(&launch->stop))
+        }
+        if (cta == NULL || atomic_load(&launch->stop)) {
             break;
+        }
         active[count++] = cta;
     }
     return count;
@@ -438,22 +473,24 @@ static void run_in_turns(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     struct cta *active[ACTIVE];
     uint32_t count = 0;
-    while (!atomic_load(&launch->stop) && (count = fill(worker, launch, active, count))) {
+    while (!atomic_load(&launch->stop) && (count = fill(worker, launch, active, count)) != 0) {
         const uint32_t k = (uint32_t)(choice(s) % count);
         const uint64_t changes = poll_changes(worker), executed = active[k]->executed;
         const enum outcome outcome = cta_run(active[k], worker, 1 + (uint32_t)(choice(s) % 4));
         const bool news = poll_changes(worker) != changes;
         if (outcome == CTA_TURN) {
-            if (news)
+            if (news) {
                 atomic_fetch_add(&s->news, 1);
+            }
             continue;
         }
         struct cta *cta = active[k];
         active[k] = active[--count];
         settle(worker, launch, cta, outcome, news, cta->executed - executed);
     }
-    while (count)
+    while (count != 0) {
         leave_room(worker, launch, active[--count]);
+    }
 }
 
 /* Run CTAs of a launch until none is left for this thread. */
@@ -463,7 +500,7 @@ void schedule_run(struct worker *worker, struct launch *launch) {
         run_in_turns(worker, launch);
         return;
     }
-    for (struct cta *cta; (cta = take(worker, launch));) {
+    for (struct cta *cta; (cta = take(worker, launch)) != NULL;) {
         const uint64_t changes = poll_changes(worker), executed = cta->executed;
         const enum outcome outcome = cta_run(cta, worker, UINT32_MAX);
         settle(worker, launch, cta, outcome, poll_changes(worker) != changes, cta->executed - executed);
@@ -475,25 +512,28 @@ void schedule_run(struct worker *worker, struct launch *launch) {
 
 bool schedule_open(struct launch *launch) {
     struct schedule *s = calloc(1, sizeof *s);
-    if (!s)
+    if (s == NULL) {
         return false;
+    }
     mutex_init(&s->lock);
     s->last = &s->waiting;
     s->looked_at = UINT64_MAX;
     s->residency = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * MULTIPROCESSORS;
     s->random = launch->seed ^ 0xd1b54a32d192ed03u;
     launch->schedule = s;
-    if (launch->checks != CHECKS_FULL || (launch->world = world_open(launch)))
+    if (launch->checks != CHECKS_FULL || (launch->world = world_open(launch)) != NULL) {
         return true;
+    }
     schedule_close(launch);
     return false;
 }
 
 void schedule_close(struct launch *launch) {
     struct schedule *s = launch->schedule;
-    while (s->waiting)
+    while (s->waiting != NULL) {
         room_free(unlink_at(s, &s->waiting));
-    for (struct cta *room = s->rooms, *next; room; room = next) {
+    }
+    for (struct cta *room = s->rooms, *next; room != NULL; room = next) {
         next = room->following;
         room_free(room);
     }

@@ -38,14 +38,15 @@
 #ifndef SM120_VM_VM_H
 #define SM120_VM_VM_H
 
-#include "driver/driver.h"
-#include "platform/compiler.h"
-#include "platform/thread.h"
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "driver/driver.h"
+#include "platform/compiler.h"
+#include "platform/thread.h"
 
 #define FULL 0xffffffffu
 enum {
@@ -725,8 +726,9 @@ static inline void *destination(struct warp *w, uint32_t offset) {
 
 static inline uint32_t bit_count(uint32_t x) {
     uint32_t n = 0;
-    for (; x; x &= x - 1)
-        n++;
+    for (; x != 0; x &= x - 1) {
+        ++n;
+    }
     return n;
 }
 
@@ -735,8 +737,9 @@ static inline uint32_t lowest_bit(uint32_t x) {
     return (uint32_t)__builtin_ctz(x);
 #else
     uint32_t n = 0;
-    while (!(x >> n & 1))
-        n++;
+    while (!(x >> n & 1)) {
+        ++n;
+    }
     return n;
 #endif
 }

@@ -9,20 +9,23 @@ void warp_retire(struct warp *w, uint32_t mask) {
     w->split[w->current].mask &= ~mask;
     w->active &= ~mask;
     cta->live_threads -= bit_count(mask);
-    if (w->live)
+    if (w->live != 0) {
         return;
+    }
     w->splits = 0;
-    cta->exited_warps++;
-    cta->progress++;
-    for (uint32_t b = 0; b <= CLUSTER_BARRIER; b++)
+    ++cta->exited_warps;
+    ++cta->progress;
+    for (uint32_t b = 0; b <= CLUSTER_BARRIER; ++b) {
         barrier_check(cta, b);
+    }
 }
 
 /* Let the lanes of the current split that are not in `mask` go on at the next instruction. */
 void warp_leave_behind(struct warp *w, uint32_t mask) {
     const uint32_t rest = w->active & ~mask;
-    if (!rest)
+    if (rest == 0) {
         return;
+    }
     w->split[w->splits++] = (struct split){.pc = w->pc + 1, .mask = rest};
     w->split[w->current].mask = mask;
     w->active = mask;
@@ -31,12 +34,14 @@ void warp_leave_behind(struct warp *w, uint32_t mask) {
 /* Wait until the lanes `needed` are all at this instruction. */
 enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why) {
     const uint32_t missing = needed & ~mask;
-    if (!missing)
+    if (missing == 0) {
         return STEP_NEXT;
-    if (missing & w->active)
+    }
+    if ((missing & w->active) != 0) {
         return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(missing & w->active),
                         "lanes 0x%08x do not take part in %s, expected 0x%08x: their predicate is false",
                         missing & w->active, why, needed);
+    }
     struct split *s = &w->split[w->current];
     s->wait = WAIT_CONVERGE;
     s->detail = missing;
@@ -49,9 +54,9 @@ static bool ready(const struct warp *w, const struct split *s) {
     case WAIT_NOT:
         return true;
     case WAIT_MBARRIER:
-        return s->forced || mbarrier_passed(w->cta, s->address, s->phase);
+        return s->forced != 0 || mbarrier_passed(w->cta, s->address, s->phase);
     case WAIT_CONVERGE:
-        return !(s->detail & w->live & ~s->mask);
+        return (s->detail & w->live & ~s->mask) == 0;
     case WAIT_BULK:
         return async_bulk_done(w, s->mask, s->detail);
     default:
@@ -61,11 +66,11 @@ static bool ready(const struct warp *w, const struct split *s) {
 
 /* Join splits that are at the same pc. One that is past its barrier's arrival is not joined. */
 static void merge(struct warp *w) {
-    for (uint32_t a = 0; a < w->splits; a++) {
+    for (uint32_t a = 0; a < w->splits; ++a) {
         for (uint32_t b = a + 1; b < w->splits;) {
             struct split *x = &w->split[a], *y = &w->split[b];
             if (x->pc != y->pc || x->wait == WAIT_BARRIER || y->wait == WAIT_BARRIER) {
-                b++;
+                ++b;
                 continue;
             }
             x->mask |= y->mask;
@@ -79,10 +84,11 @@ static void merge(struct warp *w) {
 
 /* Does one split run before another? Lanes in a function first: they come back to where the others went on. */
 static bool goes_first(const struct warp *w, const struct split *a, const struct split *b) {
-    if (w->function->call_depth) {
+    if (w->function->call_depth != 0) {
         const uint32_t x = w->depth[lowest_bit(a->mask)], y = w->depth[lowest_bit(b->mask)];
-        if (x != y)
+        if (x != y) {
             return x > y;
+        }
     }
     return a->pc < b->pc;
 }
@@ -90,27 +96,33 @@ static bool goes_first(const struct warp *w, const struct split *a, const struct
 /* Choose the split to run: the lowest pc among those that can and have not had their quantum. -1: none. */
 static int choose(struct warp *w) {
     int best = -1, skipped = -1;
-    for (uint32_t n = 0; n < w->splits; n++) {
+    for (uint32_t n = 0; n < w->splits; ++n) {
         struct split *s = &w->split[n];
-        if (!ready(w, s))
+        if (!ready(w, s)) {
             continue;
-        int *slot = s->skip ? &skipped : &best;
-        if (*slot < 0 || goes_first(w, s, &w->split[*slot]))
+        }
+        int *slot = s->skip != 0 ? &skipped : &best;
+        if (*slot < 0 || goes_first(w, s, &w->split[*slot])) {
             *slot = (int)n;
+        }
     }
-    if (best >= 0 || skipped < 0)
+    if (best >= 0 || skipped < 0) {
         return best;
-    for (uint32_t n = 0; n < w->splits; n++)
+    }
+    for (uint32_t n = 0; n < w->splits; ++n) {
         w->split[n].skip = 0;
+    }
     return skipped;
 }
 
 /* Where the running split may meet another: the lowest pc of the others that is above its own. */
 static uint32_t meeting_point(const struct warp *w, uint32_t pc) {
     uint32_t limit = UINT32_MAX;
-    for (uint32_t n = 0; n < w->splits; n++)
-        if (n != w->current && w->split[n].pc > pc && w->split[n].pc < limit)
+    for (uint32_t n = 0; n < w->splits; ++n) {
+        if (n != w->current && w->split[n].pc > pc && w->split[n].pc < limit) {
             limit = w->split[n].pc;
+        }
+    }
     return limit;
 }
 
@@ -129,21 +141,21 @@ static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t
             end = pc == limit ? STRETCH_LIMIT : STRETCH_QUANTUM;
             break;
         }
-        left--;
+        --left;
         const struct inst *i = &code[pc];
         const uint32_t mask = w->active & (predicates[i->guard] ^ i->flip);
-        counts[pc]++;
-        if (!mask && !watched) {
-            pc++;
+        ++counts[pc];
+        if (mask == 0 && !watched) {
+            ++pc;
             continue;
         }
         w->pc = pc;
         const enum step step = watched ? watch_step(w, i, mask) : i->run(w, i, mask);
         if (LIKELY(step == STEP_NEXT)) {
-            pc++;
+            ++pc;
         } else if (step == STEP_JUMP) {
             pc = w->pc;
-            if (!single || w->splits != 1 || !w->live) {
+            if (single == 0 || w->splits != 1 || w->live == 0) {
                 end = STRETCH_JUMP;
                 break;
             }
@@ -160,7 +172,7 @@ static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t
 
 /* The same, in one of two copies: the one without watchers pays nothing for them. */
 static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget) {
-    return w->cta->launch->watchers ? run_straight(w, limit, budget, true) : run_straight(w, limit, budget, false);
+    return w->cta->launch->watchers != 0 ? run_straight(w, limit, budget, true) : run_straight(w, limit, budget, false);
 }
 
 /* Let other splits run, though their pc is higher, when this one polls in vain or has run for very long: it may wait
@@ -168,8 +180,9 @@ static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget
 static void rotate(const struct warp *w, struct split *s, bool polled, uint32_t executed) {
     enum { PATIENCE = 1 << 16 };
     s->ran += executed;
-    if (w->splits < 2 || (!polled && s->ran < PATIENCE))
+    if (w->splits < 2 || (!polled && s->ran < PATIENCE)) {
         return;
+    }
     s->skip = 1;
     s->ran = 0;
 }
@@ -178,9 +191,10 @@ static void rotate(const struct warp *w, struct split *s, bool polled, uint32_t 
 enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed) {
     uint32_t budget = quantum;
     enum turn turn = TURN_USED;
-    while (w->splits) {
-        if (w->splits > 1)
+    while (w->splits != 0) {
+        if (w->splits > 1) {
             merge(w);
+        }
         const int next = choose(w);
         if (next < 0) {
             turn = TURN_BLOCKED;
@@ -199,19 +213,22 @@ enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed) {
             break;
         }
         s = &w->split[w->current];
-        if (w->splits)
+        if (w->splits != 0) {
             s->pc = w->pc;
-        if (w->splits && !s->mask)
+        }
+        if (w->splits != 0 && s->mask == 0) {
             *s = w->split[--w->splits];
-        else if (w->splits)
+        } else if (w->splits != 0) {
             rotate(w, s, end == STRETCH_POLL, before - budget);
+        }
         if (end == STRETCH_QUANTUM || end == STRETCH_POLL) {
             turn = end == STRETCH_POLL ? TURN_POLLED : TURN_USED;
             break;
         }
     }
     *executed = quantum - budget;
-    if (turn == TURN_FAULT)
+    if (turn == TURN_FAULT) {
         return turn;
-    return w->splits ? turn : TURN_DONE;
+    }
+    return w->splits != 0 ? turn : TURN_DONE;
 }

@@ -1,6 +1,7 @@
 /* What the virtual device counts: warp instructions by opcode, tensor operations, bytes by path. */
-#include "vm/machine/vm.h"
 #include <stdio.h>
+
+#include "vm/machine/vm.h"
 
 static struct mutex lock = MUTEX_INITIALIZER;
 static char names[MAX_COUNTERS][32];
@@ -9,14 +10,18 @@ static uint32_t used;
 /* The number of an opcode's counter. When the table is full the last one serves for all. */
 uint32_t counter_index(const char *name, size_t length) {
     uint32_t k;
-    if (length > sizeof names[0] - 1)
+    if (length > sizeof names[0] - 1) {
         length = sizeof names[0] - 1;
+    }
     mutex_lock(&lock);
-    for (k = 0; k < used; k++)
-        if (!strncmp(names[k], name, length) && !names[k][length])
+    for (k = 0; k < used; ++k) {
+        if (strncmp(names[k], name, length) == 0 && names[k][length] == '\0') {
             break;
-    if (k == used && used < MAX_COUNTERS)
+        }
+    }
+    if (k == used && used < MAX_COUNTERS) {
         memcpy(names[used++], name, length);
+    }
     mutex_unlock(&lock);
     return k < MAX_COUNTERS ? k : MAX_COUNTERS - 1;
 }
@@ -49,11 +54,14 @@ const char *counter_path(uint32_t traffic) {
 /* Add what a worker counted while it ran a function. */
 void counters_add(struct device *device, const struct worker *worker, const struct CUfunc_st *f) {
     mutex_lock(&device->counter_lock);
-    for (uint32_t pc = 0; pc < f->length; pc++)
-        if (f->places[pc].opcode != UINT32_MAX)
+    for (uint32_t pc = 0; pc < f->length; ++pc) {
+        if (f->places[pc].opcode != UINT32_MAX) {
             device->opcode_count[f->places[pc].opcode] += worker->counts[pc];
-    for (uint32_t k = 0; k < TRAFFIC_COUNT; k++)
+        }
+    }
+    for (uint32_t k = 0; k < TRAFFIC_COUNT; ++k) {
         device->bytes[k] += worker->bytes[k];
+    }
     device->tensor_flops += worker->tensor_flops;
     mutex_unlock(&device->counter_lock);
 }

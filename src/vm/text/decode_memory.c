@@ -19,8 +19,9 @@ static bool skip_cache(struct parser *p, uint32_t *at) {
 
 /* The L2 policy, the last operand, has no effect. */
 static void read_policy(struct parser *p, bool policy) {
-    if (policy)
+    if (policy) {
         need_source(p, &p->statement.operand[p->statement.operands - 1], T_B64);
+    }
 }
 
 /* Is this the scope of a CTA? A cluster is one CTA. */
@@ -35,12 +36,16 @@ static uint16_t take_order(struct parser *p, uint32_t *at, bool is_store, uint16
     const bool mmio = take(p, at, "mmio");
     const int k = take_choice(p, at, is_store ? "weak volatile relaxed release" : "weak volatile relaxed acquire");
     const uint32_t before = *at;
-    if (k >= 2)
+    if (k >= 2) {
         *is_cta = take_scope(p, at, 0);
-    if (k >= 2 && before == *at)
+    }
+    if (k >= 2 && before == *at) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s': the order wants a scope", p->statement.name);
-    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) || (k > 0 && has(p, "local")))
+    }
+    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) ||
+        (k > 0 && has(p, "local"))) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s': no such order", p->statement.name);
+    }
     return k < 0 ? ORDER_WEAK : k == 3 && is_store ? ORDER_RELEASE : orders[k];
 }
 
@@ -49,14 +54,16 @@ static void check_cache(struct parser *p, enum space space, uint32_t bytes) {
     const bool evicts = has(p, "L2::evict_last") || has(p, "L2::evict_normal") || has(p, "L2::evict_first");
     static const char *const operators[] = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"};
     bool has_operator = false;
-    for (size_t k = 0; k < sizeof operators / sizeof *operators; k++)
+    for (size_t k = 0; k < sizeof operators / sizeof *operators; ++k) {
         has_operator |= has(p, operators[k]);
-    const bool both = has_operator && strstr(p->statement.name, ".L1::");
-    if (both || (evicts && bytes != 32) || (has(p, "nc") && space != SPACE_GLOBAL))
+    }
+    const bool both = has_operator && strstr(p->statement.name, ".L1::") != NULL;
+    if (both || (evicts && bytes != 32) || (has(p, "nc") && space != SPACE_GLOBAL)) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s': %s", p->statement.name,
                  both                    ? "an operator and a hint for L1 exclude each other"
                  : evicts && bytes != 32 ? "its hint is for .v8.b32 and .v4.b64"
                                          : ".nc is for .global");
+    }
 }
 
 /* A state space; generic if there is none. */
@@ -73,44 +80,52 @@ static enum type take_vector(struct parser *p, uint32_t *at, uint8_t *count) {
     const int k = take_choice(p, at, "v2 v4 v8");
     *count = (uint8_t)(k < 0 ? 1 : 2 << k);
     const enum type type = take_type(p, at, scalar_types);
-    if (type == T_B128 && *count > 1)
+    if (type == T_B128 && *count > 1) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
+    }
     return type;
 }
 
 /* The elements of a vector operand, or the operand itself if the access is scalar. */
 static const struct operand *elements(struct parser *p, const struct operand *o, uint32_t count) {
-    if (count == 1 && o->kind != OPERAND_VECTOR)
+    if (count == 1 && o->kind != OPERAND_VECTOR) {
         return o;
-    if (o->kind != OPERAND_VECTOR || o->count != count)
+    }
+    if (o->kind != OPERAND_VECTOR || o->count != count) {
         error_at(p, &o->token, "'%s' wants a vector of %u elements here", p->statement.name, count);
+    }
     return o->items;
 }
 
 static void check_vector(struct parser *p, enum space space, enum type type, uint32_t count) {
     const uint32_t bytes = count * type_bytes(type);
-    if (bytes > 32 || (bytes > 16 && space != SPACE_GLOBAL) || (count == 8 && type_bytes(type) != 4))
+    if (bytes > 32 || (bytes > 16 && space != SPACE_GLOBAL) || (count == 8 && type_bytes(type) != 4)) {
         error_at(p, &p->statement.opcode, "'%s' moves more bytes than an instruction can", p->statement.name);
-    if (bytes > 16)
+    }
+    if (bytes > 16) {
         need_feature(p, 100, false, "an access of 32 bytes");
+    }
 }
 
 /* ld.param [name + constant]: its place is known now. */
 static void check_parameter(struct parser *p, const struct operand *o, uint32_t bytes, uint32_t align) {
     const struct symbol *s = o->items->symbol;
-    if (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes)
+    if (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes) {
         error_at(p, &o->token, "'%s' reads %u bytes at offset %lld of parameter '%.*s', which has %llu",
                  p->statement.name, bytes, (long long)o->offset, (int)s->length, s->name, (unsigned long long)s->bytes);
-    if ((s->address + (uint64_t)o->offset) % align)
+    }
+    if ((s->address + (uint64_t)o->offset) % align != 0) {
         error_at(p, &o->token, "the access is not aligned to %u bytes", align);
+    }
 }
 
 /* An access to [variable + constant] stays inside the variable. */
 void check_extent(struct parser *p, const struct operand *o, uint32_t bytes) {
-    const struct symbol *s = o->count && o->items->kind == OPERAND_SYMBOL ? o->items->symbol : NULL;
-    if (s && !s->is_dynamic && (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes))
+    const struct symbol *s = o->count != 0 && o->items->kind == OPERAND_SYMBOL ? o->items->symbol : NULL;
+    if (s != NULL && !s->is_dynamic && (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes)) {
         error_at(p, &o->token, "'%s' accesses %u bytes at offset %lld of '%.*s', which has %llu", p->statement.name,
                  bytes, (long long)o->offset, (int)s->length, s->name, (unsigned long long)s->bytes);
+    }
 }
 
 /* ld{.order}{.space}{.cache}{.vec}.type d, [a]{, policy} */
@@ -132,7 +147,7 @@ void decode_ld(struct parser *p) {
     need_address(p, &s->operand[1], space, &i);
     const struct operand *d = elements(p, &s->operand[0], i.count), *base = s->operand[1].items;
     const bool is_parameter =
-        space == SPACE_PARAM && base && base->kind == OPERAND_SYMBOL && base->symbol->space == SPACE_PARAM;
+        space == SPACE_PARAM && base != NULL && base->kind == OPERAND_SYMBOL && base->symbol->space == SPACE_PARAM;
     const enum type part = type == T_B128 ? T_B64 : type;
     if (is_parameter) {
         check_parameter(p, &s->operand[1], i.count * type_bytes(type), i.count * type_bytes(type));
@@ -141,13 +156,14 @@ void decode_ld(struct parser *p) {
         check_extent(p, &s->operand[1], i.count * type_bytes(type));
     }
     uint32_t *slots = parser_take(p, 8 * sizeof *slots), extended[8] = {0};
-    for (uint32_t k = 0; k < i.count; k++) {
+    for (uint32_t k = 0; k < i.count; ++k) {
         const bool is_signed = type == T_S8 || type == T_S16 || type == T_S32;
         const unsigned into = d[k].kind == OPERAND_REGISTER ? type_bytes(d[k].type) : type_bytes(type);
         slots[k] = need_destination_wide(p, &d[k], type);
         extended[k] = into > type_bytes(type) && (into == 8 || (is_signed && type_bytes(type) < 4));
-        if (extended[k])
+        if (extended[k] != 0) {
             slots[k] = register_take(p, T_B32);
+        }
     }
     if (type == T_B128) {
         i.count = 2;
@@ -155,23 +171,29 @@ void decode_ld(struct parser *p) {
     }
     i.size = (uint8_t)type_bytes(part);
     i.more = slots;
-    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER : i.q ? ACCESS_LOAD_STRONG : ACCESS_LOAD]);
+    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER
+                                             : i.q != 0   ? ACCESS_LOAD_STRONG
+                                                          : ACCESS_LOAD]);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
     *to = i;
-    for (uint32_t k = 0; k < i.count && type != T_B128; k++)
-        if (extended[k])
+    for (uint32_t k = 0; k < i.count && type != T_B128; ++k) {
+        if (extended[k] != 0) {
             emit_extend(p, &d[k], type, slots[k]);
+        }
+    }
 }
 
 /* The rest of st.async and red.async in front of the space: release stores to global memory, which may be done at once.
  * Those into shared memory are for that of another CTA. */
 static uint16_t take_asynchronous(struct parser *p, uint32_t *at) {
     const bool mmio = take(p, at, "mmio");
-    if (!take(p, at, "release"))
+    if (!take(p, at, "release")) {
         error_at(p, &p->statement.opcode, "'%s' is for clusters of more than one CTA, which are not supported",
                  p->statement.name);
-    if (take_choice(p, at, mmio ? "sys" : "gpu sys") < 0)
+    }
+    if (take_choice(p, at, mmio ? "sys" : "gpu sys") < 0) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
+    }
     need_feature(p, 100, false, "an asynchronous store to global memory");
     return ORDER_RELEASE;
 }
@@ -187,8 +209,9 @@ static void decode_fill(struct parser *p, uint32_t at) {
     need_count(p, 3, 3);
     need_integer(p, &s->operand[2], 0, 0);
     need_address(p, &s->operand[0], space, &i);
-    if (s->operand[1].kind == OPERAND_INTEGER)
+    if (s->operand[1].kind == OPERAND_INTEGER) {
         check_extent(p, &s->operand[0], (uint32_t)need_integer(p, &s->operand[1], 0, 1 << 24));
+    }
     const bool narrow = s->operand[1].kind == OPERAND_REGISTER && type_bytes(s->operand[1].type) == 4;
     i.b = need_source(p, &s->operand[1], narrow ? T_U32 : T_U64);
     i.kind = (uint8_t)!narrow;
@@ -212,12 +235,14 @@ void decode_st(struct parser *p) {
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
     check_cache(p, space, i.count * type_bytes(type));
-    if (has(p, "async") && ((space != SPACE_GENERIC && space != SPACE_GLOBAL) || i.count > 1))
+    if (has(p, "async") && ((space != SPACE_GENERIC && space != SPACE_GLOBAL) || i.count > 1)) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    const struct operand *base = s->operands && s->operand[0].count ? s->operand[0].items : NULL;
-    const bool is_argument = base && base->kind == OPERAND_SYMBOL && base->symbol->is_argument;
-    if ((space == SPACE_PARAM && !is_argument) || space == SPACE_CONST)
+    }
+    const struct operand *base = s->operands != 0 && s->operand[0].count != 0 ? s->operand[0].items : NULL;
+    const bool is_argument = base != NULL && base->kind == OPERAND_SYMBOL && base->symbol->is_argument;
+    if ((space == SPACE_PARAM && !is_argument) || space == SPACE_CONST) {
         error_at(p, &s->opcode, "'%s' writes to read-only memory", s->name);
+    }
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
     read_policy(p, policy);
@@ -225,8 +250,9 @@ void decode_st(struct parser *p) {
     check_extent(p, &s->operand[0], i.count * type_bytes(type));
     const struct operand *b = elements(p, &s->operand[1], i.count);
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
-    for (uint32_t k = 0; k < i.count; k++)
+    for (uint32_t k = 0; k < i.count; ++k) {
         slots[k] = need_source_wide(p, &b[k], type);
+    }
     if (type == T_B128) {
         i.count = 2;
         slots[1] = slots[0] + 256;
@@ -246,11 +272,13 @@ void decode_prefetch(struct parser *p) {
         decode_prefetch_map(p);
         return;
     }
-    if (s->modifiers == 0)
+    if (s->modifiers == 0) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     need_count(p, 1, 2);
-    if (s->name[0] != 'p') /* discard and applypriority have a size */
+    if (s->name[0] != 'p') { /* discard and applypriority have a size */
         need_integer(p, &s->operand[s->operands - 1], 128, 128);
+    }
     need_address(p, &s->operand[0],
                  has(p, "local")    ? SPACE_LOCAL
                  : has(p, "global") ? SPACE_GLOBAL
@@ -272,11 +300,13 @@ void decode_pmevent(struct parser *p) {
 /* createpolicy.fractional.L2::evict_last.b64 d{, fraction}: caches have no effect, the policy is 0. */
 void decode_createpolicy(struct parser *p) {
     struct statement *s = &p->statement;
-    if (!has(p, "b64"))
+    if (!has(p, "b64")) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     need_count(p, 1, 4);
-    for (uint32_t k = 1; k < s->operands; k++)
+    for (uint32_t k = 1; k < s->operands; ++k) {
         use_hint(p, &s->operand[k]);
+    }
     struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
     i->d = need_destination(p, &s->operand[0], T_B64);
     i->a = constant_slot(p, 0, true, NULL);
@@ -299,8 +329,9 @@ void decode_cvta(struct parser *p) {
     const enum type type = take_type(p, &at, "u64 u32");
     take_end(p, at);
     need_count(p, 2, 2);
-    if (space == SPACE_GENERIC || type != T_U64)
+    if (space == SPACE_GENERIC || type != T_U64) {
         error_at(p, &s->opcode, "'%s' needs a state space and .u64", s->name);
+    }
     const uint32_t a = need_source(p, &s->operand[1], T_U64), d = need_destination(p, &s->operand[0], T_U64);
     struct inst *i = emit(p, lanes_table()[to ? LANE_window_from : LANE_window_to]);
     i->d = d;
@@ -346,8 +377,9 @@ void decode_isspacep(struct parser *p) {
     const enum space space = take_space(p, &at);
     take_end(p, at);
     need_count(p, 2, 2);
-    if (space == SPACE_GENERIC)
+    if (space == SPACE_GENERIC) {
         error_at(p, &s->opcode, "'%s' needs a state space", s->name);
+    }
     const uint32_t a = need_source(p, &s->operand[1], T_U64), t = register_take(p, T_B64);
     const uint16_t d = need_predicate_destination(p, &s->operand[0]);
     struct inst *i = emit(p, lanes_table()[LANE_and_b64]);
@@ -368,11 +400,12 @@ static void take_atomic_order(struct parser *p, uint32_t *at, bool returns, enum
     for (uint32_t before = UINT32_MAX; before != *at;) {
         before = *at;
         const int order = take_choice(p, at, returns ? "relaxed release acquire acq_rel" : "relaxed release");
-        if (order >= 0)
+        if (order >= 0) {
             i->q = orders[order];
+        }
         i->r = take_scope(p, at, i->r);
         const enum space found = take_space(p, at);
-        *space = found ? found : *space;
+        *space = found != SPACE_GENERIC ? found : *space;
     }
 }
 
@@ -397,12 +430,14 @@ static void decode_atomic(struct parser *p, bool returns) {
     i.count = (uint8_t)(vector < 0 ? 1 : 2 << vector);
     const bool half = type == T_F16 || type == T_BF16 || type == T_F16X2 || type == T_BF16X2;
     const bool wide = type == T_B128 && op >= ATOMIC_EXCH;
-    if (op < 0 || (!wide && !atomic_find((enum atomic_op)op, type)) || half != noftz ||
+    if (op < 0 || (!wide && atomic_find((enum atomic_op)op, type) == NULL) || half != noftz ||
         (half && op != ATOMIC_ADD && vector < 0) || (type == T_S64 && op == ATOMIC_ADD && !async) ||
-        (async && (op != ATOMIC_ADD || half)))
+        (async && (op != ATOMIC_ADD || half))) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    if (vector >= 0 && (space != SPACE_GLOBAL || i.count * type_bytes(type) > 16 || !(half || type == T_F32)))
+    }
+    if (vector >= 0 && (space != SPACE_GLOBAL || i.count * type_bytes(type) > 16 || !(half || type == T_F32))) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     const uint32_t plain = first + 2 + (op == ATOMIC_CAS);
     need_count(p, plain + (uint32_t)policy, plain + (uint32_t)policy);
     read_policy(p, policy);
@@ -410,13 +445,16 @@ static void decode_atomic(struct parser *p, bool returns) {
     check_extent(p, &s->operand[first], i.count * type_bytes(type));
     uint32_t *slots = parser_take(p, 16 * sizeof *slots);
     const struct operand *b = elements(p, &s->operand[first + 1], i.count);
-    for (uint32_t k = 0; k < i.count; k++)
+    for (uint32_t k = 0; k < i.count; ++k) {
         slots[8 + k] = need_source(p, &b[k], type);
-    if (op == ATOMIC_CAS)
+    }
+    if (op == ATOMIC_CAS) {
         i.c = need_source(p, &s->operand[first + 2], type);
+    }
     const struct operand *d = returns ? elements(p, &s->operand[0], i.count) : NULL;
-    for (uint32_t k = 0; k < i.count; k++)
-        slots[k] = d ? need_destination(p, &d[k], type) : UINT32_MAX;
+    for (uint32_t k = 0; k < i.count; ++k) {
+        slots[k] = d != NULL ? need_destination(p, &d[k], type) : UINT32_MAX;
+    }
     i.size = (uint8_t)type_bytes(type);
     i.kind = (uint8_t)op;
     i.spare = (uint8_t)type;
@@ -443,10 +481,12 @@ static void matrix_registers(struct parser *p, struct inst *i, const struct oper
                              bool is_source) {
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
     const struct operand *items = v->kind == OPERAND_VECTOR ? v->items : v;
-    if ((v->kind == OPERAND_VECTOR ? v->count : 1) != count)
+    if ((v->kind == OPERAND_VECTOR ? v->count : 1) != count) {
         error_at(p, &v->token, "'%s' wants %u registers here", p->statement.name, count);
-    for (uint32_t k = 0; k < count; k++)
+    }
+    for (uint32_t k = 0; k < count; ++k) {
         slots[k] = is_source ? need_source(p, &items[k], T_B32) : need_destination(p, &items[k], T_B32);
+    }
     i->more = slots;
 }
 
@@ -459,8 +499,9 @@ static void emit_matrix(struct parser *p, struct inst *i, enum access access) {
 
 /* .sync.aligned must be there. */
 static void take_aligned(struct parser *p, uint32_t *at) {
-    if (!take(p, at, "sync") || !take(p, at, "aligned"))
+    if (!take(p, at, "sync") || !take(p, at, "aligned")) {
         error_at(p, &p->statement.opcode, "'%s' needs .sync.aligned", p->statement.name);
+    }
 }
 
 /* ldmatrix.sync.aligned.shape.num{.trans}{.ss}.type r, [p] */
@@ -478,10 +519,12 @@ void decode_ldmatrix(struct parser *p) {
     const bool good = shape == 0   ? type == 0
                       : shape == 1 ? type == 2 && packed >= 0 && !trans
                                    : trans && num < 2 && (type == 1 || packed >= 0);
-    if (shape < 0 || num < 0 || !good)
+    if (shape < 0 || num < 0 || !good) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    if (shape > 0)
+    }
+    if (shape > 0) {
         need_feature(p, 120, true, "ldmatrix of 8-bit matrices");
+    }
     need_count(p, 2, 2);
     need_address(p, &s->operand[1], space, &i);
     check_extent(p, &s->operand[1], 16);
@@ -505,17 +548,19 @@ void decode_stmatrix(struct parser *p) {
     enum space space = take_space(p, &at);
     const int type = take_choice(p, &at, "b16 b8");
     take_end(p, at);
-    if (shape < 0 || num < 0 || type != shape || (shape == 1 && !trans))
+    if (shape < 0 || num < 0 || type != shape || (shape == 1 && !trans)) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    if (shape == 1)
+    }
+    if (shape == 1) {
         need_feature(p, 120, true, "stmatrix of 8-bit matrices");
+    }
     need_count(p, 2, 2);
     need_address(p, &s->operand[0], space, &i);
     check_extent(p, &s->operand[0], 16);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)trans;
     matrix_registers(p, &i, &s->operand[1], i.count, true);
-    emit_matrix(p, &i, shape ? ACCESS_STMATRIX_B8 : ACCESS_STMATRIX);
+    emit_matrix(p, &i, shape != 0 ? ACCESS_STMATRIX_B8 : ACCESS_STMATRIX);
 }
 
 /* movmatrix.sync.aligned.m8n8.trans.b16 d, a */
@@ -523,8 +568,9 @@ void decode_movmatrix(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     take_aligned(p, &at);
-    if (!take(p, &at, "m8n8") || !take(p, &at, "trans") || !take(p, &at, "b16"))
+    if (!take(p, &at, "m8n8") || !take(p, &at, "trans") || !take(p, &at, "b16")) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     take_end(p, at);
     need_count(p, 2, 2);
     const uint32_t a = need_source(p, &s->operand[1], T_B32), d = need_destination(p, &s->operand[0], T_B32);

@@ -2,8 +2,9 @@
 #ifndef SM120_VM_PARSE_H
 #define SM120_VM_PARSE_H
 
-#include "vm/machine/vm.h"
 #include <setjmp.h>
+
+#include "vm/machine/vm.h"
 
 enum token_kind {
     TOKEN_END = 256,
