@@ -1,13 +1,13 @@
 /* Threads and locks.
  *
- * The types are the operating system's; thread_posix.h defines them. MUTEX_INITIALIZER, CONDITION_INITIALIZER and
+ * The types are the operating system's; thread_types.h defines them. MUTEX_INITIALIZER, CONDITION_INITIALIZER and
  * ONCE_INITIALIZER initialise static objects. */
 #ifndef SM120_PLATFORM_THREAD_H
 #define SM120_PLATFORM_THREAD_H
 
 #include <stdbool.h>
 
-#include "platform/thread_posix.h"
+#include "platform/thread_types.h"
 
 /* A lock that one thread holds. */
 void mutex_init(struct mutex *mutex);

@@ -1,6 +1,6 @@
-/* The types of thread.h on POSIX systems. */
-#ifndef SM120_PLATFORM_THREAD_POSIX_H
-#define SM120_PLATFORM_THREAD_POSIX_H
+/* The types of thread.h. These are those of POSIX; a port to another system defines the same names here. */
+#ifndef SM120_PLATFORM_THREAD_TYPES_H
+#define SM120_PLATFORM_THREAD_TYPES_H
 
 #include <pthread.h>
 
