@@ -1,7 +1,7 @@
 /* Fuzz target: PTX text is loaded, asked about, unloaded. */
 #define _POSIX_C_SOURCE 200809L
 #include "target.h"
-#include "vm/machine/vm.h"
+#include "vm/machine/program.h"
 
 /* Ask everything that can be asked about a function. */
 static void ask(const struct driver *d, CUfunction f) {

@@ -2,7 +2,7 @@
  * too many in a block of the device's own allocator. */
 #define _POSIX_C_SOURCE 200809L
 #include "fuzz.h"
-#include "vm/machine/vm.h"
+#include "vm/machine/arena.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,9 +5,10 @@
  * dynamic shared memory, and what seeds the order of events and the arguments. */
 #define _POSIX_C_SOURCE 200809L
 #include "target.h"
-#include "vm/machine/vm.h"
+#include "vm/machine/program.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BUFFERS = 4, COMPARE = 3, COMPARED = 2, MOST_PARAMETERS = 64, MOST_ENTRIES = 4 };
 static const size_t sizes[BUFFERS] = {4096, 1024, 16384, 272};

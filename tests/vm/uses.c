@@ -1,6 +1,7 @@
 /* Print the registers of every instruction that a PTX text becomes: "line last guard d a b c e" and, for each register,
  * "r" or "w", name, type and slot. */
-#include "vm/machine/vm.h"
+#include "vm/machine/device.h"
+#include "vm/text/module.h"
 #include <stdio.h>
 #include <stdlib.h>
 

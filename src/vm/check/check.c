@@ -3,6 +3,14 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 #define STRONG_MARK 0x80000000u
 

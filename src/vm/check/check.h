@@ -13,7 +13,8 @@
 #ifndef SM120_VM_CHECK_H
 #define SM120_VM_CHECK_H
 
-#include "vm/execute/tma.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/tma_box.h"
 
 enum {
     AGENT_COPY = 32,
@@ -200,5 +201,8 @@ struct spot {
     char text[128];
 };
 struct spot check_spot(const struct warp *w, uint32_t pc);
+
+/* check_lanes.c: lanes have met at a collective; called at level full alone. */
+void lanes_meet(struct warp *w, uint32_t mask);
 
 #endif

@@ -2,6 +2,13 @@
 #include <stdlib.h>
 
 #include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/mbarrier.h"
+#include "vm/machine/program.h"
+#include "vm/machine/tma_box.h"
+#include "vm/machine/types.h"
 
 /* ---- bulk copies --------------------------------------------------------------------------------------------- */
 

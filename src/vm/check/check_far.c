@@ -2,8 +2,13 @@
  * thousands of warps share most of it. A map is a tree of sixteen branches; its leaves are the clocks of one CTA. What
  * nobody holds any more is swept away when there is much of it. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "vm/check/check.h"
 #include "vm/check/check_global.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/types.h"
 
 enum { BRANCHES = 16, BITS = 4 };
 enum { SWEEP_AT = 1 << 26 };

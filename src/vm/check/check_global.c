@@ -5,6 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+
 enum { PAGE = 4096, CELL = 16, CELLS_PER_PAGE = PAGE / CELL, MOST_MORE = 12, INLINE = 2 };
 enum { SUSPICIONS = 64 };
 enum { PENDING = UINT32_MAX }; /* the clock of a bulk store that may still write: nobody is ordered after it */

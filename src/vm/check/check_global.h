@@ -9,6 +9,7 @@
 #define SM120_VM_CHECK_GLOBAL_H
 
 #include "vm/check/check.h"
+#include "vm/machine/fault.h"
 
 /* What kind of access left a trace. */
 enum { TRACE_WRITE = 1, TRACE_STRONG = 2, TRACE_GPU = 4, TRACE_BULK = 8, TRACE_COPY = 16 };

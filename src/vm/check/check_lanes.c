@@ -6,8 +6,14 @@
  * every word and every byte of shared memory, and as many for global memory as find room, by the low bits of their
  * address. Strong accesses and copies are not looked at. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 enum { NEAR = 1024, WORD = 4 };
 

@@ -3,6 +3,10 @@
 #include <stdlib.h>
 
 #include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/types.h"
 
 /* What is known of the map at an address; made where nothing is. NULL after a fault. */
 static struct map_shadow *map_at(struct warp *w, uint64_t address) {

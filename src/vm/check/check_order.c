@@ -1,7 +1,13 @@
 /* What orders accesses: barriers, mbarriers, fences, and memory locations that warps synchronise through. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 /* to |= from: what both have seen. */
 static void join(const struct shadow *s, struct clocks *to, const struct clocks *from) {

@@ -3,9 +3,21 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif
+#include <string.h>
+
 #include "vm/check/check.h"
-#include "vm/execute/address.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/lanes_math.h"
+#include "vm/execute/mma_isa.h"
+#include "vm/execute/poll.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 #define PASTE2(a, b) a##_##b
 #define PASTE(a, b)  PASTE2(a, b)

@@ -1,13 +1,25 @@
 /* Asynchronous copies: an agent of each CTA that does what it was asked for at some later moment, in any order that
  * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
+#include "vm/execute/async.h"
+
 #include <stdlib.h>
+#include <string.h>
 
 #include "vm/check/check.h"
-#include "vm/check/defined.h"
-#include "vm/execute/address.h"
+#include "vm/execute/atomic.h"
+#include "vm/execute/mbarrier.h"
 #include "vm/execute/tma.h"
-#include "vm/observe/profile.h"
-#include "vm/observe/watch.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/mbarrier.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/tma_box.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 /* Forget everything at the start of a CTA. */
 void async_init(struct cta *cta) {
@@ -363,10 +375,8 @@ static bool land_at(struct cta *cta, uint32_t index) {
     --cta->asyncs;
     ++cta->progress;
     w->pc = op.pc;
-    const bool good = (!defined_is_on(cta) || defined_landed(w, &op)) && land(w, &op) && watch_landed(w, &op);
-    if (UNLIKELY(w->worker->profile != NULL)) {
-        profile_moved(w->worker, op.pc);
-    }
+    const bool good = watch_lands(w, &op) && land(w, &op) && watch_landed(w, &op);
+    watch_moved(w, &op);
     w->pc = pc;
     return good;
 }

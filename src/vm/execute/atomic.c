@@ -1,7 +1,20 @@
 /* atom and red on global and shared memory, correct between the threads that run CTAs. */
+#include "vm/execute/atomic.h"
+
+#include <string.h>
+
+#include "platform/thread.h"
 #include "vm/check/check.h"
-#include "vm/execute/address.h"
+#include "vm/execute/bits.h"
 #include "vm/execute/lanes_math.h"
+#include "vm/execute/poll.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 /* d = old; memory = new, where `new` is a formula of the old value x, the operand v and cas's operand u. */
 #define LOOP(name, T, formula)                                                                                         \

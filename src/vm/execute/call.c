@@ -1,5 +1,12 @@
 /* Calls of functions and returns. Each lane has its own stack of calls; see function.c for how it all lies. */
-#include "vm/machine/vm.h"
+#include "vm/execute/call.h"
+
+#include <string.h>
+
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/program.h"
 
 /* Registers of a function to or from local memory; for calls that may come back to the same function. */
 static void move_registers(struct warp *w, const struct routine *r, uint32_t lane, uint8_t *memory, bool restore) {
@@ -97,7 +104,7 @@ enum step call_indirect(struct warp *w, const struct inst *i, uint32_t mask) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l, "a call of 0x%llx, which is no function's address",
                             (unsigned long long)address[l]);
         }
-        if (!signature_equal(site->signature, routine_signature(callee))) {
+        if (!site->fits(site, callee)) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l,
                             "a call of %s, whose parameters differ from those of the call's prototype", callee->name);
         }

@@ -1,5 +1,11 @@
 /* Instructions in which the lanes of a warp look at each other: shfl, vote, match, redux, elect, movmatrix. */
-#include "vm/machine/vm.h"
+#include "vm/execute/collect.h"
+
+#include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/program.h"
 
 /* Lanes whose member masks differ: each group on its own, as soon as it is complete. */
 static enum step gather_groups(struct warp *w, const struct inst *i, uint32_t mask) {

@@ -1,6 +1,14 @@
 /* Branches, exits, barriers and clocks. */
+#include "vm/execute/control.h"
+
 #include "platform/clock.h"
 #include "vm/check/check.h"
+#include "vm/execute/collect.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
 
 /* bra */
 enum step control_bra(struct warp *w, const struct inst *i, uint32_t mask) {
@@ -32,6 +40,24 @@ enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
         }
     }
     return STEP_JUMP;
+}
+
+/* Remove lanes that have exited, and the split if it is empty. */
+static void warp_retire(struct warp *w, uint32_t mask) {
+    struct cta *cta = w->cta;
+    w->live &= ~mask;
+    w->split[w->current].mask &= ~mask;
+    w->active &= ~mask;
+    cta->live_threads -= bit_count(mask);
+    if (w->live != 0) {
+        return;
+    }
+    w->splits = 0;
+    ++cta->exited_warps;
+    ++cta->progress;
+    for (uint32_t b = 0; b <= CLUSTER_BARRIER; ++b) {
+        barrier_check(cta, b);
+    }
 }
 
 /* exit and ret */

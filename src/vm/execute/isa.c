@@ -1,7 +1,10 @@
 /* The tables of handlers for the widest vectors that this CPU has and PYSM120_VM_ISA (base, v3, v4) permits. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "platform/thread.h"
 #include "vm/execute/lanes.h"
+#include "vm/machine/program.h"
 
 static handler *const *lanes = lanes_base;
 static handler *const *accesses = access_base;

@@ -2,8 +2,13 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "no-math-errno", "no-trapping-math")
 #endif
-#include "vm/execute/lanes.h"
+#include "vm/execute/bits.h"
 #include "vm/execute/lanes_math.h"
+#include "vm/execute/mma_isa.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
 
 #define PASTE2(a, b) a##_##b
 #define PASTE(a, b)  PASTE2(a, b)

@@ -9,7 +9,8 @@
 #include <math.h>
 
 #include "vm/execute/bits.h"
-#include "vm/machine/vm.h" /* first: it chooses what the system's headers declare */
+#include "vm/machine/address.h"
+#include "vm/machine/cta.h"
 
 /* ---- integers ---- */
 

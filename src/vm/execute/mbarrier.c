@@ -1,8 +1,16 @@
 /* mbarriers: a struct beside shared memory for each, found by its address. */
+#include "vm/execute/mbarrier.h"
+
 #include <stdlib.h>
+#include <string.h>
 
 #include "vm/check/check.h"
-#include "vm/execute/address.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/mbarrier.h"
+#include "vm/machine/program.h"
 
 enum { MOST = (1 << 20) - 1 };
 
@@ -11,28 +19,6 @@ static void encode(struct cta *cta, const struct mbarrier *m) {
     const uint64_t bits = (uint64_t)(m->phase & 1u) << 63 | (uint64_t)((1u << 20) - m->pending) << 43 |
                           (uint64_t)((uint32_t)m->tx & 0x1fffffu) << 22 | (uint64_t)((1u << 20) - m->expected) << 1;
     memcpy(cta->shared + (m->address - SHARED_BASE), &bits, 8);
-}
-
-/* The index of the mbarrier at an address, which is checked; NULL after a fault. */
-static uint16_t *slot_of(struct warp *w, uint32_t address, uint32_t lane, const char *what) {
-    if (memory_shared(w, address, 8, 8, lane, what) == NULL) {
-        return NULL;
-    }
-    return &w->cta->mbarrier_at[(address - SHARED_BASE) / 8];
-}
-
-/* The mbarrier at an address; NULL after a fault. */
-struct mbarrier *mbarrier_get(struct warp *w, uint64_t address, uint32_t lane, const char *what) {
-    const uint16_t *slot = slot_of(w, (uint32_t)address, lane, what);
-    if (slot == NULL) {
-        return NULL;
-    }
-    if (*slot == 0 || !w->cta->mbarrier[*slot - 1].valid) {
-        fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane, "%s: no mbarrier was initialised at shared address 0x%x", what,
-                 (uint32_t)address);
-        return NULL;
-    }
-    return &w->cta->mbarrier[*slot - 1];
 }
 
 /* Begin the next phase if nothing is outstanding. */
@@ -85,7 +71,7 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), count = ((const uint32_t *)source(w, i->b))[lane];
         const uint32_t address = address_shared(w, i, lane);
-        uint16_t *slot = slot_of(w, address, lane, "mbarrier.init");
+        uint16_t *slot = mbarrier_slot(w, address, lane, "mbarrier.init");
         if (slot == NULL) {
             return STEP_FAULT;
         }
@@ -196,7 +182,7 @@ enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
 }
 
 /* mbarrier.test_wait and try_wait: kind bit 0 try, 1 parity. A try that fails in all lanes waits for the phase of the
- * lowest one; cta.c ends that wait (split.forced) when nothing else can happen. */
+ * lowest one; run_cta.c ends that wait (split.forced) when nothing else can happen. */
 enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t passed = 0, first = 0, phase = 0, found = 0;
     const struct mbarrier *last = NULL;

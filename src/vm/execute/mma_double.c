@@ -1,6 +1,13 @@
 /* mma.sync of f64: one fused multiply-add per k, in order of k, as the tensor cores of an H200 were seen to do it. */
+#include <string.h>
+
+#include "vm/execute/bits.h"
 #include "vm/execute/lanes_math.h"
 #include "vm/execute/tensor.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
 
 enum { ROWS = 16, COLUMNS = 8, DEPTH = 16 };
 

@@ -3,7 +3,13 @@
  * Every product a*b, exact, and c are significands times 2^e, not renormalised. All are shifted to the largest e,
  * cut toward zero to 25 fraction bits and added exactly; the sum is rounded once. Here a term is an f32 product
  * times a power of two, both exact, converted to int32, which is the cut. 16 terms fit an int32. */
+#include <string.h>
+
+#include "vm/execute/bits.h"
+#include "vm/execute/lanes_math.h"
+#include "vm/execute/mma.h"
 #include "vm/execute/mma_isa.h"
+#include "vm/machine/types.h"
 
 enum { FRACTION = 25, BLOCKS = 4, LANES_B = MMA_COLUMNS * MMA_WORDS, OUTPUTS = MMA_OUTPUTS };
 

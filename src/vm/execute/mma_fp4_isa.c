@@ -3,6 +3,9 @@
  * The products of each run of 16 k, or of the 16 that a sparse A has of 32, are summed exactly and multiplied by the
  * significands of their two scales; the four sums and c are shifted to the largest exponent, cut toward zero to 35
  * fraction bits, added exactly, and the sum is rounded once. */
+#include <string.h>
+
+#include "vm/execute/mma.h"
 #include "vm/execute/mma_isa.h"
 
 enum {

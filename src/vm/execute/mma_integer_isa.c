@@ -1,5 +1,8 @@
 /* Tensor-core sums of integer products (k 16 and 32 of 8 bits, 32 and 64 of 4; of a sparse A twice that) and of common
  * bits (k 128 and 256). */
+#include <string.h>
+
+#include "vm/execute/mma.h"
 #include "vm/execute/mma_isa.h"
 
 enum { LANES_B = MMA_COLUMNS * MMA_WORDS };

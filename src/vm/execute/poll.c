@@ -1,10 +1,17 @@
 /* Polls: reads that a lane repeats until another warp or CTA answers. A strong read (volatile, relaxed, acquire) or an
  * atomic operation without effect counts when the same instruction has met the same value at the same place again and
  * again while its CTA wrote nothing. Nothing here depends on what an address is, so that a seed fixes the run. */
+#include "vm/execute/poll.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "vm/machine/vm.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 enum { PATIENCE = 4, ENOUGH = 16, QUIET = 64, WAYS = 2 };
 
@@ -165,4 +172,30 @@ int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes) {
                     is_shared ? (unsigned long long)offset + SHARED_BASE
                               : (unsigned long long)(uintptr_t)longest->place,
                     at->file, at->line);
+}
+
+/* ---- what a split waits for ---- */
+
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes) {
+    const struct cta *cta = w->cta;
+    const uint16_t slot =
+        s->wait == WAIT_MBARRIER || s->polled != 0 ? cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
+    if (s->wait == WAIT_CONVERGE) {
+        snprintf(to, bytes, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
+    } else if (s->wait == WAIT_BULK) {
+        snprintf(to, bytes, "its bulk copies");
+    } else if (s->wait == WAIT_BARRIER) {
+        snprintf(to, bytes, "barrier %u, where %u of %u threads have arrived", s->address,
+                 cta->barrier[s->address].arrived, s->detail);
+    } else if (s->wait != WAIT_MBARRIER && poll_describe(w, s->mask, to, bytes) != 0) {
+        return;
+    } else if (slot != 0) {
+        const struct mbarrier *m = &cta->mbarrier[slot - 1];
+        snprintf(to, bytes,
+                 "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
+                 s->phase, m->address, m->pending, m->expected, m->tx);
+    } else {
+        snprintf(to, bytes, "no event: it runs");
+    }
 }

@@ -1,9 +1,20 @@
 /* printf and assert of kernels: vprintf and __assertfail. What is printed appears on stdout after the launch, in the
  * order of the CTAs, and in each of them in the order in which it was printed. */
+#include "vm/execute/print.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "vm/machine/vm.h"
+#include "platform/thread.h"
+#include "vm/execute/lanes_math.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 enum { LONGEST = 4096, MOST_PRINTED = 1 << 20 };
 

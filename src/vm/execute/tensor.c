@@ -1,6 +1,16 @@
 /* mma.sync, mma.sp and wmma: hand the registers to the arithmetic of mma.c. */
 #include "vm/execute/tensor.h"
 
+#include <string.h>
+
+#include "vm/execute/lanes_math.h"
+#include "vm/execute/mma.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+
 /* The registers of a fragment as one array, copied together if they are apart. */
 static const uint32_t (*gather(struct warp *w, const struct fragment *f, uint32_t (*scratch)[WARP])) [WARP] {
     if (f->together != 0) {

@@ -2,9 +2,42 @@
 #include "vm/execute/tma.h"
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "driver/tensor_map_rules.h"
 #include "vm/check/check.h"
-#include "vm/execute/address.h"
+#include "vm/execute/async.h"
+#include "vm/execute/atomic.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/mbarrier.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/tma_box.h"
+#include "vm/machine/types.h"
+
+atomic_function *tma_reduction(enum atomic_op op, uint32_t type) {
+    static const uint8_t types[16] = {
+        [CU_TENSOR_MAP_DATA_TYPE_UINT32] = T_U32,   [CU_TENSOR_MAP_DATA_TYPE_INT32] = T_S32,
+        [CU_TENSOR_MAP_DATA_TYPE_UINT64] = T_U64,   [CU_TENSOR_MAP_DATA_TYPE_INT64] = T_S64,
+        [CU_TENSOR_MAP_DATA_TYPE_FLOAT16] = T_F16,  [CU_TENSOR_MAP_DATA_TYPE_BFLOAT16] = T_BF16,
+        [CU_TENSOR_MAP_DATA_TYPE_FLOAT32] = T_F32,  [CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ] = T_F32,
+        [CU_TENSOR_MAP_DATA_TYPE_TFLOAT32] = T_F32, [CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ] = T_F32,
+        [CU_TENSOR_MAP_DATA_TYPE_FLOAT64] = T_F64};
+    const enum type is = (enum type)types[type];
+    const bool has_ftz = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ || type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ;
+    if (op == ATOMIC_AND || op == ATOMIC_OR || op == ATOMIC_XOR) {
+        return is == T_U32 || is == T_S32 ? atomic_find_bulk(op, T_B32)
+               : is == T_U64              ? atomic_find_bulk(op, T_B64)
+                                          : NULL;
+    }
+    if (is == T_NONE || (is == T_S64 && op == ATOMIC_ADD)) {
+        return NULL;
+    }
+    return has_ftz ? atomic_find(op, is) : atomic_find_bulk(op, is);
+}
 
 /* ---- maps ---------------------------------------------------------------------------------------------------- */
 

@@ -1,8 +1,11 @@
 /* The 128 bytes of a tensor map: what the virtual SM120 writes into an object that is opaque to everybody else. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "driver/tensor_map_rules.h"
 #include "vm/execute/tma.h"
+#include "vm/machine/types.h"
 
 /* All that is stored minus one is 1 in a map made from zeros, as on the chip. */
 struct image {

@@ -3,8 +3,10 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "vm/machine/vm.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/types.h"
 
 /* Read digits of base 10 or 16 to the end of the text. False: they are none, or too many. */
 static bool read_digits(const char *text, uint64_t *value) {

@@ -1,8 +1,15 @@
 /* Faults: values that end a launch, with a text that says where and why. */
+#include "vm/machine/fault.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "vm/machine/vm.h"
+#include "platform/thread.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 static _Thread_local char last[4096];
 

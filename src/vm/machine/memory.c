@@ -1,48 +1,22 @@
 /* Device memory and every check of an address. A device address is the host pointer of a lazily committed mapping with
  * a guard page on each side; freed mappings stay reserved for a while, so that a use after free is recognised. */
+#include "vm/machine/memory.h"
+
 #include <stdlib.h>
+#include <string.h>
 
 #include "platform/pages.h"
-#include "vm/check/defined.h"
-#include "vm/execute/address.h"
+#include "platform/thread.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
 #include "vm/machine/poison.h"
-
-struct arena_block {
-    struct arena_block *next;
-    char *at, *end;
-};
-
-/* Take zeroed memory, 64-byte aligned; NULL when there is none. */
-void *arena_take(struct arena *arena, size_t bytes) {
-    enum { BLOCK = 1 << 18 };
-    const size_t asked = bytes;
-    bytes = (bytes + 63) / 64 * 64 + POISON_GAP;
-    struct arena_block *b = arena->first;
-    if (b == NULL || (size_t)(b->end - b->at) < bytes) {
-        const size_t space = bytes > BLOCK / 2 ? bytes + 192 : BLOCK;
-        b = calloc(1, space);
-        if (b == NULL) {
-            return NULL;
-        }
-        b->at = (char *)(((uintptr_t)(b + 1) + 63) / 64 * 64);
-        b->end = (char *)b + space;
-        b->next = arena->first;
-        arena->first = b;
-    }
-    void *memory = b->at;
-    b->at += bytes;
-    POISON((char *)memory + asked, bytes - asked);
-    return memory;
-}
-
-/* Free all of it. */
-void arena_free(struct arena *arena) {
-    for (struct arena_block *b = arena->first, *next; b != NULL; b = next) {
-        next = b->next;
-        free(b);
-    }
-    arena->first = NULL;
-}
+#include "vm/machine/program.h"
+#include "vm/machine/shade.h"
+#include "vm/machine/types.h"
 
 /* ---- allocations --------------------------------------------------------------------------------------------- */
 
@@ -61,7 +35,7 @@ static size_t position(const struct device *device, uint64_t address) {
 }
 
 /* Reserve and record memory; the lock is held. */
-static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t *address) {
+static CUresult allocate(struct device *device, size_t bytes, enum allocation_kind kind, uint64_t *address) {
     const size_t page = pages_size();
     if (bytes > SIZE_MAX - 3 * page || bytes > device->limit || device->used > device->limit - bytes) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes; %zu of %zu are in use", bytes, device->used,
@@ -81,7 +55,7 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
     if (base == NULL) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
     }
-    const bool is_shaded = kind == 0 && launch_checks() == CHECKS_FULL;
+    const bool is_shaded = kind == ALLOCATION_SHADED;
     struct shade *const shade = is_shaded ? shade_open(bytes) : NULL;
     if ((is_shaded && shade == NULL) || !pages_commit(base + page, whole)) {
         pages_release(base, mapped);
@@ -93,9 +67,9 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
                                  .end = (uint64_t)(uintptr_t)(base + page) + bytes,
                                  .mapping = base,
                                  .mapped = mapped,
-                                 .pinned = kind == 1,
-                                 .owned = kind >= 2,
-                                 .constant = kind == 3,
+                                 .pinned = kind == ALLOCATION_PINNED,
+                                 .owned = kind == ALLOCATION_VARIABLE || kind == ALLOCATION_CONSTANT,
+                                 .constant = kind == ALLOCATION_CONSTANT,
                                  .shade = shade};
     if (shade != NULL) {
         atomic_fetch_add(&device->shades, 1);
@@ -109,8 +83,8 @@ static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t
     return CUDA_SUCCESS;
 }
 
-/* Allocate device memory. kind: 0 plain, 1 pinned, 2 a module's variable, 3 such a constant. */
-CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *address) {
+/* Allocate device memory. */
+CUresult memory_alloc(struct device *device, size_t bytes, enum allocation_kind kind, uint64_t *address) {
     if (bytes == 0) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
     }
@@ -164,14 +138,18 @@ static bool postpone(struct device *device, struct allocation *a) {
     return is_used;
 }
 
+/* What memory_free has to be told. */
+static enum allocation_kind kind_of(const struct allocation *a) {
+    return a->owned ? ALLOCATION_VARIABLE : a->pinned ? ALLOCATION_PINNED : ALLOCATION_PLAIN;
+}
+
 /* Free device memory, or have the last launch that may use it do so. */
-CUresult memory_free(struct device *device, uint64_t address, int kind) {
+CUresult memory_free(struct device *device, uint64_t address, enum allocation_kind kind) {
     atomic_fetch_add(&device->host_calls, 1);
     rwlock_lock_write(&device->memory_lock);
     const size_t at = position(device, address);
     struct allocation *a = &device->allocations[at];
-    if (at == device->allocation_count || a->start != address || a->freed_at != 0 ||
-        (a->owned ? 2 : a->pinned) != kind) {
+    if (at == device->allocation_count || a->start != address || a->freed_at != 0 || kind_of(a) != kind) {
         rwlock_unlock_write(&device->memory_lock);
         return fault_set(CUDA_ERROR_INVALID_VALUE, "0x%llx is not the address of an allocation",
                          (unsigned long long)address);
@@ -258,8 +236,6 @@ void memory_free_all(struct device *device) {
         unmap(&device->allocations[k]);
         end_shade(device, &device->allocations[k]);
     }
-    stored_free(device->stored);
-    device->stored = NULL;
     for (size_t k = 0; k < FREED; ++k) {
         unmap(&device->freed[k]);
     }

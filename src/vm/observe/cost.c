@@ -1,6 +1,11 @@
 /* What an access of a warp costs, by the model in cost.h. */
 #include "vm/observe/cost.h"
 
+#include <string.h>
+
+#include "vm/machine/base.h"
+#include "vm/machine/types.h"
+
 enum { BANKS = 32, WORD = 4, SECTOR = 32, LINE = 128 };
 
 /* Does every lane have the address of its partner, lane ^ distance, where both take part? */
@@ -32,7 +37,7 @@ static void want(struct wanted *wanted, uint64_t word, bool is_shared) {
 }
 
 /* The wavefronts of one group. */
-static uint32_t group_wavefronts(enum access_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
+static uint32_t group_wavefronts(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
     struct wanted wanted;
     uint32_t most = 0;
     memset(wanted.count, 0, sizeof wanted.count);
@@ -48,7 +53,7 @@ static uint32_t group_wavefronts(enum access_kind kind, uint32_t bytes, uint32_t
     return most;
 }
 
-struct bank_cost cost_shared(enum access_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
+struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
     uint32_t lanes = bytes <= WORD ? WARP : BANKS * WORD / bytes;
     struct bank_cost cost = {0, 0};
     if (kind == ACCESS_IS_LOAD && lanes < WARP && (pairs_agree(mask, address, 1) || pairs_agree(mask, address, 2))) {

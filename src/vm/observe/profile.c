@@ -3,9 +3,23 @@
 #include "vm/observe/profile.h"
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "platform/thread.h"
+#include "vm/execute/call.h"
+#include "vm/execute/control.h"
+#include "vm/machine/arena.h"
+#include "vm/machine/base.h"
+#include "vm/machine/counters.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
+#include "vm/observe/cost.h"
 #include "vm/observe/reach.h"
-#include "vm/observe/watch.h"
 
 enum { TEXT_BYTES = 400 };
 
@@ -170,7 +184,7 @@ struct profile_worker {
     uint64_t pending[COUNTS]; /* of the instruction that runs: it may have to come again */
 };
 
-void profile_moved(struct worker *worker, uint32_t pc) {
+static void note_moved(struct worker *worker, uint32_t pc) {
     struct profile_worker *const own = worker->profile;
     for (uint32_t k = 0; k < TRAFFIC_COUNT; ++k) {
         own->count[pc][COUNT_bytes + k] += worker->bytes[k] - own->seen[k];
@@ -254,11 +268,16 @@ static enum step after(const struct event *e) {
     }
     count[COUNT_tensor_flops] += worker->tensor_flops - own->seen_flops;
     own->seen_flops = worker->tensor_flops;
-    profile_moved(worker, e->pc);
+    note_moved(worker, e->pc);
     return STEP_NEXT;
 }
 
-static const struct watcher watcher = {.before = before, .after = after};
+/* A copy has moved bytes long after the instruction that issued it. */
+static void moved(struct warp *w, const struct async_op *op) {
+    note_moved(w->worker, op->pc);
+}
+
+static const struct watcher watcher = {.before = before, .after = after, .moved = moved};
 
 /* ---- launches and threads ------------------------------------------------------------------------------------ */
 

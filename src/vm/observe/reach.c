@@ -1,8 +1,16 @@
 /* Which memory an instruction is about to touch. */
 #include "vm/observe/reach.h"
 
-#include "vm/execute/address.h"
+#include "vm/execute/async.h"
+#include "vm/execute/atomic.h"
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/observe/cost.h"
 
 enum reach_class reach_class(const struct inst *i) {
     handler *const run = i->run == control_aligned ? i->next : i->run, *const *const access = access_table();
@@ -51,7 +59,7 @@ static void reach_copy(const struct warp *w, const struct inst *i, uint32_t mask
 
 uint32_t reach_sides(const struct warp *w, const struct inst *i, enum reach_class class, uint32_t mask,
                      struct reach sides[2]) {
-    static const enum access_kind kinds[] = {
+    static const enum cost_kind kinds[] = {
         [REACH_LOAD] = ACCESS_IS_LOAD, [REACH_STORE] = ACCESS_IS_STORE, [REACH_ATOMIC] = ACCESS_IS_ATOMIC};
     if (class == REACH_NOTHING || mask == 0) {
         return 0;

@@ -3,8 +3,20 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "vm/observe/watch.h"
+#include "vm/execute/control.h"
+#include "vm/execute/poll.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/options.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 enum { MOST_BYTES = 64 };
 
@@ -127,11 +139,11 @@ static enum step show(const struct trace *t, const struct event *e, bool is_asyn
         return fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was interrupted");
     }
     const sm120_step step = {e, is_asynchronous};
-    const struct driver_options options = launch_configured();
+    const struct driver_options options = options_get();
     current = &step;
     const int32_t end = t->watch.see(t->watch.context, &step);
     current = NULL;
-    launch_configure(&options); /* calls of the library end with their own */
+    options_set(&options); /* calls of the library end with their own */
     return end != 0 ? fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was ended by who watches it")
                     : STEP_NEXT;
 }

@@ -2,7 +2,9 @@
 #ifndef SM120_VM_TRACE_H
 #define SM120_VM_TRACE_H
 
-#include "vm/machine/vm.h"
+#include "driver/driver.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
 
 /* Prepare a launch that is watched, or do nothing. */
 CUresult trace_open(struct launch *launch, const sm120_watch *watch);

@@ -1,8 +1,13 @@
 /* From a statement to `struct inst`: the table of opcodes, matching of modifiers, checks of operands. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "vm/execute/lanes.h"
+#include "vm/machine/base.h"
+#include "vm/machine/counters.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 /* ---- the arithmetic, from lanes.def ---- */

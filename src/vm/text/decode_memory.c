@@ -1,5 +1,14 @@
 /* Decoding of loads, stores, atomics, matrix loads and address conversions. */
+#include <string.h>
+
+#include "vm/execute/atomic.h"
+#include "vm/execute/collect.h"
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 static const char *const scalar_types = "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 b8 u8 s8 b128";

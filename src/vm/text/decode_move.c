@@ -1,5 +1,11 @@
 /* Decoding of mov, cvt, setp, set, selp, testp and the logic of predicates. */
+#include <string.h>
+
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/machine/base.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 /* Append an instruction of lanes.def. */

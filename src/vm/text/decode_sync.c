@@ -1,5 +1,14 @@
 /* Decoding of control flow, barriers, collectives, mbarriers and asynchronous copies. */
+#include "vm/execute/async.h"
+#include "vm/execute/atomic.h"
+#include "vm/execute/collect.h"
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/mbarrier.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 static NORETURN void unknown(struct parser *p) {

@@ -1,5 +1,9 @@
 /* Decoding of mma.sync and mma.sp: shapes, types, kinds, block scales, metadata. */
+#include "vm/execute/control.h"
+#include "vm/execute/mma.h"
 #include "vm/execute/tensor.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 static NORETURN void unknown(struct parser *p) {

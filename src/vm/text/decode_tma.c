@@ -1,5 +1,12 @@
 /* Decoding of tensor copies and of what changes tensor maps. */
+#include "driver/tensor_map_rules.h"
+#include "vm/execute/control.h"
 #include "vm/execute/tma.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/tma_box.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 static NORETURN void unknown(struct parser *p) {

@@ -12,8 +12,15 @@
  *   m8n32    flat           tall, twice    two tiles side by side, each transposed
  *   m8n8     flat           flat           the upper half of a tile
  * A and B of f16 have 8 registers in every shape; those that are too many repeat the others. */
+#include <string.h>
+
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/mma.h"
 #include "vm/execute/tensor.h"
+#include "vm/machine/base.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 enum part { PART_A, PART_B, PART_C };

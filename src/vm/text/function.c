@@ -4,7 +4,16 @@
  * The local memory of a thread begins with the argument area, where arguments and results are handed over, then come
  * the kernel's own variables, then the frames of the calls. A call stores the arguments there by ordinary
  * instructions, the function loads them into its frame, and on return its results go the same way. */
+#include <string.h>
+
+#include "vm/execute/call.h"
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/print.h"
+#include "vm/machine/base.h"
+#include "vm/machine/counters.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 enum { MOST_FORMALS = 256, MOST_ARGUMENT_BYTES = 4096, MOST_ROUTINES = 4096, RECURSION_BYTES = 16384, DEEPEST = 1024 };
@@ -21,15 +30,15 @@ static bool lists_equal(const struct formal *a, const struct formal *b, uint32_t
 }
 
 /* May functions with these signatures stand for each other? */
-bool signature_equal(const struct signature *a, const struct signature *b) {
+static bool signature_equal(const struct signature *a, const struct signature *b) {
     return a->result_count == b->result_count && a->argument_count == b->argument_count &&
            lists_equal(a->results, b->results, a->result_count) &&
            lists_equal(a->arguments, b->arguments, a->argument_count);
 }
 
-/* The signature of a function. */
-const struct signature *routine_signature(const struct routine *routine) {
-    return routine->definition->signature;
+/* May an indirect call reach this function? */
+static bool fits(const struct call_site *site, const struct routine *callee) {
+    return signature_equal(site->signature, callee->definition->signature);
 }
 
 /* An alignment that was read: .align n. */
@@ -476,7 +485,7 @@ void read_call(struct parser *p) {
     const uint32_t address = d != NULL ? 0 : need_source(p, &c.target, T_B64);
     struct call_site *site = parser_take(p, sizeof *site);
     struct call_site **list = p->routine != NULL ? &p->routine->sites : &p->sites;
-    *site = (struct call_site){.next = *list, .caller = p->routine, .signature = s};
+    *site = (struct call_site){.next = *list, .caller = p->routine, .signature = s, .fits = fits};
     *list = site;
     struct inst *i = emit(p, d != NULL ? call_direct : call_indirect);
     i->a = address;
@@ -586,7 +595,7 @@ static struct need need_of(struct search *s, const struct call_site *site) {
         }
         for (uint32_t k = 1; k < s->f->routine_count && site->callee == NULL; ++k) {
             const struct routine *r = s->f->routines[k];
-            if (r != NULL && signature_equal(site->signature, r->definition->signature)) {
+            if (r != NULL && fits(site, r)) {
                 add_need(s, &most, r);
             }
         }

@@ -4,7 +4,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "vm/machine/arena.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 /* Prepare to read `text`, which is the contents of `file`. */

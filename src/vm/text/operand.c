@@ -1,7 +1,12 @@
 /* Names, constant expressions and operands. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "vm/execute/control.h"
+#include "vm/machine/base.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 static uint32_t hash_name(const char *name, uint32_t length) {

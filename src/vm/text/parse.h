@@ -4,7 +4,13 @@
 
 #include <setjmp.h>
 
-#include "vm/machine/vm.h"
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "driver/driver.h"
+#include "platform/compiler.h"
+#include "vm/machine/program.h"
 
 enum token_kind {
     TOKEN_END = 256,

@@ -1,43 +1,16 @@
 /* Declarations and statements of PTX: text to module. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "vm/execute/control.h"
+#include "vm/machine/arena.h"
+#include "vm/machine/base.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/text/module.h"
 #include "vm/text/parse.h"
-
-static const struct {
-    const char *text;
-    unsigned bytes;
-    char class;
-} types[TYPE_COUNT] = {{"none", 0, 0},
-#define X(name, text, bytes, class) {text, bytes, class},
-                       TYPES(X)
-#undef X
-};
-
-/* How PTX spells a type. */
-const char *type_name(enum type type) {
-    return types[type].text;
-}
-
-/* How many bytes a value of a type has. */
-unsigned type_bytes(enum type type) {
-    return types[type].bytes;
-}
-
-/* p predicate, b bits, i integer, f float, x packed. */
-char type_class(enum type type) {
-    return types[type].class;
-}
-
-/* Find a type by its spelling; T_NONE if there is none. */
-enum type type_find(const char *text, size_t length) {
-    for (int t = T_PRED; t < TYPE_COUNT; ++t) {
-        if (strlen(types[t].text) == length && memcmp(types[t].text, text, length) == 0) {
-            return (enum type)t;
-        }
-    }
-    return T_NONE;
-}
 
 /* Find the type of a declaration in a dot token. */
 enum type token_type(struct parser *p) {
@@ -207,8 +180,8 @@ static uint64_t count_elements(const struct parser *p) {
 /* Give a .global or .const variable its memory. */
 static void place_global(struct parser *p, struct symbol *s) {
     uint64_t address = 0;
-    const CUresult r =
-        memory_alloc(p->module->device, s->bytes != 0 ? s->bytes : 1, s->space == SPACE_CONST ? 3 : 2, &address);
+    const CUresult r = memory_alloc(p->module->device, s->bytes != 0 ? s->bytes : 1,
+                                    s->space == SPACE_CONST ? ALLOCATION_CONSTANT : ALLOCATION_VARIABLE, &address);
     if (r != CUDA_SUCCESS) {
         p->result = r;
         error_at(p, &p->token, "no memory for '%.*s'", (int)s->length, s->name);

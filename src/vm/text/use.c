@@ -1,4 +1,9 @@
 /* The registers that instructions read and write, as the program names them: for whoever reports on them. */
+#include <string.h>
+
+#include "vm/machine/base.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 /* A symbol's name as a string, made when it is first asked for. */

@@ -1,7 +1,14 @@
 /* What the virtual device counts: warp instructions by opcode, tensor operations, bytes by path. */
-#include <stdio.h>
+#include "vm/machine/counters.h"
 
-#include "vm/machine/vm.h"
+#include <stdio.h>
+#include <string.h>
+
+#include "platform/thread.h"
+#include "vm/machine/device.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 static struct mutex lock = MUTEX_INITIALIZER;
 static char names[MAX_COUNTERS][32];

@@ -2,15 +2,31 @@
  * order and nothing is ever pending. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "driver/registry.h"
+#include "driver/tensor_map_rules.h"
 #include "platform/at_fork.h"
 #include "platform/clock.h"
-#include "vm/check/defined.h"
+#include "platform/thread.h"
+#include "vm/defined/defined.h"
 #include "vm/execute/tma.h"
+#include "vm/machine/arena.h"
+#include "vm/machine/base.h"
+#include "vm/machine/counters.h"
+#include "vm/machine/device.h"
 #include "vm/machine/environment.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/options.h"
+#include "vm/machine/program.h"
+#include "vm/machine/shade.h"
+#include "vm/machine/types.h"
 #include "vm/observe/profile.h"
 #include "vm/observe/trace.h"
+#include "vm/run/run.h"
+#include "vm/text/module.h"
 
 enum { MAX_DEVICES = 16, STACK = 16 };
 
@@ -327,7 +343,7 @@ static CUresult virtual_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice de
 static void free_module(struct CUmod_st *m) {
     struct device *device = m->module.device;
     for (uint32_t k = 0; k < m->module.variable_count; ++k) {
-        memory_free(device, m->module.variables[k].address, 2);
+        memory_free(device, m->module.variables[k].address, ALLOCATION_VARIABLE);
     }
     arena_free(&m->module.arena);
     free(m);
@@ -346,6 +362,8 @@ static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device) {
             c->device.modules = m->module.next;
             free_module(m);
         }
+        stored_free(c->device.stored);
+        c->device.stored = NULL;
         memory_free_all(&c->device);
         profile_end(&c->device);
     }
@@ -523,14 +541,16 @@ static CUresult virtual_cuMemAlloc(CUdeviceptr *address, size_t bytes) {
     if (address == NULL) {
         return null_argument("address");
     }
-    return depth != 0 ? memory_alloc(current(), bytes, 0, address) : no_context();
+    return depth != 0 ? memory_alloc(current(), bytes,
+                                     options_checks() == CHECKS_FULL ? ALLOCATION_SHADED : ALLOCATION_PLAIN, address)
+                      : no_context();
 }
 
 static CUresult virtual_cuMemFree(CUdeviceptr address) {
     if (depth == 0) {
         return no_context();
     }
-    return address != 0 ? memory_free(current(), address, 0) : CUDA_SUCCESS;
+    return address != 0 ? memory_free(current(), address, ALLOCATION_PLAIN) : CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags) {
@@ -541,7 +561,7 @@ static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags
     if (flags > 7) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u", flags);
     }
-    const CUresult r = depth != 0 ? memory_alloc(current(), bytes, 1, &address) : no_context();
+    const CUresult r = depth != 0 ? memory_alloc(current(), bytes, ALLOCATION_PINNED, &address) : no_context();
     if (r == CUDA_SUCCESS) {
         *host = (void *)(uintptr_t)address;
     }
@@ -577,7 +597,7 @@ static CUresult virtual_cuMemFreeHost(void *host) {
     if (depth == 0) {
         return no_context();
     }
-    return host != NULL ? memory_free(current(), (uint64_t)(uintptr_t)host, 1) : CUDA_SUCCESS;
+    return host != NULL ? memory_free(current(), (uint64_t)(uintptr_t)host, ALLOCATION_PINNED) : CUDA_SUCCESS;
 }
 
 /* The copies hold the lock until they are done, so that no other thread frees what they touch. */
@@ -1014,7 +1034,7 @@ const struct driver *driver_virtual(void) {
         .counter = virtual_counter,
         .counters_reset = virtual_counters_reset,
         .interrupt = virtual_interrupt,
-        .configure = launch_configure,
+        .configure = options_set,
         .variable = virtual_variable,
         .profile = virtual_profile,
         .profile_read = virtual_profile_read,

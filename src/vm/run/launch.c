@@ -1,12 +1,25 @@
 /* Launches: what is checked before, and how CTAs spread over threads. The calling thread works too, so a launch makes
  * progress even if no helper can be started. */
 #include <stdlib.h>
+#include <string.h>
 
-#include "vm/check/check.h"
-#include "vm/check/defined.h"
+#include "platform/thread.h"
+#include "vm/defined/defined.h"
+#include "vm/execute/print.h"
+#include "vm/machine/base.h"
+#include "vm/machine/counters.h"
+#include "vm/machine/device.h"
 #include "vm/machine/environment.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/options.h"
+#include "vm/machine/program.h"
+#include "vm/machine/shade.h"
+#include "vm/machine/types.h"
 #include "vm/observe/profile.h"
 #include "vm/observe/trace.h"
+#include "vm/run/run.h"
 
 static struct {
     struct mutex lock;
@@ -228,39 +241,13 @@ static CUresult check_dynamic(const struct CUfunc_st *f, uint32_t dynamic) {
     return CUDA_SUCCESS;
 }
 
-static const struct driver_options by_environment = {.checks = -1};
-static _Thread_local struct driver_options configured = {.checks = -1};
-
-/* How the calling thread's next launches run; NULL: as the environment says. */
-void launch_configure(const struct driver_options *options) {
-    configured = options != NULL ? *options : by_environment;
-}
-
-/* How they run now. */
-struct driver_options launch_configured(void) {
-    return configured;
-}
-
-/* The level of checks, which the device's name or the environment says. */
-static CUresult choose_checks(enum checks *checks) {
-    static const char *const names[] = {"off", "default", "full"};
-    int level;
-    const CUresult r = environment_word("PYSM120_CHECKS", names, CHECKS_DEFAULT, &level);
-    *checks = (enum checks)(configured.checks >= 0 ? configured.checks : level);
-    return r;
-}
-
-enum checks launch_checks(void) {
-    enum checks checks;
-    return choose_checks(&checks) != CUDA_SUCCESS ? CHECKS_DEFAULT : checks;
-}
-
 /* The seed and the limit of instructions; the number of threads is read where they start. */
 static CUresult choose_numbers(uint64_t *seed, uint64_t *limit, uint64_t *patience) {
     uint64_t threads;
     CUresult r = environment_number("PYSM120_SEED", 0, UINT64_MAX, 0, seed);
     r = r != CUDA_SUCCESS ? r : environment_number("PYSM120_INSTRUCTION_LIMIT", 1, UINT64_MAX, 1ULL << 40, limit);
     r = r != CUDA_SUCCESS ? r : environment_number("PYSM120_PATIENCE", 0, 86400000, 1000, patience);
+    const struct driver_options configured = options_get();
     if (configured.has_seed) {
         *seed = configured.seed;
     }
@@ -301,6 +288,7 @@ static CUresult check_together(const struct launch *launch) {
 /* Make what a launch has besides its CTAs. CUDA_SUCCESS, or nothing is left. */
 static CUresult open_parts(struct launch *launch, bool is_cooperative) {
     enum { WORKSPACE = 8 }; /* its size, which nobody reads, and the count of a barrier */
+    const struct driver_options configured = options_get();
     CUresult r = trace_open(launch, &configured.watch);
     if (r != CUDA_SUCCESS) {
         return r;
@@ -309,7 +297,8 @@ static CUresult open_parts(struct launch *launch, bool is_cooperative) {
         trace_close(launch);
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
     }
-    r = is_cooperative ? memory_alloc(launch->device, WORKSPACE, 2, &launch->workspace) : CUDA_SUCCESS;
+    r = is_cooperative ? memory_alloc(launch->device, WORKSPACE, ALLOCATION_VARIABLE, &launch->workspace)
+                       : CUDA_SUCCESS;
     if (r != CUDA_SUCCESS) {
         schedule_close(launch);
         trace_close(launch);
@@ -321,7 +310,7 @@ static void close_parts(struct launch *launch) {
     trace_close(launch);
     schedule_close(launch);
     if (launch->workspace != 0) {
-        memory_free(launch->device, launch->workspace, 2);
+        memory_free(launch->device, launch->workspace, ALLOCATION_VARIABLE);
     }
 }
 
@@ -333,7 +322,7 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     CUresult r = check_shape(f, grid, block);
     r = r != CUDA_SUCCESS ? r : check_dynamic(f, dynamic);
     r = r != CUDA_SUCCESS ? r : check_registers(f, block);
-    r = r != CUDA_SUCCESS ? r : choose_checks(&checks);
+    r = r != CUDA_SUCCESS ? r : options_read_checks(&checks);
     r = r != CUDA_SUCCESS ? r : choose_numbers(&seed, &limit, &patience);
     if (r != CUDA_SUCCESS) {
         return r;

@@ -1,52 +1,13 @@
 /* Running one warp. Its lanes may be at several pcs; each such group is a split. The lowest pc runs first, so that
  * groups meet again where control flow does; splits that reach the same pc become one. */
-#include "vm/observe/watch.h"
-
-/* Remove lanes that have exited, and the split if it is empty. */
-void warp_retire(struct warp *w, uint32_t mask) {
-    struct cta *cta = w->cta;
-    w->live &= ~mask;
-    w->split[w->current].mask &= ~mask;
-    w->active &= ~mask;
-    cta->live_threads -= bit_count(mask);
-    if (w->live != 0) {
-        return;
-    }
-    w->splits = 0;
-    ++cta->exited_warps;
-    ++cta->progress;
-    for (uint32_t b = 0; b <= CLUSTER_BARRIER; ++b) {
-        barrier_check(cta, b);
-    }
-}
-
-/* Let the lanes of the current split that are not in `mask` go on at the next instruction. */
-void warp_leave_behind(struct warp *w, uint32_t mask) {
-    const uint32_t rest = w->active & ~mask;
-    if (rest == 0) {
-        return;
-    }
-    w->split[w->splits++] = (struct split){.pc = w->pc + 1, .mask = rest};
-    w->split[w->current].mask = mask;
-    w->active = mask;
-}
-
-/* Wait until the lanes `needed` are all at this instruction. */
-enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why) {
-    const uint32_t missing = needed & ~mask;
-    if (missing == 0) {
-        return STEP_NEXT;
-    }
-    if ((missing & w->active) != 0) {
-        return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(missing & w->active),
-                        "lanes 0x%08x do not take part in %s, expected 0x%08x: their predicate is false",
-                        missing & w->active, why, needed);
-    }
-    struct split *s = &w->split[w->current];
-    s->wait = WAIT_CONVERGE;
-    s->detail = missing;
-    return STEP_AGAIN;
-}
+#include "vm/execute/async.h"
+#include "vm/execute/mbarrier.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/watch.h"
+#include "vm/run/run.h"
 
 /* Can a split run? Those that wait for an event look whether it has happened. */
 static bool ready(const struct warp *w, const struct split *s) {

@@ -7,7 +7,11 @@
 #ifndef SM120_VM_DEFINED_H
 #define SM120_VM_DEFINED_H
 
-#include "vm/observe/watch.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver/driver.h"
+#include "vm/machine/watch.h"
 
 /* Where an undefined value came from. */
 enum born {
@@ -85,11 +89,6 @@ struct defined {
 
 extern const struct watcher defined_watcher;
 void defined_free(struct defined *d);
-
-/* Does a CTA keep what is defined? */
-static inline bool defined_is_on(const struct cta *cta) {
-    return cta->defined != NULL && cta->launch->checks == CHECKS_FULL;
-}
 
 /* ---- registers ---- */
 
@@ -190,20 +189,8 @@ bool defined_landed(struct warp *w, const struct async_op *op);
 /* ---- defined_collect.c: lanes together ---- */
 extern defined_part defined_shfl, defined_vote, defined_together, defined_elect, defined_collected, defined_movmatrix;
 
-/* ---- defined_global.c: what is beside an allocation ---- */
-struct shade {
-    uint8_t *defined;
-    uint32_t *origin; /* a word for 4 bytes: number << 4, and the bytes that are undefined because of it */
-    size_t bytes;
-    atomic_int lost;   /* a launch that does not keep it has run: everything counts as defined */
-    atomic_int stored; /* undefined bytes have been stored */
-};
-struct shade *shade_open(size_t bytes); /* NULL: out of memory */
-void shade_free(struct shade *shade);
-void shade_lose_all(struct device *device);
-/* What the host does to [address, address + bytes). The memory lock is held. */
-void shade_written(struct device *device, uint64_t address, size_t bytes);
-void shade_copied(struct device *device, uint64_t to, uint64_t from, size_t bytes);
+/* ---- defined_global.c ---- */
+/* The host copies results, and what kernels have stored there must be defined. The memory lock is held. */
 CUresult shade_read(struct device *device, uint64_t address, size_t bytes);
 
 #endif

@@ -1,8 +1,14 @@
 /* Definedness of matrices: ldmatrix and stmatrix move it as data, mma spreads it along rows and columns. */
-#include "vm/check/check.h"
-#include "vm/check/defined.h"
+#include "vm/defined/defined.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/lanes_math.h"
+#include "vm/execute/mma.h"
 #include "vm/execute/tensor.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 enum { ROW = 16 };
 

@@ -1,9 +1,19 @@
 /* Definedness in memory: loads, stores, atomics, asynchronous copies, and the registers that calls save. */
-#include "vm/check/check.h"
-#include "vm/check/defined.h"
-#include "vm/execute/address.h"
-#include "vm/execute/lanes.h"
-#include "vm/execute/tma.h"
+#include <string.h>
+
+#include "vm/defined/defined.h"
+#include "vm/execute/call.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/shade.h"
+#include "vm/machine/tma_box.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 /* ---- planes --------------------------------------------------------------------------------------------------- */
 

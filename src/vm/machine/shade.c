@@ -1,8 +1,14 @@
 /* Which bytes of device memory are defined: beside every allocation that the host made while level full was chosen. */
+#include "vm/machine/shade.h"
+
 #include <stdlib.h>
+#include <string.h>
 
 #include "platform/pages.h"
-#include "vm/check/defined.h"
+#include "platform/thread.h"
+#include "vm/machine/device.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/types.h"
 
 /* Memory that is zero, and costs nothing until it is touched; NULL: there is none. */
 static void *reserve(size_t bytes) {
@@ -41,7 +47,7 @@ void shade_free(struct shade *s) {
 }
 
 /* The allocation that holds an address, if what is beside it is known; NULL: everything counts as defined. */
-static const struct allocation *find(const struct device *device, uint64_t address) {
+const struct allocation *shade_find(const struct device *device, uint64_t address) {
     for (size_t k = 0; k < device->allocation_count; ++k) {
         const struct allocation *a = &device->allocations[k];
         if (a->start <= address && address < a->end) {
@@ -83,7 +89,7 @@ static void forget(const struct shade *s, size_t at, size_t bytes) {
 
 /* The host has written. */
 void shade_written(struct device *device, uint64_t address, size_t bytes) {
-    const struct allocation *a = atomic_load(&device->shades) ? find(device, address) : NULL;
+    const struct allocation *a = atomic_load(&device->shades) ? shade_find(device, address) : NULL;
     if (a == NULL) {
         return;
     }
@@ -93,8 +99,8 @@ void shade_written(struct device *device, uint64_t address, size_t bytes) {
 
 /* The host has copied from one place to another, or is about to; they may overlap. */
 void shade_copied(struct device *device, uint64_t to, uint64_t from, size_t bytes) {
-    const struct allocation *a = atomic_load(&device->shades) ? find(device, from) : NULL;
-    const struct allocation *b = atomic_load(&device->shades) ? find(device, to) : NULL;
+    const struct allocation *a = atomic_load(&device->shades) ? shade_find(device, from) : NULL;
+    const struct allocation *b = atomic_load(&device->shades) ? shade_find(device, to) : NULL;
     if (a == NULL || b == NULL) {
         shade_written(device, to, bytes);
         return;
@@ -117,33 +123,4 @@ void shade_copied(struct device *device, uint64_t to, uint64_t from, size_t byte
         atomic_store(&b->shade->stored, 1);
     }
     memmove(b->shade->defined + y, a->shade->defined + x, bytes);
-}
-
-/* The first byte that a kernel has stored an undefined value to; `bytes`: none. */
-static size_t first_stored(const struct shade *s, size_t at, size_t bytes) {
-    for (size_t k = 0; k < bytes; ++k) {
-        if ((at + k) % 4 == 0 && s->origin[(at + k) / 4] == 0) {
-            k += bytes - k > 4 ? 3 : 0;
-        } else if (s->defined[at + k] != 0xff && (s->origin[(at + k) / 4] >> (at + k) % 4 & 1u) != 0) {
-            return k;
-        }
-    }
-    return bytes;
-}
-
-/* The host copies results. What kernels have stored there is defined, or this is a fault; what nobody wrote is not
- * looked at. */
-CUresult shade_read(struct device *device, uint64_t address, size_t bytes) {
-    const struct allocation *a = atomic_load(&device->shades) ? find(device, address) : NULL;
-    if (a == NULL || !atomic_load(&a->shade->stored)) {
-        return CUDA_SUCCESS;
-    }
-    const size_t at = address - a->start, k = first_stored(a->shade, at, bytes);
-    if (k == bytes) {
-        return CUDA_SUCCESS;
-    }
-    const char *const text = stored_text(device, a->shade->origin[(at + k) / 4] >> 4);
-    return fault_set(CUDA_ERROR_LAUNCH_FAILED,
-                     "the host copies an undefined result, byte %zu of %zu at 0x%llx: %s; expected a defined value", k,
-                     bytes, (unsigned long long)address, text);
 }

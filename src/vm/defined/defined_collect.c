@@ -1,6 +1,14 @@
 /* Definedness where the lanes of a warp look at each other. Results are found before the instruction runs, for it may
  * overwrite its sources, and noted when it has run: it may wait first, or run for some of its lanes. */
-#include "vm/check/defined.h"
+#include <string.h>
+
+#include "vm/defined/defined.h"
+#include "vm/execute/collect.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 /* The lanes whose member mask is that of a lane. */
 static uint32_t group_of(const struct event *e, uint32_t lane) {

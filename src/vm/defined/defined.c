@@ -1,11 +1,29 @@
 /* The watcher that keeps what is defined: its state, and what is done for which instruction. */
-#include "vm/check/defined.h"
+#include "vm/defined/defined.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-#include "vm/execute/address.h"
+#include "driver/tensor_map_rules.h"
+#include "platform/thread.h"
+#include "vm/execute/async.h"
+#include "vm/execute/atomic.h"
+#include "vm/execute/call.h"
+#include "vm/execute/collect.h"
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/mbarrier.h"
+#include "vm/execute/print.h"
+#include "vm/execute/tensor.h"
 #include "vm/execute/tma.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 /* ---- the state ------------------------------------------------------------------------------------------------ */
 
@@ -447,4 +465,4 @@ static enum step after(const struct event *e) {
     return STEP_NEXT;
 }
 
-const struct watcher defined_watcher = {.start = start, .before = before, .after = after};
+const struct watcher defined_watcher = {.start = start, .before = before, .after = after, .lands = defined_landed};

@@ -2,7 +2,7 @@
 #ifndef SM120_VM_ADDRESS_H
 #define SM120_VM_ADDRESS_H
 
-#include "vm/machine/vm.h"
+#include "vm/machine/cta.h"
 
 /* All lanes, which do not depend on one another. */
 #if defined(__GNUC__) && !defined(__clang__)

@@ -1,8 +1,16 @@
 /* Arithmetic on undefined bits: for each row of lanes.def, which bits of the result are undefined when bits of the
  * sources are. Without a rule of its own, any undefined bit makes the whole result undefined. */
-#include "vm/check/defined.h"
+#include <string.h>
+
+#include "vm/defined/defined.h"
+#include "vm/execute/bits.h"
 #include "vm/execute/lanes.h"
 #include "vm/execute/lanes_math.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 /* ---- the table ------------------------------------------------------------------------------------------------ */
 

@@ -1,5 +1,9 @@
 /* Calls whoever looks on while a warp executes. */
-#include "vm/observe/watch.h"
+#include "vm/machine/watch.h"
+
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
 
 /* Tell the watchers that a CTA begins; false after a fault. */
 bool watch_start(struct cta *cta) {
@@ -22,6 +26,17 @@ void watch_end(struct cta *cta) {
     }
 }
 
+/* Tell the watchers that an asynchronous copy is about to land; false after a fault. */
+bool watch_lands(struct warp *w, const struct async_op *op) {
+    const struct launch *launch = w->cta->launch;
+    for (uint32_t k = 0; k < launch->watchers; ++k) {
+        if (launch->watcher[k]->lands != NULL && !launch->watcher[k]->lands(w, op)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Tell the watchers that an asynchronous copy has landed; false after a fault. */
 bool watch_landed(struct warp *w, const struct async_op *op) {
     const struct launch *launch = w->cta->launch;
@@ -31,6 +46,16 @@ bool watch_landed(struct warp *w, const struct async_op *op) {
         }
     }
     return true;
+}
+
+/* Tell the watchers that the bytes of an asynchronous copy have been counted. */
+void watch_moved(struct warp *w, const struct async_op *op) {
+    const struct launch *launch = w->cta->launch;
+    for (uint32_t k = 0; k < launch->watchers; ++k) {
+        if (launch->watcher[k]->moved != NULL) {
+            launch->watcher[k]->moved(w, op);
+        }
+    }
 }
 
 /* Run one instruction, or skip it where no lane takes part; a watcher may turn the step into a fault. */

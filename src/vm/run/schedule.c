@@ -3,11 +3,22 @@
  * a few CTAs in turns that the seed chooses. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "platform/clock.h"
+#include "platform/thread.h"
 #include "vm/check/check.h"
-#include "vm/check/defined.h"
+#include "vm/defined/defined.h"
+#include "vm/execute/poll.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
 #include "vm/machine/poison.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/run/run.h"
 
 enum { ACTIVE = 4, STATES = 16, GLANCE = 16 };
 /* Warp instructions after which polls without any answer are a deadlock, proven or not. */

@@ -1,8 +1,17 @@
 /* Where undefined values came from, and the words of a report on one. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "vm/check/defined.h"
+#include "platform/thread.h"
+#include "vm/defined/defined.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 enum { MOST_BIRTHS = 1 << 20, UNKNOWN = 1, FOUND = 1 << 12, MOST_STORED = 1 << 16, TEXT = 400 };
 
