@@ -199,7 +199,7 @@ static void run_shared(struct launch *launch) {
 /* ---- checks -------------------------------------------------------------------------------------------------- */
 
 /* Does the shape fit the chip and the kernel's own declarations? */
-static CUresult check_shape(const struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3]) {
+static CUresult check_grid(const struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3]) {
     const uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     for (int k = 0; k < 3; ++k) {
         if (grid[k] == 0 || block[k] == 0 || (k != 0 && grid[k] > 65535) || grid[k] > INT32_MAX) {
@@ -319,7 +319,7 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
                     uint32_t dynamic, void **arguments, bool is_cooperative) {
     enum checks checks;
     uint64_t seed = 0, limit = 0, patience = 0;
-    CUresult r = check_shape(f, grid, block);
+    CUresult r = check_grid(f, grid, block);
     r = r != CUDA_SUCCESS ? r : check_dynamic(f, dynamic);
     r = r != CUDA_SUCCESS ? r : check_registers(f, block);
     r = r != CUDA_SUCCESS ? r : options_read_checks(&checks);

@@ -451,7 +451,7 @@ static struct cta *take(struct worker *worker, struct launch *launch) {
 
 /* ---- one thread, in the seed's order ------------------------------------------------------------------------- */
 
-static uint64_t choice(struct schedule *s) {
+static uint64_t draw(struct schedule *s) {
     uint64_t z = s->random += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -485,9 +485,9 @@ static void run_in_turns(struct worker *worker, struct launch *launch) {
     struct cta *active[ACTIVE];
     uint32_t count = 0;
     while (!atomic_load(&launch->stop) && (count = fill(worker, launch, active, count)) != 0) {
-        const uint32_t k = (uint32_t)(choice(s) % count);
+        const uint32_t k = (uint32_t)(draw(s) % count);
         const uint64_t changes = poll_changes(worker), executed = active[k]->executed;
-        const enum outcome outcome = cta_run(active[k], worker, 1 + (uint32_t)(choice(s) % 4));
+        const enum outcome outcome = cta_run(active[k], worker, 1 + (uint32_t)(draw(s) % 4));
         const bool news = poll_changes(worker) != changes;
         if (outcome == CTA_TURN) {
             if (news) {

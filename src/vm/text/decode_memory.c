@@ -129,7 +129,7 @@ static void check_parameter(struct parser *p, const struct operand *o, uint32_t 
 }
 
 /* An access to [variable + constant] stays inside the variable. */
-void check_extent(struct parser *p, const struct operand *o, uint32_t bytes) {
+void check_room(struct parser *p, const struct operand *o, uint32_t bytes) {
     const struct symbol *s = o->count != 0 && o->items->kind == OPERAND_SYMBOL ? o->items->symbol : NULL;
     if (s != NULL && !s->is_dynamic && (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes)) {
         error_at(p, &o->token, "'%s' accesses %u bytes at offset %lld of '%.*s', which has %llu", p->statement.name,
@@ -162,7 +162,7 @@ void decode_ld(struct parser *p) {
         check_parameter(p, &s->operand[1], i.count * type_bytes(type), i.count * type_bytes(type));
         i.offset += (int64_t)base->symbol->address;
     } else {
-        check_extent(p, &s->operand[1], i.count * type_bytes(type));
+        check_room(p, &s->operand[1], i.count * type_bytes(type));
     }
     uint32_t *slots = parser_take(p, 8 * sizeof *slots), extended[8] = {0};
     for (uint32_t k = 0; k < i.count; ++k) {
@@ -219,7 +219,7 @@ static void decode_fill(struct parser *p, uint32_t at) {
     need_integer(p, &s->operand[2], 0, 0);
     need_address(p, &s->operand[0], space, &i);
     if (s->operand[1].kind == OPERAND_INTEGER) {
-        check_extent(p, &s->operand[0], (uint32_t)need_integer(p, &s->operand[1], 0, 1 << 24));
+        check_room(p, &s->operand[0], (uint32_t)need_integer(p, &s->operand[1], 0, 1 << 24));
     }
     const bool narrow = s->operand[1].kind == OPERAND_REGISTER && type_bytes(s->operand[1].type) == 4;
     i.b = need_source(p, &s->operand[1], narrow ? T_U32 : T_U64);
@@ -256,7 +256,7 @@ void decode_st(struct parser *p) {
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
     read_policy(p, policy);
     need_address(p, &s->operand[0], space, &i);
-    check_extent(p, &s->operand[0], i.count * type_bytes(type));
+    check_room(p, &s->operand[0], i.count * type_bytes(type));
     const struct operand *b = elements(p, &s->operand[1], i.count);
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
     for (uint32_t k = 0; k < i.count; ++k) {
@@ -451,7 +451,7 @@ static void decode_atomic(struct parser *p, bool returns) {
     need_count(p, plain + (uint32_t)policy, plain + (uint32_t)policy);
     read_policy(p, policy);
     need_address(p, &s->operand[first], space, &i);
-    check_extent(p, &s->operand[first], i.count * type_bytes(type));
+    check_room(p, &s->operand[first], i.count * type_bytes(type));
     uint32_t *slots = parser_take(p, 16 * sizeof *slots);
     const struct operand *b = elements(p, &s->operand[first + 1], i.count);
     for (uint32_t k = 0; k < i.count; ++k) {
@@ -536,7 +536,7 @@ void decode_ldmatrix(struct parser *p) {
     }
     need_count(p, 2, 2);
     need_address(p, &s->operand[1], space, &i);
-    check_extent(p, &s->operand[1], 16);
+    check_room(p, &s->operand[1], 16);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)(packed + 1); /* 0 bytes, 1 b4x16_p64, 2 b6x16_p32 */
     matrix_registers(p, &i, &s->operand[0], shape == 2 ? 2u * i.count : i.count, false);
@@ -565,7 +565,7 @@ void decode_stmatrix(struct parser *p) {
     }
     need_count(p, 2, 2);
     need_address(p, &s->operand[0], space, &i);
-    check_extent(p, &s->operand[0], 16);
+    check_room(p, &s->operand[0], 16);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)trans;
     matrix_registers(p, &i, &s->operand[1], i.count, true);

@@ -408,7 +408,7 @@ static bool take_shared(struct parser *p, uint32_t *at) {
 /* The address of an mbarrier, of 8 bytes. */
 static void need_barrier(struct parser *p, const struct operand *o, bool shared, struct inst *i) {
     need_address(p, o, shared ? SPACE_SHARED : SPACE_GENERIC, i);
-    check_extent(p, o, 8);
+    check_room(p, o, 8);
 }
 
 /* arrive and arrive_drop: {.expect_tx}{.noComplete} d, [a]{, count or tx} */
@@ -569,7 +569,7 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     if ((from.flags & 1) != 0) {
         error_at(p, &s->operand[1].token, "a global address has 64 bits");
     }
-    check_extent(p, &s->operand[0], (uint32_t)size);
+    check_room(p, &s->operand[0], (uint32_t)size);
     i->size = (uint8_t)size;
     i->b = from.a;
     i->target = (uint32_t)from.offset;
@@ -653,7 +653,7 @@ static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst 
         error_at(p, &s->operand[2].token, "the size of a bulk copy is a multiple of 16, at most %d", (int)MAX_SHARED);
     }
     for (int k = 0; k < 2 && s->operand[2].kind == OPERAND_INTEGER; ++k) {
-        check_extent(p, &s->operand[k], (uint32_t)s->operand[2].integer);
+        check_room(p, &s->operand[k], (uint32_t)s->operand[2].integer);
     }
     i->c = source32(p, 2);
     if (loads) {

@@ -143,7 +143,7 @@ static void check_sparse(struct parser *p, int kind, const struct mma_shape *sha
 }
 
 /* Refuse combinations that the kinds exclude. */
-static void check_shape(struct parser *p, int kind, struct mma_shape *shape) {
+static void check_mma_shape(struct parser *p, int kind, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
     const bool small = is_byte_float_from(shape->a_type, MMA_E2M3) || is_byte_float_from(shape->b_type, MMA_E2M3);
     const bool bytes = is_byte_float_from(shape->a_type, MMA_E4M3) && is_byte_float_from(shape->b_type, MMA_E4M3);
@@ -299,7 +299,7 @@ void decode_mma(struct parser *p) {
     struct mma_plan *plan = parser_take(p, sizeof *plan);
     struct mma_shape *shape = &plan->shape;
     const int kind = read_modifiers(p, shape);
-    check_shape(p, kind, shape);
+    check_mma_shape(p, kind, shape);
     plan->run = mma_find(shape);
     if (plan->run == NULL) {
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);

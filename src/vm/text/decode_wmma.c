@@ -25,7 +25,7 @@
 
 enum part { PART_A, PART_B, PART_C };
 
-static const struct shape {
+static const struct wmma_shape {
     const char *name, *inputs, *sums;
     uint8_t size[3]; /* m, n, k */
 } shapes[] = {
@@ -51,7 +51,7 @@ static const struct element {
 
 /* A fragment in registers. */
 struct matrix {
-    const struct shape *shape;
+    const struct wmma_shape *shape;
     const struct element *element;
     enum part part;
     uint32_t registers; /* that differ */
@@ -73,7 +73,7 @@ static bool listed(const char *list, const char *word) {
     return false;
 }
 
-static const struct shape *take_shape(struct parser *p, uint32_t *at) {
+static const struct wmma_shape *take_shape(struct parser *p, uint32_t *at) {
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; ++k) {
         if (take(p, at, shapes[k].name)) {
             return &shapes[k];
@@ -92,7 +92,7 @@ static const struct element *take_element(struct parser *p, uint32_t *at, const 
 }
 
 /* How many registers a fragment has. */
-static struct matrix matrix_of(const struct shape *shape, enum part part, const struct element *element) {
+static struct matrix matrix_of(const struct wmma_shape *shape, enum part part, const struct element *element) {
     struct matrix m = {.shape = shape, .element = element, .part = part};
     const uint32_t rows = shape->size[part == PART_B], columns = shape->size[part == PART_C ? 1 : 2];
     const uint32_t held = element->bits == 64 ? 32 : element->bits;
@@ -307,7 +307,7 @@ static void decode_access(struct parser *p, uint32_t at, int is_store) {
     struct statement *s = &p->statement;
     const int part = is_store != 0 ? take(p, &at, "d") ? (int)PART_C : -1 : take_choice(p, &at, "a b c");
     int layout = -1, space = -1;
-    const struct shape *shape = NULL;
+    const struct wmma_shape *shape = NULL;
     if (part < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned")) {
         unknown(p, "");
     }
@@ -350,7 +350,7 @@ static void decode_access(struct parser *p, uint32_t at, int is_store) {
 
 /* What wmma.mma works on. d and c are of the accumulator's type, whatever type the instruction's are. */
 struct product {
-    const struct shape *shape;
+    const struct wmma_shape *shape;
     const struct element *a, *b, *c, *d;
     uint32_t slot_d[8], slot_a[8], slot_b[8], slot_c[8];
     uint32_t flags;

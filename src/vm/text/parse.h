@@ -288,7 +288,7 @@ typedef void decoder(struct parser *p);
 /* decode_memory.c, decode_sync.c, decode_tensor.c, decode_wmma.c, decode_move.c */
 decoder decode_ld, decode_st, decode_prefetch, decode_atom, decode_red, decode_ldmatrix, decode_stmatrix, decode_cvta,
     decode_pmevent, decode_createpolicy, decode_mapa, decode_getctarank;
-void check_extent(struct parser *p, const struct operand *o, uint32_t bytes);
+void check_room(struct parser *p, const struct operand *o, uint32_t bytes);
 decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fence, decode_shfl, decode_vote,
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
     decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
