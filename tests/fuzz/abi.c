@@ -312,7 +312,7 @@ static const struct {
              {"event", event},         {"end_event", end_event}, {"record", record},       {"elapsed", elapsed},
              {"wait", wait},           {"load", load},           {"unload", unload},       {"kernel", kernel},
              {"builtin", builtin},     {"describe", describe},   {"occupancy", occupancy}, {"launch", launch},
-             {"attention", attention}, {"quantize", quantize},      {"operation", operation}};
+             {"attention", attention}, {"quantize", quantize},   {"operation", operation}};
 
 /* ---- inputs -------------------------------------------------------------------------------------------------- */
 
