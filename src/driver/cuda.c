@@ -1,15 +1,14 @@
 /* The seam filled from the CUDA driver, libcuda.so.1, which is opened when it is first wanted and never linked. */
-#define _POSIX_C_SOURCE 200809L
-#include "driver/driver.h"
-
-#include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "driver/driver.h"
+#include "platform/library.h"
+#include "platform/thread.h"
+
 static struct driver table;
 static char reason[512];
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct once once = ONCE_INITIALIZER;
 
 /* What the driver exports under a later version of its name. cuEventElapsedTime keeps its first version: the second
  * is missing before CUDA 12.8. */
@@ -34,8 +33,8 @@ static const char *exported(const char *name) {
 }
 
 /* Find a function and store its address. ISO C has no cast from an object pointer to a function pointer. */
-static int find(void *library, const char *name, void *function) {
-    void *const address = dlsym(library, exported(name));
+static bool find(void *library, const char *name, void *function) {
+    void *const address = library_symbol(library, exported(name));
     memcpy(function, &address, sizeof address);
     return address != NULL;
 }
@@ -65,15 +64,15 @@ static CUresult no_tensor_map_address(CUtensorMap *map, void *address) {
 }
 
 /* Is this a function that an old driver may lack? */
-static int is_optional(const char *name) {
+static bool is_optional(const char *name) {
     return strcmp(name, "cuFuncGetParamInfo") == 0 || strncmp(name, "cuTensorMap", strlen("cuTensorMap")) == 0;
 }
 
 /* Fill the table, or say why not. */
 static void load(void) {
-    void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void *const library = library_open("libcuda.so.1");
     if (library == NULL) {
-        const char *const why = dlerror();
+        const char *const why = library_error();
         snprintf(reason, sizeof reason, "there is no CUDA driver (%s)", why != NULL ? why : "libcuda.so.1");
         return;
     }
@@ -95,12 +94,12 @@ static void load(void) {
     }
     if (missing != NULL) {
         snprintf(reason, sizeof reason, "the CUDA driver is too old: libcuda.so.1 has no %s", exported(missing));
-        dlclose(library);
+        library_close(library);
     }
 }
 
 const struct driver *driver_cuda(const char **why) {
-    pthread_once(&once, load);
+    once_run(&once, load);
     if (why != NULL) {
         *why = reason[0] != '\0' ? reason : NULL;
     }

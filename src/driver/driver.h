@@ -4,6 +4,7 @@
 #ifndef SM120_DRIVER_H
 #define SM120_DRIVER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -190,7 +191,7 @@ typedef struct CUtensorMap {
 /* What a virtual device's name asks for. */
 struct driver_options {
     int checks; /* 0 off, 1 default, 2 full; -1: $PYSM120_CHECKS */
-    int has_seed;
+    bool has_seed;
     uint64_t seed;     /* otherwise $PYSM120_SEED */
     sm120_watch watch; /* see NULL: none */
 };
@@ -214,7 +215,7 @@ struct driver {
     CUresult (*profile_read)(CUcontext context, int index, sm120_profile_row *row);
     CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
     /* What sm120_kernel_instruction and sm120_step_* ask: NOT_FOUND past the last, INVALID_VALUE for a stale step. */
-    int (*looking)(void); /* is the calling thread in a watcher's callback? */
+    bool (*looking)(void); /* is the calling thread in a watcher's callback? */
     CUresult (*instruction)(CUfunction function, int index, sm120_instruction_info *info);
     CUresult (*step_query)(const sm120_step *step, sm120_step_info *info);
     CUresult (*step_register)(const sm120_step *step, int which, int index, sm120_register_info *info);

@@ -19,13 +19,13 @@ struct sentence {
     size_t bytes;
 };
 
-/* Write the sentence; 0, so that a check can return it. */
-static int PRINTF_LIKE(2, 3) wrong(const struct sentence *why, const char *format, ...) {
+/* Write the sentence. Returns false, so that a check can return it. */
+static bool PRINTF_LIKE(2, 3) wrong(const struct sentence *why, const char *format, ...) {
     va_list list;
     va_start(list, format);
     vsnprintf(why->text, why->bytes, format, list);
     va_end(list);
-    return 0;
+    return false;
 }
 
 uint32_t tensor_map_bits(uint32_t type) {
@@ -33,7 +33,7 @@ uint32_t tensor_map_bits(uint32_t type) {
     return bits[type];
 }
 
-int tensor_map_unpacks(uint32_t type) {
+bool tensor_map_unpacks(uint32_t type) {
     return type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B || type == CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B;
 }
 
@@ -47,18 +47,18 @@ uint32_t tensor_map_span(uint32_t swizzle) {
 }
 
 /* Check that a field is below a bound. */
-static int check_code(const struct sentence *why, const char *name, uint32_t value, uint32_t end) {
+static bool check_code(const struct sentence *why, const char *name, uint32_t value, uint32_t end) {
     return value < end || wrong(why, "%s = %" PRIu32 "; 0 to %" PRIu32 " are right", name, value, end - 1);
 }
 
-static int check_codes(const struct tensor_map *map, const struct sentence *why) {
-    const int interleaved = map->interleave != CU_TENSOR_MAP_INTERLEAVE_NONE;
+static bool check_codes(const struct tensor_map *map, const struct sentence *why) {
+    const bool interleaved = map->interleave != CU_TENSOR_MAP_INTERLEAVE_NONE;
     if (!check_code(why, "data_type", map->type, TYPES) ||
         !check_code(why, "interleave", map->interleave, CU_TENSOR_MAP_INTERLEAVE_32B + 1) ||
         !check_code(why, "swizzle", map->swizzle, SWIZZLES) ||
         !check_code(why, "l2_promotion", map->promotion, CU_TENSOR_MAP_L2_PROMOTION_L2_256B + 1) ||
         !check_code(why, "oob_fill", map->fill, CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA + 1)) {
-        return 0;
+        return false;
     }
     if (map->rank < 1 || map->rank > TENSOR_MAP_RANK) {
         return wrong(why, "rank = %" PRIu32 "; 1 to %d are right", map->rank, TENSOR_MAP_RANK);
@@ -67,12 +67,12 @@ static int check_codes(const struct tensor_map *map, const struct sentence *why)
         return wrong(why, "rank = %" PRIu32 "; an interleaved tensor has 3 to %d dimensions", map->rank,
                      TENSOR_MAP_RANK);
     }
-    return 1;
+    return true;
 }
 
 /* Check the address, the dimensions and the strides. */
-static int check_tensor(const struct tensor_map *map, const struct sentence *why) {
-    const int is_wide = map->interleave == CU_TENSOR_MAP_INTERLEAVE_32B || tensor_map_unpacks(map->type);
+static bool check_tensor(const struct tensor_map *map, const struct sentence *why) {
+    const bool is_wide = map->interleave == CU_TENSOR_MAP_INTERLEAVE_32B || tensor_map_unpacks(map->type);
     const uint32_t alignment = is_wide ? WIDE_ALIGNMENT : ALIGNMENT;
     const uint32_t whole = tensor_map_unpacks(map->type)                       ? UNPACKED
                            : map->type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B ? 2
@@ -95,11 +95,11 @@ static int check_tensor(const struct tensor_map *map, const struct sentence *why
                          i, map->strides[i], alignment);
         }
     }
-    return 1;
+    return true;
 }
 
 /* Check the box and its steps. */
-static int check_box(const struct tensor_map *map, const struct sentence *why) {
+static bool check_box(const struct tensor_map *map, const struct sentence *why) {
     for (uint32_t i = 0; i < map->rank; ++i) {
         if (map->box[i] < 1 || map->box[i] > BOX_MAX) {
             return wrong(why, "box[%" PRIu32 "] = %" PRIu32 "; 1 to %d elements are right", i, map->box[i], BOX_MAX);
@@ -123,16 +123,16 @@ static int check_box(const struct tensor_map *map, const struct sentence *why) {
     if (bytes > BOX_BYTES_MAX) {
         return wrong(why, "box has %" PRIu64 " bytes; at most %d are right", bytes, BOX_BYTES_MAX);
     }
-    return 1;
+    return true;
 }
 
 /* Check what the modes say of one another. */
-static int check_modes(const struct tensor_map *map, const struct sentence *why) {
+static bool check_modes(const struct tensor_map *map, const struct sentence *why) {
     static const uint8_t packed[TYPES] = {[CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B] = 0x19,  /* sets of swizzles */
                                           [CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B] = 0x59}; /* NONE, 128B, 32B, 64B */
     const uint32_t span = tensor_map_span(map->swizzle);
-    const int is_plain = map->interleave == CU_TENSOR_MAP_INTERLEAVE_NONE;
-    const int is_float =
+    const bool is_plain = map->interleave == CU_TENSOR_MAP_INTERLEAVE_NONE;
+    const bool is_float =
         map->type >= CU_TENSOR_MAP_DATA_TYPE_FLOAT16 && map->type <= CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ;
     if (is_plain && span != 0 && tensor_map_row(map) > span) {
         return wrong(
@@ -153,10 +153,10 @@ static int check_modes(const struct tensor_map *map, const struct sentence *why)
                      "oob_fill = %" PRIu32 "; NaN is for floating-point types, and data_type = %" PRIu32 " is none",
                      map->fill, map->type);
     }
-    return 1;
+    return true;
 }
 
-int tensor_map_check(const struct tensor_map *map, char *text, size_t bytes) {
+bool tensor_map_check(const struct tensor_map *map, char *text, size_t bytes) {
     const struct sentence why = {text, bytes};
     return check_codes(map, &why) && check_tensor(map, &why) && check_box(map, &why) && check_modes(map, &why);
 }

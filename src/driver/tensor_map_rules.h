@@ -17,14 +17,14 @@ struct tensor_map {
     uint32_t type, rank, interleave, swizzle, promotion, fill;
 };
 
-/* Write what is wrong with the map in one sentence. 1: nothing is. */
-int tensor_map_check(const struct tensor_map *map, char *why, size_t bytes);
+/* Write what is wrong with the map in one sentence. True: nothing is. */
+bool tensor_map_check(const struct tensor_map *map, char *why, size_t bytes);
 
 /* The bits of an element in global memory. */
 uint32_t tensor_map_bits(uint32_t type);
 
 /* Does the type unpack 16 elements into 16 bytes of shared memory? */
-int tensor_map_unpacks(uint32_t type);
+bool tensor_map_unpacks(uint32_t type);
 
 /* The bytes of the innermost dimension of a box in shared memory. */
 uint32_t tensor_map_row(const struct tensor_map *map);

@@ -2,11 +2,17 @@
 #ifndef SM120_COMPILER_H
 #define SM120_COMPILER_H
 
-/* A function whose parameter `text` is a printf format for the parameters from `first` on. */
+/* PRINTF_LIKE: a function whose parameter `text` is a printf format for the parameters from `first` on. */
 #if defined(__GNUC__)
 #define PRINTF_LIKE(text, first) __attribute__((format(printf, text, first)))
+#define NORETURN                 __attribute__((noreturn))
+#define LIKELY(x)                __builtin_expect(!!(x), 1)
+#define UNLIKELY(x)              __builtin_expect(!!(x), 0)
 #else
 #define PRINTF_LIKE(text, first)
+#define NORETURN
+#define LIKELY(x)   (x)
+#define UNLIKELY(x) (x)
 #endif
 
 #endif

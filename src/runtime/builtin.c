@@ -1,5 +1,4 @@
 /* Choose among the images of a built-in kernel and load it once per device. */
-#define _POSIX_C_SOURCE 200809L
 #include "runtime/builtin.h"
 
 #include <stdatomic.h>
@@ -8,8 +7,8 @@
 
 #include "runtime/check.h"
 #include "runtime/error.h"
+#include "runtime/kernel.h"
 #include "runtime/lzma.h"
-#include "runtime/module.h"
 
 const char *builtin_target(int capability_major) {
     return capability_major == 12 ? "sm_120f" : capability_major == 9 ? "sm_90" : NULL;
@@ -105,7 +104,7 @@ static sm120_status load(struct device *device, const struct kernel_record *reco
 sm120_status builtin_load(struct device *device, uint32_t index, struct kernel **kernel) {
     const struct kernel_record *const record = kernel_records + index;
     sm120_status status = SM120_OK;
-    pthread_mutex_lock(&device->builtin_lock);
+    mutex_lock(&device->builtin_lock);
     struct kernel **const loaded = device->builtin_kernels + index;
     if (*loaded == NULL) {
         struct module *module = NULL;
@@ -117,7 +116,7 @@ sm120_status builtin_load(struct device *device, uint32_t index, struct kernel *
         }
     }
     *kernel = *loaded;
-    pthread_mutex_unlock(&device->builtin_lock);
+    mutex_unlock(&device->builtin_lock);
     return status;
 }
 

@@ -2,12 +2,12 @@
 #ifndef SM120_DEVICE_H
 #define SM120_DEVICE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
 #include "driver/driver.h"
 #include "driver/registry.h"
+#include "platform/thread.h"
 #include "runtime/object.h"
 #include "sm120.h"
 
@@ -22,7 +22,7 @@ struct device {
     sm120_device_info info;
     atomic_bool takes_profile;
 
-    pthread_mutex_t lock;          /* of the next six */
+    struct mutex lock;             /* of the next six */
     struct driver_options options; /* of a virtual device */
     struct registry memory;
     struct registry pinned; /* by host address */
@@ -30,7 +30,7 @@ struct device {
     struct registry events;
     struct module *modules;
 
-    pthread_mutex_t builtin_lock;    /* of the next one */
+    struct mutex builtin_lock;       /* of the next one */
     struct kernel **builtin_kernels; /* by index into kernel_records, NULL until wanted */
 };
 

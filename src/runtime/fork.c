@@ -1,24 +1,22 @@
 /* fork(): the locks of the library are taken before it and free after it, in the parent and in the child. */
-#define _POSIX_C_SOURCE 200809L
 #include "runtime/fork.h"
 
-#include <pthread.h>
-
+#include "platform/at_fork.h"
 #include "runtime/device.h"
 
 /* Take the lock of a device, if that is possible now. */
 static bool seize(struct object *object) {
-    return pthread_mutex_trylock(&((struct device *)object)->lock) == 0;
+    return mutex_try_lock(&((struct device *)object)->lock);
 }
 
 static void let_go(struct object *object) {
-    pthread_mutex_unlock(&((struct device *)object)->lock);
+    mutex_unlock(&((struct device *)object)->lock);
 }
 
 /* The same in the child, where the thread that loads a kernel of the library, if any, is no more. */
 static void renew(struct object *object) {
     let_go(object);
-    pthread_mutex_init(&((struct device *)object)->builtin_lock, NULL);
+    mutex_init(&((struct device *)object)->builtin_lock);
 }
 
 static void before(void) {
@@ -34,10 +32,10 @@ static void in_child(void) {
 }
 
 static void install(void) {
-    pthread_atfork(before, in_parent, in_child);
+    at_fork(before, in_parent, in_child);
 }
 
 void fork_prepare(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, install);
+    static struct once once = ONCE_INITIALIZER;
+    once_run(&once, install);
 }

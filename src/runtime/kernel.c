@@ -1,13 +1,13 @@
-/* Kernels: what the driver and the PTX text tell about an entry. */
-#define _POSIX_C_SOURCE 200809L
+/* Kernels: find an entry of a module, read its parameters and limits from the driver and the PTX text, check a launch
+ * against the limits. */
+#include "runtime/kernel.h"
+
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/check.h"
 #include "runtime/error.h"
-#include "runtime/launch.h"
-#include "runtime/module.h"
 
 /* ---- make ---- */
 
@@ -149,7 +149,7 @@ static struct kernel *find(const struct module *module, const char *entry) {
 /* Put a kernel into its module's list, unless another thread put the same there before: then that one is taken. */
 static sm120_status publish(struct kernel *made, struct kernel **kernel) {
     struct module *const module = made->module;
-    pthread_mutex_lock(&module->device->lock);
+    mutex_lock(&module->device->lock);
     *kernel = find(module, made->entry);
     bool registered = true;
     if (*kernel == NULL) {
@@ -160,7 +160,7 @@ static sm120_status publish(struct kernel *made, struct kernel **kernel) {
             *kernel = made;
         }
     }
-    pthread_mutex_unlock(&module->device->lock);
+    mutex_unlock(&module->device->lock);
     if (*kernel != made) {
         discard(made);
     }
@@ -179,9 +179,9 @@ static sm120_status no_entry(const struct module *module, const char *entry) {
 
 sm120_status module_kernel(struct module *module, const char *entry, struct kernel **kernel) {
     struct device *const device = module->device;
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     *kernel = find(module, entry);
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     if (*kernel != NULL) {
         return SM120_OK;
     }
@@ -197,6 +197,54 @@ sm120_status module_kernel(struct module *module, const char *entry, struct kern
     struct kernel *made = NULL;
     const sm120_status status = make(module, entry, function, &made);
     return status == SM120_OK ? publish(made, kernel) : status;
+}
+
+/* ---- limits ---- */
+
+enum { BLOCK_XY_MAX = 1024, BLOCK_Z_MAX = 64 };
+
+sm120_status kernel_check_threads(const struct kernel *kernel, const char *what, uint32_t x, uint32_t y, uint32_t z) {
+    const int32_t device_max = kernel->module->device->info.max_threads_per_block;
+    const int32_t max = kernel->info.max_threads < device_max ? kernel->info.max_threads : device_max;
+    if (x == 0 || y == 0 || z == 0) {
+        return fail(SM120_INVALID_ARGUMENT, "%s = %u x %u x %u; each dimension is at least 1", what, x, y, z);
+    }
+    if (x > BLOCK_XY_MAX || y > BLOCK_XY_MAX || z > BLOCK_Z_MAX || x * y > INT32_MAX / BLOCK_Z_MAX ||
+        x * y * z > (uint32_t)max) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s = %u x %u x %u threads; %s runs with at most %d, and no block is above %d x %d x %d", what, x,
+                    y, z, kernel->entry, max, BLOCK_XY_MAX, BLOCK_XY_MAX, BLOCK_Z_MAX);
+    }
+    return SM120_OK;
+}
+
+/* Ask the driver to allow more dynamic shared memory than before. The device's lock keeps the limit from shrinking. */
+static sm120_status opt_in(struct kernel *kernel, uint32_t shared_bytes) {
+    struct device *const device = kernel->module->device;
+    CUresult result = CUDA_SUCCESS;
+    mutex_lock(&device->lock);
+    if (shared_bytes > atomic_load(&kernel->dynamic_limit)) {
+        result = device->driver->cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                    (int)shared_bytes);
+        if (result == CUDA_SUCCESS) {
+            atomic_store(&kernel->dynamic_limit, shared_bytes);
+        }
+    }
+    mutex_unlock(&device->lock);
+    return result == CUDA_SUCCESS
+               ? SM120_OK
+               : driver_fail(device->driver, result, "allowing %s shared_bytes = %u", kernel->entry, shared_bytes);
+}
+
+sm120_status kernel_allow_shared(struct kernel *kernel, uint32_t shared_bytes) {
+    const int64_t used = kernel->info.static_shared_bytes;
+    const int64_t max = kernel->module->device->info.shared_bytes_per_block;
+    if (used + (int64_t)shared_bytes > max) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "shared_bytes = %u, and %s has %d of its own; \"%s\" gives a block at most %d together",
+                    shared_bytes, kernel->entry, (int)used, kernel->module->device->info.name, (int)max);
+    }
+    return shared_bytes > atomic_load(&kernel->dynamic_limit) ? opt_in(kernel, shared_bytes) : SM120_OK;
 }
 
 /* ---- use ---- */
@@ -218,6 +266,25 @@ sm120_status kernel_enter(sm120_kernel *handle, struct kernel **kernel) {
 sm120_status kernel_leave(struct kernel *kernel, sm120_status status) {
     device_pop(kernel->module->device);
     object_release(&kernel->object);
+    return status;
+}
+
+sm120_status sm120_module_kernel(sm120_module *handle, const char *entry, sm120_kernel **kernel) {
+    error_clear();
+    struct module *const module = (struct module *)object_acquire(handle, OBJECT_MODULE, "module");
+    if (module == NULL) {
+        return SM120_INVALID_ARGUMENT;
+    }
+    sm120_status status = check_pointer(entry, "entry");
+    status = status == SM120_OK ? check_pointer((const void *)kernel, "kernel") : status;
+    status = status == SM120_OK ? device_push(module->device) : status;
+    if (status == SM120_OK) {
+        struct kernel *found = NULL;
+        status = module_kernel(module, entry, &found);
+        *kernel = status == SM120_OK ? found->object.handle : NULL;
+        device_pop(module->device);
+    }
+    object_release(&module->object);
     return status;
 }
 
@@ -281,8 +348,8 @@ sm120_status sm120_kernel_occupancy(sm120_kernel *handle, uint32_t threads, uint
         return status;
     }
     status = check_pointer(blocks_per_multiprocessor, "blocks_per_multiprocessor");
-    status = status == SM120_OK ? launch_check_threads(kernel, "threads", threads, 1, 1) : status;
-    status = status == SM120_OK ? launch_allow_shared(kernel, shared_bytes) : status;
+    status = status == SM120_OK ? kernel_check_threads(kernel, "threads", threads, 1, 1) : status;
+    status = status == SM120_OK ? kernel_allow_shared(kernel, shared_bytes) : status;
     if (status == SM120_OK) {
         const struct driver *const driver = kernel->module->device->driver;
         int blocks = 0;

@@ -1,5 +1,4 @@
 /* Check and start launches. */
-#define _POSIX_C_SOURCE 200809L
 #include "runtime/launch.h"
 
 #include <limits.h>
@@ -8,51 +7,7 @@
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-enum { GRID_YZ_MAX = 65535, BLOCK_XY_MAX = 1024, BLOCK_Z_MAX = 64 };
-
-sm120_status launch_check_threads(const struct kernel *kernel, const char *what, uint32_t x, uint32_t y, uint32_t z) {
-    const int32_t device_max = kernel->module->device->info.max_threads_per_block;
-    const int32_t max = kernel->info.max_threads < device_max ? kernel->info.max_threads : device_max;
-    if (x == 0 || y == 0 || z == 0) {
-        return fail(SM120_INVALID_ARGUMENT, "%s = %u x %u x %u; each dimension is at least 1", what, x, y, z);
-    }
-    if (x > BLOCK_XY_MAX || y > BLOCK_XY_MAX || z > BLOCK_Z_MAX || x * y > INT32_MAX / BLOCK_Z_MAX ||
-        x * y * z > (uint32_t)max) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "%s = %u x %u x %u threads; %s runs with at most %d, and no block is above %d x %d x %d", what, x,
-                    y, z, kernel->entry, max, BLOCK_XY_MAX, BLOCK_XY_MAX, BLOCK_Z_MAX);
-    }
-    return SM120_OK;
-}
-
-/* Ask the driver to allow more dynamic shared memory than before. The device's lock keeps the limit from shrinking. */
-static sm120_status opt_in(struct kernel *kernel, uint32_t shared_bytes) {
-    struct device *const device = kernel->module->device;
-    CUresult result = CUDA_SUCCESS;
-    pthread_mutex_lock(&device->lock);
-    if (shared_bytes > atomic_load(&kernel->dynamic_limit)) {
-        result = device->driver->cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                    (int)shared_bytes);
-        if (result == CUDA_SUCCESS) {
-            atomic_store(&kernel->dynamic_limit, shared_bytes);
-        }
-    }
-    pthread_mutex_unlock(&device->lock);
-    return result == CUDA_SUCCESS
-               ? SM120_OK
-               : driver_fail(device->driver, result, "allowing %s shared_bytes = %u", kernel->entry, shared_bytes);
-}
-
-sm120_status launch_allow_shared(struct kernel *kernel, uint32_t shared_bytes) {
-    const int64_t used = kernel->info.static_shared_bytes;
-    const int64_t max = kernel->module->device->info.shared_bytes_per_block;
-    if (used + (int64_t)shared_bytes > max) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "shared_bytes = %u, and %s has %d of its own; \"%s\" gives a block at most %d together",
-                    shared_bytes, kernel->entry, (int)used, kernel->module->device->info.name, (int)max);
-    }
-    return shared_bytes > atomic_load(&kernel->dynamic_limit) ? opt_in(kernel, shared_bytes) : SM120_OK;
-}
+enum { GRID_YZ_MAX = 65535 };
 
 sm120_status launch_of(struct argument_pointers *pointers, struct arguments arguments, uint32_t grid,
                        const struct kernel_record *record, sm120_stream stream, struct launch *launch) {
@@ -115,8 +70,8 @@ sm120_status launch_check(struct kernel *kernel, const struct launch *launch) {
                     "grid = %u x %u x %u; each dimension is at least 1, and no grid is above %d x %d x %d", grid[0],
                     grid[1], grid[2], INT32_MAX, GRID_YZ_MAX, GRID_YZ_MAX);
     }
-    sm120_status status = launch_check_threads(kernel, "block", launch->block[0], launch->block[1], launch->block[2]);
-    status = status == SM120_OK ? launch_allow_shared(kernel, launch->shared_bytes) : status;
+    sm120_status status = kernel_check_threads(kernel, "block", launch->block[0], launch->block[1], launch->block[2]);
+    status = status == SM120_OK ? kernel_allow_shared(kernel, launch->shared_bytes) : status;
     return status == SM120_OK ? check_arguments(kernel, launch) : status;
 }
 

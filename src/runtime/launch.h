@@ -3,10 +3,8 @@
 #define SM120_LAUNCH_H
 
 #include "generated/parameters.h"
+#include "runtime/kernel.h"
 #include "runtime/kernels.h"
-#include "runtime/module.h"
-
-enum { SHARED_BYTES_DEFAULT = 48 * 1024 }; /* what a launch may have without opting in */
 
 struct launch {
     uint32_t grid[3], block[3];
@@ -38,12 +36,6 @@ struct argument_pointers {
  * the kernel's parameters. */
 sm120_status launch_of(struct argument_pointers *pointers, struct arguments arguments, uint32_t grid,
                        const struct kernel_record *record, sm120_stream stream, struct launch *launch);
-
-/* Check a block against the kernel's limits. */
-sm120_status launch_check_threads(const struct kernel *kernel, const char *what, uint32_t x, uint32_t y, uint32_t z);
-
-/* Check an amount of dynamic shared memory, and opt in to it where that takes a call of the driver. */
-sm120_status launch_allow_shared(struct kernel *kernel, uint32_t shared_bytes);
 
 /* Check all of a launch; nothing starts. */
 sm120_status launch_check(struct kernel *kernel, const struct launch *launch);

@@ -1,5 +1,4 @@
 /* Device and pinned memory, copies and fills. */
-#define _POSIX_C_SOURCE 200809L
 #include "runtime/memory.h"
 
 #include <inttypes.h>
@@ -14,16 +13,16 @@ static const struct record *holder(const struct registry *registry, uint64_t add
 }
 
 bool memory_holds(struct device *device, sm120_address address, uint64_t bytes) {
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     const struct record *const record = holder(&device->memory, address);
     const bool fits = record == NULL || bytes <= record->bytes - (address - record->key);
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     return fits && address != 0 && bytes - 1 <= UINT64_MAX - address;
 }
 
 sm120_status memory_check(struct device *device, sm120_address address, uint64_t bytes, const char *what) {
     sm120_status status = SM120_OK;
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     const struct record *const record = holder(&device->memory, address);
     if (record != NULL && bytes > record->bytes - (address - record->key)) {
         status = fail(SM120_INVALID_ARGUMENT,
@@ -34,27 +33,27 @@ sm120_status memory_check(struct device *device, sm120_address address, uint64_t
         status = fail(SM120_INVALID_ARGUMENT, "%s = 0x%" PRIx64 " is no device memory of %" PRIu64 " bytes", what,
                       address, bytes);
     }
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     return status;
 }
 
 /* Promise room in a registry of the device. */
 static sm120_status reserve(struct device *device, struct registry *registry) {
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     const bool reserved = registry_reserve(registry);
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     return reserved ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "keeping count of allocations: host memory is used up");
 }
 
 /* Add a record on a promise, or give the promise back where `bytes` is 0. */
 static void settle(struct device *device, struct registry *registry, struct record record) {
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     if (record.bytes != 0) {
         registry_add(registry, record);
     } else {
         registry_cancel(registry);
     }
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
 }
 
 /* Translate a failed allocation. */
@@ -92,10 +91,10 @@ sm120_status sm120_alloc(sm120_device *handle, size_t bytes, sm120_address *addr
 /* Say why an address cannot be freed. */
 static sm120_status no_allocation(struct device *device, const struct registry *registry, uint64_t address,
                                   const char *what, const char *how) {
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     const struct record *const record = holder(registry, address);
     const uint64_t start = record != NULL ? record->key : 0;
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     if (start != 0) {
         return fail(SM120_INVALID_ARGUMENT, "%s = 0x%" PRIx64 " is inside the allocation at 0x%" PRIx64 "; free that",
                     what, address, start);
@@ -111,9 +110,9 @@ sm120_status sm120_free(sm120_device *handle, sm120_address address) {
         return status;
     }
     struct record record;
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     const bool found = registry_remove(&device->memory, address, &record);
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     if (!found) {
         status = no_allocation(device, &device->memory, address, "address", "sm120_alloc");
     } else {
@@ -163,9 +162,9 @@ sm120_status sm120_free_pinned(sm120_device *handle, void *host) {
     }
     const uint64_t key = (uint64_t)(uintptr_t)host;
     struct record record;
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     const bool found = registry_remove(&device->pinned, key, &record);
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     if (!found) {
         status = no_allocation(device, &device->pinned, key, "host", "sm120_alloc_pinned");
     } else {

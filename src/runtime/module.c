@@ -1,5 +1,4 @@
-/* Modules: load, list, look up kernels, unload. */
-#define _POSIX_C_SOURCE 200809L
+/* Modules: load, list what they hold, unload. */
 #include "runtime/module.h"
 
 #include <stdio.h>
@@ -106,10 +105,10 @@ static bool publish(struct module *module) {
     if (!object_register(&module->object, OBJECT_MODULE, &device->object)) {
         return false;
     }
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     module->next = device->modules;
     device->modules = module;
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     return true;
 }
 
@@ -193,13 +192,13 @@ sm120_status sm120_module_unload(sm120_module *handle) {
         return SM120_INVALID_ARGUMENT;
     }
     struct device *const device = module->device;
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     struct module **link = &device->modules;
     while (*link != module) {
         link = &(*link)->next;
     }
     *link = module->next;
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     sm120_status status = device_push(device);
     if (status == SM120_OK) {
         status = unload(module, true);
@@ -219,7 +218,7 @@ void module_close_all(struct device *device, bool context) {
     }
 }
 
-/* ---- look up ---- */
+/* ---- query ---- */
 
 sm120_status sm120_module_entry(sm120_module *handle, int32_t index, const char **entry) {
     error_clear();
@@ -253,25 +252,6 @@ sm120_status sm120_module_variable(sm120_module *handle, int32_t index, sm120_va
     } else if (status == SM120_OK &&
                (driver->variable == NULL || driver->variable(module->module, index, info) != CUDA_SUCCESS)) {
         status = fail(SM120_UNSUPPORTED, "index = %d is past the last variable that %s lists", index, module->name);
-    }
-    object_release(&module->object);
-    return status;
-}
-
-sm120_status sm120_module_kernel(sm120_module *handle, const char *entry, sm120_kernel **kernel) {
-    error_clear();
-    struct module *const module = (struct module *)object_acquire(handle, OBJECT_MODULE, "module");
-    if (module == NULL) {
-        return SM120_INVALID_ARGUMENT;
-    }
-    sm120_status status = check_pointer(entry, "entry");
-    status = status == SM120_OK ? check_pointer((const void *)kernel, "kernel") : status;
-    status = status == SM120_OK ? device_push(module->device) : status;
-    if (status == SM120_OK) {
-        struct kernel *found = NULL;
-        status = module_kernel(module, entry, &found);
-        *kernel = status == SM120_OK ? found->object.handle : NULL;
-        device_pop(module->device);
     }
     object_release(&module->object);
     return status;

@@ -36,17 +36,7 @@ struct kernel {
 sm120_status module_load(struct device *device, const void *image, size_t bytes, const char *name,
                          const struct kernel_record *record, struct module **module);
 
-/* Tell what ptxas allocated for a kernel, for a device that does not allocate registers. */
-void kernel_know_registers(struct kernel *kernel, uint32_t registers);
-
-/* Find or make the kernel of an entry. The device's context is current. */
-sm120_status module_kernel(struct module *module, const char *entry, struct kernel **kernel);
-
 /* Unload all modules of a device that is being closed, with or without its context. */
 void module_close_all(struct device *device, bool context);
-
-/* Hold a kernel and make its device's context current; undone by kernel_leave, which returns `status`. */
-sm120_status kernel_enter(sm120_kernel *handle, struct kernel **kernel);
-sm120_status kernel_leave(struct kernel *kernel, sm120_status status);
 
 #endif

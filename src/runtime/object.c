@@ -1,19 +1,17 @@
 /* A table of handles: slots with a serial number, under one lock. */
-#define _POSIX_C_SOURCE 200809L
 #include "runtime/object.h"
 
-#include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 
+#include "platform/thread.h"
 #include "runtime/error.h"
 
 /* A handle is serial << 32 | slot << 3 | kind. */
 _Static_assert(sizeof(void *) == 8, "handles take 64 bits");
 enum { KIND_BITS = 3, KIND_MASK = 7, SLOTS_MAX = 1 << 28 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t unused = PTHREAD_COND_INITIALIZER; /* an object that is being closed is in no use any more */
+static struct mutex lock = MUTEX_INITIALIZER;
+static struct condition unused = CONDITION_INITIALIZER; /* an object that is being closed is in no use any more */
 static struct object **slots;
 static size_t slot_count, live_count;
 static uint32_t serial;
@@ -45,7 +43,7 @@ static size_t free_slot(void) {
 }
 
 bool object_register(struct object *object, enum object_kind kind, struct object *owner) {
-    pthread_mutex_lock(&lock);
+    mutex_lock(&lock);
     const size_t slot = free_slot();
     if (slot != SLOTS_MAX) {
         serial += 1;
@@ -54,12 +52,12 @@ bool object_register(struct object *object, enum object_kind kind, struct object
         slots[slot] = object;
         live_count += 1;
     }
-    pthread_mutex_unlock(&lock);
+    mutex_unlock(&lock);
     return slot != SLOTS_MAX;
 }
 
 void object_unregister(struct object *object) {
-    pthread_mutex_lock(&lock);
+    mutex_lock(&lock);
     slots[((uintptr_t)object->handle & UINT32_MAX) >> KIND_BITS] = NULL;
     live_count -= 1;
     if (live_count == 0) { /* so that unloading the library leaks nothing */
@@ -67,7 +65,7 @@ void object_unregister(struct object *object) {
         slots = NULL;
         slot_count = 0;
     }
-    pthread_mutex_unlock(&lock);
+    mutex_unlock(&lock);
 }
 
 /* Find the object of a handle, or NULL. The caller has the lock. */
@@ -98,7 +96,7 @@ static void let_go(struct object *object) {
     for (struct object *o = object; o != NULL; o = o->owner) {
         o->uses -= 1;
         if (o->uses == 0 && !o->alive) {
-            pthread_cond_broadcast(&unused);
+            condition_wake_all(&unused);
         }
     }
 }
@@ -118,12 +116,12 @@ static void complain(const void *handle, enum object_kind kind, const char *what
 }
 
 struct object *object_acquire(const void *handle, enum object_kind kind, const char *what) {
-    pthread_mutex_lock(&lock);
+    mutex_lock(&lock);
     struct object *const object = find(handle, kind);
     if (object != NULL) {
         hold(object);
     }
-    pthread_mutex_unlock(&lock);
+    mutex_unlock(&lock);
     if (object == NULL) {
         complain(handle, kind, what);
     }
@@ -131,16 +129,16 @@ struct object *object_acquire(const void *handle, enum object_kind kind, const c
 }
 
 void object_release(struct object *object) {
-    pthread_mutex_lock(&lock);
+    mutex_lock(&lock);
     let_go(object);
-    pthread_mutex_unlock(&lock);
+    mutex_unlock(&lock);
 }
 
 struct object *object_retire(const void *handle, enum object_kind kind, const char *what) {
-    pthread_mutex_lock(&lock);
+    mutex_lock(&lock);
     struct object *const object = find(handle, kind);
     if (object != NULL && object->uses != 0 && driver_virtual()->looking()) {
-        pthread_mutex_unlock(&lock); /* it would wait for the launch that waits for the callback */
+        mutex_unlock(&lock); /* it would wait for the launch that waits for the callback */
         fail(SM120_INVALID_ARGUMENT, "%s = %p is in use, and a callback that watches a launch closes nothing in use",
              what, handle);
         return NULL;
@@ -149,10 +147,10 @@ struct object *object_retire(const void *handle, enum object_kind kind, const ch
         hold(object->owner);
         object->alive = false;
         while (object->uses != 0) {
-            pthread_cond_wait(&unused, &lock);
+            condition_wait(&unused, &lock);
         }
     }
-    pthread_mutex_unlock(&lock);
+    mutex_unlock(&lock);
     if (object == NULL) {
         complain(handle, kind, what);
     }
@@ -179,14 +177,14 @@ static void let_go_all(enum object_kind kind, void (*let_go_one)(struct object *
 
 void object_lock_all(enum object_kind kind, bool (*seize)(struct object *), void (*let_go_one)(struct object *)) {
     for (;;) {
-        pthread_mutex_lock(&lock);
+        mutex_lock(&lock);
         const size_t taken = seize_all(kind, seize, slot_count);
         if (taken == slot_count) {
             return;
         }
         let_go_all(kind, let_go_one, taken); /* its owner may be waiting for the table */
-        pthread_mutex_unlock(&lock);
-        sched_yield();
+        mutex_unlock(&lock);
+        thread_yield();
     }
 }
 
@@ -198,7 +196,7 @@ void object_unlock_all(enum object_kind kind, void (*let_go_one)(struct object *
         }
     }
     if (is_child) {
-        pthread_cond_init(&unused, NULL);
+        condition_init(&unused);
     }
-    pthread_mutex_unlock(&lock);
+    mutex_unlock(&lock);
 }

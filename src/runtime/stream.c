@@ -1,5 +1,4 @@
 /* Streams and events. Those of other libraries are welcome everywhere but in a destroy. */
-#define _POSIX_C_SOURCE 200809L
 #include "runtime/stream.h"
 
 #include "runtime/check.h"
@@ -12,29 +11,29 @@ static uint64_t key_of(const void *handle) {
 
 /* Promise room for one more handle. */
 static sm120_status reserve(struct device *device, struct registry *registry) {
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     const bool reserved = registry_reserve(registry);
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     return reserved ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "keeping count of handles: host memory is used up");
 }
 
 /* Record a new handle on a promise; NULL gives the promise back. */
 static void settle(struct device *device, struct registry *registry, const void *handle) {
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     if (handle != NULL) {
         registry_add(registry, (struct record){key_of(handle), 0});
     } else {
         registry_cancel(registry);
     }
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
 }
 
 /* Take a handle out of a registry, or say that it is not there. */
 static sm120_status claim(struct device *device, struct registry *registry, const void *handle, const char *what) {
     struct record record;
-    pthread_mutex_lock(&device->lock);
+    mutex_lock(&device->lock);
     const bool found = registry_remove(registry, key_of(handle), &record);
-    pthread_mutex_unlock(&device->lock);
+    mutex_unlock(&device->lock);
     return found ? SM120_OK
                  : fail(SM120_INVALID_ARGUMENT,
                         "%s = %p was not created by sm120_%s_create on this device, or it was destroyed already", what,

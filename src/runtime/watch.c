@@ -1,11 +1,10 @@
 /* Look on while the virtual device executes: what to watch, and what a callback may ask. */
-#define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/check.h"
 #include "runtime/error.h"
-#include "runtime/module.h"
+#include "runtime/kernel.h"
 
 enum { WATCHED_BYTES_MAX = 64 };
 
@@ -69,9 +68,9 @@ sm120_status sm120_device_watch(sm120_device *handle, const sm120_watch *watch) 
         status = check_watch(watch);
     }
     if (status == SM120_OK) {
-        pthread_mutex_lock(&device->lock);
+        mutex_lock(&device->lock);
         device->options.watch = watch != NULL ? *watch : (sm120_watch){0};
-        pthread_mutex_unlock(&device->lock);
+        mutex_unlock(&device->lock);
     }
     return device_leave(device, status);
 }

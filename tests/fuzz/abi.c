@@ -53,14 +53,15 @@ static size_t bytes(number n) {
 
 /* Remember what a call made, if it made anything that stays. */
 static sm120_status keep(sm120_status status, number device, enum made kind, uintptr_t handle) {
-    if (status == SM120_OK && *SLOT(device, device) == common)
+    if (status == SM120_OK && *SLOT(device, device) == common) {
         made[made_count].kind = kind, made[made_count++].handle = handle;
+    }
     return status;
 }
 
 /* Take back what is left on device 3; what is not, is refused. */
 static void clean(void) {
-    for (size_t k = 0; k < made_count; k++)
+    for (size_t k = 0; k < made_count; k++) {
         switch (made[k].kind) {
         case MADE_MEMORY:
             (void)sm120_free(common, made[k].handle);
@@ -77,6 +78,7 @@ static void clean(void) {
         case MADE_MODULE:
             (void)sm120_module_unload((sm120_module *)made[k].handle);
         }
+    }
     made_count = 0;
 }
 
@@ -86,8 +88,9 @@ static sm120_status open(const number *n) {
     static const char *const names[] = {
         "virtual",    "virtual:0?checks=full", "virtual:0?checks=off&seed=7", "virtual:1",
         "virtual:0?", "virtual:0?seed=x"};
-    if (*SLOT(device, n[0]) != common)
+    if (*SLOT(device, n[0]) != common) {
         (void)sm120_device_close(*SLOT(device, n[0]));
+    }
     return sm120_device_open(names[(size_t)n[1] % 6], SLOT(device, n[0]));
 }
 
@@ -204,8 +207,9 @@ static sm120_status describe(const number *n) {
     sm120_kernel_info info = {.size = (uint32_t)n[1]};
     sm120_parameter_info parameter = {.size = (uint32_t)n[2]};
     const sm120_status status = sm120_kernel_query(*SLOT(kernel, n[0]), (uint32_t)n[1] <= sizeof info ? &info : NULL);
-    if (status != SM120_OK || (uint32_t)n[2] > sizeof parameter)
+    if (status != SM120_OK || (uint32_t)n[2] > sizeof parameter) {
         return status;
+    }
     return sm120_kernel_parameter(*SLOT(kernel, n[0]), (int32_t)n[3], &parameter);
 }
 
@@ -222,8 +226,9 @@ static sm120_status launch(const number *n) {
     static const uint8_t rest[1 << 12];
     const void *arguments[16] = {&x, &value};
     size_t sizes[16] = {sizeof x, sizeof value, n[8] ? bytes(n[8]) % sizeof rest : 24};
-    for (int k = 2; k < 16; k++)
+    for (int k = 2; k < 16; k++) {
         arguments[k] = rest;
+    }
     return (n[9] ? sm120_launch_cooperative : sm120_launch)(*SLOT(kernel, n[0]), grid, block, (uint32_t)n[3],
                                                             *SLOT(stream, n[4]), arguments, sizes,
                                                             n[7] ? (size_t)n[7] % 17 : 3);
@@ -307,17 +312,19 @@ static const struct {
              {"event", event},         {"end_event", end_event}, {"record", record},       {"elapsed", elapsed},
              {"wait", wait},           {"load", load},           {"unload", unload},       {"kernel", kernel},
              {"builtin", builtin},     {"describe", describe},   {"occupancy", occupancy}, {"launch", launch},
-             {"attention", attention}, {"quantize", quantize},      {"operation", operation}};
+             {"attention", attention}, {"quantize", quantize},   {"operation", operation}};
 
 /* ---- inputs -------------------------------------------------------------------------------------------------- */
 
 /* Every status is a known one, and comes with a sentence where it is no success. */
 static void check(const char *name, sm120_status status) {
     const char *const message = sm120_last_error();
-    if (status < SM120_OK || status >= SM120_INTERNAL)
+    if (status < SM120_OK || status >= SM120_INTERNAL) {
         fuzz_fail("%s: status %d, '%s'", name, (int)status, message);
-    if ((status == SM120_OK) != !*message)
+    }
+    if ((status == SM120_OK) != !*message) {
         fuzz_fail("%s: status %d, and the message is '%s'", name, (int)status, message);
+    }
 }
 
 /* Read a call and run it; what is behind it. */
@@ -333,31 +340,38 @@ static const char *run_one(const char *s) {
             s = end > s ? end - 1 : s;
         }
     }
-    for (size_t k = 0; k < sizeof calls / sizeof *calls; k++)
-        if (strlen(calls[k].name) == length && !memcmp(calls[k].name, name, length))
+    for (size_t k = 0; k < sizeof calls / sizeof *calls; k++) {
+        if (strlen(calls[k].name) == length && !memcmp(calls[k].name, name, length)) {
             check(calls[k].name, calls[k].run(numbers));
+        }
+    }
     return *s ? s + 1 : s;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char *const text = malloc(size + 1);
     const char *s = text;
-    if (!text)
+    if (!text) {
         return 0;
-    if (!common && sm120_device_open("virtual", &common))
+    }
+    if (!common && sm120_device_open("virtual", &common)) {
         fuzz_fail("the device does not open: %s", sm120_last_error());
+    }
     have.device[3] = common;
     memcpy(text, data, size);
     text[size] = 0;
     setenv("PYSM120_INSTRUCTION_LIMIT", "100000", 1); /* of one tile of attention */
     for (int k = 0; *s && k < MOST_CALLS; k++) {
-        while (isspace((unsigned char)*s))
+        while (isspace((unsigned char)*s)) {
             s++;
+        }
         s = run_one(s);
     }
-    for (int k = 0; k < SLOTS; k++)
-        if (have.device[k] != common)
+    for (int k = 0; k < SLOTS; k++) {
+        if (have.device[k] != common) {
             (void)sm120_device_close(have.device[k]);
+        }
+    }
     clean();
     memset(&have, 0, sizeof have);
     free(text);

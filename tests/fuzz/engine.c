@@ -90,8 +90,9 @@ IGNORE(switch, uint64_t)
 static uint8_t worth(uint8_t count) {
     static const uint8_t limits[] = {1, 2, 3, 7, 15, 31, 127};
     unsigned k = 0;
-    while (k < sizeof limits && count > limits[k])
+    while (k < sizeof limits && count > limits[k]) {
         k++;
+    }
     return (uint8_t)(1u << k);
 }
 
@@ -112,8 +113,9 @@ static uint32_t new_features(void) {
 
 static size_t features_seen(void) {
     size_t n = 0;
-    for (size_t k = 0; k < FEATURES; k++)
+    for (size_t k = 0; k < FEATURES; k++) {
         n += (size_t)__builtin_popcount(seen[k]);
+    }
     return n;
 }
 
@@ -125,8 +127,9 @@ static volatile uint64_t ticks; /* seconds of processor time since it began */
 
 static uint64_t hash(const uint8_t *data, size_t size) {
     uint64_t h = 0xcbf29ce484222325u;
-    for (size_t k = 0; k < size; k++)
+    for (size_t k = 0; k < size; k++) {
         h = (h ^ data[k]) * 0x100000001b3u;
+    }
     return h;
 }
 
@@ -135,15 +138,17 @@ static void save(const char *prefix, const char *kind, const uint8_t *data, size
     char path[4096];
     snprintf(path, sizeof path, "%s%s%016llx", prefix, kind, (unsigned long long)hash(data, size));
     FILE *f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, size, f) != size || fclose(f))
+    if (!f || fwrite(data, 1, size, f) != size || fclose(f)) {
         fprintf(stderr, "fuzz: %s cannot be written\n", path);
-    else if (*kind)
+    } else if (*kind) {
         fprintf(stderr, "fuzz: the input is %s\n", path);
+    }
 }
 
 static void died(void) {
-    if (running)
+    if (running) {
         save(options.prefix, "crash-", running, running_size);
+    }
     running = NULL;
 }
 
@@ -155,8 +160,9 @@ static void aborted(int number) {
 
 static void tick(int number) {
     (void)number;
-    if (++ticks < options.timeout || !running)
+    if (++ticks < options.timeout || !running) {
         return;
+    }
     fprintf(stderr, "fuzz: an input takes longer than %llu s\n", (unsigned long long)options.timeout);
     save(options.prefix, "timeout-", running, running_size);
     _exit(1);
@@ -169,10 +175,11 @@ size_t __sanitizer_get_current_allocated_bytes(void) __attribute__((weak));
 
 static void watch(void) {
     const struct itimerval second = {{1, 0}, {1, 0}};
-    if (__sanitizer_set_death_callback)
+    if (__sanitizer_set_death_callback) {
         __sanitizer_set_death_callback(died);
-    else
+    } else {
         signal(SIGSEGV, aborted);
+    }
     signal(SIGABRT, aborted);
     signal(SIGPROF, tick);
     setitimer(ITIMER_PROF, &second, NULL);
@@ -197,16 +204,18 @@ static size_t run_once(const uint8_t *data, size_t size) {
 }
 
 static void check_leaks(const uint8_t *data, size_t size) {
-    if (!__lsan_do_recoverable_leak_check || !__lsan_do_recoverable_leak_check())
+    if (!__lsan_do_recoverable_leak_check || !__lsan_do_recoverable_leak_check()) {
         return;
+    }
     save(options.prefix, "leak-", data, size);
     _exit(1);
 }
 
 /* Run an input. What it left allocated a second time, too, is no cache: look for a leak. */
 static void run(const uint8_t *data, size_t size) {
-    if (run_once(data, size) && run_once(data, size))
+    if (run_once(data, size) && run_once(data, size)) {
         check_leaks(data, size);
+    }
 }
 
 /* ---- the corpus ---------------------------------------------------------------------------------------------- */
@@ -224,8 +233,9 @@ static int add(const uint8_t *data, size_t size, uint32_t rare) {
 
 static int compare_inputs(const void *x, const void *y) {
     const struct input *const a = x, *const b = y;
-    if (a->size != b->size)
+    if (a->size != b->size) {
         return a->size < b->size ? -1 : 1;
+    }
     return memcmp(a->data, b->data, a->size);
 }
 
@@ -243,11 +253,13 @@ static void read_inputs(const char *path) {
             add(data, fread(data, 1, sizeof data, f), 0);
             fclose(f);
         }
-        if (!d)
+        if (!d) {
             break;
+        }
     }
-    if (d)
+    if (d) {
         closedir(d);
+    }
     qsort(inputs + first, input_count - first, sizeof *inputs, compare_inputs);
 }
 
@@ -267,8 +279,9 @@ static void replay(void) {
                 free(input.data);
                 continue;
             }
-            if (options.merge && k)
+            if (options.merge && k) {
                 save(prefix, "", input.data, input.size);
+            }
             inputs[input_count++] = input;
         }
     }
@@ -318,12 +331,15 @@ static void search(void) {
         size = LLVMFuzzerCustomMutator(data, size, sizeof data, (unsigned)draw());
         run(data, size);
         const uint32_t found = new_features();
-        if (found && add(data, size, found) && folder)
+        if (found && add(data, size, found) && folder) {
             save(prefix, "", data, size);
-        if ((n & 0xffff) == 0xffff)
+        }
+        if ((n & 0xffff) == 0xffff) {
             tell(n + 1, since);
-        if (options.total && seconds() - since > (double)options.total)
+        }
+        if (options.total && seconds() - since > (double)options.total) {
             break;
+        }
     }
     tell(n, since);
 }
@@ -337,14 +353,18 @@ static void read_options(int count, char **arguments) {
                    {"-timeout=", &options.timeout},
                    {"-max_total_time=", &options.total}};
     for (int k = 1; k < count; k++) {
-        for (size_t n = 0; n < sizeof numbers / sizeof *numbers; n++)
-            if (!strncmp(arguments[k], numbers[n].name, strlen(numbers[n].name)))
+        for (size_t n = 0; n < sizeof numbers / sizeof *numbers; n++) {
+            if (!strncmp(arguments[k], numbers[n].name, strlen(numbers[n].name))) {
                 *numbers[n].to = strtoull(strchr(arguments[k], '=') + 1, NULL, 10);
-        if (!strncmp(arguments[k], "-artifact_prefix=", 17))
+            }
+        }
+        if (!strncmp(arguments[k], "-artifact_prefix=", 17)) {
             options.prefix = arguments[k] + 17;
+        }
         options.merge |= !strcmp(arguments[k], "-merge=1");
-        if (arguments[k][0] != '-' && options.folder_count < sizeof options.folders / sizeof *options.folders)
+        if (arguments[k][0] != '-' && options.folder_count < sizeof options.folders / sizeof *options.folders) {
             options.folders[options.folder_count++] = arguments[k];
+        }
     }
 }
 
@@ -355,10 +375,12 @@ int main(int count, char **arguments) {
     state = options.seed;
     replay();
     fprintf(stderr, "fuzz: %zu inputs show %zu features\n", input_count, features_seen());
-    if (!options.merge)
+    if (!options.merge) {
         search();
-    for (size_t k = 0; k < input_count; k++)
+    }
+    for (size_t k = 0; k < input_count; k++) {
         free(inputs[k].data);
+    }
     check_leaks(NULL, 0);
     return 0;
 }

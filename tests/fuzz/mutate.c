@@ -61,11 +61,13 @@ static int is_name(char c) {
 /* The length of the white space or comment at s, 0 if there is none. */
 static size_t space_length(const char *s) {
     const char *e = s;
-    if (isspace((unsigned char)*s))
-        while (isspace((unsigned char)*e))
+    if (isspace((unsigned char)*s)) {
+        while (isspace((unsigned char)*e)) {
             e++;
-    else if (s[0] == '/' && s[1] == '/')
+        }
+    } else if (s[0] == '/' && s[1] == '/') {
         e += strcspn(s, "\n");
+    }
     return (size_t)(e - s);
 }
 
@@ -79,16 +81,19 @@ static struct token read_token(const char *s) {
         e = s + space;
     } else if (isdigit((unsigned char)*s)) {
         t.kind = KIND_NUMBER;
-        while (is_name(*e) || (*e == '.' && isdigit((unsigned char)e[1])))
+        while (is_name(*e) || (*e == '.' && isdigit((unsigned char)e[1]))) {
             e++;
+        }
     } else if (is_name(*s) || (*s == '%' && is_name(s[1]))) {
         t.kind = KIND_NAME;
-        while (is_name(*e))
+        while (is_name(*e)) {
             e++;
+        }
     } else if (*s == '.' && is_name(s[1])) {
         t.kind = KIND_DOT;
-        while (is_name(*e) || (e[0] == ':' && e[1] == ':'))
+        while (is_name(*e) || (e[0] == ':' && e[1] == ':')) {
             e += *e == ':' ? 2 : 1;
+        }
     } else if (*s == '"') {
         t.kind = KIND_STRING;
         e += strcspn(e, "\"\n");
@@ -130,8 +135,9 @@ static void copy_word(const struct text *t, size_t k, char to[LONGEST_WORD + 1])
 static size_t choose_token(const struct text *t, enum kind kind) {
     for (int tries = 0; tries < 64 && t->tokens; tries++) {
         const size_t k = below(t->tokens);
-        if (kind == KINDS ? t->token[k].kind != KIND_SPACE : t->token[k].kind == kind)
+        if (kind == KINDS ? t->token[k].kind != KIND_SPACE : t->token[k].kind == kind) {
             return k;
+        }
     }
     return t->tokens;
 }
@@ -140,8 +146,9 @@ static size_t choose_token(const struct text *t, enum kind kind) {
 static void replace(struct text *t, size_t at, size_t length, const char *by) {
     const size_t n = strlen(by);
     static uint8_t whole[LONGEST + 1];
-    if (t->size - length + n > LONGEST)
+    if (t->size - length + n > LONGEST) {
         return;
+    }
     memcpy(whole, t->bytes, at);
     memcpy(whole + at, by, n);
     memcpy(whole + at + n, t->bytes + at + length, t->size - at - length);
@@ -151,15 +158,18 @@ static void replace(struct text *t, size_t at, size_t length, const char *by) {
 /* ---- what a text declares ------------------------------------------------------------------------------------ */
 
 static const char *name_type(const struct names *names, const char *text) {
-    for (size_t k = 0; k < names->count; k++)
-        if (!strcmp(names->name[k].text, text))
+    for (size_t k = 0; k < names->count; k++) {
+        if (!strcmp(names->name[k].text, text)) {
             return names->name[k].type;
+        }
+    }
     return NULL;
 }
 
 static void declare(struct names *names, const char *text, const char *type) {
-    if (names->count == MOST_NAMES)
+    if (names->count == MOST_NAMES) {
         return;
+    }
     struct name *n = &names->name[names->count++];
     snprintf(n->text, sizeof n->text, "%s", text);
     snprintf(n->type, sizeof n->type, "%.7s", type);
@@ -206,8 +216,9 @@ static const char *choose_name(const struct names *names, const char *type) {
     const size_t first = below(names->count);
     for (size_t k = 0; type && k < names->count; k++) {
         const struct name *n = &names->name[(first + k) % names->count];
-        if (!strcmp(n->type, type))
+        if (!strcmp(n->type, type)) {
             return n->text;
+        }
     }
     return names->count ? names->name[first].text : NULL;
 }
@@ -216,11 +227,14 @@ static const char *choose_name(const struct names *names, const char *type) {
 
 /* The tokens of a statement, around a token: behind the last ; { or } up to the next ; */
 static void statement_around(const struct text *t, size_t k, size_t *first, size_t *end) {
-    for (*first = k; *first > 0; --*first)
-        if (token_is(t, *first - 1, ";") || token_is(t, *first - 1, "{") || token_is(t, *first - 1, "}"))
+    for (*first = k; *first > 0; --*first) {
+        if (token_is(t, *first - 1, ";") || token_is(t, *first - 1, "{") || token_is(t, *first - 1, "}")) {
             break;
-    while (*first < t->tokens && t->token[*first].kind == KIND_SPACE)
+        }
+    }
+    while (*first < t->tokens && t->token[*first].kind == KIND_SPACE) {
         ++*first;
+    }
     for (*end = k; *end < t->tokens && !token_is(t, *end, ";"); ++*end)
         ;
     *end += *end < t->tokens;
@@ -239,22 +253,27 @@ static void copy_tokens(const struct text *t, size_t first, size_t end, char *to
 static void learn_statement(const struct text *t, size_t first, size_t end, const struct names *names) {
     char line[600] = "", word[LONGEST_WORD + 1];
     size_t n = 0;
-    if (end - first > 60 || statement_count == MOST_STATEMENTS || t->token[first].kind == KIND_DOT)
+    if (end - first > 60 || statement_count == MOST_STATEMENTS || t->token[first].kind == KIND_DOT) {
         return;
+    }
     for (size_t k = first; k < end && n < 200; k++) {
         copy_word(t, k, word);
         const char *type = t->token[k].kind == KIND_NAME ? name_type(names, word) : NULL;
-        if (type)
+        if (type) {
             n += (size_t)snprintf(line + n, sizeof line - n, "%s %s ", word, type);
+        }
     }
     line[n++] = ':';
     copy_tokens(t, first, end, line + n, sizeof line - n);
-    for (size_t k = statement_count > 64 ? statement_count - 64 : 0; k < statement_count; k++)
-        if (!strcmp(statements[k], line))
+    for (size_t k = statement_count > 64 ? statement_count - 64 : 0; k < statement_count; k++) {
+        if (!strcmp(statements[k], line)) {
             return;
+        }
+    }
     char *copy = malloc(strlen(line) + 1);
-    if (copy)
+    if (copy) {
         statements[statement_count++] = strcpy(copy, line);
+    }
 }
 
 /* Write a learnt statement in the names of a text. */
@@ -271,9 +290,11 @@ static void adapt_statement(const char *learnt, const struct names *names, char 
         char token[LONGEST_WORD + 1];
         int used;
         copy_word(&t, k, token);
-        for (const char *s = needed; !by && sscanf(s, "%47s %7s %n", word, type, &used) == 2; s += used)
-            if (!strcmp(word, token))
+        for (const char *s = needed; !by && sscanf(s, "%47s %7s %n", word, type, &used) == 2; s += used) {
+            if (!strcmp(word, token)) {
                 by = choose_name(names, type);
+            }
+        }
         n += (size_t)snprintf(to + n, space - n, "%s", by && t.token[k].kind == KIND_NAME ? by : token);
     }
 }
@@ -282,11 +303,14 @@ static void adapt_statement(const char *learnt, const struct names *names, char 
 
 /* Keep a word, once. */
 static void learn_word(enum kind kind, const char *word) {
-    for (size_t k = 0; k < word_count[kind]; k++)
-        if (!strcmp(words[kind][k], word))
+    for (size_t k = 0; k < word_count[kind]; k++) {
+        if (!strcmp(words[kind][k], word)) {
             return;
-    if (word_count[kind] < MOST_WORDS)
+        }
+    }
+    if (word_count[kind] < MOST_WORDS) {
         snprintf(words[kind][word_count[kind]++], LONGEST_WORD + 1, "%s", word);
+    }
 }
 
 void mutate_learn(const uint8_t *data, size_t size) {
@@ -297,18 +321,22 @@ void mutate_learn(const uint8_t *data, size_t size) {
     find_names(&t, &names);
     for (size_t k = 0; k < t.tokens; k++) {
         copy_word(&t, k, word);
-        if (t.token[k].kind == KIND_DOT || t.token[k].kind == KIND_NUMBER)
+        if (t.token[k].kind == KIND_DOT || t.token[k].kind == KIND_NUMBER) {
             learn_word(t.token[k].kind, word);
-        if (t.token[k].kind == KIND_NAME && k + 1 < t.tokens && t.token[k + 1].kind == KIND_DOT)
+        }
+        if (t.token[k].kind == KIND_NAME && k + 1 < t.tokens && t.token[k + 1].kind == KIND_DOT) {
             learn_word(KIND_NAME, word); /* an opcode */
-        if (t.token[k].kind == KIND_NAME && word[0] == '%' && !name_type(&names, word))
+        }
+        if (t.token[k].kind == KIND_NAME && word[0] == '%' && !name_type(&names, word)) {
             learn_word(KIND_NAME, word); /* a hardware register */
+        }
     }
     for (size_t k = 0; k < t.tokens;) {
         size_t first, end;
         statement_around(&t, k, &first, &end);
-        if (first < end && end <= t.tokens)
+        if (first < end && end <= t.tokens) {
             learn_statement(&t, first, end, &names);
+        }
         k = end > k ? end : k + 1;
     }
 }
@@ -319,11 +347,13 @@ static void learn_words(const char *path) {
     FILE *f = fopen(path, "r");
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
-        if (line[0])
+        if (line[0]) {
             learn_word(line[0] == '.' ? KIND_DOT : KIND_NAME, line);
+        }
     }
-    if (f)
+    if (f) {
         fclose(f);
+    }
 }
 
 static void learn_folder(const char *folder) {
@@ -333,13 +363,15 @@ static void learn_folder(const char *folder) {
     for (const struct dirent *e; d && (e = readdir(d));) {
         snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
         FILE *f = e->d_name[0] == '.' ? NULL : fopen(path, "rb");
-        if (!f)
+        if (!f) {
             continue;
+        }
         mutate_learn(data, fread(data, 1, sizeof data, f));
         fclose(f);
     }
-    if (d)
+    if (d) {
         closedir(d);
+    }
 }
 
 void mutate_prepare(int count, char **arguments) {
@@ -347,13 +379,16 @@ void mutate_prepare(int count, char **arguments) {
         "0",  "1",  "2",   "3",    "4",    "7",    "8",     "15",    "16",         "31",         "32",
         "33", "63", "64",  "65",   "127",  "128",  "255",   "256",   "1023",       "1024",       "1025",
         "-1", "-8", "-16", "2048", "4095", "4096", "32764", "65535", "0x7fffffff", "0x80000000", "0xffffffff"};
-    for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++)
+    for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {
         learn_word(KIND_NUMBER, numbers[k]);
-    for (int k = 1; k < count; k++)
-        if (!strncmp(arguments[k], "-words=", 7))
+    }
+    for (int k = 1; k < count; k++) {
+        if (!strncmp(arguments[k], "-words=", 7)) {
             learn_words(arguments[k] + 7);
-        else if (arguments[k][0] != '-')
+        } else if (arguments[k][0] != '-') {
             learn_folder(arguments[k]);
+        }
+    }
 }
 
 /* ---- changes ------------------------------------------------------------------------------------------------- */
@@ -361,8 +396,9 @@ void mutate_prepare(int count, char **arguments) {
 typedef void change(struct text *t, const struct names *names);
 
 static void replace_token(struct text *t, size_t k, const char *by) {
-    if (k < t->tokens)
+    if (k < t->tokens) {
         replace(t, t->token[k].at, t->token[k].length, by);
+    }
 }
 
 static const char *choose_word(enum kind kind) {
@@ -380,8 +416,9 @@ static void change_modifiers(struct text *t, const struct names *names) {
     char both[2 * LONGEST_WORD + 2];
     const size_t k = choose_token(t, KIND_DOT);
     (void)names;
-    if (k == t->tokens)
+    if (k == t->tokens) {
         return;
+    }
     snprintf(both, sizeof both, "%.*s%s", (int)t->token[k].length, t->bytes + t->token[k].at, choose_word(KIND_DOT));
     replace_token(t, k, draw() & 1 ? both : "");
 }
@@ -396,20 +433,23 @@ static void change_opcode(struct text *t, const struct names *names) {
 static void change_name(struct text *t, const struct names *names) {
     char word[LONGEST_WORD + 1];
     const size_t k = choose_token(t, KIND_NAME);
-    if (k == t->tokens)
+    if (k == t->tokens) {
         return;
+    }
     copy_word(t, k, word);
     const char *by = choose_name(names, below(4) ? name_type(names, word) : NULL);
-    if (by)
+    if (by) {
         replace_token(t, k, by);
+    }
 }
 
 static void change_number(struct text *t, const struct names *names) {
     char text[LONGEST_WORD + 1];
     const size_t k = choose_token(t, KIND_NUMBER);
     (void)names;
-    if (k == t->tokens)
+    if (k == t->tokens) {
         return;
+    }
     copy_word(t, k, text);
     const long long value = strtoll(text, NULL, 0);
     switch (below(5)) {
@@ -432,8 +472,9 @@ static void change_number(struct text *t, const struct names *names) {
 static void change_kind(struct text *t, const struct names *names) {
     const enum kind kind = draw() & 1 ? KIND_NAME : KIND_NUMBER;
     const char *by = kind == KIND_NUMBER ? choose_name(names, NULL) : choose_word(KIND_NUMBER);
-    if (by)
+    if (by) {
         replace_token(t, choose_token(t, kind), by);
+    }
 }
 
 static void drop_token(struct text *t, const struct names *names) {
@@ -445,8 +486,9 @@ static void double_token(struct text *t, const struct names *names) {
     char both[2 * LONGEST_WORD + 3];
     const size_t k = choose_token(t, KINDS);
     (void)names;
-    if (k == t->tokens || t->token[k].length > LONGEST_WORD)
+    if (k == t->tokens || t->token[k].length > LONGEST_WORD) {
         return;
+    }
     const int n = (int)t->token[k].length;
     const char *const s = t->bytes + t->token[k].at;
     snprintf(both, sizeof both, "%.*s %.*s", n, s, n, s);
@@ -462,11 +504,13 @@ static void put_mark(struct text *t, const struct names *names) {
 static void drop_statement(struct text *t, const struct names *names) {
     size_t first, end;
     (void)names;
-    if (!t->tokens)
+    if (!t->tokens) {
         return;
+    }
     statement_around(t, below(t->tokens), &first, &end);
-    if (first < end)
+    if (first < end) {
         replace(t, t->token[first].at, t->token[end - 1].at + t->token[end - 1].length - t->token[first].at, "");
+    }
 }
 
 /* Put a statement behind another one. */
@@ -474,8 +518,9 @@ static void put_statement(struct text *t, const char *statement) {
     char line[700];
     size_t first, end;
     const size_t k = choose_token(t, KINDS);
-    if (k == t->tokens)
+    if (k == t->tokens) {
         return;
+    }
     statement_around(t, k, &first, &end);
     snprintf(line, sizeof line, "\n%s", statement);
     replace(t, end ? t->token[end - 1].at + t->token[end - 1].length : 0, 0, line);
@@ -486,8 +531,9 @@ static void double_statement(struct text *t, const struct names *names) {
     char line[600];
     size_t first, end;
     (void)names;
-    if (!t->tokens)
+    if (!t->tokens) {
         return;
+    }
     statement_around(t, below(t->tokens), &first, &end);
     copy_tokens(t, first, end, line, sizeof line);
     put_statement(t, line);
@@ -496,8 +542,9 @@ static void double_statement(struct text *t, const struct names *names) {
 /* A statement of another text. */
 static void take_statement(struct text *t, const struct names *names) {
     char line[600];
-    if (!statement_count)
+    if (!statement_count) {
         return;
+    }
     adapt_statement(statements[below(statement_count)], names, line, sizeof line);
     put_statement(t, line);
 }
@@ -507,12 +554,14 @@ static void put_guard(struct text *t, const struct names *names) {
     char guard[LONGEST_WORD + 5];
     size_t first, end;
     const char *p = choose_name(names, ".pred");
-    if (!t->tokens || !p)
+    if (!t->tokens || !p) {
         return;
+    }
     statement_around(t, below(t->tokens), &first, &end);
     snprintf(guard, sizeof guard, "@%s%s ", draw() & 1 ? "!" : "", p);
-    if (first < t->tokens)
+    if (first < t->tokens) {
         replace(t, t->token[first].at, 0, guard);
+    }
 }
 
 /* The first line: how target run.c launches the kernels. */
@@ -530,8 +579,9 @@ static void change_launch(struct text *t, const struct names *names) {
 static void change_byte(struct text *t, const struct names *names) {
     static uint8_t whole[LONGEST];
     (void)names;
-    if (!t->size)
+    if (!t->size) {
         return;
+    }
     memcpy(whole, t->bytes, t->size);
     whole[below(t->size)] = (uint8_t)(1 + below(255));
     split(t, whole, t->size);

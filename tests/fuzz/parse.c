@@ -1,7 +1,7 @@
 /* Fuzz target: PTX text is loaded, asked about, unloaded. */
 #define _POSIX_C_SOURCE 200809L
 #include "target.h"
-#include "vm/machine/vm.h"
+#include "vm/machine/program.h"
 
 /* Ask everything that can be asked about a function. */
 static void ask(const struct driver *d, CUfunction f) {
@@ -11,31 +11,38 @@ static void ask(const struct driver *d, CUfunction f) {
                                                       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES};
     size_t offset, bytes, end = 0;
     int value, blocks;
-    for (size_t k = 0; k < sizeof attributes / sizeof *attributes; k++)
-        if (d->cuFuncGetAttribute(&value, attributes[k], f) || value < 0)
+    for (size_t k = 0; k < sizeof attributes / sizeof *attributes; k++) {
+        if (d->cuFuncGetAttribute(&value, attributes[k], f) || value < 0) {
             fuzz_fail("attribute %d of a function", (int)attributes[k]);
+        }
+    }
     for (size_t k = 0; !d->cuFuncGetParamInfo(f, k, &offset, &bytes); k++) {
-        if (offset < end)
+        if (offset < end) {
             fuzz_fail("parameter %zu begins at %zu, inside of the one before it", k, offset);
+        }
         end = offset + bytes;
     }
-    if (d->cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, f, 128, 0))
+    if (d->cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, f, 128, 0)) {
         fuzz_fail("occupancy: %s", d->fault());
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const struct driver *const d = target_device();
     CUmodule module = target_load(data, size);
     CUfunction f;
-    if (!module)
+    if (!module) {
         return 0;
+    }
     const struct module *m = (const struct module *)(const void *)module;
     for (uint32_t k = 0; k < m->function_count; k++) {
-        if (d->cuModuleGetFunction(&f, module, m->functions[k]->name))
+        if (d->cuModuleGetFunction(&f, module, m->functions[k]->name)) {
             fuzz_fail("function '%s' is not found", m->functions[k]->name);
+        }
         ask(d, f);
     }
-    if (d->cuModuleUnload(module))
+    if (d->cuModuleUnload(module)) {
         fuzz_fail("a module cannot be unloaded: %s", d->fault());
+    }
     return 0;
 }

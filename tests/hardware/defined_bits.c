@@ -5,10 +5,17 @@
  * bytes in, bytes out, variants), a tensor map (struct given_map), the defined bits of the input, and the variants of
  * the input. stdout gets a word, the result of the first variant at level full; the length of its fault and the fault;
  * the defined bits of the output; and the outputs of all variants. */
-#include "vm/check/defined.h"
-#include "vm/execute/tma.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/execute/tma.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/options.h"
+#include "vm/machine/shade.h"
+#include "vm/run/run.h"
+#include "vm/text/module.h"
 
 static struct module load(struct device *device, const char *text) {
     char log[4096];
@@ -23,8 +30,9 @@ static struct module load(struct device *device, const char *text) {
 }
 
 static void must_read(void *to, size_t bytes) {
-    if (bytes && fread(to, bytes, 1, stdin) != 1)
+    if (bytes && fread(to, bytes, 1, stdin) != 1) {
         exit(3);
+    }
 }
 
 /* The tensor map that is the third parameter of some kernels, from an address in the input (0) or the output (1). */
@@ -41,23 +49,30 @@ static CUresult run(struct device *device, struct CUfunc_st *f, const uint32_t h
     struct tensor_map fields = given->map;
     void *arguments[3] = {&address[0], &address[1], &map};
     const uint32_t grid[3] = {header[0], 1, 1}, block[3] = {128, 1, 1};
-    if (memory_alloc(device, header[1], 0, &address[0]) || memory_alloc(device, header[2], 0, &address[1]))
+    const enum allocation_kind kind = options_checks() == CHECKS_FULL ? ALLOCATION_SHADED : ALLOCATION_PLAIN;
+    if (memory_alloc(device, header[1], kind, &address[0]) || memory_alloc(device, header[2], kind, &address[1])) {
         exit(4);
+    }
     fields.address += address[given->operand];
-    if (given->is_given)
+    if (given->is_given) {
         tma_map_pack(&map, &fields);
+    }
     memcpy((void *)(uintptr_t)address[0], in, header[1]);
     shade_written(device, address[1], header[2]);
-    for (size_t k = 0; k < device->allocation_count && out_defined; k++)
-        if (device->allocations[k].start == address[0])
+    for (size_t k = 0; k < device->allocation_count && out_defined; k++) {
+        if (device->allocations[k].start == address[0]) {
             memcpy(device->allocations[k].shade->defined, defined, header[1]);
+        }
+    }
     const CUresult result = launch_run(device, f, grid, block, 0, arguments, 0);
     memcpy(out, (void *)(uintptr_t)address[1], header[2]);
-    for (size_t k = 0; k < device->allocation_count && out_defined; k++)
-        if (device->allocations[k].start == address[1])
+    for (size_t k = 0; k < device->allocation_count && out_defined; k++) {
+        if (device->allocations[k].start == address[1]) {
             memcpy(out_defined, device->allocations[k].shade->defined, header[2]);
-    memory_free(device, address[0], 0);
-    memory_free(device, address[1], 0);
+        }
+    }
+    memory_free(device, address[0], ALLOCATION_PLAIN);
+    memory_free(device, address[1], ALLOCATION_PLAIN);
     return result;
 }
 
@@ -74,7 +89,7 @@ static void form(struct device devices[2], struct CUfunc_st *strict, struct CUfu
     for (uint32_t k = 0; k < header[3]; k++) {
         must_read(in, header[1]);
         if (k == 0) {
-            launch_configure(&full);
+            options_set(&full);
             const uint32_t result = run(&devices[0], strict, header, &given, in, defined, out, bits);
             const uint32_t length = result ? (uint32_t)strlen(fault_text()) : 0;
             fwrite(&result, sizeof result, 1, stdout);
@@ -82,9 +97,10 @@ static void form(struct device devices[2], struct CUfunc_st *strict, struct CUfu
             fwrite(fault_text(), 1, length, stdout);
             fwrite(bits, 1, header[2], stdout);
         }
-        launch_configure(&off);
-        if (run(&devices[1], lax, header, &given, in, NULL, out, NULL))
+        options_set(&off);
+        if (run(&devices[1], lax, header, &given, in, NULL, out, NULL)) {
             memset(out, 0, header[2]); /* where an undefined value decides, it may do anything */
+        }
         fwrite(out, 1, header[2], stdout);
     }
     free(in);
@@ -97,10 +113,12 @@ int main(int count, char **arguments) {
     static struct device devices[2];
     static char text[1 << 24];
     FILE *file = count == 2 ? fopen(arguments[1], "r") : NULL;
-    if (!file || !fread(text, 1, sizeof text - 1, file) || fclose(file) != 0)
+    if (!file || !fread(text, 1, sizeof text - 1, file) || fclose(file) != 0) {
         return 2;
+    }
     struct module strict = load(&devices[0], text), lax = load(&devices[1], text);
-    for (uint32_t k = 0; k < strict.function_count; k++)
+    for (uint32_t k = 0; k < strict.function_count; k++) {
         form(devices, strict.functions[k], lax.functions[k]);
+    }
     return 0;
 }

@@ -70,10 +70,12 @@ static void wrong(const char *entry, const char *what) {
 
 /* What word k is after a kernel that found k + 1 there. */
 static uint32_t expected(const char *entry, uint32_t k) {
-    if (!strcmp(entry, "reverse"))
+    if (!strcmp(entry, "reverse")) {
         return k / BLOCK * BLOCK + BLOCK - 1 - k % BLOCK + 1;
-    if (!strcmp(entry, "count"))
+    }
+    if (!strcmp(entry, "count")) {
         return k + 1 + (k < 16 ? WORDS / 16 : 0);
+    }
     return !strcmp(entry, "bulk") ? 2 * (k + 1) : k + 1;
 }
 
@@ -85,24 +87,30 @@ static void run(sm120_device *device, sm120_module *module, const char *entry) {
     sm120_address x = 0;
     const void *arguments[] = {&x};
     const size_t sizes[] = {sizeof x};
-    for (uint32_t k = 0; k < WORDS; k++)
+    for (uint32_t k = 0; k < WORDS; k++) {
         words[k] = k + 1;
+    }
     if (sm120_module_kernel(module, entry, &kernel) || sm120_alloc(device, BYTES, &x) ||
-        sm120_copy_to_device(device, x, words, BYTES, NULL))
+        sm120_copy_to_device(device, x, words, BYTES, NULL)) {
         wrong(entry, "does not begin");
+    }
     const sm120_status want = !strcmp(entry, "fault") ? SM120_FAULT : SM120_OK;
-    if (sm120_launch(kernel, grid, block, 0, NULL, arguments, sizes, 1) != want)
+    if (sm120_launch(kernel, grid, block, 0, NULL, arguments, sizes, 1) != want) {
         wrong(entry, "ends in another way");
+    }
     memset(words, 0, sizeof words);
-    if (sm120_copy_to_host(device, words, x, BYTES, NULL))
+    if (sm120_copy_to_host(device, words, x, BYTES, NULL)) {
         wrong(entry, "leaves nothing");
-    for (uint32_t k = 0; k < WORDS; k++)
+    }
+    for (uint32_t k = 0; k < WORDS; k++) {
         if (words[k] != expected(entry, k)) {
             wrong(entry, "leaves something else");
             break;
         }
-    if (sm120_free(device, x))
+    }
+    if (sm120_free(device, x)) {
         wrong(entry, "leaves memory that cannot be freed");
+    }
 }
 
 /* Load, run, unload, again and again: now on the common device, now on one of its own. */
@@ -113,14 +121,18 @@ static void *work(void *argument) {
     for (uint32_t round = 0; round < ROUNDS; round++) {
         sm120_device *device = worker->device, *own = NULL;
         sm120_module *module = NULL;
-        if (round % 3 == 2 && !sm120_device_open(names[(worker->number + round) % 3], &own))
+        if (round % 3 == 2 && !sm120_device_open(names[(worker->number + round) % 3], &own)) {
             device = own;
-        if (sm120_module_load(device, program, sizeof program - 1, "threads.ptx", &module))
+        }
+        if (sm120_module_load(device, program, sizeof program - 1, "threads.ptx", &module)) {
             wrong("the module", "does not load");
-        for (uint32_t k = 0; k < 2; k++)
+        }
+        for (uint32_t k = 0; k < 2; k++) {
             run(device, module, entries[(worker->number + round + k) % 5]);
-        if (sm120_module_unload(module) || (own && sm120_device_close(own)))
+        }
+        if (sm120_module_unload(module) || (own && sm120_device_close(own))) {
             wrong("the module", "cannot be closed");
+        }
     }
     return NULL;
 }
@@ -135,11 +147,13 @@ static void *work_for_ever(void *argument) {
     sm120_module *module = NULL;
     sm120_kernel *kernel = NULL;
     if (sm120_module_load(worker->device, program, sizeof program - 1, "threads.ptx", &module) ||
-        sm120_module_kernel(module, "forever", &kernel))
+        sm120_module_kernel(module, "forever", &kernel)) {
         wrong("forever", "does not load");
+    }
     const sm120_status status = sm120_launch(kernel, grid, block, 0, NULL, arguments, sizes, 1);
-    if (status != SM120_FAULT || !strstr(sm120_last_error(), "interrupted"))
+    if (status != SM120_FAULT || !strstr(sm120_last_error(), "interrupted")) {
         wrong("forever", "ends in another way");
+    }
     sm120_module_unload(module);
     atomic_fetch_add(&stopped, 1);
     return NULL;
@@ -155,11 +169,13 @@ static void interrupt(sm120_device *device) {
     }
     while (atomic_load(&stopped) < 2) { /* a launch that has not begun yet is not stopped */
         nanosleep(&moment, NULL);
-        if (sm120_device_interrupt(device))
+        if (sm120_device_interrupt(device)) {
             wrong("forever", "cannot be interrupted");
+        }
     }
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < 2; k++) {
         pthread_join(workers[k].thread, NULL);
+    }
 }
 
 int main(void) {
@@ -167,16 +183,19 @@ int main(void) {
     sm120_device *devices[2] = {NULL, NULL};
     setenv("PYSM120_THREADS", "3", 1);
     setenv("PYSM120_VIRTUAL_DEVICES", "2", 1);
-    if (sm120_device_open("virtual:0", &devices[0]) || sm120_device_open("virtual:1?seed=5", &devices[1]))
+    if (sm120_device_open("virtual:0", &devices[0]) || sm120_device_open("virtual:1?seed=5", &devices[1])) {
         wrong("the devices", "do not open");
+    }
     for (uint32_t k = 0; k < THREADS; k++) {
         workers[k] = (struct worker){.device = devices[k % 2], .number = k};
         pthread_create(&workers[k].thread, NULL, work, &workers[k]);
     }
-    for (uint32_t k = 0; k < THREADS; k++)
+    for (uint32_t k = 0; k < THREADS; k++) {
         pthread_join(workers[k].thread, NULL);
+    }
     interrupt(devices[0]);
-    if (sm120_device_close(devices[0]) || sm120_device_close(devices[1]))
+    if (sm120_device_close(devices[0]) || sm120_device_close(devices[1])) {
         wrong("the devices", "do not close");
+    }
     return failures != 0;
 }

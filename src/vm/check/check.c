@@ -1,17 +1,28 @@
 /* Accesses to shared memory, checked against all earlier ones that they are not ordered after. */
 #include "vm/check/check.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 #define STRONG_MARK 0x80000000u
 
 /* ---- the shadow of a CTA ------------------------------------------------------------------------------------- */
 
 void check_free(struct shadow *s) {
-    if (!s)
+    if (s == NULL) {
         return;
-    for (uint32_t k = 0; k < MAX_WARPS; k++)
+    }
+    for (uint32_t k = 0; k < MAX_WARPS; ++k) {
         free(s->read[k]), free(s->strong[k]), lanes_free(s->lanes[k]);
+    }
     free(s->cell);
     free(s->mbarrier);
     free(s->store);
@@ -23,14 +34,17 @@ void check_free(struct shadow *s) {
 
 /* Make room for CTAs of a launch; what was made before is used again. */
 struct shadow *check_open(struct shadow *old, const struct launch *launch) {
-    struct shadow *s = old ? old : calloc(1, sizeof *s);
-    if (!s)
+    struct shadow *s = old != NULL ? old : calloc(1, sizeof *s);
+    if (s == NULL) {
         return NULL;
-    int good = s->cell || (s->cell = malloc(CELLS * sizeof *s->cell));
-    for (uint32_t k = 0; k < launch->warps; k++)
-        good = good && (s->read[k] || (s->read[k] = malloc(CELLS * sizeof **s->read)));
-    for (uint32_t k = 0; launch->world && k < launch->warps; k++)
-        good = good && (s->lanes[k] = lanes_open(s->lanes[k], launch->shared_bytes));
+    }
+    bool good = s->cell != NULL || (s->cell = malloc(CELLS * sizeof *s->cell)) != NULL;
+    for (uint32_t k = 0; k < launch->warps; ++k) {
+        good = good && (s->read[k] != NULL || (s->read[k] = malloc(CELLS * sizeof **s->read)) != NULL);
+    }
+    for (uint32_t k = 0; launch->world != NULL && k < launch->warps; ++k) {
+        good = good && (s->lanes[k] = lanes_open(s->lanes[k], launch->shared_bytes)) != NULL;
+    }
     if (!good) {
         check_free(s);
         return NULL;
@@ -47,12 +61,14 @@ void check_start(struct cta *cta) {
     memset(s->copies, 0, sizeof s->copies);
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);
     s->world = cta->launch->world;
-    for (uint32_t k = 0; s->world && k < cta->warps; k++)
+    for (uint32_t k = 0; s->world != NULL && k < cta->warps; ++k) {
         s->lanes[k] = lanes_open(s->lanes[k], cta->shared_bytes); /* there is room: a new beginning */
+    }
     s->has_released = s->has_acquired = s->stores = s->boxes = s->maps = s->locations = 0;
     memset(s->cell, 0, ((cta->shared_bytes + GRANULE - 1) / GRANULE) * sizeof *s->cell);
-    for (uint32_t k = 0; k < MAX_WARPS; k++)
+    for (uint32_t k = 0; k < MAX_WARPS; ++k) {
         s->warp[k].seen[k] = 1;
+    }
 }
 
 struct spot check_spot(const struct warp *w, uint32_t pc) {
@@ -70,7 +86,7 @@ struct access {
     struct shadow *s;
     const struct clocks *mine;
     uint32_t clock, lane, address, bytes;
-    int is_write;
+    bool is_write;
     enum access_kind kind;
     const struct inst *store;        /* a store whose lanes write from registers, */
     const uint8_t (*image)[GRANULE]; /* or the rows that a matrix store writes; else both NULL */
@@ -91,14 +107,15 @@ static const struct mbarrier *mbarrier_of(const struct access *a, uint32_t agent
     const struct cta *cta = a->w->cta;
     for (uint32_t k = agent - AGENT_MBARRIER; k < cta->mbarriers; k += MBARRIER_AGENTS) {
         *phase = clock - 1 - a->s->mbarrier[k].base;
-        if (cta->mbarrier[k].valid && clock > a->s->mbarrier[k].base)
+        if (cta->mbarrier[k].valid && clock > a->s->mbarrier[k].base) {
             return &cta->mbarrier[k];
+        }
     }
     return NULL;
 }
 
 /* Report an access that is not ordered after the write that a cell remembers. */
-static int report_write(const struct access *a, const struct cell *c, uint32_t address) {
+static bool report_write(const struct access *a, const struct cell *c, uint32_t address) {
     const struct spot at = check_spot(a->w, c->pc);
     const CUresult code = CUDA_ERROR_LAUNCH_FAILED;
     uint32_t phase = 0;
@@ -112,7 +129,7 @@ static int report_write(const struct access *a, const struct cell *c, uint32_t a
         fault_at(a->w, code, a->lane,
                  "%s of %u bytes at shared address 0x%x, which the bulk copy of %s fills; expected a wait for phase %u "
                  "of the mbarrier at shared address 0x%x before",
-                 verb(a), a->bytes, address, at.text, phase, m ? m->address : 0);
+                 verb(a), a->bytes, address, at.text, phase, m != NULL ? m->address : 0);
     } else if (c->agent >= AGENT_COPY) {
         const uint32_t from = c->agent - AGENT_COPY;
         fault_at(a->w, code, a->lane,
@@ -126,27 +143,27 @@ static int report_write(const struct access *a, const struct cell *c, uint32_t a
             "mbarrier or a release and an acquire between them",
             verb(a), a->bytes, address, c->agent, at.text);
     }
-    return 0;
+    return false;
 }
 
 /* Report an access that is not ordered after another warp's read or strong write. */
-static int report_mark(const struct access *a, uint32_t other, uint32_t pc, const char *what, uint32_t address) {
+static bool report_mark(const struct access *a, uint32_t other, uint32_t pc, const char *what, uint32_t address) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
              "data race: %s of %u bytes at shared address 0x%x and %s by warp %u at %s; expected a barrier, an "
              "mbarrier or a release and an acquire between them",
              verb(a), a->bytes, address, what, other, at.text);
-    return 0;
+    return false;
 }
 
 /* Report an access of the asynchronous proxy to what the generic proxy wrote without a fence behind it. */
-static int report_proxy(const struct access *a, uint32_t agent, uint32_t pc, uint32_t address) {
+static bool report_proxy(const struct access *a, uint32_t agent, uint32_t pc, uint32_t address) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
              "%s of %u bytes at shared address 0x%x, which warp %u wrote at %s; expected fence.proxy.async.shared::cta "
              "after the write, before the barrier that this %s follows",
              verb(a), a->bytes, address, agent % MAX_WARPS, at.text, verb(a));
-    return 0;
+    return false;
 }
 
 /* ---- cells --------------------------------------------------------------------------------------------------- */
@@ -156,110 +173,126 @@ static uint32_t cell_of_byte(uint32_t offset) {
 }
 
 static void spread(struct mark *marks, uint32_t granule) {
-    for (uint32_t k = 0; k < GRANULE; k++)
+    for (uint32_t k = 0; k < GRANULE; ++k) {
         marks[cell_of_byte(granule * GRANULE + k)] = marks[granule];
+    }
 }
 
 /* Give each byte of a granule its own cell. */
 static void split(struct shadow *s, uint32_t granule) {
     struct cell *whole = &s->cell[granule];
-    if (whole->split)
+    if (whole->split != 0) {
         return;
+    }
     const uint32_t first = cell_of_byte(granule * GRANULE);
-    for (uint32_t k = 0; k < GRANULE; k++)
+    for (uint32_t k = 0; k < GRANULE; ++k) {
         s->cell[first + k] = *whole;
-    for (uint32_t rest = whole->readers; rest; rest &= rest - 1)
+    }
+    for (uint32_t rest = whole->readers; rest != 0; rest &= rest - 1) {
         spread(s->read[lowest_bit(rest)], granule);
-    for (uint32_t rest = whole->strong; rest; rest &= rest - 1)
+    }
+    for (uint32_t rest = whole->strong; rest != 0; rest &= rest - 1) {
         spread(s->strong[lowest_bit(rest)], granule);
+    }
     whole->split = 1;
 }
 
 /* Does a byte of a store or of a matrix store differ from what is there? */
-static int same_bytes(const struct warp *w, const uint32_t *slots, uint32_t size, const uint8_t (*image)[GRANULE],
-                      uint8_t *const *place, uint32_t mask, uint32_t bytes, const uint8_t *at, uint32_t count) {
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+static bool same_bytes(const struct warp *w, const uint32_t *slots, uint32_t size, const uint8_t (*image)[GRANULE],
+                       uint8_t *const *place, uint32_t mask, uint32_t bytes, const uint8_t *at, uint32_t count) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        for (uint32_t k = 0; k < bytes; k++) {
+        for (uint32_t k = 0; k < bytes; ++k) {
             const uintptr_t offset = (uintptr_t)place[lane] + k - (uintptr_t)at;
-            if (offset >= count)
+            if (offset >= count) {
                 continue;
-            const uint8_t *value = slots ? source(w, slots[k / size]) : image[lane];
-            if (at[offset] != value[slots ? lane * (size == 8 ? 8 : 4) + k % size : k])
-                return 0;
+            }
+            const uint8_t *value = slots != NULL ? source(w, slots[k / size]) : image[lane];
+            if (at[offset] != value[slots != NULL ? lane * (size == 8 ? 8 : 4) + k % size : k]) {
+                return false;
+            }
         }
     }
-    return 1;
+    return true;
 }
 
 /* Does a store write what is there already? Compilers let several warps store the same value to the same place, and a
  * chip cannot tell. */
-int check_same_value(const struct warp *w, const struct inst *store, uint8_t *const *place, uint32_t mask,
-                     uint32_t bytes, const uint8_t *at, uint32_t count) {
+bool check_same_value(const struct warp *w, const struct inst *store, uint8_t *const *place, uint32_t mask,
+                      uint32_t bytes, const uint8_t *at, uint32_t count) {
     return same_bytes(w, store->more, store->size, NULL, place, mask, bytes, at, count);
 }
 
 /* The same for a store or matrix store to shared memory. */
-static int same_value(const struct access *a, uint32_t address, uint32_t bytes) {
+static bool same_value(const struct access *a, uint32_t address, uint32_t bytes) {
     const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
-    return a->store ? check_same_value(a->w, a->store, a->place, a->mask, a->bytes, at, bytes)
-                    : same_bytes(a->w, NULL, 4, a->image, a->place, a->mask, a->bytes, at, bytes);
+    return a->store != NULL ? check_same_value(a->w, a->store, a->place, a->mask, a->bytes, at, bytes)
+                            : same_bytes(a->w, NULL, 4, a->image, a->place, a->mask, a->bytes, at, bytes);
 }
 
-/* Is a weak access ordered after the strong writes of other warps? 0 after a fault. */
-static int after_strong(const struct access *a, const struct cell *c, uint32_t n, uint32_t address) {
-    for (uint32_t rest = c->strong & ~(1u << a->w->index); rest; rest &= rest - 1) {
+/* Is a weak access ordered after the strong writes of other warps? false after a fault. */
+static bool after_strong(const struct access *a, const struct cell *c, uint32_t n, uint32_t address) {
+    for (uint32_t rest = c->strong & ~(1u << a->w->index); rest != 0; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
         const struct mark *mark = &a->s->strong[r][n];
-        if (mark->clock > a->mine->seen[r])
+        if (mark->clock > a->mine->seen[r]) {
             return report_mark(a, r, mark->pc, "an atomic access or a strong write", address);
+        }
     }
-    return 1;
+    return true;
 }
 
-/* Is the access ordered after the cell's writes, and if need be by a proxy fence? 0 after a fault. */
-static inline int after_write(const struct access *a, uint32_t n, uint32_t address) {
+/* Is the access ordered after the cell's writes, and if need be by a proxy fence? false after a fault. */
+static inline bool after_write(const struct access *a, uint32_t n, uint32_t address) {
     const struct cell *c = &a->s->cell[n];
     if (UNLIKELY(c->clock > a->mine->seen[c->agent])) {
-        const int harmless =
-            (a->store || a->image) && c->agent < AGENT_COPY && same_value(a, address, n < GRANULES ? GRANULE : 1);
-        if (!harmless)
+        const bool harmless = (a->store != NULL || a->image != NULL) && c->agent < AGENT_COPY &&
+                              same_value(a, address, n < GRANULES ? GRANULE : 1);
+        if (!harmless) {
             return report_write(a, c, address);
+        }
     }
-    if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent])
+    if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent]) {
         return report_proxy(a, c->agent, c->pc, address);
-    if (LIKELY(!c->strong))
-        return 1;
-    for (uint32_t rest = a->kind == BY_BULK ? c->strong : 0; rest; rest &= rest - 1) {
+    }
+    if (LIKELY(!c->strong)) {
+        return true;
+    }
+    for (uint32_t rest = a->kind == BY_BULK ? c->strong : 0; rest != 0; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
         const struct mark *mark = &a->s->strong[r][n];
-        if (mark->clock <= a->mine->seen[r] && mark->clock > a->mine->proxied[r])
+        if (mark->clock <= a->mine->seen[r] && mark->clock > a->mine->proxied[r]) {
             return report_proxy(a, r, mark->pc, address);
+        }
     }
     return a->kind == BY_STRONG || after_strong(a, c, n, address);
 }
 
-static inline int read_cell(const struct access *a, uint32_t n, uint32_t address) {
-    if (UNLIKELY(!after_write(a, n, address)))
-        return 0;
-    if (a->kind == BY_BULK)
-        return 1; /* it reads later: noted when it is waited for */
+static inline bool read_cell(const struct access *a, uint32_t n, uint32_t address) {
+    if (UNLIKELY(!after_write(a, n, address))) {
+        return false;
+    }
+    if (a->kind == BY_BULK) {
+        return true; /* it reads later: noted when it is waited for */
+    }
     a->s->cell[n].readers |= 1u << a->w->index;
     a->s->read[a->w->index][n] = (struct mark){a->clock, a->w->pc | (a->kind == BY_STRONG ? STRONG_MARK : 0)};
-    return 1;
+    return true;
 }
 
-/* Is a write ordered after everything that a cell remembers? 0 after a fault. */
-static inline int write_allowed(const struct access *a, uint32_t n, uint32_t address) {
-    if (UNLIKELY(!after_write(a, n, address)))
-        return 0;
-    for (uint32_t rest = a->s->cell[n].readers & ~(1u << a->w->index); rest; rest &= rest - 1) {
+/* Is a write ordered after everything that a cell remembers? false after a fault. */
+static inline bool write_allowed(const struct access *a, uint32_t n, uint32_t address) {
+    if (UNLIKELY(!after_write(a, n, address))) {
+        return false;
+    }
+    for (uint32_t rest = a->s->cell[n].readers & ~(1u << a->w->index); rest != 0; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
         const struct mark *mark = &a->s->read[r][n];
-        if (UNLIKELY(mark->clock > a->mine->seen[r]) && !(a->kind == BY_STRONG && mark->pc & STRONG_MARK))
+        if (UNLIKELY(mark->clock > a->mine->seen[r]) && !(a->kind == BY_STRONG && (mark->pc & STRONG_MARK) != 0)) {
             return report_mark(a, r, mark->pc, "a read", address);
+        }
     }
-    return 1;
+    return true;
 }
 
 /* Note a write. A strong one leaves the weak one before it to be seen. */
@@ -272,59 +305,69 @@ static inline void note_write(const struct access *a, uint32_t n, const struct c
     a->s->strong[a->w->index][n] = (struct mark){a->clock, a->w->pc};
 }
 
-/* Check or note an access that lies inside one granule. 0 after a fault. */
-static int part(const struct access *a, uint32_t offset, uint32_t bytes, const struct cell *value) {
+/* Check or note an access that lies inside one granule. False after a fault. */
+static bool part(const struct access *a, uint32_t offset, uint32_t bytes, const struct cell *value) {
     split(a->s, offset / GRANULE);
-    for (uint32_t k = offset; k < offset + bytes; k++) {
+    for (uint32_t k = offset; k < offset + bytes; ++k) {
         const uint32_t n = cell_of_byte(k);
-        if (!a->is_write && !read_cell(a, n, k + SHARED_BASE))
-            return 0;
-        if (a->is_write && !write_allowed(a, n, k + SHARED_BASE))
-            return 0;
-        if (a->is_write)
+        if (!a->is_write && !read_cell(a, n, k + SHARED_BASE)) {
+            return false;
+        }
+        if (a->is_write && !write_allowed(a, n, k + SHARED_BASE)) {
+            return false;
+        }
+        if (a->is_write) {
             note_write(a, n, value);
+        }
     }
-    return 1;
+    return true;
 }
 
 /* The same for a whole granule. */
-static inline int whole(const struct access *a, uint32_t granule, const struct cell *value) {
+static inline bool whole(const struct access *a, uint32_t granule, const struct cell *value) {
     if (UNLIKELY(a->s->cell[granule].split)) {
-        if (!part(a, granule * GRANULE, GRANULE, value))
-            return 0;
-        if (a->is_write && a->kind != BY_STRONG)
+        if (!part(a, granule * GRANULE, GRANULE, value)) {
+            return false;
+        }
+        if (a->is_write && a->kind != BY_STRONG) {
             a->s->cell[granule] = *value; /* one again */
-        return 1;
+        }
+        return true;
     }
-    if (!a->is_write)
+    if (!a->is_write) {
         return read_cell(a, granule, granule * GRANULE + SHARED_BASE);
-    if (!write_allowed(a, granule, granule * GRANULE + SHARED_BASE))
-        return 0;
+    }
+    if (!write_allowed(a, granule, granule * GRANULE + SHARED_BASE)) {
+        return false;
+    }
     note_write(a, granule, value);
-    return 1;
+    return true;
 }
 
-/* Check and note an access to a range of offsets. 0 after a fault. */
-static int range(const struct access *a, uint32_t offset, uint32_t bytes, const struct cell *value) {
+/* Check and note an access to a range of offsets. False after a fault. */
+static bool range(const struct access *a, uint32_t offset, uint32_t bytes, const struct cell *value) {
     const uint32_t end = offset + bytes;
     while (offset < end) {
         const uint32_t rest = GRANULE - offset % GRANULE, n = rest < end - offset ? rest : end - offset;
-        if (LIKELY(n == GRANULE) ? !whole(a, offset / GRANULE, value) : !part(a, offset, n, value))
-            return 0;
+        if (LIKELY(n == GRANULE) ? !whole(a, offset / GRANULE, value) : !part(a, offset, n, value)) {
+            return false;
+        }
         offset += n;
     }
-    return 1;
+    return true;
 }
 
-/* Make room for the strong writes of a warp. 0 after a fault. */
-static int open_strong(struct warp *w, uint32_t lane) {
+/* Make room for the strong writes of a warp. False after a fault. */
+static bool open_strong(struct warp *w, uint32_t lane) {
     struct shadow *s = w->cta->shadow;
-    if (!s->strong[w->index])
+    if (s->strong[w->index] == NULL) {
         s->strong[w->index] = malloc(CELLS * sizeof **s->strong);
-    return s->strong[w->index] ? 1 : (fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of host memory"), 0);
+    }
+    return s->strong[w->index] != NULL ? true
+                                       : (fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of host memory"), false);
 }
 
-static struct access access_of(struct warp *w, uint32_t lane, uint32_t bytes, int is_write, enum access_kind kind) {
+static struct access access_of(struct warp *w, uint32_t lane, uint32_t bytes, bool is_write, enum access_kind kind) {
     struct shadow *s = w->cta->shadow;
     const struct clocks *mine = &s->warp[w->index];
     return (struct access){.w = w,
@@ -337,20 +380,23 @@ static struct access access_of(struct warp *w, uint32_t lane, uint32_t bytes, in
                            .kind = kind};
 }
 
-/* Check one lane's access and note it as the warp's own. 0 after a fault. */
-int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, int is_write, enum access_kind kind) {
+/* Check one lane's access and note it as the warp's own. False after a fault. */
+bool check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, bool is_write,
+                  enum access_kind kind) {
     const struct access a = access_of(w, lane, bytes, is_write, kind);
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
-    if (is_write && a.s->stores && !check_stores(w, address, bytes, lane, verb(&a)))
-        return 0;
-    if (is_write && kind == BY_STRONG && !open_strong(w, lane))
-        return 0;
+    if (is_write && a.s->stores != 0 && !check_stores(w, address, bytes, lane, verb(&a))) {
+        return false;
+    }
+    if (is_write && kind == BY_STRONG && !open_strong(w, lane)) {
+        return false;
+    }
     return range(&a, address - SHARED_BASE, bytes, &value);
 }
 
-/* Check the accesses of all lanes; neighbours that lie next to each other are one. 0 after a fault. */
-static int check_places(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
-                        enum access_kind kind, const struct inst *store, const uint8_t (*image)[GRANULE]) {
+/* Check the accesses of all lanes; neighbours that lie next to each other are one. False after a fault. */
+static bool check_places(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool is_write,
+                         enum access_kind kind, const struct inst *store, const uint8_t (*image)[GRANULE]) {
     struct access a = access_of(w, 0, bytes, is_write, kind);
     a.store = store;
     a.image = image;
@@ -358,87 +404,103 @@ static int check_places(struct warp *w, uint8_t *const *place, uint32_t mask, ui
     a.mask = mask;
     const struct cell value = {.clock = a.clock, .pc = w->pc, .agent = (uint8_t)w->index, .kind = (uint8_t)kind};
     const uintptr_t base = (uintptr_t)w->cta->shared;
-    if (is_write && kind == BY_STRONG && !open_strong(w, lowest_bit(mask)))
-        return 0;
-    for (uint32_t rest = mask; rest;) {
+    if (is_write && kind == BY_STRONG && !open_strong(w, lowest_bit(mask))) {
+        return false;
+    }
+    for (uint32_t rest = mask; rest != 0;) {
         a.lane = lowest_bit(rest);
         const uint64_t start = (uintptr_t)place[a.lane] - base;
         uint64_t end = start + bytes;
-        for (rest &= rest - 1; rest; rest &= rest - 1) {
+        for (rest &= rest - 1; rest != 0; rest &= rest - 1) {
             const uint64_t next = (uintptr_t)place[lowest_bit(rest)] - base;
-            if (next == end)
+            if (next == end) {
                 end += bytes;
-            else if (next != start || end != start + bytes)
+            } else if (next != start || end != start + bytes) {
                 break;
+            }
         }
-        if (start >= w->cta->shared_bytes) /* a generic access that found another space */
+        if (start >= w->cta->shared_bytes) { /* a generic access that found another space */
             continue;
+        }
         const uint32_t length = (uint32_t)(end - start);
-        if (is_write && a.s->stores && !check_stores(w, (uint32_t)start + SHARED_BASE, length, a.lane, verb(&a)))
-            return 0;
-        if (!range(&a, (uint32_t)start, length, &value))
-            return 0;
+        if (is_write && a.s->stores != 0 && !check_stores(w, (uint32_t)start + SHARED_BASE, length, a.lane, verb(&a))) {
+            return false;
+        }
+        if (!range(&a, (uint32_t)start, length, &value)) {
+            return false;
+        }
     }
-    return 1;
+    return true;
 }
 
 /* The same for lanes whose data are not in a store's registers. */
-int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
-                enum access_kind kind) {
+bool check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool is_write,
+                 enum access_kind kind) {
     return check_places(w, place, mask, bytes, is_write, kind, NULL, NULL);
 }
 
-/* A matrix store, whose rows are copied to their places if nothing is wrong. 0 after a fault. */
-int check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]) {
-    if (!check_places(w, place, rows == WARP ? FULL : (1u << rows) - 1, GRANULE, 1, BY_PLAIN, NULL,
-                      (const uint8_t (*)[GRANULE])image))
-        return 0;
-    for (uint32_t l = 0; l < rows; l++)
+/* A matrix store, whose rows are copied to their places if nothing is wrong. False after a fault. */
+bool check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]) {
+    if (!check_places(w, place, rows == WARP ? FULL : (1u << rows) - 1, GRANULE, true, BY_PLAIN, NULL,
+                      (const uint8_t (*)[GRANULE])image)) {
+        return false;
+    }
+    for (uint32_t l = 0; l < rows; ++l) {
         memcpy(place[l], image[l], GRANULE);
-    return 1;
+    }
+    return true;
 }
 
-/* What level full asks besides: order between lanes, and in global memory. 0 after a fault. */
-static int check_fully(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
-                       int is_write) {
-    if (i->q == ORDER_WEAK && i->space <= SPACE_SHARED && !lanes_access(w, i, place, mask, bytes, is_write))
-        return 0;
+/* What level full asks besides: order between lanes, and in global memory. False after a fault. */
+static bool check_fully(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                        bool is_write) {
+    if (i->q == ORDER_WEAK && i->space <= SPACE_SHARED && !lanes_access(w, i, place, mask, bytes, is_write)) {
+        return false;
+    }
     return i->space > SPACE_GLOBAL || world_access(w, i, place, mask, bytes, is_write);
 }
 
-/* A load or store of all lanes, whose places are known to be good. 0 after a fault. */
-int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write) {
+/* A load or store of all lanes, whose places are known to be good. False after a fault. */
+bool check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, bool is_write) {
     const uint32_t bytes = (uint32_t)i->size * i->count;
     const struct shadow *s = w->cta->shadow;
     const int strong = i->q != ORDER_WEAK;
     if ((i->space == SPACE_SHARED || i->space == SPACE_GENERIC) &&
-        !check_places(w, place, mask, bytes, is_write, strong ? BY_STRONG : BY_PLAIN, is_write ? i : NULL, NULL))
-        return 0;
-    if (UNLIKELY(s->world != NULL) && !check_fully(w, i, place, mask, bytes, is_write))
-        return 0;
-    if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED)))
-        return 1;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
-        const uint32_t lane = lowest_bit(rest);
-        if (s->stores && !check_stores_global(w, (uintptr_t)place[lane], bytes, lane, is_write))
-            return 0;
-        if (strong && !check_ordered(w, i, place[lane], !is_write, is_write))
-            return 0;
+        !check_places(w, place, mask, bytes, is_write, strong != 0 ? BY_STRONG : BY_PLAIN, is_write ? i : NULL, NULL)) {
+        return false;
     }
-    return 1;
+    if (UNLIKELY(s->world != NULL) && !check_fully(w, i, place, mask, bytes, is_write)) {
+        return false;
+    }
+    if (LIKELY(!strong && (!s->stores || i->space == SPACE_SHARED))) {
+        return true;
+    }
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        if (s->stores != 0 && !check_stores_global(w, (uintptr_t)place[lane], bytes, lane, is_write)) {
+            return false;
+        }
+        if (strong != 0 && !check_ordered(w, i, place[lane], !is_write, is_write)) {
+            return false;
+        }
+    }
+    return true;
 }
 
-/* An atomic access of one lane. 0 after a fault. */
-int check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane) {
+/* An atomic access of one lane. False after a fault. */
+bool check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane) {
     const uint64_t offset = (uintptr_t)place - (uintptr_t)w->cta->shared;
-    const int is_shared = offset < w->cta->shared_bytes;
-    if (is_shared && !check_shared(w, (uint32_t)offset + SHARED_BASE, bytes, lane, 1, BY_STRONG))
-        return 0;
-    if (!check_stores_global(w, (uintptr_t)place, bytes, lane, 1))
-        return 0;
-    if (!is_shared && w->cta->shadow->world && !world_atomic(w, i, place, bytes, lane))
-        return 0;
-    return check_ordered(w, i, place, 1, 1);
+    const bool is_shared = offset < w->cta->shared_bytes;
+    if (is_shared && !check_shared(w, (uint32_t)offset + SHARED_BASE, bytes, lane, true, BY_STRONG)) {
+        return false;
+    }
+    if (!check_stores_global(w, (uintptr_t)place, bytes, lane, true)) {
+        return false;
+    }
+    if (!is_shared && w->cta->shadow->world != NULL && !world_atomic(w, i, place, bytes, lane)) {
+        return false;
+    }
+    return check_ordered(w, i, place, true, true);
 }
 
 /* Note a write of any agent without a check. */
@@ -462,9 +524,9 @@ void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_
 void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t pc) {
     struct shadow *s = w->cta->shadow;
     const struct mark mark = {s->warp[w->index].seen[w->index], pc};
-    for (uint32_t g = (address - SHARED_BASE) / GRANULE; g < (address - SHARED_BASE + bytes) / GRANULE; g++) {
-        const uint32_t count = s->cell[g].split ? GRANULE : 1, first = count > 1 ? cell_of_byte(g * GRANULE) : g;
-        for (uint32_t n = first; n < first + count; n++) {
+    for (uint32_t g = (address - SHARED_BASE) / GRANULE; g < (address - SHARED_BASE + bytes) / GRANULE; ++g) {
+        const uint32_t count = s->cell[g].split != 0 ? GRANULE : 1, first = count > 1 ? cell_of_byte(g * GRANULE) : g;
+        for (uint32_t n = first; n < first + count; ++n) {
             s->cell[n].readers |= 1u << w->index;
             s->read[w->index][n] = mark;
         }

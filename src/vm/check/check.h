@@ -13,7 +13,8 @@
 #ifndef SM120_VM_CHECK_H
 #define SM120_VM_CHECK_H
 
-#include "vm/execute/tma.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/tma_box.h"
 
 enum {
     AGENT_COPY = 32,
@@ -59,7 +60,7 @@ struct bulk_store {
     uint64_t global, global_bytes; /* that it may write */
     uint32_t box;                  /* index + 1 of the box that it writes of them; 0: all */
     uint32_t warp, lane, group, shared, bytes, pc;
-    int has_read; /* it was waited for with .read */
+    bool has_read; /* it was waited for with .read */
 };
 
 /* What a memory location that warps synchronise through passes on. */
@@ -108,21 +109,22 @@ struct shadow {
     struct mark *strong[MAX_WARPS]; /* likewise; NULL until a warp writes strongly */
 };
 
-/* check.c: the accesses. All return 0 after a fault. */
+/* check.c: the accesses. All return false after a fault. */
 struct shadow *check_open(struct shadow *old, const struct launch *launch); /* NULL: out of memory */
 void check_free(struct shadow *shadow);
 void check_start(struct cta *cta);
 /* The lanes of `mask` access `bytes` bytes each at host pointers. */
-int check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_write,
-                enum access_kind kind);
+bool check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool is_write,
+                 enum access_kind kind);
 /* Check a matrix store, then copy its rows of 16 bytes to their places. */
-int check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]);
-int check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, int is_write);
-int check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane);
+bool check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]);
+bool check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, bool is_write);
+bool check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane);
 /* Does a store write what is there already, to the part of its places that lies in `bytes` bytes from `at`? */
-int check_same_value(const struct warp *w, const struct inst *store, uint8_t *const *place, uint32_t mask,
-                     uint32_t bytes, const uint8_t *at, uint32_t count);
-int check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, int is_write, enum access_kind kind);
+bool check_same_value(const struct warp *w, const struct inst *store, uint8_t *const *place, uint32_t mask,
+                      uint32_t bytes, const uint8_t *at, uint32_t count);
+bool check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, bool is_write,
+                  enum access_kind kind);
 /* Note a write or a read without a check. */
 void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_t agent, uint32_t clock, uint32_t pc,
                       enum access_kind kind);
@@ -133,71 +135,74 @@ void check_barrier_arrived(struct warp *w, uint32_t number);
 void check_barrier_empty(struct cta *cta, uint32_t number);
 void check_barrier_left(struct warp *w, uint32_t number);
 void check_fence(struct warp *w, uint32_t kind);
-int check_ordered(struct warp *w, const struct inst *i, const void *place, int is_read, int is_write);
-int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address);
+bool check_ordered(struct warp *w, const struct inst *i, const void *place, bool is_read, bool is_write);
+bool check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address);
 void check_mbarrier_inval(struct warp *w, const struct mbarrier *m);
-int check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane);
+bool check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane);
 void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m);
-int check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane);
+bool check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane);
 void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m);
-void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, int is_acquire);
+void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, bool is_acquire);
 
 /* check_async.c: asynchronous copies */
-int check_bulk(struct warp *w, struct async_op *op);
+bool check_bulk(struct warp *w, struct async_op *op);
 void check_bulk_landed(struct cta *cta, const struct async_op *op, const struct mbarrier *m);
 void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_read_only);
-int check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, const char *what);
-int check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, int is_write);
-int check_copy(struct warp *w, struct async_op *op);
+bool check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, const char *what);
+bool check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, bool is_write);
+bool check_copy(struct warp *w, struct async_op *op);
 void check_copy_committed(struct warp *w, uint32_t mask);
 void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask);
 void check_copy_arrives(struct warp *w, const struct mbarrier *m);
-int check_exit(struct warp *w, uint32_t mask);
+bool check_exit(struct warp *w, uint32_t mask);
 void check_end(struct cta *cta);
 
-/* check_map.c: tensor maps in global memory, and their proxy. Those that return an int return 0 after a fault. */
-int check_map_used(struct warp *w, uint64_t address, uint32_t lane);
-int check_map_changed(struct warp *w, uint64_t address, int is_released);
-int check_map_acquired(struct warp *w, uint64_t address);
+/* check_map.c: tensor maps in global memory, and their proxy. Those that return a bool return false after a fault. */
+bool check_map_used(struct warp *w, uint64_t address, uint32_t lane);
+bool check_map_changed(struct warp *w, uint64_t address, bool is_released);
+bool check_map_acquired(struct warp *w, uint64_t address);
 void check_map_released(struct warp *w);
 
 /* check_global.c: accesses to global memory, at level full */
 struct world *world_open(const struct launch *launch); /* NULL: out of memory */
 void world_close(struct world *world);
-/* A CTA starts, and ends. 0: out of memory. */
-int world_enter(struct world *world, struct cta *cta);
+/* A CTA starts, and ends. False: out of memory. */
+bool world_enter(struct world *world, struct cta *cta);
 void world_leave(struct world *world, const struct cta *cta);
 /* A CTA has run to its end: what is still suspected of it is a fault. */
 void world_end(const struct cta *cta);
-/* The lanes of `mask` access `bytes` bytes each. All return 0 after a fault. */
-int world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
-                 int is_write);
-int world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane);
+/* The lanes of `mask` access `bytes` bytes each. All return false after a fault. */
+bool world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                  bool is_write);
+bool world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane);
 /* A bulk operation, or a lane's part of a cp.async, whose end the agent's clock tells. */
-int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock);
-int world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number);
+bool world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock);
+bool world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number);
 /* A bulk store or reduction of this warp has written. */
 void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc);
 
 /* Is a place that a generic address led to in global memory? */
-int check_is_global(const struct warp *w, const uint8_t *place);
+bool check_is_global(const struct warp *w, const uint8_t *place);
 
 /* check_lanes.c: order between lanes of a warp, at level full */
 struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes); /* NULL: out of memory */
 void lanes_free(struct lanes *lanes);
-int lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
-                 int is_write);
+bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                  bool is_write);
 
 /* check_far.c: order between CTAs, at level full */
 void far_join(struct world *world, struct far *to, const struct far *from);
 void far_fence(struct warp *w);
 void far_proxy_fence(struct warp *w);
-void far_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write);
+void far_ordered(struct warp *w, const void *place, uint32_t order, bool is_read, bool is_write);
 
 /* Where an instruction was written: "file:line". */
 struct spot {
     char text[128];
 };
 struct spot check_spot(const struct warp *w, uint32_t pc);
+
+/* check_lanes.c: lanes have met at a collective; called at level full alone. */
+void lanes_meet(struct warp *w, uint32_t mask);
 
 #endif

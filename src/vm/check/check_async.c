@@ -1,75 +1,89 @@
 /* Asynchronous copies: what they read and write, from their issue to the wait that ends them. */
-#include "vm/check/check.h"
 #include <stdlib.h>
+
+#include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/mbarrier.h"
+#include "vm/machine/program.h"
+#include "vm/machine/tma_box.h"
+#include "vm/machine/types.h"
 
 /* ---- bulk copies --------------------------------------------------------------------------------------------- */
 
 /* The piece of shared memory that begins `done` bytes into a bulk copy: its address and length; 0 at the end. */
 static uint32_t piece(const struct cta *cta, const struct async_op *op, uint32_t done, uint32_t *address) {
-    if (op->is_tensor)
+    if (op->is_tensor != 0) {
         return tma_piece(&cta->boxes[op->copy], op->shared, done, address);
+    }
     *address = op->shared;
     return op->bytes - done;
 }
 
-/* Keep the box of a store, and find the bytes that it may write. 0 after a fault. */
-static int add_box(struct warp *w, const struct async_op *op, struct bulk_store *store) {
+/* Keep the box of a store, and find the bytes that it may write. False after a fault. */
+static bool add_box(struct warp *w, const struct async_op *op, struct bulk_store *store) {
     struct shadow *s = w->cta->shadow;
     const struct tma_box *box = &w->cta->boxes[op->copy];
     if (s->boxes == s->box_space) {
-        const uint32_t space = s->box_space ? 2 * s->box_space : 16;
+        const uint32_t space = s->box_space != 0 ? 2 * s->box_space : 16;
         struct tma_box *grown = realloc(s->box, space * sizeof *grown);
-        if (!grown)
-            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, op->lane, "out of memory"), 0;
+        if (grown == NULL) {
+            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, op->lane, "out of memory"), false;
+        }
         s->box = grown;
         s->box_space = space;
     }
     s->box[s->boxes++] = *box;
     store->box = s->boxes;
     uint64_t first = UINT64_MAX, end = 0;
-    for (uint32_t k = 0; k < tma_rows(box); k++) {
+    for (uint32_t k = 0; k < tma_rows(box); ++k) {
         const struct tma_row row = tma_row(box, k);
-        if (row.end == row.first)
+        if (row.end == row.first) {
             continue;
+        }
         first = row.global < first ? row.global : first;
         end = row.global + (row.end - row.first) > end ? row.global + (row.end - row.first) : end;
     }
     store->global = first;
     store->global_bytes = end > first ? end - first : 0;
-    return 1;
+    return true;
 }
 
-/* Note a part of a bulk store or reduction. 0 after a fault. */
-static int add_part(struct warp *w, const struct bulk_store *part) {
+/* Note a part of a bulk store or reduction. False after a fault. */
+static bool add_part(struct warp *w, const struct bulk_store *part) {
     struct shadow *s = w->cta->shadow;
     if (s->stores == s->store_space) {
-        const uint32_t space = s->store_space ? 2 * s->store_space : 64;
+        const uint32_t space = s->store_space != 0 ? 2 * s->store_space : 64;
         struct bulk_store *grown = realloc(s->store, space * sizeof *grown);
-        if (!grown)
-            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, part->lane, "out of memory"), 0;
+        if (grown == NULL) {
+            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, part->lane, "out of memory"), false;
+        }
         s->store = grown;
         s->store_space = space;
     }
     s->store[s->stores++] = *part;
-    return 1;
+    return true;
 }
 
-/* Note a bulk store or reduction that reads shared memory from now on. 0 after a fault. */
-static int add_store(struct warp *w, const struct async_op *op) {
+/* Note a bulk store or reduction that reads shared memory from now on. False after a fault. */
+static bool add_store(struct warp *w, const struct async_op *op) {
     struct bulk_store store = {.global = op->global,
                                .global_bytes = op->bytes,
                                .warp = w->index,
                                .lane = op->lane,
                                .group = op->group,
                                .pc = w->pc};
-    if (op->is_tensor && !add_box(w, op, &store))
-        return 0;
+    if (op->is_tensor != 0 && !add_box(w, op, &store)) {
+        return false;
+    }
     for (uint32_t done = 0; (store.bytes = piece(w->cta, op, done, &store.shared)) != 0; done += store.bytes) {
-        if (!add_part(w, &store))
-            return 0;
+        if (!add_part(w, &store)) {
+            return false;
+        }
         store.global_bytes = 0; /* all of it belongs to the first part */
     }
-    return 1;
+    return true;
 }
 
 /* Note that a bulk copy fills its bytes in a phase of its mbarrier. */
@@ -77,74 +91,89 @@ static void mark_filled(struct cta *cta, const struct async_op *op, const struct
     struct shadow *s = cta->shadow;
     const uint32_t k = (uint32_t)(m - cta->mbarrier), clock = s->mbarrier[k].base + m->phase + 1;
     uint32_t address, bytes;
-    for (uint32_t done = 0; (bytes = piece(cta, op, done, &address)) != 0; done += bytes)
+    for (uint32_t done = 0; (bytes = piece(cta, op, done, &address)) != 0; done += bytes) {
         check_mark_write(cta, address, bytes, AGENT_MBARRIER + k % MBARRIER_AGENTS, clock, op->pc, BY_BULK);
+    }
     s->mbarrier[k].copied = m->phase + 1;
     s->mbarrier[k].copy_pc = op->pc;
 }
 
-/* Does a bulk load meet global memory that a bulk store may still write? 0 after a fault. */
-static int check_source(struct warp *w, const struct async_op *op) {
-    const struct tma_box *box = op->is_tensor ? &w->cta->boxes[op->copy] : NULL;
-    if (!box)
-        return check_stores_global(w, op->global, op->bytes, op->lane, 0);
-    for (uint32_t k = 0; k < tma_rows(box) && w->cta->shadow->stores; k++) {
-        const struct tma_row row = tma_row(box, k);
-        if (row.end > row.first && !check_stores_global(w, row.global, row.end - row.first, op->lane, 0))
-            return 0;
+/* Does a bulk load meet global memory that a bulk store may still write? false after a fault. */
+static bool check_source(struct warp *w, const struct async_op *op) {
+    const struct tma_box *box = op->is_tensor != 0 ? &w->cta->boxes[op->copy] : NULL;
+    if (box == NULL) {
+        return check_stores_global(w, op->global, op->bytes, op->lane, false);
     }
-    return 1;
+    for (uint32_t k = 0; k < tma_rows(box) && w->cta->shadow->stores != 0; ++k) {
+        const struct tma_row row = tma_row(box, k);
+        if (row.end > row.first && !check_stores_global(w, row.global, row.end - row.first, op->lane, false)) {
+            return false;
+        }
+    }
+    return true;
 }
 
-/* Tell the world which global memory a bulk operation reads or writes. 0 after a fault. */
-static int tell_world(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
-    if (!w->cta->shadow->world)
-        return 1;
-    if (!op->is_tensor)
+/* Tell the world which global memory a bulk operation reads or writes. False after a fault. */
+static bool tell_world(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
+    if (w->cta->shadow->world == NULL) {
+        return true;
+    }
+    if (op->is_tensor == 0) {
         return world_bulk(w, op, agent, clock);
+    }
     const struct tma_box *box = &w->cta->boxes[op->copy];
-    for (uint32_t k = 0; k < tma_rows(box); k++) {
+    for (uint32_t k = 0; k < tma_rows(box); ++k) {
         const struct tma_row row = tma_row(box, k);
         struct async_op part = *op;
         part.global = row.global;
         part.bytes = row.end - row.first;
-        if (part.bytes && !world_bulk(w, &part, agent, clock))
-            return 0;
+        if (part.bytes != 0 && !world_bulk(w, &part, agent, clock)) {
+            return false;
+        }
     }
-    return 1;
+    return true;
 }
 
 /* A bulk store has written, and somebody has waited for it. */
 static void tell_written(struct warp *w, const struct bulk_store *b) {
     const struct shadow *s = w->cta->shadow;
-    const struct tma_box *box = b->box ? &s->box[b->box - 1] : NULL;
-    if (!s->world || !b->global_bytes)
+    const struct tma_box *box = b->box != 0 ? &s->box[b->box - 1] : NULL;
+    if (s->world == NULL || b->global_bytes == 0) {
         return;
-    if (!box)
+    }
+    if (box == NULL) {
         world_written(w, b->global, (uint32_t)b->global_bytes, b->pc);
-    for (uint32_t k = 0; box && k < tma_rows(box); k++) {
+    }
+    for (uint32_t k = 0; box != NULL && k < tma_rows(box); ++k) {
         const struct tma_row row = tma_row(box, k);
-        if (row.end > row.first)
+        if (row.end > row.first) {
             world_written(w, row.global, row.end - row.first, b->pc);
+        }
     }
 }
 
-/* A bulk operation is issued. 0 after a fault. */
-int check_bulk(struct warp *w, struct async_op *op) {
-    const int loads = op->kind == ASYNC_LOAD;
+/* A bulk operation is issued. False after a fault. */
+bool check_bulk(struct warp *w, struct async_op *op) {
+    const bool loads = op->kind == ASYNC_LOAD;
     uint32_t address, bytes;
-    if (!op->bytes)
-        return 1;
-    for (uint32_t done = 0; (bytes = piece(w->cta, op, done, &address)) != 0; done += bytes)
-        if (!check_shared(w, address, bytes, op->lane, loads, BY_BULK))
-            return 0;
-    if (!loads)
+    if (op->bytes == 0) {
+        return true;
+    }
+    for (uint32_t done = 0; (bytes = piece(w->cta, op, done, &address)) != 0; done += bytes) {
+        if (!check_shared(w, address, bytes, op->lane, loads, BY_BULK)) {
+            return false;
+        }
+    }
+    if (!loads) {
         return tell_world(w, op, 0, 0) && add_store(w, op);
-    if (!check_source(w, op))
-        return 0;
+    }
+    if (!check_source(w, op)) {
+        return false;
+    }
     const struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "bulk copy");
-    if (!m || !check_mbarrier_used(w, m, op->lane))
-        return 0;
+    if (m == NULL || !check_mbarrier_used(w, m, op->lane)) {
+        return false;
+    }
     op->group = m->phase;
     mark_filled(w->cta, op, m);
     const uint32_t k = (uint32_t)(m - w->cta->mbarrier);
@@ -153,37 +182,41 @@ int check_bulk(struct warp *w, struct async_op *op) {
 
 /* A bulk load lands: in the phase it was issued in, or, if that has completed without its bytes, in the present one. */
 void check_bulk_landed(struct cta *cta, const struct async_op *op, const struct mbarrier *m) {
-    if (m->phase != op->group && op->bytes)
+    if (m->phase != op->group && op->bytes != 0) {
         mark_filled(cta, op, m);
+    }
 }
 
 /* Lanes have waited for all but the last `allowed` of their bulk groups. */
 void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_read_only) {
     struct shadow *s = w->cta->shadow;
     uint32_t kept = 0;
-    for (uint32_t k = 0; k < s->stores; k++) {
+    for (uint32_t k = 0; k < s->stores; ++k) {
         struct bulk_store *b = &s->store[k];
-        const int done = b->warp == w->index && mask >> b->lane & 1u && b->group + allowed < w->bulk_group[b->lane];
+        const bool done =
+            b->warp == w->index && (mask >> b->lane & 1u) != 0 && b->group + allowed < w->bulk_group[b->lane];
         if (done && !b->has_read) {
             check_mark_read(w, b->shared, b->bytes, b->pc);
-            b->has_read = 1;
+            b->has_read = true;
         }
-        if (!done || is_read_only)
+        if (!done || is_read_only != 0) {
             s->store[kept++] = *b;
-        else
+        } else {
             tell_written(w, b);
+        }
     }
     s->stores = kept;
-    s->boxes = kept ? s->boxes : 0;
+    s->boxes = kept != 0 ? s->boxes : 0;
 }
 
-/* Does a write meet shared memory that a bulk store still reads? 0 after a fault. */
-int check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, const char *what) {
+/* Does a write meet shared memory that a bulk store still reads? false after a fault. */
+bool check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, const char *what) {
     const struct shadow *s = w->cta->shadow;
-    for (uint32_t k = 0; k < s->stores; k++) {
+    for (uint32_t k = 0; k < s->stores; ++k) {
         const struct bulk_store *b = &s->store[k];
-        if (b->has_read || address >= b->shared + b->bytes || b->shared >= address + bytes)
+        if (b->has_read || address >= b->shared + b->bytes || b->shared >= address + bytes) {
             continue;
+        }
         const struct spot at = check_spot(w, b->pc);
         const uint32_t first = address > b->shared ? address : b->shared;
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
@@ -191,49 +224,53 @@ int check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane
                  "read; expected %scp.async.bulk.wait_group.read by that thread before",
                  what, bytes, first, b->warp, b->lane, at.text,
                  b->group == w->cta->warp[b->warp].bulk_group[b->lane] ? "cp.async.bulk.commit_group and " : "");
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
-/* Does an access meet global memory that a bulk store of this CTA may still write? 0 after a fault. */
-int check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, int is_write) {
+/* Does an access meet global memory that a bulk store of this CTA may still write? false after a fault. */
+bool check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, bool is_write) {
     const struct shadow *s = w->cta->shadow;
-    for (uint32_t k = 0; k < s->stores; k++) {
+    for (uint32_t k = 0; k < s->stores; ++k) {
         const struct bulk_store *b = &s->store[k];
-        if (address >= b->global + b->global_bytes || b->global >= address + bytes)
+        if (address >= b->global + b->global_bytes || b->global >= address + bytes) {
             continue;
-        if (b->box && !tma_meets(&s->box[b->box - 1], address, bytes))
+        }
+        if (b->box != 0 && !tma_meets(&s->box[b->box - 1], address, bytes)) {
             continue;
+        }
         const struct spot at = check_spot(w, b->pc);
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "%s of %u bytes at global address 0x%llx, which the bulk store of warp %u, lane %u at %s may not have "
                  "written yet; expected cp.async.bulk.wait_group, without .read, by that thread before",
                  is_write ? "write" : "read", bytes, (unsigned long long)address, b->warp, b->lane, at.text);
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
 /* ---- cp.async ------------------------------------------------------------------------------------------------ */
 
-/* A cp.async is issued: check its writes, which whoever knows its number sees. 0 after a fault. */
-int check_copy(struct warp *w, struct async_op *op) {
+/* A cp.async is issued: check its writes, which whoever knows its number sees. False after a fault. */
+bool check_copy(struct warp *w, struct async_op *op) {
     struct shadow *s = w->cta->shadow;
     const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
     op->group = ++s->copies[w->index];
-    for (uint32_t rest = op->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = op->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
-        if (!check_shared(w, lanes->to[lane], lanes->size, lane, 1, BY_COPY) ||
-            (s->stores && lanes->bytes[lane] &&
-             !check_stores_global(w, lanes->from[lane], lanes->bytes[lane], lane, 0)) ||
-            (s->world && !world_copy(w, lanes->from[lane], lanes->bytes[lane], lane, op->group)))
-            return 0;
+        if (!check_shared(w, lanes->to[lane], lanes->size, lane, true, BY_COPY) ||
+            (s->stores != 0 && lanes->bytes[lane] != 0 &&
+             !check_stores_global(w, lanes->from[lane], lanes->bytes[lane], lane, false)) ||
+            (s->world != NULL && !world_copy(w, lanes->from[lane], lanes->bytes[lane], lane, op->group))) {
+            return false;
+        }
     }
-    for (uint32_t rest = op->mask; rest; rest &= rest - 1)
+    for (uint32_t rest = op->mask; rest != 0; rest &= rest - 1) {
         check_mark_write(w->cta, lanes->to[lowest_bit(rest)], lanes->size, AGENT_COPY + w->index, op->group, w->pc,
                          BY_COPY);
-    return 1;
+    }
+    return true;
 }
 
 /* Lanes are about to commit their group. */
@@ -246,10 +283,11 @@ void check_copy_committed(struct warp *w, uint32_t mask) {
 void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct shadow *s = w->cta->shadow;
     const uint32_t groups = w->async_group[lowest_bit(mask)], allowed = (uint32_t)i->offset;
-    if (!i->kind && groups <= allowed)
+    if (i->kind == 0 && groups <= allowed) {
         return;
+    }
     const uint32_t number =
-        i->kind ? s->copies[w->index] : s->committed[w->index][(groups - allowed - 1) % COPY_GROUPS];
+        i->kind != 0 ? s->copies[w->index] : s->committed[w->index][(groups - allowed - 1) % COPY_GROUPS];
     uint32_t *seen = &w->cta->shadow->warp[w->index].seen[AGENT_COPY + w->index];
     *seen = *seen > number ? *seen : number;
 }
@@ -263,33 +301,36 @@ void check_copy_arrives(struct warp *w, const struct mbarrier *m) {
 
 /* ---- ends ---------------------------------------------------------------------------------------------------- */
 
-/* Lanes exit: their bulk stores must have read shared memory, which is somebody else's soon. 0 after a fault. */
-int check_exit(struct warp *w, uint32_t mask) {
+/* Lanes exit: their bulk stores must have read shared memory, which is somebody else's soon. False after a fault. */
+bool check_exit(struct warp *w, uint32_t mask) {
     const struct shadow *s = w->cta->shadow;
-    for (uint32_t k = 0; k < s->stores; k++) {
+    for (uint32_t k = 0; k < s->stores; ++k) {
         const struct bulk_store *b = &s->store[k];
-        if (b->has_read || b->warp != w->index || !(mask >> b->lane & 1u))
+        if (b->has_read || b->warp != w->index || (mask >> b->lane & 1u) == 0) {
             continue;
+        }
         const struct spot at = check_spot(w, b->pc);
-        const int open = b->group == w->bulk_group[b->lane];
+        const bool open = b->group == w->bulk_group[b->lane];
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, b->lane,
                  "exit while the bulk store of %u bytes from shared address 0x%x at %s may still read them; expected "
                  "%scp.async.bulk.wait_group.read before",
                  b->bytes, b->shared, at.text, open ? "cp.async.bulk.commit_group and " : "");
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
 /* The CTA ends: somebody must have waited for every bulk copy into its shared memory. */
 void check_end(struct cta *cta) {
     const struct shadow *s = cta->shadow;
-    if (s->world)
+    if (s->world != NULL) {
         world_end(cta);
-    for (uint32_t k = 0; k < cta->mbarriers; k++) {
+    }
+    for (uint32_t k = 0; k < cta->mbarriers; ++k) {
         const struct mbarrier_shadow *x = &s->mbarrier[k];
-        if (x->copied <= x->waited)
+        if (x->copied <= x->waited) {
             continue;
+        }
         const struct spot at = check_spot(&cta->warp[0], x->copy_pc);
         fault_cta(cta, CUDA_ERROR_LAUNCH_FAILED,
                   "the CTA ends, and nobody has waited for the bulk copy issued at %s; expected a wait for phase %u of "

@@ -1,8 +1,14 @@
 /* What CTAs know of one another (level full): a map from CTAs to clocks, which cannot be changed once made, so that
  * thousands of warps share most of it. A map is a tree of sixteen branches; its leaves are the clocks of one CTA. What
  * nobody holds any more is swept away when there is much of it. */
-#include "vm/check/check_global.h"
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/check/check.h"
+#include "vm/check/check_global.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/types.h"
 
 enum { BRANCHES = 16, BITS = 4 };
 enum { SWEEP_AT = 1 << 26 };
@@ -34,8 +40,8 @@ static const struct node *const *children_of(const struct node *branch) {
 
 /* Keep a new node, if there is one. */
 static void keep(struct world *world, struct node *n, size_t bytes) {
-    if (!n) {
-        world->is_full = 1;
+    if (n == NULL) {
+        world->is_full = true;
         return;
     }
     n->next = world->nodes;
@@ -45,15 +51,15 @@ static void keep(struct world *world, struct node *n, size_t bytes) {
 
 static struct branch *make_branch(struct world *world) {
     struct branch *n = calloc(1, sizeof *n);
-    keep(world, n ? &n->node : NULL, sizeof *n);
+    keep(world, n != NULL ? &n->node : NULL, sizeof *n);
     return n;
 }
 
 static struct leaf *make_leaf(struct world *world, const uint32_t *clock, uint32_t count) {
     const size_t bytes = sizeof(struct leaf) + count * sizeof *clock;
     struct leaf *n = calloc(1, bytes);
-    keep(world, n ? &n->node : NULL, bytes);
-    if (n) {
+    keep(world, n != NULL ? &n->node : NULL, bytes);
+    if (n != NULL) {
         n->node.count = count;
         memcpy(n->clock, clock, count * sizeof *clock);
     }
@@ -63,8 +69,8 @@ static struct leaf *make_leaf(struct world *world, const uint32_t *clock, uint32
 /* Which of two leaves knows all that both know? NULL: neither. */
 static const struct node *covering(const struct node *a, const struct node *b) {
     const uint32_t *x = clocks_of(a), *y = clocks_of(b);
-    int a_covers = a->count >= b->count, b_covers = b->count >= a->count;
-    for (uint32_t k = 0; k < a->count && k < b->count; k++) {
+    bool a_covers = a->count >= b->count, b_covers = b->count >= a->count;
+    for (uint32_t k = 0; k < a->count && k < b->count; ++k) {
         a_covers &= x[k] >= y[k];
         b_covers &= y[k] >= x[k];
     }
@@ -73,40 +79,48 @@ static const struct node *covering(const struct node *a, const struct node *b) {
 
 static const struct node *join_leaves(struct world *world, const struct node *a, const struct node *b) {
     const struct node *covers = covering(a, b);
-    if (covers)
+    if (covers != NULL) {
         return covers;
+    }
     const struct node *longer = a->count >= b->count ? a : b, *other = longer == a ? b : a;
     struct leaf *n = make_leaf(world, clocks_of(longer), longer->count);
-    if (!n)
+    if (n == NULL) {
         return a;
-    for (uint32_t k = 0; k < other->count; k++)
+    }
+    for (uint32_t k = 0; k < other->count; ++k) {
         n->clock[k] = n->clock[k] > clocks_of(other)[k] ? n->clock[k] : clocks_of(other)[k];
+    }
     return &n->node;
 }
 
 /* What two maps know together. Shares whatever is the same. */
 static const struct node *join_maps(struct world *world, const struct node *a, const struct node *b, uint32_t level) {
-    if (a == b || !b)
+    if (a == b || b == NULL) {
         return a;
-    if (!a)
+    }
+    if (a == NULL) {
         return b;
-    if (!level)
+    }
+    if (level == 0) {
         return join_leaves(world, a, b);
+    }
     struct joined *memo =
         &world->joined[((uintptr_t)a >> 4 ^ (uintptr_t)b >> 9) * 0x9e3779b97f4a7c15u >> (64 - JOINED_BITS)];
-    if (memo->a == a && memo->b == b)
+    if (memo->a == a && memo->b == b) {
         return memo->both;
+    }
     const struct node *child[BRANCHES];
-    int is_a = 1, is_b = 1;
-    for (uint32_t k = 0; k < BRANCHES; k++) {
+    bool is_a = true, is_b = true;
+    for (uint32_t k = 0; k < BRANCHES; ++k) {
         child[k] = join_maps(world, children_of(a)[k], children_of(b)[k], level - 1);
         is_a &= child[k] == children_of(a)[k];
         is_b &= child[k] == children_of(b)[k];
     }
     struct branch *n = is_a || is_b ? NULL : make_branch(world);
-    if (n)
+    if (n != NULL) {
         memcpy(n->child, child, sizeof child);
-    *memo = (struct joined){a, b, n ? &n->node : is_b ? b : a};
+    }
+    *memo = (struct joined){a, b, n != NULL ? &n->node : is_b ? b : a};
     return memo->both;
 }
 
@@ -117,32 +131,36 @@ static uint32_t branch_of(uint32_t cta, uint32_t level) {
 /* The map with one CTA's clocks replaced. */
 static const struct node *with(struct world *world, const struct node *map, uint32_t level, uint32_t cta,
                                const struct node *leaf) {
-    if (!level)
+    if (level == 0) {
         return leaf;
+    }
     struct branch *n = make_branch(world);
-    if (!n)
+    if (n == NULL) {
         return map;
-    if (map)
+    }
+    if (map != NULL) {
         memcpy(n->child, children_of(map), sizeof n->child);
+    }
     const uint32_t k = branch_of(cta, level);
     n->child[k] = with(world, n->child[k], level - 1, cta, leaf);
     return &n->node;
 }
 
 static const struct node *find(const struct world *world, const struct node *map, uint32_t cta) {
-    for (uint32_t level = world->levels; map && level; level--)
+    for (uint32_t level = world->levels; map != NULL && level != 0; --level) {
         map = children_of(map)[branch_of(cta, level)];
+    }
     return map;
 }
 
 /* Does a map know this clock of an agent of a CTA? */
-int far_knows(struct world *world, const struct node *map, uint32_t cta, uint32_t agent, uint32_t clock) {
+bool far_knows(struct world *world, const struct node *map, uint32_t cta, uint32_t agent, uint32_t clock) {
     if (world->found_in != map || world->found_cta != cta) {
         world->found_in = map;
         world->found_cta = cta;
         world->found = find(world, map, cta);
     }
-    return world->found && agent < world->found->count && clock <= clocks_of(world->found)[agent];
+    return world->found != NULL && agent < world->found->count && clock <= clocks_of(world->found)[agent];
 }
 
 /* ---- what synchronisation does with them ---------------------------------------------------------------------- */
@@ -157,10 +175,11 @@ void far_join(struct world *world, struct far *to, const struct far *from) {
 static const struct node *everything(struct warp *w, struct world *world) {
     const struct clocks *mine = &w->cta->shadow->warp[w->index];
     uint32_t count = AGENTS;
-    while (count > 1 && !mine->seen[count - 1])
-        count--;
+    while (count > 1 && mine->seen[count - 1] == 0) {
+        --count;
+    }
     const struct leaf *leaf = make_leaf(world, mine->seen, count);
-    return with(world, mine->far.known, world->levels, (uint32_t)w->cta->linear, leaf ? &leaf->node : NULL);
+    return with(world, mine->far.known, world->levels, (uint32_t)w->cta->linear, leaf != NULL ? &leaf->node : NULL);
 }
 
 /* Learn what a map says, of the own CTA too: it may come back through another. */
@@ -168,8 +187,9 @@ static void learn(struct warp *w, struct world *world, const struct far *from) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
     far_join(world, &mine->far, from);
     const struct node *own = find(world, from->known, (uint32_t)w->cta->linear);
-    for (uint32_t k = 0; own && k < own->count; k++)
+    for (uint32_t k = 0; own != NULL && k < own->count; ++k) {
         mine->seen[k] = mine->seen[k] > clocks_of(own)[k] ? mine->seen[k] : clocks_of(own)[k];
+    }
 }
 
 /* A fence whose scope is the GPU, before the clock moves: what relaxed reads have found counts now, and what is known
@@ -189,20 +209,22 @@ void far_proxy_fence(struct warp *w) {
 }
 
 /* The place in the table for a memory location; NULL when memory is used up, or it has none and `add` is 0. */
-static struct far *location(struct world *world, uintptr_t key, int add) {
+static struct far *location(struct world *world, uintptr_t key, bool add) {
     if (2 * (world->locations + 1) > world->location_space) {
-        const size_t space = world->location_space ? 2 * world->location_space : 256;
+        const size_t space = world->location_space != 0 ? 2 * world->location_space : 256;
         struct far_location *grown = calloc(space, sizeof *grown);
-        if (!grown) {
-            world->is_full = 1;
+        if (grown == NULL) {
+            world->is_full = true;
             return NULL;
         }
-        for (size_t k = 0; k < world->location_space; k++) {
-            if (!world->location[k].key)
+        for (size_t k = 0; k < world->location_space; ++k) {
+            if (world->location[k].key == 0) {
                 continue;
+            }
             size_t at = world->location[k].key * 0x9e3779b97f4a7c15u >> 20 & (space - 1);
-            while (grown[at].key)
+            while (grown[at].key != 0) {
                 at = (at + 1) & (space - 1);
+            }
             grown[at] = world->location[k];
         }
         free(world->location);
@@ -210,46 +232,54 @@ static struct far *location(struct world *world, uintptr_t key, int add) {
         world->location_space = space;
     }
     size_t at = key * 0x9e3779b97f4a7c15u >> 20 & (world->location_space - 1);
-    while (world->location[at].key && world->location[at].key != key)
+    while (world->location[at].key != 0 && world->location[at].key != key) {
         at = (at + 1) & (world->location_space - 1);
-    if (!world->location[at].key) {
-        if (!add)
+    }
+    if (world->location[at].key == 0) {
+        if (!add) {
             return NULL;
+        }
         world->location[at].key = key;
-        world->locations++;
+        ++world->locations;
     }
     return &world->location[at].far;
 }
 
 /* A strong access of a location in global memory whose scope is the GPU, before the clock moves. */
-void far_ordered(struct warp *w, const void *place, uint32_t order, int is_read, int is_write) {
+void far_ordered(struct warp *w, const void *place, uint32_t order, bool is_read, bool is_write) {
     struct shadow *s = w->cta->shadow;
     struct world *world = s->world;
     struct clocks *mine = &s->warp[w->index];
-    struct far *at = location(world, (uintptr_t)place, 0);
-    if (is_read && at && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL))
+    struct far *at = location(world, (uintptr_t)place, false);
+    if (is_read && at != NULL && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL)) {
         learn(w, world, at);
-    else if (is_read && at)
+    } else if (is_read && at != NULL) {
         far_join(world, &mine->found, at);
-    if (!is_write)
+    }
+    if (!is_write) {
         return;
-    if (at && !is_read)
+    }
+    if (at != NULL && !is_read) {
         *at = (struct far){0}; /* a store ends what was released before; an atomic operation passes it on */
-    const int releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
+    }
+    const bool releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
     const struct far out = releases ? (struct far){everything(w, world), mine->far.proxied} : mine->fenced;
-    if (out.known && (at || (at = location(world, (uintptr_t)place, 1))))
+    if (out.known != NULL && (at != NULL || (at = location(world, (uintptr_t)place, true)) != NULL)) {
         far_join(world, at, &out);
+    }
 }
 
 /* ---- sweeping ------------------------------------------------------------------------------------------------ */
 
 static void mark(const struct node *n, uint32_t level, uint32_t number) {
     struct node *node = (struct node *)(uintptr_t)n;
-    if (!node || node->mark == number)
+    if (node == NULL || node->mark == number) {
         return;
+    }
     node->mark = number;
-    for (uint32_t k = 0; level && k < BRANCHES; k++)
+    for (uint32_t k = 0; level != 0 && k < BRANCHES; ++k) {
         mark(children_of(n)[k], level - 1, number);
+    }
 }
 
 static void mark_far(const struct world *world, const struct far *far) {
@@ -266,39 +296,46 @@ static void mark_clocks(const struct world *world, const struct clocks *clocks) 
 /* Everything that a CTA holds. */
 static void mark_cta(const struct world *world, const struct cta *cta) {
     const struct shadow *s = cta->shadow;
-    for (uint32_t k = 0; k < MAX_WARPS; k++) {
+    for (uint32_t k = 0; k < MAX_WARPS; ++k) {
         mark_clocks(world, &s->warp[k]);
-        if (s->has_released >> k & 1u)
+        if ((s->has_released >> k & 1u) != 0) {
             mark_clocks(world, &s->released[k]);
-        if (s->has_acquired >> k & 1u)
+        }
+        if ((s->has_acquired >> k & 1u) != 0) {
             mark_clocks(world, &s->acquired[k]);
+        }
     }
-    for (uint32_t k = 0; k <= BARRIERS; k++)
+    for (uint32_t k = 0; k <= BARRIERS; ++k) {
         mark_clocks(world, &s->barrier[k]);
-    for (uint32_t k = 0; k < cta->mbarriers; k++) {
+    }
+    for (uint32_t k = 0; k < cta->mbarriers; ++k) {
         mark_clocks(world, &s->mbarrier[k].gathering);
         mark_clocks(world, &s->mbarrier[k].done);
     }
-    for (uint32_t k = 0; k < s->locations; k++)
+    for (uint32_t k = 0; k < s->locations; ++k) {
         mark_clocks(world, &s->location[k].clocks);
+    }
 }
 
 /* Free what nobody holds any more, if there is much. */
 void far_sweep(struct world *world) {
-    if (world->node_bytes < world->sweep_at + SWEEP_AT)
+    if (world->node_bytes < world->sweep_at + SWEEP_AT) {
         return;
-    world->sweeps++;
-    for (uint32_t k = 0; k < world->residents; k++)
+    }
+    ++world->sweeps;
+    for (uint32_t k = 0; k < world->residents; ++k) {
         mark_cta(world, world->resident[k]);
-    for (size_t k = 0; k < world->location_space; k++)
+    }
+    for (size_t k = 0; k < world->location_space; ++k) {
         mark_far(world, &world->location[k].far);
+    }
     world->found_in = NULL;
     world->found_cta = UINT32_MAX;
     world->found = NULL;
     memset(world->joined, 0, sizeof world->joined);
     world->node_bytes = 0;
     struct node **link = &world->nodes;
-    while (*link) {
+    while (*link != NULL) {
         struct node *n = *link;
         if (n->mark == world->sweeps) {
             link = &n->next;
@@ -313,7 +350,7 @@ void far_sweep(struct world *world) {
 
 /* Free everything. */
 void far_close(struct world *world) {
-    for (struct node *n = world->nodes, *next; n; n = next) {
+    for (struct node *n = world->nodes, *next; n != NULL; n = next) {
         next = n->next;
         free(n);
     }

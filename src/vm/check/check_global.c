@@ -1,8 +1,18 @@
 /* Accesses to global memory at level full, checked against all earlier ones of the launch that they are not ordered
  * after: of other warps, of other CTAs, of the asynchronous proxy. */
 #include "vm/check/check_global.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 enum { PAGE = 4096, CELL = 16, CELLS_PER_PAGE = PAGE / CELL, MOST_MORE = 12, INLINE = 2 };
 enum { SUSPICIONS = 64 };
@@ -23,11 +33,13 @@ struct more {
 
 struct world *world_open(const struct launch *launch) {
     struct world *world = calloc(1, sizeof *world);
-    if (!world)
+    if (world == NULL) {
         return NULL;
+    }
     world->levels = 1;
-    while (world->levels < 8 && (launch->ctas - 1) >> 4 * world->levels)
-        world->levels++;
+    while (world->levels < 8 && (launch->ctas - 1) >> 4 * world->levels != 0) {
+        ++world->levels;
+    }
     world->mores = 1;
     world->found_cta = UINT32_MAX;
     world->random = launch->seed;
@@ -35,10 +47,12 @@ struct world *world_open(const struct launch *launch) {
 }
 
 void world_close(struct world *world) {
-    if (!world)
+    if (world == NULL) {
         return;
-    for (size_t k = 0; k < world->page_space; k++)
+    }
+    for (size_t k = 0; k < world->page_space; ++k) {
         free(world->pages[k]);
+    }
     free(world->pages);
     free(world->more);
     free(world->resident);
@@ -47,68 +61,79 @@ void world_close(struct world *world) {
     free(world);
 }
 
-int world_enter(struct world *world, struct cta *cta) {
+bool world_enter(struct world *world, struct cta *cta) {
     if (world->residents == world->resident_space) {
-        const uint32_t space = world->resident_space ? 2 * world->resident_space : 64;
+        const uint32_t space = world->resident_space != 0 ? 2 * world->resident_space : 64;
         struct cta **grown = realloc(world->resident, space * sizeof(struct cta *));
-        if (!grown)
-            return 0;
+        if (grown == NULL) {
+            return false;
+        }
         world->resident = grown;
         world->resident_space = space;
     }
     world->resident[world->residents++] = cta;
     far_sweep(world);
-    return 1;
+    return true;
 }
 
 void world_leave(struct world *world, const struct cta *cta) {
     uint32_t k = 0;
-    while (k < world->residents && world->resident[k] != cta)
-        k++;
-    if (k < world->residents)
+    while (k < world->residents && world->resident[k] != cta) {
+        ++k;
+    }
+    if (k < world->residents) {
         world->resident[k] = world->resident[--world->residents];
+    }
 }
 
 /* ---- pages --------------------------------------------------------------------------------------------------- */
 
 static size_t slot_of(const struct world *world, uint64_t number) {
     size_t at = number * 0x9e3779b97f4a7c15u >> 32 & (world->page_space - 1);
-    while (world->pages[at] && world->pages[at]->number != number)
+    while (world->pages[at] != NULL && world->pages[at]->number != number) {
         at = (at + 1) & (world->page_space - 1);
+    }
     return at;
 }
 
-/* Make room for one page more. 0: out of memory. */
-static int grow_pages(struct world *world) {
-    if (2 * (world->page_count + 1) <= world->page_space)
-        return 1;
-    const size_t old = world->page_space, space = old ? 2 * old : 64;
+/* Make room for one page more. False: out of memory. */
+static bool grow_pages(struct world *world) {
+    if (2 * (world->page_count + 1) <= world->page_space) {
+        return true;
+    }
+    const size_t old = world->page_space, space = old != 0 ? 2 * old : 64;
     struct page **pages = world->pages, **grown = calloc(space, sizeof(struct page *));
-    if (!grown)
-        return 0;
+    if (grown == NULL) {
+        return false;
+    }
     world->pages = grown;
     world->page_space = space;
-    for (size_t k = 0; k < old; k++)
-        if (pages[k])
+    for (size_t k = 0; k < old; ++k) {
+        if (pages[k] != NULL) {
             grown[slot_of(world, pages[k]->number)] = pages[k];
+        }
+    }
     free(pages);
-    return 1;
+    return true;
 }
 
 /* The page of an address; NULL: out of memory. */
 static struct page *page_of(struct world *world, uint64_t address) {
     const uint64_t number = address / PAGE;
-    if (LIKELY(world->last && world->last->number == number))
+    if (LIKELY(world->last && world->last->number == number)) {
         return world->last;
-    if (!grow_pages(world))
+    }
+    if (!grow_pages(world)) {
         return NULL;
+    }
     struct page **slot = &world->pages[slot_of(world, number)];
-    if (!*slot) {
+    if (*slot == NULL) {
         *slot = calloc(1, sizeof **slot);
-        if (!*slot)
+        if (*slot == NULL) {
             return NULL;
+        }
         (*slot)->number = number;
-        world->page_count++;
+        ++world->page_count;
     }
     return world->last = *slot;
 }
@@ -122,7 +147,7 @@ struct access {
     const struct clocks *mine;
     struct trace own; /* what it leaves, but for the mask */
     uint32_t lane, bytes;
-    int swaps;                /* it is atom.cas */
+    bool swaps;               /* it is atom.cas */
     const struct inst *store; /* a store whose lanes write from registers, or NULL */
     uint8_t *const *place;
     uint32_t mask;
@@ -130,13 +155,16 @@ struct access {
 
 static const char *noun(const struct trace *t) {
     const int writes = t->kind & TRACE_WRITE;
-    if (t->kind & TRACE_BULK)
-        return !writes ? "bulk load" : t->kind & TRACE_STRONG ? "bulk reduction" : "bulk store";
-    if (t->kind & TRACE_COPY)
+    if ((t->kind & TRACE_BULK) != 0) {
+        return writes == 0 ? "bulk load" : (t->kind & TRACE_STRONG) != 0 ? "bulk reduction" : "bulk store";
+    }
+    if ((t->kind & TRACE_COPY) != 0) {
         return "cp.async";
-    if (t->kind & TRACE_STRONG)
-        return writes ? "atomic access" : "strong read";
-    return writes ? "write" : "read";
+    }
+    if ((t->kind & TRACE_STRONG) != 0) {
+        return writes != 0 ? "atomic access" : "strong read";
+    }
+    return writes != 0 ? "write" : "read";
 }
 
 /* The earlier access: what, whose, where. */
@@ -145,23 +173,28 @@ static void describe(const struct access *a, const struct trace *t, char *to, si
     const struct spot at = check_spot(a->w, t->pc);
     const uint32_t x = launch->grid[0], y = launch->grid[1];
     char warp[32] = "", cta[64] = "";
-    if (t->agent < AGENT_MBARRIER)
+    if (t->agent < AGENT_MBARRIER) {
         snprintf(warp, sizeof warp, "warp %u", t->agent % MAX_WARPS);
-    if (t->cta != a->own.cta)
-        snprintf(cta, sizeof cta, "CTA %u,%u,%u%s", t->cta % x, t->cta / x % y, t->cta / x / y, *warp ? ", " : "");
-    snprintf(to, bytes, "the %s by %s%s%s at %s", noun(t), cta, warp, *cta || *warp ? "" : "this CTA", at.text);
+    }
+    if (t->cta != a->own.cta) {
+        snprintf(cta, sizeof cta, "CTA %u,%u,%u%s", t->cta % x, t->cta / x % y, t->cta / x / y,
+                 *warp != '\0' ? ", " : "");
+    }
+    snprintf(to, bytes, "the %s by %s%s%s at %s", noun(t), cta, warp, *cta != '\0' || *warp != '\0' ? "" : "this CTA",
+             at.text);
 }
 
 /* Where an address lies in its allocation. */
 static void locate(const struct access *a, uint64_t address, char *to, size_t bytes) {
     const struct allocation *cached = a->w->worker->cached;
     to[0] = 0;
-    for (uint32_t k = 0; k < 8; k++)
+    for (uint32_t k = 0; k < 8; ++k) {
         if (cached[k].start <= address && address < cached[k].end) {
             snprintf(to, bytes, " (byte %llu of %llu)", (unsigned long long)(address - cached[k].start),
                      (unsigned long long)(cached[k].end - cached[k].start));
             return;
         }
+    }
 }
 
 static const char proxy_fence[] = "fence.proxy.async.global after the write, before what orders the two";
@@ -176,10 +209,10 @@ static struct fault_text format(const struct access *a, const struct trace *t, u
     return fault_format(a->w, a->lane, message);
 }
 
-static int report(const struct access *a, const struct trace *t, uint64_t address, const char *rule) {
+static bool report(const struct access *a, const struct trace *t, uint64_t address, const char *rule) {
     const struct fault_text text = format(a, t, address, rule);
     fault_record(a->w->cta->launch, CUDA_ERROR_LAUNCH_FAILED, text.text);
-    return 0;
+    return false;
 }
 
 /* What would have ordered the two. */
@@ -188,50 +221,54 @@ static const char *rule_of(const struct access *a, const struct trace *t) {
     return t->clock == PENDING ? "cp.async.bulk.wait_group, without .read, by the thread that issued it, and a release "
                                  "and an acquire after it"
            : t->cta == a->own.cta ? "a barrier, an mbarrier or a release and an acquire between them"
-           : both_strong          ? "scope .gpu or .sys of both: .cta does not reach another CTA"
+           : both_strong != 0     ? "scope .gpu or .sys of both: .cta does not reach another CTA"
                                   : "a release and an acquire whose scope is .gpu or .sys between them";
 }
 
-static int out_of_memory(const struct access *a) {
+static bool out_of_memory(const struct access *a) {
     fault_at(a->w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of host memory");
-    return 0;
+    return false;
 }
 
 /* ---- guesses ------------------------------------------------------------------------------------------------- */
 
 /* Is it a weak read and an atomic operation? */
-static int may_be_guess(const struct access *a, const struct trace *t) {
+static bool may_be_guess(const struct access *a, const struct trace *t) {
     enum { ATOMIC = TRACE_WRITE | TRACE_STRONG };
-    const struct trace *read = a->own.kind ? t : &a->own, *other = read == t ? &a->own : t;
-    return !read->kind && (other->kind & ATOMIC) == ATOMIC && !(other->kind & TRACE_BULK);
+    const struct trace *read = a->own.kind != 0 ? t : &a->own, *other = read == t ? &a->own : t;
+    return read->kind == 0 && (other->kind & ATOMIC) == ATOMIC && (other->kind & TRACE_BULK) == 0;
 }
 
-/* Wait and see what the warp that read does next. 0 when there is too much to remember. */
-static int suspect(const struct access *a, const struct trace *t, uint64_t cell, uint32_t mask) {
+/* Wait and see what the warp that read does next. False when there is too much to remember. */
+static bool suspect(const struct access *a, const struct trace *t, uint64_t cell, uint32_t mask) {
     struct world *world = a->world;
-    const struct trace *read = a->own.kind ? t : &a->own;
-    for (uint32_t k = 0; k < world->suspicions; k++) {
+    const struct trace *read = a->own.kind != 0 ? t : &a->own;
+    for (uint32_t k = 0; k < world->suspicions; ++k) {
         const struct suspicion *x = &world->suspicion[k];
-        if (x->cta == read->cta && x->warp == read->agent && x->cell == cell && !(mask & ~x->mask))
-            return 1;
+        if (x->cta == read->cta && x->warp == read->agent && x->cell == cell && (mask & ~x->mask) == 0) {
+            return true;
+        }
     }
-    if (!world->suspicion)
+    if (world->suspicion == NULL) {
         world->suspicion = calloc(SUSPICIONS, sizeof *world->suspicion);
-    if (!world->suspicion || world->suspicions == SUSPICIONS)
-        return 0;
+    }
+    if (world->suspicion == NULL || world->suspicions == SUSPICIONS) {
+        return false;
+    }
     world->suspicion[world->suspicions++] =
         (struct suspicion){read->cta, read->agent, cell, mask, format(a, t, cell + lowest_bit(mask), rule_of(a, t))};
-    return 1;
+    return true;
 }
 
 /* A warp compares and swaps: what it read there before was a guess. */
 static void clear_suspicion(const struct access *a, uint64_t cell, uint32_t mask) {
     struct world *world = a->world;
     uint32_t kept = 0;
-    for (uint32_t k = 0; k < world->suspicions; k++) {
+    for (uint32_t k = 0; k < world->suspicions; ++k) {
         const struct suspicion *x = &world->suspicion[k];
-        if (x->cta != a->own.cta || x->warp != a->own.agent || x->cell != cell || !(x->mask & mask))
+        if (x->cta != a->own.cta || x->warp != a->own.agent || x->cell != cell || (x->mask & mask) == 0) {
             world->suspicion[kept++] = *x;
+        }
     }
     world->suspicions = kept;
 }
@@ -239,84 +276,95 @@ static void clear_suspicion(const struct access *a, uint64_t cell, uint32_t mask
 /* The CTA has ended, and did not compare and swap. */
 void world_end(const struct cta *cta) {
     const struct world *world = cta->shadow->world;
-    for (uint32_t k = 0; k < world->suspicions; k++)
+    for (uint32_t k = 0; k < world->suspicions; ++k) {
         if (world->suspicion[k].cta == (uint32_t)cta->linear) {
             fault_record(cta->launch, CUDA_ERROR_LAUNCH_FAILED, world->suspicion[k].text.text);
             return;
         }
+    }
 }
 
 /* ---- traces -------------------------------------------------------------------------------------------------- */
 
-static int ordered(const struct access *a, const struct trace *t) {
-    if (t->cta == a->own.cta)
+static bool ordered(const struct access *a, const struct trace *t) {
+    if (t->cta == a->own.cta) {
         return t->clock <= a->mine->seen[t->agent];
+    }
     return far_knows(a->world, a->mine->far.known, t->cta, t->agent, t->clock);
 }
 
 /* Do two kinds of access not bear each other without order? */
-static int conflicts(const struct access *a, const struct trace *t) {
-    if (!((t->kind | a->own.kind) & TRACE_WRITE))
-        return 0;
+static bool conflicts(const struct access *a, const struct trace *t) {
+    if (((t->kind | a->own.kind) & TRACE_WRITE) == 0) {
+        return false;
+    }
     const uint32_t both = t->kind & a->own.kind;
-    return !(both & TRACE_STRONG && (both & TRACE_GPU || t->cta == a->own.cta));
+    return !((both & TRACE_STRONG) != 0 && ((both & TRACE_GPU) != 0 || t->cta == a->own.cta));
 }
 
 /* Is what the generic proxy wrote fenced off from the asynchronous one? */
-static int is_proxied(const struct access *a, const struct trace *t) {
-    return !(a->own.kind & TRACE_BULK) || t->kind & TRACE_BULK || !(t->kind & TRACE_WRITE) ||
+static bool is_proxied(const struct access *a, const struct trace *t) {
+    return (a->own.kind & TRACE_BULK) == 0 || (t->kind & TRACE_BULK) != 0 || (t->kind & TRACE_WRITE) == 0 ||
            far_knows(a->world, a->mine->far.proxied, t->cta, t->agent, t->clock);
 }
 
-/* Compare with one earlier access to the same bytes. 0 after a fault. */
-static int meet(const struct access *a, struct trace *t, uint64_t cell, uint32_t mask) {
+/* Compare with one earlier access to the same bytes. False after a fault. */
+static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_t mask) {
     const uint32_t common = t->mask & mask;
     const uint64_t address = cell + lowest_bit(common);
-    if (a->swaps && !t->kind && t->cta == a->own.cta && t->agent == a->own.agent)
+    if (a->swaps && t->kind == 0 && t->cta == a->own.cta && t->agent == a->own.agent) {
         t->mask &= (uint16_t)~mask; /* what it read before was a guess */
-    const int is_ordered = ordered(a, t);
-    if (!is_ordered && conflicts(a, t)) {
-        const int harmless =
-            a->store && t->kind & TRACE_WRITE && t->clock != PENDING &&
-            check_same_value(a->w, a->store, a->place, a->mask, a->bytes, (const uint8_t *)(uintptr_t)cell, CELL);
-        if (!harmless && !(may_be_guess(a, t) && suspect(a, t, cell, common)))
-            return report(a, t, address, rule_of(a, t));
     }
-    if (is_ordered && UNLIKELY(!is_proxied(a, t)))
+    const bool is_ordered = ordered(a, t);
+    if (!is_ordered && conflicts(a, t)) {
+        const bool harmless =
+            a->store != NULL && (t->kind & TRACE_WRITE) != 0 && t->clock != PENDING &&
+            check_same_value(a->w, a->store, a->place, a->mask, a->bytes, (const uint8_t *)(uintptr_t)cell, CELL);
+        if (!harmless && !(may_be_guess(a, t) && suspect(a, t, cell, common))) {
+            return report(a, t, address, rule_of(a, t));
+        }
+    }
+    if (is_ordered && UNLIKELY(!is_proxied(a, t))) {
         return report(a, t, address, proxy_fence);
+    }
     /* a later access that is ordered after this one is ordered after the other too; forget it, if what conflicts with
      * it conflicts with this one */
-    const int is_weak = !(a->own.kind & TRACE_STRONG);
-    const int covers = is_weak ? (a->own.kind & TRACE_WRITE) || !(t->kind & TRACE_WRITE) : a->own.kind == t->kind;
-    if (covers && (is_ordered || (is_weak && a->own.kind & TRACE_WRITE)))
+    const bool is_weak = (a->own.kind & TRACE_STRONG) == 0;
+    const bool covers =
+        is_weak ? (a->own.kind & TRACE_WRITE) != 0 || (t->kind & TRACE_WRITE) == 0 : a->own.kind == t->kind;
+    if (covers && (is_ordered || (is_weak && (a->own.kind & TRACE_WRITE) != 0))) {
         t->mask &= (uint16_t)~mask;
-    return 1;
+    }
+    return true;
 }
 
 /* Can an earlier trace stand for this access as well? */
-static int absorb(const struct access *a, struct trace *t, uint32_t mask) {
-    if (t->cta != a->own.cta || t->agent != a->own.agent || t->kind != a->own.kind)
-        return 0;
-    if ((t->mask != mask && t->clock != a->own.clock) || (t->clock == PENDING && t->pc != a->own.pc))
-        return 0;
+static bool absorb(const struct access *a, struct trace *t, uint32_t mask) {
+    if (t->cta != a->own.cta || t->agent != a->own.agent || t->kind != a->own.kind) {
+        return false;
+    }
+    if ((t->mask != mask && t->clock != a->own.clock) || (t->clock == PENDING && t->pc != a->own.pc)) {
+        return false;
+    }
     t->clock = a->own.clock;
     t->pc = a->own.pc;
     t->mask |= (uint16_t)mask;
-    return 1;
+    return true;
 }
 
 /* A record for one trace more; 0: out of memory. */
 static uint32_t take_more(struct world *world) {
     uint32_t k = world->free_more;
-    if (k) {
+    if (k != 0) {
         world->free_more = world->more[k].next;
         return k;
     }
     if (world->mores >= world->more_space) {
-        const uint32_t space = world->more_space ? 2 * world->more_space : 1024;
+        const uint32_t space = world->more_space != 0 ? 2 * world->more_space : 1024;
         struct more *grown = realloc(world->more, space * sizeof *grown);
-        if (!grown)
+        if (grown == NULL) {
             return 0;
+        }
         world->more = grown;
         world->more_space = space;
     }
@@ -324,56 +372,67 @@ static uint32_t take_more(struct world *world) {
 }
 
 /* Leave a trace beyond the first two. When there are many, it takes the place of one that the seed chooses. */
-static int add_more(struct world *world, struct page *page, uint32_t n, const struct trace *value) {
+static bool add_more(struct world *world, struct page *page, uint32_t n, const struct trace *value) {
     uint32_t count = 0, last = 0;
-    for (uint32_t k = page->more[n]; k; k = world->more[k].next, count++)
+    for (uint32_t k = page->more[n]; k != 0; k = world->more[k].next, ++count) {
         last = k;
+    }
     if (count >= MOST_MORE) {
         world->random = world->random * 6364136223846793005u + 1442695040888963407u;
         uint32_t k = page->more[n];
-        for (uint32_t skip = (uint32_t)(world->random >> 33) % count; skip; skip--)
+        for (uint32_t skip = (uint32_t)(world->random >> 33) % count; skip != 0; --skip) {
             k = world->more[k].next;
+        }
         world->more[k].trace = *value;
-        return 1;
+        return true;
     }
     const uint32_t k = take_more(world);
-    if (!k)
-        return 0;
+    if (k == 0) {
+        return false;
+    }
     world->more[k] = (struct more){*value, 0};
-    if (last)
+    if (last != 0) {
         world->more[last].next = k;
-    else
+    } else {
         page->more[n] = k;
-    return 1;
+    }
+    return true;
 }
 
-/* Check an access to bytes of one cell and leave its trace. 0 after a fault. */
-static int touch(const struct access *a, uint64_t cell, uint32_t mask) {
+/* Check an access to bytes of one cell and leave its trace. False after a fault. */
+static bool touch(const struct access *a, uint64_t cell, uint32_t mask) {
     struct world *world = a->world;
     struct page *page = page_of(world, cell);
-    if (!page)
+    if (page == NULL) {
         return out_of_memory(a);
+    }
     const uint32_t n = (uint32_t)(cell % PAGE / CELL);
     struct trace *empty = NULL;
-    int absorbed = 0;
-    if (UNLIKELY(a->swaps && world->suspicions))
+    bool absorbed = false;
+    if (UNLIKELY(a->swaps && world->suspicions)) {
         clear_suspicion(a, cell, mask);
-    for (uint32_t k = 0; k < INLINE; k++) {
-        struct trace *t = &page->trace[n][k];
-        if (t->mask & mask && !meet(a, t, cell, mask))
-            return 0;
-        if (t->mask && !absorbed)
-            absorbed = absorb(a, t, mask);
-        if (!t->mask)
-            empty = t;
     }
-    for (uint32_t *link = &page->more[n], k; (k = *link);) {
-        struct trace *t = &world->more[k].trace;
-        if (t->mask & mask && !meet(a, t, cell, mask))
-            return 0;
-        if (t->mask && !absorbed)
+    for (uint32_t k = 0; k < INLINE; ++k) {
+        struct trace *t = &page->trace[n][k];
+        if ((t->mask & mask) != 0 && !meet(a, t, cell, mask)) {
+            return false;
+        }
+        if (t->mask != 0 && !absorbed) {
             absorbed = absorb(a, t, mask);
-        if (t->mask) {
+        }
+        if (t->mask == 0) {
+            empty = t;
+        }
+    }
+    for (uint32_t *link = &page->more[n], k; (k = *link) != 0;) {
+        struct trace *t = &world->more[k].trace;
+        if ((t->mask & mask) != 0 && !meet(a, t, cell, mask)) {
+            return false;
+        }
+        if (t->mask != 0 && !absorbed) {
+            absorbed = absorb(a, t, mask);
+        }
+        if (t->mask != 0) {
             link = &world->more[k].next;
             continue;
         }
@@ -381,15 +440,16 @@ static int touch(const struct access *a, uint64_t cell, uint32_t mask) {
         world->more[k].next = world->free_more;
         world->free_more = k;
     }
-    if (absorbed)
-        return 1;
+    if (absorbed) {
+        return true;
+    }
     struct trace value = a->own;
     value.mask = (uint16_t)mask;
-    if (empty) {
+    if (empty != NULL) {
         *empty = value;
-        return 1;
+        return true;
     }
-    return add_more(world, page, n, &value) ? 1 : out_of_memory(a);
+    return add_more(world, page, n, &value) ? true : out_of_memory(a);
 }
 
 /* The bytes of a range that lie in the cell at `cell`. */
@@ -399,13 +459,15 @@ static uint32_t mask_in(uint64_t cell, uint64_t first, uint64_t end) {
     return ((1u << to) - 1) & ~((1u << from) - 1);
 }
 
-/* Check an access to a range and leave its traces. 0 after a fault. */
-static int range(const struct access *a, uint64_t first, uint64_t bytes) {
+/* Check an access to a range and leave its traces. False after a fault. */
+static bool range(const struct access *a, uint64_t first, uint64_t bytes) {
     const uint64_t end = first + bytes;
-    for (uint64_t cell = first / CELL * CELL; cell < end; cell += CELL)
-        if (!touch(a, cell, mask_in(cell, first, end)))
-            return 0;
-    return 1;
+    for (uint64_t cell = first / CELL * CELL; cell < end; cell += CELL) {
+        if (!touch(a, cell, mask_in(cell, first, end))) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* ---- accesses ------------------------------------------------------------------------------------------------ */
@@ -426,56 +488,60 @@ static struct access access_of(struct warp *w, uint32_t bytes, uint32_t lane, ui
 }
 
 /* Is a place that a generic address led to in global memory? */
-int check_is_global(const struct warp *w, const uint8_t *place) {
+bool check_is_global(const struct warp *w, const uint8_t *place) {
     const struct cta *cta = w->cta;
     const uint64_t own = (uintptr_t)place - (uintptr_t)cta->memory;
     const uint64_t parameter = (uintptr_t)place - (uintptr_t)cta->launch->parameters;
     return own >= cta->used_bytes && parameter >= w->function->parameter_bytes + 16u;
 }
 
-static uint32_t kind_of(const struct inst *i, int is_write) {
-    return (is_write ? TRACE_WRITE : 0u) | (i->q != ORDER_WEAK ? TRACE_STRONG | (i->r ? 0u : TRACE_GPU) : 0u);
+static uint32_t kind_of(const struct inst *i, bool is_write) {
+    return (is_write ? TRACE_WRITE : 0u) | (i->q != ORDER_WEAK ? TRACE_STRONG | (i->r != 0 ? 0u : TRACE_GPU) : 0u);
 }
 
 /* A load or store of all lanes; neighbours that lie next to each other are one. */
-int world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
-                 int is_write) {
+bool world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                  bool is_write) {
     struct access a = access_of(w, bytes, 0, kind_of(i, is_write));
     a.store = is_write ? i : NULL;
     a.place = place;
     a.mask = mask;
-    for (uint32_t rest = mask; rest;) {
+    for (uint32_t rest = mask; rest != 0;) {
         a.lane = lowest_bit(rest);
         const uint64_t start = (uintptr_t)place[a.lane];
         uint64_t end = start + bytes;
-        for (rest &= rest - 1; rest; rest &= rest - 1) {
+        for (rest &= rest - 1; rest != 0; rest &= rest - 1) {
             const uint64_t next = (uintptr_t)place[lowest_bit(rest)];
-            if (next == end)
+            if (next == end) {
                 end += bytes;
-            else if (next != start || end != start + bytes)
+            } else if (next != start || end != start + bytes) {
                 break;
+            }
         }
-        if (i->space == SPACE_GENERIC && !check_is_global(w, place[a.lane]))
+        if (i->space == SPACE_GENERIC && !check_is_global(w, place[a.lane])) {
             continue;
-        if (!range(&a, start, end - start))
-            return 0;
+        }
+        if (!range(&a, start, end - start)) {
+            return false;
+        }
     }
     return !a.world->is_full || out_of_memory(&a);
 }
 
 /* An atomic access of one lane. */
-int world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane) {
-    struct access a = access_of(w, bytes, lane, TRACE_WRITE | TRACE_STRONG | (i->r ? 0u : TRACE_GPU));
+bool world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane) {
+    struct access a = access_of(w, bytes, lane, TRACE_WRITE | TRACE_STRONG | (i->r != 0 ? 0u : TRACE_GPU));
     a.swaps = i->kind == ATOMIC_CAS;
-    if (i->space == SPACE_GENERIC && !check_is_global(w, place))
-        return 1;
+    if (i->space == SPACE_GENERIC && !check_is_global(w, place)) {
+        return true;
+    }
     return range(&a, (uintptr_t)place, bytes) && (!a.world->is_full || out_of_memory(&a));
 }
 
 /* A bulk operation is issued: a load ends with its mbarrier's phase, which the agent's clock tells; a store or a
  * reduction is pending until its thread has waited for it. */
-int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
-    const int loads = op->kind == ASYNC_LOAD;
+bool world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
+    const bool loads = op->kind == ASYNC_LOAD;
     struct access a =
         access_of(w, op->bytes, op->lane,
                   TRACE_BULK | (loads ? 0u : TRACE_WRITE) | (op->kind == ASYNC_REDUCE ? TRACE_STRONG | TRACE_GPU : 0u));
@@ -485,7 +551,7 @@ int world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32
 }
 
 /* A lane's part of a cp.async reads. */
-int world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number) {
+bool world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number) {
     struct access a = access_of(w, bytes, lane, TRACE_COPY);
     a.own.agent = (uint8_t)(AGENT_COPY + w->index);
     a.own.clock = number;
@@ -494,8 +560,9 @@ int world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, 
 
 /* Give a pending trace its time. */
 static void end_pending(struct trace *t, const struct trace *own) {
-    if (t->mask && t->clock == PENDING && t->cta == own->cta && t->agent == own->agent && t->pc == own->pc)
+    if (t->mask != 0 && t->clock == PENDING && t->cta == own->cta && t->agent == own->agent && t->pc == own->pc) {
         t->clock = own->clock;
+    }
 }
 
 /* A bulk store or reduction of this warp, issued at `pc`, has written. */
@@ -505,9 +572,11 @@ void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc
     for (uint64_t cell = address / CELL * CELL; cell < address + bytes; cell += CELL) {
         struct page *page = page_of(a.world, cell);
         const uint32_t n = (uint32_t)(cell % PAGE / CELL);
-        for (uint32_t k = 0; page && k < INLINE; k++)
+        for (uint32_t k = 0; page != NULL && k < INLINE; ++k) {
             end_pending(&page->trace[n][k], &a.own);
-        for (uint32_t k = page ? page->more[n] : 0; k; k = a.world->more[k].next)
+        }
+        for (uint32_t k = page != NULL ? page->more[n] : 0; k != 0; k = a.world->more[k].next) {
             end_pending(&a.world->more[k].trace, &a.own);
+        }
     }
 }

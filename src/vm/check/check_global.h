@@ -9,6 +9,7 @@
 #define SM120_VM_CHECK_GLOBAL_H
 
 #include "vm/check/check.h"
+#include "vm/machine/fault.h"
 
 /* What kind of access left a trace. */
 enum { TRACE_WRITE = 1, TRACE_STRONG = 2, TRACE_GPU = 4, TRACE_BULK = 8, TRACE_COPY = 16 };
@@ -60,11 +61,11 @@ struct world {
     uint32_t residents, resident_space;
     struct suspicion *suspicion;
     uint32_t suspicions;
-    int is_full; /* memory is used up: the launch ends */
+    bool is_full; /* memory is used up: the launch ends */
 };
 
 /* check_far.c */
-int far_knows(struct world *world, const struct node *map, uint32_t cta, uint32_t agent, uint32_t clock);
+bool far_knows(struct world *world, const struct node *map, uint32_t cta, uint32_t agent, uint32_t clock);
 void far_sweep(struct world *world);
 void far_close(struct world *world);
 

@@ -5,8 +5,15 @@
  * lanes only, `known[a][b]` says up to which lane a is ordered after lane b. Cells remember the last accesses: one for
  * every word and every byte of shared memory, and as many for global memory as find room, by the low bits of their
  * address. Strong accesses and copies are not looked at. */
-#include "vm/check/check.h"
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 enum { NEAR = 1024, WORD = 4 };
 
@@ -19,8 +26,8 @@ struct lane_cell {
 
 struct lanes {
     uint32_t now, base;
-    int is_partial; /* known counts */
-    uint32_t words; /* of shared memory */
+    bool is_partial; /* known counts */
+    uint32_t words;  /* of shared memory */
     uint32_t known[WARP][WARP];
     struct lane_cell *cell; /* words of shared memory, its bytes, words of global memory, its bytes */
 };
@@ -32,27 +39,28 @@ struct access {
     const struct inst *i;
     uint8_t *const *place;
     uint32_t lane, bytes;
-    int is_write, is_shared;
+    bool is_write, is_shared;
 };
 
 void lanes_free(struct lanes *lanes) {
-    if (lanes)
+    if (lanes != NULL) {
         free(lanes->cell);
+    }
     free(lanes);
 }
 
 /* Make room for the lanes of a warp whose CTA has so much shared memory. NULL: out of memory. */
 struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes) {
     const uint32_t words = shared_bytes / WORD + 1;
-    struct lanes *l = old ? old : calloc(1, sizeof *l);
-    if (l && words > l->words) {
+    struct lanes *l = old != NULL ? old : calloc(1, sizeof *l);
+    if (l != NULL && words > l->words) {
         free(l->cell);
         l->cell = calloc((size_t)(WORD + 1) * (words + NEAR), sizeof *l->cell);
         l->words = words;
     }
-    if (l && l->cell) {
+    if (l != NULL && l->cell != NULL) {
         l->base = l->now;
-        l->is_partial = 0;
+        l->is_partial = false;
         return l;
     }
     lanes_free(l);
@@ -64,45 +72,48 @@ void lanes_meet(struct warp *w, uint32_t mask) {
     struct lanes *l = w->cta->shadow->lanes[w->index];
     if (LIKELY(!(w->live & ~mask))) {
         l->base = l->now;
-        l->is_partial = 0;
+        l->is_partial = false;
         return;
     }
     uint32_t row[WARP] = {0};
-    for (uint32_t k = 0; !l->is_partial && k < WARP * WARP; k++)
+    for (uint32_t k = 0; !l->is_partial && k < WARP * WARP; ++k) {
         l->known[k / WARP][k % WARP] = l->base;
-    for (uint32_t rest = mask; rest; rest &= rest - 1)
-        for (uint32_t k = 0; k < WARP; k++) {
+    }
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        for (uint32_t k = 0; k < WARP; ++k) {
             const uint32_t at = l->known[lowest_bit(rest)][k];
-            row[k] = mask >> k & 1u ? l->now : row[k] > at ? row[k] : at;
+            row[k] = (mask >> k & 1u) != 0 ? l->now : row[k] > at ? row[k] : at;
         }
-    for (uint32_t rest = mask; rest; rest &= rest - 1)
+    }
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         memcpy(l->known[lowest_bit(rest)], row, sizeof row);
-    l->is_partial = 1;
+    }
+    l->is_partial = true;
 }
 
-static int ordered(const struct access *a, uint32_t lane, uint32_t at) {
+static bool ordered(const struct access *a, uint32_t lane, uint32_t at) {
     const struct lanes *l = a->lanes;
     return lane == a->lane || at <= l->base || (l->is_partial && l->known[a->lane][lane] >= at);
 }
 
 /* ---- reports ------------------------------------------------------------------------------------------------- */
 
-static int report(const struct access *a, uint64_t address, uint32_t lane, uint32_t pc, const char *verb) {
+static bool report(const struct access *a, uint64_t address, uint32_t lane, uint32_t pc, const char *verb) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
              "data race in a warp: %s of %u bytes at %s address 0x%llx, which lane %u %s at %s; expected bar.warp.sync "
              "or another collective of both lanes between them",
              a->is_write ? "write" : "read", a->bytes, a->is_shared ? "shared" : "global", (unsigned long long)address,
              lane, verb, at.text);
-    return 0;
+    return false;
 }
 
-static int report_values(const struct access *a, uint64_t address, uint32_t lane) {
+static bool report_values(const struct access *a, uint64_t address, uint32_t lane) {
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
              "data race in a store: lanes %u and %u write different values at %s address 0x%llx; expected one lane, or "
              "the same value",
              lane, a->lane, a->is_shared ? "shared" : "global", (unsigned long long)address);
-    return 0;
+    return false;
 }
 
 /* ---- accesses ------------------------------------------------------------------------------------------------ */
@@ -115,36 +126,45 @@ static uint8_t value_of(const struct access *a, uint32_t lane, const uint8_t *pl
 }
 
 /* Do two lanes of this store write the same bytes here? */
-static int same_values(const struct access *a, uint32_t lane, const uint8_t *place, uint32_t bytes) {
-    for (uint32_t k = 0; k < bytes; k++)
+static bool same_values(const struct access *a, uint32_t lane, const uint8_t *place, uint32_t bytes) {
+    for (uint32_t k = 0; k < bytes; ++k) {
         if (place + k - a->place[lane] < (ptrdiff_t)a->bytes && place + k >= a->place[lane] &&
-            value_of(a, lane, place + k) != value_of(a, a->lane, place + k))
-            return 0;
-    return 1;
+            value_of(a, lane, place + k) != value_of(a, a->lane, place + k)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Does the store leave these bytes as they are? */
-static int changes_nothing(const struct access *a, const uint8_t *place, uint32_t bytes) {
-    for (uint32_t k = 0; k < bytes; k++)
-        if (place[k] != value_of(a, a->lane, place + k))
-            return 0;
-    return 1;
+static bool changes_nothing(const struct access *a, const uint8_t *place, uint32_t bytes) {
+    for (uint32_t k = 0; k < bytes; ++k) {
+        if (place[k] != value_of(a, a->lane, place + k)) {
+            return false;
+        }
+    }
+    return true;
 }
 
-/* Compare an access to some bytes with what a cell remembers of them. 0 after a fault. */
-static int check(const struct access *a, const struct lane_cell *c, uint64_t address, const uint8_t *place,
-                 uint32_t bytes) {
+/* Compare an access to some bytes with what a cell remembers of them. False after a fault. */
+static bool check(const struct access *a, const struct lane_cell *c, uint64_t address, const uint8_t *place,
+                  uint32_t bytes) {
     const uint32_t now = a->lanes->now;
-    if (c->write_at == now && a->is_write && c->writer != a->lane)
+    if (c->write_at == now && a->is_write && c->writer != a->lane) {
         return same_values(a, c->writer, place, bytes) || report_values(a, address, c->writer);
-    if (UNLIKELY(!ordered(a, c->writer, c->write_at)) && !(a->is_write && changes_nothing(a, place, bytes)))
+    }
+    if (UNLIKELY(!ordered(a, c->writer, c->write_at)) && !(a->is_write && changes_nothing(a, place, bytes))) {
         return report(a, address, c->writer, c->write_pc, "wrote");
-    if (!a->is_write || c->read_at <= a->lanes->base)
-        return 1;
-    for (uint32_t rest = c->readers & ~(1u << a->lane); rest; rest &= rest - 1)
-        if (!ordered(a, lowest_bit(rest), c->read_at) && !changes_nothing(a, place, bytes))
+    }
+    if (!a->is_write || c->read_at <= a->lanes->base) {
+        return true;
+    }
+    for (uint32_t rest = c->readers & ~(1u << a->lane); rest != 0; rest &= rest - 1) {
+        if (!ordered(a, lowest_bit(rest), c->read_at) && !changes_nothing(a, place, bytes)) {
             return report(a, address, lowest_bit(rest), c->read_pc, "read");
-    return 1;
+        }
+    }
+    return true;
 }
 
 static void note(const struct access *a, struct lane_cell *c) {
@@ -163,7 +183,7 @@ static void note(const struct access *a, struct lane_cell *c) {
 }
 
 /* The cell of a word, or of a byte; another's is cleared. */
-static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, int is_byte, int clears) {
+static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, bool is_byte, bool clears) {
     const struct lanes *l = a->lanes;
     const uint64_t key = is_byte ? (uintptr_t)place : (uintptr_t)place / WORD;
     if (a->is_shared) {
@@ -171,57 +191,66 @@ static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, i
         return &l->cell[is_byte ? l->words + offset : offset / WORD];
     }
     struct lane_cell *c = &l->cell[(size_t)(WORD + 1) * l->words + (is_byte ? NEAR + key % (WORD * NEAR) : key % NEAR)];
-    if (c->key == key)
+    if (c->key == key) {
         return c;
-    if (!clears)
+    }
+    if (!clears) {
         return NULL;
+    }
     *c = (struct lane_cell){.key = key};
     return c;
 }
 
-/* Part of a lane's access: a whole word, or one byte. 0 after a fault. */
-static int touch(const struct access *a, const uint8_t *place, uint32_t bytes) {
-    const int is_byte = bytes < WORD;
+/* Part of a lane's access: a whole word, or one byte. False after a fault. */
+static bool touch(const struct access *a, const uint8_t *place, uint32_t bytes) {
+    const bool is_byte = bytes < WORD;
     const uint64_t address =
         a->is_shared ? SHARED_BASE + (uint64_t)(place - a->w->cta->shared) : (uint64_t)(uintptr_t)place;
-    struct lane_cell *own = cell_of(a, place, is_byte, 1);
-    if (!check(a, own, address, place, bytes))
-        return 0;
-    const struct lane_cell *word = is_byte ? cell_of(a, place, 0, 0) : NULL;
-    if (word && !check(a, word, address, place, bytes))
-        return 0;
-    for (uint32_t k = 0; !is_byte && k < WORD; k++) {
-        const struct lane_cell *part = cell_of(a, place + k, 1, 0);
-        if (part && !check(a, part, address + k, place + k, 1))
-            return 0;
+    struct lane_cell *own = cell_of(a, place, is_byte, true);
+    if (!check(a, own, address, place, bytes)) {
+        return false;
+    }
+    const struct lane_cell *word = is_byte ? cell_of(a, place, false, false) : NULL;
+    if (word != NULL && !check(a, word, address, place, bytes)) {
+        return false;
+    }
+    for (uint32_t k = 0; !is_byte && k < WORD; ++k) {
+        const struct lane_cell *part = cell_of(a, place + k, true, false);
+        if (part != NULL && !check(a, part, address + k, place + k, 1)) {
+            return false;
+        }
     }
     note(a, own);
-    return 1;
+    return true;
 }
 
-/* A weak load or store of lanes in shared or global memory. 0 after a fault. */
-int lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
-                 int is_write) {
+/* A weak load or store of lanes in shared or global memory. False after a fault. */
+bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
+                  bool is_write) {
     struct lanes *l = w->cta->shadow->lanes[w->index];
     struct access a = {.w = w, .lanes = l, .i = i, .place = place, .bytes = bytes, .is_write = is_write};
     if (UNLIKELY(++l->now == UINT32_MAX)) { /* very long: begin again */
         memset(l->cell, 0, (size_t)(WORD + 1) * (l->words + NEAR) * sizeof *l->cell);
         l->now = 1;
         l->base = 0;
-        l->is_partial = 0;
+        l->is_partial = false;
     }
-    if (!(mask & (mask - 1)) && mask == w->live) /* alone */
-        return 1;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    if ((mask & (mask - 1)) == 0 && mask == w->live) { /* alone */
+        return true;
+    }
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         a.lane = lowest_bit(rest);
         const uint8_t *const at = place[a.lane];
         a.is_shared = (uintptr_t)at - (uintptr_t)w->cta->shared < w->cta->shared_bytes;
-        if (!a.is_shared && i->space == SPACE_GENERIC && !check_is_global(w, at))
+        if (!a.is_shared && i->space == SPACE_GENERIC && !check_is_global(w, at)) {
             continue;
+        }
         const uint32_t step = bytes < WORD ? 1 : WORD;
-        for (uint32_t k = 0; k < bytes; k += step)
-            if (!touch(&a, at + k, step))
-                return 0;
+        for (uint32_t k = 0; k < bytes; k += step) {
+            if (!touch(&a, at + k, step)) {
+                return false;
+            }
+        }
     }
-    return 1;
+    return true;
 }

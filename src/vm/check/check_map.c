@@ -1,18 +1,25 @@
 /* Tensor maps in global memory: the tensormap proxy, which copies read them through, sees what the generic proxy has
  * written only behind a fence. */
-#include "vm/check/check.h"
 #include <stdlib.h>
+
+#include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/types.h"
 
 /* What is known of the map at an address; made where nothing is. NULL after a fault. */
 static struct map_shadow *map_at(struct warp *w, uint64_t address) {
     struct shadow *s = w->cta->shadow;
-    for (uint32_t k = 0; k < s->maps; k++)
-        if (s->map[k].address == address)
+    for (uint32_t k = 0; k < s->maps; ++k) {
+        if (s->map[k].address == address) {
             return &s->map[k];
+        }
+    }
     if (s->maps == s->map_space) {
-        const uint32_t space = s->map_space ? 2 * s->map_space : 8;
+        const uint32_t space = s->map_space != 0 ? 2 * s->map_space : 8;
         struct map_shadow *grown = realloc(s->map, space * sizeof *grown);
-        if (!grown) {
+        if (grown == NULL) {
             fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of memory");
             return NULL;
         }
@@ -24,63 +31,71 @@ static struct map_shadow *map_at(struct warp *w, uint64_t address) {
     return map;
 }
 
-/* A warp changes a map; what was acquired before is worth nothing then. 0 after a fault. */
-int check_map_changed(struct warp *w, uint64_t address, int is_released) {
+/* A warp changes a map; what was acquired before is worth nothing then. False after a fault. */
+bool check_map_changed(struct warp *w, uint64_t address, bool is_released) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
     struct map_shadow *map = map_at(w, address);
-    if (!map)
-        return 0;
+    if (map == NULL) {
+        return false;
+    }
     const uint32_t clock = mine->seen[w->index];
     *map = (struct map_shadow){.address = address,
                                .changed_by = w->index,
                                .changed = clock,
                                .changed_pc = w->pc,
                                .released = is_released ? clock : 0};
-    return 1;
+    return true;
 }
 
 /* A warp releases what it has changed. */
 void check_map_released(struct warp *w) {
     struct shadow *s = w->cta->shadow;
-    for (uint32_t k = 0; k < s->maps; k++)
-        if (s->map[k].changed && s->map[k].changed_by == w->index)
+    for (uint32_t k = 0; k < s->maps; ++k) {
+        if (s->map[k].changed != 0 && s->map[k].changed_by == w->index) {
             s->map[k].released = s->warp[w->index].seen[w->index];
+        }
+    }
 }
 
-/* A warp acquires a map: all that was released and that it is ordered after. 0 after a fault. */
-int check_map_acquired(struct warp *w, uint64_t address) {
+/* A warp acquires a map: all that was released and that it is ordered after. False after a fault. */
+bool check_map_acquired(struct warp *w, uint64_t address) {
     const struct clocks *mine = &w->cta->shadow->warp[w->index];
     struct map_shadow *map = map_at(w, address);
-    if (!map)
-        return 0;
-    const int is_ordered = !map->changed || (map->released && map->released <= mine->seen[map->changed_by]);
-    if (is_ordered)
+    if (map == NULL) {
+        return false;
+    }
+    const bool is_ordered = map->changed == 0 || (map->released != 0 && map->released <= mine->seen[map->changed_by]);
+    if (is_ordered) {
         map->acquired[w->index] = mine->seen[w->index];
-    return 1;
+    }
+    return true;
 }
 
-/* A copy reads a map: is it ordered behind an acquire fence? 0 after a fault. */
-int check_map_used(struct warp *w, uint64_t address, uint32_t lane) {
+/* A copy reads a map: is it ordered behind an acquire fence? false after a fault. */
+bool check_map_used(struct warp *w, uint64_t address, uint32_t lane) {
     const struct clocks *mine = &w->cta->shadow->warp[w->index];
     const struct map_shadow *map = map_at(w, address);
     const unsigned long long shown = address;
-    if (!map)
-        return 0;
-    for (uint32_t k = 0; k < MAX_WARPS; k++)
-        if (map->acquired[k] && map->acquired[k] <= mine->seen[k])
-            return 1;
-    if (!map->changed) {
+    if (map == NULL) {
+        return false;
+    }
+    for (uint32_t k = 0; k < MAX_WARPS; ++k) {
+        if (map->acquired[k] != 0 && map->acquired[k] <= mine->seen[k]) {
+            return true;
+        }
+    }
+    if (map->changed == 0) {
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "the tensor map at global address 0x%llx is read through the tensormap proxy; expected "
                  "fence.proxy.tensormap::generic.acquire [map], 128 before, by this thread or by one that it follows",
                  shown);
-        return 0;
+        return false;
     }
     const struct spot at = check_spot(w, map->changed_pc);
     fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
              "the tensor map at global address 0x%llx, which warp %u changed at %s; expected "
              "%sfence.proxy.tensormap::generic.acquire [map], 128 before this copy",
              shown, map->changed_by, at.text,
-             map->released ? "" : "fence.proxy.tensormap::generic.release after the change and ");
-    return 0;
+             map->released != 0 ? "" : "fence.proxy.tensormap::generic.release after the change and ");
+    return false;
 }

@@ -1,6 +1,13 @@
 /* What orders accesses: barriers, mbarriers, fences, and memory locations that warps synchronise through. */
-#include "vm/check/check.h"
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/check/check.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 /* to |= from: what both have seen. */
 static void join(const struct shadow *s, struct clocks *to, const struct clocks *from) {
@@ -9,23 +16,26 @@ static void join(const struct shadow *s, struct clocks *to, const struct clocks 
         far_join(s->world, &to->fenced, &from->fenced);
         far_join(s->world, &to->found, &from->found);
     }
-    for (uint32_t k = 0; k < AGENTS; k++)
+    for (uint32_t k = 0; k < AGENTS; ++k) {
         to->seen[k] = to->seen[k] > from->seen[k] ? to->seen[k] : from->seen[k];
-    for (uint32_t k = 0; k < AGENT_MBARRIER; k++)
+    }
+    for (uint32_t k = 0; k < AGENT_MBARRIER; ++k) {
         to->proxied[k] = to->proxied[k] > from->proxied[k] ? to->proxied[k] : from->proxied[k];
+    }
 }
 
 /* Pass on what a warp has done and seen; what it does next is not part of it. */
 static void release(struct warp *w, struct clocks *to) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
     join(w->cta->shadow, to, mine);
-    mine->seen[w->index]++;
+    ++mine->seen[w->index];
 }
 
 /* Something that orders more than one lane: which of them it does is not told apart. */
 static void synchronise(struct warp *w) {
-    if (w->cta->watches_lanes)
+    if (w->cta->watches_lanes != 0) {
         lanes_meet(w, FULL);
+    }
 }
 
 /* ---- barriers ------------------------------------------------------------------------------------------------ */
@@ -53,41 +63,48 @@ void check_barrier_left(struct warp *w, uint32_t number) {
 void check_fence(struct warp *w, uint32_t kind) {
     struct shadow *s = w->cta->shadow;
     struct clocks *mine = &s->warp[w->index];
-    if (s->world && kind & FENCE_PROXY_GLOBAL)
+    if (s->world != NULL && (kind & FENCE_PROXY_GLOBAL) != 0) {
         far_proxy_fence(w);
-    if (s->world && kind & FENCE_GPU)
-        far_fence(w);
-    if (s->world && kind == FENCE_PROXY_GLOBAL)
-        mine->seen[w->index]++;
-    if (kind & FENCE_PROXY) {
-        memcpy(mine->proxied, mine->seen, sizeof mine->proxied);
-        mine->seen[w->index]++;
     }
-    if (!(kind & FENCE_MEMORY))
+    if (s->world != NULL && (kind & FENCE_GPU) != 0) {
+        far_fence(w);
+    }
+    if (s->world != NULL && kind == FENCE_PROXY_GLOBAL) {
+        ++mine->seen[w->index];
+    }
+    if ((kind & FENCE_PROXY) != 0) {
+        memcpy(mine->proxied, mine->seen, sizeof mine->proxied);
+        ++mine->seen[w->index];
+    }
+    if ((kind & FENCE_MEMORY) == 0) {
         return;
+    }
     synchronise(w);
-    if (s->has_acquired >> w->index & 1u) {
+    if ((s->has_acquired >> w->index & 1u) != 0) {
         join(s, mine, &s->acquired[w->index]);
         memset(&s->acquired[w->index], 0, sizeof *s->acquired);
         s->has_acquired &= ~(1u << w->index);
     }
     s->released[w->index] = *mine;
     s->has_released |= 1u << w->index;
-    mine->seen[w->index]++;
+    ++mine->seen[w->index];
 }
 
 /* The clocks of a location; NULL if it has none and `add` is 0, or after a fault. */
-static struct clocks *location_of(struct warp *w, const void *place, int add) {
+static struct clocks *location_of(struct warp *w, const void *place, bool add) {
     struct shadow *s = w->cta->shadow;
-    for (uint32_t k = 0; k < s->locations; k++)
-        if (s->location[k].key == (uintptr_t)place)
+    for (uint32_t k = 0; k < s->locations; ++k) {
+        if (s->location[k].key == (uintptr_t)place) {
             return &s->location[k].clocks;
-    if (!add)
+        }
+    }
+    if (!add) {
         return NULL;
+    }
     if (s->locations == s->location_space) {
-        const uint32_t space = s->location_space ? 2 * s->location_space : 16;
+        const uint32_t space = s->location_space != 0 ? 2 * s->location_space : 16;
         struct location *grown = realloc(s->location, space * sizeof *grown);
-        if (!grown) {
+        if (grown == NULL) {
             fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of memory");
             return NULL;
         }
@@ -99,36 +116,43 @@ static struct clocks *location_of(struct warp *w, const void *place, int add) {
     return &l->clocks;
 }
 
-/* A strong access of a location: an atomic, or a load or store with an order. 0 after a fault. */
-int check_ordered(struct warp *w, const struct inst *i, const void *place, int is_read, int is_write) {
+/* A strong access of a location: an atomic, or a load or store with an order. False after a fault. */
+bool check_ordered(struct warp *w, const struct inst *i, const void *place, bool is_read, bool is_write) {
     struct shadow *s = w->cta->shadow;
     const uint32_t self = 1u << w->index, order = i->q;
-    if (order > ORDER_RELAXED)
+    if (order > ORDER_RELAXED) {
         synchronise(w);
-    if (s->world && !i->r && (uintptr_t)place - (uintptr_t)w->cta->shared >= w->cta->shared_bytes)
+    }
+    if (s->world != NULL && i->r == 0 && (uintptr_t)place - (uintptr_t)w->cta->shared >= w->cta->shared_bytes) {
         far_ordered(w, place, order, is_read, is_write);
-    struct clocks *mine = &s->warp[w->index], *at = location_of(w, place, 0);
-    if (is_read && at && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL)) {
+    }
+    struct clocks *mine = &s->warp[w->index], *at = location_of(w, place, false);
+    if (is_read && at != NULL && (order == ORDER_ACQUIRE || order == ORDER_ACQ_REL)) {
         join(s, mine, at);
-    } else if (is_read && at) {
+    } else if (is_read && at != NULL) {
         join(s, &s->acquired[w->index], at);
         s->has_acquired |= self;
     }
-    if (!is_write)
-        return 1;
-    if (at && !is_read)
+    if (!is_write) {
+        return true;
+    }
+    if (at != NULL && !is_read) {
         memset(at, 0, sizeof *at);
-    const int releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
-    if (!releases && !(s->has_released & self))
-        return 1;
-    at = at ? at : location_of(w, place, 1);
-    if (!at)
-        return 0;
-    if (releases)
+    }
+    const bool releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
+    if (!releases && (s->has_released & self) == 0) {
+        return true;
+    }
+    at = at != NULL ? at : location_of(w, place, true);
+    if (at == NULL) {
+        return false;
+    }
+    if (releases) {
         release(w, at);
-    else
+    } else {
         join(s, at, &s->released[w->index]);
-    return 1;
+    }
+    return true;
 }
 
 /* ---- mbarriers ----------------------------------------------------------------------------------------------- */
@@ -137,8 +161,8 @@ static uint32_t index_of(const struct cta *cta, const struct mbarrier *m) {
     return (uint32_t)(m - cta->mbarrier);
 }
 
-/* mbarrier.init, before the mbarrier changes: nobody may use these bytes any more. 0 after a fault. */
-int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address) {
+/* mbarrier.init, before the mbarrier changes: nobody may use these bytes any more. False after a fault. */
+bool check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address) {
     struct shadow *s = w->cta->shadow;
     const uint32_t k = index_of(w->cta, m);
     if (m->valid) {
@@ -147,15 +171,17 @@ int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane,
                  "mbarrier.init at shared address 0x%x, where the mbarrier initialised at %s lives; expected "
                  "mbarrier.inval before",
                  address, at.text);
-        return 0;
+        return false;
     }
-    if (!check_shared(w, address, 8, lane, 1, BY_PLAIN))
-        return 0;
+    if (!check_shared(w, address, 8, lane, true, BY_PLAIN)) {
+        return false;
+    }
     if (k >= s->mbarrier_space) {
         const uint32_t space = k + 1 > 2 * s->mbarrier_space ? k + 16 : 2 * s->mbarrier_space;
         struct mbarrier_shadow *grown = realloc(s->mbarrier, space * sizeof *grown);
-        if (!grown)
-            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of memory"), 0;
+        if (grown == NULL) {
+            return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of memory"), false;
+        }
         s->mbarrier = grown;
         s->mbarrier_space = space;
     }
@@ -164,7 +190,7 @@ int check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane,
                                               .init_clock = s->warp[w->index].seen[w->index],
                                               .init_pc = w->pc};
     check_mark_write(w->cta, address, 8, AGENT_LIVE, UINT32_MAX, w->pc, BY_PLAIN);
-    return 1;
+    return true;
 }
 
 /* mbarrier.inval: the bytes are plain again, written by this warp. */
@@ -173,19 +199,20 @@ void check_mbarrier_inval(struct warp *w, const struct mbarrier *m) {
     check_mark_write(w->cta, m->address, 8, w->index, clock, w->pc, BY_PLAIN);
 }
 
-/* Is a use of an mbarrier ordered after its initialisation? 0 after a fault. */
-int check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane) {
+/* Is a use of an mbarrier ordered after its initialisation? false after a fault. */
+bool check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane) {
     const struct shadow *s = w->cta->shadow;
     const struct mbarrier_shadow *x = &s->mbarrier[index_of(w->cta, m)];
-    if (LIKELY(x->init_clock <= s->warp[w->index].seen[x->init_warp]))
-        return 1;
+    if (LIKELY(x->init_clock <= s->warp[w->index].seen[x->init_warp])) {
+        return true;
+    }
     const struct spot at = check_spot(w, x->init_pc);
     fault_at(
         w, CUDA_ERROR_LAUNCH_FAILED, lane,
         "the mbarrier at shared address 0x%x is used, and warp %u initialised it at %s; expected a barrier between "
         "them",
         m->address, x->init_warp, at.text);
-    return 0;
+    return false;
 }
 
 /* A warp is about to arrive: it passes on what it has done. */
@@ -194,16 +221,17 @@ void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m) {
     release(w, &w->cta->shadow->mbarrier[index_of(w->cta, m)].gathering);
 }
 
-/* May anybody arrive in this phase? Not before somebody has seen the last one complete. 0 after a fault. */
-int check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane) {
+/* May anybody arrive in this phase? Not before somebody has seen the last one complete. False after a fault. */
+bool check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane) {
     const struct mbarrier_shadow *x = &w->cta->shadow->mbarrier[index_of(w->cta, m)];
-    if (LIKELY(m->phase <= x->waited))
-        return 1;
+    if (LIKELY(m->phase <= x->waited)) {
+        return true;
+    }
     fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
              "an arrival in phase %u of the mbarrier at shared address 0x%x, and nobody has waited for phase %u; "
              "expected a successful wait for each phase before an arrival in the next",
              m->phase, m->address, m->phase - 1);
-    return 0;
+    return false;
 }
 
 /* A phase has completed, and the mbarrier is in the next. */
@@ -212,20 +240,22 @@ void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m) {
     const uint32_t k = index_of(cta, m), agent = k % MBARRIER_AGENTS;
     struct mbarrier_shadow *x = &s->mbarrier[k];
     x->done = x->gathering;
-    if (s->mbarrier_clock[agent] < x->base + m->phase)
+    if (s->mbarrier_clock[agent] < x->base + m->phase) {
         s->mbarrier_clock[agent] = x->base + m->phase;
+    }
 }
 
 /* A wait has found the last phase complete. */
-void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, int is_acquire) {
+void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, bool is_acquire) {
     struct shadow *s = w->cta->shadow;
     synchronise(w);
     const uint32_t k = index_of(w->cta, m), agent = AGENT_MBARRIER + k % MBARRIER_AGENTS;
     struct mbarrier_shadow *x = &s->mbarrier[k];
     uint32_t *seen = s->warp[w->index].seen;
     x->waited = x->waited > m->phase ? x->waited : m->phase;
-    if (!is_acquire)
+    if (!is_acquire) {
         return;
+    }
     join(s, &s->warp[w->index], &x->done);
     seen[agent] = seen[agent] > x->base + m->phase ? seen[agent] : x->base + m->phase;
 }

@@ -3,9 +3,21 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif
+#include <string.h>
+
 #include "vm/check/check.h"
-#include "vm/execute/address.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/lanes_math.h"
+#include "vm/execute/mma_isa.h"
+#include "vm/execute/poll.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 #define PASTE2(a, b) a##_##b
 #define PASTE(a, b)  PASTE2(a, b)
@@ -17,7 +29,7 @@ struct range {
 
 static inline struct range find_range(const uint64_t *address, uint32_t mask) {
     uint64_t low = UINT64_MAX, high = 0, bits = 0;
-    for (uint32_t l = 0; l < WARP; l++) {
+    for (uint32_t l = 0; l < WARP; ++l) {
         const uint64_t on = 0u - (uint64_t)(mask >> l & 1u), x = address[l] | ~on, y = address[l] & on;
         low = x < low ? x : low;
         high = y > high ? y : high;
@@ -31,11 +43,13 @@ static inline uint8_t *resolve(struct warp *w, enum space space, const struct ra
                                int is_write, enum space *found) {
     uint64_t low = r->low;
     const uint64_t length = r->high - low + bytes;
-    if (r->bits & (align - 1))
+    if ((r->bits & (align - 1)) != 0) {
         return NULL;
+    }
     if (space == SPACE_GENERIC) {
-        if (low >> 56 != r->high >> 56)
+        if (low >> 56 != r->high >> 56) {
             return NULL;
+        }
         space = address_resolve(space, &low);
     }
     *found = space;
@@ -43,9 +57,11 @@ static inline uint8_t *resolve(struct warp *w, enum space space, const struct ra
         const uint64_t at = low - SHARED_BASE;
         return low >= SHARED_BASE && at + length <= w->cta->shared_bytes ? w->cta->shared + at : NULL;
     }
-    if (space == SPACE_GLOBAL || space == SPACE_CONST)
-        return (unsigned)memory_find(w->worker, low, length) - 1u < (is_write ? 1u : 2u) ? (uint8_t *)(uintptr_t)low
-                                                                                         : NULL;
+    if (space == SPACE_GLOBAL || space == SPACE_CONST) {
+        return (unsigned)memory_find(w->worker, low, length) - 1u < (is_write != 0 ? 1u : 2u)
+                   ? (uint8_t *)(uintptr_t)low
+                   : NULL;
+    }
     return NULL;
 }
 
@@ -54,17 +70,23 @@ static inline void gather(struct warp *w, uint32_t slot, uint32_t size, const ui
     uint32_t *d = destination(w, slot);
     if (size == 8) {
         uint64_t *wide = destination(w, slot);
-        for (uint32_t l = 0; l < WARP; l++)
-            if (mask >> l & 1u)
+        for (uint32_t l = 0; l < WARP; ++l) {
+            if ((mask >> l & 1u) != 0) {
                 memcpy(&wide[l], from[l], 8);
+            }
+        }
     } else if (size == 4) {
-        for (uint32_t l = 0; l < WARP; l++)
-            if (mask >> l & 1u)
+        for (uint32_t l = 0; l < WARP; ++l) {
+            if ((mask >> l & 1u) != 0) {
                 memcpy(&d[l], from[l], 4);
+            }
+        }
     } else {
-        for (uint32_t l = 0; l < WARP; l++)
-            if (mask >> l & 1u)
+        for (uint32_t l = 0; l < WARP; ++l) {
+            if ((mask >> l & 1u) != 0) {
                 d[l] = size == 1 ? from[l][0] : (uint32_t)(from[l][0] | from[l][1] << 8);
+            }
+        }
     }
 }
 
@@ -73,20 +95,26 @@ static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t
     const uint32_t *a = source(w, slot);
     if (size == 8) {
         const uint64_t *wide = source(w, slot);
-        for (uint32_t l = 0; l < WARP; l++)
-            if (mask >> l & 1u)
+        for (uint32_t l = 0; l < WARP; ++l) {
+            if ((mask >> l & 1u) != 0) {
                 memcpy(to[l], &wide[l], 8);
+            }
+        }
     } else if (size == 4) {
-        for (uint32_t l = 0; l < WARP; l++)
-            if (mask >> l & 1u)
+        for (uint32_t l = 0; l < WARP; ++l) {
+            if ((mask >> l & 1u) != 0) {
                 memcpy(to[l], &a[l], 4);
+            }
+        }
     } else {
-        for (uint32_t l = 0; l < WARP; l++) {
-            if (!(mask >> l & 1u))
+        for (uint32_t l = 0; l < WARP; ++l) {
+            if ((mask >> l & 1u) == 0) {
                 continue;
+            }
             to[l][0] = (uint8_t)a[l];
-            if (size == 2)
+            if (size == 2) {
                 to[l][1] = (uint8_t)(a[l] >> 8);
+            }
         }
     }
 }
@@ -98,17 +126,19 @@ static inline int places(struct warp *w, const struct inst *i, uint32_t mask, ui
     address_lanes(w, i, address);
     const struct range r = find_range(address, mask);
     uint8_t *base = resolve(w, (enum space)i->space, &r, bytes, bytes, is_write, found);
-    if (base) {
+    if (base != NULL) {
         LANES place[l] = (uint8_t *)((uintptr_t)base + (address[l] - r.low)); /* idle lanes hold anything */
         return 1;
     }
-    for (uint32_t l = 0; l < WARP; l++) {
+    for (uint32_t l = 0; l < WARP; ++l) {
         place[l] = NULL;
-        if (!(mask >> l & 1u))
+        if ((mask >> l & 1u) == 0) {
             continue;
+        }
         place[l] = memory_any(w, (enum space)i->space, address[l], bytes, bytes, l, is_write, found);
-        if (!place[l])
+        if (place[l] == NULL) {
             return 0;
+        }
     }
     return 1;
 }
@@ -125,14 +155,17 @@ static enum step load(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
     uint8_t *place[WARP];
     enum space found = SPACE_GLOBAL;
-    if (!places(w, i, mask, bytes, 0, place, &found))
+    if (places(w, i, mask, bytes, 0, place, &found) == 0) {
         return STEP_FAULT;
-    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, 0))
+    }
+    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, false)) {
         return STEP_FAULT;
-    for (uint32_t k = 0; k < i->count; k++) {
+    }
+    for (uint32_t k = 0; k < i->count; ++k) {
         gather(w, slots[k], i->size, (const uint8_t *const *)place, mask);
-        if (k + 1u < i->count)
+        if (k + 1u < i->count) {
             LANES place[l] = (uint8_t *)((uintptr_t)place[l] + i->size);
+        }
     }
     count_traffic(w, found, mask, bytes, 0);
     return STEP_NEXT;
@@ -143,11 +176,12 @@ static enum step load_strong(struct warp *w, const struct inst *i, uint32_t mask
     const uint32_t bytes = (uint32_t)i->size * i->count;
     uint8_t *place[WARP];
     enum space found = SPACE_GLOBAL;
-    if (!places(w, i, mask, bytes, 0, place, &found))
+    if (places(w, i, mask, bytes, 0, place, &found) == 0) {
         return STEP_FAULT;
+    }
     const int repeated = found <= SPACE_SHARED && poll_note(w, place, mask, bytes, found == SPACE_SHARED);
     const enum step step = load(w, i, mask);
-    return step == STEP_NEXT && repeated ? STEP_YIELD : step;
+    return step == STEP_NEXT && repeated != 0 ? STEP_YIELD : step;
 }
 
 /* [a] = b */
@@ -155,14 +189,17 @@ static enum step store(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
     uint8_t *place[WARP];
     enum space found = SPACE_GLOBAL;
-    if (!places(w, i, mask, bytes, 1, place, &found))
+    if (places(w, i, mask, bytes, 1, place, &found) == 0) {
         return STEP_FAULT;
-    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, 1))
+    }
+    if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, true)) {
         return STEP_FAULT;
-    for (uint32_t k = 0; k < i->count; k++) {
+    }
+    for (uint32_t k = 0; k < i->count; ++k) {
         scatter(w, slots[k], i->size, place, mask);
-        if (k + 1u < i->count)
+        if (k + 1u < i->count) {
             LANES place[l] = (uint8_t *)((uintptr_t)place[l] + i->size);
+        }
     }
     count_traffic(w, found, mask, bytes, 1);
     return STEP_NEXT;
@@ -172,17 +209,18 @@ static enum step store(struct warp *w, const struct inst *i, uint32_t mask) {
 static enum step parameter(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     const uint8_t *from = w->cta->launch->parameters + i->offset;
-    for (uint32_t k = 0; k < i->count; k++, from += i->size) {
+    for (uint32_t k = 0; k < i->count; ++k, from += i->size) {
         uint64_t value = 0;
-        for (uint32_t b = 0; b < i->size; b++)
+        for (uint32_t b = 0; b < i->size; ++b) {
             value |= (uint64_t)from[b] << 8 * b;
+        }
         if (i->size == 8) {
             uint64_t *d = destination(w, slots[k]);
-            LANES d[l] = mask >> l & 1u ? value : d[l];
+            LANES d[l] = (mask >> l & 1u) != 0 ? value : d[l];
         } else {
             uint32_t *d = destination(w, slots[k]);
             const uint32_t narrow = (uint32_t)value;
-            LANES d[l] = mask >> l & 1u ? narrow : d[l];
+            LANES d[l] = (mask >> l & 1u) != 0 ? narrow : d[l];
         }
     }
     return STEP_NEXT;
@@ -195,16 +233,19 @@ static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t row
     const uint64_t window = i->space == SPACE_GENERIC ? SHARED_WINDOW : 0;
     const uint64_t last = (uint64_t)w->cta->shared_bytes - 16;
     uint64_t bad = w->cta->shared_bytes < 16;
-    for (uint32_t l = 0; l < rows; l++) {
+    for (uint32_t l = 0; l < rows; ++l) {
         const uint64_t at = address[l] - window - SHARED_BASE;
         bad |= (at & 15u) | (uint64_t)(at > last);
         row[l] = (uint8_t *)((uintptr_t)w->cta->shared + at);
     }
-    for (uint32_t l = 0; bad && l < rows; l++)
-        if (!memory_shared(w, address[l] - window, 16, 16, l, "row"))
+    for (uint32_t l = 0; bad != 0 && l < rows; ++l) {
+        if (memory_shared(w, address[l] - window, 16, 16, l, "row") == NULL) {
             return 0;
-    if (UNLIKELY(w->cta->shadow != NULL))
-        return is_write || check_lanes(w, row, rows == 32 ? FULL : (1u << rows) - 1, 16, 0, BY_PLAIN);
+        }
+    }
+    if (UNLIKELY(w->cta->shadow != NULL)) {
+        return is_write != 0 || check_lanes(w, row, rows == 32 ? FULL : (1u << rows) - 1, 16, false, BY_PLAIN);
+    }
     return 1;
 }
 
@@ -213,12 +254,14 @@ static enum step ldmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, 0, row))
+    if (matrix_rows(w, i, 8u * i->count, 0, row) == 0) {
         return STEP_FAULT;
-    for (uint32_t j = 0; j < i->count; j++) {
+    }
+    for (uint32_t j = 0; j < i->count; ++j) {
         uint8_t *d = destination(w, slots[j]);
-        for (uint32_t g = 0; g < 8; g++)
+        for (uint32_t g = 0; g < 8; ++g) {
             memcpy(d + 16 * g, row[8 * j + g], 16);
+        }
     }
     w->worker->bytes[TRAFFIC_LDMATRIX] += 128u * i->count;
     return STEP_NEXT;
@@ -229,16 +272,18 @@ static enum step ldmatrix_trans(struct warp *w, const struct inst *i, uint32_t m
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, 0, row))
+    if (matrix_rows(w, i, 8u * i->count, 0, row) == 0) {
         return STEP_FAULT;
-    for (uint32_t j = 0; j < i->count; j++) {
+    }
+    for (uint32_t j = 0; j < i->count; ++j) {
         uint32_t *d = destination(w, slots[j]);
-        for (uint32_t q = 0; q < 4; q++) {
+        for (uint32_t q = 0; q < 4; ++q) {
             uint16_t even[8], odd[8];
             memcpy(even, row[8 * j + 2 * q], 16);
             memcpy(odd, row[8 * j + 2 * q + 1], 16);
-            for (uint32_t g = 0; g < 8; g++)
+            for (uint32_t g = 0; g < 8; ++g) {
                 d[4 * g + q] = even[g] | (uint32_t)odd[g] << 16;
+            }
         }
     }
     w->worker->bytes[TRAFFIC_LDMATRIX] += 128u * i->count;
@@ -252,7 +297,7 @@ static inline void unpack_row(uint8_t *to, const uint8_t *from, uint32_t kind) {
         return;
     }
     const uint32_t width = kind == 1 ? 4 : 6;
-    for (uint32_t k = 0; k < 16; k++) {
+    for (uint32_t k = 0; k < 16; ++k) {
         const uint32_t bit = k * width, byte = bit / 8;
         const uint32_t two = from[byte] | (uint32_t)from[byte + 1] << 8;
         to[k] = (uint8_t)(two >> bit % 8 & ((1u << width) - 1));
@@ -264,18 +309,21 @@ static enum step ldmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 16u * i->count, 0, row))
+    if (matrix_rows(w, i, 16u * i->count, 0, row) == 0) {
         return STEP_FAULT;
-    for (uint32_t j = 0; j < i->count; j++) {
+    }
+    for (uint32_t j = 0; j < i->count; ++j) {
         uint32_t *low = destination(w, slots[2 * j]), *high = destination(w, slots[2 * j + 1]);
-        for (uint32_t q = 0; q < 4; q++) {
+        for (uint32_t q = 0; q < 4; ++q) {
             uint8_t r[4][16];
             uint32_t column[16];
-            for (uint32_t b = 0; b < 4; b++)
+            for (uint32_t b = 0; b < 4; ++b) {
                 unpack_row(r[b], row[16 * j + 4 * q + b], i->kind);
-            for (uint32_t g = 0; g < 16; g++)
+            }
+            for (uint32_t g = 0; g < 16; ++g) {
                 column[g] = r[0][g] | (uint32_t)r[1][g] << 8 | (uint32_t)r[2][g] << 16 | (uint32_t)r[3][g] << 24;
-            for (uint32_t g = 0; g < 8; g++) {
+            }
+            for (uint32_t g = 0; g < 8; ++g) {
                 low[4 * g + q] = column[g];
                 high[4 * g + q] = column[g + 8];
             }
@@ -290,12 +338,14 @@ static enum step ldmatrix_packed(struct warp *w, const struct inst *i, uint32_t 
     const uint32_t *slots = i->more;
     uint8_t *row[WARP];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, 0, row))
+    if (matrix_rows(w, i, 8u * i->count, 0, row) == 0) {
         return STEP_FAULT;
-    for (uint32_t j = 0; j < i->count; j++) {
+    }
+    for (uint32_t j = 0; j < i->count; ++j) {
         uint8_t *d = destination(w, slots[j]);
-        for (uint32_t g = 0; g < 8; g++)
+        for (uint32_t g = 0; g < 8; ++g) {
             unpack_row(d + 16 * g, row[8 * j + g], i->kind);
+        }
     }
     w->worker->bytes[TRAFFIC_LDMATRIX] += 128u * i->count;
     return STEP_NEXT;
@@ -303,7 +353,7 @@ static enum step ldmatrix_packed(struct warp *w, const struct inst *i, uint32_t 
 
 /* Let a matrix store write an image, which is checked and then copied to where it belongs. */
 static inline void divert(uint8_t **row, uint8_t **place, uint32_t rows, uint8_t (*image)[16]) {
-    for (uint32_t l = 0; l < rows; l++) {
+    for (uint32_t l = 0; l < rows; ++l) {
         place[l] = row[l];
         row[l] = image[l];
     }
@@ -314,15 +364,17 @@ static enum step stmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     uint8_t *row[WARP], *place[WARP], image[WARP][16];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, 1, row))
+    if (matrix_rows(w, i, 8u * i->count, 1, row) == 0) {
         return STEP_FAULT;
-    if (UNLIKELY(w->cta->shadow != NULL))
+    }
+    if (UNLIKELY(w->cta->shadow != NULL)) {
         divert(row, place, 8u * i->count, image);
-    for (uint32_t j = 0; j < i->count; j++) {
+    }
+    for (uint32_t j = 0; j < i->count; ++j) {
         const uint32_t *a = source(w, slots[j]);
-        for (uint32_t l = 0; l < WARP; l++) {
+        for (uint32_t l = 0; l < WARP; ++l) {
             const uint32_t g = l >> 2, q = l & 3;
-            if (!i->kind) {
+            if (i->kind == 0) {
                 memcpy(row[8 * j + g] + 4 * q, &a[l], 4);
                 continue;
             }
@@ -332,8 +384,9 @@ static enum step stmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
         }
     }
     w->worker->bytes[TRAFFIC_STMATRIX] += 128u * i->count;
-    if (UNLIKELY(w->cta->shadow != NULL))
+    if (UNLIKELY(w->cta->shadow != NULL)) {
         return check_matrix(w, place, 8u * i->count, image) ? STEP_NEXT : STEP_FAULT;
+    }
     return STEP_NEXT;
 }
 
@@ -342,19 +395,24 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
     const uint32_t *slots = i->more;
     uint8_t *row[WARP], *place[WARP], image[WARP][16];
     (void)mask;
-    if (!matrix_rows(w, i, 8u * i->count, 1, row))
+    if (matrix_rows(w, i, 8u * i->count, 1, row) == 0) {
         return STEP_FAULT;
-    if (UNLIKELY(w->cta->shadow != NULL))
+    }
+    if (UNLIKELY(w->cta->shadow != NULL)) {
         divert(row, place, 8u * i->count, image);
-    for (uint32_t j = 0; j < i->count; j++) {
+    }
+    for (uint32_t j = 0; j < i->count; ++j) {
         const uint32_t *a = source(w, slots[j]);
-        for (uint32_t l = 0; l < WARP; l++)
-            for (uint32_t e = 0; e < 4; e++)
+        for (uint32_t l = 0; l < WARP; ++l) {
+            for (uint32_t e = 0; e < 4; ++e) {
                 row[8 * j + 2 * (l & 3) + (e & 1)][(l >> 2) + 8 * (e >> 1)] = (uint8_t)(a[l] >> 8 * e);
+            }
+        }
     }
     w->worker->bytes[TRAFFIC_STMATRIX] += 128u * i->count;
-    if (UNLIKELY(w->cta->shadow != NULL))
+    if (UNLIKELY(w->cta->shadow != NULL)) {
         return check_matrix(w, place, 8u * i->count, image) ? STEP_NEXT : STEP_FAULT;
+    }
     return STEP_NEXT;
 }
 
@@ -362,17 +420,20 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
 static enum step fill(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t address[WARP];
     address_lanes(w, i, address);
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const uint64_t at = address[lane] - (i->space == SPACE_GENERIC ? SHARED_WINDOW : 0);
         const uint64_t bytes =
-            i->kind ? ((const uint64_t *)source(w, i->b))[lane] : ((const uint32_t *)source(w, i->b))[lane];
-        if (bytes % 8 || bytes > 1 << 24)
+            i->kind != 0 ? ((const uint64_t *)source(w, i->b))[lane] : ((const uint32_t *)source(w, i->b))[lane];
+        if (bytes % 8 != 0 || bytes > 1 << 24) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                             "st.bulk of %llu bytes; expected a multiple of 8, at most 2^24", (unsigned long long)bytes);
+        }
         uint8_t *const to = memory_shared(w, at, (uint32_t)bytes, 8, lane, "st.bulk");
-        if (!to || (w->cta->shadow && bytes && !check_shared(w, (uint32_t)at, (uint32_t)bytes, lane, 1, BY_PLAIN)))
+        if (to == NULL || (w->cta->shadow != NULL && bytes != 0 &&
+                           !check_shared(w, (uint32_t)at, (uint32_t)bytes, lane, true, BY_PLAIN))) {
             return STEP_FAULT;
+        }
         memset(to, 0, bytes);
         w->worker->bytes[TRAFFIC_ST_SHARED] += bytes;
     }

@@ -1,27 +1,41 @@
 /* Asynchronous copies: an agent of each CTA that does what it was asked for at some later moment, in any order that
  * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
-#include "vm/check/check.h"
-#include "vm/check/defined.h"
-#include "vm/execute/address.h"
-#include "vm/execute/tma.h"
-#include "vm/observe/profile.h"
-#include "vm/observe/watch.h"
+#include "vm/execute/async.h"
+
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/check/check.h"
+#include "vm/execute/atomic.h"
+#include "vm/execute/mbarrier.h"
+#include "vm/execute/tma.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/mbarrier.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/tma_box.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 /* Forget everything at the start of a CTA. */
 void async_init(struct cta *cta) {
     cta->asyncs = 0;
-    for (uint32_t k = 0; k < cta->box_space; k++)
-        cta->boxes[k].in_use = 0;
+    for (uint32_t k = 0; k < cta->box_space; ++k) {
+        cta->boxes[k].in_use = false;
+    }
 }
 
 /* Append an operation; NULL after a fault. */
 static struct async_op *push(struct warp *w) {
     struct cta *cta = w->cta;
     if (cta->asyncs == cta->async_space) {
-        const uint32_t space = cta->async_space ? 2 * cta->async_space : 64;
+        const uint32_t space = cta->async_space != 0 ? 2 * cta->async_space : 64;
         struct async_op *grown = realloc(cta->async, space * sizeof *grown);
-        if (!grown) {
+        if (grown == NULL) {
             fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of memory");
             return NULL;
         }
@@ -37,26 +51,30 @@ static struct async_op *push(struct warp *w) {
 
 /* cp.async.bulk and cp.reduce.async.bulk: check both sides now, move later. */
 enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), bytes = ((const uint32_t *)source(w, i->c))[lane];
         const uint32_t shared = address_shared(w, i, lane);
         const uint64_t global = address_global(w, i, lane);
         uint32_t barrier = 0;
-        if (bytes % 16)
+        if (bytes % 16 != 0) {
             return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane,
                             "a bulk copy of %u bytes; expected a multiple of 16", bytes);
-        if (!memory_shared(w, shared, bytes, 16, lane, "bulk copy") ||
-            !memory_global(w, global, bytes, 16, lane, "bulk copy"))
+        }
+        if (memory_shared(w, shared, bytes, 16, lane, "bulk copy") == NULL ||
+            memory_global(w, global, bytes, 16, lane, "bulk copy") == NULL) {
             return STEP_FAULT;
+        }
         if (i->kind == ASYNC_LOAD) {
             const uint32_t *more = i->more;
             barrier = (uint32_t)address_register(w, i->e, (int)more[1], lane) + more[0];
-            if (!mbarrier_get(w, barrier, lane, "bulk copy"))
+            if (mbarrier_get(w, barrier, lane, "bulk copy") == NULL) {
                 return STEP_FAULT;
+            }
         }
         struct async_op *op = push(w);
-        if (!op)
+        if (op == NULL) {
             return STEP_FAULT;
+        }
         op->kind = i->kind;
         op->op = i->negate;
         op->type = i->spare;
@@ -66,8 +84,9 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
         op->global = global;
         op->bytes = bytes;
         op->mbarrier = barrier;
-        if (w->cta->shadow && !check_bulk(w, op))
+        if (w->cta->shadow != NULL && !check_bulk(w, op)) {
             return STEP_FAULT;
+        }
     }
     return STEP_NEXT;
 }
@@ -75,62 +94,70 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
 /* A free record of a box; its index, or UINT32_MAX after a fault. */
 static uint32_t take_box(struct warp *w) {
     struct cta *cta = w->cta;
-    for (uint32_t k = 0; k < cta->box_space; k++)
-        if (!cta->boxes[k].in_use)
+    for (uint32_t k = 0; k < cta->box_space; ++k) {
+        if (!cta->boxes[k].in_use) {
             return k;
-    const uint32_t old = cta->box_space, space = old ? 2 * old : 16;
+        }
+    }
+    const uint32_t old = cta->box_space, space = old != 0 ? 2 * old : 16;
     struct tma_box *grown = realloc(cta->boxes, space * sizeof *grown);
-    if (!grown) {
+    if (grown == NULL) {
         fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of memory");
         return UINT32_MAX;
     }
     cta->boxes = grown;
     cta->box_space = space;
-    for (uint32_t k = old; k < space; k++)
-        grown[k].in_use = 0;
+    for (uint32_t k = old; k < space; ++k) {
+        grown[k].in_use = false;
+    }
     return old;
 }
 
-int async_start(struct warp *w, const struct async_op *wanted, const struct tma_box *box) {
+bool async_start(struct warp *w, const struct async_op *wanted, const struct tma_box *box) {
     const uint32_t record = take_box(w);
     struct async_op *op = record == UINT32_MAX ? NULL : push(w);
-    if (!op)
-        return 0;
+    if (op == NULL) {
+        return false;
+    }
     *op = *wanted;
     op->warp = w->index;
     op->pc = w->pc;
     op->group = w->bulk_group[op->lane];
     op->copy = record;
     w->cta->boxes[record] = *box;
-    return !w->cta->shadow || check_bulk(w, op);
+    return w->cta->shadow == NULL || check_bulk(w, op);
 }
 
 /* cp.async.bulk.commit_group */
 enum step async_bulk_commit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
-    for (uint32_t l = 0; l < WARP; l++)
+    for (uint32_t l = 0; l < WARP; ++l) {
         w->bulk_group[l] += mask >> l & 1u;
+    }
     return STEP_NEXT;
 }
 
 /* Have all but the last `allowed` bulk groups of these lanes completed? */
-int async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed) {
+bool async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed) {
     const struct cta *cta = w->cta;
-    for (uint32_t k = 0; k < cta->asyncs; k++) {
+    for (uint32_t k = 0; k < cta->asyncs; ++k) {
         const struct async_op *op = &cta->async[k];
-        if (op->kind != ASYNC_STORE && op->kind != ASYNC_REDUCE)
+        if (op->kind != ASYNC_STORE && op->kind != ASYNC_REDUCE) {
             continue;
-        if (op->warp == w->index && (mask >> op->lane & 1u) && op->group + allowed < w->bulk_group[op->lane])
-            return 0;
+        }
+        if (op->warp == w->index && (mask >> op->lane & 1u) != 0 && op->group + allowed < w->bulk_group[op->lane]) {
+            return false;
+        }
     }
-    return 1;
+    return true;
 }
 
 /* cp.async.bulk.wait_group{.read} */
 enum step async_bulk_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     if (async_bulk_done(w, mask, (uint32_t)i->offset)) {
-        if (w->cta->shadow)
+        if (w->cta->shadow != NULL) {
             check_bulk_waited(w, mask, (uint32_t)i->offset, i->kind);
+        }
         return STEP_NEXT;
     }
     warp_leave_behind(w, mask);
@@ -145,21 +172,23 @@ enum step async_bulk_wait(struct warp *w, const struct inst *i, uint32_t mask) {
 /* A free record of lanes; its index, or UINT32_MAX after a fault. */
 static uint32_t take_lanes(struct warp *w) {
     struct cta *cta = w->cta;
-    for (uint32_t k = 0; k < cta->async_lanes_space; k++)
-        if (!cta->async_lanes[k].size) {
+    for (uint32_t k = 0; k < cta->async_lanes_space; ++k) {
+        if (cta->async_lanes[k].size == 0) {
             cta->async_lanes[k].size = 1;
             return k;
         }
-    const uint32_t old = cta->async_lanes_space, space = old ? 2 * old : 16;
+    }
+    const uint32_t old = cta->async_lanes_space, space = old != 0 ? 2 * old : 16;
     struct async_lanes *grown = realloc(cta->async_lanes, space * sizeof *grown);
-    if (!grown) {
+    if (grown == NULL) {
         fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, WARP, "out of memory");
         return UINT32_MAX;
     }
     cta->async_lanes = grown;
     cta->async_lanes_space = space;
-    for (uint32_t k = old; k < space; k++)
+    for (uint32_t k = old; k < space; ++k) {
         grown[k].size = 0;
+    }
     grown[old].size = 1;
     return old;
 }
@@ -167,42 +196,49 @@ static uint32_t take_lanes(struct warp *w) {
 /* cp.async */
 enum step async_copy(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t record = take_lanes(w);
-    if (record == UINT32_MAX)
+    if (record == UINT32_MAX) {
         return STEP_FAULT;
+    }
     struct async_lanes *lanes = &w->cta->async_lanes[record];
     lanes->size = i->size;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         const uint32_t bytes = i->e == UINT32_MAX ? i->size : ((const uint32_t *)source(w, i->e))[lane];
         lanes->to[lane] = address_shared(w, i, lane);
         lanes->from[lane] = address_global(w, i, lane);
         lanes->bytes[lane] = bytes;
         lanes->group[lane] = w->async_group[lane];
-        if (bytes > i->size)
+        if (bytes > i->size) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "cp.async with src-size %u; expected at most %u",
                             bytes, i->size);
-        if (!memory_shared(w, lanes->to[lane], i->size, i->size, lane, "cp.async") ||
-            (bytes && !memory_global(w, lanes->from[lane], bytes, i->size, lane, "cp.async")))
+        }
+        if (memory_shared(w, lanes->to[lane], i->size, i->size, lane, "cp.async") == NULL ||
+            (bytes != 0 && memory_global(w, lanes->from[lane], bytes, i->size, lane, "cp.async") == NULL)) {
             return STEP_FAULT;
+        }
     }
     struct async_op *op = push(w);
-    if (!op)
+    if (op == NULL) {
         return STEP_FAULT;
+    }
     op->kind = ASYNC_COPY;
     op->mask = mask;
     op->copy = record;
-    if (w->cta->shadow && !check_copy(w, op))
+    if (w->cta->shadow != NULL && !check_copy(w, op)) {
         return STEP_FAULT;
+    }
     return STEP_NEXT;
 }
 
 /* cp.async.commit_group */
 enum step async_commit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
-    if (w->cta->shadow)
+    if (w->cta->shadow != NULL) {
         check_copy_committed(w, mask);
-    for (uint32_t l = 0; l < WARP; l++)
+    }
+    for (uint32_t l = 0; l < WARP; ++l) {
         w->async_group[l] += mask >> l & 1u;
+    }
     return STEP_NEXT;
 }
 
@@ -210,28 +246,33 @@ enum step async_commit(struct warp *w, const struct inst *i, uint32_t mask) {
  * than the barrier counted on. */
 enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t record = take_lanes(w);
-    if (record == UINT32_MAX)
+    if (record == UINT32_MAX) {
         return STEP_FAULT;
+    }
     struct async_lanes *lanes = &w->cta->async_lanes[record];
     lanes->size = 1;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         lanes->to[lane] = address_shared(w, i, lane);
         struct mbarrier *m = mbarrier_get(w, lanes->to[lane], lane, "cp.async.mbarrier.arrive");
-        if (!m)
+        if (m == NULL) {
             return STEP_FAULT;
-        if (w->cta->shadow) {
-            if (!check_mbarrier_used(w, m, lane))
+        }
+        if (w->cta->shadow != NULL) {
+            if (!check_mbarrier_used(w, m, lane)) {
                 return STEP_FAULT;
+            }
             check_copy_arrives(w, m);
         }
-        if (!i->kind)
-            m->pending++;
+        if (i->kind == 0) {
+            ++m->pending;
+        }
         lanes->group[lane] = UINT32_MAX; /* no group waits for it */
     }
     struct async_op *op = push(w);
-    if (!op)
+    if (op == NULL) {
         return STEP_FAULT;
+    }
     op->kind = ASYNC_ARRIVE;
     op->mask = mask;
     op->copy = record;
@@ -246,22 +287,24 @@ static void reduce(const struct async_op *op, const uint8_t *from, uint8_t *to) 
     atomic_function *function = atomic_find_bulk((enum atomic_op)op->op, (enum type)op->type);
     for (uint32_t at = 0; at < op->bytes; at += size) {
         uint64_t value = 0;
-        for (uint32_t b = 0; b < size; b++)
+        for (uint32_t b = 0; b < size; ++b) {
             value |= (uint64_t)from[at + b] << 8 * b;
+        }
         function(to + at, value, 0);
     }
 }
 
-/* Copy the lanes of a cp.async and fill the rest with zeros; or arrive for each. 0 after a fault. */
-static int land_lanes(struct warp *w, const struct async_op *op) {
+/* Copy the lanes of a cp.async and fill the rest with zeros; or arrive for each. False after a fault. */
+static bool land_lanes(struct warp *w, const struct async_op *op) {
     struct cta *cta = w->cta;
     struct async_lanes *lanes = &cta->async_lanes[op->copy];
-    for (uint32_t rest = op->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = op->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         if (op->kind == ASYNC_ARRIVE) {
             struct mbarrier *m = mbarrier_get(w, lanes->to[lane], lane, "cp.async.mbarrier.arrive");
-            if (!m || !mbarrier_change(w, m, 1, 0, 0, lane))
-                return 0;
+            if (m == NULL || !mbarrier_change(w, m, 1, 0, 0, lane)) {
+                return false;
+            }
             continue;
         }
         uint8_t *to = cta->shared + (lanes->to[lane] - SHARED_BASE);
@@ -270,113 +313,126 @@ static int land_lanes(struct warp *w, const struct async_op *op) {
         w->worker->bytes[TRAFFIC_ASYNC] += lanes->size;
     }
     lanes->size = 0;
-    return 1;
+    return true;
 }
 
 /* Move the bytes of a bulk copy. */
 static void move(struct cta *cta, const struct async_op *op) {
     uint8_t *shared = cta->shared + (op->shared - SHARED_BASE), *global = (uint8_t *)(uintptr_t)op->global;
-    if (op->kind == ASYNC_REDUCE)
+    if (op->kind == ASYNC_REDUCE) {
         reduce(op, shared, global);
-    else if (op->kind == ASYNC_LOAD)
+    } else if (op->kind == ASYNC_LOAD) {
         memcpy(shared, global, op->bytes);
-    else
+    } else {
         memcpy(global, shared, op->bytes);
+    }
 }
 
 /* The same for a box. */
 static void move_box(struct cta *cta, const struct async_op *op) {
     struct tma_box *box = &cta->boxes[op->copy];
-    if (op->kind == ASYNC_REDUCE)
+    if (op->kind == ASYNC_REDUCE) {
         tma_reduce(box, cta->shared, op->shared, tma_reduction((enum atomic_op)op->op, box->map.type));
-    else if (op->kind == ASYNC_LOAD)
+    } else if (op->kind == ASYNC_LOAD) {
         tma_load(box, cta->shared, op->shared);
-    else
+    } else {
         tma_store(box, cta->shared, op->shared);
-    box->in_use = 0;
+    }
+    box->in_use = false;
 }
 
-/* Perform one operation. 0 after a fault. */
-static int land(struct warp *w, const struct async_op *op) {
-    if (op->kind < ASYNC_COPY)
-        (op->is_tensor ? move_box : move)(w->cta, op);
+/* Perform one operation. False after a fault. */
+static bool land(struct warp *w, const struct async_op *op) {
+    if (op->kind < ASYNC_COPY) {
+        (op->is_tensor != 0 ? move_box : move)(w->cta, op);
+    }
     switch (op->kind) {
     case ASYNC_LOAD: {
         w->worker->bytes[TRAFFIC_BULK_LOAD] += op->bytes;
         struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "completion of a bulk copy");
-        if (m && w->cta->shadow)
+        if (m != NULL && w->cta->shadow != NULL) {
             check_bulk_landed(w->cta, op, m);
-        return m && mbarrier_change(w, m, 0, -(int32_t)op->bytes, 0, op->lane);
+        }
+        return m != NULL && mbarrier_change(w, m, 0, -(int32_t)op->bytes, 0, op->lane);
     }
     case ASYNC_STORE:
         w->worker->bytes[TRAFFIC_BULK_STORE] += op->bytes;
-        return 1;
+        return true;
     case ASYNC_REDUCE:
         w->worker->bytes[TRAFFIC_BULK_REDUCE] += op->bytes;
-        return 1;
+        return true;
     default:
         return land_lanes(w, op);
     }
 }
 
-/* Perform the operation at an index of the queue and remove it. 0 after a fault. */
-static int land_at(struct cta *cta, uint32_t index) {
+/* Perform the operation at an index of the queue and remove it. False after a fault. */
+static bool land_at(struct cta *cta, uint32_t index) {
     const struct async_op op = cta->async[index];
     struct warp *w = &cta->warp[op.warp];
     const uint32_t pc = w->pc;
     memmove(&cta->async[index], &cta->async[index + 1], (cta->asyncs - index - 1) * sizeof op);
-    cta->asyncs--;
-    cta->progress++;
+    --cta->asyncs;
+    ++cta->progress;
     w->pc = op.pc;
-    const int good = (!defined_is_on(cta) || defined_landed(w, &op)) && land(w, &op) && watch_landed(w, &op);
-    if (UNLIKELY(w->worker->profile != NULL))
-        profile_moved(w->worker, op.pc);
+    const bool good = watch_lands(w, &op) && land(w, &op) && watch_landed(w, &op);
+    watch_moved(w, &op);
     w->pc = pc;
     return good;
 }
 
 /* Let one operation land: any bulk copy, or the first cp.async of some warp. 0: none left; -1: fault. */
 int async_land(struct cta *cta) {
-    if (!cta->asyncs)
+    if (cta->asyncs == 0) {
         return 0;
+    }
     uint32_t index = (uint32_t)(cta_random(cta) % cta->asyncs);
-    if (cta->async[index].kind >= ASYNC_COPY)
-        for (uint32_t k = 0; k < index; k++)
-            if (cta->async[k].kind >= ASYNC_COPY && cta->async[k].warp == cta->async[index].warp)
+    if (cta->async[index].kind >= ASYNC_COPY) {
+        for (uint32_t k = 0; k < index; ++k) {
+            if (cta->async[k].kind >= ASYNC_COPY && cta->async[k].warp == cta->async[index].warp) {
                 index = k;
+            }
+        }
+    }
     return land_at(cta, index) ? 1 : -1;
 }
 
 /* Is this one a copy that lanes of the warp must see before they go on? */
-static int must_land(const struct warp *w, const struct async_op *op, const struct inst *i, uint32_t mask) {
-    if (op->kind != ASYNC_COPY || op->warp != w->index)
-        return 0;
-    const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
-    for (uint32_t rest = op->mask & mask; rest; rest &= rest - 1) {
-        const uint32_t lane = lowest_bit(rest);
-        if (i->kind || lanes->group[lane] + (uint32_t)i->offset < w->async_group[lane])
-            return 1;
+static bool must_land(const struct warp *w, const struct async_op *op, const struct inst *i, uint32_t mask) {
+    if (op->kind != ASYNC_COPY || op->warp != w->index) {
+        return false;
     }
-    return 0;
+    const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
+    for (uint32_t rest = op->mask & mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        if (i->kind != 0 || lanes->group[lane] + (uint32_t)i->offset < w->async_group[lane]) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* cp.async.wait_group and wait_all (kind 1): land what is waited for, in order. */
 enum step async_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
     uint32_t end = 0;
-    for (uint32_t k = 0; k < cta->asyncs; k++)
-        if (must_land(w, &cta->async[k], i, mask))
+    for (uint32_t k = 0; k < cta->asyncs; ++k) {
+        if (must_land(w, &cta->async[k], i, mask)) {
             end = k + 1;
-    for (uint32_t k = 0; k < end;) {
-        if (cta->async[k].kind >= ASYNC_COPY && cta->async[k].warp == w->index) {
-            if (!land_at(cta, k))
-                return STEP_FAULT;
-            end--;
-        } else {
-            k++;
         }
     }
-    if (cta->shadow)
+    for (uint32_t k = 0; k < end;) {
+        if (cta->async[k].kind >= ASYNC_COPY && cta->async[k].warp == w->index) {
+            if (!land_at(cta, k)) {
+                return STEP_FAULT;
+            }
+            --end;
+        } else {
+            ++k;
+        }
+    }
+    if (cta->shadow != NULL) {
         check_copy_waited(w, i, mask);
+    }
     return STEP_NEXT;
 }

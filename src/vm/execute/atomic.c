@@ -1,7 +1,20 @@
 /* atom and red on global and shared memory, correct between the threads that run CTAs. */
+#include "vm/execute/atomic.h"
+
+#include <string.h>
+
+#include "platform/thread.h"
 #include "vm/check/check.h"
-#include "vm/execute/address.h"
+#include "vm/execute/bits.h"
 #include "vm/execute/lanes_math.h"
+#include "vm/execute/poll.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 /* d = old; memory = new, where `new` is a formula of the old value x, the operand v and cas's operand u. */
 #define LOOP(name, T, formula)                                                                                         \
@@ -140,19 +153,21 @@ static uint64_t read_lane(const struct warp *w, uint32_t slot, uint32_t size, ui
 }
 
 static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t lane, uint64_t value) {
-    if (slot == UINT32_MAX)
+    if (slot == UINT32_MAX) {
         return;
-    if (size == 8)
+    }
+    if (size == 8) {
         ((uint64_t *)destination(w, slot))[lane] = value;
-    else
+    } else {
         ((uint32_t *)destination(w, slot))[lane] = (uint32_t)value;
+    }
 }
 
 /* What an atomic operation was to the other CTAs: a change, or one more poll. */
-static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int changes,
-                        int is_shared, int returns) {
+static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool changes,
+                        int is_shared, bool returns) {
     if (changes) {
-        w->worker->changes += !is_shared;
+        w->worker->changes += is_shared == 0;
         return STEP_NEXT;
     }
     return returns && poll_note(w, place, mask, bytes, is_shared) ? STEP_YIELD : STEP_NEXT;
@@ -160,45 +175,49 @@ static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, ui
 
 /* atom.exch.b128 and atom.cas.b128: slots as for atomic_run. One lock serves all of them. */
 enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct mutex lock = MUTEX_INITIALIZER;
     const uint32_t *const slots = i->more;
     const uint64_t *const v = source(w, slots[8]), *const u = source(w, i->kind == ATOMIC_CAS ? i->c : slots[8]);
     uint64_t *const d = destination(w, slots[0]);
     uint8_t *place[WARP];
-    int changes = 0, is_shared = 0;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    bool changes = false, is_shared = false;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         enum space found = SPACE_GLOBAL;
         uint8_t *const at = memory_any(w, (enum space)i->space, address_lane(w, i, lane), 16, 16, lane, 1, &found);
         uint64_t old[2];
-        if (!at)
+        if (at == NULL) {
             return STEP_FAULT;
+        }
         const uint64_t expected[2] = {v[lane], v[WARP + lane]}, next[2] = {u[lane], u[WARP + lane]};
-        if (w->cta->shadow && !check_atomic(w, i, at, 16, lane))
+        if (w->cta->shadow != NULL && !check_atomic(w, i, at, 16, lane)) {
             return STEP_FAULT;
-        pthread_mutex_lock(&lock);
+        }
+        mutex_lock(&lock);
         memcpy(old, at, sizeof old);
-        if (i->kind != ATOMIC_CAS || !memcmp(old, expected, sizeof old)) {
+        if (i->kind != ATOMIC_CAS || memcmp(old, expected, sizeof old) == 0) {
             changes |= memcmp(old, next, sizeof next) != 0;
             memcpy(at, next, sizeof next);
         }
-        pthread_mutex_unlock(&lock);
+        mutex_unlock(&lock);
         place[lane] = at;
         is_shared = found == SPACE_SHARED;
         d[lane] = old[0];
         d[WARP + lane] = old[1];
         w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += 16;
     }
-    return settle(w, place, mask, 16, changes, is_shared, 1);
+    return settle(w, place, mask, 16, changes, is_shared, true);
 }
 
 /* Does memory hold another value than that? Others may change it at this moment. */
-static int differs(const void *at, const void *value, uint32_t bytes) {
+static bool differs(const void *at, const void *value, uint32_t bytes) {
 #if defined(__GNUC__)
-    if (bytes == 4)
+    if (bytes == 4) {
         return __atomic_load_n((const uint32_t *)at, __ATOMIC_RELAXED) != *(const uint32_t *)value;
-    if (bytes == 8)
+    }
+    if (bytes == 8) {
         return __atomic_load_n((const uint64_t *)at, __ATOMIC_RELAXED) != *(const uint64_t *)value;
+    }
 #endif
     return memcmp(at, value, bytes) != 0;
 }
@@ -208,28 +227,32 @@ enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
     atomic_function *function = atomic_find((enum atomic_op)i->kind, (enum type)i->spare);
     uint8_t *place[WARP];
-    int changes = 0, is_shared = 0;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    bool changes = false, is_shared = false;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         enum space found = SPACE_GLOBAL;
         uint8_t *at = memory_any(w, (enum space)i->space, address_lane(w, i, lane), bytes, bytes, lane, 1, &found);
-        if (!at)
+        if (at == NULL) {
             return STEP_FAULT;
-        if (w->cta->shadow && !check_atomic(w, i, at, bytes, lane))
+        }
+        if (w->cta->shadow != NULL && !check_atomic(w, i, at, bytes, lane)) {
             return STEP_FAULT;
+        }
         const uint64_t u = i->kind == ATOMIC_CAS ? read_lane(w, i->c, i->size, lane) : 0;
         atomic_function *run = function;
-        if (found == SPACE_SHARED)
+        if (found == SPACE_SHARED) {
             run = function == add_f32 ? add_f32_subnormal : function == add_f64 ? add_f64_shared : function;
+        }
         uint64_t old[8];
-        for (uint32_t k = 0; k < i->count; k++) {
+        for (uint32_t k = 0; k < i->count; ++k) {
             old[k] = run(at + k * i->size, read_lane(w, slots[8 + k], i->size, lane), u);
             changes |= differs(at + k * i->size, &old[k], i->size);
         }
         place[lane] = at;
         is_shared = found == SPACE_SHARED;
-        for (uint32_t k = 0; k < i->count; k++)
+        for (uint32_t k = 0; k < i->count; ++k) {
             write_lane(w, slots[k], i->size, lane, old[k]);
+        }
         w->worker->bytes[found == SPACE_SHARED ? TRAFFIC_ATOM_SHARED : TRAFFIC_ATOM_GLOBAL] += bytes;
     }
     return settle(w, place, mask, bytes, changes, is_shared, slots[0] != UINT32_MAX);

@@ -1,39 +1,49 @@
 /* Calls of functions and returns. Each lane has its own stack of calls; see function.c for how it all lies. */
-#include "vm/machine/vm.h"
+#include "vm/execute/call.h"
+
+#include <string.h>
+
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/program.h"
 
 /* Registers of a function to or from local memory; for calls that may come back to the same function. */
-static void move_registers(struct warp *w, const struct routine *r, uint32_t lane, uint8_t *memory, int restore) {
-    for (uint32_t row = r->first / 128; row < r->end / 128; row++, memory += 8) {
+static void move_registers(struct warp *w, const struct routine *r, uint32_t lane, uint8_t *memory, bool restore) {
+    for (uint32_t row = r->first / 128; row < r->end / 128; ++row, memory += 8) {
         const int wide = r->wide[row];
-        uint8_t *at = (uint8_t *)w->registers + 128 * (size_t)row + (wide ? 8 : 4) * lane;
-        if (restore)
-            memcpy(at, memory, wide ? 8 : 4);
-        else
-            memcpy(memory, at, wide ? 8 : 4);
-        if (wide) { /* the register fills this row and the next */
-            row++;
+        uint8_t *at = (uint8_t *)w->registers + 128 * (size_t)row + (wide != 0 ? 8 : 4) * lane;
+        if (restore) {
+            memcpy(at, memory, wide != 0 ? 8 : 4);
+        } else {
+            memcpy(memory, at, wide != 0 ? 8 : 4);
+        }
+        if (wide != 0) { /* the register fills this row and the next */
+            ++row;
             memory += 8;
         }
     }
     const uint32_t bit = 1u << lane;
-    for (uint32_t k = r->first_predicate; k < r->end_predicate; k++, memory++) {
-        if (restore)
-            w->predicates[k] = (w->predicates[k] & ~bit) | (*memory ? bit : 0);
-        else
+    for (uint32_t k = r->first_predicate; k < r->end_predicate; ++k, ++memory) {
+        if (restore) {
+            w->predicates[k] = (w->predicates[k] & ~bit) | (*memory != 0 ? bit : 0);
+        } else {
             *memory = (w->predicates[k] & bit) != 0;
+        }
     }
 }
 
 /* Lanes go to their own targets. */
 static enum step part(struct warp *w, uint32_t mask, const uint32_t *target) {
     warp_leave_behind(w, mask);
-    for (uint32_t rest = mask; rest;) {
+    for (uint32_t rest = mask; rest != 0;) {
         const uint32_t pc = target[lowest_bit(rest)];
         uint32_t same = 0;
-        for (uint32_t l = 0; l < WARP; l++)
-            same |= (uint32_t)(rest >> l & 1u && target[l] == pc) << l;
+        for (uint32_t l = 0; l < WARP; ++l) {
+            same |= (uint32_t)((rest >> l & 1u) != 0 && target[l] == pc) << l;
+        }
         rest &= ~same;
-        if (rest) {
+        if (rest != 0) {
             w->split[w->splits++] = (struct split){.pc = pc, .mask = same};
         } else {
             w->split[w->current].mask = w->active = same;
@@ -43,33 +53,36 @@ static enum step part(struct warp *w, uint32_t mask, const uint32_t *target) {
     return STEP_JUMP;
 }
 
-/* Make one lane's frame. 0 after a fault. */
-static int enter(struct warp *w, const struct call_site *site, const struct routine *callee, uint32_t lane) {
+/* Make one lane's frame. False after a fault. */
+static bool enter(struct warp *w, const struct call_site *site, const struct routine *callee, uint32_t lane) {
     const struct CUfunc_st *f = w->function;
     const struct routine *caller = site->caller;
-    const int saves = caller && caller->is_recursive;
-    const uint32_t top = w->frame[lane] + (caller ? caller->frame_bytes : f->frame_bytes);
+    const bool saves = caller != NULL && caller->is_recursive;
+    const uint32_t top = w->frame[lane] + (caller != NULL ? caller->frame_bytes : f->frame_bytes);
     const uint64_t base = (uint64_t)top + (saves ? caller->saved_bytes : 0);
     if (w->depth[lane] >= f->call_depth || base + callee->frame_bytes > f->local_bytes) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "stack overflow: the call of %s is nested %u deep and would need %llu bytes of the %u of the stack",
                  callee->name, w->depth[lane] + 1, (unsigned long long)(base + callee->frame_bytes), f->local_bytes);
-        return 0;
+        return false;
     }
-    if (saves)
-        move_registers(w, caller, lane, w->local + (size_t)lane * f->local_bytes + top, 0);
+    if (saves) {
+        move_registers(w, caller, lane, w->local + (size_t)lane * f->local_bytes + top, false);
+    }
     w->calls[w->depth[lane]++ * WARP + lane] = (struct call){w->pc + 1, w->frame[lane], site};
     w->frame[lane] = (uint32_t)base;
     ((uint64_t *)destination(w, callee->frame))[lane] = base;
-    return 1;
+    return true;
 }
 
 /* call name */
 enum step call_direct(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct call_site *site = i->more;
-    for (uint32_t l = 0; l < WARP; l++)
-        if (mask >> l & 1u && !enter(w, site, site->callee, l))
+    for (uint32_t l = 0; l < WARP; ++l) {
+        if ((mask >> l & 1u) != 0 && !enter(w, site, site->callee, l)) {
             return STEP_FAULT;
+        }
+    }
     warp_leave_behind(w, mask);
     w->pc = site->callee->pc;
     return STEP_JUMP;
@@ -81,19 +94,23 @@ enum step call_indirect(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct CUfunc_st *f = w->function;
     const uint64_t *address = source(w, i->a);
     uint32_t target[WARP] = {0};
-    for (uint32_t l = 0; l < WARP; l++) {
-        if (!(mask >> l & 1u))
+    for (uint32_t l = 0; l < WARP; ++l) {
+        if ((mask >> l & 1u) == 0) {
             continue;
+        }
         const uint64_t number = (address[l] ^ CODE_WINDOW) / 16;
         const struct routine *callee = number < f->routine_count && address[l] % 16 == 0 ? f->routines[number] : NULL;
-        if (!callee)
+        if (callee == NULL) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l, "a call of 0x%llx, which is no function's address",
                             (unsigned long long)address[l]);
-        if (!signature_equal(site->signature, routine_signature(callee)))
+        }
+        if (!site->fits(site, callee)) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l,
                             "a call of %s, whose parameters differ from those of the call's prototype", callee->name);
-        if (!enter(w, site, callee, l))
+        }
+        if (!enter(w, site, callee, l)) {
             return STEP_FAULT;
+        }
         target[l] = callee->pc;
     }
     return part(w, mask, target);
@@ -103,18 +120,21 @@ enum step call_indirect(struct warp *w, const struct inst *i, uint32_t mask) {
 enum step call_return(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t target[WARP] = {0};
     (void)i;
-    for (uint32_t l = 0; l < WARP; l++) {
-        if (!(mask >> l & 1u))
+    for (uint32_t l = 0; l < WARP; ++l) {
+        if ((mask >> l & 1u) == 0) {
             continue;
-        if (!w->depth[l])
+        }
+        if (w->depth[l] == 0) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l, "a return without a call");
+        }
         const struct call *c = &w->calls[--w->depth[l] * WARP + l];
         const struct routine *caller = c->site->caller;
         w->frame[l] = c->frame;
         target[l] = c->pc;
-        if (caller && caller->is_recursive)
+        if (caller != NULL && caller->is_recursive) {
             move_registers(w, caller, l,
-                           w->local + (size_t)l * w->function->local_bytes + c->frame + caller->frame_bytes, 1);
+                           w->local + (size_t)l * w->function->local_bytes + c->frame + caller->frame_bytes, true);
+        }
     }
     return part(w, mask, target);
 }

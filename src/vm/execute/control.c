@@ -1,6 +1,14 @@
 /* Branches, exits, barriers and clocks. */
+#include "vm/execute/control.h"
+
+#include "platform/clock.h"
 #include "vm/check/check.h"
-#include <time.h>
+#include "vm/execute/collect.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
 
 /* bra */
 enum step control_bra(struct warp *w, const struct inst *i, uint32_t mask) {
@@ -13,16 +21,18 @@ enum step control_bra(struct warp *w, const struct inst *i, uint32_t mask) {
 enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *index = source(w, i->a), *list = i->more;
     warp_leave_behind(w, mask);
-    for (uint32_t rest = mask; rest;) {
+    for (uint32_t rest = mask; rest != 0;) {
         const uint32_t lane = lowest_bit(rest), k = index[lane];
         uint32_t same = 0;
-        if (k >= list[0])
+        if (k >= list[0]) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "branch index %u, expected less than %u", k,
                             list[0]);
-        for (uint32_t l = lane; l < WARP; l++)
-            same |= (uint32_t)(rest >> l & 1u && index[l] == k) << l;
+        }
+        for (uint32_t l = lane; l < WARP; ++l) {
+            same |= (uint32_t)((rest >> l & 1u) != 0 && index[l] == k) << l;
+        }
         rest &= ~same;
-        if (rest) {
+        if (rest != 0) {
             w->split[w->splits++] = (struct split){.pc = list[1 + k], .mask = same};
         } else {
             w->split[w->current].mask = w->active = same;
@@ -32,23 +42,44 @@ enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_JUMP;
 }
 
+/* Remove lanes that have exited, and the split if it is empty. */
+static void warp_retire(struct warp *w, uint32_t mask) {
+    struct cta *cta = w->cta;
+    w->live &= ~mask;
+    w->split[w->current].mask &= ~mask;
+    w->active &= ~mask;
+    cta->live_threads -= bit_count(mask);
+    if (w->live != 0) {
+        return;
+    }
+    w->splits = 0;
+    ++cta->exited_warps;
+    ++cta->progress;
+    for (uint32_t b = 0; b <= CLUSTER_BARRIER; ++b) {
+        barrier_check(cta, b);
+    }
+}
+
 /* exit and ret */
 enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
-    if (w->cta->shadow && !check_exit(w, mask))
+    if (w->cta->shadow != NULL && !check_exit(w, mask)) {
         return STEP_FAULT;
+    }
     warp_leave_behind(w, mask);
     warp_retire(w, mask);
     return STEP_JUMP;
 }
 
 /* Does a kernel look for the workspace of a cooperative launch, and have none? */
-static int lacks_workspace(const struct launch *launch) {
+static bool lacks_workspace(const struct launch *launch) {
     const struct CUfunc_st *const f = launch->function;
-    for (uint32_t k = 0; k < f->special_count; k++)
-        if (f->specials[k].special == SPECIAL_GRID_WORKSPACE_LOW)
-            return !launch->workspace;
-    return 0;
+    for (uint32_t k = 0; k < f->special_count; ++k) {
+        if (f->specials[k].special == SPECIAL_GRID_WORKSPACE_LOW) {
+            return launch->workspace == 0;
+        }
+    }
+    return false;
 }
 
 /* trap: what grid.sync() does, too, where it finds no workspace. */
@@ -63,36 +94,41 @@ enum step control_trap(struct warp *w, const struct inst *i, uint32_t mask) {
 /* Instructions without effect. Who sleeps (kind 1) may wait for anything but an mbarrier that he has just tried. */
 enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)mask;
-    if (!i->kind)
+    if (i->kind == 0) {
         return STEP_NEXT;
-    w->cta->waits_outside |= !w->split[w->current].polled;
+    }
+    w->cta->waits_outside |= w->split[w->current].polled == 0;
     return STEP_YIELD;
 }
 
 /* mapa: the rank must be that of the only CTA. */
 enum step control_rank(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *rank = source(w, i->a);
-    for (uint32_t rest = mask; rest; rest &= rest - 1)
-        if (rank[lowest_bit(rest)])
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        if (rank[lowest_bit(rest)] != 0) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(rest),
                             "the shared memory of CTA %u of the cluster; expected 0, the cluster has one CTA",
                             rank[lowest_bit(rest)]);
+        }
+    }
     return STEP_NEXT;
 }
 
 /* fence and membar: what is written here is seen at once, so only the checks care. */
 enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)mask;
-    if (w->cta->shadow)
+    if (w->cta->shadow != NULL) {
         check_fence(w, i->flags);
+    }
     return STEP_NEXT;
 }
 
 /* .aligned: every live lane of the warp, then the instruction itself. */
 enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
     if (LIKELY(mask == w->live)) {
-        if (UNLIKELY(w->cta->watches_lanes))
+        if (UNLIKELY(w->cta->watches_lanes)) {
             lanes_meet(w, mask);
+        }
         return i->next(w, i, mask);
     }
     const enum step step = warp_converge(w, mask, w->live, "an .aligned instruction");
@@ -107,11 +143,12 @@ enum step control_barwarp(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* p = a op b on predicates; kind 0 and, 1 or, 2 xor */
 enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
-    const uint32_t a = w->predicates[i->q] ^ (i->negate & 1 ? FULL : 0);
-    const uint32_t b = w->predicates[i->r] ^ (i->negate & 2 ? FULL : 0);
+    const uint32_t a = w->predicates[i->q] ^ ((i->negate & 1) != 0 ? FULL : 0);
+    const uint32_t b = w->predicates[i->r] ^ ((i->negate & 2) != 0 ? FULL : 0);
     const uint32_t result = i->kind == 0 ? a & b : i->kind == 1 ? a | b : a ^ b;
-    if (i->p)
+    if (i->p != 0) {
         w->predicates[i->p] = (w->predicates[i->p] & ~mask) | (result & mask);
+    }
     return STEP_NEXT;
 }
 
@@ -120,23 +157,22 @@ enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
 enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t value = w->cta->executed;
     if (i->kind >= SPECIAL_GLOBALTIMER) {
-        struct timespec now = {.tv_sec = 1700000000};
-        if (w->cta->launch->checks != CHECKS_FULL)
-            clock_gettime(CLOCK_REALTIME, &now);
-        value = w->cta->launch->checks == CHECKS_FULL ? w->worker->executed : 0;
-        value += (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        const bool is_full = w->cta->launch->checks == CHECKS_FULL;
+        value = is_full ? UINT64_C(1700000000000000000) + w->worker->executed : clock_wall();
     }
-    const int wide = i->kind == SPECIAL_CLOCK64 || i->kind == SPECIAL_GLOBALTIMER;
-    const int upper = i->kind == SPECIAL_CLOCK_HI || i->kind == SPECIAL_GLOBALTIMER_HI;
+    const bool wide = i->kind == SPECIAL_CLOCK64 || i->kind == SPECIAL_GLOBALTIMER;
+    const bool upper = i->kind == SPECIAL_CLOCK_HI || i->kind == SPECIAL_GLOBALTIMER_HI;
     uint64_t *d64 = destination(w, i->d);
     uint32_t *d32 = destination(w, i->d);
-    for (uint32_t l = 0; l < WARP; l++) {
-        if (!(mask >> l & 1u))
+    for (uint32_t l = 0; l < WARP; ++l) {
+        if ((mask >> l & 1u) == 0) {
             continue;
-        if (wide)
+        }
+        if (wide) {
             d64[l] = value;
-        else
+        } else {
             d32[l] = (uint32_t)(upper ? value >> 32 : value);
+        }
     }
     return STEP_NEXT;
 }
@@ -147,10 +183,11 @@ enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
 static void write_reduction(struct warp *w, const struct inst *i, uint32_t mask, const struct barrier *b) {
     if (i->kind == 2) {
         uint32_t *d = destination(w, i->d);
-        for (uint32_t l = 0; l < WARP; l++)
-            d[l] = mask >> l & 1u ? b->count : d[l];
-    } else if (i->kind > 2 && i->p) {
-        const uint32_t result = (i->kind == 3 ? b->reduced_and : b->reduced_or) ? FULL : 0;
+        for (uint32_t l = 0; l < WARP; ++l) {
+            d[l] = (mask >> l & 1u) != 0 ? b->count : d[l];
+        }
+    } else if (i->kind > 2 && i->p != 0) {
+        const uint32_t result = (i->kind == 3 ? b->reduced_and : b->reduced_or) != 0 ? FULL : 0;
         w->predicates[i->p] = (w->predicates[i->p] & ~mask) | (result & mask);
     }
 }
@@ -158,23 +195,26 @@ static void write_reduction(struct warp *w, const struct inst *i, uint32_t mask,
 /* Move everybody who waits at a barrier on, and empty it. */
 static void release(struct cta *cta, uint32_t number) {
     struct barrier *b = &cta->barrier[number];
-    for (uint32_t k = 0; k < cta->warps; k++) {
+    for (uint32_t k = 0; k < cta->warps; ++k) {
         struct warp *w = &cta->warp[k];
-        for (uint32_t n = 0; n < w->splits; n++) {
+        for (uint32_t n = 0; n < w->splits; ++n) {
             struct split *s = &w->split[n];
-            if (s->wait != WAIT_BARRIER || s->address != number)
+            if (s->wait != WAIT_BARRIER || s->address != number) {
                 continue;
+            }
             write_reduction(w, &w->function->code[s->pc], s->mask, b);
-            if (cta->shadow)
+            if (cta->shadow != NULL) {
                 check_barrier_left(w, number);
+            }
             s->wait = WAIT_NOT;
-            s->pc++;
+            ++s->pc;
         }
     }
     *b = (struct barrier){0};
-    if (cta->shadow)
+    if (cta->shadow != NULL) {
         check_barrier_empty(cta, number);
-    cta->progress++;
+    }
+    ++cta->progress;
 }
 
 /* Threads that a barrier without a count waits for: those of the warps that still run. */
@@ -185,69 +225,77 @@ static uint32_t everybody(const struct cta *cta) {
 /* A warp has exited: barriers without a count need fewer threads. */
 void barrier_check(struct cta *cta, uint32_t number) {
     struct barrier *b = &cta->barrier[number];
-    if (b->arrived && !b->expected && b->arrived >= everybody(cta))
+    if (b->arrived != 0 && b->expected == 0 && b->arrived >= everybody(cta)) {
         release(cta, number);
+    }
 }
 
-/* The barrier's number and count, checked; 0 after a fault. */
-static int read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *number, uint32_t *count) {
+/* The barrier's number and count, checked; false after a fault. */
+static bool read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *number, uint32_t *count) {
     const uint32_t lane = lowest_bit(mask);
     *number = ((const uint32_t *)source(w, i->a))[lane];
-    *count = i->count ? ((const uint32_t *)source(w, i->b))[lane] : 0;
-    if (*number >= BARRIERS && !i->spare) {
+    *count = i->count != 0 ? ((const uint32_t *)source(w, i->b))[lane] : 0;
+    if (*number >= BARRIERS && i->spare == 0) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "barrier %u, expected 0 to %d", *number, BARRIERS - 1);
-        return 0;
+        return false;
     }
-    if (i->count && (!*count || *count % WARP || *count > WARP * w->cta->warps)) {
+    if (i->count != 0 && (*count == 0 || *count % WARP != 0 || *count > WARP * w->cta->warps)) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "barrier %u is to wait for %u threads; expected a multiple of %d, at most the CTA's %u", *number,
                  *count, WARP, WARP * w->cta->warps);
-        return 0;
+        return false;
     }
     const struct barrier *b = &w->cta->barrier[*number];
-    if (b->arrived && b->expected != *count) {
+    if (b->arrived != 0 && b->expected != *count) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "barrier %u is to wait for %u threads here, and for %u where others arrived (0: all)", *number, *count,
                  b->expected);
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
 /* bar and barrier */
 enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t number, count;
-    if (i->flags && mask != w->live) {
+    if (i->flags != 0 && mask != w->live) {
         const enum step step = warp_converge(w, mask, w->live, "an .aligned barrier");
-        if (step != STEP_NEXT)
+        if (step != STEP_NEXT) {
             return step;
+        }
     }
-    if (!read_barrier(w, i, mask, &number, &count))
+    if (!read_barrier(w, i, mask, &number, &count)) {
         return STEP_FAULT;
+    }
     struct barrier *b = &w->cta->barrier[number];
-    if (w->cta->shadow)
+    if (w->cta->shadow != NULL) {
         check_barrier_arrived(w, number);
-    if (!b->arrived)
+    }
+    if (b->arrived == 0) {
         *b = (struct barrier){.expected = count, .reduced_and = 1};
-    const uint32_t votes = (w->predicates[i->r] ^ (i->negate ? FULL : 0)) & mask;
+    }
+    const uint32_t votes = (w->predicates[i->r] ^ (i->negate != 0 ? FULL : 0)) & mask;
     b->reduced_and &= votes == mask;
     b->reduced_or |= votes != 0;
     b->count += bit_count(votes);
     /* lanes that exited count with the first lane that lives: a warp arrives as 32 threads */
-    b->arrived += bit_count(mask) + (mask >> lowest_bit(w->live) & 1u ? WARP - bit_count(w->live) : 0);
-    const uint32_t needed = count ? count : everybody(w->cta);
-    if (b->arrived > needed)
+    b->arrived += bit_count(mask) + ((mask >> lowest_bit(w->live) & 1u) != 0 ? WARP - bit_count(w->live) : 0);
+    const uint32_t needed = count != 0 ? count : everybody(w->cta);
+    if (b->arrived > needed) {
         return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask),
                         "%u threads arrived at barrier %u, which waits for %u", b->arrived, number, needed);
+    }
     if (b->arrived == needed) {
         write_reduction(w, i, mask, b);
-        if (w->cta->shadow && i->kind != 1)
+        if (w->cta->shadow != NULL && i->kind != 1) {
             check_barrier_left(w, number);
+        }
         release(w->cta, number);
         return STEP_NEXT;
     }
-    if (i->kind == 1)
+    if (i->kind == 1) {
         return STEP_NEXT;
+    }
     warp_leave_behind(w, mask);
     struct split *s = &w->split[w->current];
     s->pc = w->pc;

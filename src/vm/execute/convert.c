@@ -26,13 +26,13 @@ static const struct format E2M1 = {1, 1, 0x7};
 static inline uint32_t goes_up(uint64_t code, uint64_t rest, uint64_t half, int negative, enum rounding rounding) {
     switch (rounding) {
     case ROUND_NEAREST_EVEN:
-        return rest > half || (rest == half && (code & 1));
+        return rest > half || (rest == half && (code & 1) != 0);
     case ROUND_NEAREST_AWAY:
         return rest >= half;
     case ROUND_DOWN:
-        return rest != 0 && negative;
+        return rest != 0 && negative != 0;
     case ROUND_UP:
-        return rest != 0 && !negative;
+        return rest != 0 && negative == 0;
     default:
         return 0;
     }
@@ -59,18 +59,20 @@ static inline uint32_t round_with_infinity(float x, struct format format, enum r
     const uint32_t magnitude = bits32(x) & 0x7fffffffu;
     const int negative = (int)(bits32(x) >> 31);
     const uint32_t code = round_magnitude(magnitude, negative, format, rounding);
-    if (code <= format.largest)
+    if (code <= format.largest) {
         return code;
+    }
     const int away = rounding == ROUND_NEAREST_EVEN || rounding == ROUND_NEAREST_AWAY ||
-                     (rounding == ROUND_UP && !negative) || (rounding == ROUND_DOWN && negative);
-    return format.largest + (!saturate_finite && (away || magnitude == F32_INFINITY));
+                     (rounding == ROUND_UP && negative == 0) || (rounding == ROUND_DOWN && negative != 0);
+    return format.largest + (saturate_finite == 0 && (away != 0 || magnitude == F32_INFINITY));
 }
 
 /* Round to nearest even in a format without room for more than its largest value, as satfinite does. */
 static inline uint8_t round_saturating(float x, struct format format, int sign_bit, uint8_t nan) {
     const uint32_t magnitude = bits32(x) & 0x7fffffffu;
-    if (magnitude > F32_INFINITY)
+    if (magnitude > F32_INFINITY) {
         return nan;
+    }
     const uint32_t code = round_magnitude(magnitude, 0, format, ROUND_NEAREST_EVEN);
     const uint32_t sign = bits32(x) >> 31 << sign_bit;
     return (uint8_t)(sign | (code < format.largest ? code : format.largest));
@@ -81,33 +83,38 @@ static inline float finite_value(uint32_t code, uint32_t negative, struct format
     const uint32_t normal = (code << (23 - format.fraction)) + ((uint32_t)(127 - format.bias) << 23);
     const float step = value32((uint32_t)(128 - format.bias - format.fraction) << 23);
     const uint32_t subnormal = bits32((float)code * step);
-    return value32((code >> format.fraction ? normal : subnormal) | negative << 31);
+    return value32((code >> format.fraction != 0 ? normal : subnormal) | negative << 31);
 }
 
 uint16_t f32_to_f16(float x, enum rounding rounding, int saturate_finite) {
-    if ((bits32(x) & 0x7fffffffu) > F32_INFINITY)
+    if ((bits32(x) & 0x7fffffffu) > F32_INFINITY) {
         return 0x7fff;
+    }
     return (uint16_t)(bits32(x) >> 31 << 15 | round_with_infinity(x, F16, rounding, saturate_finite));
 }
 
 uint16_t f32_to_bf16(float x, enum rounding rounding, int saturate_finite) {
-    if ((bits32(x) & 0x7fffffffu) > F32_INFINITY)
+    if ((bits32(x) & 0x7fffffffu) > F32_INFINITY) {
         return 0x7fff;
+    }
     return (uint16_t)(bits32(x) >> 31 << 15 | round_with_infinity(x, BF16, rounding, saturate_finite));
 }
 
 uint32_t f32_to_tf32(float x, enum rounding rounding, int saturate_finite) {
-    if ((bits32(x) & 0x7fffffffu) > F32_INFINITY)
+    if ((bits32(x) & 0x7fffffffu) > F32_INFINITY) {
         return F32_NAN;
+    }
     return bits32(x) >> 31 << 31 | round_with_infinity(x, TF32, rounding, saturate_finite) << 13;
 }
 
 float f16_to_f32(uint16_t x) {
     const uint32_t magnitude = x & 0x7fffu;
-    if (magnitude > 0x7c00)
+    if (magnitude > 0x7c00) {
         return value32(F32_NAN);
-    if (magnitude == 0x7c00)
+    }
+    if (magnitude == 0x7c00) {
         return value32((uint32_t)(x >> 15) << 31 | F32_INFINITY);
+    }
     return finite_value(magnitude, x >> 15, F16);
 }
 
@@ -136,17 +143,20 @@ uint8_t f32_to_e2m1(float x) {
 }
 
 float e4m3_to_f32(uint8_t x) {
-    if ((x & 0x7f) == 0x7f)
+    if ((x & 0x7f) == 0x7f) {
         return value32(F32_NAN);
+    }
     return finite_value(x & 0x7fu, x >> 7, E4M3);
 }
 
 float e5m2_to_f32(uint8_t x) {
     const uint32_t magnitude = x & 0x7fu;
-    if (magnitude > 0x7c)
+    if (magnitude > 0x7c) {
         return value32(F32_NAN);
-    if (magnitude == 0x7c)
+    }
+    if (magnitude == 0x7c) {
         return value32((uint32_t)(x >> 7) << 31 | F32_INFINITY);
+    }
     return finite_value(magnitude, x >> 7, E5M2);
 }
 
@@ -167,11 +177,12 @@ uint8_t f32_to_ue8m0(float x, enum rounding rounding, int saturate_finite) {
     const uint32_t magnitude = bits32(x) & 0x7fffffffu;
     const uint32_t inexact = (magnitude & 0x7fffffu) != 0 && magnitude > 0x400000u && magnitude < F32_INFINITY;
     const uint32_t code = (magnitude >> 23) + (rounding != ROUND_ZERO ? inexact : 0);
-    return (uint8_t)(saturate_finite && code == 0xff && magnitude <= F32_INFINITY ? 0xfe : code);
+    return (uint8_t)(saturate_finite != 0 && code == 0xff && magnitude <= F32_INFINITY ? 0xfe : code);
 }
 
 float ue8m0_to_f32(uint8_t x) {
-    if (x == 0xff)
+    if (x == 0xff) {
         return value32(F32_NAN);
+    }
     return value32(x == 0 ? 0x00400000u : (uint32_t)x << 23);
 }

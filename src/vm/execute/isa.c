@@ -1,16 +1,20 @@
 /* The tables of handlers for the widest vectors that this CPU has and PYSM120_VM_ISA (base, v3, v4) permits. */
-#include "vm/execute/lanes.h"
 #include <stdlib.h>
+#include <string.h>
+
+#include "platform/thread.h"
+#include "vm/execute/lanes.h"
+#include "vm/machine/program.h"
 
 static handler *const *lanes = lanes_base;
 static handler *const *accesses = access_base;
-static pthread_once_t chosen = PTHREAD_ONCE_INIT;
+static struct once chosen = ONCE_INITIALIZER;
 
 /* Look at the CPU, once. */
 static void choose(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     const char *const limit = getenv("PYSM120_VM_ISA");
-    const int base = limit && !strcmp(limit, "base"), v3 = limit && !strcmp(limit, "v3");
+    const bool base = limit != NULL && strcmp(limit, "base") == 0, v3 = limit != NULL && strcmp(limit, "v3") == 0;
     __builtin_cpu_init();
     if (!base && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
         __builtin_cpu_supports("bmi2")) {
@@ -28,12 +32,12 @@ static void choose(void) {
 
 /* The arithmetic. */
 handler *const *lanes_table(void) {
-    pthread_once(&chosen, choose);
+    once_run(&chosen, choose);
     return lanes;
 }
 
 /* Loads and stores. */
 handler *const *access_table(void) {
-    pthread_once(&chosen, choose);
+    once_run(&chosen, choose);
     return accesses;
 }

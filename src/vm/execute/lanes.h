@@ -2,7 +2,7 @@
 #ifndef SM120_VM_LANES_H
 #define SM120_VM_LANES_H
 
-#include "vm/machine/vm.h"
+#include "vm/machine/program.h"
 
 enum lane {
 #define A1(name, ...) LANE_##name,
@@ -38,5 +38,9 @@ enum access {
     ACCESS_FILL,
     ACCESS_COUNT
 };
+
+/* The tables for the vectors of this CPU (isa.c). */
+handler *const *lanes_table(void);
+handler *const *access_table(void);
 
 #endif

@@ -2,15 +2,20 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "no-math-errno", "no-trapping-math")
 #endif
-#include "vm/execute/lanes.h"
+#include "vm/execute/bits.h"
 #include "vm/execute/lanes_math.h"
+#include "vm/execute/mma_isa.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
 
 #define PASTE2(a, b) a##_##b
 #define PASTE(a, b)  PASTE2(a, b)
 #if defined(__GNUC__) && !defined(__clang__)
-#define LANES _Pragma("GCC ivdep") for (uint32_t l = 0; l < WARP; l++)
+#define LANES _Pragma("GCC ivdep") for (uint32_t l = 0; l < WARP; ++l)
 #else
-#define LANES for (uint32_t l = 0; l < WARP; l++)
+#define LANES for (uint32_t l = 0; l < WARP; ++l)
 #endif
 
 /* How a value of each type is kept (REP), read (GET) and written (PUT). */
@@ -85,11 +90,11 @@ static inline uint32_t put_f32(float x) {
 
 /* Write the lanes of `mask` only. */
 static inline void blend_uint32_t(uint32_t *d, const uint32_t *from, uint32_t mask) {
-    LANES d[l] = mask >> l & 1u ? from[l] : d[l];
+    LANES d[l] = (mask >> l & 1u) != 0 ? from[l] : d[l];
 }
 
 static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t mask) {
-    LANES d[l] = mask >> l & 1u ? from[l] : d[l];
+    LANES d[l] = (mask >> l & 1u) != 0 ? from[l] : d[l];
 }
 
 #define PASTE_BLEND2(rep) blend_##rep
@@ -169,7 +174,7 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
         uint32_t carries = 0;                                                                                          \
         READ(T, a) READ(T, b) const REP_##T *const pc = source(w, sources == 3 ? i->c : i->b);                         \
         REP_##T *const d = destination(w, i->d);                                                                       \
-        for (uint32_t l = 0; l < WARP; l++) {                                                                          \
+        for (uint32_t l = 0; l < WARP; ++l) {                                                                          \
             const VALUE_##T a = pa[l], b = pb[l], c = pc[l], k = *flags >> l & 1u;                                     \
             const VALUE_##T keep = k;                                                                                  \
             const VALUE_##T r = result;                                                                                \
@@ -189,7 +194,7 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
         LANES {                                                                                                        \
             LANE(T, a) LANE(T, b) bits[l] = (uint32_t)((condition) != 0) << l;                                         \
         }                                                                                                              \
-        for (uint32_t l = 0; l < WARP; l++)                                                                            \
+        for (uint32_t l = 0; l < WARP; ++l)                                                                            \
             all |= bits[l];                                                                                            \
         return set_predicates(w, i, mask, all);                                                                        \
     }
@@ -197,15 +202,17 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
 /* Combine a comparison with the third predicate and write one or two. Predicate 0 is true and never written. */
 static inline enum step set_predicates(struct warp *w, const struct inst *i, uint32_t mask, uint32_t yes) {
     uint32_t *const predicates = w->predicates, no = ~yes;
-    if (i->kind) {
-        const uint32_t with = predicates[i->r] ^ (i->negate ? FULL : 0u);
+    if (i->kind != 0) {
+        const uint32_t with = predicates[i->r] ^ (i->negate != 0 ? FULL : 0u);
         yes = i->kind == 1 ? yes & with : i->kind == 2 ? yes | with : yes ^ with;
         no = i->kind == 1 ? no & with : i->kind == 2 ? no | with : no ^ with;
     }
-    if (i->q)
+    if (i->q != 0) {
         predicates[i->q] = (predicates[i->q] & ~mask) | (no & mask);
-    if (i->p)
+    }
+    if (i->p != 0) {
         predicates[i->p] = (predicates[i->p] & ~mask) | (yes & mask);
+    }
     return STEP_NEXT;
 }
 
@@ -213,12 +220,12 @@ static inline enum step set_predicates(struct warp *w, const struct inst *i, uin
 
 /* d = p ? a : b */
 static enum step selp_32(struct warp *w, const struct inst *i, uint32_t mask) {
-    const uint32_t choose = w->predicates[i->r] ^ (i->negate ? FULL : 0u);
+    const uint32_t choose = w->predicates[i->r] ^ (i->negate != 0 ? FULL : 0u);
     READ(B32, a) READ(B32, b) FRAME(B32, to[l] = choose >> l & 1u ? pa[l] : pb[l];)
 }
 
 static enum step selp_64(struct warp *w, const struct inst *i, uint32_t mask) {
-    const uint32_t choose = w->predicates[i->r] ^ (i->negate ? FULL : 0u);
+    const uint32_t choose = w->predicates[i->r] ^ (i->negate != 0 ? FULL : 0u);
     READ(B64, a) READ(B64, b) FRAME(B64, to[l] = choose >> l & 1u ? pa[l] : pb[l];)
 }
 

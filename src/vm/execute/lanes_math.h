@@ -5,11 +5,12 @@
 #ifndef SM120_VM_LANES_MATH_H
 #define SM120_VM_LANES_MATH_H
 
-#include "vm/machine/vm.h" /* first: it chooses what the system's headers declare */
-
-#include "vm/execute/bits.h"
 #include <fenv.h>
 #include <math.h>
+
+#include "vm/execute/bits.h"
+#include "vm/machine/address.h"
+#include "vm/machine/cta.h"
 
 /* ---- integers ---- */
 
@@ -83,22 +84,24 @@ static inline uint32_t max_s16x2_of(uint32_t a, uint32_t b) {
 
 /* |a - b| of the part at a bit. */
 static inline uint32_t difference(uint32_t a, uint32_t b, uint32_t at, uint32_t width, int is_signed) {
-    const uint32_t mask = (1u << width) - 1, sign = is_signed ? 1u << (width - 1) : 0;
+    const uint32_t mask = (1u << width) - 1, sign = is_signed != 0 ? 1u << (width - 1) : 0;
     const uint32_t x = (a >> at & mask) ^ sign, y = (b >> at & mask) ^ sign;
     return x > y ? x - y : y - x;
 }
 
 /* |a - b| of each part in the place of c's. */
 static inline uint32_t differences(uint32_t a, uint32_t b, uint32_t c, uint32_t width, int is_signed) {
-    for (uint32_t at = 0; at < 32; at += width)
+    for (uint32_t at = 0; at < 32; at += width) {
         c = (c & ~(((1u << width) - 1) << at)) | difference(a, b, at, width, is_signed) << at;
+    }
     return c;
 }
 
 static inline uint32_t sum_of_differences(uint32_t a, uint32_t b, uint32_t width, int is_signed) {
     uint32_t sum = 0;
-    for (uint32_t at = 0; at < 32; at += width)
+    for (uint32_t at = 0; at < 32; at += width) {
         sum += difference(a, b, at, width, is_signed);
+    }
     return sum;
 }
 
@@ -106,16 +109,16 @@ static inline uint32_t dot4(uint32_t a, uint32_t b, int a_signed, int b_signed) 
     uint32_t sum = 0;
     for (unsigned i = 0; i < 32; i += 8) {
         const uint32_t x = (a >> i) & 255u, y = (b >> i) & 255u;
-        sum += (a_signed ? (x ^ 128u) - 128u : x) * (b_signed ? (y ^ 128u) - 128u : y);
+        sum += (a_signed != 0 ? (x ^ 128u) - 128u : x) * (b_signed != 0 ? (y ^ 128u) - 128u : y);
     }
     return sum;
 }
 
 static inline uint32_t dot2(uint32_t a, uint32_t b, int a_signed, int b_signed) {
     uint32_t sum = 0;
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < 2; ++i) {
         const uint32_t x = (a >> 16 * i) & 0xffffu, y = (b >> 8 * i) & 255u;
-        sum += (a_signed ? (x ^ 0x8000u) - 0x8000u : x) * (b_signed ? (y ^ 128u) - 128u : y);
+        sum += (a_signed != 0 ? (x ^ 0x8000u) - 0x8000u : x) * (b_signed != 0 ? (y ^ 128u) - 128u : y);
     }
     return sum;
 }
@@ -136,15 +139,15 @@ static inline uint32_t leading32(uint32_t x) {
 }
 
 static inline uint32_t leading64(uint64_t x) {
-    return x >> 32 ? leading32((uint32_t)(x >> 32)) : 32 + leading32((uint32_t)x);
+    return x >> 32 != 0 ? leading32((uint32_t)(x >> 32)) : 32 + leading32((uint32_t)x);
 }
 
 static inline uint32_t flip32(uint32_t x) {
-    return x >> 31 ? ~x : x;
+    return x >> 31 != 0 ? ~x : x;
 }
 
 static inline uint64_t flip64(uint64_t x) {
-    return x >> 63 ? ~x : x;
+    return x >> 63 != 0 ? ~x : x;
 }
 
 /* All 64 bits in reverse; a 32-bit value ends up in the upper half. */
@@ -167,9 +170,9 @@ static inline uint32_t funnel_right(uint32_t a, uint32_t b, uint32_t n) {
 
 static inline uint32_t lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
     uint32_t r = 0;
-    for (unsigned i = 0; i < 8; i++) {
+    for (unsigned i = 0; i < 8; ++i) {
         const uint32_t take = 0u - (table >> i & 1u);
-        r |= take & (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+        r |= take & ((i & 4) != 0 ? a : ~a) & ((i & 2) != 0 ? b : ~b) & ((i & 1) != 0 ? c : ~c);
     }
     return r;
 }
@@ -181,18 +184,21 @@ static inline uint64_t extract_u64(uint64_t a, uint32_t position, uint32_t lengt
 
 /* bfe.s32 and .s64: bits beyond the top repeat the sign. */
 static inline int64_t extract_s(int64_t a, uint32_t position, uint32_t length, uint32_t top) {
-    if (length == 0)
+    if (length == 0) {
         return 0;
+    }
     const int64_t shifted = a >> (position < 63 ? position : 63);
-    if (length > top || position > top - length)
+    if (length > top || position > top - length) {
         return shifted;
+    }
     const uint32_t up = 64 - length;
     return (int64_t)((uint64_t)shifted << up) >> up;
 }
 
 static inline uint64_t insert(uint64_t a, uint64_t b, uint32_t position, uint32_t length) {
-    if (position > 63)
+    if (position > 63) {
         return b;
+    }
     const uint64_t mask = (length < 64 ? (1ULL << length) - 1 : UINT64_MAX) << position;
     return (b & ~mask) | ((a << position) & mask);
 }
@@ -200,10 +206,10 @@ static inline uint64_t insert(uint64_t a, uint64_t b, uint32_t position, uint32_
 static inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = (uint64_t)b << 32 | a;
     uint32_t r = 0;
-    for (unsigned i = 0; i < 4; i++) {
+    for (unsigned i = 0; i < 4; ++i) {
         const uint32_t s = selector >> 4 * i;
         uint32_t byte = (uint32_t)(bytes >> 8 * (s & 7u)) & 255u;
-        byte = s & 8u ? 255u * (byte >> 7) : byte;
+        byte = (s & 8u) != 0 ? 255u * (byte >> 7) : byte;
         r |= byte << 8 * i;
     }
     return r;
@@ -211,15 +217,17 @@ static inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
 
 static inline uint32_t permute_back(uint32_t c) {
     uint32_t s = 0;
-    for (unsigned i = 0; i < 4; i++)
+    for (unsigned i = 0; i < 4; ++i) {
         s |= ((c & 3u) + 8u - i) % 8u << 4 * i;
+    }
     return s;
 }
 
 static inline uint32_t permute_clamp(uint32_t c, int right) {
     uint32_t s = 0;
-    for (uint32_t i = 0; i < 4; i++)
-        s |= (right ? min32(i, c & 3u) : max32(i, c & 3u)) << 4 * i;
+    for (uint32_t i = 0; i < 4; ++i) {
+        s |= (right != 0 ? min32(i, c & 3u) : max32(i, c & 3u)) << 4 * i;
+    }
     return s;
 }
 
@@ -228,29 +236,36 @@ static inline uint32_t zero_extend(uint32_t a, uint32_t n) {
 }
 
 static inline uint32_t sign_extend(uint32_t a, uint32_t n) {
-    if (n == 0)
+    if (n == 0) {
         return 0;
+    }
     return n < 32 ? (uint32_t)((int32_t)(a << (32 - n)) >> (32 - n)) : a;
 }
 
 static inline uint32_t bit_mask(uint32_t start, uint32_t length) {
-    if (start > 31)
+    if (start > 31) {
         return 0;
+    }
     return (length < 32 ? (1u << length) - 1 : FULL) << start;
 }
 
 static inline uint32_t find_set(uint32_t mask, uint32_t base, int32_t offset) {
-    if (base > 31)
+    if (base > 31) {
         return FULL;
-    if (offset == INT32_MIN)
+    }
+    if (offset == INT32_MIN) {
         return 0;
-    if (offset == 0)
-        return mask >> base & 1 ? base : FULL;
+    }
+    if (offset == 0) {
+        return (mask >> base & 1) != 0 ? base : FULL;
+    }
     const int step = offset > 0 ? 1 : -1;
     int32_t left = offset > 0 ? offset : -offset;
-    for (int32_t i = (int32_t)base; i >= 0 && i < 32; i += step)
-        if ((mask >> i & 1) && --left == 0)
+    for (int32_t i = (int32_t)base; i >= 0 && i < 32; i += step) {
+        if ((mask >> i & 1) != 0 && --left == 0) {
             return (uint32_t)i;
+        }
+    }
     return FULL;
 }
 
@@ -303,7 +318,7 @@ static inline double square_root(double x) {
 
 static inline float ftz(float x) {
     const uint32_t u = bits32(x);
-    return value32(u & 0x7f800000u ? u : u & 0x80000000u);
+    return value32((u & 0x7f800000u) != 0 ? u : u & 0x80000000u);
 }
 
 /* The result r of an instruction with .ftz: it is flushed where it would be below the least normal number if exponents
@@ -313,20 +328,20 @@ static inline float flushed(float r, float scaled) {
 }
 
 static inline float flushed_if(float r, float scaled, uint32_t flags) {
-    return flags & FLAG_FTZ ? flushed(r, scaled) : r;
+    return (flags & FLAG_FTZ) != 0 ? flushed(r, scaled) : r;
 }
 
 /* An operand, flushed if the instruction says .ftz. */
 static inline float in(float x, uint32_t flags) {
-    return flags & FLAG_FTZ ? ftz(x) : x;
+    return (flags & FLAG_FTZ) != 0 ? ftz(x) : x;
 }
 
 static inline float sat(float x, uint32_t flags) {
-    return flags & FLAG_SAT ? (x > 0 ? (x < 1 ? x : 1.0f) : 0.0f) : x;
+    return (flags & FLAG_SAT) != 0 ? (x > 0 ? (x < 1 ? x : 1.0f) : 0.0f) : x;
 }
 
 static inline double satd(double x, uint32_t flags) {
-    return flags & FLAG_SAT ? (x > 0 ? (x < 1 ? x : 1.0) : 0.0) : x;
+    return (flags & FLAG_SAT) != 0 ? (x > 0 ? (x < 1 ? x : 1.0) : 0.0) : x;
 }
 
 static inline float relu_of(float x) {
@@ -334,7 +349,7 @@ static inline float relu_of(float x) {
 }
 
 static inline float relu(float x, uint32_t flags) {
-    return flags & FLAG_RELU ? relu_of(x) : x;
+    return (flags & FLAG_RELU) != 0 ? relu_of(x) : x;
 }
 
 /* A result: .ftz, then .sat. */
@@ -365,12 +380,14 @@ static inline float larger(float a, float b) {
 
 static inline float extreme(float a, float b, int want_larger, uint32_t flags) {
     const uint32_t sign = (bits32(a) ^ bits32(b)) & 0x80000000u;
-    const float x = flags & FLAG_ABS ? absolute(a) : a, y = flags & FLAG_ABS ? absolute(b) : b;
-    float r = want_larger ? larger(x, y) : smaller(x, y);
-    if (flags & FLAG_NAN)
+    const float x = (flags & FLAG_ABS) != 0 ? absolute(a) : a, y = (flags & FLAG_ABS) != 0 ? absolute(b) : b;
+    float r = want_larger != 0 ? larger(x, y) : smaller(x, y);
+    if ((flags & FLAG_NAN) != 0) {
         r = x != x || y != y ? value32(0x7fffffffu) : r;
-    if (flags & FLAG_XORSIGN)
+    }
+    if ((flags & FLAG_XORSIGN) != 0) {
         r = value32((bits32(r) & 0x7fffffffu) | sign);
+    }
     return r;
 }
 
@@ -391,7 +408,7 @@ static inline double nan3(double first, double second, double third, double r) {
 
 /* An f32 as a double: with .ftz it goes through an instruction that makes every NaN canonical. */
 static inline double widened(float x, uint32_t flags) {
-    return (double)(flags & FLAG_FTZ && x != x ? value32(0x7fffffffu) : in(x, flags));
+    return (double)((flags & FLAG_FTZ) != 0 && x != x ? value32(0x7fffffffu) : in(x, flags));
 }
 
 static inline double high_nan(double x) {
@@ -401,7 +418,7 @@ static inline double high_nan(double x) {
 /* The upper 32 bits of a double, subnormals flushed: what the .ftz.f64 approximations work on. */
 static inline double high_word(double x) {
     uint64_t u = bits64(x) & 0xffffffff00000000u;
-    u = u << 1 >> 53 ? u : u & (1ULL << 63);
+    u = u << 1 >> 53 != 0 ? u : u & (1ULL << 63);
     return value64(u);
 }
 
@@ -504,9 +521,9 @@ static inline float sine_lane(float a, int cosine) {
     c = c * z + 4.1666666666666664e-02;
     c = c * z - 0.5;
     c = c * z + 1.0;
-    const double even = quadrant & 1 ? c : s;
-    const float y = (float)(quadrant & 2 ? -even : even);
-    return a == 0 && !cosine ? a : absolute(a) < INFINITY ? y : NAN;
+    const double even = (quadrant & 1) != 0 ? c : s;
+    const float y = (float)((quadrant & 2) != 0 ? -even : even);
+    return a == 0 && cosine == 0 ? a : absolute(a) < INFINITY ? y : NAN;
 }
 
 static inline float tanh_lane(float a) {
@@ -546,12 +563,12 @@ static inline uint32_t bhalf_of(float x) {
 
 /* An f16 operand, flushed if the instruction says .ftz. */
 static inline float hin(float x, uint32_t flags) {
-    return (flags & FLAG_FTZ) && absolute(x) < 0x1p-14f ? value32(bits32(x) & 0x80000000u) : x;
+    return (flags & FLAG_FTZ) != 0 && absolute(x) < 0x1p-14f ? value32(bits32(x) & 0x80000000u) : x;
 }
 
 /* A result that is to be rounded to f16: what rounds to 2^-14 is not flushed. */
 static inline float hout(float x, uint32_t flags) {
-    return (flags & FLAG_FTZ) && absolute(x) < 0x1.ffep-15f ? value32(bits32(x) & 0x80000000u) : x;
+    return (flags & FLAG_FTZ) != 0 && absolute(x) < 0x1.ffep-15f ? value32(bits32(x) & 0x80000000u) : x;
 }
 
 /* a + b rounded to odd in f32: what is lost leaves a sticky bit, so a second rounding to fewer bits is right. */
@@ -562,7 +579,7 @@ static inline float add_odd(float a, float b) {
     const double left = (s - (double)f) + error;
     const uint32_t u = bits32(f);
     const uint32_t down = (left < 0) != (f < 0) ? u - 1 : u;
-    return left != 0 && absolute(f) < INFINITY && !(u & 1u) ? value32((left < 0) != (f < 0) ? down : u + 1) : f;
+    return left != 0 && absolute(f) < INFINITY && (u & 1u) == 0 ? value32((left < 0) != (f < 0) ? down : u + 1) : f;
 }
 
 /* a * b + c for f16 and bf16, rounded to odd in f32. */
@@ -572,13 +589,13 @@ static inline float fma_half(float a, float b, float c) {
     const float f = (float)s;
     const double left = (s - (double)f) + error;
     const uint32_t u = bits32(f);
-    const int change = left != 0 && absolute(f) < INFINITY && !(u & 1u) && u << 1;
-    return change ? value32((left < 0) != (f < 0) ? u - 1 : u + 1) : f;
+    const int change = left != 0 && absolute(f) < INFINITY && (u & 1u) == 0 && u << 1 != 0;
+    return change != 0 ? value32((left < 0) != (f < 0) ? u - 1 : u + 1) : f;
 }
 
 /* satfinite, to nearest even: `fraction` bits, smallest normal 2^least, greatest value `most`, NaN code `nan`. */
 static inline uint32_t tiny_of(float x, int fraction, int least, float most, uint32_t nan, uint32_t sign_bit) {
-    const uint32_t u = bits32(x), sign = u >> 31 ? sign_bit : 0u;
+    const uint32_t u = bits32(x), sign = u >> 31 != 0 ? sign_bit : 0u;
     const uint32_t drop = 23u - (uint32_t)fraction;
     const float limit = bits32(most) < (u & 0x7fffffffu) ? most : absolute(x);
     const uint32_t a = bits32(limit);
@@ -615,7 +632,7 @@ static inline uint32_t e2m1_of(float x) {
 static inline float tiny_value(uint32_t code, uint32_t sign_bit, int fraction, int least) {
     const uint32_t magnitude = code & (sign_bit - 1);
     const float scaled = value32(magnitude << (23 - fraction)) * value32((uint32_t)(126 + 127 + least) << 23);
-    return code & sign_bit ? -scaled : scaled;
+    return (code & sign_bit) != 0 ? -scaled : scaled;
 }
 
 static inline float e4m3_value(uint32_t code) {
@@ -639,13 +656,13 @@ static inline float e2m1_value(uint32_t code) {
 static inline uint32_t ue8m0_of(float x, uint32_t flags) {
     const uint32_t a = bits32(x) & 0x7fffffffu, up = ROUNDING(flags) == 3;
     uint32_t e = a >> 23;
-    e += up && (e ? (a & 0x7fffffu) != 0 : a > 0x400000u);
-    const uint32_t most = flags & FLAG_SAT ? 0xfeu : 0xffu;
+    e += up != 0 && (e != 0 ? (a & 0x7fffffu) != 0 : a > 0x400000u);
+    const uint32_t most = (flags & FLAG_SAT) != 0 ? 0xfeu : 0xffu;
     return a > 0x7f800000u ? 0xffu : e > most ? most : e;
 }
 
 static inline uint32_t ue8m0_bhalf(uint32_t code) {
-    return code == 0xffu ? 0x7fffu : code ? code << 7 : 0x40u;
+    return code == 0xffu ? 0x7fffu : code != 0 ? code << 7 : 0x40u;
 }
 
 /* ---- conversions through double ---- */
@@ -659,12 +676,14 @@ static inline uint32_t narrow_float(double value, int fraction, int least, uint3
     const uint32_t sign_place = fraction == 23 ? 31 : 15;
     const uint64_t u = bits64(x), a = u & ~(1ULL << 63);
     const uint32_t sign = (uint32_t)(u >> 63) << sign_place;
-    if (a > 0x7ff0000000000000u && !(flags & FLAG_NAN))
+    if (a > 0x7ff0000000000000u && (flags & FLAG_NAN) == 0) {
         return fraction == 23 ? 0x7fffffffu : 0x7fffu;
-    if (a > 0x7ff0000000000000u)
+    }
+    if (a > 0x7ff0000000000000u) {
         return sign | infinity | 1u << (fraction - 1) | ((uint32_t)(a >> (52 - fraction)) & (infinity - 1));
+    }
     int exponent = (int)(a >> 52) - 1023;
-    uint64_t m = (a & 0xfffffffffffffu) | (a >> 52 ? 1ULL << 52 : 0);
+    uint64_t m = (a & 0xfffffffffffffu) | (a >> 52 != 0 ? 1ULL << 52 : 0);
     const uint32_t mode = ROUNDING(flags);
     const int away = mode == 2 ? sign != 0 : mode == 3 ? sign == 0 : 0;
     uint32_t r;
@@ -672,18 +691,23 @@ static inline uint32_t narrow_float(double value, int fraction, int least, uint3
         r = infinity;
     } else {
         int drop = 52 - fraction + (exponent < least ? least - exponent : 0);
-        if (drop > 62)
+        if (drop > 62) {
             drop = 62;
+        }
         const uint64_t rest = m & ((1ULL << drop) - 1), half = 1ULL << (drop - 1);
         m >>= drop;
-        m += mode == 0 ? (rest > half || (rest == half && (m & 1))) : mode == 4 ? rest >= half : away && rest;
+        m += mode == 0   ? (rest > half || (rest == half && (m & 1) != 0))
+             : mode == 4 ? rest >= half
+                         : away != 0 && rest != 0;
         const int base = exponent < least ? 0 : exponent - least;
         r = base > 2 * -least + 2 ? infinity : (uint32_t)(m + ((uint64_t)(unsigned)base << fraction));
-        if (r >= infinity)
-            r = mode == 1 || ((mode == 2 || mode == 3) && !away) ? infinity - 1 : infinity;
+        if (r >= infinity) {
+            r = mode == 1 || ((mode == 2 || mode == 3) && away == 0) ? infinity - 1 : infinity;
+        }
     }
-    if ((flags & FLAG_FTZ) && fraction == 23 && !(r & infinity))
+    if ((flags & FLAG_FTZ) != 0 && fraction == 23 && (r & infinity) == 0) {
         r = 0;
+    }
     return r | sign;
 }
 
@@ -691,24 +715,26 @@ static inline uint32_t narrow_float(double value, int fraction, int least, uint3
 static inline uint32_t narrow_pack(float x, int fraction, int least, uint32_t flags) {
     const uint32_t r = narrow_float((double)relu(x, flags), fraction, least, flags & ~(uint32_t)(FLAG_SAT | FLAG_FTZ));
     const uint32_t infinity = fraction == 10 ? 0x7c00u : 0x7f80u;
-    return (flags & FLAG_SAT) && (r & 0x7fffu) == infinity ? r - 1 : r;
+    return (flags & FLAG_SAT) != 0 && (r & 0x7fffu) == infinity ? r - 1 : r;
 }
 
 /* f32 to tf32: 10 bits of fraction, in an f32. */
 static inline uint32_t tf32_of(float x, uint32_t flags) {
     uint32_t u = bits32(relu(x, flags));
     const uint32_t mode = ROUNDING(flags);
-    if ((u & 0x7fffffffu) > 0x7f800000u && mode != 4)
+    if ((u & 0x7fffffffu) > 0x7f800000u && mode != 4) {
         return 0x7fffe000u;
-    if ((u & 0x7fffffffu) < 0x7f800000u)
+    }
+    if ((u & 0x7fffffffu) < 0x7f800000u) {
         u += mode == 4 ? 0x1000u : mode == 0 ? 0xfffu + (u >> 13 & 1u) : 0u;
+    }
     u &= 0xffffe000u;
-    return (flags & FLAG_SAT) && (u & 0x7f800000u) == 0x7f800000u ? u - 0x2000u : u;
+    return (flags & FLAG_SAT) != 0 && (u & 0x7f800000u) == 0x7f800000u ? u - 0x2000u : u;
 }
 
 /* NaN as an integer: 0, or the sign bit where the source is f64. */
 static inline uint32_t nan_or(double x, uint32_t flags, uint32_t sign_bit, uint32_t r) {
-    return x != x ? (flags & FLAG_NAN ? sign_bit : 0u) : r;
+    return x != x ? ((flags & FLAG_NAN) != 0 ? sign_bit : 0u) : r;
 }
 
 /* Round to an integer by mode. */
@@ -747,8 +773,8 @@ static inline int64_t to_s64(double x) {
 
 /* An integer as a double, rounded to odd. */
 static inline double odd_double_u(uint64_t x) {
-    const uint64_t lost = x >> 53 ? x & 2047u : 0;
-    return (double)(x >> 53 ? (x & ~(uint64_t)2047u) | (lost ? 2048u : 0u) : x);
+    const uint64_t lost = x >> 53 != 0 ? x & 2047u : 0;
+    return (double)(x >> 53 != 0 ? (x & ~(uint64_t)2047u) | (lost != 0 ? 2048u : 0u) : x);
 }
 
 static inline double odd_double(int64_t x) {

@@ -1,7 +1,16 @@
 /* mbarriers: a struct beside shared memory for each, found by its address. */
-#include "vm/check/check.h"
-#include "vm/execute/address.h"
+#include "vm/execute/mbarrier.h"
+
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/check/check.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/mbarrier.h"
+#include "vm/machine/program.h"
 
 enum { MOST = (1 << 20) - 1 };
 
@@ -12,86 +21,71 @@ static void encode(struct cta *cta, const struct mbarrier *m) {
     memcpy(cta->shared + (m->address - SHARED_BASE), &bits, 8);
 }
 
-/* The index of the mbarrier at an address, which is checked; NULL after a fault. */
-static uint16_t *slot_of(struct warp *w, uint32_t address, uint32_t lane, const char *what) {
-    if (!memory_shared(w, address, 8, 8, lane, what))
-        return NULL;
-    return &w->cta->mbarrier_at[(address - SHARED_BASE) / 8];
-}
-
-/* The mbarrier at an address; NULL after a fault. */
-struct mbarrier *mbarrier_get(struct warp *w, uint64_t address, uint32_t lane, const char *what) {
-    const uint16_t *slot = slot_of(w, (uint32_t)address, lane, what);
-    if (!slot)
-        return NULL;
-    if (!*slot || !w->cta->mbarrier[*slot - 1].valid) {
-        fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane, "%s: no mbarrier was initialised at shared address 0x%x", what,
-                 (uint32_t)address);
-        return NULL;
-    }
-    return &w->cta->mbarrier[*slot - 1];
-}
-
 /* Begin the next phase if nothing is outstanding. */
 static void settle(struct cta *cta, struct mbarrier *m) {
     if (m->pending == 0 && m->tx == 0) {
-        m->phase++;
+        ++m->phase;
         m->pending = m->expected;
-        cta->progress++;
-        if (cta->shadow)
+        ++cta->progress;
+        if (cta->shadow != NULL) {
             check_mbarrier_phase(cta, m);
+        }
     }
     encode(cta, m);
 }
 
-/* Arrive `arrivals` times and add `tx` to the transaction count. 0 after a fault. */
-int mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane) {
+/* Arrive `arrivals` times and add `tx` to the transaction count. False after a fault. */
+bool mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane) {
     if ((int64_t)m->tx + tx > MOST || (int64_t)m->tx + tx < -MOST) {
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "the transaction count of the mbarrier at shared address 0x%x leaves its range: %lld, expected at "
                  "most %d",
                  m->address, (long long)m->tx + tx, MOST);
-        return 0;
+        return false;
     }
     if (arrivals < 0 || (uint32_t)arrivals > m->pending) {
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "%d arrivals at the mbarrier at shared address 0x%x, which expects %u more in this phase", arrivals,
                  m->address, m->pending);
-        return 0;
+        return false;
     }
-    if (arrivals && w->cta->shadow && !check_mbarrier_arrival(w, m, lane))
-        return 0;
+    if (arrivals != 0 && w->cta->shadow != NULL && !check_mbarrier_arrival(w, m, lane)) {
+        return false;
+    }
     m->tx += tx;
     m->pending -= (uint32_t)arrivals;
-    m->expected -= drop ? (uint32_t)arrivals : 0;
+    m->expected -= drop != 0 ? (uint32_t)arrivals : 0;
     settle(w->cta, m);
-    return 1;
+    return true;
 }
 
 /* Has the phase that a split waits for completed? */
-int mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase) {
+bool mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase) {
     const uint16_t slot = cta->mbarrier_at[(address - SHARED_BASE) / 8];
-    return !slot || !cta->mbarrier[slot - 1].valid || cta->mbarrier[slot - 1].phase != phase;
+    return slot == 0 || !cta->mbarrier[slot - 1].valid || cta->mbarrier[slot - 1].phase != phase;
 }
 
 /* mbarrier.init */
 enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), count = ((const uint32_t *)source(w, i->b))[lane];
         const uint32_t address = address_shared(w, i, lane);
-        uint16_t *slot = slot_of(w, address, lane, "mbarrier.init");
-        if (!slot)
+        uint16_t *slot = mbarrier_slot(w, address, lane, "mbarrier.init");
+        if (slot == NULL) {
             return STEP_FAULT;
-        if (count == 0 || count > MOST)
+        }
+        if (count == 0 || count > MOST) {
             return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane, "mbarrier.init with count %u, expected 1 to %d", count,
                             MOST);
-        if (!*slot) {
+        }
+        if (*slot == 0) {
             if (cta->mbarriers == cta->mbarrier_space) {
-                const uint32_t space = cta->mbarrier_space ? 2 * cta->mbarrier_space : 16;
+                const uint32_t space = cta->mbarrier_space != 0 ? 2 * cta->mbarrier_space : 16;
                 struct mbarrier *grown = realloc(cta->mbarrier, space * sizeof *grown);
-                if (!grown)
+                if (grown == NULL) {
                     return fault_at(w, CUDA_ERROR_OUT_OF_MEMORY, lane, "out of memory");
+                }
                 cta->mbarrier = grown;
                 cta->mbarrier_space = space;
             }
@@ -99,14 +93,16 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
             cta->mbarrier[*slot - 1] = (struct mbarrier){.phase = 0};
         }
         struct mbarrier *m = &cta->mbarrier[*slot - 1];
-        if (m->valid && (m->pending != m->expected || m->tx))
+        if (m->valid && (m->pending != m->expected || m->tx != 0)) {
             return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                             "mbarrier.init at shared address 0x%x, where a live mbarrier has %u of %u arrivals "
                             "pending; expected mbarrier.inval before",
                             address, m->pending, m->expected);
-        if (cta->shadow && !check_mbarrier_init(w, m, lane, address))
+        }
+        if (cta->shadow != NULL && !check_mbarrier_init(w, m, lane, address)) {
             return STEP_FAULT;
-        *m = (struct mbarrier){.address = address, .expected = count, .pending = count, .valid = 1};
+        }
+        *m = (struct mbarrier){.address = address, .expected = count, .pending = count, .valid = true};
         encode(cta, m);
     }
     return STEP_NEXT;
@@ -114,15 +110,17 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* mbarrier.inval */
 enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask) {
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         struct mbarrier *m = mbarrier_get(w, address_shared(w, i, lane), lane, "mbarrier.inval");
-        if (!m)
+        if (m == NULL) {
             return STEP_FAULT;
-        m->valid = 0;
-        if (w->cta->shadow) {
-            if (!check_mbarrier_used(w, m, lane))
+        }
+        m->valid = false;
+        if (w->cta->shadow != NULL) {
+            if (!check_mbarrier_used(w, m, lane)) {
                 return STEP_FAULT;
+            }
             check_mbarrier_inval(w, m);
         }
     }
@@ -133,26 +131,33 @@ enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask) {
 enum step mbarrier_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *count = source(w, i->b), *tx = source(w, i->c);
     const struct mbarrier *last = NULL;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         struct mbarrier *m = mbarrier_get(w, address_shared(w, i, lane), lane, "mbarrier.arrive");
-        if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
+        if (m == NULL || (w->cta->shadow != NULL && !check_mbarrier_used(w, m, lane))) {
             return STEP_FAULT;
-        if (w->cta->shadow && i->q != ORDER_RELAXED && m != last)
+        }
+        if (w->cta->shadow != NULL && i->q != ORDER_RELAXED && m != last) {
             check_mbarrier_arrives(w, m);
+        }
         last = m;
-        if (i->d != UINT32_MAX)
+        if (i->d != UINT32_MAX) {
             ((uint64_t *)destination(w, i->d))[lane] = (uint64_t)m->phase << 32 | m->pending;
-        if (count[lane] > MOST || count[lane] == 0 || (i->kind & 2 && tx[lane] > MOST))
+        }
+        if (count[lane] > MOST || count[lane] == 0 || ((i->kind & 2) != 0 && tx[lane] > MOST)) {
             return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                             "mbarrier.arrive with count %u and %u bytes; expected 1 to %d and at most %d", count[lane],
-                            i->kind & 2 ? tx[lane] : 0, MOST, MOST);
-        if (i->kind & 4 && count[lane] >= m->pending)
+                            (i->kind & 2) != 0 ? tx[lane] : 0, MOST, MOST);
+        }
+        if ((i->kind & 4) != 0 && count[lane] >= m->pending) {
             return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                             "mbarrier.arrive.noComplete completes the phase of the mbarrier at shared address 0x%x",
                             m->address);
-        if (!mbarrier_change(w, m, (int32_t)count[lane], i->kind & 2 ? (int32_t)tx[lane] : 0, i->kind & 1, lane))
+        }
+        if (!mbarrier_change(w, m, (int32_t)count[lane], (i->kind & 2) != 0 ? (int32_t)tx[lane] : 0, i->kind & 1,
+                             lane)) {
             return STEP_FAULT;
+        }
     }
     return STEP_NEXT;
 }
@@ -160,47 +165,52 @@ enum step mbarrier_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
 /* mbarrier.expect_tx and complete_tx (kind 1) */
 enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *tx = source(w, i->c);
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         struct mbarrier *m = mbarrier_get(w, address_shared(w, i, lane), lane, "mbarrier.expect_tx");
-        if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
+        if (m == NULL || (w->cta->shadow != NULL && !check_mbarrier_used(w, m, lane))) {
             return STEP_FAULT;
-        if (tx[lane] > MOST)
+        }
+        if (tx[lane] > MOST) {
             return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane, "%u bytes; expected at most %d", tx[lane], MOST);
-        if (!mbarrier_change(w, m, 0, i->kind ? -(int32_t)tx[lane] : (int32_t)tx[lane], 0, lane))
+        }
+        if (!mbarrier_change(w, m, 0, i->kind != 0 ? -(int32_t)tx[lane] : (int32_t)tx[lane], 0, lane)) {
             return STEP_FAULT;
+        }
     }
     return STEP_NEXT;
 }
 
 /* mbarrier.test_wait and try_wait: kind bit 0 try, 1 parity. A try that fails in all lanes waits for the phase of the
- * lowest one; cta.c ends that wait (split.forced) when nothing else can happen. */
+ * lowest one; run_cta.c ends that wait (split.forced) when nothing else can happen. */
 enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t passed = 0, first = 0, phase = 0, found = 0;
     const struct mbarrier *last = NULL;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), address = address_shared(w, i, lane);
         const struct mbarrier *m = mbarrier_get(w, address, lane, "mbarrier wait");
-        if (!m || (w->cta->shadow && !check_mbarrier_used(w, m, lane)))
+        if (m == NULL || (w->cta->shadow != NULL && !check_mbarrier_used(w, m, lane))) {
             return STEP_FAULT;
-        int done;
-        if (i->kind & 2)
+        }
+        bool done;
+        if ((i->kind & 2) != 0) {
             done = (m->phase & 1u) != (((const uint32_t *)source(w, i->b))[lane] & 1u);
-        else
+        } else {
             done = m->phase != (uint32_t)(((const uint64_t *)source(w, i->b))[lane] >> 32);
+        }
         passed |= (uint32_t)done << lane;
-        if (done && w->cta->shadow && m != last) {
+        if (done && w->cta->shadow != NULL && m != last) {
             check_mbarrier_waited(w, m, i->q != ORDER_RELAXED);
             last = m;
         }
-        if (!done && !found) {
+        if (!done && found == 0) {
             found = 1;
             first = address;
             phase = m->phase;
         }
     }
     struct split *s = &w->split[w->current];
-    if (!passed && (i->kind & 1) && !s->forced) {
+    if (passed == 0 && (i->kind & 1) != 0 && s->forced == 0) {
         warp_leave_behind(w, mask);
         s = &w->split[w->current];
         s->wait = WAIT_MBARRIER;
@@ -209,10 +219,11 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
         return STEP_AGAIN;
     }
     s->forced = 0;
-    s->polled = !passed;
+    s->polled = passed == 0;
     s->address = first;
     s->phase = phase;
-    if (i->p)
+    if (i->p != 0) {
         w->predicates[i->p] = (w->predicates[i->p] & ~mask) | passed;
-    return passed ? STEP_NEXT : STEP_YIELD;
+    }
+    return passed != 0 ? STEP_NEXT : STEP_YIELD;
 }

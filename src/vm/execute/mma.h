@@ -2,6 +2,7 @@
 #ifndef SM120_VM_MMA_H
 #define SM120_VM_MMA_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum mma_type {
@@ -61,12 +62,15 @@ struct mma_place {
 static inline struct mma_place mma_metadata_place(const struct mma_shape *shape, uint32_t selector, uint32_t row,
                                                   uint32_t chunk) {
     const uint32_t lower = row >> 3, chunks = mma_chunks(shape);
-    if (chunks == 4)
+    if (chunks == 4) {
         return (struct mma_place){selector, 16 * lower + 4 * chunk};
-    if (chunks == 16)
+    }
+    if (chunks == 16) {
         return (struct mma_place){2 * (chunk >> 3) + lower, 4 * (chunk & 7)};
-    if (shape->a_type <= MMA_TF32)
+    }
+    if (shape->a_type <= MMA_TF32) {
         return (struct mma_place){2 * selector + (chunk >> 2), 16 * lower + 4 * (chunk & 3)};
+    }
     return (struct mma_place){2 * selector + lower, 4 * chunk};
 }
 

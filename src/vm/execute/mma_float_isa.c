@@ -3,7 +3,13 @@
  * Every product a*b, exact, and c are significands times 2^e, not renormalised. All are shifted to the largest e,
  * cut toward zero to 25 fraction bits and added exactly; the sum is rounded once. Here a term is an f32 product
  * times a power of two, both exact, converted to int32, which is the cut. 16 terms fit an int32. */
+#include <string.h>
+
+#include "vm/execute/bits.h"
+#include "vm/execute/lanes_math.h"
+#include "vm/execute/mma.h"
 #include "vm/execute/mma_isa.h"
+#include "vm/machine/types.h"
 
 enum { FRACTION = 25, BLOCKS = 4, LANES_B = MMA_COLUMNS * MMA_WORDS, OUTPUTS = MMA_OUTPUTS };
 
@@ -64,8 +70,9 @@ static inline int find_special(const uint32_t *restrict words, int n, struct for
     const uint32_t signs = ones << (format.width - 1);
     const uint32_t missing = ((uint32_t)1 << (format.width - 1)) - (format.special << format.right);
     uint32_t carries = 0;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; ++i) {
         carries |= (words[i] & ~signs) + ones * missing;
+    }
     return (carries & signs) != 0;
 }
 
@@ -74,30 +81,32 @@ static inline void decode(float *restrict value, int32_t *restrict exponent, con
                           int t, struct format format, int wide) {
     const uint32_t magnitudes = ((uint32_t)1 << format.sign) - 1;
     const int shift = t * format.width + format.right;
-    const int32_t unit = 127 - format.fraction - (wide ? 0 : format.bias);
-    for (int i = 0; i < n; i++) {
+    const int32_t unit = 127 - format.fraction - (wide != 0 ? 0 : format.bias);
+    for (int i = 0; i < n; ++i) {
         const uint32_t code = words[i] >> shift;
         const uint32_t magnitude = code & magnitudes;
         const uint32_t sign = code << (31 - format.sign) & 0x80000000u;
         const int32_t field = mma_max((int32_t)(magnitude >> format.fraction), 1);
         const int32_t significand = (int32_t)magnitude - (int32_t)((uint32_t)(field - 1) << format.fraction);
-        const float power = value32((uint32_t)((wide ? 0 : field) + unit) << 23);
+        const float power = value32((uint32_t)((wide != 0 ? 0 : field) + unit) << 23);
         value[i] = value32(bits32((float)significand * power) | sign);
-        exponent[i] = magnitude ? field - format.bias : ZERO_EXPONENT;
+        exponent[i] = magnitude != 0 ? field - format.bias : ZERO_EXPONENT;
     }
 }
 
 static inline void decode_rows(struct rows *restrict rows, uint32_t words[MMA_WORDS][MMA_ROWS], struct format format,
                                int wide) {
-    for (int t = 0; t < 32 / format.width; t++)
+    for (int t = 0; t < 32 / format.width; ++t) {
         decode(rows->value[MMA_WORDS * t], rows->exponent[MMA_WORDS * t], words[0], MMA_WORDS * MMA_ROWS, t, format,
                wide);
+    }
 }
 
 static inline void decode_columns(struct columns *restrict columns, uint32_t words[MMA_WORDS][MMA_COLUMNS],
                                   struct format format, int wide) {
-    for (int t = 0; t < 32 / format.width; t++)
+    for (int t = 0; t < 32 / format.width; ++t) {
         decode(columns->value[MMA_WORDS * t], columns->exponent[MMA_WORDS * t], words[0], LANES_B, t, format, wide);
+    }
 }
 
 /* The rows of A, decoded now or by an earlier call; *special: whether there is a NaN or an infinity. */
@@ -114,7 +123,7 @@ static inline const struct rows *find_rows(const struct mma_shape *shape, const 
         kept->type = shape->a_type;
         kept->count = count;
         mma_gather_a(words, operands->a, count);
-        kept->special = format.has_special && find_special(words[0], MMA_WORDS * MMA_ROWS, format);
+        kept->special = format.has_special != 0 && find_special(words[0], MMA_WORDS * MMA_ROWS, format) != 0;
         decode_rows(&kept->rows, words, format, wide);
     }
     *special = kept->special;
@@ -124,11 +133,11 @@ static inline const struct rows *find_rows(const struct mma_shape *shape, const 
 /* Split the accumulators of f32 bits; return whether one is NaN or infinite. */
 static int32_t decode_c_f32(struct sum *restrict sum, const uint32_t c[restrict OUTPUTS]) {
     int32_t special = 0;
-    for (int n = 0; n < OUTPUTS; n++) {
+    for (int n = 0; n < OUTPUTS; ++n) {
         const uint32_t magnitude = c[n] & 0x7fffffffu;
         const int32_t field = mma_max((int32_t)(magnitude >> 23), 1);
         const int32_t significand = (int32_t)(magnitude - ((uint32_t)(field - 1) << 23)) << (FRACTION - 23);
-        sum->c_significand[n] = c[n] >> 31 ? -significand : significand;
+        sum->c_significand[n] = c[n] >> 31 != 0 ? -significand : significand;
         sum->c_exponent[n] = field - 127; /* -126 for zero too */
         special |= magnitude >= 0x7f800000u;
     }
@@ -138,12 +147,12 @@ static int32_t decode_c_f32(struct sum *restrict sum, const uint32_t c[restrict 
 /* Split the accumulators of f16 bits; return whether one is NaN or infinite. */
 static int32_t decode_c_f16(struct sum *restrict sum, const uint32_t c[restrict OUTPUTS]) {
     int32_t special = 0;
-    for (int n = 0; n < OUTPUTS; n++) {
+    for (int n = 0; n < OUTPUTS; ++n) {
         const uint32_t magnitude = c[n] & 0x7fffu;
         const int32_t field = mma_max((int32_t)(magnitude >> 10), 1);
         const int32_t significand = (int32_t)(magnitude - ((uint32_t)(field - 1) << 10)) << (FRACTION - 10);
-        sum->c_significand[n] = c[n] >> 15 ? -significand : significand;
-        sum->c_exponent[n] = magnitude ? field - 15 : -126;
+        sum->c_significand[n] = c[n] >> 15 != 0 ? -significand : significand;
+        sum->c_exponent[n] = magnitude != 0 ? field - 15 : -126;
         special |= magnitude >= 0x7c00u;
     }
     return special;
@@ -153,15 +162,16 @@ static int32_t decode_c_f16(struct sum *restrict sum, const uint32_t c[restrict 
 static int32_t start_scales(struct sum *restrict sum, const struct mma_operands *operands) {
     int32_t a[MMA_ROWS];
     int32_t special = 0;
-    for (int i = 0; i < MMA_ROWS; i++) {
+    for (int i = 0; i < MMA_ROWS; ++i) {
         a[i] = mma_scale_a(operands, i, 0);
         special |= a[i] == 0xff;
     }
-    for (int j = 0; j < MMA_COLUMNS; j++) {
+    for (int j = 0; j < MMA_COLUMNS; ++j) {
         const int32_t b = mma_scale_b(operands, j, 0);
         special |= b == 0xff;
-        for (int i = 0; i < MMA_ROWS; i++)
+        for (int i = 0; i < MMA_ROWS; ++i) {
             sum->scale[MMA_ROWS * j + i] = a[i] + b - 254;
+        }
     }
     return special;
 }
@@ -171,7 +181,7 @@ static int32_t start_sum(struct sum *restrict sum, uint32_t c[restrict OUTPUTS],
                          const struct mma_operands *operands) {
     int32_t special = 0;
     if (shape->accumulator == MMA_ACC_F16) {
-        for (int n = 0; n < OUTPUTS; n++) {
+        for (int n = 0; n < OUTPUTS; ++n) {
             const int row = n % MMA_ROWS, column = n / MMA_ROWS;
             c[n] = operands->c[row >> 3][4 * (row & 7) + (column >> 1)] >> (16 * (column & 1)) & 0xffffu;
         }
@@ -180,12 +190,14 @@ static int32_t start_sum(struct sum *restrict sum, uint32_t c[restrict OUTPUTS],
         mma_load_tile(c, operands->c);
         special = decode_c_f32(sum, c);
     }
-    if (shape->scale != MMA_NO_SCALE)
+    if (shape->scale != MMA_NO_SCALE) {
         special |= start_scales(sum, operands);
-    else
+    } else {
         memset(sum->scale, 0, sizeof sum->scale);
-    for (int n = 0; n < OUTPUTS; n++)
+    }
+    for (int n = 0; n < OUTPUTS; ++n) {
         sum->largest[n] = sum->c_exponent[n] - sum->scale[n];
+    }
     return special;
 }
 
@@ -196,7 +208,7 @@ static int32_t start_sum(struct sum *restrict sum, uint32_t c[restrict OUTPUTS],
 static void find_largest(struct sum *restrict sum, const struct rows *restrict rows,
                          const struct columns *restrict columns, int depth) {
     int32_t *const restrict largest = sum->largest;
-    for (int i = 0; i < MMA_ROWS; i++) {
+    for (int i = 0; i < MMA_ROWS; ++i) {
 #define X(j) int32_t x##j = largest[MMA_ROWS * j + i];
         EACH_COLUMN(X)
 #undef X
@@ -216,13 +228,13 @@ static void find_largest(struct sum *restrict sum, const struct rows *restrict r
 /* Cut and add the products of two blocks, whose products are f32 values (exponents of at most 5 bits). */
 static void add_pair(int32_t terms[restrict OUTPUTS], const struct rows *restrict rows,
                      const struct columns *restrict columns, int first, const float unit[restrict OUTPUTS]) {
-    for (int i = 0; i < MMA_ROWS; i++) {
+    for (int i = 0; i < MMA_ROWS; ++i) {
 #define X(j)                                                                                                           \
     int32_t x##j = 0;                                                                                                  \
     const float unit##j = unit[MMA_ROWS * j + i];
         EACH_COLUMN(X)
 #undef X
-        for (int n = first; n < first + 2 * MMA_WORDS; n++) {
+        for (int n = first; n < first + 2 * MMA_WORDS; ++n) {
             const float a = rows->value[n][i], *const b = columns->value[n];
 #define X(j) x##j += (int32_t)(a * b[j] * unit##j);
             EACH_COLUMN(X)
@@ -239,13 +251,15 @@ static void add_narrow(struct sum *restrict sum, const struct rows *restrict row
                        const struct columns *restrict columns, int depth) {
     float unit[OUTPUTS];
     /* Below 2^-60 every product is cut to nothing; above 2^100 every product is zero. */
-    for (int n = 0; n < OUTPUTS; n++)
+    for (int n = 0; n < OUTPUTS; ++n) {
         unit[n] = value32((uint32_t)(127 + mma_min(mma_max(FRACTION - sum->largest[n], -60), 100)) << 23);
+    }
     add_pair(sum->terms[0], rows, columns, 0, unit);
-    if (depth > 2 * MMA_WORDS)
+    if (depth > 2 * MMA_WORDS) {
         add_pair(sum->terms[1], rows, columns, 2 * MMA_WORDS, unit);
-    else
+    } else {
         memset(sum->terms[1], 0, sizeof sum->terms[1]);
+    }
 }
 
 /* Cut and add the products of significands with their exponents apart. */
@@ -253,7 +267,7 @@ static void add_wide(struct sum *restrict sum, const struct rows *restrict rows,
                      int depth) {
     int32_t *const restrict terms = sum->terms[0];
     const int32_t *const restrict largest = sum->largest;
-    for (int i = 0; i < MMA_ROWS; i++) {
+    for (int i = 0; i < MMA_ROWS; ++i) {
 #define X(j)                                                                                                           \
     int32_t x##j = 0;                                                                                                  \
     const int32_t up##j = FRACTION - largest[MMA_ROWS * j + i];
@@ -278,7 +292,7 @@ static void add_wide(struct sum *restrict sum, const struct rows *restrict rows,
 /* Round total * 2^(exponent - FRACTION) to nearest even to f16. */
 static void round_to_f16(uint32_t result[restrict OUTPUTS], const double total[restrict OUTPUTS],
                          const int32_t exponent[restrict OUTPUTS]) {
-    for (int n = 0; n < OUTPUTS; n++) {
+    for (int n = 0; n < OUTPUTS; ++n) {
         const double unit = value64((uint64_t)(int64_t)(exponent[n] - FRACTION + 1023) << 52);
         const uint64_t bits = bits64(total[n] * unit);
         const uint64_t cut = ((uint64_t)1 << 29) - 1;
@@ -297,17 +311,18 @@ static void round_to_f16(uint32_t result[restrict OUTPUTS], const double total[r
 static void finish_sum(uint32_t result[restrict OUTPUTS], struct sum *restrict sum, int f16) {
     double total[OUTPUTS];
     int32_t exponent[OUTPUTS];
-    for (int n = 0; n < OUTPUTS; n++) {
+    for (int n = 0; n < OUTPUTS; ++n) {
         exponent[n] = sum->largest[n] + sum->scale[n];
         const int32_t shift = mma_min(exponent[n] - sum->c_exponent[n], 31);
         const int32_t c = sum->c_significand[n];
         const int32_t cut = c < 0 ? -(-c >> shift) : c >> shift;
         total[n] = (double)sum->terms[0][n] + (double)sum->terms[1][n] + (double)cut;
     }
-    if (f16)
+    if (f16 != 0) {
         round_to_f16(result, total, exponent);
-    else
+    } else {
         mma_truncate_to_f32(result, total, exponent, FRACTION);
+    }
 }
 
 /* The infinities and NaNs of one sum. */
@@ -323,8 +338,9 @@ static enum factor classify(uint32_t word, int t, struct format format, int *neg
     const uint32_t code = word >> (t * format.width + format.right);
     const uint32_t magnitude = code & (((uint32_t)1 << format.sign) - 1);
     *negative = (int)(code >> format.sign & 1);
-    if (magnitude >= format.special)
-        return format.has_infinity && magnitude == format.special ? INFINITE : NOT_A_NUMBER;
+    if (magnitude >= format.special) {
+        return format.has_infinity != 0 && magnitude == format.special ? INFINITE : NOT_A_NUMBER;
+    }
     return magnitude != 0 ? FINITE : ZERO;
 }
 
@@ -334,26 +350,30 @@ static void find_present(struct mma_words *present, const struct mma_shape *shap
     uint32_t ones[MMA_WORDS][MMA_ROWS];
     memset(present, 0xff, sizeof *present);
     memset(ones, 0xff, sizeof ones);
-    if (shape->sparse)
+    if (shape->sparse != 0) {
         mma_expand(present, ones, shape, operands, shape->k * FORMATS[shape->a_type].width / 64);
+    }
 }
 
 /* Note what is not finite among the products of one row and column; the first NaN decides. */
 static void examine_products(struct specials *found, const struct mma_words *words, const struct mma_words *present,
                              int half, int row, int column, const struct mma_shape *shape) {
     const struct format a = FORMATS[shape->a_type], b = FORMATS[shape->b_type];
-    for (int w = 0; w < MMA_WORDS; w++)
-        for (int t = 0; t < 32 / a.width && !found->nan; t++) {
+    for (int w = 0; w < MMA_WORDS; ++w) {
+        for (int t = 0; t < 32 / a.width && found->nan == 0; ++t) {
             int a_negative, b_negative;
-            if (!(present->a[half][w][row] >> (t * a.width) & 1))
+            if ((present->a[half][w][row] >> (t * a.width) & 1) == 0) {
                 continue;
+            }
             const enum factor x = classify(words->a[half][w][row], t, a, &a_negative);
             const enum factor y = classify(words->b[half][MMA_WORDS * column + w], t, b, &b_negative);
             found->nan =
                 x == NOT_A_NUMBER || y == NOT_A_NUMBER || (x == INFINITE && y == ZERO) || (x == ZERO && y == INFINITE);
-            if (x == INFINITE || y == INFINITE)
+            if (x == INFINITE || y == INFINITE) {
                 found->infinite[a_negative ^ b_negative] = 1;
+            }
         }
+    }
 }
 
 /* Replace the sums that have a NaN or an infinity among their terms. */
@@ -363,35 +383,40 @@ static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c
     struct mma_words present;
     find_present(&present, shape, operands);
     const int f16 = shape->accumulator == MMA_ACC_F16;
-    const uint32_t infinity = f16 ? 0x7c00u : 0x7f800000u;
-    const uint32_t sign = f16 ? 0x8000u : 0x80000000u;
-    for (int n = 0; n < OUTPUTS; n++) {
+    const uint32_t infinity = f16 != 0 ? 0x7c00u : 0x7f800000u;
+    const uint32_t sign = f16 != 0 ? 0x8000u : 0x80000000u;
+    for (int n = 0; n < OUTPUTS; ++n) {
         const int row = n % MMA_ROWS, column = n / MMA_ROWS;
         struct specials found = {.nan = (c[n] & ~sign) > infinity};
-        if ((c[n] & ~sign) == infinity)
+        if ((c[n] & ~sign) == infinity) {
             found.infinite[(c[n] & sign) != 0] = 1;
-        if (shape->scale != MMA_NO_SCALE)
+        }
+        if (shape->scale != MMA_NO_SCALE) {
             found.nan |= mma_scale_a(operands, row, 0) == 0xff || mma_scale_b(operands, column, 0) == 0xff;
-        for (int half = 0; half < halves; half++)
+        }
+        for (int half = 0; half < halves; ++half) {
             examine_products(&found, words, &present, half, row, column, shape);
-        if (found.nan || (found.infinite[0] && found.infinite[1]))
+        }
+        if (found.nan != 0 || (found.infinite[0] != 0 && found.infinite[1] != 0)) {
             result[n] = sign - 1;
-        else if (found.infinite[0] || found.infinite[1])
-            result[n] = infinity | (found.infinite[1] ? sign : 0);
+        } else if (found.infinite[0] != 0 || found.infinite[1] != 0) {
+            result[n] = infinity | (found.infinite[1] != 0 ? sign : 0);
+        }
     }
 }
 
 /* Write the results back as the warp holds them. */
 static void store(const struct mma_operands *operands, const uint32_t result[restrict OUTPUTS], int f16) {
-    if (!f16) {
+    if (f16 == 0) {
         mma_store_tile(operands->d, result);
         return;
     }
-    for (int r = 0; r < 2; r++)
-        for (int lane = 0; lane < 32; lane++) {
+    for (int r = 0; r < 2; ++r) {
+        for (int lane = 0; lane < 32; ++lane) {
             const uint32_t *const low = result + MMA_ROWS * 2 * (lane & 3) + (lane >> 2) + 8 * r;
             operands->d[r][lane] = low[0] | low[MMA_ROWS] << 16;
         }
+    }
 }
 
 /* One mma: decode, align, add, round. */
@@ -407,15 +432,16 @@ static inline void multiply(const struct mma_shape *shape, const struct mma_oper
     int special;
     const struct rows *const rows = find_rows(shape, operands, 2 * registers, wide, &special);
     uint32_t b_words[MMA_WORDS][MMA_COLUMNS] = {{0}};
-    for (int r = 0; r < registers; r++)
+    for (int r = 0; r < registers; ++r) {
         mma_deal(b_words[4 * r], MMA_COLUMNS, operands->b[r]);
-    special |= b.has_special && find_special(b_words[0], LANES_B, b);
+    }
+    special |= b.has_special != 0 && find_special(b_words[0], LANES_B, b) != 0;
     decode_columns(&columns, b_words, b, wide);
     special |= start_sum(&sum, c, shape, operands);
     find_largest(&sum, rows, &columns, depth);
-    (wide ? add_wide : add_narrow)(&sum, rows, &columns, depth);
+    (wide != 0 ? add_wide : add_narrow)(&sum, rows, &columns, depth);
     finish_sum(result, &sum, f16);
-    if (special) {
+    if (special != 0) {
         mma_gather(&words, operands, registers);
         replace_specials(result, c, shape, operands, &words, 1);
     }
@@ -435,24 +461,27 @@ static void multiply_sparse(const struct mma_shape *shape, const struct mma_oper
     uint32_t c[OUTPUTS], result[OUTPUTS];
     const int halves = mma_gather_sparse(&words, shape, operands, shape->k * a.width / 128);
     int special = start_sum(&sum, c, shape, operands);
-    for (int half = 0; half < halves; half++) {
-        special |= (a.has_special && find_special(words.a[half][0], MMA_WORDS * MMA_ROWS, a)) ||
-                   (b.has_special && find_special(words.b[half], LANES_B, b));
+    for (int half = 0; half < halves; ++half) {
+        special |= (a.has_special != 0 && find_special(words.a[half][0], MMA_WORDS * MMA_ROWS, a) != 0) ||
+                   (b.has_special != 0 && find_special(words.b[half], LANES_B, b) != 0);
         decode_rows(&rows[half], words.a[half], a, wide);
-        for (int n = 0; n < LANES_B; n++)
+        for (int n = 0; n < LANES_B; ++n) {
             b_words[n % MMA_WORDS][n / MMA_WORDS] = words.b[half][n];
+        }
         decode_columns(&columns[half], b_words, b, wide);
         find_largest(&sum, &rows[half], &columns[half], depth);
     }
-    for (int half = 0; half < halves; half++) {
-        (wide ? add_wide : add_narrow)(&sum, &rows[half], &columns[half], depth);
-        for (int n = 0; n < OUTPUTS; n++)
+    for (int half = 0; half < halves; ++half) {
+        (wide != 0 ? add_wide : add_narrow)(&sum, &rows[half], &columns[half], depth);
+        for (int n = 0; n < OUTPUTS; ++n) {
             terms[half][n] = sum.terms[0][n] + sum.terms[1][n];
+        }
     }
     memcpy(sum.terms, terms, sizeof terms);
     finish_sum(result, &sum, f16);
-    if (special)
+    if (special != 0) {
         replace_specials(result, c, shape, operands, &words, halves);
+    }
     store(operands, result, f16);
 }
 

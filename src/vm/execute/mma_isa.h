@@ -35,7 +35,7 @@ static inline int32_t mma_min(int32_t x, int32_t y) {
 /* Deal a register of 8 groups of four lanes out to four rows, `stride` apart. The loop over groups is what compilers
  * turn into shuffles. */
 static inline void mma_deal(uint32_t *restrict rows, int stride, const uint32_t lanes[restrict 32]) {
-    for (int g = 0; g < 8; g++) {
+    for (int g = 0; g < 8; ++g) {
         rows[g] = lanes[4 * g];
         rows[stride + g] = lanes[4 * g + 1];
         rows[2 * stride + g] = lanes[4 * g + 2];
@@ -45,7 +45,7 @@ static inline void mma_deal(uint32_t *restrict rows, int stride, const uint32_t 
 
 /* Undo mma_deal. */
 static inline void mma_collect(uint32_t lanes[restrict 32], const uint32_t *restrict rows, int stride) {
-    for (int g = 0; g < 8; g++) {
+    for (int g = 0; g < 8; ++g) {
         lanes[4 * g] = rows[g];
         lanes[4 * g + 1] = rows[stride + g];
         lanes[4 * g + 2] = rows[2 * stride + g];
@@ -56,14 +56,17 @@ static inline void mma_collect(uint32_t lanes[restrict 32], const uint32_t *rest
 /* Bring the fragments into rows and columns. Every shape has one map of words: register r of lane 4g + q holds word
  * q + 4 (r >> 1) of row g + 8 (r & 1) in A, and word q + 4r of column g in B. */
 static inline void mma_gather_a(uint32_t a[MMA_WORDS][MMA_ROWS], const uint32_t (*registers)[32], int count) {
-    for (int r = 0; r < count; r++)
+    for (int r = 0; r < count; ++r) {
         mma_deal(a[4 * (r >> 1)] + 8 * (r & 1), MMA_ROWS, registers[r]);
+    }
 }
 
 static inline void mma_gather_b(struct mma_words *words, const uint32_t (*registers)[32], int count) {
-    for (int r = 0; r < count; r++)
-        for (int j = 0; j < MMA_COLUMNS; j++)
+    for (int r = 0; r < count; ++r) {
+        for (int j = 0; j < MMA_COLUMNS; ++j) {
             memcpy(words->b[r >> 1] + MMA_WORDS * j + 4 * (r & 1), registers[r] + 4 * j, 4 * sizeof words->b[0][0]);
+        }
+    }
 }
 
 /* Lay out two of four units in 64 bits of 16-bit units or in 32 bits of 8-bit ones. */
@@ -75,17 +78,17 @@ static inline uint64_t mma_spread(uint32_t units, uint32_t width, uint32_t indic
 /* Lay out the rows of a sparse A, whose words at row i are a[w][i]. */
 static inline void mma_expand(struct mma_words *words, uint32_t a[MMA_WORDS][MMA_ROWS], const struct mma_shape *shape,
                               const struct mma_operands *operands, int count) {
-    for (int w = 0; w < count; w++)
-        for (int i = 0; i < MMA_ROWS; i++) {
+    for (int w = 0; w < count; ++w) {
+        for (int i = 0; i < MMA_ROWS; ++i) {
             uint32_t *const low = &words->a[w >> 2][2 * (w & 3)][i], *const high = low + MMA_ROWS;
             const uint32_t row = (uint32_t)i, wide = shape->a_type <= MMA_TF32;
             uint32_t nibble[2];
-            for (uint32_t c = 0; c < 2; c++) {
-                const uint32_t chunk = wide ? (uint32_t)w : 2 * (uint32_t)w + c;
+            for (uint32_t c = 0; c < 2; ++c) {
+                const uint32_t chunk = wide != 0 ? (uint32_t)w : 2 * (uint32_t)w + c;
                 const struct mma_place at = mma_metadata_place(shape, operands->sparsity, row, chunk);
                 nibble[c] = operands->metadata[4 * (i & 7) + at.lane] >> at.bit & 15u;
             }
-            if (wide) {
+            if (wide != 0) {
                 const uint64_t both = mma_spread(a[w][i], 16, nibble[0]);
                 *low = (uint32_t)both;
                 *high = (uint32_t)(both >> 32);
@@ -94,6 +97,7 @@ static inline void mma_expand(struct mma_words *words, uint32_t a[MMA_WORDS][MMA
                 *high = (uint32_t)mma_spread(a[w][i] >> 16, 8, nibble[1]);
             }
         }
+    }
 }
 
 /* Bring the operands into rows and columns of 4 words for each register of B. */
@@ -118,14 +122,16 @@ static inline int mma_gather_sparse(struct mma_words *words, const struct mma_sh
 
 /* Read four registers of accumulators: register r of lane 4g + q is row g + 8 (r >> 1), column 2q + (r & 1). */
 static inline void mma_load_tile(uint32_t tile[restrict MMA_OUTPUTS], const uint32_t (*registers)[32]) {
-    for (int r = 0; r < 4; r++)
+    for (int r = 0; r < 4; ++r) {
         mma_deal(tile + MMA_ROWS * (r & 1) + 8 * (r >> 1), 2 * MMA_ROWS, registers[r]);
+    }
 }
 
 /* Write four registers of accumulators. */
 static inline void mma_store_tile(uint32_t (*registers)[32], const uint32_t tile[restrict MMA_OUTPUTS]) {
-    for (int r = 0; r < 4; r++)
+    for (int r = 0; r < 4; ++r) {
         mma_collect(registers[r], tile + MMA_ROWS * (r & 1) + 8 * (r >> 1), 2 * MMA_ROWS);
+    }
 }
 
 /* The block scales: byte `block` of row or column n. */
@@ -143,14 +149,14 @@ static inline uint8_t mma_scale_b(const struct mma_operands *operands, int colum
 static inline void mma_truncate_to_f32(uint32_t result[restrict MMA_OUTPUTS], const double total[restrict MMA_OUTPUTS],
                                        const int32_t exponent[restrict MMA_OUTPUTS], int fraction) {
     int32_t subnormal = 0;
-    for (int n = 0; n < MMA_OUTPUTS; n++) {
+    for (int n = 0; n < MMA_OUTPUTS; ++n) {
         const double unit = value64((uint64_t)(int64_t)(exponent[n] - fraction + 1023) << 52);
         const uint64_t bits = bits64(total[n] * unit) & ~(((uint64_t)1 << 29) - 1);
         const float x = (float)value64(bits);
         result[n] = bits32(x);
         subnormal |= (bits32(x) & 0x7fffffffu) <= 0x00800000u && total[n] != 0;
     }
-    for (int n = 0; subnormal && n < MMA_OUTPUTS; n++) {
+    for (int n = 0; subnormal != 0 && n < MMA_OUTPUTS; ++n) {
         const double unit = value64((uint64_t)(int64_t)(exponent[n] - fraction + 1023) << 52);
         const double x = total[n] * unit;
         if (x > -0x1p-126 && x < 0x1p-126) {

@@ -1,9 +1,17 @@
 /* Polls: reads that a lane repeats until another warp or CTA answers. A strong read (volatile, relaxed, acquire) or an
  * atomic operation without effect counts when the same instruction has met the same value at the same place again and
  * again while its CTA wrote nothing. Nothing here depends on what an address is, so that a seed fixes the run. */
-#include "vm/machine/vm.h"
+#include "vm/execute/poll.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 enum { PATIENCE = 4, ENOUGH = 16, QUIET = 64, WAYS = 2 };
 
@@ -22,9 +30,11 @@ uint64_t poll_changes(const struct worker *worker) {
 /* Everything that a CTA which waits by loads alone does not do. */
 static uint64_t work_of(const struct worker *worker) {
     uint64_t work = worker->tensor_flops;
-    for (uint32_t k = 0; k < TRAFFIC_COUNT; k++)
-        if (k != TRAFFIC_LD_GLOBAL && k != TRAFFIC_LD_LOCAL && k != TRAFFIC_ST_LOCAL)
+    for (uint32_t k = 0; k < TRAFFIC_COUNT; ++k) {
+        if (k != TRAFFIC_LD_GLOBAL && k != TRAFFIC_LD_LOCAL && k != TRAFFIC_ST_LOCAL) {
             work += worker->bytes[k];
+        }
+    }
     return work;
 }
 
@@ -48,7 +58,7 @@ static struct poll *polls_of(const struct warp *w, uint32_t lane) {
 static uint32_t note(struct poll *p, const uint8_t *place, uint32_t bytes, uint32_t pc, uint64_t changes) {
     const uint64_t value = value_at(place, bytes);
     const uint32_t k = p[0].pc == pc && p[0].place == place ? 0 : 1;
-    if (k && !(p[1].pc == pc && p[1].place == place)) {
+    if (k != 0 && !(p[1].pc == pc && p[1].place == place)) {
         p[1] = p[0];
         p[0] = (struct poll){place, value, changes, pc, 0, bytes};
         return 0;
@@ -59,28 +69,31 @@ static uint32_t note(struct poll *p, const uint8_t *place, uint32_t bytes, uint3
     return p[k].repeats;
 }
 
-/* Lanes have read `bytes` each. 1: all of them have read this again and again, and it was always the same. */
-int poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared) {
+/* Lanes have read `bytes` each. true: all of them have read this again and again, and it was always the same. */
+bool poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared) {
     struct cta *cta = w->cta;
     const uint64_t changes = poll_changes(w->worker) - cta->changes_base;
-    if (!cta->polls && !(cta->polls = calloc(MAX_WARPS * WARP * WAYS, sizeof *cta->polls)))
-        return 0;
-    int all = 1;
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    if (cta->polls == NULL && (cta->polls = calloc(MAX_WARPS * WARP * WAYS, sizeof *cta->polls)) == NULL) {
+        return false;
+    }
+    bool all = true;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         all &= note(polls_of(w, lane), place[lane], bytes, w->pc, changes) >= PATIENCE;
     }
-    if (!all)
-        return 0;
-    cta->polled++;
-    cta->waits_outside |= !is_shared;
-    return 1;
+    if (!all) {
+        return false;
+    }
+    ++cta->polled;
+    cta->waits_outside |= is_shared == 0;
+    return true;
 }
 
 /* Forget everything at the start of a CTA. */
 void poll_start(struct cta *cta) {
-    if (cta->polls)
+    if (cta->polls != NULL) {
         memset(cta->polls, 0, MAX_WARPS * WARP * WAYS * sizeof *cta->polls);
+    }
     cta->changes = cta->work = cta->slice_start = cta->slice_changes = cta->slice_work = 0;
     cta->polled = cta->quiet_slices = 0;
 }
@@ -98,10 +111,10 @@ void poll_leave(struct cta *cta, const struct worker *worker) {
 }
 
 /* At the end of a slice: did the CTA do nothing but poll in it? One that reads weakly is given more time. */
-int poll_is_all(struct cta *cta, const struct worker *worker) {
+bool poll_is_all(struct cta *cta, const struct worker *worker) {
     poll_leave(cta, worker);
-    const int polls = cta->changes == cta->slice_changes && cta->polled >= ENOUGH;
-    const int reads = worker->bytes[TRAFFIC_LD_GLOBAL] != cta->slice_reads;
+    const bool polls = cta->changes == cta->slice_changes && cta->polled >= ENOUGH;
+    const bool reads = worker->bytes[TRAFFIC_LD_GLOBAL] != cta->slice_reads;
     cta->slice_reads = worker->bytes[TRAFFIC_LD_GLOBAL];
     cta->quiet_slices = reads && cta->work == cta->slice_work ? cta->quiet_slices + 1 : 0;
     cta->slice_start = cta->executed;
@@ -115,43 +128,74 @@ int poll_is_all(struct cta *cta, const struct worker *worker) {
 void poll_watch(struct cta *cta) {
     enum { MOST = sizeof cta->watched / sizeof *cta->watched };
     cta->watches = 0;
-    for (uint32_t k = 0; cta->polls && k < cta->warps * WARP * WAYS && cta->watches < MOST; k++) {
+    for (uint32_t k = 0; cta->polls != NULL && k < cta->warps * WARP * WAYS && cta->watches < MOST; ++k) {
         struct poll *p = &cta->polls[k];
-        const struct poll *last = cta->watches ? cta->watched[cta->watches - 1] : NULL;
-        if (p->repeats >= PATIENCE && !(last && last->place == p->place && last->value == p->value))
+        const struct poll *last = cta->watches != 0 ? cta->watched[cta->watches - 1] : NULL;
+        if (p->repeats >= PATIENCE && !(last != NULL && last->place == p->place && last->value == p->value)) {
             cta->watched[cta->watches++] = p;
+        }
     }
 }
 
 /* Has something changed that it polled? Each change counts once. */
-int poll_has_answer(const struct cta *cta) {
-    for (uint32_t k = 0; k < cta->watches; k++) {
+bool poll_has_answer(const struct cta *cta) {
+    for (uint32_t k = 0; k < cta->watches; ++k) {
         struct poll *p = cta->watched[k];
-        if (p->repeats < PATIENCE || value_at(p->place, p->bytes) == p->value)
+        if (p->repeats < PATIENCE || value_at(p->place, p->bytes) == p->value) {
             continue;
+        }
         p->repeats = 0;
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* What lanes of a warp poll, for a report; 0 if nothing. */
 int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes) {
     const struct poll *longest = NULL;
-    for (uint32_t rest = w->cta->polls ? mask : 0; rest; rest &= rest - 1)
-        for (uint32_t k = 0; k < WAYS; k++) {
+    for (uint32_t rest = w->cta->polls != NULL ? mask : 0; rest != 0; rest &= rest - 1) {
+        for (uint32_t k = 0; k < WAYS; ++k) {
             const struct poll *p = polls_of(w, lowest_bit(rest)) + k;
-            if (p->repeats >= PATIENCE && (!longest || p->repeats > longest->repeats))
+            if (p->repeats >= PATIENCE && (longest == NULL || p->repeats > longest->repeats)) {
                 longest = p;
+            }
         }
-    if (!longest)
+    }
+    if (longest == NULL) {
         return 0;
+    }
     const struct place *at = &w->function->places[longest->pc];
     const uint64_t offset = (uintptr_t)longest->place - (uintptr_t)w->cta->shared;
-    const int is_shared = offset < w->cta->shared_bytes;
+    const bool is_shared = offset < w->cta->shared_bytes;
     return snprintf(to, bytes, "another value than 0x%llx at %s address 0x%llx, which it polls at %s:%u",
                     (unsigned long long)longest->value, is_shared ? "shared" : "global",
                     is_shared ? (unsigned long long)offset + SHARED_BASE
                               : (unsigned long long)(uintptr_t)longest->place,
                     at->file, at->line);
+}
+
+/* ---- what a split waits for ---- */
+
+/* What a split waits for, in words. */
+void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes) {
+    const struct cta *cta = w->cta;
+    const uint16_t slot =
+        s->wait == WAIT_MBARRIER || s->polled != 0 ? cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
+    if (s->wait == WAIT_CONVERGE) {
+        snprintf(to, bytes, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
+    } else if (s->wait == WAIT_BULK) {
+        snprintf(to, bytes, "its bulk copies");
+    } else if (s->wait == WAIT_BARRIER) {
+        snprintf(to, bytes, "barrier %u, where %u of %u threads have arrived", s->address,
+                 cta->barrier[s->address].arrived, s->detail);
+    } else if (s->wait != WAIT_MBARRIER && poll_describe(w, s->mask, to, bytes) != 0) {
+        return;
+    } else if (slot != 0) {
+        const struct mbarrier *m = &cta->mbarrier[slot - 1];
+        snprintf(to, bytes,
+                 "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
+                 s->phase, m->address, m->pending, m->expected, m->tx);
+    } else {
+        snprintf(to, bytes, "no event: it runs");
+    }
 }

@@ -1,8 +1,20 @@
 /* printf and assert of kernels: vprintf and __assertfail. What is printed appears on stdout after the launch, in the
  * order of the CTAs, and in each of them in the order in which it was printed. */
-#include "vm/machine/vm.h"
+#include "vm/execute/print.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "platform/thread.h"
+#include "vm/execute/lanes_math.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 enum { LONGEST = 4096, MOST_PRINTED = 1 << 20 };
 
@@ -25,19 +37,21 @@ static void append(struct text *t, const char *from, size_t n) {
     t->used += n;
 }
 
-/* Read a string of a kernel, cut to what fits. 0 after a fault. */
-static int read_string(struct warp *w, uint64_t address, uint32_t lane, char *to, size_t space) {
+/* Read a string of a kernel, cut to what fits. False after a fault. */
+static bool read_string(struct warp *w, uint64_t address, uint32_t lane, char *to, size_t space) {
     enum space found;
-    for (size_t n = 0; n + 1 < space; n++) {
+    for (size_t n = 0; n + 1 < space; ++n) {
         const char *c = memory_any(w, SPACE_GENERIC, address + n, 1, 1, lane, 0, &found);
-        if (!c)
-            return 0;
+        if (c == NULL) {
+            return false;
+        }
         to[n] = *c;
-        if (!*c)
-            return 1;
+        if (*c == '\0') {
+            return true;
+        }
     }
     to[space - 1] = 0;
-    return 1;
+    return true;
 }
 
 /* The arguments of one printf, packed in memory as va_list would be. */
@@ -45,7 +59,7 @@ struct arguments {
     struct warp *w;
     uint64_t at;
     uint32_t lane, count;
-    int failed;
+    bool failed;
 };
 
 /* The next argument; each is aligned to its size. */
@@ -55,10 +69,11 @@ static uint64_t next_argument(struct arguments *a, uint32_t bytes) {
     a->at = (a->at + bytes - 1) / bytes * bytes;
     const void *from = a->failed ? NULL : memory_any(a->w, SPACE_GENERIC, a->at, bytes, bytes, a->lane, 0, &found);
     a->at += bytes;
-    a->count++;
-    a->failed |= !from;
-    if (from)
+    ++a->count;
+    a->failed |= from == NULL;
+    if (from != NULL) {
         memcpy(&value, from, bytes);
+    }
     return bytes == 4 ? (uint64_t)(int64_t)(int32_t)value : value;
 }
 
@@ -72,10 +87,11 @@ struct conversion {
 static const char *read_count(struct arguments *a, const char *s, int *to) {
     if (*s == '*') {
         *to = (int)next_argument(a, 4);
-        s++;
+        ++s;
     } else {
-        for (*to = 0; *s >= '0' && *s <= '9'; s++)
+        for (*to = 0; *s >= '0' && *s <= '9'; ++s) {
             *to = *to < 10000 ? 10 * *to + (*s - '0') : *to;
+        }
     }
     *to = *to > 1000 ? 1000 : *to < -1000 ? -1000 : *to;
     return s;
@@ -85,33 +101,38 @@ static const char *read_count(struct arguments *a, const char *s, int *to) {
 static const char *read_conversion(struct arguments *a, const char *s, struct conversion *c) {
     size_t n = 0;
     *c = (struct conversion){.precision = -1};
-    for (; *s && strchr("-+ #0", *s); s++)
-        if (n < 5 && !memchr(c->flags, *s, n))
+    for (; *s != '\0' && strchr("-+ #0", *s) != NULL; ++s) {
+        if (n < 5 && memchr(c->flags, *s, n) == NULL) {
             c->flags[n++] = *s;
+        }
+    }
     s = read_count(a, s, &c->width);
-    if (*s == '.')
+    if (*s == '.') {
         s = read_count(a, s + 1, &c->precision);
-    for (; *s && strchr("hlLjzt", *s); s++)
+    }
+    for (; *s != '\0' && strchr("hlLjzt", *s) != NULL; ++s) {
         c->is_long |= *s != 'h' && *s != 'L';
+    }
     c->type = *s;
-    return *s ? s + 1 : s;
+    return *s != '\0' ? s + 1 : s;
 }
 
 /* Write one converted argument. */
 static void convert(struct arguments *a, const struct conversion *c, struct text *to) {
     char format[32], string[LONGEST], out[LONGEST + 1100];
     int n = 0;
-    const char *length = strchr("diouxXc", c->type) && c->type != 'c' ? "ll" : "";
+    const char *length = strchr("diouxXc", c->type) != NULL && c->type != 'c' ? "ll" : "";
     snprintf(format, sizeof format, "%%%s*.*%s%c", c->flags, length, c->type == 'p' ? 's' : c->type);
-    if (strchr("di", c->type)) {
-        n = snprintf(out, sizeof out, format, c->width, c->precision, (long long)next_argument(a, c->is_long ? 8 : 4));
-    } else if (strchr("ouxX", c->type)) {
-        const uint64_t value = next_argument(a, c->is_long ? 8 : 4);
+    if (strchr("di", c->type) != NULL) {
         n = snprintf(out, sizeof out, format, c->width, c->precision,
-                     (unsigned long long)(c->is_long ? value : value & 0xffffffffu));
+                     (long long)next_argument(a, c->is_long != 0 ? 8 : 4));
+    } else if (strchr("ouxX", c->type) != NULL) {
+        const uint64_t value = next_argument(a, c->is_long != 0 ? 8 : 4);
+        n = snprintf(out, sizeof out, format, c->width, c->precision,
+                     (unsigned long long)(c->is_long != 0 ? value : value & 0xffffffffu));
     } else if (c->type == 'c') {
         n = snprintf(out, sizeof out, format, c->width, c->precision, (int)next_argument(a, 4));
-    } else if (strchr("fFeEgGaA", c->type)) {
+    } else if (strchr("fFeEgGaA", c->type) != NULL) {
         const uint64_t bits = next_argument(a, 8);
         double value;
         memcpy(&value, &bits, 8);
@@ -122,8 +143,9 @@ static void convert(struct arguments *a, const struct conversion *c, struct text
     } else { /* s */
         const uint64_t address = next_argument(a, 8);
         a->failed = a->failed || !read_string(a->w, address, a->lane, string, sizeof string);
-        if (!a->failed)
+        if (!a->failed) {
             n = snprintf(out, sizeof out, format, c->width, c->precision, string);
+        }
     }
     append(to, out, n < 0 ? 0 : (size_t)n < sizeof out ? (size_t)n : sizeof out - 1);
 }
@@ -132,18 +154,18 @@ static void convert(struct arguments *a, const struct conversion *c, struct text
 static void keep(struct cta *cta, const struct text *t) {
     struct launch *launch = cta->launch;
     struct printed *node = malloc(sizeof *node + t->used);
-    pthread_mutex_lock(&launch->lock);
-    if (!node || launch->printed_bytes + t->used > MOST_PRINTED) {
+    mutex_lock(&launch->lock);
+    if (node == NULL || launch->printed_bytes + t->used > MOST_PRINTED) {
         launch->unprinted_bytes += t->used;
         free(node);
     } else {
         *node = (struct printed){.next = launch->printed, .cta = cta->linear, .length = t->used};
-        node->order = launch->printed ? launch->printed->order + 1 : 0;
+        node->order = launch->printed != NULL ? launch->printed->order + 1 : 0;
         memcpy(node->text, t->at, t->used);
         launch->printed = node;
         launch->printed_bytes += t->used;
     }
-    pthread_mutex_unlock(&launch->lock);
+    mutex_unlock(&launch->lock);
 }
 
 /* Print for one lane; returns how many arguments were read, or -1 after a fault. */
@@ -151,22 +173,26 @@ static int print_lane(struct warp *w, uint64_t format, uint64_t values, uint32_t
     char pattern[LONGEST], out[2 * LONGEST];
     struct text to = {out, 0, sizeof out};
     struct arguments a = {.w = w, .at = values, .lane = lane};
-    if (!read_string(w, format, lane, pattern, sizeof pattern))
+    if (!read_string(w, format, lane, pattern, sizeof pattern)) {
         return -1;
-    for (const char *s = pattern; *s && !a.failed;) {
+    }
+    for (const char *s = pattern; *s != '\0' && !a.failed;) {
         const char *percent = strchr(s, '%');
-        append(&to, s, percent ? (size_t)(percent - s) : strlen(s));
-        if (!percent)
+        append(&to, s, percent != NULL ? (size_t)(percent - s) : strlen(s));
+        if (percent == NULL) {
             break;
+        }
         struct conversion c;
         s = read_conversion(&a, percent + 1, &c);
-        if (c.type && strchr("diouxXcfFeEgGaAps", c.type))
+        if (c.type != '\0' && strchr("diouxXcfFeEgGaAps", c.type) != NULL) {
             convert(&a, &c, &to);
-        else
+        } else {
             append(&to, c.type == '%' ? "%" : percent, c.type == '%' ? 1 : (size_t)(s - percent));
+        }
     }
-    if (a.failed)
+    if (a.failed) {
         return -1;
+    }
     keep(w->cta, &to);
     return (int)a.count;
 }
@@ -175,12 +201,14 @@ static int print_lane(struct warp *w, uint64_t format, uint64_t values, uint32_t
 enum step print_format(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint64_t *format = source(w, i->a), *values = source(w, i->b);
     uint32_t *d = destination(w, i->d);
-    for (uint32_t l = 0; l < WARP; l++) {
-        if (!(mask >> l & 1u))
+    for (uint32_t l = 0; l < WARP; ++l) {
+        if ((mask >> l & 1u) == 0) {
             continue;
+        }
         const int n = print_lane(w, format[l], values[l], l);
-        if (n < 0)
+        if (n < 0) {
             return STEP_FAULT;
+        }
         d[l] = (uint32_t)n;
     }
     return STEP_NEXT;
@@ -192,37 +220,45 @@ enum step print_assertion(struct warp *w, const struct inst *i, uint32_t mask) {
     char message[256], file[160], function[160];
     if (!read_string(w, ((const uint64_t *)source(w, i->a))[lane], lane, message, sizeof message) ||
         !read_string(w, ((const uint64_t *)source(w, i->b))[lane], lane, file, sizeof file) ||
-        !read_string(w, ((const uint64_t *)source(w, i->e))[lane], lane, function, sizeof function))
+        !read_string(w, ((const uint64_t *)source(w, i->e))[lane], lane, function, sizeof function)) {
         return STEP_FAULT;
+    }
     return fault_at(w, CUDA_ERROR_ASSERT, lane, "assertion `%s` failed in %s, %s:%u", message, function, file,
                     ((const uint32_t *)source(w, i->c))[lane]);
 }
 
 static int compare(const void *a, const void *b) {
     const struct printed *x = *(struct printed *const *)a, *y = *(struct printed *const *)b;
-    if (x->cta != y->cta)
+    if (x->cta != y->cta) {
         return x->cta < y->cta ? -1 : 1;
+    }
     return x->order < y->order ? -1 : x->order > y->order;
 }
 
 /* Write what a launch printed to stdout, in the order of its CTAs. */
 void print_flush(struct launch *launch) {
     size_t count = 0;
-    for (const struct printed *n = launch->printed; n; n = n->next)
-        count++;
-    struct printed **list = count ? malloc(count * sizeof *list) : NULL;
+    for (const struct printed *n = launch->printed; n != NULL; n = n->next) {
+        ++count;
+    }
+    struct printed **list = count != 0 ? malloc(count * sizeof *list) : NULL;
     size_t k = 0;
-    for (struct printed *n = launch->printed; list && n; n = n->next)
+    for (struct printed *n = launch->printed; list != NULL && n != NULL; n = n->next) {
         list[k++] = n;
-    if (list)
+    }
+    if (list != NULL) {
         qsort(list, count, sizeof *list, compare);
-    for (k = 0; list && k < count; k++)
+    }
+    for (k = 0; list != NULL && k < count; ++k) {
         fwrite(list[k]->text, 1, list[k]->length, stdout);
-    if (launch->unprinted_bytes)
+    }
+    if (launch->unprinted_bytes != 0) {
         printf("[%zu bytes more were printed; a launch keeps %d]\n", launch->unprinted_bytes, (int)MOST_PRINTED);
-    if (list || launch->unprinted_bytes)
+    }
+    if (list != NULL || launch->unprinted_bytes != 0) {
         fflush(stdout);
-    for (struct printed *n = launch->printed, *next; n; n = next) {
+    }
+    for (struct printed *n = launch->printed, *next; n != NULL; n = next) {
         next = n->next;
         free(n);
     }

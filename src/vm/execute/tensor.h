@@ -2,9 +2,8 @@
 #ifndef SM120_VM_TENSOR_H
 #define SM120_VM_TENSOR_H
 
-#include "vm/machine/vm.h"
-
 #include "vm/execute/mma.h"
+#include "vm/machine/cta.h"
 
 /* Two indices out of four, the first in the lower bits: that differ, that ascend, and those of tf32. */
 enum { MMA_PAIRS_ANY = 0x7bde, MMA_PAIRS_ORDERED = 0x7310, MMA_PAIRS_TF32 = 0x4010 };
@@ -26,5 +25,7 @@ struct mma_plan {
     uint8_t sparsity, holders;  /* holders: the lanes of four that hold it */
     uint64_t flops;
 };
+
+handler tensor_mma, tensor_mma_double, tensor_wmma;
 
 #endif

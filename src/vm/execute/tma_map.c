@@ -1,7 +1,11 @@
 /* The 128 bytes of a tensor map: what the virtual SM120 writes into an object that is opaque to everybody else. */
-#include "vm/execute/tma.h"
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
+
+#include "driver/tensor_map_rules.h"
+#include "vm/execute/tma.h"
+#include "vm/machine/types.h"
 
 /* All that is stored minus one is 1 in a map made from zeros, as on the chip. */
 struct image {
@@ -22,7 +26,7 @@ static const uint64_t MAGIC = UINT64_C(0x70616d5f41545853);
 static uint64_t seal_of(const struct image *image) {
     uint64_t words[TENSOR_MAP_BYTES / 8 - 1], hash = MAGIC;
     memcpy(words, image, sizeof words);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    for (size_t i = 0; i < sizeof words / sizeof *words; ++i) {
         hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15u;
         hash ^= hash >> 29;
     }
@@ -56,19 +60,21 @@ void tma_map_pack(void *bytes, const struct tensor_map *map) {
                           .fill = (uint8_t)map->fill,
                           .given = UINT32_MAX,
                           .magic = MAGIC};
-    for (uint32_t i = 0; i < map->rank; i++) {
+    for (uint32_t i = 0; i < map->rank; ++i) {
         image.dims[i] = (uint32_t)(map->dims[i] - 1);
         image.box[i] = (uint8_t)(map->box[i] - 1);
         image.steps[i] = (uint8_t)(map->steps[i] - 1);
-        if (i + 1 < map->rank)
+        if (i + 1 < map->rank) {
             image.strides[i] = map->strides[i];
+        }
     }
     image.seal = seal_of(&image);
     memcpy(bytes, &image, sizeof image);
 }
 
-/* Was everything given that has no default? The modes and the rank are 0 where nobody said more. 0 with a sentence. */
-static int is_complete(const struct image *image, char *why, size_t room) {
+/* Was everything given that has no default? The modes and the rank are 0 where nobody said more. False with a sentence.
+ */
+static bool is_complete(const struct image *image, char *why, size_t room) {
     const struct {
         enum tma_field field;
         const char *name;
@@ -77,35 +83,38 @@ static int is_complete(const struct image *image, char *why, size_t room) {
                   {TMA_BOX, "box_dim", image->rank + 1u},
                   {TMA_DIM, "global_dim", image->rank + 1u},
                   {TMA_STRIDE, "global_stride", image->rank}};
-    for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++)
-        for (uint32_t i = 0; i < wanted[k].count; i++) {
-            if (image->given & given_bit(wanted[k].field, i))
+    for (size_t k = 0; k < sizeof wanted / sizeof *wanted; ++k) {
+        for (uint32_t i = 0; i < wanted[k].count; ++i) {
+            if ((image->given & given_bit(wanted[k].field, i)) != 0) {
                 continue;
-            const char ordinal[] = {k ? ' ' : 0, (char)('0' + i), 0};
+            }
+            const char ordinal[] = {k != 0 ? ' ' : 0, (char)('0' + i), 0};
             snprintf(why, room, "it was never given its %s%s; expected tensormap.replace.tile.%s before",
                      wanted[k].name, ordinal, wanted[k].name);
-            return 0;
+            return false;
         }
-    return 1;
+    }
+    return true;
 }
 
-int tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t room) {
+bool tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t room) {
     struct image image;
     memcpy(&image, bytes, sizeof image);
     if (image.magic != MAGIC || image.seal != seal_of(&image)) {
         snprintf(why, room, "%s",
                  image.magic == MAGIC ? "something has overwritten a part of it" : "it was never encoded");
-        return 0;
+        return false;
     }
     if (image.rank >= TENSOR_MAP_RANK) {
         snprintf(why, room, "its rank is %u; 1 to %d are right", image.rank + 1u, TENSOR_MAP_RANK);
-        return 0;
+        return false;
     }
-    if (!is_complete(&image, why, room))
-        return 0;
-    if (image.atom && image.swizzle != CU_TENSOR_MAP_SWIZZLE_128B) {
+    if (!is_complete(&image, why, room)) {
+        return false;
+    }
+    if (image.atom != 0 && image.swizzle != CU_TENSOR_MAP_SWIZZLE_128B) {
         snprintf(why, room, "its swizzle_atomicity is %u; with swizzle_mode %u it is 0", image.atom, image.swizzle);
-        return 0;
+        return false;
     }
     *map = (struct tensor_map){.address = image.address,
                                .rank = image.rank + 1u,
@@ -114,12 +123,13 @@ int tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t 
                                .swizzle = (uint32_t)image.swizzle + image.atom,
                                .promotion = image.promotion,
                                .fill = image.fill};
-    for (uint32_t i = 0; i < map->rank; i++) {
+    for (uint32_t i = 0; i < map->rank; ++i) {
         map->dims[i] = (uint64_t)image.dims[i] + 1;
         map->box[i] = image.box[i] + 1u;
         map->steps[i] = image.steps[i] + 1u;
-        if (i + 1 < map->rank)
+        if (i + 1 < map->rank) {
             map->strides[i] = image.strides[i];
+        }
     }
     return tensor_map_check(map, why, room);
 }
@@ -165,38 +175,41 @@ static void set(struct image *image, enum tma_field field, uint32_t ordinal, uin
 }
 
 /* Is a new value one that the field can hold? 0 with a sentence. */
-static int is_in_range(enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room) {
+static bool is_in_range(enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room) {
     static const struct {
         enum tma_field field;
         const char *name;
         uint64_t least, most;
     } ranges[] = {
         {TMA_RANK, "rank", 0, TENSOR_MAP_RANK - 1}, {TMA_BOX, "box_dim", 1, 256}, {TMA_STEP, "element_stride", 1, 8}};
-    for (size_t k = 0; k < sizeof ranges / sizeof *ranges; k++)
+    for (size_t k = 0; k < sizeof ranges / sizeof *ranges; ++k) {
         if (ranges[k].field == field && (value < ranges[k].least || value > ranges[k].most)) {
             snprintf(why, room, "%s %" PRIu32 " = %" PRIu64 "; %" PRIu64 " to %" PRIu64 " are right", ranges[k].name,
                      ordinal, value, ranges[k].least, ranges[k].most);
-            return 0;
+            return false;
         }
-    return 1;
+    }
+    return true;
 }
 
-int tma_map_replace(void *bytes, enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room) {
+bool tma_map_replace(void *bytes, enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room) {
     static const uint8_t zeros[TENSOR_MAP_BYTES];
     struct image image;
     memcpy(&image, bytes, sizeof image);
-    const int is_new = !memcmp(&image, zeros, sizeof image);
+    const bool is_new = memcmp(&image, zeros, sizeof image) == 0;
     if (!is_new && (image.magic != MAGIC || image.seal != seal_of(&image))) {
         snprintf(why, room, "those 128 bytes are neither a tensor map nor zeros");
-        return 0;
+        return false;
     }
-    if (!is_in_range(field, ordinal, value, why, room))
-        return 0;
+    if (!is_in_range(field, ordinal, value, why, room)) {
+        return false;
+    }
     image.magic = MAGIC;
-    if (field == TMA_ADDRESS || field == TMA_BOX || field == TMA_DIM || field == TMA_STRIDE)
+    if (field == TMA_ADDRESS || field == TMA_BOX || field == TMA_DIM || field == TMA_STRIDE) {
         image.given |= given_bit(field, ordinal);
+    }
     set(&image, field, ordinal, value);
     image.seal = seal_of(&image);
     memcpy(bytes, &image, sizeof image);
-    return 1;
+    return true;
 }

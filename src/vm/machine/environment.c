@@ -1,16 +1,20 @@
 /* Numbers and words from the environment. */
-#define _POSIX_C_SOURCE 200809L
 #include "vm/machine/environment.h"
-#include "vm/machine/vm.h"
+
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* Read digits of base 10 or 16 to the end of the text. 0: they are none, or too many. */
-static int read_digits(const char *text, uint64_t *value) {
-    const int hexadecimal = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+#include "vm/machine/fault.h"
+#include "vm/machine/types.h"
+
+/* Read digits of base 10 or 16 to the end of the text. False: they are none, or too many. */
+static bool read_digits(const char *text, uint64_t *value) {
+    const bool hexadecimal = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
     const char *const digits = text + (hexadecimal ? 2 : 0);
-    if (!*digits || digits[strspn(digits, hexadecimal ? "0123456789abcdefABCDEF" : "0123456789")])
-        return 0;
+    if (*digits == '\0' || digits[strspn(digits, hexadecimal ? "0123456789abcdefABCDEF" : "0123456789")] != '\0') {
+        return false;
+    }
     errno = 0;
     *value = strtoull(digits, NULL, hexadecimal ? 16 : 10);
     return errno == 0;
@@ -19,8 +23,9 @@ static int read_digits(const char *text, uint64_t *value) {
 CUresult environment_number(const char *name, uint64_t least, uint64_t most, uint64_t otherwise, uint64_t *value) {
     const char *const text = getenv(name);
     *value = otherwise;
-    if (!text || !*text)
+    if (text == NULL || *text == '\0') {
         return CUDA_SUCCESS;
+    }
     uint64_t given;
     if (read_digits(text, &given) && given >= least && given <= most) {
         *value = given;
@@ -33,13 +38,15 @@ CUresult environment_number(const char *name, uint64_t least, uint64_t most, uin
 CUresult environment_word(const char *name, const char *const words[3], int otherwise, int *index) {
     const char *const text = getenv(name);
     *index = otherwise;
-    if (!text || !*text)
+    if (text == NULL || *text == '\0') {
         return CUDA_SUCCESS;
-    for (int k = 0; k < 3; k++)
-        if (!strcmp(text, words[k])) {
+    }
+    for (int k = 0; k < 3; ++k) {
+        if (strcmp(text, words[k]) == 0) {
             *index = k;
             return CUDA_SUCCESS;
         }
+    }
     return fault_set(CUDA_ERROR_INVALID_VALUE, "%s is \"%.100s\", expected %s, %s or %s", name, text, words[0],
                      words[1], words[2]);
 }

@@ -2,8 +2,9 @@
 #ifndef SM120_VM_ENVIRONMENT_H
 #define SM120_VM_ENVIRONMENT_H
 
-#include "driver/driver.h"
 #include <stdint.h>
+
+#include "driver/driver.h"
 
 /* Read a number, decimal or 0x and hexadecimal, from `least` to `most`; `otherwise` where the variable is unset or
  * empty. */

@@ -1,18 +1,26 @@
 /* Faults: values that end a launch, with a text that says where and why. */
-#include "vm/machine/vm.h"
+#include "vm/machine/fault.h"
+
 #include <stdarg.h>
 #include <stdio.h>
+
+#include "platform/thread.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 
 static _Thread_local char last[4096];
 
 /* Keep the first fault of a launch and stop the others. */
 void fault_record(struct launch *launch, CUresult code, const char *text) {
-    pthread_mutex_lock(&launch->lock);
+    mutex_lock(&launch->lock);
     if (launch->result == CUDA_SUCCESS) {
         launch->result = code;
         snprintf(launch->fault, sizeof launch->fault, "%s", text);
     }
-    pthread_mutex_unlock(&launch->lock);
+    mutex_unlock(&launch->lock);
     atomic_store(&launch->stop, 1);
 }
 
@@ -22,8 +30,9 @@ struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *
     char who[32] = "";
     const struct place *at = &w->function->places[w->pc];
     const struct cta *cta = w->cta;
-    if (lane < WARP)
+    if (lane < WARP) {
         snprintf(who, sizeof who, ", lane %u", lane);
+    }
     snprintf(to.text, sizeof to.text, "%s at %s:%u: %s (CTA %u,%u,%u, warp %u%s)", w->function->name, at->file,
              at->line, message, cta->id[0], cta->id[1], cta->id[2], w->index, who);
     return to;

@@ -1,47 +1,22 @@
 /* Device memory and every check of an address. A device address is the host pointer of a lazily committed mapping with
  * a guard page on each side; freed mappings stay reserved for a while, so that a use after free is recognised. */
-#define _GNU_SOURCE
-#include "vm/check/defined.h"
-#include "vm/execute/address.h"
-#include "vm/machine/poison.h"
+#include "vm/machine/memory.h"
+
 #include <stdlib.h>
-#include <sys/mman.h>
+#include <string.h>
 
-struct arena_block {
-    struct arena_block *next;
-    char *at, *end;
-};
-
-/* Take zeroed memory, 64-byte aligned; NULL when there is none. */
-void *arena_take(struct arena *arena, size_t bytes) {
-    enum { BLOCK = 1 << 18 };
-    const size_t asked = bytes;
-    bytes = (bytes + 63) / 64 * 64 + POISON_GAP;
-    struct arena_block *b = arena->first;
-    if (!b || (size_t)(b->end - b->at) < bytes) {
-        const size_t space = bytes > BLOCK / 2 ? bytes + 192 : BLOCK;
-        b = calloc(1, space);
-        if (!b)
-            return NULL;
-        b->at = (char *)(((uintptr_t)(b + 1) + 63) / 64 * 64);
-        b->end = (char *)b + space;
-        b->next = arena->first;
-        arena->first = b;
-    }
-    void *memory = b->at;
-    b->at += bytes;
-    POISON((char *)memory + asked, bytes - asked);
-    return memory;
-}
-
-/* Free all of it. */
-void arena_free(struct arena *arena) {
-    for (struct arena_block *b = arena->first, *next; b; b = next) {
-        next = b->next;
-        free(b);
-    }
-    arena->first = NULL;
-}
+#include "platform/pages.h"
+#include "platform/thread.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/poison.h"
+#include "vm/machine/program.h"
+#include "vm/machine/shade.h"
+#include "vm/machine/types.h"
 
 /* ---- allocations --------------------------------------------------------------------------------------------- */
 
@@ -50,82 +25,90 @@ static size_t position(const struct device *device, uint64_t address) {
     size_t low = 0, high = device->allocation_count;
     while (low < high) {
         const size_t middle = (low + high) / 2;
-        if (device->allocations[middle].end <= address)
+        if (device->allocations[middle].end <= address) {
             low = middle + 1;
-        else
+        } else {
             high = middle;
+        }
     }
     return low;
 }
 
 /* Reserve and record memory; the lock is held. */
-static CUresult allocate(struct device *device, size_t bytes, int kind, uint64_t *address) {
-    enum { PAGE = 4096 };
-    if (bytes > SIZE_MAX - 3 * PAGE || bytes > device->limit || device->used > device->limit - bytes)
+static CUresult allocate(struct device *device, size_t bytes, enum allocation_kind kind, uint64_t *address) {
+    const size_t page = pages_size();
+    if (bytes > SIZE_MAX - 3 * page || bytes > device->limit || device->used > device->limit - bytes) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes; %zu of %zu are in use", bytes, device->used,
                          device->limit);
+    }
     if (device->allocation_count == device->allocation_space) {
-        const size_t space = device->allocation_space ? 2 * device->allocation_space : 64;
+        const size_t space = device->allocation_space != 0 ? 2 * device->allocation_space : 64;
         struct allocation *grown = realloc(device->allocations, space * sizeof *grown);
-        if (!grown)
+        if (grown == NULL) {
             return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+        }
         device->allocations = grown;
         device->allocation_space = space;
     }
-    const size_t whole = (bytes + PAGE - 1) / PAGE * PAGE, mapped = whole + 2 * PAGE;
-    char *base = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED)
+    const size_t whole = (bytes + page - 1) / page * page, mapped = whole + 2 * page;
+    char *base = pages_reserve(mapped);
+    if (base == NULL) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
-    const int is_shaded = kind == 0 && launch_checks() == CHECKS_FULL;
+    }
+    const bool is_shaded = kind == ALLOCATION_SHADED;
     struct shade *const shade = is_shaded ? shade_open(bytes) : NULL;
-    if ((is_shaded && !shade) || mprotect(base + PAGE, whole, PROT_READ | PROT_WRITE) != 0) {
-        munmap(base, mapped);
+    if ((is_shaded && shade == NULL) || !pages_commit(base + page, whole)) {
+        pages_release(base, mapped);
         shade_free(shade);
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
     }
-    POISON(base + PAGE + bytes, whole - bytes);
-    const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + PAGE),
-                                 .end = (uint64_t)(uintptr_t)(base + PAGE) + bytes,
+    POISON(base + page + bytes, whole - bytes);
+    const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + page),
+                                 .end = (uint64_t)(uintptr_t)(base + page) + bytes,
                                  .mapping = base,
                                  .mapped = mapped,
-                                 .pinned = kind == 1,
-                                 .owned = kind >= 2,
-                                 .constant = kind == 3,
+                                 .pinned = kind == ALLOCATION_PINNED,
+                                 .owned = kind == ALLOCATION_VARIABLE || kind == ALLOCATION_CONSTANT,
+                                 .constant = kind == ALLOCATION_CONSTANT,
                                  .shade = shade};
-    if (shade)
+    if (shade != NULL) {
         atomic_fetch_add(&device->shades, 1);
+    }
     const size_t at = position(device, a.start);
     memmove(&device->allocations[at + 1], &device->allocations[at], (device->allocation_count - at) * sizeof a);
     device->allocations[at] = a;
-    device->allocation_count++;
+    ++device->allocation_count;
     device->used += bytes;
     *address = a.start;
     return CUDA_SUCCESS;
 }
 
-/* Allocate device memory. kind: 0 plain, 1 pinned, 2 a module's variable, 3 such a constant. */
-CUresult memory_alloc(struct device *device, size_t bytes, int kind, uint64_t *address) {
-    if (!bytes)
+/* Allocate device memory. */
+CUresult memory_alloc(struct device *device, size_t bytes, enum allocation_kind kind, uint64_t *address) {
+    if (bytes == 0) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
+    }
     atomic_fetch_add(&device->host_calls, 1);
-    pthread_rwlock_wrlock(&device->memory_lock);
+    rwlock_lock_write(&device->memory_lock);
     const CUresult r = allocate(device, bytes, kind, address);
-    pthread_rwlock_unlock(&device->memory_lock);
+    rwlock_unlock_write(&device->memory_lock);
     return r;
 }
 
 /* Return a mapping to the host. */
 static void unmap(const struct allocation *a) {
-    if (!a->mapping)
+    if (a->mapping == NULL) {
         return;
+    }
     UNPOISON(a->mapping, a->mapped);
-    munmap(a->mapping, a->mapped);
+    pages_release(a->mapping, a->mapped);
 }
 
 /* Forget what is beside an allocation. */
 static void end_shade(struct device *device, struct allocation *a) {
-    if (a->shade)
+    if (a->shade != NULL) {
         atomic_fetch_sub(&device->shades, 1);
+    }
     shade_free(a->shade);
     a->shade = NULL;
 }
@@ -137,105 +120,108 @@ static void give_back(struct device *device, size_t at) {
     unmap(old);
     end_shade(device, a);
     *old = *a;
-    madvise(a->mapping, a->mapped, MADV_DONTNEED);
-    mprotect(a->mapping, a->mapped, PROT_NONE);
+    pages_decommit(a->mapping, a->mapped);
     device->used -= (size_t)(a->end - a->start);
     memmove(a, a + 1, (device->allocation_count - at - 1) * sizeof *a);
-    device->allocation_count--;
+    --device->allocation_count;
 }
 
-/* Mark an allocation that launches may be using. 0: none runs. The memory lock is held. */
-static int postpone(struct device *device, struct allocation *a) {
-    pthread_mutex_lock(&device->running_lock);
-    const int is_used = device->running != NULL;
+/* Mark an allocation that launches may be using. False: none runs. The memory lock is held. */
+static bool postpone(struct device *device, struct allocation *a) {
+    mutex_lock(&device->running_lock);
+    const bool is_used = device->running != NULL;
     if (is_used) {
         a->freed_at = device->launches;
-        device->dying++;
+        ++device->dying;
     }
-    pthread_mutex_unlock(&device->running_lock);
+    mutex_unlock(&device->running_lock);
     return is_used;
 }
 
+/* What memory_free has to be told. */
+static enum allocation_kind kind_of(const struct allocation *a) {
+    return a->owned ? ALLOCATION_VARIABLE : a->pinned ? ALLOCATION_PINNED : ALLOCATION_PLAIN;
+}
+
 /* Free device memory, or have the last launch that may use it do so. */
-CUresult memory_free(struct device *device, uint64_t address, int kind) {
+CUresult memory_free(struct device *device, uint64_t address, enum allocation_kind kind) {
     atomic_fetch_add(&device->host_calls, 1);
-    pthread_rwlock_wrlock(&device->memory_lock);
+    rwlock_lock_write(&device->memory_lock);
     const size_t at = position(device, address);
     struct allocation *a = &device->allocations[at];
-    if (at == device->allocation_count || a->start != address || a->freed_at || (a->owned ? 2 : a->pinned) != kind) {
-        pthread_rwlock_unlock(&device->memory_lock);
+    if (at == device->allocation_count || a->start != address || a->freed_at != 0 || kind_of(a) != kind) {
+        rwlock_unlock_write(&device->memory_lock);
         return fault_set(CUDA_ERROR_INVALID_VALUE, "0x%llx is not the address of an allocation",
                          (unsigned long long)address);
     }
-    if (!postpone(device, a))
+    if (!postpone(device, a)) {
         give_back(device, at);
-    pthread_rwlock_unlock(&device->memory_lock);
+    }
+    rwlock_unlock_write(&device->memory_lock);
     return CUDA_SUCCESS;
 }
 
 /* Free what no launch uses any more. */
 static void reap(struct device *device) {
-    pthread_rwlock_wrlock(&device->memory_lock);
-    pthread_mutex_lock(&device->running_lock);
+    rwlock_lock_write(&device->memory_lock);
+    mutex_lock(&device->running_lock);
     uint64_t oldest = UINT64_MAX;
-    for (const struct launch *l = device->running; l; l = l->next_running)
+    for (const struct launch *l = device->running; l != NULL; l = l->next_running) {
         oldest = l->number < oldest ? l->number : oldest;
-    for (size_t k = device->allocation_count; k-- > 0 && device->dying;)
-        if (device->allocations[k].freed_at && device->allocations[k].freed_at < oldest) {
+    }
+    for (size_t k = device->allocation_count; k-- > 0 && device->dying != 0;) {
+        if (device->allocations[k].freed_at != 0 && device->allocations[k].freed_at < oldest) {
             give_back(device, k);
-            device->dying--;
+            --device->dying;
         }
-    pthread_mutex_unlock(&device->running_lock);
-    pthread_rwlock_unlock(&device->memory_lock);
+    }
+    mutex_unlock(&device->running_lock);
+    rwlock_unlock_write(&device->memory_lock);
 }
 
 /* A launch begins. Its number is another one than that of any launch of the process: rooms know it by that. */
 void memory_enter(struct device *device, struct launch *launch) {
     static atomic_uint_fast64_t launches;
     atomic_fetch_add(&device->host_calls, 1);
-    pthread_rwlock_rdlock(&device->memory_lock); /* so that nothing is being freed */
-    pthread_mutex_lock(&device->running_lock);
+    rwlock_lock_read(&device->memory_lock); /* so that nothing is being freed */
+    mutex_lock(&device->running_lock);
     launch->number = device->launches = atomic_fetch_add(&launches, 1) + 1;
     launch->next_running = device->running;
     device->running = launch;
-    pthread_mutex_unlock(&device->running_lock);
-    pthread_rwlock_unlock(&device->memory_lock);
+    mutex_unlock(&device->running_lock);
+    rwlock_unlock_read(&device->memory_lock);
 }
 
 /* It has ended. */
 void memory_leave(struct device *device, struct launch *launch) {
-    pthread_mutex_lock(&device->running_lock);
+    mutex_lock(&device->running_lock);
     struct launch **link = &device->running;
-    while (*link != launch)
+    while (*link != launch) {
         link = &(*link)->next_running;
+    }
     *link = launch->next_running;
-    const int is_dying = device->dying != 0;
-    pthread_mutex_unlock(&device->running_lock);
-    if (is_dying)
+    const bool is_dying = device->dying != 0;
+    mutex_unlock(&device->running_lock);
+    if (is_dying) {
         reap(device);
+    }
 }
 
 /* Make the locks. Who allocates or frees has to get through while many read. */
 void memory_open(struct device *device) {
-    pthread_rwlockattr_t attributes;
-    pthread_rwlockattr_init(&attributes);
-#ifdef __GLIBC__
-    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-#endif
-    pthread_rwlock_init(&device->memory_lock, &attributes);
-    pthread_rwlockattr_destroy(&attributes);
-    pthread_mutex_init(&device->running_lock, NULL);
+    rwlock_init(&device->memory_lock);
+    mutex_init(&device->running_lock);
 }
 
 void memory_lock_all(struct device *device) {
-    pthread_rwlock_wrlock(&device->memory_lock);
-    pthread_mutex_lock(&device->running_lock);
+    rwlock_lock_write(&device->memory_lock);
+    mutex_lock(&device->running_lock);
 }
 
-void memory_unlock_all(struct device *device, int is_child) {
+void memory_unlock_all(struct device *device, bool is_child) {
     if (!is_child) {
-        pthread_mutex_unlock(&device->running_lock);
-        pthread_rwlock_unlock(&device->memory_lock);
+        mutex_unlock(&device->running_lock);
+        rwlock_unlock_write(&device->memory_lock);
         return;
     }
     memory_open(device); /* threads of the parent that wait for the locks are not in the child */
@@ -245,59 +231,62 @@ void memory_unlock_all(struct device *device, int is_child) {
 
 /* Free everything of a device. */
 void memory_free_all(struct device *device) {
-    pthread_rwlock_wrlock(&device->memory_lock);
-    for (size_t k = 0; k < device->allocation_count; k++) {
+    rwlock_lock_write(&device->memory_lock);
+    for (size_t k = 0; k < device->allocation_count; ++k) {
         unmap(&device->allocations[k]);
         end_shade(device, &device->allocations[k]);
     }
-    stored_free(device->stored);
-    device->stored = NULL;
-    for (size_t k = 0; k < FREED; k++)
+    for (size_t k = 0; k < FREED; ++k) {
         unmap(&device->freed[k]);
+    }
     memset(device->freed, 0, sizeof device->freed);
     free(device->allocations);
     device->allocations = NULL;
     device->allocation_count = device->allocation_space = device->used = 0;
-    pthread_rwlock_unlock(&device->memory_lock);
+    rwlock_unlock_write(&device->memory_lock);
 }
 
 /* Is a range inside one allocation? For copies that the host asks for. */
 CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what) {
     const size_t at = position(device, address);
     const struct allocation *a = &device->allocations[at];
-    const int inside = at < device->allocation_count && a->start <= address && !a->freed_at;
-    if (inside && bytes <= a->end - address)
+    const bool inside = at < device->allocation_count && a->start <= address && a->freed_at == 0;
+    if (inside && bytes <= a->end - address) {
         return CUDA_SUCCESS;
-    if (inside)
+    }
+    if (inside) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes at 0x%llx end %llu bytes behind their allocation",
                          what, bytes, (unsigned long long)address, (unsigned long long)(address + bytes - a->end));
+    }
     return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx is not in device memory", what, (unsigned long long)address);
 }
 
 /* ---- accesses of kernels ------------------------------------------------------------------------------------- */
 
 /* Was an allocation freed before a launch began? */
-static int is_freed_for(const struct launch *launch, const struct allocation *a) {
-    return a->freed_at && a->freed_at < launch->number;
+static bool is_freed_for(const struct launch *launch, const struct allocation *a) {
+    return a->freed_at != 0 && a->freed_at < launch->number;
 }
 
 /* Is a range inside one allocation? Looks at the worker's own list first: nothing in it goes away during a launch. */
 int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
     struct allocation *cached = worker->cached;
-    for (uint32_t k = 0; k < 8; k++)
-        if (cached[k].start <= address && address < cached[k].end && bytes <= cached[k].end - address)
+    for (uint32_t k = 0; k < 8; ++k) {
+        if (cached[k].start <= address && address < cached[k].end && bytes <= cached[k].end - address) {
             return 1 + cached[k].constant;
+        }
+    }
     struct device *device = worker->launch->device;
-    pthread_rwlock_rdlock(&device->memory_lock);
+    rwlock_lock_read(&device->memory_lock);
     const size_t at = position(device, address);
     const struct allocation *a = &device->allocations[at];
-    const int found = at < device->allocation_count && a->start <= address && bytes <= a->end - address &&
-                      !is_freed_for(worker->launch, a);
+    const bool found = at < device->allocation_count && a->start <= address && bytes <= a->end - address &&
+                       !is_freed_for(worker->launch, a);
     if (found) {
         memmove(cached + 1, cached, 7 * sizeof *cached);
         cached[0] = *a;
     }
-    pthread_rwlock_unlock(&device->memory_lock);
+    rwlock_unlock_read(&device->memory_lock);
     return found ? 1 + cached[0].constant : 0;
 }
 
@@ -315,52 +304,55 @@ static void explain_freed(struct warp *w, const struct allocation *f, uint64_t a
 static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, const char *what) {
     const struct device *device = w->worker->launch->device;
     const unsigned long long shown = address;
-    for (size_t k = 0; k < FREED; k++) {
+    for (size_t k = 0; k < FREED; ++k) {
         const struct allocation *f = &device->freed[k];
-        if (f->mapping && f->start <= address && address < f->end) {
+        if (f->mapping != NULL && f->start <= address && address < f->end) {
             explain_freed(w, f, address, bytes, lane, what);
             return;
         }
     }
     const size_t at = position(device, address), count = device->allocation_count;
     const struct allocation *a = device->allocations;
-    if (at < count && a[at].start <= address && is_freed_for(w->worker->launch, &a[at]))
+    if (at < count && a[at].start <= address && is_freed_for(w->worker->launch, &a[at])) {
         explain_freed(w, &a[at], address, bytes, lane, what);
-    else if (at < count && a[at].start <= address)
+    } else if (at < count && a[at].start <= address) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at global address 0x%llx crosses the end of an allocation of %llu bytes at 0x%llx",
                  what, bytes, shown, (unsigned long long)(a[at].end - a[at].start), (unsigned long long)a[at].start);
-    else if (at && address - a[at - 1].end < 1u << 20)
+    } else if (at != 0 && address - a[at - 1].end < 1u << 20) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at global address 0x%llx, %llu bytes behind the end of an allocation of %llu bytes",
                  what, bytes, shown, shown - a[at - 1].end, (unsigned long long)(a[at - 1].end - a[at - 1].start));
-    else if (at < count && a[at].start - address < 1u << 20)
+    } else if (at < count && a[at].start - address < 1u << 20) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at global address 0x%llx, %llu bytes before an allocation of %llu bytes", what, bytes,
                  shown, (unsigned long long)a[at].start - shown, (unsigned long long)(a[at].end - a[at].start));
-    else
+    } else {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at global address 0x%llx, which is in no allocation", what, bytes, shown);
+    }
 }
 
-static int misaligned(struct warp *w, uint64_t address, uint32_t align, uint32_t lane, const char *what,
-                      const char *space) {
-    if (!(address & (align - 1)))
-        return 0;
+static bool misaligned(struct warp *w, uint64_t address, uint32_t align, uint32_t lane, const char *what,
+                       const char *space) {
+    if ((address & (align - 1)) == 0) {
+        return false;
+    }
     fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane, "%s at %s address 0x%llx, expected a multiple of %u", what, space,
              (unsigned long long)address, align);
-    return 1;
+    return true;
 }
 
 /* The host pointer of global memory; NULL after a fault. */
 void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what) {
-    if (misaligned(w, address, align, lane, what, "global"))
+    if (misaligned(w, address, align, lane, what, "global")) {
         return NULL;
-    if (!memory_find(w->worker, address, bytes)) {
-        pthread_rwlock_t *lock = &w->worker->launch->device->memory_lock;
-        pthread_rwlock_rdlock(lock);
+    }
+    if (memory_find(w->worker, address, bytes) == 0) {
+        struct rwlock *lock = &w->worker->launch->device->memory_lock;
+        rwlock_lock_read(lock);
         explain_global(w, address, bytes, lane, what);
-        pthread_rwlock_unlock(lock);
+        rwlock_unlock_read(lock);
         return NULL;
     }
     return (void *)(uintptr_t)address;
@@ -369,8 +361,9 @@ void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
 /* The host pointer of shared memory; NULL after a fault. */
 void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what) {
     const uint64_t size = w->cta->shared_bytes;
-    if (misaligned(w, address, align, lane, what, "shared"))
+    if (misaligned(w, address, align, lane, what, "shared")) {
         return NULL;
+    }
     if (address < SHARED_BASE || address - SHARED_BASE > size || bytes > size - (address - SHARED_BASE)) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at shared address 0x%llx; this CTA has %u to %llu", what, bytes,
@@ -383,8 +376,9 @@ void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
 /* The host pointer of a lane's local memory or of the parameters; NULL after a fault. */
 static void *memory_small(struct warp *w, uint8_t *base, uint64_t size, uint64_t address, uint32_t bytes,
                           uint32_t align, uint32_t lane, const char *what, const char *space) {
-    if (misaligned(w, address, align, lane, what, space))
+    if (misaligned(w, address, align, lane, what, space)) {
         return NULL;
+    }
     if (address > size || bytes > size - address) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane, "%s of %u bytes at %s address 0x%llx, where there are %llu bytes",
                  what, bytes, space, (unsigned long long)address, (unsigned long long)size);
@@ -396,7 +390,7 @@ static void *memory_small(struct warp *w, uint8_t *base, uint64_t size, uint64_t
 /* The host pointer for one lane in any space; NULL after a fault. *found is the space that it is in. */
 void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane,
                  int is_write, enum space *found) {
-    const char *what = is_write ? "write" : "read";
+    const char *what = is_write != 0 ? "write" : "read";
     const struct CUfunc_st *f = w->function;
     *found = address_resolve(space, &address);
     switch (*found) {
@@ -406,14 +400,14 @@ void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t by
         return memory_small(w, w->local + (size_t)lane * f->local_bytes, f->local_bytes, address, bytes, align, lane,
                             what, "local");
     case SPACE_PARAM:
-        if (is_write) {
+        if (is_write != 0) {
             fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "a write to a parameter, which is read-only");
             return NULL;
         }
         return memory_small(w, w->cta->launch->parameters, f->parameter_bytes, address, bytes, align, lane, what,
                             "parameter");
     default:
-        if (is_write && memory_find(w->worker, address, bytes) > 1) {
+        if (is_write != 0 && memory_find(w->worker, address, bytes) > 1) {
             fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "a write to a .const variable, which is read-only");
             return NULL;
         }

@@ -12,6 +12,7 @@
 
 #if defined(SM120_POISON)
 #include <sanitizer/asan_interface.h>
+
 enum { POISON_GAP = 64 }; /* bytes between the blocks of an arena */
 #define POISON(address, bytes)   ASAN_POISON_MEMORY_REGION(address, bytes)
 #define UNPOISON(address, bytes) ASAN_UNPOISON_MEMORY_REGION(address, bytes)

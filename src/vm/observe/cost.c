@@ -1,16 +1,22 @@
 /* What an access of a warp costs, by the model in cost.h. */
 #include "vm/observe/cost.h"
 
+#include <string.h>
+
+#include "vm/machine/base.h"
+#include "vm/machine/types.h"
+
 enum { BANKS = 32, WORD = 4, SECTOR = 32, LINE = 128 };
 
 /* Does every lane have the address of its partner, lane ^ distance, where both take part? */
-static int pairs_agree(uint32_t mask, const uint64_t *address, uint32_t distance) {
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+static bool pairs_agree(uint32_t mask, const uint64_t *address, uint32_t distance) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), partner = lane ^ distance;
-        if (mask >> partner & 1u && address[partner] != address[lane])
-            return 0;
+        if ((mask >> partner & 1u) != 0 && address[partner] != address[lane]) {
+            return false;
+        }
     }
-    return 1;
+    return true;
 }
 
 /* Words that the lanes of one group want of each bank. */
@@ -20,34 +26,39 @@ struct wanted {
 };
 
 /* Add a word, unless it is there already and lanes may share it. */
-static void want(struct wanted *wanted, uint64_t word, int is_shared) {
+static void want(struct wanted *wanted, uint64_t word, bool is_shared) {
     const uint32_t bank = (uint32_t)(word % BANKS);
-    for (uint32_t k = 0; is_shared && k < wanted->count[bank]; k++)
-        if (wanted->word[bank][k] == word)
+    for (uint32_t k = 0; is_shared && k < wanted->count[bank]; ++k) {
+        if (wanted->word[bank][k] == word) {
             return;
+        }
+    }
     wanted->word[bank][wanted->count[bank]++] = word;
 }
 
 /* The wavefronts of one group. */
-static uint32_t group_wavefronts(enum access_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
+static uint32_t group_wavefronts(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
     struct wanted wanted;
     uint32_t most = 0;
     memset(wanted.count, 0, sizeof wanted.count);
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint64_t first = address[lowest_bit(rest)] / WORD;
-        for (uint32_t k = 0; k < (bytes + WORD - 1) / WORD; k++)
+        for (uint32_t k = 0; k < (bytes + WORD - 1) / WORD; ++k) {
             want(&wanted, first + k, kind != ACCESS_IS_ATOMIC);
+        }
     }
-    for (uint32_t bank = 0; bank < BANKS; bank++)
+    for (uint32_t bank = 0; bank < BANKS; ++bank) {
         most = wanted.count[bank] > most ? wanted.count[bank] : most;
+    }
     return most;
 }
 
-struct bank_cost cost_shared(enum access_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
+struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
     uint32_t lanes = bytes <= WORD ? WARP : BANKS * WORD / bytes;
     struct bank_cost cost = {0, 0};
-    if (kind == ACCESS_IS_LOAD && lanes < WARP && (pairs_agree(mask, address, 1) || pairs_agree(mask, address, 2)))
+    if (kind == ACCESS_IS_LOAD && lanes < WARP && (pairs_agree(mask, address, 1) || pairs_agree(mask, address, 2))) {
         lanes *= 2;
+    }
     for (uint32_t first = 0; first < WARP; first += lanes) {
         const uint32_t group = mask & (lanes == WARP ? FULL : ((1u << lanes) - 1) << first);
         cost.ideal += group != 0;
@@ -58,9 +69,11 @@ struct bank_cost cost_shared(enum access_kind kind, uint32_t bytes, uint32_t mas
 
 /* Add a value to a list of different ones; its new length. */
 static uint32_t add_different(uint64_t *list, uint32_t count, uint64_t value) {
-    for (uint32_t k = count; k-- > 0;)
-        if (list[k] == value)
+    for (uint32_t k = count; k-- > 0;) {
+        if (list[k] == value) {
             return count;
+        }
+    }
     list[count] = value;
     return count + 1;
 }
@@ -69,7 +82,7 @@ struct sector_cost cost_global(uint32_t bytes, uint32_t mask, const uint64_t *ad
     uint64_t places[WARP], sectors[WARP], lines[WARP];
     uint32_t different = 0;
     struct sector_cost cost = {0, 0, 0, 0};
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint64_t at = address[lowest_bit(rest)];
         different = add_different(places, different, at);
         cost.sectors = add_different(sectors, cost.sectors, at / SECTOR);

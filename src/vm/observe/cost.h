@@ -9,15 +9,17 @@
 #ifndef SM120_VM_COST_H
 #define SM120_VM_COST_H
 
-#include "vm/machine/vm.h"
+#include "driver/driver.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
 
-enum access_kind { ACCESS_IS_LOAD, ACCESS_IS_STORE, ACCESS_IS_ATOMIC, ACCESS_IS_MATRIX };
+enum cost_kind { ACCESS_IS_LOAD, ACCESS_IS_STORE, ACCESS_IS_ATOMIC, ACCESS_IS_MATRIX };
 
 struct bank_cost {
     uint32_t wavefronts, ideal; /* ideal: one for every group that has lanes */
 };
 /* `bytes` of every lane in `mask`: 1, 2, 4, 8 or 16, at multiples of it. */
-struct bank_cost cost_shared(enum access_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address);
+struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address);
 
 struct sector_cost {
     uint32_t sectors, ideal_sectors; /* of 32 bytes; ideal: as few as hold as many different bytes */

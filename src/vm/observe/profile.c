@@ -2,9 +2,24 @@
  * hold the sums by statement. */
 #include "vm/observe/profile.h"
 
-#include "vm/observe/reach.h"
-#include "vm/observe/watch.h"
 #include <stdlib.h>
+#include <string.h>
+
+#include "platform/thread.h"
+#include "vm/execute/call.h"
+#include "vm/execute/control.h"
+#include "vm/machine/arena.h"
+#include "vm/machine/base.h"
+#include "vm/machine/counters.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
+#include "vm/observe/cost.h"
+#include "vm/observe/reach.h"
 
 enum { TEXT_BYTES = 400 };
 
@@ -40,7 +55,7 @@ struct profile {
     struct arena arena;
     struct profile_kernel *first, **last; /* in the order of their first launches */
     uint32_t launches;                    /* that hold it */
-    int has_ended;
+    bool has_ended;
 };
 
 static void discard(struct profile *profile) {
@@ -51,16 +66,17 @@ static void discard(struct profile *profile) {
 /* Where the statement of an instruction ends: after all that it became. */
 static uint32_t statement_end(const struct CUfunc_st *f, uint32_t pc) {
     const char *const text = f->places[pc].text;
-    do
-        pc++;
-    while (pc < f->length && f->places[pc].text == text);
+    do {
+        ++pc;
+    } while (pc < f->length && f->places[pc].text == text);
     return pc;
 }
 
 /* The instruction of a statement that stands for it: the one that has its opcode; `end` where none has. */
 static uint32_t statement_head(const struct CUfunc_st *f, uint32_t pc, uint32_t end) {
-    while (pc < end && f->places[pc].opcode == UINT32_MAX)
-        pc++;
+    while (pc < end && f->places[pc].opcode == UINT32_MAX) {
+        ++pc;
+    }
     return pc;
 }
 
@@ -75,37 +91,40 @@ static const char *copy_text(struct arena *arena, const char *text, char end) {
     char copy[TEXT_BYTES];
     const size_t most = *text == '{' || *text == '}' ? 1 : sizeof copy - 2; /* the begin or end of a function */
     size_t n = 0;
-    int space = 0;
-    while (*text && *text != end && n < most) {
+    bool space = false;
+    while (*text != '\0' && *text != end && n < most) {
         if (text[0] == '/' && (text[1] == '/' || text[1] == '*')) {
             const char *const after = strstr(text, text[1] == '/' ? "\n" : "*/");
-            text = after ? after + (text[1] == '*' ? 2 : 0) : text + strlen(text);
-            space = 1;
+            text = after != NULL ? after + (text[1] == '*' ? 2 : 0) : text + strlen(text);
+            space = true;
         } else if (*text == ' ' || *text == '\t' || *text == '\r' || *text == '\n') {
-            text++;
-            space = 1;
+            ++text;
+            space = true;
         } else {
-            if (space && n)
+            if (space && n != 0) {
                 copy[n++] = ' ';
-            space = 0;
+            }
+            space = false;
             copy[n++] = *text++;
         }
     }
     copy[n] = 0;
     char *const kept = arena_take(arena, n + 1);
-    return kept ? memcpy(kept, copy, n + 1) : NULL;
+    return kept != NULL ? memcpy(kept, copy, n + 1) : NULL;
 }
 
 /* Is this the table of a function: the same name, the same statements? */
-static int is_table_of(const struct profile_kernel *kernel, const struct CUfunc_st *f) {
+static bool is_table_of(const struct profile_kernel *kernel, const struct CUfunc_st *f) {
     uint32_t n = 0;
-    if (strcmp(kernel->name, f->name) != 0)
-        return 0;
+    if (strcmp(kernel->name, f->name) != 0) {
+        return false;
+    }
     for (uint32_t pc = 0; pc < f->length; pc = statement_end(f, pc), n++) {
         const struct place *place = &f->places[pc];
         if (n == kernel->length || kernel->rows[n].line != place->line ||
-            kernel->rows[n].opcode != statement_opcode(f, pc) || strcmp(kernel->rows[n].file, place->file) != 0)
-            return 0;
+            kernel->rows[n].opcode != statement_opcode(f, pc) || strcmp(kernel->rows[n].file, place->file) != 0) {
+            return false;
+        }
     }
     return n == kernel->length;
 }
@@ -113,14 +132,16 @@ static int is_table_of(const struct profile_kernel *kernel, const struct CUfunc_
 /* Make the table of a function; NULL when memory is used up. */
 static struct profile_kernel *make_table(struct profile *profile, const struct CUfunc_st *f) {
     struct profile_kernel *const kernel = arena_take(&profile->arena, sizeof *kernel);
-    if (!kernel || !(kernel->name = copy_text(&profile->arena, f->name, 0)))
+    if (kernel == NULL || (kernel->name = copy_text(&profile->arena, f->name, 0)) == NULL) {
         return NULL;
-    for (uint32_t pc = 0; pc < f->length; pc = statement_end(f, pc))
-        kernel->length++;
+    }
+    for (uint32_t pc = 0; pc < f->length; pc = statement_end(f, pc)) {
+        ++kernel->length;
+    }
     kernel->rows = arena_take(&profile->arena, kernel->length * sizeof *kernel->rows + 1);
     struct profile_row *row = kernel->rows;
     const char *file = "", *from = NULL;
-    for (uint32_t pc = 0; row && pc < f->length; pc = statement_end(f, pc), row++) {
+    for (uint32_t pc = 0; row != NULL && pc < f->length; pc = statement_end(f, pc), row++) {
         const struct place *const place = &f->places[pc];
         if (place->file != from) {
             from = place->file;
@@ -131,20 +152,24 @@ static struct profile_kernel *make_table(struct profile *profile, const struct C
         row->row = place->row;
         row->opcode = statement_opcode(f, pc);
         row->text = copy_text(&profile->arena, place->text, ';');
-        if (!row->file || !row->text)
+        if (row->file == NULL || row->text == NULL) {
             return NULL;
+        }
     }
-    if (!row)
+    if (row == NULL) {
         return NULL;
+    }
     *profile->last = kernel;
     profile->last = &kernel->next;
     return kernel;
 }
 
 static struct profile_kernel *find_table(struct profile *profile, const struct CUfunc_st *f) {
-    for (struct profile_kernel *kernel = profile->first; kernel; kernel = kernel->next)
-        if (is_table_of(kernel, f))
+    for (struct profile_kernel *kernel = profile->first; kernel != NULL; kernel = kernel->next) {
+        if (is_table_of(kernel, f)) {
             return kernel;
+        }
+    }
     return make_table(profile, f);
 }
 
@@ -159,47 +184,51 @@ struct profile_worker {
     uint64_t pending[COUNTS]; /* of the instruction that runs: it may have to come again */
 };
 
-void profile_moved(struct worker *worker, uint32_t pc) {
+static void note_moved(struct worker *worker, uint32_t pc) {
     struct profile_worker *const own = worker->profile;
-    for (uint32_t k = 0; k < TRAFFIC_COUNT; k++) {
+    for (uint32_t k = 0; k < TRAFFIC_COUNT; ++k) {
         own->count[pc][COUNT_bytes + k] += worker->bytes[k] - own->seen[k];
         own->seen[k] = worker->bytes[k];
     }
 }
 
 /* Do lanes of a branch go different ways? */
-static int is_divergent(const struct event *e) {
+static bool is_divergent(const struct event *e) {
     const struct inst *const i = e->inst;
-    if (!e->mask)
-        return 0;
-    if (e->mask != e->active)
-        return 1;
-    for (uint32_t rest = e->mask; rest; rest &= rest - 1) {
+    if (e->mask == 0) {
+        return false;
+    }
+    if (e->mask != e->active) {
+        return true;
+    }
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), first = lowest_bit(e->mask);
         if (i->run == control_brx &&
-            ((const uint32_t *)source(e->warp, i->a))[lane] != ((const uint32_t *)source(e->warp, i->a))[first])
-            return 1;
+            ((const uint32_t *)source(e->warp, i->a))[lane] != ((const uint32_t *)source(e->warp, i->a))[first]) {
+            return true;
+        }
         if (i->run == call_indirect &&
-            ((const uint64_t *)source(e->warp, i->a))[lane] != ((const uint64_t *)source(e->warp, i->a))[first])
-            return 1;
+            ((const uint64_t *)source(e->warp, i->a))[lane] != ((const uint64_t *)source(e->warp, i->a))[first]) {
+            return true;
+        }
     }
-    return 0;
+    return false;
 }
 
 /* What one side of an access will cost. */
 static void add_side(uint64_t *pending, const struct reach *side) {
     uint64_t address[WARP];
     const uint32_t shared = reach_in(side, SPACE_SHARED, address);
-    if (shared) {
+    if (shared != 0) {
         const struct bank_cost cost = cost_shared(side->kind, side->bytes, shared, address);
-        pending[COUNT_shared_accesses]++;
+        ++pending[COUNT_shared_accesses];
         pending[COUNT_shared_wavefronts] += cost.wavefronts;
         pending[COUNT_shared_ideal_wavefronts] += cost.ideal;
     }
     const uint32_t global = reach_in(side, SPACE_GLOBAL, address);
-    if (global) {
+    if (global != 0) {
         const struct sector_cost cost = cost_global(side->bytes, global, address);
-        pending[COUNT_global_accesses]++;
+        ++pending[COUNT_global_accesses];
         pending[COUNT_global_sectors] += cost.sectors;
         pending[COUNT_global_ideal_sectors] += cost.ideal_sectors;
         pending[COUNT_global_lines] += cost.lines;
@@ -221,137 +250,160 @@ static enum step before(const struct event *e) {
         own->pending[COUNT_divergent_branches] = (uint64_t)is_divergent(e);
     }
     const uint32_t count = reach_sides(e->warp, i, (enum reach_class)own->class[e->pc], e->mask, sides);
-    for (uint32_t k = 0; k < count; k++)
+    for (uint32_t k = 0; k < count; ++k) {
         add_side(own->pending, &sides[k]);
+    }
     return STEP_NEXT;
 }
 
 static enum step after(const struct event *e) {
     struct worker *const worker = e->warp->worker;
     struct profile_worker *const own = worker->profile;
-    if (e->step == STEP_AGAIN)
+    if (e->step == STEP_AGAIN) {
         return STEP_NEXT;
+    }
     uint64_t *const count = own->count[e->pc];
-    for (uint32_t k = 0; k < COUNT_bytes; k++)
+    for (uint32_t k = 0; k < COUNT_bytes; ++k) {
         count[k] += own->pending[k];
+    }
     count[COUNT_tensor_flops] += worker->tensor_flops - own->seen_flops;
     own->seen_flops = worker->tensor_flops;
-    profile_moved(worker, e->pc);
+    note_moved(worker, e->pc);
     return STEP_NEXT;
 }
 
-static const struct watcher watcher = {.before = before, .after = after};
+/* A copy has moved bytes long after the instruction that issued it. */
+static void moved(struct warp *w, const struct async_op *op) {
+    note_moved(w->worker, op->pc);
+}
+
+static const struct watcher watcher = {.before = before, .after = after, .moved = moved};
 
 /* ---- launches and threads ------------------------------------------------------------------------------------ */
 
 void profile_join(struct launch *launch) {
     struct device *const device = launch->device;
-    pthread_mutex_lock(&device->counter_lock);
+    mutex_lock(&device->counter_lock);
     launch->profile = device->profile;
-    if (launch->profile) {
-        launch->profile->launches++;
+    if (launch->profile != NULL) {
+        ++launch->profile->launches;
         launch->watcher[launch->watchers++] = &watcher;
     }
-    pthread_mutex_unlock(&device->counter_lock);
+    mutex_unlock(&device->counter_lock);
 }
 
 void profile_leave(struct launch *launch) {
     struct profile *const profile = launch->profile;
-    if (!profile)
+    if (profile == NULL) {
         return;
-    pthread_mutex_lock(&launch->device->counter_lock);
-    if (!--profile->launches && profile->has_ended)
+    }
+    mutex_lock(&launch->device->counter_lock);
+    if (--profile->launches == 0 && profile->has_ended) {
         discard(profile);
-    pthread_mutex_unlock(&launch->device->counter_lock);
+    }
+    mutex_unlock(&launch->device->counter_lock);
 }
 
 static void free_counts(struct worker *worker) {
     struct profile_worker *const own = worker->profile;
     worker->profile = NULL;
-    if (!own)
+    if (own == NULL) {
         return;
+    }
     free(own->count);
     free(own->class);
     free(own);
 }
 
-int profile_worker_open(struct worker *worker) {
+bool profile_worker_open(struct worker *worker) {
     const struct CUfunc_st *const f = worker->launch->function;
-    if (!worker->launch->profile)
-        return 1;
+    if (worker->launch->profile == NULL) {
+        return true;
+    }
     struct profile_worker *const own = worker->profile = calloc(1, sizeof *own);
-    if (own) {
+    if (own != NULL) {
         own->count = calloc(f->length + 1u, sizeof *own->count);
         own->class = calloc(f->length + 1u, 1);
     }
-    if (!own || !own->count || !own->class) {
+    if (own == NULL || own->count == NULL || own->class == NULL) {
         free_counts(worker);
-        return 0;
+        return false;
     }
-    for (uint32_t pc = 0; pc < f->length; pc++)
+    for (uint32_t pc = 0; pc < f->length; ++pc) {
         own->class[pc] = (uint8_t)reach_class(&f->code[pc]);
-    return 1;
+    }
+    return true;
 }
 
 /* Add the counts of the instructions of each statement. It was executed when its head was. */
 static void add_counts(struct profile_kernel *kernel, const struct CUfunc_st *f, const struct profile_worker *own) {
     struct profile_row *row = kernel->rows;
-    for (uint32_t pc = 0; pc < f->length; row++) {
+    for (uint32_t pc = 0; pc < f->length; ++row) {
         const uint32_t end = statement_end(f, pc), head = statement_head(f, pc, end);
-        for (; pc < end; pc++)
-            for (uint32_t k = 0; k < COUNTS; k++)
-                if (k > COUNT_predicated_off || pc == head)
+        for (; pc < end; ++pc) {
+            for (uint32_t k = 0; k < COUNTS; ++k) {
+                if (k > COUNT_predicated_off || pc == head) {
                     row->count[k] += own->count[pc][k];
+                }
+            }
+        }
     }
 }
 
 void profile_worker_close(struct worker *worker) {
     struct launch *const launch = worker->launch;
-    if (!worker->profile)
+    if (worker->profile == NULL) {
         return;
-    pthread_mutex_lock(&launch->device->counter_lock);
+    }
+    mutex_lock(&launch->device->counter_lock);
     struct profile_kernel *const kernel = find_table(launch->profile, launch->function);
-    if (kernel)
+    if (kernel != NULL) {
         add_counts(kernel, launch->function, worker->profile);
-    pthread_mutex_unlock(&launch->device->counter_lock);
+    }
+    mutex_unlock(&launch->device->counter_lock);
     free_counts(worker);
-    if (kernel)
+    if (kernel != NULL) {
         return;
-    pthread_mutex_lock(&launch->lock);
+    }
+    mutex_lock(&launch->lock);
     if (launch->result == CUDA_SUCCESS) {
         launch->result = CUDA_ERROR_OUT_OF_MEMORY;
         strcpy(launch->fault, "out of host memory for the profile");
     }
-    pthread_mutex_unlock(&launch->lock);
+    mutex_unlock(&launch->lock);
 }
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 
 CUresult profile_begin(struct device *device) {
     struct profile *const profile = calloc(1, sizeof *profile);
-    if (!profile)
+    if (profile == NULL) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
+    }
     profile->last = &profile->first;
-    pthread_mutex_lock(&device->counter_lock);
-    const int is_free = !device->profile;
-    if (is_free)
+    mutex_lock(&device->counter_lock);
+    const bool is_free = device->profile == NULL;
+    if (is_free) {
         device->profile = profile;
-    pthread_mutex_unlock(&device->counter_lock);
-    if (is_free)
+    }
+    mutex_unlock(&device->counter_lock);
+    if (is_free) {
         return CUDA_SUCCESS;
+    }
     discard(profile);
     return fault_set(CUDA_ERROR_PROFILER_ALREADY_STARTED, "somebody takes a profile already");
 }
 
 void profile_end(struct device *device) {
-    pthread_mutex_lock(&device->counter_lock);
+    mutex_lock(&device->counter_lock);
     struct profile *const profile = device->profile;
     device->profile = NULL;
-    if (profile && profile->launches)
-        profile->has_ended = 1;
-    else if (profile)
+    if (profile != NULL && profile->launches != 0) {
+        profile->has_ended = true;
+    } else if (profile != NULL) {
         discard(profile);
-    pthread_mutex_unlock(&device->counter_lock);
+    }
+    mutex_unlock(&device->counter_lock);
 }
 
 /* Fill a row, but for its size. */
@@ -369,23 +421,27 @@ static void fill(sm120_profile_row *row, const struct profile_kernel *kernel, ui
     PROFILE_COUNTS(X)
 #undef X
     memset(row->bytes, 0, sizeof row->bytes);
-    for (uint32_t k = 0; k < TRAFFIC_COUNT; k++)
-        if (from->count[COUNT_bytes + k])
+    for (uint32_t k = 0; k < TRAFFIC_COUNT; ++k) {
+        if (from->count[COUNT_bytes + k] != 0) {
             row->bytes[n++] = (sm120_profile_bytes){counter_path(k), from->count[COUNT_bytes + k]};
+        }
+    }
 }
 
 CUresult profile_read(struct device *device, int index, sm120_profile_row *row) {
     CUresult result = CUDA_ERROR_PROFILER_NOT_INITIALIZED;
-    pthread_mutex_lock(&device->counter_lock);
-    if (device->profile) {
+    mutex_lock(&device->counter_lock);
+    if (device->profile != NULL) {
         const struct profile_kernel *kernel = device->profile->first;
         uint32_t at = (uint32_t)index;
-        for (; kernel && at >= kernel->length; kernel = kernel->next)
+        for (; kernel != NULL && at >= kernel->length; kernel = kernel->next) {
             at -= kernel->length;
-        result = kernel ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-        if (kernel)
+        }
+        result = kernel != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+        if (kernel != NULL) {
             fill(row, kernel, at);
+        }
     }
-    pthread_mutex_unlock(&device->counter_lock);
+    mutex_unlock(&device->counter_lock);
     return result;
 }

@@ -2,7 +2,9 @@
 #ifndef SM120_VM_PROFILE_H
 #define SM120_VM_PROFILE_H
 
-#include "vm/machine/vm.h"
+#include "driver/driver.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
 
 /* X(member of sm120_profile_row): what is counted, but for bytes. The first three are those of the instruction that
  * has the statement's opcode, the others sums over all that it became. */
@@ -33,11 +35,8 @@ CUresult profile_read(struct device *device, int index, sm120_profile_row *row);
 void profile_join(struct launch *launch);
 void profile_leave(struct launch *launch);
 
-/* A thread begins and ends to work on a launch. 0: out of memory. */
-int profile_worker_open(struct worker *worker);
+/* A thread begins and ends to work on a launch. False: out of memory. */
+bool profile_worker_open(struct worker *worker);
 void profile_worker_close(struct worker *worker);
-
-/* What was moved since the last call was moved by the instruction at pc. */
-void profile_moved(struct worker *worker, uint32_t pc);
 
 #endif

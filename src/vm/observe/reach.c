@@ -1,22 +1,36 @@
 /* Which memory an instruction is about to touch. */
 #include "vm/observe/reach.h"
 
-#include "vm/execute/address.h"
+#include "vm/execute/async.h"
+#include "vm/execute/atomic.h"
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/machine/address.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/observe/cost.h"
 
 enum reach_class reach_class(const struct inst *i) {
     handler *const run = i->run == control_aligned ? i->next : i->run, *const *const access = access_table();
-    if (run == access[ACCESS_LOAD] || run == access[ACCESS_LOAD_STRONG])
+    if (run == access[ACCESS_LOAD] || run == access[ACCESS_LOAD_STRONG]) {
         return REACH_LOAD;
-    if (run == access[ACCESS_STORE])
+    }
+    if (run == access[ACCESS_STORE]) {
         return REACH_STORE;
-    if (run == atomic_run || run == atomic_run_wide)
+    }
+    if (run == atomic_run || run == atomic_run_wide) {
         return REACH_ATOMIC;
-    if (run == async_copy)
+    }
+    if (run == async_copy) {
         return REACH_COPY;
-    for (uint32_t k = ACCESS_LDMATRIX; k <= ACCESS_STMATRIX_B8; k++)
-        if (run == access[k])
+    }
+    for (uint32_t k = ACCESS_LDMATRIX; k <= ACCESS_STMATRIX_B8; ++k) {
+        if (run == access[k]) {
             return REACH_MATRIX;
+        }
+    }
     return REACH_NOTHING;
 }
 
@@ -33,21 +47,23 @@ static void reach_matrix(const struct warp *w, const struct inst *i, struct reac
 static void reach_copy(const struct warp *w, const struct inst *i, uint32_t mask, struct reach sides[2]) {
     sides[0] = (struct reach){.kind = ACCESS_IS_LOAD, .space = SPACE_GLOBAL, .mask = mask, .bytes = i->size};
     sides[1] = (struct reach){.kind = ACCESS_IS_STORE, .space = SPACE_SHARED, .mask = mask, .bytes = i->size};
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         sides[0].address[lane] = address_global(w, i, lane);
         sides[1].address[lane] = address_shared(w, i, lane);
-        if (i->e != UINT32_MAX && !((const uint32_t *)source(w, i->e))[lane]) /* it fills with zeros */
+        if (i->e != UINT32_MAX && ((const uint32_t *)source(w, i->e))[lane] == 0) { /* it fills with zeros */
             sides[0].mask &= ~(1u << lane);
+        }
     }
 }
 
 uint32_t reach_sides(const struct warp *w, const struct inst *i, enum reach_class class, uint32_t mask,
                      struct reach sides[2]) {
-    static const enum access_kind kinds[] = {
+    static const enum cost_kind kinds[] = {
         [REACH_LOAD] = ACCESS_IS_LOAD, [REACH_STORE] = ACCESS_IS_STORE, [REACH_ATOMIC] = ACCESS_IS_ATOMIC};
-    if (class == REACH_NOTHING || !mask)
+    if (class == REACH_NOTHING || mask == 0) {
         return 0;
+    }
     if (class == REACH_COPY) {
         reach_copy(w, i, mask, sides);
         return 2;
@@ -66,11 +82,12 @@ uint32_t reach_sides(const struct warp *w, const struct inst *i, enum reach_clas
 
 uint32_t reach_in(const struct reach *side, enum space space, uint64_t *address) {
     uint32_t mask = 0;
-    for (uint32_t rest = side->mask; rest; rest &= rest - 1) {
+    for (uint32_t rest = side->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
         uint64_t at = side->address[lane];
-        if (address_resolve(side->space, &at) != space)
+        if (address_resolve(side->space, &at) != space) {
             continue;
+        }
         address[lane] = at;
         mask |= 1u << lane;
     }

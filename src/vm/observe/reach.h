@@ -6,7 +6,7 @@
 
 /* One side of an access: lanes, their addresses, and bytes of each. */
 struct reach {
-    enum access_kind kind;
+    enum cost_kind kind;
     enum space space; /* SPACE_GENERIC: each address tells */
     uint32_t mask, bytes;
     uint64_t address[WARP];

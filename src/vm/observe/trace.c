@@ -1,8 +1,22 @@
 /* Shows a caller of the library what warps do: its callback is called at the instructions that it asked for. */
 #include "vm/observe/trace.h"
-#include "vm/observe/watch.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/execute/control.h"
+#include "vm/execute/poll.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/options.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/machine/watch.h"
 
 enum { MOST_BYTES = 64 };
 
@@ -26,11 +40,11 @@ struct trace {
 /* What a callback is shown. */
 struct sm120_step {
     const struct event *event;
-    int is_asynchronous;
+    bool is_asynchronous;
 };
 static _Thread_local const sm120_step *current;
 
-int trace_is_looking(void) {
+bool trace_is_looking(void) {
     return current != NULL;
 }
 
@@ -46,7 +60,7 @@ static struct value read_value(const struct warp *w, const struct use *u) {
     struct value v = {0};
     const unsigned bytes = type_bytes((enum type)u->type);
     const char *const from = w->registers + u->slot;
-    for (uint32_t l = 0; l < WARP; l++) {
+    for (uint32_t l = 0; l < WARP; ++l) {
         uint32_t narrow;
         if (u->type == T_PRED) {
             v.low[l] = w->predicates[u->slot] >> l & 1u;
@@ -56,45 +70,52 @@ static struct value read_value(const struct warp *w, const struct use *u) {
         } else {
             memcpy(&v.low[l], from + 8 * l, 8);
         }
-        if (bytes == 16)
+        if (bytes == 16) {
             memcpy(&v.high[l], from + 256 + 8 * l, 8);
+        }
     }
     return v;
 }
 
 /* Does a statement begin here? */
-static int is_start(const struct CUfunc_st *f, uint32_t pc) {
-    return !pc || f->places[pc - 1].text != f->places[pc].text;
+static bool is_start(const struct CUfunc_st *f, uint32_t pc) {
+    return pc == 0 || f->places[pc - 1].text != f->places[pc].text;
 }
 
 /* Of the instructions that a statement became, those are shown that have its registers or are counted: the last one,
  * and those of a call that move arguments and results. */
-static int is_shown(const struct CUfunc_st *f, uint32_t pc) {
-    return f->places[pc].opcode != UINT32_MAX || f->places[pc].uses;
+static bool is_shown(const struct CUfunc_st *f, uint32_t pc) {
+    return f->places[pc].opcode != UINT32_MAX || f->places[pc].uses != 0;
 }
 
 /* The next instruction of the statement that is shown. */
 static uint32_t shown_at(const struct CUfunc_st *f, uint32_t pc) {
-    while (pc + 1 < f->length && !is_shown(f, pc) && f->places[pc + 1].text == f->places[pc].text)
-        pc++;
+    while (pc + 1 < f->length && !is_shown(f, pc) && f->places[pc + 1].text == f->places[pc].text) {
+        ++pc;
+    }
     return pc;
 }
 
 /* Keep what the registers hold before the statement. */
 static void keep_reads(struct trace *t, const struct event *e) {
     const struct place *at = &e->warp->function->places[shown_at(e->warp->function, e->pc)];
-    for (uint32_t k = 0; k < at->uses; k++)
-        if (!at->use[k].is_write)
+    for (uint32_t k = 0; k < at->uses; ++k) {
+        if (at->use[k].is_write == 0) {
             t->reads[e->warp->index * t->most_uses + k] = read_value(e->warp, &at->use[k]);
+        }
+    }
 }
 
 /* Of the lanes that began an instruction, those that have executed it: others may wait there. */
 static uint32_t executed(const struct event *e) {
     uint32_t mask = e->mask;
-    if (e->step == STEP_JUMP && e->inst->run != control_bra && e->inst->run != control_brx)
-        for (uint32_t s = 0; s < e->warp->splits; s++)
-            if (e->warp->split[s].pc == e->pc && s != e->warp->current)
+    if (e->step == STEP_JUMP && e->inst->run != control_bra && e->inst->run != control_brx) {
+        for (uint32_t s = 0; s < e->warp->splits; ++s) {
+            if (e->warp->split[s].pc == e->pc && s != e->warp->current) {
                 mask &= ~e->warp->split[s].mask;
+            }
+        }
+    }
     return mask;
 }
 
@@ -102,107 +123,120 @@ static uint32_t executed(const struct event *e) {
 static void note_writes(struct trace *t, const struct event *e) {
     const struct CUfunc_st *f = e->warp->function;
     const struct place *at = &f->places[e->pc];
-    for (uint32_t k = 0; k < at->uses; k++)
-        if (at->use[k].is_write)
+    for (uint32_t k = 0; k < at->uses; ++k) {
+        if (at->use[k].is_write != 0) {
             t->written[e->warp->index * t->slots + slot_index(f, &at->use[k])] |= e->mask;
+        }
+    }
 }
 
 /* ---- watching ------------------------------------------------------------------------------------------------ */
 
 /* Show a moment to the caller. STEP_FAULT: the launch ends. */
-static enum step show(const struct trace *t, const struct event *e, int is_asynchronous) {
+static enum step show(const struct trace *t, const struct event *e, bool is_asynchronous) {
     const struct launch *launch = e->warp->cta->launch;
-    if (atomic_load(&launch->device->interrupts) != launch->interrupts) /* callbacks take long: look each time */
+    if (atomic_load(&launch->device->interrupts) != launch->interrupts) { /* callbacks take long: look each time */
         return fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was interrupted");
+    }
     const sm120_step step = {e, is_asynchronous};
-    const struct driver_options options = launch_configured();
+    const struct driver_options options = options_get();
     current = &step;
     const int32_t end = t->watch.see(t->watch.context, &step);
     current = NULL;
-    launch_configure(&options); /* calls of the library end with their own */
-    return end ? fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was ended by who watches it")
-               : STEP_NEXT;
+    options_set(&options); /* calls of the library end with their own */
+    return end != 0 ? fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was ended by who watches it")
+                    : STEP_NEXT;
 }
 
 /* Does the caller want to see this warp at this pc? */
-static int is_wanted(const struct trace *t, const struct warp *w, uint32_t pc) {
+static bool is_wanted(const struct trace *t, const struct warp *w, uint32_t pc) {
     const sm120_watch *watch = &t->watch;
-    if (!t->wanted[pc] || (watch->warp >= 0 && (uint32_t)watch->warp != w->index))
-        return 0;
-    for (int k = 0; k < 3; k++)
-        if (watch->cta[k] >= 0 && (uint32_t)watch->cta[k] != w->cta->id[k])
-            return 0;
-    return 1;
+    if (t->wanted[pc] == 0 || (watch->warp >= 0 && (uint32_t)watch->warp != w->index)) {
+        return false;
+    }
+    for (int k = 0; k < 3; ++k) {
+        if (watch->cta[k] >= 0 && (uint32_t)watch->cta[k] != w->cta->id[k]) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Have the bytes that are watched changed? */
-static int has_changed(struct trace *t) {
+static bool has_changed(struct trace *t) {
     const void *now = (const void *)(uintptr_t)t->watch.address;
-    if (!memcmp(t->last, now, t->watch.bytes))
-        return 0;
+    if (memcmp(t->last, now, t->watch.bytes) == 0) {
+        return false;
+    }
     memcpy(t->last, now, t->watch.bytes);
-    return 1;
+    return true;
 }
 
 /* A CTA begins: nothing but its hardware registers has been written. */
-static int trace_start(struct cta *cta) {
+static bool trace_start(struct cta *cta) {
     const struct launch *launch = cta->launch;
     const struct CUfunc_st *f = launch->function;
     struct trace *t = launch->trace;
     memset(t->written, 0, (size_t)launch->warps * t->slots * sizeof *t->written);
-    for (uint32_t w = 0; w < launch->warps; w++)
-        for (uint32_t k = 0; k < f->special_count; k++)
+    for (uint32_t w = 0; w < launch->warps; ++w) {
+        for (uint32_t k = 0; k < f->special_count; ++k) {
             t->written[w * t->slots + f->specials[k].slot / 128] = FULL;
-    return 1;
+        }
+    }
+    return true;
 }
 
 static enum step trace_before(const struct event *e) {
     struct trace *t = e->warp->cta->launch->trace;
     const struct CUfunc_st *f = e->warp->function;
-    const int starts = is_start(f, e->pc);
-    if ((!starts && !is_shown(f, e->pc - 1)) || !is_wanted(t, e->warp, e->pc) || !is_shown(f, shown_at(f, e->pc)))
+    const bool starts = is_start(f, e->pc);
+    if ((!starts && !is_shown(f, e->pc - 1)) || !is_wanted(t, e->warp, e->pc) || !is_shown(f, shown_at(f, e->pc))) {
         return STEP_NEXT;
+    }
     keep_reads(t, e);
-    return t->watch.moment == SM120_BEFORE && starts ? show(t, e, 0) : STEP_NEXT;
+    return t->watch.moment == SM120_BEFORE && starts ? show(t, e, false) : STEP_NEXT;
 }
 
 static enum step trace_after(const struct event *e) {
     struct trace *t = e->warp->cta->launch->trace;
-    if (e->step == STEP_AGAIN)
+    if (e->step == STEP_AGAIN) {
         return STEP_NEXT;
+    }
     struct event done = *e;
     done.mask = executed(e);
     note_writes(t, &done);
-    const int looks = t->watch.bytes ? has_changed(t) : t->watch.moment == SM120_AFTER;
-    return looks && is_shown(e->warp->function, e->pc) && is_wanted(t, e->warp, e->pc) ? show(t, &done, 0) : STEP_NEXT;
+    const bool looks = t->watch.bytes != 0 ? has_changed(t) : t->watch.moment == SM120_AFTER;
+    return looks && is_shown(e->warp->function, e->pc) && is_wanted(t, e->warp, e->pc) ? show(t, &done, false)
+                                                                                       : STEP_NEXT;
 }
 
-/* A copy has landed; 0 after a fault. */
-static int trace_landed(struct warp *w, const struct async_op *op) {
+/* A copy has landed; false after a fault. */
+static bool trace_landed(struct warp *w, const struct async_op *op) {
     struct trace *t = w->cta->launch->trace;
     const uint32_t mask = op->kind == ASYNC_COPY ? op->mask : 1u << op->lane;
     const struct event e = {.warp = w, .inst = &w->function->code[op->pc], .pc = op->pc, .mask = mask, .active = mask};
-    if (!t->watch.bytes || !has_changed(t) || !is_wanted(t, w, op->pc))
-        return 1;
-    return show(t, &e, 1) != STEP_FAULT;
+    if (t->watch.bytes == 0 || !has_changed(t) || !is_wanted(t, w, op->pc)) {
+        return true;
+    }
+    return show(t, &e, true) != STEP_FAULT;
 }
 
 /* ---- opening ------------------------------------------------------------------------------------------------- */
 
 /* Is a file the one that is asked for, by its whole name or by the end of it? */
-static int is_file(const char *file, const char *wanted) {
+static bool is_file(const char *file, const char *wanted) {
     const size_t n = strlen(file), m = strlen(wanted);
-    return n >= m && !strcmp(file + n - m, wanted) && (n == m || file[n - m - 1] == '/');
+    return n >= m && strcmp(file + n - m, wanted) == 0 && (n == m || file[n - m - 1] == '/');
 }
 
 /* Mark the instructions of the lines that are watched. */
 static void mark_wanted(struct trace *t, const struct CUfunc_st *f) {
     const sm120_watch *watch = &t->watch;
-    const uint32_t last = watch->last_line ? watch->last_line : UINT32_MAX;
-    for (uint32_t pc = 0; pc < f->length; pc++) {
+    const uint32_t last = watch->last_line != 0 ? watch->last_line : UINT32_MAX;
+    for (uint32_t pc = 0; pc < f->length; ++pc) {
         const struct place *at = &f->places[pc];
-        t->wanted[pc] =
-            at->line >= watch->first_line && at->line <= last && (!watch->file || is_file(at->file, watch->file));
+        t->wanted[pc] = at->line >= watch->first_line && at->line <= last &&
+                        (watch->file == NULL || is_file(at->file, watch->file));
         t->most_uses = at->uses > t->most_uses ? at->uses : t->most_uses;
     }
 }
@@ -211,35 +245,41 @@ CUresult trace_open(struct launch *launch, const sm120_watch *watch) {
     static const struct watcher watcher = {
         .start = trace_start, .before = trace_before, .after = trace_after, .landed = trace_landed};
     const struct CUfunc_st *f = launch->function;
-    if (!watch->see)
+    if (watch->see == NULL) {
         return CUDA_SUCCESS;
-    if (watch->bytes && memory_check_range(launch->device, watch->address, watch->bytes, "the memory that is watched"))
+    }
+    if (watch->bytes != 0 && memory_check_range(launch->device, watch->address, watch->bytes,
+                                                "the memory that is watched") != CUDA_SUCCESS) {
         return CUDA_ERROR_INVALID_VALUE;
+    }
     struct trace *t = launch->trace = calloc(1, sizeof *t);
-    if (t) {
+    if (t != NULL) {
         t->watch = *watch;
         t->slots = f->register_bytes / 128 + f->predicates;
         t->wanted = calloc(f->length + 1u, 1);
         t->written = calloc((size_t)launch->warps * t->slots, sizeof *t->written);
         t->known = calloc(t->slots, sizeof *t->known);
-        if (t->wanted)
+        if (t->wanted != NULL) {
             mark_wanted(t, f);
+        }
         t->reads = calloc((size_t)launch->warps * t->most_uses + 1, sizeof *t->reads);
     }
-    if (!t || !t->wanted || !t->written || !t->known || !t->reads) {
+    if (t == NULL || t->wanted == NULL || t->written == NULL || t->known == NULL || t->reads == NULL) {
         trace_close(launch);
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
     }
-    if (watch->bytes)
+    if (watch->bytes != 0) {
         memcpy(t->last, (const void *)(uintptr_t)watch->address, watch->bytes);
+    }
     launch->watcher[launch->watchers++] = &watcher;
     return CUDA_SUCCESS;
 }
 
 void trace_close(struct launch *launch) {
     struct trace *t = launch->trace;
-    if (!t)
+    if (t == NULL) {
         return;
+    }
     free(t->wanted);
     free(t->written);
     free(t->known);
@@ -261,17 +301,18 @@ static void fill_instruction(const struct CUfunc_st *f, uint32_t pc, sm120_instr
 }
 
 CUresult trace_instruction(CUfunction f, int index, sm120_instruction_info *info) {
-    for (uint32_t pc = 0; pc < f->length; pc++)
-        if (is_shown(f, pc) && !index--) {
+    for (uint32_t pc = 0; pc < f->length; ++pc) {
+        if (is_shown(f, pc) && index-- == 0) {
             fill_instruction(f, pc, info);
             return CUDA_SUCCESS;
         }
+    }
     return fault_set(CUDA_ERROR_NOT_FOUND, "%s has no such instruction", f->name);
 }
 
 /* Is the step the one that is shown now? */
 static CUresult check_step(const sm120_step *step) {
-    return step && step == current
+    return step != NULL && step == current
                ? CUDA_SUCCESS
                : fault_set(CUDA_ERROR_INVALID_VALUE, "the step is over, or was never one: ask in the callback");
 }
@@ -279,8 +320,9 @@ static CUresult check_step(const sm120_step *step) {
 /* The number of an instruction among those that statements became. */
 static uint32_t number_of(const struct CUfunc_st *f, uint32_t pc) {
     uint32_t n = 0;
-    for (uint32_t k = 0; k < pc; k++)
+    for (uint32_t k = 0; k < pc; ++k) {
         n += (uint32_t)is_shown(f, k);
+    }
     return n;
 }
 
@@ -289,22 +331,24 @@ static const struct routine *routine_of(const struct CUfunc_st *f, uint32_t pc, 
     const struct routine *found = NULL;
     *begin = 0;
     *end = f->length;
-    for (uint32_t k = 0; k < f->routine_count; k++) {
+    for (uint32_t k = 0; k < f->routine_count; ++k) {
         const struct routine *r = f->routines[k];
-        if (r && r->pc <= pc && r->pc >= *begin) {
+        if (r != NULL && r->pc <= pc && r->pc >= *begin) {
             found = r;
             *begin = r->pc;
         }
-        if (r && r->pc > pc && r->pc < *end)
+        if (r != NULL && r->pc > pc && r->pc < *end) {
             *end = r->pc;
+        }
     }
     return found;
 }
 
 CUresult trace_query(const sm120_step *step, sm120_step_info *info) {
     const CUresult wrong = check_step(step);
-    if (wrong)
+    if (wrong != CUDA_SUCCESS) {
         return wrong;
+    }
     const struct event *e = step->event;
     const struct CUfunc_st *f = e->warp->function;
     uint32_t begin, end;
@@ -317,9 +361,9 @@ CUresult trace_query(const sm120_step *step, sm120_step_info *info) {
     info->mask = e->mask;
     info->index = number_of(f, pc);
     info->entry = f->name;
-    info->function = routine ? routine->name : "";
-    info->guard = guard ? guard : "";
-    info->is_guard_negated = guard && e->inst->flip;
+    info->function = routine != NULL ? routine->name : "";
+    info->guard = guard != NULL ? guard : "";
+    info->is_guard_negated = guard != NULL && e->inst->flip != 0;
     info->is_asynchronous = step->is_asynchronous;
     fill_instruction(f, pc, &info->instruction);
     return CUDA_SUCCESS;
@@ -329,38 +373,44 @@ CUresult trace_query(const sm120_step *step, sm120_step_info *info) {
 static void gather(struct trace *t, const struct CUfunc_st *f, uint32_t pc) {
     uint32_t begin, end;
     routine_of(f, pc, &begin, &end);
-    if (t->known_count && begin == t->known_begin)
+    if (t->known_count != 0 && begin == t->known_begin) {
         return;
+    }
     uint8_t *seen = calloc(t->slots, 1);
     t->known_count = 0;
     t->known_begin = begin;
-    for (uint32_t k = begin; k < end && seen; k++)
-        for (uint32_t n = 0; n < f->places[k].uses; n++) {
+    for (uint32_t k = begin; k < end && seen != NULL; ++k) {
+        for (uint32_t n = 0; n < f->places[k].uses; ++n) {
             const struct use *u = &f->places[k].use[n];
-            if (!seen[slot_index(f, u)]++)
+            if (seen[slot_index(f, u)]++ == 0) {
                 t->known[t->known_count++] = u;
+            }
         }
+    }
     free(seen);
 }
 
 CUresult trace_register(const sm120_step *step, int which, int index, sm120_register_info *info) {
     const CUresult wrong = check_step(step);
-    if (wrong)
+    if (wrong != CUDA_SUCCESS) {
         return wrong;
+    }
     const struct event *e = step->event;
     const struct warp *w = e->warp;
     const struct CUfunc_st *f = w->function;
     struct trace *t = w->cta->launch->trace;
     const struct place *at = &f->places[shown_at(f, e->pc)];
-    if (which == SM120_OF_FUNCTION)
+    if (which == SM120_OF_FUNCTION) {
         gather(t, f, e->pc);
-    if ((uint32_t)index >= (which == SM120_OF_FUNCTION ? t->known_count : at->uses))
+    }
+    if ((uint32_t)index >= (which == SM120_OF_FUNCTION ? t->known_count : at->uses)) {
         return fault_set(CUDA_ERROR_NOT_FOUND, "there is no register %d", index);
+    }
     const struct use *u = which == SM120_OF_FUNCTION ? t->known[index] : &at->use[index];
-    const int is_kept = which == SM120_OF_INSTRUCTION && !u->is_write;
+    const bool is_kept = which == SM120_OF_INSTRUCTION && u->is_write == 0;
     const struct value v =
         is_kept && !step->is_asynchronous ? t->reads[w->index * t->most_uses + (uint32_t)index] : read_value(w, u);
-    info->is_write = which == SM120_OF_INSTRUCTION && u->is_write;
+    info->is_write = which == SM120_OF_INSTRUCTION && u->is_write != 0;
     info->lanes = t->written[w->index * t->slots + slot_index(f, u)];
     snprintf(info->type, sizeof info->type, "%s", type_name((enum type)u->type));
     info->name = u->name;
@@ -379,12 +429,14 @@ void variable_describe(const struct placed *v, sm120_variable_info *info) {
 
 CUresult trace_variable(const sm120_step *step, int index, sm120_variable_info *info) {
     const CUresult wrong = check_step(step);
-    if (wrong)
+    if (wrong != CUDA_SUCCESS) {
         return wrong;
+    }
     const struct event *e = step->event;
     const struct place *at = &e->warp->function->places[shown_at(e->warp->function, e->pc)];
-    if ((uint32_t)index >= at->named)
+    if ((uint32_t)index >= at->named) {
         return fault_set(CUDA_ERROR_NOT_FOUND, "the instruction names no variable %d", index);
+    }
     variable_describe(&at->name[index].variable, info);
     info->address += *(const uint64_t *)source(e->warp, at->name[index].slot); /* the same in all lanes */
     return CUDA_SUCCESS;
@@ -392,30 +444,32 @@ CUresult trace_variable(const sm120_step *step, int index, sm120_variable_info *
 
 /* Describe lanes of a warp that are at one place; s NULL: the warp has exited. */
 static void fill_lanes(const struct event *e, const struct warp *w, const struct split *s, sm120_lanes_info *info) {
-    const int runs = w == e->warp && s == &w->split[w->current];
-    const uint32_t pc = runs ? e->pc : s ? s->pc : w->pc;
+    const bool runs = w == e->warp && s == &w->split[w->current];
+    const uint32_t pc = runs ? e->pc : s != NULL ? s->pc : w->pc;
     info->warp = w->index;
-    info->lanes = s ? s->mask : 0;
+    info->lanes = s != NULL ? s->mask : 0;
     info->is_step = runs;
     info->waits_for[0] = 0;
-    if (!s)
+    if (s == NULL) {
         snprintf(info->waits_for, sizeof info->waits_for, "nothing: it has exited");
-    else if (!runs && (s->wait != WAIT_NOT || s->polled))
+    } else if (!runs && (s->wait != WAIT_NOT || s->polled != 0)) {
         cta_wait_text(w, s, info->waits_for, sizeof info->waits_for);
+    }
     fill_instruction(w->function, shown_at(w->function, pc), &info->instruction);
 }
 
 CUresult trace_lanes(const sm120_step *step, int index, sm120_lanes_info *info) {
     const CUresult wrong = check_step(step);
-    if (wrong)
+    if (wrong != CUDA_SUCCESS) {
         return wrong;
+    }
     const struct event *e = step->event;
     const struct cta *cta = e->warp->cta;
-    for (uint32_t k = 0; k < cta->warps; k++) {
+    for (uint32_t k = 0; k < cta->warps; ++k) {
         const struct warp *w = &cta->warp[k];
-        const uint32_t groups = w->splits ? w->splits : 1;
+        const uint32_t groups = w->splits != 0 ? w->splits : 1;
         if ((uint32_t)index < groups) {
-            fill_lanes(e, w, w->splits ? &w->split[index] : NULL, info);
+            fill_lanes(e, w, w->splits != 0 ? &w->split[index] : NULL, info);
             return CUDA_SUCCESS;
         }
         index -= (int)groups;
@@ -425,14 +479,16 @@ CUresult trace_lanes(const sm120_step *step, int index, sm120_lanes_info *info) 
 
 CUresult trace_shared(const sm120_step *step, uint32_t address, void *to, size_t bytes) {
     const CUresult wrong = check_step(step);
-    if (wrong)
+    if (wrong != CUDA_SUCCESS) {
         return wrong;
+    }
     const struct cta *cta = step->event->warp->cta;
     if (address < SHARED_BASE || address - SHARED_BASE > cta->shared_bytes ||
-        bytes > cta->shared_bytes - (address - SHARED_BASE))
+        bytes > cta->shared_bytes - (address - SHARED_BASE)) {
         return fault_set(CUDA_ERROR_INVALID_VALUE,
                          "%zu bytes of shared memory at 0x%x; the CTA has %u bytes, which begin at 0x%x", bytes,
                          address, cta->shared_bytes, SHARED_BASE);
+    }
     memcpy(to, cta->shared + (address - SHARED_BASE), bytes);
     return CUDA_SUCCESS;
 }

@@ -2,13 +2,15 @@
 #ifndef SM120_VM_TRACE_H
 #define SM120_VM_TRACE_H
 
-#include "vm/machine/vm.h"
+#include "driver/driver.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/launch.h"
 
 /* Prepare a launch that is watched, or do nothing. */
 CUresult trace_open(struct launch *launch, const sm120_watch *watch);
 void trace_close(struct launch *launch);
 /* Is the calling thread in a callback? */
-int trace_is_looking(void);
+bool trace_is_looking(void);
 
 /* NOT_FOUND past the last; INVALID_VALUE where the step is over. */
 CUresult trace_instruction(CUfunction function, int index, sm120_instruction_info *info);

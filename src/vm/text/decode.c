@@ -1,8 +1,14 @@
 /* From a statement to `struct inst`: the table of opcodes, matching of modifiers, checks of operands. */
-#include "vm/execute/lanes.h"
-#include "vm/text/parse.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/execute/lanes.h"
+#include "vm/machine/base.h"
+#include "vm/machine/counters.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/text/parse.h"
 
 /* ---- the arithmetic, from lanes.def ---- */
 
@@ -101,56 +107,67 @@ static const struct {
                   {"rna", 4 * FLAG_ROUND}, {"xorsign", FLAG_XORSIGN}, {"abs", FLAG_ABS}};
 
 /* Does the next modifier equal text[0..length)? Advance if so. */
-static int match_one(struct match *m, const char *text, size_t length) {
+static bool match_one(struct match *m, const char *text, size_t length) {
     const struct statement *s = m->s;
-    if (m->at >= s->modifiers || s->modifier_length[m->at] != length || memcmp(s->modifier[m->at], text, length) != 0)
-        return 0;
-    m->at++;
-    for (size_t i = 0; i < sizeof flag_names / sizeof *flag_names; i++)
-        if (strlen(flag_names[i].modifier) == length && !memcmp(flag_names[i].modifier, text, length))
+    if (m->at >= s->modifiers || s->modifier_length[m->at] != length || memcmp(s->modifier[m->at], text, length) != 0) {
+        return false;
+    }
+    ++m->at;
+    for (size_t i = 0; i < sizeof flag_names / sizeof *flag_names; ++i) {
+        if (strlen(flag_names[i].modifier) == length && memcmp(flag_names[i].modifier, text, length) == 0) {
             m->flags |= flag_names[i].flag;
-    return 1;
+        }
+    }
+    return true;
 }
 
 /* Match one of ".x .y" up to `close`; *pattern is moved behind it. */
-static int match_list(struct match *m, const char **pattern, char close) {
+static bool match_list(struct match *m, const char **pattern, char close) {
     const char *s = *pattern;
-    int found = 0;
+    bool found = false;
     while (*s != close) {
         s += *s == ' ' ? 2 : 1; /* the dot */
         const char *word = s;
-        while (*s != ' ' && *s != close)
-            s++;
-        if (!found)
+        while (*s != ' ' && *s != close) {
+            ++s;
+        }
+        if (!found) {
             found = match_one(m, word, (size_t)(s - word));
+        }
     }
     *pattern = s + 1;
     return found;
 }
 
 /* Does a statement's opcode match the whole pattern? */
-static int match_pattern(const struct statement *s, const char *pattern, uint32_t *flags) {
+static bool match_pattern(const struct statement *s, const char *pattern, uint32_t *flags) {
     struct match m = {.s = s};
     const char *name = s->name;
-    while (*pattern && *pattern != '.' && *pattern != '{' && *pattern != '[')
-        if (*name++ != *pattern++)
-            return 0;
-    if (*name && *name != '.')
-        return 0;
-    while (*pattern) {
+    while (*pattern != '\0' && *pattern != '.' && *pattern != '{' && *pattern != '[') {
+        if (*name++ != *pattern++) {
+            return false;
+        }
+    }
+    if (*name != '\0' && *name != '.') {
+        return false;
+    }
+    while (*pattern != '\0') {
         if (*pattern == '{') {
-            pattern++;
+            ++pattern;
             match_list(&m, &pattern, '}');
         } else if (*pattern == '[') {
-            pattern++;
-            if (!match_list(&m, &pattern, ']'))
-                return 0;
+            ++pattern;
+            if (!match_list(&m, &pattern, ']')) {
+                return false;
+            }
         } else {
             const char *word = ++pattern;
-            while (*pattern && *pattern != '.' && *pattern != '{' && *pattern != '[')
-                pattern++;
-            if (!match_one(&m, word, (size_t)(pattern - word)))
-                return 0;
+            while (*pattern != '\0' && *pattern != '.' && *pattern != '{' && *pattern != '[') {
+                ++pattern;
+            }
+            if (!match_one(&m, word, (size_t)(pattern - word))) {
+                return false;
+            }
         }
     }
     *flags = m.flags;
@@ -158,35 +175,40 @@ static int match_pattern(const struct statement *s, const char *pattern, uint32_
 }
 
 /* Is this modifier present? */
-int has(const struct parser *p, const char *modifier) {
+bool has(const struct parser *p, const char *modifier) {
     const struct statement *s = &p->statement;
-    for (uint32_t i = 0; i < s->modifiers; i++)
-        if (strlen(modifier) == s->modifier_length[i] && !memcmp(modifier, s->modifier[i], s->modifier_length[i]))
-            return 1;
-    return 0;
+    for (uint32_t i = 0; i < s->modifiers; ++i) {
+        if (strlen(modifier) == s->modifier_length[i] && memcmp(modifier, s->modifier[i], s->modifier_length[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* If the modifier at *at is this one, go past it. */
-int take(struct parser *p, uint32_t *at, const char *modifier) {
+bool take(struct parser *p, uint32_t *at, const char *modifier) {
     const struct statement *s = &p->statement;
     if (*at >= s->modifiers || strlen(modifier) != s->modifier_length[*at] ||
-        memcmp(modifier, s->modifier[*at], s->modifier_length[*at]) != 0)
-        return 0;
+        memcmp(modifier, s->modifier[*at], s->modifier_length[*at]) != 0) {
+        return false;
+    }
     ++*at;
-    return 1;
+    return true;
 }
 
 /* If the modifier at *at is in "a b c", go past it and return its index, else -1. */
 int take_choice(struct parser *p, uint32_t *at, const char *list) {
     char word[40];
-    for (int index = 0; *list; index++) {
+    for (int index = 0; *list != '\0'; ++index) {
         size_t n = 0;
-        while (*list && *list != ' ' && n < sizeof word - 1)
+        while (*list != '\0' && *list != ' ' && n < sizeof word - 1) {
             word[n++] = *list++;
+        }
         word[n] = 0;
         list += *list == ' ';
-        if (take(p, at, word))
+        if (take(p, at, word)) {
             return index;
+        }
     }
     return -1;
 }
@@ -195,24 +217,27 @@ int take_choice(struct parser *p, uint32_t *at, const char *list) {
 enum type take_type(struct parser *p, uint32_t *at, const char *list) {
     const struct statement *s = &p->statement;
     const uint32_t here = *at;
-    if (take_choice(p, at, list) < 0)
+    if (take_choice(p, at, list) < 0) {
         error_at(p, &s->opcode, "unknown instruction '%s': expected one of %s where its type stands", s->name, list);
+    }
     return type_find(s->modifier[here], s->modifier_length[here]);
 }
 
 /* All modifiers must have been taken. */
 void take_end(struct parser *p, uint32_t at) {
     const struct statement *s = &p->statement;
-    if (at < s->modifiers)
+    if (at < s->modifiers) {
         error_at(p, &s->opcode, "unknown instruction '%s': '.%.*s' does not belong there", s->name,
                  (int)s->modifier_length[at], s->modifier[at]);
+    }
 }
 
 /* Refuse an instruction that the target lacks. */
-void need_feature(struct parser *p, int least_target, int needs_suffix, const char *what) {
-    if (p->target < least_target || (needs_suffix && !p->target_suffix))
+void need_feature(struct parser *p, int least_target, bool needs_suffix, const char *what) {
+    if (p->target < least_target || (needs_suffix && p->target_suffix == '\0')) {
         error_at(p, &p->statement.opcode, "%s needs .target sm_%d%s, and the target is sm_%d", what, least_target,
                  needs_suffix ? "a or sm_120f" : "", p->target);
+    }
 }
 
 /* ---- operands ---- */
@@ -220,33 +245,40 @@ void need_feature(struct parser *p, int least_target, int needs_suffix, const ch
 /* Is the number of operands in range? */
 void need_count(struct parser *p, uint32_t least, uint32_t most) {
     const struct statement *s = &p->statement;
-    if (s->operands >= least && s->operands <= most)
+    if (s->operands >= least && s->operands <= most) {
         return;
-    if (least == most)
+    }
+    if (least == most) {
         error_at(p, &s->opcode, "'%s' takes %u operand%s, not %u", s->name, least, least == 1 ? "" : "s", s->operands);
+    }
     error_at(p, &s->opcode, "'%s' takes %u to %u operands, not %u", s->name, least, most, s->operands);
 }
 
 static NORETURN void wrong_operand(struct parser *p, const struct operand *o, const char *wanted) {
-    if (o->kind == OPERAND_LABEL)
+    if (o->kind == OPERAND_LABEL) {
         error_at(p, &o->token, "undefined register '%.*s'", (int)o->token.length, o->token.at);
-    if (o->kind == OPERAND_REGISTER)
+    }
+    if (o->kind == OPERAND_REGISTER) {
         error_at(p, &o->token, "'%.*s' is .%s, and '%s' wants %s here", (int)o->token.length, o->token.at,
                  type_name(o->type), p->statement.name, wanted);
-    if (o->kind == OPERAND_PREDICATE)
+    }
+    if (o->kind == OPERAND_PREDICATE) {
         error_at(p, &o->token, "'%.*s' is a predicate, and '%s' wants %s here", (int)o->token.length, o->token.at,
                  p->statement.name, wanted);
+    }
     error_at(p, &o->token, "'%s' wants %s here", p->statement.name, wanted);
 }
 
 /* May a register of one type be used where another is asked for? */
-static int fits(enum type have, enum type want) {
-    if (type_bytes(have) != type_bytes(want))
-        return 0;
+static bool fits(enum type have, enum type want) {
+    if (type_bytes(have) != type_bytes(want)) {
+        return false;
+    }
     const char a = type_class(have), b = type_class(want);
-    if (a == 'b' || b == 'b' || have == want || (a == 'i' && b == 'i'))
-        return 1;
-    return a == 'x' || b == 'x' ? a != 'f' && b != 'f' ? 1 : have == want : 0;
+    if (a == 'b' || b == 'b' || have == want || (a == 'i' && b == 'i')) {
+        return true;
+    }
+    return a == 'x' || b == 'x' ? a != 'f' && b != 'f' ? true : have == want : false;
 }
 
 /* The bits of an immediate as a value of a type. */
@@ -255,14 +287,16 @@ static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum t
     const char class = type_class(type);
     uint64_t bits = o->integer;
     if (o->kind == OPERAND_REAL &&
-        (bytes < 4 || bytes == 16 || class == 'i' || (class != 'f' && bytes == 4 && !o->single)))
+        (bytes < 4 || bytes == 16 || class == 'i' || (class != 'f' && bytes == 4 && o->single == 0))) {
         error_at(p, &o->token, "a float constant does not fit .%s", type_name(type));
-    if (o->kind == OPERAND_INTEGER && class == 'f')
+    }
+    if (o->kind == OPERAND_INTEGER && class == 'f') {
         error_at(p, &o->token, "'%s' wants a float constant here", p->statement.name);
+    }
     if (type == T_F64 || (o->kind == OPERAND_REAL && bytes == 8)) {
         const double value = o->kind == OPERAND_REAL ? o->real : (double)(int64_t)o->integer;
         memcpy(&bits, &value, 8);
-    } else if (o->kind == OPERAND_REAL && o->single && bytes == 4) {
+    } else if (o->kind == OPERAND_REAL && o->single != 0 && bytes == 4) {
         bits = o->integer & 0xffffffffu;
     } else if (type == T_F32 || (o->kind == OPERAND_REAL && bytes == 4)) {
         const float value = o->kind == OPERAND_REAL ? (float)o->real : (float)(int64_t)o->integer;
@@ -274,31 +308,31 @@ static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum t
 }
 
 /* A constant or the address of a variable as a source; *slot is set if it is one. */
-static int constant_source(struct parser *p, const struct operand *o, enum type type, uint32_t *slot) {
-    const int wide = type_bytes(type) >= 8;
+static bool constant_source(struct parser *p, const struct operand *o, enum type type, uint32_t *slot) {
+    const bool wide = type_bytes(type) >= 8;
     if (o->kind == OPERAND_INTEGER || o->kind == OPERAND_REAL) {
         *slot = constant_slot(p, immediate_bits(p, o, type), wide, NULL);
-        return 1;
+        return true;
     }
     if (o->kind == OPERAND_SYMBOL && type_bytes(type) >= 4 && type_class(type) != 'f') {
         struct symbol *s = o->symbol;
-        if (s->space == SPACE_LOCAL && p->routine && wide) {
+        if (s->space == SPACE_LOCAL && p->routine != NULL && wide) {
             struct inst *i = emit(p, lanes_table()[LANE_add_u64]);
             i->a = p->routine->frame;
-            i->b = constant_slot(p, s->address + (uint64_t)o->offset, 1, NULL);
+            i->b = constant_slot(p, s->address + (uint64_t)o->offset, true, NULL);
             *slot = i->d = register_take(p, T_B64);
-            return 1;
+            return true;
         }
         *slot = constant_slot(p, s->address + (uint64_t)o->offset, wide, s->is_dynamic ? s : NULL);
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* A constant of 128 bits, of which PTX writes 64: the others are 0. */
 static uint32_t extended(struct parser *p, uint32_t slot) {
-    const uint32_t to = register_take(p, T_B128), half[] = {slot, constant_slot(p, 0, 1, NULL)};
-    for (uint32_t k = 0; k < 2; k++) {
+    const uint32_t to = register_take(p, T_B128), half[] = {slot, constant_slot(p, 0, true, NULL)};
+    for (uint32_t k = 0; k < 2; ++k) {
         struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
         i->a = half[k];
         i->d = to + 256 * k;
@@ -310,29 +344,34 @@ static uint32_t extended(struct parser *p, uint32_t slot) {
 uint32_t need_source(struct parser *p, const struct operand *o, enum type type) {
     uint32_t slot;
     char wanted[40];
-    if (constant_source(p, o, type, &slot))
+    if (constant_source(p, o, type, &slot)) {
         return type_bytes(type) == 16 ? extended(p, slot) : slot;
+    }
     snprintf(wanted, sizeof wanted, "a .%s", type_name(type));
-    if (o->kind != OPERAND_REGISTER || !fits(o->type, type))
+    if (o->kind != OPERAND_REGISTER || !fits(o->type, type)) {
         wrong_operand(p, o, wanted);
-    if (o->is_special && strncmp(p->statement.name, "mov", 3) != 0 && strncmp(p->statement.name, "cvt", 3) != 0)
+    }
+    if (o->is_special && strncmp(p->statement.name, "mov", 3) != 0 && strncmp(p->statement.name, "cvt", 3) != 0) {
         error_at(p, &o->token, "a hardware register is read by mov or cvt only");
-    use_operand(p, o, 0);
+    }
+    use_operand(p, o, false);
     return o->slot;
 }
 
 /* A float register does not hold a narrower integer, nor the other way round. */
-static int mixes(enum type have, enum type type) {
+static bool mixes(enum type have, enum type type) {
     return (type_class(have) == 'f') != (type_class(type) == 'f') && type_class(have) != 'b' && type_class(type) != 'b';
 }
 
 /* A source whose register may be wider than the type (ld, st, cvt); a 64-bit one is cut to a temporary. */
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type) {
-    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type))
+    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type)) {
         return need_source(p, o, type);
-    use_operand(p, o, 0);
-    if (type_bytes(o->type) < 8 || type_bytes(type) >= 8)
+    }
+    use_operand(p, o, false);
+    if (type_bytes(o->type) < 8 || type_bytes(type) >= 8) {
         return o->slot;
+    }
     struct inst *i = emit(p, lanes_table()[LANE_trunc_64]);
     i->a = o->slot;
     i->d = register_take(p, T_B32);
@@ -342,90 +381,102 @@ uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type t
 /* The register that receives a result of exactly this size. `_` gets one that nobody reads. */
 uint32_t need_destination(struct parser *p, const struct operand *o, enum type type) {
     char wanted[48];
-    if (o->kind == OPERAND_SINK)
+    if (o->kind == OPERAND_SINK) {
         return register_take(p, type);
+    }
     snprintf(wanted, sizeof wanted, "a .%s register", type_name(type));
-    if (o->kind != OPERAND_REGISTER || !fits(o->type, type))
+    if (o->kind != OPERAND_REGISTER || !fits(o->type, type)) {
         wrong_operand(p, o, wanted);
-    use_operand(p, o, 1);
+    }
+    use_operand(p, o, true);
     return o->slot;
 }
 
 /* The register of a result that may be narrower than it. */
 uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type) {
-    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type))
+    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type)) {
         return need_destination(p, o, type);
-    use_operand(p, o, 1);
+    }
+    use_operand(p, o, true);
     return o->slot;
 }
 
 /* A predicate source, possibly negated. */
 uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate) {
-    if (negate)
+    if (negate != NULL) {
         *negate = o->negate;
-    if (o->kind == OPERAND_INTEGER && negate) {
-        *negate = !o->integer;
+    }
+    if (o->kind == OPERAND_INTEGER && negate != NULL) {
+        *negate = o->integer == 0;
         return 0;
     }
-    if (o->kind != OPERAND_PREDICATE || (o->negate && !negate))
+    if (o->kind != OPERAND_PREDICATE || (o->negate && negate == NULL)) {
         wrong_operand(p, o, "a predicate");
-    use_operand(p, o, 0);
+    }
+    use_operand(p, o, false);
     return (uint16_t)o->slot;
 }
 
 /* A predicate that receives a result; `_` is predicate 0, which is never written. */
 uint16_t need_predicate_destination(struct parser *p, const struct operand *o) {
-    if (o->kind == OPERAND_SINK)
+    if (o->kind == OPERAND_SINK) {
         return 0;
-    if (o->kind != OPERAND_PREDICATE || o->negate)
+    }
+    if (o->kind != OPERAND_PREDICATE || o->negate) {
         wrong_operand(p, o, "a predicate");
-    use_operand(p, o, 1);
+    }
+    use_operand(p, o, true);
     return (uint16_t)o->slot;
 }
 
 /* A constant in a range. */
 int64_t need_integer(struct parser *p, const struct operand *o, int64_t least, int64_t most) {
-    if (o->kind != OPERAND_INTEGER)
+    if (o->kind != OPERAND_INTEGER) {
         wrong_operand(p, o, "a constant");
-    if ((int64_t)o->integer < least || (int64_t)o->integer > most)
+    }
+    if ((int64_t)o->integer < least || (int64_t)o->integer > most) {
         error_at(p, &o->token, "%lld is out of range: expected %lld to %lld", (long long)o->integer, (long long)least,
                  (long long)most);
+    }
     return (int64_t)o->integer;
 }
 
 /* An address: i->a is a 64-bit base (or 32-bit with flag 1 in i->flags), i->offset is added. */
 void need_address(struct parser *p, const struct operand *o, enum space space, struct inst *i) {
-    if (o->kind != OPERAND_ADDRESS)
+    if (o->kind != OPERAND_ADDRESS) {
         wrong_operand(p, o, "an address in brackets");
+    }
     i->offset = o->offset;
     i->space = (uint8_t)space;
-    if (!o->count) {
-        i->a = constant_slot(p, 0, 1, NULL);
+    if (o->count == 0) {
+        i->a = constant_slot(p, 0, true, NULL);
         return;
     }
     const struct operand *base = o->items;
-    if (o->count > 1)
+    if (o->count > 1) {
         error_at(p, &o->items[1].token, "'%s' takes no coordinates", p->statement.name);
+    }
     if (base->kind == OPERAND_SYMBOL) {
         struct symbol *s = base->symbol;
         const enum space own = s->is_argument && space == SPACE_PARAM ? SPACE_PARAM : s->space;
-        const int global = own == SPACE_GLOBAL || own == SPACE_CONST;
-        if (own != space && !(global && (space == SPACE_GENERIC || space == SPACE_GLOBAL || space == SPACE_CONST)))
+        const bool global = own == SPACE_GLOBAL || own == SPACE_CONST;
+        if (own != space && !(global && (space == SPACE_GENERIC || space == SPACE_GLOBAL || space == SPACE_CONST))) {
             error_at(p, &base->token, "'%.*s' is not in the state space of '%s'", (int)base->token.length,
                      base->token.at, p->statement.name);
+        }
         if (s->space == SPACE_LOCAL) {
             i->a = local_base(p);
             i->offset += (int64_t)s->address;
             i->space = SPACE_LOCAL;
         } else {
-            i->a = constant_slot(p, s->address, 1, s->is_dynamic ? s : NULL);
+            i->a = constant_slot(p, s->address, true, s->is_dynamic ? s : NULL);
         }
         use_variable(p, s, i->a, (uint64_t)(i->offset - o->offset));
     } else if (type_class(base->type) == 'f' || type_bytes(base->type) < 4 || type_bytes(base->type) > 8) {
         wrong_operand(p, base, "a 32- or 64-bit address");
     } else {
-        i->space = space == SPACE_PARAM && p->routine ? SPACE_LOCAL : i->space;
-        use_operand(p, base, 0);
+        i->space = space == SPACE_PARAM && p->routine != NULL ? SPACE_LOCAL : i->space;
+        use_operand(p, base, false);
         i->a = base->slot;
         i->flags |= type_bytes(base->type) == 4;
     }
@@ -437,10 +488,10 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
 struct inst *emit(struct parser *p, handler *run) {
     struct statement *s = &p->statement;
     if (p->length == p->code_space) {
-        const uint32_t space = p->code_space ? 2 * p->code_space : 256;
+        const uint32_t space = p->code_space != 0 ? 2 * p->code_space : 256;
         struct inst *code = parser_take(p, space * sizeof *code);
         struct place *places = parser_take(p, space * sizeof *places);
-        if (p->length) {
+        if (p->length != 0) {
             memcpy(code, p->code, p->length * sizeof *code);
             memcpy(places, p->places, p->length * sizeof *places);
         }
@@ -449,7 +500,7 @@ struct inst *emit(struct parser *p, handler *run) {
         p->code_space = space;
     }
     p->places[p->length] = (struct place){.file = s->opcode.file,
-                                          .text = s->start ? s->start : s->opcode.at,
+                                          .text = s->start != NULL ? s->start : s->opcode.at,
                                           .line = s->opcode.line,
                                           .row = s->opcode.row,
                                           .opcode = UINT32_MAX,
@@ -462,35 +513,40 @@ struct inst *emit(struct parser *p, handler *run) {
 /* Refuse modifiers that a pattern allows one by one, but not together. */
 static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
     const struct statement *s = &p->statement;
-    const int extreme = !strncmp(s->name, "min.", 4) || !strncmp(s->name, "max.", 4);
-    if (extreme && row->sources == 2 && !(flags & FLAG_ABS) != !(flags & FLAG_XORSIGN))
+    const bool extreme = strncmp(s->name, "min.", 4) == 0 || strncmp(s->name, "max.", 4) == 0;
+    if (extreme && row->sources == 2 && ((flags & FLAG_ABS) == 0) != ((flags & FLAG_XORSIGN) == 0)) {
         error_at(p, &s->opcode, "unknown instruction '%s': .xorsign and .abs go together", s->name);
-    if (!strncmp(s->name, "fma.", 4) && (flags & FLAG_SAT) && (flags & FLAG_RELU))
+    }
+    if (strncmp(s->name, "fma.", 4) == 0 && (flags & FLAG_SAT) != 0 && (flags & FLAG_RELU) != 0) {
         error_at(p, &s->opcode, "unknown instruction '%s': .sat and .relu exclude each other", s->name);
+    }
 }
 
 /* Is a modifier one of these words? */
-static int is_modifier(const struct statement *s, uint32_t k, const char *const *words) {
-    for (; *words; words++)
-        if (strlen(*words) == s->modifier_length[k] && !memcmp(*words, s->modifier[k], s->modifier_length[k]))
-            return 1;
-    return 0;
+static bool is_modifier(const struct statement *s, uint32_t k, const char *const *words) {
+    for (; *words != NULL; ++words) {
+        if (strlen(*words) == s->modifier_length[k] && memcmp(*words, s->modifier[k], s->modifier_length[k]) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* .relu may stand before and behind .satfinite and the types of integers: have the order that lanes.def has. */
-static int swap_limits(struct statement *s) {
+static bool swap_limits(struct statement *s) {
     static const char *const relu[] = {"relu", NULL}, *const others[] = {"satfinite", "s32", "s16x2", NULL};
-    for (uint32_t k = 0; k + 1 < s->modifiers; k++) {
+    for (uint32_t k = 0; k + 1 < s->modifiers; ++k) {
         const char *const a = s->modifier[k], *const b = s->modifier[k + 1];
         const uint32_t n = s->modifier_length[k], m = s->modifier_length[k + 1];
         if (!(is_modifier(s, k, relu) && is_modifier(s, k + 1, others)) &&
-            !(is_modifier(s, k, others) && is_modifier(s, k + 1, relu)))
+            !(is_modifier(s, k, others) && is_modifier(s, k + 1, relu))) {
             continue;
+        }
         s->modifier[k] = b, s->modifier_length[k] = m;
         s->modifier[k + 1] = a, s->modifier_length[k + 1] = n;
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* Decode a row of lanes.def. */
@@ -500,10 +556,12 @@ static void decode_row(struct parser *p, const struct row *row, uint32_t flags) 
     need_count(p, row->sources + 1u, row->sources + 1u);
     uint32_t *const slots[4] = {&i.a, &i.b, &i.c, &i.e};
     check_row(p, row, flags);
-    for (uint32_t k = 0; k < row->sources; k++)
+    for (uint32_t k = 0; k < row->sources; ++k) {
         *slots[k] = need_source(p, &s->operand[k + 1], (enum type)row->types[k + 1]);
-    if (s->operand[0].kind == OPERAND_SINK)
+    }
+    if (s->operand[0].kind == OPERAND_SINK) {
         error_at(p, &s->operand[0].token, "'%s' must keep its result", s->name);
+    }
     i.d = need_destination(p, &s->operand[0], (enum type)row->types[0]);
     struct inst *to = emit(p, lanes_table()[row->lane]);
     i.run = to->run;
@@ -516,17 +574,19 @@ static void decode_row(struct parser *p, const struct row *row, uint32_t flags) 
 /* Find the row that fits the opcode and the number of operands. */
 static const struct row *find_row(const struct statement *s, uint32_t *flags) {
     const struct row *found = NULL;
-    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
-        if (rows[k].pattern[0] != s->name[0] || rows[k].pattern[1] != s->name[1])
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; ++k) {
+        if (rows[k].pattern[0] != s->name[0] || rows[k].pattern[1] != s->name[1]) {
             continue;
+        }
         uint32_t f = 0;
-        if (!match_pattern(s, rows[k].pattern, &f))
+        if (!match_pattern(s, rows[k].pattern, &f)) {
             continue;
+        }
         if (rows[k].sources + 1u == s->operands) {
             *flags = f;
             return &rows[k];
         }
-        found = found ? found : &rows[k];
+        found = found != NULL ? found : &rows[k];
     }
     return found;
 }
@@ -534,8 +594,9 @@ static const struct row *find_row(const struct statement *s, uint32_t *flags) {
 /* The count of an opcode belongs to the last instruction that was emitted for it. */
 static void finish(struct parser *p) {
     const struct statement *s = &p->statement;
-    if (p->length)
+    if (p->length != 0) {
         p->places[p->length - 1].opcode = counter_index(s->name, strcspn(s->name, "."));
+    }
 }
 
 /* Labels of the counters: the opcode with the words that make it another instruction. */
@@ -544,17 +605,21 @@ static void name_counter(struct parser *p) {
                                        "mbarrier.", "bar.",   "barrier.", "fence.",   "griddepcontrol."};
     const struct statement *s = &p->statement;
     size_t length = strcspn(s->name, ".");
-    for (size_t k = 0; k < sizeof kept / sizeof *kept; k++) {
-        if (strncmp(s->name, kept[k], strlen(kept[k])) != 0)
+    for (size_t k = 0; k < sizeof kept / sizeof *kept; ++k) {
+        if (strncmp(s->name, kept[k], strlen(kept[k])) != 0) {
             continue;
+        }
         length = strlen(kept[k]);
         length += strcspn(s->name + length, ".");
-        if (!strncmp(s->name + length, ".bulk", 5) && length == 8)
+        if (strncmp(s->name + length, ".bulk", 5) == 0 && length == 8) {
             length += 5;
-        if (!strncmp(s->name, "cp.reduce.async.bulk", 20))
+        }
+        if (strncmp(s->name, "cp.reduce.async.bulk", 20) == 0) {
             length = 20;
-        if (!strncmp(s->name + length, ".tensor", 7) && s->name[0] == 'c')
+        }
+        if (strncmp(s->name + length, ".tensor", 7) == 0 && s->name[0] == 'c') {
             length += 7;
+        }
     }
     p->places[p->length - 1].opcode = counter_index(s->name, length);
 }
@@ -584,15 +649,21 @@ static const struct {
 void decode_known(struct parser *p) {
     const struct statement *s = &p->statement;
     const size_t word = strcspn(s->name, ".");
-    for (size_t k = 0; k < sizeof refused / sizeof *refused; k++)
-        if (strlen(refused[k].name) == word && !memcmp(refused[k].name, s->name, word))
+    for (size_t k = 0; k < sizeof refused / sizeof *refused; ++k) {
+        if (strlen(refused[k].name) == word && memcmp(refused[k].name, s->name, word) == 0) {
             error_at(p, &s->opcode, "unknown instruction '%s': %s", s->name, refused[k].reason);
-    for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; k++)
-        if (!strncmp(opcodes[k].name, s->name, word) && !opcodes[k].name[word])
+        }
+    }
+    for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; ++k) {
+        if (strncmp(opcodes[k].name, s->name, word) == 0 && opcodes[k].name[word] == '\0') {
             return;
-    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
-        if (word && !strncmp(rows[k].pattern, s->name, word) && strcspn(rows[k].pattern, ".{[") == word)
+        }
+    }
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; ++k) {
+        if (word != 0 && strncmp(rows[k].pattern, s->name, word) == 0 && strcspn(rows[k].pattern, ".{[") == word) {
             return;
+        }
+    }
     error_at(p, &s->opcode, "unknown instruction '%s'%s", s->name,
              s->name[0] == 'v'
                  ? ": of the video instructions only vabsdiff2 and vabsdiff4 without selectors are supported"
@@ -604,20 +675,23 @@ void decode(struct parser *p) {
     struct statement *s = &p->statement;
     const size_t word = strcspn(s->name, ".");
     uint32_t flags = 0;
-    if (!p->function)
+    if (p->function == NULL) {
         error_at(p, &s->opcode, "an instruction outside a function");
+    }
     const struct row *row = find_row(s, &flags);
-    if (!row && swap_limits(s) && !(row = find_row(s, &flags)))
+    if (row == NULL && swap_limits(s) && (row = find_row(s, &flags)) == NULL) {
         swap_limits(s);
-    if (row) {
+    }
+    if (row != NULL) {
         decode_row(p, row, flags);
         finish(p);
         use_attach(p);
         return;
     }
-    for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; k++) {
-        if (strlen(opcodes[k].name) != word || memcmp(opcodes[k].name, s->name, word) != 0)
+    for (size_t k = 0; k < sizeof opcodes / sizeof *opcodes; ++k) {
+        if (strlen(opcodes[k].name) != word || memcmp(opcodes[k].name, s->name, word) != 0) {
             continue;
+        }
         const uint32_t before = p->length;
         opcodes[k].decode(p);
         if (p->length > before) { /* mov {_, _}, a is nothing */

@@ -1,26 +1,36 @@
 /* Decoding of loads, stores, atomics, matrix loads and address conversions. */
+#include <string.h>
+
+#include "vm/execute/atomic.h"
+#include "vm/execute/collect.h"
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 static const char *const scalar_types = "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 b8 u8 s8 b128";
 
-/* Skip what says how a cache should treat the access; returns 1 if an L2 policy operand follows. */
-static int skip_cache(struct parser *p, uint32_t *at) {
+/* Skip what says how a cache should treat the access; returns true if an L2 policy operand follows. */
+static bool skip_cache(struct parser *p, uint32_t *at) {
     static const char *const hints =
         "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate L2::evict_last "
         "L2::evict_normal L2::evict_first L2::64B L2::128B L2::256B unified ca cg cs lu cv wb wt";
     while (take_choice(p, at, hints) >= 0)
         ;
-    const int policy = take(p, at, "L2::cache_hint");
+    const bool policy = take(p, at, "L2::cache_hint");
     while (take_choice(p, at, hints) >= 0)
         ;
     return policy;
 }
 
 /* The L2 policy, the last operand, has no effect. */
-static void read_policy(struct parser *p, int policy) {
-    if (policy)
+static void read_policy(struct parser *p, bool policy) {
+    if (policy) {
         need_source(p, &p->statement.operand[p->statement.operands - 1], T_B64);
+    }
 }
 
 /* Is this the scope of a CTA? A cluster is one CTA. */
@@ -30,33 +40,39 @@ static uint16_t take_scope(struct parser *p, uint32_t *at, uint16_t before) {
 }
 
 /* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... What it is matters to the checks alone. */
-static uint16_t take_order(struct parser *p, uint32_t *at, int is_store, uint16_t *is_cta) {
+static uint16_t take_order(struct parser *p, uint32_t *at, bool is_store, uint16_t *is_cta) {
     static const uint16_t orders[] = {ORDER_WEAK, ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE};
-    const int mmio = take(p, at, "mmio");
+    const bool mmio = take(p, at, "mmio");
     const int k = take_choice(p, at, is_store ? "weak volatile relaxed release" : "weak volatile relaxed acquire");
     const uint32_t before = *at;
-    if (k >= 2)
+    if (k >= 2) {
         *is_cta = take_scope(p, at, 0);
-    if (k >= 2 && before == *at)
+    }
+    if (k >= 2 && before == *at) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s': the order wants a scope", p->statement.name);
-    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) || (k > 0 && has(p, "local")))
+    }
+    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) ||
+        (k > 0 && has(p, "local"))) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s': no such order", p->statement.name);
+    }
     return k < 0 ? ORDER_WEAK : k == 3 && is_store ? ORDER_RELEASE : orders[k];
 }
 
 /* Hints of the L2 cache by name belong to accesses of 32 bytes, .nc to global memory. */
 static void check_cache(struct parser *p, enum space space, uint32_t bytes) {
-    const int evicts = has(p, "L2::evict_last") || has(p, "L2::evict_normal") || has(p, "L2::evict_first");
+    const bool evicts = has(p, "L2::evict_last") || has(p, "L2::evict_normal") || has(p, "L2::evict_first");
     static const char *const operators[] = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"};
-    int has_operator = 0;
-    for (size_t k = 0; k < sizeof operators / sizeof *operators; k++)
+    bool has_operator = false;
+    for (size_t k = 0; k < sizeof operators / sizeof *operators; ++k) {
         has_operator |= has(p, operators[k]);
-    const int both = has_operator && strstr(p->statement.name, ".L1::");
-    if (both || (evicts && bytes != 32) || (has(p, "nc") && space != SPACE_GLOBAL))
+    }
+    const bool both = has_operator && strstr(p->statement.name, ".L1::") != NULL;
+    if (both || (evicts && bytes != 32) || (has(p, "nc") && space != SPACE_GLOBAL)) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s': %s", p->statement.name,
                  both                    ? "an operator and a hint for L1 exclude each other"
                  : evicts && bytes != 32 ? "its hint is for .v8.b32 and .v4.b64"
                                          : ".nc is for .global");
+    }
 }
 
 /* A state space; generic if there is none. */
@@ -73,44 +89,52 @@ static enum type take_vector(struct parser *p, uint32_t *at, uint8_t *count) {
     const int k = take_choice(p, at, "v2 v4 v8");
     *count = (uint8_t)(k < 0 ? 1 : 2 << k);
     const enum type type = take_type(p, at, scalar_types);
-    if (type == T_B128 && *count > 1)
+    if (type == T_B128 && *count > 1) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
+    }
     return type;
 }
 
 /* The elements of a vector operand, or the operand itself if the access is scalar. */
 static const struct operand *elements(struct parser *p, const struct operand *o, uint32_t count) {
-    if (count == 1 && o->kind != OPERAND_VECTOR)
+    if (count == 1 && o->kind != OPERAND_VECTOR) {
         return o;
-    if (o->kind != OPERAND_VECTOR || o->count != count)
+    }
+    if (o->kind != OPERAND_VECTOR || o->count != count) {
         error_at(p, &o->token, "'%s' wants a vector of %u elements here", p->statement.name, count);
+    }
     return o->items;
 }
 
 static void check_vector(struct parser *p, enum space space, enum type type, uint32_t count) {
     const uint32_t bytes = count * type_bytes(type);
-    if (bytes > 32 || (bytes > 16 && space != SPACE_GLOBAL) || (count == 8 && type_bytes(type) != 4))
+    if (bytes > 32 || (bytes > 16 && space != SPACE_GLOBAL) || (count == 8 && type_bytes(type) != 4)) {
         error_at(p, &p->statement.opcode, "'%s' moves more bytes than an instruction can", p->statement.name);
-    if (bytes > 16)
-        need_feature(p, 100, 0, "an access of 32 bytes");
+    }
+    if (bytes > 16) {
+        need_feature(p, 100, false, "an access of 32 bytes");
+    }
 }
 
 /* ld.param [name + constant]: its place is known now. */
 static void check_parameter(struct parser *p, const struct operand *o, uint32_t bytes, uint32_t align) {
     const struct symbol *s = o->items->symbol;
-    if (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes)
+    if (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes) {
         error_at(p, &o->token, "'%s' reads %u bytes at offset %lld of parameter '%.*s', which has %llu",
                  p->statement.name, bytes, (long long)o->offset, (int)s->length, s->name, (unsigned long long)s->bytes);
-    if ((s->address + (uint64_t)o->offset) % align)
+    }
+    if ((s->address + (uint64_t)o->offset) % align != 0) {
         error_at(p, &o->token, "the access is not aligned to %u bytes", align);
+    }
 }
 
 /* An access to [variable + constant] stays inside the variable. */
-void check_extent(struct parser *p, const struct operand *o, uint32_t bytes) {
-    const struct symbol *s = o->count && o->items->kind == OPERAND_SYMBOL ? o->items->symbol : NULL;
-    if (s && !s->is_dynamic && (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes))
+void check_room(struct parser *p, const struct operand *o, uint32_t bytes) {
+    const struct symbol *s = o->count != 0 && o->items->kind == OPERAND_SYMBOL ? o->items->symbol : NULL;
+    if (s != NULL && !s->is_dynamic && (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes)) {
         error_at(p, &o->token, "'%s' accesses %u bytes at offset %lld of '%.*s', which has %llu", p->statement.name,
                  bytes, (long long)o->offset, (int)s->length, s->name, (unsigned long long)s->bytes);
+    }
 }
 
 /* ld{.order}{.space}{.cache}{.vec}.type d, [a]{, policy} */
@@ -118,9 +142,9 @@ void decode_ld(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     struct inst i = {0};
-    i.q = take_order(p, &at, 0, &i.r);
+    i.q = take_order(p, &at, false, &i.r);
     const enum space space = take_space(p, &at);
-    int policy = skip_cache(p, &at);
+    bool policy = skip_cache(p, &at);
     take(p, &at, "nc");
     policy |= skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
@@ -131,23 +155,24 @@ void decode_ld(struct parser *p) {
     read_policy(p, policy);
     need_address(p, &s->operand[1], space, &i);
     const struct operand *d = elements(p, &s->operand[0], i.count), *base = s->operand[1].items;
-    const int is_parameter =
-        space == SPACE_PARAM && base && base->kind == OPERAND_SYMBOL && base->symbol->space == SPACE_PARAM;
+    const bool is_parameter =
+        space == SPACE_PARAM && base != NULL && base->kind == OPERAND_SYMBOL && base->symbol->space == SPACE_PARAM;
     const enum type part = type == T_B128 ? T_B64 : type;
     if (is_parameter) {
         check_parameter(p, &s->operand[1], i.count * type_bytes(type), i.count * type_bytes(type));
         i.offset += (int64_t)base->symbol->address;
     } else {
-        check_extent(p, &s->operand[1], i.count * type_bytes(type));
+        check_room(p, &s->operand[1], i.count * type_bytes(type));
     }
     uint32_t *slots = parser_take(p, 8 * sizeof *slots), extended[8] = {0};
-    for (uint32_t k = 0; k < i.count; k++) {
-        const int is_signed = type == T_S8 || type == T_S16 || type == T_S32;
+    for (uint32_t k = 0; k < i.count; ++k) {
+        const bool is_signed = type == T_S8 || type == T_S16 || type == T_S32;
         const unsigned into = d[k].kind == OPERAND_REGISTER ? type_bytes(d[k].type) : type_bytes(type);
         slots[k] = need_destination_wide(p, &d[k], type);
         extended[k] = into > type_bytes(type) && (into == 8 || (is_signed && type_bytes(type) < 4));
-        if (extended[k])
+        if (extended[k] != 0) {
             slots[k] = register_take(p, T_B32);
+        }
     }
     if (type == T_B128) {
         i.count = 2;
@@ -155,24 +180,30 @@ void decode_ld(struct parser *p) {
     }
     i.size = (uint8_t)type_bytes(part);
     i.more = slots;
-    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER : i.q ? ACCESS_LOAD_STRONG : ACCESS_LOAD]);
+    struct inst *to = emit(p, access_table()[is_parameter ? ACCESS_PARAMETER
+                                             : i.q != 0   ? ACCESS_LOAD_STRONG
+                                                          : ACCESS_LOAD]);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
     *to = i;
-    for (uint32_t k = 0; k < i.count && type != T_B128; k++)
-        if (extended[k])
+    for (uint32_t k = 0; k < i.count && type != T_B128; ++k) {
+        if (extended[k] != 0) {
             emit_extend(p, &d[k], type, slots[k]);
+        }
+    }
 }
 
 /* The rest of st.async and red.async in front of the space: release stores to global memory, which may be done at once.
  * Those into shared memory are for that of another CTA. */
 static uint16_t take_asynchronous(struct parser *p, uint32_t *at) {
-    const int mmio = take(p, at, "mmio");
-    if (!take(p, at, "release"))
+    const bool mmio = take(p, at, "mmio");
+    if (!take(p, at, "release")) {
         error_at(p, &p->statement.opcode, "'%s' is for clusters of more than one CTA, which are not supported",
                  p->statement.name);
-    if (take_choice(p, at, mmio ? "sys" : "gpu sys") < 0)
+    }
+    if (take_choice(p, at, mmio ? "sys" : "gpu sys") < 0) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
-    need_feature(p, 100, 0, "an asynchronous store to global memory");
+    }
+    need_feature(p, 100, false, "an asynchronous store to global memory");
     return ORDER_RELEASE;
 }
 
@@ -183,13 +214,14 @@ static void decode_fill(struct parser *p, uint32_t at) {
     take(p, &at, "weak");
     const enum space space = take(p, &at, "shared::cta") ? SPACE_SHARED : SPACE_GENERIC;
     take_end(p, at);
-    need_feature(p, 100, 0, "st.bulk");
+    need_feature(p, 100, false, "st.bulk");
     need_count(p, 3, 3);
     need_integer(p, &s->operand[2], 0, 0);
     need_address(p, &s->operand[0], space, &i);
-    if (s->operand[1].kind == OPERAND_INTEGER)
-        check_extent(p, &s->operand[0], (uint32_t)need_integer(p, &s->operand[1], 0, 1 << 24));
-    const int narrow = s->operand[1].kind == OPERAND_REGISTER && type_bytes(s->operand[1].type) == 4;
+    if (s->operand[1].kind == OPERAND_INTEGER) {
+        check_room(p, &s->operand[0], (uint32_t)need_integer(p, &s->operand[1], 0, 1 << 24));
+    }
+    const bool narrow = s->operand[1].kind == OPERAND_REGISTER && type_bytes(s->operand[1].type) == 4;
     i.b = need_source(p, &s->operand[1], narrow ? T_U32 : T_U64);
     i.kind = (uint8_t)!narrow;
     struct inst *to = emit(p, access_table()[ACCESS_FILL]);
@@ -206,27 +238,30 @@ void decode_st(struct parser *p) {
         decode_fill(p, at);
         return;
     }
-    i.q = take(p, &at, "async") ? take_asynchronous(p, &at) : take_order(p, &at, 1, &i.r);
+    i.q = take(p, &at, "async") ? take_asynchronous(p, &at) : take_order(p, &at, true, &i.r);
     const enum space space = take_space(p, &at);
-    const int policy = skip_cache(p, &at);
+    const bool policy = skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
     check_cache(p, space, i.count * type_bytes(type));
-    if (has(p, "async") && ((space != SPACE_GENERIC && space != SPACE_GLOBAL) || i.count > 1))
+    if (has(p, "async") && ((space != SPACE_GENERIC && space != SPACE_GLOBAL) || i.count > 1)) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    const struct operand *base = s->operands && s->operand[0].count ? s->operand[0].items : NULL;
-    const int is_argument = base && base->kind == OPERAND_SYMBOL && base->symbol->is_argument;
-    if ((space == SPACE_PARAM && !is_argument) || space == SPACE_CONST)
+    }
+    const struct operand *base = s->operands != 0 && s->operand[0].count != 0 ? s->operand[0].items : NULL;
+    const bool is_argument = base != NULL && base->kind == OPERAND_SYMBOL && base->symbol->is_argument;
+    if ((space == SPACE_PARAM && !is_argument) || space == SPACE_CONST) {
         error_at(p, &s->opcode, "'%s' writes to read-only memory", s->name);
+    }
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
     read_policy(p, policy);
     need_address(p, &s->operand[0], space, &i);
-    check_extent(p, &s->operand[0], i.count * type_bytes(type));
+    check_room(p, &s->operand[0], i.count * type_bytes(type));
     const struct operand *b = elements(p, &s->operand[1], i.count);
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
-    for (uint32_t k = 0; k < i.count; k++)
+    for (uint32_t k = 0; k < i.count; ++k) {
         slots[k] = need_source_wide(p, &b[k], type);
+    }
     if (type == T_B128) {
         i.count = 2;
         slots[1] = slots[0] + 256;
@@ -246,11 +281,13 @@ void decode_prefetch(struct parser *p) {
         decode_prefetch_map(p);
         return;
     }
-    if (s->modifiers == 0)
+    if (s->modifiers == 0) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     need_count(p, 1, 2);
-    if (s->name[0] != 'p') /* discard and applypriority have a size */
+    if (s->name[0] != 'p') { /* discard and applypriority have a size */
         need_integer(p, &s->operand[s->operands - 1], 128, 128);
+    }
     need_address(p, &s->operand[0],
                  has(p, "local")    ? SPACE_LOCAL
                  : has(p, "global") ? SPACE_GLOBAL
@@ -262,7 +299,7 @@ void decode_prefetch(struct parser *p) {
 /* pmevent a: there is nobody who would count it. */
 void decode_pmevent(struct parser *p) {
     uint32_t at = 0;
-    const int mask = take(p, &at, "mask");
+    const bool mask = take(p, &at, "mask");
     take_end(p, at);
     need_count(p, 1, 1);
     need_integer(p, &p->statement.operand[0], 0, mask ? 65535 : 15);
@@ -272,14 +309,16 @@ void decode_pmevent(struct parser *p) {
 /* createpolicy.fractional.L2::evict_last.b64 d{, fraction}: caches have no effect, the policy is 0. */
 void decode_createpolicy(struct parser *p) {
     struct statement *s = &p->statement;
-    if (!has(p, "b64"))
+    if (!has(p, "b64")) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     need_count(p, 1, 4);
-    for (uint32_t k = 1; k < s->operands; k++)
+    for (uint32_t k = 1; k < s->operands; ++k) {
         use_hint(p, &s->operand[k]);
+    }
     struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
     i->d = need_destination(p, &s->operand[0], T_B64);
-    i->a = constant_slot(p, 0, 1, NULL);
+    i->a = constant_slot(p, 0, true, NULL);
 }
 
 /* The generic address of the first byte of a space. */
@@ -294,18 +333,19 @@ static uint64_t window(enum space space) {
 void decode_cvta(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    const int to = take(p, &at, "to");
+    const bool to = take(p, &at, "to");
     const enum space space = take_space(p, &at);
     const enum type type = take_type(p, &at, "u64 u32");
     take_end(p, at);
     need_count(p, 2, 2);
-    if (space == SPACE_GENERIC || type != T_U64)
+    if (space == SPACE_GENERIC || type != T_U64) {
         error_at(p, &s->opcode, "'%s' needs a state space and .u64", s->name);
+    }
     const uint32_t a = need_source(p, &s->operand[1], T_U64), d = need_destination(p, &s->operand[0], T_U64);
     struct inst *i = emit(p, lanes_table()[to ? LANE_window_from : LANE_window_to]);
     i->d = d;
     i->a = a;
-    i->b = constant_slot(p, window(space), 1, NULL);
+    i->b = constant_slot(p, window(space), true, NULL);
 }
 
 /* mapa{.shared::cluster}.type d, a, rank: the only CTA of the cluster is this one. */
@@ -336,7 +376,7 @@ void decode_getctarank(struct parser *p) {
     const uint32_t d = need_destination(p, &s->operand[0], T_U32);
     struct inst *i = emit(p, lanes_table()[LANE_mov_32]);
     i->d = d;
-    i->a = constant_slot(p, 0, 0, NULL);
+    i->a = constant_slot(p, 0, false, NULL);
 }
 
 /* isspacep.space p, a */
@@ -346,77 +386,84 @@ void decode_isspacep(struct parser *p) {
     const enum space space = take_space(p, &at);
     take_end(p, at);
     need_count(p, 2, 2);
-    if (space == SPACE_GENERIC)
+    if (space == SPACE_GENERIC) {
         error_at(p, &s->opcode, "'%s' needs a state space", s->name);
+    }
     const uint32_t a = need_source(p, &s->operand[1], T_U64), t = register_take(p, T_B64);
     const uint16_t d = need_predicate_destination(p, &s->operand[0]);
     struct inst *i = emit(p, lanes_table()[LANE_and_b64]);
     i->d = t;
     i->a = a;
-    i->b = constant_slot(p, WINDOW_MASK, 1, NULL);
+    i->b = constant_slot(p, WINDOW_MASK, true, NULL);
     i = emit(p, lanes_table()[LANE_setp_eq_u64]);
     i->p = d;
     i->a = t;
-    i->b = constant_slot(p, window(space), 1, NULL);
+    i->b = constant_slot(p, window(space), true, NULL);
 }
 
 /* ---- atomics ------------------------------------------------------------------------------------------------- */
 
 /* Order, scope and space of an atomic operation: ptxas takes them in any order, before and behind the operation. */
-static void take_atomic_order(struct parser *p, uint32_t *at, int returns, enum space *space, struct inst *i) {
+static void take_atomic_order(struct parser *p, uint32_t *at, bool returns, enum space *space, struct inst *i) {
     static const uint16_t orders[] = {ORDER_RELAXED, ORDER_RELEASE, ORDER_ACQUIRE, ORDER_ACQ_REL};
     for (uint32_t before = UINT32_MAX; before != *at;) {
         before = *at;
         const int order = take_choice(p, at, returns ? "relaxed release acquire acq_rel" : "relaxed release");
-        if (order >= 0)
+        if (order >= 0) {
             i->q = orders[order];
+        }
         i->r = take_scope(p, at, i->r);
         const enum space found = take_space(p, at);
-        *space = found ? found : *space;
+        *space = found != SPACE_GENERIC ? found : *space;
     }
 }
 
 /* What atom and red share. `first` is the address operand. */
-static void decode_atomic(struct parser *p, int returns) {
+static void decode_atomic(struct parser *p, bool returns) {
     struct statement *s = &p->statement;
     const uint32_t first = (uint32_t)returns;
     uint32_t at = 0;
     struct inst i = {.count = 1};
     enum space space = SPACE_GENERIC;
-    const int async = !returns && take(p, &at, "async");
+    const bool async = !returns && take(p, &at, "async");
     i.q = async ? take_asynchronous(p, &at) : ORDER_RELAXED;
     take_atomic_order(p, &at, returns, &space, &i);
     const int op =
         take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
     take_atomic_order(p, &at, returns, &space, &i);
-    const int noftz = take(p, &at, "noftz");
-    int policy = take(p, &at, "L2::cache_hint");
+    const bool noftz = take(p, &at, "noftz");
+    bool policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");
     const enum type type = take_type(p, &at, "b16 b32 u32 s32 f32 b64 u64 s64 f64 b128 f16 f16x2 bf16 bf16x2");
     take_end(p, at);
     i.count = (uint8_t)(vector < 0 ? 1 : 2 << vector);
-    const int half = type == T_F16 || type == T_BF16 || type == T_F16X2 || type == T_BF16X2;
-    const int wide = type == T_B128 && op >= ATOMIC_EXCH;
-    if (op < 0 || (!wide && !atomic_find((enum atomic_op)op, type)) || half != noftz ||
+    const bool half = type == T_F16 || type == T_BF16 || type == T_F16X2 || type == T_BF16X2;
+    const bool wide = type == T_B128 && op >= ATOMIC_EXCH;
+    if (op < 0 || (!wide && atomic_find((enum atomic_op)op, type) == NULL) || half != noftz ||
         (half && op != ATOMIC_ADD && vector < 0) || (type == T_S64 && op == ATOMIC_ADD && !async) ||
-        (async && (op != ATOMIC_ADD || half)))
+        (async && (op != ATOMIC_ADD || half))) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    if (vector >= 0 && (space != SPACE_GLOBAL || i.count * type_bytes(type) > 16 || !(half || type == T_F32)))
+    }
+    if (vector >= 0 && (space != SPACE_GLOBAL || i.count * type_bytes(type) > 16 || !(half || type == T_F32))) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     const uint32_t plain = first + 2 + (op == ATOMIC_CAS);
     need_count(p, plain + (uint32_t)policy, plain + (uint32_t)policy);
     read_policy(p, policy);
     need_address(p, &s->operand[first], space, &i);
-    check_extent(p, &s->operand[first], i.count * type_bytes(type));
+    check_room(p, &s->operand[first], i.count * type_bytes(type));
     uint32_t *slots = parser_take(p, 16 * sizeof *slots);
     const struct operand *b = elements(p, &s->operand[first + 1], i.count);
-    for (uint32_t k = 0; k < i.count; k++)
+    for (uint32_t k = 0; k < i.count; ++k) {
         slots[8 + k] = need_source(p, &b[k], type);
-    if (op == ATOMIC_CAS)
+    }
+    if (op == ATOMIC_CAS) {
         i.c = need_source(p, &s->operand[first + 2], type);
+    }
     const struct operand *d = returns ? elements(p, &s->operand[0], i.count) : NULL;
-    for (uint32_t k = 0; k < i.count; k++)
-        slots[k] = d ? need_destination(p, &d[k], type) : UINT32_MAX;
+    for (uint32_t k = 0; k < i.count; ++k) {
+        slots[k] = d != NULL ? need_destination(p, &d[k], type) : UINT32_MAX;
+    }
     i.size = (uint8_t)type_bytes(type);
     i.kind = (uint8_t)op;
     i.spare = (uint8_t)type;
@@ -428,24 +475,27 @@ static void decode_atomic(struct parser *p, int returns) {
 
 /* atom{.sem}{.scope}{.space}.op{.vec}.type d, [a], b{, c} */
 void decode_atom(struct parser *p) {
-    decode_atomic(p, 1);
+    decode_atomic(p, true);
 }
 
 /* red{.sem}{.scope}{.space}.op{.vec}.type [a], b */
 void decode_red(struct parser *p) {
-    decode_atomic(p, 0);
+    decode_atomic(p, false);
 }
 
 /* ---- matrices ------------------------------------------------------------------------------------------------ */
 
 /* The registers of a matrix instruction into i->more. */
-static void matrix_registers(struct parser *p, struct inst *i, const struct operand *v, uint32_t count, int is_source) {
+static void matrix_registers(struct parser *p, struct inst *i, const struct operand *v, uint32_t count,
+                             bool is_source) {
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
     const struct operand *items = v->kind == OPERAND_VECTOR ? v->items : v;
-    if ((v->kind == OPERAND_VECTOR ? v->count : 1) != count)
+    if ((v->kind == OPERAND_VECTOR ? v->count : 1) != count) {
         error_at(p, &v->token, "'%s' wants %u registers here", p->statement.name, count);
-    for (uint32_t k = 0; k < count; k++)
+    }
+    for (uint32_t k = 0; k < count; ++k) {
         slots[k] = is_source ? need_source(p, &items[k], T_B32) : need_destination(p, &items[k], T_B32);
+    }
     i->more = slots;
 }
 
@@ -458,8 +508,9 @@ static void emit_matrix(struct parser *p, struct inst *i, enum access access) {
 
 /* .sync.aligned must be there. */
 static void take_aligned(struct parser *p, uint32_t *at) {
-    if (!take(p, at, "sync") || !take(p, at, "aligned"))
+    if (!take(p, at, "sync") || !take(p, at, "aligned")) {
         error_at(p, &p->statement.opcode, "'%s' needs .sync.aligned", p->statement.name);
+    }
 }
 
 /* ldmatrix.sync.aligned.shape.num{.trans}{.ss}.type r, [p] */
@@ -469,24 +520,26 @@ void decode_ldmatrix(struct parser *p) {
     struct inst i = {0};
     take_aligned(p, &at);
     const int shape = take_choice(p, &at, "m8n8 m8n16 m16n16"), num = take_choice(p, &at, "x1 x2 x4");
-    const int trans = take(p, &at, "trans");
+    const bool trans = take(p, &at, "trans");
     enum space space = take_space(p, &at);
     const int type = take_choice(p, &at, "b16 b8 b8x16");
     const int packed = type == 2 ? take_choice(p, &at, "b4x16_p64 b6x16_p32") : -1;
     take_end(p, at);
-    const int good = shape == 0   ? type == 0
-                     : shape == 1 ? type == 2 && packed >= 0 && !trans
-                                  : trans && num < 2 && (type == 1 || packed >= 0);
-    if (shape < 0 || num < 0 || !good)
+    const bool good = shape == 0   ? type == 0
+                      : shape == 1 ? type == 2 && packed >= 0 && !trans
+                                   : trans && num < 2 && (type == 1 || packed >= 0);
+    if (shape < 0 || num < 0 || !good) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    if (shape > 0)
-        need_feature(p, 120, 1, "ldmatrix of 8-bit matrices");
+    }
+    if (shape > 0) {
+        need_feature(p, 120, true, "ldmatrix of 8-bit matrices");
+    }
     need_count(p, 2, 2);
     need_address(p, &s->operand[1], space, &i);
-    check_extent(p, &s->operand[1], 16);
+    check_room(p, &s->operand[1], 16);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)(packed + 1); /* 0 bytes, 1 b4x16_p64, 2 b6x16_p32 */
-    matrix_registers(p, &i, &s->operand[0], shape == 2 ? 2u * i.count : i.count, 0);
+    matrix_registers(p, &i, &s->operand[0], shape == 2 ? 2u * i.count : i.count, false);
     emit_matrix(p, &i,
                 shape == 0   ? trans ? ACCESS_LDMATRIX_TRANS : ACCESS_LDMATRIX
                 : shape == 1 ? ACCESS_LDMATRIX_PACKED
@@ -500,21 +553,23 @@ void decode_stmatrix(struct parser *p) {
     struct inst i = {0};
     take_aligned(p, &at);
     const int shape = take_choice(p, &at, "m8n8 m16n8"), num = take_choice(p, &at, "x1 x2 x4");
-    const int trans = take(p, &at, "trans");
+    const bool trans = take(p, &at, "trans");
     enum space space = take_space(p, &at);
     const int type = take_choice(p, &at, "b16 b8");
     take_end(p, at);
-    if (shape < 0 || num < 0 || type != shape || (shape == 1 && !trans))
+    if (shape < 0 || num < 0 || type != shape || (shape == 1 && !trans)) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    if (shape == 1)
-        need_feature(p, 120, 1, "stmatrix of 8-bit matrices");
+    }
+    if (shape == 1) {
+        need_feature(p, 120, true, "stmatrix of 8-bit matrices");
+    }
     need_count(p, 2, 2);
     need_address(p, &s->operand[0], space, &i);
-    check_extent(p, &s->operand[0], 16);
+    check_room(p, &s->operand[0], 16);
     i.count = (uint8_t)(1 << num);
     i.kind = (uint8_t)trans;
-    matrix_registers(p, &i, &s->operand[1], i.count, 1);
-    emit_matrix(p, &i, shape ? ACCESS_STMATRIX_B8 : ACCESS_STMATRIX);
+    matrix_registers(p, &i, &s->operand[1], i.count, true);
+    emit_matrix(p, &i, shape != 0 ? ACCESS_STMATRIX_B8 : ACCESS_STMATRIX);
 }
 
 /* movmatrix.sync.aligned.m8n8.trans.b16 d, a */
@@ -522,8 +577,9 @@ void decode_movmatrix(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     take_aligned(p, &at);
-    if (!take(p, &at, "m8n8") || !take(p, &at, "trans") || !take(p, &at, "b16"))
+    if (!take(p, &at, "m8n8") || !take(p, &at, "trans") || !take(p, &at, "b16")) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     take_end(p, at);
     need_count(p, 2, 2);
     const uint32_t a = need_source(p, &s->operand[1], T_B32), d = need_destination(p, &s->operand[0], T_B32);

@@ -1,5 +1,11 @@
 /* Decoding of mov, cvt, setp, set, selp, testp and the logic of predicates. */
+#include <string.h>
+
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/machine/base.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 /* Append an instruction of lanes.def. */
@@ -18,17 +24,20 @@ static void decode_mov_vector(struct parser *p, uint32_t at, uint32_t count) {
     uint32_t from[4];
     take_end(p, at);
     need_count(p, 2, 2);
-    for (int k = 0; k < 2; k++)
-        if (s->operand[k].kind != OPERAND_VECTOR || s->operand[k].count != count)
+    for (int k = 0; k < 2; ++k) {
+        if (s->operand[k].kind != OPERAND_VECTOR || s->operand[k].count != count) {
             error_at(p, &s->operand[k].token, "'%s' wants a vector of %u elements here", s->name, count);
-    for (uint32_t k = 0; k < count; k++) {
+        }
+    }
+    for (uint32_t k = 0; k < count; ++k) {
         from[k] = register_take(p, type);
         emit_lane(p, type_bytes(type) == 8 ? LANE_mov_64 : LANE_mov_32, from[k],
                   need_source(p, &s->operand[1].items[k], type), 0);
     }
-    for (uint32_t k = 0; k < count; k++)
+    for (uint32_t k = 0; k < count; ++k) {
         emit_lane(p, type_bytes(type) == 8 ? LANE_mov_64 : LANE_mov_32,
                   need_destination(p, &s->operand[0].items[k], type), from[k], 0);
+    }
 }
 
 /* A copy between registers of one size. */
@@ -44,8 +53,9 @@ static void emit_copy(struct parser *p, uint32_t d, uint32_t a, enum type type) 
 static enum type part_type(struct parser *p, enum type whole, const struct operand *vector) {
     static const enum type by_bytes[9] = {[1] = T_B8, [2] = T_B16, [4] = T_B32, [8] = T_B64};
     const unsigned bytes = type_bytes(whole);
-    if ((vector->count != 2 && vector->count != 4) || bytes / vector->count == 0)
+    if ((vector->count != 2 && vector->count != 4) || bytes / vector->count == 0) {
         error_at(p, &vector->token, "a vector here has 2 or 4 elements");
+    }
     return by_bytes[bytes / vector->count];
 }
 
@@ -53,8 +63,9 @@ static enum type part_type(struct parser *p, enum type whole, const struct opera
 static void decode_pack(struct parser *p, enum type type, const struct operand *d, const struct operand *v) {
     const enum type part = part_type(p, type, v);
     uint32_t slot[4];
-    for (uint32_t k = 0; k < v->count; k++)
+    for (uint32_t k = 0; k < v->count; ++k) {
         slot[k] = need_source(p, &v->items[k], part);
+    }
     const uint32_t to = need_destination(p, d, type);
     if (part == T_B64) {
         const uint32_t t = register_take(p, T_B64);
@@ -84,15 +95,17 @@ static void decode_pack(struct parser *p, enum type type, const struct operand *
 
 /* One part of a 32-bit value into a register. */
 static void emit_part(struct parser *p, const struct operand *o, enum type part, uint32_t from, uint32_t index) {
-    if (o->kind == OPERAND_SINK)
+    if (o->kind == OPERAND_SINK) {
         return;
+    }
     const uint32_t to = need_destination(p, o, part);
-    if (part == T_B8)
-        emit_lane(p, LANE_byte_of, to, from, constant_slot(p, 8 * index, 0, NULL));
-    else if (part == T_B16)
-        emit_lane(p, index ? LANE_high_16 : LANE_low_16, to, from, 0);
-    else
+    if (part == T_B8) {
+        emit_lane(p, LANE_byte_of, to, from, constant_slot(p, 8 * index, false, NULL));
+    } else if (part == T_B16) {
+        emit_lane(p, index != 0 ? LANE_high_16 : LANE_low_16, to, from, 0);
+    } else {
         emit_lane(p, LANE_mov_32, to, from, 0);
+    }
 }
 
 /* mov.b64 {a, b}, s */
@@ -100,24 +113,28 @@ static void decode_unpack(struct parser *p, enum type type, const struct operand
     const enum type part = part_type(p, type, v);
     const uint32_t from = need_source(p, source_, type);
     if (part == T_B64) {
-        for (uint32_t k = 0; k < 2; k++)
-            if (v->items[k].kind != OPERAND_SINK)
+        for (uint32_t k = 0; k < 2; ++k) {
+            if (v->items[k].kind != OPERAND_SINK) {
                 emit_lane(p, LANE_mov_64, need_destination(p, &v->items[k], part), from + 256 * k, 0);
+            }
+        }
         return;
     }
     if (type_bytes(type) != 8) { /* a copy first: an element may be the source */
         const uint32_t t = register_take(p, T_B32);
         emit_lane(p, LANE_mov_32, t, from, 0);
-        for (uint32_t k = 0; k < v->count; k++)
+        for (uint32_t k = 0; k < v->count; ++k) {
             emit_part(p, &v->items[k], part, t, k);
+        }
         return;
     }
-    if (type == T_B128)
+    if (type == T_B128) {
         error_at(p, &v->token, "unpack .b128 to two .b64");
+    }
     const uint32_t half[2] = {register_take(p, T_B32), register_take(p, T_B32)};
     emit_lane(p, LANE_trunc_64, half[0], from, 0);
     emit_lane(p, LANE_high_64, half[1], from, 0);
-    for (uint32_t k = 0; k < v->count; k++) {
+    for (uint32_t k = 0; k < v->count; ++k) {
         const uint32_t per = v->count / 2;
         emit_part(p, &v->items[k], part, half[k / per], k % per);
     }
@@ -126,7 +143,7 @@ static void decode_unpack(struct parser *p, enum type type, const struct operand
 /* Logic on predicates, in terms of setp: p = (0 == 0) op q needs no comparison. */
 static void decode_predicate_logic(struct parser *p) {
     const struct statement *s = &p->statement;
-    const int is_not = s->name[0] == 'n', is_mov = s->name[0] == 'm';
+    const bool is_not = s->name[0] == 'n', is_mov = s->name[0] == 'm';
     need_count(p, is_not || is_mov ? 2 : 3, is_not || is_mov ? 2 : 3);
     const uint16_t d = need_predicate_destination(p, &s->operand[0]);
     int negate_a, negate_b = 0;
@@ -164,7 +181,7 @@ static void decode_testp(struct parser *p) {
     const enum type type = take_type(p, &at, "f32 f64");
     take_end(p, at);
     need_count(p, 2, 2);
-    const int wide = type == T_F64;
+    const bool wide = type == T_F64;
     const uint32_t a = need_source(p, &s->operand[1], type), t = register_take(p, wide ? T_B64 : T_B32);
     const uint64_t sign = wide ? 1ULL << 63 : 1ULL << 31, infinity = wide ? 0x7ff0000000000000u : 0x7f800000u;
     const uint64_t normal = wide ? 1ULL << 52 : 1ULL << 23;
@@ -203,18 +220,18 @@ static void decode_testp(struct parser *p) {
     struct inst *i = emit_lane(p, less, 0, t, constant_slot(p, span, wide, NULL));
     i->p = d;
     i->r = zero;
-    i->kind = zero ? 2 : 0;
+    i->kind = zero != 0 ? 2 : 0;
 }
 
 /* mov in all its forms, and what shares its decoder. */
 void decode_mov(struct parser *p) {
     const struct statement *s = &p->statement;
     uint32_t at = 0;
-    if (!strncmp(s->name, "selp", 4)) {
+    if (strncmp(s->name, "selp", 4) == 0) {
         decode_selp(p);
         return;
     }
-    if (!strncmp(s->name, "testp", 5)) {
+    if (strncmp(s->name, "testp", 5) == 0) {
         decode_testp(p);
         return;
     }
@@ -222,8 +239,9 @@ void decode_mov(struct parser *p) {
         decode_predicate_logic(p);
         return;
     }
-    if (strncmp(s->name, "mov", 3) != 0)
+    if (strncmp(s->name, "mov", 3) != 0) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     const int vector = take_choice(p, &at, "v2 v4");
     if (vector >= 0) {
         decode_mov_vector(p, at, 2u << vector);
@@ -264,31 +282,37 @@ static int find_comparison(const char *name, size_t length, enum type type) {
     static const enum type of_signed[TYPE_COUNT] = {[T_S16] = T_U16, [T_S32] = T_U32, [T_S64] = T_U64};
     static const char *const synonyms[][2] = {{"lo", "lt"}, {"ls", "le"}, {"hi", "gt"}, {"hs", "ge"}};
     enum type want = plain[type];
-    for (size_t k = 0; k < 4; k++) {
-        if (length == 2 && !memcmp(name, synonyms[k][0], 2) && type_class(type) == 'i' && want != T_S16 &&
-            want != T_S32 && want != T_S64)
+    for (size_t k = 0; k < 4; ++k) {
+        if (length == 2 && memcmp(name, synonyms[k][0], 2) == 0 && type_class(type) == 'i' && want != T_S16 &&
+            want != T_S32 && want != T_S64) {
             name = synonyms[k][1];
+        }
     }
-    if (length == 2 && of_signed[type] && (!memcmp(name, "eq", 2) || !memcmp(name, "ne", 2)))
+    if (length == 2 && of_signed[type] != T_NONE && (memcmp(name, "eq", 2) == 0 || memcmp(name, "ne", 2) == 0)) {
         want = of_signed[type];
-    if (type_class(type) == 'b' && (length != 2 || (memcmp(name, "eq", 2) != 0 && memcmp(name, "ne", 2) != 0)))
+    }
+    if (type_class(type) == 'b' && (length != 2 || (memcmp(name, "eq", 2) != 0 && memcmp(name, "ne", 2) != 0))) {
         return -1;
-    for (size_t k = 0; k < sizeof comparisons / sizeof *comparisons; k++)
+    }
+    for (size_t k = 0; k < sizeof comparisons / sizeof *comparisons; ++k) {
         if (comparisons[k].type == want && strlen(comparisons[k].name) == length &&
-            !memcmp(comparisons[k].name, name, length))
+            memcmp(comparisons[k].name, name, length) == 0) {
             return (int)comparisons[k].lane;
+        }
+    }
     return -1;
 }
 
 /* A source of setp; halves are widened to f32 first. Of a packed one, `half` is chosen. */
 static uint32_t compared(struct parser *p, const struct operand *o, enum type type, int half, uint32_t flags) {
     uint32_t slot = need_source(p, o, type);
-    const int is_half = type == T_F16 || type == T_F16X2, is_brain = type == T_BF16 || type == T_BF16X2;
-    if (!is_half && !is_brain)
+    const bool is_half = type == T_F16 || type == T_F16X2, is_brain = type == T_BF16 || type == T_BF16X2;
+    if (!is_half && !is_brain) {
         return slot;
+    }
     if (type == T_F16X2 || type == T_BF16X2) {
         const uint32_t part = register_take(p, T_B16);
-        emit_lane(p, half ? LANE_high_16 : LANE_low_16, part, slot, 0);
+        emit_lane(p, half != 0 ? LANE_high_16 : LANE_low_16, part, slot, 0);
         slot = part;
     }
     const uint32_t t = register_take(p, T_F32);
@@ -309,22 +333,25 @@ static struct comparison read_comparison(struct parser *p) {
     static const char *const types = "u32 s32 b32 f32 u64 s64 b64 f64 u16 s16 b16 f16 bf16 f16x2 bf16x2";
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    if (!s->modifiers)
+    if (s->modifiers == 0) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     const char *name = s->modifier[at];
     const size_t length = s->modifier_length[at];
-    at++;
+    ++at;
     struct comparison c = {.combine = take_choice(p, &at, "and or xor")};
     c.flags = take(p, &at, "ftz") ? FLAG_FTZ : 0;
     at += s->name[3] == '.';
     c.type = take_type(p, &at, types);
     take_end(p, at);
-    if (c.flags && c.type != T_F32 && c.type != T_F16 && c.type != T_F16X2)
+    if (c.flags != 0 && c.type != T_F32 && c.type != T_F16 && c.type != T_F16X2) {
         error_at(p, &s->opcode, "unknown instruction '%s': .ftz is for .f32 and .f16", s->name);
-    const int halves = type_bytes(c.type) == 2 ? type_class(c.type) == 'f' : type_class(c.type) == 'x';
+    }
+    const bool halves = type_bytes(c.type) == 2 ? type_class(c.type) == 'f' : type_class(c.type) == 'x';
     const int lane = find_comparison(name, length, halves ? T_F32 : c.type);
-    if (lane < 0)
+    if (lane < 0) {
         error_at(p, &s->opcode, "unknown instruction '%s': no such comparison of .%s", s->name, type_name(c.type));
+    }
     c.lane = (enum lane)lane;
     need_count(p, 3 + (c.combine >= 0), 3 + (c.combine >= 0));
     return c;
@@ -348,10 +375,11 @@ static struct inst *emit_comparison(struct parser *p, const struct comparison *c
 /* setp.cmp{.boolop}{.ftz}.type p{|q}, a, b{, {!}c}; of packed halves, p is the lower one's and q the upper one's. */
 void decode_setp(struct parser *p) {
     const struct operand *d = &p->statement.operand[0];
-    const int pair = d->kind == OPERAND_PAIR;
+    const bool pair = d->kind == OPERAND_PAIR;
     const struct comparison c = read_comparison(p);
-    if (pair && (c.type == T_F16 || c.type == T_BF16))
+    if (pair && (c.type == T_F16 || c.type == T_BF16)) {
         error_at(p, &d->token, "'%s' writes one predicate", p->statement.name);
+    }
     const uint16_t first = need_predicate_destination(p, pair ? &d->items[0] : d);
     const uint16_t second = pair ? need_predicate_destination(p, &d->items[1]) : 0;
     if (type_class(c.type) != 'x') {
@@ -360,8 +388,9 @@ void decode_setp(struct parser *p) {
         i->q = second;
         return;
     }
-    if (!pair)
+    if (!pair) {
         error_at(p, &p->statement.opcode, "'%s' wants two predicates: p|q", p->statement.name);
+    }
     const uint16_t low = (uint16_t)register_take(p, T_PRED);
     emit_comparison(p, &c, 0)->p = low;
     emit_comparison(p, &c, 1)->p = second;
@@ -379,29 +408,32 @@ void decode_set(struct parser *p) {
     const enum type type = take_type(p, &at, "u32 s32 f32 u16 s16 f16 bf16 f16x2 bf16x2");
     const struct comparison c = read_comparison(p);
     const int packed = type_class(c.type) == 'x', half = c.type == T_F16 || c.type == T_BF16;
-    const int mask = type == T_U32 || type == T_S32;
-    const int good = packed                                             ? type == c.type || mask
+    const bool mask = type == T_U32 || type == T_S32;
+    const int good = packed != 0                                        ? type == c.type || mask
                      : type_class(type) == 'x'                          ? 0
                      : type_bytes(type) == 2 && type_class(type) == 'i' ? half
-                     : type == T_F32                                    ? !half
+                     : type == T_F32                                    ? half == 0
                      : type == T_F16                                    ? c.type != T_BF16
                                                                         : 1;
-    if (!good || (c.flags && type == T_BF16))
+    if (good == 0 || (c.flags != 0 && type == T_BF16)) {
         error_at(p, &s->opcode, "unknown instruction '%s': these two types do not go together", s->name);
-    const uint32_t one = type == T_F32                        ? 0x3f800000u
-                         : type == T_F16 || type == T_F16X2   ? 0x3c00u
-                         : type == T_BF16 || type == T_BF16X2 ? 0x3f80u
-                         : packed || type_bytes(type) == 2    ? 0xffffu
-                                                              : FULL;
+    }
+    const uint32_t one = type == T_F32                          ? 0x3f800000u
+                         : type == T_F16 || type == T_F16X2     ? 0x3c00u
+                         : type == T_BF16 || type == T_BF16X2   ? 0x3f80u
+                         : packed != 0 || type_bytes(type) == 2 ? 0xffffu
+                                                                : FULL;
     uint32_t part[2] = {0};
-    for (int half = 0; half <= packed; half++) {
+    for (int half = 0; half <= packed; ++half) {
         const uint16_t t = (uint16_t)register_take(p, T_PRED);
         emit_comparison(p, &c, half)->p = t;
-        part[half] = packed ? register_take(p, T_B32) : need_destination(p, &s->operand[0], type);
-        emit_lane(p, LANE_selp_32, part[half], constant_slot(p, one, 0, NULL), constant_slot(p, 0, 0, NULL))->r = t;
+        part[half] = packed != 0 ? register_take(p, T_B32) : need_destination(p, &s->operand[0], type);
+        emit_lane(p, LANE_selp_32, part[half], constant_slot(p, one, false, NULL), constant_slot(p, 0, false, NULL))
+            ->r = t;
     }
-    if (packed)
+    if (packed != 0) {
         emit_lane(p, LANE_join_16, need_destination(p, &s->operand[0], type), part[0], part[1]);
+    }
 }
 
 /* lop3.boolop.b32 d|p, a, b, c, table, {!}q: p = (d != 0) boolop q */
@@ -409,25 +441,27 @@ void decode_lop3(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     const int combine = take_choice(p, &at, "or and");
-    if (combine < 0 || !take(p, &at, "b32"))
+    if (combine < 0 || !take(p, &at, "b32")) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
     take_end(p, at);
     need_count(p, 6, 6);
     const struct operand *d = &s->operand[0];
-    if (d->kind != OPERAND_PAIR)
+    if (d->kind != OPERAND_PAIR) {
         error_at(p, &s->opcode, "'%s' wants a register and a predicate: d|p", s->name);
+    }
     int negate = 0;
     const uint16_t q = need_predicate(p, &s->operand[5], &negate);
     const uint32_t a = need_source(p, &s->operand[1], T_B32), b = need_source(p, &s->operand[2], T_B32);
     const uint32_t c = need_source(p, &s->operand[3], T_B32);
-    const uint32_t table = constant_slot(p, (uint64_t)need_integer(p, &s->operand[4], 0, 255), 0, NULL);
+    const uint32_t table = constant_slot(p, (uint64_t)need_integer(p, &s->operand[4], 0, 255), false, NULL);
     const uint32_t to = need_destination(p, &d->items[0], T_B32);
     struct inst *i = emit_lane(p, LANE_lop3_b32, to, a, b);
     i->c = c;
     i->e = table;
-    i = emit_lane(p, LANE_setp_ne_u32, 0, to, constant_slot(p, 0, 0, NULL));
+    i = emit_lane(p, LANE_setp_ne_u32, 0, to, constant_slot(p, 0, false, NULL));
     i->p = need_predicate_destination(p, &d->items[1]);
-    i->kind = combine ? 1 : 2;
+    i->kind = combine != 0 ? 1 : 2;
     i->r = q;
     i->negate = (uint8_t)negate;
 }
@@ -436,20 +470,22 @@ void decode_lop3(struct parser *p) {
 
 /* Extend a narrow result to the register it goes to. */
 void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from) {
-    const int is_signed = type == T_S8 || type == T_S16 || type == T_S32;
+    const bool is_signed = type == T_S8 || type == T_S16 || type == T_S32;
     const unsigned bytes = type_bytes(type), into = d->kind == OPERAND_REGISTER ? type_bytes(d->type) : bytes;
     const uint32_t to = need_destination_wide(p, d, type);
     uint32_t narrow = from;
     if (is_signed && bytes < 4 && into > bytes) {
         narrow = into == 8 ? register_take(p, T_B32) : to;
         emit_lane(p, bytes == 1 ? LANE_sext_8 : LANE_sext_16, narrow, from, 0);
-        if (into == 2)
+        if (into == 2) {
             emit_lane(p, LANE_low_16, to, narrow, 0);
+        }
     }
-    if (into == 8 && bytes < 8)
+    if (into == 8 && bytes < 8) {
         emit_lane(p, is_signed ? LANE_sext_64 : LANE_zext_64, to, narrow, 0);
-    else if (narrow != to)
+    } else if (narrow != to) {
         emit_lane(p, bytes == 8 ? LANE_mov_64 : LANE_mov_32, to, narrow, 0);
+    }
 }
 
 /* Source of any numeric type to a 64-bit integer or a double. */
@@ -458,15 +494,16 @@ static uint32_t emit_widen(struct parser *p, enum type type, uint32_t from, uint
         [T_U8] = LANE_wide_u8,   [T_S8] = LANE_wide_s8,     [T_U16] = LANE_wide_u16,
         [T_S16] = LANE_wide_s16, [T_U32] = LANE_wide_u32,   [T_S32] = LANE_wide_s32,
         [T_F16] = LANE_wide_f16, [T_BF16] = LANE_wide_bf16, [T_F32] = LANE_wide_f32};
-    if (type_bytes(type) == 8)
+    if (type_bytes(type) == 8) {
         return from;
+    }
     const uint32_t t = register_take(p, T_B64);
     emit_lane(p, lanes[type], t, from, 0)->flags = flags & FLAG_FTZ;
     return t;
 }
 
 /* 64-bit integer to a narrower integer; with .sat it is clamped. */
-static void emit_narrow(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from, int saturate) {
+static void emit_narrow(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from, bool saturate) {
     static const enum lane clamps[TYPE_COUNT] = {[T_U8] = LANE_clamp_u8,   [T_S8] = LANE_clamp_s8,
                                                  [T_U16] = LANE_clamp_u16, [T_S16] = LANE_clamp_s16,
                                                  [T_U32] = LANE_clamp_u32, [T_S32] = LANE_clamp_s32};
@@ -475,18 +512,19 @@ static void emit_narrow(struct parser *p, enum type to, enum type from_type, uin
         emit_lane(p, LANE_clamp_unsigned, t, from, 0);
         from = t;
     }
-    if (saturate && clamps[to])
+    if (saturate && clamps[to] != LANE_add_u16) {
         emit_lane(p, clamps[to], d, from, 0);
-    else if (saturate && to == T_U64 && from_type != T_U64)
+    } else if (saturate && to == T_U64 && from_type != T_U64) {
         emit_lane(p, LANE_clamp_u64, d, from, 0);
-    else if (type_bytes(to) == 8)
+    } else if (type_bytes(to) == 8) {
         emit_lane(p, LANE_mov_64, d, from, 0);
-    else
+    } else {
         emit_lane(p,
                   type_bytes(to) == 4   ? LANE_trunc_64
                   : type_bytes(to) == 2 ? LANE_narrow_16
                                         : LANE_narrow_8,
                   d, from, 0);
+    }
 }
 
 /* One instruction of conversion between a 64-bit intermediate and a number. */
@@ -500,10 +538,11 @@ static void emit_number(struct parser *p, enum type to, enum type from_type, uin
                                                           [T_BF16] = {LANE_s64_to_bf16, LANE_u64_to_bf16},
                                                           [T_F32] = {LANE_s64_to_f32, LANE_u64_to_f32},
                                                           [T_F64] = {LANE_s64_to_f64, LANE_u64_to_f64}};
-    if (type_class(from_type) == 'f')
+    if (type_class(from_type) == 'f') {
         emit_lane(p, from_f64[to], d, from, 0)->flags = flags;
-    else
+    } else {
         emit_lane(p, from_integer[to][from_type == T_U64], d, from, 0)->flags = flags;
+    }
 }
 
 /* Read the modifiers of a scalar cvt. */
@@ -512,8 +551,9 @@ static uint32_t cvt_flags(struct parser *p, uint32_t *at, int *integral) {
     const int rounding = take_choice(p, at, "rn rz rm rp rni rzi rmi rpi rna");
     uint32_t flags = rounding >= 0 ? modes[rounding] * FLAG_ROUND : 0;
     *integral = rounding >= 4 && rounding < 8;
-    if (rounding < 0)
+    if (rounding < 0) {
         *integral = -1;
+    }
     flags |= take(p, at, "ftz") ? FLAG_FTZ : 0;
     flags |= take(p, at, "sat") ? FLAG_SAT : 0;
     return flags;
@@ -522,17 +562,20 @@ static uint32_t cvt_flags(struct parser *p, uint32_t *at, int *integral) {
 /* Refuse the modifiers of a scalar cvt that these types do not have. */
 static void check_cvt(struct parser *p, enum type to, enum type from) {
     const struct statement *s = &p->statement;
-    const int to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
-    const int wider = to_float && from_float && (type_bytes(to) > type_bytes(from) || to == from);
-    const int rounds = has(p, "rn") || has(p, "rz") || has(p, "rm") || has(p, "rp");
-    const int integral = has(p, "rni") || has(p, "rzi") || has(p, "rmi") || has(p, "rpi");
-    const int brain = to == T_BF16 || from == T_BF16, byte = type_bytes(to) == 1 || type_bytes(from) == 1;
-    if (has(p, "rna") || (wider && rounds && (from != T_BF16 || to == from)) || (wider && to != from && integral))
+    const bool to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
+    const bool wider = to_float && from_float && (type_bytes(to) > type_bytes(from) || to == from);
+    const bool rounds = has(p, "rn") || has(p, "rz") || has(p, "rm") || has(p, "rp");
+    const bool integral = has(p, "rni") || has(p, "rzi") || has(p, "rmi") || has(p, "rpi");
+    const bool brain = to == T_BF16 || from == T_BF16, byte = type_bytes(to) == 1 || type_bytes(from) == 1;
+    if (has(p, "rna") || (wider && rounds && (from != T_BF16 || to == from)) || (wider && to != from && integral)) {
         error_at(p, &s->opcode, "unknown instruction '%s': no such rounding between these types", s->name);
-    if (has(p, "ftz") && to != T_F32 && from != T_F32)
+    }
+    if (has(p, "ftz") && to != T_F32 && from != T_F32) {
         error_at(p, &s->opcode, "unknown instruction '%s': .ftz is for .f32", s->name);
-    if (brain && (has(p, "sat") || byte))
+    }
+    if (brain && (has(p, "sat") || byte)) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
 }
 
 /* cvt{.round}{.ftz}{.sat}.dtype.atype d, a, for scalars; packed forms are rows of lanes.def. */
@@ -544,24 +587,29 @@ void decode_cvt(struct parser *p) {
     uint32_t flags = cvt_flags(p, &at, &integral);
     const enum type to = take_type(p, &at, types), from = take_type(p, &at, types);
     check_cvt(p, to, from);
-    if (to == T_F16 && from == T_F32) /* f16 has its subnormals, and those of f32 round like any small number */
+    if (to == T_F16 && from == T_F32) { /* f16 has its subnormals, and those of f32 round like any small number */
         flags &= ~(uint32_t)FLAG_FTZ;
+    }
     take_end(p, at);
     need_count(p, 2, 2);
-    const int to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
-    const int narrows = to_float && (!from_float || type_bytes(from) > type_bytes(to) ||
-                                     (type_bytes(from) == type_bytes(to) && from != to));
-    if (from_float && !to_float && integral != 1)
+    const bool to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
+    const bool narrows = to_float && (!from_float || type_bytes(from) > type_bytes(to) ||
+                                      (type_bytes(from) == type_bytes(to) && from != to));
+    if (from_float && !to_float && integral != 1) {
         error_at(p, &s->opcode, "'%s' wants an integer rounding: .rni, .rzi, .rmi or .rpi", s->name);
-    if (narrows && integral != 0 && !(integral < 0 && type_bytes(to) == 2 && type_bytes(from) == 2 && from_float))
+    }
+    if (narrows && integral != 0 && !(integral < 0 && type_bytes(to) == 2 && type_bytes(from) == 2 && from_float)) {
         error_at(p, &s->opcode, "'%s' wants a rounding: .rn, .rz, .rm or .rp", s->name);
+    }
     const int to_signed = type_name(to)[0] == 's', from_signed = type_name(from)[0] == 's';
-    const int holds =
-        to_signed == from_signed ? type_bytes(to) >= type_bytes(from) : to_signed && type_bytes(to) > type_bytes(from);
-    if (!to_float && !from_float && (flags & FLAG_SAT) && holds)
+    const bool holds = to_signed == from_signed ? type_bytes(to) >= type_bytes(from)
+                                                : to_signed != 0 && type_bytes(to) > type_bytes(from);
+    if (!to_float && !from_float && (flags & FLAG_SAT) != 0 && holds) {
         error_at(p, &s->opcode, "'%s' has nothing to saturate", s->name);
-    if (!to_float && !from_float && integral >= 0)
+    }
+    if (!to_float && !from_float && integral >= 0) {
         error_at(p, &s->opcode, "'%s' does not round", s->name);
+    }
     const uint32_t a = need_source_wide(p, &s->operand[1], from);
     uint32_t wide = emit_widen(p, from, a, flags);
     const enum type wide_type = from_float ? T_F64 : from == T_U64 ? T_U64 : T_S64;
@@ -569,7 +617,7 @@ void decode_cvt(struct parser *p) {
     if (!to_float && !from_float) {
         emit_narrow(p, to, wide_type, t, wide, (flags & FLAG_SAT) != 0);
     } else {
-        if (to_float && from_float && (integral == 1 || (to == T_F64 && flags & FLAG_SAT))) {
+        if (to_float && from_float && (integral == 1 || (to == T_F64 && (flags & FLAG_SAT) != 0))) {
             const uint32_t rounded = register_take(p, T_B64), no_rounding = 5 * FLAG_ROUND;
             emit_lane(p, LANE_round_f64, rounded, wide, 0)->flags = integral == 1 ? flags : FLAG_SAT | no_rounding;
             wide = rounded;

@@ -1,5 +1,14 @@
 /* Decoding of control flow, barriers, collectives, mbarriers and asynchronous copies. */
+#include "vm/execute/async.h"
+#include "vm/execute/atomic.h"
+#include "vm/execute/collect.h"
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/mbarrier.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 static NORETURN void unknown(struct parser *p) {
@@ -14,8 +23,9 @@ static uint32_t source32(struct parser *p, uint32_t index) {
 /* ---- branches ---- */
 
 static void use_label(struct parser *p, const struct operand *o, uint32_t *target) {
-    if (o->kind != OPERAND_LABEL)
+    if (o->kind != OPERAND_LABEL) {
         error_at(p, &o->token, "'%s' wants a label here", p->statement.name);
+    }
     struct label_use *use = parser_take(p, sizeof *use);
     use->token = o->token;
     use->target = target;
@@ -38,14 +48,16 @@ void decode_bra(struct parser *p) {
 void decode_brx(struct parser *p) {
     uint32_t at = 0;
     const struct operand *list = &p->statement.operand[1];
-    if (!take(p, &at, "idx"))
+    if (!take(p, &at, "idx")) {
         unknown(p);
+    }
     take(p, &at, "uni");
     take_end(p, at);
     need_count(p, 2, 2);
     const struct symbol *s = symbol_find(p, list->token.at, list->token.length);
-    if (!s || s->kind != SYMBOL_LABEL || !s->bytes)
+    if (s == NULL || s->kind != SYMBOL_LABEL || s->bytes == 0) {
         error_at(p, &list->token, "'%.*s' is no list of branch targets", (int)list->token.length, list->token.at);
+    }
     const uint32_t a = source32(p, 0);
     struct inst *i = emit(p, control_brx);
     i->a = a;
@@ -58,10 +70,11 @@ void decode_exit(struct parser *p) {
     take(p, &at, "uni");
     take_end(p, at);
     need_count(p, 0, 0);
-    if (p->statement.name[0] == 'r')
+    if (p->statement.name[0] == 'r') {
         emit_return(p);
-    else
+    } else {
         emit(p, control_exit);
+    }
 }
 
 /* trap and brkpt */
@@ -73,73 +86,83 @@ void decode_trap(struct parser *p) {
 
 /* ---- barriers ---- */
 
-/* bar.warp.sync and barrier.cluster. 0: neither. */
-static int decode_other_barrier(struct parser *p, uint32_t at, int is_bar) {
+/* bar.warp.sync and barrier.cluster. False: neither. */
+static bool decode_other_barrier(struct parser *p, uint32_t at, bool is_bar) {
     if (is_bar && take(p, &at, "warp")) {
-        if (!take(p, &at, "sync"))
+        if (!take(p, &at, "sync")) {
             unknown(p);
+        }
         take_end(p, at);
         need_count(p, 1, 1);
         const uint32_t c = source32(p, 0);
         emit(p, control_barwarp)->c = c;
-        return 1;
+        return true;
     }
-    if (!take(p, &at, "cluster"))
-        return 0;
+    if (!take(p, &at, "cluster")) {
+        return false;
+    }
     /* a cluster is one CTA: waiting is a barrier of all its threads, and arriving, which may come long before, nothing
      */
     const int wait = take_choice(p, &at, "arrive wait");
-    if (wait < 0)
+    if (wait < 0) {
         unknown(p);
+    }
     take_choice(p, &at, "release relaxed acquire");
-    const int aligned = take(p, &at, "aligned");
+    const bool aligned = take(p, &at, "aligned");
     take_end(p, at);
     need_count(p, 0, 0);
-    const uint32_t number = constant_slot(p, CLUSTER_BARRIER, 0, NULL);
-    struct inst *i = emit(p, wait ? control_bar : control_nop);
+    const uint32_t number = constant_slot(p, CLUSTER_BARRIER, false, NULL);
+    struct inst *i = emit(p, wait != 0 ? control_bar : control_nop);
     i->a = number;
     i->spare = 1;
     i->flags = (uint32_t)aligned;
-    return 1;
+    return true;
 }
 
 /* bar{.cta}.op and barrier{.cta}.op{.aligned}; bar is always aligned. */
 void decode_bar(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    const int is_bar = s->name[3] == '.';
-    if (is_bar && has(p, "aligned"))
+    const bool is_bar = s->name[3] == '.';
+    if (is_bar && has(p, "aligned")) {
         error_at(p, &s->opcode, "unknown instruction '%s': bar is .aligned by itself, barrier says so", s->name);
-    if (decode_other_barrier(p, at, is_bar))
+    }
+    if (decode_other_barrier(p, at, is_bar)) {
         return;
+    }
     take(p, &at, "cta");
     const int op = take_choice(p, &at, "sync arrive red");
     const int reduce = op == 2 ? take_choice(p, &at, "popc and or") : -1;
-    const int aligned = take(p, &at, "aligned") | is_bar;
-    if (op == 2)
+    const bool aligned = take(p, &at, "aligned") | is_bar;
+    if (op == 2) {
         take_choice(p, &at, "u32 pred");
+    }
     take_end(p, at);
-    if (op < 0 || (op == 2 && reduce < 0))
+    if (op < 0 || (op == 2 && reduce < 0)) {
         unknown(p);
+    }
     const uint32_t first = op == 2 ? 1 : 0, last = op == 2 ? s->operands - 1 : s->operands;
     need_count(p, op == 2 ? 3 : op == 1 ? 2 : 1, op == 2 ? 4 : 2);
     struct inst i = {.kind = (uint8_t)(op < 2 ? op : 2 + reduce), .flags = (uint32_t)aligned};
-    if (s->operand[first].kind == OPERAND_INTEGER)
+    if (s->operand[first].kind == OPERAND_INTEGER) {
         need_integer(p, &s->operand[first], 0, BARRIERS - 1);
+    }
     i.a = source32(p, first);
     i.count = last > first + 1;
-    if (i.count) {
+    if (i.count != 0) {
         const struct operand *count = &s->operand[first + 1];
-        if (count->kind == OPERAND_INTEGER && (!count->integer || count->integer % WARP || count->integer > 1024))
+        if (count->kind == OPERAND_INTEGER &&
+            (count->integer == 0 || count->integer % WARP != 0 || count->integer > 1024)) {
             error_at(p, &count->token, "the number of threads at a barrier is a multiple of 32, 32 to 1024");
+        }
         i.b = source32(p, first + 1);
     }
     if (op == 2) {
         int negate;
         i.r = need_predicate(p, &s->operand[last], &negate);
         i.negate = (uint8_t)negate;
-        i.d = reduce ? 0 : need_destination(p, &s->operand[0], T_U32);
-        i.p = reduce ? need_predicate_destination(p, &s->operand[0]) : 0;
+        i.d = reduce != 0 ? 0 : need_destination(p, &s->operand[0], T_U32);
+        i.p = reduce != 0 ? need_predicate_destination(p, &s->operand[0]) : 0;
     }
     struct inst *to = emit(p, control_bar);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
@@ -152,8 +175,9 @@ void decode_fence(struct parser *p) {
     uint32_t at = 0, kind = FENCE_MEMORY;
     if (s->name[0] == 'm') {
         const int scope = take_choice(p, &at, "cta gl sys");
-        if (scope < 0 && !take(p, &at, "proxy"))
+        if (scope < 0 && !take(p, &at, "proxy")) {
             unknown(p);
+        }
         kind |= scope > 0 ? FENCE_GPU : 0;
         take_choice(p, &at, "alias");
     } else if (take(p, &at, "proxy")) {
@@ -163,29 +187,33 @@ void decode_fence(struct parser *p) {
         }
         if (take(p, &at, "async")) {
             const int space = take_choice(p, &at, "global shared::cta shared::cluster");
-            kind = space < 0 ? FENCE_PROXY | FENCE_PROXY_GLOBAL : space ? FENCE_PROXY : FENCE_PROXY_GLOBAL;
+            kind = space < 0 ? FENCE_PROXY | FENCE_PROXY_GLOBAL : space != 0 ? FENCE_PROXY : FENCE_PROXY_GLOBAL;
         } else if (take(p, &at, "async::generic")) {
             kind = FENCE_PROXY;
             if (take_choice(p, &at, "acquire release") < 0 ||
                 take_choice(p, &at, "sync_restrict::shared::cta sync_restrict::shared::cluster") < 0 ||
-                !take(p, &at, "cluster"))
+                !take(p, &at, "cluster")) {
                 unknown(p);
+            }
         } else {
             kind = 0;
-            if (!take(p, &at, "alias"))
+            if (!take(p, &at, "alias")) {
                 unknown(p);
+            }
         }
     } else if (take(p, &at, "mbarrier_init")) {
         kind = 0;
-        if (!take(p, &at, "release") || !take(p, &at, "cluster"))
+        if (!take(p, &at, "release") || !take(p, &at, "cluster")) {
             unknown(p);
+        }
     } else {
         int scope = -1;
         take_choice(p, &at, "sc acq_rel acquire release");
-        if (take_choice(p, &at, "sync_restrict::shared::cta sync_restrict::shared::cluster") >= 0)
+        if (take_choice(p, &at, "sync_restrict::shared::cta sync_restrict::shared::cluster") >= 0) {
             take(p, &at, "cluster");
-        else if ((scope = take_choice(p, &at, "cta cluster gpu sys")) < 0)
+        } else if ((scope = take_choice(p, &at, "cta cluster gpu sys")) < 0) {
             unknown(p);
+        }
         kind |= scope > 1 ? FENCE_GPU : 0;
     }
     take_end(p, at);
@@ -206,20 +234,24 @@ void decode_nanosleep(struct parser *p) {
 void decode_setmaxnreg(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    if (take_choice(p, &at, "inc dec") < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned") || !take(p, &at, "u32"))
+    if (take_choice(p, &at, "inc dec") < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned") ||
+        !take(p, &at, "u32")) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, 1, 1);
-    need_feature(p, 120, 1, "setmaxnreg");
-    if (need_integer(p, &s->operand[0], 24, 256) % 8)
+    need_feature(p, 120, true, "setmaxnreg");
+    if (need_integer(p, &s->operand[0], 24, 256) % 8 != 0) {
         error_at(p, &s->operand[0].token, "setmaxnreg wants a multiple of 8 from 24 to 256");
+    }
     emit(p, control_nop);
 }
 
 void decode_griddepcontrol(struct parser *p) {
     uint32_t at = 0;
-    if (take_choice(p, &at, "launch_dependents wait") < 0)
+    if (take_choice(p, &at, "launch_dependents wait") < 0) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, 0, 0);
     emit(p, control_nop);
@@ -231,11 +263,13 @@ void decode_griddepcontrol(struct parser *p) {
 void decode_shfl(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    if (!take(p, &at, "sync"))
+    if (!take(p, &at, "sync")) {
         unknown(p);
+    }
     const int mode = take_choice(p, &at, "up down bfly idx");
-    if (mode < 0 || !take(p, &at, "b32"))
+    if (mode < 0 || !take(p, &at, "b32")) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, 5, 5);
     const struct operand *d = &s->operand[0];
@@ -255,11 +289,13 @@ void decode_shfl(struct parser *p) {
 void decode_vote(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    if (!take(p, &at, "sync"))
+    if (!take(p, &at, "sync")) {
         unknown(p);
+    }
     const int mode = take_choice(p, &at, "all any uni ballot");
-    if (mode < 0 || !take(p, &at, mode == 3 ? "b32" : "pred"))
+    if (mode < 0 || !take(p, &at, mode == 3 ? "b32" : "pred")) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, 3, 3);
     struct inst i = {.kind = (uint8_t)mode};
@@ -267,10 +303,11 @@ void decode_vote(struct parser *p) {
     i.r = need_predicate(p, &s->operand[1], &negate);
     i.negate = (uint8_t)negate;
     i.c = source32(p, 2);
-    if (mode == 3)
+    if (mode == 3) {
         i.d = need_destination(p, &s->operand[0], T_B32);
-    else
+    } else {
         i.p = need_predicate_destination(p, &s->operand[0]);
+    }
     struct inst *to = emit(p, collect_vote);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
     *to = i;
@@ -281,8 +318,9 @@ void decode_match(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     const int all = take_choice(p, &at, "any all");
-    if (all < 0 || !take(p, &at, "sync"))
+    if (all < 0 || !take(p, &at, "sync")) {
         unknown(p);
+    }
     const enum type type = take_type(p, &at, "b32 b64");
     take_end(p, at);
     need_count(p, 3, 3);
@@ -291,7 +329,7 @@ void decode_match(struct parser *p) {
     i.a = need_source(p, &s->operand[1], type);
     i.c = source32(p, 2);
     i.d = need_destination(p, d->kind == OPERAND_PAIR ? &d->items[0] : d, T_B32);
-    i.p = d->kind == OPERAND_PAIR && all ? need_predicate_destination(p, &d->items[1]) : 0;
+    i.p = d->kind == OPERAND_PAIR && all != 0 ? need_predicate_destination(p, &d->items[1]) : 0;
     struct inst *to = emit(p, collect_match);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
     *to = i;
@@ -301,13 +339,15 @@ void decode_match(struct parser *p) {
 void decode_redux(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    if (!take(p, &at, "sync"))
+    if (!take(p, &at, "sync")) {
         unknown(p);
+    }
     const int op = take_choice(p, &at, "add min max and or xor");
     const enum type type = take_type(p, &at, op >= 3 ? "b32" : "u32 s32");
     take_end(p, at);
-    if (op < 0)
+    if (op < 0) {
         unknown(p);
+    }
     need_count(p, 3, 3);
     const uint32_t a = need_source(p, &s->operand[1], T_B32), c = source32(p, 2);
     const uint32_t d = need_destination(p, &s->operand[0], T_B32);
@@ -322,8 +362,9 @@ void decode_redux(struct parser *p) {
 /* activemask.b32 d */
 void decode_activemask(struct parser *p) {
     uint32_t at = 0;
-    if (!take(p, &at, "b32"))
+    if (!take(p, &at, "b32")) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, 1, 1);
     const uint32_t d = need_destination(p, &p->statement.operand[0], T_B32);
@@ -334,13 +375,15 @@ void decode_activemask(struct parser *p) {
 void decode_elect(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    if (!take(p, &at, "sync"))
+    if (!take(p, &at, "sync")) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, 2, 2);
     const struct operand *d = &s->operand[0];
-    if (d->kind != OPERAND_PAIR)
+    if (d->kind != OPERAND_PAIR) {
         error_at(p, &d->token, "elect.sync wants a register and a predicate, d|p");
+    }
     const uint32_t c = source32(p, 1), to = need_destination(p, &d->items[0], T_B32);
     const uint16_t q = need_predicate_destination(p, &d->items[1]);
     struct inst *i = emit(p, collect_elect);
@@ -353,19 +396,19 @@ void decode_elect(struct parser *p) {
 
 /* .sem and .scope of an mbarrier operation: is it relaxed? */
 static uint16_t take_scope(struct parser *p, uint32_t *at) {
-    const int relaxed = take_choice(p, at, "release acquire relaxed") == 2;
+    const bool relaxed = take_choice(p, at, "release acquire relaxed") == 2;
     take_choice(p, at, "cta cluster");
     return relaxed ? ORDER_RELAXED : ORDER_ACQ_REL;
 }
 
-static int take_shared(struct parser *p, uint32_t *at) {
+static bool take_shared(struct parser *p, uint32_t *at) {
     return take_choice(p, at, "shared shared::cta shared::cluster") >= 0;
 }
 
 /* The address of an mbarrier, of 8 bytes. */
-static void need_barrier(struct parser *p, const struct operand *o, int shared, struct inst *i) {
+static void need_barrier(struct parser *p, const struct operand *o, bool shared, struct inst *i) {
     need_address(p, o, shared ? SPACE_SHARED : SPACE_GENERIC, i);
-    check_extent(p, o, 8);
+    check_room(p, o, 8);
 }
 
 /* arrive and arrive_drop: {.expect_tx}{.noComplete} d, [a]{, count or tx} */
@@ -374,24 +417,28 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
     const int expect = take(p, &at, "expect_tx");
     const int incomplete = take(p, &at, "noComplete");
     i->q = take_scope(p, &at);
-    const int shared = take_shared(p, &at);
-    if (!take(p, &at, "b64"))
+    const bool shared = take_shared(p, &at);
+    if (!take(p, &at, "b64")) {
         unknown(p);
+    }
     take_end(p, at);
     const uint32_t first = s->operand[0].kind == OPERAND_ADDRESS ? 0 : 1; /* remote arrival has no state */
     need_count(p, first + 1 + (uint32_t)(expect | incomplete), first + 2);
-    if (has(p, "shared::cluster") && first && s->operand[0].kind != OPERAND_SINK)
+    if (has(p, "shared::cluster") && first != 0 && s->operand[0].kind != OPERAND_SINK) {
         error_at(p, &s->operand[0].token, "'%s' gives no state; expected _ or nothing here", s->name);
+    }
     need_barrier(p, &s->operand[first], shared, i);
     i->kind = (uint8_t)(drop | expect << 1 | incomplete << 2);
-    i->b = i->c = constant_slot(p, 1, 0, NULL);
-    if (s->operands == first + 2 && expect)
+    i->b = i->c = constant_slot(p, 1, false, NULL);
+    if (s->operands == first + 2 && expect != 0) {
         i->c = source32(p, first + 1);
-    else if (s->operands == first + 2)
+    } else if (s->operands == first + 2) {
         i->b = source32(p, first + 1);
+    }
     i->d = UINT32_MAX;
-    if (first && s->operand[0].kind != OPERAND_SINK)
+    if (first != 0 && s->operand[0].kind != OPERAND_SINK) {
         i->d = need_destination(p, &s->operand[0], T_B64);
+    }
     i->run = mbarrier_arrive;
 }
 
@@ -400,27 +447,30 @@ static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *
     struct statement *s = &p->statement;
     const int parity = take(p, &at, "parity");
     i->q = take_scope(p, &at);
-    const int shared = take_shared(p, &at);
-    if (!take(p, &at, "b64"))
+    const bool shared = take_shared(p, &at);
+    if (!take(p, &at, "b64")) {
         unknown(p);
+    }
     take_end(p, at);
-    need_count(p, 3, is_try ? 4 : 3);
+    need_count(p, 3, is_try != 0 ? 4 : 3);
     need_barrier(p, &s->operand[1], shared, i);
     i->kind = (uint8_t)(is_try | parity << 1);
-    i->b = need_source(p, &s->operand[2], parity ? T_U32 : T_B64);
-    if (s->operands == 4)
+    i->b = need_source(p, &s->operand[2], parity != 0 ? T_U32 : T_B64);
+    if (s->operands == 4) {
         source32(p, 3);
+    }
     i->p = need_predicate_destination(p, &s->operand[0]);
     i->run = mbarrier_wait;
 }
 
 /* expect_tx and complete_tx: {.relaxed}{.scope}{.space}.b64 [a], tx */
-static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *i) {
+static void decode_tx(struct parser *p, uint32_t at, bool complete, struct inst *i) {
     struct statement *s = &p->statement;
     i->q = take_scope(p, &at);
-    const int shared = take_shared(p, &at);
-    if (!take(p, &at, "b64"))
+    const bool shared = take_shared(p, &at);
+    if (!take(p, &at, "b64")) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, 2, 2);
     need_barrier(p, &s->operand[0], shared, i);
@@ -430,16 +480,18 @@ static void decode_tx(struct parser *p, uint32_t at, int complete, struct inst *
 }
 
 /* init and inval */
-static void decode_init(struct parser *p, uint32_t at, int inval, struct inst *i) {
+static void decode_init(struct parser *p, uint32_t at, bool inval, struct inst *i) {
     struct statement *s = &p->statement;
-    const int shared = take_shared(p, &at);
-    if (!take(p, &at, "b64"))
+    const bool shared = take_shared(p, &at);
+    if (!take(p, &at, "b64")) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, inval ? 1 : 2, inval ? 1 : 2);
     need_barrier(p, &s->operand[0], shared, i);
-    if (!inval)
+    if (!inval) {
         i->b = source32(p, 1);
+    }
     i->run = inval ? mbarrier_inval : mbarrier_init;
 }
 
@@ -450,10 +502,10 @@ void decode_mbarrier(struct parser *p) {
     switch (
         take_choice(p, &at, "init inval arrive arrive_drop test_wait try_wait expect_tx complete_tx pending_count")) {
     case 0:
-        decode_init(p, at, 0, &i);
+        decode_init(p, at, false, &i);
         break;
     case 1:
-        decode_init(p, at, 1, &i);
+        decode_init(p, at, true, &i);
         break;
     case 2:
         decode_arrive(p, at, 0, &i);
@@ -468,10 +520,10 @@ void decode_mbarrier(struct parser *p) {
         decode_wait(p, at, 1, &i);
         break;
     case 6:
-        decode_tx(p, at, 0, &i);
+        decode_tx(p, at, false, &i);
         break;
     case 7:
-        decode_tx(p, at, 1, &i);
+        decode_tx(p, at, true, &i);
         break;
     case 8: { /* the state holds the count in its low word */
         need_count(p, 2, 2);
@@ -495,40 +547,47 @@ void decode_mbarrier(struct parser *p) {
 static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     struct statement *s = &p->statement;
     const int cg = take_choice(p, &at, "ca cg");
-    if (cg < 0 || take_choice(p, &at, "shared shared::cta") < 0 || !take(p, &at, "global"))
+    if (cg < 0 || take_choice(p, &at, "shared shared::cta") < 0 || !take(p, &at, "global")) {
         unknown(p);
-    int policy = take(p, &at, "L2::cache_hint");
+    }
+    bool policy = take(p, &at, "L2::cache_hint");
     take_choice(p, &at, "L2::64B L2::128B L2::256B");
     policy |= take(p, &at, "L2::cache_hint");
     take_end(p, at);
     need_count(p, 3u + (uint32_t)policy, 4u + (uint32_t)policy);
-    if (policy)
+    if (policy) {
         need_source(p, &s->operand[s->operands - 1], T_B64);
+    }
     struct inst from = {0};
     need_address(p, &s->operand[0], SPACE_SHARED, i);
     need_address(p, &s->operand[1], SPACE_GLOBAL, &from);
     const int64_t size = need_integer(p, &s->operand[2], 4, 16);
-    if ((size != 4 && size != 8 && size != 16) || (cg && size != 16))
-        error_at(p, &s->operand[2].token, "cp.async.%s copies %s bytes", cg ? "cg" : "ca", cg ? "16" : "4, 8 or 16");
-    if (from.flags & 1)
+    if ((size != 4 && size != 8 && size != 16) || (cg != 0 && size != 16)) {
+        error_at(p, &s->operand[2].token, "cp.async.%s copies %s bytes", cg != 0 ? "cg" : "ca",
+                 cg != 0 ? "16" : "4, 8 or 16");
+    }
+    if ((from.flags & 1) != 0) {
         error_at(p, &s->operand[1].token, "a global address has 64 bits");
-    check_extent(p, &s->operand[0], (uint32_t)size);
+    }
+    check_room(p, &s->operand[0], (uint32_t)size);
     i->size = (uint8_t)size;
     i->b = from.a;
     i->target = (uint32_t)from.offset;
-    if (from.offset != (int32_t)from.offset)
+    if (from.offset != (int32_t)from.offset) {
         error_at(p, &s->operand[1].token, "the offset of the address is too large");
+    }
     i->e = UINT32_MAX;
     if (s->operands == 4u + (uint32_t)policy) {
         const struct operand *o = &s->operand[3];
         if (o->kind == OPERAND_PREDICATE) { /* ignore-src: a true predicate means that nothing is read */
-            const uint32_t full = constant_slot(p, (uint64_t)size, 0, NULL), none = constant_slot(p, 0, 0, NULL);
+            const uint32_t full = constant_slot(p, (uint64_t)size, false, NULL),
+                           none = constant_slot(p, 0, false, NULL);
             struct inst *choose = emit(p, lanes_table()[LANE_selp_32]);
             choose->a = none;
             choose->b = full;
             choose->r = (uint16_t)o->slot;
             choose->negate = (uint8_t)o->negate;
-            use_operand(p, o, 0);
+            use_operand(p, o, false);
             choose->d = i->e = register_take(p, T_B32);
         } else {
             i->e = source32(p, 3);
@@ -540,54 +599,65 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
 /* The operation and type of a bulk reduction: those of global memory. */
 static void take_reduction(struct parser *p, uint32_t *at, struct inst *i) {
     const int op = take_choice(p, at, "add min max and or xor inc dec");
-    const int noftz = take(p, at, "noftz");
+    const bool noftz = take(p, at, "noftz");
     const enum type type = take_type(p, at, "u32 s32 b32 u64 s64 b64 f16 bf16 f32 f64");
-    const int half = type == T_F16 || type == T_BF16;
-    const int real = half || type == T_F32 || type == T_F64;
-    if (op < 0 || !atomic_find((enum atomic_op)op, type) || (half && (op == ATOMIC_ADD) != noftz) ||
-        (!half && (noftz || (real && op != ATOMIC_ADD))) || (op == ATOMIC_ADD && type == T_S64))
+    const bool half = type == T_F16 || type == T_BF16;
+    const bool real = half || type == T_F32 || type == T_F64;
+    if (op < 0 || atomic_find((enum atomic_op)op, type) == NULL || (half && (op == ATOMIC_ADD) != noftz) ||
+        (!half && (noftz || (real && op != ATOMIC_ADD))) || (op == ATOMIC_ADD && type == T_S64)) {
         unknown(p);
+    }
     i->spare = (uint8_t)type;
     i->negate = (uint8_t)op;
 }
 
 /* cp.async.bulk and cp.reduce.async.bulk between shared and global memory */
-static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *i) {
+static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst *i) {
     static const char *const spaces = "shared::cta shared::cluster global";
     struct statement *s = &p->statement;
     struct inst other = {0}, barrier = {0};
     const int to = take_choice(p, &at, spaces), from = take_choice(p, &at, spaces);
-    const int loads = to >= 0 && to < 2 && from == 2, stores = to == 2 && from == 0;
-    if (to == 1 && from == 0)
+    const bool loads = to >= 0 && to < 2 && from == 2, stores = to == 2 && from == 0;
+    if (to == 1 && from == 0) {
         error_at(p, &s->opcode, "unsupported instruction '%s': clusters of more than one CTA are not supported",
                  s->name);
-    if ((!loads && !stores) || (reduce && loads))
+    }
+    if ((!loads && !stores) || (reduce && loads)) {
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-    if (!take(p, &at, loads ? "mbarrier::complete_tx::bytes" : "bulk_group"))
+    }
+    if (!take(p, &at, loads ? "mbarrier::complete_tx::bytes" : "bulk_group")) {
         unknown(p);
-    if (has(p, "multicast::cluster") || has(p, "cp_mask"))
+    }
+    if (has(p, "multicast::cluster") || has(p, "cp_mask")) {
         error_at(p, &s->opcode, "unsupported instruction '%s': neither clusters nor byte masks are supported", s->name);
-    const int policy = take(p, &at, "L2::cache_hint");
+    }
+    const bool policy = take(p, &at, "L2::cache_hint");
     i->kind = (uint8_t)(reduce ? ASYNC_REDUCE : loads ? ASYNC_LOAD : ASYNC_STORE);
-    if (reduce)
+    if (reduce) {
         take_reduction(p, &at, i);
+    }
     take_end(p, at);
     need_count(p, 3u + (uint32_t)loads + (uint32_t)policy, 3u + (uint32_t)loads + (uint32_t)policy);
-    if (policy)
+    if (policy) {
         need_source(p, &s->operand[s->operands - 1], T_B64);
+    }
     need_address(p, &s->operand[loads ? 0 : 1], SPACE_SHARED, i);
     need_address(p, &s->operand[loads ? 1 : 0], SPACE_GLOBAL, &other);
     i->b = other.a;
-    if ((other.flags & 1) || other.offset != (int32_t)other.offset)
+    if ((other.flags & 1) != 0 || other.offset != (int32_t)other.offset) {
         error_at(p, &s->operand[loads ? 1 : 0].token, "a global address has 64 bits and a small offset");
+    }
     i->target = (uint32_t)other.offset;
-    if (s->operand[2].kind == OPERAND_INTEGER && (s->operand[2].integer % 16 || s->operand[2].integer > MAX_SHARED))
+    if (s->operand[2].kind == OPERAND_INTEGER &&
+        (s->operand[2].integer % 16 != 0 || s->operand[2].integer > MAX_SHARED)) {
         error_at(p, &s->operand[2].token, "the size of a bulk copy is a multiple of 16, at most %d", (int)MAX_SHARED);
-    for (int k = 0; k < 2 && s->operand[2].kind == OPERAND_INTEGER; k++)
-        check_extent(p, &s->operand[k], (uint32_t)s->operand[2].integer);
+    }
+    for (int k = 0; k < 2 && s->operand[2].kind == OPERAND_INTEGER; ++k) {
+        check_room(p, &s->operand[k], (uint32_t)s->operand[2].integer);
+    }
     i->c = source32(p, 2);
     if (loads) {
-        need_barrier(p, &s->operand[3], 1, &barrier);
+        need_barrier(p, &s->operand[3], true, &barrier);
         i->e = barrier.a;
         uint32_t *more = parser_take(p, 2 * sizeof *more);
         more[0] = (uint32_t)barrier.offset;
@@ -598,7 +668,7 @@ static void decode_bulk(struct parser *p, uint32_t at, int reduce, struct inst *
 }
 
 /* The forms of cp.async.bulk that move nothing at once. */
-static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
+static bool decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
     struct statement *s = &p->statement;
     if (take(p, &at, "commit_group")) {
         take_end(p, at);
@@ -611,31 +681,35 @@ static int decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
         i->offset = need_integer(p, &s->operand[0], 0, 1 << 20);
         i->run = async_bulk_wait;
     } else if (take(p, &at, "prefetch")) {
-        if (!take(p, &at, "L2") || !take(p, &at, "global"))
+        if (!take(p, &at, "L2") || !take(p, &at, "global")) {
             error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
-        const int policy = take(p, &at, "L2::cache_hint");
+        }
+        const bool policy = take(p, &at, "L2::cache_hint");
         take_end(p, at);
         need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
         struct inst unused = {0};
         need_address(p, &s->operand[0], SPACE_GLOBAL, &unused);
         source32(p, 1);
-        if (policy)
+        if (policy) {
             need_source(p, &s->operand[2], T_B64);
+        }
         i->run = control_nop;
     } else {
-        return 0;
+        return false;
     }
-    return 1;
+    return true;
 }
 
 /* cp.async.mbarrier.arrive{.noinc}.shared.b64 [a] */
 static void decode_copy_arrive(struct parser *p, uint32_t at, struct inst *i) {
-    if (!take(p, &at, "arrive"))
+    if (!take(p, &at, "arrive")) {
         unknown(p);
+    }
     i->kind = (uint8_t)take(p, &at, "noinc");
-    const int shared = take_shared(p, &at);
-    if (!take(p, &at, "b64"))
+    const bool shared = take_shared(p, &at);
+    if (!take(p, &at, "b64")) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, 1, 1);
     need_barrier(p, &p->statement.operand[0], shared, i);
@@ -647,19 +721,22 @@ void decode_cp(struct parser *p) {
     const struct statement *s = &p->statement;
     struct inst i = {0};
     uint32_t at = 0;
-    const int reduce = take(p, &at, "reduce");
-    if (!take(p, &at, "async"))
+    const bool reduce = take(p, &at, "reduce");
+    if (!take(p, &at, "async")) {
         unknown(p);
+    }
     if (take(p, &at, "bulk")) {
         if (has(p, "tensor")) {
-            const int is_prefetch = !reduce && take(p, &at, "prefetch");
-            if (!take(p, &at, "tensor"))
+            const bool is_prefetch = !reduce && take(p, &at, "prefetch");
+            if (!take(p, &at, "tensor")) {
                 unknown(p);
+            }
             decode_tensor_copy(p, at, reduce, is_prefetch);
             return;
         }
-        if (reduce || !decode_bulk_control(p, at, &i))
+        if (reduce || !decode_bulk_control(p, at, &i)) {
             decode_bulk(p, at, reduce, &i);
+        }
     } else if (take(p, &at, "commit_group")) {
         take_end(p, at);
         need_count(p, 0, 0);

@@ -1,5 +1,9 @@
 /* Decoding of mma.sync and mma.sp: shapes, types, kinds, block scales, metadata. */
+#include "vm/execute/control.h"
+#include "vm/execute/mma.h"
 #include "vm/execute/tensor.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 static NORETURN void unknown(struct parser *p) {
@@ -21,17 +25,20 @@ static const struct {
               {"s4", MMA_S4},     {"u4", MMA_U4},     {"b1", MMA_B1_AND}};
 
 static int take_input(struct parser *p, uint32_t *at) {
-    for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++)
-        if (take(p, at, inputs[k].name))
+    for (size_t k = 0; k < sizeof inputs / sizeof *inputs; ++k) {
+        if (take(p, at, inputs[k].name)) {
             return inputs[k].type;
+        }
+    }
     error_at(p, &p->statement.opcode, "unknown instruction '%s': no such type of a matrix", p->statement.name);
 }
 
 static int take_accumulator(struct parser *p, uint32_t *at) {
     static const int types[] = {MMA_ACC_F32, MMA_ACC_F16, MMA_ACC_S32};
     const int k = take_choice(p, at, "f32 f16 s32");
-    if (k < 0)
+    if (k < 0) {
         unknown(p);
+    }
     return types[k];
 }
 
@@ -44,16 +51,17 @@ static int take_kind(struct parser *p, uint32_t *at) {
 static void check_scale(struct parser *p, int kind, int vector, int stype, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
     shape->scale = stype == 0 ? MMA_UE8M0 : MMA_UE4M3;
-    if (kind == KIND_MXF8F6F4 && (vector == 0 || vector == 1) && stype == 0)
+    if (kind == KIND_MXF8F6F4 && (vector == 0 || vector == 1) && stype == 0) {
         shape->scale_vec = 1;
-    else if (kind == KIND_MXF4 && (vector == 0 || vector == 2) && stype == 0)
+    } else if (kind == KIND_MXF4 && (vector == 0 || vector == 2) && stype == 0) {
         shape->scale_vec = 2;
-    else if (kind == KIND_MXF4NVF4 && vector == 2 && stype == 0)
+    } else if (kind == KIND_MXF4NVF4 && vector == 2 && stype == 0) {
         shape->scale_vec = 2;
-    else if (kind == KIND_MXF4NVF4 && vector == 4 && stype == 1)
+    } else if (kind == KIND_MXF4NVF4 && vector == 4 && stype == 1) {
         shape->scale_vec = 4;
-    else
+    } else {
         error_at(p, &s->opcode, "unknown instruction '%s': these scales do not go with this kind", s->name);
+    }
 }
 
 /* Read all the modifiers of mma.sync into a shape. Returns its kind. */
@@ -63,22 +71,25 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     uint32_t at = 0;
     int vector = 0;
     shape->sparse = take_choice(p, &at, "sp sp::ordered_metadata") >= 0;
-    if (!take(p, &at, "sync") || !take(p, &at, "aligned"))
+    if (!take(p, &at, "sync") || !take(p, &at, "aligned")) {
         unknown(p);
+    }
     int kind = take_kind(p, &at), scaled = take(p, &at, "block_scale");
     const char *const vectors = "scale_vec::1X scale_vec::2X scale_vec::4X";
-    int v = scaled ? take_choice(p, &at, vectors) : -1;
+    int v = scaled != 0 ? take_choice(p, &at, vectors) : -1;
     const int k = take_choice(p, &at,
                               "m16n8k4 m16n8k8 m16n8k16 m16n8k32 m16n8k64 m16n8k128 m16n8k256 "
                               "m8n8k16 m8n8k32 m8n8k128");
-    if (k < 0)
+    if (k < 0) {
         error_at(p, &s->opcode, "unsupported instruction '%s'%s", s->name,
                  has(p, "m8n8k4") ? ": only Volta has this shape for .f16" : "");
+    }
     shape->k = depths[k];
-    if (!take(p, &at, "row") || !take(p, &at, "col"))
+    if (!take(p, &at, "row") || !take(p, &at, "col")) {
         unknown(p);
-    kind = kind ? kind : take_kind(p, &at);
-    if (!scaled && take(p, &at, "block_scale")) {
+    }
+    kind = kind != 0 ? kind : take_kind(p, &at);
+    if (scaled == 0 && take(p, &at, "block_scale")) {
         scaled = 1;
         v = take_choice(p, &at, vectors);
     }
@@ -87,94 +98,112 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     const int d = take_accumulator(p, &at), a = take_input(p, &at), b = take_input(p, &at);
     const int c = take_accumulator(p, &at);
     shape->a_type = (uint8_t)a, shape->b_type = (uint8_t)b, shape->accumulator = (uint8_t)d;
-    if (d != c)
+    if (d != c) {
         error_at(p, &s->opcode, "unknown instruction '%s': the two accumulators differ", s->name);
-    if (scaled != (kind >= KIND_MXF8F6F4))
+    }
+    if (scaled != (kind >= KIND_MXF8F6F4)) {
         unknown(p);
-    if (scaled) {
+    }
+    if (scaled != 0) {
         const int stype = take_choice(p, &at, "ue8m0 ue4m3");
-        if (stype < 0)
+        if (stype < 0) {
             unknown(p);
+        }
         check_scale(p, kind, vector, stype, shape);
     }
     if (a == MMA_B1_AND && b == MMA_B1_AND) {
         const int operation = take_choice(p, &at, "and xor");
-        if (operation < 0 || !take(p, &at, "popc"))
+        if (operation < 0 || !take(p, &at, "popc")) {
             unknown(p);
-        shape->a_type = shape->b_type = operation ? MMA_B1_XOR : MMA_B1_AND;
+        }
+        shape->a_type = shape->b_type = operation != 0 ? MMA_B1_XOR : MMA_B1_AND;
     }
     take_end(p, at);
     return kind;
 }
 
 /* Whether a type is one of the floats in bytes, from `first` on. */
-static int is_byte_float_from(int type, int first) {
+static bool is_byte_float_from(int type, int first) {
     return type >= first && type <= MMA_E2M1;
 }
 
 /* Refuse what sparse matrices do not have: some targets, and ::ordered_metadata is not always a choice. */
 static void check_sparse(struct parser *p, int kind, const struct mma_shape *shape) {
     const struct statement *s = &p->statement;
-    const int half = is_byte_float_from(shape->a_type, MMA_E4M3) && shape->accumulator == MMA_ACC_F16;
-    if ((kind || half) && !has(p, "sp::ordered_metadata"))
+    const bool half = is_byte_float_from(shape->a_type, MMA_E4M3) && shape->accumulator == MMA_ACC_F16;
+    if ((kind != 0 || half) && !has(p, "sp::ordered_metadata")) {
         error_at(p, &s->opcode, "unknown instruction '%s': it needs .sp::ordered_metadata", s->name);
-    if (half)
-        need_feature(p, 120, 1, "a sparse mma of 8-bit floats with .f16 accumulators");
-    if (kind >= KIND_MXF4 && p->target_suffix != 'a')
+    }
+    if (half) {
+        need_feature(p, 120, true, "a sparse mma of 8-bit floats with .f16 accumulators");
+    }
+    if (kind >= KIND_MXF4 && p->target_suffix != 'a') {
         error_at(p, &s->opcode, "a sparse mma of .kind::mxf4 needs .target sm_120a or sm_121a");
+    }
 }
 
 /* Refuse combinations that the kinds exclude. */
-static void check_shape(struct parser *p, int kind, struct mma_shape *shape) {
+static void check_mma_shape(struct parser *p, int kind, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
-    const int small = is_byte_float_from(shape->a_type, MMA_E2M3) || is_byte_float_from(shape->b_type, MMA_E2M3);
-    const int bytes = is_byte_float_from(shape->a_type, MMA_E4M3) && is_byte_float_from(shape->b_type, MMA_E4M3);
-    const int four = kind == KIND_MXF4 || kind == KIND_MXF4NVF4;
-    if (kind)
-        need_feature(p, 120, 1, kind == KIND_F8F6F4 ? "mma with .kind::f8f6f4" : "mma with block scale");
-    const int depth = shape->sparse ? shape->k / 2 : shape->k;
-    if ((kind && !bytes) || (!kind && small) || (four && depth != 64) ||
+    const bool small = is_byte_float_from(shape->a_type, MMA_E2M3) || is_byte_float_from(shape->b_type, MMA_E2M3);
+    const bool bytes = is_byte_float_from(shape->a_type, MMA_E4M3) && is_byte_float_from(shape->b_type, MMA_E4M3);
+    const bool four = kind == KIND_MXF4 || kind == KIND_MXF4NVF4;
+    if (kind != 0) {
+        need_feature(p, 120, true, kind == KIND_F8F6F4 ? "mma with .kind::f8f6f4" : "mma with block scale");
+    }
+    const int depth = shape->sparse != 0 ? shape->k / 2 : shape->k;
+    if ((kind != 0 && !bytes) || (kind == 0 && small) || (four && depth != 64) ||
         (four && (shape->a_type != MMA_E2M1 || shape->b_type != MMA_E2M1)) ||
-        (kind >= KIND_MXF8F6F4 && shape->accumulator != MMA_ACC_F32) || (kind == KIND_MXF8F6F4 && depth != 32))
+        (kind >= KIND_MXF8F6F4 && shape->accumulator != MMA_ACC_F32) || (kind == KIND_MXF8F6F4 && depth != 32)) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    if (shape->sparse)
+    }
+    if (shape->sparse != 0) {
         check_sparse(p, kind, shape);
-    if (four)
+    }
+    if (four) {
         shape->a_type = shape->b_type = MMA_E2M1_PACKED;
+    }
 }
 
 /* A vector of registers. */
-static void read_fragment(struct parser *p, const struct operand *o, uint32_t count, enum type type, int is_source,
+static void read_fragment(struct parser *p, const struct operand *o, uint32_t count, enum type type, bool is_source,
                           struct fragment *to) {
     if (o->kind != OPERAND_VECTOR && count == 1) {
         to->slot[0] = is_source ? need_source(p, o, type) : need_destination(p, o, type);
     } else if (o->kind != OPERAND_VECTOR || o->count != count) {
         error_at(p, &o->token, "'%s' wants a vector of %u registers here", p->statement.name, count);
     } else {
-        for (uint32_t k = 0; k < count; k++)
+        for (uint32_t k = 0; k < count; ++k) {
             to->slot[k] = is_source ? need_source(p, &o->items[k], type) : need_destination(p, &o->items[k], type);
+        }
     }
     to->count = count;
     to->together = 1;
-    for (uint32_t k = 0; k < count; k++)
-        to->together &= to->slot[k] == to->slot[0] + 128 * k && !(to->slot[k] & 1);
+    for (uint32_t k = 0; k < count; ++k) {
+        to->together &= to->slot[k] == to->slot[0] + 128 * k && (to->slot[k] & 1) == 0;
+    }
 }
 
 /* {byte, thread}: constants or 16-bit registers. `first` is 0 for A, 2 for B. */
 static void read_selectors(struct parser *p, const struct operand *o, struct mma_plan *plan, uint32_t first) {
-    if (o->kind != OPERAND_VECTOR || o->count != 2)
+    if (o->kind != OPERAND_VECTOR || o->count != 2) {
         error_at(p, &o->token, "'%s' wants {byte-id, thread-id} here", p->statement.name);
-    for (uint32_t k = 0; k < 2; k++) {
+    }
+    for (uint32_t k = 0; k < 2; ++k) {
         const struct operand *item = &o->items[k];
-        const uint32_t vector = plan->shape.scale_vec, most = k ? first ? 3 : 1 : vector == 1 ? 3 : vector == 2 ? 2 : 0;
+        const uint32_t vector = plan->shape.scale_vec, most = k != 0        ? first != 0 ? 3 : 1
+                                                              : vector == 1 ? 3
+                                                              : vector == 2 ? 2
+                                                                            : 0;
         if (item->kind == OPERAND_INTEGER) {
-            if (item->integer > most || (!k && vector == 2 && item->integer % 2))
-                error_at(p, &item->token, "the %s is %llu, and may be %s", k ? "thread-id" : "byte-id",
+            if (item->integer > most || (k == 0 && vector == 2 && item->integer % 2 != 0)) {
+                error_at(p, &item->token, "the %s is %llu, and may be %s", k != 0 ? "thread-id" : "byte-id",
                          (unsigned long long)item->integer,
-                         k             ? first ? "0 to 3" : "0 or 1"
+                         k != 0        ? first != 0 ? "0 to 3" : "0 or 1"
                          : vector == 1 ? "0 to 3"
                          : vector == 2 ? "0 or 2"
                                        : "0");
+            }
             plan->value[first + k] = (uint8_t)item->integer;
         } else {
             plan->constant = 0;
@@ -197,7 +226,7 @@ static void read_metadata(struct parser *p, struct mma_plan *plan) {
 
 /* The upper half of a product of 16 rows that has 8 only: A and C are zero there and D is dropped. */
 void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan) {
-    const uint32_t zero = constant_slot(p, 0, 0, NULL);
+    const uint32_t zero = constant_slot(p, 0, false, NULL);
     plan->a.slot[1] = plan->c.slot[2] = plan->c.slot[3] = zero;
     plan->d.slot[2] = register_take(p, T_B32);
     plan->d.slot[3] = register_take(p, T_B32);
@@ -211,23 +240,27 @@ static void decode_mma_double(struct parser *p) {
     struct statement *s = &p->statement;
     struct mma_plan *plan = parser_take(p, sizeof *plan);
     uint32_t at = 0;
-    if (!take(p, &at, "sync") || !take(p, &at, "aligned"))
+    if (!take(p, &at, "sync") || !take(p, &at, "aligned")) {
         unknown(p);
+    }
     const int shape = take_choice(p, &at, "m8n8k4 m16n8k4 m16n8k8 m16n8k16");
-    if (shape < 0 || !take(p, &at, "row") || !take(p, &at, "col"))
+    if (shape < 0 || !take(p, &at, "row") || !take(p, &at, "col")) {
         unknown(p);
+    }
     const int rounding = take_choice(p, &at, "rn rz rm rp");
-    for (int k = 0; k < 4; k++)
-        if (!take(p, &at, "f64"))
+    for (int k = 0; k < 4; ++k) {
+        if (!take(p, &at, "f64")) {
             unknown(p);
+        }
+    }
     take_end(p, at);
     need_count(p, 4, 4);
-    const uint32_t rows = shape ? 16 : 8, depth = shape ? 2u << shape : 4;
+    const uint32_t rows = shape != 0 ? 16 : 8, depth = shape != 0 ? 2u << shape : 4;
     plan->shape.k = (uint16_t)depth;
-    read_fragment(p, &s->operand[0], rows / 4, T_F64, 0, &plan->d);
-    read_fragment(p, &s->operand[1], rows * depth / 32, T_F64, 1, &plan->a);
-    read_fragment(p, &s->operand[2], depth / 4, T_F64, 1, &plan->b);
-    read_fragment(p, &s->operand[3], rows / 4, T_F64, 1, &plan->c);
+    read_fragment(p, &s->operand[0], rows / 4, T_F64, false, &plan->d);
+    read_fragment(p, &s->operand[1], rows * depth / 32, T_F64, true, &plan->a);
+    read_fragment(p, &s->operand[2], depth / 4, T_F64, true, &plan->b);
+    read_fragment(p, &s->operand[3], rows / 4, T_F64, true, &plan->c);
     plan->flops = 2u * rows * 8u * depth;
     struct inst *i = emit(p, control_aligned);
     i->next = tensor_mma_double;
@@ -266,30 +299,34 @@ void decode_mma(struct parser *p) {
     struct mma_plan *plan = parser_take(p, sizeof *plan);
     struct mma_shape *shape = &plan->shape;
     const int kind = read_modifiers(p, shape);
-    check_shape(p, kind, shape);
+    check_mma_shape(p, kind, shape);
     plan->run = mma_find(shape);
-    if (!plan->run)
+    if (plan->run == NULL) {
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
+    }
     const uint32_t bits = element_bits(shape->a_type);
-    const int half = has(p, "m8n8k16") || has(p, "m8n8k32") || has(p, "m8n8k128");
-    if (half && (shape->accumulator != MMA_ACC_S32 || shape->k * bits != 128))
+    const bool half = has(p, "m8n8k16") || has(p, "m8n8k32") || has(p, "m8n8k128");
+    if (half && (shape->accumulator != MMA_ACC_S32 || shape->k * bits != 128)) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
-    const uint32_t b = 8u * shape->k * bits / 1024u, a = shape->sparse ? b : 2 * b;
+    }
+    const uint32_t b = 8u * shape->k * bits / 1024u, a = shape->sparse != 0 ? b : 2 * b;
     const uint32_t accumulators = half || shape->accumulator == MMA_ACC_F16 ? 2 : 4;
     const enum type type = shape->accumulator == MMA_ACC_F32 ? T_F32 : T_B32;
-    const uint32_t scales = shape->sparse ? 6 : 4, operands = scales + (shape->scale ? 4 : 0);
+    const uint32_t scales = shape->sparse != 0 ? 6 : 4, operands = scales + (shape->scale != 0 ? 4 : 0);
     need_count(p, operands, operands);
-    read_fragment(p, &s->operand[0], accumulators, type, 0, &plan->d);
-    read_fragment(p, &s->operand[1], half ? 1 : a, T_B32, 1, &plan->a);
-    read_fragment(p, &s->operand[2], b, T_B32, 1, &plan->b);
-    read_fragment(p, &s->operand[3], accumulators, type, 1, &plan->c);
-    if (half)
+    read_fragment(p, &s->operand[0], accumulators, type, false, &plan->d);
+    read_fragment(p, &s->operand[1], half ? 1 : a, T_B32, true, &plan->a);
+    read_fragment(p, &s->operand[2], b, T_B32, true, &plan->b);
+    read_fragment(p, &s->operand[3], accumulators, type, true, &plan->c);
+    if (half) {
         tensor_drop_upper_rows(p, plan);
+    }
     plan->flops = 2u * (half ? 8u : 16u) * 8u * shape->k;
     plan->constant = 1;
-    if (shape->sparse)
+    if (shape->sparse != 0) {
         read_metadata(p, plan);
-    if (shape->scale) {
+    }
+    if (shape->scale != 0) {
         plan->scale_a = need_source(p, &s->operand[scales], T_B32);
         read_selectors(p, &s->operand[scales + 1], plan, 0);
         plan->scale_b = need_source(p, &s->operand[scales + 2], T_B32);

@@ -1,5 +1,12 @@
 /* Decoding of tensor copies and of what changes tensor maps. */
+#include "driver/tensor_map_rules.h"
+#include "vm/execute/control.h"
 #include "vm/execute/tma.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/program.h"
+#include "vm/machine/tma_box.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 static NORETURN void unknown(struct parser *p) {
@@ -36,27 +43,30 @@ static void refuse(struct parser *p) {
                 {"cta_group::1", "sm_100 and its family have it"},
                 {"cta_group::2", "sm_100 and its family have it"},
                 {"multicast::cluster", "clusters of more than one CTA are not supported"}};
-    for (size_t k = 0; k < sizeof list / sizeof *list; k++)
-        if (has(p, list[k].modifier))
+    for (size_t k = 0; k < sizeof list / sizeof *list; ++k) {
+        if (has(p, list[k].modifier)) {
             error_at(p, &p->statement.opcode, "unsupported instruction '%s': .%s: %s", p->statement.name,
                      list[k].modifier, list[k].reason);
+        }
+    }
 }
 
 /* Take one modifier if it is one of a list and the first of its kind. */
-static int take_once(struct parser *p, uint32_t *at, const char *list, int *value) {
+static bool take_once(struct parser *p, uint32_t *at, const char *list, int *value) {
     const uint32_t before = *at;
     const int found = take_choice(p, at, list);
-    if (found < 0)
-        return 0;
+    if (found < 0) {
+        return false;
+    }
     if (*value >= 0) {
         *at = before; /* take_end complains */
-        return 0;
+        return false;
     }
     *value = found;
-    return 1;
+    return true;
 }
 
-static struct modifiers take_modifiers(struct parser *p, uint32_t at, int is_prefetch) {
+static struct modifiers take_modifiers(struct parser *p, uint32_t at, bool is_prefetch) {
     static const char *const spaces = "shared::cta shared::cluster global";
     struct modifiers m = {-1, -1, -1, -1, -1, -1, -1, is_prefetch};
     int level = -1;
@@ -67,26 +77,31 @@ static struct modifiers take_modifiers(struct parser *p, uint32_t at, int is_pre
            take_once(p, &at, "add min max and or xor inc dec", &m.op) || take_once(p, &at, "L2::cache_hint", &m.policy))
         ;
     take_end(p, at);
-    if (m.rank < 0 || (is_prefetch && level < 0))
+    if (m.rank < 0 || (is_prefetch && level < 0)) {
         unknown(p);
+    }
     return m;
 }
 
 /* [map, {coordinates}] */
 static void read_box(struct parser *p, const struct operand *o, struct tma_operands *more) {
-    const uint32_t count = more->is_gather ? TMA_COORDINATES : more->rank;
-    if (o->kind != OPERAND_ADDRESS || o->count != 2 || o->offset)
+    const uint32_t count = more->is_gather != 0 ? TMA_COORDINATES : more->rank;
+    if (o->kind != OPERAND_ADDRESS || o->count != 2 || o->offset != 0) {
         error_at(p, &o->token, "'%s' wants [tensor map, {coordinates}] here", p->statement.name);
+    }
     const struct operand *map = &o->items[0], *at = &o->items[1];
-    if (at->count != count)
+    if (at->count != count) {
         error_at(p, &at->token, "'%s' wants %u coordinates, not %u", p->statement.name, count, at->count);
-    for (uint32_t k = 0; k < count; k++)
+    }
+    for (uint32_t k = 0; k < count; ++k) {
         more->coordinates[k] = need_source(p, &at->items[k], at->items[k].type == T_F32 ? T_F32 : T_S32);
+    }
     more->is_map_narrow = map->kind == OPERAND_REGISTER && type_bytes(map->type) == 4;
-    if (map->kind == OPERAND_SYMBOL && map->symbol->space != SPACE_GLOBAL)
+    if (map->kind == OPERAND_SYMBOL && map->symbol->space != SPACE_GLOBAL) {
         error_at(p, &map->token, "the address of a tensor map is generic; expected cvta of '%.*s'",
                  (int)map->token.length, map->token.at);
-    more->map = need_source(p, map, more->is_map_narrow ? T_B32 : T_B64);
+    }
+    more->map = need_source(p, map, more->is_map_narrow != 0 ? T_B32 : T_B64);
 }
 
 /* The rest of a load: the mbarrier. */
@@ -99,34 +114,40 @@ static void read_barrier(struct parser *p, const struct operand *o, struct tma_o
 }
 
 /* cp{.reduce}.async.bulk.tensor and cp.async.bulk.prefetch.tensor, from the modifier behind .tensor on. */
-void decode_tensor_copy(struct parser *p, uint32_t at, int is_reduction, int is_prefetch) {
+void decode_tensor_copy(struct parser *p, uint32_t at, bool is_reduction, bool is_prefetch) {
     struct statement *s = &p->statement;
     struct inst i = {.run = is_prefetch ? tma_prefetch : tma_copy};
     refuse(p);
     const struct modifiers m = take_modifiers(p, at, is_prefetch);
-    const int loads = m.to == 0 || m.to == 1, policy = m.policy >= 0;
+    const bool loads = m.to == 0 || m.to == 1, policy = m.policy >= 0;
     struct tma_operands *more = parser_take(p, sizeof *more);
     more->rank = (uint8_t)(m.rank + 1);
     more->is_gather = m.mode == MODE_GATHER;
     if (is_prefetch ? m.from != 2 || m.completion >= 0
         : loads     ? m.from != 2 || m.completion != 0
-                    : m.to != 2 || m.from != 0 || m.completion != 1)
+                    : m.to != 2 || m.from != 0 || m.completion != 1) {
         unknown(p);
-    if ((m.op >= 0) != is_reduction || (is_reduction && loads))
+    }
+    if ((m.op >= 0) != is_reduction || (is_reduction && loads)) {
         unknown(p);
-    if (more->is_gather && (m.to || more->rank != 2 || is_prefetch))
+    }
+    if (more->is_gather != 0 && (m.to != 0 || more->rank != 2 || is_prefetch)) {
         error_at(p, &s->opcode, "unsupported instruction '%s': SM120 has tile::gather4 for .2d.shared::cta.global",
                  s->name);
-    need_feature(p, more->is_gather ? 100 : 90, 0, "a tensor copy");
+    }
+    need_feature(p, more->is_gather != 0 ? 100 : 90, false, "a tensor copy");
     const uint32_t count = (is_prefetch ? 1u : loads ? 3u : 2u) + (uint32_t)policy;
     need_count(p, count, count);
     read_box(p, &s->operand[loads ? 1 : 0], more);
-    if (!is_prefetch)
+    if (!is_prefetch) {
         need_address(p, &s->operand[loads ? 0 : 1], SPACE_SHARED, &i);
-    if (loads)
+    }
+    if (loads) {
         read_barrier(p, &s->operand[2], more);
-    if (policy)
+    }
+    if (policy) {
         need_source(p, &s->operand[count - 1], T_B64);
+    }
     i.kind = (uint8_t)(is_reduction ? ASYNC_REDUCE : loads || is_prefetch ? ASYNC_LOAD : ASYNC_STORE);
     i.negate = (uint8_t)(is_reduction ? m.op : 0);
     i.more = more;
@@ -157,26 +178,32 @@ static void decode_replace(struct parser *p, uint32_t at) {
     struct statement *s = &p->statement;
     struct inst i = {.run = tma_replace};
     uint32_t field = 0;
-    if (!take(p, &at, "tile"))
+    if (!take(p, &at, "tile")) {
         unknown(p);
-    while (field < TMA_FIELDS && !take(p, &at, fields[field].name))
-        field++;
-    if (field == TMA_FIELDS)
+    }
+    while (field < TMA_FIELDS && !take(p, &at, fields[field].name)) {
+        ++field;
+    }
+    if (field == TMA_FIELDS) {
         unknown(p);
+    }
     const int space = take_choice(p, &at, "global shared::cta");
-    if (!take(p, &at, "b1024") || !take(p, &at, fields[field].is_wide ? "b64" : "b32"))
+    if (!take(p, &at, "b1024") || !take(p, &at, fields[field].is_wide != 0 ? "b64" : "b32")) {
         unknown(p);
+    }
     take_end(p, at);
-    need_feature(p, 90, 1, "tensormap.replace");
-    const uint32_t last = fields[field].ordinals ? 2 : 1;
+    need_feature(p, 90, true, "tensormap.replace");
+    const uint32_t last = fields[field].ordinals != 0 ? 2 : 1;
     need_count(p, last + 1, last + 1);
     need_address(p, &s->operand[0], space < 0 ? SPACE_GENERIC : spaces[space], &i);
-    if (fields[field].ordinals)
+    if (fields[field].ordinals != 0) {
         i.c = (uint32_t)need_integer(p, &s->operand[1], 0, fields[field].ordinals - 1);
-    if (fields[field].end)
+    }
+    if (fields[field].end != 0) {
         need_integer(p, &s->operand[last], 0, fields[field].end - 1);
-    i.b = need_source(p, &s->operand[last], fields[field].is_wide ? T_B64 : T_B32);
-    i.size = fields[field].is_wide ? 8 : 4;
+    }
+    i.b = need_source(p, &s->operand[last], fields[field].is_wide != 0 ? T_B64 : T_B32);
+    i.size = fields[field].is_wide != 0 ? 8 : 4;
     i.kind = (uint8_t)field;
     append(p, &i);
 }
@@ -187,10 +214,11 @@ static void decode_cp_fenceproxy(struct parser *p, uint32_t at) {
     struct inst i = {.run = control_aligned, .next = tma_copy_map}, from = {0};
     if (!take(p, &at, "global") || !take(p, &at, "shared::cta") || !take(p, &at, "tensormap::generic") ||
         !take(p, &at, "release") || take_choice(p, &at, "cta cluster gpu sys") < 0 || !take(p, &at, "sync") ||
-        !take(p, &at, "aligned"))
+        !take(p, &at, "aligned")) {
         unknown(p);
+    }
     take_end(p, at);
-    need_feature(p, 90, 0, "tensormap.cp_fenceproxy");
+    need_feature(p, 90, false, "tensormap.cp_fenceproxy");
     need_count(p, 3, 3);
     need_address(p, &s->operand[0], SPACE_GLOBAL, &i);
     need_address(p, &s->operand[1], SPACE_SHARED, &from);
@@ -205,9 +233,10 @@ static void decode_cp_fenceproxy(struct parser *p, uint32_t at) {
 void decode_tensormap(struct parser *p) {
     uint32_t at = 0;
     const int op = take_choice(p, &at, "replace cp_fenceproxy");
-    if (op < 0)
+    if (op < 0) {
         unknown(p);
-    (op ? decode_cp_fenceproxy : decode_replace)(p, at);
+    }
+    (op != 0 ? decode_cp_fenceproxy : decode_replace)(p, at);
 }
 
 /* prefetch{.const,.param}.tensormap [map]: a hint. */
@@ -215,8 +244,9 @@ void decode_prefetch_map(struct parser *p) {
     struct inst i = {.run = control_nop};
     uint32_t at = 0;
     const int space = take_choice(p, &at, "param const");
-    if (!take(p, &at, "tensormap"))
+    if (!take(p, &at, "tensormap")) {
         unknown(p);
+    }
     take_end(p, at);
     need_count(p, 1, 1);
     need_address(p, &p->statement.operand[0], space == 0 ? SPACE_PARAM : space == 1 ? SPACE_CONST : SPACE_GENERIC, &i);
@@ -227,11 +257,12 @@ void decode_prefetch_map(struct parser *p) {
 void decode_map_fence(struct parser *p, uint32_t at) {
     struct inst i = {.run = tma_release};
     const int is_acquire = take_choice(p, &at, "release acquire");
-    if (is_acquire < 0 || take_choice(p, &at, "cta cluster gpu sys") < 0)
+    if (is_acquire < 0 || take_choice(p, &at, "cta cluster gpu sys") < 0) {
         unknown(p);
+    }
     take_end(p, at);
-    need_count(p, is_acquire ? 2 : 0, is_acquire ? 2 : 0);
-    if (is_acquire) {
+    need_count(p, is_acquire != 0 ? 2 : 0, is_acquire != 0 ? 2 : 0);
+    if (is_acquire != 0) {
         i.run = tma_acquire;
         need_address(p, &p->statement.operand[0], SPACE_GENERIC, &i);
         need_integer(p, &p->statement.operand[1], TENSOR_MAP_BYTES, TENSOR_MAP_BYTES);

@@ -12,13 +12,20 @@
  *   m8n32    flat           tall, twice    two tiles side by side, each transposed
  *   m8n8     flat           flat           the upper half of a tile
  * A and B of f16 have 8 registers in every shape; those that are too many repeat the others. */
+#include <string.h>
+
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/mma.h"
 #include "vm/execute/tensor.h"
+#include "vm/machine/base.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 enum part { PART_A, PART_B, PART_C };
 
-static const struct shape {
+static const struct wmma_shape {
     const char *name, *inputs, *sums;
     uint8_t size[3]; /* m, n, k */
 } shapes[] = {
@@ -44,7 +51,7 @@ static const struct element {
 
 /* A fragment in registers. */
 struct matrix {
-    const struct shape *shape;
+    const struct wmma_shape *shape;
     const struct element *element;
     enum part part;
     uint32_t registers; /* that differ */
@@ -52,34 +59,40 @@ struct matrix {
 };
 
 static NORETURN void unknown(struct parser *p, const char *why) {
-    error_at(p, &p->statement.opcode, "unknown instruction '%s'%s%s", p->statement.name, *why ? ": " : "", why);
+    error_at(p, &p->statement.opcode, "unknown instruction '%s'%s%s", p->statement.name, *why != '\0' ? ": " : "", why);
 }
 
 /* Is a word in a list of words? */
-static int listed(const char *list, const char *word) {
+static bool listed(const char *list, const char *word) {
     const size_t length = strlen(word);
-    for (const char *at = strstr(list, word); at; at = strstr(at + 1, word))
-        if ((at == list || at[-1] == ' ') && (at[length] == ' ' || !at[length]))
-            return 1;
-    return 0;
+    for (const char *at = strstr(list, word); at != NULL; at = strstr(at + 1, word)) {
+        if ((at == list || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0')) {
+            return true;
+        }
+    }
+    return false;
 }
 
-static const struct shape *take_shape(struct parser *p, uint32_t *at) {
-    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++)
-        if (take(p, at, shapes[k].name))
+static const struct wmma_shape *take_shape(struct parser *p, uint32_t *at) {
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; ++k) {
+        if (take(p, at, shapes[k].name)) {
             return &shapes[k];
+        }
+    }
     return NULL;
 }
 
 static const struct element *take_element(struct parser *p, uint32_t *at, const char *list) {
-    for (size_t k = 0; k < sizeof elements / sizeof *elements; k++)
-        if (listed(list, elements[k].name) && take(p, at, elements[k].name))
+    for (size_t k = 0; k < sizeof elements / sizeof *elements; ++k) {
+        if (listed(list, elements[k].name) && take(p, at, elements[k].name)) {
             return &elements[k];
+        }
+    }
     unknown(p, "its shape has no such type");
 }
 
 /* How many registers a fragment has. */
-static struct matrix matrix_of(const struct shape *shape, enum part part, const struct element *element) {
+static struct matrix matrix_of(const struct wmma_shape *shape, enum part part, const struct element *element) {
     struct matrix m = {.shape = shape, .element = element, .part = part};
     const uint32_t rows = shape->size[part == PART_B], columns = shape->size[part == PART_C ? 1 : 2];
     const uint32_t held = element->bits == 64 ? 32 : element->bits;
@@ -102,7 +115,7 @@ static uint32_t step_of(const struct matrix *m) {
     return m->part == PART_C ? 2 : per_register(m);
 }
 
-static int is_transposed(const struct matrix *m) {
+static bool is_transposed(const struct matrix *m) {
     return m->part == PART_C && m->shape->size[1] == 32;
 }
 
@@ -111,11 +124,11 @@ static struct place_in place_of(const struct matrix *m, uint32_t r, uint32_t e) 
     if (m->part == PART_C) {
         const uint32_t in_tile = m->element->bits == 16 ? 2 : 4, tile = r / in_tile, n = r % in_tile;
         const uint32_t lower = in_tile == 2 ? n : n >> 1, column = in_tile == 2 ? e : n & 1;
-        const int beside = size[0] == 16;
+        const bool beside = size[0] == 16;
         return (struct place_in){8 * lower + (beside ? 0 : 16 * tile), column + (beside ? 8 * tile : 0)};
     }
     const uint32_t rows = size[m->part], words = size[2] / per_register(m), each = per_register(m);
-    const int tall = rows == 32 || (rows == 16 && m->part == PART_A);
+    const bool tall = rows == 32 || (rows == 16 && m->part == PART_A);
     const uint32_t in_block = words / 4 * (tall ? 2 : 1), block = r / in_block, n = r % in_block;
     return tall ? (struct place_in){16 * block + 8 * (n & 1), (n >> 1) * 4 * each + e}
                 : (struct place_in){8 * block, n * 4 * each + e};
@@ -129,8 +142,8 @@ struct addresses {
     uint32_t base[64]; /* by multiple of the stride; 0: not yet made. [0] is this lane's */
     uint32_t stride;   /* in bytes: a register, or */
     int64_t bytes;     /* a constant */
-    int is_constant;
-    int is_across; /* it is from column to column that a stride lies */
+    bool is_constant;
+    bool is_across; /* it is from column to column that a stride lies */
 };
 
 static uint32_t emit_lane(struct parser *p, enum lane lane, enum type type, uint32_t a, uint32_t b, uint32_t c) {
@@ -141,17 +154,18 @@ static uint32_t emit_lane(struct parser *p, enum lane lane, enum type type, uint
 }
 
 static uint32_t wide(struct parser *p, uint64_t value) {
-    return constant_slot(p, value, 1, NULL);
+    return constant_slot(p, value, true, NULL);
 }
 
 static uint32_t narrow(struct parser *p, uint32_t value) {
-    return constant_slot(p, value, 0, NULL);
+    return constant_slot(p, value, false, NULL);
 }
 
 /* %laneid */
 static uint32_t lane_index(struct parser *p) {
-    if (!p->special_slot[SPECIAL_LANEID])
+    if (p->special_slot[SPECIAL_LANEID] == 0) {
         p->special_slot[SPECIAL_LANEID] = register_take(p, T_U32) + 1;
+    }
     return p->special_slot[SPECIAL_LANEID] - 1;
 }
 
@@ -167,15 +181,16 @@ static void read_place(struct parser *p, const struct matrix *m, const struct op
     const uint32_t bits = m->element->bits, first = m->part == PART_B ? 1 : 0;
     const uint32_t rows = m->part == PART_B ? m->shape->size[2] : m->shape->size[0];
     const uint32_t columns = m->part == PART_A ? m->shape->size[2] : m->shape->size[1];
-    const uint32_t least = is_column ? rows : columns;
+    const uint32_t least = is_column != 0 ? rows : columns;
     struct inst i = {0};
     need_address(p, o, space, &i);
-    if (i.space == SPACE_LOCAL)
+    if (i.space == SPACE_LOCAL) {
         error_at(p, &o->token, "'%s' wants global or shared memory", p->statement.name);
+    }
     to->space = space;
-    to->is_constant = !stride || stride->kind == OPERAND_INTEGER;
-    const uint32_t given = stride ? need_source(p, stride, T_U32) : narrow(p, least);
-    const uint32_t base = i.flags & 1 ? emit_lane(p, LANE_zext_64, T_B64, i.a, 0, 0) : i.a;
+    to->is_constant = stride == NULL || stride->kind == OPERAND_INTEGER;
+    const uint32_t given = stride != NULL ? need_source(p, stride, T_U32) : narrow(p, least);
+    const uint32_t base = (i.flags & 1) != 0 ? emit_lane(p, LANE_zext_64, T_B64, i.a, 0, 0) : i.a;
     struct inst *check = emit(p, control_aligned);
     check->next = tensor_wmma;
     check->a = base;
@@ -183,26 +198,28 @@ static void read_place(struct parser *p, const struct matrix *m, const struct op
     check->offset = i.offset;
     check->size = (uint8_t)(m->count * (bits == 64 ? 8 : 4));
     check->kind = (uint8_t)bits;
-    check->target = is_store ? least : 0;
-    if (to->is_constant)
-        to->bytes = (int64_t)((stride ? (uint32_t)stride->integer : least) * (uint64_t)bits / 8);
-    else
+    check->target = is_store != 0 ? least : 0;
+    if (to->is_constant) {
+        to->bytes = (int64_t)((stride != NULL ? (uint32_t)stride->integer : least) * (uint64_t)bits / 8);
+    } else {
         to->stride = emit_lane(p, LANE_shr_u64, T_B64,
                                emit_lane(p, LANE_mul_wide_u32, T_B64, given, narrow(p, bits), 0), narrow(p, 3), 0);
+    }
     /* The rows of what place_of calls rows lie a stride apart, or their elements do. */
-    const int by_row = first ? is_column : is_transposed(m) ? is_column : !is_column;
-    to->is_across = !by_row;
+    const int by_row = first != 0 ? is_column : is_transposed(m) ? is_column : is_column == 0;
+    to->is_across = by_row == 0;
     const uint32_t lane = lane_index(p);
     const uint32_t g = emit_lane(p, LANE_shr_u32, T_B32, lane, narrow(p, 2), 0);
     const uint32_t q = emit_lane(p, LANE_mul_lo_32, T_B32, emit_lane(p, LANE_and_b32, T_B32, lane, narrow(p, 3), 0),
                                  narrow(p, step_of(m)), 0);
     const uint32_t element = narrow(p, bits < 8 ? 1 : bits / 8);
-    uint32_t near = by_row ? q : g;
-    if (bits < 8) /* whole words only */
+    uint32_t near = by_row != 0 ? q : g;
+    if (bits < 8) { /* whole words only */
         near = emit_lane(p, LANE_shr_u32, T_B32, near, narrow(p, bits == 4 ? 1 : 3), 0);
+    }
     const uint32_t start = emit_lane(p, LANE_add_u64, T_B64, base, wide(p, (uint64_t)i.offset), 0);
     const uint32_t moved = emit_lane(p, LANE_mad_wide_u32, T_B64, near, element, start);
-    to->base[0] = emit_stride(p, to, by_row ? g : q, moved);
+    to->base[0] = emit_stride(p, to, by_row != 0 ? g : q, moved);
 }
 
 /* The address of an element: a register, and *offset. */
@@ -214,8 +231,9 @@ static uint32_t address_of(struct parser *p, const struct matrix *m, struct addr
         *offset += strides * to->bytes;
         return to->base[0];
     }
-    if (!to->base[strides])
+    if (to->base[strides] == 0) {
         to->base[strides] = emit_lane(p, LANE_mad_lo_64, T_B64, wide(p, strides), to->stride, to->base[0]);
+    }
     return to->base[strides];
 }
 
@@ -236,7 +254,7 @@ static void emit_access(struct parser *p, const struct matrix *m, struct address
 }
 
 /* Is a register one access, not one for each of its elements? */
-static int is_one_access(const struct matrix *m, const struct addresses *to) {
+static bool is_one_access(const struct matrix *m, const struct addresses *to) {
     return per_register(m) == 1 || !to->is_across;
 }
 
@@ -247,11 +265,11 @@ static void emit_load(struct parser *p, const struct matrix *m, struct addresses
         return;
     }
     uint32_t part[4];
-    for (uint32_t e = 0; e < n; e++) {
+    for (uint32_t e = 0; e < n; ++e) {
         part[e] = register_take(p, T_B32);
         emit_access(p, m, to, place_of(m, r, e), size, part[e], ACCESS_LOAD);
     }
-    for (uint32_t e = n - 1; e > 0; e--) {
+    for (uint32_t e = n - 1; e > 0; --e) {
         struct inst *i = emit(p, lanes_table()[LANE_mad_lo_32]);
         i->a = part[e];
         i->b = narrow(p, 1u << 8 * size);
@@ -266,8 +284,8 @@ static void emit_store(struct parser *p, const struct matrix *m, struct addresse
         emit_access(p, m, to, place_of(m, r, 0), size > 4 ? size : 4, slot, ACCESS_STORE);
         return;
     }
-    for (uint32_t e = 0; e < n; e++) {
-        const uint32_t part = e ? emit_lane(p, LANE_shr_u32, T_B32, slot, narrow(p, 8 * size * e), 0) : slot;
+    for (uint32_t e = 0; e < n; ++e) {
+        const uint32_t part = e != 0 ? emit_lane(p, LANE_shr_u32, T_B32, slot, narrow(p, 8 * size * e), 0) : slot;
         emit_access(p, m, to, place_of(m, r, e), size, part, ACCESS_STORE);
     }
 }
@@ -275,47 +293,53 @@ static void emit_store(struct parser *p, const struct matrix *m, struct addresse
 /* The registers of a fragment. */
 static void read_registers(struct parser *p, const struct operand *o, const struct matrix *m, int is_source,
                            uint32_t *slot) {
-    if (!(o->kind == OPERAND_VECTOR && o->count == m->count))
+    if (!(o->kind == OPERAND_VECTOR && o->count == m->count)) {
         error_at(p, &o->token, "'%s' wants a vector of %u registers here", p->statement.name, m->count);
-    for (uint32_t r = 0; r < m->count; r++)
-        slot[r] = is_source ? need_source(p, &o->items[r], m->element->type)
-                            : need_destination(p, &o->items[r], m->element->type);
+    }
+    for (uint32_t r = 0; r < m->count; ++r) {
+        slot[r] = is_source != 0 ? need_source(p, &o->items[r], m->element->type)
+                                 : need_destination(p, &o->items[r], m->element->type);
+    }
 }
 
 /* wmma.load.{a b c}.sync.aligned.layout.shape{.space}.type r, [p]{, stride}; wmma.store.d likewise, with r last */
 static void decode_access(struct parser *p, uint32_t at, int is_store) {
     struct statement *s = &p->statement;
-    const int part = is_store ? take(p, &at, "d") ? (int)PART_C : -1 : take_choice(p, &at, "a b c");
+    const int part = is_store != 0 ? take(p, &at, "d") ? (int)PART_C : -1 : take_choice(p, &at, "a b c");
     int layout = -1, space = -1;
-    const struct shape *shape = NULL;
-    if (part < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned"))
+    const struct wmma_shape *shape = NULL;
+    if (part < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned")) {
         unknown(p, "");
+    }
     for (uint32_t before = UINT32_MAX; before != at;) {
         before = at;
         layout = layout < 0 ? take_choice(p, &at, "row col") : layout;
         space = space < 0 ? take_choice(p, &at, "global shared shared::cta") : space;
-        shape = shape ? shape : take_shape(p, &at);
+        shape = shape != NULL ? shape : take_shape(p, &at);
     }
-    if (layout < 0 || !shape)
+    if (layout < 0 || shape == NULL) {
         unknown(p, "");
+    }
     const struct element *element = take_element(p, &at, part == PART_C ? shape->sums : shape->inputs);
     take_end(p, at);
-    if (element->bits < 8 && layout != (part == PART_B))
+    if (element->bits < 8 && layout != (part == PART_B)) {
         unknown(p, "elements of less than 8 bits lie in rows of A and columns of B");
+    }
     need_count(p, 2, 3);
     const struct matrix m = matrix_of(shape, (enum part)part, element);
     const struct operand *r = &s->operand[is_store], *stride = s->operands > 2 ? &s->operand[2] : NULL;
     struct addresses to = {0};
     uint32_t slot[8];
     read_registers(p, r, &m, is_store, slot);
-    read_place(p, &m, &s->operand[!is_store], stride,
+    read_place(p, &m, &s->operand[is_store == 0], stride,
                space < 0    ? SPACE_GENERIC
                : space == 0 ? SPACE_GLOBAL
                             : SPACE_SHARED,
                layout, is_store, &to);
-    for (uint32_t k = 0; k < m.registers; k++)
-        (is_store ? emit_store : emit_load)(p, &m, &to, k, slot[k]);
-    for (uint32_t k = m.registers; k < m.count; k++) {
+    for (uint32_t k = 0; k < m.registers; ++k) {
+        (is_store != 0 ? emit_store : emit_load)(p, &m, &to, k, slot[k]);
+    }
+    for (uint32_t k = m.registers; k < m.count; ++k) {
         struct inst *i = emit(p, lanes_table()[LANE_mov_32]);
         i->d = slot[k];
         i->a = slot[k % m.registers];
@@ -326,11 +350,11 @@ static void decode_access(struct parser *p, uint32_t at, int is_store) {
 
 /* What wmma.mma works on. d and c are of the accumulator's type, whatever type the instruction's are. */
 struct product {
-    const struct shape *shape;
+    const struct wmma_shape *shape;
     const struct element *a, *b, *c, *d;
     uint32_t slot_d[8], slot_a[8], slot_b[8], slot_c[8];
     uint32_t flags;
-    int saturate, exclusive;
+    bool saturate, exclusive;
 };
 
 /* The types: d and c of f16, d, a, b and c of all others. */
@@ -343,14 +367,16 @@ static void take_types(struct parser *p, uint32_t *at, struct product *x) {
         x->b = take_element(p, at, x->shape->inputs);
         x->c = take_element(p, at, sums);
         const char *const fits = x->a->bits == 64 ? "f64" : x->a->bits >= 16 ? "f32" : "s32";
-        if (x->a != x->b || x->d != x->c || strcmp(x->c->name, fits) != 0 || x->a == &elements[0])
+        if (x->a != x->b || x->d != x->c || strcmp(x->c->name, fits) != 0 || x->a == &elements[0]) {
             unknown(p, "these types do not go together");
+        }
     } else {
         *at = two;
         x->a = x->b = &elements[0];
         x->c = take_element(p, at, sums);
-        if (!listed(x->shape->inputs, "f16") || !strcmp(x->c->name, "s32") || !strcmp(x->d->name, "s32"))
+        if (!listed(x->shape->inputs, "f16") || strcmp(x->c->name, "s32") == 0 || strcmp(x->d->name, "s32") == 0) {
             unknown(p, "these types do not go together");
+        }
     }
 }
 
@@ -358,27 +384,30 @@ static void take_types(struct parser *p, uint32_t *at, struct product *x) {
 static void read_product(struct parser *p, uint32_t at, struct product *x) {
     const struct statement *s = &p->statement;
     const int operation = take_choice(p, &at, "xor and");
-    if ((operation >= 0 && !take(p, &at, "popc")) || !take(p, &at, "sync") || !take(p, &at, "aligned"))
+    if ((operation >= 0 && !take(p, &at, "popc")) || !take(p, &at, "sync") || !take(p, &at, "aligned")) {
         unknown(p, "");
+    }
     int layout[2] = {-1, -1};
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; ++k) {
         x->shape = k == 0 ? take_shape(p, &at) : x->shape;
         layout[0] = layout[0] < 0 ? take_choice(p, &at, "row col") : layout[0];
         layout[1] = layout[1] < 0 ? take_choice(p, &at, "row col") : layout[1];
-        x->shape = x->shape ? x->shape : take_shape(p, &at);
+        x->shape = x->shape != NULL ? x->shape : take_shape(p, &at);
     }
-    if (!x->shape || layout[1] < 0)
+    if (x->shape == NULL || layout[1] < 0) {
         unknown(p, "");
+    }
     /* The manual has the rounding before the types, nvcc behind them. */
     int rounding = x->shape->size[2] == 4 ? take_choice(p, &at, "rn rz rm rp") : 0;
     take_types(p, &at, x);
     rounding = rounding < 0 ? take_choice(p, &at, "rn rz rm rp") : rounding;
     x->flags = rounding > 0 ? (uint32_t)rounding * FLAG_ROUND : 0;
-    x->saturate = !strcmp(x->d->name, "s32") && x->a->bits > 1 && take(p, &at, "satfinite");
+    x->saturate = strcmp(x->d->name, "s32") == 0 && x->a->bits > 1 && take(p, &at, "satfinite");
     x->exclusive = operation == 0;
     take_end(p, at);
-    if ((operation >= 0) != (x->a->bits == 1) || (x->a->bits < 8 && (layout[0] || !layout[1])))
+    if ((operation >= 0) != (x->a->bits == 1) || (x->a->bits < 8 && (layout[0] != 0 || layout[1] == 0))) {
         unknown(p, "");
+    }
     need_count(p, 4, 4);
     const struct matrix d = matrix_of(x->shape, PART_C, x->d), a = matrix_of(x->shape, PART_A, x->a);
     const struct matrix b = matrix_of(x->shape, PART_B, x->b), c = matrix_of(x->shape, PART_C, x->c);
@@ -392,9 +421,9 @@ static void read_product(struct parser *p, uint32_t at, struct product *x) {
 static void set_fragment(struct fragment *f, const uint32_t *slot, uint32_t count) {
     f->count = count;
     f->together = 1;
-    for (uint32_t k = 0; k < count; k++) {
+    for (uint32_t k = 0; k < count; ++k) {
         f->slot[k] = slot[k];
-        f->together &= slot[k] == slot[0] + 128 * k && !(slot[k] & 1);
+        f->together &= slot[k] == slot[0] + 128 * k && (slot[k] & 1) == 0;
     }
 }
 
@@ -404,12 +433,13 @@ static struct mma_plan *emit_part(struct parser *p, const struct product *x, uin
     plan->shape = (struct mma_shape){.k = (uint16_t)depth,
                                      .a_type = x->a->mma,
                                      .b_type = x->b->mma,
-                                     .accumulator = x->c->bits == 16             ? MMA_ACC_F16
-                                                    : !strcmp(x->c->name, "s32") ? MMA_ACC_S32
-                                                                                 : MMA_ACC_F32,
+                                     .accumulator = x->c->bits == 16                 ? MMA_ACC_F16
+                                                    : strcmp(x->c->name, "s32") == 0 ? MMA_ACC_S32
+                                                                                     : MMA_ACC_F32,
                                      .saturate = (uint8_t)x->saturate};
-    if (x->a->bits == 1)
+    if (x->a->bits == 1) {
         plan->shape.a_type = plan->shape.b_type = x->exclusive ? MMA_B1_XOR : MMA_B1_AND;
+    }
     plan->constant = 1;
     plan->flops = 2u * rows * 8u * depth;
     struct inst *i = emit(p, control_aligned);
@@ -428,20 +458,21 @@ static struct mma_plan *emit_part(struct parser *p, const struct product *x, uin
 static void emit_tiles(struct parser *p, const struct product *x) {
     const uint8_t *size = x->shape->size;
     const struct matrix a = matrix_of(x->shape, PART_A, x->a), b = matrix_of(x->shape, PART_B, x->b);
-    const int turned = size[1] == 32, beside = size[0] == 16;
+    const bool turned = size[1] == 32, beside = size[0] == 16;
     const uint32_t *const tall = turned ? x->slot_b : x->slot_a, *const flat = turned ? x->slot_a : x->slot_b;
     const uint32_t tall_count = (turned ? b.registers : a.registers) / (beside ? 1 : 2);
     const uint32_t flat_count = (turned ? a.registers : b.registers) / (beside ? 2 : 1);
     const uint32_t sums = x->c->bits == 16 ? 2 : 4, steps = x->a->mma == MMA_TF32 ? 2 : 1;
-    for (uint32_t tile = 0; tile < 2; tile++)
-        for (uint32_t step = 0; step < steps; step++) {
+    for (uint32_t tile = 0; tile < 2; ++tile) {
+        for (uint32_t step = 0; step < steps; ++step) {
             struct mma_plan *plan = emit_part(p, x, size[2] / steps, 16);
             const uint32_t ta = tall_count / steps, fl = flat_count / steps;
             set_fragment(&plan->a, tall + (beside ? 0 : tile * tall_count) + step * ta, ta);
             set_fragment(&plan->b, flat + (beside ? tile * flat_count : 0) + step * fl, fl);
-            set_fragment(&plan->c, (step ? x->slot_d : x->slot_c) + tile * sums, sums);
+            set_fragment(&plan->c, (step != 0 ? x->slot_d : x->slot_c) + tile * sums, sums);
             set_fragment(&plan->d, x->slot_d + tile * sums, sums);
         }
+    }
 }
 
 /* wmma.mma{.op.popc}.sync.aligned.layout.layout.shape{.rnd}.types{.satfinite} d, a, b, c. D has registers of its own
@@ -451,32 +482,34 @@ static void decode_product(struct parser *p, uint32_t at) {
     uint32_t result[8];
     read_product(p, at, &x);
     const struct matrix d = matrix_of(x.shape, PART_C, x.d);
-    const int widen = x.c->bits < x.d->bits, cut = x.d->bits < x.c->bits;
+    const bool widen = x.c->bits < x.d->bits, cut = x.d->bits < x.c->bits;
     memcpy(result, x.slot_d, sizeof result);
     if (widen) {
         uint32_t sums[8];
-        for (uint32_t k = 0; k < 8; k++) {
-            const uint32_t half = k & 1 ? emit_lane(p, LANE_high_16, T_B32, x.slot_c[k / 2], 0, 0)
-                                        : emit_lane(p, LANE_low_16, T_B32, x.slot_c[k / 2], 0, 0);
+        for (uint32_t k = 0; k < 8; ++k) {
+            const uint32_t half = (k & 1) != 0 ? emit_lane(p, LANE_high_16, T_B32, x.slot_c[k / 2], 0, 0)
+                                               : emit_lane(p, LANE_low_16, T_B32, x.slot_c[k / 2], 0, 0);
             sums[k] = emit_lane(p, LANE_cvt_f32_f16, T_F32, half, 0, 0);
         }
         memcpy(x.slot_c, sums, sizeof sums);
         x.c = x.d;
     }
-    for (uint32_t k = 0; k < (cut ? 8 : d.count); k++)
+    for (uint32_t k = 0; k < (cut ? 8 : d.count); ++k) {
         x.slot_d[k] = register_take(p, x.a->bits == 64 ? T_F64 : T_B32);
+    }
     if (x.shape->size[0] * x.shape->size[1] == 64) {
         struct mma_plan *plan = emit_part(p, &x, x.shape->size[2], 8);
         set_fragment(&plan->a, x.slot_a, 1);
         set_fragment(&plan->b, x.slot_b, 1);
         set_fragment(&plan->c, x.slot_c, 2);
         set_fragment(&plan->d, x.slot_d, 2);
-        if (x.a->bits < 64)
+        if (x.a->bits < 64) {
             tensor_drop_upper_rows(p, plan);
+        }
     } else {
         emit_tiles(p, &x);
     }
-    for (uint32_t k = 0; k < d.count; k++) {
+    for (uint32_t k = 0; k < d.count; ++k) {
         struct inst *i = emit(p, lanes_table()[cut ? LANE_cvt_f16x2_f32 : x.a->bits == 64 ? LANE_mov_64 : LANE_mov_32]);
         i->d = result[k];
         i->a = x.slot_d[cut ? 2 * k + 1 : k];
@@ -487,10 +520,12 @@ static void decode_product(struct parser *p, uint32_t at) {
 void decode_wmma(struct parser *p) {
     uint32_t at = 0;
     const int which = take_choice(p, &at, "load store mma");
-    if (which < 0)
+    if (which < 0) {
         unknown(p, "");
-    if (which == 2)
+    }
+    if (which == 2) {
         decode_product(p, at);
-    else
+    } else {
         decode_access(p, at, which == 1);
+    }
 }

@@ -4,30 +4,41 @@
  * The local memory of a thread begins with the argument area, where arguments and results are handed over, then come
  * the kernel's own variables, then the frames of the calls. A call stores the arguments there by ordinary
  * instructions, the function loads them into its frame, and on return its results go the same way. */
+#include <string.h>
+
+#include "vm/execute/call.h"
+#include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/execute/print.h"
+#include "vm/machine/base.h"
+#include "vm/machine/counters.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 enum { MOST_FORMALS = 256, MOST_ARGUMENT_BYTES = 4096, MOST_ROUTINES = 4096, RECURSION_BYTES = 16384, DEEPEST = 1024 };
 
 /* ---- signatures ---- */
 
-static int lists_equal(const struct formal *a, const struct formal *b, uint32_t count) {
-    for (uint32_t k = 0; k < count; k++)
-        if (a[k].bytes != b[k].bytes || a[k].offset != b[k].offset)
-            return 0;
-    return 1;
+static bool lists_equal(const struct formal *a, const struct formal *b, uint32_t count) {
+    for (uint32_t k = 0; k < count; ++k) {
+        if (a[k].bytes != b[k].bytes || a[k].offset != b[k].offset) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* May functions with these signatures stand for each other? */
-int signature_equal(const struct signature *a, const struct signature *b) {
+static bool signature_equal(const struct signature *a, const struct signature *b) {
     return a->result_count == b->result_count && a->argument_count == b->argument_count &&
            lists_equal(a->results, b->results, a->result_count) &&
            lists_equal(a->arguments, b->arguments, a->argument_count);
 }
 
-/* The signature of a function. */
-const struct signature *routine_signature(const struct routine *routine) {
-    return routine->definition->signature;
+/* May an indirect call reach this function? */
+static bool fits(const struct call_site *site, const struct routine *callee) {
+    return signature_equal(site->signature, callee->definition->signature);
 }
 
 /* An alignment that was read: .align n. */
@@ -35,8 +46,9 @@ static uint32_t read_align(struct parser *p) {
     token_next(p);
     const struct token at = p->token;
     const int64_t n = constant_integer(p);
-    if (n < 1 || n > 128 || (n & (n - 1)))
+    if (n < 1 || n > 128 || (n & (n - 1)) != 0) {
         error_at(p, &at, "the alignment of a parameter is a power of two up to 128");
+    }
     return (uint32_t)n;
 }
 
@@ -44,24 +56,28 @@ static uint32_t read_align(struct parser *p) {
 static struct formal read_formal(struct parser *p) {
     struct formal f = {.is_register = token_is(&p->token, ".reg")};
     uint32_t align = 0;
-    if (!f.is_register && !token_is(&p->token, ".param"))
+    if (!f.is_register && !token_is(&p->token, ".param")) {
         error_at(p, &p->token, "expected .param or .reg before '%.*s'", (int)p->token.length, p->token.at);
+    }
     token_next(p);
     while (f.type == T_NONE || token_is(&p->token, ".ptr") || token_is(&p->token, ".align")) {
-        if (token_is(&p->token, ".align"))
+        if (token_is(&p->token, ".align")) {
             align = read_align(p);
-        else if (token_is(&p->token, ".ptr"))
+        } else if (token_is(&p->token, ".ptr")) {
             token_next(p);
-        else
+        } else {
             f.type = token_type(p);
+        }
     }
-    if (f.type == T_PRED || f.type == T_B128)
+    if (f.type == T_PRED || f.type == T_B128) {
         error_at(p, &p->token, "a parameter of a function may not be .%s", type_name(f.type));
+    }
     f.name = p->token;
     expect(p, TOKEN_NAME, "a name");
     const uint64_t bytes = read_array(p, f.type);
-    if (bytes > MOST_ARGUMENT_BYTES)
+    if (bytes > MOST_ARGUMENT_BYTES) {
         error_at(p, &f.name, "a parameter of a function may have %d bytes", (int)MOST_ARGUMENT_BYTES);
+    }
     f.bytes = (uint32_t)bytes;
     f.align = align > type_bytes(f.type) ? align : type_bytes(f.type);
     return f;
@@ -71,20 +87,24 @@ static struct formal read_formal(struct parser *p) {
 static uint32_t read_formals(struct parser *p, struct formal **to) {
     struct formal list[MOST_FORMALS];
     uint32_t n = 0, offset = 0;
-    if (!accept(p, '('))
+    if (!accept(p, '(')) {
         return 0;
+    }
     while (p->token.kind != ')') {
-        if (n == MOST_FORMALS)
+        if (n == MOST_FORMALS) {
             error_at(p, &p->token, "more than %d parameters of a function", (int)MOST_FORMALS);
+        }
         list[n] = read_formal(p);
         list[n].offset = offset;
         offset += (list[n++].bytes + 15) / 16 * 16;
-        if (!accept(p, ','))
+        if (!accept(p, ',')) {
             break;
+        }
     }
     expect(p, ')', "')'");
-    if (offset > MOST_ARGUMENT_BYTES)
+    if (offset > MOST_ARGUMENT_BYTES) {
         error_at(p, &p->token, "the parameters of a function exceed %d bytes", (int)MOST_ARGUMENT_BYTES);
+    }
     p->argument_bytes = p->argument_bytes > offset ? p->argument_bytes : offset;
     *to = parser_take(p, (n + 1) * sizeof list[0]);
     memcpy(*to, list, n * sizeof list[0]);
@@ -110,19 +130,21 @@ const struct signature *read_prototype(struct parser *p) {
 void skip_block(struct parser *p) {
     unsigned depth = 0;
     do {
-        if (p->token.kind == TOKEN_END)
+        if (p->token.kind == TOKEN_END) {
             error_at(p, &p->token, "expected '}', but the text ends");
+        }
         depth += p->token.kind == '{';
         depth -= p->token.kind == '}';
         token_next(p);
-    } while (depth);
+    } while (depth != 0);
 }
 
 /* The definition of a name; a new one when it is declared for the first time. */
 static struct definition *define(struct parser *p, const struct token *name) {
     struct symbol *s = symbol_find(p, name->at, name->length);
-    if (s && s->definition)
+    if (s != NULL && s->definition != NULL) {
         return s->definition;
+    }
     struct definition *d = parser_take(p, sizeof *d);
     s = symbol_add(p, name, name->at, name->length, SYMBOL_FUNCTION);
     s->definition = d;
@@ -130,8 +152,9 @@ static struct definition *define(struct parser *p, const struct token *name) {
     d->symbol = s;
     d->token = *name;
     d->number = ++p->definition_count;
-    if (d->number > MOST_ROUTINES)
+    if (d->number > MOST_ROUTINES) {
         error_at(p, name, "more than %d functions", (int)MOST_ROUTINES);
+    }
     s->address = CODE_WINDOW | 16u * d->number;
     d->next = p->definitions;
     p->definitions = d;
@@ -139,29 +162,34 @@ static struct definition *define(struct parser *p, const struct token *name) {
 }
 
 /* .func (results) name (arguments) { body }; the body is read when a kernel calls it. */
-void read_function(struct parser *p, int is_extern) {
+void read_function(struct parser *p, bool is_extern) {
     struct signature *s = parser_take(p, sizeof *s);
     struct CUfunc_st ignored = {0};
     token_next(p);
-    while (p->token.kind == TOKEN_DOT) /* .attribute is refused there */
+    while (p->token.kind == TOKEN_DOT) { /* .attribute is refused there */
         read_performance(p, &ignored);
+    }
     s->result_count = read_formals(p, &s->results);
     const struct token name = p->token;
     expect(p, TOKEN_NAME, "a name");
     struct definition *d = define(p, &name);
     s->argument_count = read_formals(p, &s->arguments);
     read_performance(p, &ignored);
-    if (d->signature && !signature_equal(d->signature, s))
+    if (d->signature != NULL && !signature_equal(d->signature, s)) {
         error_at(p, &name, "'%.*s' is declared with other parameters before", (int)name.length, name.at);
+    }
     d->signature = s;
     d->is_extern = is_extern;
-    if (accept(p, ';'))
+    if (accept(p, ';')) {
         return;
-    if (p->token.kind != '{')
+    }
+    if (p->token.kind != '{') {
         expect(p, '{', "'{'");
-    if (d->has_body)
+    }
+    if (d->has_body) {
         error_at(p, &name, "'%.*s' is defined twice", (int)name.length, name.at);
-    d->has_body = 1;
+    }
+    d->has_body = true;
     d->lexer = p->lexer;
     d->token = p->token;
     skip_block(p);
@@ -171,21 +199,24 @@ void read_function(struct parser *p, int is_extern) {
 void read_alias(struct parser *p) {
     struct definition *d[2];
     token_next(p);
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 2; ++k) {
         const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
-        if (p->token.kind != TOKEN_NAME || !s || !s->definition)
+        if (p->token.kind != TOKEN_NAME || s == NULL || s->definition == NULL) {
             error_at(p, &p->token, "expected a function before '%.*s'", (int)p->token.length, p->token.at);
+        }
         d[k] = s->definition;
-        if (k ? !d[k]->has_body : d[k]->has_body)
-            error_at(p, &p->token, k ? "'%.*s' has no body" : "'%.*s' has a body of its own", (int)p->token.length,
+        if (k != 0 ? !d[k]->has_body : d[k]->has_body) {
+            error_at(p, &p->token, k != 0 ? "'%.*s' has no body" : "'%.*s' has a body of its own", (int)p->token.length,
                      p->token.at);
+        }
         token_next(p);
-        expect(p, k ? ';' : ',', k ? "';'" : "','");
+        expect(p, k != 0 ? ';' : ',', k != 0 ? "';'" : "','");
     }
-    if (!signature_equal(d[0]->signature, d[1]->signature))
+    if (!signature_equal(d[0]->signature, d[1]->signature)) {
         error_at(p, &d[0]->token, "'%.*s' is declared with other parameters than what it is an alias of",
                  (int)d[0]->token.length, d[0]->token.at);
-    d[0]->has_body = 1; /* for addresses that were taken before */
+    }
+    d[0]->has_body = true; /* for addresses that were taken before */
     d[0]->lexer = d[1]->lexer;
     d[0]->token = d[1]->token;
     d[0]->symbol->address = d[1]->symbol->address;
@@ -197,14 +228,15 @@ static struct symbol *add_local(struct parser *p, const struct formal *f) {
     struct symbol *s = symbol_add(p, &f->name, f->name.at, f->name.length, SYMBOL_VARIABLE);
     s->space = SPACE_LOCAL;
     s->type = f->type;
-    s->is_argument = 1;
+    s->is_argument = true;
     s->bytes = f->bytes;
     s->align = f->align;
     p->local_bytes = (p->local_bytes + 15) / 16 * 16;
     s->address = p->local_bytes;
     p->local_bytes += f->bytes;
-    if (p->local_bytes > 1u << 19)
+    if (p->local_bytes > 1u << 19) {
         error_at(p, &f->name, "more than 512 KiB of local memory per thread");
+    }
     return s;
 }
 
@@ -221,7 +253,7 @@ void read_arguments(struct parser *p) {
 
 /* The register (or constant) to which addresses of local variables are relative. */
 uint32_t local_base(struct parser *p) {
-    return p->routine ? p->routine->frame : constant_slot(p, 0, 1, NULL);
+    return p->routine != NULL ? p->routine->frame : constant_slot(p, 0, true, NULL);
 }
 
 /* A load or store of one element of local memory. */
@@ -239,8 +271,8 @@ static void emit_local(struct parser *p, enum access access, uint32_t base, uint
 }
 
 /* Copy between the argument area and a variable of the frame, in pieces that the alignment allows. */
-static void emit_copy(struct parser *p, const struct formal *f, uint64_t address, int to_area) {
-    const uint32_t area = constant_slot(p, 0, 1, NULL), frame = local_base(p);
+static void emit_copy(struct parser *p, const struct formal *f, uint64_t address, bool to_area) {
+    const uint32_t area = constant_slot(p, 0, true, NULL), frame = local_base(p);
     const uint32_t step = f->align < 8 ? f->align : 8, wide = register_take(p, T_B64);
     for (uint32_t done = 0, n; done < f->bytes; done += n) {
         for (n = step; n > f->bytes - done; n /= 2)
@@ -252,7 +284,7 @@ static void emit_copy(struct parser *p, const struct formal *f, uint64_t address
 
 /* Hand over a parameter that is a register. */
 static void emit_formal(struct parser *p, enum access access, const struct formal *f, struct symbol *s) {
-    emit_local(p, access, constant_slot(p, 0, 1, NULL), f->offset, f->bytes, s->slot);
+    emit_local(p, access, constant_slot(p, 0, true, NULL), f->offset, f->bytes, s->slot);
     use_register(p, symbol_name(p, s), s->slot, s->type, access == ACCESS_LOAD);
     use_attach(p);
 }
@@ -264,47 +296,51 @@ static struct symbol *formal_symbol(struct parser *p, const struct formal *f) {
 
 /* Leave a function or, outside any, end the thread. */
 void emit_return(struct parser *p) {
-    if (!p->routine) {
+    if (p->routine == NULL) {
         emit(p, control_exit);
         return;
     }
     const struct signature *s = p->routine->definition->signature;
-    for (uint32_t k = 0; k < s->result_count; k++) {
+    for (uint32_t k = 0; k < s->result_count; ++k) {
         const struct formal *f = &s->results[k];
         struct symbol *from = formal_symbol(p, f);
-        if (f->is_register)
+        if (f->is_register) {
             emit_formal(p, ACCESS_STORE, f, from);
-        else
-            emit_copy(p, f, from->address, 1);
+        } else {
+            emit_copy(p, f, from->address, true);
+        }
     }
     emit(p, call_return);
 }
 
 /* Declare the formals inside their function; arguments are fetched from the area. */
-static void receive(struct parser *p, const struct formal *list, uint32_t count, int are_arguments) {
-    for (uint32_t k = 0; k < count; k++) {
+static void receive(struct parser *p, const struct formal *list, uint32_t count, bool are_arguments) {
+    for (uint32_t k = 0; k < count; ++k) {
         const struct formal *f = &list[k];
         if (f->is_register) {
             struct symbol *s = symbol_add(p, &f->name, f->name.at, f->name.length, SYMBOL_REGISTER);
             s->type = f->type;
             s->slot = register_take(p, f->type);
-            if (are_arguments)
+            if (are_arguments) {
                 emit_formal(p, ACCESS_LOAD, f, s);
+            }
             continue;
         }
         const struct symbol *s = add_local(p, f);
-        if (are_arguments)
-            emit_copy(p, f, s->address, 0);
+        if (are_arguments) {
+            emit_copy(p, f, s->address, false);
+        }
     }
 }
 
 /* Hand one argument over, or take one result. */
-static void pass(struct parser *p, const struct formal *f, const struct operand *o, int is_argument) {
-    const uint32_t area = constant_slot(p, 0, 1, NULL);
+static void pass(struct parser *p, const struct formal *f, const struct operand *o, bool is_argument) {
+    const uint32_t area = constant_slot(p, 0, true, NULL);
     if (o->kind == OPERAND_SYMBOL && o->symbol->is_argument) {
-        if (o->symbol->bytes != f->bytes)
+        if (o->symbol->bytes != f->bytes) {
             error_at(p, &o->token, "'%.*s' has %llu bytes, and the function's parameter has %u", (int)o->token.length,
                      o->token.at, (unsigned long long)o->symbol->bytes, f->bytes);
+        }
         struct formal either = *f;
         either.align = o->symbol->align < f->align ? o->symbol->align : f->align;
         emit_copy(p, &either, o->symbol->address, is_argument);
@@ -323,11 +359,13 @@ static uint32_t read_operands(struct parser *p, struct operand **to) {
     uint32_t n = 0;
     expect(p, '(', "'('");
     while (p->token.kind != ')') {
-        if (n == MOST_FORMALS)
+        if (n == MOST_FORMALS) {
             error_at(p, &p->token, "more than %d arguments", (int)MOST_FORMALS);
+        }
         operand_parse(p, &list[n++]);
-        if (!accept(p, ','))
+        if (!accept(p, ',')) {
             break;
+        }
     }
     expect(p, ')', "')'");
     *to = parser_take(p, (n + 1) * sizeof list[0]);
@@ -348,8 +386,9 @@ static struct call_text read_call_text(struct parser *p) {
         c.result_count = read_operands(p, &c.results);
         expect(p, ',', "','");
     }
-    if (p->token.kind != TOKEN_NAME)
+    if (p->token.kind != TOKEN_NAME) {
         error_at(p, &p->token, "expected a function before '%.*s'", (int)p->token.length, p->token.at);
+    }
     operand_parse(p, &c.target);
     while (accept(p, ',')) {
         if (p->token.kind == '(') {
@@ -357,8 +396,9 @@ static struct call_text read_call_text(struct parser *p) {
             continue;
         }
         const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
-        if (!s || s->kind != SYMBOL_LABEL || !s->prototype)
+        if (s == NULL || s->kind != SYMBOL_LABEL || s->prototype == NULL) {
             error_at(p, &p->token, "'%.*s' is no call prototype", (int)p->token.length, p->token.at);
+        }
         c.prototype = s->prototype;
         token_next(p);
     }
@@ -367,55 +407,63 @@ static struct call_text read_call_text(struct parser *p) {
 
 /* Load an argument of a function that the device itself provides. */
 static uint32_t fetch(struct parser *p, const struct operand *o, enum type type) {
-    if (o->kind != OPERAND_SYMBOL || !o->symbol->is_argument)
+    if (o->kind != OPERAND_SYMBOL || !o->symbol->is_argument) {
         return need_source(p, o, type);
-    if (o->symbol->bytes != type_bytes(type))
+    }
+    if (o->symbol->bytes != type_bytes(type)) {
         error_at(p, &o->token, "expected an argument of %u bytes", type_bytes(type));
+    }
     const uint32_t slot = register_take(p, type);
     emit_local(p, ACCESS_LOAD, local_base(p), o->symbol->address, type_bytes(type), slot);
     return slot;
 }
 
-/* Call vprintf or __assertfail; 0: it is neither. */
-static int call_builtin(struct parser *p, const struct call_text *c, const struct token *name) {
+/* Call vprintf or __assertfail; false: it is neither. */
+static bool call_builtin(struct parser *p, const struct call_text *c, const struct token *name) {
     if (token_is(name, "vprintf") && c->argument_count == 2 && c->result_count <= 1) {
         const uint32_t a = fetch(p, &c->arguments[0], T_B64), b = fetch(p, &c->arguments[1], T_B64);
         const uint32_t d = register_take(p, T_B32);
         struct inst *i = emit(p, print_format);
         i->a = a, i->b = b, i->d = d;
         use_attach(p);
-        if (c->result_count && c->results->kind == OPERAND_SYMBOL && c->results->symbol->is_argument)
+        if (c->result_count != 0 && c->results->kind == OPERAND_SYMBOL && c->results->symbol->is_argument) {
             emit_local(p, ACCESS_STORE, local_base(p), c->results->symbol->address, 4, d);
-        return 1;
+        }
+        return true;
     }
-    if (token_is(name, "__assertfail") && c->argument_count == 5 && !c->result_count) {
+    if (token_is(name, "__assertfail") && c->argument_count == 5 && c->result_count == 0) {
         uint32_t slot[4];
-        for (uint32_t k = 0; k < 4; k++)
+        for (uint32_t k = 0; k < 4; ++k) {
             slot[k] = fetch(p, &c->arguments[k], k == 2 ? T_B32 : T_B64);
+        }
         struct inst *i = emit(p, print_assertion);
         i->a = slot[0], i->b = slot[1], i->c = slot[2], i->e = slot[3];
         use_attach(p);
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* What a call's signature is, and whether the function can be called at all. */
 static const struct signature *call_signature(struct parser *p, const struct call_text *c, struct definition *d) {
     const struct token *t = &c->target.token;
-    if (d && !d->has_body && d->is_extern)
+    if (d != NULL && !d->has_body && d->is_extern) {
         error_at(p, t,
                  "'%.*s' is not defined in this text, and nothing links it; of the system's functions there are "
                  "vprintf and __assertfail",
                  (int)t->length, t->at);
-    if (!d && c->target.kind != OPERAND_REGISTER)
+    }
+    if (d == NULL && c->target.kind != OPERAND_REGISTER) {
         error_at(p, t, "undefined function '%.*s'", (int)t->length, t->at);
-    if (!d && !c->prototype)
+    }
+    if (d == NULL && c->prototype == NULL) {
         error_at(p, t, "a call by address needs a prototype");
-    const struct signature *s = d ? d->signature : c->prototype;
-    if (s->argument_count != c->argument_count || s->result_count != c->result_count)
+    }
+    const struct signature *s = d != NULL ? d->signature : c->prototype;
+    if (s->argument_count != c->argument_count || s->result_count != c->result_count) {
         error_at(p, t, "the call has %u arguments and %u results, and the function has %u and %u", c->argument_count,
                  c->result_count, s->argument_count, s->result_count);
+    }
     return s;
 }
 
@@ -424,32 +472,36 @@ void read_call(struct parser *p) {
     const struct call_text c = read_call_text(p);
     struct definition *d = c.target.kind == OPERAND_SYMBOL ? c.target.symbol->definition : NULL;
     const struct token opcode = p->statement.opcode;
-    if (!p->function)
+    if (p->function == NULL) {
         error_at(p, &opcode, "an instruction outside a function");
-    if (d && !d->has_body && call_builtin(p, &c, &c.target.token))
+    }
+    if (d != NULL && !d->has_body && call_builtin(p, &c, &c.target.token)) {
         return;
+    }
     const struct signature *s = call_signature(p, &c, d);
-    for (uint32_t k = 0; k < s->argument_count; k++)
-        pass(p, &s->arguments[k], &c.arguments[k], 1);
-    const uint32_t address = d ? 0 : need_source(p, &c.target, T_B64);
+    for (uint32_t k = 0; k < s->argument_count; ++k) {
+        pass(p, &s->arguments[k], &c.arguments[k], true);
+    }
+    const uint32_t address = d != NULL ? 0 : need_source(p, &c.target, T_B64);
     struct call_site *site = parser_take(p, sizeof *site);
-    struct call_site **list = p->routine ? &p->routine->sites : &p->sites;
-    *site = (struct call_site){.next = *list, .caller = p->routine, .signature = s};
+    struct call_site **list = p->routine != NULL ? &p->routine->sites : &p->sites;
+    *site = (struct call_site){.next = *list, .caller = p->routine, .signature = s, .fits = fits};
     *list = site;
-    struct inst *i = emit(p, d ? call_direct : call_indirect);
+    struct inst *i = emit(p, d != NULL ? call_direct : call_indirect);
     i->a = address;
     i->more = site;
     p->places[p->length - 1].opcode = counter_index("call", 4);
     use_attach(p);
-    if (d && d->owner != p->function) {
+    if (d != NULL && d->owner != p->function) {
         d->owner = p->function;
         d->routine = parser_take(p, sizeof *d->routine);
         d->routine->definition = d;
     }
-    site->callee = d ? d->routine : NULL;
-    p->calls_by_address |= !d;
-    for (uint32_t k = 0; k < s->result_count; k++)
-        pass(p, &s->results[k], &c.results[k], 0);
+    site->callee = d != NULL ? d->routine : NULL;
+    p->calls_by_address |= d == NULL;
+    for (uint32_t k = 0; k < s->result_count; ++k) {
+        pass(p, &s->results[k], &c.results[k], false);
+    }
 }
 
 /* ---- linking ---- */
@@ -470,8 +522,8 @@ static void link_body(struct parser *p, struct definition *d) {
     p->statement = (struct statement){.opcode = d->token, .start = d->token.at, .name = "call"};
     scope_open(p);
     r->frame = register_take(p, T_B64);
-    receive(p, d->signature->results, d->signature->result_count, 0);
-    receive(p, d->signature->arguments, d->signature->argument_count, 1);
+    receive(p, d->signature->results, d->signature->result_count, false);
+    receive(p, d->signature->arguments, d->signature->argument_count, true);
     token_next(p);
     read_block(p);
     p->routine = NULL;
@@ -485,21 +537,23 @@ static void link_body(struct parser *p, struct definition *d) {
 static void link_bodies(struct parser *p, struct CUfunc_st *f) {
     f->routine_count = p->definition_count + 1;
     f->routines = parser_take(p, f->routine_count * sizeof(struct routine *));
-    for (int again = 1; again;) {
-        again = 0;
-        for (struct definition *d = p->definitions; d; d = d->next) {
+    for (bool again = true; again;) {
+        again = false;
+        for (struct definition *d = p->definitions; d != NULL; d = d->next) {
             if (p->calls_by_address && d->has_body && d->owner != f) {
                 d->owner = f;
                 d->routine = parser_take(p, sizeof *d->routine);
                 d->routine->definition = d;
             }
-            if (d->owner != f || f->routines[d->number])
+            if (d->owner != f || f->routines[d->number] != NULL) {
                 continue;
-            if (!d->has_body)
+            }
+            if (!d->has_body) {
                 error_at(p, &d->token, "'%.*s' is called and has no body", (int)d->symbol->length, d->symbol->name);
+            }
             f->routines[d->number] = d->routine;
             link_body(p, d);
-            again = 1;
+            again = true;
         }
     }
 }
@@ -512,7 +566,7 @@ struct need {
 struct search {
     const struct CUfunc_st *f;
     struct need *known; /* by number of the function */
-    int recursive;
+    bool recursive;
 };
 static struct need need_of(struct search *s, const struct call_site *site);
 
@@ -520,7 +574,7 @@ static struct need need_of(struct search *s, const struct call_site *site);
 static void add_need(struct search *s, struct need *most, const struct routine *r) {
     struct need *known = &s->known[r->definition->number];
     if (known->state == ON_PATH) {
-        s->recursive = 1;
+        s->recursive = true;
         return;
     }
     if (known->state == UNSEEN) {
@@ -535,13 +589,15 @@ static void add_need(struct search *s, struct need *most, const struct routine *
 /* The stack that these calls need, below the frame that they are in; sees whether a function may call itself. */
 static struct need need_of(struct search *s, const struct call_site *site) {
     struct need most = {.state = KNOWN};
-    for (; site; site = site->next) {
-        if (site->callee)
+    for (; site != NULL; site = site->next) {
+        if (site->callee != NULL) {
             add_need(s, &most, site->callee);
-        for (uint32_t k = 1; k < s->f->routine_count && !site->callee; k++) {
+        }
+        for (uint32_t k = 1; k < s->f->routine_count && site->callee == NULL; ++k) {
             const struct routine *r = s->f->routines[k];
-            if (r && signature_equal(site->signature, r->definition->signature))
+            if (r != NULL && fits(site, r)) {
                 add_need(s, &most, r);
+            }
         }
     }
     return most;
@@ -551,19 +607,20 @@ static struct need need_of(struct search *s, const struct call_site *site) {
  * themselves, each call saves the caller's registers. */
 void link_functions(struct parser *p, struct CUfunc_st *f) {
     f->frame_bytes = (p->local_bytes + 15) / 16 * 16;
-    if (p->sites) {
+    if (p->sites != NULL) {
         const struct lexer lexer = p->lexer;
         const struct token token = p->token;
         link_bodies(p, f);
         p->lexer = lexer;
         p->token = token;
-        struct search search = {f, parser_take(p, f->routine_count * sizeof(struct need)), 0};
+        struct search search = {f, parser_take(p, f->routine_count * sizeof(struct need)), false};
         const struct need need = need_of(&search, p->sites);
         uint8_t *wide = parser_take(p, p->register_bytes / 128 + 1);
         memcpy(wide, p->wide, p->register_bytes / 128);
-        for (uint32_t k = 1; k < f->routine_count; k++) {
-            if (!f->routines[k])
+        for (uint32_t k = 1; k < f->routine_count; ++k) {
+            if (f->routines[k] == NULL) {
                 continue;
+            }
             f->routines[k]->is_recursive = search.recursive;
             f->routines[k]->wide = wide;
         }
@@ -571,5 +628,5 @@ void link_functions(struct parser *p, struct CUfunc_st *f) {
         p->local_bytes = f->frame_bytes + need.bytes + (search.recursive ? RECURSION_BYTES : 0);
     }
     p->sites = NULL;
-    p->calls_by_address = 0;
+    p->calls_by_address = false;
 }

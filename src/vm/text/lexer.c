@@ -1,21 +1,25 @@
 /* Tokens of PTX, and errors that point at them. */
-#include "vm/text/parse.h"
 #include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/machine/arena.h"
+#include "vm/machine/types.h"
+#include "vm/text/parse.h"
 
 /* Prepare to read `text`, which is the contents of `file`. */
 void lexer_start(struct lexer *lexer, const char *text, const char *file) {
-    *lexer = (struct lexer){.text = text, .next = text, .file = file, .line = 1, .row = 1, .line_start = 1};
+    *lexer = (struct lexer){.text = text, .next = text, .file = file, .line = 1, .row = 1, .line_start = true};
 }
 
-static int is_name_start(char c) {
+static bool is_name_start(char c) {
     return isalpha((unsigned char)c) || c == '_' || c == '$';
 }
 
-static int is_name(char c) {
+static bool is_name(char c) {
     return isalnum((unsigned char)c) || c == '_' || c == '$';
 }
 
@@ -27,28 +31,33 @@ void error_at(struct parser *p, const struct token *token, const char *format, .
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
     const char *start = token->at, *end = token->at;
-    while (start > p->lexer.text && start[-1] != '\n')
-        start--;
-    while (*end && *end != '\n')
-        end++;
+    while (start > p->lexer.text && start[-1] != '\n') {
+        --start;
+    }
+    while (*end != '\0' && *end != '\n') {
+        ++end;
+    }
     const int column = (int)(token->at - start);
     char pad[256];
     int n = 0;
-    for (; n < column && n < (int)sizeof pad - 1; n++)
+    for (; n < column && n < (int)sizeof pad - 1; ++n) {
         pad[n] = start[n] == '\t' ? '\t' : ' ';
+    }
     pad[n] = 0;
-    if (p->log && p->log_bytes)
+    if (p->log != NULL && p->log_bytes != 0) {
         snprintf(p->log, p->log_bytes, "%s:%u:%d: error: %s\n%.*s\n%s^\n", token->file, token->line, column + 1,
                  message, (int)(end - start > 400 ? 400 : end - start), start, pad);
-    if (p->result == CUDA_SUCCESS)
+    }
+    if (p->result == CUDA_SUCCESS) {
         p->result = CUDA_ERROR_INVALID_PTX;
+    }
     longjmp(p->fail, 1);
 }
 
 /* Take memory that lives as long as the module. */
 void *parser_take(struct parser *p, size_t bytes) {
     void *memory = arena_take(&p->module->arena, bytes);
-    if (!memory) {
+    if (memory == NULL) {
         p->result = CUDA_ERROR_OUT_OF_MEMORY;
         error_at(p, &p->token, "out of memory");
     }
@@ -58,22 +67,27 @@ void *parser_take(struct parser *p, size_t bytes) {
 /* Read a line marker, `#line N "file"` or `# N "file"`; `s` is behind the #. */
 static const char *read_marker(struct parser *p, const char *s) {
     struct lexer *x = &p->lexer;
-    while (*s == ' ' || *s == '\t')
-        s++;
-    if (!strncmp(s, "line", 4))
+    while (*s == ' ' || *s == '\t') {
+        ++s;
+    }
+    if (strncmp(s, "line", 4) == 0) {
         s += 4;
-    while (*s == ' ' || *s == '\t')
-        s++;
+    }
+    while (*s == ' ' || *s == '\t') {
+        ++s;
+    }
     if (isdigit((unsigned char)*s)) {
         char *end;
         const unsigned long line = strtoul(s, &end, 10);
         s = end;
-        while (*s == ' ' || *s == '\t')
-            s++;
+        while (*s == ' ' || *s == '\t') {
+            ++s;
+        }
         if (*s == '"') {
             const char *name = ++s;
-            while (*s && *s != '"' && *s != '\n')
-                s++;
+            while (*s != '\0' && *s != '"' && *s != '\n') {
+                ++s;
+            }
             const size_t length = (size_t)(s - name);
             if (strlen(x->file) != length || memcmp(x->file, name, length) != 0) {
                 char *copy = parser_take(p, length + 1);
@@ -83,8 +97,9 @@ static const char *read_marker(struct parser *p, const char *s) {
         }
         x->line = (uint32_t)line - 1; /* the line feed below makes it N */
     }
-    while (*s && *s != '\n')
-        s++;
+    while (*s != '\0' && *s != '\n') {
+        ++s;
+    }
     return s;
 }
 
@@ -94,33 +109,36 @@ static void skip_space(struct parser *p) {
     const char *s = x->next;
     for (;;) {
         if (*s == '\n') {
-            x->line++;
-            x->row++;
-            x->line_start = 1;
-            s++;
+            ++x->line;
+            ++x->row;
+            x->line_start = true;
+            ++s;
         } else if (isspace((unsigned char)*s)) {
-            s++;
+            ++s;
         } else if (*s == '#' && x->line_start) {
             s = read_marker(p, s + 1);
         } else if (s[0] == '/' && s[1] == '/') {
-            while (*s && *s != '\n')
-                s++;
+            while (*s != '\0' && *s != '\n') {
+                ++s;
+            }
         } else if (s[0] == '/' && s[1] == '*') {
             p->token = (struct token){.at = s, .file = x->file, .line = x->line};
-            for (s += 2; *s && !(s[0] == '*' && s[1] == '/'); s++)
+            for (s += 2; *s != '\0' && !(s[0] == '*' && s[1] == '/'); ++s) {
                 if (*s == '\n') {
-                    x->line++;
-                    x->row++;
+                    ++x->line;
+                    ++x->row;
                 }
-            if (!*s)
+            }
+            if (*s == '\0') {
                 error_at(p, &p->token, "the comment has no end");
+            }
             s += 2;
         } else {
             break;
         }
     }
     x->next = s;
-    x->line_start = 0;
+    x->line_start = false;
 }
 
 /* Read 0f, 0d, 0x, 0b, octal and decimal numbers. */
@@ -128,12 +146,13 @@ static const char *read_number(struct parser *p, struct token *t, const char *s)
     char *end;
     t->kind = TOKEN_INTEGER;
     errno = 0;
-    if (s[0] == '0' && strchr("fFdD", s[1]) && s[1] && isxdigit((unsigned char)s[2])) {
+    if (s[0] == '0' && strchr("fFdD", s[1]) != NULL && s[1] != '\0' && isxdigit((unsigned char)s[2])) {
         t->kind = TOKEN_REAL;
         t->single = s[1] == 'f' || s[1] == 'F';
         const uint64_t bits = strtoull(s + 2, &end, 16);
-        if (end - s != (t->single ? 10 : 18))
+        if (end - s != (t->single ? 10 : 18)) {
             error_at(p, t, "a hexadecimal float has %d digits", t->single ? 8 : 16);
+        }
         if (t->single) {
             t->integer = bits;
             const uint32_t narrow = (uint32_t)bits;
@@ -152,12 +171,15 @@ static const char *read_number(struct parser *p, struct token *t, const char *s)
             t->real = strtod(s, &end);
         }
     }
-    if (t->kind == TOKEN_INTEGER && errno == ERANGE)
+    if (t->kind == TOKEN_INTEGER && errno == ERANGE) {
         error_at(p, t, "the number does not fit 64 bits");
-    if (t->kind == TOKEN_INTEGER && *end == 'U')
-        end++;
-    if (is_name(*end))
+    }
+    if (t->kind == TOKEN_INTEGER && *end == 'U') {
+        ++end;
+    }
+    if (is_name(*end)) {
         error_at(p, t, "malformed number");
+    }
     return end;
 }
 
@@ -168,7 +190,7 @@ static const char *read_operator(struct token *t, const char *s) {
         int kind;
     } pairs[] = {{"<<", TOKEN_SHIFT_LEFT}, {">>", TOKEN_SHIFT_RIGHT}, {"==", TOKEN_EQUAL}, {"!=", TOKEN_UNEQUAL},
                  {"<=", TOKEN_AT_MOST},    {">=", TOKEN_AT_LEAST},    {"&&", TOKEN_AND},   {"||", TOKEN_OR}};
-    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; ++i) {
         if (s[0] == pairs[i].text[0] && s[1] == pairs[i].text[1]) {
             t->kind = pairs[i].kind;
             return s + 2;
@@ -185,13 +207,14 @@ void token_next(struct parser *p) {
     const char *s = x->next;
     struct token *t = &p->token;
     *t = (struct token){.at = s, .file = x->file, .line = x->line, .row = x->row, .kind = TOKEN_END};
-    if (!*s)
+    if (*s == '\0') {
         return;
+    }
     if (isdigit((unsigned char)*s)) {
         s = read_number(p, t, s);
     } else if (is_name_start(*s) || (*s == '%' && is_name_start(s[1]))) {
         t->kind = TOKEN_NAME;
-        for (s++; is_name(*s); s++)
+        for (s++; is_name(*s); ++s)
             ;
     } else if (*s == '.' && is_name(s[1])) {
         t->kind = TOKEN_DOT;
@@ -199,11 +222,12 @@ void token_next(struct parser *p) {
             ;
     } else if (*s == '"') {
         t->kind = TOKEN_STRING;
-        for (s++; *s && *s != '"' && *s != '\n'; s++)
+        for (s++; *s != '\0' && *s != '"' && *s != '\n'; ++s)
             ;
-        if (*s != '"')
+        if (*s != '"') {
             error_at(p, t, "the string has no end");
-        s++;
+        }
+        ++s;
     } else {
         s = read_operator(t, s);
     }
@@ -212,23 +236,26 @@ void token_next(struct parser *p) {
 }
 
 /* Is the token spelled exactly so? */
-int token_is(const struct token *token, const char *text) {
-    return strlen(text) == token->length && !memcmp(text, token->at, token->length);
+bool token_is(const struct token *token, const char *text) {
+    return strlen(text) == token->length && memcmp(text, token->at, token->length) == 0;
 }
 
 /* Go past a token of this kind; it is an error if another one is there. */
 void expect(struct parser *p, int kind, const char *what) {
-    if (p->token.kind == TOKEN_END)
+    if (p->token.kind == TOKEN_END) {
         error_at(p, &p->token, "expected %s, but the text ends", what);
-    if (p->token.kind != kind)
+    }
+    if (p->token.kind != kind) {
         error_at(p, &p->token, "expected %s before '%.*s'", what, (int)p->token.length, p->token.at);
+    }
     token_next(p);
 }
 
 /* Go past a token of this kind if it is there. */
-int accept(struct parser *p, int kind) {
-    if (p->token.kind != kind)
-        return 0;
+bool accept(struct parser *p, int kind) {
+    if (p->token.kind != kind) {
+        return false;
+    }
     token_next(p);
-    return 1;
+    return true;
 }

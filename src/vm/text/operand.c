@@ -1,36 +1,46 @@
 /* Names, constant expressions and operands. */
-#include "vm/text/parse.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "vm/execute/control.h"
+#include "vm/machine/base.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/text/parse.h"
 
 static uint32_t hash_name(const char *name, uint32_t length) {
     uint32_t hash = 2166136261u;
-    for (uint32_t i = 0; i < length; i++)
+    for (uint32_t i = 0; i < length; ++i) {
         hash = (hash ^ (uint8_t)name[i]) * 16777619u;
+    }
     return hash;
 }
 
 /* The innermost symbol of just this name, a range or something else. */
-static struct symbol *find(struct parser *p, const char *name, uint32_t length, int is_range) {
+static struct symbol *find(struct parser *p, const char *name, uint32_t length, bool is_range) {
     const uint32_t hash = hash_name(name, length);
-    for (struct symbol *s = p->hash[hash % HASH_SIZE]; s; s = s->chain)
-        if (s->hash == hash && s->length == length && !memcmp(s->name, name, length) &&
-            (s->kind == SYMBOL_RANGE) == is_range)
+    for (struct symbol *s = p->hash[hash % HASH_SIZE]; s != NULL; s = s->chain) {
+        if (s->hash == hash && s->length == length && memcmp(s->name, name, length) == 0 &&
+            (s->kind == SYMBOL_RANGE) == is_range) {
             return s;
+        }
+    }
     return NULL;
 }
 
 /* The element of a range that a name is; NULL: of none. */
 static struct symbol *element_of(struct parser *p, struct symbol *range, uint64_t index, const char *name,
                                  uint32_t length) {
-    if (!range->elements)
+    if (range->elements == NULL) {
         range->elements = parser_take(p, range->bytes * sizeof(struct symbol *));
+    }
     struct symbol *s = range->elements[index];
-    if (!s) {
+    if (s == NULL) {
         const uint32_t each = (type_bytes(range->type) == 16  ? 512u
                                : type_bytes(range->type) == 8 ? 256u
                                                               : 128u) *
-                              (range->vector ? range->vector : 1);
+                              (range->vector != 0 ? range->vector : 1);
         s = range->elements[index] = parser_take(p, sizeof *s);
         *s = (struct symbol){.scope = range->scope,
                              .name = name,
@@ -45,34 +55,40 @@ static struct symbol *element_of(struct parser *p, struct symbol *range, uint64_
 
 /* Find the innermost meaning of a name; NULL if it has none. r12 may be an element of r<20>, or of r1<5>. */
 struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) {
-    struct symbol *s = find(p, name, length, 0);
+    struct symbol *s = find(p, name, length, false);
     uint64_t index = 0, unit = 1;
-    for (uint32_t digits = 1; digits < length && digits < 8; digits++, unit *= 10) {
+    for (uint32_t digits = 1; digits < length && digits < 8; ++digits, unit *= 10) {
         const char c = name[length - digits];
-        if (c < '0' || c > '9')
+        if (c < '0' || c > '9') {
             break;
+        }
         index += (uint64_t)(c - '0') * unit;
-        if (c == '0' && digits > 1)
+        if (c == '0' && digits > 1) {
             continue;
-        struct symbol *const range = find(p, name, length - digits, 1);
-        if (range && index < range->bytes && (!s || s->scope->depth < range->scope->depth))
+        }
+        struct symbol *const range = find(p, name, length - digits, true);
+        if (range != NULL && index < range->bytes && (s == NULL || s->scope->depth < range->scope->depth)) {
             s = element_of(p, range, index, name, length);
+        }
     }
     return s;
 }
 
 /* Does a symbol of this scope have the name of an element of a range that is declared now? */
 static const struct symbol *find_element(const struct parser *p, const char *name, uint32_t length, uint64_t count) {
-    for (const struct symbol *s = p->scope->symbols; s; s = s->in_scope) {
+    for (const struct symbol *s = p->scope->symbols; s != NULL; s = s->in_scope) {
         uint64_t index = 0;
         uint32_t k = length;
         if (s->kind == SYMBOL_RANGE || s->length <= length || s->length > length + 7 ||
-            memcmp(s->name, name, length) != 0)
+            memcmp(s->name, name, length) != 0) {
             continue;
-        while (k < s->length && s->name[k] >= '0' && s->name[k] <= '9')
+        }
+        while (k < s->length && s->name[k] >= '0' && s->name[k] <= '9') {
             index = 10 * index + (uint64_t)(s->name[k++] - '0');
-        if (k == s->length && index < count && (s->name[length] != '0' || s->length == length + 1))
+        }
+        if (k == s->length && index < count && (s->name[length] != '0' || s->length == length + 1)) {
             return s;
+        }
     }
     return NULL;
 }
@@ -81,11 +97,12 @@ static const struct symbol *find_element(const struct parser *p, const char *nam
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind) {
     const uint32_t hash = hash_name(name, length);
-    const struct symbol *const old = !length                ? NULL
-                                     : kind == SYMBOL_RANGE ? find(p, name, length, 1)
+    const struct symbol *const old = length == 0            ? NULL
+                                     : kind == SYMBOL_RANGE ? find(p, name, length, true)
                                                             : symbol_find(p, name, length);
-    if (old && old->scope == p->scope)
+    if (old != NULL && old->scope == p->scope) {
         error_at(p, token, "'%.*s' is declared twice in this scope", (int)length, name);
+    }
     struct symbol *s = parser_take(p, sizeof *s);
     s->name = name;
     s->length = length;
@@ -102,8 +119,9 @@ struct symbol *symbol_add(struct parser *p, const struct token *token, const cha
 /* Give name<count> a meaning: so many registers, of which symbols are made as they are met. */
 struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count) {
     const struct symbol *const old = find_element(p, name->at, name->length, count);
-    if (old)
+    if (old != NULL) {
         error_at(p, name, "'%.*s' is declared twice in this scope", (int)old->length, old->name);
+    }
     struct symbol *s = symbol_add(p, name, name->at, name->length, SYMBOL_RANGE);
     s->type = type;
     s->bytes = count;
@@ -114,68 +132,77 @@ struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum
 void scope_open(struct parser *p) {
     struct scope *scope = parser_take(p, sizeof *scope);
     scope->outer = p->scope;
-    scope->depth = p->scope ? p->scope->depth + 1 : 0;
+    scope->depth = p->scope != NULL ? p->scope->depth + 1 : 0;
     p->scope = scope;
 }
 
 /* End a scope: resolve its labels, hand what is left to the outer scope, forget its names. */
 void scope_close(struct parser *p) {
     struct scope *scope = p->scope;
-    for (struct label_use *use = scope->uses, *next; use; use = next) {
+    for (struct label_use *use = scope->uses, *next; use != NULL; use = next) {
         next = use->next;
         const struct symbol *s = symbol_find(p, use->token.at, use->token.length);
-        if (s && s->kind == SYMBOL_LABEL) {
+        if (s != NULL && s->kind == SYMBOL_LABEL) {
             *use->target = s->slot;
-        } else if (scope->outer && p->function && scope->outer->outer) {
+        } else if (scope->outer != NULL && p->function != NULL && scope->outer->outer != NULL) {
             use->next = scope->outer->uses;
             scope->outer->uses = use;
         } else {
             error_at(p, &use->token, "undefined label '%.*s'", (int)use->token.length, use->token.at);
         }
     }
-    for (struct symbol *s = scope->symbols; s; s = s->in_scope)
+    for (struct symbol *s = scope->symbols; s != NULL; s = s->in_scope) {
         p->hash[s->hash % HASH_SIZE] = s->chain;
+    }
     p->scope = scope->outer;
 }
 
 /* Reserve room for one register of a type in the warp's register file; for a predicate, its number. */
 uint32_t register_take(struct parser *p, enum type type) {
-    if (type == T_PRED && p->predicates == UINT16_MAX)
+    if (type == T_PRED && p->predicates == UINT16_MAX) {
         error_at(p, &p->token, "a function may not have more than 65533 predicates");
-    if (type == T_PRED)
+    }
+    if (type == T_PRED) {
         return p->predicates++;
+    }
     const uint32_t bytes = type_bytes(type) == 16 ? 512 : type_bytes(type) == 8 ? 256 : 128;
     const uint32_t slot = p->register_bytes;
-    if (slot > (1u << 28))
+    if (slot > (1u << 28)) {
         error_at(p, &p->token, "a function may not have more than 2^21 registers");
+    }
     p->register_bytes += bytes;
     if (p->register_bytes / 128 > p->wide_space) {
         const uint32_t space = p->register_bytes / 64 + 1024;
         uint8_t *grown = parser_take(p, space);
-        if (p->wide_space)
+        if (p->wide_space != 0) {
             memcpy(grown, p->wide, p->wide_space);
+        }
         p->wide = grown;
         p->wide_space = space;
     }
-    for (uint32_t k = slot / 128; k < p->register_bytes / 128; k++)
+    for (uint32_t k = slot / 128; k < p->register_bytes / 128; ++k) {
         p->wide[k] = bytes > 128;
+    }
     return slot;
 }
 
 /* The offset (with bit 0 set) of a constant vector. Equal constants share one. */
-uint32_t constant_slot(struct parser *p, uint64_t value, int is_wide, struct symbol *dynamic) {
-    if (!is_wide)
+uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *dynamic) {
+    if (!is_wide) {
         value &= 0xffffffffu;
+    }
     for (uint32_t i = p->constant_count; i-- > 0 && p->constant_count - i < 512;) {
         const struct constant *c = &p->constants[i];
-        if (c->value == value && c->is_wide == (uint32_t)is_wide && c->dynamic == dynamic)
+        if (c->value == value && c->is_wide == (uint32_t)is_wide && c->dynamic == dynamic) {
             return c->slot | 1u;
+        }
     }
     if (p->constant_count == p->constant_space) {
-        const uint32_t space = p->constant_space ? 2 * p->constant_space : 64;
+        const uint32_t space = p->constant_space != 0 ? 2 * p->constant_space : 64;
         struct constant *grown = parser_take(p, space * sizeof *grown);
-        if (p->constant_count)
+        if (p->constant_count != 0) {
             memcpy(grown, p->constants, p->constant_count * sizeof *grown);
+        }
         p->constants = grown;
         p->constant_space = space;
     }
@@ -187,20 +214,23 @@ uint32_t constant_slot(struct parser *p, uint64_t value, int is_wide, struct sym
 
 /* Lay out a shared variable at its first use in this function; others have their address already. */
 void symbol_place(struct parser *p, struct symbol *s) {
-    if (s->space != SPACE_SHARED || s->owner == p->function)
+    if (s->space != SPACE_SHARED || s->owner == p->function) {
         return;
+    }
     s->owner = p->function;
     if (s->is_dynamic) {
-        if (p->function->dynamic_align < s->align)
+        if (p->function->dynamic_align < s->align) {
             p->function->dynamic_align = s->align;
+        }
         s->address = 0;
         return;
     }
     p->shared_bytes = (p->shared_bytes + s->align - 1) / s->align * s->align;
     s->address = SHARED_BASE + p->shared_bytes;
-    if (s->bytes > MAX_SHARED || p->shared_bytes + s->bytes > DEFAULT_SHARED)
+    if (s->bytes > MAX_SHARED || p->shared_bytes + s->bytes > DEFAULT_SHARED) {
         error_at(p, &p->token, "'%.*s' makes more than %d bytes of static shared memory", (int)s->length, s->name,
                  DEFAULT_SHARED);
+    }
     p->shared_bytes += (uint32_t)s->bytes;
 }
 
@@ -212,13 +242,14 @@ static struct expression conditional(struct parser *p);
 static struct expression unary(struct parser *p) {
     struct expression e = {0};
     const struct token t = p->token;
-    if (++p->depth > 64)
+    if (++p->depth > 64) {
         error_at(p, &t, "the constant expression nests too deeply");
+    }
     if (t.kind == TOKEN_INTEGER) {
         e.integer = t.integer;
         token_next(p);
     } else if (t.kind == TOKEN_REAL) {
-        e = (struct expression){.integer = t.integer, .real = t.real, .is_real = 1, .single = t.single};
+        e = (struct expression){.integer = t.integer, .real = t.real, .is_real = true, .single = t.single};
         token_next(p);
     } else if (t.kind == TOKEN_NAME && token_is(&t, "WARP_SZ")) {
         e.integer = WARP;
@@ -235,18 +266,19 @@ static struct expression unary(struct parser *p) {
     } else if (t.kind == '-' || t.kind == '+' || t.kind == '~' || t.kind == '!') {
         token_next(p);
         e = unary(p);
-        if (e.is_real && (t.kind == '~' || t.kind == '!'))
+        if (e.is_real && (t.kind == '~' || t.kind == '!')) {
             error_at(p, &t, "'%c' wants an integer", t.kind);
+        }
         if (t.kind == '-') {
             e.real = -e.real;
             e.integer = e.is_real ? e.integer ^ 0x80000000u : 0 - e.integer;
         } else if (t.kind != '+') {
-            e.integer = t.kind == '~' ? ~e.integer : !e.integer;
+            e.integer = t.kind == '~' ? ~e.integer : e.integer == 0;
         }
     } else {
         error_at(p, &t, "expected a constant, not '%.*s'", (int)t.length, t.at);
     }
-    p->depth--;
+    --p->depth;
     return e;
 }
 
@@ -288,8 +320,9 @@ static int precedence(int kind) {
 /* a op b on 64-bit integers; division by zero is an error. */
 static uint64_t combine(struct parser *p, const struct token *operator, uint64_t a, uint64_t b) {
     const int64_t x = (int64_t)a, y = (int64_t)b;
-    if ((operator->kind == '/' || operator->kind == '%') && (b == 0 || (y == -1 && x == INT64_MIN)))
+    if ((operator->kind == '/' || operator->kind == '%') && (b == 0 || (y == -1 && x == INT64_MIN))) {
         error_at(p, operator, "division by zero in a constant");
+    }
     switch (operator->kind) {
     case '*':
         return a * b;
@@ -324,9 +357,9 @@ static uint64_t combine(struct parser *p, const struct token *operator, uint64_t
     case '|':
         return a | b;
     case TOKEN_AND:
-        return a && b;
+        return a != 0 && b != 0;
     default:
-        return a || b;
+        return a != 0 || b != 0;
     }
 }
 
@@ -335,28 +368,32 @@ static struct expression binary(struct parser *p, int least) {
     for (;;) {
         const struct token operator = p->token;
         const int level = precedence(operator.kind);
-        if (!level || level < least)
+        if (level == 0 || level < least) {
             return left;
+        }
         token_next(p);
         const struct expression right = binary(p, level + 1);
-        if (left.is_real || right.is_real)
+        if (left.is_real || right.is_real) {
             error_at(p, &operator, "constant expressions are of integers");
+        }
         left.integer = combine(p, &operator, left.integer, right.integer);
     }
 }
 
 static struct expression conditional(struct parser *p) {
     struct expression e = binary(p, 1);
-    if (p->token.kind != '?')
+    if (p->token.kind != '?') {
         return e;
-    if (++p->depth > 64)
+    }
+    if (++p->depth > 64) {
         error_at(p, &p->token, "the constant expression nests too deeply");
+    }
     token_next(p);
     const struct expression yes = conditional(p);
     expect(p, ':', "':'");
     const struct expression no = conditional(p);
-    p->depth--;
-    return e.integer ? yes : no;
+    --p->depth;
+    return e.integer != 0 ? yes : no;
 }
 
 /* Read a constant expression. */
@@ -368,8 +405,9 @@ struct expression constant_expression(struct parser *p) {
 int64_t constant_integer(struct parser *p) {
     const struct token t = p->token;
     const struct expression e = conditional(p);
-    if (e.is_real)
+    if (e.is_real) {
         error_at(p, &t, "expected an integer");
+    }
     return (int64_t)e.integer;
 }
 
@@ -436,27 +474,33 @@ static const struct {
                 {"%globaltimer_hi", SPECIAL_GLOBALTIMER_HI, T_U32}};
 
 /* A hardware register: a slot that is filled when the warp starts, or, for a clock, just before this instruction. */
-static int special_parse(struct parser *p, struct operand *o, const struct token *name) {
+static bool special_parse(struct parser *p, struct operand *o, const struct token *name) {
     char text[32];
     int length = (int)name->length;
-    if (name->at[0] != '%')
-        return 0;
-    if (p->token.kind == TOKEN_DOT && p->token.at == name->at + name->length)
+    if (name->at[0] != '%') {
+        return false;
+    }
+    if (p->token.kind == TOKEN_DOT && p->token.at == name->at + name->length) {
         length += (int)p->token.length;
-    if (length >= (int)sizeof text)
-        return 0;
+    }
+    if (length >= (int)sizeof text) {
+        return false;
+    }
     memcpy(text, name->at, (size_t)length);
     text[length] = 0;
-    for (size_t i = 0; i < sizeof specials / sizeof *specials; i++) {
-        if (strcmp(specials[i].name, text) != 0)
+    for (size_t i = 0; i < sizeof specials / sizeof *specials; ++i) {
+        if (strcmp(specials[i].name, text) != 0) {
             continue;
+        }
         const enum special special = specials[i].special;
-        if (length > (int)name->length)
+        if (length > (int)name->length) {
             token_next(p);
-        if (!p->special_slot[special])
+        }
+        if (p->special_slot[special] == 0) {
             p->special_slot[special] = register_take(p, specials[i].type) + 1;
+        }
         o->kind = OPERAND_REGISTER;
-        o->is_special = 1;
+        o->is_special = true;
         o->type = specials[i].type;
         o->slot = p->special_slot[special] - 1;
         o->name = specials[i].name;
@@ -465,22 +509,23 @@ static int special_parse(struct parser *p, struct operand *o, const struct token
             read->kind = (uint8_t)special;
             read->d = o->slot;
         }
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* %tid and the like as vectors of four. */
-static int special_vector(struct parser *p, struct operand *o, const struct token *name) {
+static bool special_vector(struct parser *p, struct operand *o, const struct token *name) {
     static const char *const vectors[] = {"%tid",       "%ntid",       "%ctaid",         "%nctaid",
                                           "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"};
-    for (size_t k = 0; k < sizeof vectors / sizeof *vectors; k++) {
-        if (!token_is(name, vectors[k]) || p->token.kind == TOKEN_DOT)
+    for (size_t k = 0; k < sizeof vectors / sizeof *vectors; ++k) {
+        if (!token_is(name, vectors[k]) || p->token.kind == TOKEN_DOT) {
             continue;
+        }
         o->kind = OPERAND_VECTOR;
         o->count = 4;
         o->items = parser_take(p, 4 * sizeof *o->items);
-        for (uint32_t e = 0; e < 4; e++) {
+        for (uint32_t e = 0; e < 4; ++e) {
             char text[32];
             const int length = snprintf(text, sizeof text, "%s.%c", vectors[k], "xyzw"[e]);
             struct token whole = *name;
@@ -489,18 +534,19 @@ static int special_vector(struct parser *p, struct operand *o, const struct toke
             o->items[e] = (struct operand){.token = *name};
             special_parse(p, &o->items[e], &whole);
         }
-        return 1;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* Shared memory that the system reserves for cooperative groups: this many bytes of the kernel's own. */
 static void reserved_parse(struct parser *p, struct operand *o) {
     enum { RESERVED = 512 };
-    if (!p->reserved_shared) {
+    if (p->reserved_shared == 0) {
         p->shared_bytes = (p->shared_bytes + 127) / 128 * 128;
-        if (p->shared_bytes + RESERVED > DEFAULT_SHARED)
+        if (p->shared_bytes + RESERVED > DEFAULT_SHARED) {
             error_at(p, &o->token, "no room for %d bytes of reserved shared memory", (int)RESERVED);
+        }
         p->reserved_shared = SHARED_BASE + p->shared_bytes;
         p->shared_bytes += RESERVED;
     }
@@ -515,10 +561,12 @@ static void vector_register(struct parser *p, struct operand *o, const struct sy
     const struct token *t = &p->token;
     if (t->kind == TOKEN_DOT && t->at == name->at + name->length) {
         uint32_t k = 0;
-        while (k < s->vector && (t->length != 2 || (t->at[1] != names[0][k] && t->at[1] != names[1][k])))
-            k++;
-        if (k == s->vector)
+        while (k < s->vector && (t->length != 2 || (t->at[1] != names[0][k] && t->at[1] != names[1][k]))) {
+            ++k;
+        }
+        if (k == s->vector) {
             error_at(p, t, "a vector register of %u has no element '%.*s'", s->vector, (int)t->length, t->at);
+        }
         o->kind = OPERAND_REGISTER;
         o->slot = s->slot + k * step;
         token_next(p);
@@ -527,9 +575,10 @@ static void vector_register(struct parser *p, struct operand *o, const struct sy
     o->kind = OPERAND_VECTOR;
     o->count = s->vector;
     o->items = parser_take(p, s->vector * sizeof *o->items);
-    for (uint32_t k = 0; k < s->vector; k++)
+    for (uint32_t k = 0; k < s->vector; ++k) {
         o->items[k] =
             (struct operand){.kind = OPERAND_REGISTER, .token = *name, .type = s->type, .slot = s->slot + k * step};
+    }
 }
 
 /* A name: register, hardware register, variable or label. */
@@ -546,20 +595,21 @@ static void name_parse(struct parser *p, struct operand *o) {
         return;
     }
     struct symbol *s = symbol_find(p, name.at, name.length);
-    if (s && s->kind == SYMBOL_REGISTER) {
+    if (s != NULL && s->kind == SYMBOL_REGISTER) {
         o->kind = s->type == T_PRED ? OPERAND_PREDICATE : OPERAND_REGISTER;
         o->type = s->type;
         o->slot = s->slot;
         o->name = symbol_name(p, s);
-        if (s->vector)
+        if (s->vector != 0) {
             vector_register(p, o, s, &name);
-    } else if (s && s->kind == SYMBOL_VARIABLE) {
+        }
+    } else if (s != NULL && s->kind == SYMBOL_VARIABLE) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
         symbol_place(p, s);
-    } else if (s && s->kind == SYMBOL_FUNCTION && !s->definition) {
+    } else if (s != NULL && s->kind == SYMBOL_FUNCTION && s->definition == NULL) {
         error_at(p, &name, "'%.*s' is a kernel: launches by a kernel are not supported", (int)name.length, name.at);
-    } else if (s && s->kind == SYMBOL_FUNCTION) {
+    } else if (s != NULL && s->kind == SYMBOL_FUNCTION) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
     } else if (token_is(&name, "%reserved_smem_offset_1")) {
@@ -580,16 +630,20 @@ static void address_parse(struct parser *p, struct operand *o) {
         o->items->token = p->token;
         name_parse(p, o->items);
         o->count = 1;
-        if (o->items->kind == OPERAND_LABEL)
+        if (o->items->kind == OPERAND_LABEL) {
             error_at(p, &o->items->token, "undefined symbol '%.*s'", (int)o->items->token.length, o->items->token.at);
-        if (o->items->kind != OPERAND_REGISTER && o->items->kind != OPERAND_SYMBOL)
+        }
+        if (o->items->kind != OPERAND_REGISTER && o->items->kind != OPERAND_SYMBOL) {
             error_at(p, &o->items->token, "an address is a register, a variable or a constant");
-        if (accept(p, '+'))
+        }
+        if (accept(p, '+')) {
             o->offset = constant_integer(p);
+        }
         if (accept(p, ',')) {
             o->items[1] = (struct operand){.token = p->token};
-            if (p->token.kind != '{')
+            if (p->token.kind != '{') {
                 error_at(p, &p->token, "expected coordinates in braces");
+            }
             vector_parse(p, &o->items[1]);
             o->count = 2;
         }
@@ -606,10 +660,12 @@ static void vector_parse(struct parser *p, struct operand *o) {
     struct operand items[MOST];
     token_next(p);
     do {
-        if (o->count == MOST)
+        if (o->count == MOST) {
             error_at(p, &p->token, "a vector operand has at most %d elements", (int)MOST);
-        if (p->token.kind == '{')
+        }
+        if (p->token.kind == '{') {
             error_at(p, &p->token, "a vector operand holds no vectors");
+        }
         operand_parse(p, &items[o->count++]);
     } while (accept(p, ','));
     expect(p, '}', "'}'");
@@ -623,9 +679,10 @@ void operand_parse(struct parser *p, struct operand *o) {
     if (p->token.kind == '!') {
         token_next(p);
         name_parse(p, o);
-        if (o->kind != OPERAND_PREDICATE)
+        if (o->kind != OPERAND_PREDICATE) {
             error_at(p, &o->token, "'!' wants a predicate");
-        o->negate = 1;
+        }
+        o->negate = true;
         return;
     }
     if (p->token.kind == '{') {
@@ -634,8 +691,9 @@ void operand_parse(struct parser *p, struct operand *o) {
         address_parse(p, o);
     } else if (p->token.kind == TOKEN_NAME && !token_is(&p->token, "WARP_SZ")) {
         name_parse(p, o);
-        if (o->kind == OPERAND_SYMBOL && accept(p, '+'))
+        if (o->kind == OPERAND_SYMBOL && accept(p, '+')) {
             o->offset = constant_integer(p);
+        }
     } else {
         const struct expression e = constant_expression(p);
         o->kind = e.is_real ? OPERAND_REAL : OPERAND_INTEGER;
@@ -649,8 +707,9 @@ void operand_parse(struct parser *p, struct operand *o) {
         items[0] = *o;
         token_next(p);
         items[1] = (struct operand){.token = p->token};
-        if (p->token.kind != TOKEN_NAME)
+        if (p->token.kind != TOKEN_NAME) {
             error_at(p, &p->token, "expected a predicate after '|'");
+        }
         name_parse(p, &items[1]);
         *o = (struct operand){.kind = OPERAND_PAIR, .token = o->token, .items = items, .count = 2};
     }

@@ -2,8 +2,15 @@
 #ifndef SM120_VM_PARSE_H
 #define SM120_VM_PARSE_H
 
-#include "vm/machine/vm.h"
 #include <setjmp.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "driver/driver.h"
+#include "platform/compiler.h"
+#include "vm/machine/program.h"
 
 enum token_kind {
     TOKEN_END = 256,
@@ -28,13 +35,13 @@ struct token {
     const char *at, *file;
     uint64_t integer;
     double real;
-    int single; /* a real that was written as 0f........ */
+    bool single; /* a real that was written as 0f........ */
 };
 
 struct lexer {
     const char *text, *next, *file;
     uint32_t line, row;
-    int line_start;
+    bool line_start;
 };
 
 enum symbol_kind { SYMBOL_REGISTER, SYMBOL_RANGE, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
@@ -52,9 +59,9 @@ struct symbol {
     uint64_t address, bytes;  /* global, const: address; others: offset */
     uint32_t align;
     const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
-    int is_dynamic;
-    int is_argument;                   /* a .param variable of a function or of a call, in local memory */
-    int is_prototype;                  /* an entry that is declared, and not yet defined */
+    bool is_dynamic;
+    bool is_argument;                  /* a .param variable of a function or of a call, in local memory */
+    bool is_prototype;                 /* an entry that is declared, and not yet defined */
     struct definition *definition;     /* of a function */
     const struct signature *prototype; /* of a label */
 };
@@ -77,8 +84,8 @@ struct operand {
     enum type type;   /* of a register */
     uint32_t slot;    /* register offset or predicate number */
     const char *name; /* of a register or predicate */
-    int negate;       /* !p */
-    int is_special;   /* a hardware register */
+    bool negate;      /* !p */
+    bool is_special;  /* a hardware register */
     uint64_t integer;
     double real;
     int single;
@@ -132,7 +139,7 @@ struct formal {
     struct token name;
     enum type type;
     uint32_t bytes, align, offset; /* where it is handed over in the argument area */
-    int is_register;
+    bool is_register;
 };
 struct signature {
     struct formal *results, *arguments;
@@ -145,7 +152,7 @@ struct definition {
     struct lexer lexer; /* at its body */
     struct token token;
     uint32_t number;
-    int has_body, is_extern;
+    bool has_body, is_extern;
     struct routine *routine;
     const struct CUfunc_st *owner; /* the kernel that routine is a part of */
 };
@@ -185,7 +192,7 @@ struct parser {
     struct deferred *deferred, **deferred_end;
     struct routine *routine; /* that is read; NULL: the kernel itself */
     struct call_site *sites; /* of the kernel itself */
-    int calls_by_address;
+    bool calls_by_address;
     struct statement statement;
     int depth; /* of nested expressions */
 };
@@ -195,9 +202,9 @@ void lexer_start(struct lexer *lexer, const char *text, const char *file);
 void token_next(struct parser *p);
 /* Report an error at a token (file:line:col, the line, a caret) and leave the parser. */
 NORETURN void error_at(struct parser *p, const struct token *token, const char *format, ...) PRINTF_LIKE(3, 4);
-int token_is(const struct token *token, const char *text);
+bool token_is(const struct token *token, const char *text);
 void expect(struct parser *p, int kind, const char *what);
-int accept(struct parser *p, int kind);
+bool accept(struct parser *p, int kind);
 void *parser_take(struct parser *p, size_t bytes);
 
 /* parser.c */
@@ -209,7 +216,7 @@ void read_entry(struct parser *p);
 uint64_t read_array(struct parser *p, enum type type);
 
 /* function.c */
-void read_function(struct parser *p, int is_extern);
+void read_function(struct parser *p, bool is_extern);
 void read_arguments(struct parser *p); /* .param variables of a call */
 void read_alias(struct parser *p);
 const struct signature *read_prototype(struct parser *p);
@@ -233,13 +240,13 @@ struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum
 void scope_open(struct parser *p);
 void scope_close(struct parser *p);
 uint32_t register_take(struct parser *p, enum type type);
-uint32_t constant_slot(struct parser *p, uint64_t value, int is_wide, struct symbol *dynamic);
+uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *dynamic);
 /* The address of a shared variable, laid out at its first use in this function. */
 void symbol_place(struct parser *p, struct symbol *symbol);
 struct expression {
     uint64_t integer;
     double real;
-    int is_real, single;
+    bool is_real, single;
 };
 struct expression constant_expression(struct parser *p);
 
@@ -247,7 +254,7 @@ struct expression constant_expression(struct parser *p);
 const char *symbol_name(struct parser *p, struct symbol *s);
 void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t address);
 void use_register(struct parser *p, const char *name, uint32_t slot, enum type type, int is_write);
-void use_operand(struct parser *p, const struct operand *o, int is_write);
+void use_operand(struct parser *p, const struct operand *o, bool is_write);
 void use_hint(struct parser *p, const struct operand *o);
 void use_attach(struct parser *p);
 
@@ -266,13 +273,13 @@ int64_t need_integer(struct parser *p, const struct operand *o, int64_t low, int
 void need_address(struct parser *p, const struct operand *o, enum space space, struct inst *i);
 void need_count(struct parser *p, uint32_t least, uint32_t most);
 struct inst *emit(struct parser *p, handler *run);
-int has(const struct parser *p, const char *modifier);
+bool has(const struct parser *p, const char *modifier);
 /* The modifier after `*at`, if it is one of the list "a b c": its index, else -1. Advances. */
 int take_choice(struct parser *p, uint32_t *at, const char *list);
-int take(struct parser *p, uint32_t *at, const char *modifier);
+bool take(struct parser *p, uint32_t *at, const char *modifier);
 enum type take_type(struct parser *p, uint32_t *at, const char *list);
 void take_end(struct parser *p, uint32_t at);
-void need_feature(struct parser *p, int least_target, int needs_suffix, const char *what);
+void need_feature(struct parser *p, int least_target, bool needs_suffix, const char *what);
 
 /* Move a value of a type into a register that may be wider: sign or zero extension. */
 void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from);
@@ -281,7 +288,7 @@ typedef void decoder(struct parser *p);
 /* decode_memory.c, decode_sync.c, decode_tensor.c, decode_wmma.c, decode_move.c */
 decoder decode_ld, decode_st, decode_prefetch, decode_atom, decode_red, decode_ldmatrix, decode_stmatrix, decode_cvta,
     decode_pmevent, decode_createpolicy, decode_mapa, decode_getctarank;
-void check_extent(struct parser *p, const struct operand *o, uint32_t bytes);
+void check_room(struct parser *p, const struct operand *o, uint32_t bytes);
 decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fence, decode_shfl, decode_vote,
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,
     decode_griddepcontrol, decode_setmaxnreg, decode_nanosleep, decode_isspacep;
@@ -290,7 +297,7 @@ struct mma_plan;
 void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan);
 /* decode_tma.c */
 decoder decode_tensormap, decode_prefetch_map;
-void decode_tensor_copy(struct parser *p, uint32_t at, int is_reduction, int is_prefetch);
+void decode_tensor_copy(struct parser *p, uint32_t at, bool is_reduction, bool is_prefetch);
 void decode_map_fence(struct parser *p, uint32_t at);
 decoder decode_mov, decode_cvt, decode_setp, decode_set, decode_lop3;
 

@@ -1,50 +1,29 @@
 /* Declarations and statements of PTX: text to module. */
-#include "vm/text/parse.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-static const struct {
-    const char *text;
-    unsigned bytes;
-    char class;
-} types[TYPE_COUNT] = {{"none", 0, 0},
-#define X(name, text, bytes, class) {text, bytes, class},
-                       TYPES(X)
-#undef X
-};
-
-/* How PTX spells a type. */
-const char *type_name(enum type type) {
-    return types[type].text;
-}
-
-/* How many bytes a value of a type has. */
-unsigned type_bytes(enum type type) {
-    return types[type].bytes;
-}
-
-/* p predicate, b bits, i integer, f float, x packed. */
-char type_class(enum type type) {
-    return types[type].class;
-}
-
-/* Find a type by its spelling; T_NONE if there is none. */
-enum type type_find(const char *text, size_t length) {
-    for (int t = T_PRED; t < TYPE_COUNT; t++)
-        if (strlen(types[t].text) == length && !memcmp(types[t].text, text, length))
-            return (enum type)t;
-    return T_NONE;
-}
+#include "vm/execute/control.h"
+#include "vm/machine/arena.h"
+#include "vm/machine/base.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/text/module.h"
+#include "vm/text/parse.h"
 
 /* Find the type of a declaration in a dot token. */
 enum type token_type(struct parser *p) {
     enum type type = T_NONE;
-    if (token_is(&p->token, ".texref") || token_is(&p->token, ".samplerref") || token_is(&p->token, ".surfref"))
+    if (token_is(&p->token, ".texref") || token_is(&p->token, ".samplerref") || token_is(&p->token, ".surfref")) {
         error_at(p, &p->token, "textures and surfaces are not supported");
-    if (p->token.kind == TOKEN_DOT)
+    }
+    if (p->token.kind == TOKEN_DOT) {
         type = type_find(p->token.at + 1, p->token.length - 1);
-    if (type == T_NONE || type > T_B128 || type == T_TF32 || type == T_F32X2)
+    }
+    if (type == T_NONE || type > T_B128 || type == T_TF32 || type == T_F32X2) {
         error_at(p, &p->token, "expected a type before '%.*s'", (int)p->token.length, p->token.at);
+    }
     token_next(p);
     return type;
 }
@@ -59,23 +38,24 @@ struct variable {
     enum type type;
     uint32_t align, vector;
     uint64_t count; /* elements, all dimensions */
-    int is_array, is_open, is_extern;
+    bool is_array, is_open, is_extern;
 };
 
 /* [n][m]... behind a name. */
 static void read_dimensions(struct parser *p, struct variable *v) {
     v->count = 1;
     while (accept(p, '[')) {
-        v->is_array = 1;
+        v->is_array = true;
         if (accept(p, ']')) {
-            v->is_open = 1;
+            v->is_open = true;
             v->count = 0;
             continue;
         }
         const struct token at = p->token;
         const int64_t n = constant_integer(p);
-        if (n < 0 || n > (1LL << 40) || (v->count && (uint64_t)n > (1ULL << 40) / v->count))
+        if (n < 0 || n > (1LL << 40) || (v->count != 0 && (uint64_t)n > (1ULL << 40) / v->count)) {
             error_at(p, &at, "the array has no sensible size");
+        }
         v->count *= (uint64_t)n;
         expect(p, ']', "']'");
     }
@@ -86,28 +66,33 @@ uint64_t read_array(struct parser *p, enum type type) {
     struct variable v = {.type = type};
     const struct token at = p->token;
     read_dimensions(p, &v);
-    if (v.is_open)
+    if (v.is_open) {
         error_at(p, &at, "the array has no size");
+    }
     return v.count * type_bytes(type);
 }
 
 /* The address of a variable or function in an initialiser: name, generic(name), each with an offset. */
 static uint64_t read_address(struct parser *p, unsigned bytes) {
-    const int is_generic = token_is(&p->token, "generic");
+    const bool is_generic = token_is(&p->token, "generic");
     if (is_generic) {
         token_next(p);
         expect(p, '(', "'('");
     }
     const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
-    const int is_variable = s && s->kind == SYMBOL_VARIABLE && (s->space == SPACE_GLOBAL || s->space == SPACE_CONST);
-    if (bytes != 8 || !(is_variable || (s && s->kind == SYMBOL_FUNCTION && s->definition)))
+    const bool is_variable =
+        s != NULL && s->kind == SYMBOL_VARIABLE && (s->space == SPACE_GLOBAL || s->space == SPACE_CONST);
+    if (bytes != 8 || !(is_variable || (s != NULL && s->kind == SYMBOL_FUNCTION && s->definition != NULL))) {
         error_at(p, &p->token, "expected a constant or the address of a global variable or function");
+    }
     token_next(p);
     uint64_t address = s->address;
-    if (is_generic)
+    if (is_generic) {
         expect(p, ')', "')'");
-    if (p->token.kind == '+' || p->token.kind == '-')
+    }
+    if (p->token.kind == '+' || p->token.kind == '-') {
         address += (uint64_t)constant_integer(p);
+    }
     return address;
 }
 
@@ -115,10 +100,12 @@ static uint64_t read_address(struct parser *p, unsigned bytes) {
 static uint8_t read_masked(struct parser *p) {
     const struct token at = p->token;
     uint32_t shift = 0;
-    while (shift < 64 && at.integer != 0xffULL << shift)
+    while (shift < 64 && at.integer != 0xffULL << shift) {
         shift += 8;
-    if (shift == 64)
+    }
+    if (shift == 64) {
         error_at(p, &at, "the mask of an address selects one byte: 0xff, 0xff00 and so on");
+    }
     token_next(p);
     expect(p, '(', "'('");
     const uint64_t address = read_address(p, 8);
@@ -140,8 +127,9 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
     }
     const struct expression e = constant_expression(p);
     uint64_t bits = e.integer;
-    if (type_class(v->type) == 'f' && !e.is_real)
+    if (type_class(v->type) == 'f' && !e.is_real) {
         error_at(p, at, "a float variable wants floats, such as 1.0");
+    }
     if (v->type == T_F32) {
         const float f = (float)e.real;
         uint32_t narrow;
@@ -159,38 +147,41 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
 /* { a, b, { c } } or a single value. Returns the number of elements that were given. */
 static uint64_t read_initialiser(struct parser *p, const struct variable *v, uint8_t *to, uint64_t done) {
     if (p->token.kind != '{') {
-        if (done >= v->count)
+        if (done >= v->count) {
             error_at(p, &p->token, "more values than the variable has elements");
+        }
         const struct token at = p->token;
         store_element(p, v, to + done * type_bytes(v->type), &at);
         return done + 1;
     }
-    if (++p->depth > 16)
+    if (++p->depth > 16) {
         error_at(p, &p->token, "the initialiser nests too deeply");
+    }
     token_next(p);
     if (p->token.kind != '}') {
-        do
+        do {
             done = read_initialiser(p, v, to, done);
-        while (accept(p, ','));
+        } while (accept(p, ','));
     }
     expect(p, '}', "'}'");
-    p->depth--;
+    --p->depth;
     return done;
 }
 
 /* Count the elements of an initialiser without reading it, for name[] = {...}. */
 static uint64_t count_elements(const struct parser *p) {
     uint64_t n = 1;
-    for (const char *s = p->lexer.next; *s && *s != ';'; s++)
+    for (const char *s = p->lexer.next; *s != '\0' && *s != ';'; s++) {
         n += *s == ',';
+    }
     return n;
 }
 
 /* Give a .global or .const variable its memory. */
 static void place_global(struct parser *p, struct symbol *s) {
     uint64_t address = 0;
-    const CUresult r =
-        memory_alloc(p->module->device, s->bytes ? s->bytes : 1, s->space == SPACE_CONST ? 3 : 2, &address);
+    const CUresult r = memory_alloc(p->module->device, s->bytes != 0 ? s->bytes : 1,
+                                    s->space == SPACE_CONST ? ALLOCATION_CONSTANT : ALLOCATION_VARIABLE, &address);
     if (r != CUDA_SUCCESS) {
         p->result = r;
         error_at(p, &p->token, "no memory for '%.*s'", (int)s->length, s->name);
@@ -198,8 +189,9 @@ static void place_global(struct parser *p, struct symbol *s) {
     struct module *m = p->module;
     if (m->variable_count % 64 == 0) {
         struct placed *grown = parser_take(p, (m->variable_count + 64) * sizeof *grown);
-        if (m->variable_count)
+        if (m->variable_count != 0) {
             memcpy(grown, m->variables, m->variable_count * sizeof *grown);
+        }
         m->variables = grown;
     }
     m->variables[m->variable_count++] =
@@ -209,8 +201,9 @@ static void place_global(struct parser *p, struct symbol *s) {
 
 /* Declare one variable and read its initialiser. */
 static void declare_variable(struct parser *p, struct variable *v) {
-    if (p->token.kind != TOKEN_NAME)
+    if (p->token.kind != TOKEN_NAME) {
         error_at(p, &p->token, "expected a name before '%.*s'", (int)p->token.length, p->token.at);
+    }
     v->name = p->token;
     token_next(p);
     read_dimensions(p, v);
@@ -218,30 +211,37 @@ static void declare_variable(struct parser *p, struct variable *v) {
     s->type = v->type;
     s->space = v->space;
     s->align = v->align;
-    if (v->is_open && p->token.kind == '=')
+    if (v->is_open && p->token.kind == '=') {
         v->count = count_elements(p) / v->vector;
+    }
     v->count *= v->vector;
     s->bytes = v->count * type_bytes(v->type);
     s->is_dynamic = v->space == SPACE_SHARED && v->is_open;
-    if (s->is_dynamic && !v->is_extern)
+    if (s->is_dynamic && !v->is_extern) {
         error_at(p, &v->name, "shared memory without a size must be .extern");
-    if (v->is_extern && !s->is_dynamic)
+    }
+    if (v->is_extern && !s->is_dynamic) {
         error_at(p, &v->name, "'%.*s' is not defined in this text, and nothing links it", (int)v->name.length,
                  v->name.at);
-    if (v->space == SPACE_CONST && (s->bytes > MAX_CONST || (p->const_bytes += (uint32_t)s->bytes) > MAX_CONST))
+    }
+    if (v->space == SPACE_CONST && (s->bytes > MAX_CONST || (p->const_bytes += (uint32_t)s->bytes) > MAX_CONST)) {
         error_at(p, &v->name, "more than %d bytes of .const variables", (int)MAX_CONST);
-    if (v->space == SPACE_GLOBAL || v->space == SPACE_CONST)
+    }
+    if (v->space == SPACE_GLOBAL || v->space == SPACE_CONST) {
         place_global(p, s);
+    }
     if (v->space == SPACE_LOCAL) {
         p->local_bytes = (uint32_t)((p->local_bytes + v->align - 1) / v->align * v->align);
         s->address = p->local_bytes;
-        if (s->bytes > (1u << 19) || p->local_bytes + s->bytes > (1u << 19))
+        if (s->bytes > (1u << 19) || p->local_bytes + s->bytes > (1u << 19)) {
             error_at(p, &v->name, "more than 512 KiB of local memory per thread");
+        }
         p->local_bytes += (uint32_t)s->bytes;
     }
     if (p->token.kind == '=') {
-        if (v->space != SPACE_GLOBAL && v->space != SPACE_CONST)
+        if (v->space != SPACE_GLOBAL && v->space != SPACE_CONST) {
             error_at(p, &p->token, "only .global and .const variables have initial values");
+        }
         token_next(p);
         uint8_t *to = (uint8_t *)(uintptr_t)s->address;
         read_initialiser(p, v, to, 0);
@@ -249,15 +249,16 @@ static void declare_variable(struct parser *p, struct variable *v) {
 }
 
 /* .shared .align 16 .b8 name[n], ...; the space has been read. */
-static void read_variables(struct parser *p, enum space space, int is_extern) {
+static void read_variables(struct parser *p, enum space space, bool is_extern) {
     struct variable v = {.space = space, .is_extern = is_extern, .vector = 1};
     for (;;) {
         if (token_is(&p->token, ".align")) {
             token_next(p);
             const struct token at = p->token;
             const int64_t align = constant_integer(p);
-            if (align < 1 || align > 4096 || (align & (align - 1)))
+            if (align < 1 || align > 4096 || (align & (align - 1)) != 0) {
                 error_at(p, &at, "an alignment is a power of two up to 4096");
+            }
             v.align = (uint32_t)align;
         } else if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4")) {
             v.vector = p->token.at[2] == '2' ? 2 : 4;
@@ -269,12 +270,14 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
         }
     }
     v.type = token_type(p);
-    if (v.type == T_PRED)
+    if (v.type == T_PRED) {
         error_at(p, &p->token, "a predicate is a register, not a variable");
-    if (!v.align)
+    }
+    if (v.align == 0) {
         v.align = type_bytes(v.type) * v.vector;
+    }
     do {
-        v.is_array = v.is_open = 0;
+        v.is_array = v.is_open = false;
         declare_variable(p, &v);
     } while (accept(p, ','));
     expect(p, ';', "';'");
@@ -282,9 +285,10 @@ static void read_variables(struct parser *p, enum space space, int is_extern) {
 
 /* Room for registers that follow one another. */
 static uint32_t take_registers(struct parser *p, enum type type, uint64_t count) {
-    const uint32_t first = count ? register_take(p, type) : 0;
-    for (uint64_t k = 1; k < count; k++)
+    const uint32_t first = count != 0 ? register_take(p, type) : 0;
+    for (uint64_t k = 1; k < count; ++k) {
         register_take(p, type);
+    }
     return first;
 }
 
@@ -298,8 +302,9 @@ static void read_registers(struct parser *p) {
     }
     const struct token of = p->token;
     const enum type type = token_type(p);
-    if (vector && (type == T_PRED || vector * type_bytes(type) > 16))
+    if (vector != 0 && (type == T_PRED || vector * type_bytes(type) > 16)) {
         error_at(p, &of, "a vector register has at most 128 bits, and none of predicates");
+    }
     do {
         const struct token name = p->token;
         expect(p, TOKEN_NAME, "a name");
@@ -307,16 +312,17 @@ static void read_registers(struct parser *p) {
             struct symbol *s = symbol_add(p, &name, name.at, name.length, SYMBOL_REGISTER);
             s->type = type;
             s->vector = vector;
-            s->slot = take_registers(p, type, vector ? vector : 1);
+            s->slot = take_registers(p, type, vector != 0 ? vector : 1);
             continue;
         }
         const struct token at = p->token;
-        if (at.kind != TOKEN_INTEGER || at.integer > MOST_REGISTERS)
+        if (at.kind != TOKEN_INTEGER || at.integer > MOST_REGISTERS) {
             error_at(p, &at, "expected a number of registers, at most %d", (int)MOST_REGISTERS);
+        }
         token_next(p);
         struct symbol *s = symbol_add_range(p, &name, type, at.integer);
         s->vector = vector;
-        s->slot = take_registers(p, type, at.integer * (vector ? vector : 1));
+        s->slot = take_registers(p, type, at.integer * (vector != 0 ? vector : 1));
         expect(p, '>', "'>'");
     } while (accept(p, ','));
     expect(p, ';', "';'");
@@ -330,12 +336,14 @@ static void read_guard(struct parser *p) {
     s->guard = s->flip = 0;
     s->guard_name = NULL;
     s->start = p->token.at;
-    if (!accept(p, '@'))
+    if (!accept(p, '@')) {
         return;
+    }
     s->flip = accept(p, '!') ? FULL : 0;
     struct symbol *symbol = p->token.kind == TOKEN_NAME ? symbol_find(p, p->token.at, p->token.length) : NULL;
-    if (!symbol || symbol->kind != SYMBOL_REGISTER || symbol->type != T_PRED)
+    if (symbol == NULL || symbol->kind != SYMBOL_REGISTER || symbol->type != T_PRED) {
         error_at(p, &p->token, "undefined predicate '%.*s'", (int)p->token.length, p->token.at);
+    }
     s->guard = symbol->slot;
     s->guard_name = symbol_name(p, symbol);
     token_next(p);
@@ -349,8 +357,9 @@ static void read_instruction(struct parser *p) {
     expect(p, TOKEN_NAME, "an instruction");
     const char *end = s->opcode.at + s->opcode.length;
     for (s->modifiers = 0; p->token.kind == TOKEN_DOT && p->token.at == end; token_next(p)) {
-        if (s->modifiers == MAX_MODIFIERS)
+        if (s->modifiers == MAX_MODIFIERS) {
             error_at(p, &p->token, "too many modifiers");
+        }
         s->modifier[s->modifiers] = p->token.at + 1;
         s->modifier_length[s->modifiers++] = p->token.length - 1;
         end += p->token.length;
@@ -359,23 +368,27 @@ static void read_instruction(struct parser *p) {
     s->opcode.length = (uint32_t)(end - s->opcode.at);
     decode_known(p);
     s->operands = s->uses = s->variables = 0;
-    if (!strcmp(s->name, "call") || !strcmp(s->name, "call.uni")) {
+    if (strcmp(s->name, "call") == 0 || strcmp(s->name, "call.uni") == 0) {
         read_call(p);
         expect(p, ';', "';'");
         return;
     }
     while (p->token.kind != ';') {
-        if (s->operands == MAX_OPERANDS)
+        if (s->operands == MAX_OPERANDS) {
             error_at(p, &p->token, "too many operands");
+        }
         operand_parse(p, &s->operand[s->operands++]);
-        if (p->token.kind != ',')
+        if (p->token.kind != ',') {
             break;
+        }
         token_next(p);
-        if (p->token.kind == ';')
+        if (p->token.kind == ';') {
             error_at(p, &p->token, "expected an operand before ';'");
+        }
     }
-    if (p->token.kind != ';')
+    if (p->token.kind != ';') {
         expect(p, ';', "';'");
+    }
     decode(p);
     token_next(p);
 }
@@ -387,24 +400,25 @@ static void read_directive(struct parser *p) {
         read_registers(p);
     } else if (token_is(&t, ".shared") || token_is(&t, ".shared::cta")) {
         token_next(p);
-        read_variables(p, SPACE_SHARED, 0);
+        read_variables(p, SPACE_SHARED, false);
     } else if (token_is(&t, ".local")) {
         token_next(p);
-        read_variables(p, SPACE_LOCAL, 0);
+        read_variables(p, SPACE_LOCAL, false);
     } else if (token_is(&t, ".param")) {
         read_arguments(p);
     } else if (token_is(&t, ".global") || token_is(&t, ".const")) {
         token_next(p);
-        read_variables(p, t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, 0);
+        read_variables(p, t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, false);
     } else if (token_is(&t, ".loc")) { /* up to the end of its line; has no ';' */
         const uint32_t line = t.line;
-        do
+        do {
             token_next(p);
-        while (p->token.kind != TOKEN_END && p->token.line == line);
+        } while (p->token.kind != TOKEN_END && p->token.line == line);
     } else if (token_is(&t, ".pragma")) {
         token_next(p);
-        while (p->token.kind != ';' && p->token.kind != TOKEN_END)
+        while (p->token.kind != ';' && p->token.kind != TOKEN_END) {
             token_next(p);
+        }
         expect(p, ';', "';'");
     } else {
         error_at(p, &t, "unsupported directive '%.*s'", (int)t.length, t.at);
@@ -417,8 +431,9 @@ static void read_targets(struct parser *p, struct symbol *label) {
     struct label_use *uses[256];
     token_next(p);
     do {
-        if (n == 256)
+        if (n == 256) {
             error_at(p, &p->token, "more than 256 branch targets");
+        }
         struct label_use *use = parser_take(p, sizeof *use);
         use->token = p->token;
         uses[n++] = use;
@@ -426,7 +441,7 @@ static void read_targets(struct parser *p, struct symbol *label) {
     } while (accept(p, ','));
     uint32_t *list = parser_take(p, (n + 1) * sizeof *list);
     list[0] = n;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n; ++i) {
         uses[i]->target = &list[i + 1];
         uses[i]->next = p->scope->uses;
         p->scope->uses = uses[i];
@@ -436,38 +451,42 @@ static void read_targets(struct parser *p, struct symbol *label) {
 }
 
 /* A label, if the statement is one. */
-static int read_label(struct parser *p) {
+static bool read_label(struct parser *p) {
     const char *s = p->lexer.next;
-    while (*s == ' ' || *s == '\t')
-        s++;
-    if (p->token.kind != TOKEN_NAME || *s != ':' || s[1] == ':')
-        return 0;
+    while (*s == ' ' || *s == '\t') {
+        ++s;
+    }
+    if (p->token.kind != TOKEN_NAME || *s != ':' || s[1] == ':') {
+        return false;
+    }
     struct symbol *label = symbol_add(p, &p->token, p->token.at, p->token.length, SYMBOL_LABEL);
     label->slot = p->length;
     token_next(p);
     token_next(p);
-    if (token_is(&p->token, ".branchtargets"))
+    if (token_is(&p->token, ".branchtargets")) {
         read_targets(p, label);
-    else if (token_is(&p->token, ".callprototype"))
+    } else if (token_is(&p->token, ".callprototype")) {
         label->prototype = read_prototype(p);
-    return 1;
+    }
+    return true;
 }
 
 /* The statements of a function's { } block, in the scope of its parameters, which ends; the brace has been read. */
 void read_block(struct parser *p) {
     unsigned depth = 1;
-    while (depth) {
+    while (depth != 0) {
         if (p->token.kind == '}') {
             if (depth == 1) { /* end of the function: leave it somewhere to run into */
                 p->statement = (struct statement){.opcode = p->token, .start = p->token.at, .name = "ret"};
                 emit_return(p);
             }
             scope_close(p);
-            depth--;
+            --depth;
             token_next(p);
         } else if (p->token.kind == '{') {
-            if (++depth > 200)
+            if (++depth > 200) {
                 error_at(p, &p->token, "blocks nest too deeply");
+            }
             scope_open(p);
             token_next(p);
         } else if (p->token.kind == TOKEN_DOT) {
@@ -484,8 +503,9 @@ void read_block(struct parser *p) {
 
 /* One .param of an entry. */
 static void read_parameter(struct parser *p, struct parameter *to) {
-    if (!token_is(&p->token, ".param"))
+    if (!token_is(&p->token, ".param")) {
         error_at(p, &p->token, "expected .param before '%.*s'", (int)p->token.length, p->token.at);
+    }
     token_next(p);
     uint32_t align = 0;
     enum type type = T_NONE;
@@ -494,10 +514,12 @@ static void read_parameter(struct parser *p, struct parameter *to) {
             token_next(p);
             const struct token at = p->token;
             const int64_t n = constant_integer(p);
-            if (n < 1 || n > 128 || (n & (n - 1)))
+            if (n < 1 || n > 128 || (n & (n - 1)) != 0) {
                 error_at(p, &at, "the alignment of a parameter is a power of two up to 128");
-            if (type == T_NONE)
+            }
+            if (type == T_NONE) {
                 align = (uint32_t)n;
+            }
         } else if (token_is(&p->token, ".ptr") || token_is(&p->token, ".global") || token_is(&p->token, ".const") ||
                    token_is(&p->token, ".shared") || token_is(&p->token, ".local")) {
             token_next(p);
@@ -505,18 +527,21 @@ static void read_parameter(struct parser *p, struct parameter *to) {
             type = token_type(p);
         }
     }
-    if (type == T_NONE || type == T_PRED)
+    if (type == T_NONE || type == T_PRED) {
         error_at(p, &p->token, "the parameter has no type");
+    }
     struct variable v = {.name = p->token, .type = type};
     expect(p, TOKEN_NAME, "a name");
     read_dimensions(p, &v);
     const uint64_t bytes = v.count * type_bytes(type);
-    align = align ? align : type_bytes(type);
+    align = align != 0 ? align : type_bytes(type);
     const uint32_t offset = (p->function->parameter_bytes + align - 1) / align * align;
-    if (!bytes)
+    if (bytes == 0) {
         error_at(p, &v.name, "a parameter has at least 1 byte");
-    if (bytes > 32764 || offset + bytes > 32764)
+    }
+    if (bytes > 32764 || offset + bytes > 32764) {
         error_at(p, &v.name, "the parameters exceed 32764 bytes");
+    }
     struct symbol *s = symbol_add(p, &v.name, v.name.at, v.name.length, SYMBOL_VARIABLE);
     s->space = SPACE_PARAM;
     s->address = offset;
@@ -532,31 +557,37 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
     while (p->token.kind == TOKEN_DOT) {
         const struct token t = p->token;
         uint32_t *to = token_is(&t, ".reqntid") ? f->required : token_is(&t, ".maxntid") ? f->maximum : NULL;
-        const int cluster = token_is(&t, ".reqnctapercluster");
-        if (!to && !cluster && !token_is(&t, ".minnctapersm") && !token_is(&t, ".maxnreg") &&
+        const bool cluster = token_is(&t, ".reqnctapercluster");
+        if (to == NULL && !cluster && !token_is(&t, ".minnctapersm") && !token_is(&t, ".maxnreg") &&
             !token_is(&t, ".maxnctapersm") && !token_is(&t, ".noreturn") && !token_is(&t, ".pragma") &&
             !token_is(&t, ".maxclusterrank") && !token_is(&t, ".abi_preserve") &&
-            !token_is(&t, ".abi_preserve_control"))
+            !token_is(&t, ".abi_preserve_control")) {
             error_at(p, &t, "unsupported directive '%.*s'", (int)t.length, t.at);
+        }
         token_next(p);
         if (token_is(&t, ".pragma")) {
             expect(p, TOKEN_STRING, "a string");
             expect(p, ';', "';'");
             continue;
         }
-        for (int n = 0; p->token.kind == TOKEN_INTEGER && n < 3; n++) {
-            if (to && (p->token.integer < 1 || p->token.integer > 1024))
+        for (int n = 0; p->token.kind == TOKEN_INTEGER && n < 3; ++n) {
+            if (to != NULL && (p->token.integer < 1 || p->token.integer > 1024)) {
                 error_at(p, &p->token, "a number of threads is 1 to 1024");
-            if (cluster && p->token.integer != 1)
+            }
+            if (cluster && p->token.integer != 1) {
                 error_at(p, &p->token, "clusters of more than one CTA are not supported");
-            if (to)
+            }
+            if (to != NULL) {
                 to[n] = (uint32_t)p->token.integer;
+            }
             token_next(p);
-            if (!accept(p, ','))
+            if (!accept(p, ',')) {
                 break;
+            }
         }
-        for (int n = 1; to && n < 3; n++)
-            to[n] = to[n] ? to[n] : 1;
+        for (int n = 1; to != NULL && n < 3; ++n) {
+            to[n] = to[n] != 0 ? to[n] : 1;
+        }
     }
 }
 
@@ -567,24 +598,27 @@ static void finish_constants(struct parser *p, struct CUfunc_st *f) {
     f->dynamic_align = align;
     f->constants = parser_take(p, p->constant_bytes + 64);
     f->constant_bytes = p->constant_bytes;
-    for (uint32_t i = 0; i < p->constant_count; i++) {
+    for (uint32_t i = 0; i < p->constant_count; ++i) {
         const struct constant *c = &p->constants[i];
-        const uint64_t value = c->value + (c->dynamic ? dynamic : 0);
-        for (uint32_t lane = 0; lane < WARP; lane++) {
+        const uint64_t value = c->value + (c->dynamic != NULL ? dynamic : 0);
+        for (uint32_t lane = 0; lane < WARP; ++lane) {
             const uint32_t narrow = (uint32_t)value;
-            if (c->is_wide)
+            if (c->is_wide != 0) {
                 memcpy(f->constants + c->slot + 8 * lane, &value, 8);
-            else
+            } else {
                 memcpy(f->constants + c->slot + 4 * lane, &narrow, 4);
+            }
         }
     }
 }
 
 /* Hand what was gathered over to the function. */
 static void finish_function(struct parser *p, struct CUfunc_st *f) {
-    for (uint32_t k = 0; k < p->length; k++)
-        if (p->code[k].run == control_bra)
+    for (uint32_t k = 0; k < p->length; ++k) {
+        if (p->code[k].run == control_bra) {
             p->code[k].target = *(const uint32_t *)p->code[k].more;
+        }
+    }
     f->code = p->code;
     f->places = p->places;
     f->length = p->length;
@@ -593,21 +627,25 @@ static void finish_function(struct parser *p, struct CUfunc_st *f) {
     f->static_shared = p->shared_bytes;
     f->local_bytes = (p->local_bytes + 15) / 16 * 16;
     f->specials = parser_take(p, SPECIAL_COUNT * sizeof *f->specials);
-    for (uint32_t s = 0; s < SPECIAL_CLOCK; s++)
-        if (p->special_slot[s])
+    for (uint32_t s = 0; s < SPECIAL_CLOCK; ++s) {
+        if (p->special_slot[s] != 0) {
             f->specials[f->special_count++] = (struct special_use){s, p->special_slot[s] - 1};
+        }
+    }
     finish_constants(p, f);
 }
 
 /* The list of parameters in parentheses, if there is one. */
 static void read_parameters(struct parser *p, struct CUfunc_st *f) {
     struct parameter list[512];
-    if (!accept(p, '('))
+    if (!accept(p, '(')) {
         return;
+    }
     if (p->token.kind != ')') {
         do {
-            if (f->parameter_count == 512)
+            if (f->parameter_count == 512) {
                 error_at(p, &p->token, "more than 512 parameters");
+            }
             read_parameter(p, &list[f->parameter_count++]);
         } while (accept(p, ','));
     }
@@ -623,11 +661,12 @@ void read_entry(struct parser *p) {
     const struct token name = p->token;
     expect(p, TOKEN_NAME, "a name");
     struct symbol *symbol = symbol_find(p, name.at, name.length);
-    if (!symbol || !symbol->is_prototype)
+    if (symbol == NULL || !symbol->is_prototype) {
         symbol = symbol_add(p, &name, name.at, name.length, SYMBOL_FUNCTION);
+    }
     char *copy = parser_take(p, name.length + 1);
     memcpy(copy, name.at, name.length);
-    *f = (struct CUfunc_st){.name = copy, .module = p->module, .is_entry = 1};
+    *f = (struct CUfunc_st){.name = copy, .module = p->module, .is_entry = true};
     p->function = f;
     p->code = NULL;
     p->places = NULL;
@@ -650,8 +689,9 @@ void read_entry(struct parser *p) {
         finish_function(p, f);
         struct module *m = p->module;
         struct CUfunc_st **grown = parser_take(p, (m->function_count + 1) * sizeof(struct CUfunc_st *));
-        if (m->function_count)
+        if (m->function_count != 0) {
             memcpy(grown, m->functions, m->function_count * sizeof(struct CUfunc_st *));
+        }
         m->functions = grown;
         m->functions[m->function_count++] = f;
     }
@@ -662,12 +702,14 @@ void read_entry(struct parser *p) {
 
 /* .version 8.8 */
 static void read_version(struct parser *p) {
-    if (!token_is(&p->token, ".version"))
+    if (!token_is(&p->token, ".version")) {
         error_at(p, &p->token, "a module begins with .version");
+    }
     token_next(p);
     const struct token t = p->token;
-    if (t.kind != TOKEN_REAL)
+    if (t.kind != TOKEN_REAL) {
         error_at(p, &t, "expected a version such as 8.8");
+    }
     p->version = (int)(t.real * 10 + 0.5);
     if (p->version < 60 || p->version > 999) { /* of a newer one, whatever instructions are known */
         p->result = CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
@@ -678,24 +720,27 @@ static void read_version(struct parser *p) {
 
 /* .target sm_120f, ... */
 static void read_target(struct parser *p) {
-    if (!token_is(&p->token, ".target"))
+    if (!token_is(&p->token, ".target")) {
         error_at(p, &p->token, "expected .target");
+    }
     token_next(p);
     const struct token t = p->token;
     char text[16] = "", suffix[8] = "";
     snprintf(text, sizeof text, "%.*s", (int)t.length, t.at);
-    if (t.kind != TOKEN_NAME || sscanf(text, "sm_%4d%7s", &p->target, suffix) < 1 || strlen(suffix) > 1)
+    if (t.kind != TOKEN_NAME || sscanf(text, "sm_%4d%7s", &p->target, suffix) < 1 || strlen(suffix) > 1) {
         error_at(p, &t, "expected a target such as sm_120f");
+    }
     p->target_suffix = suffix[0];
-    const int own = p->target == 120 || p->target == 121;
-    if (p->target > 121 || (p->target > 103 && !own) || (suffix[0] && !own) ||
-        (suffix[0] && suffix[0] != 'a' && suffix[0] != 'f')) {
+    const bool own = p->target == 120 || p->target == 121;
+    if (p->target > 121 || (p->target > 103 && !own) || (suffix[0] != '\0' && !own) ||
+        (suffix[0] != '\0' && suffix[0] != 'a' && suffix[0] != 'f')) {
         p->result = CUDA_ERROR_NO_BINARY_FOR_GPU;
         error_at(p, &t, "a virtual SM120 runs sm_120, sm_120a, sm_120f, sm_121* and plain sm_XX below, not %s", text);
     }
     token_next(p);
-    while (accept(p, ','))
+    while (accept(p, ',')) {
         expect(p, TOKEN_NAME, "a target option");
+    }
 }
 
 /* Go past an entry that may call functions which are not known yet. */
@@ -705,15 +750,17 @@ static void defer_entry(struct parser *p) {
     d->token = p->token;
     *p->deferred_end = d;
     p->deferred_end = &d->next;
-    while (p->token.kind != '{' && p->token.kind != ';' && p->token.kind != TOKEN_END)
+    while (p->token.kind != '{' && p->token.kind != ';' && p->token.kind != TOKEN_END) {
         token_next(p);
-    if (p->token.kind == '{')
+    }
+    if (p->token.kind == '{') {
         skip_block(p);
+    }
 }
 
 /* Read the entries that were put off. */
 static void read_deferred(struct parser *p) {
-    for (const struct deferred *d = p->deferred; d; d = d->next) {
+    for (const struct deferred *d = p->deferred; d != NULL; d = d->next) {
         p->lexer = d->lexer;
         p->token = d->token;
         read_entry(p);
@@ -722,14 +769,14 @@ static void read_deferred(struct parser *p) {
 
 /* A linking directive and what follows it. */
 static void read_declaration(struct parser *p) {
-    int is_extern = 0;
+    bool is_extern = false;
     while (token_is(&p->token, ".visible") || token_is(&p->token, ".weak") || token_is(&p->token, ".extern") ||
            token_is(&p->token, ".common")) {
         is_extern = token_is(&p->token, ".extern");
         token_next(p);
     }
     const struct token t = p->token;
-    if (token_is(&t, ".entry") && p->definitions) {
+    if (token_is(&t, ".entry") && p->definitions != NULL) {
         defer_entry(p);
     } else if (token_is(&t, ".entry")) {
         read_entry(p);
@@ -752,21 +799,23 @@ static void read_module(struct parser *p) {
         const struct token t = p->token;
         if (token_is(&t, ".address_size")) {
             token_next(p);
-            if (p->token.kind != TOKEN_INTEGER || p->token.integer != 64)
+            if (p->token.kind != TOKEN_INTEGER || p->token.integer != 64) {
                 error_at(p, &p->token, "addresses have 64 bits");
+            }
             token_next(p);
         } else if (token_is(&t, ".file")) {
             const uint32_t line = t.line;
-            do
+            do {
                 token_next(p);
-            while (p->token.kind != TOKEN_END && p->token.line == line);
+            } while (p->token.kind != TOKEN_END && p->token.line == line);
         } else if (token_is(&t, ".pragma")) {
             read_directive(p);
         } else if (token_is(&t, ".alias")) {
             read_alias(p);
         } else if (token_is(&t, ".section")) { /* debug information */
-            while (p->token.kind != '}' && p->token.kind != TOKEN_END)
+            while (p->token.kind != '}' && p->token.kind != TOKEN_END) {
                 token_next(p);
+            }
             expect(p, '}', "'}'");
         } else if (!accept(p, ';')) {
             read_declaration(p);
@@ -778,17 +827,20 @@ static void read_module(struct parser *p) {
 /* Read PTX text into a module; on failure the log says where and why. */
 CUresult module_parse(struct module *module, const char *text, char *log, size_t log_bytes) {
     struct parser *p = arena_take(&module->arena, sizeof *p);
-    if (!p)
+    if (p == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     p->module = module;
     p->log = log;
     p->log_bytes = log_bytes;
-    if (log && log_bytes)
+    if (log != NULL && log_bytes != 0) {
         *log = 0;
-    lexer_start(&p->lexer, text, module->name ? module->name : "<ptx>");
+    }
+    lexer_start(&p->lexer, text, module->name != NULL ? module->name : "<ptx>");
     p->deferred_end = &p->deferred;
-    if (setjmp(p->fail))
+    if (setjmp(p->fail)) {
         return p->result;
+    }
     scope_open(p);
     read_module(p);
     return CUDA_SUCCESS;

@@ -1,9 +1,14 @@
 /* The registers that instructions read and write, as the program names them: for whoever reports on them. */
+#include <string.h>
+
+#include "vm/machine/base.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
 /* A symbol's name as a string, made when it is first asked for. */
 const char *symbol_name(struct parser *p, struct symbol *s) {
-    if (!s->text) {
+    if (s->text == NULL) {
         char *text = parser_take(p, s->length + 1u);
         memcpy(text, s->name, s->length);
         s->text = text;
@@ -14,32 +19,39 @@ const char *symbol_name(struct parser *p, struct symbol *s) {
 /* Note that the statement reads or writes a register; each is noted once. */
 void use_register(struct parser *p, const char *name, uint32_t slot, enum type type, int is_write) {
     struct statement *s = &p->statement;
-    for (uint32_t k = 0; k < s->uses; k++)
-        if (s->use[k].slot == slot && (s->use[k].type == T_PRED) == (type == T_PRED) && s->use[k].is_write == is_write)
+    for (uint32_t k = 0; k < s->uses; ++k) {
+        if (s->use[k].slot == slot && (s->use[k].type == T_PRED) == (type == T_PRED) &&
+            s->use[k].is_write == is_write) {
             return;
-    if (s->uses == MAX_USES)
+        }
+    }
+    if (s->uses == MAX_USES) {
         error_at(p, &s->opcode, "'%s' names more than %d registers", s->name, (int)MAX_USES);
+    }
     s->use[s->uses++] = (struct use){name, slot, (uint8_t)type, (uint8_t)is_write};
 }
 
 /* Note an operand that is a register or a predicate; others are none. */
-void use_operand(struct parser *p, const struct operand *o, int is_write) {
-    if (o->kind == OPERAND_REGISTER || o->kind == OPERAND_PREDICATE)
+void use_operand(struct parser *p, const struct operand *o, bool is_write) {
+    if (o->kind == OPERAND_REGISTER || o->kind == OPERAND_PREDICATE) {
         use_register(p, o->name, o->slot, o->type, is_write);
+    }
 }
 
 /* Note the registers of a source that has no effect here. */
 void use_hint(struct parser *p, const struct operand *o) {
-    use_operand(p, o, 0);
-    for (uint32_t k = 0; k < o->count; k++)
-        use_operand(p, &o->items[k], 0);
+    use_operand(p, o, false);
+    for (uint32_t k = 0; k < o->count; ++k) {
+        use_operand(p, &o->items[k], false);
+    }
 }
 
 /* Note a variable that is an address, at [slot + address]. Parameters have no place that says anything. */
 void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t address) {
     struct statement *t = &p->statement;
-    if (s->space == SPACE_PARAM || s->is_argument || t->variables == MAX_OPERANDS)
+    if (s->space == SPACE_PARAM || s->is_argument || t->variables == MAX_OPERANDS) {
         return;
+    }
     t->variable[t->variables++] =
         (struct named_address){{symbol_name(p, s), address, s->bytes, (uint8_t)s->type, (uint8_t)s->space}, slot};
 }
@@ -48,15 +60,16 @@ void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t ad
 void use_attach(struct parser *p) {
     struct statement *s = &p->statement;
     struct place *at = &p->places[p->length - 1];
-    if (s->variables) {
+    if (s->variables != 0) {
         struct named_address *name = parser_take(p, s->variables * sizeof *name);
         memcpy(name, s->variable, s->variables * sizeof *name);
         at->name = name;
         at->named = s->variables;
         s->variables = 0;
     }
-    if (!s->uses)
+    if (s->uses == 0) {
         return;
+    }
     struct use *use = parser_take(p, s->uses * sizeof *use);
     memcpy(use, s->use, s->uses * sizeof *use);
     at->use = use;

@@ -1,0 +1,142 @@
+/* Open a device: choose it, ask for its properties, retain its context. Close it: take back all that it handed out. */
+#include <stdlib.h>
+
+#include "runtime/builtin.h"
+#include "runtime/check.h"
+#include "runtime/choose.h"
+#include "runtime/device.h"
+#include "runtime/error.h"
+#include "runtime/fork.h"
+#include "runtime/memory.h"
+#include "runtime/module.h"
+#include "runtime/profile.h"
+#include "runtime/stream.h"
+
+/* Ask the driver for everything that sm120_device_query answers. */
+static CUresult read_info(const struct driver *driver, CUdevice device, sm120_device_info *info) {
+    const struct {
+        CUdevice_attribute attribute;
+        int32_t *value;
+    } facts[] = {
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &info->capability_major},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &info->capability_minor},
+        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &info->multiprocessors},
+        {CU_DEVICE_ATTRIBUTE_WARP_SIZE, &info->warp_size},
+        {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, &info->max_threads_per_block},
+        {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, &info->max_threads_per_multiprocessor},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &info->shared_bytes_per_block},
+        {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &info->shared_bytes_per_multiprocessor},
+        {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, &info->registers_per_multiprocessor},
+        {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, &info->clock_khz},
+    };
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0] && result == CUDA_SUCCESS; ++i) {
+        int value = 0;
+        result = driver->cuDeviceGetAttribute(&value, facts[i].attribute, device);
+        *facts[i].value = value;
+    }
+    int version = 0;
+    int l2_bytes = 0;
+    size_t memory_bytes = 0;
+    result = result == CUDA_SUCCESS ? driver->cuDriverGetVersion(&version) : result;
+    result = result == CUDA_SUCCESS ? driver->cuDeviceGetAttribute(&l2_bytes, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device)
+                                    : result;
+    result = result == CUDA_SUCCESS ? driver->cuDeviceTotalMem(&memory_bytes, device) : result;
+    result = result == CUDA_SUCCESS ? driver->cuDeviceGetName(info->name, (int)sizeof info->name, device) : result;
+    info->driver_version = version;
+    info->l2_bytes = l2_bytes;
+    info->memory_bytes = (int64_t)memory_bytes;
+    return result;
+}
+
+/* Free a device's own memory. */
+static void discard(struct device *device) {
+    mutex_destroy(&device->lock);
+    mutex_destroy(&device->builtin_lock);
+    registry_free(&device->memory);
+    registry_free(&device->pinned);
+    registry_free(&device->streams);
+    registry_free(&device->events);
+    builtin_close(device);
+    free(device);
+}
+
+/* Make a device of a driver and an ordinal, without a handle. NULL: out of host memory. */
+static struct device *make(const struct choice *choice) {
+    struct device *const device = calloc(1, sizeof *device);
+    if (device == NULL) {
+        return NULL;
+    }
+    device->driver = choice->driver;
+    device->options = choice->options;
+    device->info.size = sizeof device->info;
+    device->info.is_virtual = choice->driver == driver_virtual();
+    device->info.ordinal = choice->ordinal;
+    mutex_init(&device->lock);
+    mutex_init(&device->builtin_lock);
+    if (!builtin_open(device)) {
+        discard(device);
+        return NULL;
+    }
+    return device;
+}
+
+sm120_status sm120_device_open(const char *name, sm120_device **device) {
+    error_clear();
+    struct choice choice = {.options = {.checks = -1}};
+    sm120_status status = check_pointer((const void *)device, "device");
+    if (status == SM120_OK) {
+        *device = NULL;
+        status = choose_device(name, &choice);
+    }
+    if (status != SM120_OK) {
+        return status;
+    }
+    fork_prepare();
+    struct device *const made = make(&choice);
+    if (made == NULL) {
+        return fail(SM120_OUT_OF_MEMORY, "opening a device: host memory is used up");
+    }
+    CUresult result = choice.driver->cuDeviceGet(&made->ordinal, choice.ordinal);
+    result = result == CUDA_SUCCESS ? read_info(choice.driver, made->ordinal, &made->info) : result;
+    result = result == CUDA_SUCCESS ? choice.driver->cuDevicePrimaryCtxRetain(&made->context, made->ordinal) : result;
+    if (result != CUDA_SUCCESS) {
+        status = driver_fail(choice.driver, result, "opening %s device %d", made->info.is_virtual ? "virtual" : "CUDA",
+                             choice.ordinal);
+        discard(made);
+        return status;
+    }
+    if (!object_register(&made->object, OBJECT_DEVICE, NULL)) {
+        choice.driver->cuDevicePrimaryCtxRelease(made->ordinal);
+        discard(made);
+        return fail(SM120_OUT_OF_MEMORY, "opening a device: host memory is used up");
+    }
+    *device = made->object.handle;
+    return SM120_OK;
+}
+
+sm120_status sm120_device_close(sm120_device *handle) {
+    error_clear();
+    if (handle == NULL) {
+        return SM120_OK;
+    }
+    struct device *const device = (struct device *)object_retire(handle, OBJECT_DEVICE, "device");
+    if (device == NULL) {
+        return SM120_INVALID_ARGUMENT;
+    }
+    if (device_push(device) == SM120_OK) {
+        device->driver->cuCtxSynchronize();
+        profile_close(device);
+        module_close_all(device, true);
+        stream_close_all(device);
+        memory_close_all(device);
+        device_pop(device);
+    } else { /* the context is gone, and all that it held */
+        module_close_all(device, false);
+    }
+    device->driver->cuDevicePrimaryCtxRelease(device->ordinal);
+    object_unregister(&device->object);
+    discard(device);
+    error_clear();
+    return SM120_OK;
+}

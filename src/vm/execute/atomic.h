@@ -1,0 +1,13 @@
+/* atom and red. */
+#ifndef SM120_VM_EXECUTE_ATOMIC_H
+#define SM120_VM_EXECUTE_ATOMIC_H
+
+#include "vm/machine/cta.h"
+
+handler atomic_run, atomic_run_wide;
+/* NULL where PTX has no such operation. */
+atomic_function *atomic_find(enum atomic_op op, enum type type);
+/* The same for cp.reduce.async.bulk. */
+atomic_function *atomic_find_bulk(enum atomic_op op, enum type type);
+
+#endif

@@ -1,0 +1,45 @@
+/* Memory that is freed at once. */
+#include "vm/machine/arena.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "vm/machine/poison.h"
+#include "vm/machine/types.h"
+
+struct arena_block {
+    struct arena_block *next;
+    char *at, *end;
+};
+
+/* Take zeroed memory, 64-byte aligned; NULL when there is none. */
+void *arena_take(struct arena *arena, size_t bytes) {
+    enum { BLOCK = 1 << 18 };
+    const size_t asked = bytes;
+    bytes = (bytes + 63) / 64 * 64 + POISON_GAP;
+    struct arena_block *b = arena->first;
+    if (b == NULL || (size_t)(b->end - b->at) < bytes) {
+        const size_t space = bytes > BLOCK / 2 ? bytes + 192 : BLOCK;
+        b = calloc(1, space);
+        if (b == NULL) {
+            return NULL;
+        }
+        b->at = (char *)(((uintptr_t)(b + 1) + 63) / 64 * 64);
+        b->end = (char *)b + space;
+        b->next = arena->first;
+        arena->first = b;
+    }
+    void *memory = b->at;
+    b->at += bytes;
+    POISON((char *)memory + asked, bytes - asked);
+    return memory;
+}
+
+/* Free all of it. */
+void arena_free(struct arena *arena) {
+    for (struct arena_block *b = arena->first, *next; b != NULL; b = next) {
+        next = b->next;
+        free(b);
+    }
+    arena->first = NULL;
+}

@@ -1,0 +1,13 @@
+/* Memory that is freed at once. */
+#ifndef SM120_VM_MACHINE_ARENA_H
+#define SM120_VM_MACHINE_ARENA_H
+
+#include <stddef.h>
+
+struct arena {
+    struct arena_block *first;
+};
+void *arena_take(struct arena *arena, size_t bytes); /* zeroed, 64-byte aligned; NULL when memory is used up */
+void arena_free(struct arena *arena);
+
+#endif

@@ -1,0 +1,50 @@
+/* What the SM120 has, and where its spaces are. */
+#ifndef SM120_VM_MACHINE_BASE_H
+#define SM120_VM_MACHINE_BASE_H
+
+#include <stdint.h>
+
+#include "platform/compiler.h"
+
+#define FULL 0xffffffffu
+enum {
+    WARP = 32,
+    MAX_WARPS = 32,
+    MAX_SHARED = 101376,
+    DEFAULT_SHARED = 49152,
+    BARRIERS = 16,
+    CLUSTER_BARRIER = BARRIERS
+};
+
+/* Generic addresses of the spaces that have no host address. Shared memory starts at 1024, as on the chip, so that
+ * address 0 is never valid. */
+#define SHARED_BASE   1024u
+#define SHARED_WINDOW 0x0100000000000000u
+#define LOCAL_WINDOW  0x0200000000000000u
+#define PARAM_WINDOW  0x0300000000000000u
+#define CODE_WINDOW   0x0400000000000000u /* the address of a function: its number * 16 */
+#define WINDOW_MASK   0xff00000000000000u
+
+enum space { SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_PARAM, SPACE_CONST };
+
+static inline uint32_t bit_count(uint32_t x) {
+    uint32_t n = 0;
+    for (; x != 0; x &= x - 1) {
+        ++n;
+    }
+    return n;
+}
+
+static inline uint32_t lowest_bit(uint32_t x) {
+#if defined(__GNUC__)
+    return (uint32_t)__builtin_ctz(x);
+#else
+    uint32_t n = 0;
+    while (!(x >> n & 1)) {
+        ++n;
+    }
+    return n;
+#endif
+}
+
+#endif

@@ -1,0 +1,158 @@
+/* What runs: warps and their splits, barriers and mbarriers, copies in flight, CTAs. */
+#ifndef SM120_VM_MACHINE_CTA_H
+#define SM120_VM_MACHINE_CTA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "vm/machine/program.h"
+
+/* inst.q of ld, st, atom, red and of mbarrier operations: what the access orders. inst.r of the first four: its scope
+ * is the CTA. */
+enum order { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
+
+/* inst.flags of a fence */
+enum { FENCE_MEMORY = 1, FENCE_PROXY = 2, FENCE_PROXY_GLOBAL = 4, FENCE_GPU = 8 /* its scope */ };
+
+enum atomic_op {
+    ATOMIC_ADD,
+    ATOMIC_MIN,
+    ATOMIC_MAX,
+    ATOMIC_AND,
+    ATOMIC_OR,
+    ATOMIC_XOR,
+    ATOMIC_INC,
+    ATOMIC_DEC,
+    ATOMIC_EXCH,
+    ATOMIC_CAS
+};
+typedef uint64_t atomic_function(void *address, uint64_t value, uint64_t compare);
+
+enum wait {
+    WAIT_NOT,
+    WAIT_CONVERGE, /* for the other lanes of the warp */
+    WAIT_MBARRIER,
+    WAIT_BULK,   /* for bulk groups of this thread */
+    WAIT_BARRIER /* at bar.sync; the only one that does not execute its instruction again */
+};
+
+/* Lanes of a warp that are at the same pc. */
+struct split {
+    uint32_t pc, mask;
+    uint32_t address; /* of the mbarrier waited for, or the barrier's number */
+    uint32_t phase, detail;
+    uint32_t ran;                       /* instructions since others last had a turn */
+    uint8_t wait, skip, forced, polled; /* polled: address and phase are of the last poll, which failed */
+};
+
+struct cta;
+struct worker;
+struct warp {
+    const char *base[2]; /* registers, constants */
+    char *registers;
+    uint32_t *predicates; /* [0] is true, [1] the carry flags */
+    uint32_t pc, active;  /* of the split that runs */
+    uint32_t live;        /* lanes that have not exited */
+    struct cta *cta;
+    struct worker *worker;
+    const struct CUfunc_st *function;
+    uint8_t *local; /* [lane][local_bytes] */
+    uint32_t index, current, splits;
+    uint32_t bulk_group[WARP];         /* committed bulk groups */
+    uint32_t async_group[WARP];        /* committed cp.async groups */
+    struct call *calls;                /* [depth][lane] */
+    uint32_t depth[WARP], frame[WARP]; /* calls that each lane is in; local address of its frame */
+    struct split split[WARP];
+};
+
+struct mbarrier {
+    uint32_t address;
+    uint32_t expected, pending, phase;
+    int32_t tx;
+    bool valid;
+};
+
+struct barrier {
+    uint32_t arrived, expected; /* threads */
+    uint32_t reduced_and, reduced_or, count;
+};
+
+enum async_kind { ASYNC_LOAD, ASYNC_STORE, ASYNC_REDUCE, ASYNC_COPY, ASYNC_ARRIVE };
+struct async_op {
+    uint8_t kind, op, type, is_tensor;
+    uint32_t warp, lane, group, mask;
+    uint32_t shared, bytes, mbarrier;
+    uint64_t global;
+    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index of its lanes; of a tensor copy: of its box */
+    uint32_t pc;
+};
+struct async_lanes {
+    uint64_t from[WARP];
+    uint32_t to[WARP], bytes[WARP], group[WARP];
+    uint32_t size;
+};
+
+struct launch;
+struct tma_box;
+struct cta {
+    struct launch *launch;
+    uint32_t id[3];
+    uint64_t linear;
+    uint32_t warps, threads, exited_warps, live_threads;
+    uint8_t *shared; /* shared[address - SHARED_BASE] */
+    uint32_t shared_bytes;
+    struct mbarrier *mbarrier;
+    uint32_t mbarriers, mbarrier_space;
+    uint16_t *mbarrier_at;                /* [shared_bytes / 8]: index + 1 */
+    struct barrier barrier[BARRIERS + 1]; /* the last: of the cluster */
+    struct async_op *async;
+    uint32_t asyncs, async_space;
+    struct async_lanes *async_lanes;
+    uint32_t async_lanes_space;
+    struct tma_box *boxes; /* of tensor copies in flight */
+    uint32_t box_space;
+    uint64_t random;
+    uint32_t progress; /* counts everything that can end a wait */
+    struct warp *warp;
+    struct shadow *shadow;   /* check.h; NULL when nothing is checked */
+    struct defined *defined; /* defined.h; kept for the launches at level full */
+    int watches_lanes;       /* at level full */
+    uint64_t executed;       /* warp instructions */
+    uint32_t left;           /* warps that have not ended */
+    uint32_t hopeless, fruitless, blocked, progressed;
+    uint64_t changes, work, changes_base, work_base; /* poll.c: what it has done; what its worker had done before */
+    uint64_t slice_start, slice_changes, slice_work, slice_reads; /* when the present slice began */
+    uint32_t polled, quiet_slices; /* repeated reads in it; slices without a sign of work */
+    bool waits_outside;            /* something in this round may wait for another CTA */
+    struct poll *polls;            /* [warp][lane][2]; NULL until a lane reads strongly */
+    struct poll *watched[8];       /* some of those that it waits with */
+    uint32_t watches;
+    uint64_t states[16], state_news; /* schedule.c: of the last times that it waited in vain */
+    uint32_t state_count;
+    bool in_vain, is_stuck;
+    /* the room that it lives in, kept for the next CTA */
+    char *memory; /* shared, then registers, predicates, local and calls of each warp */
+    size_t memory_bytes, used_bytes;
+    const struct launch *prepared_for;
+    uint64_t prepared_number;
+    struct shadow *kept_shadow;
+    struct cta *following; /* in the list that it is in */
+};
+
+static inline const void *source(const struct warp *w, uint32_t offset) {
+    return w->base[offset & 1u] + (offset & ~1u);
+}
+
+static inline void *destination(struct warp *w, uint32_t offset) {
+    return w->registers + offset;
+}
+
+/* Let the lanes of the current split that are not in `mask` go on at the next instruction. */
+void warp_leave_behind(struct warp *w, uint32_t mask);
+/* Wait until every lane of `needed` is at this instruction. STEP_NEXT when they are. */
+enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why);
+
+/* A number from the seed's sequence of a CTA. */
+uint64_t cta_random(struct cta *cta);
+
+#endif

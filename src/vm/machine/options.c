@@ -1,0 +1,32 @@
+/* How the calling thread's launches run. */
+#include "vm/machine/options.h"
+
+#include "vm/machine/environment.h"
+#include "vm/machine/launch.h"
+
+static const struct driver_options by_environment = {.checks = -1};
+static _Thread_local struct driver_options configured = {.checks = -1};
+
+/* How the calling thread's next launches run; NULL: as the environment says. */
+void options_set(const struct driver_options *options) {
+    configured = options != NULL ? *options : by_environment;
+}
+
+/* How they run now. */
+struct driver_options options_get(void) {
+    return configured;
+}
+
+/* The level of checks, which the device's name or the environment says. */
+CUresult options_read_checks(enum checks *checks) {
+    static const char *const names[] = {"off", "default", "full"};
+    int level;
+    const CUresult r = environment_word("PYSM120_CHECKS", names, CHECKS_DEFAULT, &level);
+    *checks = (enum checks)(configured.checks >= 0 ? configured.checks : level);
+    return r;
+}
+
+enum checks options_checks(void) {
+    enum checks checks;
+    return options_read_checks(&checks) != CUDA_SUCCESS ? CHECKS_DEFAULT : checks;
+}

@@ -1,0 +1,201 @@
+/* A decoded program: instructions, where they were written, functions, variables. */
+#ifndef SM120_VM_MACHINE_PROGRAM_H
+#define SM120_VM_MACHINE_PROGRAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "vm/machine/arena.h"
+#include "vm/machine/base.h"
+#include "vm/machine/types.h"
+
+enum step {
+    STEP_NEXT,  /* go on with the next instruction */
+    STEP_JUMP,  /* the handler changed the splits */
+    STEP_AGAIN, /* wait, then execute this instruction again */
+    STEP_WAIT,  /* arrived at a barrier: whoever completes it moves this split on */
+    STEP_YIELD, /* go on with the next instruction, but give others a turn: a poll that failed */
+    STEP_FAULT
+};
+
+struct warp;
+struct inst;
+typedef enum step handler(struct warp *w, const struct inst *i, uint32_t mask);
+
+/* Modifiers that arithmetic asks for at run time (inst.flags). */
+enum {
+    FLAG_FTZ = 1,
+    FLAG_SAT = 2,
+    FLAG_RELU = 4,
+    FLAG_NAN = 8,
+    FLAG_ROUND = 16, /* rounding mode << 4: 0 nearest even, 1 zero, 2 down, 3 up, 4 nearest away */
+    FLAG_XORSIGN = 128,
+    FLAG_ABS = 256
+};
+#define ROUNDING(flags) (((flags) >> 4) & 7u)
+
+/* One instruction. Operand offsets are in bytes; bit 0 chooses constants instead of registers. */
+struct inst {
+    handler *run;
+    uint32_t d, a, b, c, e; /* destination and sources */
+    uint32_t guard, flip;   /* executes in lanes where predicate[guard] ^ flip */
+    uint32_t flags;
+    uint16_t p, q, r;    /* predicate operands */
+    uint8_t size, count; /* bytes of an access, elements of a vector */
+    uint8_t space, kind; /* what they mean is the handler's */
+    uint8_t negate, spare;
+    uint32_t target;  /* of a branch */
+    int64_t offset;   /* of an address, or an immediate */
+    const void *more; /* what else the handler needs, in the module's arena */
+    handler *next;    /* the handler that a check hands over to */
+};
+
+/* A register that an instruction reads or writes. */
+struct use {
+    const char *name; /* as the program spells it */
+    uint32_t slot;    /* in bytes from warp.registers; the index of a predicate */
+    uint8_t type;     /* as it was declared */
+    uint8_t is_write;
+};
+
+/* A variable and its place in its space. */
+struct placed {
+    const char *name; /* as the program spells it */
+    uint64_t address, bytes;
+    uint8_t type, space;
+};
+
+/* A variable that an instruction names as an address: it is at [slot + variable.address]. */
+struct named_address {
+    struct placed variable;
+    uint32_t slot;
+};
+
+/* Where an instruction was written, and what it is called. A statement that became several instructions has its
+ * registers and its counter at the last one, but a call has them where arguments and results are moved. */
+struct place {
+    const char *file;
+    const char *text;   /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
+    uint32_t line, row; /* of the file, as line markers say; of the text itself */
+    uint32_t opcode;    /* counter */
+    const struct use *use; /* its registers, without the guard, which is inst.guard */
+    uint32_t uses, named;
+    const struct named_address *name; /* its variables: `named` of them */
+    const char *guard;                /* what the program calls it; NULL: none */
+};
+
+struct parameter {
+    const char *name;
+    enum type type;
+    uint32_t offset, bytes, align, count; /* count: elements of an array, 0 for a scalar */
+};
+
+/* A hardware register that is loaded into an ordinary one when a warp starts. */
+enum special {
+    SPECIAL_TID_X,
+    SPECIAL_TID_Y,
+    SPECIAL_TID_Z,
+    SPECIAL_NTID_X,
+    SPECIAL_NTID_Y,
+    SPECIAL_NTID_Z,
+    SPECIAL_CTAID_X,
+    SPECIAL_CTAID_Y,
+    SPECIAL_CTAID_Z,
+    SPECIAL_NCTAID_X,
+    SPECIAL_NCTAID_Y,
+    SPECIAL_NCTAID_Z,
+    SPECIAL_LANEID,
+    SPECIAL_WARPID,
+    SPECIAL_NWARPID,
+    SPECIAL_SMID,
+    SPECIAL_NSMID,
+    SPECIAL_GRIDID,
+    SPECIAL_LANEMASK_EQ,
+    SPECIAL_LANEMASK_LE,
+    SPECIAL_LANEMASK_LT,
+    SPECIAL_LANEMASK_GE,
+    SPECIAL_LANEMASK_GT,
+    SPECIAL_DYNAMIC_SMEM_SIZE,
+    SPECIAL_TOTAL_SMEM_SIZE,
+    SPECIAL_GRID_WORKSPACE_HIGH,
+    SPECIAL_GRID_WORKSPACE_LOW,
+    SPECIAL_ZERO,
+    SPECIAL_ONE,
+    SPECIAL_CLOCK,
+    SPECIAL_CLOCK_HI,
+    SPECIAL_CLOCK64,
+    SPECIAL_GLOBALTIMER,
+    SPECIAL_GLOBALTIMER_LO,
+    SPECIAL_GLOBALTIMER_HI,
+    SPECIAL_COUNT
+};
+struct special_use {
+    uint32_t special, slot;
+};
+
+/* A function (.func) as part of a kernel's code. */
+struct routine {
+    const char *name;
+    const struct definition *definition;
+    struct call_site *sites; /* its calls */
+    uint32_t pc;
+    uint32_t frame, frame_bytes; /* the register that holds the local address of its frame */
+    uint32_t first, end;         /* its registers, in bytes */
+    uint32_t first_predicate, end_predicate;
+    const uint8_t *wide;  /* [register / 128]: is it of 64 bits? */
+    uint32_t saved_bytes; /* of local memory, for all of its registers */
+    bool is_recursive;
+};
+
+/* A call instruction. */
+struct call_site {
+    struct call_site *next;
+    const struct routine *caller; /* NULL: the kernel itself */
+    struct routine *callee;       /* NULL: by address */
+    const struct signature *signature;
+    /* May a call from here reach this function? Asked where the address of the callee decides. */
+    bool (*fits)(const struct call_site *site, const struct routine *callee);
+};
+
+/* What a lane comes back to. */
+struct call {
+    uint32_t pc, frame;
+    const struct call_site *site;
+};
+
+struct module;
+struct CUfunc_st {
+    const char *name;
+    struct module *module;
+    struct parameter *parameters;
+    uint32_t parameter_count, parameter_bytes;
+    struct inst *code;
+    struct place *places;
+    uint32_t length;
+    uint32_t register_bytes, predicates;
+    char *constants;
+    uint32_t constant_bytes;
+    struct special_use *specials;
+    uint32_t special_count;
+    uint32_t static_shared, local_bytes, dynamic_align;
+    uint32_t frame_bytes, call_depth; /* local memory of the kernel itself; calls that may nest, 0: none */
+    struct routine **routines;        /* by number of the function, NULL where it is no part of the kernel */
+    uint32_t routine_count;
+    uint32_t required[3], maximum[3]; /* .reqntid and .maxntid; 0: not given */
+    int dynamic_limit;                /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    bool is_entry;
+};
+
+struct device;
+struct module {
+    struct arena arena;
+    const char *name; /* what messages call its text where no line marker stands */
+    struct device *device;
+    struct CUfunc_st **functions;
+    uint32_t function_count;
+    struct placed *variables; /* .global and .const ones */
+    uint32_t variable_count;
+    struct module *next, *previous;
+};
+
+#endif

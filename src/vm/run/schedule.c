@@ -1,0 +1,555 @@
+/* Which CTA runs next. A thread runs a CTA to its end, unless that only polls: then it makes room for others, as many
+ * as the chip would hold at once, and is taken up again when what it polled has changed. At level full one thread runs
+ * a few CTAs in turns that the seed chooses. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "platform/clock.h"
+#include "platform/thread.h"
+#include "vm/check/check.h"
+#include "vm/defined/defined.h"
+#include "vm/execute/poll.h"
+#include "vm/machine/base.h"
+#include "vm/machine/cta.h"
+#include "vm/machine/device.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/launch.h"
+#include "vm/machine/poison.h"
+#include "vm/machine/program.h"
+#include "vm/machine/types.h"
+#include "vm/run/run.h"
+
+enum { ACTIVE = 4, STATES = 16, GLANCE = 16 };
+/* Warp instructions after which polls without any answer are a deadlock, proven or not. */
+#define IN_VAIN (1ull << 30)
+
+struct schedule {
+    struct mutex lock; /* of what follows, where it is not atomic */
+    struct cta *waiting, **last;
+    struct cta *rooms;         /* empty */
+    atomic_uint waits;         /* CTAs in the list */
+    atomic_uint running;       /* threads that run a CTA */
+    atomic_uint_fast64_t news; /* counts what may answer a poll */
+    uint64_t residency;        /* CTAs that the chip holds at once */
+    uint64_t vain, vain_news;  /* instructions spent on polls since the last news */
+    uint64_t looked_at;        /* the news at which no poll had an answer */
+    uint64_t stuck_since;      /* milliseconds; 0: nothing says that it is */
+    unsigned stuck_calls;      /* of the host, until then */
+    uint64_t random;
+    uint32_t odd; /* now a CTA with an answer comes first, now a new one: the former may just count the latter */
+};
+
+/* CTAs that one multiprocessor holds. */
+unsigned launch_occupancy(unsigned threads, size_t shared) {
+    enum { MOST_THREADS = 1536, MOST_CTAS = 24, SHARED = 102400, RESERVED = 1024 };
+    const unsigned by_threads = MOST_THREADS / ((threads + WARP - 1) / WARP * WARP);
+    const unsigned by_shared = shared > MAX_SHARED ? 0 : (unsigned)(SHARED / (shared + RESERVED));
+    const unsigned fit = by_threads < by_shared ? by_threads : by_shared;
+    return fit < MOST_CTAS ? fit : MOST_CTAS;
+}
+
+/* ---- rooms --------------------------------------------------------------------------------------------------- */
+
+void room_free(struct cta *room) {
+    if (room == NULL) {
+        return;
+    }
+    check_free(room->kept_shadow);
+    defined_free(room->defined);
+    if (room->memory != NULL) {
+        UNPOISON(room->memory, room->memory_bytes);
+    }
+    free(room->memory);
+    free(room->warp);
+    free(room->mbarrier);
+    free(room->mbarrier_at);
+    free(room->async);
+    free(room->async_lanes);
+    free(room->boxes);
+    free(room->polls);
+    free(room);
+}
+
+/* Mark what lies between the registers, the predicates, the local memory and the calls of the warps. */
+static void poison_gaps(const struct cta *room, const struct launch *launch, size_t each) {
+    const struct CUfunc_st *f = launch->function;
+    const char *const shared = room->memory + launch->shared_bytes;
+    POISON(shared, (size_t)(room->warp[0].registers - shared));
+    for (uint32_t k = 0; k < launch->warps; ++k) {
+        const struct warp *const w = &room->warp[k];
+        POISON(w->registers, each);
+        UNPOISON(w->registers, f->register_bytes);
+        UNPOISON(w->predicates, f->predicates * sizeof *w->predicates);
+        UNPOISON(w->local, (size_t)f->local_bytes * WARP);
+        UNPOISON(w->calls, sizeof *w->calls * f->call_depth * WARP);
+    }
+}
+
+/* Lay out registers, predicates, shared and local memory. False: out of memory. */
+static bool lay_out(struct cta *room, const struct launch *launch) {
+    const struct CUfunc_st *f = launch->function;
+    const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
+    const size_t local = (size_t)f->local_bytes * WARP + 64, shared = (launch->shared_bytes + 127u) / 64 * 64;
+    const size_t calls = sizeof(struct call) * f->call_depth * WARP;
+    const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128,
+                 all = each * launch->warps + shared + 64;
+    if (all > room->memory_bytes) {
+        free(room->memory);
+        room->memory = aligned_alloc(64, (all + 63) / 64 * 64);
+        room->memory_bytes = room->memory != NULL ? all : 0;
+    }
+    if (room->memory == NULL) {
+        return false;
+    }
+    UNPOISON(room->memory, room->memory_bytes);
+    memset(room->memory, 0xff, all); /* what was never written is NaN */
+    room->used_bytes = all;
+    room->shared = (uint8_t *)room->memory;
+    char *at = room->memory + shared;
+    for (uint32_t k = 0; k < launch->warps; ++k, at += each) {
+        room->warp[k].registers = at;
+        room->warp[k].predicates = (uint32_t *)(void *)(at + registers / 64 * 64 + 64);
+        room->warp[k].local = (uint8_t *)at + registers / 64 * 64 + 64 + predicates;
+        room->warp[k].calls = (struct call *)(void *)(at + each - (calls + 63) / 64 * 64);
+    }
+    poison_gaps(room, launch, each);
+    return true;
+}
+
+/* Make a room fit for the CTAs of a launch. False: out of memory. */
+static bool prepare(struct cta *room, const struct launch *launch) {
+    if (room->prepared_for == launch && room->prepared_number == launch->number) {
+        return true;
+    }
+    room->prepared_for = NULL;
+    if (room->warp == NULL) {
+        room->warp = calloc(MAX_WARPS, sizeof *room->warp);
+    }
+    if (room->mbarrier_at == NULL) {
+        room->mbarrier_at = calloc(MAX_SHARED / 8 + 1024, sizeof *room->mbarrier_at);
+    }
+    if (room->warp == NULL || room->mbarrier_at == NULL || !lay_out(room, launch)) {
+        return false;
+    }
+    if (launch->checks != CHECKS_OFF && (room->kept_shadow = check_open(room->kept_shadow, launch)) == NULL) {
+        return false;
+    }
+    room->prepared_for = launch;
+    room->prepared_number = launch->number;
+    return true;
+}
+
+/* An empty room; NULL when memory is used up, which ends the launch. */
+static struct cta *take_room(struct worker *worker, struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    struct cta *room = worker->spare;
+    worker->spare = NULL;
+    if (room == NULL) {
+        mutex_lock(&s->lock);
+        room = s->rooms;
+        s->rooms = room != NULL ? room->following : NULL;
+        mutex_unlock(&s->lock);
+    }
+    room = room != NULL ? room : calloc(1, sizeof *room);
+    if (room != NULL && prepare(room, launch)) {
+        return room;
+    }
+    room_free(room);
+    launch_out_of_memory(launch);
+    return NULL;
+}
+
+/* Keep an empty room, for this thread or for any. */
+static void leave_room(struct worker *worker, struct launch *launch, struct cta *room) {
+    struct schedule *s = launch->schedule;
+    if (launch->world != NULL) {
+        world_leave(launch->world, room);
+    }
+    if (worker->spare == NULL) {
+        worker->spare = room;
+        return;
+    }
+    mutex_lock(&s->lock);
+    room->following = s->rooms;
+    s->rooms = room;
+    mutex_unlock(&s->lock);
+}
+
+/* ---- CTAs that wait ------------------------------------------------------------------------------------------ */
+
+static void append(struct schedule *s, struct cta *cta) {
+    cta->following = NULL;
+    *s->last = cta;
+    s->last = &cta->following;
+    atomic_fetch_add(&s->waits, 1);
+}
+
+/* Take the CTA that a link of the list points to. */
+static struct cta *unlink_at(struct schedule *s, struct cta **link) {
+    struct cta *cta = *link;
+    *link = cta->following;
+    if (s->last == &cta->following) {
+        s->last = link;
+    }
+    atomic_fetch_sub(&s->waits, 1);
+    return cta;
+}
+
+/* One of the first `most` that has an answer; those without go to the end of the list. NULL: none has. */
+static struct cta *take_answered(struct schedule *s, unsigned most) {
+    const unsigned waits = atomic_load(&s->waits);
+    const uint64_t news = atomic_load(&s->news);
+    if (s->looked_at == news && !atomic_load(&s->running)) { /* all have been looked at since the last news */
+        return NULL;
+    }
+    for (unsigned k = 0; k < waits && k < most; ++k) {
+        struct cta *cta = unlink_at(s, &s->waiting);
+        if (poll_has_answer(cta)) {
+            return cta;
+        }
+        append(s, cta);
+    }
+    if (most >= waits) {
+        s->looked_at = news;
+    }
+    return NULL;
+}
+
+static uint64_t mix(uint64_t h, uint64_t word) {
+    h = (h ^ word) * 0x9e3779b97f4a7c15u;
+    return h ^ h >> 29;
+}
+
+static uint64_t mix_bytes(uint64_t h, const void *memory, size_t bytes) {
+    const uint8_t *at = memory;
+    for (; bytes >= 8; bytes -= 8, at += 8) {
+        uint64_t word;
+        memcpy(&word, at, 8);
+        h = mix(h, word);
+    }
+    while (bytes-- != 0) {
+        h = mix(h, *at++);
+    }
+    return h;
+}
+
+/* A number for everything that a CTA's next steps depend on, but for memory that others write. */
+static uint64_t state_of(const struct cta *cta) {
+    const struct CUfunc_st *f = cta->launch->function;
+    uint64_t h = mix_bytes(0, cta->shared, cta->shared_bytes);
+    for (uint32_t k = 0; k < cta->warps; ++k) {
+        const struct warp *w = &cta->warp[k];
+        h = mix_bytes(h, w->registers, f->register_bytes);
+        h = mix_bytes(h, w->predicates, f->predicates * sizeof *w->predicates);
+        h = mix_bytes(h, w->local, (size_t)f->local_bytes * WARP);
+        for (uint32_t n = 0; n < w->splits; ++n) {
+            h = mix(mix(h, w->split[n].pc), (uint64_t)w->split[n].wait << 32 | w->split[n].mask);
+        }
+    }
+    return h;
+}
+
+/* A CTA was run without an answer to its polls, and waits again. Has it come back to a state in which it was before,
+ * while nothing changed in global memory? Then it goes round in a circle. */
+static void note_state(struct schedule *s, struct cta *cta) {
+    const uint64_t news = atomic_load(&s->news), state = state_of(cta);
+    if (cta->state_news != news) {
+        cta->state_news = news;
+        cta->state_count = 0;
+        cta->is_stuck = false;
+    }
+    for (uint32_t k = 0; k < cta->state_count && k < STATES; ++k) {
+        cta->is_stuck |= cta->states[k] == state;
+    }
+    cta->states[cta->state_count++ % STATES] = state;
+}
+
+/* Milliseconds of a clock that only goes forward. */
+static uint64_t now(void) {
+    return clock_steady() / 1000000;
+}
+
+/* Could another thread of the host still answer? It has a while, which begins anew with all that it does here. */
+static bool host_may_answer(struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    const unsigned calls = atomic_load(&launch->device->host_calls);
+    if (s->stuck_since == 0 || s->stuck_calls != calls) {
+        s->stuck_since = now();
+        s->stuck_calls = calls;
+    }
+    if (now() - s->stuck_since >= launch->patience) {
+        return false;
+    }
+    clock_sleep(1000000);
+    return true;
+}
+
+/* Do all go round in circles, or have they polled in vain for very long? */
+static bool is_deadlock(struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    const uint64_t news = atomic_load(&s->news);
+    bool all = s->waiting != NULL;
+    for (const struct cta *cta = s->waiting; cta != NULL; cta = cta->following) {
+        all &= cta->is_stuck && cta->state_news == news;
+    }
+    if (!all && s->vain <= IN_VAIN) {
+        s->stuck_since = 0;
+        return false;
+    }
+    return !host_may_answer(launch);
+}
+
+/* Report it: the warps of as many CTAs as fit. */
+static void report_deadlock(struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    char text[3000];
+    size_t n = 0;
+    const uint64_t started = atomic_load(&launch->next);
+    if (started < launch->ctas) {
+        n = (size_t)snprintf(
+            text, sizeof text,
+            "deadlock: %u CTAs are resident, as many as %d multiprocessors hold, and wait for CTAs that "
+            "have not started",
+            atomic_load(&s->waits), MULTIPROCESSORS);
+    } else {
+        n = (size_t)snprintf(text, sizeof text, "deadlock: all %u CTAs that have not ended wait",
+                             atomic_load(&s->waits));
+    }
+    for (const struct cta *cta = s->waiting; cta != NULL && n + 400 < sizeof text; cta = cta->following) {
+        n += (size_t)snprintf(text + n, sizeof text - n, "\n CTA %u,%u,%u:", cta->id[0], cta->id[1], cta->id[2]);
+        n += cta_describe(cta, text + n, sizeof text - n);
+    }
+    fault_cta(s->waiting, CUDA_ERROR_LAUNCH_TIMEOUT, "%s", text);
+}
+
+/* Nobody runs and no poll has an answer: let the next one try in vain, for there are waits that polls do not show, or
+ * find that all is lost. The lock is held. */
+static struct cta *take_in_vain(struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    if (s->waiting == NULL) {
+        return NULL;
+    }
+    if (is_deadlock(launch)) {
+        report_deadlock(launch);
+        return NULL;
+    }
+    struct cta *cta = unlink_at(s, &s->waiting);
+    cta->in_vain = true;
+    return cta;
+}
+
+/* A CTA has had a turn: put it where it belongs. */
+static void settle(struct worker *worker, struct launch *launch, struct cta *cta, enum outcome outcome, bool news,
+                   uint64_t executed) {
+    struct schedule *s = launch->schedule;
+    if (news || outcome == CTA_ENDED) {
+        atomic_fetch_add(&s->news, 1);
+    }
+    if (outcome != CTA_WAITS) {
+        leave_room(worker, launch, cta);
+        return;
+    }
+    mutex_lock(&s->lock);
+    if (cta->in_vain) {
+        note_state(s, cta);
+    }
+    if (s->vain_news != atomic_load(&s->news)) {
+        s->vain_news = atomic_load(&s->news);
+        s->vain = 0;
+    }
+    s->vain += cta->in_vain ? executed : 0;
+    cta->in_vain = false;
+    poll_watch(cta);
+    append(s, cta);
+    mutex_unlock(&s->lock);
+}
+
+/* ---- many threads -------------------------------------------------------------------------------------------- */
+
+/* The CTA whose turn it is: in order for seed 0, else in strides from somewhere. */
+static uint64_t cta_at(const struct launch *launch, uint64_t turn) {
+    if (launch->seed == 0) {
+        return turn;
+    }
+    const uint64_t first = launch->seed * 0x9e3779b97f4a7c15u % launch->ctas;
+    return (turn * launch->stride + first) % launch->ctas;
+}
+
+/* Start the CTA whose turn it is; NULL: all have been started, or memory is used up. */
+static struct cta *start(struct worker *worker, struct launch *launch, uint64_t turn) {
+    if (turn >= launch->ctas) {
+        return NULL;
+    }
+    struct cta *cta = take_room(worker, launch);
+    if (cta == NULL) {
+        return NULL;
+    }
+    if (!cta_start(cta, worker, cta_at(launch, turn))) {
+        leave_room(worker, launch, cta);
+        return NULL;
+    }
+    if (launch->world == NULL || world_enter(launch->world, cta)) {
+        return cta;
+    }
+    room_free(cta);
+    launch_out_of_memory(launch);
+    return NULL;
+}
+
+/* Choose among CTAs that wait, and one that has not started. NULL: none for now. */
+static struct cta *take_among_waiting(struct worker *worker, struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    uint64_t turn = UINT64_MAX;
+    mutex_lock(&s->lock);
+    const uint64_t resident = atomic_load(&s->waits) + atomic_load(&s->running);
+    const bool may_start = atomic_load(&launch->next) < launch->ctas && resident < s->residency;
+    struct cta *cta = may_start && s->odd++ % 2 != 0 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
+    if (cta == NULL && may_start) {
+        turn = atomic_fetch_add(&launch->next, 1);
+    } else if (cta == NULL && !atomic_load(&s->running)) {
+        cta = take_in_vain(launch);
+    }
+    const int has_one = cta != NULL || turn != UINT64_MAX;
+    atomic_fetch_add(&s->running, has_one); /* before another thread looks */
+    mutex_unlock(&s->lock);
+    if (cta != NULL || has_one == 0) {
+        return cta;
+    }
+    cta = start(worker, launch, turn);
+    atomic_fetch_sub(&s->running, !cta);
+    return cta;
+}
+
+/* Are there CTAs that wait for a thread? */
+bool schedule_has_work(struct launch *launch) {
+    return !atomic_load(&launch->stop) &&
+           (atomic_load(&launch->next) < launch->ctas || atomic_load(&launch->schedule->waits));
+}
+
+/* A CTA for this thread, or NULL when there is nothing left for it to do. */
+static struct cta *take(struct worker *worker, struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    while (schedule_has_work(launch)) {
+        struct cta *cta;
+        if (LIKELY(!atomic_load(&s->waits))) {
+            atomic_fetch_add(&s->running, 1);
+            cta = start(worker, launch, atomic_fetch_add(&launch->next, 1));
+            atomic_fetch_sub(&s->running, !cta);
+        } else {
+            cta = take_among_waiting(worker, launch);
+        }
+        if (cta != NULL) {
+            return cta;
+        }
+        if (schedule_has_work(launch)) {
+            clock_sleep(50000); /* others run, and may answer */
+        }
+    }
+    return NULL;
+}
+
+/* ---- one thread, in the seed's order ------------------------------------------------------------------------- */
+
+static uint64_t draw(struct schedule *s) {
+    uint64_t z = s->random += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Fill the CTAs that take turns: those with an answer, new ones, at last one that tries in vain. Returns how many. */
+static uint32_t fill(struct worker *worker, struct launch *launch, struct cta **active, uint32_t count) {
+    struct schedule *s = launch->schedule;
+    while (count < ACTIVE) {
+        const bool may_start =
+            atomic_load(&launch->next) < launch->ctas && atomic_load(&s->waits) + count < s->residency;
+        struct cta *cta = may_start && s->odd++ % 2 != 0 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
+        if (cta == NULL && may_start) {
+            cta = start(worker, launch, atomic_fetch_add(&launch->next, 1));
+        }
+        if (cta == NULL && count == 0) {
+            cta = take_in_vain(launch);
+        }
+        if (cta == NULL || atomic_load(&launch->stop)) {
+            break;
+        }
+        active[count++] = cta;
+    }
+    return count;
+}
+
+/* Run all CTAs of a launch, a few at a time, one turn of one of them after the other. */
+static void run_in_turns(struct worker *worker, struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    struct cta *active[ACTIVE];
+    uint32_t count = 0;
+    while (!atomic_load(&launch->stop) && (count = fill(worker, launch, active, count)) != 0) {
+        const uint32_t k = (uint32_t)(draw(s) % count);
+        const uint64_t changes = poll_changes(worker), executed = active[k]->executed;
+        const enum outcome outcome = cta_run(active[k], worker, 1 + (uint32_t)(draw(s) % 4));
+        const bool news = poll_changes(worker) != changes;
+        if (outcome == CTA_TURN) {
+            if (news) {
+                atomic_fetch_add(&s->news, 1);
+            }
+            continue;
+        }
+        struct cta *cta = active[k];
+        active[k] = active[--count];
+        settle(worker, launch, cta, outcome, news, cta->executed - executed);
+    }
+    while (count != 0) {
+        leave_room(worker, launch, active[--count]);
+    }
+}
+
+/* Run CTAs of a launch until none is left for this thread. */
+void schedule_run(struct worker *worker, struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    if (launch->checks == CHECKS_FULL) {
+        run_in_turns(worker, launch);
+        return;
+    }
+    for (struct cta *cta; (cta = take(worker, launch)) != NULL;) {
+        const uint64_t changes = poll_changes(worker), executed = cta->executed;
+        const enum outcome outcome = cta_run(cta, worker, UINT32_MAX);
+        settle(worker, launch, cta, outcome, poll_changes(worker) != changes, cta->executed - executed);
+        atomic_fetch_sub(&s->running, 1);
+    }
+}
+
+/* ---- a launch ------------------------------------------------------------------------------------------------ */
+
+bool schedule_open(struct launch *launch) {
+    struct schedule *s = calloc(1, sizeof *s);
+    if (s == NULL) {
+        return false;
+    }
+    mutex_init(&s->lock);
+    s->last = &s->waiting;
+    s->looked_at = UINT64_MAX;
+    s->residency = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * MULTIPROCESSORS;
+    s->random = launch->seed ^ 0xd1b54a32d192ed03u;
+    launch->schedule = s;
+    if (launch->checks != CHECKS_FULL || (launch->world = world_open(launch)) != NULL) {
+        return true;
+    }
+    schedule_close(launch);
+    return false;
+}
+
+void schedule_close(struct launch *launch) {
+    struct schedule *s = launch->schedule;
+    while (s->waiting != NULL) {
+        room_free(unlink_at(s, &s->waiting));
+    }
+    for (struct cta *room = s->rooms, *next; room != NULL; room = next) {
+        next = room->following;
+        room_free(room);
+    }
+    world_close(launch->world);
+    mutex_destroy(&s->lock);
+    free(s);
+    launch->schedule = NULL;
+}
