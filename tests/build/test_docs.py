@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import operations
 import pytest
 
 import pysm120
@@ -70,7 +71,7 @@ def recorded() -> dict[str, int]:
 
     keys = frozenset(recording.read()[0])
     forms = {name: [form for form in family if recording.key(form) in keys] for name, family in FAMILIES.items()}
-    calls = [kernel for kernel in kernels.KERNELS if kernels.key(kernel) in keys]
+    calls = [kernel for kernel in operations.recorded() if kernels.key(kernel) in keys]
     quantised = sum(isinstance(kernel, kernels.Quantized) for kernel in calls)
     everything = [form for family in forms.values() for form in family]
     return {name: len(family) for name, family in forms.items()} | {
