@@ -65,12 +65,13 @@ def recorded() -> dict[str, int]:
     """Count what tests/data/hopper.npz holds: in all, by family, and by how it is compared."""
     sys.path[:0] = [str(ROOT / "tests" / "hardware")]
     import kernels
+    import operations
     import recording
     from families import FAMILIES
 
     keys = frozenset(recording.read()[0])
     forms = {name: [form for form in family if recording.key(form) in keys] for name, family in FAMILIES.items()}
-    calls = [kernel for kernel in kernels.KERNELS if kernels.key(kernel) in keys]
+    calls = [kernel for kernel in operations.recorded() if kernels.key(kernel) in keys]
     quantised = sum(isinstance(kernel, kernels.Quantized) for kernel in calls)
     everything = [form for family in forms.values() for form in family]
     return {name: len(family) for name, family in forms.items()} | {
