@@ -109,10 +109,11 @@ lint() {
     check "$python" -m mypy
     # shellcheck disable=SC2046 # no file of ours has a space in its name
     check .venv/bin/clang-format --dry-run -Werror $(c_files '*.[ch]')
+    check "$python" tests/support/operations.py build/tests # operations.h
     for file in $(c_files '*.c'); do
         # shellcheck disable=SC2086 # CC may hold options
         check ${CC:-cc} -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror \
-            -ffp-contract=off -fsyntax-only -DVM_ISA=base -Isrc -Ibuild "$file"
+            -ffp-contract=off -fsyntax-only -DVM_ISA=base -Isrc -Ibuild -Ibuild/tests "$file"
     done
     [ "$status" -eq 0 ] && say "lint: nothing to complain about"
     return "$status"

@@ -65,19 +65,18 @@ def _compiled(target: str, engine: str) -> Path:
     checked = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"]
     guided = ["-fsanitize-coverage=trace-pc,trace-cmp"] if engine == "gcc" else ["-fsanitize=fuzzer-no-link"]
     whole = target == "abi"  # the device alone is linked into the others
-    generated: list[Path] = []
+    include: list[str] = []
     if whole:
+        build.build()
         import operations  # which needs the library
 
-        generated = [operations.write_header(FOLDER / "generated") / "operations.h"]
+        include = [f"-I{operations.write_header(ROOT / 'build' / 'tests')}"]
     sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").rglob("*.c"))]
     sources += [] if whole else [ROOT / "src" / "driver" / f"{name}.c" for name in ("registry", "tensor_map_rules")]
-    own: list[tuple[str, list[str]]] = [(target, [*checked, *guided, *(f"-I{path.parent}" for path in generated)])]
+    own: list[tuple[str, list[str]]] = [(target, [*checked, *guided, *include])]
     own += [("target", checked), ("mutate", checked)]
     own += [("engine", [])] if engine == "gcc" else []
     version = build.run([*cc, "--version"])
-    if whole:
-        build.build()
 
     def compile_one(item: tuple[Path, Path, list[str]]) -> Path:
         source, output, extra = item
@@ -95,8 +94,8 @@ def _compiled(target: str, engine: str) -> Path:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compile_one, work))
     if whole:
-        generated = ROOT / "build" / "objects" / "build" / "generated"
-        objects += [generated / "kernels.o", generated / "images.o"]
+        folder_of_kernels = ROOT / "build" / "objects" / "build" / "generated"
+        objects += [folder_of_kernels / "kernels.o", folder_of_kernels / "images.o"]
     link = ["-no-pie"] if engine == "gcc" else ["-fsanitize=fuzzer"]
     program = folder / target
     command = [*cc, f"-fsanitize={SANITIZERS}", *link, *map(str, objects), "-pthread", "-lm", "-ldl"]

@@ -27,7 +27,7 @@ import pysm120
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
-import operations  # noqa: E402
+import operations
 
 KERNELS: tuple[Kernel, ...] = operations.recorded()
 BATCH = 64  # forms of a module

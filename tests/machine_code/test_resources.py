@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_json_of_all_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     check_json(builtins(), [], capsys)
 
 
-def check_json(wanted: list[Builtin], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def check_json(wanted: Sequence[Builtin], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Compare what the command prints with what the device says of its kernels."""
     assert __main__.main(["resources", "--json", *words]) == 0
     rows = json.loads(capsys.readouterr().out)

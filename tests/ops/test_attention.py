@@ -31,7 +31,6 @@ from test_errors import BAD, KV, Q
 import pysm120
 from pysm120.ops.scores import Rules, scores
 
-
 BATCH, HEADS, KV_HEADS, Q_ROWS, KV_ROWS, D = 2, 4, 2, 5, 7, 24
 PART = 1 << 14
 
@@ -115,14 +114,14 @@ OPERATION = Operation(
         Wrong("lse", 2, "MISALIGNED", "lse"),
         Wrong("scale", math.inf, "INVALID_ARGUMENT", "scale = inf"),
         Wrong("scale", math.nan, "INVALID_ARGUMENT", "scale"),
-        Wrong("scale", 3.4028234663852886e+38, "INVALID_ARGUMENT", "scale = 3.40282e+38"),
+        Wrong("scale", 3.4028234663852886e38, "INVALID_ARGUMENT", "scale = 3.40282e+38"),
         Wrong("causal", 4, "INVALID_ARGUMENT", "causal = 4"),
         Wrong("v_head_dim", 12, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
         Wrong("v_head_dim", 136, "UNSUPPORTED", "v_head_dim = 136"),
         Wrong("window", 4, "INVALID_ARGUMENT", "window = 4"),
         Wrong("softcap", -1.0, "INVALID_ARGUMENT", "softcap = -1"),
         Wrong("softcap", 1024.00390625, "UNSUPPORTED", "softcap = 1024"),
-        Wrong("softcap", 3.4028234663852886e+38, "UNSUPPORTED", "softcap = 3.40282e+38; at most 1024"),
+        Wrong("softcap", 3.4028234663852886e38, "UNSUPPORTED", "softcap = 3.40282e+38; at most 1024"),
         Wrong("kv_lengths", 6, "MISALIGNED", "kv_lengths"),
         Wrong("past_rows", -1, "INVALID_ARGUMENT", "past_rows = -1"),
     ],

@@ -1,4 +1,4 @@
-"""Every operation, by its row: it is complete, wrong calls are refused before anything is written, kernels are launched."""
+"""Every operation, by its row: the row is complete, wrong calls are refused and write nothing, kernels are launched."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -25,7 +25,7 @@ def alone() -> Iterator[None]:
 def built(*options: str) -> Path:
     """Build the library, or a variant of it; return its path."""
     with alone():
-        command = [sys.executable, ROOT / "tools" / "build.py", *options]
+        command = [sys.executable, str(ROOT / "tools" / "build.py"), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return Path(done.stdout.splitlines()[-1])

@@ -58,7 +58,7 @@ class Operation(NamedTuple):
     @property
     def has_workspace(self) -> bool:
         """Whether calls take a workspace and its size."""
-        return len(ffi.typeof(self.function).args) > 2  # noqa: PLR2004 - device and args
+        return len(ffi.typeof(self.function).args) > 2
 
     def arguments(self, address: int) -> Any:
         """Return the struct of the smallest right call."""
@@ -86,7 +86,9 @@ def operations() -> dict[str, Operation]:
     """Return the rows by name."""
     needed = [str(ROOT / "tests" / name) for name in ("support", "ops", "runtime", "hardware")]
     sys.path[:0] = [folder for folder in needed if folder not in sys.path]
-    files = [path for path in sorted(ROWS.glob("test_*.py")) if re.search(r"^OPERATION = ", path.read_text(), re.M)]
+    files = [
+        path for path in sorted(ROWS.glob("test_*.py")) if re.search(r"^OPERATION = ", path.read_text(), re.MULTILINE)
+    ]
     rows = [importlib.import_module(path.stem).OPERATION for path in files]
     return {row.name: row for row in rows}
 
@@ -111,8 +113,8 @@ def set_member(struct: Any, member: str, value: float) -> None:
         struct = struct[int(name)] if name.isdigit() else getattr(struct, name)
     if last.isdigit():
         struct[int(last)] = value
-    else:
-        setattr(struct, last, value)
+        return
+    setattr(struct, last, value)
 
 
 # ---- as C ------------------------------------------------------------------------
@@ -139,7 +141,7 @@ def leaves(struct: Any, path: str = "") -> Iterator[Leaf]:
             yield Leaf(where, field.type.kind, value)
 
 
-def _literal(value: float) -> str:
+def _literal(value: Any) -> str:
     """Write a number as C."""
     if isinstance(value, float):
         return f"{float(np.float32(value)).hex()}f"
@@ -176,7 +178,7 @@ def _c_functions(row: Operation) -> str:
     return "\n".join(lines)
 
 
-C_HEAD = """/* Written by tests/support/operations.py from sm120.h and the rows in tests/ops: every operation, its smallest call. */
+C_HEAD = """/* Written by tests/support/operations.py: every operation of sm120.h, and its smallest call. */
 #include <sm120.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -222,3 +224,7 @@ def write_header(folder: Path) -> Path:
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
     return folder
+
+
+if __name__ == "__main__":
+    write_header(Path(sys.argv[1]))

@@ -45,7 +45,7 @@ def _value(item: pytest.Function, name: str) -> Hashable:
         hash(value)
     except TypeError:
         return item.callspec.indices[name]
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _sampled_out(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:

@@ -1,6 +1,6 @@
 """Bulk copies, reductions and cp.async: fences between the proxies, and waits."""
 
-from broken.planted import Planted
+from broken.planted import planted
 
 LOAD = "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes"
 STORE = "cp.async.bulk.global.shared::cta.bulk_group"
@@ -8,10 +8,11 @@ REDUCE = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32"
 WAIT = "mbarrier.try_wait.parity.shared.b64 s, [bar],"
 
 ASYNCHRONOUS = [
-    Planted(
+    planted(
         "a bulk store of what was written without a proxy fence",
         f"""
 @q  st.shared.b32 [smem], 1;
++    fence.proxy.async.shared::cta;
     bar.sync 0;
 @!r bra over;
     {STORE} [x], [smem], 256;
@@ -25,23 +26,14 @@ over:
             "broken.ptx:4",
             "expected fence.proxy.async",
         ),
-        f"""
-@q  st.shared.b32 [smem], 1;
-    fence.proxy.async.shared::cta;
-    bar.sync 0;
-@!r bra over;
-    {STORE} [x], [smem], 256;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group 0;
-over:
-""",
     ),
-    Planted(
+    planted(
         "a bulk reduction of what was written without a proxy fence",
         f"""
 @p  st.shared.v2.b32 [at], {{a, b}};
-    fence.proxy.async.global;
-    fence.acq_rel.cta;
+-    fence.proxy.async.global;
+-    fence.acq_rel.cta;
++    fence.proxy.async;
     bar.sync 0;
 @!r bra over;
     {REDUCE} [x], [smem], 512;
@@ -50,23 +42,14 @@ over:
 over:
 """,
         ("bulk store of 512 bytes", "which warp 1 wrote at broken.ptx:1", "expected fence.proxy.async"),
-        f"""
-@p  st.shared.v2.b32 [at], {{a, b}};
-    fence.proxy.async;
-    bar.sync 0;
-@!r bra over;
-    {REDUCE} [x], [smem], 512;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group.read 0;
-over:
-""",
     ),
-    Planted(
+    planted(
         "a fence before the write",
         f"""
-    fence.proxy.async.shared::cta;
+-    fence.proxy.async.shared::cta;
 @q  st.shared.b32 [at], a;
     bar.sync 0;
++    fence.proxy.async.shared::cta;
 @!r bra over;
     {STORE} [x], [smem], 64;
     cp.async.bulk.commit_group;
@@ -74,22 +57,13 @@ over:
 over:
 """,
         ("which warp 0 wrote at broken.ptx:2", "expected fence.proxy.async"),
-        f"""
-@q  st.shared.b32 [at], a;
-    bar.sync 0;
-    fence.proxy.async.shared::cta;
-@!r bra over;
-    {STORE} [x], [smem], 64;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group 0;
-over:
-""",
     ),
-    Planted(
+    planted(
         "a fence, but no barrier",
         f"""
 @p  st.shared.b32 [at], a;
     fence.proxy.async.shared::cta;
++    bar.sync 0;
 @!r bra over;
     {STORE} [x], [smem], 64;
     cp.async.bulk.commit_group;
@@ -97,22 +71,13 @@ over:
 over:
 """,
         ("shared address 0x400", "broken.ptx:1", "broken.ptx:4"),
-        f"""
-@p  st.shared.b32 [at], a;
-    fence.proxy.async.shared::cta;
-    bar.sync 0;
-@!r bra over;
-    {STORE} [x], [smem], 64;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group 0;
-over:
-""",
     ),
-    Planted(
+    planted(
         "a bulk load over what was written without a proxy fence",
         f"""
 @r  mbarrier.init.shared.b64 [bar], 1;
 @q  st.shared.b32 [at], 0;
++    fence.proxy.async.shared::cta;
     bar.sync 0;
 @r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
 @r  {LOAD} [smem], [x], 512, [bar];
@@ -122,42 +87,23 @@ wait:
     ld.shared.b32 a, [at];
 """,
         ("bulk copy of 512 bytes", "which warp 0 wrote at broken.ptx:2", "expected fence.proxy.async"),
-        f"""
-@r  mbarrier.init.shared.b64 [bar], 1;
-@q  st.shared.b32 [at], 0;
-    fence.proxy.async.shared::cta;
-    bar.sync 0;
-@r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
-@r  {LOAD} [smem], [x], 512, [bar];
-wait:
-    {WAIT} 0;
-@!s bra wait;
-    ld.shared.b32 a, [at];
-""",
     ),
-    Planted(
+    planted(
         "a bulk load is read before its phase was waited for",
         f"""
 @r  mbarrier.init.shared.b64 [bar], 1;
     bar.sync 0;
 @r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
 @r  {LOAD} [smem], [x], 512, [bar];
-    bar.sync 0;
+-    bar.sync 0;
++wait:
++    {WAIT} 0;
++@!s bra wait;
     ld.shared.b32 a, [at];
 """,
         ("read of 4 bytes at shared address 0x400", "bulk copy of broken.ptx:4 fills", "wait for phase 0", "0xc00"),
-        f"""
-@r  mbarrier.init.shared.b64 [bar], 1;
-    bar.sync 0;
-@r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
-@r  {LOAD} [smem], [x], 512, [bar];
-wait:
-    {WAIT} 0;
-@!s bra wait;
-    ld.shared.b32 a, [at];
-""",
     ),
-    Planted(
+    planted(
         "a bulk load is waited for by one warp and read by the other",
         f"""
 @r  mbarrier.init.shared.b64 [bar], 1;
@@ -171,29 +117,14 @@ wait:
     bar.sync 0;
     bra over;
 read:
++    bar.sync 0;
     ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a, b, c, d}}, [at];
-    bar.sync 0;
+-    bar.sync 0;
 over:
 """,
         ("shared address 0x4", "broken.ptx:5", "broken.ptx:12"),
-        f"""
-@r  mbarrier.init.shared.b64 [bar], 1;
-    bar.sync 0;
-@p  bra read;
-@r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
-@r  {LOAD} [smem], [x], 512, [bar];
-wait:
-    {WAIT} 0;
-@!s bra wait;
-    bar.sync 0;
-    bra over;
-read:
-    bar.sync 0;
-    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{a, b, c, d}}, [at];
-over:
-""",
     ),
-    Planted(
+    planted(
         "the wrong parity",
         f"""
 @r  mbarrier.init.shared.b64 [bar], 1;
@@ -201,23 +132,14 @@ over:
 @r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
 @r  {LOAD} [smem], [x], 512, [bar];
 wait:
-    {WAIT} 1;
+-    {WAIT} 1;
++    {WAIT} 0;
 @!s bra wait;
     ld.shared.b32 a, [at];
 """,
         ("broken.ptx:4", "broken.ptx:8"),
-        f"""
-@r  mbarrier.init.shared.b64 [bar], 1;
-    bar.sync 0;
-@r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
-@r  {LOAD} [smem], [x], 512, [bar];
-wait:
-    {WAIT} 0;
-@!s bra wait;
-    ld.shared.b32 a, [at];
-""",
     ),
-    Planted(
+    planted(
         "the next bulk load overwrites what is still read",
         f"""
 @r  mbarrier.init.shared.b64 [bar], 1;
@@ -227,8 +149,9 @@ wait:
 wait:
     {WAIT} 0;
 @!s bra wait;
++@p  ld.shared.b32 a, [at];
     bar.sync 0;
-@p  ld.shared.b32 a, [at];
+-@p  ld.shared.b32 a, [at];
 @r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
 @r  {LOAD} [smem], [x], 512, [bar];
 again:
@@ -236,24 +159,8 @@ again:
 @!s bra again;
 """,
         ("shared address 0x400", "broken.ptx:9", "broken.ptx:11"),
-        f"""
-@r  mbarrier.init.shared.b64 [bar], 1;
-    bar.sync 0;
-@r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
-@r  {LOAD} [smem], [x], 512, [bar];
-wait:
-    {WAIT} 0;
-@!s bra wait;
-@p  ld.shared.b32 a, [at];
-    bar.sync 0;
-@r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
-@r  {LOAD} [smem], [x], 512, [bar];
-again:
-    {WAIT} 1;
-@!s bra again;
-""",
     ),
-    Planted(
+    planted(
         "a store while a bulk store still reads",
         f"""
 @!r bra over;
@@ -261,6 +168,7 @@ again:
     fence.proxy.async.shared::cta;
     {STORE} [x], [smem], 64;
     cp.async.bulk.commit_group;
++    cp.async.bulk.wait_group.read 0;
     st.shared.b32 [smem + 60], 2;
     cp.async.bulk.wait_group 0;
 over:
@@ -270,19 +178,8 @@ over:
             "the bulk store of warp 0, lane 0 at broken.ptx:4",
             "wait_group.read",
         ),
-        f"""
-@!r bra over;
-    st.shared.b32 [smem], 1;
-    fence.proxy.async.shared::cta;
-    {STORE} [x], [smem], 64;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group.read 0;
-    st.shared.b32 [smem + 60], 2;
-    cp.async.bulk.wait_group 0;
-over:
-""",
     ),
-    Planted(
+    planted(
         "a bulk load while a bulk store still reads",
         f"""
 @r  mbarrier.init.shared.b64 [bar], 1;
@@ -290,6 +187,7 @@ over:
 @!r bra over;
     {STORE} [x], [smem], 64;
     cp.async.bulk.commit_group;
++    cp.async.bulk.wait_group.read 0;
     mbarrier.arrive.expect_tx.shared.b64 _, [bar], 64;
     {LOAD} [smem + 48], [x + 1024], 64, [bar];
 wait:
@@ -299,57 +197,30 @@ wait:
 over:
 """,
         ("bulk copy of 64 bytes at shared address 0x430", "broken.ptx:4", "broken.ptx:7", "wait_group.read"),
-        f"""
-@r  mbarrier.init.shared.b64 [bar], 1;
-    bar.sync 0;
-@!r bra over;
-    {STORE} [x], [smem], 64;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group.read 0;
-    mbarrier.arrive.expect_tx.shared.b64 _, [bar], 64;
-    {LOAD} [smem + 48], [x + 1024], 64, [bar];
-wait:
-    {WAIT} 0;
-@!s bra wait;
-    cp.async.bulk.wait_group 0;
-over:
-""",
     ),
-    Planted(
+    planted(
         "the wait of one thread is not the wait of all",
         f"""
 @r  {STORE} [x], [smem], 512;
 @r  cp.async.bulk.commit_group;
 @r  cp.async.bulk.wait_group.read 0;
++    bar.sync 0;
 @p  st.shared.b32 [at], a;
 """,
         ("shared address 0x400", "broken.ptx:1", "broken.ptx:4"),
-        f"""
-@r  {STORE} [x], [smem], 512;
-@r  cp.async.bulk.commit_group;
-@r  cp.async.bulk.wait_group.read 0;
-    bar.sync 0;
-@p  st.shared.b32 [at], a;
-""",
     ),
-    Planted(
+    planted(
         "a bulk store that was not committed",
         f"""
 @!r bra over;
     {STORE} [x], [smem], 64;
++    cp.async.bulk.commit_group;
     cp.async.bulk.wait_group 0;
 over:
 """,
         ("exit while the bulk store of 64 bytes", "broken.ptx:2", "cp.async.bulk.commit_group and"),
-        f"""
-@!r bra over;
-    {STORE} [x], [smem], 64;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group 0;
-over:
-""",
     ),
-    Planted(
+    planted(
         "exit without a wait for the bulk store",
         f"""
 @!r bra over;
@@ -357,67 +228,47 @@ over:
     cp.async.bulk.commit_group;
     {STORE} [x + 64], [smem + 64], 64;
     cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group.read 1;
+-    cp.async.bulk.wait_group.read 1;
++    cp.async.bulk.wait_group.read 0;
 over:
 """,
         ("exit while the bulk store of 64 bytes from shared address 0x440 at broken.ptx:4", "wait_group.read"),
-        f"""
-@!r bra over;
-    {STORE} [x], [smem], 64;
-    cp.async.bulk.commit_group;
-    {STORE} [x + 64], [smem + 64], 64;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group.read 0;
-over:
-""",
     ),
-    Planted(
+    planted(
         "the result is read when only the source was waited for",
         f"""
 @!r bra over;
     {STORE} [x], [smem], 64;
     cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group.read 0;
+-    cp.async.bulk.wait_group.read 0;
++    cp.async.bulk.wait_group 0;
     ld.global.b32 a, [x + 32];
 over:
 """,
         ("read of 4 bytes at global address", "broken.ptx:2", "broken.ptx:5", "without .read"),
-        f"""
-@!r bra over;
-    {STORE} [x], [smem], 64;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group 0;
-    ld.global.b32 a, [x + 32];
-over:
-""",
     ),
-    Planted(
+    planted(
         "nobody waits for a bulk load",
         f"""
 @r  mbarrier.init.shared.b64 [bar], 1;
     bar.sync 0;
 @r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
 @r  {LOAD} [smem], [x], 512, [bar];
++wait:
++    {WAIT} 0;
++@!s bra wait;
 """,
         ("the CTA ends", "broken.ptx:4", "wait for phase 0"),
-        f"""
-@r  mbarrier.init.shared.b64 [bar], 1;
-    bar.sync 0;
-@r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
-@r  {LOAD} [smem], [x], 512, [bar];
-wait:
-    {WAIT} 0;
-@!s bra wait;
-""",
     ),
-    Planted(
+    planted(
         "cp.async is read before the wait",
         """
 @p  bra over;
     cp.async.ca.shared.global [at], [x], 4;
     cp.async.commit_group;
++    cp.async.wait_group 0;
     ld.shared.b32 a, [at];
-    cp.async.wait_group 0;
+-    cp.async.wait_group 0;
 over:
 """,
         (
@@ -425,31 +276,18 @@ over:
             "the cp.async of warp 0 at broken.ptx:2",
             "expected cp.async.wait_group by that warp before",
         ),
-        """
-@p  bra over;
-    cp.async.ca.shared.global [at], [x], 4;
-    cp.async.commit_group;
-    cp.async.wait_group 0;
-    ld.shared.b32 a, [at];
-over:
-""",
     ),
-    Planted(
+    planted(
         "cp.async is read by the other warp without a barrier",
         """
 @q  cp.async.cg.shared.global [at], [x], 16;
 @q  cp.async.wait_all;
++    bar.sync 0;
 @p  ld.shared.b32 a, [at];
 """,
         ("shared address 0x400", "broken.ptx:1", "broken.ptx:3"),
-        """
-@q  cp.async.cg.shared.global [at], [x], 16;
-@q  cp.async.wait_all;
-    bar.sync 0;
-@p  ld.shared.b32 a, [at];
-""",
     ),
-    Planted(
+    planted(
         "a wait that leaves the group open",
         """
 @p  bra over;
@@ -458,62 +296,37 @@ over:
     cp.async.cg.shared.global [at + 512], [x], 16;
     cp.async.commit_group;
     cp.async.wait_group 1;
-    ld.shared.b32 a, [at + 512];
+-    ld.shared.b32 a, [at + 512];
++    ld.shared.b32 a, [at];
 over:
 """,
         ("shared address 0x600", "broken.ptx:4", "cp.async.wait_group"),
-        """
-@p  bra over;
-    cp.async.cg.shared.global [at], [x], 16;
-    cp.async.commit_group;
-    cp.async.cg.shared.global [at + 512], [x], 16;
-    cp.async.commit_group;
-    cp.async.wait_group 1;
-    ld.shared.b32 a, [at];
-over:
-""",
     ),
-    Planted(
+    planted(
         "a group that was not committed",
         """
 @p  bra over;
     cp.async.cg.shared.global [at], [x], 16;
++    cp.async.commit_group;
     cp.async.wait_group 0;
     ldmatrix.sync.aligned.m8n8.x4.shared.b16 {a, b, c, d}, [at];
 over:
 """,
         ("read of 16 bytes", "broken.ptx:2", "cp.async.wait_group"),
-        """
-@p  bra over;
-    cp.async.cg.shared.global [at], [x], 16;
-    cp.async.commit_group;
-    cp.async.wait_group 0;
-    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {a, b, c, d}, [at];
-over:
-""",
     ),
-    Planted(
+    planted(
         "an mbarrier that does not count the copies",
         """
 @r  mbarrier.init.shared.b64 [bar], 32;
     bar.sync 0;
 @q  cp.async.cg.shared.global [at], [x], 16;
-@q  mbarrier.arrive.shared.b64 _, [bar];
+-@q  mbarrier.arrive.shared.b64 _, [bar];
++@q  cp.async.mbarrier.arrive.noinc.shared.b64 [bar];
 wait:
     mbarrier.try_wait.parity.shared.b64 s, [bar], 0;
 @!s bra wait;
     ld.shared.b32 a, [at];
 """,
         ("broken.ptx:3", "broken.ptx:8"),
-        """
-@r  mbarrier.init.shared.b64 [bar], 32;
-    bar.sync 0;
-@q  cp.async.cg.shared.global [at], [x], 16;
-@q  cp.async.mbarrier.arrive.noinc.shared.b64 [bar];
-wait:
-    mbarrier.try_wait.parity.shared.b64 s, [bar], 0;
-@!s bra wait;
-    ld.shared.b32 a, [at];
-""",
     ),
 ]

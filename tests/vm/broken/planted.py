@@ -50,6 +50,25 @@ class Planted(NamedTuple):
     levels: tuple[str, ...] = ("default", "full")  # that find it
 
 
+def planted(
+    name: str,
+    body: str,
+    parts: tuple[str, ...],
+    ctas: int = 1,
+    levels: tuple[str, ...] = ("default", "full"),
+) -> Planted:
+    """Make a mistake and its correction of one body.
+
+    Lines that begin with `-` belong to the mistake alone, those with `+` to the correction alone.
+    """
+    lines = body.split("\n")
+    broken, right = (
+        "\n".join(line.removeprefix(mark) for line in lines if not line.startswith(other))
+        for mark, other in (("-", "+"), ("+", "-"))
+    )
+    return Planted(name, broken, parts, right, ctas, levels)
+
+
 def text(body: str) -> str:
     """Return the PTX of a body."""
     return FRAME.format(body=body.strip("\n"))

@@ -1,6 +1,6 @@
 """Undefined values that decide: an address, a branch or a guard, a count or a size, a result."""
 
-from broken.planted import Planted
+from broken.planted import Planted, planted
 
 ADDRESSES = [
     Planted(
@@ -9,52 +9,38 @@ ADDRESSES = [
         ("the address of this access", "register e", "register e was never written", "broken.ptx:1", "lane 0"),
         "    mov.u32 e, smem;\n    ld.shared.b32 a, [e];\n",
     ),
-    Planted(
+    planted(
         "address computed from such a register",
         """
++    mov.b32 f, i;
     mad.wide.u32 y, f, 4, x;
     st.global.b32 [y], a;
 """,
         ("broken.ptx:2", "the address of this access", "register y", "register f was never written", "at broken.ptx:1"),
-        """
-    mov.b32 f, i;
-    mad.wide.u32 y, f, 4, x;
-    st.global.b32 [y], a;
-""",
     ),
-    Planted(
+    planted(
         "address out of shared memory that was never written",
         """
++    mad.lo.u32 at, warp, 512, at;
++    st.shared.b32 [at], a;
     ld.shared.b32 e, [at];
     and.b32 e, e, 60;
     add.u32 e, e, at;
     ld.shared.b32 f, [e];
 """,
         ("broken.ptx:4", "register e", "shared address 0x400 was never written", "read at broken.ptx:1", "warp"),
-        """
-    mad.lo.u32 at, warp, 512, at;
-    st.shared.b32 [at], a;
-    ld.shared.b32 e, [at];
-    and.b32 e, e, 60;
-    add.u32 e, e, at;
-    ld.shared.b32 f, [e];
-""",
     ),
-    Planted(
+    planted(
         "address from another lane that has none",
         """
-@r  mov.b32 e, 1024;
+-@r  mov.b32 e, 1024;
++    mov.b32 e, 1024;
++    st.shared.b32 [at], e;
     shfl.sync.up.b32 f, e, 1, 0, -1;
++    bar.sync 0;
     ld.shared.b32 a, [f];
 """,
         ("broken.ptx:3", "register f", "register e was never written", "broken.ptx:2"),
-        """
-    mov.b32 e, 1024;
-    st.shared.b32 [at], e;
-    shfl.sync.up.b32 f, e, 1, 0, -1;
-    bar.sync 0;
-    ld.shared.b32 a, [f];
-""",
     ),
 ]
 
@@ -65,9 +51,10 @@ BRANCHES = [
         ("broken.ptx:1", "this branch", "predicate s", "never written"),
         "    setp.eq.u32 s, a, 1;\n@s  bra over;\n    mov.b32 a, 5;\nover:\n",
     ),
-    Planted(
+    planted(
         "branch by a comparison of an undefined value",
         """
++    mov.b32 e, 0;
 @q  mov.b32 e, 1;
     setp.gt.u32 s, e, 0;
 @!s bra over;
@@ -75,38 +62,24 @@ BRANCHES = [
 over:
 """,
         ("broken.ptx:3", "this branch", "predicate s", "register e was never written", "broken.ptx:2", "warp 1"),
-        """
-    mov.b32 e, 0;
-@q  mov.b32 e, 1;
-    setp.gt.u32 s, e, 0;
-@!s bra over;
-    mov.b32 a, 5;
-over:
-""",
     ),
-    Planted(
+    planted(
         "loop whose end was never set",
         """
     mov.b32 e, 0;
++    mov.b32 f, 3;
 again:
     add.u32 e, e, 1;
     setp.lt.u32 s, e, f;
 @s  bra again;
 """,
         ("broken.ptx:5", "this branch", "register f was never written", "broken.ptx:4"),
-        """
-    mov.b32 e, 0;
-    mov.b32 f, 3;
-again:
-    add.u32 e, e, 1;
-    setp.lt.u32 s, e, f;
-@s  bra again;
-""",
     ),
-    Planted(
+    planted(
         "undefined index into branch targets",
         """
-    and.b32 e, e, 1;
+-    and.b32 e, e, 1;
++    and.b32 e, i, 1;
 targets: .branchtargets one, two;
     brx.idx e, targets;
 one:
@@ -114,14 +87,6 @@ one:
 two:
 """,
         ("broken.ptx:3", "the target of this branch", "register e", "broken.ptx:1"),
-        """
-    and.b32 e, i, 1;
-targets: .branchtargets one, two;
-    brx.idx e, targets;
-one:
-    mov.b32 a, 5;
-two:
-""",
     ),
 ]
 
@@ -132,34 +97,25 @@ GUARDS = [
         ("broken.ptx:1", "whether this instruction runs", "predicate s", "never written"),
         "    setp.eq.u32 s, i, 0;\n@s  st.global.b32 [x], a;\n",
     ),
-    Planted(
+    planted(
         "guard that is the carry of nothing",
         """
++    add.cc.u32 e, a, b;
     addc.u32 e, a, b;
     setp.ne.u32 s, e, 3;
 @s  red.global.add.u32 [x], a;
 """,
         ("broken.ptx:3", "whether this instruction runs", "predicate s", "CC.CF was never written", "broken.ptx:1"),
-        """
-    add.cc.u32 e, a, b;
-    addc.u32 e, a, b;
-    setp.ne.u32 s, e, 3;
-@s  red.global.add.u32 [x], a;
-""",
     ),
-    Planted(
+    planted(
         "guard from a vote with an undefined lane",
         """
-@q  setp.eq.u32 s, a, 1;
+-@q  setp.eq.u32 s, a, 1;
++    setp.eq.u32 s, a, 1;
     vote.sync.all.pred s, s, -1;
 @s  st.shared.b32 [at], a;
 """,
         ("broken.ptx:3", "predicate s", "never written", "broken.ptx:2", "warp 1"),
-        """
-    setp.eq.u32 s, a, 1;
-    vote.sync.all.pred s, s, -1;
-@s  st.shared.b32 [at], a;
-""",
     ),
 ]
 
@@ -188,55 +144,40 @@ OPERANDS = [
         ("broken.ptx:1", "the count of this mbarrier", "register f"),
         "    mov.b32 f, 64;\n@r  mbarrier.init.shared.b64 [bar], f;\n",
     ),
-    Planted(
+    planted(
         "wait for an undefined phase",
         """
 @r  mbarrier.init.shared.b64 [bar], 1;
-@r  mbarrier.test_wait.parity.shared.b64 s, [bar], e;
+-@r  mbarrier.test_wait.parity.shared.b64 s, [bar], e;
++@r  mbarrier.test_wait.parity.shared.b64 s, [bar], 1;
 """,
         ("broken.ptx:2", "the phase of this wait", "register e"),
-        """
-@r  mbarrier.init.shared.b64 [bar], 1;
-@r  mbarrier.test_wait.parity.shared.b64 s, [bar], 1;
-""",
     ),
-    Planted(
+    planted(
         "undefined size of a bulk copy",
         """
-    st.shared.b32 [at], a;
+-    st.shared.b32 [at], a;
++@q  st.shared.v4.b32 [at], {a, b, c, d};
     fence.proxy.async.shared::cta;
     bar.warp.sync -1;
 @r  mov.u32 f, smem;
-@r  and.b32 e, e, 16;
+-@r  and.b32 e, e, 16;
++@r  mov.b32 e, 16;
 @r  cp.async.bulk.global.shared::cta.bulk_group [x], [f], e;
 @r  cp.async.bulk.commit_group;
 @r  cp.async.bulk.wait_group 0;
 """,
         ("broken.ptx:6", "the size of this copy", "register e", "broken.ptx:5"),
-        """
-@q  st.shared.v4.b32 [at], {a, b, c, d};
-    fence.proxy.async.shared::cta;
-    bar.warp.sync -1;
-@r  mov.u32 f, smem;
-@r  mov.b32 e, 16;
-@r  cp.async.bulk.global.shared::cta.bulk_group [x], [f], e;
-@r  cp.async.bulk.commit_group;
-@r  cp.async.bulk.wait_group 0;
-""",
     ),
-    Planted(
+    planted(
         "undefined source size of cp.async",
         """
-    and.b32 e, e, 3;
+-    and.b32 e, e, 3;
++    and.b32 e, a, 3;
 @q  cp.async.ca.shared.global [at], [x], 4, e;
     cp.async.wait_all;
 """,
         ("broken.ptx:2", "the size of this copy", "register e"),
-        """
-    and.b32 e, a, 3;
-@q  cp.async.ca.shared.global [at], [x], 4, e;
-    cp.async.wait_all;
-""",
     ),
 ]
 
@@ -247,39 +188,28 @@ RESULTS = [
         ("undefined result", "byte 0 of", "k stored it at broken.ptx:2", "register e was never written", "lane 0"),
         "    mad.wide.u32 y, i, 4, x;\n    st.global.b32 [y], i;\n",
     ),
-    Planted(
+    planted(
         "result with one undefined byte",
         """
-    prmt.b32 e, a, f, 0x3410;
+-    prmt.b32 e, a, f, 0x3410;
++    prmt.b32 e, a, f, 0x3210;
     mad.wide.u32 y, i, 4, x;
     st.global.b32 [y], e;
 """,
         ("undefined result, byte 2 of", "k stored it at broken.ptx:3", "register f was never written", "broken.ptx:1"),
-        """
-    prmt.b32 e, a, f, 0x3210;
-    mad.wide.u32 y, i, 4, x;
-    st.global.b32 [y], e;
-""",
     ),
-    Planted(
+    planted(
         "result copied out of shared memory that one warp has not filled",
         """
     mad.lo.u32 at, warp, 512, at;
-@q  st.shared.b32 [at], a;
+-@q  st.shared.b32 [at], a;
++    st.shared.b32 [at], a;
     bar.sync 0;
     ld.shared.b32 e, [at];
     mad.wide.u32 y, i, 4, x;
     st.global.b32 [y], e;
 """,
         ("undefined result, byte 128 of", "broken.ptx:6", "shared address 0x600 was never written", "broken.ptx:4"),
-        """
-    mad.lo.u32 at, warp, 512, at;
-    st.shared.b32 [at], a;
-    bar.sync 0;
-    ld.shared.b32 e, [at];
-    mad.wide.u32 y, i, 4, x;
-    st.global.b32 [y], e;
-""",
     ),
     Planted(
         "sum with an undefined term",
@@ -287,41 +217,29 @@ RESULTS = [
         ("undefined result, byte 0 of", "broken.ptx:1", "register e was never written"),
         "    red.global.add.u32 [x], a;\n",
     ),
-    Planted(
+    planted(
         "bulk store of a row that is half written",
         """
 @r  mov.u32 f, smem;
-@r  st.shared.v2.b32 [f], {a, b};
+-@r  st.shared.v2.b32 [f], {a, b};
++@r  st.shared.v4.b32 [f], {a, b, c, d};
 @r  fence.proxy.async.shared::cta;
 @r  cp.async.bulk.global.shared::cta.bulk_group [x], [f], 16;
 @r  cp.async.bulk.commit_group;
 @r  cp.async.bulk.wait_group 0;
 """,
         ("undefined result, byte 8 of", "broken.ptx:4", "shared address 0x408 was never written"),
-        """
-@r  mov.u32 f, smem;
-@r  st.shared.v4.b32 [f], {a, b, c, d};
-@r  fence.proxy.async.shared::cta;
-@r  cp.async.bulk.global.shared::cta.bulk_group [x], [f], 16;
-@r  cp.async.bulk.commit_group;
-@r  cp.async.bulk.wait_group 0;
-""",
     ),
-    Planted(
+    planted(
         "product with an undefined row of A",
         """
 @!r mov.b32 e, 0;
     mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {a, b}, {e, c}, {d}, {a, b};
     mad.wide.u32 y, i, 4, x;
-    st.global.b32 [y], a;
+-    st.global.b32 [y], a;
++    st.global.b32 [y], b;
 """,
         ("undefined result, byte 0 of", "broken.ptx:4", "register e was never written", "broken.ptx:2"),
-        """
-@!r mov.b32 e, 0;
-    mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {a, b}, {e, c}, {d}, {a, b};
-    mad.wide.u32 y, i, 4, x;
-    st.global.b32 [y], b;
-""",
     ),
 ]
 
