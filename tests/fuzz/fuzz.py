@@ -70,7 +70,8 @@ def _compiled(target: str, engine: str) -> Path:
         import operations  # which needs the library
 
         generated = [operations.write_header(FOLDER / "generated") / "operations.h"]
-    sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").rglob("*.c"))]
+    folders = [ROOT / "src"] if whole else [ROOT / "src" / "vm", ROOT / "src" / "platform"]
+    sources = [path for folder in folders for path in sorted(folder.rglob("*.c"))]
     sources += [] if whole else [ROOT / "src" / "driver" / f"{name}.c" for name in ("registry", "tensor_map_rules")]
     own: list[tuple[str, list[str]]] = [(target, [*checked, *guided, *(f"-I{path.parent}" for path in generated)])]
     own += [("target", checked), ("mutate", checked)]
