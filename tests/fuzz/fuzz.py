@@ -71,7 +71,8 @@ def _compiled(target: str, engine: str) -> Path:
         import operations  # which needs the library
 
         include = [f"-I{operations.write_header(ROOT / 'build' / 'tests')}"]
-    sources = [*sorted((ROOT / "src").rglob("*.c") if whole else (ROOT / "src" / "vm").rglob("*.c"))]
+    folders = [ROOT / "src"] if whole else [ROOT / "src" / "vm", ROOT / "src" / "platform"]
+    sources = [path for folder in folders for path in sorted(folder.rglob("*.c"))]
     sources += [] if whole else [ROOT / "src" / "driver" / f"{name}.c" for name in ("registry", "tensor_map_rules")]
     own: list[tuple[str, list[str]]] = [(target, [*checked, *guided, *include])]
     own += [("target", checked), ("mutate", checked)]

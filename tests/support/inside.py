@@ -26,8 +26,10 @@ def compiled(source: Path, folder: Path) -> Path:
         ROOT / "src",
         source,
         *shared,
+        *(objects / "src" / "platform").glob("*.o"),
         *(objects / "src" / "vm").rglob("*.o"),
         "-lm",
+        "-ldl",
         "-o",
         program,
     ]

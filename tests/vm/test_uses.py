@@ -12,7 +12,7 @@ pytestmark = pytest.mark.virtual
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = sorted((ROOT / "tests" / "corpus").glob("*.ptx"))
-EXPANSIONS = ["attention_mxfp8.sm_120f.ptx", "quantize_mxfp8.sm_120f.ptx"]
+EXPANSIONS = ["attention_mxfp8_128x64_d128.sm_120f.ptx", "quantize_mxfp8_bf16_d.sm_120f.ptx"]
 
 # Instructions without a destination, up to the first operand; the others write what their first operand names.
 NO_RESULT = re.compile(
@@ -291,7 +291,7 @@ def test_returned_register(program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", [*TEXTS, *(ROOT / "build" / "ptx" / name for name in EXPANSIONS)], ids=lambda f: f.stem
+    "file", [*TEXTS, *(ROOT / "build" / "kernels" / name for name in EXPANSIONS)], ids=lambda f: f.stem
 )
 def test_whole_texts(program: Path, tmp_path: Path, file: Path) -> None:
     assert check(program, file.read_text(), tmp_path) > 100
