@@ -87,7 +87,9 @@ def apply(diff: str, root: Path) -> None:
         assert hunks[1:], f"no @@ for {name}"
         for hunk in hunks[1:]:
             lines = [line or " " for line in hunk.splitlines()]
-            assert all(line[0] in " +-" for line in lines), f"a hunk of {name} has other lines than ' ', + and -:\n{hunk}"
+            assert all(line[0] in " +-" for line in lines), (
+                f"a hunk of {name} has other lines than ' ', + and -:\n{hunk}"
+            )
             old = "".join(line[1:] + "\n" for line in lines if line[0] != "+")
             new = "".join(line[1:] + "\n" for line in lines if line[0] != "-")
             assert old != new, f"a hunk of {name} changes nothing:\n{hunk}"
