@@ -66,7 +66,6 @@ def recorded() -> dict[str, int]:
     """Count what tests/data/hopper.npz holds: in all, by family, and by how it is compared."""
     sys.path[:0] = [str(ROOT / "tests" / "hardware")]
     import kernels
-    import operations
     import recording
     from families import FAMILIES
 
