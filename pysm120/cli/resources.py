@@ -105,16 +105,12 @@ def collect(target: str, chip: Chip, names: list[str] | None = None) -> list[Res
     if unknown:
         message = f"the entry is {unknown[0]!r}, not a kernel of the library; python -m pysm120 info lists them"
         raise InvalidArgumentError(message)
-    images: dict[bytes, tuple[Cubin, dict[str, sass.Function]]] = {}
+    wanted = {n: builtin for n, builtin in enumerate(known) if not names or builtin.entry in names}
+    images = {builtin.entry: builtin_image(n, target, "cubin") for n, builtin in wanted.items()}
+    functions = sass.disassemble_all(images)
     found = []
-    for index, builtin in enumerate(known):
-        if names and builtin.entry not in names:
-            continue
-        image = builtin_image(index, target, "cubin")
-        if image not in images:
-            images[image] = Cubin(image), sass.disassemble(image)
-        cubin, functions = images[image]
-        entry, function = cubin.entry(builtin.entry), functions[builtin.entry]
+    for builtin in wanted.values():
+        entry, function = Cubin(images[builtin.entry]).entry(builtin.entry), functions[builtin.entry]
         shared = builtin.shared_bytes + entry.static_shared_bytes
         found.append(
             Resources(

@@ -3,11 +3,11 @@
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from pysm120.machine_code import tools
+from pysm120.machine_code import joined, tools
 from pysm120.machine_code.cubin import Cubin
 from pysm120.runtime.errors import InvalidArgumentError
 
@@ -369,6 +369,24 @@ def disassemble(image: bytes, entry: str | None = None) -> dict[str, Function]:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(image)
         return parse(tools.run("nvdisasm", "-hex", "-c", "-gp", *only, path))
+
+
+def disassemble_all(images: Mapping[str, bytes]) -> dict[str, Function]:
+    """Return one kernel of each cubin, by entry, without line numbers. One run of nvdisasm reads all of them.
+
+    Parameters
+    ----------
+    images : mapping from str to bytes
+        The cubin of each entry. All have the same target.
+
+    """
+    if not images:
+        return {}
+    code = {entry: Cubin(image).code(entry) for entry, image in images.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.cubin"
+        path.write_bytes(joined.join(next(iter(images.values())), code))
+        return parse(tools.run("nvdisasm", "-hex", "-c", path))
 
 
 _MARKER = re.compile(r"#(?:line)?\s*(\d+)\s+\"([^\"]*)\"")

@@ -5,10 +5,9 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from pysm120 import Device, __main__
@@ -17,7 +16,7 @@ from pysm120.machine_code import sass, tools
 from pysm120.machine_code.cubin import Cubin
 from pysm120.model import chips
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.module import Builtin, builtins
+from pysm120.runtime.module import builtins
 
 pytestmark = pytest.mark.virtual
 
@@ -55,49 +54,35 @@ def test_registers_shared_memory_and_spills_are_what_ptxas_says(tmp_path: Path) 
     assert resources.spill_bytes(sass.disassemble(image)["spills"]) == stores
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("source", sorted({builtin.source for builtin in builtins()}))
-def test_json_of_some_kernels(source: str, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
-    """Three of a template: nvdisasm takes most of a second for each."""
-    of_file = [builtin for builtin in builtins() if builtin.source == source]
-    some = [of_file[place] for place in sorted(rng.choice(len(of_file), min(3, len(of_file)), replace=False))]
-    check_json(some, [builtin.entry for builtin in some], capsys)
-
-
-@pytest.mark.slow
-def test_json_of_all_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    check_json(builtins(), [], capsys)
-
-
-def check_json(wanted: Sequence[Builtin], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Compare what the command prints with what the device says of its kernels."""
-    assert __main__.main(["resources", "--json", *words]) == 0
+def test_all_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command's figures are the device's; on an RTX 5090 every kernel is within its budget."""
+    assert __main__.main(["resources", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["target"], row["entry"]) for row in rows] == [
-        (target, builtin.entry) for target in ("sm_120f", "sm_90") for builtin in wanted
+        (target, builtin.entry) for target in ("sm_120f", "sm_90") for builtin in builtins()
     ]
     with Device("virtual") as device:
         kernels = device.builtin_kernels()
-        for row, builtin in zip(rows, wanted, strict=False):
+        for row, builtin in zip(rows, builtins(), strict=False):
             kernel = kernels[builtin.entry]
             assert (row["registers"], row["threads"]) == (kernel.info.registers, builtin.threads)
             assert row["shared_bytes"] == builtin.shared_bytes + kernel.info.static_shared_bytes
             assert row["ctas_per_sm"] == kernel.occupancy(builtin.threads, builtin.shared_bytes)
     for row in rows:
         assert (row["main_loop"] is not None) == (TILE.search(row["entry"]) is not None)
+    for row in rows[: len(builtins())]:
+        check_budget(row)
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("name", [b.entry for b in builtins() if TILE.search(b.entry)])
-def test_budget_of_attention_on_an_rtx_5090(name: str) -> None:
+def check_budget(row: dict[str, Any]) -> None:
     """No spills, shared memory that a CTA may have, and the tensor pipe busy for longer than any other unit."""
-    (row,) = resources.collect("sm_120f", chips.load("rtx5090"), [name])
-    assert row.spill_bytes == 0
-    assert row.shared_bytes <= 101376
-    assert row.ctas_per_sm >= 1
-    assert row.main_loop is not None
-    assert row.main_loop.largest == "tensor"
-    assert row.main_loop.margin >= (2.0 if "f16" in name else 1.3)
+    name = row["entry"]
+    assert row["spill_bytes"] == 0, name
+    assert row["shared_bytes"] <= 101376, name
+    assert row["ctas_per_sm"] >= 1, name
+    if loop := row["main_loop"]:
+        assert loop["largest"] == "tensor", name
+        assert loop["margin"] >= (2.0 if "f16" in name else 1.3), name
 
 
 def test_counts_of_a_main_loop() -> None:

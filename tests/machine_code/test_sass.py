@@ -1,9 +1,11 @@
 """Machine code: scheduling fields, control flow, and what a cubin says of its kernels."""
 
+import dataclasses
 import sys
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sass_text import Op, listing
 
@@ -133,6 +135,21 @@ def test_every_instruction_of_the_library_is_read(target: str, entry: str) -> No
         assert code == cubin.code(name)
         addresses = {one.address for one in function.instructions}
         assert {one.target for one in function.instructions if one.is_branch} <= addresses | {None}
+
+
+@pytest.mark.parametrize("target", ["sm_120f", "sm_90"])
+def test_kernels_read_together_equal_kernels_read_alone(target: str, rng: np.random.Generator) -> None:
+    """One run of nvdisasm for several cubins; it names the functions that a kernel calls by address."""
+    entries = [str(entry) for entry in rng.choice(list(ENTRIES), 4, replace=False)]
+    images = {entry: builtin_image(ENTRIES[entry], target, "cubin") for entry in entries}
+    together = sass.disassemble_all(images)
+    assert list(together) == entries
+    for entry in entries:
+        alone = sass.disassemble(images[entry], entry)[entry]
+        for one, other in zip(together[entry].instructions, alone.instructions, strict=True):
+            if not one.opcode.startswith("CALL"):
+                assert one == dataclasses.replace(other, line=0)
+    assert sass.disassemble_all({}) == {}
 
 
 MARKED = """.version 8.8
