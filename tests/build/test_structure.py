@@ -26,13 +26,24 @@ PACKAGES: dict[str, set[str]] = {
 MORE: dict[str, set[str]] = {"pysm120.runtime.device": {"observe"}}
 
 # What a folder of src may include beside itself. Everybody may include sm120.h. The build writes "generated".
+BELOW_VM = {"driver", "platform"}
 FOLDERS: dict[str, set[str]] = {
     "platform": set(),
     "driver": {"platform"},
-    "vm": {"driver", "platform"},
+    "vm/machine": BELOW_VM,
+    "vm/check": {*BELOW_VM, "vm/machine"},
+    "vm/execute": {*BELOW_VM, "vm/machine", "vm/check"},
+    "vm/defined": {*BELOW_VM, "vm/machine", "vm/check", "vm/execute"},
+    "vm/observe": {*BELOW_VM, "vm/machine", "vm/execute"},
+    "vm/text": {*BELOW_VM, "vm/machine", "vm/execute"},
+    "vm/run": {*BELOW_VM, "vm/machine", "vm/check", "vm/execute", "vm/defined", "vm/observe", "vm/text"},
     "runtime": {"driver", "platform", "generated"},
     "ops": {"runtime", "driver", "platform", "generated"},
 }
+# The headers of ISO C. Only platform/ includes others, so that a port touches that folder alone.
+ISO_C = {"ctype", "errno", "fenv", "float", "inttypes", "limits", "math", "setjmp", "signal", "stdarg", "stdatomic"}
+ISO_C |= {"stdbool", "stddef", "stdint", "stdio", "stdlib", "string"}
+ALLOWED_SYSTEM = {("src/vm/machine/poison.h", "sanitizer/asan_interface.h")}
 
 
 def module_of(path: Path, root: Path) -> str:
@@ -117,20 +128,52 @@ def import_circles(root: Path) -> list[str]:
     return [f"modules import each other in a circle: {' -> '.join(circle)}" for circle in circles(edges)]
 
 
+def includes(root: Path, folder: str = "*") -> Iterator[tuple[Path, int, str, str]]:
+    """Yield each include of the files of a folder of src: the file, the line, `"` or `<`, and what is included."""
+    for path in sorted(p for suffix in ("c", "h", "def") for p in root.glob(f"src/{folder}/**/*.{suffix}")):
+        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if match := re.match(r'\s*#\s*include\s*(["<])([^">]+)', text):
+                yield path.relative_to(root), line, match[1], match[2]
+
+
+def folder_of(path: Path) -> str:
+    """Return the key of FOLDERS for a file, named from src: the first folder, in vm the first two."""
+    return "/".join(path.parts[: 2 if path.parts[0] == "vm" else 1])
+
+
 def wrong_includes(root: Path) -> list[str]:
     """Say which files of C include against the order."""
     found = []
-    for path in sorted(root.glob("src/*/**/*.[ch]")):
-        folder, place = path.relative_to(root / "src").parts[0], path.relative_to(root)
-        if folder not in FOLDERS:
+    for place, line, mark, name in includes(root):
+        folder = folder_of(place.relative_to("src"))
+        if mark == "<":
+            system = name.removesuffix(".h") not in ISO_C and (str(place), name) not in ALLOWED_SYSTEM
+            if system and folder != "platform":
+                found.append(f"{place}:{line} includes <{name}>, but only src/platform may include the system")
+        elif folder not in FOLDERS:
             found.append(f"{place} is in a folder that {Path(__file__).name} does not know: add {folder!r} to FOLDERS")
-            continue
-        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            match = re.match(r'\s*#\s*include\s*"([^/"]+)/[^"]*"', text)
-            if match and match[1] != folder and match[1] not in FOLDERS[folder]:
-                may = ", ".join(sorted({folder, *FOLDERS[folder]}))
-                found.append(f"{place}:{line} includes from {match[1]}, but src/{folder} may include only from {may}")
+        elif "/" in name and (other := folder_of(Path(name))) not in {folder, *FOLDERS[folder]}:
+            may = ", ".join(sorted({folder, *FOLDERS[folder]}))
+            found.append(f"{place}:{line} includes from {other}, but src/{folder} may include only from {may}")
     return found
+
+
+def test_every_folder_has_its_row() -> None:
+    """A new folder of src gets a row in src/README.md and one in FOLDERS."""
+    source = ROOT / "src"
+    top, vm = ({path.name for path in folder.iterdir() if path.is_dir()} for folder in (source, source / "vm"))
+    rows = set(re.findall(r"^\| `(\w+)/` \|", (source / "README.md").read_text(), re.MULTILINE))
+    assert rows == top | vm
+    assert FOLDERS.keys() == (top - {"vm"}) | {f"vm/{name}" for name in vm}
+
+
+def test_files_of_runtime_have_no_circles() -> None:
+    """In runtime/ a file and its header depend only on files below them."""
+    edges: dict[str, set[str]] = {}
+    for path, _, mark, name in includes(ROOT, "runtime"):
+        if mark == '"' and name.startswith("runtime/") and Path(name).stem != path.stem:
+            edges.setdefault(path.stem, set()).add(Path(name).stem)
+    assert not circles(edges)
 
 
 def test_imports_go_one_way() -> None:
@@ -183,14 +226,19 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
 def test_a_wrong_include_is_found(tmp_path: Path) -> None:
     write(
         tmp_path,
-        {"src/vm/text/parse.c": '#include "vm/text/parse.h"\n#include <stdio.h>\n#include "runtime/error.h"\n'},
+        {
+            "src/vm/text/parse.c": '#include "vm/text/parse.h"\n#include <stdio.h>\n#include "runtime/error.h"\n',
+            "src/vm/text/lexer.c": '#include "vm/run/launch.h"\n#include <unistd.h>\n',
+        },
     )
-    (wrong,) = wrong_includes(tmp_path)
-    assert wrong.startswith("src/vm/text/parse.c:3 includes from runtime, but src/vm may include only from driver")
+    lexer, system, parse = wrong_includes(tmp_path)
+    assert lexer.startswith("src/vm/text/lexer.c:1 includes from vm/run, but src/vm/text may include only from driver")
+    assert system.startswith("src/vm/text/lexer.c:2 includes <unistd.h>, but only src/platform may")
+    assert parse.startswith("src/vm/text/parse.c:3 includes from runtime, but src/vm/text may include only from driver")
 
 
 def test_an_unknown_folder_is_found(tmp_path: Path) -> None:
-    write(tmp_path, {"src/new/x.c": "", "pysm120/new/__init__.py": ""})
+    write(tmp_path, {"src/new/x.c": '#include "new/x.h"\n', "pysm120/new/__init__.py": ""})
     (include,), (package,) = wrong_includes(tmp_path), wrong_imports(tmp_path)
     assert "add 'new' to FOLDERS" in include
     assert "add 'new' to PACKAGES" in package

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,9 +44,14 @@ class Block(NamedTuple):
     text: str
 
 
+def blocks_of(text: str) -> list[Block]:
+    """Return the fenced blocks of a text. A line "`NAME`:" before a block makes it the file NAME."""
+    return [Block(*match.groups(default="")) for match in BLOCK.finditer(text)]
+
+
 def blocks(path: Path) -> list[Block]:
-    """Return the fenced blocks of a guide. A line "`NAME`:" before a block makes it the file NAME."""
-    return [Block(*match.groups(default="")) for match in BLOCK.finditer(path.read_text())]
+    """Return the fenced blocks of a guide."""
+    return blocks_of(path.read_text())
 
 
 def copy_of_tree(folder: Path) -> Path:
@@ -151,8 +156,11 @@ def matches(wanted: str, printed: str) -> bool:
     return all(any(re.fullmatch(pattern.replace(r"\ .*\ ", ".*"), line) for line in lines) for pattern in patterns)
 
 
-def follow(steps: Sequence[Block], root: Path) -> int:
-    """Do in a copy of the tree what the blocks say; how many commands were compared.
+Run = Callable[[str, Path], tuple[int, str]]
+
+
+def follow(steps: Sequence[Block], root: Path, run: Run = run_in_tree) -> int:
+    """Do in a folder, a copy of the tree for instance, what the blocks say; how many commands were compared.
 
     A file is written and a diff applied. A command must succeed, unless a block `text` follows: then it must print
     those lines.
@@ -165,7 +173,7 @@ def follow(steps: Sequence[Block], root: Path) -> int:
         elif block.language == "diff":
             apply(block.text, root)
         elif block.language == "sh":
-            status, printed = run_in_tree(block.text, root)
+            status, printed = run(block.text, root)
             if after.language == "text":
                 assert matches(after.text, printed), f"{block.text}\nprinted\n{printed}\nnot\n{after.text}"
                 compared += 1
