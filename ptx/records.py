@@ -15,7 +15,7 @@ ANY_ENTRY = re.compile(r"\.entry\s+(\w+)")
 PARAMETER = re.compile(r"\s*\.param (?:\.align (\d+) )?\.(\w+) (\w+)(?:\[(\d+)\])?([,)])")
 SCALARS = {f"{kind}{bits}": bits // 8 for kind in "usb" for bits in (8, 16, 32, 64)} | {"f32": 4, "f64": 8}
 PARAMETER_BYTES = 4096
-SM120_SHARED_BYTES = 101376
+SHARED_BYTES = 232448  # of a CTA on Hopper; 101376 on SM120
 
 
 class Field(NamedTuple):
@@ -48,7 +48,7 @@ FIELDS = {
     "operation": Field("what it computes; C finds kernels by it", str, is_needed=True),
     "parameters": Field("the C struct of its parameters, struct NAME_parameters", str, is_needed=True),
     "threads": Field("of a CTA", range(32, 1025, 32), is_needed=True),
-    "shared": Field("dynamic shared memory of a CTA in bytes", range(SM120_SHARED_BYTES + 1), is_needed=True),
+    "shared": Field("dynamic shared memory of a CTA in bytes", range(SHARED_BYTES + 1), is_needed=True),
     "precision": Field("of attention", ("bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16")),
     "dtype": Field("of the input's elements", ("f32", "f16", "bf16")),
     "element_bytes": Field("of a copied element", (range(1, 17))),
@@ -61,6 +61,7 @@ FIELDS = {
     "stages": Field("tiles of keys in flight", COUNT),
     "group_heads": Field("heads whose causal tiles take turns, at most", COUNT),
     "group_rows": Field("keys of those heads together, at most", COUNT),
+    "q_warp_rows": Field("warps that share the rows of a tile's dQ", range(1, 33)),
     "rows": Field("rows of the input that a CTA covers", COUNT),
     "columns": Field("columns of the input that a CTA covers", COUNT),
 }

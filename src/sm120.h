@@ -549,6 +549,35 @@ SM120_API sm120_status sm120_attention_config(const sm120_attention_args *args, 
 SM120_API sm120_status sm120_attention_chosen(sm120_device *device, const sm120_attention_args *args,
                                               const char **config, int32_t *kernel);
 
+/* The backward pass of attention: dq, dk and dv of a call of sm120_attention, of dout, the gradient of o. q, k, v, o,
+ * lse and the members that both structs have are those of that call. lse may also be that of more keys than k has; then
+ * o or delta belong to all keys too, and dk and dv are the gradients of these keys (rings, chunks).
+ * docs/reference/attention_backward.md has the formulas. Members from v_head_dim on may be 0. */
+typedef struct sm120_attention_backward_args {
+    uint32_t size;                                             /* sizeof(sm120_attention_backward_args) */
+    uint32_t precision;                                        /* SM120_BF16 or SM120_F16 */
+    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 256 */
+    sm120_tensor q, k, v, dout;                                /* BF16 or F16, as precision says */
+    sm120_tensor o;                                            /* F32, F16 or BF16 */
+    sm120_tensor dq, dk, dv; /* results: F32, F16 or BF16; apart from all inputs and from each other */
+    sm120_address lse;       /* f32 [batch][heads][q_rows], contiguous */
+    float scale;
+    uint32_t causal;
+    sm120_stream stream;
+
+    int64_t v_head_dim; /* head size of v, o, dout and dv, if it is not head_dim */
+    int64_t window_left, window_right;
+    uint32_t window;
+    uint32_t accumulate; /* 1: the results are added to dq, dk and dv, which are F32 */
+    sm120_address dlse;  /* f32 [batch][heads][q_rows]: the gradient of lse */
+    sm120_address delta; /* f32 [batch][heads][q_rows]: used instead of sum(dout * o) - dlse; not with dlse */
+} sm120_attention_backward_args;
+
+/* Compute the gradients. With workspace 0, only write the size of the workspace in bytes. Else workspace is 256-byte
+ * aligned device memory of *workspace_bytes bytes. Every call needs one. */
+SM120_API sm120_status sm120_attention_backward(sm120_device *device, const sm120_attention_backward_args *args,
+                                                sm120_address workspace, size_t *workspace_bytes);
+
 enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 }; /* axis */
 enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };      /* rounding */
 

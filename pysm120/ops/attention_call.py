@@ -49,18 +49,13 @@ class Options(NamedTuple):
 
 def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options; return the C string of a config."""
-    _check_heads(given, options.precision)
+    check_heads(given, options.precision)
     args.precision = PRECISIONS[options.precision][0]
-    align = one_of(options.causal_align, "causal_align", ("bottom-right", "top-left"))
-    args.causal = _ALIGN[flag(options.causal, "causal"), align]
-    args.scale = 1 / math.sqrt(args.head_dim) if options.scale is None else number(options.scale, "scale")
+    fill_scores(args, options)
     args.softcap = softcap = number(options.softcap, "softcap")
     if softcap and not args.softcap:
         message = f"softcap is {softcap}, which is 0 in float32: 0 asks for none"
         raise InvalidArgumentError(message)
-    left, right = ends(options.window, "window")
-    args.window = (left is not None) * lib.SM120_WINDOW_LEFT + (right is not None) * lib.SM120_WINDOW_RIGHT
-    args.window_left, args.window_right = min(left or 0, _FAR), min(right or 0, _FAR)
     if "alibi_slopes" in given and len(given["alibi_slopes"].shape) > 1:
         args.alibi_batch_stride = args.heads
     if ("past_k" in given) != ("past_v" in given):
@@ -70,6 +65,16 @@ def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     return config
 
 
+def fill_scores(args: Any, options: Any) -> None:
+    """Write the scale, and which keys a row sees."""
+    align = one_of(options.causal_align, "causal_align", ("bottom-right", "top-left"))
+    args.causal = _ALIGN[flag(options.causal, "causal"), align]
+    args.scale = 1 / math.sqrt(args.head_dim) if options.scale is None else number(options.scale, "scale")
+    left, right = ends(options.window, "window")
+    args.window = (left is not None) * lib.SM120_WINDOW_LEFT + (right is not None) * lib.SM120_WINDOW_RIGHT
+    args.window_left, args.window_right = min(left or 0, _FAR), min(right or 0, _FAR)
+
+
 def _fill_packed(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options of packed sequences."""
     args.q_rows = _longest(options.max_seqlen_q, "max_seqlen_q", args.q_total)
@@ -77,7 +82,7 @@ def _fill_packed(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     return _fill(args, given, options)
 
 
-def _check_heads(given: Mapping[str, Any], precision: Any) -> None:
+def check_heads(given: Mapping[str, Any], precision: Any) -> None:
     """Raise where a precision is not of these dtypes and head sizes."""
     _, dtype, most = PRECISIONS[one_of(precision, "precision", tuple(PRECISIONS))]
     if dtype is not None and given["q"].dtype != dtype:

@@ -4,9 +4,43 @@
 #include <inttypes.h>
 
 #include "runtime/builtin.h"
+#include "runtime/check.h"
 #include "runtime/error.h"
 
 enum { GROUPS_MAX = 65535 }; /* grid.y; a CTA goes on with further rows */
+
+enum { STEP = 8 }; /* of a head size, in elements */
+
+int64_t copy_rows_width(int64_t head_dim) {
+    return (head_dim + STEP - 1) / STEP * STEP;
+}
+
+bool copy_rows_is_needless(const struct tensor *x, const struct shape *shape) {
+    return tensor_is_aligned(x) && x->address % TENSOR_ALIGNMENT == 0 && shape->head_dim % STEP == 0;
+}
+
+sm120_status copy_rows_place(const struct tensor *given, const struct shape *shape, struct tensor *copy,
+                             int64_t *offset) {
+    const int64_t batches = given->batch_stride != 0 ? shape->batch : 1;
+    const int64_t heads = given->head_stride != 0 ? shape->heads : 1;
+    const int64_t row = copy_rows_width(shape->head_dim) * (given->dtype == SM120_F32 ? 4 : 2);
+    int64_t head = 0, batch = 0, bytes = 0, end = 0;
+    const bool fits = multiply(row, shape->rows, &head) && multiply(head, heads, &batch) &&
+                      multiply(batch, batches, &bytes) && add(*offset, bytes, &end) &&
+                      add(end, WORKSPACE_ALIGNMENT - 1, &end);
+    if (!fits) {
+        return fail(SM120_UNSUPPORTED, "the workspace copy of %s exceeds 2^63 bytes", given->name);
+    }
+    *copy = (struct tensor){.name = given->name,
+                            .address = (sm120_address)*offset,
+                            .dtype = given->dtype,
+                            .batch_stride = batches > 1 ? batch : 0,
+                            .head_stride = heads > 1 ? head : 0,
+                            .row_stride = row,
+                            .bytes = bytes};
+    *offset = end / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+    return SM120_OK;
+}
 
 sm120_status copy_rows_prepare(struct device *device, const struct tensor *from, const struct tensor *to,
                                const struct shape *shape, int64_t to_columns, sm120_stream stream,

@@ -5,6 +5,19 @@
 #include "runtime/launch.h"
 #include "runtime/tensor.h"
 
+enum { WORKSPACE_ALIGNMENT = 256 }; /* of an area of a workspace, in bytes */
+
+/* Whether kernels can load a tensor as it lies: aligned, and of a head size that is a multiple of 8. */
+bool copy_rows_is_needless(const struct tensor *x, const struct shape *shape);
+
+/* The head size of a copy. */
+int64_t copy_rows_width(int64_t head_dim);
+
+/* Place the contiguous copy of a tensor at `offset` of the workspace, and move the offset behind it. What does not
+ * change along a dimension is copied once. */
+sm120_status copy_rows_place(const struct tensor *given, const struct shape *shape, struct tensor *copy,
+                             int64_t *offset);
+
 /* A launch with the values that its arguments point to. Not to be copied once filled. */
 struct copy_rows {
     struct kernel *kernel;

@@ -7,7 +7,7 @@
 #include "runtime/error.h"
 #include "runtime/memory.h"
 
-enum { STEP = 8, ALIGNMENT = 256 }; /* of a head size in elements, of an area of the workspace in bytes */
+enum { ALIGNMENT = WORKSPACE_ALIGNMENT };
 enum { TENSORS = 6 };
 
 /* A call and the same one on copies. */
@@ -25,39 +25,11 @@ struct stage {
     int64_t bytes; /* of the copies */
 };
 
-static bool is_ready(const struct tensor *x, const struct shape *shape) {
-    return tensor_is_aligned(x) && x->address % TENSOR_ALIGNMENT == 0 && shape->head_dim % STEP == 0;
-}
-
 bool attention_is_ready(const struct attention *call) {
-    return is_ready(&call->q, &call->q_shape) && is_ready(&call->k, &call->k_shape) &&
-           is_ready(&call->v, &call->v_shape) && is_ready(&call->o, &call->o_shape) &&
-           (call->args->past_rows == 0 ||
-            (is_ready(&call->past_k, &call->past_k_shape) && is_ready(&call->past_v, &call->past_v_shape)));
-}
-
-/* The contiguous form of a tensor, from `offset` of the workspace on; what does not change along a dimension is copied
- * once. */
-static sm120_status place_copy(const struct tensor *given, const struct shape *shape, int64_t width, int64_t element,
-                               struct tensor *copy, int64_t *offset) {
-    const int64_t batches = given->batch_stride != 0 ? shape->batch : 1;
-    const int64_t heads = given->head_stride != 0 ? shape->heads : 1;
-    int64_t head = 0, batch = 0, bytes = 0, end = 0;
-    const bool fits = multiply(width * element, shape->rows, &head) && multiply(head, heads, &batch) &&
-                      multiply(batch, batches, &bytes) && add(*offset, bytes, &end) && add(end, ALIGNMENT - 1, &end);
-    if (!fits) {
-        return fail(SM120_UNSUPPORTED, "a copy of %s, whose strides or head size need one, does not fit in 63 bits",
-                    given->name);
-    }
-    *copy = (struct tensor){.name = given->name,
-                            .address = (sm120_address)*offset,
-                            .dtype = given->dtype,
-                            .batch_stride = batches > 1 ? batch : 0,
-                            .head_stride = heads > 1 ? head : 0,
-                            .row_stride = width * element,
-                            .bytes = bytes};
-    *offset = end / ALIGNMENT * ALIGNMENT;
-    return SM120_OK;
+    return copy_rows_is_needless(&call->q, &call->q_shape) && copy_rows_is_needless(&call->k, &call->k_shape) &&
+           copy_rows_is_needless(&call->v, &call->v_shape) && copy_rows_is_needless(&call->o, &call->o_shape) &&
+           (call->args->past_rows == 0 || (copy_rows_is_needless(&call->past_k, &call->past_k_shape) &&
+                                           copy_rows_is_needless(&call->past_v, &call->past_v_shape)));
 }
 
 /* Decide what is copied, and where to. */
@@ -79,18 +51,15 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
     };
     on->args = &stage->args;
     for (int i = 0; i < (call->args->past_rows == 0 ? TENSORS - 2 : TENSORS); ++i) {
-        const int64_t width = (list[i].shape->head_dim + STEP - 1) / STEP * STEP;
-        list[i].copy_shape->head_dim = width;
+        list[i].copy_shape->head_dim = copy_rows_width(list[i].shape->head_dim);
         stage->tensors[i].given = list[i].given;
         stage->tensors[i].shape = list[i].shape;
         stage->tensors[i].copy = list[i].copy;
         stage->tensors[i].copy_shape = list[i].copy_shape;
         stage->tensors[i].is_output = list[i].given == &call->o;
-        stage->tensors[i].is_copied = !is_ready(list[i].given, list[i].shape);
+        stage->tensors[i].is_copied = !copy_rows_is_needless(list[i].given, list[i].shape);
         if (stage->tensors[i].is_copied) {
-            const sm120_status status =
-                place_copy(list[i].given, list[i].shape, width, list[i].given->dtype == SM120_F32 ? 4 : 2, list[i].copy,
-                           &stage->bytes);
+            const sm120_status status = copy_rows_place(list[i].given, list[i].shape, list[i].copy, &stage->bytes);
             if (status != SM120_OK) {
                 return status;
             }
