@@ -10,7 +10,8 @@
 #include "runtime/launch.h"
 #include "runtime/memory.h"
 
-enum { WARPS = 8, FRAGMENT = 16 * 8 }; /* of a CTA; elements of an accumulator fragment */
+enum { FRAGMENT = 16 * 8 }; /* elements of an accumulator */
+enum { ROWS_HEAD = 16 };    /* bytes behind bias and delta of a tile's rows */
 enum { GROUP_HEADS = 32, GROUP_ROWS = 131072 };
 enum { Q, K, V, DOUT, LOADED }; /* the tensors that the copy engine loads */
 enum { DQ, DK, DV, RESULTS };
@@ -186,7 +187,7 @@ static sm120_status lay_out(struct backward *b) {
                     " kv tiles are too many CTAs; at most %d",
                     args->batch * args->heads, b->q_tiles, b->kv_tiles, INT32_MAX);
     }
-    if (!place(&b->workspace_bytes, q_ctas, 8 * (int64_t)record->q_rows, &b->rows_at) ||
+    if (!place(&b->workspace_bytes, q_ctas, 8 * (int64_t)record->q_rows + ROWS_HEAD, &b->rows_at) ||
         !place(&b->workspace_bytes, q_ctas, b->tile_bytes, &b->sums_at)) {
         return fail(SM120_UNSUPPORTED, "q_rows = %" PRId64 "; the workspace exceeds 2^63 bytes", args->q_rows);
     }
@@ -318,6 +319,12 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
     };
 }
 
+/* Whether four neighbouring elements of a 16-bit result can be stored at once. */
+static bool has_quads(const struct tensor *x, const struct shape *shape) {
+    return x->dtype != SM120_F32 && shape->head_dim % 4 == 0 &&
+           ((x->address | (uint64_t)x->batch_stride | (uint64_t)x->head_stride | (uint64_t)x->row_stride) & 7) == 0;
+}
+
 /* The parameters of the main kernel. */
 static sm120_status main_of(const struct device *device, const struct backward *b, sm120_address workspace,
                             struct attention_backward_16bit_parameters *a) {
@@ -347,6 +354,7 @@ static sm120_status main_of(const struct device *device, const struct backward *
         .dk_type = type_of(dk),
         .dv_type = type_of(dv),
         .accumulate = args->accumulate,
+        .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0),
         .group = !takes_turns || heads < 1 ? 1
                  : heads < GROUP_HEADS     ? (uint32_t)heads
                                            : GROUP_HEADS,
@@ -373,7 +381,7 @@ static sm120_status main_of(const struct device *device, const struct backward *
 static struct attention_backward_dq_parameters dq_of(const struct backward *b, sm120_address workspace) {
     const struct kernel_record *const record = kernel_records + b->main;
     const struct tensor *const dq = &b->results[DQ];
-    const uint32_t column_warps = WARPS / record->q_warp_rows;
+    const uint32_t warps = record->threads / 32;
     return (struct attention_backward_dq_parameters){
         .sums = workspace + (uint64_t)b->sums_at,
         .dq = dq->address,
@@ -384,12 +392,14 @@ static struct attention_backward_dq_parameters dq_of(const struct backward *b, s
         .q_rows = (uint32_t)b->args->q_rows,
         .q_tiles = (uint32_t)b->q_tiles,
         .tile_rows = record->q_rows,
+        .warps = warps,
         .row_warps = record->q_warp_rows,
-        .fragments = record->q_rows * record->head_dim / (WARPS * FRAGMENT),
-        .columns = record->head_dim / (8 * column_warps),
+        .fragments = record->q_rows * record->head_dim / (warps * FRAGMENT),
+        .columns = record->head_dim / 8 * record->q_warp_rows / warps,
         .head_dim = (uint32_t)b->call.q_shape.head_dim,
         .dq_type = type_of(dq),
         .accumulate = b->args->accumulate,
+        .quads = has_quads(dq, &b->result_shape[DQ]),
         .scale = b->args->scale,
     };
 }
