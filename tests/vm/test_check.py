@@ -185,7 +185,7 @@ def test_refused(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--tolerance", "1"], "--tolerance is '1', not a number from 0 to 1"),
         (["--tolerance", "nan"], "--tolerance is 'nan'"),
         (["--checks", "much"], "much"),
-        (["--kernel", "other"], "has no entry 'other'"),
+        (["--kernel", "other"], "has no kernel 'other'"),
         (["--device", "cuda"], "only the virtual device has it"),
         (["u32:3"], "is too many"),
     ):
@@ -198,7 +198,7 @@ def test_refused(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ptx.write_text("nonsense")
     status, _, said = check(capsys, ptx, *LAUNCH, "f32[1]:zeros")
     assert status == 2
-    assert "k.ptx:1:1: error: a module begins with .version" in said[0]
+    assert "k.ptx:1:1: error: a module must begin with .version" in said[0]
 
 
 @pytest.mark.usefixtures("control_c")
