@@ -92,13 +92,13 @@ static void test_attention(sm120_device *device) {
 #define M(field, value, status, word) FIELD(sm120_tensor_map_args, field, value, status, word)
 static const struct wrong_field wrong_map[] = {
     M(size, 7, INVALID_ARGUMENT, "args->size = 7"),
-    M(data_type, 16, INVALID_ARGUMENT, "data_type = 16; 0 to 15 are right"),
+    M(data_type, 16, INVALID_ARGUMENT, "data_type = 16; expected 0 to 15"),
     M(rank, 0, INVALID_ARGUMENT, "rank = 0"),
-    M(rank, 6, INVALID_ARGUMENT, "rank = 6; 1 to 5 are right"),
+    M(rank, 6, INVALID_ARGUMENT, "rank = 6; expected 1 to 5"),
     M(interleave, 3, INVALID_ARGUMENT, "interleave = 3"),
     M(interleave, 1, INVALID_ARGUMENT, "rank = 2; an interleaved tensor has 3 to 5 dimensions"),
     M(swizzle, 7, INVALID_ARGUMENT, "swizzle = 7"),
-    M(swizzle, 1, INVALID_ARGUMENT, "box[0] = 32 elements are 64 bytes; at most 32 are right"),
+    M(swizzle, 1, INVALID_ARGUMENT, "box[0] = 32 elements are 64 bytes; expected at most 32"),
     M(l2_promotion, 4, INVALID_ARGUMENT, "l2_promotion = 4"),
     M(oob_fill, 2, INVALID_ARGUMENT, "oob_fill = 2"),
     M(reserved, 1, INVALID_ARGUMENT, "reserved = 1"),
@@ -120,7 +120,7 @@ static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     sm120_tensor_map map;
     args.data_type = SM120_TENSOR_MAP_UINT16;
     args.oob_fill = SM120_FILL_NAN;
-    BAD(INVALID_ARGUMENT, "oob_fill = 1; NaN is for floating-point types",
+    BAD(INVALID_ARGUMENT, "oob_fill = 1; NaN needs a floating-point type",
         sm120_tensor_map_encode(device, &args, &map));
     args.oob_fill = SM120_FILL_ZERO;
     args.data_type = SM120_TENSOR_MAP_16U4_ALIGN8B;
@@ -129,7 +129,7 @@ static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     args.data_type = SM120_TENSOR_MAP_16U6_ALIGN16B;
     BAD(INVALID_ARGUMENT, "dims[0] = 63; a multiple of 128", sm120_tensor_map_encode(device, &args, &map));
     args.dims[0] = 128;
-    BAD(INVALID_ARGUMENT, "box[0] = 32; 128 is right", sm120_tensor_map_encode(device, &args, &map));
+    BAD(INVALID_ARGUMENT, "box[0] = 32; expected 128", sm120_tensor_map_encode(device, &args, &map));
     args.box[0] = 128;
     args.swizzle = SM120_SWIZZLE_64B;
     BAD(INVALID_ARGUMENT, "at most 64", sm120_tensor_map_encode(device, &args, &map));
@@ -141,7 +141,7 @@ static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     args.strides[0] -= 16;
     args.rank = 3;
     args.interleave = SM120_INTERLEAVE_16B;
-    BAD(INVALID_ARGUMENT, "interleave = 1; data_type 16U6_ALIGN16B wants none",
+    BAD(INVALID_ARGUMENT, "interleave = 1; data_type 16U6_ALIGN16B expects none",
         sm120_tensor_map_encode(device, &args, &map));
     args.data_type = SM120_TENSOR_MAP_FLOAT16;
     args.interleave = SM120_INTERLEAVE_32B;
