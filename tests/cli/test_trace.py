@@ -200,7 +200,7 @@ def test_refused(saxpy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "No such file" in error_of(capsys, 2, *trace, "--output", str(tmp_path / "none" / "x"))
     assert "neither a file nor a kernel" in error_of(capsys, 2, "trace", "none.ptx", *LAUNCH)
     words = ["--kernel", "other", *LAUNCH[2:]]
-    assert "has no kernel 'other'" in error_of(capsys, 2, "trace", saxpy, *words)
+    assert "has no entry 'other'" in error_of(capsys, 2, "trace", saxpy, *words)
 
 
 def test_never_reached(saxpy: str, capsys: pytest.CaptureFixture[str]) -> None:

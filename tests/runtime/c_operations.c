@@ -110,7 +110,7 @@ static const struct wrong_field wrong_map[] = {
     M(strides[0], INT64_C(1) << 40, INVALID_ARGUMENT, "below 2^40"),
     M(box[0], 0, INVALID_ARGUMENT, "box[0] = 0"),
     M(box[1], 257, INVALID_ARGUMENT, "box[1] = 257; 1 to 256"),
-    M(box[0], 12, INVALID_ARGUMENT, "box[0] = 12 elements of 16 bits; a multiple of 16 bytes"),
+    M(box[0], 12, INVALID_ARGUMENT, "box[0] = 12 elements of 16 bits; expected a multiple of 16 bytes"),
     M(element_strides[1], 9, INVALID_ARGUMENT, "element_strides[1] = 9; 1 to 8"),
     M(element_strides[0], 0, INVALID_ARGUMENT, "element_strides[0] = 0"),
 };

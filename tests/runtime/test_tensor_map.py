@@ -122,7 +122,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"box": (32, 6.5)}, TypeError, "box is"),
     ({"box": (32, -1)}, pysm120.InvalidArgumentError, "box is"),
     ({"box": (300, 8)}, pysm120.InvalidArgumentError, r"box\[1\] = 300; expected 1 to 256 elements"),
-    ({"box": (32, 60)}, pysm120.InvalidArgumentError, r"box\[0\] = 60 elements of 16 bits; a multiple of 16 bytes"),
+    (
+        {"box": (32, 60)},
+        pysm120.InvalidArgumentError,
+        r"box\[0\] = 60 elements of 16 bits; expected a multiple of 16 bytes",
+    ),
     ({"swizzle": "16B"}, pysm120.InvalidArgumentError, "swizzle is '16B', not one of 'none', '32B'"),
     ({"swizzle": "64B"}, pysm120.InvalidArgumentError, "are 128 bytes; expected at most 64"),
     ({"element_strides": (1, 1, 1)}, pysm120.InvalidArgumentError, "element_strides is"),

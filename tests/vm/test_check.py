@@ -185,7 +185,7 @@ def test_refused(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--tolerance", "1"], "--tolerance is '1', not a number from 0 to 1"),
         (["--tolerance", "nan"], "--tolerance is 'nan'"),
         (["--checks", "much"], "much"),
-        (["--kernel", "other"], "has no kernel 'other'"),
+        (["--kernel", "other"], "has no entry 'other'"),
         (["--device", "cuda"], "only the virtual device has it"),
         (["u32:3"], "is too many"),
     ):

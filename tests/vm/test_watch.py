@@ -155,7 +155,7 @@ def test_break_shows_registers_shared_memory_and_the_other_warps(device: pysm120
         kernel(1, 64, out)
     assert found.stop is not None
     waiting = next(x for x in found.stop.lanes if not x.is_here)
-    assert waiting.waits_for == "barrier 0, where 32 of 64 threads have arrived"
+    assert waiting.waits_for == "barrier 0: 32 of 64 threads have arrived"
     assert waiting.next.text == "bar.sync 0"
     assert found.hits == 2
 

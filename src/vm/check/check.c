@@ -135,7 +135,7 @@ static bool report_write(const struct access *a, const struct cell *c, uint32_t 
         const uint32_t from = c->agent - AGENT_COPY;
         fault_at(a->w, code, a->lane,
                  "%s of %u bytes at shared address 0x%x, which the cp.async of warp %u at %s fills; expected "
-                 "cp.async.wait_group by that warp%s before",
+                 "cp.async.wait_group by that warp%s first",
                  verb(a), a->bytes, address, from, at.text, from == a->w->index ? "" : " and a barrier");
     } else {
         fault_at(

@@ -31,6 +31,6 @@ CUresult shade_read(struct device *device, uint64_t address, size_t bytes) {
     }
     const char *const text = stored_text(device, a->shade->origin[(at + k) / 4] >> 4);
     return fault_set(CUDA_ERROR_LAUNCH_FAILED,
-                     "the host copies an undefined value, byte %zu of %zu at 0x%llx: %s; expected a defined value", k,
+                     "the host copies an undefined result, byte %zu of %zu at 0x%llx: %s; expected a defined value", k,
                      bytes, (unsigned long long)address, text);
 }

@@ -96,7 +96,7 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
         if (m->valid && (m->pending != m->expected || m->tx != 0)) {
             return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                             "mbarrier.init at shared address 0x%x, where a live mbarrier has %u of %u arrivals "
-                            "pending; expected mbarrier.inval before",
+                            "pending; expected mbarrier.inval first",
                             address, m->pending, m->expected);
         }
         if (cta->shadow != NULL && !check_mbarrier_init(w, m, lane, address)) {

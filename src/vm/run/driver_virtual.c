@@ -791,7 +791,7 @@ static CUresult virtual_cuModuleGetFunction(CUfunction *function, CUmodule modul
             return CUDA_SUCCESS;
         }
     }
-    return fault_set(CUDA_ERROR_NOT_FOUND, "the module has no kernel '%s'", name);
+    return fault_set(CUDA_ERROR_NOT_FOUND, "the module has no entry '%s'", name);
 }
 
 static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {

@@ -10,7 +10,7 @@ MBARRIERS = [
 +@r  mbarrier.inval.shared.b64 [bar];
 @r  mbarrier.init.shared.b64 [bar], 2;
 """,
-        ("mbarrier.init", "initialised at broken.ptx:1 lives", "broken.ptx:2", "expected mbarrier.inval"),
+        ("mbarrier.init", "live mbarrier initialised at broken.ptx:1", "broken.ptx:2", "expected mbarrier.inval"),
     ),
     planted(
         "initialised again in the middle of a phase",
@@ -44,7 +44,7 @@ over:
 +@r  mbarrier.init.shared.b64 [bar], 2;
 @r  mbarrier.arrive.shared.b64 _, [bar], 2;
 """,
-        ("2 arrivals", "expects 1 more", "broken.ptx:2"),
+        ("2 arrivals", "expected at most 1 more", "broken.ptx:2"),
     ),
     planted(
         "arrivals run into the next phase",
