@@ -105,13 +105,13 @@ static const struct wrong_field wrong_map[] = {
     M(address, 0, INVALID_ARGUMENT, "address = 0"),
     M(address, 40, MISALIGNED, "address = 0x28"),
     M(dims[0], 0, INVALID_ARGUMENT, "dims[0] = 0"),
-    M(dims[1], (INT64_C(1) << 32) + 1, INVALID_ARGUMENT, "dims[1] = 4294967297; 1 to 2^32"),
-    M(strides[0], 136, INVALID_ARGUMENT, "strides[0] = 136 bytes; a multiple of 16"),
+    M(dims[1], (INT64_C(1) << 32) + 1, INVALID_ARGUMENT, "dims[1] = 4294967297; expected 1 to 2^32"),
+    M(strides[0], 136, INVALID_ARGUMENT, "strides[0] = 136 bytes; expected a multiple of 16"),
     M(strides[0], INT64_C(1) << 40, INVALID_ARGUMENT, "below 2^40"),
     M(box[0], 0, INVALID_ARGUMENT, "box[0] = 0"),
-    M(box[1], 257, INVALID_ARGUMENT, "box[1] = 257; 1 to 256"),
+    M(box[1], 257, INVALID_ARGUMENT, "box[1] = 257; expected 1 to 256"),
     M(box[0], 12, INVALID_ARGUMENT, "box[0] = 12 elements of 16 bits; expected a multiple of 16 bytes"),
-    M(element_strides[1], 9, INVALID_ARGUMENT, "element_strides[1] = 9; 1 to 8"),
+    M(element_strides[1], 9, INVALID_ARGUMENT, "element_strides[1] = 9; expected 1 to 8"),
     M(element_strides[0], 0, INVALID_ARGUMENT, "element_strides[0] = 0"),
 };
 
@@ -125,9 +125,9 @@ static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     args.oob_fill = SM120_FILL_ZERO;
     args.data_type = SM120_TENSOR_MAP_16U4_ALIGN8B;
     args.dims[0] = 63;
-    BAD(INVALID_ARGUMENT, "dims[0] = 63; a multiple of 2", sm120_tensor_map_encode(device, &args, &map));
+    BAD(INVALID_ARGUMENT, "dims[0] = 63; expected a multiple of 2", sm120_tensor_map_encode(device, &args, &map));
     args.data_type = SM120_TENSOR_MAP_16U6_ALIGN16B;
-    BAD(INVALID_ARGUMENT, "dims[0] = 63; a multiple of 128", sm120_tensor_map_encode(device, &args, &map));
+    BAD(INVALID_ARGUMENT, "dims[0] = 63; expected a multiple of 128", sm120_tensor_map_encode(device, &args, &map));
     args.dims[0] = 128;
     BAD(INVALID_ARGUMENT, "box[0] = 32; expected 128", sm120_tensor_map_encode(device, &args, &map));
     args.box[0] = 128;
@@ -146,7 +146,7 @@ static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     args.data_type = SM120_TENSOR_MAP_FLOAT16;
     args.interleave = SM120_INTERLEAVE_32B;
     args.strides[1] += 16;
-    BAD(INVALID_ARGUMENT, "strides[1] = 12816 bytes; a multiple of 32", sm120_tensor_map_encode(device, &args, &map));
+    BAD(INVALID_ARGUMENT, "strides[1] = 12816 bytes; expected a multiple of 32", sm120_tensor_map_encode(device, &args, &map));
 }
 
 static void test_tensor_map(sm120_device *device) {

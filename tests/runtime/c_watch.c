@@ -76,7 +76,7 @@ static void check_registers(const sm120_step *step) {
         ++count;
     }
     TRUE(count == 3 && reads == 2);
-    BAD(UNSUPPORTED, "no register 3", sm120_step_register(step, SM120_OF_INSTRUCTION, 3, &info));
+    BAD(UNSUPPORTED, "no register has index 3", sm120_step_register(step, SM120_OF_INSTRUCTION, 3, &info));
     for (count = 0; sm120_step_register(step, SM120_OF_FUNCTION, count, &info) == SM120_OK; ++count) {
         TRUE(info.lanes == 0xffffffffu);
     }
@@ -113,7 +113,7 @@ static int32_t look(void *context, const sm120_step *step) {
     OK(sm120_step_shared(step, 1024, shared, 0));
     OK(sm120_copy_to_host(seen->device, &host, seen->x, sizeof host, NULL));
     TRUE(host == 1.0f || host == 2.0f);
-    BAD(INVALID_ARGUMENT, "starts none", launch_scale(seen->kernel, seen->x, 1, 1.0f, NULL));
+    BAD(INVALID_ARGUMENT, "cannot start a launch", launch_scale(seen->kernel, seen->x, 1, 1.0f, NULL));
     BAD(INVALID_ARGUMENT, "closes nothing in use", sm120_device_close(seen->device));
     seen->last = step;
     return ++seen->steps == seen->ends_at;
