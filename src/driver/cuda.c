@@ -1,4 +1,4 @@
-/* The seam filled from the CUDA driver, libcuda.so.1, which is opened when it is first wanted and never linked. */
+/* The driver table of the CUDA driver, libcuda.so.1. The library is opened at the first use and never linked. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,8 +10,8 @@ static struct driver table;
 static char reason[512];
 static struct once once = ONCE_INITIALIZER;
 
-/* What the driver exports under a later version of its name. cuEventElapsedTime keeps its first version: the second
- * is missing before CUDA 12.8. */
+/* Functions that the driver exports under a versioned name. cuEventElapsedTime keeps its first version, because CUDA
+ * before 12.8 does not have the second. */
 static const char *const versioned[] = {
     "cuDeviceTotalMem_v2",  "cuDevicePrimaryCtxRelease_v2",
     "cuCtxPushCurrent_v2",  "cuCtxPopCurrent_v2",
@@ -21,7 +21,7 @@ static const char *const versioned[] = {
     "cuStreamDestroy_v2",   "cuEventDestroy_v2",
 };
 
-/* Give the name that the driver exports a function under. */
+/* Return the name under which the driver exports a function. */
 static const char *exported(const char *name) {
     const size_t length = strlen(name);
     for (size_t i = 0; i < sizeof versioned / sizeof versioned[0]; ++i) {
@@ -32,14 +32,14 @@ static const char *exported(const char *name) {
     return name;
 }
 
-/* Find a function and store its address. ISO C has no cast from an object pointer to a function pointer. */
+/* Find a function and store its address. memcpy, because ISO C cannot cast an object pointer to a function pointer. */
 static bool find(void *library, const char *name, void *function) {
     void *const address = library_symbol(library, exported(name));
     memcpy(function, &address, sizeof address);
     return address != NULL;
 }
 
-/* Stands in for a function that came with CUDA 12.4. */
+/* Replacement for a function that was added in CUDA 12.4. */
 static CUresult no_parameter_info(CUfunction function, size_t index, size_t *offset, size_t *bytes) {
     (void)function;
     (void)index;
@@ -48,7 +48,7 @@ static CUresult no_parameter_info(CUfunction function, size_t index, size_t *off
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* Stand in for what came with CUDA 12.0. */
+/* Replacement for a function that was added in CUDA 12.0. */
 static CUresult no_tensor_map(CUtensorMap *map, CUtensorMapDataType type, uint32_t rank, void *address,
                               const uint64_t *dims, const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                               CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
@@ -63,12 +63,12 @@ static CUresult no_tensor_map_address(CUtensorMap *map, void *address) {
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* Is this a function that an old driver may lack? */
+/* Return whether old drivers may lack this function. */
 static bool is_optional(const char *name) {
     return strcmp(name, "cuFuncGetParamInfo") == 0 || strncmp(name, "cuTensorMap", strlen("cuTensorMap")) == 0;
 }
 
-/* Fill the table, or say why not. */
+/* Fill the table, or store the reason for the failure. */
 static void load(void) {
     void *const library = library_open("libcuda.so.1");
     if (library == NULL) {

@@ -1,6 +1,6 @@
-/* The seam: the subset of the CUDA driver API that this library uses, as a table of functions with the driver's own
- * names and meanings. driver_cuda.c fills it from libcuda.so.1, vm/machine/driver_virtual.c from the virtual SM120.
- * Nothing above this file knows which of the two it has. */
+/* The driver table: the subset of the CUDA driver API that this library uses, with the driver's names and meanings.
+ * driver/cuda.c fills it from libcuda.so.1, vm/run/driver_virtual.c from the virtual SM120. The code above does not
+ * know which of the two it uses. */
 #ifndef SM120_DRIVER_H
 #define SM120_DRIVER_H
 
@@ -128,7 +128,7 @@ typedef enum CUtensorMapFloatOOBfill {
     CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA = 1
 } CUtensorMapFloatOOBfill;
 
-/* What only the driver and the tensormap proxy look into. The driver wants it at a multiple of 64. */
+/* An opaque tensor map. Its address must be a multiple of 64. */
 typedef struct CUtensorMap {
     _Alignas(64) uint64_t opaque[16];
 } CUtensorMap;
@@ -188,34 +188,36 @@ typedef struct CUtensorMap {
        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill))                    \
     X(cuTensorMapReplaceAddress, (CUtensorMap * map, void *address))
 
-/* What a virtual device's name asks for. */
+/* Options in the name of a virtual device. */
 struct driver_options {
     int checks; /* 0 off, 1 default, 2 full; -1: $PYSM120_CHECKS */
     bool has_seed;
     uint64_t seed;     /* otherwise $PYSM120_SEED */
-    sm120_watch watch; /* see NULL: none */
+    sm120_watch watch; /* see NULL: no watch */
 };
 
 struct driver {
 #define X(name, parameters) CUresult(*name) parameters;
     DRIVER_FUNCTIONS(X)
 #undef X
-    /* What the CUDA driver has no function for; NULL there. */
-    const char *(*fault)(void); /* the text of the fault that the calling thread's last failed call met */
+    /* Functions that the CUDA driver does not have; NULL for it. */
+    const char *(*fault)(void); /* text of the fault behind the calling thread's last failed call */
     CUresult (*counter)(CUcontext context, int index, const char **name, uint64_t *value); /* NOT_FOUND past the end */
     CUresult (*counters_reset)(CUcontext context);
-    /* How the calling thread's next launches run; NULL: as the environment says. */
+    /* Set the options of the calling thread's next launches. NULL: use the environment. */
     void (*configure)(const struct driver_options *options);
-    /* What messages call the text that the calling thread loads next. Kept by reference while it loads. */
+    /* Set the file name, for messages, of the text that the calling thread loads next. The pointer must stay valid
+     * meanwhile. */
     void (*name_text)(const char *name);
-    /* The index-th .global or .const variable; NOT_FOUND past the last. */
+    /* Describe the index-th .global or .const variable. NOT_FOUND past the last. */
     CUresult (*variable)(CUmodule module, int index, sm120_variable_info *info);
-    /* on: PROFILER_ALREADY_STARTED where a profile is taken; off never fails. Reading: NOT_FOUND past the end. */
+    /* Start (on) or end a profile. PROFILER_ALREADY_STARTED if one is running; ending never fails. Rows: NOT_FOUND
+     * past the last. */
     CUresult (*profile)(CUcontext context, int on);
     CUresult (*profile_read)(CUcontext context, int index, sm120_profile_row *row);
-    CUresult (*interrupt)(CUcontext context); /* stop the launches that run now, from another thread */
-    /* What sm120_kernel_instruction and sm120_step_* ask: NOT_FOUND past the last, INVALID_VALUE for a stale step. */
-    bool (*looking)(void); /* is the calling thread in a watcher's callback? */
+    CUresult (*interrupt)(CUcontext context); /* stop the running launches; callable from another thread */
+    /* Behind sm120_kernel_instruction and sm120_step_*: NOT_FOUND past the last, INVALID_VALUE for an invalid step. */
+    bool (*looking)(void); /* whether the calling thread is in a watcher's callback */
     CUresult (*instruction)(CUfunction function, int index, sm120_instruction_info *info);
     CUresult (*step_query)(const sm120_step *step, sm120_step_info *info);
     CUresult (*step_register)(const sm120_step *step, int which, int index, sm120_register_info *info);
@@ -224,9 +226,9 @@ struct driver {
     CUresult (*step_shared)(const sm120_step *step, uint32_t address, void *to, size_t bytes);
 };
 
-/* The driver of this machine, or NULL with the reason in `why`. Loaded once, thread-safe. */
+/* Return the CUDA driver, or NULL with the reason in `why`. Loaded once, thread-safe. */
 const struct driver *driver_cuda(const char **why);
-/* The virtual SM120; never NULL. */
+/* Return the virtual SM120; never NULL. */
 const struct driver *driver_virtual(void);
 
 #endif

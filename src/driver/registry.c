@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The index of the first record whose key is above `key`. */
+/* Return the index of the first record whose key is greater than `key`. */
 static size_t above(const struct registry *registry, uint64_t key) {
     size_t low = 0;
     size_t high = registry->count;

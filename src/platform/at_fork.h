@@ -2,8 +2,8 @@
 #ifndef SM120_PLATFORM_AT_FORK_H
 #define SM120_PLATFORM_AT_FORK_H
 
-/* From now on call `before` in the thread that forks, and afterwards `in_parent` there and `in_child` in the child.
- * The `before` functions run in reverse order of registration, the others in that order. */
+/* Register functions for fork(): `before` runs in the thread that forks, `in_parent` and `in_child` run afterwards.
+ * The `before` functions run in reverse order of registration, the others in order. */
 void at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
 
 #endif

@@ -4,13 +4,13 @@
 
 #include <stdint.h>
 
-/* The time since a moment that stays the same while the system runs. It never goes backwards. */
+/* Return the time since a fixed moment. It never decreases. */
 uint64_t clock_steady(void);
 
-/* The time since 1970-01-01 00:00 UTC. */
+/* Return the time since 1970-01-01 00:00 UTC. */
 uint64_t clock_wall(void);
 
-/* Wait that long; a signal may end the wait early. */
+/* Sleep. A signal may end the sleep early. */
 void clock_sleep(uint64_t nanoseconds);
 
 #endif

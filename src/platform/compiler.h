@@ -1,4 +1,4 @@
-/* What compilers need to be told that C11 has no word for. */
+/* Annotations for compilers that C11 cannot express. */
 #ifndef SM120_COMPILER_H
 #define SM120_COMPILER_H
 

@@ -1,15 +1,16 @@
-/* Shared libraries that are opened while the program runs. */
+/* Shared libraries opened at run time. */
 #ifndef SM120_PLATFORM_LIBRARY_H
 #define SM120_PLATFORM_LIBRARY_H
 
-/* Open a library by name; its symbols stay private to the caller. NULL: library_error() says why. */
+/* Open a library by name, with its symbols private to the caller. Return NULL on failure; library_error() gives the
+ * reason. */
 void *library_open(const char *name);
 void library_close(void *library);
 
-/* The address of a function or a variable; NULL: the library has none of this name. */
+/* Return the address of a function or variable, or NULL if the library does not have it. */
 void *library_symbol(void *library, const char *name);
 
-/* Why the calling thread's last call failed. NULL: the system does not say. */
+/* Return why the calling thread's last call failed, or NULL if the system does not say. */
 const char *library_error(void);
 
 #endif

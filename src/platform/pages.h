@@ -7,17 +7,16 @@
 
 size_t pages_size(void);
 
-/* Reserve addresses that nothing can read or write. NULL: the system refuses. */
+/* Reserve addresses that cannot be read or written. Return NULL on failure. */
 void *pages_reserve(size_t bytes);
 
-/* Make reserved pages readable and writable. They are zero and take no memory until they are written. False: the
- * system refuses. */
+/* Make reserved pages readable and writable. They are zero and use no memory until written. Return false on failure. */
 bool pages_commit(void *at, size_t bytes);
 
-/* Give the memory of pages back and keep their addresses reserved. */
+/* Free the memory of pages, but keep their addresses reserved. */
 void pages_decommit(void *at, size_t bytes);
 
-/* Give a whole reservation back. */
+/* Free a whole reservation. */
 void pages_release(void *at, size_t bytes);
 
 #endif

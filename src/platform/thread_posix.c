@@ -79,7 +79,7 @@ void once_run(struct once *once, void (*run)(void)) {
 
 /* ---- threads ---- */
 
-/* What a new thread runs. */
+/* Argument of a new thread. */
 struct start {
     void (*run)(void *argument);
     void *argument;

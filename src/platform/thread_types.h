@@ -1,4 +1,4 @@
-/* The types of thread.h. These are those of POSIX; a port to another system defines the same names here. */
+/* The types of thread.h for POSIX. A port to another system defines the same names here. */
 #ifndef SM120_PLATFORM_THREAD_TYPES_H
 #define SM120_PLATFORM_THREAD_TYPES_H
 
@@ -12,7 +12,7 @@ struct condition {
     pthread_cond_t posix;
 };
 
-/* Room for a pthread_rwlock_t, which <pthread.h> declares only where _POSIX_C_SOURCE asks for it. */
+/* Storage for a pthread_rwlock_t, which <pthread.h> declares only if _POSIX_C_SOURCE requests it. */
 struct rwlock {
     _Alignas(16) unsigned char posix[256];
 };

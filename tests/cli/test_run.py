@@ -222,7 +222,7 @@ def test_launches_that_are_refused(saxpy: str, tmp_path: Path, capsys: pytest.Ca
 def test_faults_say_where_and_end_with_status_1(saxpy: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [saxpy, "--kernel", "saxpy", "--grid", "1", "--block", "32", "f32[4]:1", "f32[4]:1", "f32:1", "u32:5"]
     line = error_of(capsys, 1, *words, "--device", "virtual")
-    assert "behind the end of an allocation of 16 bytes" in line
+    assert "past the end of an allocation of 16 bytes" in line
     assert f"saxpy at {saxpy}:" in line
     assert "CTA 0,0,0, warp 0, lane 4" in line
 
@@ -278,4 +278,4 @@ def test_cooperative_launch(tmp_path: Path, rng: np.random.Generator, capsys: py
     assert np.array_equal(np.load(tmp_path / "z.npy"), np.roll(x + 1, -32) + 2 * x + 1)
     assert __main__.main(["check", *words, "--cooperative", "--seeds", "3", *rest]) == 0
     capsys.readouterr()
-    assert "grid.sync() needs one" in error_of(capsys, 1, "--device", "virtual", *words, *rest)
+    assert "not cooperative, as grid.sync() needs" in error_of(capsys, 1, "--device", "virtual", *words, *rest)

@@ -532,7 +532,7 @@ def test_grid_barrier_in_two_halves(rng: np.random.Generator, seed: int) -> None
 
 def test_grid_sync_of_an_ordinary_launch(device: pysm120.Device) -> None:
     zeros = np.zeros(64, np.int32)
-    with pytest.raises(pysm120.FaultError, match=r"trap; .*no cooperative launch: grid\.sync\(\) needs one"):
+    with pytest.raises(pysm120.FaultError, match=r"trap; .*the launch is not cooperative, as grid\.sync\(\) needs"):
         launch(device, "grids:meets", 2, 32, *[zeros] * 4, np.int32(64))
 
 

@@ -11,15 +11,15 @@ HEAD = ".version 9.0\n.target sm_120f\n.address_size 64\n"
 BODY = HEAD + ".entry k()\n{{\n.reg .b32 r<9>;\n.reg .b64 d<9>;\n.reg .pred q;\n{}\nret;\n}}\n"
 
 STATEMENTS = [
-    ("wgmma.fence.sync.aligned;", "SM120 has mma.sync"),
-    ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r0], r1;", "SM120 has mma.sync"),
-    ("vadd4.u32.u32.u32 r0, r1, r2, r3;", "of the video instructions only vabsdiff2 and"),
+    ("wgmma.fence.sync.aligned;", "use mma.sync on SM120"),
+    ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [r0], r1;", "use mma.sync on SM120"),
+    ("vadd4.u32.u32.u32 r0, r1, r2, r3;", "the only video instructions supported are vabsdiff2 and"),
     ("tex.1d.v4.s32.s32 {r0,r1,r2,r3}, [d0, {r4}];", "textures are not supported"),
     ("suld.b.1d.b32.trap {r0}, [d0, {r1}];", "surfaces are not supported"),
     ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [r0], r1, [r2];", "clusters of more than one CTA"),
     ("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [r0], r1, [r2];", "clusters"),
-    ("multimem.ld_reduce.relaxed.gpu.global.add.f32 r0, [d0];", "several devices is not supported"),
-    ("alloca.u64 d0, d1, 8;", "at run time is not supported"),
+    ("multimem.ld_reduce.relaxed.gpu.global.add.f32 r0, [d0];", "multicast memory is not supported"),
+    ("alloca.u64 d0, d1, 8;", "dynamic stack allocation is not supported"),
     ("call nowhere;", "undefined function 'nowhere'"),
     ("call d0, ();", "a call by address needs a prototype"),
 ]
@@ -35,15 +35,15 @@ MODULES = [
     (".global .texref t;", r"4:9: error: textures and surfaces are not supported"),
     (".entry k()\n.reqnctapercluster 2, 1, 1\n{ ret; }", r"5:20: error: clusters of more than one CTA"),
     (".entry k()\n.explicitcluster\n{ ret; }", r"5:1: error: unsupported directive '.explicitcluster'"),
-    (".func f();\n.entry k()\n{ call f; ret; }", r"4:7: error: 'f' is called and has no body"),
-    (".extern .func f();\n.entry k()\n{ call f; ret; }", r"6:8: error: 'f' is not defined in this text"),
+    (".func f();\n.entry k()\n{ call f; ret; }", r"4:7: error: 'f' is called but has no body"),
+    (".extern .func f();\n.entry k()\n{ call f; ret; }", r"6:8: error: 'f' is not defined in this module"),
     (".func f(.param .b32 a) { ret; }\n.entry k()\n{ call f; ret; }", r"the call has 0 arguments and 0 results"),
     (".func f(.param .b32 a) { ret; }\n.entry k()\n{ .param .b64 x; call f, (x); ret; }", r"'x' has 8 bytes"),
     (".func f() { ret; }\n.func f() { ret; }", r"'f' is defined twice"),
-    (".func f(.param .b32 a);\n.func f() { ret; }", r"'f' is declared with other parameters"),
+    (".func f(.param .b32 a);\n.func f() { ret; }", r"'f' was declared earlier with other parameters"),
     (".func f() { ret;", r"expected '}', but the text ends"),
-    (".extern .global .b32 x;", r"nothing links it"),
-    (".entry f() { ret; }\n.entry k() { .reg .b64 d; mov.u64 d, f; ret; }", r"'f' is a kernel: launches by a kernel"),
+    (".extern .global .b32 x;", r"modules are not linked"),
+    (".entry f() { ret; }\n.entry k() { .reg .b64 d; mov.u64 d, f; ret; }", r"'f' is a kernel; launches from a kernel"),
 ]
 
 
@@ -104,9 +104,9 @@ def test_call_through_registers(device: pysm120.Device) -> None:
 
 
 RUN_TIME = [
-    ("call d0, (), proto;", "a call of 0x7, which is no function's address"),
+    ("call d0, (), proto;", "a call of 0x7, which is not the address of a function"),
     ("mov.u64 d0, other; call d0, (), proto;", "a call of other, whose parameters differ"),
-    ("call endless;", "stack overflow: the call of endless is nested"),
+    ("call endless;", "stack overflow: the call of endless, nested"),
 ]
 
 

@@ -417,18 +417,18 @@ static void test_dead_handles(sm120_device *device, sm120_kernel *kernel) {
     OK(sm120_event_destroy(device, dead));
     void *const wrong[] = {dead, (void *)(uintptr_t)16, garbage, stream};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; ++i) {
-        BAD(INVALID_ARGUMENT, "is no event", sm120_event_record(device, wrong[i], NULL));
-        BAD(INVALID_ARGUMENT, "is no event", sm120_event_synchronize(device, wrong[i]));
-        BAD(INVALID_ARGUMENT, "is no event", sm120_stream_wait_event(device, stream, wrong[i]));
-        BAD(INVALID_ARGUMENT, "is no event", sm120_event_elapsed(device, wrong[i], live, &ms));
-        BAD(INVALID_ARGUMENT, "is no event", sm120_event_elapsed(device, live, wrong[i], &ms));
+        BAD(INVALID_ARGUMENT, "is not a live event", sm120_event_record(device, wrong[i], NULL));
+        BAD(INVALID_ARGUMENT, "is not a live event", sm120_event_synchronize(device, wrong[i]));
+        BAD(INVALID_ARGUMENT, "is not a live event", sm120_stream_wait_event(device, stream, wrong[i]));
+        BAD(INVALID_ARGUMENT, "is not a live event", sm120_event_elapsed(device, wrong[i], live, &ms));
+        BAD(INVALID_ARGUMENT, "is not a live event", sm120_event_elapsed(device, live, wrong[i], &ms));
     }
-    BAD(INVALID_ARGUMENT, "is no stream", sm120_stream_synchronize(device, garbage));
-    BAD(INVALID_ARGUMENT, "is no stream", sm120_stream_wait_event(device, live, live));
-    BAD(INVALID_ARGUMENT, "is no stream", sm120_event_record(device, live, garbage));
-    BAD(INVALID_ARGUMENT, "is no stream", sm120_fill(device, x, 0, 64, dead));
-    BAD(INVALID_ARGUMENT, "is no stream", sm120_copy_to_host(device, garbage, x, 64, garbage));
-    BAD(INVALID_ARGUMENT, "is no stream", launch_scale(kernel, x, 1, 1.0f, garbage));
+    BAD(INVALID_ARGUMENT, "is not a live stream", sm120_stream_synchronize(device, garbage));
+    BAD(INVALID_ARGUMENT, "is not a live stream", sm120_stream_wait_event(device, live, live));
+    BAD(INVALID_ARGUMENT, "is not a live stream", sm120_event_record(device, live, garbage));
+    BAD(INVALID_ARGUMENT, "is not a live stream", sm120_fill(device, x, 0, 64, dead));
+    BAD(INVALID_ARGUMENT, "is not a live stream", sm120_copy_to_host(device, garbage, x, 64, garbage));
+    BAD(INVALID_ARGUMENT, "is not a live stream", launch_scale(kernel, x, 1, 1.0f, garbage));
     OK(sm120_event_destroy(device, live));
     OK(sm120_stream_destroy(device, stream));
     OK(sm120_free(device, x));

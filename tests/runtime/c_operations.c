@@ -92,26 +92,26 @@ static void test_attention(sm120_device *device) {
 #define M(field, value, status, word) FIELD(sm120_tensor_map_args, field, value, status, word)
 static const struct wrong_field wrong_map[] = {
     M(size, 7, INVALID_ARGUMENT, "args->size = 7"),
-    M(data_type, 16, INVALID_ARGUMENT, "data_type = 16; 0 to 15 are right"),
+    M(data_type, 16, INVALID_ARGUMENT, "data_type = 16; expected 0 to 15"),
     M(rank, 0, INVALID_ARGUMENT, "rank = 0"),
-    M(rank, 6, INVALID_ARGUMENT, "rank = 6; 1 to 5 are right"),
+    M(rank, 6, INVALID_ARGUMENT, "rank = 6; expected 1 to 5"),
     M(interleave, 3, INVALID_ARGUMENT, "interleave = 3"),
     M(interleave, 1, INVALID_ARGUMENT, "rank = 2; an interleaved tensor has 3 to 5 dimensions"),
     M(swizzle, 7, INVALID_ARGUMENT, "swizzle = 7"),
-    M(swizzle, 1, INVALID_ARGUMENT, "box[0] = 32 elements are 64 bytes; at most 32 are right"),
+    M(swizzle, 1, INVALID_ARGUMENT, "box[0] = 32 elements are 64 bytes; expected at most 32"),
     M(l2_promotion, 4, INVALID_ARGUMENT, "l2_promotion = 4"),
     M(oob_fill, 2, INVALID_ARGUMENT, "oob_fill = 2"),
     M(reserved, 1, INVALID_ARGUMENT, "reserved = 1"),
     M(address, 0, INVALID_ARGUMENT, "address = 0"),
     M(address, 40, MISALIGNED, "address = 0x28"),
     M(dims[0], 0, INVALID_ARGUMENT, "dims[0] = 0"),
-    M(dims[1], (INT64_C(1) << 32) + 1, INVALID_ARGUMENT, "dims[1] = 4294967297; 1 to 2^32"),
-    M(strides[0], 136, INVALID_ARGUMENT, "strides[0] = 136 bytes; a multiple of 16"),
+    M(dims[1], (INT64_C(1) << 32) + 1, INVALID_ARGUMENT, "dims[1] = 4294967297; expected 1 to 2^32"),
+    M(strides[0], 136, INVALID_ARGUMENT, "strides[0] = 136 bytes; expected a multiple of 16"),
     M(strides[0], INT64_C(1) << 40, INVALID_ARGUMENT, "below 2^40"),
     M(box[0], 0, INVALID_ARGUMENT, "box[0] = 0"),
-    M(box[1], 257, INVALID_ARGUMENT, "box[1] = 257; 1 to 256"),
-    M(box[0], 12, INVALID_ARGUMENT, "box[0] = 12 elements of 16 bits; a multiple of 16 bytes"),
-    M(element_strides[1], 9, INVALID_ARGUMENT, "element_strides[1] = 9; 1 to 8"),
+    M(box[1], 257, INVALID_ARGUMENT, "box[1] = 257; expected 1 to 256"),
+    M(box[0], 12, INVALID_ARGUMENT, "box[0] = 12 elements of 16 bits; expected a multiple of 16 bytes"),
+    M(element_strides[1], 9, INVALID_ARGUMENT, "element_strides[1] = 9; expected 1 to 8"),
     M(element_strides[0], 0, INVALID_ARGUMENT, "element_strides[0] = 0"),
 };
 
@@ -120,16 +120,16 @@ static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     sm120_tensor_map map;
     args.data_type = SM120_TENSOR_MAP_UINT16;
     args.oob_fill = SM120_FILL_NAN;
-    BAD(INVALID_ARGUMENT, "oob_fill = 1; NaN is for floating-point types",
+    BAD(INVALID_ARGUMENT, "oob_fill = 1; NaN needs a floating-point type",
         sm120_tensor_map_encode(device, &args, &map));
     args.oob_fill = SM120_FILL_ZERO;
     args.data_type = SM120_TENSOR_MAP_16U4_ALIGN8B;
     args.dims[0] = 63;
-    BAD(INVALID_ARGUMENT, "dims[0] = 63; a multiple of 2", sm120_tensor_map_encode(device, &args, &map));
+    BAD(INVALID_ARGUMENT, "dims[0] = 63; expected a multiple of 2", sm120_tensor_map_encode(device, &args, &map));
     args.data_type = SM120_TENSOR_MAP_16U6_ALIGN16B;
-    BAD(INVALID_ARGUMENT, "dims[0] = 63; a multiple of 128", sm120_tensor_map_encode(device, &args, &map));
+    BAD(INVALID_ARGUMENT, "dims[0] = 63; expected a multiple of 128", sm120_tensor_map_encode(device, &args, &map));
     args.dims[0] = 128;
-    BAD(INVALID_ARGUMENT, "box[0] = 32; 128 is right", sm120_tensor_map_encode(device, &args, &map));
+    BAD(INVALID_ARGUMENT, "box[0] = 32; expected 128", sm120_tensor_map_encode(device, &args, &map));
     args.box[0] = 128;
     args.swizzle = SM120_SWIZZLE_64B;
     BAD(INVALID_ARGUMENT, "at most 64", sm120_tensor_map_encode(device, &args, &map));
@@ -141,12 +141,12 @@ static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     args.strides[0] -= 16;
     args.rank = 3;
     args.interleave = SM120_INTERLEAVE_16B;
-    BAD(INVALID_ARGUMENT, "interleave = 1; data_type 16U6_ALIGN16B wants none",
+    BAD(INVALID_ARGUMENT, "interleave = 1; data_type 16U6_ALIGN16B expects none",
         sm120_tensor_map_encode(device, &args, &map));
     args.data_type = SM120_TENSOR_MAP_FLOAT16;
     args.interleave = SM120_INTERLEAVE_32B;
     args.strides[1] += 16;
-    BAD(INVALID_ARGUMENT, "strides[1] = 12816 bytes; a multiple of 32", sm120_tensor_map_encode(device, &args, &map));
+    BAD(INVALID_ARGUMENT, "strides[1] = 12816 bytes; expected a multiple of 32", sm120_tensor_map_encode(device, &args, &map));
 }
 
 static void test_tensor_map(sm120_device *device) {

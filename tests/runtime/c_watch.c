@@ -76,7 +76,7 @@ static void check_registers(const sm120_step *step) {
         ++count;
     }
     TRUE(count == 3 && reads == 2);
-    BAD(UNSUPPORTED, "no register 3", sm120_step_register(step, SM120_OF_INSTRUCTION, 3, &info));
+    BAD(UNSUPPORTED, "no register has index 3", sm120_step_register(step, SM120_OF_INSTRUCTION, 3, &info));
     for (count = 0; sm120_step_register(step, SM120_OF_FUNCTION, count, &info) == SM120_OK; ++count) {
         TRUE(info.lanes == 0xffffffffu);
     }
@@ -101,19 +101,19 @@ static int32_t look(void *context, const sm120_step *step) {
     }
     TRUE(groups >= 4);
     sm120_variable_info variable = {.size = sizeof variable};
-    BAD(UNSUPPORTED, "names no variable 0", sm120_step_variable(step, 0, &variable));
+    BAD(UNSUPPORTED, "has no variable with index 0", sm120_step_variable(step, 0, &variable));
     BAD(INVALID_ARGUMENT, "index = -1", sm120_step_variable(step, -1, &variable));
     BAD(INVALID_ARGUMENT, "info is NULL", sm120_step_variable(step, 0, NULL));
-    BAD(UNSUPPORTED, "no such lanes", sm120_step_lanes(step, INT32_MAX, &lanes));
+    BAD(UNSUPPORTED, "no lanes with this index", sm120_step_lanes(step, INT32_MAX, &lanes));
     BAD(INVALID_ARGUMENT, "index = -1", sm120_step_lanes(step, -1, &lanes));
     BAD(INVALID_ARGUMENT, "info is NULL", sm120_step_lanes(step, 0, NULL));
     BAD(INVALID_ARGUMENT, "to is NULL", sm120_step_shared(step, 1024, NULL, 0));
     BAD(INVALID_ARGUMENT, "the CTA has 0 bytes", sm120_step_shared(step, 1024, shared, 1));
-    BAD(INVALID_ARGUMENT, "begin at 0x400", sm120_step_shared(step, 0, shared, 0));
+    BAD(INVALID_ARGUMENT, "from address 0x400 on", sm120_step_shared(step, 0, shared, 0));
     OK(sm120_step_shared(step, 1024, shared, 0));
     OK(sm120_copy_to_host(seen->device, &host, seen->x, sizeof host, NULL));
     TRUE(host == 1.0f || host == 2.0f);
-    BAD(INVALID_ARGUMENT, "starts none", launch_scale(seen->kernel, seen->x, 1, 1.0f, NULL));
+    BAD(INVALID_ARGUMENT, "cannot start a launch", launch_scale(seen->kernel, seen->x, 1, 1.0f, NULL));
     BAD(INVALID_ARGUMENT, "closes nothing in use", sm120_device_close(seen->device));
     seen->last = step;
     return ++seen->steps == seen->ends_at;
@@ -139,11 +139,11 @@ static void test_looking(sm120_device *device, sm120_kernel *kernel) {
     OK(sm120_device_watch(device, &watch));
     OK(launch_scale(kernel, seen.x, 256, 2.0f, NULL));
     TRUE(seen.steps == 8);
-    BAD(INVALID_ARGUMENT, "the step is over", sm120_step_query(seen.last, &info));
-    BAD(INVALID_ARGUMENT, "the step is over", sm120_step_query(NULL, &info));
+    BAD(INVALID_ARGUMENT, "the step is not valid", sm120_step_query(seen.last, &info));
+    BAD(INVALID_ARGUMENT, "the step is not valid", sm120_step_query(NULL, &info));
     OK(sm120_copy_to_device(device, seen.x, host, sizeof host, NULL));
     seen.ends_at = 10;
-    BAD(FAULT, "ended by who watches it", launch_scale(kernel, seen.x, 256, 2.0f, NULL));
+    BAD(FAULT, "ended by the watching callback", launch_scale(kernel, seen.x, 256, 2.0f, NULL));
     watch.file = "dy.ptx";
     watch.see = never;
     OK(sm120_device_watch(device, &watch));

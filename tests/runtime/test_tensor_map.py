@@ -121,10 +121,14 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"box": (32,)}, pysm120.InvalidArgumentError, r"box is \(32,\), not one number .* each of 2 dimensions"),
     ({"box": (32, 6.5)}, TypeError, "box is"),
     ({"box": (32, -1)}, pysm120.InvalidArgumentError, "box is"),
-    ({"box": (300, 8)}, pysm120.InvalidArgumentError, r"box\[1\] = 300; 1 to 256 elements are right"),
-    ({"box": (32, 60)}, pysm120.InvalidArgumentError, r"box\[0\] = 60 elements of 16 bits; a multiple of 16 bytes"),
+    ({"box": (300, 8)}, pysm120.InvalidArgumentError, r"box\[1\] = 300; expected 1 to 256 elements"),
+    (
+        {"box": (32, 60)},
+        pysm120.InvalidArgumentError,
+        r"box\[0\] = 60 elements of 16 bits; expected a multiple of 16 bytes",
+    ),
     ({"swizzle": "16B"}, pysm120.InvalidArgumentError, "swizzle is '16B', not one of 'none', '32B'"),
-    ({"swizzle": "64B"}, pysm120.InvalidArgumentError, "are 128 bytes; at most 64 are right"),
+    ({"swizzle": "64B"}, pysm120.InvalidArgumentError, "are 128 bytes; expected at most 64"),
     ({"element_strides": (1, 1, 1)}, pysm120.InvalidArgumentError, "element_strides is"),
     ({"element_strides": (9, 1)}, pysm120.InvalidArgumentError, r"element_strides\[1\] = 9"),
     ({"data_type": "FLOAT8"}, pysm120.InvalidArgumentError, "data_type is 'FLOAT8', not one of 'UINT8'"),
@@ -133,7 +137,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"interleave": "16B"}, pysm120.InvalidArgumentError, "an interleaved tensor has 3 to 5 dimensions"),
     ({"l2_promotion": 3}, pysm120.InvalidArgumentError, "l2_promotion is 3"),
     ({"oob_fill": "one"}, pysm120.InvalidArgumentError, "oob_fill is 'one'"),
-    ({"oob_fill": "nan", "data_type": "UINT16"}, pysm120.InvalidArgumentError, "NaN is for floating-point types"),
+    ({"oob_fill": "nan", "data_type": "UINT16"}, pysm120.InvalidArgumentError, "NaN needs a floating-point type"),
 ]
 
 
@@ -166,5 +170,5 @@ def test_wrong_arrays(device: pysm120.Device) -> None:
 
 @pytest.mark.virtual
 def test_interleaved_layouts_are_refused(device: pysm120.Device) -> None:
-    with pytest.raises(pysm120.UnsupportedError, match="the virtual SM120 has no interleaved layouts"):
+    with pytest.raises(pysm120.UnsupportedError, match="interleaved layouts are not supported"):
         device.tensor_map(device.zeros((8, 8, 8), np.float16), (8, 8, 8), interleave="16B")

@@ -198,7 +198,7 @@ def test_refused(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ptx.write_text("nonsense")
     status, _, said = check(capsys, ptx, *LAUNCH, "f32[1]:zeros")
     assert status == 2
-    assert "k.ptx:1:1: error: a module begins with .version" in said[0]
+    assert "k.ptx:1:1: error: a module must begin with .version" in said[0]
 
 
 @pytest.mark.usefixtures("control_c")

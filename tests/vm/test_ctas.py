@@ -181,15 +181,15 @@ def test_as_many_as_the_chip_holds(level: str) -> None:
 DEADLOCKS = {
     "a CTA that does not come": (
         "@!p mov.u32 e, %nctaid.x;\n setp.eq.u32 s, n, 3;\n@s ret;\n" + GRID_BARRIER,
-        ("deadlock", "7 CTAs that have not ended wait", "which it polls at broken.ptx:", "barrier 0, where 32 of 64"),
+        ("deadlock", "7 CTAs that have not ended wait", "polled at broken.ptx:", "barrier 0: 32 of 64"),
     ),
     "a lock that is not given back": (
         LOCK.replace("atom.exch.release.gpu.global.b32 a, [x], 0", "mov.b32 a, 0"),
-        ("deadlock", "another value than 0x1 at global address", "lanes 0x00000001"),
+        ("deadlock", "a value other than 0x1 at global address", "lanes 0x00000001"),
     ),
     "a poll that sleeps": (
         "spin:\n ld.volatile.global.b32 a, [x];\n setp.eq.u32 s, a, 0;\n nanosleep.u32 20;\n@s bra spin;",
-        ("deadlock", "all 8 CTAs", "another value than 0x0", "polls at broken.ptx:2"),
+        ("deadlock", "all 8 CTAs", "a value other than 0x0", "polled at broken.ptx:2"),
     ),
     "a weak poll": (
         "spin:\n ld.global.b32 a, [x];\n setp.eq.u32 s, a, 0;\n@s bra spin;",
@@ -197,7 +197,7 @@ DEADLOCKS = {
     ),
     "a shared flag": (
         "@r st.shared.b32 [smem], 0;\nbar.sync 0;\nl:ld.volatile.shared.b32 a,[smem];\nsetp.eq.b32 s,a,0;\n@s bra l;",
-        ("deadlock", "another value than 0x0 at shared address 0x400"),
+        ("deadlock", "a value other than 0x0 at shared address 0x400"),
     ),
 }
 
@@ -246,7 +246,7 @@ def test_a_runaway_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(pysm120.FaultError, match="more than 300000 warp instructions") as caught:
         run("virtual", body, 1)
     assert "warp 0, lanes 0xffffffff, broken.ptx:" in str(caught.value)
-    assert "barrier 0, where 32 of 64 threads have arrived" in str(caught.value)
+    assert "barrier 0: 32 of 64 threads have arrived" in str(caught.value)
 
 
 def test_a_seed_fixes_the_run_of_ctas_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:

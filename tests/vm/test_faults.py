@@ -29,7 +29,7 @@ FRAME = """.version 8.8
 
 # body, parts of the message
 FAULTS = [
-    ("mad.wide.u32 x, i, 4, x; st.global.b32 [x + 1000], a;", ["write of 4 bytes", "behind the end", "lane 6"], 32),
+    ("mad.wide.u32 x, i, 4, x; st.global.b32 [x + 1000], a;", ["write of 4 bytes", "past the end", "lane 6"], 32),
     ("st.global.b32 [x + -8], a;", ["8 bytes before an allocation of 1024"], 32),
     ("ld.global.b64 y, [x + 1020];", ["misaligned", "multiple of 8"], 32),
     ("ld.global.v4.b32 {a, a, b, b}, [x + 1016];", ["multiple of 16"], 32),
@@ -46,7 +46,7 @@ FAULTS = [
     ("mbarrier.init.shared.b64 [smem + 4], 1;", ["multiple of 8"], 1),
     (
         "mbarrier.init.shared.b64 [smem], 1; mbarrier.arrive.shared.b64 _, [smem], 2;",
-        ["2 arrivals", "expects 1 more"],
+        ["2 arrivals", "expected at most 1 more"],
         1,
     ),
     (
@@ -66,7 +66,7 @@ FAULTS = [
     ),
     (
         "mbarrier.init.shared.b64 [smem], 1; mov.b32 b, 24; cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem + 16], [x], b, [smem];",  # noqa: E501
-        ["24 bytes", "multiple of 16"],
+        ["size 24", "multiple of 16"],
         1,
     ),
     (
@@ -86,8 +86,8 @@ FAULTS = [
     ),
     ("cp.async.ca.shared.global [smem + 2], [x], 4;", ["multiple of 4"], 1),
     ("mov.b32 b, 5; cp.async.ca.shared.global [smem], [x], 4, b;", ["src-size 5"], 1),
-    ("mov.b32 b, 16; bar.sync b;", ["barrier 16", "0 to 15"], 32),
-    ("mov.b32 b, 48; barrier.sync 0, b;", ["48 threads", "multiple of 32"], 64),
+    ("mov.b32 b, 16; bar.sync b;", ["barrier number 16", "0 to 15"], 32),
+    ("mov.b32 b, 48; barrier.sync 0, b;", ["thread count of 48", "multiple of 32"], 64),
     ("setp.lt.u32 p, i, 7; @p bar.sync 0;", [".aligned barrier", "predicate is false"], 32),
     (
         "setp.lt.u32 p, i, 7; @p bra over; bar.sync 0; bra done; over: bar.sync 0; done:",
@@ -119,7 +119,7 @@ FAULTS = [
         ["deadlock"],
         1,
     ),
-    ("bar.sync 0, 64;", ["64 threads", "at most the CTA's 32"], 32),
+    ("bar.sync 0, 64;", ["thread count of 64", "at most 32"], 32),
 ]
 
 
@@ -200,5 +200,5 @@ def test_too_many_registers_for_so_many_threads(device: pysm120.Device) -> None:
     registers = " ".join(f".reg .b64 {name}<99999>; mov.b64 {name}99998, 1;" for name in "abc")
     kernel = device.load(f".version 8.8 .target sm_120f .entry k() {{ {registers} ret; }}")["k"]
     kernel(1, 32)
-    with pytest.raises(pysm120.Error, match=r"registers in each of 32 warps are \d+ bytes, expected at most"):
+    with pytest.raises(pysm120.Error, match=r"registers in each of 32 warps are \d+ bytes; expected at most"):
         kernel(1, 1024)

@@ -99,7 +99,7 @@ def test_constants_of_sixteen_bytes(device: pysm120.Device) -> None:
     out = device.array(np.full(10, 7, np.uint64))
     device.load(text)["k"](1, 1, out)
     assert out.numpy().tolist() == [5, 0, 2**64 - 1, 0, 2**64 - 2, 0, 7, 7, 2**64 - 3, 0]
-    with pytest.raises(pysm120.InvalidProgramError, match=r"float constant does not fit \.b128"):
+    with pytest.raises(pysm120.InvalidProgramError, match=r"float constant cannot be used as \.b128"):
         device.load(text.replace("[smem], 5;", "[smem], 5.0;"))
 
 

@@ -71,7 +71,7 @@ def test_infinity_that_nothing_meets(device: pysm120.Device, rng: np.random.Gene
 @pytest.mark.parametrize(
     ("name", "pair", "wants"),
     [
-        ("sp.m16n8k32.row.col.f32.f16.f16.f32", 0b1111, "expected two that differ"),
+        ("sp.m16n8k32.row.col.f32.f16.f16.f32", 0b1111, "expected two different indices"),
         ("sp::ordered_metadata.m16n8k32.row.col.f32.f16.f16.f32", 0b0001, "expected the lower index first"),
         ("sp.m16n8k16.row.col.f32.tf32.tf32.f32", 0b1000, "expected 0x4 or 0xe"),
     ],
@@ -94,7 +94,7 @@ def test_selector_range(device: pysm120.Device, form: Sparse) -> None:
     """The last sparsity selector is taken and the next one is not."""
     last = len(form.selectors) - 1
     device.load(source([sparse_forms.entry(form, "mma", last)]))
-    with pytest.raises(pysm120.InvalidProgramError, match=f"{last + 1} is out of range: expected 0 to {last}"):
+    with pytest.raises(pysm120.InvalidProgramError, match=f"{last + 1} is out of range; expected 0 to {last}"):
         device.load(source([sparse_forms.entry(form, "mma", last + 1)]))
 
 

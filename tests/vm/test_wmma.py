@@ -159,7 +159,7 @@ STORE = "wmma.store.d.sync.aligned.row.m16n16k16.global.f16 [x], {s, s, s, s}, s
     ("change", "use", "stride", "wants"),
     [
         ("add.u64 x, x, 16;", LOAD, 16, "a matrix at 0x[0-9a-f]+; expected a multiple of 32"),
-        ("", LOAD, 20, "a matrix whose stride is 20 elements of 16 bits; expected a multiple of 8"),
+        ("", LOAD, 20, "a matrix with stride 20, in elements of 16 bits; expected a multiple of 8"),
         (
             "cvt.u64.u32 more, lane; shl.b64 more, more, 5; add.u64 x, x, more;",
             LOAD,
@@ -167,7 +167,7 @@ STORE = "wmma.store.d.sync.aligned.row.m16n16k16.global.f16 [x], {s, s, s, s}, s
             "expected one address and one",
         ),
         ("mad.lo.u32 s, lane, 8, s;", LOAD, 16, "a matrix at .* stride 24, in lane 0 .* stride 16; expected one"),
-        ("", STORE, 8, "stored with stride 8, which is less than its 16 elements"),
+        ("", STORE, 8, "stored with stride 8; expected at least its row length 16"),
         ("", LOAD, 4096, "read of 4 bytes at global address"),
         ("setp.lt.u32 p, lane, 16;", "@p " + LOAD, 16, "aligned"),
     ],

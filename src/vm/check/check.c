@@ -1,4 +1,4 @@
-/* Accesses to shared memory, checked against all earlier ones that they are not ordered after. */
+/* Checks accesses to shared memory against all earlier accesses that they are not ordered after. */
 #include "vm/check/check.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 #define STRONG_MARK 0x80000000u
 
-/* ---- the shadow of a CTA ------------------------------------------------------------------------------------- */
+/* ---- shadow of a CTA ----------------------------------------------------------------------------------------- */
 
 void check_free(struct shadow *s) {
     if (s == NULL) {
@@ -32,7 +32,7 @@ void check_free(struct shadow *s) {
     free(s);
 }
 
-/* Make room for CTAs of a launch; what was made before is used again. */
+/* Return a shadow for the CTAs of a launch. An old shadow is reused. */
 struct shadow *check_open(struct shadow *old, const struct launch *launch) {
     struct shadow *s = old != NULL ? old : calloc(1, sizeof *s);
     if (s == NULL) {
@@ -52,7 +52,7 @@ struct shadow *check_open(struct shadow *old, const struct launch *launch) {
     return s;
 }
 
-/* Forget everything at the start of a CTA: nothing has been accessed, nobody has seen anything. */
+/* Reset the shadow at the start of a CTA: no accesses, nothing ordered. */
 void check_start(struct cta *cta) {
     struct shadow *s = cta->shadow;
     memset(s->warp, 0, sizeof s->warp);
@@ -62,7 +62,7 @@ void check_start(struct cta *cta) {
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);
     s->world = cta->launch->world;
     for (uint32_t k = 0; s->world != NULL && k < cta->warps; ++k) {
-        s->lanes[k] = lanes_open(s->lanes[k], cta->shared_bytes); /* there is room: a new beginning */
+        s->lanes[k] = lanes_open(s->lanes[k], cta->shared_bytes); /* cannot fail, the memory was allocated before */
     }
     s->has_released = s->has_acquired = s->stores = s->boxes = s->maps = s->locations = 0;
     memset(s->cell, 0, ((cta->shared_bytes + GRANULE - 1) / GRANULE) * sizeof *s->cell);
@@ -80,7 +80,7 @@ struct spot check_spot(const struct warp *w, uint32_t pc) {
 
 /* ---- reports ------------------------------------------------------------------------------------------------- */
 
-/* An access and what it met. */
+/* An access that is being checked. */
 struct access {
     struct warp *w;
     struct shadow *s;
@@ -88,8 +88,8 @@ struct access {
     uint32_t clock, lane, address, bytes;
     bool is_write;
     enum access_kind kind;
-    const struct inst *store;        /* a store whose lanes write from registers, */
-    const uint8_t (*image)[GRANULE]; /* or the rows that a matrix store writes; else both NULL */
+    const struct inst *store;        /* the instruction of a store from registers, or NULL */
+    const uint8_t (*image)[GRANULE]; /* the rows that a matrix store writes, or NULL */
     uint8_t *const *place;
     uint32_t mask;
 };
@@ -102,7 +102,7 @@ static const char *verb(const struct access *a) {
                                 : "read";
 }
 
-/* The mbarrier that an agent stands for. */
+/* Return the mbarrier that an agent stands for, and the phase of a clock. */
 static const struct mbarrier *mbarrier_of(const struct access *a, uint32_t agent, uint32_t clock, uint32_t *phase) {
     const struct cta *cta = a->w->cta;
     for (uint32_t k = agent - AGENT_MBARRIER; k < cta->mbarriers; k += MBARRIER_AGENTS) {
@@ -114,27 +114,28 @@ static const struct mbarrier *mbarrier_of(const struct access *a, uint32_t agent
     return NULL;
 }
 
-/* Report an access that is not ordered after the write that a cell remembers. */
+/* Report an access that is not ordered after the write recorded in a cell. */
 static bool report_write(const struct access *a, const struct cell *c, uint32_t address) {
     const struct spot at = check_spot(a->w, c->pc);
     const CUresult code = CUDA_ERROR_LAUNCH_FAILED;
     uint32_t phase = 0;
     if (c->agent == AGENT_LIVE) {
-        fault_at(a->w, code, a->lane,
-                 "%s of %u bytes at shared address 0x%x, which holds the mbarrier initialised at %s; expected only "
-                 "mbarrier instructions until mbarrier.inval",
-                 verb(a), a->bytes, address, at.text);
+        fault_at(
+            a->w, code, a->lane,
+            "%s of %u bytes at shared address 0x%x, which holds the live mbarrier initialised at %s; expected only "
+            "mbarrier instructions until mbarrier.inval",
+            verb(a), a->bytes, address, at.text);
     } else if (c->agent >= AGENT_MBARRIER) {
         const struct mbarrier *m = mbarrier_of(a, c->agent, c->clock, &phase);
         fault_at(a->w, code, a->lane,
-                 "%s of %u bytes at shared address 0x%x, which the bulk copy of %s fills; expected a wait for phase %u "
-                 "of the mbarrier at shared address 0x%x before",
+                 "%s of %u bytes at shared address 0x%x, which the bulk copy at %s fills; expected a wait for phase %u "
+                 "of the mbarrier at shared address 0x%x first",
                  verb(a), a->bytes, address, at.text, phase, m != NULL ? m->address : 0);
     } else if (c->agent >= AGENT_COPY) {
         const uint32_t from = c->agent - AGENT_COPY;
         fault_at(a->w, code, a->lane,
                  "%s of %u bytes at shared address 0x%x, which the cp.async of warp %u at %s fills; expected "
-                 "cp.async.wait_group by that warp%s before",
+                 "cp.async.wait_group by that warp%s first",
                  verb(a), a->bytes, address, from, at.text, from == a->w->index ? "" : " and a barrier");
     } else {
         fault_at(
@@ -156,7 +157,7 @@ static bool report_mark(const struct access *a, uint32_t other, uint32_t pc, con
     return false;
 }
 
-/* Report an access of the asynchronous proxy to what the generic proxy wrote without a fence behind it. */
+/* Report an access of the asynchronous proxy to bytes that the generic proxy wrote without a later proxy fence. */
 static bool report_proxy(const struct access *a, uint32_t agent, uint32_t pc, uint32_t address) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
@@ -178,7 +179,7 @@ static void spread(struct mark *marks, uint32_t granule) {
     }
 }
 
-/* Give each byte of a granule its own cell. */
+/* Split the cell of a granule into one cell per byte. */
 static void split(struct shadow *s, uint32_t granule) {
     struct cell *whole = &s->cell[granule];
     if (whole->split != 0) {
@@ -197,7 +198,7 @@ static void split(struct shadow *s, uint32_t granule) {
     whole->split = 1;
 }
 
-/* Does a byte of a store or of a matrix store differ from what is there? */
+/* Return whether a store or matrix store writes the bytes that are already there. */
 static bool same_bytes(const struct warp *w, const uint32_t *slots, uint32_t size, const uint8_t (*image)[GRANULE],
                        uint8_t *const *place, uint32_t mask, uint32_t bytes, const uint8_t *at, uint32_t count) {
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
@@ -216,21 +217,21 @@ static bool same_bytes(const struct warp *w, const uint32_t *slots, uint32_t siz
     return true;
 }
 
-/* Does a store write what is there already? Compilers let several warps store the same value to the same place, and a
- * chip cannot tell. */
+/* Return whether a store writes the values that are already there. Such stores are no race: compilers let several
+ * warps store the same value to the same address, and a chip shows no difference. */
 bool check_same_value(const struct warp *w, const struct inst *store, uint8_t *const *place, uint32_t mask,
                       uint32_t bytes, const uint8_t *at, uint32_t count) {
     return same_bytes(w, store->more, store->size, NULL, place, mask, bytes, at, count);
 }
 
-/* The same for a store or matrix store to shared memory. */
+/* Return whether a store or matrix store to shared memory writes the values that are already there. */
 static bool same_value(const struct access *a, uint32_t address, uint32_t bytes) {
     const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
     return a->store != NULL ? check_same_value(a->w, a->store, a->place, a->mask, a->bytes, at, bytes)
                             : same_bytes(a->w, NULL, 4, a->image, a->place, a->mask, a->bytes, at, bytes);
 }
 
-/* Is a weak access ordered after the strong writes of other warps? false after a fault. */
+/* Check that a weak access is ordered after the strong writes of other warps. Return false after a fault. */
 static bool after_strong(const struct access *a, const struct cell *c, uint32_t n, uint32_t address) {
     for (uint32_t rest = c->strong & ~(1u << a->w->index); rest != 0; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
@@ -242,7 +243,8 @@ static bool after_strong(const struct access *a, const struct cell *c, uint32_t 
     return true;
 }
 
-/* Is the access ordered after the cell's writes, and if need be by a proxy fence? false after a fault. */
+/* Check that an access is ordered after the cell's writes and, for the asynchronous proxy, after a proxy fence.
+ * Return false after a fault. */
 static inline bool after_write(const struct access *a, uint32_t n, uint32_t address) {
     const struct cell *c = &a->s->cell[n];
     if (UNLIKELY(c->clock > a->mine->seen[c->agent])) {
@@ -273,14 +275,14 @@ static inline bool read_cell(const struct access *a, uint32_t n, uint32_t addres
         return false;
     }
     if (a->kind == BY_BULK) {
-        return true; /* it reads later: noted when it is waited for */
+        return true; /* a bulk store reads later; its read is recorded when it is waited for */
     }
     a->s->cell[n].readers |= 1u << a->w->index;
     a->s->read[a->w->index][n] = (struct mark){a->clock, a->w->pc | (a->kind == BY_STRONG ? STRONG_MARK : 0)};
     return true;
 }
 
-/* Is a write ordered after everything that a cell remembers? false after a fault. */
+/* Check that a write is ordered after all accesses recorded in a cell. Return false after a fault. */
 static inline bool write_allowed(const struct access *a, uint32_t n, uint32_t address) {
     if (UNLIKELY(!after_write(a, n, address))) {
         return false;
@@ -295,7 +297,7 @@ static inline bool write_allowed(const struct access *a, uint32_t n, uint32_t ad
     return true;
 }
 
-/* Note a write. A strong one leaves the weak one before it to be seen. */
+/* Record a write. A strong write does not replace the last weak one. */
 static inline void note_write(const struct access *a, uint32_t n, const struct cell *value) {
     if (LIKELY(a->kind != BY_STRONG)) {
         a->s->cell[n] = *value;
@@ -305,7 +307,7 @@ static inline void note_write(const struct access *a, uint32_t n, const struct c
     a->s->strong[a->w->index][n] = (struct mark){a->clock, a->w->pc};
 }
 
-/* Check or note an access that lies inside one granule. False after a fault. */
+/* Check or record an access that lies inside one granule. Return false after a fault. */
 static bool part(const struct access *a, uint32_t offset, uint32_t bytes, const struct cell *value) {
     split(a->s, offset / GRANULE);
     for (uint32_t k = offset; k < offset + bytes; ++k) {
@@ -323,14 +325,14 @@ static bool part(const struct access *a, uint32_t offset, uint32_t bytes, const 
     return true;
 }
 
-/* The same for a whole granule. */
+/* Check or record an access to a whole granule. Return false after a fault. */
 static inline bool whole(const struct access *a, uint32_t granule, const struct cell *value) {
     if (UNLIKELY(a->s->cell[granule].split)) {
         if (!part(a, granule * GRANULE, GRANULE, value)) {
             return false;
         }
         if (a->is_write && a->kind != BY_STRONG) {
-            a->s->cell[granule] = *value; /* one again */
+            a->s->cell[granule] = *value; /* merged into one cell again */
         }
         return true;
     }
@@ -344,7 +346,7 @@ static inline bool whole(const struct access *a, uint32_t granule, const struct 
     return true;
 }
 
-/* Check and note an access to a range of offsets. False after a fault. */
+/* Check and record an access to a range of offsets. Return false after a fault. */
 static bool range(const struct access *a, uint32_t offset, uint32_t bytes, const struct cell *value) {
     const uint32_t end = offset + bytes;
     while (offset < end) {
@@ -357,7 +359,7 @@ static bool range(const struct access *a, uint32_t offset, uint32_t bytes, const
     return true;
 }
 
-/* Make room for the strong writes of a warp. False after a fault. */
+/* Allocate the marks of a warp's strong writes. Return false after a fault. */
 static bool open_strong(struct warp *w, uint32_t lane) {
     struct shadow *s = w->cta->shadow;
     if (s->strong[w->index] == NULL) {
@@ -380,7 +382,7 @@ static struct access access_of(struct warp *w, uint32_t lane, uint32_t bytes, bo
                            .kind = kind};
 }
 
-/* Check one lane's access and note it as the warp's own. False after a fault. */
+/* Check one lane's access and record it as the warp's own. Return false after a fault. */
 bool check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, bool is_write,
                   enum access_kind kind) {
     const struct access a = access_of(w, lane, bytes, is_write, kind);
@@ -394,7 +396,8 @@ bool check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lan
     return range(&a, address - SHARED_BASE, bytes, &value);
 }
 
-/* Check the accesses of all lanes; neighbours that lie next to each other are one. False after a fault. */
+/* Check the accesses of all lanes. Adjacent lanes with adjacent addresses are checked as one access. Return false
+ * after a fault. */
 static bool check_places(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool is_write,
                          enum access_kind kind, const struct inst *store, const uint8_t (*image)[GRANULE]) {
     struct access a = access_of(w, 0, bytes, is_write, kind);
@@ -419,7 +422,7 @@ static bool check_places(struct warp *w, uint8_t *const *place, uint32_t mask, u
                 break;
             }
         }
-        if (start >= w->cta->shared_bytes) { /* a generic access that found another space */
+        if (start >= w->cta->shared_bytes) { /* a generic access to another state space */
             continue;
         }
         const uint32_t length = (uint32_t)(end - start);
@@ -433,13 +436,13 @@ static bool check_places(struct warp *w, uint8_t *const *place, uint32_t mask, u
     return true;
 }
 
-/* The same for lanes whose data are not in a store's registers. */
+/* Check the accesses of lanes whose data do not come from a store's registers. Return false after a fault. */
 bool check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool is_write,
                  enum access_kind kind) {
     return check_places(w, place, mask, bytes, is_write, kind, NULL, NULL);
 }
 
-/* A matrix store, whose rows are copied to their places if nothing is wrong. False after a fault. */
+/* Check a matrix store, then copy its rows to their places. Return false after a fault. */
 bool check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]) {
     if (!check_places(w, place, rows == WARP ? FULL : (1u << rows) - 1, GRANULE, true, BY_PLAIN, NULL,
                       (const uint8_t (*)[GRANULE])image)) {
@@ -451,7 +454,7 @@ bool check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t 
     return true;
 }
 
-/* What level full asks besides: order between lanes, and in global memory. False after a fault. */
+/* Make the further checks of level full: order between lanes, and global memory. Return false after a fault. */
 static bool check_fully(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
                         bool is_write) {
     if (i->q == ORDER_WEAK && i->space <= SPACE_SHARED && !lanes_access(w, i, place, mask, bytes, is_write)) {
@@ -460,7 +463,7 @@ static bool check_fully(struct warp *w, const struct inst *i, uint8_t *const *pl
     return i->space > SPACE_GLOBAL || world_access(w, i, place, mask, bytes, is_write);
 }
 
-/* A load or store of all lanes, whose places are known to be good. False after a fault. */
+/* Check a load or store of all lanes whose addresses are valid. Return false after a fault. */
 bool check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, bool is_write) {
     const uint32_t bytes = (uint32_t)i->size * i->count;
     const struct shadow *s = w->cta->shadow;
@@ -487,7 +490,7 @@ bool check_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
     return true;
 }
 
-/* An atomic access of one lane. False after a fault. */
+/* Check an atomic access of one lane. Return false after a fault. */
 bool check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane) {
     const uint64_t offset = (uintptr_t)place - (uintptr_t)w->cta->shared;
     const bool is_shared = offset < w->cta->shared_bytes;
@@ -503,7 +506,7 @@ bool check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t
     return check_ordered(w, i, place, true, true);
 }
 
-/* Note a write of any agent without a check. */
+/* Record a write of any agent without checking it. */
 void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_t agent, uint32_t clock, uint32_t pc,
                       enum access_kind kind) {
     struct shadow *s = cta->shadow;
@@ -520,7 +523,7 @@ void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_
     }
 }
 
-/* Note that a warp's asynchronous read of a range, made of whole granules, has ended. */
+/* Record that a warp's asynchronous read of whole granules has ended, without checking it. */
 void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t pc) {
     struct shadow *s = w->cta->shadow;
     const struct mark mark = {s->warp[w->index].seen[w->index], pc};

@@ -1,15 +1,15 @@
-/* What the virtual SM120 remembers of a CTA to find what a chip would punish only sometimes: unordered accesses to
- * shared memory, missing proxy fences and waits, misused mbarriers.
+/* Race checks of a CTA. They find mistakes that fail on a chip only occasionally: unordered accesses to shared memory,
+ * missing proxy fences and waits, misused mbarriers.
  *
- * Order is happens-before by vector clocks. The agents are
- *   warp w           its own accesses, and the clock that its releases advance
- *   copies of w      its cp.async operations by number; whoever knows n of them sees what those wrote
- *   mbarrier m       the bulk copies that complete on it, by phase; whoever knows the phase sees what they wrote
- * `seen` holds how much of each agent a warp is ordered after. `proxied` holds, of warps and their copies, the part
- * that a fence.proxy.async lies behind; it travels with `seen`.
+ * Order is happens-before with vector clocks. The agents are
+ *   warp w           its own accesses; its releases advance its clock
+ *   copies of w      its cp.async operations, by number: seeing number n orders after the writes of the first n
+ *   mbarrier m       the bulk copies that complete on it, by phase: seeing a phase orders after their writes
+ * `seen` is a vector clock: how much of each agent a warp is ordered after. `proxied` is the part of the warps' and
+ * copies' clocks that a fence.proxy.async has covered; it is passed on together with `seen`.
  *
- * Every 16 bytes of shared memory have a cell: the last weak write, and the warps that have read or strongly written
- * since. An access to a part of the 16 bytes splits the cell into one per byte. */
+ * Every 16 bytes of shared memory have a cell with the last weak write and the warps that have read or strongly
+ * written since. An access to some of the 16 bytes splits the cell into one per byte. */
 #ifndef SM120_VM_CHECK_H
 #define SM120_VM_CHECK_H
 
@@ -20,18 +20,18 @@ enum {
     AGENT_COPY = 32,
     AGENT_MBARRIER = 64,
     AGENTS = 128,
-    AGENT_LIVE = AGENTS - 1, /* the bytes of a live mbarrier: nobody is ordered after them */
+    AGENT_LIVE = AGENTS - 1, /* the bytes of a live mbarrier: no warp is ordered after them */
     MBARRIER_AGENTS = AGENT_LIVE - AGENT_MBARRIER
 };
 
 enum { GRANULE = 16, GRANULES = MAX_SHARED / GRANULE + 1, CELLS = GRANULES * (1 + GRANULE) };
 
-enum { COPY_GROUPS = 64 }; /* more that are open at once blur into one another */
+enum { COPY_GROUPS = 64 }; /* further open groups share a record */
 
-/* How an access came about. */
+/* Origin of an access. */
 enum access_kind { BY_PLAIN, BY_STRONG, BY_BULK, BY_COPY };
 
-/* What is known of other CTAs, and which part of it lies behind a proxy fence (check_far.c; NULL below level full). */
+/* Knowledge of other CTAs, and the part of it covered by a proxy fence (check_far.c; NULL below level full). */
 struct far {
     const struct node *known, *proxied;
 };
@@ -39,64 +39,65 @@ struct far {
 struct clocks {
     uint32_t seen[AGENTS], proxied[AGENT_MBARRIER];
     struct far far;
-    struct far fenced; /* what the last fences whose scope is the GPU let out */
-    struct far found;  /* what relaxed reads have found since, which the next such fence lets in */
+    struct far fenced; /* released by the last fence of GPU scope */
+    struct far found;  /* found by relaxed reads since then; acquired by the next fence of GPU scope */
 };
 
 struct cell {
     uint32_t clock, pc;
     uint8_t agent, kind, split, spare;
     uint32_t readers; /* warps that have read since the write */
-    uint32_t strong;  /* warps that have written strongly (atomics, st.relaxed, ...) since the write */
+    uint32_t strong;  /* warps that have made strong writes (atomics, st.relaxed, ...) since the write */
 };
 
-/* The last access of a warp to a cell. */
+/* Last access of a warp to a cell. */
 struct mark {
     uint32_t clock, pc; /* bit 31 of pc: a strong read */
 };
 
-/* A bulk store or reduction that its issuer has not waited for, or a part of one. */
+/* A bulk store or reduction, or a part of one, that its issuer has not waited for. */
 struct bulk_store {
-    uint64_t global, global_bytes; /* that it may write */
-    uint32_t box;                  /* index + 1 of the box that it writes of them; 0: all */
+    uint64_t global, global_bytes; /* the range that it may write */
+    uint32_t box;                  /* index + 1 of the box that it writes in the range; 0: it writes the whole range */
     uint32_t warp, lane, group, shared, bytes, pc;
-    bool has_read; /* it was waited for with .read */
+    bool has_read; /* a wait with .read has completed */
 };
 
-/* What a memory location that warps synchronise through passes on. */
+/* Clocks passed on through a memory location that warps synchronise with. */
 struct location {
     uintptr_t key;
     struct clocks clocks;
 };
 
 struct mbarrier_shadow {
-    struct clocks gathering, done; /* of the arrivals in this phase and of those up to the last */
+    struct clocks gathering, done; /* clocks of the arrivals in this phase; of all completed phases */
     uint32_t base;                 /* clock of the agent when the mbarrier was initialised */
-    uint32_t waited;               /* phases that somebody has seen completed */
+    uint32_t waited;               /* phases whose completion a warp has waited for */
     uint32_t init_warp, init_clock, init_pc;
-    uint32_t copied, copy_pc; /* the last phase + 1 that a bulk copy completes on */
+    uint32_t copied, copy_pc; /* 1 + the last phase that a bulk copy completes on */
 };
 
-/* A tensor map in global memory, as the CTA has changed it and fenced it. */
+/* State of a tensor map in global memory that the CTA uses: its changes and fences. */
 struct map_shadow {
     uint64_t address;
-    uint32_t changed_by, changed, changed_pc; /* warp, its clock, 0: not changed */
-    uint32_t released;                        /* the clock of its release fence, 0: none */
-    uint32_t acquired[MAX_WARPS];             /* the clock of each warp's acquire fence, 0: none */
+    uint32_t changed_by, changed, changed_pc; /* warp; its clock, 0: not changed; pc */
+    uint32_t released;                        /* clock of the release fence, 0: none */
+    uint32_t acquired[MAX_WARPS];             /* clock of each warp's acquire fence, 0: none */
 };
 
 struct shadow {
     struct clocks warp[MAX_WARPS], barrier[BARRIERS + 1];
-    struct clocks released[MAX_WARPS], acquired[MAX_WARPS]; /* by the last fence; by relaxed reads since */
-    uint32_t has_released, has_acquired;                    /* sets of warps */
-    uint32_t copies[MAX_WARPS];                             /* cp.async operations issued */
-    uint32_t committed[MAX_WARPS][COPY_GROUPS];             /* how many of them when a group was committed */
+    /* Clocks at the last fence; clocks found by relaxed reads since then. */
+    struct clocks released[MAX_WARPS], acquired[MAX_WARPS];
+    uint32_t has_released, has_acquired;        /* sets of warps */
+    uint32_t copies[MAX_WARPS];                 /* cp.async operations issued */
+    uint32_t committed[MAX_WARPS][COPY_GROUPS]; /* value of `copies` when a group was committed */
     uint32_t mbarrier_clock[MBARRIER_AGENTS];
     struct mbarrier_shadow *mbarrier;
     uint32_t mbarrier_space;
     struct bulk_store *store;
     uint32_t stores, store_space;
-    struct tma_box *box; /* of the stores */
+    struct tma_box *box; /* boxes of the stores */
     uint32_t boxes, box_space;
     struct map_shadow *map;
     uint32_t maps, map_space;
@@ -104,33 +105,34 @@ struct shadow {
     uint32_t locations, location_space;
     struct world *world;            /* check_global.h; NULL below level full */
     struct lanes *lanes[MAX_WARPS]; /* check_lanes.c; used at level full */
-    struct cell *cell;              /* GRANULES, then 16 bytes of each */
-    struct mark *read[MAX_WARPS];   /* beside the cells */
-    struct mark *strong[MAX_WARPS]; /* likewise; NULL until a warp writes strongly */
+    struct cell *cell;              /* GRANULES cells, then 16 cells for the bytes of each */
+    struct mark *read[MAX_WARPS];   /* parallel to `cell` */
+    struct mark *strong[MAX_WARPS]; /* parallel to `cell`; NULL until a warp makes a strong write */
 };
 
-/* check.c: the accesses. All return false after a fault. */
+/* check.c: accesses. All return false after a fault. */
 struct shadow *check_open(struct shadow *old, const struct launch *launch); /* NULL: out of memory */
 void check_free(struct shadow *shadow);
 void check_start(struct cta *cta);
-/* The lanes of `mask` access `bytes` bytes each at host pointers. */
+/* Check accesses of the lanes of `mask` to `bytes` bytes each, at host pointers. */
 bool check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool is_write,
                  enum access_kind kind);
 /* Check a matrix store, then copy its rows of 16 bytes to their places. */
 bool check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]);
 bool check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, bool is_write);
 bool check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane);
-/* Does a store write what is there already, to the part of its places that lies in `bytes` bytes from `at`? */
+/* Return whether a store writes the values that are already there, as far as its places lie in the `bytes` bytes
+ * from `at`. */
 bool check_same_value(const struct warp *w, const struct inst *store, uint8_t *const *place, uint32_t mask,
                       uint32_t bytes, const uint8_t *at, uint32_t count);
 bool check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, bool is_write,
                   enum access_kind kind);
-/* Note a write or a read without a check. */
+/* Record a write or a read without checking it. */
 void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_t agent, uint32_t clock, uint32_t pc,
                       enum access_kind kind);
 void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t pc);
 
-/* check_order.c: what orders them */
+/* check_order.c: synchronisation */
 void check_barrier_arrived(struct warp *w, uint32_t number);
 void check_barrier_empty(struct cta *cta, uint32_t number);
 void check_barrier_left(struct warp *w, uint32_t number);
@@ -157,7 +159,8 @@ void check_copy_arrives(struct warp *w, const struct mbarrier *m);
 bool check_exit(struct warp *w, uint32_t mask);
 void check_end(struct cta *cta);
 
-/* check_map.c: tensor maps in global memory, and their proxy. Those that return a bool return false after a fault. */
+/* check_map.c: tensor maps in global memory, and their proxy. Functions that return a bool return false after a
+ * fault. */
 bool check_map_used(struct warp *w, uint64_t address, uint32_t lane);
 bool check_map_changed(struct warp *w, uint64_t address, bool is_released);
 bool check_map_acquired(struct warp *w, uint64_t address);
@@ -166,22 +169,22 @@ void check_map_released(struct warp *w);
 /* check_global.c: accesses to global memory, at level full */
 struct world *world_open(const struct launch *launch); /* NULL: out of memory */
 void world_close(struct world *world);
-/* A CTA starts, and ends. False: out of memory. */
+/* A CTA starts, and ends. Return false when out of memory. */
 bool world_enter(struct world *world, struct cta *cta);
 void world_leave(struct world *world, const struct cta *cta);
-/* A CTA has run to its end: what is still suspected of it is a fault. */
+/* A CTA has ended: report its remaining suspicions as faults. */
 void world_end(const struct cta *cta);
-/* The lanes of `mask` access `bytes` bytes each. All return false after a fault. */
+/* Check accesses of the lanes of `mask` to `bytes` bytes each. All return false after a fault. */
 bool world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
                   bool is_write);
 bool world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane);
-/* A bulk operation, or a lane's part of a cp.async, whose end the agent's clock tells. */
+/* Check a bulk operation, or one lane of a cp.async. It ends at the given clock of the agent. */
 bool world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock);
 bool world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number);
-/* A bulk store or reduction of this warp has written. */
+/* Record that a bulk store or reduction of this warp has written its bytes. */
 void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc);
 
-/* Is a place that a generic address led to in global memory? */
+/* Return whether the place of a generic access is in global memory. */
 bool check_is_global(const struct warp *w, const uint8_t *place);
 
 /* check_lanes.c: order between lanes of a warp, at level full */
@@ -196,13 +199,13 @@ void far_fence(struct warp *w);
 void far_proxy_fence(struct warp *w);
 void far_ordered(struct warp *w, const void *place, uint32_t order, bool is_read, bool is_write);
 
-/* Where an instruction was written: "file:line". */
+/* Source position of an instruction: "file:line". */
 struct spot {
     char text[128];
 };
 struct spot check_spot(const struct warp *w, uint32_t pc);
 
-/* check_lanes.c: lanes have met at a collective; called at level full alone. */
+/* check_lanes.c: record that lanes have met at a collective. Called only at level full. */
 void lanes_meet(struct warp *w, uint32_t mask);
 
 #endif

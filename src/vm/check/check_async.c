@@ -1,4 +1,4 @@
-/* Asynchronous copies: what they read and write, from their issue to the wait that ends them. */
+/* Checks asynchronous copies: their reads and writes, from the issue to the wait that ends them. */
 #include <stdlib.h>
 
 #include "vm/check/check.h"
@@ -12,7 +12,8 @@
 
 /* ---- bulk copies --------------------------------------------------------------------------------------------- */
 
-/* The piece of shared memory that begins `done` bytes into a bulk copy: its address and length; 0 at the end. */
+/* Return the length of the piece of shared memory that begins `done` bytes into a bulk copy, and store its address.
+ * Return 0 at the end. */
 static uint32_t piece(const struct cta *cta, const struct async_op *op, uint32_t done, uint32_t *address) {
     if (op->is_tensor != 0) {
         return tma_piece(&cta->boxes[op->copy], op->shared, done, address);
@@ -21,7 +22,7 @@ static uint32_t piece(const struct cta *cta, const struct async_op *op, uint32_t
     return op->bytes - done;
 }
 
-/* Keep the box of a store, and find the bytes that it may write. False after a fault. */
+/* Save the box of a store and compute the range that it may write. Return false after a fault. */
 static bool add_box(struct warp *w, const struct async_op *op, struct bulk_store *store) {
     struct shadow *s = w->cta->shadow;
     const struct tma_box *box = &w->cta->boxes[op->copy];
@@ -50,7 +51,7 @@ static bool add_box(struct warp *w, const struct async_op *op, struct bulk_store
     return true;
 }
 
-/* Note a part of a bulk store or reduction. False after a fault. */
+/* Record a part of a bulk store or reduction. Return false after a fault. */
 static bool add_part(struct warp *w, const struct bulk_store *part) {
     struct shadow *s = w->cta->shadow;
     if (s->stores == s->store_space) {
@@ -66,7 +67,7 @@ static bool add_part(struct warp *w, const struct bulk_store *part) {
     return true;
 }
 
-/* Note a bulk store or reduction that reads shared memory from now on. False after a fault. */
+/* Record a bulk store or reduction, which reads shared memory from now on. Return false after a fault. */
 static bool add_store(struct warp *w, const struct async_op *op) {
     struct bulk_store store = {.global = op->global,
                                .global_bytes = op->bytes,
@@ -81,12 +82,12 @@ static bool add_store(struct warp *w, const struct async_op *op) {
         if (!add_part(w, &store)) {
             return false;
         }
-        store.global_bytes = 0; /* all of it belongs to the first part */
+        store.global_bytes = 0; /* the first part has the whole range */
     }
     return true;
 }
 
-/* Note that a bulk copy fills its bytes in a phase of its mbarrier. */
+/* Record that a bulk copy writes its bytes in a phase of its mbarrier. */
 static void mark_filled(struct cta *cta, const struct async_op *op, const struct mbarrier *m) {
     struct shadow *s = cta->shadow;
     const uint32_t k = (uint32_t)(m - cta->mbarrier), clock = s->mbarrier[k].base + m->phase + 1;
@@ -98,7 +99,7 @@ static void mark_filled(struct cta *cta, const struct async_op *op, const struct
     s->mbarrier[k].copy_pc = op->pc;
 }
 
-/* Does a bulk load meet global memory that a bulk store may still write? false after a fault. */
+/* Check that no bulk store may still write the global memory that a bulk load reads. Return false after a fault. */
 static bool check_source(struct warp *w, const struct async_op *op) {
     const struct tma_box *box = op->is_tensor != 0 ? &w->cta->boxes[op->copy] : NULL;
     if (box == NULL) {
@@ -113,7 +114,7 @@ static bool check_source(struct warp *w, const struct async_op *op) {
     return true;
 }
 
-/* Tell the world which global memory a bulk operation reads or writes. False after a fault. */
+/* Check the global memory that a bulk operation reads or writes (check_global.c). Return false after a fault. */
 static bool tell_world(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
     if (w->cta->shadow->world == NULL) {
         return true;
@@ -134,7 +135,7 @@ static bool tell_world(struct warp *w, const struct async_op *op, uint32_t agent
     return true;
 }
 
-/* A bulk store has written, and somebody has waited for it. */
+/* Record the writes of a bulk store that has been waited for. */
 static void tell_written(struct warp *w, const struct bulk_store *b) {
     const struct shadow *s = w->cta->shadow;
     const struct tma_box *box = b->box != 0 ? &s->box[b->box - 1] : NULL;
@@ -152,7 +153,7 @@ static void tell_written(struct warp *w, const struct bulk_store *b) {
     }
 }
 
-/* A bulk operation is issued. False after a fault. */
+/* Check a bulk operation when it is issued. Return false after a fault. */
 bool check_bulk(struct warp *w, struct async_op *op) {
     const bool loads = op->kind == ASYNC_LOAD;
     uint32_t address, bytes;
@@ -180,14 +181,15 @@ bool check_bulk(struct warp *w, struct async_op *op) {
     return tell_world(w, op, AGENT_MBARRIER + k % MBARRIER_AGENTS, w->cta->shadow->mbarrier[k].base + m->phase + 1);
 }
 
-/* A bulk load lands: in the phase it was issued in, or, if that has completed without its bytes, in the present one. */
+/* Record that a bulk load has written its bytes: in the phase in which it was issued or, if that phase has completed
+ * without its bytes, in the current phase. */
 void check_bulk_landed(struct cta *cta, const struct async_op *op, const struct mbarrier *m) {
     if (m->phase != op->group && op->bytes != 0) {
         mark_filled(cta, op, m);
     }
 }
 
-/* Lanes have waited for all but the last `allowed` of their bulk groups. */
+/* Record that lanes have waited for all but the last `allowed` of their bulk groups. */
 void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_read_only) {
     struct shadow *s = w->cta->shadow;
     uint32_t kept = 0;
@@ -209,7 +211,7 @@ void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_r
     s->boxes = kept != 0 ? s->boxes : 0;
 }
 
-/* Does a write meet shared memory that a bulk store still reads? false after a fault. */
+/* Check that no bulk store still reads the shared memory that is written. Return false after a fault. */
 bool check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, const char *what) {
     const struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->stores; ++k) {
@@ -221,7 +223,7 @@ bool check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lan
         const uint32_t first = address > b->shared ? address : b->shared;
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "%s of %u bytes at shared address 0x%x, which the bulk store of warp %u, lane %u at %s may still "
-                 "read; expected %scp.async.bulk.wait_group.read by that thread before",
+                 "read; expected %scp.async.bulk.wait_group.read by that thread first",
                  what, bytes, first, b->warp, b->lane, at.text,
                  b->group == w->cta->warp[b->warp].bulk_group[b->lane] ? "cp.async.bulk.commit_group and " : "");
         return false;
@@ -229,7 +231,8 @@ bool check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lan
     return true;
 }
 
-/* Does an access meet global memory that a bulk store of this CTA may still write? false after a fault. */
+/* Check that no bulk store of this CTA may still write the global memory that is accessed. Return false after a
+ * fault. */
 bool check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, bool is_write) {
     const struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->stores; ++k) {
@@ -243,7 +246,7 @@ bool check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint3
         const struct spot at = check_spot(w, b->pc);
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                  "%s of %u bytes at global address 0x%llx, which the bulk store of warp %u, lane %u at %s may not have "
-                 "written yet; expected cp.async.bulk.wait_group, without .read, by that thread before",
+                 "written yet; expected cp.async.bulk.wait_group, without .read, by that thread first",
                  is_write ? "write" : "read", bytes, (unsigned long long)address, b->warp, b->lane, at.text);
         return false;
     }
@@ -252,7 +255,8 @@ bool check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint3
 
 /* ---- cp.async ------------------------------------------------------------------------------------------------ */
 
-/* A cp.async is issued: check its writes, which whoever knows its number sees. False after a fault. */
+/* Check the writes of a cp.async when it is issued. They are visible to warps that have seen its number. Return
+ * false after a fault. */
 bool check_copy(struct warp *w, struct async_op *op) {
     struct shadow *s = w->cta->shadow;
     const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
@@ -273,13 +277,13 @@ bool check_copy(struct warp *w, struct async_op *op) {
     return true;
 }
 
-/* Lanes are about to commit their group. */
+/* Record that lanes commit their group. */
 void check_copy_committed(struct warp *w, uint32_t mask) {
     struct shadow *s = w->cta->shadow;
     s->committed[w->index][w->async_group[lowest_bit(mask)] % COPY_GROUPS] = s->copies[w->index];
 }
 
-/* Lanes have waited for all but the last groups, or for all copies (kind 1). */
+/* Record that lanes have waited for all but the last groups, or for all copies (kind 1). */
 void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct shadow *s = w->cta->shadow;
     const uint32_t groups = w->async_group[lowest_bit(mask)], allowed = (uint32_t)i->offset;
@@ -292,16 +296,17 @@ void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask) {
     *seen = *seen > number ? *seen : number;
 }
 
-/* cp.async.mbarrier.arrive: whoever waits for the phase sees the copies before it. */
+/* cp.async.mbarrier.arrive: a wait for the phase also waits for the copies before it. */
 void check_copy_arrives(struct warp *w, const struct mbarrier *m) {
     struct shadow *s = w->cta->shadow;
     uint32_t *seen = &s->mbarrier[m - w->cta->mbarrier].gathering.seen[AGENT_COPY + w->index];
     *seen = *seen > s->copies[w->index] ? *seen : s->copies[w->index];
 }
 
-/* ---- ends ---------------------------------------------------------------------------------------------------- */
+/* ---- ends of threads and CTAs -------------------------------------------------------------------------------- */
 
-/* Lanes exit: their bulk stores must have read shared memory, which is somebody else's soon. False after a fault. */
+/* Check that the bulk stores of exiting lanes have read shared memory, which another CTA may reuse. Return false
+ * after a fault. */
 bool check_exit(struct warp *w, uint32_t mask) {
     const struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->stores; ++k) {
@@ -313,14 +318,14 @@ bool check_exit(struct warp *w, uint32_t mask) {
         const bool open = b->group == w->bulk_group[b->lane];
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, b->lane,
                  "exit while the bulk store of %u bytes from shared address 0x%x at %s may still read them; expected "
-                 "%scp.async.bulk.wait_group.read before",
+                 "%scp.async.bulk.wait_group.read first",
                  b->bytes, b->shared, at.text, open ? "cp.async.bulk.commit_group and " : "");
         return false;
     }
     return true;
 }
 
-/* The CTA ends: somebody must have waited for every bulk copy into its shared memory. */
+/* Check at the end of a CTA that every bulk copy into its shared memory was waited for. */
 void check_end(struct cta *cta) {
     const struct shadow *s = cta->shadow;
     if (s->world != NULL) {
@@ -332,10 +337,11 @@ void check_end(struct cta *cta) {
             continue;
         }
         const struct spot at = check_spot(&cta->warp[0], x->copy_pc);
-        fault_cta(cta, CUDA_ERROR_LAUNCH_FAILED,
-                  "the CTA ends, and nobody has waited for the bulk copy issued at %s; expected a wait for phase %u of "
-                  "the mbarrier at shared address 0x%x before",
-                  at.text, x->copied - 1, cta->mbarrier[k].address);
+        fault_cta(
+            cta, CUDA_ERROR_LAUNCH_FAILED,
+            "the CTA ends, but no thread has waited for the bulk copy issued at %s; expected a wait for phase %u of "
+            "the mbarrier at shared address 0x%x first",
+            at.text, x->copied - 1, cta->mbarrier[k].address);
         return;
     }
 }

@@ -1,6 +1,6 @@
-/* What CTAs know of one another (level full): a map from CTAs to clocks, which cannot be changed once made, so that
- * thousands of warps share most of it. A map is a tree of sixteen branches; its leaves are the clocks of one CTA. What
- * nobody holds any more is swept away when there is much of it. */
+/* Knowledge between CTAs (level full): maps from CTAs to clocks. A map is immutable, so that thousands of warps
+ * share most of their nodes. It is a tree with 16 branches per node; the leaves hold the clocks of one CTA.
+ * Unreferenced nodes are freed when there are many. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,11 +13,11 @@
 enum { BRANCHES = 16, BITS = 4 };
 enum { SWEEP_AT = 1 << 26 };
 
-/* What branches and leaves have in common; which one it is follows from its level. */
+/* Common part of branches and leaves. The level in the tree tells which one a node is. */
 struct node {
-    struct node *next; /* of all that were made */
+    struct node *next; /* in the list of all nodes */
     uint32_t mark;
-    uint32_t count; /* of a leaf's clocks; the rest are 0 */
+    uint32_t count; /* number of clocks of a leaf; further clocks are 0 */
 };
 struct branch {
     struct node node;
@@ -38,7 +38,7 @@ static const struct node *const *children_of(const struct node *branch) {
     return ((const struct branch *)(const void *)branch)->child;
 }
 
-/* Keep a new node, if there is one. */
+/* Add a new node to the list, if its allocation succeeded. */
 static void keep(struct world *world, struct node *n, size_t bytes) {
     if (n == NULL) {
         world->is_full = true;
@@ -66,7 +66,7 @@ static struct leaf *make_leaf(struct world *world, const uint32_t *clock, uint32
     return n;
 }
 
-/* Which of two leaves knows all that both know? NULL: neither. */
+/* Return the leaf that includes all clocks of the other, or NULL. */
 static const struct node *covering(const struct node *a, const struct node *b) {
     const uint32_t *x = clocks_of(a), *y = clocks_of(b);
     bool a_covers = a->count >= b->count, b_covers = b->count >= a->count;
@@ -93,7 +93,7 @@ static const struct node *join_leaves(struct world *world, const struct node *a,
     return &n->node;
 }
 
-/* What two maps know together. Shares whatever is the same. */
+/* Return the union of two maps. Equal parts are shared. */
 static const struct node *join_maps(struct world *world, const struct node *a, const struct node *b, uint32_t level) {
     if (a == b || b == NULL) {
         return a;
@@ -128,7 +128,7 @@ static uint32_t branch_of(uint32_t cta, uint32_t level) {
     return cta >> BITS * (level - 1) & (BRANCHES - 1);
 }
 
-/* The map with one CTA's clocks replaced. */
+/* Return a map with one CTA's clocks replaced. */
 static const struct node *with(struct world *world, const struct node *map, uint32_t level, uint32_t cta,
                                const struct node *leaf) {
     if (level == 0) {
@@ -153,7 +153,7 @@ static const struct node *find(const struct world *world, const struct node *map
     return map;
 }
 
-/* Does a map know this clock of an agent of a CTA? */
+/* Return whether a map includes this clock of an agent of a CTA. */
 bool far_knows(struct world *world, const struct node *map, uint32_t cta, uint32_t agent, uint32_t clock) {
     if (world->found_in != map || world->found_cta != cta) {
         world->found_in = map;
@@ -163,7 +163,7 @@ bool far_knows(struct world *world, const struct node *map, uint32_t cta, uint32
     return world->found != NULL && agent < world->found->count && clock <= clocks_of(world->found)[agent];
 }
 
-/* ---- what synchronisation does with them ---------------------------------------------------------------------- */
+/* ---- synchronisation ----------------------------------------------------------------------------------------- */
 
 /* to |= from */
 void far_join(struct world *world, struct far *to, const struct far *from) {
@@ -171,7 +171,7 @@ void far_join(struct world *world, struct far *to, const struct far *from) {
     to->proxied = join_maps(world, to->proxied, from->proxied, world->levels);
 }
 
-/* All that a warp knows, of its own CTA too. */
+/* Return everything that a warp knows, including its own CTA. */
 static const struct node *everything(struct warp *w, struct world *world) {
     const struct clocks *mine = &w->cta->shadow->warp[w->index];
     uint32_t count = AGENTS;
@@ -182,7 +182,7 @@ static const struct node *everything(struct warp *w, struct world *world) {
     return with(world, mine->far.known, world->levels, (uint32_t)w->cta->linear, leaf != NULL ? &leaf->node : NULL);
 }
 
-/* Learn what a map says, of the own CTA too: it may come back through another. */
+/* Learn what a map says. It may include the warp's own CTA, through another CTA. */
 static void learn(struct warp *w, struct world *world, const struct far *from) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
     far_join(world, &mine->far, from);
@@ -192,8 +192,8 @@ static void learn(struct warp *w, struct world *world, const struct far *from) {
     }
 }
 
-/* A fence whose scope is the GPU, before the clock moves: what relaxed reads have found counts now, and what is known
- * now goes out with relaxed writes. */
+/* Record a fence of GPU scope, before the clock advances: what relaxed reads have found becomes known, and what is
+ * known is passed on by later relaxed writes. */
 void far_fence(struct warp *w) {
     struct shadow *s = w->cta->shadow;
     struct clocks *mine = &s->warp[w->index];
@@ -202,13 +202,13 @@ void far_fence(struct warp *w) {
     mine->fenced = (struct far){everything(w, s->world), mine->far.proxied};
 }
 
-/* A fence between the generic and the asynchronous proxy, of global memory. */
+/* Record a proxy fence between the generic and the asynchronous proxy in global memory. */
 void far_proxy_fence(struct warp *w) {
     struct shadow *s = w->cta->shadow;
     s->warp[w->index].far.proxied = everything(w, s->world);
 }
 
-/* The place in the table for a memory location; NULL when memory is used up, or it has none and `add` is 0. */
+/* Return the table entry of a memory location. NULL when out of memory, or if it has no entry and `add` is false. */
 static struct far *location(struct world *world, uintptr_t key, bool add) {
     if (2 * (world->locations + 1) > world->location_space) {
         const size_t space = world->location_space != 0 ? 2 * world->location_space : 256;
@@ -245,7 +245,7 @@ static struct far *location(struct world *world, uintptr_t key, bool add) {
     return &world->location[at].far;
 }
 
-/* A strong access of a location in global memory whose scope is the GPU, before the clock moves. */
+/* Record a strong access of GPU scope to a location in global memory, before the clock advances. */
 void far_ordered(struct warp *w, const void *place, uint32_t order, bool is_read, bool is_write) {
     struct shadow *s = w->cta->shadow;
     struct world *world = s->world;
@@ -260,7 +260,7 @@ void far_ordered(struct warp *w, const void *place, uint32_t order, bool is_read
         return;
     }
     if (at != NULL && !is_read) {
-        *at = (struct far){0}; /* a store ends what was released before; an atomic operation passes it on */
+        *at = (struct far){0}; /* a store ends the release sequence; an atomic operation continues it */
     }
     const bool releases = order == ORDER_RELEASE || order == ORDER_ACQ_REL;
     const struct far out = releases ? (struct far){everything(w, world), mine->far.proxied} : mine->fenced;
@@ -269,7 +269,7 @@ void far_ordered(struct warp *w, const void *place, uint32_t order, bool is_read
     }
 }
 
-/* ---- sweeping ------------------------------------------------------------------------------------------------ */
+/* ---- garbage collection -------------------------------------------------------------------------------------- */
 
 static void mark(const struct node *n, uint32_t level, uint32_t number) {
     struct node *node = (struct node *)(uintptr_t)n;
@@ -293,7 +293,7 @@ static void mark_clocks(const struct world *world, const struct clocks *clocks) 
     mark_far(world, &clocks->found);
 }
 
-/* Everything that a CTA holds. */
+/* Mark all nodes that a CTA references. */
 static void mark_cta(const struct world *world, const struct cta *cta) {
     const struct shadow *s = cta->shadow;
     for (uint32_t k = 0; k < MAX_WARPS; ++k) {
@@ -317,7 +317,7 @@ static void mark_cta(const struct world *world, const struct cta *cta) {
     }
 }
 
-/* Free what nobody holds any more, if there is much. */
+/* Free unreferenced nodes if there are many. */
 void far_sweep(struct world *world) {
     if (world->node_bytes < world->sweep_at + SWEEP_AT) {
         return;
@@ -348,7 +348,7 @@ void far_sweep(struct world *world) {
     world->sweep_at = world->node_bytes;
 }
 
-/* Free everything. */
+/* Free all nodes. */
 void far_close(struct world *world) {
     for (struct node *n = world->nodes, *next; n != NULL; n = next) {
         next = n->next;

@@ -1,5 +1,5 @@
-/* Accesses to global memory at level full, checked against all earlier ones of the launch that they are not ordered
- * after: of other warps, of other CTAs, of the asynchronous proxy. */
+/* Checks accesses to global memory at level full against all earlier accesses of the launch that they are not
+ * ordered after: by other warps, other CTAs and the asynchronous proxy. */
 #include "vm/check/check_global.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@
 
 enum { PAGE = 4096, CELL = 16, CELLS_PER_PAGE = PAGE / CELL, MOST_MORE = 12, INLINE = 2 };
 enum { SUSPICIONS = 64 };
-enum { PENDING = UINT32_MAX }; /* the clock of a bulk store that may still write: nobody is ordered after it */
+enum { PENDING = UINT32_MAX }; /* the clock of a bulk store that may still write: no access is ordered after it */
 
 struct page {
     uint64_t number; /* address / PAGE */
@@ -96,7 +96,7 @@ static size_t slot_of(const struct world *world, uint64_t number) {
     return at;
 }
 
-/* Make room for one page more. False: out of memory. */
+/* Make room for one more page. Return false when out of memory. */
 static bool grow_pages(struct world *world) {
     if (2 * (world->page_count + 1) <= world->page_space) {
         return true;
@@ -117,7 +117,7 @@ static bool grow_pages(struct world *world) {
     return true;
 }
 
-/* The page of an address; NULL: out of memory. */
+/* Return the page of an address; NULL when out of memory. */
 static struct page *page_of(struct world *world, uint64_t address) {
     const uint64_t number = address / PAGE;
     if (LIKELY(world->last && world->last->number == number)) {
@@ -140,15 +140,15 @@ static struct page *page_of(struct world *world, uint64_t address) {
 
 /* ---- reports ------------------------------------------------------------------------------------------------- */
 
-/* An access and what it meets. */
+/* An access that is being checked. */
 struct access {
     struct warp *w;
     struct world *world;
     const struct clocks *mine;
-    struct trace own; /* what it leaves, but for the mask */
+    struct trace own; /* the trace that it leaves, without the mask */
     uint32_t lane, bytes;
     bool swaps;               /* it is atom.cas */
-    const struct inst *store; /* a store whose lanes write from registers, or NULL */
+    const struct inst *store; /* the instruction of a store from registers, or NULL */
     uint8_t *const *place;
     uint32_t mask;
 };
@@ -167,7 +167,7 @@ static const char *noun(const struct trace *t) {
     return writes != 0 ? "write" : "read";
 }
 
-/* The earlier access: what, whose, where. */
+/* Describe the earlier access: its kind, its warp or CTA, its source line. */
 static void describe(const struct access *a, const struct trace *t, char *to, size_t bytes) {
     const struct launch *launch = a->w->cta->launch;
     const struct spot at = check_spot(a->w, t->pc);
@@ -184,7 +184,7 @@ static void describe(const struct access *a, const struct trace *t, char *to, si
              at.text);
 }
 
-/* Where an address lies in its allocation. */
+/* Describe the position of an address in its allocation. */
 static void locate(const struct access *a, uint64_t address, char *to, size_t bytes) {
     const struct allocation *cached = a->w->worker->cached;
     to[0] = 0;
@@ -197,7 +197,8 @@ static void locate(const struct access *a, uint64_t address, char *to, size_t by
     }
 }
 
-static const char proxy_fence[] = "fence.proxy.async.global after the write, before what orders the two";
+static const char proxy_fence[] =
+    "fence.proxy.async.global after the write, before the synchronisation between the two";
 
 static struct fault_text format(const struct access *a, const struct trace *t, uint64_t address, const char *rule) {
     char earlier[256], where[64], message[1024];
@@ -215,14 +216,14 @@ static bool report(const struct access *a, const struct trace *t, uint64_t addre
     return false;
 }
 
-/* What would have ordered the two. */
+/* Return what would have ordered the two accesses. */
 static const char *rule_of(const struct access *a, const struct trace *t) {
     const int both_strong = a->own.kind & t->kind & TRACE_STRONG;
     return t->clock == PENDING ? "cp.async.bulk.wait_group, without .read, by the thread that issued it, and a release "
                                  "and an acquire after it"
            : t->cta == a->own.cta ? "a barrier, an mbarrier or a release and an acquire between them"
-           : both_strong != 0     ? "scope .gpu or .sys of both: .cta does not reach another CTA"
-                                  : "a release and an acquire whose scope is .gpu or .sys between them";
+           : both_strong != 0     ? "scope .gpu or .sys for both, because .cta does not include other CTAs"
+                                  : "a release and an acquire of scope .gpu or .sys between them";
 }
 
 static bool out_of_memory(const struct access *a) {
@@ -230,16 +231,18 @@ static bool out_of_memory(const struct access *a) {
     return false;
 }
 
-/* ---- guesses ------------------------------------------------------------------------------------------------- */
+/* ---- weak reads before compare-and-swap ---------------------------------------------------------------------- */
 
-/* Is it a weak read and an atomic operation? */
+/* Return whether the accesses are a weak read and an atomic operation. The read may only guess the operand of a
+ * compare-and-swap. */
 static bool may_be_guess(const struct access *a, const struct trace *t) {
     enum { ATOMIC = TRACE_WRITE | TRACE_STRONG };
     const struct trace *read = a->own.kind != 0 ? t : &a->own, *other = read == t ? &a->own : t;
     return read->kind == 0 && (other->kind & ATOMIC) == ATOMIC && (other->kind & TRACE_BULK) == 0;
 }
 
-/* Wait and see what the warp that read does next. False when there is too much to remember. */
+/* Save the report until the reading warp has executed a compare-and-swap or ended. Return false if too many are
+ * saved. */
 static bool suspect(const struct access *a, const struct trace *t, uint64_t cell, uint32_t mask) {
     struct world *world = a->world;
     const struct trace *read = a->own.kind != 0 ? t : &a->own;
@@ -260,7 +263,7 @@ static bool suspect(const struct access *a, const struct trace *t, uint64_t cell
     return true;
 }
 
-/* A warp compares and swaps: what it read there before was a guess. */
+/* Drop the saved reports of a warp's reads here: it executes a compare-and-swap, so the reads were guesses. */
 static void clear_suspicion(const struct access *a, uint64_t cell, uint32_t mask) {
     struct world *world = a->world;
     uint32_t kept = 0;
@@ -273,7 +276,7 @@ static void clear_suspicion(const struct access *a, uint64_t cell, uint32_t mask
     world->suspicions = kept;
 }
 
-/* The CTA has ended, and did not compare and swap. */
+/* Report the first saved report of a CTA that has ended. */
 void world_end(const struct cta *cta) {
     const struct world *world = cta->shadow->world;
     for (uint32_t k = 0; k < world->suspicions; ++k) {
@@ -293,7 +296,7 @@ static bool ordered(const struct access *a, const struct trace *t) {
     return far_knows(a->world, a->mine->far.known, t->cta, t->agent, t->clock);
 }
 
-/* Do two kinds of access not bear each other without order? */
+/* Return whether two accesses race if they are not ordered. */
 static bool conflicts(const struct access *a, const struct trace *t) {
     if (((t->kind | a->own.kind) & TRACE_WRITE) == 0) {
         return false;
@@ -302,18 +305,18 @@ static bool conflicts(const struct access *a, const struct trace *t) {
     return !((both & TRACE_STRONG) != 0 && ((both & TRACE_GPU) != 0 || t->cta == a->own.cta));
 }
 
-/* Is what the generic proxy wrote fenced off from the asynchronous one? */
+/* Return whether a proxy fence covers the generic proxy's write, if the other access is by the asynchronous proxy. */
 static bool is_proxied(const struct access *a, const struct trace *t) {
     return (a->own.kind & TRACE_BULK) == 0 || (t->kind & TRACE_BULK) != 0 || (t->kind & TRACE_WRITE) == 0 ||
            far_knows(a->world, a->mine->far.proxied, t->cta, t->agent, t->clock);
 }
 
-/* Compare with one earlier access to the same bytes. False after a fault. */
+/* Compare an access with one earlier access to the same bytes. Return false after a fault. */
 static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_t mask) {
     const uint32_t common = t->mask & mask;
     const uint64_t address = cell + lowest_bit(common);
     if (a->swaps && t->kind == 0 && t->cta == a->own.cta && t->agent == a->own.agent) {
-        t->mask &= (uint16_t)~mask; /* what it read before was a guess */
+        t->mask &= (uint16_t)~mask; /* the earlier read was a guess */
     }
     const bool is_ordered = ordered(a, t);
     if (!is_ordered && conflicts(a, t)) {
@@ -327,8 +330,8 @@ static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_
     if (is_ordered && UNLIKELY(!is_proxied(a, t))) {
         return report(a, t, address, proxy_fence);
     }
-    /* a later access that is ordered after this one is ordered after the other too; forget it, if what conflicts with
-     * it conflicts with this one */
+    /* Drop the earlier trace if this one covers it: every later access that conflicts with the earlier one then
+     * conflicts with this one, and every access ordered after this one is ordered after the earlier one. */
     const bool is_weak = (a->own.kind & TRACE_STRONG) == 0;
     const bool covers =
         is_weak ? (a->own.kind & TRACE_WRITE) != 0 || (t->kind & TRACE_WRITE) == 0 : a->own.kind == t->kind;
@@ -338,7 +341,7 @@ static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_
     return true;
 }
 
-/* Can an earlier trace stand for this access as well? */
+/* Merge this access into an earlier trace if possible. Return whether it was merged. */
 static bool absorb(const struct access *a, struct trace *t, uint32_t mask) {
     if (t->cta != a->own.cta || t->agent != a->own.agent || t->kind != a->own.kind) {
         return false;
@@ -352,7 +355,7 @@ static bool absorb(const struct access *a, struct trace *t, uint32_t mask) {
     return true;
 }
 
-/* A record for one trace more; 0: out of memory. */
+/* Return the index of a free trace record; 0 when out of memory. */
 static uint32_t take_more(struct world *world) {
     uint32_t k = world->free_more;
     if (k != 0) {
@@ -371,7 +374,7 @@ static uint32_t take_more(struct world *world) {
     return world->mores++;
 }
 
-/* Leave a trace beyond the first two. When there are many, it takes the place of one that the seed chooses. */
+/* Add a trace beyond the first two. If the list is full, replace one that the seed chooses. */
 static bool add_more(struct world *world, struct page *page, uint32_t n, const struct trace *value) {
     uint32_t count = 0, last = 0;
     for (uint32_t k = page->more[n]; k != 0; k = world->more[k].next, ++count) {
@@ -399,7 +402,7 @@ static bool add_more(struct world *world, struct page *page, uint32_t n, const s
     return true;
 }
 
-/* Check an access to bytes of one cell and leave its trace. False after a fault. */
+/* Check an access to bytes of one cell and record its trace. Return false after a fault. */
 static bool touch(const struct access *a, uint64_t cell, uint32_t mask) {
     struct world *world = a->world;
     struct page *page = page_of(world, cell);
@@ -452,14 +455,14 @@ static bool touch(const struct access *a, uint64_t cell, uint32_t mask) {
     return add_more(world, page, n, &value) ? true : out_of_memory(a);
 }
 
-/* The bytes of a range that lie in the cell at `cell`. */
+/* Return the bytes of a range that lie in the cell at `cell`. */
 static uint32_t mask_in(uint64_t cell, uint64_t first, uint64_t end) {
     const uint32_t from = first > cell ? (uint32_t)(first - cell) : 0,
                    to = end - cell < CELL ? (uint32_t)(end - cell) : CELL;
     return ((1u << to) - 1) & ~((1u << from) - 1);
 }
 
-/* Check an access to a range and leave its traces. False after a fault. */
+/* Check an access to a range and record its traces. Return false after a fault. */
 static bool range(const struct access *a, uint64_t first, uint64_t bytes) {
     const uint64_t end = first + bytes;
     for (uint64_t cell = first / CELL * CELL; cell < end; cell += CELL) {
@@ -487,7 +490,7 @@ static struct access access_of(struct warp *w, uint32_t bytes, uint32_t lane, ui
                            .bytes = bytes};
 }
 
-/* Is a place that a generic address led to in global memory? */
+/* Return whether the place of a generic access is in global memory. */
 bool check_is_global(const struct warp *w, const uint8_t *place) {
     const struct cta *cta = w->cta;
     const uint64_t own = (uintptr_t)place - (uintptr_t)cta->memory;
@@ -499,7 +502,7 @@ static uint32_t kind_of(const struct inst *i, bool is_write) {
     return (is_write ? TRACE_WRITE : 0u) | (i->q != ORDER_WEAK ? TRACE_STRONG | (i->r != 0 ? 0u : TRACE_GPU) : 0u);
 }
 
-/* A load or store of all lanes; neighbours that lie next to each other are one. */
+/* Check a load or store of all lanes. Adjacent lanes with adjacent addresses are checked as one access. */
 bool world_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
                   bool is_write) {
     struct access a = access_of(w, bytes, 0, kind_of(i, is_write));
@@ -528,7 +531,7 @@ bool world_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
     return !a.world->is_full || out_of_memory(&a);
 }
 
-/* An atomic access of one lane. */
+/* Check an atomic access of one lane. */
 bool world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane) {
     struct access a = access_of(w, bytes, lane, TRACE_WRITE | TRACE_STRONG | (i->r != 0 ? 0u : TRACE_GPU));
     a.swaps = i->kind == ATOMIC_CAS;
@@ -538,8 +541,8 @@ bool world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, ui
     return range(&a, (uintptr_t)place, bytes) && (!a.world->is_full || out_of_memory(&a));
 }
 
-/* A bulk operation is issued: a load ends with its mbarrier's phase, which the agent's clock tells; a store or a
- * reduction is pending until its thread has waited for it. */
+/* Check a bulk operation when it is issued. A load ends with the phase of its mbarrier, at the agent's clock. A
+ * store or reduction is pending until its thread has waited for it. */
 bool world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock) {
     const bool loads = op->kind == ASYNC_LOAD;
     struct access a =
@@ -550,7 +553,7 @@ bool world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint3
     return range(&a, op->global, op->bytes);
 }
 
-/* A lane's part of a cp.async reads. */
+/* Check the read of one lane of a cp.async. */
 bool world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number) {
     struct access a = access_of(w, bytes, lane, TRACE_COPY);
     a.own.agent = (uint8_t)(AGENT_COPY + w->index);
@@ -558,14 +561,14 @@ bool world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane,
     return range(&a, address, bytes);
 }
 
-/* Give a pending trace its time. */
+/* Set the clock of a pending trace. */
 static void end_pending(struct trace *t, const struct trace *own) {
     if (t->mask != 0 && t->clock == PENDING && t->cta == own->cta && t->agent == own->agent && t->pc == own->pc) {
         t->clock = own->clock;
     }
 }
 
-/* A bulk store or reduction of this warp, issued at `pc`, has written. */
+/* Record that a bulk store or reduction of this warp, issued at `pc`, has written its bytes. */
 void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc) {
     struct access a = access_of(w, bytes, 0, 0);
     a.own.pc = pc;

@@ -1,9 +1,9 @@
-/* Level full: who has accessed global memory in this launch, and what CTAs know of one another.
+/* Level full: traces of accesses to global memory in this launch, and the knowledge between CTAs.
  *
- * Every 16 bytes that were accessed have two traces beside them and a list of more: an access by an agent of a CTA
- * (check.h), at its clock, to some of the bytes. A trace goes when a later access of the same kind is ordered after it.
- * Within a CTA order is that of check.h. Between CTAs it passes through locations in global memory alone, by releases
- * and acquires whose scope is the GPU or the system: each carries a map of the clocks of all CTAs it knows
+ * Every 16 bytes that were accessed have two traces and a list of further ones. A trace is an access by an agent of
+ * a CTA (check.h) at its clock, with the bytes accessed. It is dropped when a later access of the same kind is
+ * ordered after it. Order within a CTA is that of check.h. Order between CTAs comes only from releases and acquires
+ * of scope GPU or system at locations in global memory. Each passes on a map with the clocks of all CTAs it knows
  * (check_far.c). */
 #ifndef SM120_VM_CHECK_GLOBAL_H
 #define SM120_VM_CHECK_GLOBAL_H
@@ -11,12 +11,12 @@
 #include "vm/check/check.h"
 #include "vm/machine/fault.h"
 
-/* What kind of access left a trace. */
+/* Kinds of the access that left a trace. */
 enum { TRACE_WRITE = 1, TRACE_STRONG = 2, TRACE_GPU = 4, TRACE_BULK = 8, TRACE_COPY = 16 };
 
 struct trace {
     uint32_t cta, clock, pc;
-    uint16_t mask; /* which of the 16 bytes; 0: none */
+    uint16_t mask; /* which of the 16 bytes; 0: unused */
     uint8_t agent, kind;
 };
 
@@ -25,8 +25,8 @@ struct far_location {
     struct far far;
 };
 
-/* A weak read that met an atomic operation without order. If the warp that read goes on to compare-and-swap there, it
- * only guessed the value, as everybody does; else it is a race. */
+/* A weak read that is not ordered with an atomic operation. If the reading warp then executes a compare-and-swap
+ * there, the read was only a guess of its operand, which is usual. Otherwise it is a race. */
 struct suspicion {
     uint32_t cta, warp;
     uint64_t cell;
@@ -34,7 +34,7 @@ struct suspicion {
     struct fault_text text;
 };
 
-/* Two maps, and what they know together: most joins have been made before. */
+/* Cache of joins: two maps and their union. Most joins repeat earlier ones. */
 enum { JOINED_BITS = 12 };
 struct joined {
     const struct node *a, *b, *both;
@@ -46,22 +46,22 @@ struct world {
     struct page **pages; /* hashed by address */
     size_t page_count, page_space;
     struct page *last;
-    struct more *more; /* traces beyond two; [0] is none */
+    struct more *more; /* traces beyond two; index 0 is unused */
     uint32_t mores, more_space, free_more;
     uint64_t random;
     struct node *nodes;
     size_t node_bytes, sweep_at;
     uint32_t levels, sweeps;
-    const struct node *found_in, *found; /* the last that was looked up */
+    const struct node *found_in, *found; /* the last lookup */
     uint32_t found_cta;
     struct joined joined[1 << JOINED_BITS];
     struct far_location *location;
     size_t locations, location_space;
-    struct cta **resident; /* CTAs that have started and not ended */
+    struct cta **resident; /* CTAs that have started but not ended */
     uint32_t residents, resident_space;
     struct suspicion *suspicion;
     uint32_t suspicions;
-    bool is_full; /* memory is used up: the launch ends */
+    bool is_full; /* out of memory: the launch ends */
 };
 
 /* check_far.c */

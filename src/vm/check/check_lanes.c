@@ -1,10 +1,10 @@
-/* Level full: lanes of a warp that touch the same bytes in different instructions without bar.warp.sync or another
- * collective between them, and lanes of one store that write different values to the same place.
+/* Level full: races between lanes of a warp. They are accesses of different instructions to the same bytes without
+ * bar.warp.sync or another collective in between, and stores whose lanes write different values to the same place.
  *
- * Accesses of a warp are numbered. `base` is the number up to which all lanes are ordered; after a collective of some
- * lanes only, `known[a][b]` says up to which lane a is ordered after lane b. Cells remember the last accesses: one for
- * every word and every byte of shared memory, and as many for global memory as find room, by the low bits of their
- * address. Strong accesses and copies are not looked at. */
+ * Accesses of a warp are numbered. All lanes are ordered up to number `base`. After a collective of only some lanes,
+ * `known[a][b]` is the number up to which lane a is ordered after lane b. Cells record the last accesses. Shared
+ * memory has a cell for every word and every byte. Global memory has as many, shared by addresses with the same low
+ * bits. Strong accesses and copies are not checked. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@
 enum { NEAR = 1024, WORD = 4 };
 
 struct lane_cell {
-    uint64_t key; /* of global memory: the word or byte, so that others which share the cell are told apart */
+    uint64_t key; /* of global memory: the word or byte, because several share a cell */
     uint32_t write_at, write_pc, read_at, read_pc;
     uint32_t readers; /* lanes that have read since `read_at` */
     uint8_t writer, spare[3];
@@ -26,10 +26,10 @@ struct lane_cell {
 
 struct lanes {
     uint32_t now, base;
-    bool is_partial; /* known counts */
-    uint32_t words;  /* of shared memory */
+    bool is_partial; /* `known` is valid */
+    uint32_t words;  /* number of words of shared memory */
     uint32_t known[WARP][WARP];
-    struct lane_cell *cell; /* words of shared memory, its bytes, words of global memory, its bytes */
+    struct lane_cell *cell; /* cells of: words of shared memory, its bytes, words of global memory, its bytes */
 };
 
 /* An access of all lanes. */
@@ -49,7 +49,7 @@ void lanes_free(struct lanes *lanes) {
     free(lanes);
 }
 
-/* Make room for the lanes of a warp whose CTA has so much shared memory. NULL: out of memory. */
+/* Return the state of a warp's lanes, for a CTA with this much shared memory. NULL when out of memory. */
 struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes) {
     const uint32_t words = shared_bytes / WORD + 1;
     struct lanes *l = old != NULL ? old : calloc(1, sizeof *l);
@@ -67,7 +67,7 @@ struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes) {
     return NULL;
 }
 
-/* Lanes have met at a collective: what they did before is ordered for all of them. */
+/* Record that lanes have met at a collective: their earlier accesses are ordered for all of them. */
 void lanes_meet(struct warp *w, uint32_t mask) {
     struct lanes *l = w->cta->shadow->lanes[w->index];
     if (LIKELY(!(w->live & ~mask))) {
@@ -118,14 +118,14 @@ static bool report_values(const struct access *a, uint64_t address, uint32_t lan
 
 /* ---- accesses ------------------------------------------------------------------------------------------------ */
 
-/* The byte that a lane of the store writes at a place. */
+/* Return the byte that a lane of the store writes to a place. */
 static uint8_t value_of(const struct access *a, uint32_t lane, const uint8_t *place) {
     const uint32_t *slots = a->i->more, size = a->i->size, k = (uint32_t)(place - a->place[lane]);
     const uint8_t *values = source(a->w, slots[k / size]);
     return values[lane * (size == 8 ? 8u : 4u) + k % size];
 }
 
-/* Do two lanes of this store write the same bytes here? */
+/* Return whether two lanes of this store write the same bytes here. */
 static bool same_values(const struct access *a, uint32_t lane, const uint8_t *place, uint32_t bytes) {
     for (uint32_t k = 0; k < bytes; ++k) {
         if (place + k - a->place[lane] < (ptrdiff_t)a->bytes && place + k >= a->place[lane] &&
@@ -136,7 +136,7 @@ static bool same_values(const struct access *a, uint32_t lane, const uint8_t *pl
     return true;
 }
 
-/* Does the store leave these bytes as they are? */
+/* Return whether the store writes the values that are already there. */
 static bool changes_nothing(const struct access *a, const uint8_t *place, uint32_t bytes) {
     for (uint32_t k = 0; k < bytes; ++k) {
         if (place[k] != value_of(a, a->lane, place + k)) {
@@ -146,7 +146,7 @@ static bool changes_nothing(const struct access *a, const uint8_t *place, uint32
     return true;
 }
 
-/* Compare an access to some bytes with what a cell remembers of them. False after a fault. */
+/* Compare an access with the accesses recorded in a cell. Return false after a fault. */
 static bool check(const struct access *a, const struct lane_cell *c, uint64_t address, const uint8_t *place,
                   uint32_t bytes) {
     const uint32_t now = a->lanes->now;
@@ -182,7 +182,7 @@ static void note(const struct access *a, struct lane_cell *c) {
     c->read_pc = a->w->pc;
 }
 
-/* The cell of a word, or of a byte; another's is cleared. */
+/* Return the cell of a word or byte. If it records another address, it is cleared. */
 static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, bool is_byte, bool clears) {
     const struct lanes *l = a->lanes;
     const uint64_t key = is_byte ? (uintptr_t)place : (uintptr_t)place / WORD;
@@ -201,7 +201,7 @@ static struct lane_cell *cell_of(const struct access *a, const uint8_t *place, b
     return c;
 }
 
-/* Part of a lane's access: a whole word, or one byte. False after a fault. */
+/* Check a part of a lane's access: a whole word, or one byte. Return false after a fault. */
 static bool touch(const struct access *a, const uint8_t *place, uint32_t bytes) {
     const bool is_byte = bytes < WORD;
     const uint64_t address =
@@ -224,18 +224,18 @@ static bool touch(const struct access *a, const uint8_t *place, uint32_t bytes) 
     return true;
 }
 
-/* A weak load or store of lanes in shared or global memory. False after a fault. */
+/* Check a weak load or store of lanes in shared or global memory. Return false after a fault. */
 bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
                   bool is_write) {
     struct lanes *l = w->cta->shadow->lanes[w->index];
     struct access a = {.w = w, .lanes = l, .i = i, .place = place, .bytes = bytes, .is_write = is_write};
-    if (UNLIKELY(++l->now == UINT32_MAX)) { /* very long: begin again */
+    if (UNLIKELY(++l->now == UINT32_MAX)) { /* the number has overflowed: clear all cells and start again */
         memset(l->cell, 0, (size_t)(WORD + 1) * (l->words + NEAR) * sizeof *l->cell);
         l->now = 1;
         l->base = 0;
         l->is_partial = false;
     }
-    if ((mask & (mask - 1)) == 0 && mask == w->live) { /* alone */
+    if ((mask & (mask - 1)) == 0 && mask == w->live) { /* a single live lane cannot race */
         return true;
     }
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {

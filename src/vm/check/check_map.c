@@ -1,5 +1,5 @@
-/* Tensor maps in global memory: the tensormap proxy, which copies read them through, sees what the generic proxy has
- * written only behind a fence. */
+/* Checks tensor maps in global memory. Copies read them through the tensormap proxy, which sees writes of the
+ * generic proxy only after a fence. */
 #include <stdlib.h>
 
 #include "vm/check/check.h"
@@ -8,7 +8,7 @@
 #include "vm/machine/fault.h"
 #include "vm/machine/types.h"
 
-/* What is known of the map at an address; made where nothing is. NULL after a fault. */
+/* Return the state of the map at an address, creating it if needed. NULL after a fault. */
 static struct map_shadow *map_at(struct warp *w, uint64_t address) {
     struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->maps; ++k) {
@@ -31,7 +31,7 @@ static struct map_shadow *map_at(struct warp *w, uint64_t address) {
     return map;
 }
 
-/* A warp changes a map; what was acquired before is worth nothing then. False after a fault. */
+/* Record that a warp changes a map, which invalidates earlier acquires. Return false after a fault. */
 bool check_map_changed(struct warp *w, uint64_t address, bool is_released) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
     struct map_shadow *map = map_at(w, address);
@@ -47,7 +47,7 @@ bool check_map_changed(struct warp *w, uint64_t address, bool is_released) {
     return true;
 }
 
-/* A warp releases what it has changed. */
+/* Record a release of the maps that a warp has changed. */
 void check_map_released(struct warp *w) {
     struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->maps; ++k) {
@@ -57,7 +57,8 @@ void check_map_released(struct warp *w) {
     }
 }
 
-/* A warp acquires a map: all that was released and that it is ordered after. False after a fault. */
+/* Record that a warp acquires a map: it sees all released changes that it is ordered after. Return false after a
+ * fault. */
 bool check_map_acquired(struct warp *w, uint64_t address) {
     const struct clocks *mine = &w->cta->shadow->warp[w->index];
     struct map_shadow *map = map_at(w, address);
@@ -71,7 +72,7 @@ bool check_map_acquired(struct warp *w, uint64_t address) {
     return true;
 }
 
-/* A copy reads a map: is it ordered behind an acquire fence? false after a fault. */
+/* Check that a copy's read of a map is ordered after an acquire fence. Return false after a fault. */
 bool check_map_used(struct warp *w, uint64_t address, uint32_t lane) {
     const struct clocks *mine = &w->cta->shadow->warp[w->index];
     const struct map_shadow *map = map_at(w, address);
@@ -85,10 +86,11 @@ bool check_map_used(struct warp *w, uint64_t address, uint32_t lane) {
         }
     }
     if (map->changed == 0) {
-        fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
-                 "the tensor map at global address 0x%llx is read through the tensormap proxy; expected "
-                 "fence.proxy.tensormap::generic.acquire [map], 128 before, by this thread or by one that it follows",
-                 shown);
+        fault_at(
+            w, CUDA_ERROR_LAUNCH_FAILED, lane,
+            "the tensor map at global address 0x%llx is read through the tensormap proxy; expected "
+            "fence.proxy.tensormap::generic.acquire [map], 128 first, in this thread or in a thread ordered before it",
+            shown);
         return false;
     }
     const struct spot at = check_spot(w, map->changed_pc);

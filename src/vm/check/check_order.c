@@ -1,4 +1,4 @@
-/* What orders accesses: barriers, mbarriers, fences, and memory locations that warps synchronise through. */
+/* Synchronisation: barriers, mbarriers, fences, and memory locations that warps synchronise with. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "vm/machine/program.h"
 #include "vm/machine/types.h"
 
-/* to |= from: what both have seen. */
+/* to |= from: the union of two clocks. */
 static void join(const struct shadow *s, struct clocks *to, const struct clocks *from) {
     if (UNLIKELY(s->world != NULL)) {
         far_join(s->world, &to->far, &from->far);
@@ -24,14 +24,14 @@ static void join(const struct shadow *s, struct clocks *to, const struct clocks 
     }
 }
 
-/* Pass on what a warp has done and seen; what it does next is not part of it. */
+/* Pass on what a warp has done and seen so far, and advance its clock. */
 static void release(struct warp *w, struct clocks *to) {
     struct clocks *mine = &w->cta->shadow->warp[w->index];
     join(w->cta->shadow, to, mine);
     ++mine->seen[w->index];
 }
 
-/* Something that orders more than one lane: which of them it does is not told apart. */
+/* Record a synchronisation of several lanes. It counts as ordering all lanes of the warp. */
 static void synchronise(struct warp *w) {
     if (w->cta->watches_lanes != 0) {
         lanes_meet(w, FULL);
@@ -45,12 +45,12 @@ void check_barrier_arrived(struct warp *w, uint32_t number) {
     release(w, &w->cta->shadow->barrier[number]);
 }
 
-/* Everybody has left the barrier. */
+/* All warps have left the barrier. */
 void check_barrier_empty(struct cta *cta, uint32_t number) {
     memset(&cta->shadow->barrier[number], 0, sizeof *cta->shadow->barrier);
 }
 
-/* The barrier has completed and this warp goes on. */
+/* The barrier has completed and this warp continues. */
 void check_barrier_left(struct warp *w, uint32_t number) {
     synchronise(w);
     struct shadow *s = w->cta->shadow;
@@ -59,7 +59,7 @@ void check_barrier_left(struct warp *w, uint32_t number) {
 
 /* ---- fences and locations ------------------------------------------------------------------------------------ */
 
-/* A fence: of memory, of the asynchronous proxy, or both. */
+/* Record a fence of memory, of the asynchronous proxy, or both. */
 void check_fence(struct warp *w, uint32_t kind) {
     struct shadow *s = w->cta->shadow;
     struct clocks *mine = &s->warp[w->index];
@@ -90,7 +90,7 @@ void check_fence(struct warp *w, uint32_t kind) {
     ++mine->seen[w->index];
 }
 
-/* The clocks of a location; NULL if it has none and `add` is 0, or after a fault. */
+/* Return the clocks of a location. NULL if it has none and `add` is false, or after a fault. */
 static struct clocks *location_of(struct warp *w, const void *place, bool add) {
     struct shadow *s = w->cta->shadow;
     for (uint32_t k = 0; k < s->locations; ++k) {
@@ -116,7 +116,8 @@ static struct clocks *location_of(struct warp *w, const void *place, bool add) {
     return &l->clocks;
 }
 
-/* A strong access of a location: an atomic, or a load or store with an order. False after a fault. */
+/* Record a strong access to a location: an atomic, or a load or store with a memory order. Return false after a
+ * fault. */
 bool check_ordered(struct warp *w, const struct inst *i, const void *place, bool is_read, bool is_write) {
     struct shadow *s = w->cta->shadow;
     const uint32_t self = 1u << w->index, order = i->q;
@@ -161,15 +162,16 @@ static uint32_t index_of(const struct cta *cta, const struct mbarrier *m) {
     return (uint32_t)(m - cta->mbarrier);
 }
 
-/* mbarrier.init, before the mbarrier changes: nobody may use these bytes any more. False after a fault. */
+/* Check mbarrier.init before the mbarrier changes: all earlier accesses to its bytes must be ordered before it.
+ * Return false after a fault. */
 bool check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address) {
     struct shadow *s = w->cta->shadow;
     const uint32_t k = index_of(w->cta, m);
     if (m->valid) {
         const struct spot at = check_spot(w, s->mbarrier[k].init_pc);
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
-                 "mbarrier.init at shared address 0x%x, where the mbarrier initialised at %s lives; expected "
-                 "mbarrier.inval before",
+                 "mbarrier.init at shared address 0x%x, which holds the live mbarrier initialised at %s; expected "
+                 "mbarrier.inval first",
                  address, at.text);
         return false;
     }
@@ -193,13 +195,13 @@ bool check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane
     return true;
 }
 
-/* mbarrier.inval: the bytes are plain again, written by this warp. */
+/* mbarrier.inval: the bytes are ordinary memory again, written by this warp. */
 void check_mbarrier_inval(struct warp *w, const struct mbarrier *m) {
     const uint32_t clock = w->cta->shadow->warp[w->index].seen[w->index];
     check_mark_write(w->cta, m->address, 8, w->index, clock, w->pc, BY_PLAIN);
 }
 
-/* Is a use of an mbarrier ordered after its initialisation? false after a fault. */
+/* Check that a use of an mbarrier is ordered after its initialisation. Return false after a fault. */
 bool check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane) {
     const struct shadow *s = w->cta->shadow;
     const struct mbarrier_shadow *x = &s->mbarrier[index_of(w->cta, m)];
@@ -209,32 +211,33 @@ bool check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane
     const struct spot at = check_spot(w, x->init_pc);
     fault_at(
         w, CUDA_ERROR_LAUNCH_FAILED, lane,
-        "the mbarrier at shared address 0x%x is used, and warp %u initialised it at %s; expected a barrier between "
+        "the mbarrier at shared address 0x%x is used, but warp %u initialised it at %s; expected a barrier between "
         "them",
         m->address, x->init_warp, at.text);
     return false;
 }
 
-/* A warp is about to arrive: it passes on what it has done. */
+/* Record that a warp arrives: it passes on what it has done. */
 void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m) {
     synchronise(w);
     release(w, &w->cta->shadow->mbarrier[index_of(w->cta, m)].gathering);
 }
 
-/* May anybody arrive in this phase? Not before somebody has seen the last one complete. False after a fault. */
+/* Check that a warp may arrive in this phase: some thread must have seen the previous phase complete. Return false
+ * after a fault. */
 bool check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane) {
     const struct mbarrier_shadow *x = &w->cta->shadow->mbarrier[index_of(w->cta, m)];
     if (LIKELY(m->phase <= x->waited)) {
         return true;
     }
     fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
-             "an arrival in phase %u of the mbarrier at shared address 0x%x, and nobody has waited for phase %u; "
+             "an arrival in phase %u of the mbarrier at shared address 0x%x, but no thread has waited for phase %u; "
              "expected a successful wait for each phase before an arrival in the next",
              m->phase, m->address, m->phase - 1);
     return false;
 }
 
-/* A phase has completed, and the mbarrier is in the next. */
+/* Record that a phase has completed and the next has begun. */
 void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m) {
     struct shadow *s = cta->shadow;
     const uint32_t k = index_of(cta, m), agent = k % MBARRIER_AGENTS;
@@ -245,7 +248,7 @@ void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m) {
     }
 }
 
-/* A wait has found the last phase complete. */
+/* Record that a wait has seen the last phase complete. */
 void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, bool is_acquire) {
     struct shadow *s = w->cta->shadow;
     synchronise(w);

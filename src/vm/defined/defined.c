@@ -1,4 +1,4 @@
-/* The watcher that keeps what is defined: its state, and what is done for which instruction. */
+/* The watcher that tracks undefined values: its state, and the rule for each instruction. */
 #include "vm/defined/defined.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@
 #include "vm/machine/types.h"
 #include "vm/machine/watch.h"
 
-/* ---- the state ------------------------------------------------------------------------------------------------ */
+/* ---- state ---------------------------------------------------------------------------------------------------- */
 
 void defined_free(struct defined *d) {
     if (d == NULL) {
@@ -39,7 +39,7 @@ void defined_free(struct defined *d) {
     free(d);
 }
 
-/* Cut a piece off the memory; without memory only count. */
+/* Take a piece of the memory. If *at is NULL, only add up the size. */
 static void *cut(char **at, size_t *total, size_t bytes) {
     void *const piece = *at;
     bytes = (bytes + 63) / 64 * 64;
@@ -48,7 +48,7 @@ static void *cut(char **at, size_t *total, size_t bytes) {
     return piece;
 }
 
-/* Lay out what is beside registers and memory; returns the bytes. */
+/* Lay out the shadows of registers and memory. Return their total size in bytes. */
 static size_t lay_out(struct defined *d, const struct cta *cta, char *at) {
     const struct CUfunc_st *f = cta->launch->function;
     const size_t rows = f->register_bytes / 128 + 4, local = (size_t)f->local_bytes * WARP + 64;
@@ -69,7 +69,7 @@ static size_t lay_out(struct defined *d, const struct cta *cta, char *at) {
     return total;
 }
 
-/* Nothing of a warp is defined but the hardware registers. */
+/* Mark everything of a warp undefined, except the hardware registers. */
 static void forget(struct defined_warp *u, const struct CUfunc_st *f) {
     const size_t rows = f->register_bytes / 128 + 4, local = (size_t)f->local_bytes * WARP;
     memset(u->some, 0xff, rows * sizeof *u->some);
@@ -84,15 +84,15 @@ static void forget(struct defined_warp *u, const struct CUfunc_st *f) {
     }
 }
 
-/* ---- instructions of their own -------------------------------------------------------------------------------- */
+/* ---- instructions with rules of their own --------------------------------------------------------------------- */
 
-/* A guard that says whether something happens outside registers, or where control goes. */
+/* Check the guard of an instruction that branches or has effects outside registers. */
 static enum step check_guard(struct defined *d, const struct event *e, uint32_t effect) {
     return decided_by_predicate(d, e, effect == EFFECT_BRANCH ? "this branch" : "whether this instruction runs",
                                 e->inst->guard, e->active);
 }
 
-/* d is defined. */
+/* Mark d as defined. */
 static enum step writes_d(struct defined *d, const struct event *e) {
     if (e->inst->d != UINT32_MAX) {
         define(defined_of(d, e), e->inst->d, e->mask);
@@ -100,7 +100,7 @@ static enum step writes_d(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* p is defined. */
+/* Mark p as defined. */
 static enum step writes_p(struct defined *d, const struct event *e) {
     define_predicate(defined_of(d, e), e->inst->p, e->mask);
     return STEP_NEXT;
@@ -122,14 +122,14 @@ static enum step barrier_result(struct defined *d, const struct event *e) {
 }
 
 static enum step members(struct defined *d, const struct event *e) {
-    return decided_by(d, e, "who takes part", e->inst->c);
+    return decided_by(d, e, "the member mask", e->inst->c);
 }
 
 static enum step branch_index(struct defined *d, const struct event *e) {
     return decided_by(d, e, "the target of this branch", e->inst->a);
 }
 
-/* Sources that an mbarrier operation is decided by, behind its address: b, c or both. */
+/* Check the sources of an mbarrier operation besides its address: b, c or both. */
 static enum step mbarrier_operands(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     if (defined_address(d, e) == STEP_FAULT) {
@@ -175,10 +175,10 @@ static enum step print_operands(struct defined *d, const struct event *e) {
     if (decided_by(d, e, "the format", e->inst->a) == STEP_FAULT) {
         return STEP_FAULT;
     }
-    return decided_by(d, e, "the place of the arguments", e->inst->b);
+    return decided_by(d, e, "the address of the arguments", e->inst->b);
 }
 
-/* What is not known here: all that the statement reads decides, and all that it writes is defined. */
+/* Rule for other instructions: every register that the statement reads must be defined, and every result is defined. */
 static enum step unknown_before(struct defined *d, const struct event *e) {
     const struct place *at = &e->warp->function->places[e->pc];
     for (uint32_t k = 0; k < at->uses; ++k) {
@@ -210,7 +210,7 @@ static enum step unknown_after(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* tensormap.replace: the map is defined. */
+/* tensormap.replace: the map becomes defined. */
 static enum step replaced_map(struct defined *d, const struct event *e) {
     (void)d;
     for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
@@ -227,7 +227,7 @@ static enum step replaced_map(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* st.bulk: its address and size decide, and what it clears is defined. */
+/* st.bulk: check address and size. The bytes that it clears become defined. */
 static enum step fill_operands(struct defined *d, const struct event *e) {
     if (decided_by(d, e, "the address of this store", e->inst->a) == STEP_FAULT) {
         return STEP_FAULT;
@@ -252,7 +252,7 @@ static enum step filled(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* tensormap.cp_fenceproxy: the map in global memory is as defined as that in shared memory. */
+/* tensormap.cp_fenceproxy: copy the shadow of the map from shared to global memory. */
 static enum step copied_map(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     const uint32_t lane = lowest_bit(e->mask);
@@ -266,7 +266,7 @@ static enum step copied_map(struct defined *d, const struct event *e) {
     return defined_landed(e->warp, &copy) ? STEP_NEXT : STEP_FAULT;
 }
 
-/* ---- which rule ------------------------------------------------------------------------------------------------ */
+/* ---- choosing a rule ------------------------------------------------------------------------------------------ */
 
 struct entry {
     handler *run;
@@ -346,7 +346,7 @@ static int compare(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Sort all rules by their handlers. */
+/* Sort all rules by handler. */
 static void make_table(void) {
     for (uint32_t k = 0; k < LANE_COUNT; ++k) {
         table[entries++] = (struct entry){lanes_table()[k], {defined_lane_part(k), NULL, (uint16_t)k, PLAIN}};
@@ -368,9 +368,9 @@ static struct rule rule_of(const struct inst *i) {
     return found != NULL ? found->rule : (struct rule){unknown_before, unknown_after, 0, EFFECT_OUTSIDE};
 }
 
-/* ---- the watcher ------------------------------------------------------------------------------------------------ */
+/* ---- the watcher ---------------------------------------------------------------------------------------------- */
 
-/* Make room for the CTAs of a launch. False: out of memory. */
+/* Allocate the shadows for the CTAs of a launch. Return false when out of memory. */
 static bool prepare(struct defined *d, const struct cta *cta) {
     const struct CUfunc_st *f = cta->launch->function;
     const size_t bytes = lay_out(d, cta, NULL);
@@ -395,7 +395,7 @@ static bool prepare(struct defined *d, const struct cta *cta) {
     return true;
 }
 
-/* A CTA begins: nothing is defined. */
+/* Start a CTA with everything undefined. */
 static bool start(struct cta *cta) {
     struct defined *d = cta->defined != NULL ? cta->defined : calloc(1, sizeof *d);
     const struct launch *launch = cta->launch;
@@ -427,7 +427,8 @@ static enum step before(const struct event *e) {
     return rule->before != NULL && e->mask != 0 ? rule->before(d, e) : STEP_NEXT;
 }
 
-/* The guard of a register instruction is undefined in some lanes: so is there what it wrote, or did not write. */
+/* Handle a register instruction whose guard is undefined in some lanes: its results are undefined in those lanes,
+ * whether or not it wrote them. */
 static void doubt(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;

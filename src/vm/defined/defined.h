@@ -1,9 +1,9 @@
-/* Which bits of registers and memory are defined, at level full. A watcher keeps, beside everything that a kernel can
- * read, whether somebody wrote it, and reports an undefined value where it decides something. Copies alone are no
- * fault.
+/* Tracking of undefined bits in registers and memory, at level full. This watcher records which bits have been written.
+ * It reports an undefined value when the value affects an address, a branch or another decision. Copying undefined
+ * values is allowed.
  *
- * Registers have undefined bits (1: undefined). Memory has a byte of defined bits (1: defined) beside every byte, so
- * that what nobody touched is zero. Where an undefined value came from, its birth, travels with it. */
+ * Registers have undefined bits (1: undefined). Each byte of memory has a byte of defined bits (1: defined), so
+ * zeroed shadow memory means undefined. The origin of an undefined value (its birth) is copied with the value. */
 #ifndef SM120_VM_DEFINED_H
 #define SM120_VM_DEFINED_H
 
@@ -13,19 +13,19 @@
 #include "driver/driver.h"
 #include "vm/machine/watch.h"
 
-/* Where an undefined value came from. */
+/* Origin of an undefined value. */
 enum born {
     BORN_UNKNOWN,
     BORN_REGISTER,  /* a register that was never written */
-    BORN_PREDICATE, /* likewise */
-    BORN_LANE,      /* shfl from a lane that takes no part */
+    BORN_PREDICATE, /* a predicate that was never written */
+    BORN_LANE,      /* shfl from an inactive lane */
     BORN_SHARED,    /* memory that was never written */
     BORN_LOCAL,
     BORN_GLOBAL,
-    BORN_STORED /* global memory to which a kernel has stored it */
+    BORN_STORED /* global memory to which a kernel has stored an undefined value */
 };
 struct birth {
-    uint64_t address; /* of memory; of BORN_STORED, the number of its text */
+    uint64_t address; /* address in memory; BORN_STORED: number of its text */
     uint32_t pc, slot;
     enum born born;
 };
@@ -34,57 +34,57 @@ struct found {
     uint32_t number;
 };
 
-/* The registers of a warp, by slot / 128. In lanes of `whole` a register was never written, and bits and births are not
- * kept; in the other lanes of `some` they are. */
+/* State of a warp's registers, by slot / 128. In lanes of `whole` the register was never written; bits and births
+ * are not kept for them. In the other lanes of `some` the bits and births are valid. */
 struct defined_warp {
     uint32_t *some, *whole;
-    char *bits;                /* laid out as the registers */
+    char *bits;                /* same layout as the registers */
     uint32_t *birth;           /* [slot / 128][lane] */
-    uint32_t *predicate;       /* undefined lanes */
+    uint32_t *predicate;       /* lanes in which it is undefined */
     uint32_t *predicate_birth; /* [number][lane]; 0: never written */
     uint8_t *local;            /* [lane][local_bytes] */
     uint32_t *local_origin;
 };
 
-/* What an undefined guard does. */
+/* Effect of an instruction with an undefined guard. */
 enum effect {
     EFFECT_NONE,
     EFFECT_REGISTERS, /* the results are undefined */
-    EFFECT_OUTSIDE,   /* it is a fault */
-    EFFECT_BRANCH     /* likewise */
+    EFFECT_OUTSIDE,   /* a fault */
+    EFFECT_BRANCH     /* a fault */
 };
 
 struct defined;
 typedef enum step defined_part(struct defined *d, const struct event *e);
-/* What to do with one instruction. */
+/* Rule for one instruction. */
 struct rule {
-    defined_part *before; /* check what it is decided by; pure arithmetic is done with here. NULL: nothing */
-    defined_part *after;  /* note what it wrote. NULL: nothing */
+    defined_part *before; /* check the operands; arithmetic is done completely here. NULL: nothing */
+    defined_part *after;  /* record the results. NULL: nothing */
     uint16_t lane;        /* row of lanes.def */
     uint8_t effect;
 };
 
-/* What belongs to a CTA; kept for others after it. */
+/* State of a CTA; reused for later CTAs. */
 struct defined {
     const struct CUfunc_st *function;
     struct device *device;
-    uint64_t launch;   /* number of the launch for which the rest was made */
+    uint64_t launch;   /* number of the launch that the members below were made for */
     struct rule *rule; /* [pc] */
     char *memory;
     size_t memory_bytes;
     uint8_t *shared;
     uint32_t *shared_origin;
-    bool stored; /* were undefined bytes stored to shared or local memory? */
+    bool stored; /* whether undefined bytes were stored to shared or local memory */
     struct defined_warp warp[MAX_WARPS];
-    struct birth *birth; /* number 1 stands for those that are not kept */
+    struct birth *birth; /* number 1 stands for all births beyond the limit */
     uint32_t births, birth_space;
-    struct found *found, *found_stored; /* of births and of texts, by hash */
-    /* of the instruction that runs */
+    struct found *found, *found_stored; /* hash tables of births and of texts */
+    /* State of the current instruction. */
     uint32_t doubtful;      /* lanes whose guard is undefined */
-    uint64_t address[WARP]; /* of a memory access */
-    uint64_t bits[WARP];    /* of a result */
+    uint64_t address[WARP]; /* of its memory access */
+    uint64_t bits[WARP];    /* undefined bits of the result */
     uint32_t birth_in[WARP];
-    uint32_t undefined; /* lanes of a result that is a predicate */
+    uint32_t undefined; /* lanes in which a predicate result is undefined */
 };
 
 extern const struct watcher defined_watcher;
@@ -96,12 +96,12 @@ static inline struct defined_warp *defined_of(struct defined *d, const struct ev
     return &d->warp[e->warp->index];
 }
 
-/* Lanes in which a source has an undefined bit. */
+/* Return the lanes in which a source has an undefined bit. */
 static inline uint32_t some_of(const struct defined_warp *u, uint32_t slot) {
     return (slot & 1u) != 0 ? 0 : u->some[slot / 128];
 }
 
-/* These lanes of a register are defined. */
+/* Mark these lanes of a register as defined. */
 static inline void define(struct defined_warp *u, uint32_t slot, uint32_t lanes) {
     u->some[slot / 128] &= ~lanes;
     u->whole[slot / 128] &= ~lanes;
@@ -113,7 +113,7 @@ static inline void define_predicate(struct defined_warp *u, uint32_t number, uin
     }
 }
 
-/* The undefined bits of one lane. */
+/* Return the undefined bits of one lane. */
 static inline uint64_t bits_of(const struct defined_warp *u, uint32_t slot, uint32_t lane, uint32_t bytes) {
     if ((some_of(u, slot) >> lane & 1u) == 0) {
         return 0;
@@ -125,7 +125,7 @@ static inline uint64_t bits_of(const struct defined_warp *u, uint32_t slot, uint
     return bytes == 8 ? ((const uint64_t *)at)[lane] : ((const uint32_t *)at)[lane];
 }
 
-/* Set the undefined bits of one lane; bytes: 8, or anything less for a register of 32 bits. */
+/* Set the undefined bits of one lane. bytes: 8 for a 64-bit register, less for a 32-bit register. */
 static inline void set_bits(struct defined_warp *u, uint32_t slot, uint32_t lane, uint32_t bytes, uint64_t bits,
                             uint32_t birth) {
     void *at = u->bits + slot;
@@ -142,7 +142,7 @@ static inline void set_bits(struct defined_warp *u, uint32_t slot, uint32_t lane
     u->birth[slot / 128 * WARP + lane] = birth;
 }
 
-/* Lanes of a predicate are undefined. */
+/* Mark lanes of a predicate as undefined. */
 static inline void undefine_predicate(struct defined_warp *u, uint32_t number, uint32_t lanes, uint32_t birth) {
     if (number == 0) {
         return;
@@ -155,25 +155,25 @@ static inline void undefine_predicate(struct defined_warp *u, uint32_t number, u
 
 /* ---- defined_report.c: births and reports ---- */
 bool births_start(struct defined *d); /* False: out of memory */
-/* The number of a birth; the same for the same thing. */
+/* Return the number of a birth. Equal births have the same number. */
 uint32_t birth_make(struct defined *d, enum born born, uint32_t pc, uint32_t slot, uint64_t address);
-/* Where the undefined bits of a register or predicate came from. */
+/* Return the birth of the undefined bits of a register or predicate. */
 uint32_t birth_of(struct defined *d, const struct event *e, uint32_t slot, uint32_t lane);
 uint32_t birth_of_predicate(struct defined *d, const struct event *e, uint32_t number, uint32_t lane);
 void birth_text(const struct defined *d, const struct warp *w, uint32_t birth, char *to, size_t bytes);
-/* The number of the text on an undefined value that the warp stores to global memory. */
+/* Return the number of the text about an undefined value that the warp stores to global memory. */
 uint32_t birth_stored(struct defined *d, const struct warp *w, uint32_t lane, uint32_t birth);
 struct stored;
-const char *stored_text(struct device *device, uint32_t number); /* it stays until the device is closed */
+const char *stored_text(struct device *device, uint32_t number); /* valid until the device is closed */
 void stored_free(struct stored *stored);
-/* If a source of the instruction is undefined in lanes that take part, report that it decides `what`. */
+/* Report a fault if a source of the instruction is undefined in active lanes. `what` names what the source decides. */
 enum step decided_by(struct defined *d, const struct event *e, const char *what, uint32_t slot);
 enum step decided_by_predicate(struct defined *d, const struct event *e, const char *what, uint32_t number,
                                uint32_t lanes);
 
 /* ---- defined_lanes.c: arithmetic ---- */
 extern defined_part defined_logic, defined_lane_doubt;
-/* What to do with a row of lanes.def. */
+/* Return the rule for a row of lanes.def. */
 defined_part *defined_lane_part(uint32_t lane);
 
 /* ---- defined_memory.c, defined_matrix.c ---- */
@@ -183,14 +183,15 @@ extern defined_part defined_address, defined_operand, defined_load, defined_para
 extern defined_part defined_rows, defined_ldmatrix, defined_ldmatrix_trans, defined_ldmatrix_b8, defined_stmatrix,
     defined_stmatrix_b8, defined_selectors, defined_mma, defined_mma_double;
 extern defined_part defined_called, defined_returned;
-/* An asynchronous copy is about to land. False after a fault. */
+/* Record that an asynchronous copy has written its bytes. Return false after a fault. */
 bool defined_landed(struct warp *w, const struct async_op *op);
 
-/* ---- defined_collect.c: lanes together ---- */
+/* ---- defined_collect.c: collectives ---- */
 extern defined_part defined_shfl, defined_vote, defined_together, defined_elect, defined_collected, defined_movmatrix;
 
 /* ---- defined_global.c ---- */
-/* The host copies results, and what kernels have stored there must be defined. The memory lock is held. */
+/* Check the bytes that the host copies: kernels must not have stored undefined values there. The memory lock is
+ * held. */
 CUresult shade_read(struct device *device, uint64_t address, size_t bytes);
 
 #endif

@@ -1,5 +1,5 @@
-/* Definedness where the lanes of a warp look at each other. Results are found before the instruction runs, for it may
- * overwrite its sources, and noted when it has run: it may wait first, or run for some of its lanes. */
+/* Undefined values in collectives. Results are computed before the instruction runs, because it may overwrite its
+ * sources. They are recorded after it has run, because it may wait, or run for only some of its lanes. */
 #include <string.h>
 
 #include "vm/defined/defined.h"
@@ -10,7 +10,7 @@
 #include "vm/machine/types.h"
 #include "vm/machine/watch.h"
 
-/* The lanes whose member mask is that of a lane. */
+/* Return the lanes with the same member mask as a lane. */
 static uint32_t group_of(const struct event *e, uint32_t lane) {
     const uint32_t *m = source(e->warp, e->inst->c);
     uint32_t group = 0;
@@ -23,14 +23,14 @@ static uint32_t group_of(const struct event *e, uint32_t lane) {
     return group;
 }
 
-/* Nothing is undefined so far; the member mask must not be. */
+/* Start with a defined result. The member mask must be defined. */
 static enum step begin(struct defined *d, const struct event *e) {
     memset(d->bits, 0, sizeof d->bits);
     d->undefined = 0;
-    return decided_by(d, e, "who takes part", e->inst->c);
+    return decided_by(d, e, "the member mask", e->inst->c);
 }
 
-/* Where lane `to` of shfl reads; WARP: from itself, because that lies outside its segment. */
+/* Return the lane that lane `to` of shfl reads; WARP if the source is outside its segment, so it reads itself. */
 static uint32_t source_lane(const struct event *e, uint32_t to) {
     const struct inst *i = e->inst;
     const uint32_t by = ((const uint32_t *)source(e->warp, i->b))[to] & 31u;
@@ -50,7 +50,8 @@ static uint32_t source_lane(const struct event *e, uint32_t to) {
     }
 }
 
-/* shfl: what the source lane holds. An undefined lane number, or a lane that takes no part, spoils the result. */
+/* shfl: the result is as undefined as the value in the source lane. It is fully undefined if the lane number is
+ * undefined or the source lane is inactive. */
 enum step defined_shfl(struct defined *d, const struct event *e) {
     const struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
@@ -75,7 +76,7 @@ enum step defined_shfl(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* All lanes of a group get a result with these undefined bits. */
+/* Give all lanes of a group a result with these undefined bits. */
 static void give(struct defined *d, uint32_t group, uint64_t bits, uint32_t birth) {
     for (uint32_t lanes = bits != 0 ? group : 0; lanes != 0; lanes &= lanes - 1) {
         d->bits[lowest_bit(lanes)] = bits;
@@ -84,8 +85,8 @@ static void give(struct defined *d, uint32_t group, uint64_t bits, uint32_t birt
     }
 }
 
-/* vote: any is known once somebody is known to agree, all once somebody is known not to; each bit of a ballot is its
- * own. */
+/* vote: `any` is defined if a defined predicate is true, `all` if a defined predicate is false. Each bit of a ballot
+ * depends on its own lane only. */
 enum step defined_vote(struct defined *d, const struct event *e) {
     const struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
@@ -109,7 +110,8 @@ enum step defined_vote(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* The undefined bits of match or redux over a group that has some. and and or are known where one lane decides. */
+/* Return the undefined bits of match or redux over a group with undefined lanes. Bits of and and or are defined if
+ * one lane determines them. */
 static uint64_t spoilt(const struct defined_warp *u, const struct event *e, uint32_t group) {
     const struct inst *i = e->inst;
     const bool is_match = i->run == collect_match;
@@ -128,7 +130,7 @@ static uint64_t spoilt(const struct defined_warp *u, const struct event *e, uint
     return i->kind == 0 ? (any | (0 - any)) & FULL : i->kind == 5 ? any : any & ~decided;
 }
 
-/* match and redux: an undefined lane spoils the results of its group. */
+/* match and redux: an undefined lane makes the results of its group undefined. */
 enum step defined_together(struct defined *d, const struct event *e) {
     const struct defined_warp *u = defined_of(d, e);
     if (begin(d, e) == STEP_FAULT) {
@@ -144,17 +146,17 @@ enum step defined_together(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* activemask and elect give what is defined. */
+/* activemask and elect always give defined results. */
 enum step defined_elect(struct defined *d, const struct event *e) {
     return begin(d, e);
 }
 
-/* Does the instruction write the register i->d, too? vote does so only as a ballot. */
+/* Return whether the instruction also writes register i->d. Among votes, only ballot does. */
 static bool has_register(const struct inst *i) {
     return i->run != collect_vote || i->kind == 3;
 }
 
-/* Note the result, of those lanes for which it has run. */
+/* Record the results of the lanes for which the instruction has run. */
 enum step defined_collected(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
@@ -170,7 +172,7 @@ enum step defined_collected(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* The transpose of a matrix of 16-bit elements. */
+/* movmatrix: transpose a matrix of 16-bit elements. */
 enum step defined_movmatrix(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const uint32_t a = e->inst->a;

@@ -1,4 +1,4 @@
-/* What the host reads of device memory is defined. */
+/* Checks that device memory read by the host is defined. */
 #include "vm/defined/defined.h"
 #include "vm/machine/device.h"
 #include "vm/machine/fault.h"
@@ -6,7 +6,7 @@
 #include "vm/machine/shade.h"
 #include "vm/machine/types.h"
 
-/* The first byte that a kernel has stored an undefined value to; `bytes`: none. */
+/* Return the offset of the first byte to which a kernel has stored an undefined value, or `bytes`. */
 static size_t first_stored(const struct shade *s, size_t at, size_t bytes) {
     for (size_t k = 0; k < bytes; ++k) {
         if ((at + k) % 4 == 0 && s->origin[(at + k) / 4] == 0) {
@@ -18,8 +18,8 @@ static size_t first_stored(const struct shade *s, size_t at, size_t bytes) {
     return bytes;
 }
 
-/* The host copies results. What kernels have stored there is defined, or this is a fault; what nobody wrote is not
- * looked at. */
+/* Check bytes that the host copies. Undefined values stored by kernels are a fault. Bytes that nothing has written
+ * are ignored. */
 CUresult shade_read(struct device *device, uint64_t address, size_t bytes) {
     const struct allocation *a = atomic_load(&device->shades) ? shade_find(device, address) : NULL;
     if (a == NULL || !atomic_load(&a->shade->stored)) {

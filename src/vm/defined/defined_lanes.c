@@ -1,5 +1,5 @@
-/* Arithmetic on undefined bits: for each row of lanes.def, which bits of the result are undefined when bits of the
- * sources are. Without a rule of its own, any undefined bit makes the whole result undefined. */
+/* Arithmetic on undefined bits: for each row of lanes.def, the undefined bits of the result given those of the
+ * sources. Rows without a rule make the whole result undefined if any source bit is. */
 #include <string.h>
 
 #include "vm/defined/defined.h"
@@ -12,20 +12,20 @@
 #include "vm/machine/types.h"
 #include "vm/machine/watch.h"
 
-/* ---- the table ------------------------------------------------------------------------------------------------ */
+/* ---- table ---------------------------------------------------------------------------------------------------- */
 
 enum how {
-    ALL,      /* any undefined bit spoils everything */
-    MOVE,     /* bits move: the same function, of the undefined bits; x: the sources that move (bit set) */
-    UP,       /* carries: from the lowest undefined bit on */
-    UP_16,    /* the same in each half */
-    AND,      /* by the values of the defined bits */
-    OR,       /* likewise */
+    ALL,      /* any undefined bit makes the result undefined */
+    MOVE,     /* bits move: the same function, applied to the undefined bits; x: set of the sources that move */
+    UP,       /* carries: from the lowest undefined bit up */
+    UP_16,    /* UP in each half */
+    AND,      /* depends on the values of the defined bits */
+    OR,       /* depends on the values of the defined bits */
     XOR,      /* bit by bit */
-    LOP3,     /* bit by bit, by the table */
-    PARTS,    /* two parts: of x bits in the result, of y in every source */
+    LOP3,     /* bit by bit, from the table */
+    PARTS,    /* two parts, of x bits in the result and y bits in every source */
     PACK,     /* two parts of x bits: the upper one from a, the lower one from b */
-    COUNT,    /* x: the bits that can be set */
+    COUNT,    /* x: the bits of the result that can be set */
     COPYSIGN, /* the uppermost bit from a, the others from b */
     SELECT    /* a or b, by c */
 };
@@ -104,10 +104,10 @@ static const struct {
                                         IN_PARTS(cvt_bf16x2_e2m3x2, 16, 8) IN_PARTS(cvt_bf16x2_e3m2x2, 16, 8)
                                             IN_PARTS(cvt_bf16x2_e2m1x2, 16, 4) IN_PARTS(cvt_bf16x2_ue8m0x2, 16, 8)};
 
-/* What a carry row does with the flag. */
+/* Effect of a carry row on the flag. */
 enum { CARRY_READ = 1, CARRY_WRITTEN = 2, CARRY_HIGH = 4 };
 
-/* How many sources a row has, their types and that of the result (first), and of comparisons which one. */
+/* Number of sources of a row, types of the result (first) and of the sources, and the comparison. */
 static const struct row {
     const char *name;
     uint8_t sources, type[5];
@@ -140,7 +140,7 @@ defined_part *defined_lane_part(uint32_t lane) {
 
 /* ---- one lane ------------------------------------------------------------------------------------------------- */
 
-/* The sources of one lane: values and undefined bits, cut to the bits that the row looks at. */
+/* Sources of one lane: values and undefined bits, masked to the bits that the row reads. */
 struct bits {
     uint64_t v[4], u[4], any;
 };
@@ -167,12 +167,12 @@ static struct bits read_lane(const struct event *e, const struct defined_warp *u
     return x;
 }
 
-/* All bits from the lowest one set on: as far as carries reach. */
+/* Set all bits above the lowest set bit: the reach of carries. */
 static uint64_t upward(uint64_t u) {
     return u | (0 - u);
 }
 
-/* Bits that differ when the undefined bits of a, b and c take other values. */
+/* Return the bits that change when undefined bits of a, b and c change. */
 static uint64_t lop3_bits(const struct bits *x) {
     if (x->u[3] != 0) {
         return FULL;
@@ -187,13 +187,13 @@ static uint64_t lop3_bits(const struct bits *x) {
     return u;
 }
 
-/* The lower and the upper part of a result, each undefined as a whole. */
+/* Return a result whose lower and upper part are each defined or undefined as a whole. */
 static uint64_t two_parts(uint32_t width, bool low, bool high) {
     const uint64_t part = width == 32 ? FULL : (1ULL << width) - 1;
     return (low ? part : 0) | (high ? part << width : 0);
 }
 
-/* slct by a sign (x 1), or by a float. */
+/* slct by a sign (by_sign), or by a float. */
 static uint64_t select_bits(const struct bits *x, bool by_sign, bool chooses_a) {
     if ((by_sign ? x->u[2] >> 31 & 1u : x->u[2] != 0) != 0) {
         return x->u[0] | x->u[1] | (x->v[0] ^ x->v[1]);
@@ -201,7 +201,7 @@ static uint64_t select_bits(const struct bits *x, bool by_sign, bool chooses_a) 
     return x->u[chooses_a ? 0 : 1];
 }
 
-/* The undefined bits of a result, but for MOVE. */
+/* Return the undefined bits of a result, for all rules except MOVE. */
 static uint64_t result_bits(uint32_t lane, const struct bits *x, bool same, uint32_t flags) {
     const uint64_t sources = x->u[0] | x->u[1] | x->u[2];
     const uint32_t by = rules[lane].x, from = rules[lane].y;
@@ -237,7 +237,7 @@ static uint64_t result_bits(uint32_t lane, const struct bits *x, bool same, uint
 
 /* ---- instructions --------------------------------------------------------------------------------------------- */
 
-/* The first source with an undefined bit in a lane. */
+/* Return the first source with an undefined bit in a lane. */
 static uint32_t first_undefined(const struct event *e, const struct defined_warp *u, uint32_t sources, uint32_t lane) {
     const uint32_t slots[4] = {e->inst->a, e->inst->b, e->inst->c, e->inst->e};
     for (uint32_t k = 0; k < sources; ++k) {
@@ -248,7 +248,7 @@ static uint32_t first_undefined(const struct event *e, const struct defined_warp
     return 0;
 }
 
-/* Lanes in which a source has an undefined bit. */
+/* Return the lanes in which a source has an undefined bit. */
 static inline uint32_t undefined_lanes(const struct event *e, const struct defined_warp *u, uint32_t sources) {
     const struct inst *i = e->inst;
     uint32_t lanes = some_of(u, i->a);
@@ -264,8 +264,8 @@ static inline uint32_t undefined_lanes(const struct event *e, const struct defin
     return lanes & e->mask;
 }
 
-/* Let the instruction itself move the undefined bits, in registers of its own. Lanes that are to be moved somewhere
- * unknown become undefined as a whole. */
+/* Run the instruction on the undefined bits, in temporary registers. If the distance of a move is undefined in a
+ * lane, its whole result is undefined. */
 static void move_bits(struct defined *d, const struct event *e, const struct row *row, uint32_t lanes, uint32_t moved,
                       uint64_t *result) {
     const struct defined_warp *u = defined_of(d, e);
@@ -295,7 +295,7 @@ static void move_bits(struct defined *d, const struct event *e, const struct row
     }
 }
 
-/* A row without predicates or carry. */
+/* Rule for rows without predicates or carry. */
 static enum step lane_plain(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const uint32_t lane = d->rule[e->pc].lane;
@@ -373,7 +373,7 @@ static enum step lane_select(struct defined *d, const struct event *e) {
 
 /* ---- comparisons ---------------------------------------------------------------------------------------------- */
 
-/* Can the undefined bits change the outcome of a comparison of integers? */
+/* Return whether the undefined bits can change the outcome of an integer comparison. */
 static bool changes(const struct row *row, const struct bits *x) {
     const char type = type_class((enum type)row->type[1]);
     const uint64_t sign =
@@ -392,8 +392,8 @@ static bool changes(const struct row *row, const struct bits *x) {
     return !(most_a <= least_b || least_a > most_b);
 }
 
-/* Undefined lanes of x op y, three-valued: kind 0 and, 1 or, 2 xor. vx and vy are the values, ux and uy the undefined
- * lanes. */
+/* Return the undefined lanes of x op y in three-valued logic. kind: 0 and, 1 or, 2 xor. vx and vy are the values, ux
+ * and uy the undefined lanes. */
 static uint32_t combine(uint32_t kind, uint32_t vx, uint32_t ux, uint32_t vy, uint32_t uy) {
     const uint32_t both = ux | uy;
     if (kind == 2) {
@@ -403,7 +403,7 @@ static uint32_t combine(uint32_t kind, uint32_t vx, uint32_t ux, uint32_t vy, ui
     return both & ~decides_x & ~decides_y;
 }
 
-/* What a comparison gives without its third operand, in one lane. */
+/* Return the outcome of a comparison in one lane, without its third operand. */
 static uint32_t outcome(const struct event *e, const struct inst *plain) {
     uint32_t predicates[3] = {FULL, 0, 0};
     struct warp own = *e->warp;
@@ -474,7 +474,7 @@ enum step defined_logic(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* The guard is undefined in some lanes: so is there what the instruction wrote, or did not write. */
+/* Make the results undefined in lanes whose guard is undefined, whether or not the instruction wrote them. */
 enum step defined_lane_doubt(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;

@@ -1,4 +1,4 @@
-/* Definedness of matrices: ldmatrix and stmatrix move it as data, mma spreads it along rows and columns. */
+/* Undefined values in matrices: ldmatrix and stmatrix move them, mma spreads them along rows and columns. */
 #include "vm/defined/defined.h"
 #include "vm/execute/lanes.h"
 #include "vm/execute/lanes_math.h"
@@ -14,12 +14,12 @@ enum { ROW = 16 };
 
 /* ---- ldmatrix and stmatrix ------------------------------------------------------------------------------------ */
 
-/* How many lanes point to rows. */
+/* Return how many lanes point to rows. */
 static uint32_t rows_of(const struct inst *i) {
     return (i->next == access_table()[ACCESS_LDMATRIX_B8] ? 16u : 8u) * i->count;
 }
 
-/* Keep the addresses of the rows; those that are used must be defined. */
+/* Save the addresses of the rows, and check that they are defined. */
 enum step defined_rows(struct defined *d, const struct event *e) {
     struct event rows = *e;
     const uint32_t count = rows_of(e->inst);
@@ -27,12 +27,12 @@ enum step defined_rows(struct defined *d, const struct event *e) {
     return defined_address(d, &rows);
 }
 
-/* What is beside a row of 16 bytes. */
+/* Return the shadow of a 16-byte row. */
 static uint8_t *row_at(struct defined *d, uint32_t lane) {
     return d->shared + ((d->address[lane] & ~WINDOW_MASK) - SHARED_BASE);
 }
 
-/* The undefined bits of the rows. False: there are none. */
+/* Read the undefined bits of the rows. Return false if all are defined. */
 static bool read_rows(struct defined *d, uint32_t rows, uint8_t (*to)[ROW]) {
     uint8_t any = 0;
     for (uint32_t l = 0; l < rows; ++l) {
@@ -44,14 +44,14 @@ static bool read_rows(struct defined *d, uint32_t rows, uint8_t (*to)[ROW]) {
     return any != 0;
 }
 
-/* Where an undefined byte of a row came from. */
+/* Return the birth of an undefined byte of a row. */
 static uint32_t born_in_row(struct defined *d, const struct event *e, uint32_t lane, uint32_t byte) {
     const uint64_t address = (d->address[lane] & ~WINDOW_MASK) + byte;
     const uint32_t origin = d->shared_origin[(address - SHARED_BASE) / 4];
     return (origin >> address % 4 & 1u) != 0 ? origin >> 4 : birth_make(d, BORN_SHARED, e->pc, 0, address);
 }
 
-/* What goes to a byte of a register of a lane: a byte of a row, widened from fewer bits if packed. */
+/* Source of a byte of a lane's register: a byte of a row, or a packed element that is widened. */
 struct element {
     uint32_t row, byte;
 };
@@ -65,17 +65,17 @@ static struct element transposed(uint32_t j, uint32_t lane, uint32_t byte) {
     return (struct element){8 * j + 2 * (lane % 4) + byte / 2, 2 * (lane / 4) + byte % 2};
 }
 
-/* ldmatrix.m16n16: two registers for each matrix */
+/* ldmatrix.m16n16: two registers per matrix. */
 static struct element transposed_b8(uint32_t j, uint32_t lane, uint32_t byte) {
     return (struct element){16 * (j / 2) + 4 * (lane % 4) + byte, lane / 4 + 8 * (j % 2)};
 }
 
-/* stmatrix.m16n8 */
+/* stmatrix.m16n8. */
 static struct element stored_b8(uint32_t j, uint32_t lane, uint32_t byte) {
     return (struct element){8 * j + 2 * (lane % 4) + byte % 2, lane / 4 + 8 * (byte / 2)};
 }
 
-/* The undefined bits of an element of a row, of 4 bits (kind 1) or 6 (kind 2) if it is packed. */
+/* Return the undefined bits of an element of a row. Packed elements have 4 bits (kind 1) or 6 (kind 2). */
 static uint32_t element_bits(const uint8_t *row, uint32_t n, uint32_t kind) {
     if (kind == 0) {
         return row[n];
@@ -151,9 +151,9 @@ enum step defined_stmatrix_b8(struct defined *d, const struct event *e) {
     return store(d, e, stored_b8);
 }
 
-/* ---- mma ------------------------------------------------------------------------------------------------------- */
+/* ---- mma ------------------------------------------------------------------------------------------------------ */
 
-/* Rows of A, columns of B that hold an undefined bit, and where the first of each came from. */
+/* Rows of A or columns of B that hold an undefined bit, and the birth of the first in each. */
 struct lines {
     uint32_t rows, columns, row_birth[16], column_birth[8];
 };
@@ -172,7 +172,8 @@ static void spoil_column(struct lines *lines, uint32_t column, uint32_t birth) {
     lines->columns |= 1u << column;
 }
 
-/* Register r of lane 4g + q is of row g + 8 (r & 1) of A, or of column g of B; in products of 8 rows, of row g. */
+/* Record the rows of A and columns of B with undefined bits. Register r of lane 4g + q belongs to row g + 8 (r & 1)
+ * of A (row g in products of 8 rows), or to column g of B. */
 static void gather_lines(struct defined *d, const struct event *e, const struct mma_plan *plan, bool eight,
                          struct lines *lines) {
     const struct defined_warp *u = defined_of(d, e);
@@ -190,7 +191,7 @@ static void gather_lines(struct defined *d, const struct event *e, const struct 
     }
 }
 
-/* The block scales: bytes of the lane that the selector names, for rows g and g + 8 or column g. */
+/* Record undefined block scales: the selected bytes of the selected lane, for rows g and g + 8 or for column g. */
 static void gather_scales(struct defined *d, const struct event *e, const struct mma_plan *plan, struct lines *lines) {
     const struct defined_warp *u = defined_of(d, e);
     uint32_t value[4];
@@ -212,7 +213,7 @@ static void gather_scales(struct defined *d, const struct event *e, const struct
     }
 }
 
-/* Are all sources of a product defined? */
+/* Return whether all sources of a product are defined. */
 static bool all_defined(const struct defined_warp *u, const struct mma_plan *plan) {
     uint32_t some = plan->shape.scale != 0 ? some_of(u, plan->scale_a) | some_of(u, plan->scale_b) : 0;
     for (uint32_t r = 0; r < plan->a.count; ++r) {
@@ -227,7 +228,7 @@ static bool all_defined(const struct defined_warp *u, const struct mma_plan *pla
     return some == 0;
 }
 
-/* One element of D: undefined if its row, its column or its C is. */
+/* Compute one element of D: it is undefined if its row, its column or its C is. */
 static uint64_t product(struct defined *d, const struct event *e, const struct lines *lines, uint32_t row,
                         uint32_t column, uint64_t c, uint32_t slot, uint32_t lane, uint64_t whole, uint32_t *birth) {
     const int by_row = lines->rows >> row & 1u, by_column = lines->columns >> column & 1u;
@@ -240,8 +241,8 @@ static uint64_t product(struct defined *d, const struct event *e, const struct l
     return whole;
 }
 
-/* Register r of lane 4g + q holds row g + 8 (r >> 1) and column 2q + (r & 1); with halves, row g + 8r and columns 2q
- * and 2q + 1. */
+/* Compute all elements of D. Register r of lane 4g + q holds row g + 8 (r >> 1) and column 2q + (r & 1); with f16
+ * accumulators, row g + 8r and columns 2q and 2q + 1. */
 static void spread(struct defined *d, const struct event *e, const struct mma_plan *plan, const struct lines *lines,
                    uint32_t bytes) {
     struct defined_warp *u = defined_of(d, e);
@@ -294,7 +295,7 @@ enum step defined_mma_double(struct defined *d, const struct event *e) {
     return multiply(d, e, 8);
 }
 
-/* The selectors of the scales decide, and the metadata of a sparse A, in the lanes that hold it. */
+/* Check the scale selectors, and the metadata of a sparse A in the lanes that hold it. */
 enum step defined_selectors(struct defined *d, const struct event *e) {
     const struct mma_plan *plan = e->inst->more;
     struct event holders = *e;

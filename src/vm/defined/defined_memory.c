@@ -1,4 +1,4 @@
-/* Definedness in memory: loads, stores, atomics, asynchronous copies, and the registers that calls save. */
+/* Undefined values in memory: loads, stores, atomics, asynchronous copies, and the registers that calls save. */
 #include <string.h>
 
 #include "vm/defined/defined.h"
@@ -15,12 +15,12 @@
 #include "vm/machine/types.h"
 #include "vm/machine/watch.h"
 
-/* ---- planes --------------------------------------------------------------------------------------------------- */
+/* ---- shadow memory -------------------------------------------------------------------------------------------- */
 
-/* What is beside a byte of memory, and those behind it. */
+/* The shadow of a byte of memory and of the bytes after it. */
 struct at {
     uint8_t *defined;
-    uint32_t *origin; /* of the word that `offset` is in */
+    uint32_t *origin; /* origin of the word at `offset` */
     uint64_t offset;  /* from a multiple of 4 */
     uint64_t address;
     struct shade *shade; /* NULL: shared or local memory */
@@ -39,7 +39,7 @@ static uint32_t *origin_of(const struct at *at, uint32_t byte) {
     return at->origin + (at->offset + byte) / 4;
 }
 
-/* Global memory is shared with launches of other threads. */
+/* Access shadows of global memory atomically: launches of other threads share it. */
 static uint64_t read_plane(const struct at *at, uint32_t bytes) {
     void *const p = at->defined;
     switch (bytes) {
@@ -79,12 +79,12 @@ static uint64_t ones(uint32_t bytes) {
     return bytes >= 8 ? UINT64_MAX : (1ULL << 8 * bytes) - 1;
 }
 
-/* Were undefined bytes ever stored in this space? */
+/* Return whether undefined bytes were ever stored in this space. */
 static int has_stored(const struct defined *d, const struct at *at) {
     return at->shade != NULL ? atomic_load_explicit(&at->shade->stored, memory_order_relaxed) : d->stored;
 }
 
-/* Where the first undefined byte came from. */
+/* Return the birth of the first undefined byte. */
 static uint32_t born_at(struct defined *d, uint32_t pc, const struct at *at, uint64_t bits) {
     uint32_t byte = 0;
     while ((bits >> 8 * byte & 255u) == 0) {
@@ -97,7 +97,7 @@ static uint32_t born_at(struct defined *d, uint32_t pc, const struct at *at, uin
     return at->shade != NULL ? birth_make(d, BORN_STORED, pc, 0, origin >> 4) : origin >> 4;
 }
 
-/* Remember for each byte whether it is undefined because of a number. */
+/* Record for each byte whether it is undefined because of birth or text `number`. */
 static void set_origin(struct defined *d, const struct at *at, uint32_t bytes, uint64_t bits, uint32_t number) {
     if (bits == 0 && has_stored(d, at) == 0) {
         return;
@@ -112,9 +112,9 @@ static void set_origin(struct defined *d, const struct at *at, uint32_t bytes, u
     }
 }
 
-/* ---- where an access goes ------------------------------------------------------------------------------------- */
+/* ---- finding the shadow --------------------------------------------------------------------------------------- */
 
-/* The worker's copy of the allocation of an address that has been accessed. */
+/* Return the worker's cached allocation of an address that has been accessed. */
 static const struct allocation *allocation_of(struct worker *worker, uint64_t address) {
     for (uint32_t k = 0; k < 8; ++k) {
         if (worker->cached[k].start <= address && address < worker->cached[k].end) {
@@ -124,7 +124,7 @@ static const struct allocation *allocation_of(struct worker *worker, uint64_t ad
     return memory_find(worker, address, 1) != 0 ? &worker->cached[0] : NULL;
 }
 
-/* Is it memory that the host reads as it is? */
+/* Return whether the address is in pinned memory, which the host reads directly. */
 static bool is_pinned(struct warp *w, uint64_t address) {
     const struct allocation *a = allocation_of(w->worker, address);
     return a != NULL && a->pinned;
@@ -151,7 +151,8 @@ static struct at locate_local(struct defined *d, const struct warp *w, uint32_t 
     return (struct at){u->local + offset, u->local_origin, offset, address, NULL, BORN_LOCAL};
 }
 
-/* What is beside an address that was accessed without a fault. False: it counts as defined. */
+/* Find the shadow of an address that was accessed without a fault. Return false if the memory always counts as
+ * defined. */
 static bool locate(struct defined *d, struct warp *w, enum space space, uint64_t address, uint32_t lane,
                    struct at *at) {
     switch (address_resolve(space, &address)) {
@@ -168,7 +169,7 @@ static bool locate(struct defined *d, struct warp *w, enum space space, uint64_t
     }
 }
 
-/* The address must be defined; keep it, for the instruction may overwrite its register. */
+/* Check that the address is defined. Save it, because the instruction may overwrite its register. */
 enum step defined_address(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     address_lanes(e->warp, i, d->address);
@@ -217,7 +218,8 @@ static void put(struct defined *d, struct warp *w, uint32_t lane, const struct a
     set_origin(d, at, bytes, bits, bits != 0 && at->shade != NULL ? birth_stored(d, w, lane, birth) : birth);
 }
 
-/* A store to where nothing is kept. What the host reads directly must be defined. False after a fault. */
+/* Check a store to memory without a shadow: pinned memory, which the host reads directly, must get defined values.
+ * Return false after a fault. */
 static bool put_outside(struct defined *d, const struct event *e, uint32_t lane, uint32_t slot) {
     uint64_t address = d->address[lane];
     if (address_resolve((enum space)e->inst->space, &address) != SPACE_GLOBAL || !is_pinned(e->warp, address)) {
@@ -225,7 +227,7 @@ static bool put_outside(struct defined *d, const struct event *e, uint32_t lane,
     }
     struct event one = *e;
     one.mask = 1u << lane;
-    return decided_by(d, &one, "what the host reads in its own memory", slot) != STEP_FAULT;
+    return decided_by(d, &one, "the value that the host reads in pinned memory", slot) != STEP_FAULT;
 }
 
 /* [a] = b */
@@ -254,8 +256,8 @@ enum step defined_store(struct defined *d, const struct event *e) {
 
 /* ---- atomics -------------------------------------------------------------------------------------------------- */
 
-/* Of a compare and swap, where its first undefined bit came from, in memory or in an operand of `count` elements 256
- * bytes apart; 0: all are defined. */
+/* Return the birth of the first undefined bit of a compare and swap, in memory or in an operand of `count` elements
+ * that are 256 bytes apart. Return 0 if all bits are defined. */
 static uint32_t swap_birth(struct defined *d, const struct event *e, uint32_t lane, const struct at *at, uint32_t size,
                            uint32_t count) {
     const struct defined_warp *u = defined_of(d, e);
@@ -275,7 +277,7 @@ static uint32_t swap_birth(struct defined *d, const struct event *e, uint32_t la
     return 0;
 }
 
-/* The undefined bits of what an atomic leaves in memory. A zero decides and, a one or, whatever was there before. */
+/* Return the undefined bits that an atomic leaves in memory. A zero determines and, a one determines or. */
 static uint64_t combined(const struct inst *i, uint64_t old, uint64_t given, uint64_t value) {
     switch (i->kind) {
     case ATOMIC_AND:
@@ -289,7 +291,7 @@ static uint64_t combined(const struct inst *i, uint64_t old, uint64_t given, uin
     }
 }
 
-/* The address of an atomic, and the operand of one on bits: its register may be overwritten. */
+/* Check the address of an atomic and save the operand of a bit operation, whose register may be overwritten. */
 enum step defined_operand(struct defined *d, const struct event *e) {
     const struct inst *i = e->inst;
     const void *v = source(e->warp, ((const uint32_t *)i->more)[8]);
@@ -299,8 +301,8 @@ enum step defined_operand(struct defined *d, const struct event *e) {
     return defined_address(d, e);
 }
 
-/* One element of an atomic: memory and operand become new memory. Returns the old bits; `birth` comes in as what spoils
- * a swap, and goes out as that of the old bits. */
+/* Update the shadow of one element of an atomic. Return the old bits. `birth` is the birth that makes a swap
+ * undefined on entry, and the birth of the old bits on return. */
 static uint64_t atomic_element(struct defined *d, const struct event *e, uint32_t lane, const struct at *at,
                                uint32_t size, uint32_t from, uint32_t *birth) {
     const struct inst *i = e->inst;
@@ -320,7 +322,7 @@ static uint64_t atomic_element(struct defined *d, const struct event *e, uint32_
     return old;
 }
 
-/* atom and red; one of 128 bits is two elements, 256 bytes apart in the register file */
+/* atom and red. A 128-bit operation is two elements, 256 bytes apart in the register file. */
 enum step defined_atomic(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
@@ -345,7 +347,7 @@ enum step defined_atomic(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* mbarrier.init writes its 8 bytes. */
+/* mbarrier.init defines its 8 bytes. */
 enum step defined_initialised(struct defined *d, const struct event *e) {
     for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);
@@ -365,7 +367,7 @@ static bool is_all_ones(const uint8_t *bytes, uint32_t count) {
     return all == 0xff;
 }
 
-/* Copy what is beside some bytes. `from` NULL: they are defined. */
+/* Copy the shadow of some bytes. If `from` is NULL, the bytes become defined. */
 static void copy_plane(struct defined *d, struct warp *w, uint32_t lane, const struct at *to, const struct at *from,
                        uint32_t bytes) {
     if (from != NULL) {
@@ -379,14 +381,14 @@ static void copy_plane(struct defined *d, struct warp *w, uint32_t lane, const s
     for (uint32_t k = 0, birth = 0; k < bytes; ++k) {
         const struct at x = behind(to, k), y = from != NULL ? behind(from, k) : x;
         const uint64_t bits = ~read_plane(&x, 1) & 255u;
-        if (bits == 0 || birth == 0 || x.offset % 4 == 0) { /* a word remembers one birth */
+        if (bits == 0 || birth == 0 || x.offset % 4 == 0) { /* a word has one birth for its four bytes */
             birth = bits != 0 ? born_at(d, w->pc, &y, bits) : 0;
         }
         set_origin(d, &x, 1, bits, bits != 0 && x.shade != NULL ? birth_stored(d, w, lane, birth) : birth);
     }
 }
 
-/* A bulk reduction: an element is undefined if either side is. */
+/* Update the shadow for a bulk reduction: an element is undefined if either side is. */
 static void reduce_plane(struct defined *d, struct warp *w, const struct async_op *op, const struct at *to,
                          const struct at *from) {
     const uint32_t size = type_bytes((enum type)op->type);
@@ -401,7 +403,7 @@ static void reduce_plane(struct defined *d, struct warp *w, const struct async_o
     }
 }
 
-/* A load that rounds elements of 4 bytes: all bits of one are undefined if any is. */
+/* Update the shadow for a load that rounds elements of 4 bytes: all bits are undefined if any bit is. */
 static void round_plane(struct defined *d, struct warp *w, const struct async_op *op, const struct at *shared) {
     for (uint32_t k = 0; k < op->bytes; k += 4) {
         const struct at x = behind(shared, k);
@@ -412,7 +414,7 @@ static void round_plane(struct defined *d, struct warp *w, const struct async_op
     }
 }
 
-/* cp.async, and zeros behind what it reads. */
+/* Update the shadow for cp.async and the zeros that it appends. */
 static void copy_lanes(struct defined *d, struct warp *w, const struct async_op *op) {
     const struct async_lanes *lanes = &w->cta->async_lanes[op->copy];
     for (uint32_t rest = op->mask; rest != 0; rest &= rest - 1) {
@@ -425,7 +427,7 @@ static void copy_lanes(struct defined *d, struct warp *w, const struct async_op 
     }
 }
 
-/* Shared to global memory. False after a fault. */
+/* Update the shadow for a copy from shared to global memory. Return false after a fault. */
 static bool copy_out(struct defined *d, struct warp *w, const struct async_op *op, const struct at *shared) {
     struct at global;
     if (locate_global(w->worker, op->global, &global)) {
@@ -444,7 +446,7 @@ static bool copy_out(struct defined *d, struct warp *w, const struct async_op *o
         }
         birth_text(d, w, born_at(d, w->pc, &x, ~read_plane(&x, 1) & 255u), from, sizeof from);
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, op->lane,
-                 "what the host reads in its own memory is decided by byte 0x%llx of shared memory, which is "
+                 "the value that the host reads in pinned memory is decided by byte 0x%llx of shared memory, which is "
                  "undefined: %s; expected a defined value",
                  (unsigned long long)x.address, from);
         return false;
@@ -485,8 +487,8 @@ bool defined_landed(struct warp *w, const struct async_op *op) {
 
 /* ---- calls ---------------------------------------------------------------------------------------------------- */
 
-/* The registers of a function to or from local memory, as call.c does it: 8 bytes for every row of 128, one for every
- * predicate. */
+/* Save or restore the shadow of a function's registers, with the layout of call.c: 8 bytes for every row of 128, one
+ * for every predicate. */
 static void move_registers(struct defined *d, struct warp *w, const struct routine *r, uint32_t lane, uint64_t place,
                            bool restore) {
     struct defined_warp *u = &d->warp[w->index];
@@ -520,7 +522,7 @@ static void move_registers(struct defined *d, struct warp *w, const struct routi
     }
 }
 
-/* Nothing in a function has been written when it begins. */
+/* Mark all registers of a function undefined when it begins. */
 static void begin(struct defined *d, struct warp *w, const struct routine *r, uint32_t lane) {
     struct defined_warp *u = &d->warp[w->index];
     const uint32_t bit = 1u << lane, base = w->frame[lane];
@@ -537,7 +539,7 @@ static void begin(struct defined *d, struct warp *w, const struct routine *r, ui
     memset(origin_of(&at, 0), 0, r->frame_bytes);
 }
 
-/* Lanes have entered functions. */
+/* Update the registers of lanes that have entered functions. */
 enum step defined_called(struct defined *d, const struct event *e) {
     struct warp *w = e->warp;
     const struct CUfunc_st *f = w->function;
@@ -557,7 +559,7 @@ enum step defined_called(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
-/* Lanes have come back from functions. */
+/* Update the registers of lanes that have returned. */
 enum step defined_returned(struct defined *d, const struct event *e) {
     struct warp *w = e->warp;
     for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {

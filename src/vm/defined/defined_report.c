@@ -1,4 +1,4 @@
-/* Where undefined values came from, and the words of a report on one. */
+/* Origins of undefined values (births), and the texts of reports. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static uint64_t mix(uint64_t z) {
     return z ^ z >> 31;
 }
 
-/* Forget all births; number 1 stands for those that are too many to be kept. False: out of memory. */
+/* Clear all births. Number 1 stands for all births beyond the limit. Return false when out of memory. */
 bool births_start(struct defined *d) {
     if (d->birth == NULL) {
         d->birth = malloc(64 * sizeof *d->birth);
@@ -79,7 +79,7 @@ uint32_t birth_of_predicate(struct defined *d, const struct event *e, uint32_t n
 
 /* ---- names --------------------------------------------------------------------------------------------------- */
 
-/* What a place calls a register or, with `predicate`, a predicate; NULL: nothing. */
+/* Return the name of a register or predicate in the operands of an instruction, or NULL. */
 static const char *name_at(const struct place *at, uint32_t slot, bool predicate) {
     for (uint32_t k = 0; k < at->uses; ++k) {
         if (at->use[k].slot == slot && (at->use[k].type == T_PRED) == predicate) {
@@ -89,7 +89,7 @@ static const char *name_at(const struct place *at, uint32_t slot, bool predicate
     return NULL;
 }
 
-/* What the program calls a register: in the statement of this instruction, else anywhere. */
+/* Return the name of a register: in the statement of this instruction, else anywhere in the program. */
 static const char *name_of(const struct CUfunc_st *f, uint32_t pc, uint32_t slot, bool predicate) {
     const char *name = NULL;
     for (uint32_t k = pc; k < f->length && name == NULL; ++k) {
@@ -110,7 +110,8 @@ static const char *name_of(const struct CUfunc_st *f, uint32_t pc, uint32_t slot
     return name != NULL || !predicate || slot != 1 ? name : "CC.CF";
 }
 
-/* The register or predicate that a statement reads and that is undefined in a lane: for what only stands in between. */
+/* Return the register or predicate that a statement reads and that is undefined in a lane. Used when the undefined
+ * value is in a temporary. */
 static const struct use *use_in(const struct defined_warp *u, const struct CUfunc_st *f, uint32_t pc, uint32_t lane) {
     while (f->places[pc].opcode == UINT32_MAX && pc + 1 < f->length) {
         ++pc;
@@ -142,11 +143,11 @@ void birth_text(const struct defined *d, const struct warp *w, uint32_t birth, c
     case BORN_PREDICATE:
         name = name_of(f, b->pc, b->slot, b->born == BORN_PREDICATE);
         snprintf(to, bytes, "%s %s was never written before it was read at %s:%u",
-                 b->born == BORN_REGISTER ? "register" : "predicate", name != NULL ? name : "of a step in between",
-                 at->file, at->line);
+                 b->born == BORN_REGISTER ? "register" : "predicate", name != NULL ? name : "of a temporary", at->file,
+                 at->line);
         break;
     case BORN_LANE:
-        snprintf(to, bytes, "at %s:%u it was taken from lane %u, which takes no part", at->file, at->line, b->slot);
+        snprintf(to, bytes, "it was read at %s:%u from lane %u, which is inactive", at->file, at->line, b->slot);
         break;
     case BORN_STORED:
         snprintf(to, bytes, "%s", stored_text(d->device, (uint32_t)b->address));
@@ -157,7 +158,7 @@ void birth_text(const struct defined *d, const struct warp *w, uint32_t birth, c
     }
 }
 
-/* ---- what kernels store -------------------------------------------------------------------------------------- */
+/* ---- values stored by kernels -------------------------------------------------------------------------------- */
 
 /* The texts of a device, and their hashes. */
 struct stored {
@@ -191,7 +192,7 @@ static uint64_t hash_text(const char *text) {
     return hash | 1u;
 }
 
-/* The number of a text; `where` is added to it when it is new. The lock is held. 0: no room. */
+/* Return the number of a text. A new text gets `where` appended. The lock is held. Return 0 when out of memory. */
 static uint32_t stored_number(struct device *device, const char *text, const char *where) {
     if (device->stored == NULL && (device->stored = calloc(1, sizeof *device->stored)) == NULL) {
         return 0;
@@ -239,7 +240,7 @@ uint32_t birth_stored(struct defined *d, const struct warp *w, uint32_t lane, ui
 
 /* ---- reports ------------------------------------------------------------------------------------------------- */
 
-/* Report what an undefined value decides. */
+/* Report that an undefined value decides something. */
 static enum step report(struct defined *d, const struct event *e, const char *what, const char *kind, const char *name,
                         uint32_t lane, uint32_t birth) {
     char from[2 * TEXT];
@@ -260,7 +261,7 @@ enum step decided_by(struct defined *d, const struct event *e, const char *what,
         name = use->name;
         kind = use->type == T_PRED ? "predicate" : kind;
     }
-    return report(d, e, what, kind, name != NULL ? name : "of a step in between", lane, birth_of(d, e, slot, lane));
+    return report(d, e, what, kind, name != NULL ? name : "of a temporary", lane, birth_of(d, e, slot, lane));
 }
 
 enum step decided_by_predicate(struct defined *d, const struct event *e, const char *what, uint32_t number,

@@ -1,5 +1,5 @@
-/* Loads and stores of 32 lanes, and the matrix loads. Compiled once per vector width (VM_ISA).
- * All lanes' addresses are checked at once where they lie in one range; else lane by lane. */
+/* Loads, stores and matrix loads of 32 lanes. Compiled once per vector width (VM_ISA).
+ * If the addresses of all lanes lie in one range, they are checked together, otherwise lane by lane. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3")
 #endif
@@ -22,7 +22,7 @@
 #define PASTE2(a, b) a##_##b
 #define PASTE(a, b)  PASTE2(a, b)
 
-/* The lowest and highest address of the active lanes, and the OR of all, for one check. */
+/* Lowest and highest address of the active lanes, and the OR of all addresses, to check alignment. */
 struct range {
     uint64_t low, high, bits;
 };
@@ -38,7 +38,7 @@ static inline struct range find_range(const uint64_t *address, uint32_t mask) {
     return (struct range){low, high, bits};
 }
 
-/* One host pointer for a whole range of addresses: that of range.low. NULL: look at each lane. */
+/* Return the host pointer of range.low if one check covers the whole range. NULL: check each lane. */
 static inline uint8_t *resolve(struct warp *w, enum space space, const struct range *r, uint32_t bytes, uint32_t align,
                                int is_write, enum space *found) {
     uint64_t low = r->low;
@@ -65,7 +65,7 @@ static inline uint8_t *resolve(struct warp *w, enum space space, const struct ra
     return NULL;
 }
 
-/* Copy one element of every active lane out of memory. */
+/* Load one element of every active lane. */
 static inline void gather(struct warp *w, uint32_t slot, uint32_t size, const uint8_t *const *from, uint32_t mask) {
     uint32_t *d = destination(w, slot);
     if (size == 8) {
@@ -90,7 +90,7 @@ static inline void gather(struct warp *w, uint32_t slot, uint32_t size, const ui
     }
 }
 
-/* Copy one element of every active lane into memory. */
+/* Store one element of every active lane. */
 static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t *const *to, uint32_t mask) {
     const uint32_t *a = source(w, slot);
     if (size == 8) {
@@ -119,7 +119,7 @@ static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t
     }
 }
 
-/* Where each lane's access goes: all at once, or lane by lane with the fault that fits. 0 after a fault. */
+/* Compute the host pointer of every lane's access, with one check for all lanes if possible. Return 0 after a fault. */
 static inline int places(struct warp *w, const struct inst *i, uint32_t mask, uint32_t bytes, int is_write,
                          uint8_t **place, enum space *found) {
     uint64_t address[WARP];
@@ -127,7 +127,7 @@ static inline int places(struct warp *w, const struct inst *i, uint32_t mask, ui
     const struct range r = find_range(address, mask);
     uint8_t *base = resolve(w, (enum space)i->space, &r, bytes, bytes, is_write, found);
     if (base != NULL) {
-        LANES place[l] = (uint8_t *)((uintptr_t)base + (address[l] - r.low)); /* idle lanes hold anything */
+        LANES place[l] = (uint8_t *)((uintptr_t)base + (address[l] - r.low)); /* unspecified in inactive lanes */
         return 1;
     }
     for (uint32_t l = 0; l < WARP; ++l) {
@@ -171,7 +171,7 @@ static enum step load(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* A volatile, relaxed or acquiring load: lanes that repeat it in vain let others run. */
+/* A volatile, relaxed or acquire load. If lanes repeat it without seeing a change, other warps get a turn. */
 static enum step load_strong(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t bytes = (uint32_t)i->size * i->count;
     uint8_t *place[WARP];
@@ -205,7 +205,7 @@ static enum step store(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* ld.param: the same value for every lane. */
+/* ld.param: all lanes read the same value. */
 static enum step parameter(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more;
     const uint8_t *from = w->cta->launch->parameters + i->offset;
@@ -226,7 +226,8 @@ static enum step parameter(struct warp *w, const struct inst *i, uint32_t mask) 
     return STEP_NEXT;
 }
 
-/* The rows that lanes 0 .. rows-1 point to, each of 16 bytes in shared memory. 0 after a fault. */
+/* Compute the host pointers of the 16-byte rows in shared memory that lanes 0 to rows - 1 point to. Return 0 after a
+ * fault. */
 static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t rows, int is_write, uint8_t **row) {
     uint64_t address[WARP];
     address_lanes(w, i, address);
@@ -290,7 +291,7 @@ static enum step ldmatrix_trans(struct warp *w, const struct inst *i, uint32_t m
     return STEP_NEXT;
 }
 
-/* Widen a row of packed 4- or 6-bit elements to one byte each; kind 0 leaves bytes as they are. */
+/* Unpack a row of 4- or 6-bit elements to one byte each. Kind 0 copies bytes. */
 static inline void unpack_row(uint8_t *to, const uint8_t *from, uint32_t kind) {
     if (kind == 0) {
         memcpy(to, from, 16);
@@ -351,7 +352,7 @@ static enum step ldmatrix_packed(struct warp *w, const struct inst *i, uint32_t 
     return STEP_NEXT;
 }
 
-/* Let a matrix store write an image, which is checked and then copied to where it belongs. */
+/* Redirect a matrix store into an image, which is checked before it is copied to its place. */
 static inline void divert(uint8_t **row, uint8_t **place, uint32_t rows, uint8_t (*image)[16]) {
     for (uint32_t l = 0; l < rows; ++l) {
         place[l] = row[l];
@@ -416,7 +417,7 @@ static enum step stmatrix_b8(struct warp *w, const struct inst *i, uint32_t mask
     return STEP_NEXT;
 }
 
-/* st.bulk: zeros in shared memory, lane by lane */
+/* st.bulk: zeros shared memory, lane by lane. */
 static enum step fill(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t address[WARP];
     address_lanes(w, i, address);
@@ -427,7 +428,8 @@ static enum step fill(struct warp *w, const struct inst *i, uint32_t mask) {
             i->kind != 0 ? ((const uint64_t *)source(w, i->b))[lane] : ((const uint32_t *)source(w, i->b))[lane];
         if (bytes % 8 != 0 || bytes > 1 << 24) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                            "st.bulk of %llu bytes; expected a multiple of 8, at most 2^24", (unsigned long long)bytes);
+                            "st.bulk with size %llu; expected a multiple of 8, at most 2^24",
+                            (unsigned long long)bytes);
         }
         uint8_t *const to = memory_shared(w, at, (uint32_t)bytes, 8, lane, "st.bulk");
         if (to == NULL || (w->cta->shadow != NULL && bytes != 0 &&

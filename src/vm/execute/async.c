@@ -1,5 +1,5 @@
-/* Asynchronous copies: an agent of each CTA that does what it was asked for at some later moment, in any order that
- * PTX allows. cp.async of one warp lands in order; bulk copies land in any order. */
+/* Asynchronous copies. Each CTA has a queue of copies, performed at a later time in any order that PTX allows: the
+ * cp.async of a warp in order, bulk copies in any order. */
 #include "vm/execute/async.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@
 #include "vm/machine/types.h"
 #include "vm/machine/watch.h"
 
-/* Forget everything at the start of a CTA. */
+/* Clear the queue at the start of a CTA. */
 void async_init(struct cta *cta) {
     cta->asyncs = 0;
     for (uint32_t k = 0; k < cta->box_space; ++k) {
@@ -29,7 +29,7 @@ void async_init(struct cta *cta) {
     }
 }
 
-/* Append an operation; NULL after a fault. */
+/* Append an operation to the queue; NULL after a fault. */
 static struct async_op *push(struct warp *w) {
     struct cta *cta = w->cta;
     if (cta->asyncs == cta->async_space) {
@@ -49,7 +49,7 @@ static struct async_op *push(struct warp *w) {
 
 /* ---- bulk copies --------------------------------------------------------------------------------------------- */
 
-/* cp.async.bulk and cp.reduce.async.bulk: check both sides now, move later. */
+/* cp.async.bulk and cp.reduce.async.bulk: check both addresses now, copy later. */
 enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), bytes = ((const uint32_t *)source(w, i->c))[lane];
@@ -58,7 +58,7 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
         uint32_t barrier = 0;
         if (bytes % 16 != 0) {
             return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane,
-                            "a bulk copy of %u bytes; expected a multiple of 16", bytes);
+                            "a bulk copy with size %u; expected a multiple of 16", bytes);
         }
         if (memory_shared(w, shared, bytes, 16, lane, "bulk copy") == NULL ||
             memory_global(w, global, bytes, 16, lane, "bulk copy") == NULL) {
@@ -91,7 +91,7 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* A free record of a box; its index, or UINT32_MAX after a fault. */
+/* Return the index of a free box record, or UINT32_MAX after a fault. */
 static uint32_t take_box(struct warp *w) {
     struct cta *cta = w->cta;
     for (uint32_t k = 0; k < cta->box_space; ++k) {
@@ -137,7 +137,7 @@ enum step async_bulk_commit(struct warp *w, const struct inst *i, uint32_t mask)
     return STEP_NEXT;
 }
 
-/* Have all but the last `allowed` bulk groups of these lanes completed? */
+/* Return whether all but the last `allowed` bulk groups of these lanes have completed. */
 bool async_bulk_done(const struct warp *w, uint32_t mask, uint32_t allowed) {
     const struct cta *cta = w->cta;
     for (uint32_t k = 0; k < cta->asyncs; ++k) {
@@ -169,7 +169,7 @@ enum step async_bulk_wait(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* ---- cp.async ------------------------------------------------------------------------------------------------ */
 
-/* A free record of lanes; its index, or UINT32_MAX after a fault. */
+/* Return the index of a free record of lanes, or UINT32_MAX after a fault. */
 static uint32_t take_lanes(struct warp *w) {
     struct cta *cta = w->cta;
     for (uint32_t k = 0; k < cta->async_lanes_space; ++k) {
@@ -242,8 +242,8 @@ enum step async_commit(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* cp.async.mbarrier.arrive: when the copies before it have landed, arrive. Without .noinc the arrival is one more
- * than the barrier counted on. */
+/* cp.async.mbarrier.arrive: arrive after the earlier copies have completed. Without .noinc the pending count is
+ * incremented first. */
 enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t record = take_lanes(w);
     if (record == UINT32_MAX) {
@@ -267,7 +267,7 @@ enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
         if (i->kind == 0) {
             ++m->pending;
         }
-        lanes->group[lane] = UINT32_MAX; /* no group waits for it */
+        lanes->group[lane] = UINT32_MAX; /* no cp.async group waits for an arrival */
     }
     struct async_op *op = push(w);
     if (op == NULL) {
@@ -279,9 +279,9 @@ enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* ---- landing ------------------------------------------------------------------------------------------------- */
+/* ---- completion ---------------------------------------------------------------------------------------------- */
 
-/* Apply a bulk reduction element by element. */
+/* Perform a bulk reduction element by element. */
 static void reduce(const struct async_op *op, const uint8_t *from, uint8_t *to) {
     const uint32_t size = type_bytes((enum type)op->type);
     atomic_function *function = atomic_find_bulk((enum atomic_op)op->op, (enum type)op->type);
@@ -294,7 +294,7 @@ static void reduce(const struct async_op *op, const uint8_t *from, uint8_t *to) 
     }
 }
 
-/* Copy the lanes of a cp.async and fill the rest with zeros; or arrive for each. False after a fault. */
+/* Perform a cp.async of some lanes, filling the rest with zeros, or the arrivals. Return false after a fault. */
 static bool land_lanes(struct warp *w, const struct async_op *op) {
     struct cta *cta = w->cta;
     struct async_lanes *lanes = &cta->async_lanes[op->copy];
@@ -316,7 +316,7 @@ static bool land_lanes(struct warp *w, const struct async_op *op) {
     return true;
 }
 
-/* Move the bytes of a bulk copy. */
+/* Copy the bytes of a bulk copy. */
 static void move(struct cta *cta, const struct async_op *op) {
     uint8_t *shared = cta->shared + (op->shared - SHARED_BASE), *global = (uint8_t *)(uintptr_t)op->global;
     if (op->kind == ASYNC_REDUCE) {
@@ -328,7 +328,7 @@ static void move(struct cta *cta, const struct async_op *op) {
     }
 }
 
-/* The same for a box. */
+/* Copy the box of a tensor copy. */
 static void move_box(struct cta *cta, const struct async_op *op) {
     struct tma_box *box = &cta->boxes[op->copy];
     if (op->kind == ASYNC_REDUCE) {
@@ -341,7 +341,7 @@ static void move_box(struct cta *cta, const struct async_op *op) {
     box->in_use = false;
 }
 
-/* Perform one operation. False after a fault. */
+/* Perform one operation. Return false after a fault. */
 static bool land(struct warp *w, const struct async_op *op) {
     if (op->kind < ASYNC_COPY) {
         (op->is_tensor != 0 ? move_box : move)(w->cta, op);
@@ -366,7 +366,7 @@ static bool land(struct warp *w, const struct async_op *op) {
     }
 }
 
-/* Perform the operation at an index of the queue and remove it. False after a fault. */
+/* Perform the operation at an index of the queue and remove it. Return false after a fault. */
 static bool land_at(struct cta *cta, uint32_t index) {
     const struct async_op op = cta->async[index];
     struct warp *w = &cta->warp[op.warp];
@@ -381,7 +381,8 @@ static bool land_at(struct cta *cta, uint32_t index) {
     return good;
 }
 
-/* Let one operation land: any bulk copy, or the first cp.async of some warp. 0: none left; -1: fault. */
+/* Perform one operation: any bulk copy, or the first cp.async of some warp. Return 0 if the queue is empty, -1 after
+ * a fault. */
 int async_land(struct cta *cta) {
     if (cta->asyncs == 0) {
         return 0;
@@ -397,7 +398,7 @@ int async_land(struct cta *cta) {
     return land_at(cta, index) ? 1 : -1;
 }
 
-/* Is this one a copy that lanes of the warp must see before they go on? */
+/* Return whether a wait of these lanes requires this operation to complete. */
 static bool must_land(const struct warp *w, const struct async_op *op, const struct inst *i, uint32_t mask) {
     if (op->kind != ASYNC_COPY || op->warp != w->index) {
         return false;
@@ -412,7 +413,7 @@ static bool must_land(const struct warp *w, const struct async_op *op, const str
     return false;
 }
 
-/* cp.async.wait_group and wait_all (kind 1): land what is waited for, in order. */
+/* cp.async.wait_group and wait_all (kind 1): perform the copies waited for, in order. */
 enum step async_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
     uint32_t end = 0;

@@ -1,4 +1,4 @@
-/* atom and red on global and shared memory, correct between the threads that run CTAs. */
+/* atom and red on global and shared memory. They are atomic between the worker threads. */
 #include "vm/execute/atomic.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@
 #include "vm/machine/program.h"
 #include "vm/machine/types.h"
 
-/* d = old; memory = new, where `new` is a formula of the old value x, the operand v and cas's operand u. */
+/* d = old value; memory = new value: a formula of the old value x, the operand v and the second operand u of cas. */
 #define LOOP(name, T, formula)                                                                                         \
     static uint64_t name(void *address, uint64_t v_, uint64_t u_) {                                                    \
         _Atomic(T) *const cell = address;                                                                              \
@@ -57,13 +57,13 @@ LOOP(min_s64, uint64_t, (int64_t)v < (int64_t)x ? v : x)
 LOOP(max_s64, uint64_t, (int64_t)v > (int64_t)x ? v : x)
 LOOP(inc_32, uint32_t, x >= v ? 0 : x + 1)
 LOOP(dec_32, uint32_t, x == 0 || x > v ? v : x - 1)
-/* A NaN result of f32 is the canonical one. */
+/* A NaN result of f32 becomes the canonical NaN. */
 static uint32_t word_add(float x, float v) {
     const float r = x + v;
     return r != r ? 0x7fffffffu : bits32(r);
 }
 
-/* Global memory keeps the NaN that it finds, signalling or not; the operand's before its own. */
+/* In global memory a NaN in memory is kept, signalling or not; otherwise a NaN operand is the result. */
 static uint64_t double_add(double x, double v) {
     return v != v ? bits64(v) : x != x ? bits64(x) : bits64(nan2(x, v, x + v));
 }
@@ -102,8 +102,8 @@ LOOP(max_f16x2, uint32_t, pair(half_extreme(x, v, 1), half_extreme(x >> 16, v >>
 LOOP(min_bf16x2, uint32_t, pair(bhalf_extreme(x, v, 0), bhalf_extreme(x >> 16, v >> 16, 0)))
 LOOP(max_bf16x2, uint32_t, pair(bhalf_extreme(x, v, 1), bhalf_extreme(x >> 16, v >> 16, 1)))
 
-/* The function of an operation on a type; NULL where PTX has none. f32 addition is that of global memory, which
- * flushes subnormals, and f64 addition too, which keeps signalling NaNs. */
+/* Return the function of an operation on a type, or NULL if PTX has no such operation. f32 addition flushes
+ * subnormals and f64 addition keeps signalling NaNs, as in global memory. */
 atomic_function *atomic_find(enum atomic_op op, enum type type) {
     static atomic_function *const table[ATOMIC_CAS + 1][TYPE_COUNT] = {
         [ATOMIC_ADD] = {[T_U32] = add_32,
@@ -142,12 +142,12 @@ atomic_function *atomic_find(enum atomic_op op, enum type type) {
     return table[op][type];
 }
 
-/* Bulk reductions keep the subnormals of f32. */
+/* Return the function of a bulk reduction. It keeps f32 subnormals. */
 atomic_function *atomic_find_bulk(enum atomic_op op, enum type type) {
     return op == ATOMIC_ADD && type == T_F32 ? add_f32_subnormal : atomic_find(op, type);
 }
 
-/* One lane's operand of an element. */
+/* Return one lane's element of an operand. */
 static uint64_t read_lane(const struct warp *w, uint32_t slot, uint32_t size, uint32_t lane) {
     return size == 8 ? ((const uint64_t *)source(w, slot))[lane] : ((const uint32_t *)source(w, slot))[lane];
 }
@@ -163,7 +163,7 @@ static void write_lane(struct warp *w, uint32_t slot, uint32_t size, uint32_t la
     }
 }
 
-/* What an atomic operation was to the other CTAs: a change, or one more poll. */
+/* Record whether the operation changed memory. If not, it may be a poll, which gives other warps a turn. */
 static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, bool changes,
                         int is_shared, bool returns) {
     if (changes) {
@@ -173,7 +173,7 @@ static enum step settle(struct warp *w, uint8_t *const *place, uint32_t mask, ui
     return returns && poll_note(w, place, mask, bytes, is_shared) ? STEP_YIELD : STEP_NEXT;
 }
 
-/* atom.exch.b128 and atom.cas.b128: slots as for atomic_run. One lock serves all of them. */
+/* atom.exch.b128 and atom.cas.b128. Register slots are as in atomic_run. One lock serialises all of them. */
 enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
     static struct mutex lock = MUTEX_INITIALIZER;
     const uint32_t *const slots = i->more;
@@ -209,7 +209,7 @@ enum step atomic_run_wide(struct warp *w, const struct inst *i, uint32_t mask) {
     return settle(w, place, mask, 16, changes, is_shared, true);
 }
 
-/* Does memory hold another value than that? Others may change it at this moment. */
+/* Return whether memory holds a different value. Other threads may change it concurrently. */
 static bool differs(const void *at, const void *value, uint32_t bytes) {
 #if defined(__GNUC__)
     if (bytes == 4) {
@@ -222,7 +222,8 @@ static bool differs(const void *at, const void *value, uint32_t bytes) {
     return memcmp(at, value, bytes) != 0;
 }
 
-/* atom and red: kind is the operation, spare the type; i->more lists destinations, then (from 8) sources. */
+/* atom and red. kind is the operation, spare the type. i->more lists the destinations and, from index 8, the
+ * sources. */
 enum step atomic_run(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *slots = i->more, bytes = (uint32_t)i->size * i->count;
     atomic_function *function = atomic_find((enum atomic_op)i->kind, (enum type)i->spare);

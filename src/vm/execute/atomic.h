@@ -5,9 +5,9 @@
 #include "vm/machine/cta.h"
 
 handler atomic_run, atomic_run_wide;
-/* NULL where PTX has no such operation. */
+/* Return the function of an atomic operation, or NULL if PTX has no such operation. */
 atomic_function *atomic_find(enum atomic_op op, enum type type);
-/* The same for cp.reduce.async.bulk. */
+/* Return the function of a reduction by cp.reduce.async.bulk, or NULL. */
 atomic_function *atomic_find_bulk(enum atomic_op op, enum type type);
 
 #endif

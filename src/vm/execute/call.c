@@ -1,4 +1,4 @@
-/* Calls of functions and returns. Each lane has its own stack of calls; see function.c for how it all lies. */
+/* Calls and returns. Each lane has its own call stack; text/function.c describes its layout. */
 #include "vm/execute/call.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "vm/machine/fault.h"
 #include "vm/machine/program.h"
 
-/* Registers of a function to or from local memory; for calls that may come back to the same function. */
+/* Save the registers of a function to local memory, or restore them. For functions that may be recursive. */
 static void move_registers(struct warp *w, const struct routine *r, uint32_t lane, uint8_t *memory, bool restore) {
     for (uint32_t row = r->first / 128; row < r->end / 128; ++row, memory += 8) {
         const int wide = r->wide[row];
@@ -18,7 +18,7 @@ static void move_registers(struct warp *w, const struct routine *r, uint32_t lan
         } else {
             memcpy(memory, at, wide != 0 ? 8 : 4);
         }
-        if (wide != 0) { /* the register fills this row and the next */
+        if (wide != 0) { /* a 64-bit register takes two rows */
             ++row;
             memory += 8;
         }
@@ -33,7 +33,7 @@ static void move_registers(struct warp *w, const struct routine *r, uint32_t lan
     }
 }
 
-/* Lanes go to their own targets. */
+/* Send each lane to its own target. */
 static enum step part(struct warp *w, uint32_t mask, const uint32_t *target) {
     warp_leave_behind(w, mask);
     for (uint32_t rest = mask; rest != 0;) {
@@ -53,7 +53,7 @@ static enum step part(struct warp *w, uint32_t mask, const uint32_t *target) {
     return STEP_JUMP;
 }
 
-/* Make one lane's frame. False after a fault. */
+/* Create one lane's frame. Return false after a fault. */
 static bool enter(struct warp *w, const struct call_site *site, const struct routine *callee, uint32_t lane) {
     const struct CUfunc_st *f = w->function;
     const struct routine *caller = site->caller;
@@ -62,8 +62,8 @@ static bool enter(struct warp *w, const struct call_site *site, const struct rou
     const uint64_t base = (uint64_t)top + (saves ? caller->saved_bytes : 0);
     if (w->depth[lane] >= f->call_depth || base + callee->frame_bytes > f->local_bytes) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
-                 "stack overflow: the call of %s is nested %u deep and would need %llu bytes of the %u of the stack",
-                 callee->name, w->depth[lane] + 1, (unsigned long long)(base + callee->frame_bytes), f->local_bytes);
+                 "stack overflow: the call of %s, nested %u deep, needs %llu bytes; the stack has %u", callee->name,
+                 w->depth[lane] + 1, (unsigned long long)(base + callee->frame_bytes), f->local_bytes);
         return false;
     }
     if (saves) {
@@ -101,8 +101,8 @@ enum step call_indirect(struct warp *w, const struct inst *i, uint32_t mask) {
         const uint64_t number = (address[l] ^ CODE_WINDOW) / 16;
         const struct routine *callee = number < f->routine_count && address[l] % 16 == 0 ? f->routines[number] : NULL;
         if (callee == NULL) {
-            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l, "a call of 0x%llx, which is no function's address",
-                            (unsigned long long)address[l]);
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l,
+                            "a call of 0x%llx, which is not the address of a function", (unsigned long long)address[l]);
         }
         if (!site->fits(site, callee)) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l,
@@ -125,7 +125,7 @@ enum step call_return(struct warp *w, const struct inst *i, uint32_t mask) {
             continue;
         }
         if (w->depth[l] == 0) {
-            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l, "a return without a call");
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, l, "ret outside a call");
         }
         const struct call *c = &w->calls[--w->depth[l] * WARP + l];
         const struct routine *caller = c->site->caller;

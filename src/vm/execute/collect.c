@@ -1,4 +1,4 @@
-/* Instructions in which the lanes of a warp look at each other: shfl, vote, match, redux, elect, movmatrix. */
+/* Collectives, in which the lanes of a warp exchange data: shfl, vote, match, redux, elect, movmatrix. */
 #include "vm/execute/collect.h"
 
 #include "vm/check/check.h"
@@ -7,7 +7,7 @@
 #include "vm/machine/fault.h"
 #include "vm/machine/program.h"
 
-/* Lanes whose member masks differ: each group on its own, as soon as it is complete. */
+/* Execute a collective whose lanes have different member masks: each group of lanes runs as soon as it is complete. */
 static enum step gather_groups(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *m = source(w, i->c), at = w->pc;
     uint32_t complete = 0, waiting = 0, first = 0;
@@ -42,7 +42,8 @@ static enum step gather_groups(struct warp *w, const struct inst *i, uint32_t ma
     return STEP_JUMP;
 }
 
-/* All lanes of the member mask are here? STEP_JUMP: the instruction has been executed, by groups of lanes. */
+/* Wait until all lanes of the member mask are here. STEP_JUMP: lanes with different masks have executed the
+ * instruction. */
 enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *members) {
     const uint32_t *m = source(w, i->c), lane = lowest_bit(mask);
     *members = m[lane];
@@ -55,7 +56,7 @@ enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, u
     }
     if ((mask & ~*members) != 0) {
         return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(mask & ~*members),
-                        "the lane is not in the member mask 0x%08x", *members);
+                        "the lane is not in its member mask 0x%08x", *members);
     }
     if (LIKELY(!(*members & w->live & ~mask))) {
         if (UNLIKELY(w->cta->watches_lanes)) {
@@ -79,7 +80,7 @@ static void write_predicate(struct warp *w, uint32_t number, uint32_t mask, uint
     }
 }
 
-/* shfl.sync: lane l reads lane j, or itself where j is outside its segment. */
+/* shfl.sync: lane l reads lane j, or itself if j is outside its segment. */
 enum step collect_shfl(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP], inside = 0;
     const enum step step = collect_members(w, i, mask, &members);
@@ -138,7 +139,7 @@ enum step collect_vote(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* match.sync: which lanes hold the same value */
+/* match.sync: find the lanes that hold the same value. */
 enum step collect_match(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP] = {0}, all = FULL;
     const enum step step = collect_members(w, i, mask, &members);
@@ -173,7 +174,7 @@ enum step collect_redux(struct warp *w, const struct inst *i, uint32_t mask) {
         return step;
     }
     const uint32_t *a = source(w, i->a),
-                   flip = i->size != 0 ? 0x80000000u : 0; /* signed: compare with the sign flipped */
+                   flip = i->size != 0 ? 0x80000000u : 0; /* to compare signed values as unsigned */
     uint32_t r = a[lowest_bit(mask)];
     for (uint32_t rest = mask & (mask - 1); rest != 0; rest &= rest - 1) {
         const uint32_t x = a[lowest_bit(rest)];
@@ -215,7 +216,7 @@ enum step collect_activemask(struct warp *w, const struct inst *i, uint32_t mask
     return STEP_NEXT;
 }
 
-/* elect.sync: the lowest lane of the member mask */
+/* elect.sync: elect the lowest lane of the member mask. */
 enum step collect_elect(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t members, value[WARP];
     const enum step step = collect_members(w, i, mask, &members);
@@ -230,7 +231,7 @@ enum step collect_elect(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* movmatrix: the transpose of an 8x8 matrix of 16-bit elements */
+/* movmatrix: transpose an 8x8 matrix of 16-bit elements. */
 enum step collect_movmatrix(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *a = source(w, i->a);
     uint32_t value[WARP];

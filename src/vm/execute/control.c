@@ -17,7 +17,7 @@ enum step control_bra(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_JUMP;
 }
 
-/* brx.idx: lanes part by their target. */
+/* brx.idx: lanes diverge by their targets. */
 enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *index = source(w, i->a), *list = i->more;
     warp_leave_behind(w, mask);
@@ -25,7 +25,7 @@ enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
         const uint32_t lane = lowest_bit(rest), k = index[lane];
         uint32_t same = 0;
         if (k >= list[0]) {
-            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "branch index %u, expected less than %u", k,
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "branch index %u; expected less than %u", k,
                             list[0]);
         }
         for (uint32_t l = lane; l < WARP; ++l) {
@@ -42,7 +42,7 @@ enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_JUMP;
 }
 
-/* Remove lanes that have exited, and the split if it is empty. */
+/* Remove exited lanes, and the split if it is empty. */
 static void warp_retire(struct warp *w, uint32_t mask) {
     struct cta *cta = w->cta;
     w->live &= ~mask;
@@ -71,7 +71,7 @@ enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_JUMP;
 }
 
-/* Does a kernel look for the workspace of a cooperative launch, and have none? */
+/* Return whether a kernel reads the workspace of a cooperative launch, but the launch is not cooperative. */
 static bool lacks_workspace(const struct launch *launch) {
     const struct CUfunc_st *const f = launch->function;
     for (uint32_t k = 0; k < f->special_count; ++k) {
@@ -82,16 +82,17 @@ static bool lacks_workspace(const struct launch *launch) {
     return false;
 }
 
-/* trap: what grid.sync() does, too, where it finds no workspace. */
+/* trap. grid.sync() also executes it if there is no workspace. */
 enum step control_trap(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
     return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask), "trap%s",
                     lacks_workspace(w->cta->launch)
-                        ? "; the kernel reads %envreg2, and this is no cooperative launch: grid.sync() needs one"
+                        ? "; the kernel reads %envreg2, but the launch is not cooperative, as grid.sync() needs"
                         : "");
 }
 
-/* Instructions without effect. Who sleeps (kind 1) may wait for anything but an mbarrier that he has just tried. */
+/* Instructions without effect. A sleep (kind 1) may wait for another CTA, unless it follows a failed poll of an
+ * mbarrier. */
 enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)mask;
     if (i->kind == 0) {
@@ -101,20 +102,20 @@ enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_YIELD;
 }
 
-/* mapa: the rank must be that of the only CTA. */
+/* mapa: the rank must be 0, because the cluster has one CTA. */
 enum step control_rank(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *rank = source(w, i->a);
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         if (rank[lowest_bit(rest)] != 0) {
             return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(rest),
-                            "the shared memory of CTA %u of the cluster; expected 0, the cluster has one CTA",
+                            "shared memory of CTA %u of the cluster; expected CTA 0, because the cluster has one CTA",
                             rank[lowest_bit(rest)]);
         }
     }
     return STEP_NEXT;
 }
 
-/* fence and membar: what is written here is seen at once, so only the checks care. */
+/* fence and membar. Writes are visible at once, so only the checks record fences. */
 enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)mask;
     if (w->cta->shadow != NULL) {
@@ -123,7 +124,7 @@ enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* .aligned: every live lane of the warp, then the instruction itself. */
+/* .aligned: wait for all live lanes of the warp, then execute the instruction. */
 enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
     if (LIKELY(mask == w->live)) {
         if (UNLIKELY(w->cta->watches_lanes)) {
@@ -141,7 +142,7 @@ enum step control_barwarp(struct warp *w, const struct inst *i, uint32_t mask) {
     return collect_members(w, i, mask, &members);
 }
 
-/* p = a op b on predicates; kind 0 and, 1 or, 2 xor */
+/* p = a op b on predicates. kind: 0 and, 1 or, 2 xor. */
 enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t a = w->predicates[i->q] ^ ((i->negate & 1) != 0 ? FULL : 0);
     const uint32_t b = w->predicates[i->r] ^ ((i->negate & 2) != 0 ? FULL : 0);
@@ -152,8 +153,8 @@ enum step control_setp(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* A clock into every lane: instructions executed by this CTA for %clock, nanoseconds for %globaltimer, which at level
- * full are the instructions of the launch, so that a seed fixes them. */
+/* Write a clock to every lane. %clock is the number of instructions that this CTA has executed, %globaltimer is in
+ * nanoseconds. At level full, %globaltimer is the number of instructions of the launch, so the seed determines it. */
 enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
     uint64_t value = w->cta->executed;
     if (i->kind >= SPECIAL_GLOBALTIMER) {
@@ -179,7 +180,7 @@ enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* ---- bar.sync, bar.arrive, bar.red --------------------------------------------------------------------------- */
 
-/* What bar.red gives to one split. */
+/* Write the result of bar.red for one split. */
 static void write_reduction(struct warp *w, const struct inst *i, uint32_t mask, const struct barrier *b) {
     if (i->kind == 2) {
         uint32_t *d = destination(w, i->d);
@@ -192,7 +193,7 @@ static void write_reduction(struct warp *w, const struct inst *i, uint32_t mask,
     }
 }
 
-/* Move everybody who waits at a barrier on, and empty it. */
+/* Release all splits that wait at a barrier, and reset it. */
 static void release(struct cta *cta, uint32_t number) {
     struct barrier *b = &cta->barrier[number];
     for (uint32_t k = 0; k < cta->warps; ++k) {
@@ -217,12 +218,12 @@ static void release(struct cta *cta, uint32_t number) {
     ++cta->progress;
 }
 
-/* Threads that a barrier without a count waits for: those of the warps that still run. */
+/* Return how many threads a barrier without a count waits for: those of all running warps. */
 static uint32_t everybody(const struct cta *cta) {
     return WARP * (cta->warps - cta->exited_warps);
 }
 
-/* A warp has exited: barriers without a count need fewer threads. */
+/* Release barriers without a count that a warp's exit has completed. */
 void barrier_check(struct cta *cta, uint32_t number) {
     struct barrier *b = &cta->barrier[number];
     if (b->arrived != 0 && b->expected == 0 && b->arrived >= everybody(cta)) {
@@ -230,26 +231,26 @@ void barrier_check(struct cta *cta, uint32_t number) {
     }
 }
 
-/* The barrier's number and count, checked; false after a fault. */
+/* Read and check number and count of a barrier. Return false after a fault. */
 static bool read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *number, uint32_t *count) {
     const uint32_t lane = lowest_bit(mask);
     *number = ((const uint32_t *)source(w, i->a))[lane];
     *count = i->count != 0 ? ((const uint32_t *)source(w, i->b))[lane] : 0;
     if (*number >= BARRIERS && i->spare == 0) {
-        fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "barrier %u, expected 0 to %d", *number, BARRIERS - 1);
+        fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "barrier number %u; expected 0 to %d", *number, BARRIERS - 1);
         return false;
     }
     if (i->count != 0 && (*count == 0 || *count % WARP != 0 || *count > WARP * w->cta->warps)) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "barrier %u is to wait for %u threads; expected a multiple of %d, at most the CTA's %u", *number,
-                 *count, WARP, WARP * w->cta->warps);
+                 "barrier %u has a thread count of %u; expected a multiple of %d, at most %u", *number, *count, WARP,
+                 WARP * w->cta->warps);
         return false;
     }
     const struct barrier *b = &w->cta->barrier[*number];
     if (b->arrived != 0 && b->expected != *count) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "barrier %u is to wait for %u threads here, and for %u where others arrived (0: all)", *number, *count,
-                 b->expected);
+                 "barrier %u has a thread count of %u here, but %u where other threads arrived (0: all threads)",
+                 *number, *count, b->expected);
         return false;
     }
     return true;
@@ -278,12 +279,12 @@ enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask) {
     b->reduced_and &= votes == mask;
     b->reduced_or |= votes != 0;
     b->count += bit_count(votes);
-    /* lanes that exited count with the first lane that lives: a warp arrives as 32 threads */
+    /* A warp arrives as 32 threads: its exited lanes arrive together with its first live lane. */
     b->arrived += bit_count(mask) + ((mask >> lowest_bit(w->live) & 1u) != 0 ? WARP - bit_count(w->live) : 0);
     const uint32_t needed = count != 0 ? count : everybody(w->cta);
     if (b->arrived > needed) {
-        return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask),
-                        "%u threads arrived at barrier %u, which waits for %u", b->arrived, number, needed);
+        return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask), "%u threads arrived at barrier %u; expected %u",
+                        b->arrived, number, needed);
     }
     if (b->arrived == needed) {
         write_reduction(w, i, mask, b);

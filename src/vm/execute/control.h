@@ -6,7 +6,7 @@
 
 handler control_bra, control_exit, control_trap, control_bar, control_barwarp, control_aligned, control_brx,
     control_nop, control_fence, control_setp, control_set, control_clock, control_rank;
-/* A barrier counts fewer threads when a warp exits. */
+/* Release barriers without a count that a warp's exit has completed. */
 void barrier_check(struct cta *cta, uint32_t number);
 
 #endif

@@ -1,9 +1,9 @@
-/* Conversions between f32 and the small formats, in integer arithmetic. */
+/* Conversions between f32 and smaller formats, in integer arithmetic. */
 #include "vm/execute/convert.h"
 
 #include "vm/execute/bits.h"
 
-/* A binary format below f32: fraction bits, exponent bias and the code of its largest finite value. */
+/* A binary format: fraction bits, exponent bias and the code of its largest finite value. */
 struct format {
     int fraction;
     int bias;
@@ -22,7 +22,8 @@ static const struct format E2M1 = {1, 1, 0x7};
 #define F32_INFINITY 0x7f800000u
 #define F32_NAN      0x7fffffffu
 
-/* Whether a magnitude with quotient `code` and the cut-off bits `rest` (of a unit 2 * half) goes up. */
+/* Return 1 if a magnitude with quotient `code` rounds up. `rest` holds the bits below, in units where half is
+ * `half`. */
 static inline uint32_t goes_up(uint64_t code, uint64_t rest, uint64_t half, int negative, enum rounding rounding) {
     switch (rounding) {
     case ROUND_NEAREST_EVEN:
@@ -38,8 +39,8 @@ static inline uint32_t goes_up(uint64_t code, uint64_t rest, uint64_t half, int 
     }
 }
 
-/* Round a finite or infinite magnitude to a format's code. The exponent is unbounded: a code above format->largest
- * is an overflow. */
+/* Round a finite or infinite magnitude to a format's code. The exponent range is unlimited: a code above
+ * format->largest is an overflow. */
 static inline uint32_t round_magnitude(uint32_t magnitude, int negative, struct format format, enum rounding rounding) {
     const int exponent = magnitude < 0x800000u ? 1 : (int)(magnitude >> 23);
     const int below = 128 - format.bias - exponent; /* binades below the smallest normal number */
@@ -47,14 +48,14 @@ static inline uint32_t round_magnitude(uint32_t magnitude, int negative, struct 
     int shift = 23 - format.fraction;
     if (below > 0) {
         significand = magnitude < 0x800000u ? magnitude : (magnitude & 0x7fffffu) | 0x800000u;
-        shift += below < 32 ? below : 32; /* 24 bits of significand are all below one half by then */
+        shift += below < 32 ? below : 32; /* then all 24 bits of the significand are below one half */
     }
     const uint64_t code = significand >> shift;
     const uint64_t rest = significand & (((uint64_t)1 << shift) - 1);
     return (uint32_t)code + goes_up(code, rest, (uint64_t)1 << (shift - 1), negative, rounding);
 }
 
-/* Round to a format that has an infinity, whose code follows the largest finite one. */
+/* Round to a format with an infinity, whose code follows that of the largest finite value. */
 static inline uint32_t round_with_infinity(float x, struct format format, enum rounding rounding, int saturate_finite) {
     const uint32_t magnitude = bits32(x) & 0x7fffffffu;
     const int negative = (int)(bits32(x) >> 31);
@@ -67,7 +68,7 @@ static inline uint32_t round_with_infinity(float x, struct format format, enum r
     return format.largest + (saturate_finite == 0 && (away != 0 || magnitude == F32_INFINITY));
 }
 
-/* Round to nearest even in a format without room for more than its largest value, as satfinite does. */
+/* Round to nearest even in a format without infinity, with saturation (.satfinite). */
 static inline uint8_t round_saturating(float x, struct format format, int sign_bit, uint8_t nan) {
     const uint32_t magnitude = bits32(x) & 0x7fffffffu;
     if (magnitude > F32_INFINITY) {
@@ -78,7 +79,7 @@ static inline uint8_t round_saturating(float x, struct format format, int sign_b
     return (uint8_t)(sign | (code < format.largest ? code : format.largest));
 }
 
-/* The value of a finite code; exact, and without subnormal floats on the way. */
+/* Return the value of a finite code. The computation is exact and uses no subnormal floats. */
 static inline float finite_value(uint32_t code, uint32_t negative, struct format format) {
     const uint32_t normal = (code << (23 - format.fraction)) + ((uint32_t)(127 - format.bias) << 23);
     const float step = value32((uint32_t)(128 - format.bias - format.fraction) << 23);
@@ -172,7 +173,7 @@ float e2m1_to_f32(uint8_t x) {
     return finite_value(x & 0x7u, x >> 3 & 1, E2M1);
 }
 
-/* The sign is ignored, and what is not above 2^-127 has the code of 2^-127. */
+/* The sign is ignored. Magnitudes up to 2^-127 get the code of 2^-127. */
 uint8_t f32_to_ue8m0(float x, enum rounding rounding, int saturate_finite) {
     const uint32_t magnitude = bits32(x) & 0x7fffffffu;
     const uint32_t inexact = (magnitude & 0x7fffffu) != 0 && magnitude > 0x400000u && magnitude < F32_INFINITY;

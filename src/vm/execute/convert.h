@@ -1,4 +1,4 @@
-/* Conversions between f32 and the small formats, as PTX cvt defines them. Scalar, exact, free of the C library's
+/* Conversions between f32 and smaller formats, as cvt defines them. Scalar, exact, independent of the C library's
  * rounding mode. Formats of one byte or half word are returned right-aligned. */
 #ifndef SM120_VM_CONVERT_H
 #define SM120_VM_CONVERT_H
@@ -13,7 +13,7 @@ uint32_t f32_to_tf32(float x, enum rounding rounding, int saturate_finite);
 float f16_to_f32(uint16_t x);
 float bf16_to_f32(uint16_t x);
 
-/* satfinite, round to nearest even, as cvt.rn.satfinite */
+/* Saturating, round to nearest even, as cvt.rn.satfinite. */
 uint8_t f32_to_e4m3(float x); /* NaN: 0x7f */
 uint8_t f32_to_e5m2(float x); /* NaN: 0x7f */
 uint8_t f32_to_e2m3(float x);
@@ -28,6 +28,6 @@ float e2m1_to_f32(uint8_t x);
 uint8_t f32_to_ue8m0(float x, enum rounding rounding, int saturate_finite); /* ROUND_ZERO or ROUND_UP */
 float ue8m0_to_f32(uint8_t x);
 
-/* f64 <-> f16 and f32 with a rounding mode, and float -> integer are the VM core's own. */
+/* Other conversions (f64 to f16 and f32 with a rounding mode, float to integer) are in lanes_math.h. */
 
 #endif

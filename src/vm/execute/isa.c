@@ -1,4 +1,4 @@
-/* The tables of handlers for the widest vectors that this CPU has and PYSM120_VM_ISA (base, v3, v4) permits. */
+/* Tables of handlers for the widest vectors that this CPU supports and PYSM120_VM_ISA (base, v3, v4) allows. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@ static handler *const *lanes = lanes_base;
 static handler *const *accesses = access_base;
 static struct once chosen = ONCE_INITIALIZER;
 
-/* Look at the CPU, once. */
+/* Detect the CPU's vector width, once. */
 static void choose(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     const char *const limit = getenv("PYSM120_VM_ISA");
@@ -30,13 +30,13 @@ static void choose(void) {
 #endif
 }
 
-/* The arithmetic. */
+/* Return the handlers of lanes.def. */
 handler *const *lanes_table(void) {
     once_run(&chosen, choose);
     return lanes;
 }
 
-/* Loads and stores. */
+/* Return the handlers of loads and stores. */
 handler *const *access_table(void) {
     once_run(&chosen, choose);
     return accesses;

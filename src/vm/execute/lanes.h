@@ -1,4 +1,4 @@
-/* The names of the rows of lanes.def, in order. */
+/* Names of the rows of lanes.def, in order. */
 #ifndef SM120_VM_LANES_H
 #define SM120_VM_LANES_H
 
@@ -39,7 +39,7 @@ enum access {
     ACCESS_COUNT
 };
 
-/* The tables for the vectors of this CPU (isa.c). */
+/* Return the tables for the vectors of this CPU (isa.c). */
 handler *const *lanes_table(void);
 handler *const *access_table(void);
 

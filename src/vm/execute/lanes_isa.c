@@ -1,4 +1,4 @@
-/* Arithmetic on 32 lanes: a function for every row of lanes.def. Compiled once per vector width (VM_ISA). */
+/* Arithmetic on 32 lanes: one function per row of lanes.def. Compiled once per vector width (VM_ISA). */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "no-math-errno", "no-trapping-math")
 #endif
@@ -18,7 +18,7 @@
 #define LANES for (uint32_t l = 0; l < WARP; ++l)
 #endif
 
-/* How a value of each type is kept (REP), read (GET) and written (PUT). */
+/* For each type: how a value is stored (REP), read (GET) and written (PUT). */
 #define REP_B8      uint32_t
 #define REP_U8      uint32_t
 #define REP_S8      uint32_t
@@ -88,7 +88,7 @@ static inline uint32_t put_f32(float x) {
     return x != x ? 0x7fffffffu : bits32(x);
 }
 
-/* Write the lanes of `mask` only. */
+/* Write only the lanes of `mask`. */
 static inline void blend_uint32_t(uint32_t *d, const uint32_t *from, uint32_t mask) {
     LANES d[l] = (mask >> l & 1u) != 0 ? from[l] : d[l];
 }
@@ -100,7 +100,7 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
 #define PASTE_BLEND2(rep) blend_##rep
 #define PASTE_BLEND(rep)  PASTE_BLEND2(rep)
 
-/* The common frame: compute every lane, keep those of the mask. */
+/* Frame of all handlers: compute all lanes, write those of the mask. */
 #define FRAME(D, ...)                                                                                                  \
     REP_##D together[WARP];                                                                                            \
     REP_##D *const d = destination(w, i->d), *const to = mask == FULL ? d : together;                                  \
@@ -185,7 +185,7 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
         *flags = (*flags & ~mask) | (carries & mask);                                                                  \
         return STEP_NEXT;                                                                                              \
     }
-/* p = (a ? b) op c, q = !(a ? b) op c */
+/* p = (a cmp b) op c, q = !(a cmp b) op c */
 #define P(name, comparison, T, condition)                                                                              \
     static enum step setp_##name(struct warp *w, const struct inst *i, uint32_t mask) {                                \
         READ(T, a) READ(T, b) const uint32_t F = i->flags;                                                             \
@@ -199,7 +199,8 @@ static inline void blend_uint64_t(uint64_t *d, const uint64_t *from, uint32_t ma
         return set_predicates(w, i, mask, all);                                                                        \
     }
 
-/* Combine a comparison with the third predicate and write one or two. Predicate 0 is true and never written. */
+/* Combine a comparison with the third predicate and write one or two predicates. Predicate 0 is constant true and
+ * never written. */
 static inline enum step set_predicates(struct warp *w, const struct inst *i, uint32_t mask, uint32_t yes) {
     uint32_t *const predicates = w->predicates, no = ~yes;
     if (i->kind != 0) {

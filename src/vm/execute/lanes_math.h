@@ -1,7 +1,7 @@
-/* The functions that the formulas of lanes.def call: one lane each, branch-free where the loop should vectorise.
- * Accuracy of the approximations: ex2, lg2, sin, cos and tanh are polynomials in double whose relative error is below
- * 2^-40 (ex2 2^-44, lg2 2^-42) before the one rounding to f32, so a result is within 0.51 ulp; sin and cos lose
- * relative accuracy beyond |x| = 2^20. rcp, rsqrt, sqrt and div are correctly rounded but for double rounding. */
+/* Functions used by the formulas of lanes.def. Each computes one lane, without branches if its loop should vectorise.
+ * Accuracy: ex2, lg2, sin, cos and tanh are polynomials in double with a relative error below 2^-40 (ex2 2^-44, lg2
+ * 2^-42), rounded to f32 once, so a result is within 0.51 ulp. sin and cos lose relative accuracy beyond |x| = 2^20.
+ * rcp, rsqrt, sqrt and div are correctly rounded, except for double rounding. */
 #ifndef SM120_VM_LANES_MATH_H
 #define SM120_VM_LANES_MATH_H
 
@@ -47,7 +47,7 @@ static inline uint32_t sign24(uint32_t a) {
     return (uint32_t)((int32_t)(a << 8) >> 8);
 }
 
-/* Bits 16 to 47 of the product of two signed 24-bit numbers. */
+/* Return bits 16 to 47 of the product of two signed 24-bit numbers. */
 static inline int32_t high24s(uint32_t a, uint32_t b) {
     return (int32_t)((int64_t)(int32_t)sign24(a) * (int32_t)sign24(b) >> 16);
 }
@@ -82,14 +82,14 @@ static inline uint32_t max_s16x2_of(uint32_t a, uint32_t b) {
            (max32((a >> 16) ^ 0x8000u, (b >> 16) ^ 0x8000u) ^ 0x8000u) << 16;
 }
 
-/* |a - b| of the part at a bit. */
+/* Return |a - b| of the elements at one bit position. */
 static inline uint32_t difference(uint32_t a, uint32_t b, uint32_t at, uint32_t width, int is_signed) {
     const uint32_t mask = (1u << width) - 1, sign = is_signed != 0 ? 1u << (width - 1) : 0;
     const uint32_t x = (a >> at & mask) ^ sign, y = (b >> at & mask) ^ sign;
     return x > y ? x - y : y - x;
 }
 
-/* |a - b| of each part in the place of c's. */
+/* Return |a - b| of each element. c is overwritten as a whole. */
 static inline uint32_t differences(uint32_t a, uint32_t b, uint32_t c, uint32_t width, int is_signed) {
     for (uint32_t at = 0; at < 32; at += width) {
         c = (c & ~(((1u << width) - 1) << at)) | difference(a, b, at, width, is_signed) << at;
@@ -150,7 +150,7 @@ static inline uint64_t flip64(uint64_t x) {
     return x >> 63 != 0 ? ~x : x;
 }
 
-/* All 64 bits in reverse; a 32-bit value ends up in the upper half. */
+/* Reverse all 64 bits. A reversed 32-bit value is in the upper half. */
 static inline uint64_t reverse64(uint64_t x) {
     x = (x >> 1 & 0x5555555555555555u) | (x & 0x5555555555555555u) << 1;
     x = (x >> 2 & 0x3333333333333333u) | (x & 0x3333333333333333u) << 2;
@@ -182,7 +182,7 @@ static inline uint64_t extract_u64(uint64_t a, uint32_t position, uint32_t lengt
     return length < 64 ? shifted & ((1ULL << length) - 1) : shifted;
 }
 
-/* bfe.s32 and .s64: bits beyond the top repeat the sign. */
+/* bfe.s32 and bfe.s64: bits above the top bit repeat the sign. */
 static inline int64_t extract_s(int64_t a, uint32_t position, uint32_t length, uint32_t top) {
     if (length == 0) {
         return 0;
@@ -279,8 +279,8 @@ static inline uint32_t find_set(uint32_t mask, uint32_t base, int32_t offset) {
 #define FMA  fma
 #endif
 
-/* Arithmetic with the rounding mode of the instruction. The operands are read after the mode has been set and the
- * result is written before it is reset: volatile keeps the compiler from moving the operation out. */
+/* Arithmetic with the instruction's rounding mode. volatile keeps the compiler from moving the operation out of the
+ * region where the mode is set. */
 static inline void directed_begin(uint32_t flags) {
     static const int modes[8] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD,  FE_UPWARD,
                                  FE_TONEAREST, FE_TONEAREST,  FE_TONEAREST, FE_TONEAREST};
@@ -311,7 +311,7 @@ DIRECTED(directed_from_s64, double, int64_t, x)
 DIRECTED(directed_from_u64, double, uint64_t, x)
 #undef DIRECTED
 
-/* The square root, without errno: a negative number gives NaN. */
+/* Return the square root without setting errno. A negative number gives NaN. */
 static inline double square_root(double x) {
     return sqrt(x);
 }
@@ -321,8 +321,8 @@ static inline float ftz(float x) {
     return value32((u & 0x7f800000u) != 0 ? u : u & 0x80000000u);
 }
 
-/* The result r of an instruction with .ftz: it is flushed where it would be below the least normal number if exponents
- * had no end. `scaled` is the result for operands 2^64 times as large. */
+/* Flush the result r of an instruction with .ftz if it is below the smallest normal number before rounding. `scaled`
+ * is the result for operands scaled so that it is 2^64 times as large and cannot underflow. */
 static inline float flushed(float r, float scaled) {
     return scaled < 0x1p-62f && scaled > -0x1p-62f ? value32(bits32(r) & 0x80000000u) : ftz(r);
 }
@@ -331,7 +331,7 @@ static inline float flushed_if(float r, float scaled, uint32_t flags) {
     return (flags & FLAG_FTZ) != 0 ? flushed(r, scaled) : r;
 }
 
-/* An operand, flushed if the instruction says .ftz. */
+/* Return an operand, flushed if the instruction has .ftz. */
 static inline float in(float x, uint32_t flags) {
     return (flags & FLAG_FTZ) != 0 ? ftz(x) : x;
 }
@@ -352,7 +352,7 @@ static inline float relu(float x, uint32_t flags) {
     return (flags & FLAG_RELU) != 0 ? relu_of(x) : x;
 }
 
-/* A result: .ftz, then .sat. */
+/* Apply .ftz, then .sat to a result. */
 static inline float finish(float x, uint32_t flags) {
     return sat(in(x, flags), flags);
 }
@@ -365,7 +365,7 @@ static inline int is_negative(double x) {
     return bits64(x) >> 63 != 0;
 }
 
-/* min and max: the other operand where one is NaN; -0 is below +0. */
+/* min and max: if one operand is NaN, return the other. -0 is less than +0. */
 static inline float smaller(float a, float b) {
     const uint32_t zero = bits32(a) | bits32(b);
     const float r = a < b ? a : b < a ? b : a == b ? value32(a == 0 ? zero : bits32(a)) : b;
@@ -391,8 +391,8 @@ static inline float extreme(float a, float b, int want_larger, uint32_t flags) {
     return r;
 }
 
-/* What an f64 instruction makes of NaN: the operand that is one, quiet, the first in the order given; another invalid
- * operation gives the NaN with the sign set. */
+/* Return the result of an f64 instruction. If an operand is NaN, it is the first NaN operand, made quiet. Other
+ * invalid operations give the NaN with the sign set. */
 static inline double nan2(double first, double second, double r) {
     const uint64_t quiet = 1ULL << 51;
     const uint64_t u = first != first     ? bits64(first) | quiet
@@ -406,7 +406,7 @@ static inline double nan3(double first, double second, double third, double r) {
     return first == first && second == second ? nan2(third, third, r) : nan2(first, second, r);
 }
 
-/* An f32 as a double: with .ftz it goes through an instruction that makes every NaN canonical. */
+/* Return an f32 as a double. With .ftz, every NaN becomes canonical. */
 static inline double widened(float x, uint32_t flags) {
     return (double)((flags & FLAG_FTZ) != 0 && x != x ? value32(0x7fffffffu) : in(x, flags));
 }
@@ -415,7 +415,7 @@ static inline double high_nan(double x) {
     return x != x ? value64(0x7fffffff00000000u) : x;
 }
 
-/* The upper 32 bits of a double, subnormals flushed: what the .ftz.f64 approximations work on. */
+/* Return a double with its lower 32 bits cleared and subnormals flushed, as the .ftz.f64 approximations read it. */
 static inline double high_word(double x) {
     uint64_t u = bits64(x) & 0xffffffff00000000u;
     u = u << 1 >> 53 != 0 ? u : u & (1ULL << 63);
@@ -435,7 +435,7 @@ static inline uint32_t out(float x, uint32_t flags) {
     return y != y ? 0x7fffffffu : bits32(y);
 }
 
-/* The same for a product, which is flushed by what it is before rounding. */
+/* Return the bits of a product, which .ftz flushes by its value before rounding. */
 static inline uint32_t out_scaled(float x, float scaled, uint32_t flags) {
     const float y = flushed_if(x, scaled, flags);
     return y != y ? 0x7fffffffu : bits32(y);
@@ -445,7 +445,7 @@ static inline uint64_t two(uint32_t lower, uint32_t upper) {
     return (uint64_t)upper << 32 | lower;
 }
 
-/* a * (1 / b), where the reciprocal of more than 2^126 is flushed to zero */
+/* Return a * (1 / b). If |b| is above 2^126, the reciprocal is flushed to zero. */
 static inline float divide_fast(float a, float b) {
     const float r = (float)((double)a / (double)b);
     return absolute(b) > 0x1p126f ? a * value32(bits32(b) & 0x80000000u) : r;
@@ -453,7 +453,7 @@ static inline float divide_fast(float a, float b) {
 
 /* ---- transcendental functions ---- */
 
-/* 2^x for |x| < 1000 */
+/* Return 2^x for |x| < 1000. */
 static inline double exp2_double(double x) {
     const double shifted = x + 0x1.8p52, f = x - (shifted - 0x1.8p52);
     double p = 7.054911620801123e-09;
@@ -477,7 +477,7 @@ static inline float exp2_lane(float a) {
     return a != a ? a : r;
 }
 
-/* log2 of a positive finite double that is not subnormal */
+/* Return log2 of a positive, finite, normal double. */
 static inline double log2_double(double x) {
     const uint64_t u = bits64(x), top = u - 0x3fe6a09e00000000u; /* sqrt(1/2) */
     const double exponent = value64((top >> 52) + 0x4330000000000000u) - 0x1p52;
@@ -501,7 +501,7 @@ static inline float log2_lane(float a) {
     return a > 0 && a < INFINITY ? r : special;
 }
 
-/* sin(x), or cos(x) */
+/* Return sin(a), or cos(a). */
 static inline float sine_lane(float a, int cosine) {
     const double x = absolute(a) < 0x1p30f ? (double)a : 0.0;
     const double shifted = x * 0.63661977236758134 + 0x1.8p52, n = shifted - 0x1.8p52;
@@ -538,14 +538,14 @@ static inline float tanh_lane(float a) {
 
 /* ---- small formats ---- */
 
-/* The value of an f16. */
+/* Return the value of an f16. */
 static inline float half_value(uint32_t h) {
     const float magnitude = value32((h & 0x7fffu) << 13) * 0x1p112f;
     const uint32_t u = bits32(magnitude) | ((h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
     return value32(u | (h & 0x8000u) << 16);
 }
 
-/* f32 to f16, to nearest even. */
+/* Convert f32 to f16, to nearest even. */
 static inline uint32_t half_of(float x) {
     const uint32_t u = bits32(x), a = u & 0x7fffffffu;
     const uint32_t normal = ((a + 0xfffu + (a >> 13 & 1u)) >> 13) - (112u << 10);
@@ -555,23 +555,23 @@ static inline uint32_t half_of(float x) {
     return a > 0x7f800000u ? 0x7fffu : r;
 }
 
-/* f32 to bf16, to nearest even. */
+/* Convert f32 to bf16, to nearest even. */
 static inline uint32_t bhalf_of(float x) {
     const uint32_t u = bits32(x);
     return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
 }
 
-/* An f16 operand, flushed if the instruction says .ftz. */
+/* Return an f16 operand, flushed if the instruction has .ftz. */
 static inline float hin(float x, uint32_t flags) {
     return (flags & FLAG_FTZ) != 0 && absolute(x) < 0x1p-14f ? value32(bits32(x) & 0x80000000u) : x;
 }
 
-/* A result that is to be rounded to f16: what rounds to 2^-14 is not flushed. */
+/* Return a result that is rounded to f16 next. A value that rounds up to 2^-14 is not flushed. */
 static inline float hout(float x, uint32_t flags) {
     return (flags & FLAG_FTZ) != 0 && absolute(x) < 0x1.ffep-15f ? value32(bits32(x) & 0x80000000u) : x;
 }
 
-/* a + b rounded to odd in f32: what is lost leaves a sticky bit, so a second rounding to fewer bits is right. */
+/* Return a + b rounded to odd in f32. The sticky bit makes a second rounding to fewer bits correct. */
 static inline float add_odd(float a, float b) {
     const double s = (double)a + (double)b;
     const double v = s - (double)a, error = ((double)a - (s - v)) + ((double)b - v);
@@ -582,7 +582,7 @@ static inline float add_odd(float a, float b) {
     return left != 0 && absolute(f) < INFINITY && (u & 1u) == 0 ? value32((left < 0) != (f < 0) ? down : u + 1) : f;
 }
 
-/* a * b + c for f16 and bf16, rounded to odd in f32. */
+/* Return a * b + c for f16 and bf16, rounded to odd in f32. */
 static inline float fma_half(float a, float b, float c) {
     const double p = (double)a * (double)b, q = (double)c, s = p + q;
     const double v = s - p, error = (p - (s - v)) + (q - v);
@@ -593,7 +593,8 @@ static inline float fma_half(float a, float b, float c) {
     return change != 0 ? value32((left < 0) != (f < 0) ? u - 1 : u + 1) : f;
 }
 
-/* satfinite, to nearest even: `fraction` bits, smallest normal 2^least, greatest value `most`, NaN code `nan`. */
+/* Round to a small format with saturation, to nearest even: `fraction` bits, smallest normal 2^least, largest value
+ * `most`, NaN code `nan`. */
 static inline uint32_t tiny_of(float x, int fraction, int least, float most, uint32_t nan, uint32_t sign_bit) {
     const uint32_t u = bits32(x), sign = u >> 31 != 0 ? sign_bit : 0u;
     const uint32_t drop = 23u - (uint32_t)fraction;
@@ -601,7 +602,7 @@ static inline uint32_t tiny_of(float x, int fraction, int least, float most, uin
     const uint32_t a = bits32(limit);
     const uint32_t normal =
         ((a + ((1u << (drop - 1)) - 1) + (a >> drop & 1u)) >> drop) - ((uint32_t)(126 + least) << fraction);
-    /* adding 2^(least + drop) leaves the subnormal's code in the low bits */
+    /* Adding 2^(least + drop) leaves the code of a subnormal in the low bits. */
     const float magic = value32((uint32_t)(127 + least + (int)drop) << 23);
     const uint32_t small = bits32(limit + magic) - bits32(magic);
     const uint32_t r = a < (uint32_t)(127 + least) << 23 ? small : normal;
@@ -628,7 +629,7 @@ static inline uint32_t e2m1_of(float x) {
     return tiny_of(x, 1, 0, 6.0f, 0x7, 0x8);
 }
 
-/* The value of a code with `fraction` bits whose smallest normal is 2^least. */
+/* Return the value of a code with `fraction` bits and smallest normal 2^least. */
 static inline float tiny_value(uint32_t code, uint32_t sign_bit, int fraction, int least) {
     const uint32_t magnitude = code & (sign_bit - 1);
     const float scaled = value32(magnitude << (23 - fraction)) * value32((uint32_t)(126 + 127 + least) << 23);
@@ -652,7 +653,7 @@ static inline float e2m1_value(uint32_t code) {
     return tiny_value(code, 0x8, 1, 0);
 }
 
-/* .rz drops the fraction, .rp takes the next power of two; the sign is ignored. */
+/* Convert to ue8m0, ignoring the sign: .rz drops the fraction, .rp rounds up to a power of two. */
 static inline uint32_t ue8m0_of(float x, uint32_t flags) {
     const uint32_t a = bits32(x) & 0x7fffffffu, up = ROUNDING(flags) == 3;
     uint32_t e = a >> 23;
@@ -667,9 +668,9 @@ static inline uint32_t ue8m0_bhalf(uint32_t code) {
 
 /* ---- conversions through double ---- */
 
-/* Round a double to `fraction` bits with smallest normal exponent `least`, by the instruction's mode; return the
- * bits of the format (f16, bf16 or f32). .sat clamps to [0, 1], and NaN to 0; otherwise a NaN is the canonical one or,
- * with FLAG_NAN, keeps its sign and the upper bits of its payload. */
+/* Round a double to `fraction` bits with smallest normal exponent `least`, in the instruction's rounding mode.
+ * Return the bits of the format (f16, bf16 or f32). .sat clamps to [0, 1] and NaN to 0. Otherwise a NaN becomes
+ * canonical or, with FLAG_NAN, keeps its sign and the upper bits of its payload. */
 static inline uint32_t narrow_float(double value, int fraction, int least, uint32_t flags) {
     const double x = satd(value, flags);
     const uint32_t width = fraction == 10 ? 5 : 8, infinity = ((1u << width) - 1) << fraction;
@@ -711,14 +712,14 @@ static inline uint32_t narrow_float(double value, int fraction, int least, uint3
     return r | sign;
 }
 
-/* cvt.*.{f16,bf16}x2.f32 with .relu and .satfinite (which is FLAG_SAT here). */
+/* cvt.*.{f16,bf16}x2.f32 with .relu and .satfinite, for which FLAG_SAT stands here. */
 static inline uint32_t narrow_pack(float x, int fraction, int least, uint32_t flags) {
     const uint32_t r = narrow_float((double)relu(x, flags), fraction, least, flags & ~(uint32_t)(FLAG_SAT | FLAG_FTZ));
     const uint32_t infinity = fraction == 10 ? 0x7c00u : 0x7f80u;
     return (flags & FLAG_SAT) != 0 && (r & 0x7fffu) == infinity ? r - 1 : r;
 }
 
-/* f32 to tf32: 10 bits of fraction, in an f32. */
+/* Convert f32 to tf32, which is an f32 with 10 fraction bits. */
 static inline uint32_t tf32_of(float x, uint32_t flags) {
     uint32_t u = bits32(relu(x, flags));
     const uint32_t mode = ROUNDING(flags);
@@ -732,12 +733,12 @@ static inline uint32_t tf32_of(float x, uint32_t flags) {
     return (flags & FLAG_SAT) != 0 && (u & 0x7f800000u) == 0x7f800000u ? u - 0x2000u : u;
 }
 
-/* NaN as an integer: 0, or the sign bit where the source is f64. */
+/* Return r, or the integer for a NaN: 0, but the sign bit if the source is f64. */
 static inline uint32_t nan_or(double x, uint32_t flags, uint32_t sign_bit, uint32_t r) {
     return x != x ? ((flags & FLAG_NAN) != 0 ? sign_bit : 0u) : r;
 }
 
-/* Round to an integer by mode. */
+/* Round to an integer in the instruction's rounding mode. */
 static inline double integral(double x, uint32_t flags) {
     switch (ROUNDING(flags)) {
     case 1:
@@ -771,7 +772,7 @@ static inline int64_t to_s64(double x) {
     return x != x ? 0 : x >= 0x1p63 ? INT64_MAX : x > -0x1p63 ? (int64_t)x : INT64_MIN;
 }
 
-/* An integer as a double, rounded to odd. */
+/* Convert an integer to a double, rounded to odd. */
 static inline double odd_double_u(uint64_t x) {
     const uint64_t lost = x >> 53 != 0 ? x & 2047u : 0;
     return (double)(x >> 53 != 0 ? (x & ~(uint64_t)2047u) | (lost != 0 ? 2048u : 0u) : x);

@@ -1,4 +1,4 @@
-/* mbarriers: a struct beside shared memory for each, found by its address. */
+/* mbarriers. The state is a struct outside of shared memory, found by the address of the mbarrier. */
 #include "vm/execute/mbarrier.h"
 
 #include <stdlib.h>
@@ -14,14 +14,14 @@
 
 enum { MOST = (1 << 20) - 1 };
 
-/* Write what a program that reads the 8 bytes would see: a unique encoding of the state. */
+/* Write the 8 bytes in shared memory: a unique encoding of the state. */
 static void encode(struct cta *cta, const struct mbarrier *m) {
     const uint64_t bits = (uint64_t)(m->phase & 1u) << 63 | (uint64_t)((1u << 20) - m->pending) << 43 |
                           (uint64_t)((uint32_t)m->tx & 0x1fffffu) << 22 | (uint64_t)((1u << 20) - m->expected) << 1;
     memcpy(cta->shared + (m->address - SHARED_BASE), &bits, 8);
 }
 
-/* Begin the next phase if nothing is outstanding. */
+/* Start the next phase if no arrivals and no bytes are pending. */
 static void settle(struct cta *cta, struct mbarrier *m) {
     if (m->pending == 0 && m->tx == 0) {
         ++m->phase;
@@ -34,18 +34,18 @@ static void settle(struct cta *cta, struct mbarrier *m) {
     encode(cta, m);
 }
 
-/* Arrive `arrivals` times and add `tx` to the transaction count. False after a fault. */
+/* Arrive `arrivals` times and add `tx` to the transaction count. Return false after a fault. */
 bool mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32_t tx, int drop, uint32_t lane) {
     if ((int64_t)m->tx + tx > MOST || (int64_t)m->tx + tx < -MOST) {
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
-                 "the transaction count of the mbarrier at shared address 0x%x leaves its range: %lld, expected at "
-                 "most %d",
+                 "the transaction count of the mbarrier at shared address 0x%x is %lld; expected "
+                 "at most %d",
                  m->address, (long long)m->tx + tx, MOST);
         return false;
     }
     if (arrivals < 0 || (uint32_t)arrivals > m->pending) {
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
-                 "%d arrivals at the mbarrier at shared address 0x%x, which expects %u more in this phase", arrivals,
+                 "%d arrivals at the mbarrier at shared address 0x%x; expected at most %u more in this phase", arrivals,
                  m->address, m->pending);
         return false;
     }
@@ -59,7 +59,7 @@ bool mbarrier_change(struct warp *w, struct mbarrier *m, int32_t arrivals, int32
     return true;
 }
 
-/* Has the phase that a split waits for completed? */
+/* Return whether the phase that a split waits for has completed. */
 bool mbarrier_passed(const struct cta *cta, uint32_t address, uint32_t phase) {
     const uint16_t slot = cta->mbarrier_at[(address - SHARED_BASE) / 8];
     return slot == 0 || !cta->mbarrier[slot - 1].valid || cta->mbarrier[slot - 1].phase != phase;
@@ -76,7 +76,7 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
             return STEP_FAULT;
         }
         if (count == 0 || count > MOST) {
-            return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane, "mbarrier.init with count %u, expected 1 to %d", count,
+            return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane, "mbarrier.init with count %u; expected 1 to %d", count,
                             MOST);
         }
         if (*slot == 0) {
@@ -96,7 +96,7 @@ enum step mbarrier_init(struct warp *w, const struct inst *i, uint32_t mask) {
         if (m->valid && (m->pending != m->expected || m->tx != 0)) {
             return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
                             "mbarrier.init at shared address 0x%x, where a live mbarrier has %u of %u arrivals "
-                            "pending; expected mbarrier.inval before",
+                            "pending; expected mbarrier.inval first",
                             address, m->pending, m->expected);
         }
         if (cta->shadow != NULL && !check_mbarrier_init(w, m, lane, address)) {
@@ -127,7 +127,7 @@ enum step mbarrier_inval(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* mbarrier.arrive and arrive_drop: kind bit 0 drop, 1 expect_tx, 2 noComplete */
+/* mbarrier.arrive and arrive_drop. kind: bit 0 drop, 1 expect_tx, 2 noComplete. */
 enum step mbarrier_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *count = source(w, i->b), *tx = source(w, i->c);
     const struct mbarrier *last = NULL;
@@ -162,7 +162,7 @@ enum step mbarrier_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* mbarrier.expect_tx and complete_tx (kind 1) */
+/* mbarrier.expect_tx and complete_tx (kind 1). */
 enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t *tx = source(w, i->c);
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
@@ -172,7 +172,8 @@ enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
             return STEP_FAULT;
         }
         if (tx[lane] > MOST) {
-            return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane, "%u bytes; expected at most %d", tx[lane], MOST);
+            return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane, "a transaction count of %u bytes; expected at most %d",
+                            tx[lane], MOST);
         }
         if (!mbarrier_change(w, m, 0, i->kind != 0 ? -(int32_t)tx[lane] : (int32_t)tx[lane], 0, lane)) {
             return STEP_FAULT;
@@ -181,8 +182,8 @@ enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* mbarrier.test_wait and try_wait: kind bit 0 try, 1 parity. A try that fails in all lanes waits for the phase of the
- * lowest one; run_cta.c ends that wait (split.forced) when nothing else can happen. */
+/* mbarrier.test_wait and try_wait. kind: bit 0 try, 1 parity. If a try fails in all lanes, the split waits for the
+ * phase of its lowest lane. run_cta.c ends that wait (split.forced) if nothing else can run. */
 enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t passed = 0, first = 0, phase = 0, found = 0;
     const struct mbarrier *last = NULL;

@@ -1,4 +1,4 @@
-/* Which function computes which mma, for the vectors of this CPU. */
+/* Choose the function that computes an mma, for the vectors of this CPU. */
 #include "vm/execute/mma.h"
 
 #include <stddef.h>
@@ -19,7 +19,7 @@ FORMS(v3);
 FORMS(v4);
 #endif
 
-/* The functions for the widest vectors that this CPU has and PYSM120_VM_ISA permits. */
+/* Return the functions for the widest vectors that this CPU supports and PYSM120_VM_ISA allows. */
 static mma_function *const *widest(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     const char *const limit = getenv("PYSM120_VM_ISA");
@@ -38,12 +38,12 @@ static mma_function *const *widest(void) {
     return forms_base;
 }
 
-/* Whether a type is one of the five that fill a byte container. */
+/* Return whether a type is one of the five floats in byte containers. */
 static bool is_byte_float(uint8_t type) {
     return type == MMA_E4M3 || type == MMA_E5M2 || type == MMA_E2M3 || type == MMA_E3M2 || type == MMA_E2M1;
 }
 
-/* The form of a floating-point mma without scales. */
+/* Return the form of a floating-point mma without scales. */
 static enum form plain_form(const struct mma_shape *shape) {
     const int k = shape->k;
     const bool f32 = shape->accumulator == MMA_ACC_F32;
@@ -70,7 +70,7 @@ static enum form plain_form(const struct mma_shape *shape) {
     return NO_FORM;
 }
 
-/* The form of an integer mma. */
+/* Return the form of an integer mma. */
 static enum form integer_form(const struct mma_shape *shape) {
     const uint8_t a = shape->a_type, b = shape->b_type;
     const int k = shape->k;
@@ -89,7 +89,7 @@ static enum form integer_form(const struct mma_shape *shape) {
     return NO_FORM;
 }
 
-/* The form of an mma with block scales. */
+/* Return the form of an mma with block scales. */
 static enum form scaled_form(const struct mma_shape *shape) {
     if (shape->accumulator != MMA_ACC_F32 || shape->saturate != 0) {
         return NO_FORM;
@@ -108,7 +108,7 @@ static enum form scaled_form(const struct mma_shape *shape) {
 
 mma_function *mma_find(const struct mma_shape *shape) {
     struct mma_shape dense = *shape;
-    if (shape->sparse != 0) { /* as the dense form with as many products, but bytes of floats have one form */
+    if (shape->sparse != 0) { /* the dense form with as many products; floats in bytes have one form for all sizes */
         if (shape->k == 32 && is_byte_float(shape->a_type)) {
             return NULL;
         }

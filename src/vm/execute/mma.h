@@ -1,4 +1,4 @@
-/* Tensor-core arithmetic of the virtual SM120, bit for bit (the model of MMA-Sim, arXiv 2511.10909). */
+/* Tensor-core arithmetic of the virtual SM120, bit-exact (the model of MMA-Sim, arXiv 2511.10909). */
 #ifndef SM120_VM_MMA_H
 #define SM120_VM_MMA_H
 
@@ -25,19 +25,19 @@ enum mma_type {
 enum mma_scale { MMA_NO_SCALE, MMA_UE8M0, MMA_UE4M3 };
 enum mma_accumulator { MMA_ACC_F32, MMA_ACC_F16, MMA_ACC_S32 };
 
-/* What one mma.sync.m16n8k* computes. */
+/* Shape, types and options of one mma.sync. */
 struct mma_shape {
-    uint16_t k;             /* 4, 8, 16, 32, 64, 128 or 256; of mma.sp, with the elements that A leaves out */
+    uint16_t k;             /* 4, 8, 16, 32, 64, 128 or 256; for mma.sp this includes the elements omitted from A */
     uint8_t a_type, b_type; /* enum mma_type */
-    uint8_t accumulator;    /* enum mma_accumulator, of c and d alike */
+    uint8_t accumulator;    /* enum mma_accumulator, of both c and d */
     uint8_t scale;          /* enum mma_scale */
-    uint8_t scale_vec;      /* 1, 2 or 4 scales per row; 0 without scale */
+    uint8_t scale_vec;      /* scales per row: 1, 2 or 4; 0: no scales */
     uint8_t saturate;       /* .satfinite of the integer forms */
-    uint8_t sparse;         /* mma.sp: A holds half of each row, and metadata says which half */
+    uint8_t sparse;         /* mma.sp: A holds half of each row, and the metadata says which elements */
 };
 
-/* Registers as a warp holds them: reg[i][lane]. Unused pointers may be NULL. d may alias c.
- * scale selectors: byte_a, thread_a, byte_b, thread_b as in the instruction. All 32 lanes take part. */
+/* Registers of a warp: reg[i][lane]. Unused pointers may be NULL. d may alias c. byte_a, thread_a, byte_b and
+ * thread_b are the instruction's scale selectors. All 32 lanes are active. */
 struct mma_operands {
     uint32_t (*d)[32];
     const uint32_t (*a)[32];
@@ -45,17 +45,17 @@ struct mma_operands {
     const uint32_t (*c)[32];
     const uint32_t *scale_a, *scale_b; /* [32] */
     uint8_t byte_a, thread_a, byte_b, thread_b;
-    const uint32_t *metadata; /* [32], of mma.sp, all indices valid; which lanes hold it: the sparsity selector */
+    const uint32_t *metadata; /* [32], mma.sp: all indices are valid; `sparsity` selects the lanes that hold it */
     uint8_t sparsity;
 };
 
-/* How many runs of four units, of which mma.sp holds two, a row of A has: 4, 8 or 16. A unit is 16 bits, so a tf32 is
- * units 0 and 1 or 2 and 3; of elements of 8 bits and less it is 8 bits. */
+/* Return the number of chunks in a row of A: 4, 8 or 16. A chunk is four units, of which mma.sp stores two. A unit
+ * has 16 bits (a tf32 is units 0 and 1, or 2 and 3), or 8 bits for elements of at most 8 bits. */
 static inline uint32_t mma_chunks(const struct mma_shape *shape) {
     return shape->k / (shape->a_type == MMA_TF32 ? 2u : shape->a_type >= MMA_E2M1_PACKED ? 8u : 4u);
 }
 
-/* Where the indices of a chunk are: four bits, from `bit` on, in lane 4 * (row % 8) + `lane`. */
+/* Position of a chunk's indices: the four bits from `bit` on in lane 4 * (row % 8) + `lane`. */
 struct mma_place {
     uint32_t lane, bit;
 };
@@ -74,12 +74,12 @@ static inline struct mma_place mma_metadata_place(const struct mma_shape *shape,
     return (struct mma_place){2 * selector + lower, 4 * chunk};
 }
 
-/* Compute one mma. Registers must be contiguous groups: d/c 4 (f32, s32) or 2 (f16), a and b by shape.
- * Selectors that PTX leaves undefined are taken modulo what exists. */
+/* Compute one mma. Registers are contiguous groups: 4 for d and c (f32, s32) or 2 (f16); the shape gives the number
+ * for a and b. Selectors that PTX leaves undefined are taken modulo the number of valid values. */
 typedef void mma_function(const struct mma_shape *shape, const struct mma_operands *operands);
 
-/* The function for a shape, for the widest vectors of this CPU; NULL where no sm_120f instruction has that shape.
- * PYSM120_VM_ISA=base or v3 in the environment holds it to narrower vectors; all give the same bits. */
+/* Return the function for a shape and the widest vectors of this CPU, or NULL if no sm_120f instruction has that
+ * shape. PYSM120_VM_ISA=base or v3 limits the vector width. All widths give identical bits. */
 mma_function *mma_find(const struct mma_shape *shape);
 
 #endif

@@ -1,4 +1,4 @@
-/* mma.sync of f64: one fused multiply-add per k, in order of k, as the tensor cores of an H200 were seen to do it. */
+/* mma.sync of f64: one fused multiply-add per k, in order of k, as observed on the tensor cores of an H200. */
 #include <string.h>
 
 #include "vm/execute/bits.h"
@@ -11,7 +11,7 @@
 
 enum { ROWS = 16, COLUMNS = 8, DEPTH = 16 };
 
-/* Element r of a lane's fragment: which row (of A, of C) and which k (of A, of B) or column (of C) it is. */
+/* For element r of a lane's fragment, return its row (of A and C), its k (of A and B) or its column (of C). */
 static uint32_t row_of(uint32_t lane, uint32_t r) {
     return lane / 4 + 8 * r;
 }
@@ -35,7 +35,7 @@ static void read_b(const struct warp *w, const struct fragment *f, double b[DEPT
     }
 }
 
-/* d = a * b + c, for m8n8k4 and m16n8k4, k8 and k16 */
+/* d = a * b + c, for m8n8k4, m16n8k4, m16n8k8 and m16n8k16. */
 enum step tensor_mma_double(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct mma_plan *const plan = i->more;
     const uint32_t depth = plan->shape.k, rows = plan->c.count == 2 ? 8 : ROWS;

@@ -1,8 +1,8 @@
-/* Tensor-core sums of floating-point products, with or without one scale per row (k 4 to 32; of a sparse A 8 to 64).
+/* Tensor-core sums of floating-point products, without scales or with one scale per row (k 4 to 32; sparse A: 8 to 64).
  *
- * Every product a*b, exact, and c are significands times 2^e, not renormalised. All are shifted to the largest e,
- * cut toward zero to 25 fraction bits and added exactly; the sum is rounded once. Here a term is an f32 product
- * times a power of two, both exact, converted to int32, which is the cut. 16 terms fit an int32. */
+ * The exact products a * b and c are significands times 2^e, not renormalised. All are shifted to the largest e,
+ * truncated to 25 fraction bits and added exactly. The sum is rounded once. Here a term is an f32 product times a
+ * power of two, both exact, converted to int32, which truncates. The sum of 16 terms fits in an int32. */
 #include <string.h>
 
 #include "vm/execute/bits.h"
@@ -13,11 +13,11 @@
 
 enum { FRACTION = 25, BLOCKS = 4, LANES_B = MMA_COLUMNS * MMA_WORDS, OUTPUTS = MMA_OUTPUTS };
 
-/* A product that is zero has no part in the largest exponent, whatever its other factor: seen on an H200 (MMA-Sim
- * counts a zero factor as 2^-126). Below every sum of two exponents. */
+/* Exponent of a product that is zero: it does not take part in the largest exponent, as observed on an H200 (MMA-Sim
+ * counts a zero factor as 2^-126). Less than every sum of two exponents. */
 enum { ZERO_EXPONENT = -1024 };
 
-/* Where an element's bits are, and which codes are NaN or Inf. */
+/* Encoding of an element: its fields, and the codes of NaN and infinity. */
 struct format {
     uint8_t width;    /* bits of the container */
     uint8_t right;    /* unused bits below the code */
@@ -25,8 +25,8 @@ struct format {
     uint8_t fraction; /* fraction bits */
     uint8_t bias;
     uint8_t has_special;
-    uint8_t has_infinity; /* the smallest special code is one */
-    uint32_t special;     /* smallest magnitude that is Inf or NaN; ~0 when there is none */
+    uint8_t has_infinity; /* the smallest special code is infinity */
+    uint32_t special;     /* smallest magnitude that is infinity or NaN; ~0: none */
 };
 
 static const struct format FORMATS[] = {
@@ -36,8 +36,8 @@ static const struct format FORMATS[] = {
     [MMA_E3M2] = {8, 0, 5, 2, 3, 0, 0, ~0u},           [MMA_E2M1] = {8, 2, 3, 1, 1, 0, 0, ~0u},
 };
 
-/* One half of A and of B decoded: row n holds element n / 8 of word n % 8. In the narrow form a value is the element
- * itself, in the wide form, for exponents of 8 bits, only its significand. */
+/* One half of A and B, decoded: row n holds element n / 8 of word n % 8. In the narrow form a value is the element;
+ * in the wide form, for 8-bit exponents, it is only the significand. */
 enum { DEPTH = BLOCKS * MMA_WORDS };
 struct rows {
     _Alignas(64) float value[DEPTH][MMA_ROWS];
@@ -48,23 +48,24 @@ struct columns {
     int32_t exponent[DEPTH][MMA_COLUMNS];
 };
 
-/* An A that was decoded: products with the same A follow one another. */
+/* A decoded A, kept because consecutive products often share A. */
 struct kept_rows {
     uint32_t registers[4][32];
     struct rows rows;
-    int type, count, special; /* of how many registers; 0: none */
+    int type, count, special; /* count: registers of A, 0 if nothing is kept */
 };
 
-/* The sum while it is built, [column][row]. */
+/* A sum under construction, [column][row]. */
 struct sum {
     int32_t c_significand[OUTPUTS]; /* with FRACTION fraction bits */
     int32_t c_exponent[OUTPUTS];
-    int32_t scale[OUTPUTS];    /* exponent of both scales */
-    int32_t largest[OUTPUTS];  /* largest exponent of a term, less that of the scales */
-    int32_t terms[2][OUTPUTS]; /* sums of up to 16 cut terms that are not zero */
+    int32_t scale[OUTPUTS];    /* sum of the exponents of both scales */
+    int32_t largest[OUTPUTS];  /* largest exponent of a term, without the scales */
+    int32_t terms[2][OUTPUTS]; /* sums of up to 16 truncated, nonzero terms each */
 };
 
-/* Whether a NaN or an infinity is among n words: adding what lies between its code and the sign carries there. */
+/* Return whether one of n words holds a NaN or an infinity: adding the distance from the smallest such code to the
+ * sign bit then carries into the sign bit. */
 static inline int find_special(const uint32_t *restrict words, int n, struct format format) {
     const uint32_t ones = format.width == 8 ? 0x01010101u : format.width == 16 ? 0x00010001u : 1u;
     const uint32_t signs = ones << (format.width - 1);
@@ -109,7 +110,7 @@ static inline void decode_columns(struct columns *restrict columns, uint32_t wor
     }
 }
 
-/* The rows of A, decoded now or by an earlier call; *special: whether there is a NaN or an infinity. */
+/* Return the decoded rows of A, possibly from an earlier call. *special is set if A has a NaN or an infinity. */
 static inline const struct rows *find_rows(const struct mma_shape *shape, const struct mma_operands *operands,
                                            int count, int wide, int *special) {
     enum { KEPT = 4 };
@@ -130,7 +131,7 @@ static inline const struct rows *find_rows(const struct mma_shape *shape, const 
     return &kept->rows;
 }
 
-/* Split the accumulators of f32 bits; return whether one is NaN or infinite. */
+/* Split f32 accumulators into significand and exponent. Return whether one is NaN or infinite. */
 static int32_t decode_c_f32(struct sum *restrict sum, const uint32_t c[restrict OUTPUTS]) {
     int32_t special = 0;
     for (int n = 0; n < OUTPUTS; ++n) {
@@ -144,7 +145,7 @@ static int32_t decode_c_f32(struct sum *restrict sum, const uint32_t c[restrict 
     return special;
 }
 
-/* Split the accumulators of f16 bits; return whether one is NaN or infinite. */
+/* Split f16 accumulators into significand and exponent. Return whether one is NaN or infinite. */
 static int32_t decode_c_f16(struct sum *restrict sum, const uint32_t c[restrict OUTPUTS]) {
     int32_t special = 0;
     for (int n = 0; n < OUTPUTS; ++n) {
@@ -158,7 +159,7 @@ static int32_t decode_c_f16(struct sum *restrict sum, const uint32_t c[restrict 
     return special;
 }
 
-/* Read the exponents of the scales; return whether one is NaN. */
+/* Read the exponents of the scales. Return whether one is NaN. */
 static int32_t start_scales(struct sum *restrict sum, const struct mma_operands *operands) {
     int32_t a[MMA_ROWS];
     int32_t special = 0;
@@ -176,7 +177,7 @@ static int32_t start_scales(struct sum *restrict sum, const struct mma_operands 
     return special;
 }
 
-/* Read the accumulators and the scales; return whether one is NaN or infinite. */
+/* Read the accumulators and the scales. Return whether one is NaN or infinite. */
 static int32_t start_sum(struct sum *restrict sum, uint32_t c[restrict OUTPUTS], const struct mma_shape *shape,
                          const struct mma_operands *operands) {
     int32_t special = 0;
@@ -201,7 +202,7 @@ static int32_t start_sum(struct sum *restrict sum, uint32_t c[restrict OUTPUTS],
     return special;
 }
 
-/* The columns of a tile, one by one: a row of A is read once for all of them. */
+/* Expands X once per column of a tile, so that a row of A is read once for all columns. */
 #define EACH_COLUMN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
 /* Find the largest exponent of each sum. */
@@ -213,7 +214,7 @@ static void find_largest(struct sum *restrict sum, const struct rows *restrict r
         EACH_COLUMN(X)
 #undef X
         int n = 0;
-        do { /* with a test in front of it the loop over rows is no vector code */
+        do { /* a loop that tests first is not vectorised */
             const int32_t a = rows->exponent[n][i], *const b = columns->exponent[n];
 #define X(j) x##j = mma_max(x##j, a + b[j]);
             EACH_COLUMN(X)
@@ -225,7 +226,7 @@ static void find_largest(struct sum *restrict sum, const struct rows *restrict r
     }
 }
 
-/* Cut and add the products of two blocks, whose products are f32 values (exponents of at most 5 bits). */
+/* Truncate and add the products of two blocks. The products are f32 values (exponents of at most 5 bits). */
 static void add_pair(int32_t terms[restrict OUTPUTS], const struct rows *restrict rows,
                      const struct columns *restrict columns, int first, const float unit[restrict OUTPUTS]) {
     for (int i = 0; i < MMA_ROWS; ++i) {
@@ -246,11 +247,11 @@ static void add_pair(int32_t terms[restrict OUTPUTS], const struct rows *restric
     }
 }
 
-/* The same for all blocks, 2 or 4. */
+/* Truncate and add the products of all blocks, 2 or 4. */
 static void add_narrow(struct sum *restrict sum, const struct rows *restrict rows,
                        const struct columns *restrict columns, int depth) {
     float unit[OUTPUTS];
-    /* Below 2^-60 every product is cut to nothing; above 2^100 every product is zero. */
+    /* Below 2^-60 every product is truncated to zero; above 2^100 every product is zero. */
     for (int n = 0; n < OUTPUTS; ++n) {
         unit[n] = value32((uint32_t)(127 + mma_min(mma_max(FRACTION - sum->largest[n], -60), 100)) << 23);
     }
@@ -262,7 +263,7 @@ static void add_narrow(struct sum *restrict sum, const struct rows *restrict row
     }
 }
 
-/* Cut and add the products of significands with their exponents apart. */
+/* Truncate and add products whose significands and exponents are stored separately. */
 static void add_wide(struct sum *restrict sum, const struct rows *restrict rows, const struct columns *restrict columns,
                      int depth) {
     int32_t *const restrict terms = sum->terms[0];
@@ -289,14 +290,15 @@ static void add_wide(struct sum *restrict sum, const struct rows *restrict rows,
     memset(sum->terms[1], 0, sizeof sum->terms[1]);
 }
 
-/* Round total * 2^(exponent - FRACTION) to nearest even to f16. */
+/* Round total * 2^(exponent - FRACTION) to f16, to nearest even. */
 static void round_to_f16(uint32_t result[restrict OUTPUTS], const double total[restrict OUTPUTS],
                          const int32_t exponent[restrict OUTPUTS]) {
     for (int n = 0; n < OUTPUTS; ++n) {
         const double unit = value64((uint64_t)(int64_t)(exponent[n] - FRACTION + 1023) << 52);
         const uint64_t bits = bits64(total[n] * unit);
         const uint64_t cut = ((uint64_t)1 << 29) - 1;
-        const uint64_t odd = (bits & cut) != 0 ? (uint64_t)1 << 29 : 0; /* cut to odd: a second rounding is exact */
+        /* Round to odd, so that the second rounding is correct. */
+        const uint64_t odd = (bits & cut) != 0 ? (uint64_t)1 << 29 : 0;
         const uint32_t f32 = bits32((float)value64((bits & ~cut) | odd));
         const uint32_t magnitude = f32 & 0x7fffffffu;
         const uint32_t even = magnitude >> 13 & 1;
@@ -307,7 +309,7 @@ static void round_to_f16(uint32_t result[restrict OUTPUTS], const double total[r
     }
 }
 
-/* Add c, and round. */
+/* Add c and round. */
 static void finish_sum(uint32_t result[restrict OUTPUTS], struct sum *restrict sum, int f16) {
     double total[OUTPUTS];
     int32_t exponent[OUTPUTS];
@@ -325,7 +327,7 @@ static void finish_sum(uint32_t result[restrict OUTPUTS], struct sum *restrict s
     }
 }
 
-/* The infinities and NaNs of one sum. */
+/* Infinities and NaNs among the terms of one sum. */
 struct specials {
     int nan;
     int infinite[2]; /* positive, negative */
@@ -333,7 +335,7 @@ struct specials {
 
 enum factor { ZERO, FINITE, INFINITE, NOT_A_NUMBER };
 
-/* Tell what element t of a word is as a factor. */
+/* Classify element t of a word as a factor. */
 static enum factor classify(uint32_t word, int t, struct format format, int *negative) {
     const uint32_t code = word >> (t * format.width + format.right);
     const uint32_t magnitude = code & (((uint32_t)1 << format.sign) - 1);
@@ -344,7 +346,8 @@ static enum factor classify(uint32_t word, int t, struct format format, int *neg
     return magnitude != 0 ? FINITE : ZERO;
 }
 
-/* Set all bits of the elements that A has: what a sparse A leaves out multiplies nothing, not even an infinity. */
+/* Set all bits of the elements that A stores. Elements omitted from a sparse A multiply nothing, not even an
+ * infinity. */
 static void find_present(struct mma_words *present, const struct mma_shape *shape,
                          const struct mma_operands *operands) {
     uint32_t ones[MMA_WORDS][MMA_ROWS];
@@ -355,7 +358,7 @@ static void find_present(struct mma_words *present, const struct mma_shape *shap
     }
 }
 
-/* Note what is not finite among the products of one row and column; the first NaN decides. */
+/* Record NaNs and infinities among the products of one row and column. The first NaN ends the search. */
 static void examine_products(struct specials *found, const struct mma_words *words, const struct mma_words *present,
                              int half, int row, int column, const struct mma_shape *shape) {
     const struct format a = FORMATS[shape->a_type], b = FORMATS[shape->b_type];
@@ -376,7 +379,7 @@ static void examine_products(struct specials *found, const struct mma_words *wor
     }
 }
 
-/* Replace the sums that have a NaN or an infinity among their terms. */
+/* Replace the sums with a NaN or an infinity among their terms. */
 static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c[restrict OUTPUTS],
                              const struct mma_shape *shape, const struct mma_operands *operands,
                              const struct mma_words *words, int halves) {
@@ -405,7 +408,7 @@ static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c
     }
 }
 
-/* Write the results back as the warp holds them. */
+/* Write the results to the registers of the warp. */
 static void store(const struct mma_operands *operands, const uint32_t result[restrict OUTPUTS], int f16) {
     if (f16 == 0) {
         mma_store_tile(operands->d, result);
@@ -419,7 +422,7 @@ static void store(const struct mma_operands *operands, const uint32_t result[res
     }
 }
 
-/* One mma: decode, align, add, round. */
+/* Compute one mma: decode, align, add, round. */
 static inline void multiply(const struct mma_shape *shape, const struct mma_operands *operands, int wide) {
     const struct format a = FORMATS[shape->a_type], b = FORMATS[shape->b_type];
     const int f16 = shape->accumulator == MMA_ACC_F16, registers = shape->k * a.width > 128 ? 2 : 1,
@@ -448,7 +451,7 @@ static inline void multiply(const struct mma_shape *shape, const struct mma_oper
     store(operands, result, f16);
 }
 
-/* The same for a sparse A. Of each half no more than 16 terms are not zero, so terms[0] + terms[1] is one sum. */
+/* Compute one mma with a sparse A. Each half has at most 16 nonzero terms, so terms[0] + terms[1] fits in one sum. */
 static void multiply_sparse(const struct mma_shape *shape, const struct mma_operands *operands, int wide) {
     const struct format a = FORMATS[shape->a_type], b = FORMATS[shape->b_type];
     const int f16 = shape->accumulator == MMA_ACC_F16, depth = MMA_WORDS * (32 / a.width);
@@ -485,7 +488,7 @@ static void multiply_sparse(const struct mma_shape *shape, const struct mma_oper
     store(operands, result, f16);
 }
 
-/* The forms of f16 and of the types of 8, 6 and 4 bits in bytes. */
+/* Form for f16 and floats of 8, 6 and 4 bits in bytes. */
 mma_function VM_NAME(mma_narrow);
 void VM_NAME(mma_narrow)(const struct mma_shape *shape, const struct mma_operands *operands) {
     multiply(shape, operands, 0);
@@ -496,7 +499,7 @@ void VM_NAME(mma_narrow_sparse)(const struct mma_shape *shape, const struct mma_
     multiply_sparse(shape, operands, 0);
 }
 
-/* The forms of bf16 and tf32, whose products leave the range of f32. */
+/* Form for bf16 and tf32, whose products exceed the range of f32. */
 mma_function VM_NAME(mma_wide);
 void VM_NAME(mma_wide)(const struct mma_shape *shape, const struct mma_operands *operands) {
     multiply(shape, operands, 1);

@@ -1,8 +1,8 @@
-/* Tensor-core sums of packed e2m1 with a scale for every 16 or 32 k (k 64; of a sparse A for every 32 or 64 of 128).
+/* Tensor-core sums of packed e2m1 with one scale per 16 or 32 k (k 64; sparse A: per 32 or 64 of 128).
  *
- * The products of each run of 16 k, or of the 16 that a sparse A has of 32, are summed exactly and multiplied by the
- * significands of their two scales; the four sums and c are shifted to the largest exponent, cut toward zero to 35
- * fraction bits, added exactly, and the sum is rounded once. */
+ * The 16 products of a group (of 32 k for a sparse A) are summed exactly and multiplied by the significands of their
+ * two scales. The four sums and c are shifted to the largest exponent, truncated to 35 fraction bits and added
+ * exactly. The total is rounded once. */
 #include <string.h>
 
 #include "vm/execute/mma.h"
@@ -11,20 +11,20 @@
 enum {
     FRACTION = 35,
     GROUPS = 4,
-    ELEMENTS = 8, /* in a word */
+    ELEMENTS = 8, /* per word */
     LANES_B = MMA_COLUMNS * MMA_WORDS,
     OUTPUTS = MMA_OUTPUTS,
-    GROUP_FRACTION = 8 /* of a group's sum: 1 bit for each e2m1, 3 for each scale */
+    GROUP_FRACTION = 8 /* fraction bits of a group's sum: 1 for each e2m1, 3 for each scale */
 };
 
-/* The scales of every group, each significand * 2^(exponent - 3), and whether a row or column has a NaN. */
+/* Scales of every group, as significand * 2^(exponent - 3), and whether a row or column has a NaN scale. */
 struct scales {
     int32_t a_significand[GROUPS][MMA_ROWS], a_exponent[GROUPS][MMA_ROWS];
     int32_t b_significand[GROUPS][MMA_COLUMNS], b_exponent[GROUPS][MMA_COLUMNS];
     int32_t a_nan[MMA_ROWS], b_nan[MMA_COLUMNS];
 };
 
-/* Decode a scale and return whether it is NaN. Zero counts as exponent -126; the sign of ue4m3 is ignored. */
+/* Decode a scale. Return whether it is NaN. Zero has exponent -126. The sign of ue4m3 is ignored. */
 static int32_t decode_scale(int32_t *significand, int32_t *exponent, uint8_t code, uint8_t type) {
     if (type == MMA_UE8M0) {
         *significand = 8;
@@ -38,7 +38,7 @@ static int32_t decode_scale(int32_t *significand, int32_t *exponent, uint8_t cod
     return magnitude == 0x7f;
 }
 
-/* Decode element t of n words to twice its value. */
+/* Decode element t of n words as twice its value. */
 static inline void decode(int16_t *restrict value, const uint32_t *restrict words, int n, int t) {
     for (int i = 0; i < n; ++i) {
         const int32_t code = (int32_t)(words[i] >> (4 * t));
@@ -48,7 +48,7 @@ static inline void decode(int16_t *restrict value, const uint32_t *restrict word
     }
 }
 
-/* Sum the products of a run of 16 k with every row, in quarters. */
+/* Sum the products of a run of 16 k with every row, in units of 1/4. */
 static inline void multiply_column(int16_t sum[restrict MMA_ROWS], int16_t a[restrict ELEMENTS][MMA_WORDS][MMA_ROWS],
                                    int16_t b[restrict ELEMENTS][LANES_B], int group, int column) {
     for (int i = 0; i < MMA_ROWS; ++i) {
@@ -63,7 +63,7 @@ static inline void multiply_column(int16_t sum[restrict MMA_ROWS], int16_t a[res
     }
 }
 
-/* Sum the products of every run of 16 k of one half. */
+/* Sum the products of every run of 16 k in one half. */
 static void sum_runs(int16_t groups[restrict GROUPS][OUTPUTS], const struct mma_words *restrict words, int half) {
     int16_t a[ELEMENTS][MMA_WORDS][MMA_ROWS];
     int16_t b[ELEMENTS][LANES_B];
@@ -78,7 +78,7 @@ static void sum_runs(int16_t groups[restrict GROUPS][OUTPUTS], const struct mma_
     }
 }
 
-/* Sum the products of every group: a run, or two runs of a sparse A. */
+/* Sum the products of every group: one run, or two runs for a sparse A. */
 static void sum_groups(int16_t groups[restrict GROUPS][OUTPUTS], const struct mma_words *restrict words, int halves) {
     int16_t runs[GROUPS][OUTPUTS];
     if (halves == 1) {
@@ -95,7 +95,7 @@ static void sum_groups(int16_t groups[restrict GROUPS][OUTPUTS], const struct mm
     }
 }
 
-/* Decode the scales of all rows and columns by group. */
+/* Decode the scales of all rows and columns, by group. */
 static void decode_scales(struct scales *restrict scales, const struct mma_shape *shape,
                           const struct mma_operands *operands) {
     memset(scales, 0, sizeof *scales);
@@ -112,13 +112,13 @@ static void decode_scales(struct scales *restrict scales, const struct mma_shape
     }
 }
 
-/* Cut |x| * 2^(FRACTION - fraction) after a shift to the right. */
+/* Return |x| * 2^(FRACTION - fraction), shifted right and truncated. */
 static inline int64_t cut(int32_t x, int fraction, int32_t shift) {
     const int64_t magnitude = (int64_t)(x < 0 ? -x : x) << (FRACTION - fraction) >> mma_min(shift, 63);
     return x < 0 ? -magnitude : magnitude;
 }
 
-/* Add c and the groups of one column; exponent becomes that of the sums. */
+/* Add c and the groups of one column. `exponent` is set to the exponents of the sums. */
 static inline void add_column(double total[restrict MMA_ROWS], int32_t exponent[restrict MMA_ROWS],
                               int16_t groups[restrict GROUPS][OUTPUTS], const struct scales *restrict scales,
                               const uint32_t c[restrict MMA_ROWS], int column) {
@@ -148,7 +148,7 @@ static inline void add_column(double total[restrict MMA_ROWS], int32_t exponent[
     }
 }
 
-/* Replace the sums that have a NaN or an infinity among their terms. */
+/* Replace the sums with a NaN or an infinity among their terms. */
 static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c[restrict OUTPUTS],
                              const struct scales *restrict scales) {
     for (int n = 0; n < OUTPUTS; ++n) {
@@ -159,7 +159,7 @@ static void replace_specials(uint32_t result[restrict OUTPUTS], const uint32_t c
     }
 }
 
-/* The forms mxf4 and mxf4nvf4. */
+/* Form for kinds mxf4 and mxf4nvf4. */
 mma_function VM_NAME(mma_fp4);
 void VM_NAME(mma_fp4)(const struct mma_shape *shape, const struct mma_operands *operands) {
     struct mma_words words;

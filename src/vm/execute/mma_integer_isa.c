@@ -1,5 +1,5 @@
-/* Tensor-core sums of integer products (k 16 and 32 of 8 bits, 32 and 64 of 4; of a sparse A twice that) and of common
- * bits (k 128 and 256). */
+/* Tensor-core sums of integer products (k 16 and 32 for 8 bits, 32 and 64 for 4 bits; sparse A: twice that), and
+ * counts of equal or common bits of b1 (k 128 and 256). */
 #include <string.h>
 
 #include "vm/execute/mma.h"
@@ -7,7 +7,7 @@
 
 enum { LANES_B = MMA_COLUMNS * MMA_WORDS };
 
-/* Take element t of n words, with or without sign. */
+/* Decode element t of n words, signed or unsigned. */
 static inline void decode(int32_t *restrict value, const uint32_t *restrict words, int n, int t, int width,
                           int is_signed) {
     const int32_t mask = (1 << width) - 1;
@@ -70,7 +70,7 @@ static inline void count(int32_t sum[restrict MMA_OUTPUTS], const struct mma_wor
     }
 }
 
-/* The forms of s8, u8, s4, u4 and b1. */
+/* Form for s8, u8, s4, u4 and b1. */
 mma_function VM_NAME(mma_integer);
 void VM_NAME(mma_integer)(const struct mma_shape *shape, const struct mma_operands *operands) {
     const int bits = shape->a_type == MMA_B1_AND || shape->a_type == MMA_B1_XOR;

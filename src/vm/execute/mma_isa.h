@@ -1,4 +1,4 @@
-/* What the tensor-core files that are compiled once per vector width share: names, fragments, the last rounding. */
+/* Shared parts of the tensor-core files that are compiled once per vector width: names, fragments, final rounding. */
 #ifndef SM120_VM_MMA_ISA_H
 #define SM120_VM_MMA_ISA_H
 
@@ -12,12 +12,12 @@
 #define VM_JOIN(name, isa)  VM_JOIN_(name, isa)
 #define VM_NAME(name)       VM_JOIN(name, VM_ISA)
 
-/* A tile of the accumulator's shape is [16 * column + row], so that rows lie in vector lanes. */
+/* A tile of accumulators is indexed [16 * column + row], so that rows are vector lanes. */
 enum { MMA_ROWS = 16, MMA_COLUMNS = 8, MMA_WORDS = 8, MMA_OUTPUTS = MMA_ROWS * MMA_COLUMNS };
 
-/* The words of both operands. Word w of a row or column covers the k from w * (elements per word); shapes of half
- * the depth leave words 4..7 zero, and a zero in both operands adds nothing. Only mma.sp has the second half: there A
- * is laid out with zeros for what it leaves out. */
+/* Words of both operands. Word w of a row or column holds the k from w * (elements per word) on. For shapes of half
+ * the depth, words 4 to 7 are zero, which adds nothing. Only mma.sp uses the second half: A is expanded with zeros
+ * for its omitted elements. */
 enum { MMA_HALVES = 2 };
 struct mma_words {
     uint32_t a[MMA_HALVES][MMA_WORDS][MMA_ROWS];
@@ -32,8 +32,8 @@ static inline int32_t mma_min(int32_t x, int32_t y) {
     return x < y ? x : y;
 }
 
-/* Deal a register of 8 groups of four lanes out to four rows, `stride` apart. The loop over groups is what compilers
- * turn into shuffles. */
+/* Distribute a register of 8 groups of four lanes over four rows, `stride` apart. Compilers turn the loop over
+ * groups into shuffles. */
 static inline void mma_deal(uint32_t *restrict rows, int stride, const uint32_t lanes[restrict 32]) {
     for (int g = 0; g < 8; ++g) {
         rows[g] = lanes[4 * g];
@@ -43,7 +43,7 @@ static inline void mma_deal(uint32_t *restrict rows, int stride, const uint32_t 
     }
 }
 
-/* Undo mma_deal. */
+/* Undo mma_deal(). */
 static inline void mma_collect(uint32_t lanes[restrict 32], const uint32_t *restrict rows, int stride) {
     for (int g = 0; g < 8; ++g) {
         lanes[4 * g] = rows[g];
@@ -53,8 +53,8 @@ static inline void mma_collect(uint32_t lanes[restrict 32], const uint32_t *rest
     }
 }
 
-/* Bring the fragments into rows and columns. Every shape has one map of words: register r of lane 4g + q holds word
- * q + 4 (r >> 1) of row g + 8 (r & 1) in A, and word q + 4r of column g in B. */
+/* Arrange the fragment of A in rows. All shapes share one layout: register r of lane 4g + q holds word q + 4 (r >>
+ * 1) of row g + 8 (r & 1) of A, and word q + 4r of column g of B. */
 static inline void mma_gather_a(uint32_t a[MMA_WORDS][MMA_ROWS], const uint32_t (*registers)[32], int count) {
     for (int r = 0; r < count; ++r) {
         mma_deal(a[4 * (r >> 1)] + 8 * (r & 1), MMA_ROWS, registers[r]);
@@ -69,13 +69,13 @@ static inline void mma_gather_b(struct mma_words *words, const uint32_t (*regist
     }
 }
 
-/* Lay out two of four units in 64 bits of 16-bit units or in 32 bits of 8-bit ones. */
+/* Place two of four units in 64 bits (16-bit units) or 32 bits (8-bit units). */
 static inline uint64_t mma_spread(uint32_t units, uint32_t width, uint32_t indices) {
     const uint64_t first = units & ((1u << width) - 1), second = units >> width & ((1u << width) - 1);
     return first << width * (indices & 3) | second << width * (indices >> 2);
 }
 
-/* Lay out the rows of a sparse A, whose words at row i are a[w][i]. */
+/* Expand the rows of a sparse A. Row i has the words a[w][i]. */
 static inline void mma_expand(struct mma_words *words, uint32_t a[MMA_WORDS][MMA_ROWS], const struct mma_shape *shape,
                               const struct mma_operands *operands, int count) {
     for (int w = 0; w < count; ++w) {
@@ -100,7 +100,7 @@ static inline void mma_expand(struct mma_words *words, uint32_t a[MMA_WORDS][MMA
     }
 }
 
-/* Bring the operands into rows and columns of 4 words for each register of B. */
+/* Arrange the operands in rows and columns, with 4 words for each register of B. */
 static inline void mma_gather(struct mma_words *words, const struct mma_operands *operands, int count) {
     if (count < 2) {
         memset(words->a[0], 0, sizeof words->a[0]);
@@ -110,7 +110,7 @@ static inline void mma_gather(struct mma_words *words, const struct mma_operands
     mma_gather_b(words, operands->b, count);
 }
 
-/* The same for a sparse A; returns how many halves of `words` are filled. */
+/* Arrange the operands of a sparse mma. Return how many halves of `words` are filled. */
 static inline int mma_gather_sparse(struct mma_words *words, const struct mma_shape *shape,
                                     const struct mma_operands *operands, int count) {
     uint32_t packed[MMA_WORDS][MMA_ROWS];
@@ -134,7 +134,7 @@ static inline void mma_store_tile(uint32_t (*registers)[32], const uint32_t tile
     }
 }
 
-/* The block scales: byte `block` of row or column n. */
+/* Return a block scale: byte `block` of a row or column. */
 static inline uint8_t mma_scale_a(const struct mma_operands *operands, int row, int block) {
     const int lane = 4 * (row & 7) + 2 * (operands->thread_a & 1) + (row >> 3);
     return (uint8_t)(operands->scale_a[lane] >> (8 * ((operands->byte_a + block) & 3)));
@@ -145,7 +145,7 @@ static inline uint8_t mma_scale_b(const struct mma_operands *operands, int colum
     return (uint8_t)(operands->scale_b[lane] >> (8 * ((operands->byte_b + block) & 3)));
 }
 
-/* Round total * 2^(exponent - fraction), total a whole number below 2^53 and exponent >= -126, toward zero to f32. */
+/* Truncate total * 2^(exponent - fraction) to f32. total is an integer below 2^53, exponent at least -126. */
 static inline void mma_truncate_to_f32(uint32_t result[restrict MMA_OUTPUTS], const double total[restrict MMA_OUTPUTS],
                                        const int32_t exponent[restrict MMA_OUTPUTS], int fraction) {
     int32_t subnormal = 0;

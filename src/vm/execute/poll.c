@@ -1,6 +1,7 @@
-/* Polls: reads that a lane repeats until another warp or CTA answers. A strong read (volatile, relaxed, acquire) or an
- * atomic operation without effect counts when the same instruction has met the same value at the same place again and
- * again while its CTA wrote nothing. Nothing here depends on what an address is, so that a seed fixes the run. */
+/* Polls: reads that a lane repeats until another warp or CTA answers. A strong read (volatile, relaxed, acquire) or
+ * an atomic operation without effect is a poll if the same instruction repeatedly reads the same value at the same
+ * address while its CTA writes nothing. Decisions do not depend on the numeric value of addresses, so the seed
+ * determines the run. */
 #include "vm/execute/poll.h"
 
 #include <stdio.h>
@@ -21,13 +22,13 @@ struct poll {
     uint32_t pc, repeats, bytes;
 };
 
-/* What a worker has done to global memory: a number that changes. */
+/* Return a number that changes whenever a worker writes to global memory. */
 uint64_t poll_changes(const struct worker *worker) {
     return worker->changes + worker->bytes[TRAFFIC_ST_GLOBAL] + worker->bytes[TRAFFIC_BULK_STORE] +
            worker->bytes[TRAFFIC_BULK_REDUCE];
 }
 
-/* Everything that a CTA which waits by loads alone does not do. */
+/* Return a measure of all work except loads and local stores. It does not change while a CTA only polls. */
 static uint64_t work_of(const struct worker *worker) {
     uint64_t work = worker->tensor_flops;
     for (uint32_t k = 0; k < TRAFFIC_COUNT; ++k) {
@@ -38,7 +39,7 @@ static uint64_t work_of(const struct worker *worker) {
     return work;
 }
 
-/* The value at a place, or a mixture of its words. */
+/* Return the value in memory, or a hash if it is longer than 8 bytes. */
 static uint64_t value_at(const uint8_t *place, uint32_t bytes) {
     uint64_t value = 0;
     for (uint32_t k = 0; k < bytes; k += 8) {
@@ -49,12 +50,12 @@ static uint64_t value_at(const uint8_t *place, uint32_t bytes) {
     return value;
 }
 
-/* The memory of a lane's last two polls. */
+/* Return the records of a lane's last two polls. */
 static struct poll *polls_of(const struct warp *w, uint32_t lane) {
     return &w->cta->polls[(w->index * WARP + lane) * WAYS];
 }
 
-/* Note one lane's read. Returns how often it has been repeated. */
+/* Record one lane's read. Return how often it has been repeated. */
 static uint32_t note(struct poll *p, const uint8_t *place, uint32_t bytes, uint32_t pc, uint64_t changes) {
     const uint64_t value = value_at(place, bytes);
     const uint32_t k = p[0].pc == pc && p[0].place == place ? 0 : 1;
@@ -69,7 +70,8 @@ static uint32_t note(struct poll *p, const uint8_t *place, uint32_t bytes, uint3
     return p[k].repeats;
 }
 
-/* Lanes have read `bytes` each. true: all of them have read this again and again, and it was always the same. */
+/* Record a read of `bytes` bytes by some lanes. Return true if all of them have repeated it, with the same value
+ * every time. */
 bool poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t bytes, int is_shared) {
     struct cta *cta = w->cta;
     const uint64_t changes = poll_changes(w->worker) - cta->changes_base;
@@ -89,7 +91,7 @@ bool poll_note(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t by
     return true;
 }
 
-/* Forget everything at the start of a CTA. */
+/* Clear the records at the start of a CTA. */
 void poll_start(struct cta *cta) {
     if (cta->polls != NULL) {
         memset(cta->polls, 0, MAX_WARPS * WARP * WAYS * sizeof *cta->polls);
@@ -98,19 +100,20 @@ void poll_start(struct cta *cta) {
     cta->polled = cta->quiet_slices = 0;
 }
 
-/* A worker takes a CTA up: what it does is the CTA's from now on. */
+/* Start attributing the worker's work to this CTA. */
 void poll_enter(struct cta *cta, const struct worker *worker) {
     cta->changes_base = poll_changes(worker) - cta->changes;
     cta->work_base = work_of(worker) - cta->work;
 }
 
-/* It leaves the CTA. */
+/* Stop attributing the worker's work to this CTA. */
 void poll_leave(struct cta *cta, const struct worker *worker) {
     cta->changes = poll_changes(worker) - cta->changes_base;
     cta->work = work_of(worker) - cta->work_base;
 }
 
-/* At the end of a slice: did the CTA do nothing but poll in it? One that reads weakly is given more time. */
+/* At the end of a slice, return whether the CTA only polled in it. A CTA that polls with weak reads gets more slices
+ * before it counts. */
 bool poll_is_all(struct cta *cta, const struct worker *worker) {
     poll_leave(cta, worker);
     const bool polls = cta->changes == cta->slice_changes && cta->polled >= ENOUGH;
@@ -124,7 +127,8 @@ bool poll_is_all(struct cta *cta, const struct worker *worker) {
     return polls || cta->quiet_slices > QUIET;
 }
 
-/* A CTA waits: remember what for, in part if it is much; threads with nothing else to do look at the rest. */
+/* Record what a waiting CTA polls. Beyond the limit of `watched`, polls are left out; idle threads retry such CTAs
+ * anyway. */
 void poll_watch(struct cta *cta) {
     enum { MOST = sizeof cta->watched / sizeof *cta->watched };
     cta->watches = 0;
@@ -137,7 +141,7 @@ void poll_watch(struct cta *cta) {
     }
 }
 
-/* Has something changed that it polled? Each change counts once. */
+/* Return whether a polled value has changed. Each change counts once. */
 bool poll_has_answer(const struct cta *cta) {
     for (uint32_t k = 0; k < cta->watches; ++k) {
         struct poll *p = cta->watched[k];
@@ -150,7 +154,7 @@ bool poll_has_answer(const struct cta *cta) {
     return false;
 }
 
-/* What lanes of a warp poll, for a report; 0 if nothing. */
+/* Describe what lanes of a warp poll, for a report. Return 0 if they poll nothing. */
 int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes) {
     const struct poll *longest = NULL;
     for (uint32_t rest = w->cta->polls != NULL ? mask : 0; rest != 0; rest &= rest - 1) {
@@ -167,7 +171,7 @@ int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes) {
     const struct place *at = &w->function->places[longest->pc];
     const uint64_t offset = (uintptr_t)longest->place - (uintptr_t)w->cta->shared;
     const bool is_shared = offset < w->cta->shared_bytes;
-    return snprintf(to, bytes, "another value than 0x%llx at %s address 0x%llx, which it polls at %s:%u",
+    return snprintf(to, bytes, "a value other than 0x%llx at %s address 0x%llx, polled at %s:%u",
                     (unsigned long long)longest->value, is_shared ? "shared" : "global",
                     is_shared ? (unsigned long long)offset + SHARED_BASE
                               : (unsigned long long)(uintptr_t)longest->place,
@@ -176,7 +180,7 @@ int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes) {
 
 /* ---- what a split waits for ---- */
 
-/* What a split waits for, in words. */
+/* Describe what a split waits for. */
 void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t bytes) {
     const struct cta *cta = w->cta;
     const uint16_t slot =
@@ -186,16 +190,16 @@ void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t
     } else if (s->wait == WAIT_BULK) {
         snprintf(to, bytes, "its bulk copies");
     } else if (s->wait == WAIT_BARRIER) {
-        snprintf(to, bytes, "barrier %u, where %u of %u threads have arrived", s->address,
-                 cta->barrier[s->address].arrived, s->detail);
+        snprintf(to, bytes, "barrier %u: %u of %u threads have arrived", s->address, cta->barrier[s->address].arrived,
+                 s->detail);
     } else if (s->wait != WAIT_MBARRIER && poll_describe(w, s->mask, to, bytes) != 0) {
         return;
     } else if (slot != 0) {
         const struct mbarrier *m = &cta->mbarrier[slot - 1];
         snprintf(to, bytes,
-                 "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are missing",
+                 "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are pending",
                  s->phase, m->address, m->pending, m->expected, m->tx);
     } else {
-        snprintf(to, bytes, "no event: it runs");
+        snprintf(to, bytes, "nothing: it is running");
     }
 }

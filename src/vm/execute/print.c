@@ -1,5 +1,5 @@
-/* printf and assert of kernels: vprintf and __assertfail. What is printed appears on stdout after the launch, in the
- * order of the CTAs, and in each of them in the order in which it was printed. */
+/* printf and assert in kernels: vprintf and __assertfail. Output is written to stdout after the launch, ordered by
+ * CTA and, within a CTA, by time. */
 #include "vm/execute/print.h"
 
 #include <stdio.h>
@@ -30,14 +30,14 @@ struct text {
     size_t used, space;
 };
 
-/* Append bytes as far as they fit. */
+/* Append as many bytes as fit. */
 static void append(struct text *t, const char *from, size_t n) {
     n = n < t->space - t->used ? n : t->space - t->used;
     memcpy(t->at + t->used, from, n);
     t->used += n;
 }
 
-/* Read a string of a kernel, cut to what fits. False after a fault. */
+/* Read a kernel's string, truncated to the space. Return false after a fault. */
 static bool read_string(struct warp *w, uint64_t address, uint32_t lane, char *to, size_t space) {
     enum space found;
     for (size_t n = 0; n + 1 < space; ++n) {
@@ -54,7 +54,7 @@ static bool read_string(struct warp *w, uint64_t address, uint32_t lane, char *t
     return true;
 }
 
-/* The arguments of one printf, packed in memory as va_list would be. */
+/* Arguments of one printf, packed in memory like a va_list. */
 struct arguments {
     struct warp *w;
     uint64_t at;
@@ -62,7 +62,7 @@ struct arguments {
     bool failed;
 };
 
-/* The next argument; each is aligned to its size. */
+/* Return the next argument, aligned to its size. */
 static uint64_t next_argument(struct arguments *a, uint32_t bytes) {
     enum space found;
     uint64_t value = 0;
@@ -77,10 +77,10 @@ static uint64_t next_argument(struct arguments *a, uint32_t bytes) {
     return bytes == 4 ? (uint64_t)(int64_t)(int32_t)value : value;
 }
 
-/* One conversion of a format. */
+/* A conversion specification of the format. */
 struct conversion {
     char flags[8], type;
-    int width, precision, is_long; /* precision -1: none */
+    int width, precision, is_long; /* precision -1: not given */
 };
 
 /* Read a number or `*`. */
@@ -97,7 +97,7 @@ static const char *read_count(struct arguments *a, const char *s, int *to) {
     return s;
 }
 
-/* Read what stands behind a %. */
+/* Read a conversion specification after %. */
 static const char *read_conversion(struct arguments *a, const char *s, struct conversion *c) {
     size_t n = 0;
     *c = (struct conversion){.precision = -1};
@@ -117,7 +117,7 @@ static const char *read_conversion(struct arguments *a, const char *s, struct co
     return *s != '\0' ? s + 1 : s;
 }
 
-/* Write one converted argument. */
+/* Print one converted argument. */
 static void convert(struct arguments *a, const struct conversion *c, struct text *to) {
     char format[32], string[LONGEST], out[LONGEST + 1100];
     int n = 0;
@@ -168,7 +168,7 @@ static void keep(struct cta *cta, const struct text *t) {
     mutex_unlock(&launch->lock);
 }
 
-/* Print for one lane; returns how many arguments were read, or -1 after a fault. */
+/* Print for one lane. Return how many arguments were read, or -1 after a fault. */
 static int print_lane(struct warp *w, uint64_t format, uint64_t values, uint32_t lane) {
     char pattern[LONGEST], out[2 * LONGEST];
     struct text to = {out, 0, sizeof out};
@@ -214,7 +214,7 @@ enum step print_format(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* __assertfail(message, file, line, function, size of a character) */
+/* __assertfail(message, file, line, function, size of a character). */
 enum step print_assertion(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint32_t lane = lowest_bit(mask);
     char message[256], file[160], function[160];
@@ -235,7 +235,7 @@ static int compare(const void *a, const void *b) {
     return x->order < y->order ? -1 : x->order > y->order;
 }
 
-/* Write what a launch printed to stdout, in the order of its CTAs. */
+/* Write the output of a launch to stdout, ordered by CTA. */
 void print_flush(struct launch *launch) {
     size_t count = 0;
     for (const struct printed *n = launch->printed; n != NULL; n = n->next) {
@@ -253,7 +253,7 @@ void print_flush(struct launch *launch) {
         fwrite(list[k]->text, 1, list[k]->length, stdout);
     }
     if (launch->unprinted_bytes != 0) {
-        printf("[%zu bytes more were printed; a launch keeps %d]\n", launch->unprinted_bytes, (int)MOST_PRINTED);
+        printf("[%zu more bytes were printed; a launch keeps %d]\n", launch->unprinted_bytes, (int)MOST_PRINTED);
     }
     if (list != NULL || launch->unprinted_bytes != 0) {
         fflush(stdout);

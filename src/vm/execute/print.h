@@ -7,7 +7,7 @@
 struct launch;
 
 handler print_format, print_assertion;
-/* Write what a launch printed to stdout, in the order of its CTAs. */
+/* Write the output of a launch to stdout, ordered by CTA. */
 void print_flush(struct launch *launch);
 
 #endif

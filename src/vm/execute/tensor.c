@@ -1,4 +1,4 @@
-/* mma.sync, mma.sp and wmma: hand the registers to the arithmetic of mma.c. */
+/* mma.sync, mma.sp and wmma: pass the registers to the functions of mma.c. */
 #include "vm/execute/tensor.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "vm/machine/launch.h"
 #include "vm/machine/program.h"
 
-/* The registers of a fragment as one array, copied together if they are apart. */
+/* Return the registers of a fragment as one array. They are copied to scratch if they are not contiguous. */
 static const uint32_t (*gather(struct warp *w, const struct fragment *f, uint32_t (*scratch)[WARP])) [WARP] {
     if (f->together != 0) {
         return (const uint32_t (*)[WARP])source(w, f->slot[0]);
@@ -22,7 +22,7 @@ static const uint32_t (*gather(struct warp *w, const struct fragment *f, uint32_
     return (const uint32_t (*)[WARP])scratch;
 }
 
-/* Read the selectors of the scales out of registers and check them. False after a fault. */
+/* Read the scale selectors from registers and check them. Return false after a fault. */
 static bool read_selectors(struct warp *w, const struct mma_plan *plan, uint8_t *value) {
     static const char *const names[4] = {"byte-id of A", "thread-id of A", "byte-id of B", "thread-id of B"};
     const uint32_t vector = plan->shape.scale_vec, byte = vector == 1 ? 3 : vector == 2 ? 2 : 0;
@@ -42,7 +42,7 @@ static bool read_selectors(struct warp *w, const struct mma_plan *plan, uint8_t 
     return true;
 }
 
-/* Check every index that a sparse A is laid out by. False after a fault. */
+/* Check all indices in the metadata of a sparse A. Return false after a fault. */
 static bool check_metadata(struct warp *w, const struct mma_plan *plan) {
     const uint32_t *lanes = source(w, plan->metadata);
     for (uint32_t l = 0; l < WARP; ++l) {
@@ -56,15 +56,15 @@ static bool check_metadata(struct warp *w, const struct mma_plan *plan) {
                      lanes[l], pair, pair & 3, pair >> 2,
                      plan->pairs == MMA_PAIRS_TF32      ? "0x4 or 0xe"
                      : plan->pairs == MMA_PAIRS_ORDERED ? "the lower index first"
-                                                        : "two that differ");
+                                                        : "two different indices");
             return false;
         }
     }
     return true;
 }
 
-/* Before the accesses of wmma.load and .store: one address and one stride for all lanes, rows aligned to the bytes that
- * a lane moves (to 16, where it moves 32: CUDA asks no more of a stride), and no shorter than what is stored. */
+/* Check a wmma.load or wmma.store before its accesses: all lanes have the same address and stride; rows are aligned
+ * to the bytes that a lane accesses (to 16 for 32 bytes, as in CUDA); a store's stride is at least the row length. */
 enum step tensor_wmma(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint64_t *address = source(w, i->a);
     const uint32_t *stride = source(w, i->b), first = lowest_bit(mask), bits = i->kind;
@@ -85,12 +85,13 @@ enum step tensor_wmma(struct warp *w, const struct inst *i, uint32_t mask) {
     }
     if (row % (8 * unit) != 0) {
         return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, first,
-                        "a matrix whose stride is %u elements of %u bits; expected a multiple of %u", stride[first],
+                        "a matrix with stride %u, in elements of %u bits; expected a multiple of %u", stride[first],
                         bits, 8 * unit / bits);
     }
     if (stride[first] < i->target) {
         return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, first,
-                        "a matrix stored with stride %u, which is less than its %u elements", stride[first], i->target);
+                        "a matrix stored with stride %u; expected at least its row length %u", stride[first],
+                        i->target);
     }
     return STEP_NEXT;
 }

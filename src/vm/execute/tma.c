@@ -1,4 +1,4 @@
-/* The instructions on tensor maps: copies of boxes, changes of maps, and their fences. */
+/* Instructions on tensor maps: tensor copies, changes of maps, fences. */
 #include "vm/execute/tma.h"
 
 #include <stdlib.h>
@@ -41,7 +41,7 @@ atomic_function *tma_reduction(enum atomic_op op, uint32_t type) {
 
 /* ---- maps ---------------------------------------------------------------------------------------------------- */
 
-/* Read the map at a generic address. False after a fault. */
+/* Read the tensor map at a generic address. Return false after a fault. */
 static bool read_map(struct warp *w, uint64_t address, uint32_t lane, struct tensor_map *map) {
     static const char *const names[] = {
         [SPACE_GLOBAL] = "global", [SPACE_SHARED] = "shared", [SPACE_LOCAL] = "local", [SPACE_PARAM] = "parameter"};
@@ -54,7 +54,7 @@ static bool read_map(struct warp *w, uint64_t address, uint32_t lane, struct ten
     }
     if (space == SPACE_SHARED || space == SPACE_LOCAL) {
         fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane,
-                 "the tensor map is at %s address 0x%llx; expected it in a parameter, or in constant or global memory",
+                 "the tensor map is at %s address 0x%llx; expected a parameter, constant or global memory",
                  names[space], shown);
         return false;
     }
@@ -70,17 +70,18 @@ static bool read_map(struct warp *w, uint64_t address, uint32_t lane, struct ten
     return true;
 }
 
-/* Does the map fit the instruction? false after a fault. */
+/* Check that a map matches the instruction. Return false after a fault. */
 static bool fits(struct warp *w, const struct inst *i, const struct tensor_map *map, uint32_t lane) {
     const struct tma_operands *more = i->more;
     if (map->interleave != CU_TENSOR_MAP_INTERLEAVE_NONE) {
         fault_at(w, CUDA_ERROR_NOT_SUPPORTED, lane,
-                 "a tensor map with interleave %u; the virtual SM120 has no interleaved layouts", map->interleave);
+                 "a tensor map with interleave %u; interleaved layouts are not supported", map->interleave);
         return false;
     }
     if (map->rank != more->rank) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "a copy of %u dimensions with a tensor map of %u; expected as many", more->rank, map->rank);
+                 "a copy of %u dimensions with a tensor map of %u dimensions; expected the same number", more->rank,
+                 map->rank);
         return false;
     }
     if (more->is_gather != 0 && map->box[1] != 1) {
@@ -93,21 +94,21 @@ static bool fits(struct warp *w, const struct inst *i, const struct tensor_map *
 
 /* ---- copies -------------------------------------------------------------------------------------------------- */
 
-/* Is the box where a copy may begin? false after a fault. */
+/* Check the coordinates of a copy. Return false after a fault. */
 static bool is_aligned(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t lane) {
     const uint32_t bits = tensor_map_bits(box->map.type);
     const int32_t whole = tensor_map_unpacks(box->map.type) ? 128 : (int32_t)(128 / bits);
     if (box->at[0] % whole != 0) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "a tensor copy from coordinate %d of dimension 0, whose elements have %u bits; expected a multiple of "
-                 "%d, as all of them begin at 16 bytes",
+                 "a tensor copy at coordinate %d of dimension 0 with elements of %u bits; expected a multiple of "
+                 "%d, because the copy must start at a multiple of 16 bytes",
                  box->at[0], bits, whole);
         return false;
     }
     for (uint32_t k = 0; k < box->map.rank && i->kind != ASYNC_LOAD; ++k) {
         if (box->at[k] < 0) {
             fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                     "a tensor %s at coordinate %d of dimension %u; expected none below 0, where only loads begin",
+                     "a tensor %s at coordinate %d of dimension %u; only loads may have negative coordinates",
                      i->kind == ASYNC_STORE ? "store" : "reduction", box->at[k], k);
             return false;
         }
@@ -115,31 +116,32 @@ static bool is_aligned(struct warp *w, const struct inst *i, const struct tma_bo
     return true;
 }
 
-/* Does the type allow the copy? false after a fault. */
+/* Check that the element type allows the copy. Return false after a fault. */
 static bool is_allowed(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t lane) {
     static const char *const names[] = {"add", "min", "max", "and", "or", "xor", "inc", "dec"};
     const uint32_t type = box->map.type;
     if (i->kind == ASYNC_STORE && type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "a store with a tensor map of data_type 16U4_ALIGN16B, which is for loads alone");
+                 "a store with a tensor map of data_type 16U4_ALIGN16B, which supports only loads");
         return false;
     }
     if (i->kind == ASYNC_LOAD && type == CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B &&
         box->map.swizzle == CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B) {
-        fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "a load with a tensor map of data_type 16U6_ALIGN16B and swizzle 128B_ATOM_64B, which is for stores");
+        fault_at(
+            w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
+            "a load with a tensor map of data_type 16U6_ALIGN16B and swizzle 128B_ATOM_64B, which support only stores");
         return false;
     }
     if (i->kind == ASYNC_REDUCE && tma_reduction((enum atomic_op)i->negate, type) == NULL) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "cp.reduce.async.bulk.tensor with .%s and a tensor map of data_type %u, which has no such operation",
+                 "cp.reduce.async.bulk.tensor with .%s, which data_type %u of the tensor map does not support",
                  names[i->negate], type);
         return false;
     }
     return true;
 }
 
-/* Find the box that an instruction means. False after a fault. */
+/* Compute the box that an instruction copies. Return false after a fault. */
 static bool find_box(struct warp *w, const struct inst *i, uint32_t lane, struct tma_box *box) {
     const struct tma_operands *more = i->more;
     *box = (struct tma_box){.is_gather = more->is_gather, .is_written = i->kind != ASYNC_LOAD, .in_use = true};
@@ -159,7 +161,7 @@ static bool find_box(struct warp *w, const struct inst *i, uint32_t lane, struct
     return is_aligned(w, i, box, lane) && is_allowed(w, i, box, lane);
 }
 
-/* Check both sides of a copy. False after a fault. */
+/* Check the addresses of a copy. Return false after a fault. */
 static bool check_sides(struct warp *w, const struct inst *i, const struct tma_box *box, uint32_t shared,
                         uint32_t lane) {
     static const char *const names[] = {
@@ -170,8 +172,8 @@ static bool check_sides(struct warp *w, const struct inst *i, const struct tma_b
         return false;
     }
     if (tma_bytes(box) > w->cta->shared_bytes) {
-        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane, "%s of a box of %u bytes; this CTA has %u of shared memory", what,
-                 tma_bytes(box), w->cta->shared_bytes);
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane, "%s of a box of %u bytes; this CTA has %u bytes of shared memory",
+                 what, tma_bytes(box), w->cta->shared_bytes);
         return false;
     }
     for (uint32_t done = 0; (n = tma_piece(box, shared, done, &address)) != 0; done += n) {
@@ -193,7 +195,7 @@ static bool check_sides(struct warp *w, const struct inst *i, const struct tma_b
     return true;
 }
 
-/* cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: check both sides now, move later. */
+/* cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: check both addresses now, copy later. */
 enum step tma_copy(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct tma_operands *more = i->more;
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
@@ -218,7 +220,7 @@ enum step tma_copy(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* cp.async.bulk.prefetch.tensor: the map must be good; nothing moves. */
+/* cp.async.bulk.prefetch.tensor: check the map; nothing is copied. */
 enum step tma_prefetch(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         struct tma_box box;
@@ -265,7 +267,7 @@ enum step tma_replace(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* tensormap.cp_fenceproxy: a is in global memory, b in shared memory. All lanes copy the same. */
+/* tensormap.cp_fenceproxy: a is in global memory, b in shared memory. All lanes copy the same map. */
 enum step tma_copy_map(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest);

@@ -1,4 +1,4 @@
-/* Tensor maps and the copies of boxes that they describe. */
+/* Tensor maps and tensor copies. */
 #ifndef SM120_VM_TMA_H
 #define SM120_VM_TMA_H
 
@@ -7,7 +7,7 @@
 
 /* ---- tma_map.c: the 128 bytes ---- */
 
-/* What tensormap.replace can change, in the order of decode_tma.c. */
+/* Fields that tensormap.replace can change, in the order of decode_tma.c. */
 enum tma_field {
     TMA_ADDRESS,
     TMA_RANK,
@@ -23,25 +23,25 @@ enum tma_field {
     TMA_FIELDS
 };
 
-/* Write the 128 bytes of a map whose fields are right. */
+/* Write the 128 bytes of a valid map. */
 void tma_map_pack(void *bytes, const struct tensor_map *map);
-/* Read them; 0 with a sentence where they are no map, or one that cannot be used. */
+/* Read the 128 bytes of a map. If they are not a usable map, return false and write the reason to `why`. */
 bool tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t room);
-/* Change a field, of a map or of 128 zeros, which become one; 0 with a sentence where they are neither. */
+/* Change a field of a map. 128 zeros become a new map. Return false and write the reason to `why` for other bytes. */
 bool tma_map_replace(void *bytes, enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room);
 
 /* ---- tma.c: the instructions ---- */
 
-/* What a copy needs beside its struct inst: a and offset of shared memory, kind (enum async_kind), negate (enum
- * atomic_op). */
+/* Operands of a tensor copy. struct inst holds the others: a and offset (shared memory), kind (enum async_kind),
+ * negate (enum atomic_op). */
 struct tma_operands {
-    uint32_t map;                          /* register of the generic address */
+    uint32_t map;                          /* register with the generic address */
     uint32_t coordinates[TMA_COORDINATES]; /* registers */
     uint32_t barrier, barrier_offset;
     uint8_t rank, is_gather, is_map_narrow, is_barrier_narrow;
 };
 
-/* The function of a reduction of the map's type; NULL where there is none. */
+/* Return the function of a reduction for the map's element type, or NULL if it is not supported. */
 atomic_function *tma_reduction(enum atomic_op op, uint32_t type);
 
 handler tma_copy, tma_prefetch, tma_replace, tma_copy_map, tma_acquire, tma_release;

@@ -1,4 +1,4 @@
-/* The 128 bytes of a tensor map: what the virtual SM120 writes into an object that is opaque to everybody else. */
+/* The 128 bytes of a tensor map. Their layout is the virtual SM120's own: the format is opaque to programs. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,11 +7,11 @@
 #include "vm/execute/tma.h"
 #include "vm/machine/types.h"
 
-/* All that is stored minus one is 1 in a map made from zeros, as on the chip. */
+/* Fields stored minus one are 1 in a map made from zeros, as on the chip. */
 struct image {
     uint64_t address;
     uint64_t strides[TENSOR_MAP_RANK - 1];
-    uint32_t dims[TENSOR_MAP_RANK]; /* minus one, as the next two */
+    uint32_t dims[TENSOR_MAP_RANK]; /* minus one, like box and steps */
     uint8_t box[TENSOR_MAP_RANK], steps[TENSOR_MAP_RANK];
     uint8_t type, rank, interleave, swizzle, atom, promotion, fill, spare[3];
     uint32_t given; /* set of 1 << given_bit(field, ordinal) */
@@ -22,7 +22,7 @@ _Static_assert(sizeof(struct image) == TENSOR_MAP_BYTES, "a tensor map has 128 b
 
 static const uint64_t MAGIC = UINT64_C(0x70616d5f41545853);
 
-/* A number that changes when anything else does. */
+/* Return a checksum over all other fields. */
 static uint64_t seal_of(const struct image *image) {
     uint64_t words[TENSOR_MAP_BYTES / 8 - 1], hash = MAGIC;
     memcpy(words, image, sizeof words);
@@ -33,13 +33,13 @@ static uint64_t seal_of(const struct image *image) {
     return hash;
 }
 
-/* The bit of a field in the set of those that were given. */
+/* Return the bit of a field in image.given. */
 static uint32_t given_bit(enum tma_field field, uint32_t ordinal) {
     static const uint8_t first[TMA_FIELDS] = {[TMA_ADDRESS] = 0, [TMA_BOX] = 1, [TMA_DIM] = 6, [TMA_STRIDE] = 11};
     return 1u << (first[field] + ordinal);
 }
 
-/* Bring modes to the numbers of tensormap.replace, and back. */
+/* Conversion from the element types of tensormap.replace to those of cuTensorMapEncode. */
 static const uint8_t type_of_element[] = {
     CU_TENSOR_MAP_DATA_TYPE_UINT8,        CU_TENSOR_MAP_DATA_TYPE_UINT16,       CU_TENSOR_MAP_DATA_TYPE_UINT32,
     CU_TENSOR_MAP_DATA_TYPE_INT32,        CU_TENSOR_MAP_DATA_TYPE_UINT64,       CU_TENSOR_MAP_DATA_TYPE_INT64,
@@ -72,8 +72,8 @@ void tma_map_pack(void *bytes, const struct tensor_map *map) {
     memcpy(bytes, &image, sizeof image);
 }
 
-/* Was everything given that has no default? The modes and the rank are 0 where nobody said more. False with a sentence.
- */
+/* Check that all fields without a default were set. Modes and rank default to 0. Return false and write the reason
+ * to `why`. */
 static bool is_complete(const struct image *image, char *why, size_t room) {
     const struct {
         enum tma_field field;
@@ -89,8 +89,8 @@ static bool is_complete(const struct image *image, char *why, size_t room) {
                 continue;
             }
             const char ordinal[] = {k != 0 ? ' ' : 0, (char)('0' + i), 0};
-            snprintf(why, room, "it was never given its %s%s; expected tensormap.replace.tile.%s before",
-                     wanted[k].name, ordinal, wanted[k].name);
+            snprintf(why, room, "its %s%s was never set; use tensormap.replace.tile.%s", wanted[k].name, ordinal,
+                     wanted[k].name);
             return false;
         }
     }
@@ -101,19 +101,18 @@ bool tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t
     struct image image;
     memcpy(&image, bytes, sizeof image);
     if (image.magic != MAGIC || image.seal != seal_of(&image)) {
-        snprintf(why, room, "%s",
-                 image.magic == MAGIC ? "something has overwritten a part of it" : "it was never encoded");
+        snprintf(why, room, "%s", image.magic == MAGIC ? "it was partly overwritten" : "it was never encoded");
         return false;
     }
     if (image.rank >= TENSOR_MAP_RANK) {
-        snprintf(why, room, "its rank is %u; 1 to %d are right", image.rank + 1u, TENSOR_MAP_RANK);
+        snprintf(why, room, "its rank is %u; expected 1 to %d", image.rank + 1u, TENSOR_MAP_RANK);
         return false;
     }
     if (!is_complete(&image, why, room)) {
         return false;
     }
     if (image.atom != 0 && image.swizzle != CU_TENSOR_MAP_SWIZZLE_128B) {
-        snprintf(why, room, "its swizzle_atomicity is %u; with swizzle_mode %u it is 0", image.atom, image.swizzle);
+        snprintf(why, room, "its swizzle_atomicity is %u; expected 0 with swizzle_mode %u", image.atom, image.swizzle);
         return false;
     }
     *map = (struct tensor_map){.address = image.address,
@@ -134,7 +133,7 @@ bool tma_map_unpack(const void *bytes, struct tensor_map *map, char *why, size_t
     return tensor_map_check(map, why, room);
 }
 
-/* Write a field of a map. */
+/* Set a field of a map. */
 static void set(struct image *image, enum tma_field field, uint32_t ordinal, uint64_t value) {
     const uint32_t less = (uint32_t)value - 1;
     switch (field) {
@@ -174,7 +173,7 @@ static void set(struct image *image, enum tma_field field, uint32_t ordinal, uin
     }
 }
 
-/* Is a new value one that the field can hold? 0 with a sentence. */
+/* Check that a field can hold a new value. Return false and write the reason to `why`. */
 static bool is_in_range(enum tma_field field, uint32_t ordinal, uint64_t value, char *why, size_t room) {
     static const struct {
         enum tma_field field;
@@ -184,7 +183,7 @@ static bool is_in_range(enum tma_field field, uint32_t ordinal, uint64_t value, 
         {TMA_RANK, "rank", 0, TENSOR_MAP_RANK - 1}, {TMA_BOX, "box_dim", 1, 256}, {TMA_STEP, "element_stride", 1, 8}};
     for (size_t k = 0; k < sizeof ranges / sizeof *ranges; ++k) {
         if (ranges[k].field == field && (value < ranges[k].least || value > ranges[k].most)) {
-            snprintf(why, room, "%s %" PRIu32 " = %" PRIu64 "; %" PRIu64 " to %" PRIu64 " are right", ranges[k].name,
+            snprintf(why, room, "%s %" PRIu32 " = %" PRIu64 "; expected %" PRIu64 " to %" PRIu64, ranges[k].name,
                      ordinal, value, ranges[k].least, ranges[k].most);
             return false;
         }
@@ -198,7 +197,7 @@ bool tma_map_replace(void *bytes, enum tma_field field, uint32_t ordinal, uint64
     memcpy(&image, bytes, sizeof image);
     const bool is_new = memcmp(&image, zeros, sizeof image) == 0;
     if (!is_new && (image.magic != MAGIC || image.seal != seal_of(&image))) {
-        snprintf(why, room, "those 128 bytes are neither a tensor map nor zeros");
+        snprintf(why, room, "these 128 bytes are neither a tensor map nor zeros");
         return false;
     }
     if (!is_in_range(field, ordinal, value, why, room)) {

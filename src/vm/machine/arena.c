@@ -1,4 +1,4 @@
-/* Memory that is freed at once. */
+/* Arenas: memory that is freed all at once. */
 #include "vm/machine/arena.h"
 
 #include <stdint.h>
@@ -12,7 +12,7 @@ struct arena_block {
     char *at, *end;
 };
 
-/* Take zeroed memory, 64-byte aligned; NULL when there is none. */
+/* Return zeroed, 64-byte aligned memory, or NULL when the host is out of memory. */
 void *arena_take(struct arena *arena, size_t bytes) {
     enum { BLOCK = 1 << 18 };
     const size_t asked = bytes;
@@ -35,7 +35,7 @@ void *arena_take(struct arena *arena, size_t bytes) {
     return memory;
 }
 
-/* Free all of it. */
+/* Free everything taken from the arena. */
 void arena_free(struct arena *arena) {
     for (struct arena_block *b = arena->first, *next; b != NULL; b = next) {
         next = b->next;

@@ -1,4 +1,4 @@
-/* What the SM120 has, and where its spaces are. */
+/* Limits of the SM120 and the bases of its address spaces. */
 #ifndef SM120_VM_MACHINE_BASE_H
 #define SM120_VM_MACHINE_BASE_H
 
@@ -16,13 +16,13 @@ enum {
     CLUSTER_BARRIER = BARRIERS
 };
 
-/* Generic addresses of the spaces that have no host address. Shared memory starts at 1024, as on the chip, so that
- * address 0 is never valid. */
+/* Bases of the generic addresses of shared, local and parameter memory. Shared memory starts at 1024, as on the
+ * chip, so that address 0 is never valid. */
 #define SHARED_BASE   1024u
 #define SHARED_WINDOW 0x0100000000000000u
 #define LOCAL_WINDOW  0x0200000000000000u
 #define PARAM_WINDOW  0x0300000000000000u
-#define CODE_WINDOW   0x0400000000000000u /* the address of a function: its number * 16 */
+#define CODE_WINDOW   0x0400000000000000u /* the address of a function is CODE_WINDOW + 16 * its number */
 #define WINDOW_MASK   0xff00000000000000u
 
 enum space { SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_PARAM, SPACE_CONST };

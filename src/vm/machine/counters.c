@@ -1,4 +1,4 @@
-/* What the virtual device counts: warp instructions by opcode, tensor operations, bytes by path. */
+/* Counters of the virtual device: warp instructions by opcode, tensor operations, bytes by path. */
 #include "vm/machine/counters.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ static struct mutex lock = MUTEX_INITIALIZER;
 static char names[MAX_COUNTERS][32];
 static uint32_t used;
 
-/* The number of an opcode's counter. When the table is full the last one serves for all. */
+/* Return the index of an opcode's counter. When the table is full, all further opcodes share the last counter. */
 uint32_t counter_index(const char *name, size_t length) {
     uint32_t k;
     if (length > sizeof names[0] - 1) {
@@ -33,7 +33,7 @@ uint32_t counter_index(const char *name, size_t length) {
     return k < MAX_COUNTERS ? k : MAX_COUNTERS - 1;
 }
 
-/* Its name. */
+/* Return the name of a counter. */
 const char *counter_name(uint32_t index) {
     return names[index];
 }
@@ -53,12 +53,12 @@ static const char *const paths[TRAFFIC_COUNT] = {[TRAFFIC_LD_GLOBAL] = "bytes ld
                                                  [TRAFFIC_BULK_REDUCE] = "bytes bulk reduce shared->global",
                                                  [TRAFFIC_ASYNC] = "bytes cp.async global->shared"};
 
-/* What the bytes of a path are called. It stands behind "bytes ", as the counter has it. */
+/* Return the name of a path, without the "bytes " that its counter's name starts with. */
 const char *counter_path(uint32_t traffic) {
     return paths[traffic] + strlen("bytes ");
 }
 
-/* Add what a worker counted while it ran a function. */
+/* Add a worker's counts from running one function to the device's counters. */
 void counters_add(struct device *device, const struct worker *worker, const struct CUfunc_st *f) {
     mutex_lock(&device->counter_lock);
     for (uint32_t pc = 0; pc < f->length; ++pc) {

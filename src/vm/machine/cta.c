@@ -1,11 +1,11 @@
-/* The splits of a warp, and the random numbers of a CTA. */
+/* Splits of a warp, and the random numbers of a CTA. */
 #include "vm/machine/cta.h"
 
 #include "vm/machine/base.h"
 #include "vm/machine/fault.h"
 #include "vm/machine/program.h"
 
-/* Let the lanes of the current split that are not in `mask` go on at the next instruction. */
+/* Move the lanes of the current split that are not in `mask` to the next instruction, as a split of their own. */
 void warp_leave_behind(struct warp *w, uint32_t mask) {
     const uint32_t rest = w->active & ~mask;
     if (rest == 0) {
@@ -16,7 +16,7 @@ void warp_leave_behind(struct warp *w, uint32_t mask) {
     w->active = mask;
 }
 
-/* Wait until the lanes `needed` are all at this instruction. */
+/* Wait until all lanes in `needed` are at this instruction. */
 enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why) {
     const uint32_t missing = needed & ~mask;
     if (missing == 0) {
@@ -33,7 +33,7 @@ enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const ch
     return STEP_AGAIN;
 }
 
-/* A step of splitmix64: the seeded choices of this CTA. */
+/* Return the next random number of this CTA (splitmix64). */
 uint64_t cta_random(struct cta *cta) {
     uint64_t z = cta->random += 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;

@@ -1,4 +1,4 @@
-/* What runs: warps and their splits, barriers and mbarriers, copies in flight, CTAs. */
+/* The running state: CTAs, warps and their splits, barriers, mbarriers, asynchronous copies. */
 #ifndef SM120_VM_MACHINE_CTA_H
 #define SM120_VM_MACHINE_CTA_H
 
@@ -7,11 +7,11 @@
 
 #include "vm/machine/program.h"
 
-/* inst.q of ld, st, atom, red and of mbarrier operations: what the access orders. inst.r of the first four: its scope
- * is the CTA. */
+/* inst.q of ld, st, atom, red and mbarrier operations: their memory order. For the first four, inst.r says whether
+ * their scope is the CTA. */
 enum order { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
 
-/* inst.flags of a fence */
+/* inst.flags of a fence. FENCE_GPU: its scope is wider than the CTA. */
 enum { FENCE_MEMORY = 1, FENCE_PROXY = 2, FENCE_PROXY_GLOBAL = 4, FENCE_GPU = 8 /* its scope */ };
 
 enum atomic_op {
@@ -33,16 +33,16 @@ enum wait {
     WAIT_CONVERGE, /* for the other lanes of the warp */
     WAIT_MBARRIER,
     WAIT_BULK,   /* for bulk groups of this thread */
-    WAIT_BARRIER /* at bar.sync; the only one that does not execute its instruction again */
+    WAIT_BARRIER /* bar.sync; unlike other waits, its instruction is not executed again */
 };
 
 /* Lanes of a warp that are at the same pc. */
 struct split {
     uint32_t pc, mask;
-    uint32_t address; /* of the mbarrier waited for, or the barrier's number */
+    uint32_t address; /* of the mbarrier, or the number of the barrier */
     uint32_t phase, detail;
-    uint32_t ran;                       /* instructions since others last had a turn */
-    uint8_t wait, skip, forced, polled; /* polled: address and phase are of the last poll, which failed */
+    uint32_t ran;                       /* instructions executed since another split last ran */
+    uint8_t wait, skip, forced, polled; /* polled: address and phase are those of the last poll, which failed */
 };
 
 struct cta;
@@ -50,8 +50,8 @@ struct worker;
 struct warp {
     const char *base[2]; /* registers, constants */
     char *registers;
-    uint32_t *predicates; /* [0] is true, [1] the carry flags */
-    uint32_t pc, active;  /* of the split that runs */
+    uint32_t *predicates; /* [0] is the constant true, [1] holds the carry flags */
+    uint32_t pc, active;  /* of the split that is running */
     uint32_t live;        /* lanes that have not exited */
     struct cta *cta;
     struct worker *worker;
@@ -61,7 +61,7 @@ struct warp {
     uint32_t bulk_group[WARP];         /* committed bulk groups */
     uint32_t async_group[WARP];        /* committed cp.async groups */
     struct call *calls;                /* [depth][lane] */
-    uint32_t depth[WARP], frame[WARP]; /* calls that each lane is in; local address of its frame */
+    uint32_t depth[WARP], frame[WARP]; /* call depth of each lane; local address of its frame */
     struct split split[WARP];
 };
 
@@ -83,7 +83,7 @@ struct async_op {
     uint32_t warp, lane, group, mask;
     uint32_t shared, bytes, mbarrier;
     uint64_t global;
-    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index of its lanes; of a tensor copy: of its box */
+    uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index into async_lanes; tensor copies: index into boxes */
     uint32_t pc;
 };
 struct async_lanes {
@@ -103,8 +103,8 @@ struct cta {
     uint32_t shared_bytes;
     struct mbarrier *mbarrier;
     uint32_t mbarriers, mbarrier_space;
-    uint16_t *mbarrier_at;                /* [shared_bytes / 8]: index + 1 */
-    struct barrier barrier[BARRIERS + 1]; /* the last: of the cluster */
+    uint16_t *mbarrier_at;                /* [shared_bytes / 8]: index into mbarrier, plus 1 */
+    struct barrier barrier[BARRIERS + 1]; /* the last one is the barrier of the cluster */
     struct async_op *async;
     uint32_t asyncs, async_space;
     struct async_lanes *async_lanes;
@@ -112,31 +112,31 @@ struct cta {
     struct tma_box *boxes; /* of tensor copies in flight */
     uint32_t box_space;
     uint64_t random;
-    uint32_t progress; /* counts everything that can end a wait */
+    uint32_t progress; /* incremented by everything that can end a wait */
     struct warp *warp;
-    struct shadow *shadow;   /* check.h; NULL when nothing is checked */
-    struct defined *defined; /* defined.h; kept for the launches at level full */
+    struct shadow *shadow;   /* check.h; NULL if nothing is checked */
+    struct defined *defined; /* defined.h; reused by launches at level full */
     int watches_lanes;       /* at level full */
     uint64_t executed;       /* warp instructions */
     uint32_t left;           /* warps that have not ended */
     uint32_t hopeless, fruitless, blocked, progressed;
-    uint64_t changes, work, changes_base, work_base; /* poll.c: what it has done; what its worker had done before */
-    uint64_t slice_start, slice_changes, slice_work, slice_reads; /* when the present slice began */
-    uint32_t polled, quiet_slices; /* repeated reads in it; slices without a sign of work */
-    bool waits_outside;            /* something in this round may wait for another CTA */
+    uint64_t changes, work, changes_base, work_base; /* poll.c: totals of this CTA; totals of its worker before it */
+    uint64_t slice_start, slice_changes, slice_work, slice_reads; /* at the start of the current slice */
+    uint32_t polled, quiet_slices; /* reads in the slice that repeat earlier ones; slices without progress */
+    bool waits_outside;            /* a wait of this round may depend on another CTA */
     struct poll *polls;            /* [warp][lane][2]; NULL until a lane reads strongly */
-    struct poll *watched[8];       /* some of those that it waits with */
+    struct poll *watched[8];       /* some of the polls that keep it waiting */
     uint32_t watches;
-    uint64_t states[16], state_news; /* schedule.c: of the last times that it waited in vain */
+    uint64_t states[16], state_news; /* schedule.c: hashes of the states in its last futile waits */
     uint32_t state_count;
     bool in_vain, is_stuck;
-    /* the room that it lives in, kept for the next CTA */
+    /* Buffers that the next CTA of this worker reuses. */
     char *memory; /* shared, then registers, predicates, local and calls of each warp */
     size_t memory_bytes, used_bytes;
     const struct launch *prepared_for;
     uint64_t prepared_number;
     struct shadow *kept_shadow;
-    struct cta *following; /* in the list that it is in */
+    struct cta *following; /* next in its list */
 };
 
 static inline const void *source(const struct warp *w, uint32_t offset) {
@@ -147,12 +147,12 @@ static inline void *destination(struct warp *w, uint32_t offset) {
     return w->registers + offset;
 }
 
-/* Let the lanes of the current split that are not in `mask` go on at the next instruction. */
+/* Move the lanes of the current split that are not in `mask` to the next instruction, as a split of their own. */
 void warp_leave_behind(struct warp *w, uint32_t mask);
-/* Wait until every lane of `needed` is at this instruction. STEP_NEXT when they are. */
+/* Wait until all lanes in `needed` are at this instruction. Return STEP_NEXT when they are. */
 enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why);
 
-/* A number from the seed's sequence of a CTA. */
+/* Return the next number of this CTA's random sequence, which depends on the seed. */
 uint64_t cta_random(struct cta *cta);
 
 #endif

@@ -1,4 +1,4 @@
-/* Numbers and words from the environment. */
+/* Read numbers and words from the environment. */
 #include "vm/machine/environment.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include "vm/machine/fault.h"
 #include "vm/machine/types.h"
 
-/* Read digits of base 10 or 16 to the end of the text. False: they are none, or too many. */
+/* Read decimal or hexadecimal digits up to the end of the text. Return false for other text and on overflow. */
 static bool read_digits(const char *text, uint64_t *value) {
     const bool hexadecimal = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
     const char *const digits = text + (hexadecimal ? 2 : 0);

@@ -1,4 +1,4 @@
-/* Faults: values that end a launch, with a text that says where and why. */
+/* Faults: errors that end a launch, with a text that says what happened and where. */
 #include "vm/machine/fault.h"
 
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 
 static _Thread_local char last[4096];
 
-/* Keep the first fault of a launch and stop the others. */
+/* Record the first fault of a launch and stop its other CTAs. */
 void fault_record(struct launch *launch, CUresult code, const char *text) {
     mutex_lock(&launch->lock);
     if (launch->result == CUDA_SUCCESS) {
@@ -24,7 +24,7 @@ void fault_record(struct launch *launch, CUresult code, const char *text) {
     atomic_store(&launch->stop, 1);
 }
 
-/* The text of a fault: who, where, what. */
+/* Format the text of a fault: kernel, source line, message, CTA, warp and lane. */
 struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *message) {
     struct fault_text to;
     char who[32] = "";
@@ -38,7 +38,7 @@ struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *
     return to;
 }
 
-/* Record what a warp did wrong at its instruction. lane: WARP for none in particular. */
+/* Record a fault of a warp at its current instruction. lane: WARP if no single lane caused it. */
 enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *format, ...) {
     char message[1024];
     va_list arguments;
@@ -50,7 +50,7 @@ enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *for
     return STEP_FAULT;
 }
 
-/* Record what a CTA as a whole did wrong. */
+/* Record a fault of a whole CTA. */
 void fault_cta(struct cta *cta, CUresult code, const char *format, ...) {
     char message[3500], text[4000];
     va_list arguments;
@@ -62,7 +62,7 @@ void fault_cta(struct cta *cta, CUresult code, const char *format, ...) {
     fault_record(cta->launch, code, text);
 }
 
-/* Set the calling thread's text and return the code. */
+/* Set the error text of the calling thread and return the code. */
 CUresult fault_set(CUresult code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -71,7 +71,7 @@ CUresult fault_set(CUresult code, const char *format, ...) {
     return code;
 }
 
-/* The calling thread's text. */
+/* Return the error text of the calling thread. */
 const char *fault_text(void) {
     return last;
 }

@@ -1,4 +1,4 @@
-/* A launch, and the threads that work on it. */
+/* A launch and its worker threads. */
 #ifndef SM120_VM_MACHINE_LAUNCH_H
 #define SM120_VM_MACHINE_LAUNCH_H
 
@@ -12,22 +12,22 @@
 #include "vm/machine/base.h"
 #include "vm/machine/memory.h"
 
-/* How strict a launch is: bounds, alignment and the like are always checked. */
+/* Levels of checks. Bounds, alignment and operands are checked at every level. */
 enum checks { CHECKS_OFF, CHECKS_DEFAULT, CHECKS_FULL };
 
 struct CUfunc_st;
 
-/* What one thread needs to run CTAs; kept between launches. */
+/* State of one worker thread that runs CTAs; kept between launches. */
 struct worker {
     struct launch *launch;
     uint64_t *counts; /* [pc]: warp instructions executed */
     uint64_t bytes[16];
     uint64_t tensor_flops;
-    uint64_t executed, checked; /* warp instructions; looked at */
-    uint64_t changes;           /* atomic operations that changed what they met */
+    uint64_t executed, checked; /* warp instructions executed; warp instructions covered by the last check */
+    uint64_t changes;           /* atomic operations that changed the value in memory */
     struct allocation cached[8];
-    struct profile_worker *profile; /* profile.c; NULL when nobody takes a profile */
-    struct cta *spare;              /* an empty room, or NULL */
+    struct profile_worker *profile; /* profile.c; NULL if no profile is recorded */
+    struct cta *spare;              /* buffers of an ended CTA for reuse, or NULL */
     uint32_t scratch[16][WARP];
 };
 
@@ -57,25 +57,26 @@ struct launch {
     uint32_t grid[3], block[3], threads, warps;
     uint32_t shared_bytes, dynamic_bytes; /* static + dynamic */
     uint8_t *parameters;
-    uint64_t workspace; /* address of what cooperative groups count CTAs in; 0: no cooperative launch */
-    uint64_t ctas, seed, stride, instruction_limit; /* stride: from one CTA to the next, in the seed's order */
-    uint64_t patience;                              /* milliseconds that the host has to answer when all wait */
+    uint64_t workspace; /* address of the CTA counter of cooperative groups; 0: not a cooperative launch */
+    /* stride: between consecutive CTAs in the order that the seed gives */
+    uint64_t ctas, seed, stride, instruction_limit;
+    uint64_t patience; /* milliseconds to wait for the host when every CTA waits */
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
-    unsigned interrupts; /* of the device, when the launch began */
-    struct mutex lock;   /* of what follows */
+    unsigned interrupts; /* device->interrupts when the launch began */
+    struct mutex lock;   /* protects the members below */
     CUresult result;
     char fault[4096];
-    struct printed *printed; /* what printf wrote, latest first */
+    struct printed *printed; /* output of printf, latest first */
     size_t printed_bytes, unprinted_bytes;
     unsigned helpers;
     enum checks checks;
     const struct watcher *watcher[4]; /* watch.h */
     uint32_t watchers;
-    struct profile *profile; /* NULL: nobody takes one */
-    struct trace *trace;     /* trace.c; NULL: no caller looks on */
+    struct profile *profile; /* NULL: no profile is recorded */
+    struct trace *trace;     /* trace.c; NULL: not traced */
     struct launch *following;
-    uint64_t number; /* of this launch in the process, from 1 */
+    uint64_t number; /* number of this launch in the process, from 1 */
     struct launch *next_running;
     struct schedule *schedule; /* schedule.c */
     struct world *world;       /* check_global.h: at level full, else NULL */

@@ -1,4 +1,4 @@
-/* mbarriers by their addresses. */
+/* Find mbarriers by address. */
 #include "vm/machine/mbarrier.h"
 
 #include "vm/machine/base.h"
@@ -6,7 +6,7 @@
 #include "vm/machine/fault.h"
 #include "vm/machine/memory.h"
 
-/* The index of the mbarrier at an address, which is checked; NULL after a fault. */
+/* Check the address of an mbarrier and return its slot in mbarrier_at; NULL after a fault. */
 uint16_t *mbarrier_slot(struct warp *w, uint32_t address, uint32_t lane, const char *what) {
     if (memory_shared(w, address, 8, 8, lane, what) == NULL) {
         return NULL;
@@ -14,7 +14,7 @@ uint16_t *mbarrier_slot(struct warp *w, uint32_t address, uint32_t lane, const c
     return &w->cta->mbarrier_at[(address - SHARED_BASE) / 8];
 }
 
-/* The mbarrier at an address; NULL after a fault. */
+/* Return the mbarrier at an address; NULL after a fault. */
 struct mbarrier *mbarrier_get(struct warp *w, uint64_t address, uint32_t lane, const char *what) {
     const uint16_t *slot = mbarrier_slot(w, (uint32_t)address, lane, what);
     if (slot == NULL) {

@@ -1,4 +1,4 @@
-/* mbarriers by their addresses. */
+/* Find mbarriers by address. */
 #ifndef SM120_VM_MACHINE_MBARRIER_H
 #define SM120_VM_MACHINE_MBARRIER_H
 
@@ -6,9 +6,9 @@
 
 #include "vm/machine/cta.h"
 
-/* The index of the mbarrier at an address, which is checked; NULL after a fault. */
+/* Check the address of an mbarrier and return its slot in mbarrier_at; NULL after a fault. */
 uint16_t *mbarrier_slot(struct warp *w, uint32_t address, uint32_t lane, const char *what);
-/* The mbarrier at an address; NULL after a fault. */
+/* Return the mbarrier at an address; NULL after a fault. */
 struct mbarrier *mbarrier_get(struct warp *w, uint64_t address, uint32_t lane, const char *what);
 
 #endif

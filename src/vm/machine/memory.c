@@ -1,5 +1,5 @@
-/* Device memory and every check of an address. A device address is the host pointer of a lazily committed mapping with
- * a guard page on each side; freed mappings stay reserved for a while, so that a use after free is recognised. */
+/* Device memory, and all checks of addresses. A device address is the host address of a lazily committed mapping
+ * with a guard page on each side. Freed mappings stay reserved for a while, so that a use after free is recognised. */
 #include "vm/machine/memory.h"
 
 #include <stdlib.h>
@@ -20,7 +20,8 @@
 
 /* ---- allocations --------------------------------------------------------------------------------------------- */
 
-/* The allocation that holds an address, or the place where it would be; the lock is held. */
+/* Return the index of the allocation that holds an address, or the index where it would be inserted. The lock is
+ * held. */
 static size_t position(const struct device *device, uint64_t address) {
     size_t low = 0, high = device->allocation_count;
     while (low < high) {
@@ -34,12 +35,12 @@ static size_t position(const struct device *device, uint64_t address) {
     return low;
 }
 
-/* Reserve and record memory; the lock is held. */
+/* Reserve and record memory. The lock is held. */
 static CUresult allocate(struct device *device, size_t bytes, enum allocation_kind kind, uint64_t *address) {
     const size_t page = pages_size();
     if (bytes > SIZE_MAX - 3 * page || bytes > device->limit || device->used > device->limit - bytes) {
-        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes; %zu of %zu are in use", bytes, device->used,
-                         device->limit);
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes: %zu of %zu bytes are in use", bytes,
+                         device->used, device->limit);
     }
     if (device->allocation_count == device->allocation_space) {
         const size_t space = device->allocation_space != 0 ? 2 * device->allocation_space : 64;
@@ -53,14 +54,14 @@ static CUresult allocate(struct device *device, size_t bytes, enum allocation_ki
     const size_t whole = (bytes + page - 1) / page * page, mapped = whole + 2 * page;
     char *base = pages_reserve(mapped);
     if (base == NULL) {
-        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host could not map %zu bytes", bytes);
     }
     const bool is_shaded = kind == ALLOCATION_SHADED;
     struct shade *const shade = is_shaded ? shade_open(bytes) : NULL;
     if ((is_shaded && shade == NULL) || !pages_commit(base + page, whole)) {
         pages_release(base, mapped);
         shade_free(shade);
-        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host refuses %zu bytes", bytes);
+        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host could not map %zu bytes", bytes);
     }
     POISON(base + page + bytes, whole - bytes);
     const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + page),
@@ -86,7 +87,7 @@ static CUresult allocate(struct device *device, size_t bytes, enum allocation_ki
 /* Allocate device memory. */
 CUresult memory_alloc(struct device *device, size_t bytes, enum allocation_kind kind, uint64_t *address) {
     if (bytes == 0) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "cannot allocate 0 bytes; expected at least 1");
     }
     atomic_fetch_add(&device->host_calls, 1);
     rwlock_lock_write(&device->memory_lock);
@@ -95,7 +96,7 @@ CUresult memory_alloc(struct device *device, size_t bytes, enum allocation_kind 
     return r;
 }
 
-/* Return a mapping to the host. */
+/* Unmap an allocation. */
 static void unmap(const struct allocation *a) {
     if (a->mapping == NULL) {
         return;
@@ -104,7 +105,7 @@ static void unmap(const struct allocation *a) {
     pages_release(a->mapping, a->mapped);
 }
 
-/* Forget what is beside an allocation. */
+/* Free the shade of an allocation. */
 static void end_shade(struct device *device, struct allocation *a) {
     if (a->shade != NULL) {
         atomic_fetch_sub(&device->shades, 1);
@@ -113,7 +114,7 @@ static void end_shade(struct device *device, struct allocation *a) {
     a->shade = NULL;
 }
 
-/* Give an allocation back to the host, but for its addresses: they stay reserved for a while; the lock is held. */
+/* Free an allocation. Its addresses stay reserved for a while. The lock is held. */
 static void give_back(struct device *device, size_t at) {
     struct allocation *a = &device->allocations[at];
     struct allocation *old = &device->freed[device->freed_next++ % FREED];
@@ -126,7 +127,8 @@ static void give_back(struct device *device, size_t at) {
     --device->allocation_count;
 }
 
-/* Mark an allocation that launches may be using. False: none runs. The memory lock is held. */
+/* Mark an allocation for freeing once the running launches have ended. Return false if none is running. The memory
+ * lock is held. */
 static bool postpone(struct device *device, struct allocation *a) {
     mutex_lock(&device->running_lock);
     const bool is_used = device->running != NULL;
@@ -138,12 +140,12 @@ static bool postpone(struct device *device, struct allocation *a) {
     return is_used;
 }
 
-/* What memory_free has to be told. */
+/* Return the kind with which memory_free() must be called. */
 static enum allocation_kind kind_of(const struct allocation *a) {
     return a->owned ? ALLOCATION_VARIABLE : a->pinned ? ALLOCATION_PINNED : ALLOCATION_PLAIN;
 }
 
-/* Free device memory, or have the last launch that may use it do so. */
+/* Free device memory. If launches are running, the last one that may use it frees it. */
 CUresult memory_free(struct device *device, uint64_t address, enum allocation_kind kind) {
     atomic_fetch_add(&device->host_calls, 1);
     rwlock_lock_write(&device->memory_lock);
@@ -161,7 +163,7 @@ CUresult memory_free(struct device *device, uint64_t address, enum allocation_ki
     return CUDA_SUCCESS;
 }
 
-/* Free what no launch uses any more. */
+/* Free allocations that no launch can use any more. */
 static void reap(struct device *device) {
     rwlock_lock_write(&device->memory_lock);
     mutex_lock(&device->running_lock);
@@ -179,11 +181,11 @@ static void reap(struct device *device) {
     rwlock_unlock_write(&device->memory_lock);
 }
 
-/* A launch begins. Its number is another one than that of any launch of the process: rooms know it by that. */
+/* Begin a launch. Its number is unique in the process: reused CTA buffers are recognised by it. */
 void memory_enter(struct device *device, struct launch *launch) {
     static atomic_uint_fast64_t launches;
     atomic_fetch_add(&device->host_calls, 1);
-    rwlock_lock_read(&device->memory_lock); /* so that nothing is being freed */
+    rwlock_lock_read(&device->memory_lock); /* no allocation is freed meanwhile */
     mutex_lock(&device->running_lock);
     launch->number = device->launches = atomic_fetch_add(&launches, 1) + 1;
     launch->next_running = device->running;
@@ -192,7 +194,7 @@ void memory_enter(struct device *device, struct launch *launch) {
     rwlock_unlock_read(&device->memory_lock);
 }
 
-/* It has ended. */
+/* End a launch. */
 void memory_leave(struct device *device, struct launch *launch) {
     mutex_lock(&device->running_lock);
     struct launch **link = &device->running;
@@ -207,7 +209,7 @@ void memory_leave(struct device *device, struct launch *launch) {
     }
 }
 
-/* Make the locks. Who allocates or frees has to get through while many read. */
+/* Create the locks. The lock of allocations must let writers through while there are many readers. */
 void memory_open(struct device *device) {
     rwlock_init(&device->memory_lock);
     mutex_init(&device->running_lock);
@@ -224,12 +226,12 @@ void memory_unlock_all(struct device *device, bool is_child) {
         rwlock_unlock_write(&device->memory_lock);
         return;
     }
-    memory_open(device); /* threads of the parent that wait for the locks are not in the child */
+    memory_open(device); /* the parent's threads that wait for the locks do not exist in the child */
     device->running = NULL;
     reap(device);
 }
 
-/* Free everything of a device. */
+/* Free all memory of a device. */
 void memory_free_all(struct device *device) {
     rwlock_lock_write(&device->memory_lock);
     for (size_t k = 0; k < device->allocation_count; ++k) {
@@ -246,7 +248,7 @@ void memory_free_all(struct device *device) {
     rwlock_unlock_write(&device->memory_lock);
 }
 
-/* Is a range inside one allocation? For copies that the host asks for. */
+/* Check that a range lies inside one allocation. For copies by the host. */
 CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what) {
     const size_t at = position(device, address);
     const struct allocation *a = &device->allocations[at];
@@ -255,20 +257,22 @@ CUresult memory_check_range(struct device *device, uint64_t address, size_t byte
         return CUDA_SUCCESS;
     }
     if (inside) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes at 0x%llx end %llu bytes behind their allocation",
-                         what, bytes, (unsigned long long)address, (unsigned long long)(address + bytes - a->end));
+        return fault_set(CUDA_ERROR_INVALID_VALUE,
+                         "%s: %zu bytes at 0x%llx extend %llu bytes past the end of their allocation", what, bytes,
+                         (unsigned long long)address, (unsigned long long)(address + bytes - a->end));
     }
     return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx is not in device memory", what, (unsigned long long)address);
 }
 
 /* ---- accesses of kernels ------------------------------------------------------------------------------------- */
 
-/* Was an allocation freed before a launch began? */
+/* Return whether an allocation was freed before a launch began. */
 static bool is_freed_for(const struct launch *launch, const struct allocation *a) {
     return a->freed_at != 0 && a->freed_at < launch->number;
 }
 
-/* Is a range inside one allocation? Looks at the worker's own list first: nothing in it goes away during a launch. */
+/* Return whether a range lies inside one allocation. The worker's cache is searched first; its entries stay valid
+ * during a launch. */
 int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
     struct allocation *cached = worker->cached;
     for (uint32_t k = 0; k < 8; ++k) {
@@ -290,7 +294,7 @@ int memory_find(struct worker *worker, uint64_t address, uint64_t bytes) {
     return found ? 1 + cached[0].constant : 0;
 }
 
-/* Explain an address in memory that is freed; the lock is held. */
+/* Report an access to freed memory. The lock is held. */
 static void explain_freed(struct warp *w, const struct allocation *f, uint64_t address, uint32_t bytes, uint32_t lane,
                           const char *what) {
     fault_at(
@@ -300,7 +304,7 @@ static void explain_freed(struct warp *w, const struct allocation *f, uint64_t a
         (unsigned long long)(f->end - f->start));
 }
 
-/* Explain an address that is in no allocation; the lock is held. */
+/* Report an access outside all allocations. The lock is held. */
 static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, const char *what) {
     const struct device *device = w->worker->launch->device;
     const unsigned long long shown = address;
@@ -321,7 +325,7 @@ static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uin
                  what, bytes, shown, (unsigned long long)(a[at].end - a[at].start), (unsigned long long)a[at].start);
     } else if (at != 0 && address - a[at - 1].end < 1u << 20) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
-                 "%s of %u bytes at global address 0x%llx, %llu bytes behind the end of an allocation of %llu bytes",
+                 "%s of %u bytes at global address 0x%llx, %llu bytes past the end of an allocation of %llu bytes",
                  what, bytes, shown, shown - a[at - 1].end, (unsigned long long)(a[at - 1].end - a[at - 1].start));
     } else if (at < count && a[at].start - address < 1u << 20) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
@@ -343,7 +347,7 @@ static bool misaligned(struct warp *w, uint64_t address, uint32_t align, uint32_
     return true;
 }
 
-/* The host pointer of global memory; NULL after a fault. */
+/* Return the host pointer of global memory; NULL after a fault. */
 void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what) {
     if (misaligned(w, address, align, lane, what, "global")) {
         return NULL;
@@ -358,7 +362,7 @@ void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
     return (void *)(uintptr_t)address;
 }
 
-/* The host pointer of shared memory; NULL after a fault. */
+/* Return the host pointer of shared memory; NULL after a fault. */
 void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what) {
     const uint64_t size = w->cta->shared_bytes;
     if (misaligned(w, address, align, lane, what, "shared")) {
@@ -373,21 +377,22 @@ void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
     return w->cta->shared + (address - SHARED_BASE);
 }
 
-/* The host pointer of a lane's local memory or of the parameters; NULL after a fault. */
+/* Return the host pointer of a lane's local memory or of the parameters; NULL after a fault. */
 static void *memory_small(struct warp *w, uint8_t *base, uint64_t size, uint64_t address, uint32_t bytes,
                           uint32_t align, uint32_t lane, const char *what, const char *space) {
     if (misaligned(w, address, align, lane, what, space)) {
         return NULL;
     }
     if (address > size || bytes > size - address) {
-        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane, "%s of %u bytes at %s address 0x%llx, where there are %llu bytes",
-                 what, bytes, space, (unsigned long long)address, (unsigned long long)size);
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+                 "%s of %u bytes at %s address 0x%llx, out of bounds: the space has %llu bytes", what, bytes, space,
+                 (unsigned long long)address, (unsigned long long)size);
         return NULL;
     }
     return base + address;
 }
 
-/* The host pointer for one lane in any space; NULL after a fault. *found is the space that it is in. */
+/* Return the host pointer of an address in any space; NULL after a fault. *found is set to the space of the address. */
 void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane,
                  int is_write, enum space *found) {
     const char *what = is_write != 0 ? "write" : "read";
@@ -401,14 +406,14 @@ void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t by
                             what, "local");
     case SPACE_PARAM:
         if (is_write != 0) {
-            fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "a write to a parameter, which is read-only");
+            fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "writes to a parameter, which is read-only");
             return NULL;
         }
         return memory_small(w, w->cta->launch->parameters, f->parameter_bytes, address, bytes, align, lane, what,
                             "parameter");
     default:
         if (is_write != 0 && memory_find(w->worker, address, bytes) > 1) {
-            fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "a write to a .const variable, which is read-only");
+            fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "writes to a .const variable, which is read-only");
             return NULL;
         }
         return memory_global(w, address, bytes, align, lane, what);

@@ -1,4 +1,4 @@
-/* Device memory: allocations, and every check of an address. */
+/* Device memory: allocations, and all checks of addresses. */
 #ifndef SM120_VM_MACHINE_MEMORY_H
 #define SM120_VM_MACHINE_MEMORY_H
 
@@ -15,7 +15,7 @@ struct launch;
 struct warp;
 struct worker;
 
-/* Who asked for an allocation. The bytes of a shaded one are known as defined or not (shade.h). */
+/* Who owns an allocation. ALLOCATION_SHADED tracks which of its bytes are defined (shade.h). */
 enum allocation_kind {
     ALLOCATION_PLAIN,
     ALLOCATION_PINNED,
@@ -26,30 +26,30 @@ enum allocation_kind {
 
 struct allocation {
     uint64_t start, end;
-    void *mapping; /* with its guards */
+    void *mapping; /* including the guard pages */
     size_t mapped;
     bool pinned, owned;  /* owned by a module */
-    int constant;        /* kernels only read it */
-    uint64_t freed_at;   /* freed, but launches up to this number may still use it; 0: not freed */
+    int constant;        /* read-only for kernels */
+    uint64_t freed_at;   /* number of the last launch that may still use the freed allocation; 0: not freed */
     struct shade *shade; /* shade.h: which of its bytes are defined; NULL: all of them */
 };
 
 void memory_open(struct device *device);
-/* Before and after a fork: take and free the locks. In the child no launch runs. */
+/* Take and release the locks around a fork. No launch is running in the child. */
 void memory_lock_all(struct device *device);
 void memory_unlock_all(struct device *device, bool is_child);
-/* A launch begins or ends: what is freed in between stays until it has ended. */
+/* Begin or end a launch. Allocations freed in between are kept until it has ended. */
 void memory_enter(struct device *device, struct launch *launch);
 void memory_leave(struct device *device, struct launch *launch);
 CUresult memory_alloc(struct device *device, size_t bytes, enum allocation_kind kind, uint64_t *address);
 CUresult memory_free(struct device *device, uint64_t address, enum allocation_kind kind);
 void memory_free_all(struct device *device);
 CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what);
-/* The host pointer of global memory, or NULL after a fault. */
+/* Return the host pointer of global memory, or NULL after a fault. */
 void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what);
-/* 0: not in one allocation; 1: it is; 2: it is, and may not be written. */
+/* Return 0 if the range is not inside one allocation, 1 if it is, 2 if it is and is read-only. */
 int memory_find(struct worker *worker, uint64_t address, uint64_t bytes);
-/* The same for any space. `address` is as the instruction computed it; *traffic says which space it was. */
+/* Return the host pointer of an address in any space, as the instruction computed it. *traffic is set to its space. */
 void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane,
                  int is_write, enum space *found);
 void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what);

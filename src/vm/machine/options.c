@@ -1,4 +1,4 @@
-/* How the calling thread's launches run. */
+/* Options of the calling thread's launches. */
 #include "vm/machine/options.h"
 
 #include "vm/machine/environment.h"
@@ -7,17 +7,17 @@
 static const struct driver_options by_environment = {.checks = -1};
 static _Thread_local struct driver_options configured = {.checks = -1};
 
-/* How the calling thread's next launches run; NULL: as the environment says. */
+/* Set the options of the calling thread's next launches. NULL: use the environment. */
 void options_set(const struct driver_options *options) {
     configured = options != NULL ? *options : by_environment;
 }
 
-/* How they run now. */
+/* Return the current options. */
 struct driver_options options_get(void) {
     return configured;
 }
 
-/* The level of checks, which the device's name or the environment says. */
+/* Read the level of checks from the options or, if they leave it open, from the environment. */
 CUresult options_read_checks(enum checks *checks) {
     static const char *const names[] = {"off", "default", "full"};
     int level;

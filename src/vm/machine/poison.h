@@ -1,4 +1,4 @@
-/* Tells AddressSanitizer of bytes that nobody may touch: the gaps between what shares an allocation. */
+/* Tell AddressSanitizer about bytes that must not be accessed: the gaps between blocks of one allocation. */
 #ifndef SM120_VM_POISON_H
 #define SM120_VM_POISON_H
 
@@ -13,7 +13,7 @@
 #if defined(SM120_POISON)
 #include <sanitizer/asan_interface.h>
 
-enum { POISON_GAP = 64 }; /* bytes between the blocks of an arena */
+enum { POISON_GAP = 64 }; /* bytes between two blocks */
 #define POISON(address, bytes)   ASAN_POISON_MEMORY_REGION(address, bytes)
 #define UNPOISON(address, bytes) ASAN_UNPOISON_MEMORY_REGION(address, bytes)
 #else

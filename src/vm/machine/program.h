@@ -1,4 +1,4 @@
-/* A decoded program: instructions, where they were written, functions, variables. */
+/* A decoded program: instructions, their source positions, functions, variables. */
 #ifndef SM120_VM_MACHINE_PROGRAM_H
 #define SM120_VM_MACHINE_PROGRAM_H
 
@@ -11,10 +11,10 @@
 
 enum step {
     STEP_NEXT,  /* go on with the next instruction */
-    STEP_JUMP,  /* the handler changed the splits */
+    STEP_JUMP,  /* the handler changed the splits and the pc */
     STEP_AGAIN, /* wait, then execute this instruction again */
-    STEP_WAIT,  /* arrived at a barrier: whoever completes it moves this split on */
-    STEP_YIELD, /* go on with the next instruction, but give others a turn: a poll that failed */
+    STEP_WAIT,  /* arrived at a barrier: the warp that completes it moves this split on */
+    STEP_YIELD, /* go on with the next instruction after other warps had a turn: a poll that failed */
     STEP_FAULT
 };
 
@@ -22,7 +22,7 @@ struct warp;
 struct inst;
 typedef enum step handler(struct warp *w, const struct inst *i, uint32_t mask);
 
-/* Modifiers that arithmetic asks for at run time (inst.flags). */
+/* inst.flags: modifiers that arithmetic handlers test at run time. */
 enum {
     FLAG_FTZ = 1,
     FLAG_SAT = 2,
@@ -34,7 +34,8 @@ enum {
 };
 #define ROUNDING(flags) (((flags) >> 4) & 7u)
 
-/* One instruction. Operand offsets are in bytes; bit 0 chooses constants instead of registers. */
+/* One instruction. Operands are byte offsets. If bit 0 is set, the offset is into the constants, else into the
+ * registers. */
 struct inst {
     handler *run;
     uint32_t d, a, b, c, e; /* destination and sources */
@@ -42,46 +43,47 @@ struct inst {
     uint32_t flags;
     uint16_t p, q, r;    /* predicate operands */
     uint8_t size, count; /* bytes of an access, elements of a vector */
-    uint8_t space, kind; /* what they mean is the handler's */
+    uint8_t space, kind; /* the handler defines their meaning */
     uint8_t negate, spare;
     uint32_t target;  /* of a branch */
     int64_t offset;   /* of an address, or an immediate */
-    const void *more; /* what else the handler needs, in the module's arena */
-    handler *next;    /* the handler that a check hands over to */
+    const void *more; /* further operands of the handler, in the module's arena */
+    handler *next;    /* the handler to run after a check */
 };
 
 /* A register that an instruction reads or writes. */
 struct use {
     const char *name; /* as the program spells it */
     uint32_t slot;    /* in bytes from warp.registers; the index of a predicate */
-    uint8_t type;     /* as it was declared */
+    uint8_t type;     /* its declared type */
     uint8_t is_write;
 };
 
-/* A variable and its place in its space. */
+/* A variable and its address in its state space. */
 struct placed {
     const char *name; /* as the program spells it */
     uint64_t address, bytes;
     uint8_t type, space;
 };
 
-/* A variable that an instruction names as an address: it is at [slot + variable.address]. */
+/* A variable whose address an instruction uses. The access is at [slot + variable.address]. */
 struct named_address {
     struct placed variable;
     uint32_t slot;
 };
 
-/* Where an instruction was written, and what it is called. A statement that became several instructions has its
- * registers and its counter at the last one, but a call has them where arguments and results are moved. */
+/* Source position and name of an instruction. If a statement became several instructions, its registers and its
+ * counter are at the last one. A call has them at the instructions that copy arguments and results. */
 struct place {
     const char *file;
-    const char *text;   /* its statement in the text of the module, up to ';', or a brace; the same for all it became */
-    uint32_t line, row; /* of the file, as line markers say; of the text itself */
-    uint32_t opcode;    /* counter */
-    const struct use *use; /* its registers, without the guard, which is inst.guard */
+    /* text: the statement in the module's text, up to ';' or a brace. All instructions of a statement share it. */
+    const char *text;
+    uint32_t line, row;    /* line in the file, as line markers say; line in the module's text */
+    uint32_t opcode;       /* counter */
+    const struct use *use; /* its registers, except the guard (inst.guard) */
     uint32_t uses, named;
-    const struct named_address *name; /* its variables: `named` of them */
-    const char *guard;                /* what the program calls it; NULL: none */
+    const struct named_address *name; /* `named` variables */
+    const char *guard;                /* name in the program; NULL: no guard */
 };
 
 struct parameter {
@@ -90,7 +92,7 @@ struct parameter {
     uint32_t offset, bytes, align, count; /* count: elements of an array, 0 for a scalar */
 };
 
-/* A hardware register that is loaded into an ordinary one when a warp starts. */
+/* A hardware register whose value is copied to an ordinary register when a warp starts. */
 enum special {
     SPECIAL_TID_X,
     SPECIAL_TID_Y,
@@ -142,8 +144,8 @@ struct routine {
     uint32_t frame, frame_bytes; /* the register that holds the local address of its frame */
     uint32_t first, end;         /* its registers, in bytes */
     uint32_t first_predicate, end_predicate;
-    const uint8_t *wide;  /* [register / 128]: is it of 64 bits? */
-    uint32_t saved_bytes; /* of local memory, for all of its registers */
+    const uint8_t *wide;  /* [register / 128]: whether it has 64 bits */
+    uint32_t saved_bytes; /* local memory that holds all its registers */
     bool is_recursive;
 };
 
@@ -153,11 +155,11 @@ struct call_site {
     const struct routine *caller; /* NULL: the kernel itself */
     struct routine *callee;       /* NULL: by address */
     const struct signature *signature;
-    /* May a call from here reach this function? Asked where the address of the callee decides. */
+    /* Return whether a call from this site may reach this function. Used for calls by address. */
     bool (*fits)(const struct call_site *site, const struct routine *callee);
 };
 
-/* What a lane comes back to. */
+/* Return address of a lane. */
 struct call {
     uint32_t pc, frame;
     const struct call_site *site;
@@ -178,8 +180,8 @@ struct CUfunc_st {
     struct special_use *specials;
     uint32_t special_count;
     uint32_t static_shared, local_bytes, dynamic_align;
-    uint32_t frame_bytes, call_depth; /* local memory of the kernel itself; calls that may nest, 0: none */
-    struct routine **routines;        /* by number of the function, NULL where it is no part of the kernel */
+    uint32_t frame_bytes, call_depth; /* local memory of the kernel itself; depth of nested calls, 0: no calls */
+    struct routine **routines;        /* by number of the function; NULL if it is not part of the kernel */
     uint32_t routine_count;
     uint32_t required[3], maximum[3]; /* .reqntid and .maxntid; 0: not given */
     int dynamic_limit;                /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
@@ -189,7 +191,7 @@ struct CUfunc_st {
 struct device;
 struct module {
     struct arena arena;
-    const char *name; /* what messages call its text where no line marker stands */
+    const char *name; /* file name in messages if the text has no line markers */
     struct device *device;
     struct CUfunc_st **functions;
     uint32_t function_count;

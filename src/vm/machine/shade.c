@@ -1,4 +1,4 @@
-/* Which bytes of device memory are defined: beside every allocation that the host made while level full was chosen. */
+/* Shades: which bytes of device memory are defined. Allocations that the host makes at level full have one. */
 #include "vm/machine/shade.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "vm/machine/memory.h"
 #include "vm/machine/types.h"
 
-/* Memory that is zero, and costs nothing until it is touched; NULL: there is none. */
+/* Return zeroed memory that is committed on first access; NULL when the host is out of memory. */
 static void *reserve(size_t bytes) {
     void *memory = pages_reserve(bytes);
     if (memory != NULL && !pages_commit(memory, bytes)) {
@@ -20,7 +20,7 @@ static void *reserve(size_t bytes) {
     return memory;
 }
 
-/* Make what is beside a new allocation: nothing of it is defined. */
+/* Create the shade of a new allocation, with all bytes undefined. */
 struct shade *shade_open(size_t bytes) {
     struct shade *s = calloc(1, sizeof *s);
     if (s == NULL) {
@@ -46,7 +46,7 @@ void shade_free(struct shade *s) {
     free(s);
 }
 
-/* The allocation that holds an address, if what is beside it is known; NULL: everything counts as defined. */
+/* Return the allocation that holds an address if it has a valid shade. NULL: all bytes count as defined. */
 const struct allocation *shade_find(const struct device *device, uint64_t address) {
     for (size_t k = 0; k < device->allocation_count; ++k) {
         const struct allocation *a = &device->allocations[k];
@@ -57,7 +57,7 @@ const struct allocation *shade_find(const struct device *device, uint64_t addres
     return NULL;
 }
 
-/* A launch is about to write where it pleases, and nobody will note it. */
+/* Invalidate all shades. Called before a launch that does not maintain them. */
 void shade_lose_all(struct device *device) {
     if (!atomic_load(&device->shades)) {
         return;
@@ -71,7 +71,7 @@ void shade_lose_all(struct device *device) {
     rwlock_unlock_read(&device->memory_lock);
 }
 
-/* Nothing that was stored to these bytes is remembered. */
+/* Clear the recorded origins of these bytes. */
 static void forget(const struct shade *s, size_t at, size_t bytes) {
     if (!atomic_load_explicit(&s->stored, memory_order_relaxed)) {
         return;
@@ -87,7 +87,7 @@ static void forget(const struct shade *s, size_t at, size_t bytes) {
     }
 }
 
-/* The host has written. */
+/* Mark bytes that the host has written as defined. */
 void shade_written(struct device *device, uint64_t address, size_t bytes) {
     const struct allocation *a = atomic_load(&device->shades) ? shade_find(device, address) : NULL;
     if (a == NULL) {
@@ -97,7 +97,7 @@ void shade_written(struct device *device, uint64_t address, size_t bytes) {
     forget(a->shade, address - a->start, bytes);
 }
 
-/* The host has copied from one place to another, or is about to; they may overlap. */
+/* Copy the shade of one range to another. Call it before or after the host's copy. The ranges may overlap. */
 void shade_copied(struct device *device, uint64_t to, uint64_t from, size_t bytes) {
     const struct allocation *a = atomic_load(&device->shades) ? shade_find(device, from) : NULL;
     const struct allocation *b = atomic_load(&device->shades) ? shade_find(device, to) : NULL;

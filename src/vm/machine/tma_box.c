@@ -1,4 +1,4 @@
-/* Boxes of tensors: where their elements are in global and in shared memory, and how they move. */
+/* Boxes of tensors: the addresses of their elements in global and shared memory, and copying. */
 #include "vm/machine/tma_box.h"
 
 #include <string.h>
@@ -22,13 +22,14 @@ uint32_t tma_bytes(const struct tma_box *box) {
     return tma_rows(box) * tensor_map_row(&box->map);
 }
 
-/* From one row to the next in shared memory: a row is as wide as its swizzle, and what it does not fill stays. */
+/* Return the distance between two rows in shared memory. A row takes at least the swizzle's span; the rest of the
+ * span is not written. */
 static uint32_t pitch(const struct tensor_map *map) {
     const uint32_t row = tensor_map_row(map), span = tensor_map_span(map->swizzle);
     return row < span ? span : row;
 }
 
-/* The address of a byte under the swizzle, which moves it within a line by bits of the line's number. */
+/* Return the swizzled address of a byte. Bits of the line's number change its position within the line. */
 static uint32_t place(uint32_t swizzle, uint32_t address) {
     const uint32_t line = address / TMA_LINE;
     switch (swizzle) {
@@ -52,15 +53,16 @@ static uint32_t place(uint32_t swizzle, uint32_t address) {
 uint32_t tma_piece(const struct tma_box *box, uint32_t base, uint32_t done, uint32_t *address) {
     const uint32_t bytes = tma_bytes(box), row = tensor_map_row(&box->map), step = pitch(&box->map);
     *address = base + done;
-    if (row == step || done == bytes) { /* then a row stays where it would be without a swizzle */
+    if (row == step || done == bytes) { /* swizzling does not change which bytes the row covers */
         return bytes - done;
     }
-    *address = place(box->map.swizzle, base + done / row * step + done % row) & ~15u; /* 8 bytes move inside of 16 */
+    /* Swizzling by 8 bytes stays within 16 bytes. */
+    *address = place(box->map.swizzle, base + done / row * step + done % row) & ~15u;
     return 16;
 }
 
-/* Where a row is: which elements are inside of the tensor, and the global address of its element 0, which may not be.
- * false: the row is outside. */
+/* Find the first element of a row that is inside the tensor, and the global address of element 0, which may be
+ * outside. Return false if the whole row is outside. */
 static bool find_row(const struct tma_box *box, uint32_t index, uint64_t *address) {
     const struct tensor_map *map = &box->map;
     *address = map->address;
@@ -100,9 +102,9 @@ bool tma_meets(const struct tma_box *box, uint64_t address, uint64_t bytes) {
     return false;
 }
 
-/* ---- rows as global memory has them -------------------------------------------------------------------------- */
+/* ---- rows in the layout of global memory --------------------------------------------------------------------- */
 
-/* Fill a row with what a load gives outside of the tensor: zeros, or a NaN in whatever floating-point type. */
+/* Fill a row with the value for elements outside the tensor: zeros, or bytes that are a NaN in every float type. */
 static void fill_row(const struct tensor_map *map, uint8_t *row, uint32_t bytes) {
     static const uint8_t nan[2] = {0xf7, 0x7f};
     for (uint32_t k = 0; k < bytes; ++k) {
@@ -110,7 +112,7 @@ static void fill_row(const struct tensor_map *map, uint8_t *row, uint32_t bytes)
     }
 }
 
-/* Round loaded bits of f32 to tf32: to nearest even, and every NaN to one. */
+/* Round loaded f32 values to tf32, to nearest even. All NaNs become the same NaN. */
 static void round_row(uint8_t *row, uint32_t bytes) {
     enum { CUT = 0x1fff, HALF = 0x0fff, NAN_OF_TF32 = 0x7fffe000 };
     for (uint32_t k = 0; k < bytes; k += 4) {
@@ -125,7 +127,7 @@ static bool is_tf32(uint32_t type) {
     return type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 || type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ;
 }
 
-/* The bytes that 16 bytes of shared memory hold of global memory. */
+/* Return how many bytes of global memory 16 bytes of shared memory hold. */
 static uint32_t packed_bytes(uint32_t type) {
     return tensor_map_unpacks(type) ? 2 * tensor_map_bits(type) : 16;
 }
@@ -141,7 +143,8 @@ bool tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, 
     const uint32_t start = within / 16 * held + within % 16;
     const uint32_t end = within % 16 + 8 <= held ? start + 8 : within / 16 * held + held;
     const uint32_t first = start > row.first ? start : row.first, last = end < row.end ? end : row.end;
-    const uint32_t inside = first < last ? last - first : 0; /* rows begin at 16 bytes: what is outside comes behind */
+    /* A row starts at a multiple of 16 bytes, so bytes outside the tensor come last. */
+    const uint32_t inside = first < last ? last - first : 0;
     *part = *op;
     part->is_tensor = 0;
     part->op = op->kind == ASYNC_LOAD ? (uint8_t)is_tf32(map->type) : op->op;
@@ -157,7 +160,7 @@ bool tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, 
     return true;
 }
 
-/* Cut the upper two bits from 16 bytes, and pack what is left into 12. */
+/* Drop the upper two bits of each of 16 bytes and pack the rest into 12 bytes. */
 static void pack_six(uint8_t *to, const uint8_t *from) {
     for (uint32_t k = 0; k < 4; ++k) {
         uint32_t bits = 0;
@@ -170,8 +173,8 @@ static void pack_six(uint8_t *to, const uint8_t *from) {
     }
 }
 
-/* Copy 16 bytes between a row and their place in shared memory, where some types leave gaps, of which nobody may know
- * what is in them. */
+/* Copy 16 bytes of a row to shared memory. Types that are padded leave gaps, whose contents are unspecified; they
+ * are filled with garbage so that no program depends on them. */
 static void put_chunk(const struct tensor_map *map, uint8_t *shared, uint32_t address, const uint8_t *from) {
     enum { GARBAGE = 0xa5 };
     const uint32_t held = packed_bytes(map->type), at = place(map->swizzle, address) - SHARED_BASE;
@@ -194,7 +197,7 @@ static void get_chunk(const struct tensor_map *map, const uint8_t *shared, uint3
     memcpy(to + 8, shared + (at ^ 8), 8);
 }
 
-/* Bring a row of shared memory into the form that global memory has. */
+/* Convert a row of shared memory to the layout of global memory. */
 static void get_row(const struct tensor_map *map, const uint8_t *shared, uint32_t address, uint8_t *row) {
     const uint32_t bytes = tensor_map_row(map), held = packed_bytes(map->type);
     if (map->swizzle == CU_TENSOR_MAP_SWIZZLE_NONE && held == 16) {

@@ -13,22 +13,22 @@ static const struct {
 #undef X
 };
 
-/* How PTX spells a type. */
+/* Return the PTX spelling of a type. */
 const char *type_name(enum type type) {
     return types[type].text;
 }
 
-/* How many bytes a value of a type has. */
+/* Return the size of a type in bytes. */
 unsigned type_bytes(enum type type) {
     return types[type].bytes;
 }
 
-/* p predicate, b bits, i integer, f float, x packed. */
+/* Return the class of a type: p predicate, b bits, i integer, f float, x packed. */
 char type_class(enum type type) {
     return types[type].class;
 }
 
-/* Find a type by its spelling; T_NONE if there is none. */
+/* Return the type with this spelling, or T_NONE. */
 enum type type_find(const char *text, size_t length) {
     for (int t = T_PRED; t < TYPE_COUNT; ++t) {
         if (strlen(types[t].text) == length && memcmp(types[t].text, text, length) == 0) {

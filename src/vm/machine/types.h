@@ -44,7 +44,7 @@ enum type {
 const char *type_name(enum type type);
 unsigned type_bytes(enum type type);
 char type_class(enum type type);
-/* The type spelled `text` ("u32", no dot), or T_NONE. */
+/* Return the type spelled `text` ("u32", without a dot), or T_NONE. */
 enum type type_find(const char *text, size_t length);
 
 #endif

@@ -1,11 +1,11 @@
-/* Calls whoever looks on while a warp executes. */
+/* Calls the watchers of a launch. */
 #include "vm/machine/watch.h"
 
 #include "vm/machine/cta.h"
 #include "vm/machine/launch.h"
 #include "vm/machine/program.h"
 
-/* Tell the watchers that a CTA begins; false after a fault. */
+/* Tell the watchers that a CTA begins. Return false after a fault. */
 bool watch_start(struct cta *cta) {
     const struct launch *launch = cta->launch;
     for (uint32_t k = 0; k < launch->watchers; ++k) {
@@ -26,7 +26,7 @@ void watch_end(struct cta *cta) {
     }
 }
 
-/* Tell the watchers that an asynchronous copy is about to land; false after a fault. */
+/* Tell the watchers that an asynchronous copy is about to write its bytes. Return false after a fault. */
 bool watch_lands(struct warp *w, const struct async_op *op) {
     const struct launch *launch = w->cta->launch;
     for (uint32_t k = 0; k < launch->watchers; ++k) {
@@ -37,7 +37,7 @@ bool watch_lands(struct warp *w, const struct async_op *op) {
     return true;
 }
 
-/* Tell the watchers that an asynchronous copy has landed; false after a fault. */
+/* Tell the watchers that an asynchronous copy has written its bytes. Return false after a fault. */
 bool watch_landed(struct warp *w, const struct async_op *op) {
     const struct launch *launch = w->cta->launch;
     for (uint32_t k = 0; k < launch->watchers; ++k) {
@@ -48,7 +48,7 @@ bool watch_landed(struct warp *w, const struct async_op *op) {
     return true;
 }
 
-/* Tell the watchers that the bytes of an asynchronous copy have been counted. */
+/* Tell the watchers that the mbarrier or group has counted the bytes of an asynchronous copy. */
 void watch_moved(struct warp *w, const struct async_op *op) {
     const struct launch *launch = w->cta->launch;
     for (uint32_t k = 0; k < launch->watchers; ++k) {
@@ -58,7 +58,7 @@ void watch_moved(struct warp *w, const struct async_op *op) {
     }
 }
 
-/* Run one instruction, or skip it where no lane takes part; a watcher may turn the step into a fault. */
+/* Run one instruction, or skip it if no lane is active. A watcher may turn the step into a fault. */
 enum step watch_step(struct warp *w, const struct inst *i, uint32_t mask) {
     const struct launch *launch = w->cta->launch;
     struct event e = {.warp = w, .inst = i, .pc = w->pc, .mask = mask, .active = w->active, .step = STEP_NEXT};

@@ -1,4 +1,4 @@
-/* What an access of a warp costs, by the model in cost.h. */
+/* Cost of a warp's memory access, by the model in cost.h. */
 #include "vm/observe/cost.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 
 enum { BANKS = 32, WORD = 4, SECTOR = 32, LINE = 128 };
 
-/* Does every lane have the address of its partner, lane ^ distance, where both take part? */
+/* Return whether every active lane has the same address as its partner, lane ^ distance, if that is active. */
 static bool pairs_agree(uint32_t mask, const uint64_t *address, uint32_t distance) {
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), partner = lane ^ distance;
@@ -19,13 +19,13 @@ static bool pairs_agree(uint32_t mask, const uint64_t *address, uint32_t distanc
     return true;
 }
 
-/* Words that the lanes of one group want of each bank. */
+/* Words that the lanes of one group access in each bank. */
 struct wanted {
     uint32_t count[BANKS];
     uint64_t word[BANKS][WARP];
 };
 
-/* Add a word, unless it is there already and lanes may share it. */
+/* Add a word. A word that lanes may share is added only once. */
 static void want(struct wanted *wanted, uint64_t word, bool is_shared) {
     const uint32_t bank = (uint32_t)(word % BANKS);
     for (uint32_t k = 0; is_shared && k < wanted->count[bank]; ++k) {
@@ -36,7 +36,7 @@ static void want(struct wanted *wanted, uint64_t word, bool is_shared) {
     wanted->word[bank][wanted->count[bank]++] = word;
 }
 
-/* The wavefronts of one group. */
+/* Return the number of wavefronts of one group. */
 static uint32_t group_wavefronts(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
     struct wanted wanted;
     uint32_t most = 0;
@@ -67,7 +67,7 @@ struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask,
     return cost;
 }
 
-/* Add a value to a list of different ones; its new length. */
+/* Add a value to a list without duplicates. Return the new length. */
 static uint32_t add_different(uint64_t *list, uint32_t count, uint64_t value) {
     for (uint32_t k = count; k-- > 0;) {
         if (list[k] == value) {

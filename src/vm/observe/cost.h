@@ -1,11 +1,11 @@
-/* What an access of a warp costs: shared memory by banks, global memory by sectors and lines.
+/* Cost of a warp's memory access: shared memory by banks, global memory by sectors and lines.
  *
- * Shared memory has 32 banks of 4 bytes. One pass over it ("wavefront") serves a group of lanes: all 32 for accesses of
- * up to 4 bytes, halves of the warp for 8, quarters for 16, and 8 rows of 16 bytes for the matrix instructions. A group
- * takes as many wavefronts as the bank that is asked for most different words has words to give: the same word goes to
- * any number of lanes at once. Lanes of an atomic wait for each other even at the same word. Loads of 8 and 16 bytes
- * serve two groups at once where every lane l has the address of lane l ^ 1, or every lane that of lane l ^ 2, lanes
- * that take no part aside. docs/reference/profiling.md has the sources. */
+ * Shared memory has 32 banks of 4 bytes. One pass over it (a wavefront) serves a group of lanes: all 32 for accesses
+ * of up to 4 bytes, halves of the warp for 8 bytes, quarters for 16 bytes, and 8 rows of 16 bytes for matrix
+ * instructions. The number of wavefronts of a group is the largest number of different words in one bank: lanes that
+ * read the same word share it. Lanes of an atomic do not share words. A load of 8 or 16 bytes serves two groups at
+ * once if every active lane l has the address of lane l ^ 1, or every one that of lane l ^ 2.
+ * docs/reference/profiling.md names the sources. */
 #ifndef SM120_VM_COST_H
 #define SM120_VM_COST_H
 
@@ -16,16 +16,17 @@
 enum cost_kind { ACCESS_IS_LOAD, ACCESS_IS_STORE, ACCESS_IS_ATOMIC, ACCESS_IS_MATRIX };
 
 struct bank_cost {
-    uint32_t wavefronts, ideal; /* ideal: one for every group that has lanes */
+    uint32_t wavefronts, ideal; /* ideal: one for every group with active lanes */
 };
-/* `bytes` of every lane in `mask`: 1, 2, 4, 8 or 16, at multiples of it. */
+/* Return the cost of an access to shared memory. `bytes` per lane is 1, 2, 4, 8 or 16; addresses are multiples of
+ * it. */
 struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address);
 
 struct sector_cost {
-    uint32_t sectors, ideal_sectors; /* of 32 bytes; ideal: as few as hold as many different bytes */
+    uint32_t sectors, ideal_sectors; /* of 32 bytes; ideal: the fewest that hold as many different bytes */
     uint32_t lines, ideal_lines;     /* of 128 bytes */
 };
-/* `bytes`: up to 32. */
+/* Return the cost of an access to global memory. `bytes` per lane is at most 32. */
 struct sector_cost cost_global(uint32_t bytes, uint32_t mask, const uint64_t *address);
 
 #endif

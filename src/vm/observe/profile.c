@@ -1,5 +1,4 @@
-/* Counting what each statement of a kernel does: a watcher that counts by instruction in each thread, and tables that
- * hold the sums by statement. */
+/* Profiles: a watcher counts by instruction in each thread, and tables hold the sums by statement. */
 #include "vm/observe/profile.h"
 
 #include <stdlib.h>
@@ -23,7 +22,7 @@
 
 enum { TEXT_BYTES = 400 };
 
-/* What is counted: the members of sm120_profile_row, in order, then bytes by path. */
+/* The counts: the members of sm120_profile_row, in order, then the bytes by path. */
 enum {
 #define X(member) COUNT_##member,
     PROFILE_COUNTS(X)
@@ -32,7 +31,7 @@ enum {
     COUNTS = COUNT_bytes + TRAFFIC_COUNT
 };
 _Static_assert(TRAFFIC_COUNT < sizeof((sm120_profile_row *)0)->bytes / sizeof(sm120_profile_bytes),
-               "a row has room for all paths and the end");
+               "a row holds all paths and a terminator");
 
 /* ---- tables -------------------------------------------------------------------------------------------------- */
 
@@ -42,7 +41,7 @@ struct profile_row {
     uint64_t count[COUNTS];
 };
 
-/* A kernel that ran. Modules may be gone before the table is read, so it has copies. */
+/* A kernel that ran. The table has copies of its texts, because the module may be unloaded before the table is read. */
 struct profile_kernel {
     struct profile_kernel *next;
     const char *name;
@@ -50,11 +49,11 @@ struct profile_kernel {
     uint32_t length;
 };
 
-/* Guarded by the device's counter_lock. */
+/* A profile, guarded by the device's counter_lock. */
 struct profile {
     struct arena arena;
     struct profile_kernel *first, **last; /* in the order of their first launches */
-    uint32_t launches;                    /* that hold it */
+    uint32_t launches;                    /* number of launches that use the profile */
     bool has_ended;
 };
 
@@ -63,7 +62,7 @@ static void discard(struct profile *profile) {
     free(profile);
 }
 
-/* Where the statement of an instruction ends: after all that it became. */
+/* Return the end of the instructions of a statement. */
 static uint32_t statement_end(const struct CUfunc_st *f, uint32_t pc) {
     const char *const text = f->places[pc].text;
     do {
@@ -72,7 +71,7 @@ static uint32_t statement_end(const struct CUfunc_st *f, uint32_t pc) {
     return pc;
 }
 
-/* The instruction of a statement that stands for it: the one that has its opcode; `end` where none has. */
+/* Return the instruction of a statement that has its opcode, or `end`. */
 static uint32_t statement_head(const struct CUfunc_st *f, uint32_t pc, uint32_t end) {
     while (pc < end && f->places[pc].opcode == UINT32_MAX) {
         ++pc;
@@ -80,16 +79,17 @@ static uint32_t statement_head(const struct CUfunc_st *f, uint32_t pc, uint32_t 
     return pc;
 }
 
-/* The opcode of a statement; UINT32_MAX for the begin or end of a function. */
+/* Return the opcode of a statement. UINT32_MAX: the begin or end of a function. */
 static uint32_t statement_opcode(const struct CUfunc_st *f, uint32_t pc) {
     const uint32_t end = statement_end(f, pc), head = statement_head(f, pc, end);
     return head < end ? f->places[head].opcode : UINT32_MAX;
 }
 
-/* Copy a text up to `end`, with one space for all white space and comments. */
+/* Copy a text up to `end`. White space and comments become a single space. */
 static const char *copy_text(struct arena *arena, const char *text, char end) {
     char copy[TEXT_BYTES];
-    const size_t most = *text == '{' || *text == '}' ? 1 : sizeof copy - 2; /* the begin or end of a function */
+    /* A brace is the begin or end of a function. */
+    const size_t most = *text == '{' || *text == '}' ? 1 : sizeof copy - 2;
     size_t n = 0;
     bool space = false;
     while (*text != '\0' && *text != end && n < most) {
@@ -113,7 +113,7 @@ static const char *copy_text(struct arena *arena, const char *text, char end) {
     return kept != NULL ? memcpy(kept, copy, n + 1) : NULL;
 }
 
-/* Is this the table of a function: the same name, the same statements? */
+/* Return whether a table belongs to a function: the name and the statements are equal. */
 static bool is_table_of(const struct profile_kernel *kernel, const struct CUfunc_st *f) {
     uint32_t n = 0;
     if (strcmp(kernel->name, f->name) != 0) {
@@ -129,7 +129,7 @@ static bool is_table_of(const struct profile_kernel *kernel, const struct CUfunc
     return n == kernel->length;
 }
 
-/* Make the table of a function; NULL when memory is used up. */
+/* Create the table of a function. Return NULL when out of memory. */
 static struct profile_kernel *make_table(struct profile *profile, const struct CUfunc_st *f) {
     struct profile_kernel *const kernel = arena_take(&profile->arena, sizeof *kernel);
     if (kernel == NULL || (kernel->name = copy_text(&profile->arena, f->name, 0)) == NULL) {
@@ -175,13 +175,13 @@ static struct profile_kernel *find_table(struct profile *profile, const struct C
 
 /* ---- counting ------------------------------------------------------------------------------------------------ */
 
-/* What one thread counts in one launch. */
+/* Counts of one thread in one launch. */
 struct profile_worker {
     uint64_t (*count)[COUNTS];    /* by pc */
     uint8_t *class;               /* by pc: enum reach_class */
-    uint64_t seen[TRAFFIC_COUNT]; /* of worker.bytes */
+    uint64_t seen[TRAFFIC_COUNT]; /* worker.bytes when last read */
     uint64_t seen_flops;
-    uint64_t pending[COUNTS]; /* of the instruction that runs: it may have to come again */
+    uint64_t pending[COUNTS]; /* counts of the current instruction, which may have to run again */
 };
 
 static void note_moved(struct worker *worker, uint32_t pc) {
@@ -192,7 +192,7 @@ static void note_moved(struct worker *worker, uint32_t pc) {
     }
 }
 
-/* Do lanes of a branch go different ways? */
+/* Return whether the lanes of a branch diverge. */
 static bool is_divergent(const struct event *e) {
     const struct inst *const i = e->inst;
     if (e->mask == 0) {
@@ -215,7 +215,7 @@ static bool is_divergent(const struct event *e) {
     return false;
 }
 
-/* What one side of an access will cost. */
+/* Add the cost of one side of an access. */
 static void add_side(uint64_t *pending, const struct reach *side) {
     uint64_t address[WARP];
     const uint32_t shared = reach_in(side, SPACE_SHARED, address);
@@ -236,7 +236,7 @@ static void add_side(uint64_t *pending, const struct reach *side) {
     }
 }
 
-/* Before the instruction: it may overwrite the registers that its addresses are in. */
+/* Compute the counts before the instruction runs, because it may overwrite the registers of its addresses. */
 static enum step before(const struct event *e) {
     struct profile_worker *const own = e->warp->worker->profile;
     const struct inst *const i = e->inst;
@@ -272,7 +272,7 @@ static enum step after(const struct event *e) {
     return STEP_NEXT;
 }
 
-/* A copy has moved bytes long after the instruction that issued it. */
+/* Count the bytes of an asynchronous copy, which moves them after its instruction has run. */
 static void moved(struct warp *w, const struct async_op *op) {
     note_moved(w->worker, op->pc);
 }
@@ -335,7 +335,8 @@ bool profile_worker_open(struct worker *worker) {
     return true;
 }
 
-/* Add the counts of the instructions of each statement. It was executed when its head was. */
+/* Add the counts of the instructions of each statement. A statement is counted when the instruction with its opcode
+ * has run. */
 static void add_counts(struct profile_kernel *kernel, const struct CUfunc_st *f, const struct profile_worker *own) {
     struct profile_row *row = kernel->rows;
     for (uint32_t pc = 0; pc < f->length; ++row) {
@@ -391,7 +392,7 @@ CUresult profile_begin(struct device *device) {
         return CUDA_SUCCESS;
     }
     discard(profile);
-    return fault_set(CUDA_ERROR_PROFILER_ALREADY_STARTED, "somebody takes a profile already");
+    return fault_set(CUDA_ERROR_PROFILER_ALREADY_STARTED, "a profile of this device is already running");
 }
 
 void profile_end(struct device *device) {
@@ -406,7 +407,7 @@ void profile_end(struct device *device) {
     mutex_unlock(&device->counter_lock);
 }
 
-/* Fill a row, but for its size. */
+/* Fill a row, except for its size. */
 static void fill(sm120_profile_row *row, const struct profile_kernel *kernel, uint32_t index) {
     const struct profile_row *const from = &kernel->rows[index];
     uint32_t n = 0;

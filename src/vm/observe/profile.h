@@ -1,4 +1,4 @@
-/* Counting what each statement of a kernel does. */
+/* Profiles: counts for each statement of a kernel. */
 #ifndef SM120_VM_PROFILE_H
 #define SM120_VM_PROFILE_H
 
@@ -6,8 +6,8 @@
 #include "vm/machine/cta.h"
 #include "vm/machine/launch.h"
 
-/* X(member of sm120_profile_row): what is counted, but for bytes. The first three are those of the instruction that
- * has the statement's opcode, the others sums over all that it became. */
+/* X(member of sm120_profile_row): the counts, except for bytes. The first three are those of the instruction that
+ * has the statement's opcode; the others are sums over all its instructions. */
 #define PROFILE_COUNTS(X)                                                                                              \
     X(executed)                                                                                                        \
     X(lanes)                                                                                                           \
@@ -24,18 +24,19 @@
     X(global_ideal_lines)                                                                                              \
     X(tensor_flops)
 
-/* The device counts from now on; CUDA_ERROR_PROFILER_ALREADY_STARTED where it does already. */
+/* Start a profile. Return CUDA_ERROR_PROFILER_ALREADY_STARTED if one is running. */
 CUresult profile_begin(struct device *device);
-/* It forgets what it counted. Nothing where it does not count. */
+/* End the profile, if one is running, and free its counts. */
 void profile_end(struct device *device);
-/* A statement of a kernel that ran: CUDA_ERROR_NOT_FOUND past the last. What it points to lives until the end. */
+/* Read a row: a statement of a kernel that ran. Return CUDA_ERROR_NOT_FOUND past the last. Pointers in the row are
+ * valid until profile_end(). */
 CUresult profile_read(struct device *device, int index, sm120_profile_row *row);
 
 /* A launch begins and ends. */
 void profile_join(struct launch *launch);
 void profile_leave(struct launch *launch);
 
-/* A thread begins and ends to work on a launch. False: out of memory. */
+/* A thread begins and ends its work on a launch. Return false when out of memory. */
 bool profile_worker_open(struct worker *worker);
 void profile_worker_close(struct worker *worker);
 

@@ -1,4 +1,4 @@
-/* Which memory an instruction is about to touch. */
+/* The memory that an instruction is about to access. */
 #include "vm/observe/reach.h"
 
 #include "vm/execute/async.h"
@@ -34,7 +34,7 @@ enum reach_class reach_class(const struct inst *i) {
     return REACH_NOTHING;
 }
 
-/* The rows that a matrix instruction points to: one for each of the first lanes. */
+/* Find the rows of a matrix instruction: one address in each of the first lanes. */
 static void reach_matrix(const struct warp *w, const struct inst *i, struct reach *side) {
     const uint32_t rows = (i->next == access_table()[ACCESS_LDMATRIX_B8] ? 16u : 8u) * i->count;
     side->kind = ACCESS_IS_MATRIX;
@@ -43,7 +43,7 @@ static void reach_matrix(const struct warp *w, const struct inst *i, struct reac
     address_lanes(w, i, side->address);
 }
 
-/* A copy of up to 16 bytes by each lane: what it reads, and where it writes. */
+/* Find both sides of a copy of up to 16 bytes per lane: the addresses that it reads and those that it writes. */
 static void reach_copy(const struct warp *w, const struct inst *i, uint32_t mask, struct reach sides[2]) {
     sides[0] = (struct reach){.kind = ACCESS_IS_LOAD, .space = SPACE_GLOBAL, .mask = mask, .bytes = i->size};
     sides[1] = (struct reach){.kind = ACCESS_IS_STORE, .space = SPACE_SHARED, .mask = mask, .bytes = i->size};
@@ -51,7 +51,7 @@ static void reach_copy(const struct warp *w, const struct inst *i, uint32_t mask
         const uint32_t lane = lowest_bit(rest);
         sides[0].address[lane] = address_global(w, i, lane);
         sides[1].address[lane] = address_shared(w, i, lane);
-        if (i->e != UINT32_MAX && ((const uint32_t *)source(w, i->e))[lane] == 0) { /* it fills with zeros */
+        if (i->e != UINT32_MAX && ((const uint32_t *)source(w, i->e))[lane] == 0) { /* it only writes zeros */
             sides[0].mask &= ~(1u << lane);
         }
     }

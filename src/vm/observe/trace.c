@@ -1,4 +1,4 @@
-/* Shows a caller of the library what warps do: its callback is called at the instructions that it asked for. */
+/* Traces: calls a callback of the library's caller at the instructions that it selected. */
 #include "vm/observe/trace.h"
 
 #include <stdio.h>
@@ -25,19 +25,19 @@ struct value {
     uint64_t low[WARP], high[WARP];
 };
 
-/* Of a launch that is watched: it runs on one thread, so there is one of everything. */
+/* State of a watched launch. The launch runs on one thread, so all members exist once. */
 struct trace {
     sm120_watch watch;
-    uint8_t *wanted;     /* [pc]: is it in the lines that are watched? */
-    uint32_t *written;   /* [warp][register, then predicate]: the lanes that wrote it since the CTA began */
-    struct value *reads; /* [warp][use]: what the statement that runs found in its registers */
+    uint8_t *wanted;     /* [pc]: whether its line is watched */
+    uint32_t *written;   /* [warp][register, then predicate]: the lanes that have written it since the CTA began */
+    struct value *reads; /* [warp][use]: values of the statement's registers before it ran */
     uint32_t slots, most_uses;
-    const struct use **known; /* the registers of a function, */
+    const struct use **known; /* the registers of a function */
     uint32_t known_count, known_begin, known_end;
-    uint8_t last[MOST_BYTES]; /* of the memory that is watched */
+    uint8_t last[MOST_BYTES]; /* of the watched memory */
 };
 
-/* What a callback is shown. */
+/* The state that a callback can read. */
 struct sm120_step {
     const struct event *event;
     bool is_asynchronous;
@@ -50,7 +50,7 @@ bool trace_is_looking(void) {
 
 /* ---- registers ----------------------------------------------------------------------------------------------- */
 
-/* The index of a register among those of a warp. */
+/* Return the index of a register among those of a warp. */
 static uint32_t slot_index(const struct CUfunc_st *f, const struct use *u) {
     return u->type == T_PRED ? f->register_bytes / 128 + u->slot : u->slot / 128;
 }
@@ -77,18 +77,18 @@ static struct value read_value(const struct warp *w, const struct use *u) {
     return v;
 }
 
-/* Does a statement begin here? */
+/* Return whether a statement begins at this pc. */
 static bool is_start(const struct CUfunc_st *f, uint32_t pc) {
     return pc == 0 || f->places[pc - 1].text != f->places[pc].text;
 }
 
-/* Of the instructions that a statement became, those are shown that have its registers or are counted: the last one,
- * and those of a call that move arguments and results. */
+/* Return whether an instruction is shown. A statement shows its instructions that have registers or are counted: the
+ * last one, and those of a call that move arguments and results. */
 static bool is_shown(const struct CUfunc_st *f, uint32_t pc) {
     return f->places[pc].opcode != UINT32_MAX || f->places[pc].uses != 0;
 }
 
-/* The next instruction of the statement that is shown. */
+/* Return the next shown instruction of the statement. */
 static uint32_t shown_at(const struct CUfunc_st *f, uint32_t pc) {
     while (pc + 1 < f->length && !is_shown(f, pc) && f->places[pc + 1].text == f->places[pc].text) {
         ++pc;
@@ -96,7 +96,7 @@ static uint32_t shown_at(const struct CUfunc_st *f, uint32_t pc) {
     return pc;
 }
 
-/* Keep what the registers hold before the statement. */
+/* Save the values of the registers before the statement runs. */
 static void keep_reads(struct trace *t, const struct event *e) {
     const struct place *at = &e->warp->function->places[shown_at(e->warp->function, e->pc)];
     for (uint32_t k = 0; k < at->uses; ++k) {
@@ -106,7 +106,7 @@ static void keep_reads(struct trace *t, const struct event *e) {
     }
 }
 
-/* Of the lanes that began an instruction, those that have executed it: others may wait there. */
+/* Return the lanes that have executed an instruction. Other lanes that began it may wait there. */
 static uint32_t executed(const struct event *e) {
     uint32_t mask = e->mask;
     if (e->step == STEP_JUMP && e->inst->run != control_bra && e->inst->run != control_brx) {
@@ -119,7 +119,7 @@ static uint32_t executed(const struct event *e) {
     return mask;
 }
 
-/* Note which lanes have written registers. */
+/* Record which lanes have written registers. */
 static void note_writes(struct trace *t, const struct event *e) {
     const struct CUfunc_st *f = e->warp->function;
     const struct place *at = &f->places[e->pc];
@@ -132,10 +132,11 @@ static void note_writes(struct trace *t, const struct event *e) {
 
 /* ---- watching ------------------------------------------------------------------------------------------------ */
 
-/* Show a moment to the caller. STEP_FAULT: the launch ends. */
+/* Call the callback. STEP_FAULT: the launch ends. */
 static enum step show(const struct trace *t, const struct event *e, bool is_asynchronous) {
     const struct launch *launch = e->warp->cta->launch;
-    if (atomic_load(&launch->device->interrupts) != launch->interrupts) { /* callbacks take long: look each time */
+    /* Checked at every call, because callbacks may take long. */
+    if (atomic_load(&launch->device->interrupts) != launch->interrupts) {
         return fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was interrupted");
     }
     const sm120_step step = {e, is_asynchronous};
@@ -143,12 +144,13 @@ static enum step show(const struct trace *t, const struct event *e, bool is_asyn
     current = &step;
     const int32_t end = t->watch.see(t->watch.context, &step);
     current = NULL;
-    options_set(&options); /* calls of the library end with their own */
-    return end != 0 ? fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was ended by who watches it")
-                    : STEP_NEXT;
+    options_set(&options); /* calls of the library from the callback leave their own options */
+    return end != 0
+               ? fault_at(e->warp, CUDA_ERROR_LAUNCH_TIMEOUT, WARP, "the launch was ended by the watching callback")
+               : STEP_NEXT;
 }
 
-/* Does the caller want to see this warp at this pc? */
+/* Return whether the caller watches this warp at this pc. */
 static bool is_wanted(const struct trace *t, const struct warp *w, uint32_t pc) {
     const sm120_watch *watch = &t->watch;
     if (t->wanted[pc] == 0 || (watch->warp >= 0 && (uint32_t)watch->warp != w->index)) {
@@ -162,7 +164,7 @@ static bool is_wanted(const struct trace *t, const struct warp *w, uint32_t pc) 
     return true;
 }
 
-/* Have the bytes that are watched changed? */
+/* Return whether the watched bytes have changed. */
 static bool has_changed(struct trace *t) {
     const void *now = (const void *)(uintptr_t)t->watch.address;
     if (memcmp(t->last, now, t->watch.bytes) == 0) {
@@ -172,7 +174,7 @@ static bool has_changed(struct trace *t) {
     return true;
 }
 
-/* A CTA begins: nothing but its hardware registers has been written. */
+/* Start a CTA: only its hardware registers have been written. */
 static bool trace_start(struct cta *cta) {
     const struct launch *launch = cta->launch;
     const struct CUfunc_st *f = launch->function;
@@ -210,7 +212,7 @@ static enum step trace_after(const struct event *e) {
                                                                                        : STEP_NEXT;
 }
 
-/* A copy has landed; false after a fault. */
+/* Report a watched copy that has written its bytes. Return false after a fault. */
 static bool trace_landed(struct warp *w, const struct async_op *op) {
     struct trace *t = w->cta->launch->trace;
     const uint32_t mask = op->kind == ASYNC_COPY ? op->mask : 1u << op->lane;
@@ -223,13 +225,13 @@ static bool trace_landed(struct warp *w, const struct async_op *op) {
 
 /* ---- opening ------------------------------------------------------------------------------------------------- */
 
-/* Is a file the one that is asked for, by its whole name or by the end of it? */
+/* Return whether a file is the requested one, by its whole name or by the end of its path. */
 static bool is_file(const char *file, const char *wanted) {
     const size_t n = strlen(file), m = strlen(wanted);
     return n >= m && strcmp(file + n - m, wanted) == 0 && (n == m || file[n - m - 1] == '/');
 }
 
-/* Mark the instructions of the lines that are watched. */
+/* Mark the instructions of the watched lines. */
 static void mark_wanted(struct trace *t, const struct CUfunc_st *f) {
     const sm120_watch *watch = &t->watch;
     const uint32_t last = watch->last_line != 0 ? watch->last_line : UINT32_MAX;
@@ -248,8 +250,8 @@ CUresult trace_open(struct launch *launch, const sm120_watch *watch) {
     if (watch->see == NULL) {
         return CUDA_SUCCESS;
     }
-    if (watch->bytes != 0 && memory_check_range(launch->device, watch->address, watch->bytes,
-                                                "the memory that is watched") != CUDA_SUCCESS) {
+    if (watch->bytes != 0 &&
+        memory_check_range(launch->device, watch->address, watch->bytes, "the watched memory") != CUDA_SUCCESS) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     struct trace *t = launch->trace = calloc(1, sizeof *t);
@@ -288,9 +290,9 @@ void trace_close(struct launch *launch) {
     launch->trace = NULL;
 }
 
-/* ---- what a callback may ask --------------------------------------------------------------------------------- */
+/* ---- functions for callbacks --------------------------------------------------------------------------------- */
 
-/* Where and how an instruction was written. */
+/* Fill in the source position and the text of an instruction. */
 static void fill_instruction(const struct CUfunc_st *f, uint32_t pc, sm120_instruction_info *info) {
     const struct place *at = &f->places[pc];
     info->file = at->file;
@@ -307,17 +309,18 @@ CUresult trace_instruction(CUfunction f, int index, sm120_instruction_info *info
             return CUDA_SUCCESS;
         }
     }
-    return fault_set(CUDA_ERROR_NOT_FOUND, "%s has no such instruction", f->name);
+    return fault_set(CUDA_ERROR_NOT_FOUND, "%s has no instruction with this index", f->name);
 }
 
-/* Is the step the one that is shown now? */
+/* Check that the step is the current one. */
 static CUresult check_step(const sm120_step *step) {
     return step != NULL && step == current
                ? CUDA_SUCCESS
-               : fault_set(CUDA_ERROR_INVALID_VALUE, "the step is over, or was never one: ask in the callback");
+               : fault_set(CUDA_ERROR_INVALID_VALUE,
+                           "the step is not valid; use it only inside the callback that received it");
 }
 
-/* The number of an instruction among those that statements became. */
+/* Return the index of an instruction among the shown ones. */
 static uint32_t number_of(const struct CUfunc_st *f, uint32_t pc) {
     uint32_t n = 0;
     for (uint32_t k = 0; k < pc; ++k) {
@@ -326,7 +329,7 @@ static uint32_t number_of(const struct CUfunc_st *f, uint32_t pc) {
     return n;
 }
 
-/* The function that an instruction is in (NULL: the kernel itself), and where its code begins and ends. */
+/* Return the function that an instruction is in (NULL: the kernel itself), and the range of its code. */
 static const struct routine *routine_of(const struct CUfunc_st *f, uint32_t pc, uint32_t *begin, uint32_t *end) {
     const struct routine *found = NULL;
     *begin = 0;
@@ -369,7 +372,7 @@ CUresult trace_query(const sm120_step *step, sm120_step_info *info) {
     return CUDA_SUCCESS;
 }
 
-/* Gather the registers of the function that runs. */
+/* Collect the registers of the current function. */
 static void gather(struct trace *t, const struct CUfunc_st *f, uint32_t pc) {
     uint32_t begin, end;
     routine_of(f, pc, &begin, &end);
@@ -404,7 +407,7 @@ CUresult trace_register(const sm120_step *step, int which, int index, sm120_regi
         gather(t, f, e->pc);
     }
     if ((uint32_t)index >= (which == SM120_OF_FUNCTION ? t->known_count : at->uses)) {
-        return fault_set(CUDA_ERROR_NOT_FOUND, "there is no register %d", index);
+        return fault_set(CUDA_ERROR_NOT_FOUND, "no register has index %d", index);
     }
     const struct use *u = which == SM120_OF_FUNCTION ? t->known[index] : &at->use[index];
     const bool is_kept = which == SM120_OF_INSTRUCTION && u->is_write == 0;
@@ -435,14 +438,14 @@ CUresult trace_variable(const sm120_step *step, int index, sm120_variable_info *
     const struct event *e = step->event;
     const struct place *at = &e->warp->function->places[shown_at(e->warp->function, e->pc)];
     if ((uint32_t)index >= at->named) {
-        return fault_set(CUDA_ERROR_NOT_FOUND, "the instruction names no variable %d", index);
+        return fault_set(CUDA_ERROR_NOT_FOUND, "the instruction has no variable with index %d", index);
     }
     variable_describe(&at->name[index].variable, info);
     info->address += *(const uint64_t *)source(e->warp, at->name[index].slot); /* the same in all lanes */
     return CUDA_SUCCESS;
 }
 
-/* Describe lanes of a warp that are at one place; s NULL: the warp has exited. */
+/* Describe the lanes of a warp at one pc. s NULL: the warp has exited. */
 static void fill_lanes(const struct event *e, const struct warp *w, const struct split *s, sm120_lanes_info *info) {
     const bool runs = w == e->warp && s == &w->split[w->current];
     const uint32_t pc = runs ? e->pc : s != NULL ? s->pc : w->pc;
@@ -474,7 +477,7 @@ CUresult trace_lanes(const sm120_step *step, int index, sm120_lanes_info *info) 
         }
         index -= (int)groups;
     }
-    return fault_set(CUDA_ERROR_NOT_FOUND, "the CTA has no such lanes");
+    return fault_set(CUDA_ERROR_NOT_FOUND, "the CTA has no lanes with this index");
 }
 
 CUresult trace_shared(const sm120_step *step, uint32_t address, void *to, size_t bytes) {
@@ -486,7 +489,7 @@ CUresult trace_shared(const sm120_step *step, uint32_t address, void *to, size_t
     if (address < SHARED_BASE || address - SHARED_BASE > cta->shared_bytes ||
         bytes > cta->shared_bytes - (address - SHARED_BASE)) {
         return fault_set(CUDA_ERROR_INVALID_VALUE,
-                         "%zu bytes of shared memory at 0x%x; the CTA has %u bytes, which begin at 0x%x", bytes,
+                         "%zu bytes of shared memory at 0x%x; the CTA has %u bytes, from address 0x%x on", bytes,
                          address, cta->shared_bytes, SHARED_BASE);
     }
     memcpy(to, cta->shared + (address - SHARED_BASE), bytes);

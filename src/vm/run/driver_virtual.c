@@ -1,5 +1,5 @@
-/* The CUDA driver API above the virtual SM120. Streams run their work as it is given to them, so that everything is in
- * order and nothing is ever pending. */
+/* The CUDA driver API of the virtual SM120. Streams run their work at once, so everything runs in order and nothing
+ * is ever pending. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ struct CUevent_st {
 
 static struct CUctx_st contexts[MAX_DEVICES];
 static struct mutex contexts_lock = MUTEX_INITIALIZER;
-/* Live streams and events of all devices, by address. Only what is found here is followed. */
+/* Live streams and events of all devices, by address. Handles are dereferenced only if they are found here. */
 enum handle { HANDLE_STREAM = 1, HANDLE_EVENT };
 static struct registry handles;
 static struct mutex handles_lock = MUTEX_INITIALIZER;
@@ -64,8 +64,8 @@ static const struct {
     {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
     {CUDA_ERROR_DEINITIALIZED, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
-    {CUDA_ERROR_PROFILER_NOT_INITIALIZED, "CUDA_ERROR_PROFILER_NOT_INITIALIZED", "no profile is taken"},
-    {CUDA_ERROR_PROFILER_ALREADY_STARTED, "CUDA_ERROR_PROFILER_ALREADY_STARTED", "a profile is taken already"},
+    {CUDA_ERROR_PROFILER_NOT_INITIALIZED, "CUDA_ERROR_PROFILER_NOT_INITIALIZED", "no profile is running"},
+    {CUDA_ERROR_PROFILER_ALREADY_STARTED, "CUDA_ERROR_PROFILER_ALREADY_STARTED", "a profile is already running"},
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
@@ -99,12 +99,12 @@ static int device_count(void) {
     return (int)count;
 }
 
-/* The bytes of a device's memory: at most what a process can address. */
+/* Return the bytes of a device's memory, at most the address space of a process. */
 static CUresult read_memory_limit(uint64_t *bytes) {
     return environment_number("PYSM120_VIRTUAL_MEMORY", 1, 1ULL << 47, 24ULL << 30, bytes);
 }
 
-/* The major compute capability that the devices state: with 9 the library takes the kernels that a Hopper GPU runs. */
+/* Return the major compute capability that the devices report. With 9, the library uses the kernels for Hopper. */
 static CUresult read_capability(uint64_t *major) {
     return environment_number("PYSM120_VIRTUAL_CAPABILITY", 7, 12, 12, major);
 }
@@ -115,7 +115,7 @@ static int capability(void) {
     return (int)major;
 }
 
-/* Are the variables right that a device is opened by? Those of a launch are checked by it. */
+/* Check the environment variables that are read when a device is opened. Launches check theirs. */
 static CUresult check_environment(void) {
     static const char *const widths[] = {"base", "v3", "v4"};
     uint64_t number;
@@ -126,7 +126,7 @@ static CUresult check_environment(void) {
     return r != CUDA_SUCCESS ? r : environment_word("PYSM120_VM_ISA", widths, 2, &width);
 }
 
-/* The device of the current context, or NULL. */
+/* Return the device of the current context, or NULL. */
 static struct device *current(void) {
     return depth != 0 ? &stack[depth - 1]->device : NULL;
 }
@@ -142,7 +142,7 @@ static CUresult null_argument(const char *name) {
 /* ---- library and devices ------------------------------------------------------------------------------------- */
 
 static CUresult virtual_cuInit(unsigned flags) {
-    return flags != 0 ? fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, expected 0", flags) : CUDA_SUCCESS;
+    return flags != 0 ? fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u; expected 0", flags) : CUDA_SUCCESS;
 }
 
 static CUresult virtual_cuDriverGetVersion(int *version) {
@@ -183,7 +183,8 @@ static CUresult virtual_cuDeviceGetCount(int *count) {
 
 static CUresult check_device(CUdevice device) {
     if (device < 0 || device >= device_count()) {
-        return fault_set(CUDA_ERROR_INVALID_DEVICE, "device %d of %d", device, device_count());
+        return fault_set(CUDA_ERROR_INVALID_DEVICE, "device %d does not exist; %d devices are available", device,
+                         device_count());
     }
     return CUDA_SUCCESS;
 }
@@ -235,10 +236,10 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
             return CUDA_SUCCESS;
         }
     }
-    return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
+    return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d is not supported", (int)attribute);
 }
 
-/* What $PYSM120_VIRTUAL_MEMORY says; cuInit refuses what it should not say. */
+/* Return the value of $PYSM120_VIRTUAL_MEMORY, which cuInit has checked. */
 static size_t device_memory(void) {
     uint64_t bytes;
     read_memory_limit(&bytes);
@@ -376,7 +377,7 @@ static CUresult virtual_cuCtxPushCurrent(CUcontext context) {
         return null_argument("context");
     }
     if (depth == STACK) {
-        return fault_set(CUDA_ERROR_INVALID_CONTEXT, "more than %d contexts pushed", STACK);
+        return fault_set(CUDA_ERROR_INVALID_CONTEXT, "more than %d contexts are pushed", STACK);
     }
     stack[depth++] = context;
     return CUDA_SUCCESS;
@@ -399,18 +400,18 @@ static CUresult virtual_cuCtxSynchronize(void) {
 
 /* ---- streams and events -------------------------------------------------------------------------------------- */
 
-/* Is the handle live? The lock is held. */
+/* Check that a handle is live. The lock is held. */
 static CUresult handle_check(const void *handle, enum handle kind) {
     const uint64_t key = (uint64_t)(uintptr_t)handle;
     const struct record *record = registry_find(&handles, key);
     if (handle != NULL && record != NULL && record->key == key && record->bytes == kind) {
         return CUDA_SUCCESS;
     }
-    return fault_set(CUDA_ERROR_INVALID_HANDLE, "%p is no %s: it was destroyed, or it was never one", handle,
+    return fault_set(CUDA_ERROR_INVALID_HANDLE, "%p is not a live %s: it was destroyed or never created", handle,
                      kind == HANDLE_STREAM ? "stream" : "event");
 }
 
-/* Is it a stream, one of those that always exist included? */
+/* Check that a handle is a live stream or one of the default streams. */
 static CUresult stream_check(CUstream stream) {
     enum { LEGACY = 1, PER_THREAD = 2 };
     const uintptr_t value = (uintptr_t)stream;
@@ -423,7 +424,7 @@ static CUresult stream_check(CUstream stream) {
     return r;
 }
 
-/* Make a handle: zeroed memory that is known to be one. */
+/* Create a handle: zeroed memory, recorded as live. */
 static CUresult handle_create(void **handle, size_t bytes, enum handle kind) {
     *handle = calloc(1, bytes);
     mutex_lock(&handles_lock);
@@ -448,7 +449,7 @@ static CUresult handle_destroy(void *handle, enum handle kind) {
         registry_cancel(&handles);
         free(handle);
     }
-    if (handles.count == 0) { /* so that nothing is left when all devices are closed */
+    if (handles.count == 0) { /* no memory is left when all devices are closed */
         registry_free(&handles);
     }
     mutex_unlock(&handles_lock);
@@ -458,7 +459,7 @@ static CUresult handle_destroy(void *handle, enum handle kind) {
 static CUresult virtual_cuStreamCreate(CUstream *stream, unsigned flags) {
     void *made = NULL;
     if (stream == NULL || flags > 1) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "stream must be given, and flags be 0 or 1");
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "stream is NULL, or flags is not 0 or 1");
     }
     const CUresult r = depth != 0 ? handle_create(&made, sizeof **stream, HANDLE_STREAM) : no_context();
     *stream = made;
@@ -485,7 +486,7 @@ static CUresult virtual_cuEventSynchronize(CUevent event) {
 
 static CUresult virtual_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     if (flags != 0) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, expected 0", flags);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u; expected 0", flags);
     }
     const CUresult r = stream_check(stream);
     return r != CUDA_SUCCESS ? r : virtual_cuEventSynchronize(event);
@@ -526,7 +527,7 @@ static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, C
     CUresult r = handle_check(start, HANDLE_EVENT);
     r = r != CUDA_SUCCESS ? r : handle_check(end, HANDLE_EVENT);
     if (r == CUDA_SUCCESS && (!start->recorded || !end->recorded)) {
-        r = fault_set(CUDA_ERROR_INVALID_HANDLE, "both events must have been recorded");
+        r = fault_set(CUDA_ERROR_INVALID_HANDLE, "an event was not recorded; record both first");
     }
     if (r == CUDA_SUCCESS) {
         *milliseconds = (float)((double)(int64_t)(end->time - start->time) * 1e-6);
@@ -559,7 +560,7 @@ static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags
         return null_argument("host");
     }
     if (flags > 7) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u", flags);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, which is not supported", flags);
     }
     const CUresult r = depth != 0 ? memory_alloc(current(), bytes, ALLOCATION_PINNED, &address) : no_context();
     if (r == CUDA_SUCCESS) {
@@ -580,7 +581,7 @@ static CUresult copy_end(CUresult result) {
 
 static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *host, unsigned flags) {
     if (address == NULL || host == NULL || flags != 0) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "address and host must be given, and flags be 0");
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "address or host is NULL, or flags is not 0");
     }
     if (depth == 0) {
         return no_context();
@@ -600,7 +601,7 @@ static CUresult virtual_cuMemFreeHost(void *host) {
     return host != NULL ? memory_free(current(), (uint64_t)(uintptr_t)host, ALLOCATION_PINNED) : CUDA_SUCCESS;
 }
 
-/* The copies hold the lock until they are done, so that no other thread frees what they touch. */
+/* Copies hold the lock until they are done, so that no other thread frees the memory. */
 static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     const CUresult wrong = depth != 0 ? stream_check(stream) : no_context();
     if (wrong != CUDA_SUCCESS || bytes == 0) {
@@ -672,11 +673,11 @@ static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
 
 /* ---- modules ------------------------------------------------------------------------------------------------- */
 
-/* Is this a cubin or a fatbin? */
+/* Return whether an image is a cubin or a fatbin. */
 static bool is_binary(const void *image) {
     static const unsigned char magics[][4] = {
         {0x7f, 'E', 'L', 'F'}, {0x50, 0xed, 0x55, 0xba}, {0xb1, 0x43, 0x62, 0x46}};
-    for (size_t k = 0; k < 3; ++k) { /* byte by byte: a text may be shorter than a magic number */
+    for (size_t k = 0; k < 3; ++k) { /* byte by byte, because a text may be shorter than a magic number */
         for (size_t n = 0; ((const unsigned char *)image)[n] == magics[k][n];) {
             if (++n == 4) {
                 return true;
@@ -688,12 +689,12 @@ static bool is_binary(const void *image) {
 
 static _Thread_local const char *text_name;
 
-/* What messages call the text that this thread loads next; NULL: "<ptx>". */
+/* Set the name of the text that this thread loads next, for messages. NULL: "<ptx>". */
 static void virtual_name_text(const char *name) {
     text_name = name;
 }
 
-/* A module without functions that holds copies of the text and of its name; NULL when memory is used up. */
+/* Create a module without functions that has copies of the text and its name. Return NULL when out of memory. */
 static struct CUmod_st *new_module(const char *image, char **text) {
     const char *const known = text_name != NULL ? text_name : "<ptx>";
     struct CUmod_st *m = calloc(1, sizeof *m);
@@ -717,7 +718,7 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
     char *log = NULL, *text = NULL;
     size_t log_bytes = 0;
     if (module == NULL || image == NULL || (options != 0 && (option == NULL || value == NULL))) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "module, image, or the options are NULL");
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "module, image or the options are NULL");
     }
     if (depth == 0) {
         return no_context();
@@ -731,7 +732,8 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
         }
     }
     if (is_binary(image)) {
-        return fault_set(CUDA_ERROR_NO_BINARY_FOR_GPU, "the virtual SM120 executes PTX, and this is machine code");
+        return fault_set(CUDA_ERROR_NO_BINARY_FOR_GPU,
+                         "the image is machine code; the virtual SM120 executes only PTX");
     }
     struct CUmod_st *m = new_module(image, &text);
     if (m == NULL) {
@@ -815,7 +817,7 @@ static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attr
         *value = function->dynamic_limit != 0 ? function->dynamic_limit : DEFAULT_SHARED - (int)function->static_shared;
         break;
     default:
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d", (int)attribute);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d is not supported", (int)attribute);
     }
     return CUDA_SUCCESS;
 }
@@ -837,7 +839,8 @@ static CUresult virtual_cuFuncGetParamInfo(CUfunction function, size_t index, si
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function or offset is NULL");
     }
     if (index >= function->parameter_count) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "parameter %zu of %u", index, function->parameter_count);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "parameter index %zu; the kernel has %u parameters", index,
+                         function->parameter_count);
     }
     *offset = function->parameters[index].offset;
     if (bytes != NULL) {
@@ -846,11 +849,11 @@ static CUresult virtual_cuFuncGetParamInfo(CUfunction function, size_t index, si
     return CUDA_SUCCESS;
 }
 
-/* Registers are not allocated here, so threads, shared memory and the number of CTAs limit. */
+/* The virtual SM120 does not allocate registers: threads, shared memory and the number of CTAs limit occupancy. */
 static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
                                                                     size_t shared_bytes) {
     if (blocks == NULL || function == NULL || threads < 1 || threads > 1024) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d is no number of threads",
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d threads are out of range",
                          threads);
     }
     const size_t dynamic = shared_bytes <= MAX_SHARED ? shared_bytes : MAX_SHARED + 1;
@@ -863,7 +866,7 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
                                        CUstream stream, void **arguments, void **extra) {
     const uint32_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
     if (function == NULL || extra != NULL) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "function is NULL or extra is not");
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "function is NULL, or extra is not NULL");
     }
     const CUresult wrong = stream_check(stream);
     return wrong != CUDA_SUCCESS
@@ -905,7 +908,8 @@ static CUresult virtual_cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataT
     }
     if (to == NULL || (uintptr_t)to % _Alignof(CUtensorMap) != 0 || dims == NULL || box == NULL || steps == NULL ||
         (strides == NULL && rank > 1)) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "dims, strides, box or steps is NULL, or map no multiple of 64");
+        return fault_set(CUDA_ERROR_INVALID_VALUE,
+                         "dims, strides, box or steps is NULL, or map is not a multiple of 64");
     }
     for (uint32_t k = 0; k < rank && k < TENSOR_MAP_RANK; ++k) {
         map.dims[k] = dims[k];
@@ -919,7 +923,7 @@ static CUresult virtual_cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataT
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%s", why);
     }
     if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE) {
-        return fault_set(CUDA_ERROR_NOT_SUPPORTED, "interleave = %d; the virtual SM120 has no interleaved layouts",
+        return fault_set(CUDA_ERROR_NOT_SUPPORTED, "interleave = %d; interleaved layouts are not supported",
                          (int)interleave);
     }
     tma_map_pack(to, &map);
@@ -936,7 +940,7 @@ static CUresult virtual_cuTensorMapReplaceAddress(CUtensorMap *map, void *addres
         return null_argument("map");
     }
     if (!tma_map_unpack(map, &fields, why, sizeof why)) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "map is no tensor map of this device: %s", why);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "map is not a tensor map of this device: %s", why);
     }
     fields.address = (uint64_t)(uintptr_t)address;
     if (!tensor_map_check(&fields, why, sizeof why)) {
@@ -946,16 +950,16 @@ static CUresult virtual_cuTensorMapReplaceAddress(CUtensorMap *map, void *addres
     return CUDA_SUCCESS;
 }
 
-/* ---- what CUDA has no function for --------------------------------------------------------------------------- */
+/* ---- functions that CUDA does not have ----------------------------------------------------------------------- */
 
 static const char *virtual_fault(void) {
     return fault_text();
 }
 
-/* The index-th counter that is not zero. */
+/* Return the index-th nonzero counter. */
 static CUresult virtual_counter(CUcontext context, int index, const char **name, uint64_t *value) {
     if (context == NULL || name == NULL || value == NULL || index < 0) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "context, name or value is NULL, or index is below 0");
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "context, name or value is NULL, or index is negative");
     }
     struct device *device = &context->device;
     CUresult r = CUDA_ERROR_NOT_FOUND;
@@ -988,7 +992,7 @@ static CUresult virtual_counter(CUcontext context, int index, const char **name,
 
 static CUresult virtual_variable(CUmodule module, int index, sm120_variable_info *info) {
     if (module == NULL || info == NULL || index < 0) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "module or info is NULL, or index is below 0");
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "module or info is NULL, or index is negative");
     }
     if ((uint32_t)index >= module->module.variable_count) {
         return fault_set(CUDA_ERROR_NOT_FOUND, "the module has %u variables", module->module.variable_count);
@@ -1010,12 +1014,12 @@ static CUresult virtual_profile(CUcontext context, int on) {
 
 static CUresult virtual_profile_read(CUcontext context, int index, sm120_profile_row *row) {
     if (context == NULL || row == NULL || index < 0) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "context or row is NULL, or index is below 0");
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "context or row is NULL, or index is negative");
     }
     return profile_read(&context->device, index, row);
 }
 
-/* Launches compare the count with that of their start. */
+/* Stop the running launches, which compare the count with its value at their start. */
 static CUresult virtual_interrupt(CUcontext context) {
     if (context == NULL) {
         return null_argument("context");
@@ -1024,7 +1028,7 @@ static CUresult virtual_interrupt(CUcontext context) {
     return CUDA_SUCCESS;
 }
 
-/* The virtual SM120. */
+/* Return the driver of the virtual SM120. */
 const struct driver *driver_virtual(void) {
     static const struct driver driver = {
 #define X(name, parameters) .name = virtual_##name,

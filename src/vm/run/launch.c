@@ -1,5 +1,5 @@
-/* Launches: what is checked before, and how CTAs spread over threads. The calling thread works too, so a launch makes
- * progress even if no helper can be started. */
+/* Launches: the checks before them, and the distribution of CTAs to threads. The calling thread runs CTAs too, so a
+ * launch makes progress even if no helper thread can be started. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@
 static struct {
     struct mutex lock;
     struct condition work, done;
-    struct launch *first; /* launches that still have CTAs to give away */
+    struct launch *first; /* launches with CTAs that no thread has taken yet */
     unsigned threads;
 } pool = {.lock = MUTEX_INITIALIZER, .work = CONDITION_INITIALIZER, .done = CONDITION_INITIALIZER};
 
@@ -48,7 +48,7 @@ static void make_value(void) {
     thread_value_init(&own_value, worker_free);
 }
 
-/* The calling thread's worker; it is freed when the thread ends. */
+/* Return the calling thread's worker. It is freed when the thread ends. */
 static struct worker *worker_get(void) {
     once_run(&own_once, make_value);
     if (own == NULL) {
@@ -58,7 +58,7 @@ static struct worker *worker_get(void) {
     return own;
 }
 
-/* Make a worker count for a launch. False: out of memory. */
+/* Prepare a worker for a launch. Return false when out of memory. */
 static bool worker_prepare(struct worker *worker, struct launch *launch) {
     worker->launch = launch;
     free(worker->counts);
@@ -69,7 +69,7 @@ static bool worker_prepare(struct worker *worker, struct launch *launch) {
     return worker->counts != NULL;
 }
 
-/* End a launch for which the host has not enough memory. */
+/* End a launch because the host is out of memory. */
 void launch_out_of_memory(struct launch *launch) {
     mutex_lock(&launch->lock);
     if (launch->result == CUDA_SUCCESS) {
@@ -80,9 +80,9 @@ void launch_out_of_memory(struct launch *launch) {
     atomic_store(&launch->stop, 1);
 }
 
-/* A stride that leads through all CTAs. */
+/* Return a stride that visits all CTAs. */
 static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
-    if (ctas >> 32 != 0) { /* products of turns and strides would not fit */
+    if (ctas >> 32 != 0) { /* products of turns and strides would overflow */
         return 1;
     }
     for (uint64_t s = (seed * 0xbf58476d1ce4e5b9u >> 7) % ctas;; s = (s + 1) % ctas) {
@@ -98,7 +98,7 @@ static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
     }
 }
 
-/* Run CTAs of a launch until none is left. */
+/* Run CTAs of a launch until none are left. */
 static void work(struct launch *launch) {
     struct worker *worker = worker_get();
     if (worker == NULL || !worker_prepare(worker, launch) || !profile_worker_open(worker)) {
@@ -116,14 +116,14 @@ static CUresult read_threads(uint64_t *threads) {
     return environment_number("PYSM120_THREADS", 1, 1024, 0, threads);
 }
 
-/* How many threads run CTAs. */
+/* Return how many threads run CTAs. */
 unsigned launch_threads(void) {
     uint64_t asked;
     read_threads(&asked);
     return asked != 0 ? (unsigned)asked : thread_processors();
 }
 
-/* A helper thread: take a launch that has CTAs left, work on it, tell its owner. */
+/* Body of a helper thread: take a launch with CTAs left, run CTAs, notify its owner. */
 static void help(void *unused) {
     (void)unused;
     mutex_lock(&pool.lock);
@@ -159,18 +159,18 @@ void launch_unlock(bool is_child) {
     mutex_unlock(&pool.lock);
 }
 
-/* Start helpers that are missing; the lock is held. */
+/* Start missing helper threads. The lock is held. */
 static void start_helpers(unsigned wanted) {
     while (pool.threads < wanted && thread_start(help, NULL)) {
         ++pool.threads;
     }
 }
 
-/* Share a launch with the helpers, work on it, and wait until all have left it. */
+/* Share a launch with the helpers, run CTAs, and wait until all helpers have left it. */
 static void run_shared(struct launch *launch) {
     const unsigned threads = launch_threads();
-    /* at level full, and where somebody looks on, the order of CTAs, and so of atomics in global memory, is the seed's
-     */
+    /* At level full, and if the launch is watched, the seed determines the order of CTAs, and so of atomics in
+     * global memory. */
     const bool alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL || launch->trace != NULL;
     if (!alone) {
         mutex_lock(&pool.lock);
@@ -198,50 +198,51 @@ static void run_shared(struct launch *launch) {
 
 /* ---- checks -------------------------------------------------------------------------------------------------- */
 
-/* Does the shape fit the chip and the kernel's own declarations? */
+/* Check that grid and block fit the chip and the kernel's own declarations. */
 static CUresult check_grid(const struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3]) {
     const uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     for (int k = 0; k < 3; ++k) {
         if (grid[k] == 0 || block[k] == 0 || (k != 0 && grid[k] > 65535) || grid[k] > INT32_MAX) {
             return fault_set(CUDA_ERROR_INVALID_VALUE,
-                             "%s: grid (%u, %u, %u), block (%u, %u, %u): expected 1 to 2147483647 (x) and 65535 (y, z)",
+                             "%s: grid (%u, %u, %u), block (%u, %u, %u); expected 1 to 2147483647 (x) and 65535 (y, z)",
                              f->name, grid[0], grid[1], grid[2], block[0], block[1], block[2]);
         }
     }
     if (block[0] > 1024 || block[1] > 1024 || block[2] > 64 || threads > 1024) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: block (%u, %u, %u) has %llu threads, expected at most 1024",
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: block (%u, %u, %u) has %llu threads; expected at most 1024",
                          f->name, block[0], block[1], block[2], (unsigned long long)threads);
     }
     if (f->required[0] != 0 && memcmp(f->required, block, sizeof f->required) != 0) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: block (%u, %u, %u), and the kernel requires (%u, %u, %u)",
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: block (%u, %u, %u), but the kernel requires (%u, %u, %u)",
                          f->name, block[0], block[1], block[2], f->required[0], f->required[1], f->required[2]);
     }
     const uint64_t most = (uint64_t)f->maximum[0] * f->maximum[1] * f->maximum[2];
     if (most != 0 && threads > most) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %llu threads, and the kernel declares at most %llu", f->name,
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %llu threads, but the kernel declares at most %llu", f->name,
                          (unsigned long long)threads, (unsigned long long)most);
     }
     return CUDA_SUCCESS;
 }
 
-/* Is there that much shared memory, and was it asked for? */
+/* Check that there is enough shared memory, and that its use was enabled. */
 static CUresult check_dynamic(const struct CUfunc_st *f, uint32_t dynamic) {
     const uint64_t total = (uint64_t)f->static_shared + dynamic;
     if (total > MAX_SHARED) {
         return fault_set(CUDA_ERROR_INVALID_VALUE,
-                         "%s: %u static and %u dynamic bytes of shared memory, expected at most %d", f->name,
+                         "%s: %u static and %u dynamic bytes of shared memory; expected at most %d", f->name,
                          f->static_shared, dynamic, MAX_SHARED);
     }
     if (total > DEFAULT_SHARED && (int64_t)dynamic > f->dynamic_limit) {
         return fault_set(CUDA_ERROR_INVALID_VALUE,
-                         "%s: %u dynamic bytes of shared memory; more than %d in all need "
+                         "%s: %u dynamic bytes of shared memory; a total of more than %d needs "
                          "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, which is %d",
                          f->name, dynamic, DEFAULT_SHARED, f->dynamic_limit);
     }
     return CUDA_SUCCESS;
 }
 
-/* The seed and the limit of instructions; the number of threads is read where they start. */
+/* Choose the seed, the limit of instructions and the patience. The number of threads is read when threads are
+ * started. */
 static CUresult choose_numbers(uint64_t *seed, uint64_t *limit, uint64_t *patience) {
     uint64_t threads;
     CUresult r = environment_number("PYSM120_SEED", 0, UINT64_MAX, 0, seed);
@@ -254,7 +255,7 @@ static CUresult choose_numbers(uint64_t *seed, uint64_t *limit, uint64_t *patien
     return r != CUDA_SUCCESS ? r : read_threads(&threads);
 }
 
-/* Does the host have to give the registers of a CTA more memory than is sensible, to each of its threads? */
+/* Check that the registers of a CTA do not take too much host memory in each thread. */
 static CUresult check_registers(const struct CUfunc_st *f, const uint32_t block[3]) {
     enum { MOST = 1 << 30 };
     const uint64_t warps = ((uint64_t)block[0] * block[1] * block[2] + WARP - 1) / WARP;
@@ -263,7 +264,7 @@ static CUresult check_registers(const struct CUfunc_st *f, const uint32_t block[
         return CUDA_SUCCESS;
     }
     return fault_set(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-                     "%s: %llu registers in each of %llu warps are %llu bytes, expected at most %d: declare fewer, or "
+                     "%s: %llu registers in each of %llu warps are %llu bytes; expected at most %d; declare fewer, or "
                      "launch fewer threads",
                      f->name, (unsigned long long)f->register_bytes / (4 * WARP), (unsigned long long)warps,
                      (unsigned long long)bytes, (int)MOST);
@@ -275,19 +276,19 @@ uint32_t launch_shared(const struct CUfunc_st *f, uint32_t dynamic) {
     return dynamic != 0 ? start + dynamic : f->static_shared;
 }
 
-/* Does the chip hold the whole grid at once? */
+/* Check that the chip holds the whole grid at once. */
 static CUresult check_together(const struct launch *launch) {
     const uint64_t most = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * MULTIPROCESSORS;
     if (launch->ctas <= most) {
         return CUDA_SUCCESS;
     }
-    return fault_set(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "%s: %llu CTAs, expected at most %llu",
+    return fault_set(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "%s: %llu CTAs; expected at most %llu",
                      launch->function->name, (unsigned long long)launch->ctas, (unsigned long long)most);
 }
 
-/* Make what a launch has besides its CTAs. CUDA_SUCCESS, or nothing is left. */
+/* Create the parts of a launch. On failure nothing is left allocated. */
 static CUresult open_parts(struct launch *launch, bool is_cooperative) {
-    enum { WORKSPACE = 8 }; /* its size, which nobody reads, and the count of a barrier */
+    enum { WORKSPACE = 8 }; /* its size, which nothing reads, and the count of a barrier */
     const struct driver_options configured = options_get();
     CUresult r = trace_open(launch, &configured.watch);
     if (r != CUDA_SUCCESS) {
@@ -343,10 +344,11 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
         return r;
     }
     if (trace_is_looking()) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: who watches a launch starts none in the callback", f->name);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: the callback of a watched launch cannot start a launch",
+                         f->name);
     }
     if (f->parameter_count != 0 && arguments == NULL) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: no arguments, expected %u", f->name, f->parameter_count);
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: no arguments; expected %u", f->name, f->parameter_count);
     }
     launch.parameters = calloc(1, f->parameter_bytes + 16u);
     if (launch.parameters == NULL) {

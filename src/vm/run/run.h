@@ -1,4 +1,4 @@
-/* Running: a warp, a CTA, the CTAs of a launch, a launch. */
+/* Running a warp, a CTA, the CTAs of a launch, and a launch. */
 #ifndef SM120_VM_RUN_RUN_H
 #define SM120_VM_RUN_RUN_H
 
@@ -16,11 +16,11 @@ enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed);
 
 /* run_cta.c */
 enum outcome { CTA_TURN, CTA_WAITS, CTA_ENDED, CTA_STOPPED };
-/* Bring a CTA to its first instruction, in a room that is prepared. False after a fault. */
+/* Set a CTA to its first instruction. Its buffers have been prepared. Return false after a fault. */
 bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear);
-/* Give each warp of a CTA that many turns. CTA_WAITS: it only polls. */
+/* Give each warp of a CTA this many turns. CTA_WAITS: it only polls. */
 enum outcome cta_run(struct cta *cta, struct worker *worker, uint32_t turns);
-/* One line for each warp: what it waits for. Returns the bytes written. */
+/* Write one line for each warp that says what it waits for. Return the bytes written. */
 size_t cta_describe(const struct cta *cta, char *to, size_t bytes);
 
 /* schedule.c */
@@ -33,15 +33,16 @@ void room_free(struct cta *room);
 /* launch.c */
 CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments, bool is_cooperative);
-/* The shared memory of a CTA with that much dynamic. */
+/* Return the bytes of shared memory of a CTA with this much dynamic memory. */
 uint32_t launch_shared(const struct CUfunc_st *f, uint32_t dynamic);
 unsigned launch_threads(void);
 void launch_out_of_memory(struct launch *launch);
-/* Before and after a fork; the child has no helpers. */
+/* Lock before a fork, unlock after it. The child has no helpers. */
 void launch_lock(void);
 void launch_unlock(bool is_child);
 
-/* CTAs that one multiprocessor holds: limited by threads, shared memory and their number, registers not counted. */
+/* Return how many CTAs a multiprocessor holds, limited by threads, shared memory and their number. Registers are not
+ * counted. */
 unsigned launch_occupancy(unsigned threads, size_t shared);
 
 #endif

@@ -1,4 +1,4 @@
-/* One CTA: which warp runs next, when asynchronous copies land, and when nothing can go on any more. */
+/* Running one CTA: which warp runs next, when asynchronous copies complete, and when a deadlock is reported. */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@
 
 enum { QUANTUM = 1024, SHORT = 32, HOPELESS = 64, FRUITLESS = 20000, FUTILE = 3, SLICE = 1 << 16 };
 
-/* A hardware register that is the same in all lanes of a warp. */
+/* Return a hardware register that is the same in all lanes of a warp. */
 static uint32_t warp_register(const struct warp *w, uint32_t special) {
     const struct cta *cta = w->cta;
     const struct launch *launch = cta->launch;
@@ -47,7 +47,7 @@ static uint32_t warp_register(const struct warp *w, uint32_t special) {
     return 0;
 }
 
-/* A hardware register of one lane. */
+/* Return a hardware register of one lane. */
 static uint32_t lane_register(const struct warp *w, uint32_t special, uint32_t lane) {
     const uint32_t *block = w->cta->launch->block, thread = WARP * w->index + lane, bit = 1u << lane;
     const uint32_t x = block[0], y = block[1];
@@ -64,7 +64,7 @@ static uint32_t lane_register(const struct warp *w, uint32_t special, uint32_t l
     return warp_register(w, special);
 }
 
-/* Fill the hardware registers that the function reads. */
+/* Fill the hardware registers that the kernel reads. */
 static void set_specials(struct warp *w) {
     const struct CUfunc_st *f = w->function;
     for (uint32_t k = 0; k < f->special_count; ++k) {
@@ -79,7 +79,7 @@ static void set_specials(struct warp *w) {
     }
 }
 
-/* Bring a CTA and its warps to their first instruction. False after a fault. */
+/* Set a CTA and its warps to their first instruction. Return false after a fault. */
 bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     struct launch *launch = worker->launch;
     const struct CUfunc_st *f = launch->function;
@@ -136,7 +136,7 @@ bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     return watch_start(cta);
 }
 
-/* One line on what a split waits for. */
+/* Write one line about the wait of a split. */
 static int describe(const struct warp *w, const struct split *s, char *to, size_t bytes) {
     const struct place *at = &w->function->places[s->pc];
     char what[160];
@@ -145,7 +145,7 @@ static int describe(const struct warp *w, const struct split *s, char *to, size_
                     what);
 }
 
-/* One line for each warp: what it waits for. Returns the bytes written. */
+/* Write one line for each warp that says what it waits for. Return the bytes written. */
 size_t cta_describe(const struct cta *cta, char *to, size_t bytes) {
     size_t n = 0;
     to[0] = 0;
@@ -158,14 +158,14 @@ size_t cta_describe(const struct cta *cta, char *to, size_t bytes) {
     return n;
 }
 
-/* Report that a CTA waits for itself. */
+/* Report a deadlock within a CTA. */
 static void report_deadlock(struct cta *cta) {
     char text[3000];
     cta_describe(cta, text, sizeof text);
-    fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "deadlock: no warp can go on%s", text);
+    fault_cta(cta, CUDA_ERROR_LAUNCH_TIMEOUT, "deadlock: no warp can continue%s", text);
 }
 
-/* When every warp waits: let a copy land, or let the tries fail. 0: nothing can help. */
+/* When every warp waits, perform a pending copy, or let failed try_waits return. Return 0 if neither is possible. */
 static int unblock(struct cta *cta) {
     bool forced = false;
     const int landed = async_land(cta);
@@ -187,7 +187,7 @@ static int unblock(struct cta *cta) {
     return forced;
 }
 
-/* Has the launch been stopped, or run for too long? */
+/* Return whether the launch has been stopped or has reached the limit of instructions. */
 static bool over_limit(struct cta *cta, uint64_t executed) {
     struct launch *launch = cta->launch;
     struct worker *worker = cta->warp[0].worker;
@@ -216,7 +216,8 @@ static bool over_limit(struct cta *cta, uint64_t executed) {
     return true;
 }
 
-/* How long a warp may run. At level full often only for a moment, so that warps and CTAs meet everywhere. */
+/* Choose how many instructions a warp runs in its turn. At level full the number is often small, so that warps and
+ * CTAs interleave everywhere. */
 static uint32_t choose_quantum(struct cta *cta) {
     const uint64_t random = cta_random(cta);
     if (cta->launch->checks == CHECKS_FULL && random >> 62 == 0) {
@@ -225,7 +226,7 @@ static uint32_t choose_quantum(struct cta *cta) {
     return QUANTUM / 4 + (uint32_t)(random % QUANTUM);
 }
 
-/* Give every warp a turn, beginning anywhere. Returns how many did real work, or -1 to stop. */
+/* Give every warp a turn, starting at a random warp. Return how many did real work, or -1 to stop. */
 static int round_of_turns(struct cta *cta) {
     int used = 0;
     const uint32_t first = (uint32_t)(cta_random(cta) % cta->warps);
@@ -252,7 +253,7 @@ static int round_of_turns(struct cta *cta) {
     return used;
 }
 
-/* A CTA has run to its end: let land what is under way. */
+/* End a CTA: complete its pending copies. */
 static enum outcome finish(struct cta *cta) {
     while (cta->asyncs != 0) {
         if (async_land(cta) < 0) {
@@ -266,7 +267,7 @@ static enum outcome finish(struct cta *cta) {
     return CTA_ENDED;
 }
 
-/* Nothing inside the CTA helps any more. */
+/* Leave a CTA that cannot continue by itself: it waits for other CTAs, or it is deadlocked. */
 static enum outcome give_up(struct cta *cta) {
     if (cta->waits_outside) {
         return CTA_WAITS;
@@ -275,7 +276,7 @@ static enum outcome give_up(struct cta *cta) {
     return CTA_STOPPED;
 }
 
-/* After a round: has nothing moved for so long that nothing will? CTA_TURN: go on. */
+/* After a round, decide whether the CTA can still make progress. CTA_TURN: continue. */
 static enum outcome judge(struct cta *cta, int used) {
     if (cta->progress != cta->progressed) {
         cta->progressed = cta->progress;
@@ -315,7 +316,7 @@ static enum outcome run_rounds(struct cta *cta, struct worker *worker, uint32_t 
     return finish(cta);
 }
 
-/* Give each warp of a CTA that many turns. CTA_WAITS: it only polls. */
+/* Give each warp of a CTA this many turns. CTA_WAITS: it only polls. */
 enum outcome cta_run(struct cta *cta, struct worker *worker, uint32_t turns) {
     for (uint32_t k = 0; k < cta->warps; ++k) {
         cta->warp[k].worker = worker;

@@ -1,5 +1,5 @@
-/* Running one warp. Its lanes may be at several pcs; each such group is a split. The lowest pc runs first, so that
- * groups meet again where control flow does; splits that reach the same pc become one. */
+/* Running one warp. Its lanes may be at several pcs. The lanes at one pc are a split. The lowest pc runs first, so
+ * that splits meet again where control flow joins. Splits that reach the same pc are merged. */
 #include "vm/execute/async.h"
 #include "vm/execute/mbarrier.h"
 #include "vm/machine/base.h"
@@ -9,7 +9,7 @@
 #include "vm/machine/watch.h"
 #include "vm/run/run.h"
 
-/* Can a split run? Those that wait for an event look whether it has happened. */
+/* Return whether a split can run. If it waits for an event, check whether the event has happened. */
 static bool ready(const struct warp *w, const struct split *s) {
     switch (s->wait) {
     case WAIT_NOT:
@@ -25,7 +25,7 @@ static bool ready(const struct warp *w, const struct split *s) {
     }
 }
 
-/* Join splits that are at the same pc. One that is past its barrier's arrival is not joined. */
+/* Merge splits that are at the same pc, except a split that waits at a barrier where it has arrived. */
 static void merge(struct warp *w) {
     for (uint32_t a = 0; a < w->splits; ++a) {
         for (uint32_t b = a + 1; b < w->splits;) {
@@ -43,7 +43,8 @@ static void merge(struct warp *w) {
     }
 }
 
-/* Does one split run before another? Lanes in a function first: they come back to where the others went on. */
+/* Return whether one split runs before another. Lanes inside a function run first, because they return to where the
+ * others wait. */
 static bool goes_first(const struct warp *w, const struct split *a, const struct split *b) {
     if (w->function->call_depth != 0) {
         const uint32_t x = w->depth[lowest_bit(a->mask)], y = w->depth[lowest_bit(b->mask)];
@@ -54,7 +55,8 @@ static bool goes_first(const struct warp *w, const struct split *a, const struct
     return a->pc < b->pc;
 }
 
-/* Choose the split to run: the lowest pc among those that can and have not had their quantum. -1: none. */
+/* Choose the split to run: the lowest pc of those that can run and have not used up their quantum. Return -1 if
+ * there is none. */
 static int choose(struct warp *w) {
     int best = -1, skipped = -1;
     for (uint32_t n = 0; n < w->splits; ++n) {
@@ -76,7 +78,7 @@ static int choose(struct warp *w) {
     return skipped;
 }
 
-/* Where the running split may meet another: the lowest pc of the others that is above its own. */
+/* Return where the current split may meet another: the lowest pc of the others that is above its own. */
 static uint32_t meeting_point(const struct warp *w, uint32_t pc) {
     uint32_t limit = UINT32_MAX;
     for (uint32_t n = 0; n < w->splits; ++n) {
@@ -87,10 +89,10 @@ static uint32_t meeting_point(const struct warp *w, uint32_t pc) {
     return limit;
 }
 
-/* What became of a stretch. */
+/* Why run_straight() has stopped. */
 enum stretch { STRETCH_LIMIT, STRETCH_JUMP, STRETCH_QUANTUM, STRETCH_POLL, STRETCH_WAIT, STRETCH_FAULT };
 
-/* Execute the current split in a straight line until something happens. */
+/* Execute the current split without leaving the straight line, until something stops it. */
 static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t *budget, const bool watched) {
     const struct inst *const code = w->function->code;
     uint64_t *const counts = w->worker->counts;
@@ -131,13 +133,14 @@ static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t
     return end;
 }
 
-/* The same, in one of two copies: the one without watchers pays nothing for them. */
+/* Run run_straight() with or without watchers. Two copies are compiled, so that launches without watchers pay
+ * nothing. */
 static enum stretch run_stretch(struct warp *w, uint32_t limit, uint32_t *budget) {
     return w->cta->launch->watchers != 0 ? run_straight(w, limit, budget, true) : run_straight(w, limit, budget, false);
 }
 
-/* Let other splits run, though their pc is higher, when this one polls in vain or has run for very long: it may wait
- * for them. Not sooner, because they wait for it where control flow joins. */
+/* Let splits with a higher pc run if this one polls in vain or has run for very long, because it may wait for them.
+ * Otherwise they wait for it, where control flow joins. */
 static void rotate(const struct warp *w, struct split *s, bool polled, uint32_t executed) {
     enum { PATIENCE = 1 << 16 };
     s->ran += executed;

@@ -1,6 +1,6 @@
-/* Which CTA runs next. A thread runs a CTA to its end, unless that only polls: then it makes room for others, as many
- * as the chip would hold at once, and is taken up again when what it polled has changed. At level full one thread runs
- * a few CTAs in turns that the seed chooses. */
+/* Scheduling of CTAs. A thread runs a CTA to its end, unless the CTA only polls. Then it is set aside for others, up
+ * to the number that the chip holds at once, and resumes when a polled value has changed. At level full one thread
+ * runs a few CTAs in turns that the seed chooses. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,26 +21,27 @@
 #include "vm/run/run.h"
 
 enum { ACTIVE = 4, STATES = 16, GLANCE = 16 };
-/* Warp instructions after which polls without any answer are a deadlock, proven or not. */
+/* Number of warp instructions spent on polls without an answer that count as a deadlock, even without proof. */
 #define IN_VAIN (1ull << 30)
 
 struct schedule {
-    struct mutex lock; /* of what follows, where it is not atomic */
+    struct mutex lock; /* protects the members that are not atomic */
     struct cta *waiting, **last;
-    struct cta *rooms;         /* empty */
-    atomic_uint waits;         /* CTAs in the list */
-    atomic_uint running;       /* threads that run a CTA */
-    atomic_uint_fast64_t news; /* counts what may answer a poll */
+    struct cta *rooms;         /* unused CTA buffers */
+    atomic_uint waits;         /* number of CTAs in the list */
+    atomic_uint running;       /* number of threads that run a CTA */
+    atomic_uint_fast64_t news; /* counts events that may answer a poll */
     uint64_t residency;        /* CTAs that the chip holds at once */
     uint64_t vain, vain_news;  /* instructions spent on polls since the last news */
-    uint64_t looked_at;        /* the news at which no poll had an answer */
-    uint64_t stuck_since;      /* milliseconds; 0: nothing says that it is */
-    unsigned stuck_calls;      /* of the host, until then */
+    uint64_t looked_at;        /* value of `news` at which no poll had an answer */
+    uint64_t stuck_since;      /* milliseconds; 0: no sign of a deadlock */
+    unsigned stuck_calls;      /* host_calls at that time */
     uint64_t random;
-    uint32_t odd; /* now a CTA with an answer comes first, now a new one: the former may just count the latter */
+    /* Alternates between a CTA with an answer and a new CTA, because the former may wait for the latter again. */
+    uint32_t odd;
 };
 
-/* CTAs that one multiprocessor holds. */
+/* Return how many CTAs a multiprocessor holds. */
 unsigned launch_occupancy(unsigned threads, size_t shared) {
     enum { MOST_THREADS = 1536, MOST_CTAS = 24, SHARED = 102400, RESERVED = 1024 };
     const unsigned by_threads = MOST_THREADS / ((threads + WARP - 1) / WARP * WARP);
@@ -49,7 +50,7 @@ unsigned launch_occupancy(unsigned threads, size_t shared) {
     return fit < MOST_CTAS ? fit : MOST_CTAS;
 }
 
-/* ---- rooms --------------------------------------------------------------------------------------------------- */
+/* ---- buffers of CTAs ----------------------------------------------------------------------------------------- */
 
 void room_free(struct cta *room) {
     if (room == NULL) {
@@ -71,7 +72,7 @@ void room_free(struct cta *room) {
     free(room);
 }
 
-/* Mark what lies between the registers, the predicates, the local memory and the calls of the warps. */
+/* Poison the gaps between the registers, predicates, local memory and calls of the warps. */
 static void poison_gaps(const struct cta *room, const struct launch *launch, size_t each) {
     const struct CUfunc_st *f = launch->function;
     const char *const shared = room->memory + launch->shared_bytes;
@@ -86,7 +87,7 @@ static void poison_gaps(const struct cta *room, const struct launch *launch, siz
     }
 }
 
-/* Lay out registers, predicates, shared and local memory. False: out of memory. */
+/* Allocate and lay out registers, predicates, shared and local memory. Return false when out of memory. */
 static bool lay_out(struct cta *room, const struct launch *launch) {
     const struct CUfunc_st *f = launch->function;
     const size_t registers = f->register_bytes + 64, predicates = (f->predicates + 31) / 16 * 64;
@@ -103,7 +104,7 @@ static bool lay_out(struct cta *room, const struct launch *launch) {
         return false;
     }
     UNPOISON(room->memory, room->memory_bytes);
-    memset(room->memory, 0xff, all); /* what was never written is NaN */
+    memset(room->memory, 0xff, all); /* reads of unwritten memory give NaN */
     room->used_bytes = all;
     room->shared = (uint8_t *)room->memory;
     char *at = room->memory + shared;
@@ -117,7 +118,7 @@ static bool lay_out(struct cta *room, const struct launch *launch) {
     return true;
 }
 
-/* Make a room fit for the CTAs of a launch. False: out of memory. */
+/* Prepare the buffers of a CTA for a launch. Return false when out of memory. */
 static bool prepare(struct cta *room, const struct launch *launch) {
     if (room->prepared_for == launch && room->prepared_number == launch->number) {
         return true;
@@ -140,7 +141,7 @@ static bool prepare(struct cta *room, const struct launch *launch) {
     return true;
 }
 
-/* An empty room; NULL when memory is used up, which ends the launch. */
+/* Return unused CTA buffers. NULL when out of memory, which ends the launch. */
 static struct cta *take_room(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     struct cta *room = worker->spare;
@@ -160,7 +161,7 @@ static struct cta *take_room(struct worker *worker, struct launch *launch) {
     return NULL;
 }
 
-/* Keep an empty room, for this thread or for any. */
+/* Keep CTA buffers for later, for this thread or for any. */
 static void leave_room(struct worker *worker, struct launch *launch, struct cta *room) {
     struct schedule *s = launch->schedule;
     if (launch->world != NULL) {
@@ -176,7 +177,7 @@ static void leave_room(struct worker *worker, struct launch *launch, struct cta 
     mutex_unlock(&s->lock);
 }
 
-/* ---- CTAs that wait ------------------------------------------------------------------------------------------ */
+/* ---- waiting CTAs -------------------------------------------------------------------------------------------- */
 
 static void append(struct schedule *s, struct cta *cta) {
     cta->following = NULL;
@@ -185,7 +186,7 @@ static void append(struct schedule *s, struct cta *cta) {
     atomic_fetch_add(&s->waits, 1);
 }
 
-/* Take the CTA that a link of the list points to. */
+/* Remove and return the CTA that a link of the list points to. */
 static struct cta *unlink_at(struct schedule *s, struct cta **link) {
     struct cta *cta = *link;
     *link = cta->following;
@@ -196,11 +197,12 @@ static struct cta *unlink_at(struct schedule *s, struct cta **link) {
     return cta;
 }
 
-/* One of the first `most` that has an answer; those without go to the end of the list. NULL: none has. */
+/* Remove and return one of the first `most` CTAs whose poll has an answer. CTAs without an answer move to the end of
+ * the list. Return NULL if no poll has an answer. */
 static struct cta *take_answered(struct schedule *s, unsigned most) {
     const unsigned waits = atomic_load(&s->waits);
     const uint64_t news = atomic_load(&s->news);
-    if (s->looked_at == news && !atomic_load(&s->running)) { /* all have been looked at since the last news */
+    if (s->looked_at == news && !atomic_load(&s->running)) { /* all have been checked since the last news */
         return NULL;
     }
     for (unsigned k = 0; k < waits && k < most; ++k) {
@@ -234,7 +236,7 @@ static uint64_t mix_bytes(uint64_t h, const void *memory, size_t bytes) {
     return h;
 }
 
-/* A number for everything that a CTA's next steps depend on, but for memory that others write. */
+/* Return a hash of everything that determines the CTA's next steps, except memory that others write. */
 static uint64_t state_of(const struct cta *cta) {
     const struct CUfunc_st *f = cta->launch->function;
     uint64_t h = mix_bytes(0, cta->shared, cta->shared_bytes);
@@ -250,8 +252,8 @@ static uint64_t state_of(const struct cta *cta) {
     return h;
 }
 
-/* A CTA was run without an answer to its polls, and waits again. Has it come back to a state in which it was before,
- * while nothing changed in global memory? Then it goes round in a circle. */
+/* Record the state of a CTA that ran without an answer to its polls and waits again. If it was in this state before
+ * and global memory has not changed since, it is in a cycle. */
 static void note_state(struct schedule *s, struct cta *cta) {
     const uint64_t news = atomic_load(&s->news), state = state_of(cta);
     if (cta->state_news != news) {
@@ -265,12 +267,13 @@ static void note_state(struct schedule *s, struct cta *cta) {
     cta->states[cta->state_count++ % STATES] = state;
 }
 
-/* Milliseconds of a clock that only goes forward. */
+/* Return the milliseconds of a steady clock. */
 static uint64_t now(void) {
     return clock_steady() / 1000000;
 }
 
-/* Could another thread of the host still answer? It has a while, which begins anew with all that it does here. */
+/* Return whether another host thread may still answer. The host has `patience` milliseconds, counted from its last
+ * call. */
 static bool host_may_answer(struct launch *launch) {
     struct schedule *s = launch->schedule;
     const unsigned calls = atomic_load(&launch->device->host_calls);
@@ -285,7 +288,7 @@ static bool host_may_answer(struct launch *launch) {
     return true;
 }
 
-/* Do all go round in circles, or have they polled in vain for very long? */
+/* Return whether all CTAs are in a cycle or have polled in vain for very long, and the host does not answer. */
 static bool is_deadlock(struct launch *launch) {
     struct schedule *s = launch->schedule;
     const uint64_t news = atomic_load(&s->news);
@@ -300,7 +303,7 @@ static bool is_deadlock(struct launch *launch) {
     return !host_may_answer(launch);
 }
 
-/* Report it: the warps of as many CTAs as fit. */
+/* Report a deadlock, with the warps of as many CTAs as fit. */
 static void report_deadlock(struct launch *launch) {
     struct schedule *s = launch->schedule;
     char text[3000];
@@ -323,8 +326,8 @@ static void report_deadlock(struct launch *launch) {
     fault_cta(s->waiting, CUDA_ERROR_LAUNCH_TIMEOUT, "%s", text);
 }
 
-/* Nobody runs and no poll has an answer: let the next one try in vain, for there are waits that polls do not show, or
- * find that all is lost. The lock is held. */
+/* Called when no CTA runs and no poll has an answer. Return the next waiting CTA, because some waits are not polls,
+ * or report a deadlock. The lock is held. */
 static struct cta *take_in_vain(struct launch *launch) {
     struct schedule *s = launch->schedule;
     if (s->waiting == NULL) {
@@ -339,7 +342,7 @@ static struct cta *take_in_vain(struct launch *launch) {
     return cta;
 }
 
-/* A CTA has had a turn: put it where it belongs. */
+/* After a CTA's turn, put it into its list. */
 static void settle(struct worker *worker, struct launch *launch, struct cta *cta, enum outcome outcome, bool news,
                    uint64_t executed) {
     struct schedule *s = launch->schedule;
@@ -365,9 +368,9 @@ static void settle(struct worker *worker, struct launch *launch, struct cta *cta
     mutex_unlock(&s->lock);
 }
 
-/* ---- many threads -------------------------------------------------------------------------------------------- */
+/* ---- several threads ----------------------------------------------------------------------------------------- */
 
-/* The CTA whose turn it is: in order for seed 0, else in strides from somewhere. */
+/* Return the CTA of a turn: in order for seed 0, else in strides from a random start. */
 static uint64_t cta_at(const struct launch *launch, uint64_t turn) {
     if (launch->seed == 0) {
         return turn;
@@ -376,7 +379,7 @@ static uint64_t cta_at(const struct launch *launch, uint64_t turn) {
     return (turn * launch->stride + first) % launch->ctas;
 }
 
-/* Start the CTA whose turn it is; NULL: all have been started, or memory is used up. */
+/* Start the CTA of a turn. Return NULL if all have been started, or when out of memory. */
 static struct cta *start(struct worker *worker, struct launch *launch, uint64_t turn) {
     if (turn >= launch->ctas) {
         return NULL;
@@ -397,7 +400,7 @@ static struct cta *start(struct worker *worker, struct launch *launch, uint64_t 
     return NULL;
 }
 
-/* Choose among CTAs that wait, and one that has not started. NULL: none for now. */
+/* Choose a waiting CTA or a new one. Return NULL if none can run now. */
 static struct cta *take_among_waiting(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     uint64_t turn = UINT64_MAX;
@@ -421,13 +424,13 @@ static struct cta *take_among_waiting(struct worker *worker, struct launch *laun
     return cta;
 }
 
-/* Are there CTAs that wait for a thread? */
+/* Return whether waiting CTAs need a thread. */
 bool schedule_has_work(struct launch *launch) {
     return !atomic_load(&launch->stop) &&
            (atomic_load(&launch->next) < launch->ctas || atomic_load(&launch->schedule->waits));
 }
 
-/* A CTA for this thread, or NULL when there is nothing left for it to do. */
+/* Return a CTA for this thread, or NULL when no work is left for it. */
 static struct cta *take(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     while (schedule_has_work(launch)) {
@@ -443,13 +446,13 @@ static struct cta *take(struct worker *worker, struct launch *launch) {
             return cta;
         }
         if (schedule_has_work(launch)) {
-            clock_sleep(50000); /* others run, and may answer */
+            clock_sleep(50000); /* other threads run CTAs, which may answer */
         }
     }
     return NULL;
 }
 
-/* ---- one thread, in the seed's order ------------------------------------------------------------------------- */
+/* ---- one thread, in the order of the seed -------------------------------------------------------------------- */
 
 static uint64_t draw(struct schedule *s) {
     uint64_t z = s->random += 0x9e3779b97f4a7c15u;
@@ -458,7 +461,8 @@ static uint64_t draw(struct schedule *s) {
     return z ^ z >> 31;
 }
 
-/* Fill the CTAs that take turns: those with an answer, new ones, at last one that tries in vain. Returns how many. */
+/* Fill the set of active CTAs: those with an answer, then new ones, then one that retries in vain. Return their
+ * number. */
 static uint32_t fill(struct worker *worker, struct launch *launch, struct cta **active, uint32_t count) {
     struct schedule *s = launch->schedule;
     while (count < ACTIVE) {
@@ -479,7 +483,7 @@ static uint32_t fill(struct worker *worker, struct launch *launch, struct cta **
     return count;
 }
 
-/* Run all CTAs of a launch, a few at a time, one turn of one of them after the other. */
+/* Run all CTAs of a launch, a few at a time, in turns. */
 static void run_in_turns(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     struct cta *active[ACTIVE];

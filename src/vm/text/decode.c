@@ -1,4 +1,4 @@
-/* From a statement to `struct inst`: the table of opcodes, matching of modifiers, checks of operands. */
+/* Decode statements to `struct inst`: the table of opcodes, matching of modifiers, checks of operands. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
-/* ---- the arithmetic, from lanes.def ---- */
+/* ---- arithmetic, from lanes.def ---- */
 
 struct row {
     const char *pattern;
@@ -30,7 +30,7 @@ static const struct row rows[] = {
 #include "vm/execute/lanes.def"
 };
 
-/* ---- everything else ---- */
+/* ---- all other instructions ---- */
 
 static const struct {
     const char *name;
@@ -64,7 +64,7 @@ static const struct {
     {"movmatrix", decode_movmatrix},
     {"mma", decode_mma},
     {"wmma", decode_wmma},
-    {"call", decode_pmevent}, /* read_call */
+    {"call", decode_pmevent}, /* arguments are read by read_call */
     {"bra", decode_bra},
     {"brx", decode_brx},
     {"exit", decode_exit},
@@ -106,7 +106,7 @@ static const struct {
                   {"NaN", FLAG_NAN},       {"rz", FLAG_ROUND},        {"rm", 2 * FLAG_ROUND},  {"rp", 3 * FLAG_ROUND},
                   {"rna", 4 * FLAG_ROUND}, {"xorsign", FLAG_XORSIGN}, {"abs", FLAG_ABS}};
 
-/* Does the next modifier equal text[0..length)? Advance if so. */
+/* Return whether the next modifier equals text[0..length), and go past it if so. */
 static bool match_one(struct match *m, const char *text, size_t length) {
     const struct statement *s = m->s;
     if (m->at >= s->modifiers || s->modifier_length[m->at] != length || memcmp(s->modifier[m->at], text, length) != 0) {
@@ -121,7 +121,7 @@ static bool match_one(struct match *m, const char *text, size_t length) {
     return true;
 }
 
-/* Match one of ".x .y" up to `close`; *pattern is moved behind it. */
+/* Match one of the alternatives ".x .y" up to `close`. *pattern is moved past `close`. */
 static bool match_list(struct match *m, const char **pattern, char close) {
     const char *s = *pattern;
     bool found = false;
@@ -139,7 +139,7 @@ static bool match_list(struct match *m, const char **pattern, char close) {
     return found;
 }
 
-/* Does a statement's opcode match the whole pattern? */
+/* Return whether the modifiers of a statement match the whole pattern. */
 static bool match_pattern(const struct statement *s, const char *pattern, uint32_t *flags) {
     struct match m = {.s = s};
     const char *name = s->name;
@@ -174,7 +174,7 @@ static bool match_pattern(const struct statement *s, const char *pattern, uint32
     return m.at == s->modifiers;
 }
 
-/* Is this modifier present? */
+/* Return whether the statement has a modifier. */
 bool has(const struct parser *p, const char *modifier) {
     const struct statement *s = &p->statement;
     for (uint32_t i = 0; i < s->modifiers; ++i) {
@@ -185,7 +185,7 @@ bool has(const struct parser *p, const char *modifier) {
     return false;
 }
 
-/* If the modifier at *at is this one, go past it. */
+/* Go past the modifier at *at if it is this one. */
 bool take(struct parser *p, uint32_t *at, const char *modifier) {
     const struct statement *s = &p->statement;
     if (*at >= s->modifiers || strlen(modifier) != s->modifier_length[*at] ||
@@ -196,7 +196,7 @@ bool take(struct parser *p, uint32_t *at, const char *modifier) {
     return true;
 }
 
-/* If the modifier at *at is in "a b c", go past it and return its index, else -1. */
+/* Go past the modifier at *at if it is in the list "a b c". Return its index, else -1. */
 int take_choice(struct parser *p, uint32_t *at, const char *list) {
     char word[40];
     for (int index = 0; *list != '\0'; ++index) {
@@ -213,36 +213,36 @@ int take_choice(struct parser *p, uint32_t *at, const char *list) {
     return -1;
 }
 
-/* A type modifier out of a list. */
+/* Go past a type modifier that is in the list; any other modifier is an error. */
 enum type take_type(struct parser *p, uint32_t *at, const char *list) {
     const struct statement *s = &p->statement;
     const uint32_t here = *at;
     if (take_choice(p, at, list) < 0) {
-        error_at(p, &s->opcode, "unknown instruction '%s': expected one of %s where its type stands", s->name, list);
+        error_at(p, &s->opcode, "unknown instruction '%s': expected one of these types: %s", s->name, list);
     }
     return type_find(s->modifier[here], s->modifier_length[here]);
 }
 
-/* All modifiers must have been taken. */
+/* Report modifiers that are left over. */
 void take_end(struct parser *p, uint32_t at) {
     const struct statement *s = &p->statement;
     if (at < s->modifiers) {
-        error_at(p, &s->opcode, "unknown instruction '%s': '.%.*s' does not belong there", s->name,
+        error_at(p, &s->opcode, "unknown instruction '%s': '.%.*s' is not expected here", s->name,
                  (int)s->modifier_length[at], s->modifier[at]);
     }
 }
 
-/* Refuse an instruction that the target lacks. */
+/* Report an instruction that the target does not support. */
 void need_feature(struct parser *p, int least_target, bool needs_suffix, const char *what) {
     if (p->target < least_target || (needs_suffix && p->target_suffix == '\0')) {
-        error_at(p, &p->statement.opcode, "%s needs .target sm_%d%s, and the target is sm_%d", what, least_target,
+        error_at(p, &p->statement.opcode, "%s needs .target sm_%d%s, but the target is sm_%d", what, least_target,
                  needs_suffix ? "a or sm_120f" : "", p->target);
     }
 }
 
 /* ---- operands ---- */
 
-/* Is the number of operands in range? */
+/* Report a wrong number of operands. */
 void need_count(struct parser *p, uint32_t least, uint32_t most) {
     const struct statement *s = &p->statement;
     if (s->operands >= least && s->operands <= most) {
@@ -259,17 +259,17 @@ static NORETURN void wrong_operand(struct parser *p, const struct operand *o, co
         error_at(p, &o->token, "undefined register '%.*s'", (int)o->token.length, o->token.at);
     }
     if (o->kind == OPERAND_REGISTER) {
-        error_at(p, &o->token, "'%.*s' is .%s, and '%s' wants %s here", (int)o->token.length, o->token.at,
+        error_at(p, &o->token, "'%.*s' is .%s, but '%s' expects %s here", (int)o->token.length, o->token.at,
                  type_name(o->type), p->statement.name, wanted);
     }
     if (o->kind == OPERAND_PREDICATE) {
-        error_at(p, &o->token, "'%.*s' is a predicate, and '%s' wants %s here", (int)o->token.length, o->token.at,
+        error_at(p, &o->token, "'%.*s' is a predicate, but '%s' expects %s here", (int)o->token.length, o->token.at,
                  p->statement.name, wanted);
     }
-    error_at(p, &o->token, "'%s' wants %s here", p->statement.name, wanted);
+    error_at(p, &o->token, "'%s' expects %s here", p->statement.name, wanted);
 }
 
-/* May a register of one type be used where another is asked for? */
+/* Return whether a register of one type may be used for an operand of another type. */
 static bool fits(enum type have, enum type want) {
     if (type_bytes(have) != type_bytes(want)) {
         return false;
@@ -281,17 +281,17 @@ static bool fits(enum type have, enum type want) {
     return a == 'x' || b == 'x' ? a != 'f' && b != 'f' ? true : have == want : false;
 }
 
-/* The bits of an immediate as a value of a type. */
+/* Return the bits of a constant as a value of a type. */
 static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum type type) {
     const unsigned bytes = type_bytes(type);
     const char class = type_class(type);
     uint64_t bits = o->integer;
     if (o->kind == OPERAND_REAL &&
         (bytes < 4 || bytes == 16 || class == 'i' || (class != 'f' && bytes == 4 && o->single == 0))) {
-        error_at(p, &o->token, "a float constant does not fit .%s", type_name(type));
+        error_at(p, &o->token, "a float constant cannot be used as .%s", type_name(type));
     }
     if (o->kind == OPERAND_INTEGER && class == 'f') {
-        error_at(p, &o->token, "'%s' wants a float constant here", p->statement.name);
+        error_at(p, &o->token, "'%s' expects a float constant here", p->statement.name);
     }
     if (type == T_F64 || (o->kind == OPERAND_REAL && bytes == 8)) {
         const double value = o->kind == OPERAND_REAL ? o->real : (double)(int64_t)o->integer;
@@ -307,7 +307,7 @@ static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum t
     return bytes >= 8 ? bits : bits & ((1ULL << 8 * bytes) - 1);
 }
 
-/* A constant or the address of a variable as a source; *slot is set if it is one. */
+/* If the operand is a constant or the address of a variable, set *slot and return true. */
 static bool constant_source(struct parser *p, const struct operand *o, enum type type, uint32_t *slot) {
     const bool wide = type_bytes(type) >= 8;
     if (o->kind == OPERAND_INTEGER || o->kind == OPERAND_REAL) {
@@ -329,7 +329,7 @@ static bool constant_source(struct parser *p, const struct operand *o, enum type
     return false;
 }
 
-/* A constant of 128 bits, of which PTX writes 64: the others are 0. */
+/* Extend a 64-bit constant to 128 bits with zeros. */
 static uint32_t extended(struct parser *p, uint32_t slot) {
     const uint32_t to = register_take(p, T_B128), half[] = {slot, constant_slot(p, 0, true, NULL)};
     for (uint32_t k = 0; k < 2; ++k) {
@@ -340,7 +340,7 @@ static uint32_t extended(struct parser *p, uint32_t slot) {
     return to;
 }
 
-/* A source of exactly this size and a compatible type. */
+/* Return a source operand that must have exactly this size and a compatible type. */
 uint32_t need_source(struct parser *p, const struct operand *o, enum type type) {
     uint32_t slot;
     char wanted[40];
@@ -352,18 +352,20 @@ uint32_t need_source(struct parser *p, const struct operand *o, enum type type) 
         wrong_operand(p, o, wanted);
     }
     if (o->is_special && strncmp(p->statement.name, "mov", 3) != 0 && strncmp(p->statement.name, "cvt", 3) != 0) {
-        error_at(p, &o->token, "a hardware register is read by mov or cvt only");
+        error_at(p, &o->token, "'%.*s' is a hardware register, which only mov and cvt can read", (int)o->token.length,
+                 o->token.at);
     }
     use_operand(p, o, false);
     return o->slot;
 }
 
-/* A float register does not hold a narrower integer, nor the other way round. */
+/* Return whether one type is a float and the other a narrower integer, or the other way round. */
 static bool mixes(enum type have, enum type type) {
     return (type_class(have) == 'f') != (type_class(type) == 'f') && type_class(have) != 'b' && type_class(type) != 'b';
 }
 
-/* A source whose register may be wider than the type (ld, st, cvt); a 64-bit one is cut to a temporary. */
+/* Return a source operand whose register may be wider than the type (ld, st, cvt). A 64-bit register is truncated to
+ * a temporary. */
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type) {
     if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type)) {
         return need_source(p, o, type);
@@ -378,7 +380,7 @@ uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type t
     return i->d;
 }
 
-/* The register that receives a result of exactly this size. `_` gets one that nobody reads. */
+/* Return the register of a result that must have exactly this size. `_` gets a register that is never read. */
 uint32_t need_destination(struct parser *p, const struct operand *o, enum type type) {
     char wanted[48];
     if (o->kind == OPERAND_SINK) {
@@ -392,7 +394,7 @@ uint32_t need_destination(struct parser *p, const struct operand *o, enum type t
     return o->slot;
 }
 
-/* The register of a result that may be narrower than it. */
+/* Return the register of a result, which may be wider than the result. */
 uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type) {
     if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type)) {
         return need_destination(p, o, type);
@@ -401,7 +403,7 @@ uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum t
     return o->slot;
 }
 
-/* A predicate source, possibly negated. */
+/* Return a predicate source, which may be negated. */
 uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate) {
     if (negate != NULL) {
         *negate = o->negate;
@@ -417,7 +419,7 @@ uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate) 
     return (uint16_t)o->slot;
 }
 
-/* A predicate that receives a result; `_` is predicate 0, which is never written. */
+/* Return the predicate that receives a result. `_` is predicate 0, which is never written. */
 uint16_t need_predicate_destination(struct parser *p, const struct operand *o) {
     if (o->kind == OPERAND_SINK) {
         return 0;
@@ -429,19 +431,19 @@ uint16_t need_predicate_destination(struct parser *p, const struct operand *o) {
     return (uint16_t)o->slot;
 }
 
-/* A constant in a range. */
+/* Return a constant within a range. */
 int64_t need_integer(struct parser *p, const struct operand *o, int64_t least, int64_t most) {
     if (o->kind != OPERAND_INTEGER) {
         wrong_operand(p, o, "a constant");
     }
     if ((int64_t)o->integer < least || (int64_t)o->integer > most) {
-        error_at(p, &o->token, "%lld is out of range: expected %lld to %lld", (long long)o->integer, (long long)least,
+        error_at(p, &o->token, "%lld is out of range; expected %lld to %lld", (long long)o->integer, (long long)least,
                  (long long)most);
     }
     return (int64_t)o->integer;
 }
 
-/* An address: i->a is a 64-bit base (or 32-bit with flag 1 in i->flags), i->offset is added. */
+/* Decode an address: i->a is the base (64-bit, or 32-bit with flag 1 in i->flags), i->offset is added to it. */
 void need_address(struct parser *p, const struct operand *o, enum space space, struct inst *i) {
     if (o->kind != OPERAND_ADDRESS) {
         wrong_operand(p, o, "an address in brackets");
@@ -454,14 +456,14 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
     }
     const struct operand *base = o->items;
     if (o->count > 1) {
-        error_at(p, &o->items[1].token, "'%s' takes no coordinates", p->statement.name);
+        error_at(p, &o->items[1].token, "'%s' does not take coordinates", p->statement.name);
     }
     if (base->kind == OPERAND_SYMBOL) {
         struct symbol *s = base->symbol;
         const enum space own = s->is_argument && space == SPACE_PARAM ? SPACE_PARAM : s->space;
         const bool global = own == SPACE_GLOBAL || own == SPACE_CONST;
         if (own != space && !(global && (space == SPACE_GENERIC || space == SPACE_GLOBAL || space == SPACE_CONST))) {
-            error_at(p, &base->token, "'%.*s' is not in the state space of '%s'", (int)base->token.length,
+            error_at(p, &base->token, "'%.*s' is not in the state space that '%s' accesses", (int)base->token.length,
                      base->token.at, p->statement.name);
         }
         if (s->space == SPACE_LOCAL) {
@@ -484,7 +486,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
 
 /* ---- instructions ---- */
 
-/* Append an instruction with the statement's guard. */
+/* Append an instruction with the guard of the statement. */
 struct inst *emit(struct parser *p, handler *run) {
     struct statement *s = &p->statement;
     if (p->length == p->code_space) {
@@ -510,19 +512,19 @@ struct inst *emit(struct parser *p, handler *run) {
     return i;
 }
 
-/* Refuse modifiers that a pattern allows one by one, but not together. */
+/* Report combinations of modifiers that the pattern of a row cannot exclude. */
 static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
     const struct statement *s = &p->statement;
     const bool extreme = strncmp(s->name, "min.", 4) == 0 || strncmp(s->name, "max.", 4) == 0;
     if (extreme && row->sources == 2 && ((flags & FLAG_ABS) == 0) != ((flags & FLAG_XORSIGN) == 0)) {
-        error_at(p, &s->opcode, "unknown instruction '%s': .xorsign and .abs go together", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': .xorsign needs .abs, and .abs needs .xorsign", s->name);
     }
     if (strncmp(s->name, "fma.", 4) == 0 && (flags & FLAG_SAT) != 0 && (flags & FLAG_RELU) != 0) {
-        error_at(p, &s->opcode, "unknown instruction '%s': .sat and .relu exclude each other", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': .sat and .relu cannot be combined", s->name);
     }
 }
 
-/* Is a modifier one of these words? */
+/* Return whether modifier k is one of these words. */
 static bool is_modifier(const struct statement *s, uint32_t k, const char *const *words) {
     for (; *words != NULL; ++words) {
         if (strlen(*words) == s->modifier_length[k] && memcmp(*words, s->modifier[k], s->modifier_length[k]) == 0) {
@@ -532,7 +534,7 @@ static bool is_modifier(const struct statement *s, uint32_t k, const char *const
     return false;
 }
 
-/* .relu may stand before and behind .satfinite and the types of integers: have the order that lanes.def has. */
+/* Swap .relu with an adjacent .satfinite or integer type: PTX allows both orders, lanes.def lists one. */
 static bool swap_limits(struct statement *s) {
     static const char *const relu[] = {"relu", NULL}, *const others[] = {"satfinite", "s32", "s16x2", NULL};
     for (uint32_t k = 0; k + 1 < s->modifiers; ++k) {
@@ -549,7 +551,7 @@ static bool swap_limits(struct statement *s) {
     return false;
 }
 
-/* Decode a row of lanes.def. */
+/* Decode an instruction of lanes.def. */
 static void decode_row(struct parser *p, const struct row *row, uint32_t flags) {
     const struct statement *s = &p->statement;
     struct inst i = {0};
@@ -560,7 +562,7 @@ static void decode_row(struct parser *p, const struct row *row, uint32_t flags) 
         *slots[k] = need_source(p, &s->operand[k + 1], (enum type)row->types[k + 1]);
     }
     if (s->operand[0].kind == OPERAND_SINK) {
-        error_at(p, &s->operand[0].token, "'%s' must keep its result", s->name);
+        error_at(p, &s->operand[0].token, "'%s' needs a register for its result, not '_'", s->name);
     }
     i.d = need_destination(p, &s->operand[0], (enum type)row->types[0]);
     struct inst *to = emit(p, lanes_table()[row->lane]);
@@ -571,7 +573,7 @@ static void decode_row(struct parser *p, const struct row *row, uint32_t flags) 
     *to = i;
 }
 
-/* Find the row that fits the opcode and the number of operands. */
+/* Find the row of lanes.def with this opcode and, if possible, this number of operands. */
 static const struct row *find_row(const struct statement *s, uint32_t *flags) {
     const struct row *found = NULL;
     for (size_t k = 0; k < sizeof rows / sizeof *rows; ++k) {
@@ -591,7 +593,7 @@ static const struct row *find_row(const struct statement *s, uint32_t *flags) {
     return found;
 }
 
-/* The count of an opcode belongs to the last instruction that was emitted for it. */
+/* Attach the counter of the opcode to the last instruction emitted for the statement. */
 static void finish(struct parser *p) {
     const struct statement *s = &p->statement;
     if (p->length != 0) {
@@ -599,7 +601,7 @@ static void finish(struct parser *p) {
     }
 }
 
-/* Labels of the counters: the opcode with the words that make it another instruction. */
+/* Name the counter after the opcode and those of its modifiers that select a different operation. */
 static void name_counter(struct parser *p) {
     static const char *const kept[] = {"mma.sync",  "mma.sp", "wmma.",    "cp.async", "cp.reduce",
                                        "mbarrier.", "bar.",   "barrier.", "fence.",   "griddepcontrol."};
@@ -624,12 +626,12 @@ static void name_counter(struct parser *p) {
     p->places[p->length - 1].opcode = counter_index(s->name, length);
 }
 
-/* Instructions that PTX has and this device has not, with the reason. */
+/* Instructions of PTX that this device does not support, with the reason. */
 static const struct {
     const char *name, *reason;
 } refused[] = {
-    {"wgmma", "sm_90a alone has it; SM120 has mma.sync"},
-    {"tcgen05", "sm_100 and its family have it; SM120 has mma.sync"},
+    {"wgmma", "only sm_90a supports it; use mma.sync on SM120"},
+    {"tcgen05", "only sm_100 and its family support it; use mma.sync on SM120"},
     {"tex", "textures are not supported"},
     {"tld4", "textures are not supported"},
     {"txq", "textures are not supported"},
@@ -639,13 +641,13 @@ static const struct {
     {"suq", "surfaces are not supported"},
     {"istypep", "textures and surfaces are not supported"},
     {"clusterlaunchcontrol", "clusters of more than one CTA are not supported"},
-    {"multimem", "multicast memory of several devices is not supported"},
-    {"alloca", "a stack that grows at run time is not supported"},
-    {"stacksave", "a stack that grows at run time is not supported"},
-    {"stackrestore", "a stack that grows at run time is not supported"},
+    {"multimem", "multicast memory is not supported"},
+    {"alloca", "dynamic stack allocation is not supported"},
+    {"stacksave", "dynamic stack allocation is not supported"},
+    {"stackrestore", "dynamic stack allocation is not supported"},
 };
 
-/* Refuse an instruction that is not known at all, before its operands are read. */
+/* Report an unknown opcode before its operands are read. */
 void decode_known(struct parser *p) {
     const struct statement *s = &p->statement;
     const size_t word = strcspn(s->name, ".");
@@ -665,9 +667,8 @@ void decode_known(struct parser *p) {
         }
     }
     error_at(p, &s->opcode, "unknown instruction '%s'%s", s->name,
-             s->name[0] == 'v'
-                 ? ": of the video instructions only vabsdiff2 and vabsdiff4 without selectors are supported"
-                 : "");
+             s->name[0] == 'v' ? ": the only video instructions supported are vabsdiff2 and vabsdiff4 without selectors"
+                               : "");
 }
 
 /* Decode the statement that the parser has read. */
@@ -676,7 +677,7 @@ void decode(struct parser *p) {
     const size_t word = strcspn(s->name, ".");
     uint32_t flags = 0;
     if (p->function == NULL) {
-        error_at(p, &s->opcode, "an instruction outside a function");
+        error_at(p, &s->opcode, "instruction '%s' outside a function", s->name);
     }
     const struct row *row = find_row(s, &flags);
     if (row == NULL && swap_limits(s) && (row = find_row(s, &flags)) == NULL) {
@@ -694,7 +695,7 @@ void decode(struct parser *p) {
         }
         const uint32_t before = p->length;
         opcodes[k].decode(p);
-        if (p->length > before) { /* mov {_, _}, a is nothing */
+        if (p->length > before) { /* mov {_, _}, a emits nothing */
             name_counter(p);
             use_attach(p);
         }

@@ -1,4 +1,4 @@
-/* Decoding of loads, stores, atomics, matrix loads and address conversions. */
+/* Decode loads, stores, atomics, matrix loads and stores, and address conversions. */
 #include <string.h>
 
 #include "vm/execute/atomic.h"
@@ -13,7 +13,7 @@
 
 static const char *const scalar_types = "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 b8 u8 s8 b128";
 
-/* Skip what says how a cache should treat the access; returns true if an L2 policy operand follows. */
+/* Skip cache operators and hints. Return whether an L2 policy operand follows. */
 static bool skip_cache(struct parser *p, uint32_t *at) {
     static const char *const hints =
         "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate L2::evict_last "
@@ -26,20 +26,20 @@ static bool skip_cache(struct parser *p, uint32_t *at) {
     return policy;
 }
 
-/* The L2 policy, the last operand, has no effect. */
+/* Read the L2 policy, which is the last operand and has no effect. */
 static void read_policy(struct parser *p, bool policy) {
     if (policy) {
         need_source(p, &p->statement.operand[p->statement.operands - 1], T_B64);
     }
 }
 
-/* Is this the scope of a CTA? A cluster is one CTA. */
+/* Take a scope and return whether it is at most the cluster, which is always a single CTA. */
 static uint16_t take_scope(struct parser *p, uint32_t *at, uint16_t before) {
     const int k = take_choice(p, at, "cta cluster gpu sys");
     return k < 0 ? before : k < 2;
 }
 
-/* The ordering of an access: .weak, .volatile, .relaxed.gpu, ... What it is matters to the checks alone. */
+/* Take the memory order of an access: .weak, .volatile, .relaxed.gpu and so on. Only the checks use it. */
 static uint16_t take_order(struct parser *p, uint32_t *at, bool is_store, uint16_t *is_cta) {
     static const uint16_t orders[] = {ORDER_WEAK, ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE};
     const bool mmio = take(p, at, "mmio");
@@ -49,16 +49,19 @@ static uint16_t take_order(struct parser *p, uint32_t *at, bool is_store, uint16
         *is_cta = take_scope(p, at, 0);
     }
     if (k >= 2 && before == *at) {
-        error_at(p, &p->statement.opcode, "unknown instruction '%s': the order wants a scope", p->statement.name);
+        error_at(p, &p->statement.opcode,
+                 "unknown instruction '%s': a memory order needs a scope: .cta, .cluster, .gpu or .sys",
+                 p->statement.name);
     }
     if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) ||
         (k > 0 && has(p, "local"))) {
-        error_at(p, &p->statement.opcode, "unknown instruction '%s': no such order", p->statement.name);
+        error_at(p, &p->statement.opcode, "unknown instruction '%s': this memory order is not supported here",
+                 p->statement.name);
     }
     return k < 0 ? ORDER_WEAK : k == 3 && is_store ? ORDER_RELEASE : orders[k];
 }
 
-/* Hints of the L2 cache by name belong to accesses of 32 bytes, .nc to global memory. */
+/* Report cache modifiers that the access does not allow: L2 eviction hints need 32 bytes, .nc needs global memory. */
 static void check_cache(struct parser *p, enum space space, uint32_t bytes) {
     const bool evicts = has(p, "L2::evict_last") || has(p, "L2::evict_normal") || has(p, "L2::evict_first");
     static const char *const operators[] = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"};
@@ -69,13 +72,13 @@ static void check_cache(struct parser *p, enum space space, uint32_t bytes) {
     const bool both = has_operator && strstr(p->statement.name, ".L1::") != NULL;
     if (both || (evicts && bytes != 32) || (has(p, "nc") && space != SPACE_GLOBAL)) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s': %s", p->statement.name,
-                 both                    ? "an operator and a hint for L1 exclude each other"
-                 : evicts && bytes != 32 ? "its hint is for .v8.b32 and .v4.b64"
-                                         : ".nc is for .global");
+                 both                    ? "a cache operator and an L1 hint cannot be combined"
+                 : evicts && bytes != 32 ? "L2 eviction hints need .v8.b32 or .v4.b64"
+                                         : ".nc needs .global");
     }
 }
 
-/* A state space; generic if there is none. */
+/* Take a state space. Without one, the address is generic. */
 static enum space take_space(struct parser *p, uint32_t *at) {
     static const enum space spaces[] = {SPACE_GLOBAL, SPACE_SHARED, SPACE_SHARED, SPACE_SHARED, SPACE_LOCAL,
                                         SPACE_CONST,  SPACE_PARAM,  SPACE_PARAM,  SPACE_PARAM};
@@ -84,7 +87,7 @@ static enum space take_space(struct parser *p, uint32_t *at) {
     return k < 0 ? SPACE_GENERIC : spaces[k];
 }
 
-/* The number of elements and their type. */
+/* Take the number of elements and their type. */
 static enum type take_vector(struct parser *p, uint32_t *at, uint8_t *count) {
     const int k = take_choice(p, at, "v2 v4 v8");
     *count = (uint8_t)(k < 0 ? 1 : 2 << k);
@@ -95,13 +98,13 @@ static enum type take_vector(struct parser *p, uint32_t *at, uint8_t *count) {
     return type;
 }
 
-/* The elements of a vector operand, or the operand itself if the access is scalar. */
+/* Return the elements of a vector operand, or the operand itself if the access is scalar. */
 static const struct operand *elements(struct parser *p, const struct operand *o, uint32_t count) {
     if (count == 1 && o->kind != OPERAND_VECTOR) {
         return o;
     }
     if (o->kind != OPERAND_VECTOR || o->count != count) {
-        error_at(p, &o->token, "'%s' wants a vector of %u elements here", p->statement.name, count);
+        error_at(p, &o->token, "'%s' expects a vector of %u elements here", p->statement.name, count);
     }
     return o->items;
 }
@@ -109,31 +112,33 @@ static const struct operand *elements(struct parser *p, const struct operand *o,
 static void check_vector(struct parser *p, enum space space, enum type type, uint32_t count) {
     const uint32_t bytes = count * type_bytes(type);
     if (bytes > 32 || (bytes > 16 && space != SPACE_GLOBAL) || (count == 8 && type_bytes(type) != 4)) {
-        error_at(p, &p->statement.opcode, "'%s' moves more bytes than an instruction can", p->statement.name);
+        error_at(p, &p->statement.opcode, "'%s' accesses %u bytes; the limit is %s", p->statement.name, bytes,
+                 space == SPACE_GLOBAL ? "32 bytes in .v4 or .v8" : "16 bytes in this state space");
     }
     if (bytes > 16) {
         need_feature(p, 100, false, "an access of 32 bytes");
     }
 }
 
-/* ld.param [name + constant]: its place is known now. */
+/* Check an access ld.param [name + constant]: the layout of parameters is known. */
 static void check_parameter(struct parser *p, const struct operand *o, uint32_t bytes, uint32_t align) {
     const struct symbol *s = o->items->symbol;
     if (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes) {
-        error_at(p, &o->token, "'%s' reads %u bytes at offset %lld of parameter '%.*s', which has %llu",
+        error_at(p, &o->token, "'%s' reads %u bytes at offset %lld of parameter '%.*s', which has %llu bytes",
                  p->statement.name, bytes, (long long)o->offset, (int)s->length, s->name, (unsigned long long)s->bytes);
     }
     if ((s->address + (uint64_t)o->offset) % align != 0) {
-        error_at(p, &o->token, "the access is not aligned to %u bytes", align);
+        error_at(p, &o->token, "offset %lld of parameter '%.*s' is not aligned to %u bytes", (long long)o->offset,
+                 (int)s->length, s->name, align);
     }
 }
 
-/* An access to [variable + constant] stays inside the variable. */
+/* Check that an access to [variable + constant] stays inside the variable. */
 void check_room(struct parser *p, const struct operand *o, uint32_t bytes) {
     const struct symbol *s = o->count != 0 && o->items->kind == OPERAND_SYMBOL ? o->items->symbol : NULL;
     if (s != NULL && !s->is_dynamic && (o->offset < 0 || (uint64_t)o->offset + bytes > s->bytes)) {
-        error_at(p, &o->token, "'%s' accesses %u bytes at offset %lld of '%.*s', which has %llu", p->statement.name,
-                 bytes, (long long)o->offset, (int)s->length, s->name, (unsigned long long)s->bytes);
+        error_at(p, &o->token, "'%s' accesses %u bytes at offset %lld of '%.*s', which has %llu bytes",
+                 p->statement.name, bytes, (long long)o->offset, (int)s->length, s->name, (unsigned long long)s->bytes);
     }
 }
 
@@ -192,12 +197,14 @@ void decode_ld(struct parser *p) {
     }
 }
 
-/* The rest of st.async and red.async in front of the space: release stores to global memory, which may be done at once.
- * Those into shared memory are for that of another CTA. */
+/* Take the modifiers of st.async and red.async before the state space. The supported forms are release stores to
+ * global memory, which may complete at once. The forms for shared memory address another CTA and are not supported. */
 static uint16_t take_asynchronous(struct parser *p, uint32_t *at) {
     const bool mmio = take(p, at, "mmio");
     if (!take(p, at, "release")) {
-        error_at(p, &p->statement.opcode, "'%s' is for clusters of more than one CTA, which are not supported",
+        error_at(p, &p->statement.opcode,
+                 "'%s' without .release accesses another CTA's shared memory; clusters of more than one CTA are not "
+                 "supported",
                  p->statement.name);
     }
     if (take_choice(p, at, mmio ? "sys" : "gpu sys") < 0) {
@@ -250,7 +257,7 @@ void decode_st(struct parser *p) {
     const struct operand *base = s->operands != 0 && s->operand[0].count != 0 ? s->operand[0].items : NULL;
     const bool is_argument = base != NULL && base->kind == OPERAND_SYMBOL && base->symbol->is_argument;
     if ((space == SPACE_PARAM && !is_argument) || space == SPACE_CONST) {
-        error_at(p, &s->opcode, "'%s' writes to read-only memory", s->name);
+        error_at(p, &s->opcode, "'%s' writes to read-only memory; expected .global, .shared or .local", s->name);
     }
     check_vector(p, space, type, i.count);
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
@@ -273,7 +280,7 @@ void decode_st(struct parser *p) {
     *to = i;
 }
 
-/* Hints that have no effect here: prefetch, applypriority, discard. The address is not even checked, as on the chip. */
+/* Decode hints without effect: prefetch, applypriority, discard. As on the chip, the address is not checked. */
 void decode_prefetch(struct parser *p) {
     struct statement *s = &p->statement;
     struct inst i = {0};
@@ -285,7 +292,7 @@ void decode_prefetch(struct parser *p) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     }
     need_count(p, 1, 2);
-    if (s->name[0] != 'p') { /* discard and applypriority have a size */
+    if (s->name[0] != 'p') { /* discard and applypriority take a size */
         need_integer(p, &s->operand[s->operands - 1], 128, 128);
     }
     need_address(p, &s->operand[0],
@@ -296,7 +303,7 @@ void decode_prefetch(struct parser *p) {
     emit(p, control_nop);
 }
 
-/* pmevent a: there is nobody who would count it. */
+/* pmevent a: no effect, because there are no performance monitor counters. */
 void decode_pmevent(struct parser *p) {
     uint32_t at = 0;
     const bool mask = take(p, &at, "mask");
@@ -306,7 +313,7 @@ void decode_pmevent(struct parser *p) {
     emit(p, control_nop);
 }
 
-/* createpolicy.fractional.L2::evict_last.b64 d{, fraction}: caches have no effect, the policy is 0. */
+/* createpolicy.fractional.L2::evict_last.b64 d{, fraction}: caches have no effect, so the policy is 0. */
 void decode_createpolicy(struct parser *p) {
     struct statement *s = &p->statement;
     if (!has(p, "b64")) {
@@ -321,7 +328,7 @@ void decode_createpolicy(struct parser *p) {
     i->a = constant_slot(p, 0, true, NULL);
 }
 
-/* The generic address of the first byte of a space. */
+/* Return the generic address of the first byte of a space. */
 static uint64_t window(enum space space) {
     return space == SPACE_SHARED  ? SHARED_WINDOW
            : space == SPACE_LOCAL ? LOCAL_WINDOW
@@ -348,7 +355,7 @@ void decode_cvta(struct parser *p) {
     i->b = constant_slot(p, window(space), true, NULL);
 }
 
-/* mapa{.shared::cluster}.type d, a, rank: the only CTA of the cluster is this one. */
+/* mapa{.shared::cluster}.type d, a, rank: copies the address, because the cluster has only one CTA. */
 void decode_mapa(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
@@ -387,7 +394,7 @@ void decode_isspacep(struct parser *p) {
     take_end(p, at);
     need_count(p, 2, 2);
     if (space == SPACE_GENERIC) {
-        error_at(p, &s->opcode, "'%s' needs a state space", s->name);
+        error_at(p, &s->opcode, "'%s' needs a state space: .global, .shared, .local, .const or .param", s->name);
     }
     const uint32_t a = need_source(p, &s->operand[1], T_U64), t = register_take(p, T_B64);
     const uint16_t d = need_predicate_destination(p, &s->operand[0]);
@@ -403,7 +410,8 @@ void decode_isspacep(struct parser *p) {
 
 /* ---- atomics ------------------------------------------------------------------------------------------------- */
 
-/* Order, scope and space of an atomic operation: ptxas takes them in any order, before and behind the operation. */
+/* Take order, scope and state space of an atomic operation. As in ptxas, they may stand in any order, before and
+ * after the operation. */
 static void take_atomic_order(struct parser *p, uint32_t *at, bool returns, enum space *space, struct inst *i) {
     static const uint16_t orders[] = {ORDER_RELAXED, ORDER_RELEASE, ORDER_ACQUIRE, ORDER_ACQ_REL};
     for (uint32_t before = UINT32_MAX; before != *at;) {
@@ -418,7 +426,7 @@ static void take_atomic_order(struct parser *p, uint32_t *at, bool returns, enum
     }
 }
 
-/* What atom and red share. `first` is the address operand. */
+/* Decode atom and red, which differ in whether a result is returned. */
 static void decode_atomic(struct parser *p, bool returns) {
     struct statement *s = &p->statement;
     const uint32_t first = (uint32_t)returns;
@@ -485,13 +493,13 @@ void decode_red(struct parser *p) {
 
 /* ---- matrices ------------------------------------------------------------------------------------------------ */
 
-/* The registers of a matrix instruction into i->more. */
+/* Store the register slots of a matrix instruction in i->more. */
 static void matrix_registers(struct parser *p, struct inst *i, const struct operand *v, uint32_t count,
                              bool is_source) {
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
     const struct operand *items = v->kind == OPERAND_VECTOR ? v->items : v;
     if ((v->kind == OPERAND_VECTOR ? v->count : 1) != count) {
-        error_at(p, &v->token, "'%s' wants %u registers here", p->statement.name, count);
+        error_at(p, &v->token, "'%s' expects %u registers here", p->statement.name, count);
     }
     for (uint32_t k = 0; k < count; ++k) {
         slots[k] = is_source ? need_source(p, &items[k], T_B32) : need_destination(p, &items[k], T_B32);
@@ -506,7 +514,7 @@ static void emit_matrix(struct parser *p, struct inst *i, enum access access) {
     *to = *i;
 }
 
-/* .sync.aligned must be there. */
+/* Take .sync.aligned, which is mandatory. */
 static void take_aligned(struct parser *p, uint32_t *at) {
     if (!take(p, at, "sync") || !take(p, at, "aligned")) {
         error_at(p, &p->statement.opcode, "'%s' needs .sync.aligned", p->statement.name);

@@ -1,4 +1,4 @@
-/* Decoding of mov, cvt, setp, set, selp, testp and the logic of predicates. */
+/* Decode mov, cvt, setp, set, selp, testp and logic on predicates. */
 #include <string.h>
 
 #include "vm/execute/control.h"
@@ -17,7 +17,7 @@ static struct inst *emit_lane(struct parser *p, enum lane lane, uint32_t d, uint
     return i;
 }
 
-/* mov.v2 and mov.v4: as many copies, all sources read first. */
+/* mov.v2 and mov.v4: one copy per element. All sources are read before the first write. */
 static void decode_mov_vector(struct parser *p, uint32_t at, uint32_t count) {
     const struct statement *s = &p->statement;
     const enum type type = take_type(p, &at, "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 b8 u8 s8");
@@ -26,7 +26,7 @@ static void decode_mov_vector(struct parser *p, uint32_t at, uint32_t count) {
     need_count(p, 2, 2);
     for (int k = 0; k < 2; ++k) {
         if (s->operand[k].kind != OPERAND_VECTOR || s->operand[k].count != count) {
-            error_at(p, &s->operand[k].token, "'%s' wants a vector of %u elements here", s->name, count);
+            error_at(p, &s->operand[k].token, "'%s' expects a vector of %u elements here", s->name, count);
         }
     }
     for (uint32_t k = 0; k < count; ++k) {
@@ -40,7 +40,7 @@ static void decode_mov_vector(struct parser *p, uint32_t at, uint32_t count) {
     }
 }
 
-/* A copy between registers of one size. */
+/* Emit a copy between registers of the same size. */
 static void emit_copy(struct parser *p, uint32_t d, uint32_t a, enum type type) {
     if (type_bytes(type) == 16) {
         emit_lane(p, LANE_mov_64, d, a, 0);
@@ -54,12 +54,12 @@ static enum type part_type(struct parser *p, enum type whole, const struct opera
     static const enum type by_bytes[9] = {[1] = T_B8, [2] = T_B16, [4] = T_B32, [8] = T_B64};
     const unsigned bytes = type_bytes(whole);
     if ((vector->count != 2 && vector->count != 4) || bytes / vector->count == 0) {
-        error_at(p, &vector->token, "a vector here has 2 or 4 elements");
+        error_at(p, &vector->token, "'%s' expects a vector of 2 or 4 elements here", p->statement.name);
     }
     return by_bytes[bytes / vector->count];
 }
 
-/* mov.b64 d, {a, b}: the first element is lowest. */
+/* mov.b64 d, {a, b}: the first element is the least significant. */
 static void decode_pack(struct parser *p, enum type type, const struct operand *d, const struct operand *v) {
     const enum type part = part_type(p, type, v);
     uint32_t slot[4];
@@ -93,7 +93,7 @@ static void decode_pack(struct parser *p, enum type type, const struct operand *
     emit_lane(p, part == T_B8 ? LANE_join_16 : LANE_join_32, to, low, high);
 }
 
-/* One part of a 32-bit value into a register. */
+/* Emit the extraction of one part of a 32-bit value. */
 static void emit_part(struct parser *p, const struct operand *o, enum type part, uint32_t from, uint32_t index) {
     if (o->kind == OPERAND_SINK) {
         return;
@@ -120,7 +120,7 @@ static void decode_unpack(struct parser *p, enum type type, const struct operand
         }
         return;
     }
-    if (type_bytes(type) != 8) { /* a copy first: an element may be the source */
+    if (type_bytes(type) != 8) { /* through a temporary: the source may be one of the elements */
         const uint32_t t = register_take(p, T_B32);
         emit_lane(p, LANE_mov_32, t, from, 0);
         for (uint32_t k = 0; k < v->count; ++k) {
@@ -129,7 +129,7 @@ static void decode_unpack(struct parser *p, enum type type, const struct operand
         return;
     }
     if (type == T_B128) {
-        error_at(p, &v->token, "unpack .b128 to two .b64");
+        error_at(p, &v->token, "'%s' expects a vector of two .b64 here", p->statement.name);
     }
     const uint32_t half[2] = {register_take(p, T_B32), register_take(p, T_B32)};
     emit_lane(p, LANE_trunc_64, half[0], from, 0);
@@ -140,7 +140,7 @@ static void decode_unpack(struct parser *p, enum type type, const struct operand
     }
 }
 
-/* Logic on predicates, in terms of setp: p = (0 == 0) op q needs no comparison. */
+/* Decode logic on predicates as setp: p = (0 == 0) op q. */
 static void decode_predicate_logic(struct parser *p) {
     const struct statement *s = &p->statement;
     const bool is_not = s->name[0] == 'n', is_mov = s->name[0] == 'm';
@@ -154,10 +154,10 @@ static void decode_predicate_logic(struct parser *p) {
     i->q = a;
     i->r = b;
     i->negate = (uint8_t)((negate_a ^ is_not) | negate_b << 1);
-    i->kind = s->name[0] == 'o' ? 1 : s->name[0] == 'x' ? 2 : 0; /* and, or, xor; mov and not: and true */
+    i->kind = s->name[0] == 'o' ? 1 : s->name[0] == 'x' ? 2 : 0; /* and, or, xor; mov and not: and with true */
 }
 
-/* d = p ? a : b */
+/* selp.type d, a, b, p: d = p ? a : b */
 static void decode_selp(struct parser *p) {
     const struct statement *s = &p->statement;
     uint32_t at = 0;
@@ -186,7 +186,7 @@ static void decode_testp(struct parser *p) {
     const uint64_t sign = wide ? 1ULL << 63 : 1ULL << 31, infinity = wide ? 0x7ff0000000000000u : 0x7f800000u;
     const uint64_t normal = wide ? 1ULL << 52 : 1ULL << 23;
     emit_lane(p, wide ? LANE_and_b64 : LANE_and_b32, t, a, constant_slot(p, ~sign, wide, NULL));
-    uint64_t low = 0, span = 0; /* the test is: |bits| - low < span; zero passes that for normal numbers too */
+    uint64_t low = 0, span = 0; /* the test is |bits| - low < span; .normal also accepts zero */
     switch (test) {
     case 0:
         span = infinity;
@@ -223,7 +223,7 @@ static void decode_testp(struct parser *p) {
     i->kind = zero != 0 ? 2 : 0;
 }
 
-/* mov in all its forms, and what shares its decoder. */
+/* Decode all forms of mov, and the instructions that share its decoder. */
 void decode_mov(struct parser *p) {
     const struct statement *s = &p->statement;
     uint32_t at = 0;
@@ -256,7 +256,7 @@ void decode_mov(struct parser *p) {
     } else if (d->kind == OPERAND_VECTOR) {
         decode_unpack(p, type, d, a);
     } else if (d->kind == OPERAND_SINK) {
-        error_at(p, &d->token, "'%s' must keep its result", s->name);
+        error_at(p, &d->token, "'%s' needs a register for its result, not '_'", s->name);
     } else {
         const uint32_t from = need_source(p, a, type);
         emit_copy(p, need_destination(p, d, type), from, type);
@@ -274,7 +274,8 @@ static const struct {
 #include "vm/execute/lanes.def"
 };
 
-/* The comparison of a name and a type; integer names that ignore the sign serve both kinds. */
+/* Find the comparison with this name for a type. eq and ne ignore the sign, so they serve signed and unsigned
+ * integers. */
 static int find_comparison(const char *name, size_t length, enum type type) {
     static const enum type plain[TYPE_COUNT] = {[T_B16] = T_U16, [T_S16] = T_S16, [T_U16] = T_U16, [T_B32] = T_U32,
                                                 [T_U32] = T_U32, [T_S32] = T_S32, [T_B64] = T_U64, [T_U64] = T_U64,
@@ -303,7 +304,7 @@ static int find_comparison(const char *name, size_t length, enum type type) {
     return -1;
 }
 
-/* A source of setp; halves are widened to f32 first. Of a packed one, `half` is chosen. */
+/* Return a source of setp. f16 and bf16 are widened to f32. For packed types, `half` selects the element. */
 static uint32_t compared(struct parser *p, const struct operand *o, enum type type, int half, uint32_t flags) {
     uint32_t slot = need_source(p, o, type);
     const bool is_half = type == T_F16 || type == T_F16X2, is_brain = type == T_BF16 || type == T_BF16X2;
@@ -320,7 +321,7 @@ static uint32_t compared(struct parser *p, const struct operand *o, enum type ty
     return t;
 }
 
-/* What the modifiers of setp and set say. */
+/* The modifiers of setp and set. */
 struct comparison {
     enum lane lane;
     enum type type;
@@ -328,7 +329,7 @@ struct comparison {
     int combine;
 };
 
-/* Read the modifiers; set has its destination type among them. */
+/* Read the modifiers of a comparison. Those of set include its destination type. */
 static struct comparison read_comparison(struct parser *p) {
     static const char *const types = "u32 s32 b32 f32 u64 s64 b64 f64 u16 s16 b16 f16 bf16 f16x2 bf16x2";
     struct statement *s = &p->statement;
@@ -345,19 +346,20 @@ static struct comparison read_comparison(struct parser *p) {
     c.type = take_type(p, &at, types);
     take_end(p, at);
     if (c.flags != 0 && c.type != T_F32 && c.type != T_F16 && c.type != T_F16X2) {
-        error_at(p, &s->opcode, "unknown instruction '%s': .ftz is for .f32 and .f16", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': .ftz needs .f32, .f16 or .f16x2", s->name);
     }
     const bool halves = type_bytes(c.type) == 2 ? type_class(c.type) == 'f' : type_class(c.type) == 'x';
     const int lane = find_comparison(name, length, halves ? T_F32 : c.type);
     if (lane < 0) {
-        error_at(p, &s->opcode, "unknown instruction '%s': no such comparison of .%s", s->name, type_name(c.type));
+        error_at(p, &s->opcode, "unknown instruction '%s': .%s does not support this comparison", s->name,
+                 type_name(c.type));
     }
     c.lane = (enum lane)lane;
     need_count(p, 3 + (c.combine >= 0), 3 + (c.combine >= 0));
     return c;
 }
 
-/* Emit the comparison of operands 1 and 2, or of a half of them; its p and q are still to be set. */
+/* Emit the comparison of operands 1 and 2, or of one half of each. The caller sets p and q. */
 static struct inst *emit_comparison(struct parser *p, const struct comparison *c, int half) {
     const struct statement *s = &p->statement;
     int negate = 0;
@@ -372,13 +374,14 @@ static struct inst *emit_comparison(struct parser *p, const struct comparison *c
     return i;
 }
 
-/* setp.cmp{.boolop}{.ftz}.type p{|q}, a, b{, {!}c}; of packed halves, p is the lower one's and q the upper one's. */
+/* setp.cmp{.boolop}{.ftz}.type p{|q}, a, b{, {!}c}. For packed types, p is the result of the lower half and q that
+ * of the upper. */
 void decode_setp(struct parser *p) {
     const struct operand *d = &p->statement.operand[0];
     const bool pair = d->kind == OPERAND_PAIR;
     const struct comparison c = read_comparison(p);
     if (pair && (c.type == T_F16 || c.type == T_BF16)) {
-        error_at(p, &d->token, "'%s' writes one predicate", p->statement.name);
+        error_at(p, &d->token, "'%s' writes one predicate, not p|q", p->statement.name);
     }
     const uint16_t first = need_predicate_destination(p, pair ? &d->items[0] : d);
     const uint16_t second = pair ? need_predicate_destination(p, &d->items[1]) : 0;
@@ -389,17 +392,17 @@ void decode_setp(struct parser *p) {
         return;
     }
     if (!pair) {
-        error_at(p, &p->statement.opcode, "'%s' wants two predicates: p|q", p->statement.name);
+        error_at(p, &p->statement.opcode, "'%s' expects two predicates: p|q", p->statement.name);
     }
     const uint16_t low = (uint16_t)register_take(p, T_PRED);
     emit_comparison(p, &c, 0)->p = low;
     emit_comparison(p, &c, 1)->p = second;
-    struct inst *i = emit(p, control_setp); /* last: the third operand may be p */
+    struct inst *i = emit(p, control_setp); /* last, because p may be the predicate of the third operand */
     i->p = first;
     i->q = low;
 }
 
-/* set.cmp{.boolop}{.ftz}.dtype.stype d, a, b{, {!}c}: all ones or 1.0, for each half of packed ones */
+/* set.cmp{.boolop}{.ftz}.dtype.stype d, a, b{, {!}c}. True is all ones or 1.0, in each half of a packed type. */
 void decode_set(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 1;
@@ -416,7 +419,7 @@ void decode_set(struct parser *p) {
                      : type == T_F16                                    ? c.type != T_BF16
                                                                         : 1;
     if (good == 0 || (c.flags != 0 && type == T_BF16)) {
-        error_at(p, &s->opcode, "unknown instruction '%s': these two types do not go together", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': these two types cannot be combined", s->name);
     }
     const uint32_t one = type == T_F32                          ? 0x3f800000u
                          : type == T_F16 || type == T_F16X2     ? 0x3c00u
@@ -448,7 +451,7 @@ void decode_lop3(struct parser *p) {
     need_count(p, 6, 6);
     const struct operand *d = &s->operand[0];
     if (d->kind != OPERAND_PAIR) {
-        error_at(p, &s->opcode, "'%s' wants a register and a predicate: d|p", s->name);
+        error_at(p, &s->opcode, "'%s' expects a register and a predicate: d|p", s->name);
     }
     int negate = 0;
     const uint16_t q = need_predicate(p, &s->operand[5], &negate);
@@ -468,7 +471,7 @@ void decode_lop3(struct parser *p) {
 
 /* ---- conversions ---- */
 
-/* Extend a narrow result to the register it goes to. */
+/* Extend a narrow result to the register that receives it. */
 void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from) {
     const bool is_signed = type == T_S8 || type == T_S16 || type == T_S32;
     const unsigned bytes = type_bytes(type), into = d->kind == OPERAND_REGISTER ? type_bytes(d->type) : bytes;
@@ -488,7 +491,7 @@ void emit_extend(struct parser *p, const struct operand *d, enum type type, uint
     }
 }
 
-/* Source of any numeric type to a 64-bit integer or a double. */
+/* Convert a source of any numeric type to a 64-bit integer or a double. */
 static uint32_t emit_widen(struct parser *p, enum type type, uint32_t from, uint32_t flags) {
     static const enum lane lanes[TYPE_COUNT] = {
         [T_U8] = LANE_wide_u8,   [T_S8] = LANE_wide_s8,     [T_U16] = LANE_wide_u16,
@@ -502,7 +505,7 @@ static uint32_t emit_widen(struct parser *p, enum type type, uint32_t from, uint
     return t;
 }
 
-/* 64-bit integer to a narrower integer; with .sat it is clamped. */
+/* Convert a 64-bit integer to a narrower integer. With .sat the value is clamped. */
 static void emit_narrow(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from, bool saturate) {
     static const enum lane clamps[TYPE_COUNT] = {[T_U8] = LANE_clamp_u8,   [T_S8] = LANE_clamp_s8,
                                                  [T_U16] = LANE_clamp_u16, [T_S16] = LANE_clamp_s16,
@@ -527,7 +530,7 @@ static void emit_narrow(struct parser *p, enum type to, enum type from_type, uin
     }
 }
 
-/* One instruction of conversion between a 64-bit intermediate and a number. */
+/* Emit one conversion between a number and its 64-bit intermediate. */
 static void emit_number(struct parser *p, enum type to, enum type from_type, uint32_t d, uint32_t from,
                         uint32_t flags) {
     static const enum lane from_f64[TYPE_COUNT] = {
@@ -559,7 +562,7 @@ static uint32_t cvt_flags(struct parser *p, uint32_t *at, int *integral) {
     return flags;
 }
 
-/* Refuse the modifiers of a scalar cvt that these types do not have. */
+/* Report modifiers that a scalar cvt between these types does not allow. */
 static void check_cvt(struct parser *p, enum type to, enum type from) {
     const struct statement *s = &p->statement;
     const bool to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
@@ -568,17 +571,18 @@ static void check_cvt(struct parser *p, enum type to, enum type from) {
     const bool integral = has(p, "rni") || has(p, "rzi") || has(p, "rmi") || has(p, "rpi");
     const bool brain = to == T_BF16 || from == T_BF16, byte = type_bytes(to) == 1 || type_bytes(from) == 1;
     if (has(p, "rna") || (wider && rounds && (from != T_BF16 || to == from)) || (wider && to != from && integral)) {
-        error_at(p, &s->opcode, "unknown instruction '%s': no such rounding between these types", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': this rounding is not supported between these types",
+                 s->name);
     }
     if (has(p, "ftz") && to != T_F32 && from != T_F32) {
-        error_at(p, &s->opcode, "unknown instruction '%s': .ftz is for .f32", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': .ftz needs .f32", s->name);
     }
     if (brain && (has(p, "sat") || byte)) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     }
 }
 
-/* cvt{.round}{.ftz}{.sat}.dtype.atype d, a, for scalars; packed forms are rows of lanes.def. */
+/* cvt{.round}{.ftz}{.sat}.dtype.atype d, a for scalars. Packed forms are rows of lanes.def. */
 void decode_cvt(struct parser *p) {
     static const char *const types = "u8 s8 u16 s16 u32 s32 u64 s64 f16 bf16 f32 f64";
     struct statement *s = &p->statement;
@@ -587,7 +591,7 @@ void decode_cvt(struct parser *p) {
     uint32_t flags = cvt_flags(p, &at, &integral);
     const enum type to = take_type(p, &at, types), from = take_type(p, &at, types);
     check_cvt(p, to, from);
-    if (to == T_F16 && from == T_F32) { /* f16 has its subnormals, and those of f32 round like any small number */
+    if (to == T_F16 && from == T_F32) { /* f16 keeps subnormals, and a subnormal f32 rounds to zero anyway */
         flags &= ~(uint32_t)FLAG_FTZ;
     }
     take_end(p, at);
@@ -596,19 +600,19 @@ void decode_cvt(struct parser *p) {
     const bool narrows = to_float && (!from_float || type_bytes(from) > type_bytes(to) ||
                                       (type_bytes(from) == type_bytes(to) && from != to));
     if (from_float && !to_float && integral != 1) {
-        error_at(p, &s->opcode, "'%s' wants an integer rounding: .rni, .rzi, .rmi or .rpi", s->name);
+        error_at(p, &s->opcode, "'%s' needs an integer rounding: .rni, .rzi, .rmi or .rpi", s->name);
     }
     if (narrows && integral != 0 && !(integral < 0 && type_bytes(to) == 2 && type_bytes(from) == 2 && from_float)) {
-        error_at(p, &s->opcode, "'%s' wants a rounding: .rn, .rz, .rm or .rp", s->name);
+        error_at(p, &s->opcode, "'%s' needs a rounding: .rn, .rz, .rm or .rp", s->name);
     }
     const int to_signed = type_name(to)[0] == 's', from_signed = type_name(from)[0] == 's';
     const bool holds = to_signed == from_signed ? type_bytes(to) >= type_bytes(from)
                                                 : to_signed != 0 && type_bytes(to) > type_bytes(from);
     if (!to_float && !from_float && (flags & FLAG_SAT) != 0 && holds) {
-        error_at(p, &s->opcode, "'%s' has nothing to saturate", s->name);
+        error_at(p, &s->opcode, "'%s' cannot saturate: every source value fits the result; remove .sat", s->name);
     }
     if (!to_float && !from_float && integral >= 0) {
-        error_at(p, &s->opcode, "'%s' does not round", s->name);
+        error_at(p, &s->opcode, "'%s' converts between integers; remove the rounding modifier", s->name);
     }
     const uint32_t a = need_source_wide(p, &s->operand[1], from);
     uint32_t wide = emit_widen(p, from, a, flags);

@@ -1,4 +1,4 @@
-/* Decoding of control flow, barriers, collectives, mbarriers and asynchronous copies. */
+/* Decode control flow, barriers, collectives, mbarriers and asynchronous copies. */
 #include "vm/execute/async.h"
 #include "vm/execute/atomic.h"
 #include "vm/execute/collect.h"
@@ -15,7 +15,7 @@ static NORETURN void unknown(struct parser *p) {
     error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
 }
 
-/* A 32-bit source operand by index. */
+/* Return a 32-bit source operand by index. */
 static uint32_t source32(struct parser *p, uint32_t index) {
     return need_source(p, &p->statement.operand[index], T_U32);
 }
@@ -24,7 +24,7 @@ static uint32_t source32(struct parser *p, uint32_t index) {
 
 static void use_label(struct parser *p, const struct operand *o, uint32_t *target) {
     if (o->kind != OPERAND_LABEL) {
-        error_at(p, &o->token, "'%s' wants a label here", p->statement.name);
+        error_at(p, &o->token, "'%s' expects a label here", p->statement.name);
     }
     struct label_use *use = parser_take(p, sizeof *use);
     use->token = o->token;
@@ -33,7 +33,7 @@ static void use_label(struct parser *p, const struct operand *o, uint32_t *targe
     p->scope->uses = use;
 }
 
-/* bra{.uni} label. The target is written into a cell, because code moves while it grows. */
+/* bra{.uni} label. The target is stored in a cell of its own, because the code moves while it grows. */
 void decode_bra(struct parser *p) {
     uint32_t at = 0;
     take(p, &at, "uni");
@@ -56,7 +56,8 @@ void decode_brx(struct parser *p) {
     need_count(p, 2, 2);
     const struct symbol *s = symbol_find(p, list->token.at, list->token.length);
     if (s == NULL || s->kind != SYMBOL_LABEL || s->bytes == 0) {
-        error_at(p, &list->token, "'%.*s' is no list of branch targets", (int)list->token.length, list->token.at);
+        error_at(p, &list->token, "'%.*s' is not a list of branch targets; expected a label of .branchtargets",
+                 (int)list->token.length, list->token.at);
     }
     const uint32_t a = source32(p, 0);
     struct inst *i = emit(p, control_brx);
@@ -64,7 +65,7 @@ void decode_brx(struct parser *p) {
     i->more = (const void *)(uintptr_t)s->bytes;
 }
 
-/* ret and exit end the thread. */
+/* ret and exit: outside functions, both end the thread. */
 void decode_exit(struct parser *p) {
     uint32_t at = 0;
     take(p, &at, "uni");
@@ -86,7 +87,7 @@ void decode_trap(struct parser *p) {
 
 /* ---- barriers ---- */
 
-/* bar.warp.sync and barrier.cluster. False: neither. */
+/* Decode bar.warp.sync and barrier.cluster. Return false for any other barrier. */
 static bool decode_other_barrier(struct parser *p, uint32_t at, bool is_bar) {
     if (is_bar && take(p, &at, "warp")) {
         if (!take(p, &at, "sync")) {
@@ -101,8 +102,8 @@ static bool decode_other_barrier(struct parser *p, uint32_t at, bool is_bar) {
     if (!take(p, &at, "cluster")) {
         return false;
     }
-    /* a cluster is one CTA: waiting is a barrier of all its threads, and arriving, which may come long before, nothing
-     */
+    /* The cluster is one CTA: barrier.cluster.wait is a barrier of all its threads. arrive does nothing, because it
+     * may come long before wait. */
     const int wait = take_choice(p, &at, "arrive wait");
     if (wait < 0) {
         unknown(p);
@@ -119,13 +120,14 @@ static bool decode_other_barrier(struct parser *p, uint32_t at, bool is_bar) {
     return true;
 }
 
-/* bar{.cta}.op and barrier{.cta}.op{.aligned}; bar is always aligned. */
+/* bar{.cta}.op and barrier{.cta}.op{.aligned}. bar is always aligned. */
 void decode_bar(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     const bool is_bar = s->name[3] == '.';
     if (is_bar && has(p, "aligned")) {
-        error_at(p, &s->opcode, "unknown instruction '%s': bar is .aligned by itself, barrier says so", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': bar is always .aligned; only barrier takes .aligned",
+                 s->name);
     }
     if (decode_other_barrier(p, at, is_bar)) {
         return;
@@ -153,7 +155,9 @@ void decode_bar(struct parser *p) {
         const struct operand *count = &s->operand[first + 1];
         if (count->kind == OPERAND_INTEGER &&
             (count->integer == 0 || count->integer % WARP != 0 || count->integer > 1024)) {
-            error_at(p, &count->token, "the number of threads at a barrier is a multiple of 32, 32 to 1024");
+            error_at(p, &count->token,
+                     "the number of threads at a barrier is %llu; expected a multiple of 32 from 32 to 1024",
+                     (unsigned long long)count->integer);
         }
         i.b = source32(p, first + 1);
     }
@@ -169,7 +173,7 @@ void decode_bar(struct parser *p) {
     *to = i;
 }
 
-/* membar and fence, all forms. */
+/* Decode all forms of membar and fence. */
 void decode_fence(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0, kind = FENCE_MEMORY;
@@ -221,7 +225,7 @@ void decode_fence(struct parser *p) {
     emit(p, control_fence)->flags = kind;
 }
 
-/* Forms that only tune: nanosleep, setmaxnreg, griddepcontrol. */
+/* Decode instructions that only affect speed: nanosleep, setmaxnreg, griddepcontrol. */
 void decode_nanosleep(struct parser *p) {
     uint32_t at = 0;
     take(p, &at, "u32");
@@ -242,7 +246,8 @@ void decode_setmaxnreg(struct parser *p) {
     need_count(p, 1, 1);
     need_feature(p, 120, true, "setmaxnreg");
     if (need_integer(p, &s->operand[0], 24, 256) % 8 != 0) {
-        error_at(p, &s->operand[0].token, "setmaxnreg wants a multiple of 8 from 24 to 256");
+        error_at(p, &s->operand[0].token, "setmaxnreg expects a multiple of 8 from 24 to 256, not %llu",
+                 (unsigned long long)s->operand[0].integer);
     }
     emit(p, control_nop);
 }
@@ -382,7 +387,7 @@ void decode_elect(struct parser *p) {
     need_count(p, 2, 2);
     const struct operand *d = &s->operand[0];
     if (d->kind != OPERAND_PAIR) {
-        error_at(p, &d->token, "elect.sync wants a register and a predicate, d|p");
+        error_at(p, &d->token, "elect.sync expects a register and a predicate: d|p");
     }
     const uint32_t c = source32(p, 1), to = need_destination(p, &d->items[0], T_B32);
     const uint16_t q = need_predicate_destination(p, &d->items[1]);
@@ -394,7 +399,7 @@ void decode_elect(struct parser *p) {
 
 /* ---- mbarrier ---- */
 
-/* .sem and .scope of an mbarrier operation: is it relaxed? */
+/* Take .sem and .scope of an mbarrier operation. Return whether it is relaxed. */
 static uint16_t take_scope(struct parser *p, uint32_t *at) {
     const bool relaxed = take_choice(p, at, "release acquire relaxed") == 2;
     take_choice(p, at, "cta cluster");
@@ -405,7 +410,7 @@ static bool take_shared(struct parser *p, uint32_t *at) {
     return take_choice(p, at, "shared shared::cta shared::cluster") >= 0;
 }
 
-/* The address of an mbarrier, of 8 bytes. */
+/* Decode the address of an mbarrier (8 bytes). */
 static void need_barrier(struct parser *p, const struct operand *o, bool shared, struct inst *i) {
     need_address(p, o, shared ? SPACE_SHARED : SPACE_GENERIC, i);
     check_room(p, o, 8);
@@ -422,10 +427,11 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
         unknown(p);
     }
     take_end(p, at);
-    const uint32_t first = s->operand[0].kind == OPERAND_ADDRESS ? 0 : 1; /* remote arrival has no state */
+    /* Arrival at a remote mbarrier returns no state. */
+    const uint32_t first = s->operand[0].kind == OPERAND_ADDRESS ? 0 : 1;
     need_count(p, first + 1 + (uint32_t)(expect | incomplete), first + 2);
     if (has(p, "shared::cluster") && first != 0 && s->operand[0].kind != OPERAND_SINK) {
-        error_at(p, &s->operand[0].token, "'%s' gives no state; expected _ or nothing here", s->name);
+        error_at(p, &s->operand[0].token, "'%s' returns no state; expected '_' or no result operand", s->name);
     }
     need_barrier(p, &s->operand[first], shared, i);
     i->kind = (uint8_t)(drop | expect << 1 | incomplete << 2);
@@ -525,7 +531,7 @@ void decode_mbarrier(struct parser *p) {
     case 7:
         decode_tx(p, at, true, &i);
         break;
-    case 8: { /* the state holds the count in its low word */
+    case 8: { /* the low word of the state holds the count */
         need_count(p, 2, 2);
         const uint32_t a = need_source(p, &p->statement.operand[1], T_B64);
         i.run = lanes_table()[LANE_trunc_64];
@@ -563,23 +569,24 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     need_address(p, &s->operand[1], SPACE_GLOBAL, &from);
     const int64_t size = need_integer(p, &s->operand[2], 4, 16);
     if ((size != 4 && size != 8 && size != 16) || (cg != 0 && size != 16)) {
-        error_at(p, &s->operand[2].token, "cp.async.%s copies %s bytes", cg != 0 ? "cg" : "ca",
-                 cg != 0 ? "16" : "4, 8 or 16");
+        error_at(p, &s->operand[2].token, "cp.async.%s copies %s bytes, not %lld", cg != 0 ? "cg" : "ca",
+                 cg != 0 ? "16" : "4, 8 or 16", (long long)size);
     }
     if ((from.flags & 1) != 0) {
-        error_at(p, &s->operand[1].token, "a global address has 64 bits");
+        error_at(p, &s->operand[1].token, "'%s' expects a 64-bit global address here", s->name);
     }
     check_room(p, &s->operand[0], (uint32_t)size);
     i->size = (uint8_t)size;
     i->b = from.a;
     i->target = (uint32_t)from.offset;
     if (from.offset != (int32_t)from.offset) {
-        error_at(p, &s->operand[1].token, "the offset of the address is too large");
+        error_at(p, &s->operand[1].token, "the offset %lld of the address does not fit in 32 bits",
+                 (long long)from.offset);
     }
     i->e = UINT32_MAX;
     if (s->operands == 4u + (uint32_t)policy) {
         const struct operand *o = &s->operand[3];
-        if (o->kind == OPERAND_PREDICATE) { /* ignore-src: a true predicate means that nothing is read */
+        if (o->kind == OPERAND_PREDICATE) { /* ignore-src: if the predicate is true, no bytes are read */
             const uint32_t full = constant_slot(p, (uint64_t)size, false, NULL),
                            none = constant_slot(p, 0, false, NULL);
             struct inst *choose = emit(p, lanes_table()[LANE_selp_32]);
@@ -596,7 +603,7 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     i->run = async_copy;
 }
 
-/* The operation and type of a bulk reduction: those of global memory. */
+/* Take operation and type of a bulk reduction in global memory. */
 static void take_reduction(struct parser *p, uint32_t *at, struct inst *i) {
     const int op = take_choice(p, at, "add min max and or xor inc dec");
     const bool noftz = take(p, at, "noftz");
@@ -611,7 +618,7 @@ static void take_reduction(struct parser *p, uint32_t *at, struct inst *i) {
     i->negate = (uint8_t)op;
 }
 
-/* cp.async.bulk and cp.reduce.async.bulk between shared and global memory */
+/* cp.async.bulk and cp.reduce.async.bulk between shared and global memory. */
 static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst *i) {
     static const char *const spaces = "shared::cta shared::cluster global";
     struct statement *s = &p->statement;
@@ -629,7 +636,7 @@ static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst 
         unknown(p);
     }
     if (has(p, "multicast::cluster") || has(p, "cp_mask")) {
-        error_at(p, &s->opcode, "unsupported instruction '%s': neither clusters nor byte masks are supported", s->name);
+        error_at(p, &s->opcode, "unsupported instruction '%s': multicast and byte masks are not supported", s->name);
     }
     const bool policy = take(p, &at, "L2::cache_hint");
     i->kind = (uint8_t)(reduce ? ASYNC_REDUCE : loads ? ASYNC_LOAD : ASYNC_STORE);
@@ -645,12 +652,14 @@ static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst 
     need_address(p, &s->operand[loads ? 1 : 0], SPACE_GLOBAL, &other);
     i->b = other.a;
     if ((other.flags & 1) != 0 || other.offset != (int32_t)other.offset) {
-        error_at(p, &s->operand[loads ? 1 : 0].token, "a global address has 64 bits and a small offset");
+        error_at(p, &s->operand[loads ? 1 : 0].token, "'%s' expects a 64-bit global address with a 32-bit offset here",
+                 s->name);
     }
     i->target = (uint32_t)other.offset;
     if (s->operand[2].kind == OPERAND_INTEGER &&
         (s->operand[2].integer % 16 != 0 || s->operand[2].integer > MAX_SHARED)) {
-        error_at(p, &s->operand[2].token, "the size of a bulk copy is a multiple of 16, at most %d", (int)MAX_SHARED);
+        error_at(p, &s->operand[2].token, "the size of a bulk copy is %llu; expected a multiple of 16 up to %d",
+                 (unsigned long long)s->operand[2].integer, (int)MAX_SHARED);
     }
     for (int k = 0; k < 2 && s->operand[2].kind == OPERAND_INTEGER; ++k) {
         check_room(p, &s->operand[k], (uint32_t)s->operand[2].integer);
@@ -667,7 +676,8 @@ static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst 
     i->run = async_bulk;
 }
 
-/* The forms of cp.async.bulk that move nothing at once. */
+/* Decode the forms of cp.async.bulk that copy nothing: commit_group, wait_group, prefetch. Return false for other
+ * forms. */
 static bool decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
     struct statement *s = &p->statement;
     if (take(p, &at, "commit_group")) {
@@ -716,7 +726,7 @@ static void decode_copy_arrive(struct parser *p, uint32_t at, struct inst *i) {
     i->run = async_arrive;
 }
 
-/* Everything that begins with cp. */
+/* Decode all instructions that begin with cp. */
 void decode_cp(struct parser *p) {
     const struct statement *s = &p->statement;
     struct inst i = {0};

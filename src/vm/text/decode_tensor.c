@@ -1,4 +1,4 @@
-/* Decoding of mma.sync and mma.sp: shapes, types, kinds, block scales, metadata. */
+/* Decode mma.sync and mma.sp: shapes, types, kinds, block scales, metadata. */
 #include "vm/execute/control.h"
 #include "vm/execute/mma.h"
 #include "vm/execute/tensor.h"
@@ -10,7 +10,7 @@ static NORETURN void unknown(struct parser *p) {
     error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
 }
 
-/* .f32.e4m3.e4m3.f32: types of d, a, b, c. */
+/* Types of d, a, b and c, as in .f32.e4m3.e4m3.f32. */
 struct mma_types {
     int d, a, b, c;
 };
@@ -30,7 +30,8 @@ static int take_input(struct parser *p, uint32_t *at) {
             return inputs[k].type;
         }
     }
-    error_at(p, &p->statement.opcode, "unknown instruction '%s': no such type of a matrix", p->statement.name);
+    error_at(p, &p->statement.opcode, "unknown instruction '%s': expected a type of the matrices a and b",
+             p->statement.name);
 }
 
 static int take_accumulator(struct parser *p, uint32_t *at) {
@@ -42,12 +43,12 @@ static int take_accumulator(struct parser *p, uint32_t *at) {
     return types[k];
 }
 
-/* The kind may stand before or after the shape. */
+/* Take a kind. It may stand before or after the shape. */
 static int take_kind(struct parser *p, uint32_t *at) {
     return take_choice(p, at, "kind::f8f6f4 kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4") + 1;
 }
 
-/* Which scales a kind allows. */
+/* Check that a kind supports these scales, and set them in the shape. */
 static void check_scale(struct parser *p, int kind, int vector, int stype, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
     shape->scale = stype == 0 ? MMA_UE8M0 : MMA_UE4M3;
@@ -60,11 +61,11 @@ static void check_scale(struct parser *p, int kind, int vector, int stype, struc
     } else if (kind == KIND_MXF4NVF4 && vector == 4 && stype == 1) {
         shape->scale_vec = 4;
     } else {
-        error_at(p, &s->opcode, "unknown instruction '%s': these scales do not go with this kind", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': this kind does not support these scales", s->name);
     }
 }
 
-/* Read all the modifiers of mma.sync into a shape. Returns its kind. */
+/* Read all modifiers of mma.sync into a shape. Return the kind. */
 static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     struct statement *s = &p->statement;
     static const uint16_t depths[] = {4, 8, 16, 32, 64, 128, 256, 16, 32, 128};
@@ -82,7 +83,7 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
                               "m8n8k16 m8n8k32 m8n8k128");
     if (k < 0) {
         error_at(p, &s->opcode, "unsupported instruction '%s'%s", s->name,
-                 has(p, "m8n8k4") ? ": only Volta has this shape for .f16" : "");
+                 has(p, "m8n8k4") ? ": only Volta supports this shape with .f16" : "");
     }
     shape->k = depths[k];
     if (!take(p, &at, "row") || !take(p, &at, "col")) {
@@ -99,7 +100,7 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     const int c = take_accumulator(p, &at);
     shape->a_type = (uint8_t)a, shape->b_type = (uint8_t)b, shape->accumulator = (uint8_t)d;
     if (d != c) {
-        error_at(p, &s->opcode, "unknown instruction '%s': the two accumulators differ", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': the types of d and c must be the same", s->name);
     }
     if (scaled != (kind >= KIND_MXF8F6F4)) {
         unknown(p);
@@ -122,17 +123,17 @@ static int read_modifiers(struct parser *p, struct mma_shape *shape) {
     return kind;
 }
 
-/* Whether a type is one of the floats in bytes, from `first` on. */
+/* Return whether a type is an 8-bit, 6-bit or 4-bit float in a byte, not before `first` in their order. */
 static bool is_byte_float_from(int type, int first) {
     return type >= first && type <= MMA_E2M1;
 }
 
-/* Refuse what sparse matrices do not have: some targets, and ::ordered_metadata is not always a choice. */
+/* Report sparse forms that the target or the metadata order excludes. */
 static void check_sparse(struct parser *p, int kind, const struct mma_shape *shape) {
     const struct statement *s = &p->statement;
     const bool half = is_byte_float_from(shape->a_type, MMA_E4M3) && shape->accumulator == MMA_ACC_F16;
     if ((kind != 0 || half) && !has(p, "sp::ordered_metadata")) {
-        error_at(p, &s->opcode, "unknown instruction '%s': it needs .sp::ordered_metadata", s->name);
+        error_at(p, &s->opcode, "unknown instruction '%s': this type needs .sp::ordered_metadata", s->name);
     }
     if (half) {
         need_feature(p, 120, true, "a sparse mma of 8-bit floats with .f16 accumulators");
@@ -142,7 +143,7 @@ static void check_sparse(struct parser *p, int kind, const struct mma_shape *sha
     }
 }
 
-/* Refuse combinations that the kinds exclude. */
+/* Report combinations that the kind excludes. */
 static void check_mma_shape(struct parser *p, int kind, struct mma_shape *shape) {
     const struct statement *s = &p->statement;
     const bool small = is_byte_float_from(shape->a_type, MMA_E2M3) || is_byte_float_from(shape->b_type, MMA_E2M3);
@@ -165,13 +166,13 @@ static void check_mma_shape(struct parser *p, int kind, struct mma_shape *shape)
     }
 }
 
-/* A vector of registers. */
+/* Read a vector of registers. */
 static void read_fragment(struct parser *p, const struct operand *o, uint32_t count, enum type type, bool is_source,
                           struct fragment *to) {
     if (o->kind != OPERAND_VECTOR && count == 1) {
         to->slot[0] = is_source ? need_source(p, o, type) : need_destination(p, o, type);
     } else if (o->kind != OPERAND_VECTOR || o->count != count) {
-        error_at(p, &o->token, "'%s' wants a vector of %u registers here", p->statement.name, count);
+        error_at(p, &o->token, "'%s' expects a vector of %u registers here", p->statement.name, count);
     } else {
         for (uint32_t k = 0; k < count; ++k) {
             to->slot[k] = is_source ? need_source(p, &o->items[k], type) : need_destination(p, &o->items[k], type);
@@ -184,10 +185,10 @@ static void read_fragment(struct parser *p, const struct operand *o, uint32_t co
     }
 }
 
-/* {byte, thread}: constants or 16-bit registers. `first` is 0 for A, 2 for B. */
+/* Read {byte-id, thread-id}: constants or 16-bit registers. `first` is 0 for A, 2 for B. */
 static void read_selectors(struct parser *p, const struct operand *o, struct mma_plan *plan, uint32_t first) {
     if (o->kind != OPERAND_VECTOR || o->count != 2) {
-        error_at(p, &o->token, "'%s' wants {byte-id, thread-id} here", p->statement.name);
+        error_at(p, &o->token, "'%s' expects {byte-id, thread-id} here", p->statement.name);
     }
     for (uint32_t k = 0; k < 2; ++k) {
         const struct operand *item = &o->items[k];
@@ -197,7 +198,7 @@ static void read_selectors(struct parser *p, const struct operand *o, struct mma
                                                                             : 0;
         if (item->kind == OPERAND_INTEGER) {
             if (item->integer > most || (k == 0 && vector == 2 && item->integer % 2 != 0)) {
-                error_at(p, &item->token, "the %s is %llu, and may be %s", k != 0 ? "thread-id" : "byte-id",
+                error_at(p, &item->token, "the %s is %llu; expected %s", k != 0 ? "thread-id" : "byte-id",
                          (unsigned long long)item->integer,
                          k != 0        ? first != 0 ? "0 to 3" : "0 or 1"
                          : vector == 1 ? "0 to 3"
@@ -212,7 +213,8 @@ static void read_selectors(struct parser *p, const struct operand *o, struct mma
     }
 }
 
-/* Metadata and sparsity selector: one, two or all lanes of four hold the former, as a row has 4, 8 or 16 pairs. */
+/* Read metadata and sparsity selector. One, two or four of every four lanes hold metadata, because a row has 4, 8 or
+ * 16 pairs. */
 static void read_metadata(struct parser *p, struct mma_plan *plan) {
     const struct statement *s = &p->statement;
     const uint32_t chunks = mma_chunks(&plan->shape), lanes = chunks / 4;
@@ -224,7 +226,7 @@ static void read_metadata(struct parser *p, struct mma_plan *plan) {
                                                    : MMA_PAIRS_ANY;
 }
 
-/* The upper half of a product of 16 rows that has 8 only: A and C are zero there and D is dropped. */
+/* Reduce a product of 16 rows to 8: the upper rows of A and C are zero, those of D are dropped. */
 void tensor_drop_upper_rows(struct parser *p, struct mma_plan *plan) {
     const uint32_t zero = constant_slot(p, 0, false, NULL);
     plan->a.slot[1] = plan->c.slot[2] = plan->c.slot[3] = zero;
@@ -268,7 +270,7 @@ static void decode_mma_double(struct parser *p) {
     i->flags = rounding > 0 ? (uint32_t)rounding * FLAG_ROUND : 0;
 }
 
-/* Bits of an element, with its container. */
+/* Return the bits of an element, including padding in its container. */
 static uint32_t element_bits(int type) {
     switch (type) {
     case MMA_TF32:
@@ -288,8 +290,8 @@ static uint32_t element_bits(int type) {
     }
 }
 
-/* mma.sync.aligned.m16n8k*.row.col... or, for integers, .m8n8k*: d, a, b, c{, scale-a, {byte, thread}, scale-b, {byte,
- * thread}}; mma.sp has metadata and a selector behind c */
+/* mma.sync.aligned.m16n8k*.row.col... or, for integers, .m8n8k*: d, a, b, c{, scale-a, {byte, thread}, scale-b,
+ * {byte, thread}}. mma.sp takes metadata and a selector after c. */
 void decode_mma(struct parser *p) {
     struct statement *s = &p->statement;
     if (has(p, "f64")) {

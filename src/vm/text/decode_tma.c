@@ -1,4 +1,4 @@
-/* Decoding of tensor copies and of what changes tensor maps. */
+/* Decode tensor copies and instructions on tensor maps. */
 #include "driver/tensor_map_rules.h"
 #include "vm/execute/control.h"
 #include "vm/execute/tma.h"
@@ -13,7 +13,7 @@ static NORETURN void unknown(struct parser *p) {
     error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
 }
 
-/* Put a decoded instruction behind the others, under the statement's guard. */
+/* Append a decoded instruction with the guard of the statement. */
 static void append(struct parser *p, const struct inst *i) {
     struct inst *to = emit(p, i->run);
     const struct inst guarded = *to;
@@ -26,22 +26,22 @@ static void append(struct parser *p, const struct inst *i) {
 
 enum load_mode { MODE_TILE, MODE_GATHER, MODE_COUNT };
 
-/* The modifiers behind .tensor. ptxas takes them in any order. */
+/* Modifiers after .tensor. As in ptxas, they may stand in any order. */
 struct modifiers {
     int rank, to, from, mode, completion, op, policy, is_prefetch;
 };
 
-/* Modifiers that are refused, and why. */
+/* Report unsupported modifiers, with the reason. */
 static void refuse(struct parser *p) {
     static const struct {
         const char *modifier, *reason;
     } list[] = {{"im2col", "im2col is not supported"},
                 {"im2col_no_offs", "im2col is not supported"},
                 {"im2col::w", "im2col is not supported"},
-                {"im2col::w::128", "sm_100 and its family have it"},
-                {"tile::scatter4", "sm_100 and its family have it"},
-                {"cta_group::1", "sm_100 and its family have it"},
-                {"cta_group::2", "sm_100 and its family have it"},
+                {"im2col::w::128", "only sm_100 and its family support it"},
+                {"tile::scatter4", "only sm_100 and its family support it"},
+                {"cta_group::1", "only sm_100 and its family support it"},
+                {"cta_group::2", "only sm_100 and its family support it"},
                 {"multicast::cluster", "clusters of more than one CTA are not supported"}};
     for (size_t k = 0; k < sizeof list / sizeof *list; ++k) {
         if (has(p, list[k].modifier)) {
@@ -51,7 +51,7 @@ static void refuse(struct parser *p) {
     }
 }
 
-/* Take one modifier if it is one of a list and the first of its kind. */
+/* Take one modifier if it is in the list and the first of its kind. */
 static bool take_once(struct parser *p, uint32_t *at, const char *list, int *value) {
     const uint32_t before = *at;
     const int found = take_choice(p, at, list);
@@ -59,7 +59,7 @@ static bool take_once(struct parser *p, uint32_t *at, const char *list, int *val
         return false;
     }
     if (*value >= 0) {
-        *at = before; /* take_end complains */
+        *at = before; /* given twice: take_end reports it */
         return false;
     }
     *value = found;
@@ -83,28 +83,28 @@ static struct modifiers take_modifiers(struct parser *p, uint32_t at, bool is_pr
     return m;
 }
 
-/* [map, {coordinates}] */
+/* Read [map, {coordinates}]. */
 static void read_box(struct parser *p, const struct operand *o, struct tma_operands *more) {
     const uint32_t count = more->is_gather != 0 ? TMA_COORDINATES : more->rank;
     if (o->kind != OPERAND_ADDRESS || o->count != 2 || o->offset != 0) {
-        error_at(p, &o->token, "'%s' wants [tensor map, {coordinates}] here", p->statement.name);
+        error_at(p, &o->token, "'%s' expects [tensor map, {coordinates}] here", p->statement.name);
     }
     const struct operand *map = &o->items[0], *at = &o->items[1];
     if (at->count != count) {
-        error_at(p, &at->token, "'%s' wants %u coordinates, not %u", p->statement.name, count, at->count);
+        error_at(p, &at->token, "'%s' expects %u coordinates, not %u", p->statement.name, count, at->count);
     }
     for (uint32_t k = 0; k < count; ++k) {
         more->coordinates[k] = need_source(p, &at->items[k], at->items[k].type == T_F32 ? T_F32 : T_S32);
     }
     more->is_map_narrow = map->kind == OPERAND_REGISTER && type_bytes(map->type) == 4;
     if (map->kind == OPERAND_SYMBOL && map->symbol->space != SPACE_GLOBAL) {
-        error_at(p, &map->token, "the address of a tensor map is generic; expected cvta of '%.*s'",
-                 (int)map->token.length, map->token.at);
+        error_at(p, &map->token, "'%.*s' is not a generic address; use cvta to make one", (int)map->token.length,
+                 map->token.at);
     }
     more->map = need_source(p, map, more->is_map_narrow != 0 ? T_B32 : T_B64);
 }
 
-/* The rest of a load: the mbarrier. */
+/* Read the mbarrier of a load. */
 static void read_barrier(struct parser *p, const struct operand *o, struct tma_operands *more) {
     struct inst barrier = {0};
     need_address(p, o, SPACE_SHARED, &barrier);
@@ -113,7 +113,7 @@ static void read_barrier(struct parser *p, const struct operand *o, struct tma_o
     more->is_barrier_narrow = barrier.flags & 1u;
 }
 
-/* cp{.reduce}.async.bulk.tensor and cp.async.bulk.prefetch.tensor, from the modifier behind .tensor on. */
+/* Decode cp{.reduce}.async.bulk.tensor and cp.async.bulk.prefetch.tensor, from the modifier after .tensor on. */
 void decode_tensor_copy(struct parser *p, uint32_t at, bool is_reduction, bool is_prefetch) {
     struct statement *s = &p->statement;
     struct inst i = {.run = is_prefetch ? tma_prefetch : tma_copy};
@@ -132,7 +132,8 @@ void decode_tensor_copy(struct parser *p, uint32_t at, bool is_reduction, bool i
         unknown(p);
     }
     if (more->is_gather != 0 && (m.to != 0 || more->rank != 2 || is_prefetch)) {
-        error_at(p, &s->opcode, "unsupported instruction '%s': SM120 has tile::gather4 for .2d.shared::cta.global",
+        error_at(p, &s->opcode,
+                 "unsupported instruction '%s': SM120 supports .tile::gather4 only for .2d.shared::cta.global",
                  s->name);
     }
     need_feature(p, more->is_gather != 0 ? 100 : 90, false, "a tensor copy");
@@ -156,7 +157,7 @@ void decode_tensor_copy(struct parser *p, uint32_t at, bool is_reduction, bool i
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
 
-/* What tensormap.replace can change: with an ordinal, or by a constant below `end`. */
+/* Fields that tensormap.replace can change: `ordinal` fields take an ordinal, others a constant below `end`. */
 static const struct {
     const char *name;
     uint8_t ordinals, end, is_wide;
@@ -239,7 +240,7 @@ void decode_tensormap(struct parser *p) {
     (op != 0 ? decode_cp_fenceproxy : decode_replace)(p, at);
 }
 
-/* prefetch{.const,.param}.tensormap [map]: a hint. */
+/* prefetch{.const,.param}.tensormap [map]: a hint without effect. */
 void decode_prefetch_map(struct parser *p) {
     struct inst i = {.run = control_nop};
     uint32_t at = 0;

@@ -1,17 +1,18 @@
-/* Decoding of wmma: loads and stores become those of single elements or words, wmma.mma becomes mma.sync.
+/* Decode wmma. Loads and stores become loads and stores of single elements or words; wmma.mma becomes mma.sync.
  *
- * PTX leaves open which lane holds which element. Here, as with ptxas, a fragment is the fragments of mma.sync that it
- * is computed by. Lane 4g + q has, of elements of which a register holds E (f64: of which two registers hold one),
+ * PTX does not define which lane holds which element. A wmma fragment has the layout that ptxas gives it: the fragments
+ * of the mma.sync that compute it, side by side. Lane 4g + q holds the following elements, where E is the number of
+ * elements per register (f64: an element takes two registers):
  *   tall    16 rows in 2 registers for 4 words of k: register r is row g + 8 (r & 1), word q + 4 (r >> 1)
  *   flat    8 rows in 1 register for 4 words: row g, word q + 4r
- *   tile    16 x 8 sums in 4 registers: row g + 8 (r >> 1), column 2q + (r & 1); of f16 in 2 registers of two columns
- * where the rows of B are its columns and word w is the elements E w to E w + E - 1 along k.
+ *   tile    16 x 8 sums in 4 registers: row g + 8 (r >> 1), column 2q + (r & 1); f16: 2 registers of two columns
+ * The rows of B are its columns. Word w holds the elements E w to E w + E - 1 along k.
  *   shape    A              B              sums
  *   m16n16   tall           flat, twice    two tiles side by side
  *   m32n8    tall, twice    flat           two tiles, one below the other
  *   m8n32    flat           tall, twice    two tiles side by side, each transposed
  *   m8n8     flat           flat           the upper half of a tile
- * A and B of f16 have 8 registers in every shape; those that are too many repeat the others. */
+ * Fragments A and B of f16 have 8 registers in every shape; surplus registers repeat the others. */
 #include <string.h>
 
 #include "vm/execute/control.h"
@@ -49,20 +50,20 @@ static const struct element {
     {"f32", 32, 0, T_F32},       {"s32", 32, 0, T_B32},
 };
 
-/* A fragment in registers. */
+/* The part of a fragment that a lane holds in registers. */
 struct matrix {
     const struct wmma_shape *shape;
     const struct element *element;
     enum part part;
-    uint32_t registers; /* that differ */
-    uint32_t count;     /* that the instruction names */
+    uint32_t registers; /* distinct registers */
+    uint32_t count;     /* registers that the instruction names */
 };
 
 static NORETURN void unknown(struct parser *p, const char *why) {
     error_at(p, &p->statement.opcode, "unknown instruction '%s'%s%s", p->statement.name, *why != '\0' ? ": " : "", why);
 }
 
-/* Is a word in a list of words? */
+/* Return whether a word is in a list of words. */
 static bool listed(const char *list, const char *word) {
     const size_t length = strlen(word);
     for (const char *at = strstr(list, word); at != NULL; at = strstr(at + 1, word)) {
@@ -88,10 +89,10 @@ static const struct element *take_element(struct parser *p, uint32_t *at, const 
             return &elements[k];
         }
     }
-    unknown(p, "its shape has no such type");
+    unknown(p, "the shape does not support this type");
 }
 
-/* How many registers a fragment has. */
+/* Describe a fragment: its distinct registers and the registers that the instruction names. */
 static struct matrix matrix_of(const struct wmma_shape *shape, enum part part, const struct element *element) {
     struct matrix m = {.shape = shape, .element = element, .part = part};
     const uint32_t rows = shape->size[part == PART_B], columns = shape->size[part == PART_C ? 1 : 2];
@@ -105,8 +106,8 @@ static uint32_t per_register(const struct matrix *m) {
     return m->element->bits < 32 ? 32u / m->element->bits : 1;
 }
 
-/* Where an element lies: `row` + g along the rows (of B: the columns; of a transposed tile: the columns), `column` +
- * q * step(m) across. */
+/* Position of an element in lane 4g + q: row + g, column + q * step_of(m). For B, and for a transposed tile, rows
+ * and columns are swapped. */
 struct place_in {
     uint32_t row, column;
 };
@@ -136,14 +137,14 @@ static struct place_in place_of(const struct matrix *m, uint32_t r, uint32_t e) 
 
 /* ---- loads and stores ---------------------------------------------------------------------------------------- */
 
-/* Addresses of the elements: base + multiple * stride + bytes. */
+/* Addresses of elements: base + multiple * stride + bytes. */
 struct addresses {
     enum space space;
-    uint32_t base[64]; /* by multiple of the stride; 0: not yet made. [0] is this lane's */
-    uint32_t stride;   /* in bytes: a register, or */
-    int64_t bytes;     /* a constant */
+    uint32_t base[64]; /* by multiple of the stride; [0] is the base of this lane, 0: not computed yet */
+    uint32_t stride;   /* stride in bytes, in a register */
+    int64_t bytes;     /* stride in bytes, if is_constant */
     bool is_constant;
-    bool is_across; /* it is from column to column that a stride lies */
+    bool is_across; /* columns, not rows, are a stride apart */
 };
 
 static uint32_t emit_lane(struct parser *p, enum lane lane, enum type type, uint32_t a, uint32_t b, uint32_t c) {
@@ -169,13 +170,13 @@ static uint32_t lane_index(struct parser *p) {
     return p->special_slot[SPECIAL_LANEID] - 1;
 }
 
-/* a * b + c of 64 bits, where a is a register of 32 and b a stride. */
+/* Emit a * b + c in 64 bits, where a is a 32-bit register and b the stride. */
 static uint32_t emit_stride(struct parser *p, const struct addresses *to, uint32_t times, uint32_t plus) {
     const uint32_t stride = to->is_constant ? wide(p, (uint64_t)to->bytes) : to->stride;
     return emit_lane(p, LANE_mad_lo_64, T_B64, emit_lane(p, LANE_zext_64, T_B64, times, 0, 0), stride, plus);
 }
 
-/* Read [address]{, stride} into what the elements' addresses are made of; check them when it runs. */
+/* Read [address]{, stride} and emit the computation of this lane's base address. Emit a check of both for run time. */
 static void read_place(struct parser *p, const struct matrix *m, const struct operand *o, const struct operand *stride,
                        enum space space, int is_column, int is_store, struct addresses *to) {
     const uint32_t bits = m->element->bits, first = m->part == PART_B ? 1 : 0;
@@ -185,7 +186,7 @@ static void read_place(struct parser *p, const struct matrix *m, const struct op
     struct inst i = {0};
     need_address(p, o, space, &i);
     if (i.space == SPACE_LOCAL) {
-        error_at(p, &o->token, "'%s' wants global or shared memory", p->statement.name);
+        error_at(p, &o->token, "'%s' expects global or shared memory", p->statement.name);
     }
     to->space = space;
     to->is_constant = stride == NULL || stride->kind == OPERAND_INTEGER;
@@ -205,7 +206,7 @@ static void read_place(struct parser *p, const struct matrix *m, const struct op
         to->stride = emit_lane(p, LANE_shr_u64, T_B64,
                                emit_lane(p, LANE_mul_wide_u32, T_B64, given, narrow(p, bits), 0), narrow(p, 3), 0);
     }
-    /* The rows of what place_of calls rows lie a stride apart, or their elements do. */
+    /* The stride lies between rows, in the sense of place_of(), or between the elements of a row. */
     const int by_row = first != 0 ? is_column : is_transposed(m) ? is_column : is_column == 0;
     to->is_across = by_row == 0;
     const uint32_t lane = lane_index(p);
@@ -214,7 +215,7 @@ static void read_place(struct parser *p, const struct matrix *m, const struct op
                                  narrow(p, step_of(m)), 0);
     const uint32_t element = narrow(p, bits < 8 ? 1 : bits / 8);
     uint32_t near = by_row != 0 ? q : g;
-    if (bits < 8) { /* whole words only */
+    if (bits < 8) { /* address whole words */
         near = emit_lane(p, LANE_shr_u32, T_B32, near, narrow(p, bits == 4 ? 1 : 3), 0);
     }
     const uint32_t start = emit_lane(p, LANE_add_u64, T_B64, base, wide(p, (uint64_t)i.offset), 0);
@@ -222,7 +223,7 @@ static void read_place(struct parser *p, const struct matrix *m, const struct op
     to->base[0] = emit_stride(p, to, by_row != 0 ? g : q, moved);
 }
 
-/* The address of an element: a register, and *offset. */
+/* Return the register that holds the address of an element, and set *offset. */
 static uint32_t address_of(struct parser *p, const struct matrix *m, struct addresses *to, struct place_in at,
                            int64_t *offset) {
     const uint32_t strides = to->is_across ? at.column : at.row, near = to->is_across ? at.row : at.column;
@@ -237,7 +238,7 @@ static uint32_t address_of(struct parser *p, const struct matrix *m, struct addr
     return to->base[strides];
 }
 
-/* ld or st of `size` bytes in every lane. */
+/* Emit a load or store of `size` bytes in every lane. */
 static void emit_access(struct parser *p, const struct matrix *m, struct addresses *to, struct place_in at,
                         uint32_t size, uint32_t slot, enum access access) {
     int64_t offset;
@@ -253,7 +254,7 @@ static void emit_access(struct parser *p, const struct matrix *m, struct address
     i->more = slots;
 }
 
-/* Is a register one access, not one for each of its elements? */
+/* Return whether a register is one access, instead of one access per element. */
 static bool is_one_access(const struct matrix *m, const struct addresses *to) {
     return per_register(m) == 1 || !to->is_across;
 }
@@ -290,11 +291,11 @@ static void emit_store(struct parser *p, const struct matrix *m, struct addresse
     }
 }
 
-/* The registers of a fragment. */
+/* Read the registers of a fragment. */
 static void read_registers(struct parser *p, const struct operand *o, const struct matrix *m, int is_source,
                            uint32_t *slot) {
     if (!(o->kind == OPERAND_VECTOR && o->count == m->count)) {
-        error_at(p, &o->token, "'%s' wants a vector of %u registers here", p->statement.name, m->count);
+        error_at(p, &o->token, "'%s' expects a vector of %u registers here", p->statement.name, m->count);
     }
     for (uint32_t r = 0; r < m->count; ++r) {
         slot[r] = is_source != 0 ? need_source(p, &o->items[r], m->element->type)
@@ -302,7 +303,7 @@ static void read_registers(struct parser *p, const struct operand *o, const stru
     }
 }
 
-/* wmma.load.{a b c}.sync.aligned.layout.shape{.space}.type r, [p]{, stride}; wmma.store.d likewise, with r last */
+/* wmma.load.{a b c}.sync.aligned.layout.shape{.space}.type r, [p]{, stride}; wmma.store.d takes r after [p]. */
 static void decode_access(struct parser *p, uint32_t at, int is_store) {
     struct statement *s = &p->statement;
     const int part = is_store != 0 ? take(p, &at, "d") ? (int)PART_C : -1 : take_choice(p, &at, "a b c");
@@ -323,7 +324,7 @@ static void decode_access(struct parser *p, uint32_t at, int is_store) {
     const struct element *element = take_element(p, &at, part == PART_C ? shape->sums : shape->inputs);
     take_end(p, at);
     if (element->bits < 8 && layout != (part == PART_B)) {
-        unknown(p, "elements of less than 8 bits lie in rows of A and columns of B");
+        unknown(p, "elements of less than 8 bits need .row for A and .col for B");
     }
     need_count(p, 2, 3);
     const struct matrix m = matrix_of(shape, (enum part)part, element);
@@ -348,7 +349,7 @@ static void decode_access(struct parser *p, uint32_t at, int is_store) {
 
 /* ---- wmma.mma ------------------------------------------------------------------------------------------------ */
 
-/* What wmma.mma works on. d and c are of the accumulator's type, whatever type the instruction's are. */
+/* Operands of wmma.mma. d and c have the type of the accumulator, whatever the instruction's input type is. */
 struct product {
     const struct wmma_shape *shape;
     const struct element *a, *b, *c, *d;
@@ -357,7 +358,7 @@ struct product {
     bool saturate, exclusive;
 };
 
-/* The types: d and c of f16, d, a, b and c of all others. */
+/* Take the types: of d and c for f16, of d, a, b and c otherwise. */
 static void take_types(struct parser *p, uint32_t *at, struct product *x) {
     const char *const sums = x->shape->sums;
     x->d = take_element(p, at, sums);
@@ -368,14 +369,14 @@ static void take_types(struct parser *p, uint32_t *at, struct product *x) {
         x->c = take_element(p, at, sums);
         const char *const fits = x->a->bits == 64 ? "f64" : x->a->bits >= 16 ? "f32" : "s32";
         if (x->a != x->b || x->d != x->c || strcmp(x->c->name, fits) != 0 || x->a == &elements[0]) {
-            unknown(p, "these types do not go together");
+            unknown(p, "these types cannot be combined");
         }
     } else {
         *at = two;
         x->a = x->b = &elements[0];
         x->c = take_element(p, at, sums);
         if (!listed(x->shape->inputs, "f16") || strcmp(x->c->name, "s32") == 0 || strcmp(x->d->name, "s32") == 0) {
-            unknown(p, "these types do not go together");
+            unknown(p, "these types cannot be combined");
         }
     }
 }
@@ -397,7 +398,7 @@ static void read_product(struct parser *p, uint32_t at, struct product *x) {
     if (x->shape == NULL || layout[1] < 0) {
         unknown(p, "");
     }
-    /* The manual has the rounding before the types, nvcc behind them. */
+    /* The manual puts the rounding before the types, nvcc after them. */
     int rounding = x->shape->size[2] == 4 ? take_choice(p, &at, "rn rz rm rp") : 0;
     take_types(p, &at, x);
     rounding = rounding < 0 ? take_choice(p, &at, "rn rz rm rp") : rounding;
@@ -417,7 +418,7 @@ static void read_product(struct parser *p, uint32_t at, struct product *x) {
     read_registers(p, &s->operand[3], &c, 1, x->slot_c);
 }
 
-/* Copy a run of registers into a fragment. */
+/* Copy consecutive registers into a fragment. */
 static void set_fragment(struct fragment *f, const uint32_t *slot, uint32_t count) {
     f->count = count;
     f->together = 1;
@@ -427,7 +428,7 @@ static void set_fragment(struct fragment *f, const uint32_t *slot, uint32_t coun
     }
 }
 
-/* One mma.sync of the product. */
+/* Emit one mma.sync of the product. */
 static struct mma_plan *emit_part(struct parser *p, const struct product *x, uint32_t depth, uint32_t rows) {
     struct mma_plan *plan = parser_take(p, sizeof *plan);
     plan->shape = (struct mma_shape){.k = (uint16_t)depth,
@@ -454,7 +455,7 @@ static struct mma_plan *emit_part(struct parser *p, const struct product *x, uin
     return plan;
 }
 
-/* The two tiles of a shape of 256 sums, each in one mma.sync, or, of tf32, in two: k 0 to 3, then 4 to 7. */
+/* Emit the two tiles of a shape with 256 sums. A tile takes one mma.sync, or two for tf32: k 0 to 3, then 4 to 7. */
 static void emit_tiles(struct parser *p, const struct product *x) {
     const uint8_t *size = x->shape->size;
     const struct matrix a = matrix_of(x->shape, PART_A, x->a), b = matrix_of(x->shape, PART_B, x->b);
@@ -475,8 +476,8 @@ static void emit_tiles(struct parser *p, const struct product *x) {
     }
 }
 
-/* wmma.mma{.op.popc}.sync.aligned.layout.layout.shape{.rnd}.types{.satfinite} d, a, b, c. D has registers of its own
- * until all is done: it may be written to those of A, B or C in another order. */
+/* wmma.mma{.op.popc}.sync.aligned.layout.layout.shape{.rnd}.types{.satfinite} d, a, b, c. D is computed in
+ * temporaries, because its registers may be those of A, B or C in another order. */
 static void decode_product(struct parser *p, uint32_t at) {
     struct product x = {0};
     uint32_t result[8];

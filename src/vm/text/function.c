@@ -1,9 +1,9 @@
 /* Functions (.func): their signatures, calls, and how they become part of a kernel's code.
  *
- * A kernel's code holds, behind its own, one copy of every function that it may call; all share the warp's registers.
- * The local memory of a thread begins with the argument area, where arguments and results are handed over, then come
- * the kernel's own variables, then the frames of the calls. A call stores the arguments there by ordinary
- * instructions, the function loads them into its frame, and on return its results go the same way. */
+ * The code of a kernel is followed by one copy of every function that it may call. All share the warp's registers. A
+ * thread's local memory starts with the argument area, through which arguments and results are passed. The kernel's
+ * own variables follow, then the frames of the calls. A call stores its arguments to the area with ordinary store
+ * instructions; the function loads them into its frame. Results return the same way. */
 #include <string.h>
 
 #include "vm/execute/call.h"
@@ -29,25 +29,25 @@ static bool lists_equal(const struct formal *a, const struct formal *b, uint32_t
     return true;
 }
 
-/* May functions with these signatures stand for each other? */
+/* Return whether functions with these signatures can be used for each other. */
 static bool signature_equal(const struct signature *a, const struct signature *b) {
     return a->result_count == b->result_count && a->argument_count == b->argument_count &&
            lists_equal(a->results, b->results, a->result_count) &&
            lists_equal(a->arguments, b->arguments, a->argument_count);
 }
 
-/* May an indirect call reach this function? */
+/* Return whether an indirect call may reach this function. */
 static bool fits(const struct call_site *site, const struct routine *callee) {
     return signature_equal(site->signature, callee->definition->signature);
 }
 
-/* An alignment that was read: .align n. */
+/* Read the value of .align. */
 static uint32_t read_align(struct parser *p) {
     token_next(p);
     const struct token at = p->token;
     const int64_t n = constant_integer(p);
     if (n < 1 || n > 128 || (n & (n - 1)) != 0) {
-        error_at(p, &at, "the alignment of a parameter is a power of two up to 128");
+        error_at(p, &at, "the alignment of a parameter must be a power of two up to 128");
     }
     return (uint32_t)n;
 }
@@ -70,20 +70,21 @@ static struct formal read_formal(struct parser *p) {
         }
     }
     if (f.type == T_PRED || f.type == T_B128) {
-        error_at(p, &p->token, "a parameter of a function may not be .%s", type_name(f.type));
+        error_at(p, &p->token, "a parameter of a function cannot be .%s", type_name(f.type));
     }
     f.name = p->token;
     expect(p, TOKEN_NAME, "a name");
     const uint64_t bytes = read_array(p, f.type);
     if (bytes > MOST_ARGUMENT_BYTES) {
-        error_at(p, &f.name, "a parameter of a function may have %d bytes", (int)MOST_ARGUMENT_BYTES);
+        error_at(p, &f.name, "'%.*s' has %llu bytes; a parameter of a function has at most %d", (int)f.name.length,
+                 f.name.at, (unsigned long long)bytes, (int)MOST_ARGUMENT_BYTES);
     }
     f.bytes = (uint32_t)bytes;
     f.align = align > type_bytes(f.type) ? align : type_bytes(f.type);
     return f;
 }
 
-/* ( formal, ... ), or nothing. Returns how many. */
+/* Read ( formal, ... ), which may be missing. Return the number of formals. */
 static uint32_t read_formals(struct parser *p, struct formal **to) {
     struct formal list[MOST_FORMALS];
     uint32_t n = 0, offset = 0;
@@ -92,7 +93,7 @@ static uint32_t read_formals(struct parser *p, struct formal **to) {
     }
     while (p->token.kind != ')') {
         if (n == MOST_FORMALS) {
-            error_at(p, &p->token, "more than %d parameters of a function", (int)MOST_FORMALS);
+            error_at(p, &p->token, "a function has at most %d parameters", (int)MOST_FORMALS);
         }
         list[n] = read_formal(p);
         list[n].offset = offset;
@@ -103,7 +104,7 @@ static uint32_t read_formals(struct parser *p, struct formal **to) {
     }
     expect(p, ')', "')'");
     if (offset > MOST_ARGUMENT_BYTES) {
-        error_at(p, &p->token, "the parameters of a function exceed %d bytes", (int)MOST_ARGUMENT_BYTES);
+        error_at(p, &p->token, "the parameters of a function have more than %d bytes", (int)MOST_ARGUMENT_BYTES);
     }
     p->argument_bytes = p->argument_bytes > offset ? p->argument_bytes : offset;
     *to = parser_take(p, (n + 1) * sizeof list[0]);
@@ -139,7 +140,7 @@ void skip_block(struct parser *p) {
     } while (depth != 0);
 }
 
-/* The definition of a name; a new one when it is declared for the first time. */
+/* Return the definition of a function name, and create it at the first declaration. */
 static struct definition *define(struct parser *p, const struct token *name) {
     struct symbol *s = symbol_find(p, name->at, name->length);
     if (s != NULL && s->definition != NULL) {
@@ -153,7 +154,7 @@ static struct definition *define(struct parser *p, const struct token *name) {
     d->token = *name;
     d->number = ++p->definition_count;
     if (d->number > MOST_ROUTINES) {
-        error_at(p, name, "more than %d functions", (int)MOST_ROUTINES);
+        error_at(p, name, "a module has at most %d functions", (int)MOST_ROUTINES);
     }
     s->address = CODE_WINDOW | 16u * d->number;
     d->next = p->definitions;
@@ -161,12 +162,12 @@ static struct definition *define(struct parser *p, const struct token *name) {
     return d;
 }
 
-/* .func (results) name (arguments) { body }; the body is read when a kernel calls it. */
+/* .func (results) name (arguments) { body }. The body is read when a kernel calls the function. */
 void read_function(struct parser *p, bool is_extern) {
     struct signature *s = parser_take(p, sizeof *s);
     struct CUfunc_st ignored = {0};
     token_next(p);
-    while (p->token.kind == TOKEN_DOT) { /* .attribute is refused there */
+    while (p->token.kind == TOKEN_DOT) { /* read_performance rejects .attribute */
         read_performance(p, &ignored);
     }
     s->result_count = read_formals(p, &s->results);
@@ -176,7 +177,7 @@ void read_function(struct parser *p, bool is_extern) {
     s->argument_count = read_formals(p, &s->arguments);
     read_performance(p, &ignored);
     if (d->signature != NULL && !signature_equal(d->signature, s)) {
-        error_at(p, &name, "'%.*s' is declared with other parameters before", (int)name.length, name.at);
+        error_at(p, &name, "'%.*s' was declared earlier with other parameters", (int)name.length, name.at);
     }
     d->signature = s;
     d->is_extern = is_extern;
@@ -195,7 +196,7 @@ void read_function(struct parser *p, bool is_extern) {
     skip_block(p);
 }
 
-/* .alias name, function; the name is another one of a function that has a body by now. */
+/* .alias name, function; makes name another name of a function whose body has been read. */
 void read_alias(struct parser *p) {
     struct definition *d[2];
     token_next(p);
@@ -206,24 +207,24 @@ void read_alias(struct parser *p) {
         }
         d[k] = s->definition;
         if (k != 0 ? !d[k]->has_body : d[k]->has_body) {
-            error_at(p, &p->token, k != 0 ? "'%.*s' has no body" : "'%.*s' has a body of its own", (int)p->token.length,
-                     p->token.at);
+            error_at(p, &p->token, k != 0 ? "'%.*s' has no body" : "'%.*s' has a body, so it cannot be an alias",
+                     (int)p->token.length, p->token.at);
         }
         token_next(p);
         expect(p, k != 0 ? ';' : ',', k != 0 ? "';'" : "','");
     }
     if (!signature_equal(d[0]->signature, d[1]->signature)) {
-        error_at(p, &d[0]->token, "'%.*s' is declared with other parameters than what it is an alias of",
+        error_at(p, &d[0]->token, "'%.*s' and the function that it is an alias of have different parameters",
                  (int)d[0]->token.length, d[0]->token.at);
     }
-    d[0]->has_body = true; /* for addresses that were taken before */
+    d[0]->has_body = true; /* for uses of its address that precede .alias */
     d[0]->lexer = d[1]->lexer;
     d[0]->token = d[1]->token;
     d[0]->symbol->address = d[1]->symbol->address;
     d[0]->symbol->definition = d[1];
 }
 
-/* Give a variable of the frame its place. */
+/* Assign a variable of the frame its address. */
 static struct symbol *add_local(struct parser *p, const struct formal *f) {
     struct symbol *s = symbol_add(p, &f->name, f->name.at, f->name.length, SYMBOL_VARIABLE);
     s->space = SPACE_LOCAL;
@@ -235,28 +236,29 @@ static struct symbol *add_local(struct parser *p, const struct formal *f) {
     s->address = p->local_bytes;
     p->local_bytes += f->bytes;
     if (p->local_bytes > 1u << 19) {
-        error_at(p, &f->name, "more than 512 KiB of local memory per thread");
+        error_at(p, &f->name, "'%.*s' exceeds the 512 KiB of local memory per thread", (int)f->name.length, f->name.at);
     }
     return s;
 }
 
-/* .param .b32 a, b; of a call */
+/* Read .param .b32 a; inside a function: an argument or a result of a call. */
 void read_arguments(struct parser *p) {
     do {
         const struct formal f = read_formal(p);
         add_local(p, &f);
-    } while (p->token.kind == ',' && (error_at(p, &p->token, "one .param variable in each declaration"), 1));
+    } while (p->token.kind == ',' &&
+             (error_at(p, &p->token, "a declaration inside a function takes one .param variable"), 1));
     expect(p, ';', "';'");
 }
 
-/* ---- handing over ---- */
+/* ---- passing arguments and results ---- */
 
-/* The register (or constant) to which addresses of local variables are relative. */
+/* Return the register or constant that addresses of local variables are relative to. */
 uint32_t local_base(struct parser *p) {
     return p->routine != NULL ? p->routine->frame : constant_slot(p, 0, true, NULL);
 }
 
-/* A load or store of one element of local memory. */
+/* Emit a load or store of one element of local memory. */
 static void emit_local(struct parser *p, enum access access, uint32_t base, uint64_t offset, uint32_t bytes,
                        uint32_t slot) {
     uint32_t *slots = parser_take(p, sizeof *slots);
@@ -270,7 +272,7 @@ static void emit_local(struct parser *p, enum access access, uint32_t base, uint
     i->more = slots;
 }
 
-/* Copy between the argument area and a variable of the frame, in pieces that the alignment allows. */
+/* Emit a copy between the argument area and a variable of the frame, in pieces that the alignment allows. */
 static void emit_copy(struct parser *p, const struct formal *f, uint64_t address, bool to_area) {
     const uint32_t area = constant_slot(p, 0, true, NULL), frame = local_base(p);
     const uint32_t step = f->align < 8 ? f->align : 8, wide = register_take(p, T_B64);
@@ -282,19 +284,19 @@ static void emit_copy(struct parser *p, const struct formal *f, uint64_t address
     }
 }
 
-/* Hand over a parameter that is a register. */
+/* Emit the load or store of a parameter that is a register. */
 static void emit_formal(struct parser *p, enum access access, const struct formal *f, struct symbol *s) {
     emit_local(p, access, constant_slot(p, 0, true, NULL), f->offset, f->bytes, s->slot);
     use_register(p, symbol_name(p, s), s->slot, s->type, access == ACCESS_LOAD);
     use_attach(p);
 }
 
-/* The variable or register that holds a formal, inside its function. */
+/* Return the variable or register that holds a formal inside its function. */
 static struct symbol *formal_symbol(struct parser *p, const struct formal *f) {
     return symbol_find(p, f->name.at, f->name.length);
 }
 
-/* Leave a function or, outside any, end the thread. */
+/* Emit the return from a function or, outside functions, the end of the thread. */
 void emit_return(struct parser *p) {
     if (p->routine == NULL) {
         emit(p, control_exit);
@@ -313,7 +315,7 @@ void emit_return(struct parser *p) {
     emit(p, call_return);
 }
 
-/* Declare the formals inside their function; arguments are fetched from the area. */
+/* Declare the formals inside their function and emit the loads of its arguments. */
 static void receive(struct parser *p, const struct formal *list, uint32_t count, bool are_arguments) {
     for (uint32_t k = 0; k < count; ++k) {
         const struct formal *f = &list[k];
@@ -333,12 +335,12 @@ static void receive(struct parser *p, const struct formal *list, uint32_t count,
     }
 }
 
-/* Hand one argument over, or take one result. */
+/* Emit the passing of one argument, or of one result back to the caller. */
 static void pass(struct parser *p, const struct formal *f, const struct operand *o, bool is_argument) {
     const uint32_t area = constant_slot(p, 0, true, NULL);
     if (o->kind == OPERAND_SYMBOL && o->symbol->is_argument) {
         if (o->symbol->bytes != f->bytes) {
-            error_at(p, &o->token, "'%.*s' has %llu bytes, and the function's parameter has %u", (int)o->token.length,
+            error_at(p, &o->token, "'%.*s' has %llu bytes, but the function's parameter has %u", (int)o->token.length,
                      o->token.at, (unsigned long long)o->symbol->bytes, f->bytes);
         }
         struct formal either = *f;
@@ -353,14 +355,14 @@ static void pass(struct parser *p, const struct formal *f, const struct operand 
 
 /* ---- calls ---- */
 
-/* ( operand, ... ) */
+/* Read ( operand, ... ). */
 static uint32_t read_operands(struct parser *p, struct operand **to) {
     struct operand list[MOST_FORMALS];
     uint32_t n = 0;
     expect(p, '(', "'('");
     while (p->token.kind != ')') {
         if (n == MOST_FORMALS) {
-            error_at(p, &p->token, "more than %d arguments", (int)MOST_FORMALS);
+            error_at(p, &p->token, "a call has at most %d arguments", (int)MOST_FORMALS);
         }
         operand_parse(p, &list[n++]);
         if (!accept(p, ',')) {
@@ -379,7 +381,7 @@ struct call_text {
     const struct signature *prototype;
 };
 
-/* {(results),} target {, (arguments)} {, prototype} */
+/* Read {(results),} target {, (arguments)} {, prototype}. */
 static struct call_text read_call_text(struct parser *p) {
     struct call_text c = {0};
     if (p->token.kind == '(') {
@@ -397,7 +399,8 @@ static struct call_text read_call_text(struct parser *p) {
         }
         const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
         if (s == NULL || s->kind != SYMBOL_LABEL || s->prototype == NULL) {
-            error_at(p, &p->token, "'%.*s' is no call prototype", (int)p->token.length, p->token.at);
+            error_at(p, &p->token, "'%.*s' is not a call prototype; expected a label of .callprototype",
+                     (int)p->token.length, p->token.at);
         }
         c.prototype = s->prototype;
         token_next(p);
@@ -405,7 +408,7 @@ static struct call_text read_call_text(struct parser *p) {
     return c;
 }
 
-/* Load an argument of a function that the device itself provides. */
+/* Return the register that holds an argument of a function provided by the device. */
 static uint32_t fetch(struct parser *p, const struct operand *o, enum type type) {
     if (o->kind != OPERAND_SYMBOL || !o->symbol->is_argument) {
         return need_source(p, o, type);
@@ -418,7 +421,7 @@ static uint32_t fetch(struct parser *p, const struct operand *o, enum type type)
     return slot;
 }
 
-/* Call vprintf or __assertfail; false: it is neither. */
+/* Emit a call of vprintf or __assertfail. Return false for any other function. */
 static bool call_builtin(struct parser *p, const struct call_text *c, const struct token *name) {
     if (token_is(name, "vprintf") && c->argument_count == 2 && c->result_count <= 1) {
         const uint32_t a = fetch(p, &c->arguments[0], T_B64), b = fetch(p, &c->arguments[1], T_B64);
@@ -444,12 +447,12 @@ static bool call_builtin(struct parser *p, const struct call_text *c, const stru
     return false;
 }
 
-/* What a call's signature is, and whether the function can be called at all. */
+/* Return the signature of a call. Report an error if the function cannot be called. */
 static const struct signature *call_signature(struct parser *p, const struct call_text *c, struct definition *d) {
     const struct token *t = &c->target.token;
     if (d != NULL && !d->has_body && d->is_extern) {
         error_at(p, t,
-                 "'%.*s' is not defined in this text, and nothing links it; of the system's functions there are "
+                 "'%.*s' is not defined in this module, and modules are not linked; the only system functions are "
                  "vprintf and __assertfail",
                  (int)t->length, t->at);
     }
@@ -457,11 +460,11 @@ static const struct signature *call_signature(struct parser *p, const struct cal
         error_at(p, t, "undefined function '%.*s'", (int)t->length, t->at);
     }
     if (d == NULL && c->prototype == NULL) {
-        error_at(p, t, "a call by address needs a prototype");
+        error_at(p, t, "a call by address needs a prototype: a label of .callprototype");
     }
     const struct signature *s = d != NULL ? d->signature : c->prototype;
     if (s->argument_count != c->argument_count || s->result_count != c->result_count) {
-        error_at(p, t, "the call has %u arguments and %u results, and the function has %u and %u", c->argument_count,
+        error_at(p, t, "the call has %u arguments and %u results, but the function has %u and %u", c->argument_count,
                  c->result_count, s->argument_count, s->result_count);
     }
     return s;
@@ -473,7 +476,7 @@ void read_call(struct parser *p) {
     struct definition *d = c.target.kind == OPERAND_SYMBOL ? c.target.symbol->definition : NULL;
     const struct token opcode = p->statement.opcode;
     if (p->function == NULL) {
-        error_at(p, &opcode, "an instruction outside a function");
+        error_at(p, &opcode, "call outside a function");
     }
     if (d != NULL && !d->has_body && call_builtin(p, &c, &c.target.token)) {
         return;
@@ -533,7 +536,7 @@ static void link_body(struct parser *p, struct definition *d) {
     r->saved_bytes = ((r->end - r->first) / 128 * 8 + (r->end_predicate - r->first_predicate) + 15) / 16 * 16;
 }
 
-/* Read every function that the kernel, or a function in it, may call. */
+/* Read every function that the kernel, or a function it calls, may call. */
 static void link_bodies(struct parser *p, struct CUfunc_st *f) {
     f->routine_count = p->definition_count + 1;
     f->routines = parser_take(p, f->routine_count * sizeof(struct routine *));
@@ -549,7 +552,7 @@ static void link_bodies(struct parser *p, struct CUfunc_st *f) {
                 continue;
             }
             if (!d->has_body) {
-                error_at(p, &d->token, "'%.*s' is called and has no body", (int)d->symbol->length, d->symbol->name);
+                error_at(p, &d->token, "'%.*s' is called but has no body", (int)d->symbol->length, d->symbol->name);
             }
             f->routines[d->number] = d->routine;
             link_body(p, d);
@@ -570,7 +573,7 @@ struct search {
 };
 static struct need need_of(struct search *s, const struct call_site *site);
 
-/* Count what a call of one function needs. */
+/* Update `most` with the stack and call depth that a call of this function needs. */
 static void add_need(struct search *s, struct need *most, const struct routine *r) {
     struct need *known = &s->known[r->definition->number];
     if (known->state == ON_PATH) {
@@ -586,7 +589,8 @@ static void add_need(struct search *s, struct need *most, const struct routine *
     most->depth = depth > most->depth ? depth : most->depth;
 }
 
-/* The stack that these calls need, below the frame that they are in; sees whether a function may call itself. */
+/* Return the stack and call depth that these calls need below their own frame. Sets s->recursive if a function may
+ * call itself. */
 static struct need need_of(struct search *s, const struct call_site *site) {
     struct need most = {.state = KNOWN};
     for (; site != NULL; site = site->next) {
@@ -603,8 +607,8 @@ static struct need need_of(struct search *s, const struct call_site *site) {
     return most;
 }
 
-/* Read the functions that the kernel calls into its code, and find how much stack they need. Where functions may call
- * themselves, each call saves the caller's registers. */
+/* Read the functions that the kernel calls into its code, and compute the stack that they need. If a function may
+ * call itself, each call saves the caller's registers. */
 void link_functions(struct parser *p, struct CUfunc_st *f) {
     f->frame_bytes = (p->local_bytes + 15) / 16 * 16;
     if (p->sites != NULL) {

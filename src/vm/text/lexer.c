@@ -10,7 +10,7 @@
 #include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
-/* Prepare to read `text`, which is the contents of `file`. */
+/* Prepare to read `text`, the contents of `file`. */
 void lexer_start(struct lexer *lexer, const char *text, const char *file) {
     *lexer = (struct lexer){.text = text, .next = text, .file = file, .line = 1, .row = 1, .line_start = true};
 }
@@ -23,7 +23,7 @@ static bool is_name(char c) {
     return isalnum((unsigned char)c) || c == '_' || c == '$';
 }
 
-/* Write the error, its source line and a caret into the log, and unwind. */
+/* Write the error, its source line and a caret into the log, and leave the parser. */
 void error_at(struct parser *p, const struct token *token, const char *format, ...) {
     char message[512];
     va_list arguments;
@@ -54,7 +54,7 @@ void error_at(struct parser *p, const struct token *token, const char *format, .
     longjmp(p->fail, 1);
 }
 
-/* Take memory that lives as long as the module. */
+/* Return memory that lives as long as the module. */
 void *parser_take(struct parser *p, size_t bytes) {
     void *memory = arena_take(&p->module->arena, bytes);
     if (memory == NULL) {
@@ -64,7 +64,7 @@ void *parser_take(struct parser *p, size_t bytes) {
     return memory;
 }
 
-/* Read a line marker, `#line N "file"` or `# N "file"`; `s` is behind the #. */
+/* Read a line marker, `#line N "file"` or `# N "file"`; `s` is after the #. */
 static const char *read_marker(struct parser *p, const char *s) {
     struct lexer *x = &p->lexer;
     while (*s == ' ' || *s == '\t') {
@@ -95,7 +95,7 @@ static const char *read_marker(struct parser *p, const char *s) {
                 x->file = copy;
             }
         }
-        x->line = (uint32_t)line - 1; /* the line feed below makes it N */
+        x->line = (uint32_t)line - 1; /* the line feed below increments it to N */
     }
     while (*s != '\0' && *s != '\n') {
         ++s;
@@ -130,7 +130,7 @@ static void skip_space(struct parser *p) {
                 }
             }
             if (*s == '\0') {
-                error_at(p, &p->token, "the comment has no end");
+                error_at(p, &p->token, "the comment has no closing '*/'");
             }
             s += 2;
         } else {
@@ -151,7 +151,7 @@ static const char *read_number(struct parser *p, struct token *t, const char *s)
         t->single = s[1] == 'f' || s[1] == 'F';
         const uint64_t bits = strtoull(s + 2, &end, 16);
         if (end - s != (t->single ? 10 : 18)) {
-            error_at(p, t, "a hexadecimal float has %d digits", t->single ? 8 : 16);
+            error_at(p, t, "a hexadecimal float needs %d digits after 0%c", t->single ? 8 : 16, s[1]);
         }
         if (t->single) {
             t->integer = bits;
@@ -172,7 +172,7 @@ static const char *read_number(struct parser *p, struct token *t, const char *s)
         }
     }
     if (t->kind == TOKEN_INTEGER && errno == ERANGE) {
-        error_at(p, t, "the number does not fit 64 bits");
+        error_at(p, t, "the number does not fit in 64 bits");
     }
     if (t->kind == TOKEN_INTEGER && *end == 'U') {
         ++end;
@@ -225,7 +225,7 @@ void token_next(struct parser *p) {
         for (s++; *s != '\0' && *s != '"' && *s != '\n'; ++s)
             ;
         if (*s != '"') {
-            error_at(p, t, "the string has no end");
+            error_at(p, t, "the string has no closing '\"'");
         }
         ++s;
     } else {
@@ -235,12 +235,12 @@ void token_next(struct parser *p) {
     x->next = s;
 }
 
-/* Is the token spelled exactly so? */
+/* Return whether the token has exactly this text. */
 bool token_is(const struct token *token, const char *text) {
     return strlen(text) == token->length && memcmp(text, token->at, token->length) == 0;
 }
 
-/* Go past a token of this kind; it is an error if another one is there. */
+/* Go past a token of this kind. Any other token is an error. */
 void expect(struct parser *p, int kind, const char *what) {
     if (p->token.kind == TOKEN_END) {
         error_at(p, &p->token, "expected %s, but the text ends", what);
@@ -251,7 +251,7 @@ void expect(struct parser *p, int kind, const char *what) {
     token_next(p);
 }
 
-/* Go past a token of this kind if it is there. */
+/* Go past a token of this kind if it is next. */
 bool accept(struct parser *p, int kind) {
     if (p->token.kind != kind) {
         return false;

@@ -17,7 +17,7 @@ static uint32_t hash_name(const char *name, uint32_t length) {
     return hash;
 }
 
-/* The innermost symbol of just this name, a range or something else. */
+/* Return the innermost symbol with exactly this name. is_range: look for ranges only, else for other symbols only. */
 static struct symbol *find(struct parser *p, const char *name, uint32_t length, bool is_range) {
     const uint32_t hash = hash_name(name, length);
     for (struct symbol *s = p->hash[hash % HASH_SIZE]; s != NULL; s = s->chain) {
@@ -29,7 +29,7 @@ static struct symbol *find(struct parser *p, const char *name, uint32_t length, 
     return NULL;
 }
 
-/* The element of a range that a name is; NULL: of none. */
+/* Return the symbol of one element of a register range; create it on first use. */
 static struct symbol *element_of(struct parser *p, struct symbol *range, uint64_t index, const char *name,
                                  uint32_t length) {
     if (range->elements == NULL) {
@@ -53,7 +53,7 @@ static struct symbol *element_of(struct parser *p, struct symbol *range, uint64_
     return s;
 }
 
-/* Find the innermost meaning of a name; NULL if it has none. r12 may be an element of r<20>, or of r1<5>. */
+/* Return the innermost symbol of a name, or NULL. r12 may be an element of r<20>, or of r1<5>. */
 struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) {
     struct symbol *s = find(p, name, length, false);
     uint64_t index = 0, unit = 1;
@@ -74,7 +74,7 @@ struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length) 
     return s;
 }
 
-/* Does a symbol of this scope have the name of an element of a range that is declared now? */
+/* Return a symbol of the current scope that has the name of an element of a new range, or NULL. */
 static const struct symbol *find_element(const struct parser *p, const char *name, uint32_t length, uint64_t count) {
     for (const struct symbol *s = p->scope->symbols; s != NULL; s = s->in_scope) {
         uint64_t index = 0;
@@ -93,7 +93,7 @@ static const struct symbol *find_element(const struct parser *p, const char *nam
     return NULL;
 }
 
-/* Give a name a meaning in the current scope. */
+/* Add a symbol to the current scope. */
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind) {
     const uint32_t hash = hash_name(name, length);
@@ -116,7 +116,7 @@ struct symbol *symbol_add(struct parser *p, const struct token *token, const cha
     return s;
 }
 
-/* Give name<count> a meaning: so many registers, of which symbols are made as they are met. */
+/* Add a register range name<count>. The symbols of its elements are created on first use. */
 struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count) {
     const struct symbol *const old = find_element(p, name->at, name->length, count);
     if (old != NULL) {
@@ -128,7 +128,7 @@ struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum
     return s;
 }
 
-/* Begin a { } scope. */
+/* Open a { } scope. */
 void scope_open(struct parser *p) {
     struct scope *scope = parser_take(p, sizeof *scope);
     scope->outer = p->scope;
@@ -136,7 +136,7 @@ void scope_open(struct parser *p) {
     p->scope = scope;
 }
 
-/* End a scope: resolve its labels, hand what is left to the outer scope, forget its names. */
+/* Close a scope: resolve its labels, pass unresolved ones to the outer scope, drop its names. */
 void scope_close(struct parser *p) {
     struct scope *scope = p->scope;
     for (struct label_use *use = scope->uses, *next; use != NULL; use = next) {
@@ -157,10 +157,10 @@ void scope_close(struct parser *p) {
     p->scope = scope->outer;
 }
 
-/* Reserve room for one register of a type in the warp's register file; for a predicate, its number. */
+/* Reserve a register of a type in the warp's register file. For a predicate, return its number. */
 uint32_t register_take(struct parser *p, enum type type) {
     if (type == T_PRED && p->predicates == UINT16_MAX) {
-        error_at(p, &p->token, "a function may not have more than 65533 predicates");
+        error_at(p, &p->token, "a function has at most 65533 predicates");
     }
     if (type == T_PRED) {
         return p->predicates++;
@@ -168,7 +168,7 @@ uint32_t register_take(struct parser *p, enum type type) {
     const uint32_t bytes = type_bytes(type) == 16 ? 512 : type_bytes(type) == 8 ? 256 : 128;
     const uint32_t slot = p->register_bytes;
     if (slot > (1u << 28)) {
-        error_at(p, &p->token, "a function may not have more than 2^21 registers");
+        error_at(p, &p->token, "a function has at most 2^21 registers");
     }
     p->register_bytes += bytes;
     if (p->register_bytes / 128 > p->wide_space) {
@@ -186,7 +186,7 @@ uint32_t register_take(struct parser *p, enum type type) {
     return slot;
 }
 
-/* The offset (with bit 0 set) of a constant vector. Equal constants share one. */
+/* Return the offset (with bit 0 set) of a constant vector. Equal constants share one vector. */
 uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *dynamic) {
     if (!is_wide) {
         value &= 0xffffffffu;
@@ -212,7 +212,7 @@ uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct sy
     return slot | 1u;
 }
 
-/* Lay out a shared variable at its first use in this function; others have their address already. */
+/* Assign a shared variable its address at its first use in this function. Other variables already have one. */
 void symbol_place(struct parser *p, struct symbol *s) {
     if (s->space != SPACE_SHARED || s->owner == p->function) {
         return;
@@ -228,7 +228,7 @@ void symbol_place(struct parser *p, struct symbol *s) {
     p->shared_bytes = (p->shared_bytes + s->align - 1) / s->align * s->align;
     s->address = SHARED_BASE + p->shared_bytes;
     if (s->bytes > MAX_SHARED || p->shared_bytes + s->bytes > DEFAULT_SHARED) {
-        error_at(p, &p->token, "'%.*s' makes more than %d bytes of static shared memory", (int)s->length, s->name,
+        error_at(p, &p->token, "with '%.*s', static shared memory exceeds %d bytes", (int)s->length, s->name,
                  DEFAULT_SHARED);
     }
     p->shared_bytes += (uint32_t)s->bytes;
@@ -238,12 +238,12 @@ void symbol_place(struct parser *p, struct symbol *s) {
 
 static struct expression conditional(struct parser *p);
 
-/* A literal, a parenthesis or a unary operator. */
+/* Read a literal, a parenthesised expression or a unary operator. */
 static struct expression unary(struct parser *p) {
     struct expression e = {0};
     const struct token t = p->token;
     if (++p->depth > 64) {
-        error_at(p, &t, "the constant expression nests too deeply");
+        error_at(p, &t, "the constant expression is nested too deeply");
     }
     if (t.kind == TOKEN_INTEGER) {
         e.integer = t.integer;
@@ -267,7 +267,7 @@ static struct expression unary(struct parser *p) {
         token_next(p);
         e = unary(p);
         if (e.is_real && (t.kind == '~' || t.kind == '!')) {
-            error_at(p, &t, "'%c' wants an integer", t.kind);
+            error_at(p, &t, "'%c' expects an integer", t.kind);
         }
         if (t.kind == '-') {
             e.real = -e.real;
@@ -276,7 +276,7 @@ static struct expression unary(struct parser *p) {
             e.integer = t.kind == '~' ? ~e.integer : e.integer == 0;
         }
     } else {
-        error_at(p, &t, "expected a constant, not '%.*s'", (int)t.length, t.at);
+        error_at(p, &t, "expected a constant before '%.*s'", (int)t.length, t.at);
     }
     --p->depth;
     return e;
@@ -317,11 +317,11 @@ static int precedence(int kind) {
     }
 }
 
-/* a op b on 64-bit integers; division by zero is an error. */
+/* Compute a op b on 64-bit integers. Division by zero is an error. */
 static uint64_t combine(struct parser *p, const struct token *operator, uint64_t a, uint64_t b) {
     const int64_t x = (int64_t)a, y = (int64_t)b;
     if ((operator->kind == '/' || operator->kind == '%') && (b == 0 || (y == -1 && x == INT64_MIN))) {
-        error_at(p, operator, "division by zero in a constant");
+        error_at(p, operator, "division by zero in a constant expression");
     }
     switch (operator->kind) {
     case '*':
@@ -374,7 +374,7 @@ static struct expression binary(struct parser *p, int least) {
         token_next(p);
         const struct expression right = binary(p, level + 1);
         if (left.is_real || right.is_real) {
-            error_at(p, &operator, "constant expressions are of integers");
+            error_at(p, &operator, "operators in constant expressions take integers only");
         }
         left.integer = combine(p, &operator, left.integer, right.integer);
     }
@@ -386,7 +386,7 @@ static struct expression conditional(struct parser *p) {
         return e;
     }
     if (++p->depth > 64) {
-        error_at(p, &p->token, "the constant expression nests too deeply");
+        error_at(p, &p->token, "the constant expression is nested too deeply");
     }
     token_next(p);
     const struct expression yes = conditional(p);
@@ -406,7 +406,7 @@ int64_t constant_integer(struct parser *p) {
     const struct token t = p->token;
     const struct expression e = conditional(p);
     if (e.is_real) {
-        error_at(p, &t, "expected an integer");
+        error_at(p, &t, "expected an integer constant");
     }
     return (int64_t)e.integer;
 }
@@ -473,7 +473,7 @@ static const struct {
                 {"%globaltimer_lo", SPECIAL_GLOBALTIMER_LO, T_U32},
                 {"%globaltimer_hi", SPECIAL_GLOBALTIMER_HI, T_U32}};
 
-/* A hardware register: a slot that is filled when the warp starts, or, for a clock, just before this instruction. */
+/* Parse a hardware register. Its slot is filled when the warp starts; a clock is read just before this instruction. */
 static bool special_parse(struct parser *p, struct operand *o, const struct token *name) {
     char text[32];
     int length = (int)name->length;
@@ -514,7 +514,7 @@ static bool special_parse(struct parser *p, struct operand *o, const struct toke
     return false;
 }
 
-/* %tid and the like as vectors of four. */
+/* Parse %tid and similar registers as vectors of four. */
 static bool special_vector(struct parser *p, struct operand *o, const struct token *name) {
     static const char *const vectors[] = {"%tid",       "%ntid",       "%ctaid",         "%nctaid",
                                           "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"};
@@ -539,13 +539,16 @@ static bool special_vector(struct parser *p, struct operand *o, const struct tok
     return false;
 }
 
-/* Shared memory that the system reserves for cooperative groups: this many bytes of the kernel's own. */
+/* Parse the shared memory that the system reserves for cooperative groups. It is allocated from the kernel's own
+ * shared memory. */
 static void reserved_parse(struct parser *p, struct operand *o) {
     enum { RESERVED = 512 };
     if (p->reserved_shared == 0) {
         p->shared_bytes = (p->shared_bytes + 127) / 128 * 128;
         if (p->shared_bytes + RESERVED > DEFAULT_SHARED) {
-            error_at(p, &o->token, "no room for %d bytes of reserved shared memory", (int)RESERVED);
+            error_at(p, &o->token,
+                     "static shared memory leaves no room for the %d reserved bytes of cooperative groups",
+                     (int)RESERVED);
         }
         p->reserved_shared = SHARED_BASE + p->shared_bytes;
         p->shared_bytes += RESERVED;
@@ -554,7 +557,7 @@ static void reserved_parse(struct parser *p, struct operand *o) {
     o->integer = p->reserved_shared;
 }
 
-/* A vector register, or the element of it that a suffix names. */
+/* Parse a vector register, or the element of it that a suffix selects. */
 static void vector_register(struct parser *p, struct operand *o, const struct symbol *s, const struct token *name) {
     static const char names[2][5] = {"xyzw", "rgba"};
     const uint32_t step = type_bytes(s->type) == 8 ? 256 : 128;
@@ -565,7 +568,7 @@ static void vector_register(struct parser *p, struct operand *o, const struct sy
             ++k;
         }
         if (k == s->vector) {
-            error_at(p, t, "a vector register of %u has no element '%.*s'", s->vector, (int)t->length, t->at);
+            error_at(p, t, "a vector register of %u elements has no element '%.*s'", s->vector, (int)t->length, t->at);
         }
         o->kind = OPERAND_REGISTER;
         o->slot = s->slot + k * step;
@@ -581,7 +584,7 @@ static void vector_register(struct parser *p, struct operand *o, const struct sy
     }
 }
 
-/* A name: register, hardware register, variable or label. */
+/* Parse a name: register, hardware register, variable or label. */
 static void name_parse(struct parser *p, struct operand *o) {
     const struct token name = p->token;
     token_next(p);
@@ -608,7 +611,7 @@ static void name_parse(struct parser *p, struct operand *o) {
         o->symbol = s;
         symbol_place(p, s);
     } else if (s != NULL && s->kind == SYMBOL_FUNCTION && s->definition == NULL) {
-        error_at(p, &name, "'%.*s' is a kernel: launches by a kernel are not supported", (int)name.length, name.at);
+        error_at(p, &name, "'%.*s' is a kernel; launches from a kernel are not supported", (int)name.length, name.at);
     } else if (s != NULL && s->kind == SYMBOL_FUNCTION) {
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
@@ -621,7 +624,7 @@ static void name_parse(struct parser *p, struct operand *o) {
 
 static void vector_parse(struct parser *p, struct operand *o);
 
-/* [register + constant], [variable + constant], [constant], [tensor map, {coordinates}] */
+/* Parse [register + constant], [variable + constant], [constant] or [tensor map, {coordinates}]. */
 static void address_parse(struct parser *p, struct operand *o) {
     o->kind = OPERAND_ADDRESS;
     token_next(p);
@@ -634,7 +637,8 @@ static void address_parse(struct parser *p, struct operand *o) {
             error_at(p, &o->items->token, "undefined symbol '%.*s'", (int)o->items->token.length, o->items->token.at);
         }
         if (o->items->kind != OPERAND_REGISTER && o->items->kind != OPERAND_SYMBOL) {
-            error_at(p, &o->items->token, "an address is a register, a variable or a constant");
+            error_at(p, &o->items->token, "expected a register, a variable or a constant as the address, not '%.*s'",
+                     (int)o->items->token.length, o->items->token.at);
         }
         if (accept(p, '+')) {
             o->offset = constant_integer(p);
@@ -642,7 +646,7 @@ static void address_parse(struct parser *p, struct operand *o) {
         if (accept(p, ',')) {
             o->items[1] = (struct operand){.token = p->token};
             if (p->token.kind != '{') {
-                error_at(p, &p->token, "expected coordinates in braces");
+                error_at(p, &p->token, "expected coordinates in braces: {x, y}");
             }
             vector_parse(p, &o->items[1]);
             o->count = 2;
@@ -653,7 +657,7 @@ static void address_parse(struct parser *p, struct operand *o) {
     expect(p, ']', "']'");
 }
 
-/* {a, b, ...} */
+/* Parse {a, b, ...}. */
 static void vector_parse(struct parser *p, struct operand *o) {
     enum { MOST = 64 };
     o->kind = OPERAND_VECTOR;
@@ -664,7 +668,7 @@ static void vector_parse(struct parser *p, struct operand *o) {
             error_at(p, &p->token, "a vector operand has at most %d elements", (int)MOST);
         }
         if (p->token.kind == '{') {
-            error_at(p, &p->token, "a vector operand holds no vectors");
+            error_at(p, &p->token, "a vector operand cannot contain vectors");
         }
         operand_parse(p, &items[o->count++]);
     } while (accept(p, ','));
@@ -680,7 +684,7 @@ void operand_parse(struct parser *p, struct operand *o) {
         token_next(p);
         name_parse(p, o);
         if (o->kind != OPERAND_PREDICATE) {
-            error_at(p, &o->token, "'!' wants a predicate");
+            error_at(p, &o->token, "expected a predicate after '!'");
         }
         o->negate = true;
         return;

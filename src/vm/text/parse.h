@@ -1,4 +1,4 @@
-/* What the files that turn PTX into `struct inst` share: lexer.c, parser.c, operand.c, decode*.c. */
+/* Shared declarations of the PTX parser: lexer.c, parser.c, operand.c, decode*.c. */
 #ifndef SM120_VM_PARSE_H
 #define SM120_VM_PARSE_H
 
@@ -30,12 +30,12 @@ enum token_kind {
 };
 
 struct token {
-    int kind;                   /* a character, or enum token_kind */
-    uint32_t length, line, row; /* of `file`; of the text itself */
+    int kind;                   /* a character or enum token_kind */
+    uint32_t length, line, row; /* line in `file`; line in the module's text */
     const char *at, *file;
     uint64_t integer;
     double real;
-    bool single; /* a real that was written as 0f........ */
+    bool single; /* a float written as 0f........ */
 };
 
 struct lexer {
@@ -46,22 +46,22 @@ struct lexer {
 
 enum symbol_kind { SYMBOL_REGISTER, SYMBOL_RANGE, SYMBOL_VARIABLE, SYMBOL_LABEL, SYMBOL_FUNCTION };
 struct symbol {
-    struct symbol *chain, *in_scope; /* same hash, inner scopes first; same scope */
+    struct symbol *chain, *in_scope; /* next with the same hash, inner scopes first; next in the same scope */
     const struct scope *scope;
-    const char *name, *text; /* text: the same as a string, when somebody asked for it */
+    const char *name, *text; /* text: the name as a string, created on demand */
     uint32_t length, hash;
     enum symbol_kind kind;
     enum type type;
     uint32_t slot;            /* register or predicate; pc of a label */
-    uint32_t vector;          /* elements of a vector register; 0: none */
-    struct symbol **elements; /* of a range, r<bytes>, those that were met; NULL: none yet */
+    uint32_t vector;          /* elements of a vector register; 0: not a vector */
+    struct symbol **elements; /* of a range, r<bytes>: created on first use; NULL: no element used yet */
     enum space space;         /* of a variable */
     uint64_t address, bytes;  /* global, const: address; others: offset */
     uint32_t align;
-    const struct CUfunc_st *owner; /* the function in which address is valid, for shared variables */
+    const struct CUfunc_st *owner; /* the function for which the address of a shared variable is valid */
     bool is_dynamic;
-    bool is_argument;                  /* a .param variable of a function or of a call, in local memory */
-    bool is_prototype;                 /* an entry that is declared, and not yet defined */
+    bool is_argument;                  /* a .param variable of a function or a call, in local memory */
+    bool is_prototype;                 /* an entry that is declared but not yet defined */
     struct definition *definition;     /* of a function */
     const struct signature *prototype; /* of a label */
 };
@@ -89,7 +89,7 @@ struct operand {
     uint64_t integer;
     double real;
     int single;
-    struct symbol *symbol; /* NULL: none */
+    struct symbol *symbol; /* NULL: no symbol */
     int64_t offset;
     struct operand *items; /* of a vector or pair; of an address: its base register, coordinates */
     uint32_t count;
@@ -100,8 +100,8 @@ enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, H
 /* A statement that is being decoded. */
 struct statement {
     struct token opcode;
-    const char *start;                   /* of the guard; NULL: the statement begins with the opcode */
-    const char *modifier[MAX_MODIFIERS]; /* without dot */
+    const char *start;                   /* the guard; NULL: the statement has no guard */
+    const char *modifier[MAX_MODIFIERS]; /* without the dot */
     uint32_t modifier_length[MAX_MODIFIERS];
     uint32_t modifiers;
     struct operand operand[MAX_OPERANDS];
@@ -131,14 +131,14 @@ struct scope {
 struct constant {
     uint64_t value;
     uint32_t slot, is_wide;
-    struct symbol *dynamic; /* value is added to the address of dynamic shared memory */
+    struct symbol *dynamic; /* value is relative to the address of dynamic shared memory */
 };
 
 /* A parameter or result of a function. */
 struct formal {
     struct token name;
     enum type type;
-    uint32_t bytes, align, offset; /* where it is handed over in the argument area */
+    uint32_t bytes, align, offset; /* offset: in the argument area */
     bool is_register;
 };
 struct signature {
@@ -149,14 +149,14 @@ struct definition {
     struct definition *next;
     struct symbol *symbol;
     struct signature *signature;
-    struct lexer lexer; /* at its body */
+    struct lexer lexer; /* positioned at its body */
     struct token token;
     uint32_t number;
     bool has_body, is_extern;
     struct routine *routine;
-    const struct CUfunc_st *owner; /* the kernel that routine is a part of */
+    const struct CUfunc_st *owner; /* the kernel that `routine` belongs to */
 };
-/* An entry that is read once all functions are known. */
+/* An entry whose body is read after all functions are known. */
 struct deferred {
     struct deferred *next;
     struct lexer lexer;
@@ -182,7 +182,7 @@ struct parser {
     struct constant *constants;
     uint32_t constant_count, constant_space, constant_bytes;
     uint32_t register_bytes, predicates, shared_bytes, local_bytes;
-    uint32_t reserved_shared;             /* address of what a system would reserve; 0: not asked for */
+    uint32_t reserved_shared;             /* address of the memory reserved for cooperative groups; 0: not used */
     uint32_t const_bytes;                 /* of the module */
     uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
     uint8_t *wide;                        /* [register / 128] */
@@ -190,17 +190,17 @@ struct parser {
     struct definition *definitions; /* latest first */
     uint32_t definition_count, argument_bytes;
     struct deferred *deferred, **deferred_end;
-    struct routine *routine; /* that is read; NULL: the kernel itself */
+    struct routine *routine; /* the function being read; NULL: the kernel itself */
     struct call_site *sites; /* of the kernel itself */
     bool calls_by_address;
     struct statement statement;
-    int depth; /* of nested expressions */
+    int depth; /* nesting depth of constant expressions */
 };
 
 /* lexer.c */
 void lexer_start(struct lexer *lexer, const char *text, const char *file);
 void token_next(struct parser *p);
-/* Report an error at a token (file:line:col, the line, a caret) and leave the parser. */
+/* Report an error at a token (file:line:col, the source line, a caret) and leave the parser. */
 NORETURN void error_at(struct parser *p, const struct token *token, const char *format, ...) PRINTF_LIKE(3, 4);
 bool token_is(const struct token *token, const char *text);
 void expect(struct parser *p, int kind, const char *what);
@@ -212,7 +212,7 @@ enum type token_type(struct parser *p);
 void read_block(struct parser *p);
 void read_performance(struct parser *p, struct CUfunc_st *f);
 void read_entry(struct parser *p);
-/* The bytes of an array whose [n] is read next, or of a single value. */
+/* Return the bytes of an array whose [n] is read next, or of a single value. */
 uint64_t read_array(struct parser *p, enum type type);
 
 /* function.c */
@@ -221,11 +221,11 @@ void read_arguments(struct parser *p); /* .param variables of a call */
 void read_alias(struct parser *p);
 const struct signature *read_prototype(struct parser *p);
 void read_call(struct parser *p);
-/* Leave a function or, outside any, end the thread. */
+/* Emit the return from a function or, outside functions, the end of the thread. */
 void emit_return(struct parser *p);
-/* Read the functions that the kernel calls into its code, and find how much stack they need. */
+/* Read the functions that the kernel calls into its code, and compute the stack that they need. */
 void link_functions(struct parser *p, struct CUfunc_st *f);
-/* The register (or constant) to which addresses of local variables are relative. */
+/* Return the register or constant that addresses of local variables are relative to. */
 uint32_t local_base(struct parser *p);
 /* Skip { ... }. */
 void skip_block(struct parser *p);
@@ -241,7 +241,7 @@ void scope_open(struct parser *p);
 void scope_close(struct parser *p);
 uint32_t register_take(struct parser *p, enum type type);
 uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *dynamic);
-/* The address of a shared variable, laid out at its first use in this function. */
+/* Assign a shared variable its address at its first use in this function. */
 void symbol_place(struct parser *p, struct symbol *symbol);
 struct expression {
     uint64_t integer;
@@ -261,7 +261,7 @@ void use_attach(struct parser *p);
 /* decode.c */
 void decode(struct parser *p);
 void decode_known(struct parser *p);
-/* Helpers of the decoders. Each reports an error if the operand does not fit. */
+/* Helpers of the decoders. Each reports an error if the operand does not match. */
 uint32_t need_source(struct parser *p, const struct operand *o, enum type type);
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type);
 uint32_t need_destination(struct parser *p, const struct operand *o, enum type type);
@@ -269,19 +269,19 @@ uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum t
 uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate);
 uint16_t need_predicate_destination(struct parser *p, const struct operand *o);
 int64_t need_integer(struct parser *p, const struct operand *o, int64_t low, int64_t high);
-/* An address operand: sets i->a and i->offset. */
+/* Decode an address operand into i->a and i->offset. */
 void need_address(struct parser *p, const struct operand *o, enum space space, struct inst *i);
 void need_count(struct parser *p, uint32_t least, uint32_t most);
 struct inst *emit(struct parser *p, handler *run);
 bool has(const struct parser *p, const char *modifier);
-/* The modifier after `*at`, if it is one of the list "a b c": its index, else -1. Advances. */
+/* Go past the modifier at *at if it is in the list "a b c". Return its index, else -1. */
 int take_choice(struct parser *p, uint32_t *at, const char *list);
 bool take(struct parser *p, uint32_t *at, const char *modifier);
 enum type take_type(struct parser *p, uint32_t *at, const char *list);
 void take_end(struct parser *p, uint32_t at);
 void need_feature(struct parser *p, int least_target, bool needs_suffix, const char *what);
 
-/* Move a value of a type into a register that may be wider: sign or zero extension. */
+/* Emit the move of a value to a register that may be wider, with sign or zero extension. */
 void emit_extend(struct parser *p, const struct operand *d, enum type type, uint32_t from);
 
 typedef void decoder(struct parser *p);

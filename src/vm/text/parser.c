@@ -1,4 +1,4 @@
-/* Declarations and statements of PTX: text to module. */
+/* Declarations and statements of PTX: parses the text of a module. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "vm/text/module.h"
 #include "vm/text/parse.h"
 
-/* Find the type of a declaration in a dot token. */
+/* Read the type of a declaration. */
 enum type token_type(struct parser *p) {
     enum type type = T_NONE;
     if (token_is(&p->token, ".texref") || token_is(&p->token, ".samplerref") || token_is(&p->token, ".surfref")) {
@@ -37,11 +37,11 @@ struct variable {
     enum space space;
     enum type type;
     uint32_t align, vector;
-    uint64_t count; /* elements, all dimensions */
+    uint64_t count; /* elements over all dimensions */
     bool is_array, is_open, is_extern;
 };
 
-/* [n][m]... behind a name. */
+/* Read [n][m]... after a name. */
 static void read_dimensions(struct parser *p, struct variable *v) {
     v->count = 1;
     while (accept(p, '[')) {
@@ -54,25 +54,25 @@ static void read_dimensions(struct parser *p, struct variable *v) {
         const struct token at = p->token;
         const int64_t n = constant_integer(p);
         if (n < 0 || n > (1LL << 40) || (v->count != 0 && (uint64_t)n > (1ULL << 40) / v->count)) {
-            error_at(p, &at, "the array has no sensible size");
+            error_at(p, &at, "the array size %lld is out of range", (long long)n);
         }
         v->count *= (uint64_t)n;
         expect(p, ']', "']'");
     }
 }
 
-/* The bytes of an array whose [n] is read next, or of a single value. */
+/* Return the bytes of an array whose [n] is read next, or of a single value. */
 uint64_t read_array(struct parser *p, enum type type) {
     struct variable v = {.type = type};
     const struct token at = p->token;
     read_dimensions(p, &v);
     if (v.is_open) {
-        error_at(p, &at, "the array has no size");
+        error_at(p, &at, "the array needs a size, such as [16]");
     }
     return v.count * type_bytes(type);
 }
 
-/* The address of a variable or function in an initialiser: name, generic(name), each with an offset. */
+/* Read the address of a variable or function in an initialiser: name or generic(name), each with an optional offset. */
 static uint64_t read_address(struct parser *p, unsigned bytes) {
     const bool is_generic = token_is(&p->token, "generic");
     if (is_generic) {
@@ -96,7 +96,7 @@ static uint64_t read_address(struct parser *p, unsigned bytes) {
     return address;
 }
 
-/* One byte of an address: 0xff(name), 0xff00(name), ... */
+/* Read one byte of an address: 0xff(name), 0xff00(name), and so on. */
 static uint8_t read_masked(struct parser *p) {
     const struct token at = p->token;
     uint32_t shift = 0;
@@ -104,7 +104,7 @@ static uint8_t read_masked(struct parser *p) {
         shift += 8;
     }
     if (shift == 64) {
-        error_at(p, &at, "the mask of an address selects one byte: 0xff, 0xff00 and so on");
+        error_at(p, &at, "the mask of an address must select one byte: 0xff, 0xff00 and so on");
     }
     token_next(p);
     expect(p, '(', "'('");
@@ -128,7 +128,7 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
     const struct expression e = constant_expression(p);
     uint64_t bits = e.integer;
     if (type_class(v->type) == 'f' && !e.is_real) {
-        error_at(p, at, "a float variable wants floats, such as 1.0");
+        error_at(p, at, "a float variable expects floats, such as 1.0");
     }
     if (v->type == T_F32) {
         const float f = (float)e.real;
@@ -138,24 +138,24 @@ static void store_element(struct parser *p, const struct variable *v, uint8_t *t
     } else if (v->type == T_F64) {
         memcpy(&bits, &e.real, 8);
     } else if (e.is_real && !(e.single && bytes == 4)) {
-        error_at(p, at, "an integer variable wants integers");
+        error_at(p, at, "an integer variable expects integers");
     }
-    memset(to, 0, bytes); /* .b128 takes integers of 64 bits */
+    memset(to, 0, bytes); /* an integer constant sets the low 64 bits of .b128 */
     memcpy(to, &bits, bytes < sizeof bits ? bytes : sizeof bits);
 }
 
-/* { a, b, { c } } or a single value. Returns the number of elements that were given. */
+/* Read { a, b, { c } } or a single value. Return the number of elements given. */
 static uint64_t read_initialiser(struct parser *p, const struct variable *v, uint8_t *to, uint64_t done) {
     if (p->token.kind != '{') {
         if (done >= v->count) {
-            error_at(p, &p->token, "more values than the variable has elements");
+            error_at(p, &p->token, "the initialiser has more values than the variable has elements");
         }
         const struct token at = p->token;
         store_element(p, v, to + done * type_bytes(v->type), &at);
         return done + 1;
     }
     if (++p->depth > 16) {
-        error_at(p, &p->token, "the initialiser nests too deeply");
+        error_at(p, &p->token, "the initialiser is nested too deeply");
     }
     token_next(p);
     if (p->token.kind != '}') {
@@ -168,7 +168,7 @@ static uint64_t read_initialiser(struct parser *p, const struct variable *v, uin
     return done;
 }
 
-/* Count the elements of an initialiser without reading it, for name[] = {...}. */
+/* Count the elements of an initialiser without consuming it, for name[] = {...}. */
 static uint64_t count_elements(const struct parser *p) {
     uint64_t n = 1;
     for (const char *s = p->lexer.next; *s != '\0' && *s != ';'; s++) {
@@ -177,14 +177,14 @@ static uint64_t count_elements(const struct parser *p) {
     return n;
 }
 
-/* Give a .global or .const variable its memory. */
+/* Allocate the memory of a .global or .const variable. */
 static void place_global(struct parser *p, struct symbol *s) {
     uint64_t address = 0;
     const CUresult r = memory_alloc(p->module->device, s->bytes != 0 ? s->bytes : 1,
                                     s->space == SPACE_CONST ? ALLOCATION_CONSTANT : ALLOCATION_VARIABLE, &address);
     if (r != CUDA_SUCCESS) {
         p->result = r;
-        error_at(p, &p->token, "no memory for '%.*s'", (int)s->length, s->name);
+        error_at(p, &p->token, "cannot allocate device memory for '%.*s'", (int)s->length, s->name);
     }
     struct module *m = p->module;
     if (m->variable_count % 64 == 0) {
@@ -218,14 +218,16 @@ static void declare_variable(struct parser *p, struct variable *v) {
     s->bytes = v->count * type_bytes(v->type);
     s->is_dynamic = v->space == SPACE_SHARED && v->is_open;
     if (s->is_dynamic && !v->is_extern) {
-        error_at(p, &v->name, "shared memory without a size must be .extern");
+        error_at(p, &v->name, "'%.*s' has no size; shared memory without a size must be .extern", (int)v->name.length,
+                 v->name.at);
     }
     if (v->is_extern && !s->is_dynamic) {
-        error_at(p, &v->name, "'%.*s' is not defined in this text, and nothing links it", (int)v->name.length,
+        error_at(p, &v->name, "'%.*s' is not defined in this module, and modules are not linked", (int)v->name.length,
                  v->name.at);
     }
     if (v->space == SPACE_CONST && (s->bytes > MAX_CONST || (p->const_bytes += (uint32_t)s->bytes) > MAX_CONST)) {
-        error_at(p, &v->name, "more than %d bytes of .const variables", (int)MAX_CONST);
+        error_at(p, &v->name, "with '%.*s', .const variables exceed %d bytes", (int)v->name.length, v->name.at,
+                 (int)MAX_CONST);
     }
     if (v->space == SPACE_GLOBAL || v->space == SPACE_CONST) {
         place_global(p, s);
@@ -234,13 +236,14 @@ static void declare_variable(struct parser *p, struct variable *v) {
         p->local_bytes = (uint32_t)((p->local_bytes + v->align - 1) / v->align * v->align);
         s->address = p->local_bytes;
         if (s->bytes > (1u << 19) || p->local_bytes + s->bytes > (1u << 19)) {
-            error_at(p, &v->name, "more than 512 KiB of local memory per thread");
+            error_at(p, &v->name, "'%.*s' exceeds the 512 KiB of local memory per thread", (int)v->name.length,
+                     v->name.at);
         }
         p->local_bytes += (uint32_t)s->bytes;
     }
     if (p->token.kind == '=') {
         if (v->space != SPACE_GLOBAL && v->space != SPACE_CONST) {
-            error_at(p, &p->token, "only .global and .const variables have initial values");
+            error_at(p, &p->token, "only .global and .const variables can have initial values");
         }
         token_next(p);
         uint8_t *to = (uint8_t *)(uintptr_t)s->address;
@@ -248,7 +251,7 @@ static void declare_variable(struct parser *p, struct variable *v) {
     }
 }
 
-/* .shared .align 16 .b8 name[n], ...; the space has been read. */
+/* .shared .align 16 .b8 name[n], ...; after the state space. */
 static void read_variables(struct parser *p, enum space space, bool is_extern) {
     struct variable v = {.space = space, .is_extern = is_extern, .vector = 1};
     for (;;) {
@@ -257,7 +260,7 @@ static void read_variables(struct parser *p, enum space space, bool is_extern) {
             const struct token at = p->token;
             const int64_t align = constant_integer(p);
             if (align < 1 || align > 4096 || (align & (align - 1)) != 0) {
-                error_at(p, &at, "an alignment is a power of two up to 4096");
+                error_at(p, &at, "an alignment must be a power of two up to 4096");
             }
             v.align = (uint32_t)align;
         } else if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4")) {
@@ -271,7 +274,7 @@ static void read_variables(struct parser *p, enum space space, bool is_extern) {
     }
     v.type = token_type(p);
     if (v.type == T_PRED) {
-        error_at(p, &p->token, "a predicate is a register, not a variable");
+        error_at(p, &p->token, "a predicate cannot be a variable; declare it with .reg");
     }
     if (v.align == 0) {
         v.align = type_bytes(v.type) * v.vector;
@@ -283,7 +286,7 @@ static void read_variables(struct parser *p, enum space space, bool is_extern) {
     expect(p, ';', "';'");
 }
 
-/* Room for registers that follow one another. */
+/* Reserve consecutive registers. */
 static uint32_t take_registers(struct parser *p, enum type type, uint64_t count) {
     const uint32_t first = count != 0 ? register_take(p, type) : 0;
     for (uint64_t k = 1; k < count; ++k) {
@@ -303,7 +306,7 @@ static void read_registers(struct parser *p) {
     const struct token of = p->token;
     const enum type type = token_type(p);
     if (vector != 0 && (type == T_PRED || vector * type_bytes(type) > 16)) {
-        error_at(p, &of, "a vector register has at most 128 bits, and none of predicates");
+        error_at(p, &of, "a vector register has at most 128 bits and cannot hold predicates");
     }
     do {
         const struct token name = p->token;
@@ -330,7 +333,7 @@ static void read_registers(struct parser *p) {
 
 /* ---- statements ---------------------------------------------------------------------------------------------- */
 
-/* @p or @!p in front of an instruction. */
+/* Read @p or @!p before an instruction. */
 static void read_guard(struct parser *p) {
     struct statement *s = &p->statement;
     s->guard = s->flip = 0;
@@ -349,7 +352,7 @@ static void read_guard(struct parser *p) {
     token_next(p);
 }
 
-/* An instruction: opcode, modifiers, operands; decoded at once. */
+/* Read an instruction (opcode, modifiers, operands) and decode it. */
 static void read_instruction(struct parser *p) {
     struct statement *s = &p->statement;
     read_guard(p);
@@ -358,7 +361,7 @@ static void read_instruction(struct parser *p) {
     const char *end = s->opcode.at + s->opcode.length;
     for (s->modifiers = 0; p->token.kind == TOKEN_DOT && p->token.at == end; token_next(p)) {
         if (s->modifiers == MAX_MODIFIERS) {
-            error_at(p, &p->token, "too many modifiers");
+            error_at(p, &p->token, "an instruction has at most %d modifiers", (int)MAX_MODIFIERS);
         }
         s->modifier[s->modifiers] = p->token.at + 1;
         s->modifier_length[s->modifiers++] = p->token.length - 1;
@@ -375,7 +378,7 @@ static void read_instruction(struct parser *p) {
     }
     while (p->token.kind != ';') {
         if (s->operands == MAX_OPERANDS) {
-            error_at(p, &p->token, "too many operands");
+            error_at(p, &p->token, "an instruction has at most %d operands", (int)MAX_OPERANDS);
         }
         operand_parse(p, &s->operand[s->operands++]);
         if (p->token.kind != ',') {
@@ -393,7 +396,7 @@ static void read_instruction(struct parser *p) {
     token_next(p);
 }
 
-/* A dot token inside a function body. */
+/* Read a directive inside a function body. */
 static void read_directive(struct parser *p) {
     const struct token t = p->token;
     if (token_is(&t, ".reg")) {
@@ -409,7 +412,7 @@ static void read_directive(struct parser *p) {
     } else if (token_is(&t, ".global") || token_is(&t, ".const")) {
         token_next(p);
         read_variables(p, t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, false);
-    } else if (token_is(&t, ".loc")) { /* up to the end of its line; has no ';' */
+    } else if (token_is(&t, ".loc")) { /* .loc ends at the end of its line, without ';' */
         const uint32_t line = t.line;
         do {
             token_next(p);
@@ -425,7 +428,7 @@ static void read_directive(struct parser *p) {
     }
 }
 
-/* name: ts1, ts2, ...; behind .branchtargets */
+/* Read "ts1, ts2, ...;" after "name: .branchtargets". */
 static void read_targets(struct parser *p, struct symbol *label) {
     uint32_t n = 0;
     struct label_use *uses[256];
@@ -450,7 +453,7 @@ static void read_targets(struct parser *p, struct symbol *label) {
     expect(p, ';', "';'");
 }
 
-/* A label, if the statement is one. */
+/* Read a label, if the statement is one. */
 static bool read_label(struct parser *p) {
     const char *s = p->lexer.next;
     while (*s == ' ' || *s == '\t') {
@@ -471,12 +474,13 @@ static bool read_label(struct parser *p) {
     return true;
 }
 
-/* The statements of a function's { } block, in the scope of its parameters, which ends; the brace has been read. */
+/* Read the statements of a function's { } block and close the scope of its parameters. The opening brace has been
+ * read. */
 void read_block(struct parser *p) {
     unsigned depth = 1;
     while (depth != 0) {
         if (p->token.kind == '}') {
-            if (depth == 1) { /* end of the function: leave it somewhere to run into */
+            if (depth == 1) { /* end of the function: emit a ret, in case control reaches it */
                 p->statement = (struct statement){.opcode = p->token, .start = p->token.at, .name = "ret"};
                 emit_return(p);
             }
@@ -485,7 +489,7 @@ void read_block(struct parser *p) {
             token_next(p);
         } else if (p->token.kind == '{') {
             if (++depth > 200) {
-                error_at(p, &p->token, "blocks nest too deeply");
+                error_at(p, &p->token, "blocks are nested too deeply");
             }
             scope_open(p);
             token_next(p);
@@ -501,7 +505,7 @@ void read_block(struct parser *p) {
 
 /* ---- functions ----------------------------------------------------------------------------------------------- */
 
-/* One .param of an entry. */
+/* Read one .param of an entry. */
 static void read_parameter(struct parser *p, struct parameter *to) {
     if (!token_is(&p->token, ".param")) {
         error_at(p, &p->token, "expected .param before '%.*s'", (int)p->token.length, p->token.at);
@@ -515,7 +519,7 @@ static void read_parameter(struct parser *p, struct parameter *to) {
             const struct token at = p->token;
             const int64_t n = constant_integer(p);
             if (n < 1 || n > 128 || (n & (n - 1)) != 0) {
-                error_at(p, &at, "the alignment of a parameter is a power of two up to 128");
+                error_at(p, &at, "the alignment of a parameter must be a power of two up to 128");
             }
             if (type == T_NONE) {
                 align = (uint32_t)n;
@@ -528,7 +532,7 @@ static void read_parameter(struct parser *p, struct parameter *to) {
         }
     }
     if (type == T_NONE || type == T_PRED) {
-        error_at(p, &p->token, "the parameter has no type");
+        error_at(p, &p->token, "the parameter needs a type, such as .u64");
     }
     struct variable v = {.name = p->token, .type = type};
     expect(p, TOKEN_NAME, "a name");
@@ -537,7 +541,7 @@ static void read_parameter(struct parser *p, struct parameter *to) {
     align = align != 0 ? align : type_bytes(type);
     const uint32_t offset = (p->function->parameter_bytes + align - 1) / align * align;
     if (bytes == 0) {
-        error_at(p, &v.name, "a parameter has at least 1 byte");
+        error_at(p, &v.name, "'%.*s' has 0 bytes; a parameter has at least 1 byte", (int)v.name.length, v.name.at);
     }
     if (bytes > 32764 || offset + bytes > 32764) {
         error_at(p, &v.name, "the parameters exceed 32764 bytes");
@@ -552,7 +556,7 @@ static void read_parameter(struct parser *p, struct parameter *to) {
     p->function->parameter_bytes = offset + (uint32_t)bytes;
 }
 
-/* .reqntid 128, .maxntid 32, 4 and what else stands between the parameters and the body. */
+/* Read .reqntid 128, .maxntid 32, 4 and the other directives between the parameters and the body. */
 void read_performance(struct parser *p, struct CUfunc_st *f) {
     while (p->token.kind == TOKEN_DOT) {
         const struct token t = p->token;
@@ -572,7 +576,8 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
         }
         for (int n = 0; p->token.kind == TOKEN_INTEGER && n < 3; ++n) {
             if (to != NULL && (p->token.integer < 1 || p->token.integer > 1024)) {
-                error_at(p, &p->token, "a number of threads is 1 to 1024");
+                error_at(p, &p->token, "%llu threads are out of range; expected 1 to 1024",
+                         (unsigned long long)p->token.integer);
             }
             if (cluster && p->token.integer != 1) {
                 error_at(p, &p->token, "clusters of more than one CTA are not supported");
@@ -591,7 +596,7 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
     }
 }
 
-/* Copy the constants into vectors, now that the address of dynamic shared memory is known. */
+/* Copy the constants into vectors. The address of dynamic shared memory is known only now. */
 static void finish_constants(struct parser *p, struct CUfunc_st *f) {
     const uint32_t align = f->dynamic_align > 16 ? f->dynamic_align : 16;
     const uint64_t dynamic = (SHARED_BASE + f->static_shared + align - 1) / align * align;
@@ -612,7 +617,7 @@ static void finish_constants(struct parser *p, struct CUfunc_st *f) {
     }
 }
 
-/* Hand what was gathered over to the function. */
+/* Store code, registers and constants in the function. */
 static void finish_function(struct parser *p, struct CUfunc_st *f) {
     for (uint32_t k = 0; k < p->length; ++k) {
         if (p->code[k].run == control_bra) {
@@ -635,7 +640,7 @@ static void finish_function(struct parser *p, struct CUfunc_st *f) {
     finish_constants(p, f);
 }
 
-/* The list of parameters in parentheses, if there is one. */
+/* Read the list of parameters in parentheses, if present. */
 static void read_parameters(struct parser *p, struct CUfunc_st *f) {
     struct parameter list[512];
     if (!accept(p, '(')) {
@@ -644,7 +649,7 @@ static void read_parameters(struct parser *p, struct CUfunc_st *f) {
     if (p->token.kind != ')') {
         do {
             if (f->parameter_count == 512) {
-                error_at(p, &p->token, "more than 512 parameters");
+                error_at(p, &p->token, "an entry has at most 512 parameters");
             }
             read_parameter(p, &list[f->parameter_count++]);
         } while (accept(p, ','));
@@ -703,7 +708,7 @@ void read_entry(struct parser *p) {
 /* .version 8.8 */
 static void read_version(struct parser *p) {
     if (!token_is(&p->token, ".version")) {
-        error_at(p, &p->token, "a module begins with .version");
+        error_at(p, &p->token, "a module must begin with .version");
     }
     token_next(p);
     const struct token t = p->token;
@@ -711,9 +716,10 @@ static void read_version(struct parser *p) {
         error_at(p, &t, "expected a version such as 8.8");
     }
     p->version = (int)(t.real * 10 + 0.5);
-    if (p->version < 60 || p->version > 999) { /* of a newer one, whatever instructions are known */
+    /* Newer versions are accepted; unknown instructions are reported one by one. */
+    if (p->version < 60 || p->version > 999) {
         p->result = CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
-        error_at(p, &t, "this device reads .version 6.0 and later");
+        error_at(p, &t, ".version %d.%d is not supported; expected 6.0 or later", p->version / 10, p->version % 10);
     }
     token_next(p);
 }
@@ -735,7 +741,9 @@ static void read_target(struct parser *p) {
     if (p->target > 121 || (p->target > 103 && !own) || (suffix[0] != '\0' && !own) ||
         (suffix[0] != '\0' && suffix[0] != 'a' && suffix[0] != 'f')) {
         p->result = CUDA_ERROR_NO_BINARY_FOR_GPU;
-        error_at(p, &t, "a virtual SM120 runs sm_120, sm_120a, sm_120f, sm_121* and plain sm_XX below, not %s", text);
+        error_at(p, &t,
+                 "target %s is not supported; expected sm_120, sm_121 (plain, a or f) or plain sm_XX up to sm_103",
+                 text);
     }
     token_next(p);
     while (accept(p, ',')) {
@@ -743,7 +751,7 @@ static void read_target(struct parser *p) {
     }
 }
 
-/* Go past an entry that may call functions which are not known yet. */
+/* Skip an entry that may call functions which are declared later. */
 static void defer_entry(struct parser *p) {
     struct deferred *d = parser_take(p, sizeof *d);
     d->lexer = p->lexer;
@@ -758,7 +766,7 @@ static void defer_entry(struct parser *p) {
     }
 }
 
-/* Read the entries that were put off. */
+/* Read the entries that defer_entry() skipped. */
 static void read_deferred(struct parser *p) {
     for (const struct deferred *d = p->deferred; d != NULL; d = d->next) {
         p->lexer = d->lexer;
@@ -767,7 +775,7 @@ static void read_deferred(struct parser *p) {
     }
 }
 
-/* A linking directive and what follows it. */
+/* Read a linking directive and the declaration after it. */
 static void read_declaration(struct parser *p) {
     bool is_extern = false;
     while (token_is(&p->token, ".visible") || token_is(&p->token, ".weak") || token_is(&p->token, ".extern") ||
@@ -790,7 +798,7 @@ static void read_declaration(struct parser *p) {
     }
 }
 
-/* Everything below the header. */
+/* Read everything after the header. */
 static void read_module(struct parser *p) {
     token_next(p);
     read_version(p);
@@ -800,7 +808,7 @@ static void read_module(struct parser *p) {
         if (token_is(&t, ".address_size")) {
             token_next(p);
             if (p->token.kind != TOKEN_INTEGER || p->token.integer != 64) {
-                error_at(p, &p->token, "addresses have 64 bits");
+                error_at(p, &p->token, ".address_size must be 64");
             }
             token_next(p);
         } else if (token_is(&t, ".file")) {
@@ -824,7 +832,7 @@ static void read_module(struct parser *p) {
     read_deferred(p);
 }
 
-/* Read PTX text into a module; on failure the log says where and why. */
+/* Read PTX text into a module. On failure the log says where and why. */
 CUresult module_parse(struct module *module, const char *text, char *log, size_t log_bytes) {
     struct parser *p = arena_take(&module->arena, sizeof *p);
     if (p == NULL) {

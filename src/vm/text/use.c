@@ -1,4 +1,5 @@
-/* The registers that instructions read and write, as the program names them: for whoever reports on them. */
+/* Records the registers that instructions read and write, by their names in the program. Watchers use them in
+ * messages. */
 #include <string.h>
 
 #include "vm/machine/base.h"
@@ -6,7 +7,7 @@
 #include "vm/machine/types.h"
 #include "vm/text/parse.h"
 
-/* A symbol's name as a string, made when it is first asked for. */
+/* Return a symbol's name as a string, created on demand. */
 const char *symbol_name(struct parser *p, struct symbol *s) {
     if (s->text == NULL) {
         char *text = parser_take(p, s->length + 1u);
@@ -16,7 +17,7 @@ const char *symbol_name(struct parser *p, struct symbol *s) {
     return s->text;
 }
 
-/* Note that the statement reads or writes a register; each is noted once. */
+/* Record once that the statement reads or writes a register. */
 void use_register(struct parser *p, const char *name, uint32_t slot, enum type type, int is_write) {
     struct statement *s = &p->statement;
     for (uint32_t k = 0; k < s->uses; ++k) {
@@ -31,14 +32,14 @@ void use_register(struct parser *p, const char *name, uint32_t slot, enum type t
     s->use[s->uses++] = (struct use){name, slot, (uint8_t)type, (uint8_t)is_write};
 }
 
-/* Note an operand that is a register or a predicate; others are none. */
+/* Record an operand if it is a register or a predicate. */
 void use_operand(struct parser *p, const struct operand *o, bool is_write) {
     if (o->kind == OPERAND_REGISTER || o->kind == OPERAND_PREDICATE) {
         use_register(p, o->name, o->slot, o->type, is_write);
     }
 }
 
-/* Note the registers of a source that has no effect here. */
+/* Record the registers of a source operand that has no effect. */
 void use_hint(struct parser *p, const struct operand *o) {
     use_operand(p, o, false);
     for (uint32_t k = 0; k < o->count; ++k) {
@@ -46,7 +47,7 @@ void use_hint(struct parser *p, const struct operand *o) {
     }
 }
 
-/* Note a variable that is an address, at [slot + address]. Parameters have no place that says anything. */
+/* Record a variable whose address is used, at [slot + address]. Parameters are skipped. */
 void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t address) {
     struct statement *t = &p->statement;
     if (s->space == SPACE_PARAM || s->is_argument || t->variables == MAX_OPERANDS) {
@@ -56,7 +57,7 @@ void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t ad
         (struct named_address){{symbol_name(p, s), address, s->bytes, (uint8_t)s->type, (uint8_t)s->space}, slot};
 }
 
-/* Hand what was noted to the last instruction that was emitted. */
+/* Attach the recorded registers and variables to the last emitted instruction. */
 void use_attach(struct parser *p) {
     struct statement *s = &p->statement;
     struct place *at = &p->places[p->length - 1];

@@ -101,7 +101,7 @@ wait:
 +@!s bra wait;
     ld.shared.b32 a, [at];
 """,
-        ("read of 4 bytes at shared address 0x400", "bulk copy of broken.ptx:4 fills", "wait for phase 0", "0xc00"),
+        ("read of 4 bytes at shared address 0x400", "bulk copy at broken.ptx:4 fills", "wait for phase 0", "0xc00"),
     ),
     planted(
         "a bulk load is waited for by one warp and read by the other",
@@ -274,7 +274,7 @@ over:
         (
             "read of 4 bytes",
             "the cp.async of warp 0 at broken.ptx:2",
-            "expected cp.async.wait_group by that warp before",
+            "expected cp.async.wait_group by that warp first",
         ),
     ),
     planted(

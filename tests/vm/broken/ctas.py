@@ -34,7 +34,7 @@ RIGHT_FENCES = message(
     "st.relaxed.gpu.global.b32", "ld.relaxed.gpu.global.b32", "fence.acq_rel.gpu;", "fence.acq_rel.gpu;"
 )
 BETWEEN_CTAS = ("data race: read of 4 bytes at global address", "(byte 4 of 4096)", "expected a release and an acquire")
-UNLIKE_SCOPES = ("data race", "expected scope .gpu or .sys of both")
+UNLIKE_SCOPES = ("data race", "expected scope .gpu or .sys for both")
 
 # the sum of all CTAs' numbers by the last of them: each leaves its own at x[2 + n] and counts at x[0]
 LAST = """

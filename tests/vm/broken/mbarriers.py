@@ -10,7 +10,7 @@ MBARRIERS = [
 +@r  mbarrier.inval.shared.b64 [bar];
 @r  mbarrier.init.shared.b64 [bar], 2;
 """,
-        ("mbarrier.init", "initialised at broken.ptx:1 lives", "broken.ptx:2", "expected mbarrier.inval"),
+        ("mbarrier.init", "live mbarrier initialised at broken.ptx:1", "broken.ptx:2", "expected mbarrier.inval"),
     ),
     planted(
         "initialised again in the middle of a phase",
@@ -44,7 +44,7 @@ over:
 +@r  mbarrier.init.shared.b64 [bar], 2;
 @r  mbarrier.arrive.shared.b64 _, [bar], 2;
 """,
-        ("2 arrivals", "expects 1 more", "broken.ptx:2"),
+        ("2 arrivals", "expected at most 1 more", "broken.ptx:2"),
     ),
     planted(
         "arrivals run into the next phase",
@@ -54,7 +54,7 @@ over:
     bar.sync 0;
     mbarrier.arrive.shared.b64 _, [bar];
 """,
-        ("an arrival in phase 1", "nobody has waited for phase 0", "broken.ptx:3"),
+        ("an arrival in phase 1", "no thread has waited for phase 0", "broken.ptx:3"),
     ),
     planted(
         "a phase that nobody waits for",
@@ -69,7 +69,7 @@ over:
     mbarrier.arrive.shared.b64 _, [bar];
 over:
 """,
-        ("an arrival in phase 2", "nobody has waited for phase 1", "broken.ptx:6"),
+        ("an arrival in phase 2", "no thread has waited for phase 1", "broken.ptx:6"),
     ),
     planted(
         "too many bytes are expected",
@@ -106,7 +106,7 @@ over:
 """,
         (
             "write of 4 bytes at shared address 0xc04",
-            "the mbarrier initialised at broken.ptx:2",
+            "the live mbarrier initialised at broken.ptx:2",
             "broken.ptx:3",
             "mbarrier.inval",
         ),
@@ -120,7 +120,7 @@ over:
     ld.shared.b64 y, [bar];
 over:
 """,
-        ("read of 8 bytes at shared address 0xc00", "holds the mbarrier", "broken.ptx:3"),
+        ("read of 8 bytes at shared address 0xc00", "holds the live mbarrier", "broken.ptx:3"),
     ),
     planted(
         "used after inval",

@@ -100,13 +100,13 @@ TENSORS = [
     Planted(
         "the tile of a tensor load is read before its phase",
         loading(f"{LOAD} [smem], [m, {{0, 0}}], [bar];", wait="@q  ld.shared.b32 a, [at];"),
-        ("read of 4 bytes", "the bulk copy of broken.ptx:4 fills", "expected a wait for phase 0"),
+        ("read of 4 bytes", "the bulk copy at broken.ptx:4 fills", "expected a wait for phase 0"),
         RIGHT_LOAD + "\n    ld.shared.b32 a, [at];",
     ),
     Planted(
         "nobody waits for a tensor load",
         loading(f"{LOAD} [smem], [m, {{0, 0}}], [bar];", wait=""),
-        ("nobody has waited for the bulk copy issued at broken.ptx:4",),
+        ("no thread has waited for the bulk copy issued at broken.ptx:4",),
         RIGHT_LOAD,
     ),
     Planted(
@@ -150,7 +150,7 @@ TENSORS = [
     Planted(
         "a map in global memory without an acquire fence",
         fenced(TO_GLOBAL, f"    {RELEASE}\n    bar.sync 1;"),
-        ("the tensor map at global address", "expected fence.proxy.tensormap::generic.acquire [map], 128 before"),
+        ("the tensor map at global address", "expected fence.proxy.tensormap::generic.acquire [map], 128 first"),
         fenced(TO_GLOBAL, GOOD_FENCES),
     ),
     Planted(
@@ -158,7 +158,7 @@ TENSORS = [
         fenced(TO_GLOBAL, f"    {RELEASE}\n    bar.sync 1;").replace(
             "    bar.sync 0;", f"    bar.sync 0;\n@p  {ACQUIRE} [y], 128;"
         ),
-        ("the tensor map at global address", "by this thread or by one that it follows"),
+        ("the tensor map at global address", "in this thread or in a thread ordered before it"),
         fenced(TO_GLOBAL, f"    {RELEASE}\n    bar.sync 1;").replace(
             "    bar.sync 0;", f"@p  {ACQUIRE} [y], 128;\n    bar.sync 0;"
         ),
@@ -190,14 +190,14 @@ TENSORS = [
     Planted(
         "a map that was overwritten in part",
         fenced(TO_GLOBAL + "\n    bar.sync 1;\n@r  st.global.b32 [y + 8], 1;", GOOD_FENCES),
-        ("the tensor map at global address", "cannot be used: something has overwritten a part of it"),
+        ("the tensor map at global address", "cannot be used: it was partly overwritten"),
         fenced(TO_GLOBAL + "\n    bar.sync 1;\n@r  ld.global.b32 a, [y + 8];", GOOD_FENCES),
     ),
     Planted(
         "a map in shared memory",
         "    cvt.u64.u32 w, at;\n    mov.u64 w, smem;\n    cvta.shared.u64 w, w;"
         + RIGHT_LOAD.replace("[m, {", "[w, {").replace("[smem]", "[smem + 128]"),
-        ("the tensor map is at shared address 0x400", "expected it in a parameter, or in constant or global memory"),
+        ("the tensor map is at shared address 0x400", "expected a parameter, constant or global memory"),
         RIGHT_LOAD.replace("[smem]", "[smem + 128]"),
     ),
     Planted(
@@ -213,7 +213,7 @@ TENSORS = [
 @r  tensormap.replace.tile.box_dim.global.b1024.b32 [y], 0, 32;""",
             GOOD_FENCES,
         ),
-        ("cannot be used: it was never given its box_dim 1; expected tensormap.replace.tile.box_dim before",),
+        ("cannot be used: its box_dim 1 was never set; use tensormap.replace.tile.box_dim",),
         fenced(
             """
 @r  tensormap.replace.tile.global_address.global.b1024.b64 [y], x;
@@ -230,37 +230,37 @@ TENSORS = [
     Planted(
         "a map is made from bytes that are not zero",
         "@r  st.global.b32 [y + 124], 5;\n@r  tensormap.replace.tile.rank.global.b1024.b32 [y], 1;",
-        ("tensormap.replace at global address", "those 128 bytes are neither a tensor map nor zeros"),
+        ("tensormap.replace at global address", "these 128 bytes are neither a tensor map nor zeros"),
         "@r  st.global.b32 [y + 124], 0;\n@r  tensormap.replace.tile.rank.global.b1024.b32 [y], 1;",
     ),
     Planted(
         "a map gets a field that no map has",
         "@r  tensormap.replace.tile.box_dim.global.b1024.b32 [y], 1, 257;",
-        ("tensormap.replace at global address", "box_dim 1 = 257; 1 to 256 are right"),
+        ("tensormap.replace at global address", "box_dim 1 = 257; expected 1 to 256"),
         "@r  tensormap.replace.tile.box_dim.global.b1024.b32 [y], 1, 256;",
     ),
     Planted(
         "a load from a column that does not begin at 16 bytes",
         RIGHT_LOAD.replace("{0, 0}", "{-2, 0}"),
-        ("coordinate -2 of dimension 0, whose elements have 32 bits; expected a multiple of 4", "broken.ptx:4"),
+        ("coordinate -2 of dimension 0 with elements of 32 bits; expected a multiple of 4", "broken.ptx:4"),
         RIGHT_LOAD.replace("{0, 0}", "{-4, 0}"),
     ),
     Planted(
         "a store to a column that does not begin at 16 bytes",
         RIGHT_STORE.replace("{0, 0}", "{c, 0}"),
-        ("coordinate 3 of dimension 0, whose elements have 32 bits; expected a multiple of 4",),
+        ("coordinate 3 of dimension 0 with elements of 32 bits; expected a multiple of 4",),
         RIGHT_STORE.replace("{0, 0}", "{d, 0}"),
     ),
     Planted(
         "a store that begins before the first row",
         RIGHT_STORE.replace("{0, 0}", "{0, -1}"),
-        ("a tensor store at coordinate -1 of dimension 1; expected none below 0, where only loads begin",),
+        ("a tensor store at coordinate -1 of dimension 1; only loads may have negative coordinates",),
         RIGHT_STORE.replace("{0, 0}", "{0, 15}"),
     ),
     Planted(
         "a reduction that begins before the first column",
         storing(f"{REDUCE} [m, {{-4, 0}}], [smem];"),
-        ("a tensor reduction at coordinate -4 of dimension 0; expected none below 0",),
+        ("a tensor reduction at coordinate -4 of dimension 0; only loads may have negative coordinates",),
         storing(f"{REDUCE} [m, {{4, 0}}], [smem];"),
     ),
     Planted(
@@ -284,7 +284,7 @@ TENSORS = [
     Planted(
         "a copy of three dimensions with a map of two",
         RIGHT_LOAD.replace(".2d.", ".3d.").replace("{0, 0}", "{0, 0, 0}"),
-        ("a copy of 3 dimensions with a tensor map of 2; expected as many",),
+        ("a copy of 3 dimensions with a tensor map of 2 dimensions; expected the same number",),
         RIGHT_LOAD,
     ),
     Planted(

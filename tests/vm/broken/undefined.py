@@ -135,7 +135,7 @@ OPERANDS = [
     Planted(
         "undefined member mask",
         "    or.b32 e, e, 0x0fffffff;\n    shfl.sync.idx.b32 f, a, 0, 31, e;\n",
-        ("broken.ptx:2", "who takes part", "register e", "broken.ptx:1"),
+        ("broken.ptx:2", "the member mask", "register e", "broken.ptx:1"),
         "    mov.b32 e, -1;\n    shfl.sync.idx.b32 f, a, 0, 31, e;\n",
     ),
     Planted(
