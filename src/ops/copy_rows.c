@@ -1,4 +1,4 @@
-/* Copies of tensors that kernels cannot load from, or store to, as they lie. */
+/* Copies of tensors that kernels cannot use in place. */
 #include "ops/copy_rows.h"
 
 #include <inttypes.h>
@@ -6,7 +6,7 @@
 #include "runtime/builtin.h"
 #include "runtime/error.h"
 
-enum { GROUPS_MAX = 65535 }; /* grid.y; a CTA goes on with further rows */
+enum { GROUPS_MAX = 65535 }; /* limit of grid.y; CTAs loop over further rows */
 
 sm120_status copy_rows_prepare(struct device *device, const struct tensor *from, const struct tensor *to,
                                const struct shape *shape, int64_t to_columns, sm120_stream stream,

@@ -151,11 +151,11 @@ def test_types_that_numpy_cannot_name_pass_through_files(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [("", "not a scalar such as u32:3"), ("u32", "not a scalar such as u32:3"), ("u31:3", "'u31' is no type"),
-     ("u8:256", "from 0 to 255"), ("u8:-1", "from 0 to 255"), ("u8:1.5", "no number that u8 holds"),
-     ("f32:x", "no number that f32 holds"), ("f32[]", "a shape is numbers"), ("f32[2,-1]", "a shape is numbers"),
+    [("", "not a scalar such as u32:3"), ("u32", "not a scalar such as u32:3"), ("u31:3", "'u31' is not a type"),
+     ("u8:256", "from 0 to 255"), ("u8:-1", "from 0 to 255"), ("u8:1.5", "not a number of type u8"),
+     ("f32:x", "not a number of type f32"), ("f32[]", "a shape is numbers"), ("f32[2,-1]", "a shape is numbers"),
      ("f32[2]:maybe", "normal, uniform, random, arange, zeros, ones, nan or a number, not 'maybe'"),
-     ("u8[2]:1.5", "no number that u8 holds"), ("f32[99999999999999]", "bytes of memory"), ("q31[2]", "no type"),
+     ("u8[2]:1.5", "not a number of type u8"), ("f32[99999999999999]", "bytes of memory"), ("q31[2]", "not a type"),
      ("no.npy", "cannot be read"), ("out.npy=u32:3", "only an array"), ("out=f32[2]", "a .npy file to write"),
      ("no/out.npy=f32[2]", "folder 'no' does not exist"), ("e2m1[2]:nan", "e2m1 has no NaN")],
 )  # fmt: skip

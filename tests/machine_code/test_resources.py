@@ -147,11 +147,11 @@ def test_chip_files_are_toml() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[clock]\nmhz = 1\n", r"\[clock\] names no source"),
+        ("[clock]\nmhz = 1\n", r"\[clock\] lacks the key source"),
         ("[clock]\nmhz: 1\n", "2: 'mhz: 1' is neither"),
         ("[clock]\nmhz = fast\n", "2: 'fast' is no number"),
-        ('[instruction.alu]\nsource = "x"\n', "has no pipe, interval and latency"),
-        ("\N{LATIN SMALL LETTER E WITH ACUTE}", "is no text in UTF-8"),
+        ('[instruction.alu]\nsource = "x"\n', "must have a pipe, and numbers interval and latency"),
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}", "is not UTF-8 text"),
     ],
 )
 def test_chip_files_that_are_wrong(text: str, message: str, tmp_path: Path) -> None:

@@ -549,7 +549,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cu_seqlens_q": "ints"}, "q_total = 0"),
     ({"cu_seqlens_q": "end", "q_total": 20}, "cu_seqlens_q"),
     ({"cu_seqlens_k": "ints", "kv_total": -3}, "kv_total = -3"),
-    ({"kv_total": 30}, "kv_total = 30; without cu_seqlens_k it is 0"),
+    ({"kv_total": 30}, "kv_total = 30; without cu_seqlens_k it must be 0"),
     ({"sinks": "end"}, "sinks"),
     ({"alibi_slopes": "ints", "alibi_batch_stride": -1}, "alibi_batch_stride = -1"),
     ({"alibi_slopes": "ints", "alibi_batch_stride": 1 << 20}, "alibi_slopes"),

@@ -128,7 +128,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"element_strides": (1, 1, 1)}, pysm120.InvalidArgumentError, "element_strides is"),
     ({"element_strides": (9, 1)}, pysm120.InvalidArgumentError, r"element_strides\[1\] = 9"),
     ({"data_type": "FLOAT8"}, pysm120.InvalidArgumentError, "data_type is 'FLOAT8', not one of 'UINT8'"),
-    ({"data_type": "16U4_ALIGN16B"}, TypeError, "wants the packed bytes, uint8"),
+    ({"data_type": "16U4_ALIGN16B"}, TypeError, "must be uint8, the packed bytes"),
     ({"interleave": "8B"}, pysm120.InvalidArgumentError, "interleave is '8B'"),
     ({"interleave": "16B"}, pysm120.InvalidArgumentError, "an interleaved tensor has 3 to 5 dimensions"),
     ({"l2_promotion": 3}, pysm120.InvalidArgumentError, "l2_promotion is 3"),

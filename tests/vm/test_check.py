@@ -179,7 +179,7 @@ done:
 def test_refused(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ptx.write_text(SUM)
     for words, part in (
-        (["--seeds", "1"], "--seeds is '1', not a number from 2 on"),
+        (["--seeds", "1"], "--seeds is '1', not a number of at least 2"),
         (["--seeds", "x"], "--seeds is 'x'"),
         (["--seed", str((1 << 64) - 1)], "--seeds"),
         (["--tolerance", "1"], "--tolerance is '1', not a number from 0 to 1"),

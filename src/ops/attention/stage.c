@@ -1,4 +1,4 @@
-/* Attention on tensors that kernels cannot take as they lie: copies of them in the workspace, and of the result. */
+/* Attention on tensors that kernels cannot use in place: they are copied to the workspace, and the result back. */
 #include <inttypes.h>
 
 #include "ops/attention/attention.h"
@@ -7,16 +7,16 @@
 #include "runtime/error.h"
 #include "runtime/memory.h"
 
-enum { STEP = 8, ALIGNMENT = 256 }; /* of a head size in elements, of an area of the workspace in bytes */
+enum { STEP = 8, ALIGNMENT = 256 }; /* of a copy's head size, in elements; of a copy's address, in bytes */
 enum { TENSORS = 6 };
 
-/* A call and the same one on copies. */
+/* A call on copies of its tensors. */
 struct stage {
     sm120_attention_args args;
     struct attention call;
     struct {
         const struct tensor *given;
-        const struct shape *shape; /* of the tensor itself */
+        const struct shape *shape; /* of the given tensor */
         struct tensor *copy;
         struct shape *copy_shape;
         bool is_output, is_copied;
@@ -36,8 +36,7 @@ bool attention_is_ready(const struct attention *call) {
             (is_ready(&call->past_k, &call->past_k_shape) && is_ready(&call->past_v, &call->past_v_shape)));
 }
 
-/* The contiguous form of a tensor, from `offset` of the workspace on; what does not change along a dimension is copied
- * once. */
+/* Place a contiguous copy of a tensor at `offset` of the workspace. A dimension of stride 0 is copied once. */
 static sm120_status place_copy(const struct tensor *given, const struct shape *shape, int64_t width, int64_t element,
                                struct tensor *copy, int64_t *offset) {
     const int64_t batches = given->batch_stride != 0 ? shape->batch : 1;
@@ -46,8 +45,7 @@ static sm120_status place_copy(const struct tensor *given, const struct shape *s
     const bool fits = multiply(width * element, shape->rows, &head) && multiply(head, heads, &batch) &&
                       multiply(batch, batches, &bytes) && add(*offset, bytes, &end) && add(end, ALIGNMENT - 1, &end);
     if (!fits) {
-        return fail(SM120_UNSUPPORTED, "a copy of %s, whose strides or head size need one, does not fit in 63 bits",
-                    given->name);
+        return fail(SM120_UNSUPPORTED, "the workspace copy of %s exceeds 2^63 bytes", given->name);
     }
     *copy = (struct tensor){.name = given->name,
                             .address = (sm120_address)*offset,
@@ -60,7 +58,7 @@ static sm120_status place_copy(const struct tensor *given, const struct shape *s
     return SM120_OK;
 }
 
-/* Decide what is copied, and where to. */
+/* Decide which tensors are copied, and where to. */
 static sm120_status lay_out(const struct attention *call, struct stage *stage) {
     *stage = (struct stage){.args = *call->args, .call = *call};
     struct attention *const on = &stage->call;
@@ -101,7 +99,7 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
     return SM120_OK;
 }
 
-/* Check the workspace, and that no tensor of the caller lies in it. */
+/* Check the workspace, and that it does not overlap the caller's tensors. */
 static sm120_status check_workspace(struct device *device, const struct stage *stage, sm120_address workspace,
                                     size_t workspace_bytes, size_t needed) {
     sm120_status status = check_address("workspace", workspace, ALIGNMENT);
@@ -147,7 +145,8 @@ static sm120_status prepare(struct device *device, struct stage *stage, sm120_ad
     return SM120_OK;
 }
 
-/* Start the copies of the inputs; of o as well where rows may stay as they are: those of no packed sequence. */
+/* Start the copies of the inputs. With packed sequences o is copied in too, because rows of no sequence keep their
+ * contents. */
 static sm120_status start_in(struct stage *stage) {
     sm120_status status = SM120_OK;
     for (int i = 0; i < TENSORS && status == SM120_OK; ++i) {
