@@ -74,11 +74,11 @@ def test_argument_and_environment_choose(device: pysm120.Device, monkeypatch: py
         assert kernels().endswith("_d64_r32")
         assert kernels(config="r16").endswith("_d64_r16")
         assert kernels(softcap=1.0).endswith("_d64_any_r16")
-    with pytest.raises(pysm120.UnsupportedError, match='config = "r64"; this call has r'):
+    with pytest.raises(pysm120.UnsupportedError, match='config = "r64"; this call supports r'):
         pysm120.attention(x, x, x, precision="bf16", device=device, config="r64")
-    with pytest.raises(pysm120.UnsupportedError, match='config = "r32"; this call has r16'):
+    with pytest.raises(pysm120.UnsupportedError, match='config = "r32"; this call supports r16'):
         pysm120.attention(x, x, x, precision="bf16", device=device, config="r32", softcap=1.0)
-    with pytest.raises(TypeError, match="config is 3, not the name of one"):
+    with pytest.raises(TypeError, match="config is 3, not the name of a config"):
         pysm120.attention(x, x, x, precision="bf16", device=device, config=3)  # type: ignore[call-overload] # wrong
 
 

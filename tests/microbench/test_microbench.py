@@ -217,7 +217,7 @@ def test_steps_side_by_side_have_no_latency(target: str) -> None:
         (bench,) = kernel.kernels_of(one, 0, (1,))
         function = sass.parse(toolchain.assemble(kernel.write([bench], target), target).listing)[bench.entry]
         objections.append(proof.prove(bench, function, prepare.Chip(CHIPS[target]).family).objection)
-    assert objections == ["", "of 15 steps only 0 wait for the one before: the time of a step is not its latency"]
+    assert objections == ["", "only 0 of 15 steps wait for the previous one: the time of a step is not its latency"]
 
 
 A = Operand("b32", 1, 3)

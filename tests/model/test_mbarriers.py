@@ -165,13 +165,13 @@ def test_ways_that_do_something_else_are_refused() -> None:
         Recorded(function, kinds, without)
     found = Recorded(function, kinds, seen)
     before = [Deed("copy", 0, 0, 256)]
-    with pytest.raises(NotUnderstoodError, match="only .* executes"):
+    with pytest.raises(NotUnderstoodError, match=r"only .* executes"):
         found.require(True, before, [])  # noqa: FBT003
     recording.handovers = found
     recording.handovers.rounds = 12
     chip = dataclasses.replace(chips.load(CALIBRATED), values=chips.load(CALIBRATED).values | {"target": "sm_120"})
     model = kernel_model.build(chip, function, 64, 1, recording=recording)
-    assert re.search("only .* executes", model.handovers.why)
+    assert "executes '" in model.handovers.why
     assert model.run([8], 1).clocks > 0
 
 

@@ -105,7 +105,7 @@ OPERATION = Operation(
         Wrong("q.head_stride", 2, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
         Wrong("k.row_stride", 0, "INVALID_ARGUMENT", "k.row_stride = 0"),
         Wrong("k.row_stride", 1 << 62, "UNSUPPORTED", "k.row_stride"),
-        Wrong("k.row_stride", 1 << 60, "UNSUPPORTED", "63 bits"),
+        Wrong("k.row_stride", 1 << 60, "UNSUPPORTED", "exceed 2^63 bytes"),
         Wrong("v.row_stride", 1 << 28, "INVALID_ARGUMENT", "past the end"),
         Wrong("o.row_stride", 4, "INVALID_ARGUMENT", "overlap"),
         Wrong("o.head_stride", 0, "INVALID_ARGUMENT", "o.head_stride = 0"),

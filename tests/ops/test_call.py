@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "dtype of a result": (TypeError, "scales has dtype uint8", {"scales": np.ones((2, 3, 40, 2), np.uint8)}),
     "kind of a result": (TypeError, "scales is a list, not an ndarray", {"scales": []}),
     "device": (TypeError, "device is a int", {"device": 3}),
-    "of C": (ValueError, "axis = 7; ALONG_HEAD_DIM", {"options": Options(axis=7)}),
+    "of C": (ValueError, "axis = 7; it must be ALONG_HEAD_DIM", {"options": Options(axis=7)}),
     "option beyond its member": (ValueError, "axis is -1: ", {"options": Options(axis=-1)}),
     "option of another type": (TypeError, "rounding is 'up': ", {"options": Options(rounding="up")}),  # type: ignore[arg-type]
 }

@@ -38,7 +38,7 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "none": (TypeError, "v is a NoneType", {"v": None}),
     "head size 136": (
         ValueError,
-        "q has head size 136, above the 128 of",
+        "q has head size 136, above 128, the most in precision",
         {"q": changed(Q, (2, 5, 4, 136)), "k": changed(KV, (2, 7, 2, 136))},
     ),
     "head sizes differ": (
@@ -46,7 +46,11 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         r"k has shape \(2, 7, 2, 32\), .*, head_dim\], but q has head_dim = 64",
         {"k": changed(KV, (2, 7, 2, 32))},
     ),
-    "head size of v": (ValueError, "v has head size 136, above the 128 of", {"v": changed(KV, (2, 7, 2, 136))}),
+    "head size of v": (
+        ValueError,
+        "v has head size 136, above 128, the most in precision",
+        {"v": changed(KV, (2, 7, 2, 136))},
+    ),
     "batch": (
         ValueError,
         r"k has shape \(3, 7, 2, 64\), .* but q has batch = 2",
@@ -67,7 +71,7 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "precision": (ValueError, "precision is 'fp4'", {"precision": "fp4"}),
     "dtype of mxfp8_bf16": (
         TypeError,
-        "have dtype float32, but precision .mxfp8_bf16. is of bfloat16",
+        "have dtype float32, but precision .mxfp8_bf16. needs bfloat16",
         {"precision": "mxfp8_bf16"},
     ),
     "causal": (TypeError, "causal is 'yes'", {"causal": "yes"}),
@@ -116,7 +120,7 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "sinks beyond float32": (ValueError, "sinks holds 1e[+]300, beyond float32", {"sinks": [0, 1, 1e300, np.inf]}),
     "slopes beyond float32": (ValueError, "alibi_slopes holds -1e[+]39", {"alibi_slopes": [0, 1, -1e39, 0]}),
     "no lengths": (ValueError, r"kv_lengths has shape \(0,\), \[batch\], but q has batch = 2", {"kv_lengths": []}),
-    "config": (TypeError, "config is '.udc80', not the name of one", {"config": "\udc80"}),
+    "config": (TypeError, "config is '.udc80', not the name of a config", {"config": "\udc80"}),
     "out dtype's name": (TypeError, "out_dtype is 'f33', not a dtype", {"out_dtype": "f33"}),
     "out dtype's type": (TypeError, "out_dtype is 3, not a dtype", {"out_dtype": 3}),
     "slopes shape": (
@@ -125,7 +129,11 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         {"alibi_slopes": np.ones((4, 2))},
     ),
     "lengths dtype": (TypeError, "kv_lengths has dtype float64, not int32", {"kv_lengths": [1.0, 2.0]}),
-    "lengths too long": (ValueError, "kv_lengths is .1 8., but each length must be from 0 to 7", {"kv_lengths": [1, 8]}),
+    "lengths too long": (
+        ValueError,
+        "kv_lengths is .1 8., but each length must be from 0 to 7",
+        {"kv_lengths": [1, 8]},
+    ),
     "lengths below 0": (ValueError, "kv_lengths is .-1  1.", {"kv_lengths": [-1, 1]}),
     "diagonals beyond int32": (ValueError, "diagonals holds 0 to 4294967296, beyond int32", {"diagonals": [0, 2**32]}),
     "mask shape": (ValueError, "mask has shape .3, 7., which does not broadcast", {"mask": np.ones((3, 7), bool)}),
@@ -171,9 +179,21 @@ BAD_ARRAYS: dict[str, tuple[type[Exception], str, Callable[[OnDevice], dict[str,
     "mixed": (TypeError, "mixed .q ndarray, k Array", lambda _: {"q": Q}),
     "freed": (ValueError, "freed", lambda a: {"q": freed(a.device)}),
     "freed out": (ValueError, "freed", lambda a: {"out": freed(a.device)}),
-    "negative stride": (ValueError, "q.row_stride = -256; a stride must not be negative", lambda a: {"q": a.q[:, ::-1]}),
-    "negative batch stride": (ValueError, "k.batch_stride = -896; a stride must not be negative", lambda a: {"k": a.k[::-1]}),
-    "row stride 0": (ValueError, "q.row_stride = 0; it must be positive", lambda a: {"q": a.strided(S, (1280, 0, 64, 1))}),
+    "negative stride": (
+        ValueError,
+        "q.row_stride = -256; a stride must not be negative",
+        lambda a: {"q": a.q[:, ::-1]},
+    ),
+    "negative batch stride": (
+        ValueError,
+        "k.batch_stride = -896; a stride must not be negative",
+        lambda a: {"k": a.k[::-1]},
+    ),
+    "row stride 0": (
+        ValueError,
+        "q.row_stride = 0; it must be positive",
+        lambda a: {"q": a.strided(S, (1280, 0, 64, 1))},
+    ),
     "last stride": (ValueError, "q has stride 2 along its last", lambda a: {"q": a.strided(S, (2560, 512, 128, 2))}),
     "out stride 0": (
         ValueError,
