@@ -179,7 +179,7 @@ def test_bad_files_are_refused_by_name(tmp_path: Path) -> None:
         (str(archive), "an archive"),
         (f"{wide}:f32", "8 bytes, but f32 has 4"),
         (str(tmp_path / "objects.npy"), "cannot be read"),
-        (f"{wide}:f31", "no type"),
+        (f"{wide}:f31", "'f31' is not a type"),
         (str(tmp_path / "zip.npy"), "cannot be read: File is not a zip file"),
     ):
         with pytest.raises(InvalidArgumentError, match="argument 0") as caught:
@@ -206,7 +206,7 @@ def test_launches_that_are_refused(saxpy: str, tmp_path: Path, capsys: pytest.Ca
         ([*kernel, *fine[:2], "u32:1", "u32:4"], "param_a (.f32) takes f32:1"),
         ([*kernel, *fine[:3], "f32:4"], "param_n (.u32) takes u32:1"),
         ([*kernel, *fine[:3], "u32[1]"], "param_n (.u32) takes u32:1"),
-        ([*kernel, "--device", "cuda", "--seed", "3", *fine], "only the virtual device has it"),
+        ([*kernel, "--device", "cuda", "--seed", "3", *fine], "only the virtual device supports it"),
         ([*kernel, "--checks", "most", *fine], "checks=most"),
         ([*kernel, f"{tmp_path}/o.npy=f32[4]", f"{tmp_path}/o.npy=f32[4]", *fine[2:]], "the same file"),
         (["quantize_mxfp8_f32_d", "--kernel", "saxpy", "--grid", "1"], "FILE is the kernel quantize_mxfp8_f32_d"),

@@ -183,7 +183,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"softmax_scale": np.nan}, InvalidArgumentError, "softmax_scale is nan, not a number that is finite"),
     ({"window_size": 3}, TypeError, "window_size is 3, not (left, right), each an integer"),
     ({"window_size": (1.5, 0)}, TypeError, "window_size is 1.5, not an integer"),
-    ({"window_size": (-2, 0)}, InvalidArgumentError, "window_size is (-2, 0): each end is -1 or at least 0"),
+    ({"window_size": (-2, 0)}, InvalidArgumentError, "window_size is (-2, 0): each end must be -1 or at least 0"),
     ({"softcap": -1.0}, InvalidArgumentError, "softcap = -1"),
     ({"causal": 1}, TypeError, "causal is 1, not True or False"),
     (

@@ -344,7 +344,11 @@ def ones(*shape: int, dtype: Any = np.float32) -> Array:
 # What is given beside or instead of `small`, attributes, and the message.
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"Q": ones(2, 4, 5, 8, dtype=np.int8)}, {}, "Q has dtype int8, not float64, float32, float16 or bfloat16"),
-    ({"Q": ones(2, 5, 32)}, {"q_num_heads": 4, "kv_num_heads": 2}, "K has shape (2, 2, 7, 8), but Q, K and V are all"),
+    (
+        {"Q": ones(2, 5, 32)},
+        {"q_num_heads": 4, "kv_num_heads": 2},
+        "K has shape (2, 2, 7, 8), but Q, K and V must all have",
+    ),
     ({"K": ones(2, 2, 7, 16)}, {}, "K has [batch, heads, rows, head size] = [2, 2, 7, 16], not [2, 2, 7, 8]"),
     ({"V": ones(2, 2, 6, 8)}, {}, "V has [batch, heads, rows, head size] = [2, 2, 6, 8], not [2, 2, 7, 8]"),
     ({"Q": ones(2, 3, 5, 8)}, {}, "Q has 3 heads, not a multiple of the 2 of K and V"),

@@ -208,7 +208,7 @@ def ring_of_two() -> sass.Function:
         (seen((0, 1, -1, "init", 8, 1), (0, 2, 0, "copy", 8, 0)), "takes a copy whose bytes were not announced"),
         (seen((0, 1, -1, "init", 8, 1), (0, 2, -1, "expect", 8, 64), (0, 3, -1, "copy", 8, 0), (1, 4, 0, "wait", 8, 0)),
          "the producer warps do not execute the main loop"),
-        (seen((0, 1, -1, "init", 8, 1)), "nothing is handed over"),
+        (seen((0, 1, -1, "init", 8, 1)), "there are no hand-overs"),
         (seen((0, 1, -1, "init", 8, 1), (0, 4, 0, "wait", 8, 0)), "no warp arrives at the mbarrier that line 4"),
         (seen((0, 1, -1, "init", 8, 1), *((0, 2, r, "arrive", 8, 1) for r in (0, 1, 2, 2, 3))), "about another phase"),
         (seen((0, 1, -1, "init", 8, 1), (0, 1, -1, "init", 16, 2), *((0, 2, r, "arrive", a, a // 8) for r, a in

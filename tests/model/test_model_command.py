@@ -111,12 +111,15 @@ def _skips(function: sass.Function, branch: sass.Instruction, base: str) -> int:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the kernel is missing: give an entry of the library or a .cubin file"),
-        (["nothing"], "the kernel is 'nothing', neither a kernel of the library (see info) nor a .cubin file"),
-        ([ENTRY, "--chip", "gtx"], "the chip is 'gtx', neither one of h200"),
+        ([], "the kernel is missing: give an entry of the library, a .cubin file"),
+        (
+            ["nothing"],
+            "the kernel is 'nothing', neither a kernel of the library (see info) nor an existing .cubin file",
+        ),
+        ([ENTRY, "--chip", "gtx"], "the chip is 'gtx', which is neither one of h200"),
         ([ENTRY, "--problem", "1,2"], "--problem is '1,2', not batch,rows,heads,head_dim"),
         ([ENTRY, "--problem", "1,64,1,64", "--ctas", "3"], "--problem determines the CTAs and rounds"),
-        ([ENTRY, "--rounds", "0"], "--rounds is '0', not a whole number of at least 1"),
+        ([ENTRY, "--rounds", "0"], "--rounds is '0', not an integer of at least 1"),
         ([ENTRY, "--branch", "left"], "--branch is 'left', not an address and a direction"),
         ([ENTRY, "--timeline", "x.pdf"], "--timeline is 'x.pdf', not a .png file"),
         (["--validate", "missing.json"], "--validate is 'missing.json', not a file of measurements"),
@@ -130,7 +133,7 @@ def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[
 def test_a_cubin_for_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "k.cubin").write_bytes(builtin_image(0, "sm_90", "cubin"))
     assert __main__.main(["model", f"{tmp_path}/k.cubin", "--kernel", builtins()[0].entry]) == 2
-    assert "the cubin is for sm_90, but GeForce RTX 5090 is sm_120" in capsys.readouterr().err
+    assert "the cubin is for sm_90, but GeForce RTX 5090 needs sm_120" in capsys.readouterr().err
 
 
 def test_predictions_are_as_good_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,7 +186,7 @@ def test_refused(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--tolerance", "nan"], "--tolerance is 'nan'"),
         (["--checks", "much"], "much"),
         (["--kernel", "other"], "has no entry 'other'"),
-        (["--device", "cuda"], "only the virtual device has it"),
+        (["--device", "cuda"], "only the virtual device supports it"),
         (["u32:3"], "is too many"),
     ):
         status, summary, said = check(capsys, ptx, *LAUNCH, "f32[1]:zeros", *words)
