@@ -362,7 +362,7 @@ def watching(
 def _range(array: Array, offset: int, nbytes: int) -> tuple[int, int]:
     """Return address and number of the bytes to watch, after checking that they can be watched."""
     if not 0 < nbytes <= MOST_BYTES or not 0 <= offset <= array.nbytes - nbytes:
-        message = f"offset is {offset} and nbytes {nbytes}, not 1 to {MOST_BYTES} bytes of the {array.nbytes} in array"
+        message = f"offset is {offset} and nbytes {nbytes}, not 1 to {MOST_BYTES} bytes of {array.nbytes} in array"
         raise InvalidArgumentError(message)
     return array.address + offset, nbytes
 
