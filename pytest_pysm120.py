@@ -1,6 +1,6 @@
-"""Test PTX without a GPU: the fixture ``sm120``, seeds, and faults that are shown in a few lines.
+"""Test PTX without a GPU: the fixture ``sm120``, seeds, and short reports of faults.
 
-Loaded by pytest wherever pysm120 is installed, so it imports that only when a test asks for a device.
+pytest loads this file wherever pysm120 is installed, so it imports pysm120 only when a test asks for a device.
 """
 
 import os
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Show what was chosen."""
+    """Show the options that were given."""
     chosen = [f"{name} {config.getoption(name)}" for name in OPTIONS if config.getoption(name) is not None]
     return f"sm120: {' '.join(chosen)}" if chosen else None
 
@@ -101,8 +101,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def sm120(request: pytest.FixtureRequest) -> "Iterator[Device]":
-    """Open the device for a test; close it, and free what is on it, afterwards."""
-    import pysm120  # noqa: PLC0415 - slow, and most tests of the world need none
+    """Open the device for a test; afterwards close it and free its resources."""
+    import pysm120  # noqa: PLC0415 - importing is slow, and most test suites need no device
 
     name = device_name(request.config)
     if name.startswith("virtual"):
@@ -116,7 +116,7 @@ def sm120(request: pytest.FixtureRequest) -> "Iterator[Device]":
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU."""
+    """Skip a test that needs a GPU if the device is not one."""
     if item.get_closest_marker("sm120_gpu") is not None:
         name = device_name(item.config)
         if name.startswith("virtual"):
@@ -127,7 +127,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def text_lines(source: str, file: str, line: int) -> list[int]:
-    """Return the lines of a PTX text, from 0, that are a line of a file: the one that ``#line`` names, or its own."""
+    """Return the indices of the PTX lines that belong to a line of a file, by ``#line`` markers or their own number."""
     found = []
     name, number = None, 0
     lines = source.splitlines()
@@ -144,7 +144,7 @@ def text_lines(source: str, file: str, line: int) -> list[int]:
 
 
 def excerpt(source: str, message: str) -> list[str]:
-    """Return the lines of a PTX text around those that a fault names, with a mark at each."""
+    """Return the PTX lines around those that a fault names; the named ones are marked."""
     at = [index for file, line in _PLACE.findall(message) for index in text_lines(source, file, int(line))[:1]]
     lines = source.splitlines()
     shown = sorted({k for index in at for k in range(max(0, index - AROUND), min(len(lines), index + AROUND + 1))})
@@ -176,7 +176,7 @@ def _make_report(sentence: str, body: list[str], crash: Any) -> "TerminalRepr":
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> Iterator[None]:
-    """Show a fault, or PTX that does not load, by its sentence, the PTX around it and the line of the test."""
+    """Show a fault, or PTX that does not load: its message, the PTX around it and the line of the test."""
     outcome: Any = yield
     report = outcome.get_result()
     if call.excinfo is None or not report.failed or not sm120_is_used(call.excinfo.value):
@@ -199,5 +199,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
 
 
 def sm120_is_used(error: BaseException) -> bool:
-    """Whether an exception is one of pysm120, which need not be imported to know it."""
+    """Whether an exception is one of pysm120; does not import pysm120."""
     return any(kind.__module__ == "pysm120.runtime.errors" for kind in type(error).__mro__)

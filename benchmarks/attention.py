@@ -1,10 +1,10 @@
-"""Time forward attention on a GPU: ours beside PyTorch's FlashAttention 2, efficient and cuDNN back ends.
+"""Time forward attention on a GPU: our kernels, and PyTorch's FlashAttention 2, efficient and cuDNN back ends.
 
     python benchmarks/attention.py [--runs 15] [--json FILE] [--plot FILE.png]
 
-Everything runs in one process on tensors that PyTorch made, in turns, with buffers that rotate past the L2; figures are
-medians of runs, each of as many calls as take about 3 ms, with the least and the greatest. A probe gives the ceiling of
-mma.sync on this chip in this run; its sums prove how many products it made. The clock is sampled while each case runs.
+All candidates run in turn in one process, on tensors of PyTorch, with rotating buffers larger than the L2. Figures are
+medians of runs of about 3 ms, with minimum and maximum. A probe measures the ceiling of mma.sync on this chip in this
+run; its sums prove how many products it made. The clock is sampled while each case runs.
 """
 
 import argparse
@@ -71,7 +71,7 @@ MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 
 
 class Figure(NamedTuple):
-    """TFLOP/s of one case by one way, over its runs."""
+    """TFLOP/s of one case by one implementation, over its runs."""
 
     name: str
     rates: list[float]
@@ -102,7 +102,7 @@ class Clock:
             thread.join()
 
     def sample(self) -> None:
-        """Ask the driver's tool, again and again."""
+        """Query nvidia-smi repeatedly."""
         command = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
         while not self.done.wait(0.05):
             answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
@@ -110,7 +110,7 @@ class Clock:
 
 
 def time_calls(device: pysm120.Device, calls: Sequence[Callable[[], object]], runs: int) -> list[float]:
-    """Return seconds per call of each run; calls take turns with their buffers."""
+    """Return seconds per call of each run; calls rotate through their buffers."""
     start, end = device.event(), device.event()
 
     def run(count: int) -> float:
@@ -128,7 +128,7 @@ def time_calls(device: pysm120.Device, calls: Sequence[Callable[[], object]], ru
 
 
 def ceiling(device: pysm120.Device, runs: int) -> Figure:
-    """Return what mma.sync reaches with operands in registers."""
+    """Return the rate of mma.sync with operands in registers."""
     rounds, ctas = 20000, 2 * device.info.multiprocessors
     acc = [", ".join(f"acc_{4 * n + i}" for i in range(4)) for n in range(8)]
     text = (
@@ -141,7 +141,7 @@ def ceiling(device: pysm120.Device, runs: int) -> Figure:
     calls = [lambda: kernel(ctas, 256, out, np.uint32(rounds))]
     seconds = time_calls(device, calls, runs)
     if not np.all(out.numpy() == 32 * 16 * rounds):
-        message = "the probe made another number of products than it was timed for"
+        message = "the number of products that the probe made differs from the number that was timed"
         raise RuntimeError(message)
     flops = ctas * 8 * rounds * 8 * 2 * 16 * 8 * 16
     return Figure("mma.sync bf16", [flops / s / 1e12 for s in seconds])
@@ -180,7 +180,7 @@ def error(torch: Any, s: list[Any], *, causal: bool) -> float:
 
 
 def measure(device: pysm120.Device, torch: Any, case: tuple[int, int, int, int, bool], runs: int) -> dict[str, Any]:
-    """Time one case by all ways."""
+    """Time one case with all implementations."""
     batch, rows, heads, head_dim, causal = case
     flops = 4 * batch * heads * rows * rows * head_dim / (2 if causal else 1)
     shape = (batch, rows, heads, head_dim)
@@ -207,7 +207,7 @@ def measure(device: pysm120.Device, torch: Any, case: tuple[int, int, int, int, 
 
 
 def host_seconds(device: pysm120.Device, runs: int) -> float:
-    """Return what the host spends on one call from Python that the GPU finishes at once."""
+    """Return the host's time for a call from Python that takes the GPU almost no time."""
     x = [device.zeros((1, 16, 1, 64), ml_dtypes.bfloat16) for _ in range(4)]
     seconds = []
     for _ in range(runs):

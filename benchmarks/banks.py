@@ -1,9 +1,9 @@
-"""Clocks of accesses of shared memory on a GPU beside the wavefronts that profiles of the virtual device count.
+"""Compare the clocks of accesses of shared memory on a GPU with the wavefronts in profiles of the virtual device.
 
     python benchmarks/banks.py --device cuda
 
-Sixteen warps make the same access many times; a multiprocessor does one wavefront in a clock, so the two columns agree
-where the model of banks is right.
+Sixteen warps make the same access many times. A multiprocessor does one wavefront per clock, so the two columns agree
+if the model of banks is right.
 """
 
 import argparse
@@ -119,13 +119,13 @@ def predicted(access: str, text: str, offsets: npt.NDArray[np.int64]) -> float:
 
 
 def main() -> int:
-    """Print both columns; 1 where they are more than a tenth and half a clock apart."""
+    """Print both columns; return 1 if they differ by more than a tenth and half a clock."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1 (default: cuda)")
     wrong = 0
     with pysm120.Device(parser.parse_args().device) as device:
         if device.is_virtual:
-            print("banks.py: --device is the virtual SM120, whose clock counts instructions; a GPU is right")
+            print("banks.py: --device is the virtual SM120, whose clock counts instructions; it must be a GPU")
             return 2
         print(f"{device.info.name}: {WARPS} warps, {ROUNDS * TIMES} times each\n")
         print(f"{'access':42} {'clocks':>8} {'model':>6}")

@@ -1,4 +1,4 @@
-"""What a benchmark ran on."""
+"""The chip that a benchmark ran on."""
 
 import datetime as dt
 import subprocess

@@ -1,10 +1,10 @@
-"""Time what forward attention can be asked for, beside the plain call, on a GPU.
+"""Time the features of forward attention on a GPU, compared with the plain call.
 
     python benchmarks/features.py [--runs 15] [--head-size 128] [--json FILE]
 
-Batch 4, 2048 rows, 32 heads, bf16; buffers rotate past the L2. FLOPs are those of the scores that a row sees, so that
-what a mask saves does not count as speed; `beside plain` is that rate over the plain kernel's of this run. Cases take
-turns: each figure is the median of runs spread over the whole measurement, with the least and the greatest.
+Batch 4, 2048 rows, 32 heads, bf16; rotating buffers are larger than the L2. FLOPs count only visible scores, so that
+work saved by a mask does not count as speed; `beside plain` is the rate relative to the plain kernel in this run. Cases
+take turns: each figure is the median of runs spread over the whole measurement, with minimum and maximum.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Time the quantisation to MXFP8 on a GPU, beside a copy of as many bytes.
+"""Time the quantisation to MXFP8 on a GPU, compared with a copy of as many bytes.
 
     python benchmarks/quantize.py [--runs 15] [--layout k_d128 ...] [--json FILE]
 
 The kernels that feed attention (layouts q, k and v) and those of quantize_mxfp8 (d, rows), on [batch, rows, heads, head
-size] tensors of normal numbers. Bytes are those read and written; the copy, within device memory, moves as many.
-Kernels and copies take turns in one process, on buffers that rotate past the L2, behind work that keeps the device busy
-until the host has queued a run. Figures are medians of runs of about 1.5 ms, with the least and the greatest.
+size] tensors of normal numbers. Bytes are those read and written; the copy within device memory moves as many. Kernels
+and copies take turns in one process, on rotating buffers larger than the L2. Other work keeps the device busy until the
+host has queued a run. Figures are medians of runs of about 1.5 ms, with minimum and maximum.
 """
 
 import argparse
@@ -94,7 +94,7 @@ class Timer:
         raise RuntimeError(message)
 
     def __call__(self, ways: Sequence[Sequence[Call]], runs: int) -> list[list[float]]:
-        """Return seconds per call of each run of each way; ways take turns."""
+        """Return seconds per call of each run of each candidate; candidates take turns."""
         counts = []
         for calls in ways:
             counts.append(max(1, int(RUN_SECONDS / self.run(calls, len(calls)))))
@@ -108,7 +108,7 @@ class Timer:
 
 
 def inputs(device: pysm120.Device, dtype: str) -> pysm120.Array:
-    """Return normal numbers for the largest shape, twice: a block of them again and again."""
+    """Return normal numbers for twice the largest shape; a block of them is repeated."""
     rng = np.random.default_rng(0)
     count = 2 * max(int(np.prod(shape)) for shape in SHAPES)
     block = rng.standard_normal(1 << 22, np.float32).astype(DTYPES[dtype])
@@ -160,7 +160,7 @@ def launches(
 
 
 def copies(device: pysm120.Device, nbytes: int) -> list[Call]:
-    """Return copies that read and write so many bytes together, between different buffers."""
+    """Return copies between different buffers that read and write a total number of bytes."""
     half = nbytes // 2
 
     def copy() -> Call:

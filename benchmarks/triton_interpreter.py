@@ -2,8 +2,8 @@
 
     TRITON_INTERPRET=1 python benchmarks/triton_interpreter.py FOLDER
 
-The folder holds arguments.npz and constants.json; out.npy is written there. The interpreter asks for tensors of
-PyTorch; what it asks of them is little, and done here for NumPy arrays.
+The folder holds arguments.npz and constants.json; out.npy is written there. The interpreter needs tensors of PyTorch,
+but only few of their methods, which are implemented here for NumPy arrays.
 """
 
 import json
@@ -20,7 +20,7 @@ import triton_kernels  # noqa: E402 # the folder has to be known first
 
 
 class Tensor:
-    """As much of a tensor as the interpreter looks at; it is its own storage."""
+    """The part of a tensor that the interpreter uses; it is its own storage."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -36,21 +36,21 @@ class Tensor:
         return self
 
     def cpu(self) -> "Tensor":
-        """Be where the host is."""
+        """Return the tensor itself, which is on the host."""
         return self
 
     def new_empty(self, _size: int, device: str) -> "Tensor":
-        """Make another one, of which only the memory that it is given counts."""
+        """Return a new tensor; its memory is set later."""
         if device != "cpu":
             raise ValueError(f"device = {device!r}: there is only the host")
         return Tensor(self.array)
 
     def set_(self, storage: "Tensor", *_layout: Any) -> None:
-        """Take that memory."""
+        """Set the memory of the tensor."""
         self.array = storage.array
 
     def storage_offset(self) -> int:
-        """Begin where the memory does."""
+        """Return the offset in the memory."""
         return 0
 
     def size(self) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class Tensor:
         return tuple(n // self.array.itemsize for n in self.array.strides)
 
     def copy_(self, other: "Tensor") -> None:
-        """Copy what is the same memory."""
+        """Check that the source is the same memory, so that nothing is to be copied."""
         if other.array is not self.array:
             raise ValueError("the interpreter made a copy")
 

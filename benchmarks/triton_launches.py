@@ -1,10 +1,10 @@
-"""Make a list of launches that the timing model is tested with: matmul and attention that Triton compiled.
+"""Make a list of launches for tests of the timing model: matmul and attention, compiled by Triton.
 
     python benchmarks/triton_launches.py FOLDER        # writes FOLDER/triton.json and FOLDER/triton/*.xz; needs triton
 
-Triton compiles the kernels of tests/corpus for sm_80, whose products are mma.sync, and ptxas assembles that for sm_90,
-with the lines of the PTX. Each is run small on the virtual device and held to NumPy first. The clocks are for
-`model --measure OUT.json --launches FOLDER/triton.json` on a GPU.
+Triton compiles the kernels of tests/corpus for sm_80, whose products are mma.sync, and ptxas assembles them for sm_90,
+with the lines of the PTX. First a small problem of each runs on the virtual device and is compared with NumPy. Then
+`model --measure OUT.json --launches FOLDER/triton.json` measures the clocks on a GPU.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Matmul:
     name: ClassVar = "matmul"
 
     def constants(self) -> dict[str, Any]:
-        """Return what the kernel is compiled for."""
+        """Return the constants that the kernel is compiled with."""
         return {"BM": self.BM, "BN": self.BN, "BK": self.BK, "ACC": tl.float32}
 
     def small(self) -> "Matmul":
@@ -79,7 +79,7 @@ class Matmul:
 
     @staticmethod
     def expected(values: list[Any]) -> tuple[int, npt.NDArray[Any]]:
-        """Return which argument is the output, and what must be there."""
+        """Return the index of the output argument, and its expected values."""
         return 2, values[0].astype(float) @ values[1].astype(float)
 
 
@@ -100,7 +100,7 @@ class Attention:
     name: ClassVar = "attention"
 
     def constants(self) -> dict[str, Any]:
-        """Return what the kernel is compiled for."""
+        """Return the constants that the kernel is compiled with."""
         return {"D": self.D, "BM": self.BM, "BN": self.BN, "CAUSAL": self.causal}
 
     def small(self) -> "Attention":
@@ -128,7 +128,7 @@ class Attention:
         return [*[f"{shape}:normal"] * 3, shape, f"f32[{self.heads},{self.S}]", f"s32:{self.S}", scale]
 
     def expected(self, values: list[Any]) -> tuple[int, npt.NDArray[Any]]:
-        """Return which argument is the output, and what must be there."""
+        """Return the index of the output argument, and its expected values."""
         q, k, v = (x.astype(float) for x in values[:3])
         scores = q @ k.swapaxes(1, 2) * self.D**-0.5
         if self.causal:

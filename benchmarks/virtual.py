@@ -1,9 +1,9 @@
-"""Time the virtual SM120: mxfp8 attention beside NumPy's own in float32, and Triton's beside Triton's interpreter.
+"""Time the virtual SM120: mxfp8 attention compared with NumPy in float32, and Triton's with Triton's interpreter.
 
     python benchmarks/virtual.py [--runs 9] [--json FILE]
 
-What is compared is timed turn by turn in one run, on the same cores: a machine's speed drifts, the ratio of a pair does
-less so. Each figure is the median, with the least and the greatest. What checks and vectors cost is compared in
+The two sides of a comparison are timed in turn in one run, on the same cores, because the ratio of a pair drifts less
+than a machine's speed. Figures are medians, with minimum and maximum. The cost of checks and vectors is measured in
 processor time. Triton's part needs the extra `corpus`.
 """
 
@@ -40,7 +40,7 @@ TRITON_HEADS, TRITON_ROWS, TRITON_DIM, BLOCK_M, BLOCK_N = 2, 512, 64, 64, 32
 
 
 class Figure(NamedTuple):
-    """Seconds of two things that were timed in turn, and what they are."""
+    """Seconds of two things that were timed in turn, and their names."""
 
     what: str
     ours: list[float]
@@ -48,7 +48,7 @@ class Figure(NamedTuple):
     theirs: list[float]
 
     def row(self) -> dict[str, object]:
-        """Say it in medians, and the ratio with its spread."""
+        """Return the medians, and the ratio with its spread, as text."""
         ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
         return {
             "what": self.what,
@@ -80,14 +80,14 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def processor_time(action: Callable[[], object]) -> float:
-    """Seconds that one call takes of all processors together."""
+    """Processor time of one call, over all processors."""
     start = time.process_time()
     action()
     return time.process_time() - start
 
 
 def seconds_told(action: Callable[[], float]) -> float:
-    """Seconds that one call says itself."""
+    """Seconds that one call returns."""
     return action()
 
 
@@ -121,14 +121,14 @@ class Forward:
         self.device.synchronize()
 
     def reference(self) -> None:
-        """Let NumPy do the same."""
+        """Compute the same forward in NumPy."""
         q, k, v = self.host
         numpy_attention(q[0], k[0], v[0])
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let the device use so many threads."""
+    """Limit the number of threads of the device."""
     before = os.environ.get("PYSM120_THREADS")
     os.environ["PYSM120_THREADS"] = str(count)
     yield
@@ -148,7 +148,7 @@ def against_numpy(runs: int) -> Iterator[Figure]:
 
 
 def by_threads(runs: int) -> Iterator[Figure]:
-    """How it scales with cores: one thread against more."""
+    """Scaling with cores: one thread against several."""
     forward = Forward(ROWS, "default")
 
     def run(count: int) -> Callable[[], None]:
@@ -216,7 +216,7 @@ def by_level(runs: int) -> Iterator[Figure]:
 
 
 class Elsewhere:
-    """The forward at level off in a process of its own, with some vectors; a call returns its processor time."""
+    """The forward at level off in a separate process, with a vector width; a call returns its processor time."""
 
     def __init__(self, vectors: str) -> None:
         self.pipe, other = multiprocessing.Pipe()
@@ -226,7 +226,7 @@ class Elsewhere:
 
     @staticmethod
     def serve(pipe: Connection) -> None:
-        """Run it as often as somebody asks."""
+        """Run the forward once for every message of the pipe."""
         forward = Forward(ROWS, "off")
         with suppress(EOFError):
             while pipe.recv():
@@ -270,7 +270,7 @@ class Interpreter:
 
 
 def against_interpreter(runs: int, folder: Path) -> Iterator[Figure]:
-    """Triton's flash attention: its PTX here, its source there; they have to agree."""
+    """Triton's flash attention: its PTX on the virtual device, its source in the interpreter; results must agree."""
     sys.path.insert(0, str(KERNELS))
     from triton_compile import compile_kernel  # noqa: PLC0415 # only where Triton is installed
 

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def flags(arguments: argparse.Namespace) -> list[str]:
-    """Return what --cflags, --libs, --cmakedir and --pkgconfigdir ask for."""
+    """Return the text that --cflags, --libs, --cmakedir or --pkgconfigdir prints."""
     words = []
     library = ffi.library_path().resolve()
     if arguments.cflags:
@@ -70,8 +70,8 @@ def flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status: 1 a kernel failed, 2 something was refused, 130 Ctrl-C."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - None where it is closed
+    """Run a command; return the exit status: 1 a kernel failed, 2 an argument is wrong or unsupported, 130 Ctrl-C."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - None if it is closed
     sys.stderr = sys.stderr or sys.stdout
     top = parser()
     arguments, words = top.parse_known_args(argv)
@@ -91,12 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\npysm120: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (Error, OSError, MemoryError) as error:
         is_ours = isinstance(error, Error | OSError)
-        text = str(error) if is_ours else f"this machine has too little memory: {str(error) or 'what was asked for'}"
+        text = str(error) if is_ours else f"this machine has too little memory: {str(error) or 'an allocation failed'}"
         print(f"pysm120: {text}", file=sys.stderr)
         return 1 if isinstance(error, FaultError) else 2
     top.print_help()

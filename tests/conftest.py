@@ -1,4 +1,4 @@
-"""Options and fixtures of every test: which device, which seed."""
+"""Options and fixtures of every test: the device and the seed."""
 
 import importlib.util
 import os
@@ -38,9 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the tests and the seed; no thread of the host answers a kernel, but where a test says so."""
-    os.environ.setdefault("PYSM120_PATIENCE", "0")
-    given = getattr(config, "workerinput", {}).get("pysm120")  # what the process that starts the workers chose
+    """Choose the tests and the seed."""
+    os.environ.setdefault("PYSM120_PATIENCE", "0")  # kernels do not wait for host threads, unless a test says so
+    given = getattr(config, "workerinput", {}).get("pysm120")  # the choices of the process that starts the workers
     if given:
         config.option.part, config.option.seed = given
         return
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Show what it takes to repeat the run."""
+    """Show the options that repeat the run."""
     triton, jax = ("with" if has else "without" for has in (HAS_TRITON, HAS_JAX))
     what = f"corpus {triton} Triton, oracles {jax} JAX"
     part = {"default": "", "rest": " --rest", "all": " --all"}[config.option.part]
@@ -65,7 +65,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the device under test cannot show, and what the part of the run does not take."""
+    """Leave out tests that the device under test does not support, and tests that are not in this part of the run."""
     other = "virtual" if config.option.device.startswith("cuda") else "cuda"
     left_out = [item for item in items if item.get_closest_marker(other)]
     chosen = selection.select(
@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many tests were left out."""
+    """Report how many tests were left out."""
     found = config.stash.get(LEFT_OUT, None)
     if found and found["reasons"]:
         terminalreporter.write_line(
@@ -92,7 +92,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use every core, but one process alone on a GPU, which has one memory."""
+    """Use every core; on a GPU use one process, because all share its memory."""
     if config.option.device.startswith("cuda"):
         return 0
     return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
@@ -138,11 +138,11 @@ def device(device_name: str) -> Iterator[pysm120.Device]:
 
 @pytest.fixture
 def control_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt, here and in what is started from here.
+    """Make SIGINT raise KeyboardInterrupt, here and in child processes.
 
-    A run in the background of a shell inherits that it is ignored.
+    A shell ignores SIGINT in background jobs, and a run inherits that.
     """
-    monkeypatch.setenv("PYSM120_INSTRUCTION_LIMIT", str(1 << 33))  # an end, should it fail
+    monkeypatch.setenv("PYSM120_INSTRUCTION_LIMIT", str(1 << 33))  # a limit, in case the test fails
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -150,7 +150,7 @@ def control_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def opened(device_name: str) -> Iterator[OpenDevice]:
-    """Open the device under test by the C ABI alone."""
+    """Open the device under test through the C ABI only."""
     device = OpenDevice(device_name)
     yield device
     device.close()
@@ -158,6 +158,6 @@ def opened(device_name: str) -> Iterator[OpenDevice]:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Random numbers that depend on the seed and on the test alone."""
+    """Random numbers that depend only on the seed and on the test."""
     name = zlib.crc32(request.node.nodeid.encode())
     return np.random.default_rng([request.config.option.seed, name])

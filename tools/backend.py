@@ -24,7 +24,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "libsm120.so.0"
-# nvcc and what it needs to assemble PTX, where this machine has none.
+# nvcc and the packages that it needs to assemble PTX, for machines without nvcc.
 TOOLCHAIN = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
@@ -48,7 +48,7 @@ def build_tool() -> Any:
     """Load tools/build.py."""
     spec = importlib.util.spec_from_file_location("sm120_build", ROOT / "tools" / "build.py")
     if spec is None or spec.loader is None:
-        message = "tools/build.py is missing: this is no complete source tree"
+        message = "tools/build.py is missing: this source tree is not complete"
         raise FileNotFoundError(message)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -56,7 +56,7 @@ def build_tool() -> Any:
 
 
 def toolchain() -> list[str]:
-    """Return the packages that bring nvcc; none where the build finds one that is new enough."""
+    """Return the packages that bring nvcc; empty if the build finds an nvcc that is new enough."""
     tool = build_tool()
     try:
         tool.find_nvcc()
@@ -76,7 +76,7 @@ class BuildPackage(build_py):
     def run(self) -> None:
         """Build the library; copy it unless the install is editable."""
         library = build_library()
-        # What an earlier build left there is not part of this one.
+        # Remove the files of an earlier build.
         package = Path(self.build_lib) / "pysm120"
         if not self.editable_mode:
             shutil.rmtree(package, ignore_errors=True)
@@ -84,7 +84,7 @@ class BuildPackage(build_py):
         if not self.editable_mode:
             shutil.copyfile(library, package / LIBRARY)
             shutil.copyfile(ROOT / "src" / "sm120.h", package / "sm120.h")
-            # pysm120.microbench writes its kernels when it knows the chip.
+            # pysm120.microbench expands its kernels when it knows the chip.
             for source in (Path("expand.py"), Path("parts/head.ptx"), *sorted((ROOT / "ptx" / "bench").glob("*.ptx"))):
                 target = package / "ptx" / (ROOT / "ptx" / source).relative_to(ROOT / "ptx")
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class PlatformWheel(bdist_wheel):
     """One wheel for every Python 3 of a platform."""
 
     def finalize_options(self) -> None:
-        """Say that the package holds machine code, so that it is installed where such packages are."""
+        """Declare that the package holds machine code, so that it is installed as a platform package."""
         distribution: Any = self.distribution
         distribution.has_ext_modules = lambda: True
         super().finalize_options()
@@ -110,14 +110,14 @@ Settings = dict[str, str | list[str] | None]
 
 
 def get_requires_for_build_wheel(config_settings: Settings | None = None) -> list[str]:
-    """Return what a wheel needs to be built."""
+    """Return the packages that are needed to build a wheel."""
     return [*build_meta.get_requires_for_build_wheel(config_settings), *toolchain()]
 
 
 def get_requires_for_build_editable(
     config_settings: Settings | None = None,
 ) -> list[str]:
-    """Return what an editable install needs."""
+    """Return the packages that an editable install needs."""
     return [*build_meta.get_requires_for_build_editable(config_settings), *toolchain()]
 
 

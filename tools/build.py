@@ -2,10 +2,10 @@
 
     python tools/build.py [--sanitize address,undefined]
 
-Only what changed is done again: an output is rebuilt when the hash of its command and of all that it reads differs from
-the one stored beside it. A template is read again when it or what it includes has changed, a kernel is assembled again
-when its PTX has, and a C file is compiled again when it or a header that it includes has. Needs a C compiler (CC, else
-cc or gcc) and nvcc 13.0 (PATH, CUDA_HOME or the PyPI wheel nvidia-cuda-nvcc); nothing at run time.
+Builds are incremental: an output is rebuilt if the hash of its command and inputs differs from the hash stored beside
+it. The inputs of a template are the files that it includes, those of a kernel its PTX, those of a C file its headers.
+The build needs a C compiler (CC, else cc or gcc) and nvcc 13.0 (PATH, CUDA_HOME or the PyPI wheel nvidia-cuda-nvcc).
+The library needs neither at run time.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "ptx"), str(ROOT / "tools")]
 
-import records  # noqa: E402 # the folders have to be known first
+import records  # noqa: E402 # sys.path must have the folders first
 import tables  # noqa: E402
 from expand import TemplateError  # noqa: E402
 from records import Parameter  # noqa: E402
@@ -36,9 +36,9 @@ from records import Parameter  # noqa: E402
 OLDEST_NVCC = (12, 9)
 SUFFIXES = {"sm_120f": "sm120", "sm_90": "sm90"}
 TARGETS = tuple(SUFFIXES)
-EXPANDERS = ("expand.py", "records.py")  # what the expanded text depends on beside the templates
-# How images are compressed: so many bytes together, which takes a few milliseconds to decode; PTX by the letter before,
-# machine code by where in an instruction of 16 bytes a byte stands.
+EXPANDERS = ("expand.py", "records.py")  # programs on which the expanded text depends, beside the templates
+# Compression of images. A block has this many bytes, which decode in a few milliseconds. PTX is coded in the context of
+# the previous letter, machine code in that of a byte's position in its 16-byte instruction.
 PACKING = {"ptx": (600_000, {"lc": 3, "lp": 0, "pb": 0}), "cubin": (300_000, {"lc": 0, "lp": 4, "pb": 4})}
 FLAGS = [
     "-std=c11",
@@ -53,7 +53,7 @@ FLAGS = [
     "-Wconversion",
     "-Werror",
 ]
-# build/ holds generated/, what the templates say of their kernels in C.
+# build/ holds generated/: the records of the templates as C.
 INCLUDE = ["-I", str(ROOT / "src"), "-I", str(ROOT / "build")]
 # Files named *_isa.c hold the loops over lanes: compiled once per vector width, chosen at run time.
 ISA_FLAGS = {
@@ -67,11 +67,11 @@ OTHER_ISA_FLAGS = {"base": ["-O3"]}
 
 
 class BuildError(Exception):
-    """One sentence that says what is missing or wrong."""
+    """An error of the build, with one sentence that says what is missing or wrong."""
 
 
 def run(command: Sequence[str | Path]) -> str:
-    """Run a command; its output, or a BuildError that shows it."""
+    """Run a command; return its output, or raise a BuildError that shows the command."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -81,7 +81,7 @@ def run(command: Sequence[str | Path]) -> str:
 
 
 def nvcc_version(nvcc: Path) -> str:
-    """Ask an nvcc for its version, unless the file is the one that was asked last: it takes long to answer."""
+    """Return the version of an nvcc. It is remembered for an unchanged file, because nvcc takes long to answer."""
     status = nvcc.stat()
     asked = [str(nvcc.resolve()), status.st_size, status.st_mtime_ns]
     answers = ROOT / "build" / "nvcc.json"
@@ -117,8 +117,8 @@ def find_nvcc() -> Path:
 def assembler(nvcc: Path, target: str) -> list[str]:
     """Choose the command that assembles PTX: the ptxas beside nvcc, else nvcc.
 
-    They are the same assembler, but nvcc asks a C++ compiler for its properties before it assembles anything, and a
-    machine that only has gcc has none.
+    Both are the same assembler, but nvcc runs a C++ compiler before it assembles anything, and a machine may have only
+    gcc.
     """
     for folder in (nvcc.parent, nvcc.resolve().parent):
         if os.access(folder / "ptxas", os.X_OK):
@@ -137,7 +137,7 @@ def find_cc() -> list[str]:
 
 
 class Cache:
-    """Makes outputs whose inputs or commands changed since they were made."""
+    """Rebuilds outputs whose inputs or commands have changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -145,13 +145,13 @@ class Cache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def digest(self, path: Path) -> bytes:
-        """Return the hash of a file as it was when this was first asked; b"" where there is none."""
+        """Return the hash of a file at the time of the first call; b"" if the file does not exist."""
         if path not in self.digests:
             self.digests[path] = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
         return self.digests[path]
 
     def key(self, parts: Iterable[str | bytes | Path]) -> str:
-        """Return the hash of words, and of files by what they hold."""
+        """Return the hash of words and of the contents of files."""
         whole = hashlib.sha256()
         for part in parts:
             data = self.digest(part) if isinstance(part, Path) else part
@@ -166,9 +166,9 @@ class Cache:
         action: Callable[[], object],
         found: Callable[[], Iterable[Path]] = tuple,
     ) -> Path:
-        """Run `action`, which writes `output`, unless it was done with the same key.
+        """Run `action`, which writes `output`, unless the output was made with the same key.
 
-        `found` lists, once the output is there, further files that it was made from.
+        `found` lists further inputs; it is called when the output exists.
         """
         words = list(key)
         stamp = output.with_name(output.name + ".key")
@@ -182,7 +182,7 @@ class Cache:
         return output
 
     def write(self, output: Path, data: str | bytes) -> Path:
-        """Write a file, unless it holds the same already."""
+        """Write a file, unless it has the same contents already."""
         raw = data.encode() if isinstance(data, str) else data
         if not output.exists() or output.read_bytes() != raw:
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ class Cache:
 
 
 def remove_others(folder: Path, kept: Iterable[Path]) -> None:
-    """Remove the files of a folder, and of those in it, that this build has not made."""
+    """Remove the files of a folder and its subfolders that this build has not made."""
     names = {path.name for path in kept}
     for path in folder.rglob("*"):
         if path.is_file() and path.name.removesuffix(".key") not in names:
@@ -203,7 +203,7 @@ def remove_others(folder: Path, kept: Iterable[Path]) -> None:
 
 
 class Templates(NamedTuple):
-    """What the templates say: kernels by entry, each one's PTX by target, lists of parameters, constants."""
+    """The contents of the templates: kernels by entry, the PTX of each by target, lists of parameters, constants."""
 
     records: dict[str, tuple[str, dict[str, Any]]]  # source, record
     texts: dict[tuple[str, str], Path]
@@ -213,14 +213,14 @@ class Templates(NamedTuple):
 
 
 def stem_of(source: Path) -> str:
-    """Return what the files of a template are called: attention_mxfp8 of ptx/attention/mxfp8.ptx."""
+    """Return the name for the files of a template: attention_mxfp8 for ptx/attention/mxfp8.ptx."""
     return "_".join(source.with_suffix("").parts[1:])
 
 
 def expand(cache: Cache, template: Path, target: str) -> Path:
-    """Expand a template for a target, unless neither it nor what it includes has changed.
+    """Expand a template for a target, if it or a file that it includes has changed.
 
-    The PTX of each kernel is written to build/kernels/ENTRY.TARGET.ptx, and what is said of it to the file returned.
+    The PTX of each kernel is written to build/kernels/ENTRY.TARGET.ptx, and the records to the returned file.
     """
     output = cache.folder / "kernels" / f"{stem_of(template.relative_to(ROOT))}.{target}.json"
 
@@ -239,7 +239,7 @@ def expand(cache: Cache, template: Path, target: str) -> Path:
         output.write_text(json.dumps(said))
 
     def found() -> list[Path]:
-        """List the templates that it was made of, and what was made."""
+        """Return the included templates, and the written files."""
         if not output.exists():
             return []
         said = json.loads(output.read_text())
@@ -252,7 +252,7 @@ def expand(cache: Cache, template: Path, target: str) -> Path:
 def templates() -> list[Path]:
     """List the templates of the library's kernels.
 
-    Others include what is in parts/; bench/ is expanded by pysm120.microbench, for the chip that it finds.
+    Files in parts/ are only included; bench/ is expanded by pysm120.microbench, for the chip that it finds.
     """
     return sorted(path for path in (ROOT / "ptx").glob("*/*.ptx") if path.parent.name not in {"parts", "bench"})
 
@@ -283,7 +283,7 @@ def read_templates(cache: Cache, pool: ThreadPoolExecutor) -> Templates:
 
 
 class Assembled(NamedTuple):
-    """A kernel assembled for one target; `log` holds what ptxas -v says of it."""
+    """A kernel assembled for one target; `log` is the file with the output of ptxas -v."""
 
     cubin: Path
     log: Path
@@ -307,7 +307,7 @@ def assemble(cache: Cache, command: list[str], version: str, ptx: Path) -> Assem
 
 
 class Block(NamedTuple):
-    """Images that are compressed together, since most of each is in the others too."""
+    """Images that are compressed together, because they share most of their contents."""
 
     images: list[Path]
     limit: int
@@ -315,7 +315,7 @@ class Block(NamedTuple):
 
 
 def blocks(found: Templates) -> dict[str, Block]:
-    """Divide the images of each template into blocks; by the name of the file that each is packed in."""
+    """Divide the images of each template into blocks; return the blocks by the names of their packed files."""
     made: dict[str, Block] = {}
     for source in dict.fromkeys(source for source, _ in found.records.values()):
         stem = stem_of(Path(source))
@@ -349,7 +349,7 @@ def pack(cache: Cache, output: Path, block: Block) -> Path:
 
 
 def make_kernels(cache: Cache, pool: ThreadPoolExecutor) -> tuple[list[Path], Path]:
-    """Make all kernels, and build/generated/ of them: the sources to compile, and the file that one of them embeds."""
+    """Make all kernels and build/generated/; return the sources to compile, and the file that one of them embeds."""
     nvcc = find_nvcc()
     version = nvcc_version(nvcc)
     found = read_templates(cache, pool)
@@ -397,7 +397,7 @@ def make_kernels(cache: Cache, pool: ThreadPoolExecutor) -> tuple[list[Path], Pa
 
 
 def write_pkgconfig(folder: Path) -> None:
-    """Write the sm120.pc of the source tree, where library and header lie apart."""
+    """Write the sm120.pc of the source tree, in which library and header are in different folders."""
     text = (ROOT / "pysm120" / "pkgconfig" / "sm120.pc").read_text()
     lines = [line for line in text.splitlines() if not line.startswith(("#", "prefix="))]
     text = "\n".join(["prefix=${pcfiledir}/../..", *lines, ""])
@@ -417,11 +417,11 @@ def objects(source: Path, folder: Path) -> list[tuple[Path, list[str]]]:
 
 
 def compile_object(cache: Cache, source: Path, target: Path, command: list[str], version: str) -> Path:
-    """Compile a C file, again where it, a header that it includes or the command has changed."""
+    """Compile a C file if it, an included header or the command has changed."""
     listed = target.with_suffix(".d")
 
     def headers() -> list[Path]:
-        """Read the rule that the compiler has written: the object, a colon, and what it is made of."""
+        """Read the make rule that the compiler has written: the object, a colon, and its inputs."""
         words = listed.read_text().replace("\\\n", " ").partition(": ")[2] if listed.exists() else ""
         return [Path(word.replace("\\ ", " ")) for word in re.split(r"(?<!\\)\s+", words) if word]
 
@@ -435,9 +435,9 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     Parameters
     ----------
     sanitize : str, optional
-        What -fsanitize= gets, "address,undefined" say; such a library goes to a folder of its own.
+        The value of -fsanitize=, such as "address,undefined"; such a library has a separate folder.
     jobs : int
-        How many compilers run at a time.
+        The number of compilers that run at a time.
 
     Returns
     -------
@@ -469,7 +469,7 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
             return compile_object(cache, source, target, command, version)
 
         compiled = list(pool.map(compile_one, work))
-    # Objects of sources that are gone would still be found by whoever links a folder of them.
+    # Remove the objects of deleted sources, because tests link all objects of a folder.
     for stale in {*(folder / "objects").rglob("*.o")} - {*compiled}:
         stale.unlink()
     library = folder / "libsm120.so.0"
@@ -487,7 +487,7 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build the library.")
-    parser.add_argument("--sanitize", help="what -fsanitize= gets, for example address,undefined")
+    parser.add_argument("--sanitize", help="value of -fsanitize=, for example address,undefined")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     try:

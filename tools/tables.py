@@ -1,4 +1,4 @@
-"""Write what the templates say of their kernels as C: constants, structs of parameters, records, images."""
+"""Write the records of the templates as C: constants, structs of parameters, records, images."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ WRITTEN = "/* Written by tools/build.py from the templates: do not edit. */\n"
 
 
 class Image(NamedTuple):
-    """Where an image is: in which block, and where in that."""
+    """The place of an image: its block, and its offset and size in the block."""
 
     block: int
     at: int
@@ -58,7 +58,7 @@ def member(parameter: Parameter) -> str:
 
 
 def struct(name: str, parameters: Iterable[Parameter]) -> list[str]:
-    """Write a struct of parameters; those of a group are a struct of their own in it, which comes before."""
+    """Write a struct of parameters; each group in it is a struct of its own, which is written before."""
     lines, seen = [f"struct {name}_parameters {{"], {""}
     for parameter in parameters:
         if parameter.group and parameter.group not in seen:
@@ -70,7 +70,7 @@ def struct(name: str, parameters: Iterable[Parameter]) -> list[str]:
 
 
 def groups(lists: Mapping[str, list[Parameter]]) -> dict[str, list[tuple[str, str]]]:
-    """Collect the members of the groups; ValueError where two kernels have other ones under one name."""
+    """Collect the members of the groups; ValueError if a group has different members in two kernels."""
     found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
     for name, parameters in lists.items():
         for group in dict.fromkeys(p.group for p in parameters if p.group):
@@ -82,7 +82,7 @@ def groups(lists: Mapping[str, list[Parameter]]) -> dict[str, list[tuple[str, st
 
 
 def parameters(lists: Mapping[str, list[Parameter]]) -> str:
-    """Write parameters.h: a struct for each list of parameters, laid out as the kernel's own."""
+    """Write parameters.h: a struct for each list of parameters, with the layout of the kernel's parameters."""
     lines = [WRITTEN, "#ifndef SM120_GENERATED_PARAMETERS_H", "#define SM120_GENERATED_PARAMETERS_H", ""]
     lines += ["#include <stddef.h>", "#include <stdint.h>", "", '#include "driver/driver.h"']
     lines += ['#include "runtime/kernels.h"', ""]
@@ -110,7 +110,7 @@ def shorter(name: str, lists: Mapping[str, list[Parameter]]) -> str | None:
 
 
 def without_groups(own: list[Parameter], items: list[Parameter]) -> list[Parameter]:
-    """Return the beginning of a list, as long as another one, with that one's groups: they are no difference."""
+    """Return the beginning of a list, as long as another list and with its groups, for a comparison without groups."""
     return [a._replace(group=b.group) for a, b in zip(own, items, strict=False)]
 
 

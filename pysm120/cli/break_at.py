@@ -1,4 +1,4 @@
-"""``--break``: stop a kernel at a line and show what a warp holds there."""
+"""``--break``: stop a kernel at a line and show the registers of a warp there."""
 
 import argparse
 import struct
@@ -12,13 +12,13 @@ from pysm120.observe.values import register_text
 from pysm120.observe.watch import Instruction, Register, Stop, instructions
 from pysm120.runtime.errors import InvalidArgumentError
 
-AROUND = 2  # instructions that are shown before and after
+AROUND = 2  # instructions to show before and after
 ROW = 16  # bytes in a row of the window
 SHARED_BASE = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --break and what belongs to it."""
+    """Add --break and its options."""
     group = parser.add_argument_group("stopping (virtual device)")
     for option, metavar, text in (
         (
@@ -44,7 +44,7 @@ def parse_cta(word: str | None, grid: tuple[int, ...]) -> tuple[int, int, int] |
         return None
     parts = word.split(",")
     if not 1 <= len(parts) <= len("xyz") or not all(part.isdecimal() for part in parts):
-        message = f"--cta is {word!r}, not one to three numbers from 0 on such as 5 or 5,0,2"
+        message = f"--cta is {word!r}, not one to three numbers of at least 0 such as 5 or 5,0,2"
         raise InvalidArgumentError(message)
     x, y, z = [*map(int, parts), 0, 0][:3]
     if any(a >= b for a, b in zip((x, y, z), (*grid, 1, 1), strict=False)):
@@ -62,7 +62,7 @@ def parse_warp(word: str | None, block: tuple[int, ...]) -> int | None:
         threads *= extent
     warp = number(word, "--warp", 0)
     if warp >= (threads + 31) // 32:
-        message = f"--warp is {word!r}, but a CTA of {threads} threads has {(threads + 31) // 32} warps, from 0 on"
+        message = f"--warp is {word!r}, but a CTA of {threads} threads has {(threads + 31) // 32} warps, from 0"
         raise InvalidArgumentError(message)
     return warp
 
@@ -83,7 +83,7 @@ def parse_window(word: str | None) -> tuple[int, int] | None:
 
 
 def run(launch: Launch, arguments: argparse.Namespace) -> int:
-    """Launch until the line is reached; show what is there. Returns the exit status: 1 where nobody came."""
+    """Launch until the line is reached; show the registers. Returns the exit status: 1 if no warp reached the line."""
     program = launch.program
     code = instructions(launch.kernel)
     if not code:
@@ -144,7 +144,7 @@ def show_registers(stop: Stop) -> None:
 
 
 def show_rows(title: str, columns: console.Row, rows: Sequence[console.Row]) -> None:
-    """Print a table in plain text, whose rows can be searched."""
+    """Print a table in plain text, so that its rows can be searched."""
     print(title)
     for line in console.plain(columns, rows, len(columns)):
         print(f"  {line}")
@@ -161,7 +161,7 @@ def show_shared(address: int, held: bytes) -> None:
 
 
 def show_lanes(stop: Stop, path: str) -> None:
-    """Print where the warps of the CTA are."""
+    """Print the next instruction of each warp of the CTA."""
     rows = [
         (
             f"{'>' if lanes.is_here else ' '} {lanes.warp}",

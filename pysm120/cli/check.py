@@ -51,12 +51,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first element that two seeds do not agree about."""
+    """The first element that differs between two seeds."""
 
     seeds: tuple[int, int]
     first: Output
     second: Output
-    at: int  # of the elements in C order
+    at: int  # index among the elements in C order
     count: int
 
     @property
@@ -65,7 +65,7 @@ class Difference:
         return self.first.after.itemsize
 
     def text(self) -> str:
-        """Say what differs."""
+        """Return the difference as text."""
         output = self.first
         name = output.parameter.name
         name = f"variable {name}" if output.index is None else f"argument {output.index} {name}".rstrip()
@@ -89,7 +89,7 @@ def element_text(values: npt.NDArray[Any], at: int) -> str:
 
 
 def differing(a: npt.NDArray[Any], b: npt.NDArray[Any], tolerance: float) -> npt.NDArray[np.intp]:
-    """Return which elements, in C order, differ in a bit and by more than the tolerance."""
+    """Return which elements, in C order, differ in their bits and by more than the tolerance."""
     if not a.size:
         return np.zeros(0, np.intp)
     x, y = (v.reshape(-1).view(np.uint8).reshape(a.size, -1) for v in (a, b))
@@ -98,7 +98,7 @@ def differing(a: npt.NDArray[Any], b: npt.NDArray[Any], tolerance: float) -> npt
         return found
     try:
         p, q = (v.reshape(-1)[found].astype(np.float64) for v in (a, b))
-    except (TypeError, ValueError):  # bytes of a type that the file does not name
+    except (TypeError, ValueError):  # raw bytes: the file does not name their type
         return found
     with np.errstate(invalid="ignore"):
         same = (np.isnan(p) & np.isnan(q)) | (p == q)
@@ -112,14 +112,14 @@ def compare(
     """Return the first difference between the arrays of two seeds."""
     for a, b in zip(first, second, strict=True):
         found = differing(a.after, b.after, tolerance)
-        if a.index is None and found.size:  # what nobody wrote may be an address, which is another on each device
+        if a.index is None and found.size:  # unwritten variables may hold addresses
             found = found[(a.changed() | b.changed())[found]]
         if found.size:
             return Difference(seeds, a, b, int(found[0]), int(found.size))
     return None
 
 
-# ---- many runs at once ----------------------------------------------------------
+# ---- several runs in parallel ---------------------------------------------------
 
 
 class Runs:
@@ -134,7 +134,7 @@ class Runs:
 
     @contextlib.contextmanager
     def open(self, seed: int) -> Iterator[Launch]:
-        """Open the program on a device of its own."""
+        """Open the program on a separate device."""
         with self.program.open(seed=seed, checks=self.checks) as launch:
             with self.lock:
                 self.devices.add(launch.device)
@@ -157,7 +157,7 @@ class Runs:
             return launch.outputs() + launch.variables()
 
     def stop(self, futures: Collection[concurrent.futures.Future[Any]]) -> None:
-        """Begin no more launches, and interrupt those that run until all have ended."""
+        """Start no more launches, and interrupt the running ones until all have ended."""
         self.stopping.set()
         for future in futures:
             future.cancel()
@@ -165,7 +165,7 @@ class Runs:
             with self.lock:
                 devices = list(self.devices)
             for device in devices:
-                with contextlib.suppress(Exception):  # it was closed meanwhile
+                with contextlib.suppress(Exception):  # the device was closed meanwhile
                     device.interrupt()
             concurrent.futures.wait(futures, timeout=0.1)
 
@@ -182,18 +182,18 @@ def results(runs: Runs, seeds: range) -> Iterator[tuple[int, list[Output] | Faul
                     waiting.append(pool.submit(runs.run, seeds[begun]))
                     begun += 1
                 while not concurrent.futures.wait([waiting[0]], timeout=0.1).done:
-                    pass  # a turn for signals
+                    pass  # lets Python handle signals
                 yield seed, waiting.popleft().result()
         finally:
             runs.stop(waiting)
 
 
-# ---- who wrote it ---------------------------------------------------------------
+# ---- which instruction wrote an element -----------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """The last change of an element in a run: the step, the element's address, and what it holds in the end."""
+    """The last change of an element in a run: the step, the element's address, and its final value."""
 
     step: Step
     address: int
@@ -201,7 +201,7 @@ class Written:
 
 
 def writer(runs: Runs, seed: int, difference: Difference) -> Written | None:
-    """Run a seed once more and see who changed the element last."""
+    """Run a seed again and find the last change of the element."""
     nbytes = difference.nbytes
     offset = difference.at * nbytes
     with runs.open(seed) as launch:
@@ -213,7 +213,7 @@ def writer(runs: Runs, seed: int, difference: Difference) -> Written | None:
 
 
 def writer_text(written: Written, path: str) -> str:
-    """Say which instruction, warp and lane a change came from."""
+    """Return the instruction, warp and lane of a change as text."""
     step = written.step
     end = written.address + len(written.value)
     near = [
@@ -232,7 +232,7 @@ def writer_text(written: Written, path: str) -> str:
 
 
 def explain(runs: Runs, difference: Difference) -> list[str]:
-    """Return lines on who wrote the element for each of the two seeds."""
+    """Return lines that name the instruction that wrote the element, for each of the two seeds."""
     lines = []
     opcodes = []
     for seed, output in zip(difference.seeds, (difference.first, difference.second), strict=True):
@@ -247,11 +247,11 @@ def explain(runs: Runs, difference: Difference) -> list[str]:
         opcodes.append(written.step.instruction.opcode)
         text = writer_text(written, runs.program.file)
         if written.value != output.after.reshape(-1)[difference.at].tobytes():
-            text += "; a second run with this seed gave another value: only level full repeats a run"
+            text += "; a second run with this seed gave another value: only --checks full makes runs repeatable"
         lines.append(f"  seed {seed}: {text}")
     if any(ATOMICS.match(opcode) for opcode in opcodes):
         lines.append(
-            "  An atomic operation wrote it. The seed chooses the order of atomics; on a GPU chance does. Sums of "
+            "  An atomic operation wrote it. The seed chooses the order of atomics; on a GPU it is random. Sums of "
             "floating-point numbers depend on that order. If that is intended, --tolerance 1e-5 allows small "
             "differences."
         )
@@ -273,7 +273,7 @@ def uses_atomics(runs: Runs, seed: int) -> bool:
 
 
 def tolerance(word: str | None) -> float:
-    """Return the number that --tolerance was given."""
+    """Return the value of --tolerance."""
     try:
         value = float(word or 0)
     except ValueError:
@@ -291,10 +291,10 @@ def run(arguments: argparse.Namespace) -> int:
     first = programs.number(arguments.seed, "--seed", 0)
     allowed = tolerance(arguments.tolerance)
     if not 1 < count <= 1 << 32 or first + count > 1 << 64:
-        message = f"--seeds is {arguments.seeds!r}, not a number from 2 on: results of two seeds are compared"
+        message = f"--seeds is {arguments.seeds!r}, not a number of at least 2: the results of two seeds are compared"
         raise InvalidArgumentError(message)
     runs = Runs(program, program.options.get("checks", "full"))
-    with runs.open(first) as launch:  # what is wrong with the arguments is said before the progress begins
+    with runs.open(first) as launch:  # report wrong arguments before the progress bar begins
         entry = launch.kernel.info.entry
     seeds = range(first, first + count)
     head = f"{entry}, seeds {seeds[0]} to {seeds[-1]}, level {runs.checks}"

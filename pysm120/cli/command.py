@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command: its name, a line of help, its options, and what it does.
+    """A command: its name, a line of help, its options, and its function.
 
-    ``run`` returns the exit status. With ``takes_words`` the words that no option takes are in ``arguments.words``, in
-    order; other commands refuse them.
+    ``run`` returns the exit status. With ``takes_words``, ``arguments.words`` has the words that are not options, in
+    order; for other commands such words are an error.
     """
 
     name: str

@@ -11,10 +11,10 @@ try:
     from rich.text import Text
 
     class Console(_Console):
-        """One that leaves a closed pipe to whoever called, as print does."""
+        """A console that raises BrokenPipeError for a closed pipe, as print does."""
 
         def on_broken_pipe(self) -> None:
-            """Raise what rich makes an exit with status 1 of."""
+            """Raise the BrokenPipeError; rich would exit with status 1."""
             raise BrokenPipeError
 
     RICH = True
@@ -27,14 +27,14 @@ Row = Sequence[str]
 def table(title: str, columns: Row, rows: Sequence[Row], *, left: int = 1, tail: int = 0) -> None:
     """Print a table; the first ``left`` columns and the last ``tail`` are text, the others numbers.
 
-    With a tail no cell goes over several lines: where a terminal is too narrow, the last column is cut.
+    With a tail no cell has several lines: if the terminal is too narrow, the last column is cut.
     """
     if not RICH:
         print(title)
         for line in plain(columns, rows, left, tail):
             print(f"  {line}")
         return
-    # A pipe has no width: do not cut what goes there.
+    # A pipe has no width: do not cut its lines.
     console = (
         Console(highlight=False) if sys.stdout.isatty() else Console(width=1 << 16 if tail else 160, highlight=False)
     )
@@ -66,7 +66,7 @@ def plain(columns: Row, rows: Sequence[Row], left: int, tail: int = 0) -> list[s
 
 @contextlib.contextmanager
 def progress(total: int, title: str) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar on standard error; yield what ends a step, given the next one's name."""
+    """Show a progress bar on standard error; yield a function that ends a step and takes the next one's name."""
     if RICH and sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

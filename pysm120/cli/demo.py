@@ -1,4 +1,4 @@
-"""The demo: attention of a real model, computed by the mxfp8 kernels, beside float64 NumPy.
+"""The demo: attention of a real model by the mxfp8 kernels, compared with float64 NumPy.
 
 The data are queries, keys and values of layers 0, 3 and 5 of the sentence model all-MiniLM-L6-v2 on the first 512
 tokens of the Python licence text: heads 1, 5 and 9 of 12, head size 32, float16.
@@ -23,10 +23,10 @@ Floats = npt.NDArray[np.float64]
 
 # Expected relative error of MXFP8 attention against float64, by layer, for all 12 heads of the model.
 EXPECTED = {0: 0.038, 3: 0.029, 5: 0.027}
-# Three heads are not twelve: an error above this multiple is a defect.
+# The data has only 3 of the 12 heads, so errors vary. Above this multiple of the expected error there is a defect.
 TOLERANCE = 1.15
 BLOCK = 32
-# Of what the virtual device counts: instructions are those of warps.
+# Counters of the virtual device to show; instructions are counted by warp.
 SHOWN = (
     "instructions",
     "mma.sync",
@@ -45,7 +45,7 @@ SHOWN = (
 
 @dataclasses.dataclass
 class Layer:
-    """What was measured for one layer."""
+    """The results of one layer."""
 
     number: int
     error: float
@@ -56,7 +56,7 @@ class Layer:
 
     @property
     def is_good(self) -> bool:
-        """Whether the kernel is as exact as it should be."""
+        """Whether the kernel's error is as expected."""
         return self.error <= TOLERANCE * EXPECTED[self.number]
 
 
@@ -108,7 +108,7 @@ def measure(device: Device, number: int, data: dict[str, npt.NDArray[Any]], step
     for head in range(len(q)):
         operands = (x[None, head : head + 1] for x in (q, k, v))
         start = time.perf_counter()
-        # The result in f32: its rounding is not what is measured.
+        # f32, so that rounding of the result does not add to the error.
         o, sums = attention(*operands, layout="BHSD", out_dtype=np.float32, return_lse=True, device=device)
         seconds += time.perf_counter() - start
         out[head], lse[head] = o[0, 0], sums[0, 0]
@@ -144,7 +144,7 @@ def run(name: str | None) -> int:
         report(layers, device)
     bad = [str(layer.number) for layer in layers if not layer.is_good]
     if bad:
-        print(f"The error of layer {', '.join(bad)} is more than {TOLERANCE} times what is expected.")
+        print(f"The error of layer {', '.join(bad)} is more than {TOLERANCE} times the expected error.")
         return 1
     total = sum(layer.seconds for layer in layers)
     print(f"All errors are as expected. Attention took {total:.2f} s.")
@@ -152,7 +152,7 @@ def run(name: str | None) -> int:
 
 
 def report(layers: list[Layer], device: Device) -> None:
-    """Print what was measured."""
+    """Print the results."""
     console.table(
         "Relative error against float64 NumPy attention (Frobenius norm)",
         ("layer", "kernel", "NumPy model", "expected, all heads", "largest LSE error", "NumPy model", "seconds"),
@@ -169,7 +169,7 @@ def report(layers: list[Layer], device: Device) -> None:
             for layer in layers
         ],
     )
-    print("The NumPy model rounds Q, K, V and P to MXFP8 and is float64 elsewhere: what the format itself costs.")
+    print("The NumPy model rounds Q, K, V and P to MXFP8 and is float64 elsewhere: the error of the format itself.")
     counters = device.counters()
     if counters:
         rows = [(name, f"{counters[name]:,}") for name in SHOWN if name in counters]

@@ -12,7 +12,7 @@ from pysm120.runtime.module import builtins
 
 
 def driver_text(version: int) -> str:
-    """Return a driver's version as people write it."""
+    """Return a driver's version in its usual form."""
     return f"{version // 1000}.{version % 1000 // 10}" if version else "-"
 
 
@@ -42,7 +42,7 @@ def device_rows() -> list[tuple[str, ...]]:
 
 
 def why_no_cuda() -> str | None:
-    """Return why there is no CUDA device, or None where there is one."""
+    """Return why there is no CUDA device, or None if there is one."""
     if ffi.device_count("cuda"):
         return None
     try:
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             left=2,
         )
         if device.is_virtual:
-            print("Registers per thread are those that ptxas allocated for sm_120f; the virtual device allocates none.")
+            print("Registers per thread: as allocated by ptxas for sm_120f; the virtual device allocates none.")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``microbench``: measure single instructions, compare two such reports, or draw one."""
+"""``microbench``: measure single instructions, compare two reports, or plot one."""
 
 import argparse
 import secrets
@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "       python -m pysm120 microbench compare A.json B.json\n"
         "       python -m pysm120 microbench plot A.json A.png"
     )
-    parser.epilog = f"groups: {', '.join(groups.GROUPS)}; default: all of them"
+    parser.epilog = f"groups: {', '.join(groups.GROUPS)} (default: all)"
     add_device(parser)
     parser.add_argument("--only", metavar="TEXT", default="", help="run only forms whose name contains TEXT")
     parser.add_argument("--runs", metavar="N", default=str(RUNS), help=f"timed runs of each figure (default: {RUNS})")
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
     words = arguments.words
     if words and words[0] == "compare":
         if len(words) != FILES + 1:
-            message = f"compare takes two files of `microbench --json`, {len(words) - 1} were given"
+            message = f"compare takes two files of `microbench --json`, but {len(words) - 1} were given"
             raise InvalidArgumentError(message)
         compare(Path(words[1]), Path(words[2]))
         return 0
     if words and words[0] == "plot":
         if len(words) != FILES + 1:
-            message = f"plot takes a file of `microbench --json` and a .png file, {len(words) - 1} were given"
+            message = f"plot takes a file of `microbench --json` and a .png file, but {len(words) - 1} words were given"
             raise InvalidArgumentError(message)
         path = path_of(words[2], "the picture", ".png")
         from pysm120.microbench.plot import draw  # noqa: PLC0415 - matplotlib is an extra, and slow to import
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     forms = [form for form in groups.chosen(words) if arguments.only in form.name]
     if not forms:
-        message = f"--only is {arguments.only!r}, but no form has that in its name; --list prints the names"
+        message = f"--only is {arguments.only!r}, but no form has this text in its name; --list prints the names"
         raise InvalidArgumentError(message)
     if arguments.list:
         for form in forms:
@@ -80,10 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
-    """Measure forms and show them: 1 where one of them computed something wrong."""
+    """Measure forms and show them; returns 1 if a form computed a wrong result."""
     runs, ms = number(arguments.runs, "--runs", 1), number(arguments.ms, "--ms", 1)
     if not runs or not ms:
-        message = f"--runs is {runs} and --ms {ms}: both are at least 1"
+        message = f"--runs is {runs} and --ms {ms}: both must be at least 1"
         raise InvalidArgumentError(message)
     seed = number(arguments.seed, "--seed", 0) if arguments.seed is not None else secrets.randbelow(1 << 32)
     to_json, to_plot, folder = _outputs(arguments)
@@ -113,11 +113,11 @@ def _measure(arguments: argparse.Namespace, forms: list[Form]) -> int:
 
 
 def _outputs(arguments: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None]:
-    """Return the files of --json and --plot and the folder of --save, that can all be written."""
+    """Return the files of --json and --plot and the folder of --save, after checking that they can be written."""
     to_json, to_plot = path_of(arguments.json, "--json", ".json"), path_of(arguments.plot, "--plot", ".png")
     folder = Path(arguments.save) if arguments.save is not None else None
     if folder and not folder.is_dir():
-        message = f"--save is {arguments.save!r}, not a folder that exists"
+        message = f"--save is {arguments.save!r}, not an existing folder"
         raise InvalidArgumentError(message)
     if folder and toolchain.missing():
         message = f"--save has nothing to write: {toolchain.missing()}"
@@ -129,17 +129,17 @@ def _outputs(arguments: argparse.Namespace) -> tuple[Path | None, Path | None, P
 
 
 def _refuse(arguments: argparse.Namespace, device: Device) -> None:
-    """Refuse figures that nobody could prove, and pictures of none."""
+    """Raise if figures could not be proven, or if there would be nothing to plot."""
     if not device.is_virtual and toolchain.missing() and not arguments.unproven:
-        message = f"figures need their machine code: {toolchain.missing()}; --unproven times without it"
+        message = f"figures are proven from machine code: {toolchain.missing()}; --unproven measures without proof"
         raise InvalidArgumentError(message)
     if arguments.plot and device.is_virtual:
-        message = f"--plot is {arguments.plot!r}, but there is nothing to draw: the virtual device measures no time"
+        message = f"--plot is {arguments.plot!r}, but there is nothing to plot: the virtual device measures no time"
         raise InvalidArgumentError(message)
 
 
 def _writable(path: Path, name: str) -> None:
-    """Refuse a file that cannot be written, before anything is measured."""
+    """Raise if a file cannot be written, before anything is measured."""
     is_there = path.exists()
     try:
         path.open("ab").close()
@@ -151,7 +151,7 @@ def _writable(path: Path, name: str) -> None:
 
 
 def _summary(report: result.Report, seed: int) -> None:
-    """Print how many came out how."""
+    """Print the number of forms by status."""
     statuses = [r.status for r in report.results]
     parts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
     unread = f"; nothing is proven: {toolchain.missing()}" if toolchain.missing() else ""

@@ -1,4 +1,4 @@
-"""Two reports side by side."""
+"""Comparison of two reports."""
 
 from pathlib import Path
 
@@ -11,18 +11,18 @@ COLUMNS = ("form", "latency A", "latency B", "B / A", "per SM and clock A", "B",
 
 
 def compare(first: Path, second: Path) -> None:
-    """Print what two files of ``--json`` have in common, and how much only one has."""
+    """Print the forms that two files of ``--json`` share, and the number of forms that only one has."""
     a, b = load(first), load(second)
     for path, report in ((first, a), (second, b)):
         if report.is_virtual:
-            message = f"{path} is of the virtual device, which times nothing: give one of a GPU"
+            message = f"{path} is a report of the virtual device, which measures no time: give a report of a GPU"
             raise InvalidArgumentError(message)
     for letter, report in zip("AB", (a, b), strict=True):
         print(f"{letter}: {title(report)}")
     left, right = (_timed(report) for report in (a, b))
     common = [key for key in left if key in right]
     if not common:
-        message = f"{first} and {second} have no form in common that both have timed"
+        message = f"{first} and {second} have no timed form in common"
         raise InvalidArgumentError(message)
     for group in dict.fromkeys(group for group, _ in common):
         rows = [_row(left[key], right[key]) for key in common if key[0] == group]
@@ -30,11 +30,11 @@ def compare(first: Path, second: Path) -> None:
     print(f"{len(common)} forms in both; {len(left) - len(common)} only in A, {len(right) - len(common)} only in B")
     for letter, timed in (("A", left), ("B", right)):
         if count := sum(one.status == "unproven" for one in timed.values()):
-            print(f"UNPROVEN: nobody has read the machine code of {count} forms of {letter}")
+            print(f"UNPROVEN: the machine code of {count} forms of {letter} was not checked")
 
 
 def title(report: Report) -> str:
-    """Return what a report is of."""
+    """Return the chip, driver and date of a report."""
     return f"{report.chip}, driver {report.driver}, {report.date}"
 
 

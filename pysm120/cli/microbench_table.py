@@ -28,7 +28,7 @@ PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def show(report: Report) -> None:
     """Print all results."""
-    kind = "which times nothing" if report.is_virtual else f"{report.multiprocessors} multiprocessors"
+    kind = "which measures no time" if report.is_virtual else f"{report.multiprocessors} multiprocessors"
     print(f"{report.chip}, {kind}; driver {report.driver}; {report.date}")
     for group in dict.fromkeys(result.group for result in report.results):
         rows = [row(result) for result in report.results if result.group == group]
@@ -71,7 +71,7 @@ def row(result: Result) -> tuple[str, ...]:
 
 
 def number(value: float, digits: int) -> str:
-    """Return a number with fewer digits where it is large."""
+    """Return a number with fewer digits if it is large."""
     return f"{value:,.{digits if value < 1000 else 0}f}"  # noqa: PLR2004 - four digits are enough
 
 

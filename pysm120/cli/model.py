@@ -24,7 +24,7 @@ from pysm120.observe.profile import Sources
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
 
-REASONS = 15  # of the table
+REASONS = 15  # rows of the table
 _INSTRUCTION_BYTES = 16
 _BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
 
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("kernel", metavar="ENTRY|FILE.cubin", nargs="?", help="a kernel of the library, or a cubin")
-    parser.add_argument("--kernel", dest="entry", metavar="NAME", help="the entry of a cubin that has several")
+    parser.add_argument("--kernel", dest="entry", metavar="NAME", help="the entry, if the cubin has several")
     parser.add_argument(
         "--chip", default="rtx5090", help=f"{', '.join(chips.names())}, or a chip file (default: %(default)s)"
     )
@@ -95,17 +95,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _number(word: str | None, name: str) -> int | None:
-    """Return a positive number of an option."""
+    """Return the value of an option as a positive number."""
     if word is None:
         return None
     if not word.isdecimal() or int(word) == 0:
-        message = f"{name} is {word!r}, not a whole number of at least 1"
+        message = f"{name} is {word!r}, not an integer of at least 1"
         raise InvalidArgumentError(message)
     return int(word)
 
 
 def _branches(words: list[str]) -> dict[int, bool]:
-    """Return what --branch says."""
+    """Return the values of --branch."""
     stated = {}
     for word in words:
         found = _BRANCH.match(word)
@@ -117,7 +117,7 @@ def _branches(words: list[str]) -> dict[int, bool]:
 
 
 def places(ptx: str | None, function: sass.Function, target: str) -> dict[int, Place]:
-    """Return the lines of a kernel by address, as far as ptxas is there to tell them, or the code has them."""
+    """Return the lines of a kernel by address, if the code has them or ptxas is found."""
     if ptx is None:
         return {one.address: Place("", one.line, "") for one in function.instructions if one.line}
     try:
@@ -137,7 +137,7 @@ def places(ptx: str | None, function: sass.Function, target: str) -> dict[int, P
 
 
 def _branches_by(model: KernelModel, why: str) -> dict[str, Any]:
-    """Return who says where the branches of the main loop go: the share of times that each is taken, by address."""
+    """Return the branches of the main loop: recorded ones with the share of taken, and those that the rules decide."""
     recording = model.recording
     if recording is None:
         return {"by": "rules", "why": why, "recorded": {}, "rules": []}
@@ -146,7 +146,7 @@ def _branches_by(model: KernelModel, why: str) -> dict[str, Any]:
 
 
 def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int], Problem | None]:
-    """Return the rounds of each CTA, and the problem where one is given."""
+    """Return the rounds of each CTA, and the problem or None."""
     problem = _problem(model.function.name, arguments)
     if problem:
         return problem.rounds(_record_of(model.function.name)), problem
@@ -156,10 +156,10 @@ def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int
 
 
 def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
-    """Return the problem that was given, or that kernels of attention have by default."""
+    """Return the given problem, or the default problem of attention kernels."""
     rounds, ctas = _number(arguments.rounds, "--rounds"), _number(arguments.ctas, "--ctas")
     if arguments.problem and (rounds or ctas):
-        message = "--problem says how many CTAs and rounds there are: leave out --ctas and --rounds"
+        message = "--problem determines the CTAs and rounds: leave out --ctas and --rounds"
         raise InvalidArgumentError(message)
     if arguments.problem:
         return problems.parse(arguments.problem)
@@ -169,7 +169,7 @@ def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
 
 
 def _record_of(name: str) -> Builtin:
-    """Return the record of a kernel, which has nothing but the name where it is not the library's."""
+    """Return the record of a kernel; for a kernel that is not the library's, it has only the name."""
     return find_builtin(name) or Builtin(name, "", 0, 0)
 
 
@@ -181,7 +181,7 @@ def result(
     mhz: float,
     branches: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return everything as what ``json.dumps`` takes."""
+    """Return the prediction as a value for ``json.dumps``."""
     chip = model.chip
     seconds = prediction.clocks / (mhz * 1e6)
     flops = problem.flops if problem else float(prediction.flops_per_round) * sum(rounds)
@@ -220,15 +220,15 @@ def result(
 
 
 def _limit(found: dict[str, Any], name: str, chip: Chip) -> str:
-    """Return what a memory gives, and whether that sets the time."""
+    """Return the bandwidth limit of a memory, and whether it bounds the time."""
     limit = f"of {found[f'{name}_gbs_of_the_chip']:,} GB/s"
     if name == "l2" and not chip["l2_binds"]:
-        return f"{limit} or more: nobody knows how much, so it is no bound"
-    return f"{limit}, which sets the time" if found["bound"] == name else limit
+        return f"{limit} or more: the limit is unknown, so it does not bound the prediction"
+    return f"{limit}, which bounds the time" if found["bound"] == name else limit
 
 
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
-    """Print what was predicted."""
+    """Print the prediction."""
     title = f"{found['kernel']} on {chip['name']}: a prediction from its machine code"
     print(f"{title}; docs/explanation/model.md says how accurate it is")
     rows = [
@@ -241,23 +241,23 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip)),
     ]  # fmt: skip
     if prediction.conflicts:
-        note = "of the wavefronts of shared memory, as the virtual device counted them"
+        note = "of the wavefronts of shared memory, counted on the virtual device"
         rows.append(("bank conflicts", f"{prediction.conflicts:.1%}", note))
     if not found["code_fits"]:
         code, kept = found["code_bytes_per_round"] >> 10, int(chip["code_bytes"]) >> 10
-        note = f"an SM keeps {kept} KiB: fetched in every round, and slower than predicted if SMs drift apart"
+        note = f"the instruction cache has {kept} KiB: code is fetched in every round; slower if SMs drift apart"
         rows.append(("code", f"{code} KiB a round", note))
     branches = found["branches"]
     if branches["by"] == "recording":
-        note = "as the virtual device recorded them"
+        note = "recorded on the virtual device"
         if branches["rules"]:
-            note += f"; by rules, for lack of a line of their own: {', '.join(branches['rules'])}"
+            note += f"; by rules, because they have no line of their own: {', '.join(branches['rules'])}"
         rows.append(("branches", f"{len(branches['recorded'])} of the main loop", note))
     else:
         rows.append(("branches", "by rules", branches["why"]))
     if found["handovers"]["rings"]:
         why = found["handovers"]["why"]
-        note = why or "the mbarriers of a CTA, as the virtual device recorded them"
+        note = why or "the mbarriers of a CTA, recorded on the virtual device"
         rows.append(("hand-overs", "by rules" if why else f"{len(found['handovers']['rings'])} rings", note))
     console.table("Prediction", ("what", "figure", "note"), rows, tail=1)
     console.table(
@@ -280,7 +280,7 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         for r in prediction.reasons[:REASONS]
     ]
     console.table(
-        "Why not faster: clocks that a warp waits in a round, by the instruction that it could not issue",
+        "Why it is not faster: clocks that a warp waits in a round, by the waiting instruction",
         ("address", "clocks", "waits for", "line", "instruction"),
         why,
         tail=3,
@@ -288,7 +288,7 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
 
 
 def validate(path: Path) -> int:
-    """Print predictions beside measurements."""
+    """Print predictions and measurements."""
     rows = list(validation.compare(validation.read(path), path.parent))
     table = [(row.name, f"{row.predicted:,.1f}", f"{row.measured:,.1f}", f"{row.error:+.1%}") for row in rows]
     console.table("Clocks, predicted and measured", ("what", "predicted", "measured", "error"), table)
@@ -300,7 +300,7 @@ def validate(path: Path) -> int:
 def measure(path: Path, launches: str | None, *, code: bool) -> None:
     """Measure on the GPU here, and write a file for --validate."""
     if path.suffix != ".json" or not path.parent.is_dir():
-        message = f"--measure is {str(path)!r}, not a .json file in a folder that exists"
+        message = f"--measure is {str(path)!r}, not a .json file in an existing folder"
         raise InvalidArgumentError(message)
     if launches:
         document, images = measuring.listed(Path(launches))
@@ -316,7 +316,7 @@ def measure(path: Path, launches: str | None, *, code: bool) -> None:
 
 
 class _Kernel:
-    """The kernel that was named, its PTX where there is one, and how its branches went."""
+    """The kernel of the command line, its PTX if there is one, and the recording of its branches."""
 
     def __init__(self, arguments: argparse.Namespace, chip: Chip) -> None:
         self.arguments, self.chip = arguments, chip
@@ -339,7 +339,7 @@ class _Kernel:
         return builtin_image(index, self.target, "ptx").decode() if index is not None else None
 
     def model(self, stages: int | None, stated: dict[int, bool]) -> KernelModel:
-        """Return the model of it."""
+        """Return the model of the kernel."""
         record = None if self.arguments.rules else self._record
         if self.is_file:
             shared = _number(self.arguments.shared, "--shared") or 0
@@ -348,18 +348,18 @@ class _Kernel:
         return validation.builtin_model(self.chip, self.arguments.kernel, stages=stages, stated=stated, record=record)
 
     def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
-        """Return the kernel with the lines of its PTX and how its branches went, as far as either is known."""
+        """Return the kernel with the lines of its PTX, and the recording of its branches, as far as they are known."""
         arguments = self.arguments
         try:
             if arguments.profile:
                 if self.ptx is None:
-                    message = f"--profile is {arguments.profile!r}, but the PTX is not known: give --ptx FILE.ptx"
+                    message = f"--profile is {arguments.profile!r}, but the PTX is unknown: give --ptx FILE.ptx"
                     raise InvalidArgumentError(message)
                 known = records.with_lines(function, self.ptx, self.target)
                 return known, records.of_file(known, Path(arguments.profile), threads)
             problem = _problem(function.name, arguments)
             if problem is None or self.ptx is None or self.is_file:
-                self.why = "nothing was recorded: there is neither an attention problem nor a --profile"
+                self.why = "nothing was recorded: there is no attention problem and no --profile"
                 return function, None
             return validation.recorder(self.ptx, self.target, problem, _record_of(function.name))(function, threads)
         except NotRecordedError as error:
@@ -375,7 +375,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.validate:
         return validate(Path(arguments.validate))
     if arguments.kernel is None:
-        message = "the kernel is missing: give an entry of the library or a .cubin file, or use --validate FILE.json"
+        message = "the kernel is missing: give an entry of the library, a .cubin file or --validate FILE.json"
         raise InvalidArgumentError(message)
     picture = _picture(arguments.timeline)
     chip = chips.load(arguments.chip)
@@ -414,7 +414,7 @@ def _picture(word: str | None) -> Path | None:
         return None
     path = Path(word)
     if path.suffix != ".png" or not path.parent.is_dir():
-        message = f"--timeline is {word!r}, not a .png file in a folder that exists"
+        message = f"--timeline is {word!r}, not a .png file in an existing folder"
         raise InvalidArgumentError(message)
     return path
 

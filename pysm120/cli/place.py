@@ -1,4 +1,4 @@
-"""FILE:LINE on a command line, and the lines of the PTX text that it means."""
+"""FILE:LINE on a command line, and the PTX lines that belong to it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from pysm120.runtime.errors import InvalidArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A line, and the file that ``#line`` markers name; None: whichever has the line."""
+    """A line, and the file that ``#line`` markers name; None: any file."""
 
     file: str | None
     line: int
 
 
 def parse(word: str, option: str, path: str, code: Sequence[Instruction], entry: str) -> Place:
-    """Return the place that LINE or FILE:LINE is, where a kernel of a file has an instruction."""
+    """Return the place LINE or FILE:LINE, after checking that the kernel has an instruction there."""
     file, colon, digits = word.rpartition(":")
     if not digits.isdecimal() or not 0 < int(digits) < 1 << 32 or (colon and not file):
         message = f"{option} is {word!r}, not LINE or FILE:LINE such as 12 or {Path(path).name}:12"
@@ -47,5 +47,5 @@ def is_at(instruction: Instruction, place: Place | None) -> bool:
 
 
 def shown(instruction: Instruction, path: str) -> str:
-    """Return FILE:LINE of an instruction, without the folder of PTX that has no markers."""
+    """Return FILE:LINE of an instruction; for PTX without markers, FILE has no folder."""
     return f"{Path(path).name if instruction.file == path else instruction.file}:{instruction.line}"

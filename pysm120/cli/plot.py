@@ -13,10 +13,10 @@ except ImportError as error:
     message = "--plot needs matplotlib, which is not installed: pip install 'pysm120[cli]' installs it"
     raise UnsupportedError(message) from error
 
-LINES = 25  # where nobody asks for another number
+LINES = 25  # default number of lines
 WIDTH = 13.0
-SOURCE = 66  # characters of a line of source that fit
-# What a line is for, by the first that holds. Colours that differ in lightness too.
+SOURCE = 66  # most characters of a line of source
+# Kinds of lines; the first match counts. The colours also differ in lightness.
 KINDS: dict[str, tuple[str, Callable[[Counts], bool]]] = {
     "tensor cores": ("#7b3294", lambda c: c.tensor_flops > 0),
     "global memory, copies": ("#d95f02", lambda c: c.global_accesses > 0 or any("bulk" in path for path in c.bytes)),
@@ -27,12 +27,12 @@ KINDS: dict[str, tuple[str, Callable[[Counts], bool]]] = {
 
 
 def kind_of(counts: Counts) -> str:
-    """Return what a line is for."""
+    """Return the kind of a line."""
     return next(name for name, (_, holds) in KINDS.items() if holds(counts))
 
 
 def note(line: Line, whole: Counts) -> str:
-    """Return what stands behind a bar."""
+    """Return the text behind a bar."""
     c = line.counts
     parts = [f"{c.executed / whole.executed:.1%}"]
     if c.shared_accesses:
@@ -45,7 +45,7 @@ def note(line: Line, whole: Counts) -> str:
 
 
 def hottest_lines(profile: Profile, title: str, count: int, path: Path) -> None:
-    """Draw the lines with the most instructions, most first, into a PNG file."""
+    """Draw the lines with the most instructions, in descending order, into a PNG file."""
     lines, whole = profile.hottest(count), profile.total
     figure = Figure(figsize=(WIDTH, 1.5 + 0.3 * max(4, len(lines))), layout="constrained")
     axes = figure.add_subplot()

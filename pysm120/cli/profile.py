@@ -1,4 +1,4 @@
-"""``profile``: run a kernel on the virtual device and show where its instructions, conflicts and sectors are."""
+"""``profile``: run a kernel on the virtual device and show its instructions, bank conflicts and sectors by line."""
 
 import argparse
 import json
@@ -10,11 +10,11 @@ from pysm120.observe import program as programs
 from pysm120.observe.profile import Counts, Line, Profile
 from pysm120.runtime.errors import InvalidArgumentError
 
-OPCODES = 20  # of the table
+OPCODES = 20  # rows of the table
 COLUMNS = ("executed", "share", "lanes", "divergent", "conflicts", "sectors", "source")
 NOTE = """\
 lanes: average number of lanes that took part; divergent: divergent branches;
-conflicts: additional wavefronts of shared memory that bank conflicts cost;
+conflicts: additional wavefronts of shared memory because of bank conflicts;
 sectors: 32-byte sectors for each access of global memory; in brackets the fewest that hold its bytes"""
 
 
@@ -44,7 +44,7 @@ def row(line: Line, place: str, whole: Counts) -> tuple[str, ...]:
 
 
 def show_totals(p: Profile) -> None:
-    """Print what the kernel did as a whole."""
+    """Print the counts of the whole kernel."""
     c = p.total
     console.table(
         "In all",
@@ -54,10 +54,10 @@ def show_totals(p: Profile) -> None:
             ("lanes whose predicate was false", f"{c.predicated_off:,}", ""),
             ("branches", f"{c.branches:,}", f"{c.divergent_branches:,} divergent"),
             ("accesses of shared memory", f"{c.shared_accesses:,}",
-             f"{c.shared_wavefronts:,} wavefronts, {c.bank_conflicts:,} of them for bank conflicts"),
+             f"{c.shared_wavefronts:,} wavefronts, {c.bank_conflicts:,} because of bank conflicts"),
             ("accesses of global memory", f"{c.global_accesses:,}",
-             (f"{c.global_sectors:,} sectors, {c.global_ideal_sectors:,} at the least; "
-              f"{c.global_lines:,} lines, {c.global_ideal_lines:,} at the least")),
+             (f"{c.global_sectors:,} sectors, at least {c.global_ideal_sectors:,}; "
+              f"{c.global_lines:,} lines, at least {c.global_ideal_lines:,}")),
             ("tensor operations", f"{c.tensor_flops:,}", ""),
             *((f"  {name}", f"{flops:,}", "") for name, flops in p.tensor.items()),
             *((f"bytes {path}", f"{count:,}", "") for path, count in sorted(c.bytes.items(), key=lambda x: -x[1])),
@@ -67,7 +67,7 @@ def show_totals(p: Profile) -> None:
 
 
 def show_opcodes(p: Profile) -> None:
-    """Print the opcodes that were executed most."""
+    """Print the most executed opcodes."""
     names = list(p.opcodes)
     rows = [
         (name, f"{p.opcodes[name].executed:,}", f"{p.opcodes[name].executed / p.total.executed:.1%}")
@@ -80,7 +80,7 @@ def show_opcodes(p: Profile) -> None:
 
 
 def show_lines(p: Profile, top: int) -> None:
-    """Print the listing: of each file, or the hottest lines of all."""
+    """Print the listing of each file, or the hottest lines of all files."""
     if top:
         lines = p.hottest(top)
         rows = [row(line, line.short_place, p.total) for line in lines]
@@ -93,12 +93,12 @@ def show_lines(p: Profile, top: int) -> None:
 
 
 def path_of(word: str | None, name: str, ending: str) -> Path | None:
-    """Return the file that an option names."""
+    """Return the file of an option."""
     if word is None:
         return None
     path = Path(word)
     if path.suffix != ending or not path.parent.is_dir():
-        message = f"{name} is {word!r}, not a {ending} file in a folder that exists"
+        message = f"{name} is {word!r}, not a {ending} file in an existing folder"
         raise InvalidArgumentError(message)
     return path
 

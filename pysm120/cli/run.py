@@ -1,4 +1,4 @@
-"""``run``: launch a kernel and show what came out."""
+"""``run``: launch a kernel and show its results."""
 
 import argparse
 import warnings
@@ -22,11 +22,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     programs.add_arguments(parser, "run")
     parser.add_argument("--print", metavar="N", dest="shown", help="print the first N elements of every array")
     break_at.add_arguments(parser)
-    break_at.add_warp(parser, "the first to come to the line")
+    break_at.add_warp(parser, "the first one to reach the line")
 
 
 def statistics(values: npt.NDArray[Any]) -> tuple[str, str, str, str]:
-    """Return the least, the greatest and the mean number of an array, and how many are none."""
+    """Return the minimum, maximum and mean of an array, and its number of NaN."""
     if values.dtype.kind in "iub":
         if not values.size:
             return "-", "-", "-", "0"
@@ -35,7 +35,7 @@ def statistics(values: npt.NDArray[Any]) -> tuple[str, str, str, str]:
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             wide = values.astype(np.float64)
-        except (TypeError, ValueError):  # bytes of a type that the file does not name
+        except (TypeError, ValueError):  # raw bytes: the file does not name their type
             return "-", "-", "-", "-"
         numbers = wide[~np.isnan(wide)]
         nans = f"{wide.size - numbers.size:,}"
@@ -45,13 +45,13 @@ def statistics(values: npt.NDArray[Any]) -> tuple[str, str, str, str]:
 
 
 def type_text(values: npt.NDArray[Any]) -> str:
-    """Return the type and the shape of an array, as an argument has them."""
+    """Return the type and the shape of an array in the notation of arguments."""
     name = next((name for name, dtype in TYPES.items() if dtype == values.dtype), str(values.dtype))
     return f"{name}[{','.join(map(str, values.shape))}]"
 
 
 def show(outputs: Sequence[Output], count: int) -> None:
-    """Print every array: what it is, what is in it, and its first ``count`` elements."""
+    """Print a row for every array, and its first ``count`` elements."""
     rows = [
         (
             str(output.index),

@@ -1,4 +1,4 @@
-"""``trace``: print what a warp executes, with the values of its registers."""
+"""``trace``: print the instructions that a warp executes, with the values of its registers."""
 
 import argparse
 import sys
@@ -29,7 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def step_text(step: Step, path: str) -> str:
-    """Return the line of a step: place, lanes that executed it, the instruction, what it read -> what it wrote."""
+    """Return the line of a step: place, mask of executing lanes, instruction, read -> written registers."""
     instruction = step.instruction
     place = places.shown(instruction, path)
     line = f"{place:<14} {step.mask:08x} {instruction.text:<{TEXT_WIDTH}}"
@@ -47,7 +47,7 @@ def step_text(step: Step, path: str) -> str:
 
 
 def names(step: Step) -> set[str]:
-    """Return the registers that a step read: an address that is one of them needs no words of its own."""
+    """Return the registers that a step read; an address that equals one of them is not printed again."""
     return {register.name for register in step.reads}
 
 
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def trace(program: programs.Program, arguments: argparse.Namespace, write: Callable[[str], object]) -> int:
-    """Run the kernel and write a line for every instruction of the warp; then, with --break, where it stopped."""
+    """Run the kernel and write a line for every instruction of the warp; with --break, show where it stopped."""
     cta = break_at.parse_cta(arguments.cta or "0", program.grid) or (0, 0, 0)
     warp = break_at.parse_warp(arguments.warp or "0", program.block) or 0
     limit = programs.number(arguments.limit, "--limit", 1000)
@@ -101,7 +101,7 @@ def trace(program: programs.Program, arguments: argparse.Namespace, write: Calla
     if printer.is_cut:
         print(f"trace: ended after {limit} instructions of {where}; --limit 0 prints them all", file=sys.stderr)
     elif first is not None and not printer.has_begun:
-        print(f"trace: {where} never came to {arguments.first}", file=sys.stderr)
+        print(f"trace: {where} never reached {arguments.first}", file=sys.stderr)
         return 1
     else:
         print(f"trace: {printer.count} instructions of {where}", file=sys.stderr)
@@ -113,7 +113,7 @@ def trace(program: programs.Program, arguments: argparse.Namespace, write: Calla
 
 
 class Printer:
-    """Writes steps from one place to another."""
+    """Writes the steps from a first place on."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Printer:
         self.count = 0
 
     def see(self, step: Step) -> bool:
-        """Write a step; True: that is enough."""
+        """Write a step; True: the limit is reached."""
         self.has_begun = self.has_begun or places.is_at(step.instruction, self.first)
         if self.has_begun and self.limit and self.count >= self.limit:
             self.is_cut = True

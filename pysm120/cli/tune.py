@@ -1,4 +1,4 @@
-"""``tune``: the kernels that an attention of some shape could be made with, timed on the device at hand."""
+"""``tune``: time all kernels that can compute an attention of a shape."""
 
 import argparse
 import datetime as dt
@@ -24,12 +24,12 @@ from pysm120.runtime.module import Builtin, builtins
 
 DTYPES = {"mxfp8": ml_dtypes.bfloat16, "mxfp8_bf16": ml_dtypes.bfloat16, "bf16": ml_dtypes.bfloat16}
 SHAPE = 4
-L2_TIMES = 3  # what the buffers that take turns hold, in times of the L2
-CALL_SECONDS = 0.002  # of a run: as many calls as take so long
+L2_TIMES = 3  # size of the rotating buffers, as a multiple of the L2
+CALL_SECONDS = 0.002  # least duration of a run, which determines its number of calls
 
 
 class Result(NamedTuple):
-    """A config and what was found of it; times in seconds, none on the virtual device."""
+    """A config and its times in seconds; on the virtual device there are no times."""
 
     config: str
     entry: Builtin
@@ -49,22 +49,22 @@ def configs_of(args: Any) -> dict[str, Builtin]:
 
 
 def sets_of_arrays(device: Device, arguments: argparse.Namespace) -> list[tuple[Array, ...]]:
-    """Return q, k, v and out, as many sets as do not fit in the L2 together."""
+    """Return sets of q, k, v and out, enough to exceed the L2."""
     batch, rows, heads, head_dim = arguments.shape
     dtype = DTYPES.get(arguments.precision, np.float16)
     random = np.random.default_rng(arguments.seed)
     shapes = [(batch, rows, heads, head_dim), *[(batch, arguments.kv_rows, arguments.kv_heads, head_dim)] * 2]
     nbytes = 2 * np.dtype(dtype).itemsize * sum(math.prod(shape) for shape in shapes[:2])
     count = 1 if device.is_virtual else max(2, -(-L2_TIMES * device.info.l2_bytes // nbytes))
-    if (1 + count) * nbytes > device.info.memory_bytes:  # before the host draws so many numbers
-        message = f"--shape needs {(1 + count) * nbytes:,} bytes, of which {device} has {device.info.memory_bytes:,}"
+    if (1 + count) * nbytes > device.info.memory_bytes:  # checked before the host draws random numbers
+        message = f"--shape needs {(1 + count) * nbytes:,} bytes, but {device} has {device.info.memory_bytes:,}"
         raise InvalidArgumentError(message)
     first = [device.array(random.standard_normal(shape, np.float32).astype(dtype)) for shape in shapes]
     return [(*(x.copy() for x in first), device.empty(shapes[0], dtype)) for _ in range(min(count, 64))]
 
 
 def measure(device: Device, arguments: argparse.Namespace, config: str, sets: list[tuple[Array, ...]]) -> list[float]:
-    """Time calls with a config, in seconds each: one for each run."""
+    """Return the seconds of a call with a config, one figure for each run."""
     turn = 0
 
     def call() -> None:
@@ -93,7 +93,7 @@ def measure(device: Device, arguments: argparse.Namespace, config: str, sets: li
 
 
 def tune(arguments: argparse.Namespace) -> tuple[str, list[Result]]:
-    """Measure every config; the device's name, and the results, the fastest first."""
+    """Measure every config; return the device's name, and the results, the fastest first."""
     batch, rows, heads, head_dim = arguments.shape
     args = new_struct("sm120_attention_args")
     args.precision = attention_call.PRECISIONS[arguments.precision][0]
@@ -114,7 +114,7 @@ def tune(arguments: argparse.Namespace) -> tuple[str, list[Result]]:
 
 
 def flops(arguments: argparse.Namespace) -> float:
-    """Return the operations of a call: two products, of which causal rows need what they see."""
+    """Return the flop of a call: two products; with a causal mask only the visible keys count."""
     batch, rows, heads, head_dim = arguments.shape
     keys = arguments.kv_rows
     pairs = float(rows * keys)
@@ -137,7 +137,7 @@ def show(arguments: argparse.Namespace, device: str, results: list[Result]) -> N
     shape = ", ".join(map(str, arguments.shape))
     title = f"attention {arguments.precision} ({shape}){' causal' if arguments.causal else ''} on {device}"
     console.table(title, ("config", "kernel", "threads", "shared bytes", "us", "spread", "TFLOP/s"), rows, left=2)
-    print("* marks the config that calls use by default; config= or PYSM120_ATTENTION_CONFIG choose another one.")
+    print("* marks the default config of calls; config= or PYSM120_ATTENTION_CONFIG selects another one.")
     if not results[0].times:
         print("The virtual device measures no time: each config ran once.")
 
@@ -168,19 +168,19 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.kv_heads = arguments.shape[2] if arguments.kv_heads is None else arguments.kv_heads
     arguments.kv_rows = arguments.shape[1] if arguments.kv_rows is None else arguments.kv_rows
     if arguments.runs < 1:
-        message = f"--runs is {arguments.runs}; at least 1 is right"
+        message = f"--runs is {arguments.runs}; it must be at least 1"
         raise InvalidArgumentError(message)
     for name, value in (("--kv-heads", arguments.kv_heads), ("--kv-rows", arguments.kv_rows)):
         if value < 1:
-            message = f"{name} is {value}; at least 1 is right"
+            message = f"{name} is {value}; it must be at least 1"
             raise InvalidArgumentError(message)
     if arguments.seed < 0:
-        message = f"--seed is {arguments.seed}; at least 0 is right"
+        message = f"--seed is {arguments.seed}; it must be at least 0"
         raise InvalidArgumentError(message)
     if arguments.json not in {None, "-"} and (
         Path(arguments.json).is_dir() or not Path(arguments.json).parent.is_dir()
     ):
-        message = f"--json is {arguments.json!r}, not a file in a folder that exists"
+        message = f"--json is {arguments.json!r}, not a file in an existing folder"
         raise InvalidArgumentError(message)
     device, results = tune(arguments)
     if arguments.json != "-":
@@ -191,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def shape_of(word: str) -> tuple[int, ...]:
-    """Return the shape that a word like 4,2048,32,128 means."""
+    """Return the shape in a word such as 4,2048,32,128."""
     try:
         numbers = tuple(int(part) for part in word.split(","))
     except ValueError:
@@ -212,8 +212,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="B,S,H,D",
         help="shape of q (default: 1,4096,32,128)",
     )
-    parser.add_argument("--kv-heads", type=int, metavar="N", help="heads of k and v (default: those of q)")
-    parser.add_argument("--kv-rows", type=int, metavar="N", help="rows of k and v (default: those of q)")
+    parser.add_argument("--kv-heads", type=int, metavar="N", help="heads of k and v (default: as q)")
+    parser.add_argument("--kv-rows", type=int, metavar="N", help="rows of k and v (default: as q)")
     parser.add_argument("--causal", action="store_true", help="causal attention")
     parser.add_argument(
         "--precision",

@@ -45,17 +45,17 @@ def flash_attn_func(
         The last query sees the last key.
     window_size : (int, int)
         Row i uses the keys from i + Sk - Sq - window_size[0] to i + Sk - Sq +
-        window_size[1]; -1 is no edge.
+        window_size[1]; -1 means no limit on that side.
     softcap : float
-        Scores become softcap * tanh(score / softcap); 0 leaves them.
+        Scores become softcap * tanh(score / softcap); 0 turns it off.
     alibi_slopes : array, float32, shape (H,) or (B, H), optional
         Scores become score - slope * abs(i + Sk - Sq - key).
     deterministic : bool
-        Taken, and always so.
+        Ignored: results are always deterministic.
     return_attn_probs : bool
         Return (out, lse, None): the probabilities are never in memory.
     precision : str, optional
-        Of the products, as in `attention`. Default: the dtype of q.
+        Precision of the products, as in `attention`. Default: the dtype of q.
     device, stream
         As in `attention`.
 
@@ -75,7 +75,7 @@ def flash_attn_func(
         causal=causal,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        return_lse=bool(return_attn_probs),  # type: ignore[call-overload] # which wants to know the value
+        return_lse=bool(return_attn_probs),  # type: ignore[call-overload] # the overloads need a literal
         device=device,
         stream=stream,
         **_options(q, dropout_p, softmax_scale, window_size, precision),
@@ -84,7 +84,7 @@ def flash_attn_func(
 
 
 def _with_the_rest(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Let help() and inspect show the arguments behind v, which a function of packed arrays hands on."""
+    """Let help() and inspect show the arguments after v, which a function of packed arrays passes on."""
 
     def decorate(packed: _Function) -> _Function:
         whole = inspect.signature(function)
@@ -105,7 +105,7 @@ def flash_attn_kvpacked_func(q: Any, kv: Any, *rest: Any, **options: Any) -> Any
 
 @_with_the_rest(flash_attn_func)
 def flash_attn_qkvpacked_func(qkv: Any, *rest: Any, **options: Any) -> Any:
-    """Return `flash_attn_func` of what lies in one array ``qkv``, shape (B, S, 3, H, D)."""
+    """Return `flash_attn_func` of queries, keys and values in one array ``qkv``, shape (B, S, 3, H, D)."""
     _check_packed(qkv, "qkv", ("B", "S", 3, "H", "D"))
     return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *rest, **options)
 
@@ -132,7 +132,7 @@ def flash_attn_varlen_func(
     device: Device | str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Return attention of sequences that lie one behind the other, as FlashAttention 2.8 does.
+    """Return attention of packed sequences, as flash_attn_varlen_func of FlashAttention 2.8 does.
 
     Parameters
     ----------
@@ -141,11 +141,11 @@ def flash_attn_varlen_func(
     k, v : array, dtype of q, shape (total_k, Hkv, D)
         Keys and values of all sequences.
     cu_seqlens_q, cu_seqlens_k : array, int32, shape (B + 1,)
-        The row at which each sequence begins, and behind the last one its end.
+        The row at which each sequence begins, and the end of the last one.
     max_seqlen_q, max_seqlen_k : int
-        The longest sequence.
+        Length of the longest sequence.
     block_table
-        None: keys and values do not lie in pages.
+        Must be None: paged keys and values are not supported.
     Others
         As in `flash_attn_func`.
 
@@ -158,7 +158,7 @@ def flash_attn_varlen_func(
     """
     del deterministic
     if block_table is not None:
-        message = "block_table is given, but keys and values in pages are not supported: give them as they follow"
+        message = "block_table is given, but paged keys and values are not supported: give contiguous k and v"
         raise UnsupportedError(message)
     out = attention_varlen(
         q,
@@ -180,9 +180,9 @@ def flash_attn_varlen_func(
 
 
 def _options(q: Any, dropout_p: Any, softmax_scale: Any, window_size: Any, precision: Any) -> Any:
-    """Return the options that have another name or another meaning here."""
+    """Return the options whose name or meaning differs in `attention`."""
     if number(dropout_p, "dropout_p") != 0:
-        message = f"dropout_p is {dropout_p}, but there is no dropout: 0 is right"
+        message = f"dropout_p is {dropout_p}, but dropout is not supported: it must be 0"
         raise UnsupportedError(message)
     return {
         "scale": None if softmax_scale is None else number(softmax_scale, "softmax_scale"),
@@ -192,7 +192,7 @@ def _options(q: Any, dropout_p: Any, softmax_scale: Any, window_size: Any, preci
 
 
 def _check_packed(x: Any, name: str, dimensions: tuple[str | int, ...]) -> None:
-    """Raise where an array has no such dimensions."""
+    """Raise if an array does not have these dimensions."""
     if not hasattr(x, "shape") or not hasattr(x, "__getitem__"):
         message = f"{name} is a {type(x).__name__}, not an array"
         raise TypeError(message)

@@ -3,7 +3,7 @@
 >>> import pysm120.compat.onnx
 >>> (y,) = pysm120.compat.onnx.prepare(model, "CUDA").run([q, k, v])  # doctest: +SKIP
 
-`prepare`, `run_model`, `run_node`, `is_compatible` and `supports_device` are those of `Backend`, as in every ONNX
+`prepare`, `run_model`, `run_node`, `is_compatible` and `supports_device` are the methods of `Backend`, as in every ONNX
 backend. Needs the package onnx.
 """
 
@@ -31,12 +31,12 @@ except ImportError as error:
 
 Ndarray = npt.NDArray[Any]
 
-_OPSETS = (23, 24, 25)  # that changed Attention
+_OPSETS = (23, 24, 25)  # opsets that changed Attention
 _SOFTMAX = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 _INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 _REQUIRED = 3
 _DTYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
-# What Q, K and V become where prepare() is not told.
+# The default dtype of the products, by the dtype of Q, K and V.
 _PRECISION = {"float16": "f16", "bfloat16": "bf16", "float32": "f16", "float64": "f16"}
 _MASK_RANK = 4
 _RANKS = (3, 4)
@@ -47,16 +47,17 @@ class Backend(base.Backend):
 
     Notes
     -----
-    Products are of 16 bits, sums and the softmax float32 whatever softmax_precision
-    says. Inputs of float32 and float64 are rounded to float16, or to bfloat16 with
-    ``prepare(..., precision="bf16")``; the result has the dtype of Q again. Of a
-    softcap and qk_matmul_output_mode 0 the QK output is that before the softcap.
+    Products are in 16 bits. Sums and the softmax are float32, whatever
+    softmax_precision says. Inputs of float32 and float64 are rounded to float16, or
+    to bfloat16 with ``prepare(..., precision="bf16")``; the result has the dtype of
+    Q. With a softcap and qk_matmul_output_mode 0, the QK output is the one before
+    the softcap.
 
     """
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: "str | Device | None" = None, **kwargs: Any) -> bool:
-        """Whether the model is one that `prepare` takes."""
+        """Whether `prepare` supports the model."""
         del device, kwargs
         try:
             _node_of(model)
@@ -75,17 +76,17 @@ class Backend(base.Backend):
         model : onnx.ModelProto
             Its graph is one Attention node; inputs of the node may be initializers.
         device : str or Device, optional
-            "CUDA", "CUDA:1", "VIRTUAL" or, which is the same, "CPU". Default: as
-            everywhere in pysm120.
+            "CUDA", "CUDA:1", "VIRTUAL" or its alias "CPU". Default: as everywhere
+            in pysm120.
         precision : {"f16", "bf16"}, optional
-            Of the products. Default: f16, and bf16 where Q is bfloat16.
+            Precision of the products. Default: f16; bf16 if Q is bfloat16.
 
         Raises
         ------
         UnsupportedError
-            Another model.
+            The model is not one Attention node, or has unsupported options.
         onnx.checker.ValidationError
-            A model that is none.
+            The model is invalid.
 
         """
         if kwargs:
@@ -111,7 +112,7 @@ class Backend(base.Backend):
         device: "str | Device | None" = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Prepare a model, run it once."""
+        """Prepare a model and run it once."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
@@ -126,7 +127,7 @@ class Backend(base.Backend):
         precision: str | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run a node by itself; ``inputs`` are those that it names, in its order."""
+        """Run a single node; ``inputs`` are its inputs, in its order."""
         del outputs_info
         if kwargs:
             message = f"run_node has no argument {min(kwargs)!r}"
@@ -144,7 +145,7 @@ class Backend(base.Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether there is such a device."""
+        """Whether the device exists."""
         kind, _, ordinal = _device_name(device).partition(":")
         is_number = ordinal.isascii() and ordinal.isdecimal()
         if kind not in {"cuda", "virtual"} or not (is_number or not ordinal):
@@ -193,7 +194,7 @@ class Prepared(base.BackendRep):
         Returns
         -------
         outputs : tuple of ndarrays
-            Those of the model, in its order; also by index of their name.
+            The outputs of the model, in its order; they can also be indexed by name.
 
         """
         if kwargs:
@@ -238,7 +239,7 @@ def _node_of(model: ModelProto) -> tuple[NodeProto, int]:
     require_type(model, ModelProto, "model", "an onnx.ModelProto: load files with onnx.load")
     nodes = model.graph.node
     if len(nodes) != 1 or model.functions:
-        message = f"model has {len(nodes)} nodes and {len(model.functions)} functions, not one Attention node alone"
+        message = f"model has {len(nodes)} nodes and {len(model.functions)} functions, not only one Attention node"
         raise UnsupportedError(message)
     opset = next((x.version for x in model.opset_import if x.domain in {"", "ai.onnx"}), 0)
     _check_node(nodes[0], opset)
@@ -246,14 +247,14 @@ def _node_of(model: ModelProto) -> tuple[NodeProto, int]:
 
 
 def _check_node(node: NodeProto, opset: int) -> None:
-    """Raise where a node is no Attention that is known here."""
+    """Raise if a node is not a supported Attention."""
     if node.op_type != "Attention" or node.domain not in {"", "ai.onnx"}:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         message = f"the node is of operator {name}, not of Attention"
         raise UnsupportedError(message)
     since = onnx.defs.get_schema("Attention", opset, "").since_version if opset >= _OPSETS[0] else opset
     if since not in _OPSETS:
-        message = f"opset is {opset}, whose Attention is not among those of opsets {', '.join(map(str, _OPSETS))}"
+        message = f"opset is {opset}; Attention is supported in opsets {', '.join(map(str, _OPSETS))}"
         raise UnsupportedError(message)
 
 
@@ -269,7 +270,7 @@ class _Attributes(NamedTuple):
 
     @classmethod
     def of(cls, node: NodeProto) -> "_Attributes":
-        """Take them from a node, and check their values."""
+        """Return the attributes of a node after checking their values."""
         given: dict[str, Any] = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
         sides = []
         for name in ("left_window_size", "right_window_size"):
@@ -290,7 +291,7 @@ class _Attributes(NamedTuple):
         return cls(
             bool(given.get("is_causal", 0)),
             given.get("scale"),
-            max(softcap, 0.0),  # as the reference has it
+            max(softcap, 0.0),  # the default scale of the ONNX reference
             (given.get("q_num_heads"), given.get("kv_num_heads")),
             (sides[0], sides[1]),
             STAGES[mode],
@@ -298,7 +299,7 @@ class _Attributes(NamedTuple):
 
 
 def _device_name(device: Any) -> str:
-    """Return what pysm120 calls a device of ONNX."""
+    """Return the pysm120 name of an ONNX device."""
     if not isinstance(device, str):
         message = f"device is {device!r}, not a str such as 'CUDA', 'CUDA:1' or 'VIRTUAL'"
         raise TypeError(message)
@@ -343,7 +344,7 @@ class _Call:
                 message = f"{name} has dtype {x.dtype}, not float64, float32, float16 or bfloat16"
                 raise TypeError(message)
             if x.ndim not in _RANKS or x.ndim != q.ndim:
-                message = f"{name} has shape {x.shape}, but Q, K and V are all of 4 dimensions or all of 3"
+                message = f"{name} has shape {x.shape}, but Q, K and V must all have 4 dimensions, or all 3"
                 raise InvalidArgumentError(message)
         self.q = _by_heads(q, attributes.heads[0], "Q", "q_num_heads")
         self.k = _by_heads(k, attributes.heads[1], "K", "kv_num_heads")
@@ -354,17 +355,17 @@ class _Call:
         self.keys = self.k.shape[2] + (0 if self.past is None else self.past[0].shape[2])
         self.mask = self._mask(given)
 
-    # ---- what was given ----
+    # ---- inputs ----
 
     def _check_shapes(self) -> None:
-        """Raise where Q, K and V do not fit one another."""
+        """Raise if the shapes of Q, K and V do not fit each other."""
         batch, heads, _, head_dim = self.q.shape
         for what, x, wanted in (
             ("K", self.k, (batch, self.k.shape[1], self.k.shape[2], head_dim)),
             ("V", self.v, (batch, self.k.shape[1], self.k.shape[2], self.v.shape[3])),
         ):
             if x.shape != wanted:
-                message = f"{what} is {list(x.shape)} by batch, heads, rows and head size, not {list(wanted)}"
+                message = f"{what} has [batch, heads, rows, head size] = {list(x.shape)}, not {list(wanted)}"
                 raise InvalidArgumentError(message)
         if head_dim == 0:
             message = "Q has head size 0, but it must be at least 1"
@@ -376,12 +377,14 @@ class _Call:
     def _past(self, given: Mapping[str, Ndarray]) -> tuple[Ndarray, Ndarray] | None:
         """Return the keys and values before those of K and V."""
         if ("past_key" in given) != ("past_value" in given):
-            message = f"{'past_key' if 'past_key' in given else 'past_value'} is given without the other of the two"
+            message = (
+                f"only {'past_key' if 'past_key' in given else 'past_value'} is given: give both halves of the past"
+            )
             raise InvalidArgumentError(message)
         if "past_key" not in given:
             return None
         if "nonpad_kv_seqlen" in given:
-            message = "nonpad_kv_seqlen and past_key are given, of which a node takes one"
+            message = "nonpad_kv_seqlen and past_key are given, but only one of them is allowed"
             raise InvalidArgumentError(message)
         for what, x in (("past_key", self.k), ("past_value", self.v)):
             old = given[what]
@@ -392,7 +395,7 @@ class _Call:
         return given["past_key"], given["past_value"]
 
     def _lengths(self, given: Mapping[str, Ndarray]) -> npt.NDArray[np.int32] | None:
-        """Return the number of keys of each batch that count."""
+        """Return the number of valid keys of each batch."""
         if "nonpad_kv_seqlen" not in given:
             return None
         x, rows = given["nonpad_kv_seqlen"], self.k.shape[2]
@@ -405,12 +408,12 @@ class _Call:
         return x.astype(np.int32)
 
     def _mask(self, given: Mapping[str, Ndarray]) -> Ndarray | None:
-        """Return the mask for all keys, bool or float32: what it lacks at the end of its rows hides keys."""
+        """Return the mask for all keys, bool or float32: keys beyond the end of its rows are hidden."""
         if "attn_mask" not in given:
             return None
         mask, wanted = given["attn_mask"], (*self.q.shape[:3], self.keys)
         if mask.dtype.kind not in "biuf" and mask.dtype.name not in _PRECISION:
-            message = f"attn_mask has dtype {mask.dtype}, not bool or one of numbers"
+            message = f"attn_mask has dtype {mask.dtype}, not bool or a numeric dtype"
             raise TypeError(message)
         if mask.dtype != np.bool_:
             with np.errstate(invalid="ignore"):
@@ -427,15 +430,15 @@ class _Call:
             raise InvalidArgumentError(message)
         return mask
 
-    # ---- what comes out ----
+    # ---- outputs ----
 
     def results(self) -> tuple[Any, ...]:
-        """Return a function for each output of the node, which computes it."""
+        """Return a function for each output of the node that computes it."""
         return self._attend, lambda: self._present(0), lambda: self._present(1), self._scores
 
     @property
     def _diagonals(self) -> npt.NDArray[np.int32] | None:
-        """The key at which row 0 of each batch stands: 0 where there is no cache."""
+        """The key on the diagonal of row 0 of each batch; 0 without a cache."""
         if self.past is not None:
             return np.full(len(self.q), self.past[0].shape[2], np.int32)
         return None if self.lengths is None else self.lengths - np.int32(self.q.shape[2])
@@ -446,7 +449,7 @@ class _Call:
         return float(self.q.shape[3]) ** -0.5 if scale is None else float(scale)
 
     def _narrow(self, x: Ndarray, what: str) -> Ndarray:
-        """Round to the 16 bits of the products."""
+        """Round to the 16-bit dtype of the products."""
         dtype = _DTYPES[self.place.precision or _PRECISION[self.dtype.name]]
         with np.errstate(over="ignore"):
             y = x.astype(dtype)
@@ -491,7 +494,7 @@ class _Call:
         return y
 
     def _present(self, which: int) -> Ndarray:
-        """Return the past with K (0) or V (1) behind it."""
+        """Return the past followed by K (0) or V (1)."""
         x = (self.k, self.v)[which]
         return np.ascontiguousarray(x if self.past is None else np.concatenate([self.past[which], x], 2))
 
@@ -521,6 +524,6 @@ def _by_heads(x: Ndarray, heads: int | None, what: str, attribute: str) -> Ndarr
             raise InvalidArgumentError(message)
         return x
     if heads is None or heads < 1 or x.shape[2] % heads:
-        message = f"{attribute} is {heads}, but the last dimension of {what}, {x.shape[2]}, is to be split into heads"
+        message = f"{attribute} is {heads}, but it must divide the last dimension of {what}, {x.shape[2]}"
         raise InvalidArgumentError(message)
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)

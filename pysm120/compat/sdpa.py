@@ -13,7 +13,7 @@ from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 
 _MATRIX = 2
-_HEADS = 3  # where they are, from behind
+_HEADS = 3  # axes of heads and rows, counted from the end
 _MASK_DTYPES = ("bool", "float64", "float32", "float16", "bfloat16")
 
 
@@ -31,7 +31,7 @@ def scaled_dot_product_attention(
     device: Device | str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Return softmax(scale * query key^T + attn_mask) value, as torch means it.
+    """Return softmax(scale * query key^T + attn_mask) value, with the interface of torch.
 
     Parameters
     ----------
@@ -40,17 +40,17 @@ def scaled_dot_product_attention(
     key, value : array, dtype of query, shape (..., H, S, E) and (..., H, S, Ev)
         Keys and values.
     attn_mask : array, bool, float32, float16 or bfloat16, optional
-        Broadcasts to (..., H, L, S). Added to the scores; of bool, False hides a key.
+        Broadcasts to (..., H, L, S). Added to the scores; in a bool mask, False hides a key.
     dropout_p : float
         0: there is no dropout.
     is_causal : bool
-        The first row sees the first key; not with attn_mask.
+        Top-left alignment: the first row sees only the first key. Not with attn_mask.
     scale : float, optional
         Default: 1 / sqrt(E).
     enable_gqa : bool
-        The heads of key and value may be fewer, H a multiple of theirs.
+        Key and value may have fewer heads; H is a multiple of their number.
     precision : str, optional
-        Of the products, as in `attention`. Default: the dtype of query.
+        Precision of the products, as in `attention`. Default: the dtype of query.
     device, stream
         As in `attention`.
 
@@ -65,11 +65,11 @@ def scaled_dot_product_attention(
     _check_dtypes(given)
     _check_shapes(*(tuple(x.shape) for x in given.values()), enable_gqa=enable_gqa)
     if number(dropout_p, "dropout_p") != 0:
-        message = f"dropout_p is {dropout_p}, but there is no dropout: 0 is right"
+        message = f"dropout_p is {dropout_p}, but dropout is not supported: it must be 0"
         raise UnsupportedError(message)
     causal = _check_flag(is_causal)
     if causal and attn_mask is not None:
-        message = "attn_mask is given and is_causal is True, of which a call takes one"
+        message = "attn_mask is given and is_causal is True, but only one of them is allowed"
         raise InvalidArgumentError(message)
     shape = tuple(query.shape)
     out = attention(
@@ -87,7 +87,7 @@ def scaled_dot_product_attention(
 
 
 def _check_dtypes(given: Mapping[str, Any]) -> None:
-    """Raise where they are not those of query."""
+    """Raise if key or value has another dtype than query."""
     dtypes = {name: checks.dtype_name(x, name) for name, x in given.items()}
     for name, dtype in dtypes.items():
         if dtype != dtypes["query"]:
@@ -96,10 +96,10 @@ def _check_dtypes(given: Mapping[str, Any]) -> None:
 
 
 def _check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *, enable_gqa: Any) -> None:
-    """Raise where they do not fit one another."""
+    """Raise if the shapes of query, key and value do not fit each other."""
     for name, shape in (("query", query), ("key", key), ("value", value)):
         if len(shape) < _MATRIX or len(shape) != len(query):
-            message = f"{name} has shape {shape}, but all have the same number of dimensions, at least 2"
+            message = f"{name} has shape {shape}, but query, key and value must have equally many dimensions, 2 or more"
             raise InvalidArgumentError(message)
         if 0 in shape:
             message = f"{name} has shape {shape}, but every dimension must be at least 1"
@@ -112,7 +112,7 @@ def _check_shapes(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int
         ("value", value, (*lead, *wanted_heads, key[-2], value[-1])),
     ):
         if shape != wanted:
-            message = f"{name} has shape {shape}, not {wanted} as query and key say"
+            message = f"{name} has shape {shape}, not {wanted}, which follows from query and key"
             raise InvalidArgumentError(message)
     if heads != kv_heads and not enable_gqa:
         message = f"key has {kv_heads} heads, but query has {heads}, which enable_gqa=True allows"
@@ -130,7 +130,7 @@ def _check_flag(is_causal: Any) -> bool:
 
 
 def _four(x: Any) -> Any:
-    """Return an array of four dimensions: all that stand before the heads are one."""
+    """Return an array of four dimensions: those before the heads are merged into one."""
     shape = tuple(x.shape)
     if len(shape) == _HEADS + 1:
         return x
@@ -156,7 +156,7 @@ def _mask(mask: Any, wanted: tuple[int, ...]) -> Any:
     lead = whole[:-_HEADS]
     if lead != wanted[:-_HEADS] and math.prod(lead) != 1:
         if not isinstance(mask, np.ndarray):
-            message = f"attn_mask has shape {shape}: on a device, what stands before its heads is all 1 or all there"
+            message = f"attn_mask has shape {shape}: on a device, dimensions before its heads must be all 1 or all full"
             raise UnsupportedError(message)
         lead = wanted[:-_HEADS]
         mask = np.broadcast_to(mask, (*lead, *whole[-_HEADS:]))

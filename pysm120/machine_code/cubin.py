@@ -1,4 +1,4 @@
-"""What a cubin says of its kernels: the ELF sections that ptxas writes for the driver."""
+"""Properties of the kernels in a cubin, read from the ELF sections that ptxas writes for the driver."""
 
 import dataclasses
 import struct
@@ -6,8 +6,8 @@ import struct
 from pysm120.runtime.errors import InvalidArgumentError
 
 _CUDA = 190  # e_machine
-_RESERVED = 1024  # of a CTA's shared memory, at its begin, from sm_90 on: ptxas counts it in
-# Records of .nv.info: the first byte says where the value is, the second what it is.
+_RESERVED = 1024  # reserved at the start of a CTA's shared memory from sm_90 on; ptxas includes it in its figure
+# Records of .nv.info: the first byte is the format of the value, the second its meaning.
 _IN_RECORD = (0x01, 0x02, 0x03)
 _SIZED = 0x04
 _REGISTERS, _FRAME, _MAX_THREADS, _REQUIRED_THREADS = 0x2F, 0x11, 0x05, 0x10
@@ -17,7 +17,7 @@ _REGISTERS, _FRAME, _MAX_THREADS, _REQUIRED_THREADS = 0x2F, 0x11, 0x05, 0x10
 class Entry:
     """A kernel of a cubin.
 
-    ``threads`` is what .reqntid or .maxntid says, 0 where the kernel has neither; ``frame_bytes`` is local memory.
+    ``threads`` is .reqntid or .maxntid, 0 if the kernel has neither; ``frame_bytes`` is local memory per thread.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Cubin:
 
     def __init__(self, image: bytes) -> None:
         if image[:4] != b"\x7fELF" or len(image) < 64 or struct.unpack_from("<H", image, 18)[0] != _CUDA:  # noqa: PLR2004
-            message = f"the image of {len(image)} bytes is no cubin: an ELF file for CUDA begins otherwise"
+            message = f"the image of {len(image)} bytes is not a cubin: it has no header of an ELF file for CUDA"
             raise InvalidArgumentError(message)
         try:
             self._read(image)
@@ -120,12 +120,12 @@ class Cubin:
         found = [entry for entry in self.entries if name in {None, entry.name}]
         if len(found) != 1:
             there = ", ".join(entry.name for entry in self.entries) or "none"
-            message = f"the kernel is {name!r}, not one of the cubin's: {there}"
+            message = f"the kernel is {name!r}, which the cubin does not have; it has {there}"
             raise InvalidArgumentError(message)
         return found[0]
 
     def symbols(self, name: str) -> list[int]:
-        """Return the indices of the symbols of a name."""
+        """Return the indices of the symbols with a name."""
         return [index for index, found in self._names.items() if found == name]
 
     def code(self, name: str) -> bytes:

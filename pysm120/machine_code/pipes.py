@@ -1,10 +1,10 @@
-"""What class of instruction a machine instruction is: the chip files give a timing for each class."""
+"""Classes of machine instructions: the chip files give a timing for each class."""
 
 import re
 
 from pysm120.machine_code.sass import Instruction
 
-# The first that matches. An instruction of no class is timed as "alu".
+# The first match counts. An instruction without a match has the class "alu".
 _RULES = (
     (r"[HQO]MMA\.SF\.SP", "mma_sf_sparse"),
     (r"[HQIO]MMA\.SP", "mma_sparse"),
@@ -77,15 +77,15 @@ def lane_bytes(one: Instruction) -> int:
 
 
 def is_access(one: Instruction) -> bool:
-    """Whether an instruction reads or writes shared memory at addresses of its own, so that it can have conflicts."""
+    """Whether an instruction accesses shared memory at addresses from registers, so that it can have bank conflicts."""
     return class_of(one.opcode) in {"ldmatrix", "stmatrix", "load_shared", "store_shared", "atomic_shared"}
 
 
 def wavefronts(one: Instruction) -> int:
-    """Return the passes over the banks of shared memory that an instruction takes without conflicts."""
+    """Return the wavefronts of shared memory that an instruction takes without bank conflicts."""
     kind = class_of(one.opcode)
     if kind in {"ldmatrix", "stmatrix"}:
-        # A matrix of m16n16 bytes is two of m8n8.
+        # A matrix m16n16 of bytes takes as much as two matrices m8n8.
         twice = 2 if "1616" in one.opcode else 1
         count = _MATRICES.search(one.opcode)
         return twice * (int(count[1]) if count else 1)
@@ -96,7 +96,7 @@ def wavefronts(one: Instruction) -> int:
 
 
 def group_of(one: Instruction) -> str:
-    """Return the column of the table of resources that an instruction is counted in."""
+    """Return the column of the table of `resources` that counts an instruction."""
     kind = class_of(one.opcode)
     if one.is_tensor:
         return "tensor"

@@ -30,17 +30,17 @@ class Instruction:
     address : int
         Bytes from the begin of the kernel.
     predicate : str
-        "P0", "!UP1" or "", the condition under which it does anything.
+        The guard: "P0", "!UP1" or "".
     opcode : str
         With all modifiers: "HMMA.16816.F32.BF16".
     operands : tuple of str
-        As nvdisasm writes them, destination first; a label is written as the address that it stands for, "0x940".
+        As nvdisasm writes them, destination first; a label is replaced by its address, "0x940".
     word : int
-        Its 128 bits.
+        Its 128-bit encoding.
     target : int, optional
-        Where a branch leads, or what else a label in it says.
+        The address of a label in it, such as the target of a branch.
     line : int
-        Of the PTX, 0 where that is not known.
+        The line of the PTX, 0 if unknown.
 
     """
 
@@ -63,18 +63,18 @@ class Instruction:
 
     @property
     def yields(self) -> bool:
-        """Whether the scheduler is told to prefer another warp."""
+        """Whether the scheduler should prefer another warp next."""
         return self._field(_YIELD) == 0
 
     @property
     def write_barrier(self) -> int | None:
-        """The barrier, 0 to 5, that counts until its result is written; None for none."""
+        """The barrier, 0 to 5, that is released when its result is written, or None."""
         number = self._field(_WRITE)
         return None if number == _NO_BARRIER else number
 
     @property
     def read_barrier(self) -> int | None:
-        """The barrier that counts until its operands have been read; None for none."""
+        """The barrier that is released when its operands have been read, or None."""
         number = self._field(_READ)
         return None if number == _NO_BARRIER else number
 
@@ -105,12 +105,12 @@ class Instruction:
 
     @property
     def is_branch(self) -> bool:
-        """Whether it may lead elsewhere; returns and exits do not count."""
+        """Whether it may jump; returns and exits do not count."""
         return self.base in _BRANCHES
 
     @property
     def is_conditional(self) -> bool:
-        """Whether execution may also go on behind it."""
+        """Whether execution may continue with the next instruction."""
         conditions = [
             word for word in self.operands if re.fullmatch(r"!?U?(P|R)\w+", word) and word not in {"PT", "UPT"}
         ]
@@ -123,7 +123,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Instructions that are executed together: [first, last) of the kernel's, and the blocks that may follow."""
+    """A basic block: instructions [first, last) of the kernel, and the blocks that may follow it."""
 
     first: int
     last: int
@@ -132,7 +132,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A natural loop: the block that it is entered at, and all blocks of it, by index, in the order of the code."""
+    """A natural loop: its header, and all of its blocks, by index, in the order of the code."""
 
     header: int
     blocks: tuple[int, ...]
@@ -144,7 +144,7 @@ class Function:
     Parameters
     ----------
     name : str
-        Its entry.
+        The name of its entry.
     instructions : sequence of Instruction
         In the order of their addresses.
 
@@ -157,7 +157,7 @@ class Function:
 
     @cached_property
     def _jumps(self) -> dict[int, int]:
-        """Where each instruction that leads elsewhere leads: index to index; BSYNC goes where its BSSY says."""
+        """The target of each instruction that may jump, index to index; BSYNC jumps to the address in its BSSY."""
         jumps = {}
         begun: dict[str, int] = {}
         for i, one in enumerate(self.instructions):
@@ -192,7 +192,7 @@ class Function:
 
     @cached_property
     def _dominators(self) -> list[int]:
-        """The blocks that every way to a block passes, as bits; -1 for a block that nothing leads to."""
+        """The dominators of each block, as bits; -1 for a block that is not reachable."""
         order: list[int] = []
         seen = {0}
         stack = [(0, iter(self.blocks[0].successors))]
@@ -225,7 +225,7 @@ class Function:
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
-        """Natural loops in the order of their headers; those with one header are one loop."""
+        """Natural loops in the order of their headers; loops with the same header are merged."""
         before: list[list[int]] = [[] for _ in self.blocks]
         for b, block in enumerate(self.blocks):
             for s in block.successors:
@@ -263,14 +263,14 @@ class Function:
         return max(self.loops, key=rank)
 
     def path(self, loop: Loop, takes: Callable[["Function", int], bool]) -> list[Instruction]:
-        """Return what one round of a loop executes.
+        """Return the instructions that one round of a loop executes.
 
         Parameters
         ----------
         loop : Loop
             One of ``loops``.
         takes : callable
-            Given this function and the index of a conditional branch, whether it is taken.
+            Called with this function and the index of a conditional branch; returns whether it is taken.
 
         """
         inside = set(loop.blocks)
@@ -348,7 +348,7 @@ def parse(text: str) -> dict[str, Function]:
 
 
 def _instruction(row: tuple[int, str, str, str, int, int], labels: dict[str, int]) -> Instruction:
-    """Make an instruction of a line, once the labels are known."""
+    """Make an instruction from a line, once the labels are known."""
     address, predicate, opcode, rest, word, line = row
     found = _LABEL_OPERAND.search(rest)
     target = labels.get(found[1]) if found else None

@@ -14,7 +14,7 @@ _IN_WHEELS = ("nvidia/cu13", "nvidia/cu12", "nvidia/cuda_nvcc")
 
 
 def locate(name: str) -> Path | None:
-    """Return where a tool is, "nvdisasm" or "ptxas"; None where it is nowhere."""
+    """Return the path of a tool, "nvdisasm" or "ptxas", or None."""
     candidates = [shutil.which(name)]
     if home := os.environ.get("CUDA_HOME"):
         candidates.append(str(Path(home) / "bin" / name))
@@ -24,7 +24,7 @@ def locate(name: str) -> Path | None:
 
 
 def find(name: str) -> Path:
-    """Return where a tool is; UnsupportedError where it is nowhere."""
+    """Return the path of a tool; UnsupportedError if it is not found."""
     if found := locate(name):
         return found
     message = (

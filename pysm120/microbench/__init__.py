@@ -1,1 +1,1 @@
-"""Microbenchmarks of single instructions: latency, rate, and the proof from machine code that they were what ran."""
+"""Microbenchmarks of single instructions: latency, rate, and a proof from machine code that the right code ran."""

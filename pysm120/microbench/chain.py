@@ -1,4 +1,4 @@
-"""Whether the instructions of a loop wait for each other: a latency is that of a chain."""
+"""Dependency chains: a latency is measured only if the instructions of a loop wait for each other."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,14 +12,14 @@ _TWO = re.compile(r".*\.64\b.*|IMAD\.WIDE.*|D[A-Z]+(\..*)?")
 
 
 def chained(instructions: Sequence[Instruction], patterns: Iterable[str]) -> int:
-    """Return how many of the opcodes a trip adds to the longest chain of them, each of which needs the one before.
+    """Return how many of the opcodes a trip of the loop adds to their longest dependency chain.
 
-    A loop without end carries the chain from trip to trip. A register that may be written counts as written.
+    The chain continues from trip to trip. A register that may be written counts as written.
     """
     wanted = [re.compile(pattern) for pattern in patterns]
     depth: dict[str, int] = {}
     lengths = []
-    for _ in range(3):  # the first trip enters the chain, the others are alike
+    for _ in range(3):  # the first trip enters the chain; all later trips are alike
         for one in instructions:
             sources = _REGISTER.findall(" ".join((one.predicate, *one.operands[len(_results(one)) :])))
             longest = max((depth.get(kind + number, 0) for kind, number in sources), default=0)
@@ -39,7 +39,7 @@ def _results(one: Instruction) -> tuple[str, ...]:
 
 
 def _written(one: Instruction) -> list[str]:
-    """Return the registers that an instruction writes; vectors have as many as there may be."""
+    """Return the registers that an instruction writes; for a vector, as many as it may have."""
     count = 4 if _FOUR.fullmatch(one.opcode) else 2 if _TWO.fullmatch(one.opcode) else 1
     names = []
     for operand in _results(one):

@@ -1,4 +1,4 @@
-"""A form: one instruction to be measured, with its operands, its work, and what must stand in the machine code."""
+"""A form: one instruction to measure, with its operands, its work, and its expected machine code."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 LANES = 32
 Words = npt.NDArray[np.uint32]  # [word][lane]
-# What a state is after so many steps.
+# The state after a number of steps.
 Model = Callable[[Words, int], Words]
-# Patterns of opcodes, and how often each stands in the machine code of a step; a pair: and how many more in a trip.
+# Patterns of opcodes, and the count of each in the machine code of a step; a pair adds a count for the trip.
 Counts = Mapping[str, float | tuple[float, int]]
 
 
@@ -20,7 +20,7 @@ class Operand:
     """Registers that hold an operand.
 
     ``kind`` is "b16", "b32", "b64" or "pred"; ``value`` the bits of each register, or of each register and lane.
-    ``is_own``: every chain has its own. ``random`` draws the bits of the timed runs; default: ``value`` again.
+    ``is_own``: every chain has its own registers. ``random`` draws the bits of the timed runs; default: ``value``.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Operand:
         return self.count * (2 if self.kind == "b64" else 1)
 
     def initial(self, rng: np.random.Generator | None = None) -> Words:
-        """Return the words; with a generator those of a timed run."""
+        """Return the words; with a generator, the words of a timed run."""
         if rng is not None and self.random is not None:
             return self.random(rng, (self.words, LANES))
         value = np.asarray(self.value, np.uint64)
@@ -50,38 +50,38 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What is measured.
+    """An instruction to measure.
 
     Parameters
     ----------
     name, group : str
-        How it is called: the PTX without what all forms of a group share.
+        Its name: the PTX without the parts that all forms of a group share.
     lines : sequence of str
         The PTX of one step; a capital letter is an operand, a capital and a digit one register of it.
     sass : str or Counts, or a mapping of "90", "120" to them
-        The machine code of a step by chip family; where the family is missing, "" is used.
+        The machine code of a step by chip family; a missing family uses the entry "".
     state : Operand
-        What goes from step to step: letter X.
+        The operand that each step passes to the next: letter X.
     inputs : mapping of letter to Operand
         Constants.
     besides : float, or a mapping of "90", "120" to it
-        How many other instructions of a step there may be in a chip family's machine code; NOP are free.
+        The number of other instructions allowed per step in a chip family's machine code; NOP are not counted.
     is_conditional : bool
-        Whether some of a step stands under a predicate, behind a branch or in a loop that waits.
+        Whether a part of a step is predicated, after a branch or in a wait loop.
     amount, unit : float, str
         The work of a step of a warp: "flop", "op" or "byte".
     model : Model
-        What the state is after so many steps.
+        Computes the state after a number of steps.
     rtol : float
-        0: to the bit. Else the words are numbers of type ``number``, and this is how far they may be off.
+        0: bit-exact. Else the words are numbers of type ``number``, and this is their relative tolerance.
     needs : tuple of int, optional
-        The compute capabilities that have it, as families: (120,), (90,); () is every one.
+        The families of compute capabilities that have it: (120,), (90,); () means all.
     lacks : str
-        What one that lacks it does.
+        What a chip that lacks it does.
     oldest : int
         The first compute capability that has it.
     chains, warps : tuples of int
-        What the rate is measured with.
+        The numbers of chains and warps with which the rate is measured.
     unroll : int
         Steps of a chain in a trip of the loop.
     """
@@ -122,11 +122,11 @@ class Form:
 
     @property
     def is_chained(self) -> bool:
-        """Whether its latency is that of steps which need each other's registers."""
+        """Whether each step needs a register of the previous step, so that a latency can be measured."""
         return self.has_latency and self.chains[0] == 1 and self.template in {"chain", "shared", "chase"}
 
     def others(self, family: str) -> float:
-        """Return how many other instructions a step may have in the machine code of a family."""
+        """Return the number of other instructions allowed per step in the machine code of a family."""
         return self.besides if isinstance(self.besides, int | float) else self.besides.get(family, 0.0)
 
     def exists_on(self, capability: tuple[int, int]) -> bool:

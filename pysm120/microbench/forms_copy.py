@@ -1,4 +1,4 @@
-"""Copies between global and shared memory: bulk, boxes of tensors, cp.async; and sums that go the other way."""
+"""Copies between global and shared memory: bulk, tensor and cp.async; and bulk reductions to global memory."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from pysm120.microbench.form import LANES, Form, Operand
 from pysm120.microbench.kernel import BenchKernel
 from pysm120.runtime.device import Device
 
-REGION = 1 << 17  # bytes that a CTA goes through: all together they fit in level two
+REGION = 1 << 17  # bytes that a CTA accesses; those of all CTAs fit in the L2
 MOST_SHARED = 96 << 10
 PITCH = 1024
-NARROW = 256  # of stores: eight boxes of 64 rows in a region, so that none under way meets another
+NARROW = 256  # for stores: eight boxes of 64 rows in a region, so that outstanding stores do not overlap
 TILE = 16384  # of sums
-WORD = 160  # of a tile, plus the lane, that is looked at
+WORD = 160  # plus the lane: the words of a tile that are checked
 SWIZZLES = {"none": 0, "32B": 1, "64B": 3, "128B": 7}
 ROUNDS = 4
 
@@ -25,13 +25,13 @@ def _pattern(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
 
 
 def _looked_at(size: int) -> npt.NDArray[np.int64]:
-    """Return the offsets in a tile of the words that the lanes look at."""
+    """Return the offsets in a tile of the words that the lanes check."""
     first = 4 * WORD if size >= 1024 else 0
     return first + 4 * np.arange(LANES)
 
 
 def _chains(size: int) -> tuple[int, ...]:
-    """Return how many copies may be under way."""
+    """Return how many copies may be outstanding."""
     return tuple(n for n in (1, 2, 4, 8) if n * size <= MOST_SHARED)
 
 
@@ -52,7 +52,7 @@ def _check_loads(_: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas
                 total += _pattern(cta * REGION + copy * size % REGION + inside)
         got = words[cta * LANES : (cta + 1) * LANES, 0]
         if not np.array_equal(got, total):
-            return f"the last tiles of CTA {cta} are not what was copied: their words sum up to {got[0]:#x}, not {total[0]:#x}"
+            return f"the last tiles of CTA {cta} differ from the data: their words add up to {got[0]:#x}, not {total[0]:#x}"
     return ""
 
 
@@ -72,17 +72,17 @@ def _check_stores(launcher: Any, bench: BenchKernel, _: Any, ctas: int, __: int,
             first = copy * box[0] * options["pitch"] if box else copy * size
             at = cta * REGION + first % REGION + places
             expected[at // 4] = words + copy % bench.chains * (size // 4)
-    return "" if np.array_equal(got, expected) else "the data are not what was copied there"
+    return "" if np.array_equal(got, expected) else "the data differ from the tiles that were stored there"
 
 
 def first_difference(noun: str, got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> str:
-    """Say where two arrays differ; "" where they do not."""
+    """Return where two arrays differ as text, or ""."""
     where = np.flatnonzero(got != expected)
     return f"{noun} {where[0]} is {got[where[0]]}, not {expected[where[0]]}" if where.size else ""
 
 
 def _check_sums(launcher: Any, bench: BenchKernel, _: Any, ctas: int, warps: int, trips: int) -> str:
-    """Compare the sums with how often a one was added."""
+    """Compare the sums with the number of ones that were added."""
     options = bench.form.options
     size = launcher.limited(options["tiles"] * TILE)
     tiles = size // TILE

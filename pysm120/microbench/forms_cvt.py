@@ -1,4 +1,4 @@
-"""Conversions one way: packs of 8, 6 and 4 bits and of scales out of f32, and such packs into f16 or bf16."""
+"""Conversions in one direction: f32 to packs of 8, 6 and 4 bits and of scales, and such packs to f16 or bf16."""
 
 from typing import Any
 
@@ -48,9 +48,9 @@ def _decoded(codes: Any, kind: str, dtype: Any) -> Any:
 
 
 def _packs() -> list[Form]:
-    """Return packs out of f32: all of them fill a register, which is the next one's f32."""
+    """Return conversions of f32 to packs: the packs of a step fill a register, which is the next step's f32."""
     forms = []
-    # In every pack there is another constant: of two that are alike the assembler makes one. 0x3f and 0x3e.
+    # Every pack has another constant, 0x3f or 0x3e, because the assembler merges equal conversions.
     for kind, values in (("e2m3", (-7.5, -7.0)), ("e3m2", (-28.0, -24.0)), ("ue8m0", (2.0**-64, 2.0**-65))):
         name = f"cvt.{'rp' if kind == 'ue8m0' else 'rn'}.satfinite.{kind}x2.f32"
         lines: tuple[str, ...] = (
@@ -76,7 +76,7 @@ def _packs() -> list[Form]:
 
 
 def _unpacks() -> list[Form]:
-    """Return packs into f16 or bf16: a half of a pair is the next one's pack, of six bits with zeros above."""
+    """Return conversions of packs to f16 or bf16: half of a result is the next pack; 6-bit packs have zeros above."""
     forms = []
     for kind in ("e4m3", "e5m2", "e2m3", "e3m2", "ue8m0"):
         is_six, into = kind in {"e2m3", "e3m2"}, "bf16" if kind == "ue8m0" else "f16"

@@ -1,4 +1,4 @@
-"""Launches: how many a second the host makes through this package or by graphs, and what lies between two kernels."""
+"""Launches: their rate from the host, through this package and by graphs, and the gap between two kernels."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ Timed = Callable[[Launcher, BenchKernel, Kernel], float]  # seconds of one
 
 
 def _arguments(launcher: Launcher, bench: BenchKernel, ctas: int, trips: int) -> tuple[Any, ...]:
-    """Return what a launch of one warp takes."""
+    """Return the times of a launch of one warp."""
     device = launcher.device
     times = device.array(np.zeros((ctas, 1, STAMPS), np.uint64))
     sums = device.array(np.zeros((ctas * LANES, bench.words + 1), np.uint32))
@@ -69,7 +69,7 @@ def _graph(kernels: int, *, waits: bool) -> Timed:
 
 
 def _between_in_graph(launcher: Launcher, bench: BenchKernel, kernel: Kernel) -> float:
-    """Return the same of kernels that follow one another in a graph."""
+    """Return the times between kernels that follow each other in a graph."""
     device, stream = launcher.device, launcher.device.stream()
     queued = [_arguments(launcher, bench, 1, 1) for _ in range(QUEUED)]
 
@@ -90,7 +90,7 @@ def _gap(queued: Sequence[tuple[Any, ...]]) -> float:
 
 
 def _between(launcher: Launcher, bench: BenchKernel, kernel: Kernel) -> float:
-    """Return the median of what globaltimer says lies between a kernel's end and the next one's start."""
+    """Return the median time from a kernel's end to the next kernel's start, by globaltimer."""
     first = _arguments(launcher, bench, 1, LONG_TRIPS)
     queued = [_arguments(launcher, bench, 1, 1) for _ in range(QUEUED)]
     kernel(1, LANES, *first)

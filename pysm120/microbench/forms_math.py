@@ -13,7 +13,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def bits(value: float, dtype: Any = np.float32) -> int:
-    """Return the bits of a number; those of 16 twice."""
+    """Return the bits of a number; 16 bits are repeated in both halves."""
     raw = np.array(value, dtype)
     if raw.itemsize == np.dtype(np.uint16).itemsize:
         return int(raw.view(np.uint16)) * 0x10001
@@ -21,7 +21,7 @@ def bits(value: float, dtype: Any = np.float32) -> int:
 
 
 def repeated(step: Callable[[Any], Any], dtype: Any) -> Model:
-    """Return the model that takes a step at a time, on the state as numbers of a type."""
+    """Return a model that computes step by step on the state as numbers of a type."""
 
     def after(words: Words, steps: int) -> Words:
         state: Any = np.ascontiguousarray(words.T).view(dtype).T  # [number][lane], as a register holds them
@@ -52,7 +52,7 @@ def _form(
         state=Operand(kind, 1, start),
         inputs=inputs or {},
         model=model,
-        unroll=more.pop("unroll", 63),  # odd: what flips does not end as it began
+        unroll=more.pop("unroll", 63),  # odd, so that a state that flips in each step ends changed
         chains=more.pop("chains", (1, 2, 4)),
         **more,
     )
@@ -121,7 +121,7 @@ def _pairs() -> list[Form]:
 
 
 def _special() -> list[Form]:
-    """Return the special functions: chains that stay where the function is no constant."""
+    """Return the special functions: their chains stay in a range where the function is not constant."""
     f32 = np.float32
 
     def mufu(name: str, opcode: str, start: float, step: Callable[[F32], Any], *, negated: bool = False, rtol: float = 1e-4,
@@ -218,7 +218,7 @@ def _popc(x: Words) -> Any:
 
 
 def _conversions() -> list[Form]:
-    """Return conversions: packs whose two numbers are the next one's bits, and there and back."""
+    """Return conversions: packs whose bits are the next step's input, and conversions there and back."""
     f32, u32 = np.float32, np.uint32
     one = constant(bits(1.0))
 
@@ -236,7 +236,7 @@ def _conversions() -> list[Form]:
         _form("cvt.rn.f32.s32, cvt.rzi.s32.f32", ("cvt.rn.f32.s32 X, X;", "cvt.rzi.s32.f32 X, X;"),
               {r"I2F\w*(\..*)?": 1, r"F2I\w*(\..*)?": 1}, 7, lambda words, _: words, unroll=15, note="there and back", amount=2 * LANES),
     ]  # fmt: skip
-    # Two packs of 8-bit numbers fill a register, which is the next one's f32.
+    # Two packs of 8-bit numbers fill a register, which is the next step's f32.
     for kind, dtype, opcode in (("e4m3", ml_dtypes.float8_e4m3fn, "E4M3"), ("e5m2", ml_dtypes.float8_e5m2, "E5M2")):
         packs = ("{ .reg .b16 low, high;", f"cvt.rn.satfinite.{kind}x2.f32 low, A, X;",
                  f"cvt.rn.satfinite.{kind}x2.f32 high, B, X;", "mov.b32 X, {low, high}; }")  # fmt: skip
@@ -267,7 +267,7 @@ def _conversions() -> list[Form]:
     return forms
 
 
-BODY = 16  # instructions that a branch goes around
+BODY = 16  # instructions that a branch skips
 
 
 def _control() -> list[Form]:

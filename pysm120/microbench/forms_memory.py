@@ -20,13 +20,13 @@ def text(nbytes: int) -> str:
 
 
 def cycle(nbytes: int) -> npt.NDArray[np.int64]:
-    """Return the offsets of all lines in a random order that is always the same; the walk begins at 0."""
+    """Return the offsets of all lines in a fixed random order; the walk begins at 0."""
     order = np.random.default_rng(nbytes).permutation(np.arange(1, nbytes // LINE))
     return np.concatenate([[0], order]) * LINE
 
 
 def _chased(span: int) -> Form:
-    """Write a walk through so many bytes."""
+    """Return the form of a walk through a number of bytes."""
 
     def fill(nbytes: int, _: int) -> npt.NDArray[np.uint32]:
         """Return offsets; ``relocate`` makes addresses of them."""
@@ -52,7 +52,7 @@ def _chased(span: int) -> Form:
 def _streamed(
     name: str, line: str, sass: str, span: int, *, width: int = 16, oldest: int = 80, stores: bool = False
 ) -> Form:
-    """Write loads or stores that all threads of the chip make together."""
+    """Return the form of loads or stores by all threads of the chip."""
 
     def check(
         launcher: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas: int, warps: int, trips: int
@@ -62,7 +62,7 @@ def _streamed(
         at = (np.arange(threads)[:, None] * width + np.arange(steps) * threads * width) % size
         if stores:
             written = np.unique(at)[:, None] // 4 + np.arange(width // 4)
-            return "" if (launcher.read(size)[written] == STORED).all() else "the words that were stored are not there"
+            return "" if (launcher.read(size)[written] == STORED).all() else "the stored words are not in memory"
         at = at.reshape(threads, -1, bench.chains)  # [thread][step][chain]
         folded = np.zeros((threads, bench.chains), np.uint32)
         for i in range(width // 4):
@@ -88,7 +88,7 @@ STORE = "st.global.v4.b32 [address], {X, X, X, X};"
 
 
 def _atomic(name: str, line: str, sass: str, *, words: int, note: str) -> Form:
-    """Write additions of one to so many words, one after the other for consecutive threads."""
+    """Return the form of additions of one to a number of words; consecutive threads use consecutive words."""
 
     def check(launcher: Any, bench: BenchKernel, _: Any, ctas: int, warps: int, trips: int) -> str:
         threads, size = ctas * warps * LANES, launcher.limited(4 * words)

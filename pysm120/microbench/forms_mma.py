@@ -32,11 +32,11 @@ MASKS = {"e4m3": 0xB7B7B7B7, "e5m2": 0xBBBBBBBB, "e2m1": 0x3C3C3C3C, "e3m2": 0x3
 BITS = {"bf16": 16, "f16": 16, "tf32": 32, "e2m1x8": 4, "s4": 4, "b1": 1, "f64": 64}
 SCALE_ONE = {"ue8m0": 0x7F7F7F7F, "ue4m3": 0x38383838}
 MOVES = 9  # registers of a call that are moved there and back
-METADATA = 0x44444444  # of every four (or pair of pairs) the first two
+METADATA = 0x44444444  # metadata: of every four elements (or two pairs of pairs) the first two
 
 
 def _random(kind: str) -> Any:
-    """Return what draws operands of a type: powers and clocks of a chip depend on the bits that change."""
+    """Return a function that draws random operands of a type: a chip's power and clock depend on the operands."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Words:
         if kind in {"bf16", "f16"}:
@@ -88,7 +88,7 @@ def _form(
     besides: float | Mapping[str, float] = 0.0,
     is_conditional: bool = False,
 ) -> Form:
-    """Write a form of mma: accumulator, A and B types; ``own`` names operands that every chain has for itself."""
+    """Return a form of mma: accumulator, A and B types; ``own`` names the operands that every chain has separately."""
     m, n, k = shape
     acc, a, b = types
     operands: dict[str, Operand] = {}
@@ -131,7 +131,7 @@ def _form(
         chains=chains,
         warps=(1, 4, 8, 16),
         unroll=16,
-        has_latency=not vary,  # emulated products begin at 0: only sums wait for each other
+        has_latency=not vary,  # emulated products start from 0, so only their sums wait for each other
         besides=besides,
         is_conditional=is_conditional,
         note=note,
@@ -139,7 +139,7 @@ def _form(
 
 
 def _simple(name: str, sass: str | Mapping[str, Any], **more: Any) -> Form:
-    """Write a form from its name: "m16n8k16 f32.bf16.bf16"."""
+    """Return a form from its name: "m16n8k16 f32.bf16.bf16"."""
     shape, types = name.split()[:2]
     m, n, k = map(int, re.findall(r"\d+", shape))
     acc, a, b = types.split(".")[:3]
@@ -147,7 +147,7 @@ def _simple(name: str, sass: str | Mapping[str, Any], **more: Any) -> Form:
 
 
 def _dense() -> list[Form]:
-    """Return what every chip of today has."""
+    """Return the forms that every supported chip has."""
     forms = [
         _simple("m16n8k16 f32.bf16.bf16", r"HMMA\.16816\.F32\.BF16"),
         _simple("m16n8k8 f32.bf16.bf16", r"HMMA\.1688\.F32\.BF16"),
@@ -263,7 +263,7 @@ def _sparse() -> list[Form]:
 
 
 def _own() -> list[Form]:
-    """Return SM120's kinds with A and B of each chain: what operands that nobody shares cost."""
+    """Return SM120's kinds with separate A and B for each chain: the cost of operands that are not shared."""
     chosen = {
         "m16n8k32 f32.e4m3.e4m3 f8f6f4",
         "m16n8k32 f32.e4m3.e4m3 mxf8f6f4",

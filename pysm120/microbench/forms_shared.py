@@ -26,7 +26,7 @@ def lanes(values: npt.ArrayLike) -> Any:
 
 
 class _Matrices:
-    """What ldmatrix brings: ``halves[reg][half][lane]`` is the offset of 16 bits, from the offsets of rows by lane."""
+    """The result of ldmatrix: ``halves[reg][half][lane]`` is the offset of 16 bits, from the row offsets by lane."""
 
     def __init__(self, rows: Offsets, count: int, *, is_transposed: bool) -> None:
         first, second = 2 * (LANE % 4), 2 * (LANE % 4) + 1
@@ -38,7 +38,7 @@ class _Matrices:
 
 
 def _halves(offsets: Offsets, width: int) -> npt.NDArray[np.int64]:
-    """Return where the halves of each word of a plain access lie, as ``_Matrices`` has them."""
+    """Return the offsets of the halves of each word of a plain access, in the form of ``_Matrices``."""
     return np.array([(offsets + 4 * i, offsets + 4 * i + 2) for i in range(max(1, width // 4))])
 
 
@@ -53,7 +53,7 @@ def _load(
     amount: int,
     **more: Any,
 ) -> Form:
-    """Write a chain of loads: the first word is the lane's own address, the others are summed."""
+    """Return a chain of loads: the first word is the lane's own address, the others are summed."""
     count = len(halves)
     others = [f"r{i}" for i in range(1, count)]
     register = "{X0" + "".join(f", {r}" for r in others) + "}" if count > 1 or "matrix" in access else "X0"
@@ -145,7 +145,7 @@ def _matrices() -> list[Form]:
 def _unpacked(
     name: str, access: str, sass: str, registers: int, offsets: Offsets, value: npt.NDArray[np.uint32], amount: int
 ) -> Form:
-    """Write a chain of loads whose words cannot be addresses: the next one is the word plus K."""
+    """Return a chain of loads whose words cannot be addresses: the next address is the word plus K."""
     others = [f"r{i}" for i in range(registers)]
     lines = [f"{{ .reg .b32 {', '.join(others)};", f"{access} {{{', '.join(others)}}}, [X0];", "add.u32 X0, r0, K;",
              *(f"add.u32 X1, X1, {r};" for r in others[1:]), "}"]  # fmt: skip
@@ -207,7 +207,7 @@ def _bytes() -> list[Form]:
     return forms
 
 
-STORED = 0x5A5A5A5A  # alike in every byte: .trans moves them
+STORED = 0x5A5A5A5A  # equal bytes, because .trans moves them
 
 
 def _store(
@@ -222,7 +222,7 @@ def _store(
 ) -> Form:
     """Write a chain of stores; ``stored``: the bits of a word that they write. What lies at the lane's address is read back after the loop.
 
-    They are volatile: of stores to one address the assembler keeps the last.
+    They are volatile, because the assembler keeps only the last store to an address.
     """
     lines = (f"{access} [X0], {{{', '.join(['X1'] * registers)}}};" if registers else f"{access} [X0], X1;",)
     left = image(8192).view(np.uint32)[offsets // 4] & np.uint32(0xFFFFFFFF ^ stored)
@@ -240,7 +240,7 @@ def _store(
         chains=(1,),
         has_latency=False,
         needs=needs,
-        besides=1.5 if registers > 1 else 0,  # a vector's registers, filled anew
+        besides=1.5 if registers > 1 else 0,  # refill the registers of a vector
         options={"block": 8192, "reads_back": True, "check_warps": 1},
     )
 

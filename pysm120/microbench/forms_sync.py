@@ -15,7 +15,7 @@ def _counts(per_step: int) -> Model:
 
 
 def _form(name: str, lines: str | tuple[str, ...], sass: Any, *, warps: int = 1, **more: Any) -> Form:
-    """Write a form whose step is of the whole CTA, of so many warps."""
+    """Return a form whose step involves the whole CTA, with a number of warps."""
     options = {"per_cta": True, "latency_warps": warps, "check_warps": warps, **more.pop("options", {})}
     return Form(
         name=name,
@@ -66,7 +66,7 @@ def _bars() -> list[Form]:
 
 
 def _mbarriers() -> list[Form]:
-    """Return what an mbarrier costs: to make, to arrive at, to ask, and until a waiting warp goes on."""
+    """Return the forms of mbarriers: init, arrive, test, and the time until a waiting warp continues."""
     ask = "{ .reg .pred p; .reg .b64 state; .reg .b32 one;"
     seen = ("selp.u32 one, 1, 0, p;", "add.u32 X, X, one; }")
     arrivals, many = {"arrivals": LANES}, {"arrivals": 1 << 19}
@@ -94,7 +94,7 @@ def _mbarriers() -> list[Form]:
 
 
 def _ping_pong() -> tuple[str, ...]:
-    """Even warps begin. X is how many phases are over."""
+    """Return a hand-over between two warps; even warps begin. X counts the completed phases."""
     return ("{ .reg .pred p; .reg .b64 state; .reg .b32 parity;", "and.b32 parity, X, 1;",
             "@is_even mbarrier.arrive.shared.b64 state, [other];",
             "again:", "mbarrier.try_wait.parity.shared.b64 p, [mine], parity;", "@!p bra again;",
@@ -132,7 +132,7 @@ def _fences() -> list[Form]:
 
 
 def _others() -> list[Form]:
-    """Return elect, and a register pool given back and taken again."""
+    """Return elect, and setmaxnreg: registers are given back and taken again."""
     elect = (
         "{ .reg .pred p; .reg .b32 who, one;",
         "elect.sync who|p, -1;",

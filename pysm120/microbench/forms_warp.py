@@ -15,7 +15,7 @@ MIX = np.uint32(0x9E3779B1)
 def _form(
     name: str, lines: str | tuple[str, ...], sass: Any, step: Callable[[Words], Any], *, start: Any = None, **more: Any
 ) -> Form:
-    """Write a form whose lanes begin unlike."""
+    """Return a form whose lanes begin with different values."""
     value = (LANE.astype(np.uint64) * 0x01234567 + 5).reshape(1, LANES) if start is None else start
     return Form(
         name=name,
@@ -43,7 +43,7 @@ def _movmatrix(x: Words) -> Any:
 
 
 def _match(x: Words) -> Any:
-    """Return which lanes hold the same."""
+    """Return the mask of the lanes with the same value."""
     same = x.reshape(LANES, 1) == x.reshape(1, LANES)
     return (same.astype(np.uint64) << LANE.astype(np.uint64)).sum(axis=1).reshape(1, LANES)
 

@@ -1,4 +1,4 @@
-"""A CUDA graph of launches on a GPU, by the driver's own functions: the library's table of them has none of graphs."""
+"""CUDA graphs of launches on a GPU, by the driver's own functions: the library has no functions for graphs."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ def _call(name: str, *arguments: object) -> None:
 
 @contextmanager
 def _current(device: Device) -> Iterator[None]:
-    """Make the device's context that of this thread."""
+    """Make the device's context current in this thread."""
     context, popped = ctypes.c_void_p(), ctypes.c_void_p()
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.info.ordinal)
     try:
@@ -35,7 +35,7 @@ def _current(device: Device) -> Iterator[None]:
 
 @contextmanager
 def graph_of(device: Device, stream: Stream, launch: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Capture what ``launch`` puts into a stream; yield what launches the graph there, without waiting."""
+    """Capture the work of ``launch`` on a stream; yield a function that launches the graph without waiting."""
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
     number = ctypes.c_void_p(stream.number)
     with _current(device):

@@ -29,7 +29,7 @@ GROUPS: dict[str, Sequence[Form]] = {
 
 
 def chosen(names: Sequence[str]) -> list[Form]:
-    """Return the forms of groups; of all where none is named."""
+    """Return the forms of groups; without names, the forms of all groups."""
     for name in names:
         if name not in GROUPS:
             message = f"GROUP is {name!r}, not one of {', '.join(GROUPS)}"

@@ -21,7 +21,7 @@ PTX_VERSION = "8.8"
 
 @lru_cache(maxsize=1)
 def _expander() -> Any:
-    """Load ptx/expand.py: beside this package in a source tree, inside it where it is installed."""
+    """Load ptx/expand.py, which is beside this package in a source tree and inside it when installed."""
     for folder in (PACKAGE / "ptx", PACKAGE.parent / "ptx"):
         path = folder / "expand.py"
         if path.is_file():
@@ -37,7 +37,7 @@ def _expander() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class BenchKernel:
-    """An entry: a form with so many chains."""
+    """An entry: a form with a number of chains."""
 
     form: Form
     chains: int
@@ -54,7 +54,7 @@ class BenchKernel:
         return self.chains * self.form.unroll
 
     def sets(self, letter: str) -> int:
-        """Return how many sets of registers an operand has."""
+        """Return the number of register sets of an operand."""
         operand = self.operand(letter)
         return self.chains if letter == "X" or operand.is_own else 1
 
@@ -89,7 +89,7 @@ class BenchKernel:
         return [(name, operand.kind, index) for name, operand, index in self._all()]
 
     def inputs(self, rng: np.random.Generator | None = None) -> Words:
-        """Return the inputs; with a generator those of a timed run."""
+        """Return the inputs; with a generator, the inputs of a timed run."""
         sets = []
         for letter in self._letters():
             sets += [self.operand(letter).initial(rng) for _ in range(self.sets(letter))]
@@ -124,7 +124,7 @@ class BenchKernel:
 
 
 def kernels_of(form: Form, index: int, chains: Sequence[int] | None = None) -> list[BenchKernel]:
-    """Return the kernels of a form; ``index`` makes their entries unlike those of others."""
+    """Return the kernels of a form; ``index`` makes their entries unique."""
     name = re.sub(r"\W+", "_", form.name).strip("_")
     return [BenchKernel(form, count, f"b{index}_{name}_{count}") for count in chains or form.chains]
 

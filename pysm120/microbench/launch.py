@@ -1,4 +1,4 @@
-"""Launches of a benchmark's kernel: what goes in, the clocks and words that come out, whether the words are right."""
+"""Launches of a benchmark's kernel: its inputs, the clocks and words that it returns, and the check of the words."""
 
 import dataclasses
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Times:
 
     @property
     def megahertz(self) -> float:
-        """The clock meanwhile, by both counters; 0 where the timer stood still."""
+        """The clock rate during the launch, from both counters; 0 if the timer did not advance."""
         nanoseconds = (self.timer_end.max(axis=1) - self.timer_start.min(axis=1)).astype(np.float64)
         clocks = (self.clock_end.max(axis=1) - self.clock_start.min(axis=1)).astype(np.float64)
         return (
@@ -66,22 +66,22 @@ class Launcher:
         self._pattern: npt.NDArray[np.uint32] | None = None
 
     def pattern(self, nbytes: int) -> npt.NDArray[np.uint32]:
-        """Return what the kernels find in the data: words that differ."""
+        """Return the initial data of the kernels: all words differ."""
         words = -(-nbytes // 4)
         if self._pattern is None or len(self._pattern) < words:
             self._pattern = np.arange(words, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(0x1234567)
         return self._pattern[:words]
 
     def limited(self, span: int) -> int:
-        """Return how many bytes a kernel goes through: few on the virtual device, which times nothing."""
+        """Return how many bytes a kernel accesses; few on the virtual device, which measures no time."""
         return min(span, VIRTUAL_SPAN) if self.device.is_virtual else span
 
     def data(self, bench: BenchKernel, ctas: int) -> Any:
-        """Return the global memory that a kernel works on, filled anew where anything has written there."""
+        """Return the global memory of a kernel; it is refilled if a kernel has written to it."""
         options = bench.form.options
         nbytes = self.limited(int(options.get("data", lambda _: 16)(ctas)))
         if self._data is None or self._data.nbytes < nbytes or options.get("writes") or self._is_written:
-            self._data = None  # before there is another one: it may be large
+            self._data = None  # free the old buffer first: it may be large
             self._data = self.device.array(options["fill"](nbytes, ctas) if "fill" in options else self.pattern(nbytes))
             if options.get("addresses"):
                 places = self._data.numpy().view(np.uint64) + np.uint64(self._data.address)
@@ -101,7 +101,7 @@ class Launcher:
         return self.prepared(bench, kernel, ctas=ctas, warps=warps, timed=timed)(trips)
 
     def prepared(self, bench: BenchKernel, kernel: Kernel, *, ctas: int, warps: int, timed: bool) -> Run:
-        """Return what runs a kernel with a number of trips, as often as one likes."""
+        """Return a function that runs a kernel with a number of trips."""
         device, form = self.device, bench.form
         threads = ctas * warps * LANES
         words = form.options.get("words", bench.words)
@@ -127,7 +127,7 @@ class Launcher:
 def check(
     launcher: Launcher, bench: BenchKernel, kernel: Kernel, *, ctas: int = 2, warps: int = 2, trips: int = 3
 ) -> str:
-    """Run a kernel for a few trips; say what is wrong with its words, "" where nothing is."""
+    """Run a kernel for a few trips; return what is wrong with its words, or ""."""
     form = bench.form
     warps, ctas = form.options.get("check_warps", warps), form.options.get("check_ctas", ctas)
     _, words = launcher.launch(bench, kernel, ctas=ctas, warps=warps, trips=trips, timed=False)

@@ -15,18 +15,18 @@ _WAITS = re.compile(r"SYNCS\.PHASECHK|USETMAXREG\.TRY_ALLOC")
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """What a timed loop holds."""
+    """The instructions of a timed loop."""
 
     instructions: tuple[Instruction, ...]
 
     @property
     def opcodes(self) -> collections.Counter[str]:
-        """How often each opcode stands in it; what never executes, as `@!PT LDS` before LDGSTS, does not count."""
+        """The count of each opcode, without instructions that never execute, such as `@!PT LDS` before LDGSTS."""
         return collections.Counter(i.opcode for i in self.instructions if i.predicate not in _NEVER)
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
-        """Addresses that a branch within the loop goes around, or goes back over."""
+        """Addresses that a branch within the loop skips or repeats."""
         spans = []
         for one in self.instructions[:-1]:
             if one.is_branch and one.target is not None:
@@ -35,9 +35,9 @@ class Loop:
         return spans
 
     def repeated(self, patterns: Iterable[str]) -> Instruction | None:
-        """Return the first of the opcodes that stands in an inner loop.
+        """Return the first of the opcodes that is in an inner loop and must not be.
 
-        It may there if it waits itself, or if the loop is ptxas's, which takes the lanes with other operands in turn.
+        It may be there if it is a wait, or if ptxas made the loop to handle lanes with different operands in turn.
         """
         for branch in self.instructions[:-1]:
             if (
@@ -54,7 +54,7 @@ class Loop:
         return None
 
     def conditional(self, patterns: Iterable[str]) -> Instruction | None:
-        """Return the first of the opcodes that a trip may execute less or more than once."""
+        """Return the first of the opcodes that a trip may skip or repeat."""
         for one in self.instructions:
             if one.predicate in _NEVER or not any(re.fullmatch(pattern, one.opcode) for pattern in patterns):
                 continue
@@ -70,7 +70,7 @@ class NoLoopError(Exception):
 def timed_loop(function: Function) -> Loop:
     """Find the loop between the first and the last read of the clock.
 
-    It is what lies between the target of the outermost backward branch and the branch.
+    It lies between the target of the outermost backward branch and the branch.
     """
     code = function.instructions
     reads = [i.address for i in code if any(map(_CLOCK.search, i.operands))]

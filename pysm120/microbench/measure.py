@@ -1,4 +1,4 @@
-"""Measure a form: right first, then its latency, its rate by warps and chains, and the best of them for longer."""
+"""Measure a form: first check its result, then measure its latency and its rate by warps and chains."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from pysm120.runtime.errors import Error, FaultError
 from pysm120.runtime.module import Kernel
 
 FIRST_TRIPS = 4
-SHORT_CLOCKS = 40_000  # of a run that looks for the best cell
+SHORT_CLOCKS = 40_000  # duration of a run that searches for the best cell
 SHORT_RUNS = 3
 WARM_RUNS = 2
 MOST_TRIPS = 1 << 24
@@ -19,15 +19,15 @@ MOST_TRIPS = 1 << 24
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What the command line says of measuring."""
+    """The options of the command line for measuring."""
 
     runs: int = 7
-    seconds: float = 2e-3  # of a run whose figure is kept: globaltimer ticks in microseconds on some chips
+    seconds: float = 2e-3  # duration of a run whose figure is kept; globaltimer ticks in microseconds on some chips
     may_be_unproven: bool = False
 
 
 def measure(launcher: Launcher, ready: Ready, choice: Choice) -> Result:
-    """Check a form, and measure it where the device is a GPU and its machine code is proven."""
+    """Check a form, and measure it if the device is a GPU and its machine code is proven."""
     form = ready.form
     result = Result(form.name, form.group, form.unit, "absent", ready.refusal, form.note)
     if ready.refusal:
@@ -40,7 +40,7 @@ def measure(launcher: Launcher, ready: Ready, choice: Choice) -> Result:
         wrong = [check(launcher, *pair) for pair in ready.kernels.values()]
     except FaultError as error:
         wrong = [str(error).splitlines()[0]]
-    except Error as error:  # too little memory, say
+    except Error as error:  # for example, too little memory
         result.message = str(error).splitlines()[0]
         return result
     wrong = [text for text in wrong if text]
@@ -54,10 +54,10 @@ def measure(launcher: Launcher, ready: Ready, choice: Choice) -> Result:
         result.status = "measured" if ready.proofs else "unproven"
         try:
             _time(launcher, ready, choice, result)
-        except Error as error:  # one form's failure does not take the others' figures with it
+        except Error as error:  # the failure of a form must not lose the figures of others
             result.withdraw("wrong", str(error).splitlines()[0])
     else:
-        result.status, result.message = "objected", "nobody has read the machine code"
+        result.status, result.message = "objected", "the machine code was not checked"
     return result
 
 
@@ -69,7 +69,7 @@ def _time(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> N
     if form.has_latency:
         bench, kernel = ready.kernels[form.chains[0]]
         run = _Run(launcher, bench, kernel, ctas=1, warps=form.options.get("latency_warps", 1))
-        if form.options.get("first_steps"):  # until all that fits in a cache is there
+        if form.options.get("first_steps"):  # warm up the caches
             run(-(-form.options["first_steps"] // form.unroll))
         trips = run.trips_for(form.options.get("clocks", SHORT_CLOCKS))
         times = [run(trips) for _ in range(choice.runs)]
@@ -94,12 +94,12 @@ def _time(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> N
 
 
 def _time_launches(launcher: Launcher, ready: Ready, choice: Choice, result: Result) -> None:
-    """Time what is of the host, or lies between kernels."""
+    """Time the host's work, or the gap between kernels."""
     seconds = [ready.form.options["seconds"](launcher, *ready.kernels[1]) for _ in range(choice.runs)]
     if min(seconds) > 0:
         result.per_second = Spread.of([1 / s for s in seconds])
     else:
-        result.withdraw("objected", "the device's timer did not move meanwhile: it is too coarse")
+        result.withdraw("objected", "the device's timer did not advance during the run: it is too coarse")
 
 
 def _keep(run: "_Run", choice: Choice, result: Result) -> None:
@@ -139,6 +139,6 @@ class _Run:
         return self.work(trips) / max(1.0, times.clocks)
 
     def trips_for(self, clocks: float) -> int:
-        """Return how many trips take so many clocks; runs some, which also warms up."""
+        """Return how many trips take a number of clocks; runs some trips, which also warms up."""
         self(FIRST_TRIPS)
         return max(1, min(MOST_TRIPS, round(FIRST_TRIPS * clocks / max(1.0, self(FIRST_TRIPS).clocks))))

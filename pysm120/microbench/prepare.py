@@ -1,4 +1,4 @@
-"""Forms made ready for a device: assembled, proven, loaded; and what a chip refuses."""
+"""Prepare forms for a device: assemble, prove and load them; report forms that the chip does not support."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,25 +20,25 @@ FIRST_WITH_A = 9
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What machine code is for."""
+    """The target of machine code."""
 
     capability: tuple[int, int]
 
     @property
     def target(self) -> str:
-        """The target with all that the chip has."""
+        """The target with all features of the chip."""
         major, minor = self.capability
         return f"sm_{major}{minor}" + ("a" if major >= FIRST_WITH_A else "")
 
     @property
     def family(self) -> str:
-        """What patterns of opcodes are kept by."""
+        """The key of patterns of opcodes."""
         return f"{self.capability[0]}0"
 
 
 @dataclasses.dataclass
 class Ready:
-    """A form on a device: what can be launched, what its machine code is, or why there is none."""
+    """A form on a device: its kernels, its machine code, or why it has none."""
 
     form: Form
     kernels: dict[int, tuple[BenchKernel, Kernel]] = dataclasses.field(default_factory=dict)
@@ -47,21 +47,21 @@ class Ready:
 
     @property
     def objection(self) -> str:
-        """Why its figures would be lies; "" where all loops are proven."""
+        """Why its figures would be wrong; "" if all loops are proven."""
         return next((proof.objection for proof in self.proofs.values() if not proof.holds), "")
 
 
 def prepare(
     device: Device, forms: Sequence[Form], *, is_short: bool = False, folder: Path | None = None
 ) -> list[Ready]:
-    """Make forms ready; those that the chip does not have, or ptxas refuses, say so.
+    """Prepare forms; forms that the chip lacks, or that ptxas rejects, have a message.
 
-    Where ptxas and nvdisasm are found the machine code that is loaded is the one that was read; else the driver gets
-    PTX and nothing is proven. The virtual device always gets PTX. ``is_short``: only the least and the largest number
-    of chains. ``folder``: where PTX, machine code and its text are written to.
+    If ptxas and nvdisasm are found, the loaded machine code is the one that was checked. Otherwise the driver gets PTX
+    and nothing is proven. The virtual device always gets PTX. ``is_short``: only the smallest and the largest number of
+    chains. ``folder``: a folder for PTX, machine code and its text.
     """
     chip = Chip(device.info.capability if not device.is_virtual else VIRTUAL)
-    # Some have a form for each family, under one name: what the chip lacks is not worth a line then.
+    # Some names have a form for each family: the forms for other families are not listed.
     here = {form.name for form in forms if form.exists_on(chip.capability)}
     ready = [Ready(form) for form in forms if form.exists_on(chip.capability) or form.name not in here]
     present = []
@@ -88,7 +88,7 @@ def prepare(
 def _assemble(
     device: Device, chip: Chip, items: list[tuple[Ready, list[BenchKernel]]], path: Path | None = None
 ) -> None:
-    """Assemble forms in one call; one by one where ptxas does not like one of them.
+    """Assemble forms in one call; one by one if ptxas rejects one of them.
 
     ``path``: the name, without an ending, of files to write.
     """

@@ -10,12 +10,12 @@ from pysm120.microbench.kernel import BenchKernel
 from pysm120.microbench.loop import Loop, NoLoopError, timed_loop
 
 SHOWN = 6  # opcodes in a message
-LOOP = 10  # instructions of the loop itself: its counter, its branch, predicates that it moves
+LOOP = 10  # instructions of the loop itself: counter, branch, moves of predicates
 
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What stands in a loop; ``objection`` says why a figure would be a lie, "" that it would not."""
+    """The contents of a loop; ``objection`` says why a figure would be wrong, "" if it would be right."""
 
     objection: str
     opcodes: dict[str, int]
@@ -28,7 +28,7 @@ class Proof:
 
     @property
     def summary(self) -> str:
-        """The opcodes: those that were looked for, then the others, most first."""
+        """The opcodes: the expected ones, then the others, the most frequent first."""
 
         def rank(item: tuple[str, int]) -> tuple[bool, int]:
             return not any(re.fullmatch(pattern, item[0]) for pattern in self.patterns), -item[1]
@@ -39,7 +39,7 @@ class Proof:
 
 
 def prove(kernel: BenchKernel, function: Function | None, family: str) -> Proof:
-    """Compare the timed loop of a kernel with what its form says, opcode by opcode."""
+    """Compare the timed loop of a kernel with its form, opcode by opcode."""
     if function is None:
         return Proof(f"the machine code has no entry {kernel.entry}", {})
     try:
@@ -52,28 +52,28 @@ def prove(kernel: BenchKernel, function: Function | None, family: str) -> Proof:
 
 
 def _objection(kernel: BenchKernel, loop: Loop, wanted: Counts, family: str) -> str:
-    """Say what stands in a loop too often, too rarely, under a condition, or should not stand there; "" for nothing."""
+    """Return what is wrong in a loop, or "": wrong counts of opcodes, conditions, or other instructions."""
     form = kernel.form
     if not wanted:
-        return f"nobody has said what {form.name} is in the machine code of sm_{family}"
+        return f"the form {form.name} has no expected machine code for sm_{family}"
     if said := _miscounted(kernel, loop, wanted) or _crowded(kernel, loop, wanted, family):
         return said
     if one := loop.repeated(wanted):
         return f"the timed loop may repeat {one} at {one.address:#x}"
     if not form.is_conditional and (one := loop.conditional(wanted)):
         return f"the timed loop may skip or repeat {one} at {one.address:#x}"
-    is_call = any(pattern.startswith("CALL") for pattern in wanted)  # what it does with registers is elsewhere
+    is_call = any(pattern.startswith("CALL") for pattern in wanted)  # its registers are not visible here
     if form.is_chained and kernel.chains == 1 and not is_call:
         length = chained(loop.instructions, wanted)
         if length < form.unroll:
             return (
-                f"of {form.unroll} steps only {length} wait for the one before: the time of a step is not its latency"
+                f"only {length} of {form.unroll} steps wait for the previous one: the time of a step is not its latency"
             )
     return ""
 
 
 def _miscounted(kernel: BenchKernel, loop: Loop, wanted: Counts) -> str:
-    """Say which opcode of a form is not there as often as it should."""
+    """Return which opcode of a form has a wrong count, as text."""
     for pattern, count in wanted.items():
         per_step, more = count if isinstance(count, tuple) else (count, 0)
         least = round(per_step * kernel.steps)
@@ -85,16 +85,16 @@ def _miscounted(kernel: BenchKernel, loop: Loop, wanted: Counts) -> str:
 
 
 def _crowded(kernel: BenchKernel, loop: Loop, wanted: Counts, family: str) -> str:
-    """Say what else stands in a loop that should not, or too much of it."""
+    """Return which other instructions must not be in a loop, or are too many, as text."""
     opcodes = loop.opcodes
     if spills := sum(count for name, count in opcodes.items() if name.split(".")[0] in {"LDL", "STL"}):
         return f"the timed loop spills registers: {spills} accesses of local memory"
     rest = {name: count for name, count in opcodes.items() if not any(re.fullmatch(p, name) for p in wanted)}
     if called := next((name for name in rest if name.split(".")[0] == "CALL"), ""):
-        return f"the timed loop calls a subroutine that nobody has counted: {called}"
+        return f"the timed loop calls a subroutine that the form does not expect: {called}"
     others = sum(count for name, count in rest.items() if name != "NOP")
     most = kernel.form.others(family) * kernel.steps + LOOP
     if others > most:
         name = max(rest, key=lambda name: (name != "NOP", rest[name]))
-        return f"the timed loop holds {others} other instructions ({rest[name]} {name}, say), not {most:.0f} at most"
+        return f"the timed loop holds {others} other instructions, such as {rest[name]} {name}, not {most:.0f} at most"
     return ""

@@ -1,4 +1,4 @@
-"""Results: what was measured on which chip, as JSON and back."""
+"""Results of measurements on a chip, and their JSON file."""
 
 import dataclasses
 import datetime as dt
@@ -17,7 +17,7 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Runs: their median, the least and the greatest."""
+    """The median, minimum and maximum of runs."""
 
     median: float
     least: float
@@ -30,13 +30,13 @@ class Spread:
 
     @property
     def relative(self) -> float:
-        """How far the runs are apart, as a part of the median."""
+        """The difference between maximum and minimum, relative to the median."""
         return (self.greatest - self.least) / self.median if self.median else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A rate with so many chains and warps: work per multiprocessor and clock."""
+    """The rate with a number of chains and warps: work per multiprocessor and clock."""
 
     chains: int
     warps: int
@@ -45,12 +45,12 @@ class Cell:
 
 @dataclasses.dataclass
 class Result:
-    """What came of a form.
+    """The result of a form.
 
-    ``status``: "measured", "unproven" (measured, but nobody has read the machine code), "checked" (right on the virtual
-    device, which times nothing), "objected" (the machine code is not what is claimed), "absent" (not on this chip, or
-    refused), "wrong". ``latency`` is in clocks of a step, ``per_clock`` in units per multiprocessor and clock,
-    ``per_second`` of the whole chip. ``instructions``: machine instructions of a step, the loop's own among them.
+    ``status``: "measured", "unproven" (measured without a check of the machine code), "checked" (right on the virtual
+    device, which measures no time), "objected" (the machine code is not as expected), "absent" (not on this chip, or
+    rejected), "wrong". ``latency`` is in clocks of a step, ``per_clock`` in units per multiprocessor and clock,
+    ``per_second`` in units of the whole chip. ``instructions``: machine instructions of a step, including the loop's.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Result:
     cells: list[Cell] = dataclasses.field(default_factory=list)
 
     def withdraw(self, status: str, message: str) -> None:
-        """Take back all figures, and say why."""
+        """Remove all figures, and set the reason."""
         self.status, self.message = status, message
         self.latency = self.per_clock = self.per_second = self.megahertz = None
         self.cells = []
@@ -78,7 +78,7 @@ class Result:
 
 @dataclasses.dataclass
 class Report:
-    """All results of a run, and of what."""
+    """All results of a run, with its chip, driver and date."""
 
     chip: str
     capability: tuple[int, int]
@@ -99,7 +99,7 @@ class Report:
 
 
 def _rounded(value: Any) -> Any:
-    """Return numbers with six digits: no clock is better."""
+    """Return numbers with six digits: clocks are not more accurate."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -110,7 +110,7 @@ def _rounded(value: Any) -> Any:
 
 
 def load(path: Path) -> Report:
-    """Read what ``save`` wrote; InvalidArgumentError where it is something else."""
+    """Read a file of ``save``; InvalidArgumentError if it is something else."""
     wrong = f"{path} is not a file that `microbench --json` wrote: "
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -143,7 +143,7 @@ def _result(item: dict[str, Any]) -> Result:
 
 
 def report(device: Device, results: list[Result], version: str) -> Report:
-    """Put results of a version of the package together with what they are of."""
+    """Return a report of results, with the chip, driver and date."""
     info = device.info
     return Report(
         chip=info.name,
@@ -158,7 +158,7 @@ def report(device: Device, results: list[Result], version: str) -> Report:
 
 
 def _driver(device: Device) -> str:
-    """Return the version of the driver, and of CUDA that it speaks."""
+    """Return the version of the driver, and of the CUDA version that it supports."""
     major, minor = device.info.driver_version // 1000, device.info.driver_version % 1000 // 10
     cuda = f"CUDA {major}.{minor}"
     if device.is_virtual:

@@ -14,7 +14,7 @@ find = lru_cache(maxsize=8)(locate)
 
 
 def missing() -> str:
-    """Say which programs are missing and where they come from; "" where none is."""
+    """Return which programs are missing and where they come from, or ""."""
     lost = [program for program in WHEELS if find(program) is None]
     if not lost:
         return ""
@@ -24,7 +24,7 @@ def missing() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Assembled:
-    """Machine code, what it was made of, and its text."""
+    """Machine code, its PTX, and its disassembly."""
 
     ptx: str
     cubin: bytes
@@ -38,7 +38,7 @@ class Assembled:
 
 
 def assemble(ptx: str, target: str) -> Assembled:
-    """Assemble PTX and disassemble the result; InvalidProgramError where ptxas refuses it."""
+    """Assemble PTX and disassemble the result; InvalidProgramError if ptxas rejects it."""
     ptxas, nvdisasm = find("ptxas"), find("nvdisasm")
     if ptxas is None or nvdisasm is None:
         raise InvalidProgramError(missing())

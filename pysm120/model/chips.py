@@ -1,4 +1,4 @@
-"""Chips that the timing model knows: ``chips/*.toml``, a file for each, every value with its source."""
+"""Chips of the timing model: a file ``chips/*.toml`` for each, with the source of every value."""
 
 import dataclasses
 import re
@@ -9,13 +9,13 @@ from pysm120.runtime.errors import InvalidArgumentError
 
 FOLDER = Path(__file__).resolve().parent / "chips"
 _WARP = 32
-_REGISTER_GRANULE = 256  # registers of a warp are given in units of
-_QUARTERS = 4  # of an SM, each with a quarter of the registers
+_REGISTER_GRANULE = 256  # registers of a warp are allocated in units of
+_QUARTERS = 4  # quarters of an SM; each has a quarter of the registers
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """How long instructions of a class occupy a pipe, and after how many clocks their result can be used."""
+    """The timing of a class of instructions: how long one occupies its pipe, and the latency of its result."""
 
     pipe: str
     interval: float
@@ -33,20 +33,20 @@ class Chip:
 
     def __getitem__(self, name: str) -> Any:
         if self.values.get(name) is None:
-            message = f'the chip {self.key} has no {name}: give it, or take it from another chip with like = "rtx5090"'
+            message = f'the file of chip {self.key} lacks {name}: add it, or inherit it with like = "rtx5090"'
             raise InvalidArgumentError(message)
         return self.values[name]
 
     def timing(self, kind: str) -> Timing:
-        """Return the timing of a class of instructions; what no file knows is like "alu"."""
+        """Return the timing of a class of instructions; classes that the file lacks have the timing of "alu"."""
         found = self.timings.get(kind) or self.timings.get("alu")
         if found is None:
-            message = f"the chip {self.key} has no [instruction.{kind}] and no [instruction.alu] to take in its place"
+            message = f"the file of chip {self.key} lacks [instruction.{kind}], and its default [instruction.alu]"
             raise InvalidArgumentError(message)
         return found
 
     def ctas_per_sm(self, registers: int, threads: int, shared_bytes: int) -> int:
-        """Return how many CTAs an SM holds; 0 where not even one fits."""
+        """Return how many CTAs fit on an SM; 0 if none fits."""
         warps = -(-threads // _WARP)
         per_warp = -(-max(registers, 1) * _WARP // _REGISTER_GRANULE) * _REGISTER_GRANULE
         per_quarter = self["registers_per_sm"] // _QUARTERS // per_warp
@@ -59,23 +59,23 @@ class Chip:
 
 
 def names() -> list[str]:
-    """Return the chips that there are files of."""
+    """Return the names of the chips that have a file."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load(name: str, depth: int = 8) -> Chip:
-    """Return a chip by its name, or of a file that ends in .toml."""
+    """Return a chip by its name, or from a file that ends in .toml."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
-        message = f"the chip is {name!r}, neither one of {', '.join(names())} nor a .toml file that exists"
+        message = f"the chip is {name!r}, which is neither one of {', '.join(names())} nor an existing .toml file"
         raise InvalidArgumentError(message)
     try:
         document = read(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
-        message = f"{path} is no text in UTF-8: {error}"
+        message = f"{path} is not UTF-8 text: {error}"
         raise InvalidArgumentError(message) from None
     if "like" in document and depth == 0:
-        message = f"{path} is like a chip that is like another, and so on without an end"
+        message = f"{path}: the keys like = ... of the chips form a cycle"
         raise InvalidArgumentError(message)
     base = load(str(document["like"]), depth - 1) if "like" in document else None
     values: dict[str, Any] = dict(base.values) if base else {}
@@ -95,31 +95,31 @@ def load(name: str, depth: int = 8) -> Chip:
 
 
 def _timing(table: dict[str, Any], section: str, path: Path) -> Timing:
-    """Return the timing that a table holds."""
+    """Return the timing in a table."""
     numbers = [table.get(key) for key in ("interval", "latency")]
     if "pipe" not in table or not all(isinstance(n, int | float) for n in numbers):
-        message = f"{path}: [{section}] has no pipe, interval and latency, the last two of them numbers"
+        message = f"{path}: [{section}] must have a pipe, and numbers interval and latency"
         raise InvalidArgumentError(message)
     return Timing(str(table["pipe"]), *(float(n) for n in numbers if n is not None))
 
 
 def _source(table: dict[str, Any], section: str, path: Path) -> str:
-    """Return where the values of a table are from; every table must say it."""
+    """Return the source of a table's values; every table must have one."""
     if not table.get("source"):
-        message = f"{path}: [{section}] names no source"
+        message = f"{path}: [{section}] lacks the key source"
         raise InvalidArgumentError(message)
     return str(table["source"])
 
 
 # ---- the part of TOML that these files use ------------------------------------------------
-# tomllib came with Python 3.11, and 3.10 is supported: tables, and keys with strings and numbers on one line.
+# Python 3.10 has no tomllib. This reads tables, and keys with strings and numbers on one line.
 
 _TABLE = re.compile(r"\[([\w.-]+)\]\s*(?:#.*)?$")
 _PAIR = re.compile(r"([\w-]+)\s*=\s*(?:\"([^\"\\]*)\"|([-+\w.]+))\s*(?:#.*)?$")
 
 
 def read(text: str, name: str) -> dict[str, Any]:
-    """Return tables by their dotted names; keys before the first table are by themselves."""
+    """Return tables by their dotted names; keys before the first table are at the top level."""
     document: dict[str, Any] = {}
     table = document
     for number, line in enumerate(text.splitlines(), 1):
@@ -141,5 +141,5 @@ def _number(word: str, place: str) -> int | float:
     try:
         return int(word) if re.fullmatch(r"[-+]?\d+", word) else float(word)
     except ValueError:
-        message = f"{place}: {word!r} is no number"
+        message = f"{place}: {word!r} is not a number"
         raise InvalidArgumentError(message) from None

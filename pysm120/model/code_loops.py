@@ -1,15 +1,15 @@
-"""Loops that are mostly code: what fetching instructions costs, by how much there is and where in it the warps are.
+"""Loops with much code: they measure the cost of instruction fetches, by code size and by the warps' positions in it.
 
-A loop is named after what it is made of and how much of it:
+The name of a loop says its instructions and its size:
 
-- ``code_step_48k``: FFMA, that all warps go through together;
-- ``code_apart_48k``: the same, but each warp begins at another eighth of the loop, and nothing keeps them apart;
-- ``code_met_48k``: each begins at another eighth, and a barrier at the end of every eighth keeps them apart;
-- ``code_sms_48k``, ``code_all_48k``: the warps of an SM together, or apart as by ``met``; SMs at different eighths;
+- ``code_step_48k``: FFMA, which all warps execute in step;
+- ``code_apart_48k``: each warp begins at another eighth of the loop, without synchronisation after that;
+- ``code_met_48k``: each warp begins at another eighth, and a barrier at the end of every eighth keeps them apart;
+- ``code_sms_48k``, ``code_all_48k``: SMs begin at different eighths; the warps of an SM are in step, or as in ``met``;
 - ``code_imad_48k``, ``code_mma_48k``: in step, with instructions that take two clocks and six;
 - ``code_jump_32x1152``: 32 branches, each over the rest of 1152 bytes of code.
 
-``_alone`` is on one SM of the chip, the others idle.
+``_alone``: the loop runs on one SM of the chip; the others idle.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pysm120.model.loops import Loop, mma
 
 INSTRUCTION_BYTES = 16
-PLACES = 8  # of a loop, where warps begin
+PLACES = 8  # positions in a loop at which warps begin
 _SIZES = (16, 24, 32, 40, 48, 64, 96, 128, 192)
-_SPREAD = 0x9E3779B1  # neighbours among CTAs begin at places that are not neighbours
+_SPREAD = 0x9E3779B1  # neighbouring CTAs begin at positions that are far apart
 _JUMPS = (4, 8, 16, 32, 64, 96, 128, 192)
-_JUMP_INSTRUCTIONS = 3  # of a jump that are executed: comparison, branch, FFMA
-_NEVER = 0x10000000  # more than there are rounds
+_JUMP_INSTRUCTIONS = 3  # executed instructions of a jump: comparison, branch, FFMA
+_NEVER = 0x10000000  # more than the number of rounds
 
 
 def _fma(i: int) -> str:
@@ -65,7 +65,7 @@ def _apart(name: str, kib: int, warps: int, ctas: int = 0) -> Loop:
     for place in range(PLACES):
         body += [f"place_{place}:", *(_fma(place * count + i) for i in range(count))]
         body += ["    bar.sync 0;"] if meet else []
-    behind = [  # the barriers of the part of the first round that was left out
+    behind = [  # the barriers of the part of the first round that was skipped
         "passed:",
         "    setp.eq.u32 p0, r61, 0;",
         "@p0 bra.uni passed_all;",
@@ -84,7 +84,7 @@ def _apart(name: str, kib: int, warps: int, ctas: int = 0) -> Loop:
 def _jump(count: int, size: int, warps: int, ctas: int = 0) -> Loop:
     """Return branches that are always taken, over instructions that are never executed.
 
-    These would change what the next branch goes by, so that it cannot be found out before.
+    The skipped instructions would change the condition of the next branch, so it cannot be computed in advance.
     """
     skipped = size // INSTRUCTION_BYTES - _JUMP_INSTRUCTIONS
     body = ["    mov.b32 t, rounds;"]
@@ -96,7 +96,7 @@ def _jump(count: int, size: int, warps: int, ctas: int = 0) -> Loop:
 
 
 def loops() -> list[Loop]:
-    """Return all of them."""
+    """Return all loops of this module."""
     found = [_in_step("step", _fma, kib, warps) for kib in _SIZES for warps in (1, 2, 4, 8, 16)]
     found += [_apart("apart", kib, warps) for kib in _SIZES for warps in (4, 8, 16)]
     found += [_apart("met", kib, warps) for kib in _SIZES for warps in (2, 4, 8)]

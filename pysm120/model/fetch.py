@@ -1,8 +1,8 @@
-"""Where instructions come from: the code that an SM keeps, for all of its warps, and the way to it from the next level.
+"""Instruction fetch: the instruction cache of an SM, which all of its warps share, and fetches from the next level.
 
-A warp goes on where the line of its next instruction is there. As it comes to a line, those that follow are asked for,
-too, so that code that is gone through in order waits only where it is gone through faster than lines come. What one
-warp brought is there for the others, until as many other lines of its set have been used.
+A warp continues when the line of its next instruction is in the cache. When it reaches a line, the following lines are
+prefetched. So code that is executed in order waits only if warps execute it faster than lines arrive. A line stays in
+the cache for all warps until its set is full of lines that were used more recently.
 """
 
 from collections import Counter
@@ -14,38 +14,38 @@ LINE_BYTES = 128
 
 
 def _sets(chip: Chip) -> int:
-    """Return the number of sets that lines of code are kept in."""
+    """Return the number of sets of the instruction cache."""
     return max(1, int(chip["code_bytes"]) // LINE_BYTES // int(chip["code_ways"]))
 
 
 def set_of(line: int, sets: int) -> int:
-    """Return the set of a line: those of code in order take turns, and as many lines apart as there are sets differ."""
+    """Return the set of a line; consecutive lines have different sets, and so have lines at a distance of ``sets``."""
     return (line ^ line // sets) % sets
 
 
 def fits(chip: Chip, lines: Iterable[int]) -> bool:
-    """Whether an SM keeps so many lines of code, and those that are asked for behind each."""
+    """Whether lines of code fit in the instruction cache of an SM, together with the lines prefetched behind each."""
     sets, ahead = _sets(chip), int(chip["code_ahead"])
     wanted = {following for line in lines for following in range(line, line + ahead + 1)}
     return max(Counter(set_of(line, sets) for line in wanted).values(), default=0) <= int(chip["code_ways"])
 
 
 class Fetch:
-    """The code that an SM of a chip keeps: nothing at first.
+    """The instruction cache of an SM, empty at first.
 
-    ``warps``: of a quarter of the SM; the more there are, the more lines are asked for ahead.
+    ``warps``: warps of a quarter of the SM; with more warps, more lines are prefetched.
     """
 
     def __init__(self, chip: Chip, warps: int = 1) -> None:
         self.ways, self.ahead = int(chip["code_ways"]), int(chip["code_ahead"]) * warps
         self.latency, self.interval = float(chip["code_latency"]), float(chip["code_interval"])
-        # When each line of a set is there; the one that was used least recently first.
+        # for each set, the arrival time of each line, the least recently used line first
         self.kept: list[dict[int, int]] = [{} for _ in range(_sets(chip))]
         self.free = 0.0
         self.brought = 0
 
     def come_to(self, line: int, now: int) -> int:
-        """Return when a line is there that a warp comes to now; ask for all but the last of those that follow it."""
+        """Return when the line that a warp reaches now is available; prefetch the following lines but the last."""
         kept = self.kept[set_of(line, len(self.kept))]
         at = kept.pop(line, None)
         if at is None:
@@ -57,7 +57,7 @@ class Fetch:
         return at
 
     def enter(self, line: int, now: int) -> None:
-        """Ask for the last of the lines that follow one whose first instruction is issued now."""
+        """Prefetch the last of the lines behind a line whose first instruction is issued now."""
         self._ask(line + self.ahead, now)
 
     def _ask(self, line: int, now: int) -> None:
@@ -65,7 +65,7 @@ class Fetch:
             self._bring(line, now)
 
     def _bring(self, line: int, now: int) -> int:
-        """Bring a line in the place of another; return when it is there."""
+        """Fetch a line, which replaces another one; return when it arrives."""
         begin = max(self.free, now)
         self.free = begin + self.interval
         self.brought += 1

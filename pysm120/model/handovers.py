@@ -1,13 +1,13 @@
-"""What warps and the copy engine hand each other through mbarriers: what each instruction does to which phase.
+"""Hand-overs between warps and the copy engine through mbarriers: which instruction does what to which phase.
 
-Mbarriers that take turns, one for each stage, are a ring; its phases are numbered in the order that they are used. A
-phase ends when its arrivals and its copies are there. What is known of a kernel comes from the virtual device
-(mbarriers.py), or from the rules here:
+The mbarriers of the stages, used in turn, form a ring. The phases of a ring are numbered in the order of their use. A
+phase ends when all its arrivals and copies are done. The hand-overs of a kernel are recorded on the virtual device
+(mbarriers.py), or derived by these rules:
 
-- a ring of tiles of keys: a warp waits for a tile, or for its parts one after the other, and leaves it once in a round;
-- a wait that only the warp that loads comes to is for a tile that all have left; the copies behind it are of the tile
-  that takes its place;
-- copies before the main loop beyond those of all stages but one are of Q, which is waited for before the loop.
+- A ring holds tiles of keys. In each round a warp waits for a tile, or for its parts in turn, and releases it once.
+- A wait that only the producer warp executes is for a tile that all warps have released. The copies after it load the
+  tile that replaces it.
+- Before the main loop, copies beyond those of all stages but one load Q, and a wait before the loop is for Q.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from pysm120.machine_code import pipes
 from pysm120.machine_code.sass import Function, Instruction
 
 _BYTES = re.compile(r"0x[0-9a-f]+$")
-_TILE_BYTES = 32768  # where the code does not say
+_TILE_BYTES = 32768  # if the code does not tell
 
 
 class Deed(NamedTuple):
-    """What an instruction does: "wait" for a phase, "arrive" in it, or "copy" into it.
+    """The action of an instruction: "wait" for a phase, "arrive" in it, or "copy" into it.
 
-    The phase of ``ring`` is ``ahead`` of the round's, before the first round that of this number. ``amount``: arrivals
-    of a warp, or bytes.
+    The phase of ``ring`` is ``ahead`` phases ahead of the round's own; before the first round, it is phase ``ahead``.
+    ``amount`` is the number of arrivals of a warp, or of bytes.
     """
 
     kind: str
@@ -37,9 +37,9 @@ class Deed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """Mbarriers that take turns: so many arrivals and copies end a phase, and ``once + each * rounds`` phases are used.
+    """Mbarriers that are used in turn. Arrivals and copies end a phase; a CTA uses ``once + each * rounds`` phases.
 
-    Nobody waits for the last ``left`` of them.
+    No warp waits for the last ``left`` phases.
     """
 
     arrivals: int
@@ -50,12 +50,12 @@ class Ring:
     left: int = 0
 
     def phases(self, rounds: int) -> int:
-        """Return how many phases a CTA of so many rounds uses."""
+        """Return how many phases a CTA uses in a number of rounds."""
         return self.once + self.each * rounds
 
 
 class Filler(NamedTuple):
-    """Warps that are not simulated: when a phase of ``emptied`` ends, they load the one ``stages`` later at once."""
+    """Producer warps that are not simulated: when a phase of ``emptied`` ends, they load the one ``stages`` later."""
 
     stages: int
     emptied: int
@@ -63,7 +63,7 @@ class Filler(NamedTuple):
 
 
 class Handovers(Protocol):
-    """What is known of a kernel; ``why`` the rules say it, "" where it was recorded."""
+    """The hand-overs of a kernel. ``why`` says why they come from the rules; it is "" if they were recorded."""
 
     stages: int
     filler: Filler | None
@@ -75,17 +75,17 @@ class Handovers(Protocol):
 
     @property
     def loaders(self) -> Collection[int]:
-        """The warps that load."""
+        """The producer warps that are not simulated."""
 
     def before(self) -> dict[int, Deed]:
-        """Return what instructions before the main loop do, by address."""
+        """Return the actions of the instructions before the main loop, by address."""
 
     def around(self, way: Sequence[Instruction], others: Sequence[Instruction]) -> dict[int, Deed]:
-        """Return what instructions of a round do, on a warp's way and on that of the others in this round."""
+        """Return the actions of the instructions of a round, from a warp's path and the other warps' path in it."""
 
 
 class ByRules:
-    """Hand-overs as the rules have them.
+    """Hand-overs derived by the rules.
 
     Parameters
     ----------
@@ -94,12 +94,12 @@ class ByRules:
     warps : int
         Of a CTA that compute.
     around, load_before, load_around : sequence of Instruction
-        The way through the main loop; those of the warp that loads, to it and through it.
+        The path through the main loop; the producer warp's paths to the main loop and through it.
     stages : int, optional
-        Tiles that a ring holds; default: by the mbarriers that are made, else as many as are copied before the main
-        loop, and one.
+        Tiles that a ring holds. Default: from the number of mbarriers, else one more than the tiles that are copied
+        before the main loop.
     why : str
-        What kept them from being recorded.
+        Why they were not recorded.
 
     """
 
@@ -134,7 +134,7 @@ class ByRules:
             self.filler = Filler(self.stages, parts, [part for part in range(parts) if copies[part]])
 
     def before(self) -> dict[int, Deed]:
-        """Return what instructions before the main loop do, by address."""
+        """Return the actions of the instructions before the main loop, by address."""
         found: dict[int, Deed] = {}
         copied = -self._of_q
         last = max((i for i, one in enumerate(self._load_before) if one.is_copy), default=-1)
@@ -143,12 +143,12 @@ class ByRules:
                 of_q = Deed("copy", self._parts + 1, 0, self._bytes)
                 found[one.address] = of_q if copied < 0 else self._copy(copied, 0)
                 copied += 1
-            elif _is_wait(one) and i > last and self._of_q:  # those before are for stages that are empty
+            elif _is_wait(one) and i > last and self._of_q:  # earlier waits are for stages that are empty
                 found[one.address] = Deed("wait", self._parts + 1, 0)
         return found
 
     def around(self, way: Sequence[Instruction], others: Sequence[Instruction]) -> dict[int, Deed]:
-        """Return what instructions of a round do, on a warp's way and on that of the others in this round."""
+        """Return the actions of the instructions of a round, from a warp's path and the other warps' path in it."""
         if not self.rings:
             return {}
         found: dict[int, Deed] = {}
@@ -170,11 +170,11 @@ class ByRules:
         return found
 
     def _part(self, copy: int) -> int:
-        """Return which part of a tile a copy brings."""
+        """Return which part of a tile a copy loads."""
         return copy * self._parts // self._copies
 
     def _copy(self, number: int, ahead: int) -> Deed:
-        """Return the deed of a copy, counted from the first of a tile."""
+        """Return the action of a copy; copies are counted from the first one of a tile."""
         tile, copy = divmod(number, self._copies)
         return Deed("copy", self._part(copy), ahead + tile, self._bytes)
 
@@ -184,14 +184,14 @@ def _is_wait(one: Instruction) -> bool:
 
 
 def _stages(function: Function, around: Sequence[Instruction]) -> int:
-    """Return the stages of a ring by its mbarriers, 0 without any: a stage has one for each wait and each arrival."""
+    """Return the stages of a ring from the number of mbarriers: a stage has one for each wait and each arrival."""
     made = sum(one.base == "SYNCS" and "EXCH" in one.opcode for one in function.instructions)
     used = sum(pipes.class_of(one.opcode) in {"try_wait", "arrive"} for one in around)
     return max(2, made // used) if used and made >= used else 0
 
 
 def _tile_bytes(path: Sequence[Instruction]) -> int:
-    """Return the bytes that arrivals on a path announce, where they are constants."""
+    """Return the bytes that arrivals on a path announce, as far as they are constants."""
     total = 0
     for i, one in enumerate(path):
         if pipes.class_of(one.opcode) != "arrive" or "A1T0" in one.opcode:

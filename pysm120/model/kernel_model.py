@@ -1,4 +1,4 @@
-"""From a kernel's machine code to what the simulator runs: its paths, its tiles, what is copied."""
+"""From a kernel's machine code to the input of the simulator: its paths, its tiles, its copies."""
 
 import dataclasses
 from collections import Counter
@@ -14,7 +14,7 @@ from pysm120.model.mbarriers import NotUnderstoodError
 from pysm120.model.recorded import Recording
 from pysm120.model.simulator import Outcome, Paths, Pipes, Simulator, Step
 
-TYPICAL = 16  # rounds of a CTA, where one stands for all
+TYPICAL = 16  # rounds of a CTA, if all CTAs are alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,19 +24,19 @@ class KernelModel:
     Attributes
     ----------
     chip : Chip
-        Where it runs.
+        The chip that runs it.
     function : Function
         Its code.
     warps : int
-        Of a CTA that compute.
+        Computing warps of a CTA.
     slots : int
-        CTAs on an SM at a time.
+        Resident CTAs of an SM.
     paths, pipes
-        What the simulator takes.
+        Inputs of the simulator.
     handovers : Handovers
-        What warps and copies do for each other.
+        Hand-overs between warps and copies.
     recording : Recording, optional
-        How branches of the main loop went, and what accesses of shared memory took.
+        Recorded branches of the main loop, and wavefronts of shared memory.
 
     """
 
@@ -50,7 +50,7 @@ class KernelModel:
     recording: Recording | None = None
 
     def run(self, rounds: list[int], slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
-        """Simulate CTAs of so many rounds each."""
+        """Simulate CTAs; ``rounds`` has the rounds of each."""
         simulator = Simulator(self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events)
         return simulator.run(rounds, slots, offset)
 
@@ -71,20 +71,20 @@ def build(
     Parameters
     ----------
     chip : Chip
-        Where it runs.
+        The chip that runs it.
     function : Function
         Its code.
     threads, slots : int
-        Of a CTA; CTAs on an SM.
+        Threads of a CTA; resident CTAs of an SM.
     loop : Loop, optional
-        Another than the main loop.
+        A loop to use instead of the main loop.
     stages : int, optional
-        Tiles that the ring of copies holds; default: by the mbarriers that are made, else as many as are copied before
-        the main loop, and one.
+        Tiles that the ring of copies holds. Default: from the number of mbarriers, else one more than the tiles that
+        are copied before the main loop.
     stated : mapping, optional
-        What to do at branches of the main loop, by address.
+        Whether branches of the main loop are taken, by address.
     recording : Recording, optional
-        How branches of the main loop went, and what accesses of shared memory took; the rules say the rest.
+        Recorded branches of the main loop, and wavefronts of shared memory; the rules decide everything else.
 
     """
     loop = loop or function.main_loop()
@@ -136,9 +136,9 @@ def _handovers_of(
     before: tuple[list[Instruction], list[Instruction]],
     ways_of: Callable[..., list[list[Instruction]]],
 ) -> Handovers | str:
-    """Return what was recorded of hand-overs, if the simulated ways do the same; else why the rules must say it.
+    """Return the recorded hand-overs if the simulated paths agree with them; else the reason to use the rules.
 
-    ``before``: the ways to the main loop, the second of the warps that load.
+    ``before``: the paths to the main loop; the second one is that of the producer warps.
     """
     if stages is not None:
         return "--stages says how many tiles are under way"
@@ -157,11 +157,11 @@ def _handovers_of(
 
 
 def _in_order(deeds: Mapping[int, Deed], way: list[Instruction]) -> list[Deed]:
-    """Return what is done on a way."""
+    """Return the actions on a path."""
     return [deeds[one.address] for one in way if one.address in deeds]
 
 
 def _most_frequent(ways: list[list[Instruction]]) -> list[Instruction]:
-    """Return the way that most rounds go; of as many, the first."""
+    """Return the path that most rounds take; on a tie, the first one."""
     counts = Counter(tuple(one.address for one in way) for way in ways)
     return max(ways, key=lambda way: counts[tuple(one.address for one in way)])

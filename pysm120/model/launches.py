@@ -3,8 +3,8 @@
     {"image": "k.cubin.xz", "entry": "k", "grid": [32, 32], "threads": 128, "shared_bytes": 32768, "rounds": [128],
      "arguments": ["f16[4096,4096]:normal", "f32[4096]", "s32:4096"], "clocks": 1000.0}
 
-Images are beside the list; arguments are the words of ``run``; the rounds of the main loop of the CTAs repeat. What an
-argument does not fill is NaN before the launch, and must not be afterwards.
+Images are in the folder of the list. Arguments are words as in ``run``. ``rounds`` lists the rounds of the main loop by
+CTA and repeats. Arrays without a fill are NaN before the launch, and must not have NaN afterwards.
 """
 
 import lzma
@@ -31,7 +31,7 @@ def image_of(folder: Path, row: dict[str, Any]) -> bytes:
 
 
 def check(rows: list[dict[str, Any]], path: Path) -> None:
-    """Refuse rows that lack something."""
+    """Raise if a row lacks a key."""
     for row in rows:
         missing = sorted(_KEYS - set(row))
         if missing:
@@ -52,7 +52,7 @@ def tensor_bytes(row: dict[str, Any]) -> int:
 
 
 class Launch:
-    """A launch of a list, its arguments in place."""
+    """A launch of a list, with its arguments on the device."""
 
     def __init__(self, device: Device, row: dict[str, Any], image: bytes) -> None:
         self._row = row
@@ -68,7 +68,7 @@ class Launch:
         self._launch.run()
 
     def check(self) -> None:
-        """Refuse outputs that the kernel did not write, and wrote NaN to."""
+        """Raise if an output has NaN: the kernel did not write it, or wrote NaN."""
         for output in self._launch.outputs():
             word = self._row["arguments"][output.index]
             if word.endswith("]") and np.isnan(output.after.astype(np.float32, copy=False)).any():

@@ -1,7 +1,7 @@
-"""Loops of known instructions, in PTX: what the timing model is calibrated and validated with.
+"""Loops of known instructions, in PTX, for the calibration and validation of the timing model.
 
-Every kernel is ``loop(out, rounds)``: each warp of the grid writes %clock64 before and after its rounds to out, and
-then the sum of all that the loop made, so that nothing of it can be left out.
+Every kernel is ``loop(out, rounds)``. Each warp of the grid writes %clock64 before and after its rounds to out, and the
+sum of all results of the loop, so that ptxas cannot remove any instruction.
 """
 
 import dataclasses
@@ -98,8 +98,8 @@ never:
 class Loop:
     """A loop: its name, the warps of the one CTA of an SM, and its body.
 
-    ``distinct``: its numbers differ, so that no two of its registers are one. ``before`` and ``behind``: lines that are
-    not timed. ``ctas``: of the launch; 0 is one on every SM.
+    ``distinct``: all values differ, so that ptxas cannot merge registers. ``before`` and ``behind``: lines that are not
+    timed. ``ctas``: CTAs of the launch; 0 means one on every SM.
     """
 
     name: str
@@ -186,7 +186,7 @@ def _pack(to: int, i: int) -> str:
 
 
 def _attention(products: int, loads: int, elements: int) -> tuple[str, ...]:
-    """Return a loop like attention's: loads feed products, exponentials are between them."""
+    """Return a loop like that of attention: loads feed products, with exponentials between them."""
     work = [line for i in range(elements) for line in _softmax(i)]
     lines: list[str] = []
     for n in range(products):
@@ -202,14 +202,14 @@ def _attention(products: int, loads: int, elements: int) -> tuple[str, ...]:
 
 
 def _mma_ldmatrix(loads: int, products: int) -> tuple[str, ...]:
-    """Return loads that feed products, as in a matrix product without the copies."""
+    """Return loads that feed products, as in a matrix product without its copies to shared memory."""
     lines = [ldmatrix(4 * i, 512 * i, transposed=i % 2 == 1) for i in range(loads)]
     lines += [mma(i % 16, b=_names("r", 4 * (i % loads) + 2 * (i // loads % 2), 2)) for i in range(products)]
     return tuple(lines)
 
 
 def _beside(work: Sequence[str], *, a_sets: int = 1, b_sets: int = 1) -> list[str]:
-    """Return 16 products, of so many different A and B, with other work spread evenly between them."""
+    """Return 16 products with numbers of different A and B, and other work spread evenly between them."""
     lines: list[str] = []
     for n in range(16):
         a, b = _names("a", 4 * (n % a_sets), 4), _names("b", 2 * (n % b_sets), 2)
@@ -364,12 +364,12 @@ _BESIDE: dict[str, Sequence[str]] = {
 
 
 def _products(work: Sequence[str]) -> list[str]:
-    """Return the same of products without a common operand."""
+    """Return a loop of products without a common operand."""
     return _beside(work, a_sets=4, b_sets=4)
 
 
 def _of_three(i: int) -> str:
-    """Return an fma of three registers of its own."""
+    """Return an fma of three registers that no other one uses."""
     return f"    fma.rn.f32 x{i}, x{i}, y{i}, x{i + 16};"
 
 
@@ -384,12 +384,12 @@ def _load_of(registers: int, i: int) -> str:
 
 
 def _each(count: int, *makers: Callable[[int], str]) -> list[str]:
-    """Return so many times what each of the makers makes."""
+    """Return the lines of the makers, repeated."""
     return [make(i) for i in range(count) for make in makers]
 
 
 def _max_of(i: int) -> str:
-    """Return a maximum of two registers of its own."""
+    """Return a maximum of two registers that no other one uses."""
     return f"    max.f32 x{i}, x{i}, y{i};"
 
 
@@ -397,7 +397,7 @@ def _add_of(i: int) -> str:
     return f"    add.rn.f32 x{i}, x{i}, y{i};"
 
 
-# What registers' ports cost: products without a common operand leave them the least room.
+# These measure the ports of the registers: products without a common operand use them most.
 _PORTS: dict[str, Sequence[str]] = {
     "mma": _products([]),
     "mma_same_a": _beside(_each(16, _of_three), b_sets=4),
@@ -435,7 +435,7 @@ _MIXES: dict[str, Sequence[str]] = {
 
 
 def calibration() -> list[Loop]:
-    """Return the loops that parameters of a chip are read from."""
+    """Return the loops from which the parameters of a chip are calibrated."""
     found = [Loop(name, 1, tuple(body)) for name, body in _CHAINS.items()]
     found += [Loop("chain_barrier", warps, tuple(_CHAINS["chain_barrier"])) for warps in (4, 8)]
     found += [Loop(name, warps, tuple(body)) for name, body in _BRANCHES.items() for warps in (1, 8)]
@@ -452,6 +452,6 @@ def calibration() -> list[Loop]:
 
 
 def validation() -> list[Loop]:
-    """Return the loops that predictions are compared on: nothing is fitted to them."""
+    """Return the loops for validation: no parameter is fitted to them."""
     found = [Loop("rate_mma", warps, tuple(_RATES["rate_mma"])) for warps in (2, 8, 12)]
     return found + [Loop(name, warps, tuple(body)) for name, body in _MIXES.items() for warps in (4, 8, 16)]

@@ -1,8 +1,8 @@
-"""What warps and the copy engine hand each other through mbarriers, as the virtual device saw it in one CTA.
+"""Hand-overs between warps and the copy engine through mbarriers, recorded on the virtual device in one CTA.
 
-Every statement about an mbarrier, in the order that it was executed in, with the round of the main loop that its warp
-was in: that says which mbarriers take turns, which phase each statement is about (so many rounds ahead), how many
-arrivals and copies end one, and which warps load. A kernel that does anything else with mbarriers is not understood.
+The recording has every statement about an mbarrier in the order of execution, with the round of the main loop of its
+warp. From it follow: which mbarriers form a ring, the phase of each statement (rounds ahead), the arrivals and copies
+that end a phase, and the producer warps. Kernels that use mbarriers in other patterns are not supported.
 """
 
 import re
@@ -27,18 +27,18 @@ _KINDS = (
     (r"cp\.async\.bulk\.(?!commit|wait|prefetch)(?!.*bulk_group)", "copy"),
     (r"mbarrier\.|cp\.async\.mbarrier\.", "other"),
 )
-_LAST = re.compile(r".*\][^\]]*?,\s*([\w.$%]+)\s*$")  # the operand behind the last address
+_LAST = re.compile(r".*\][^\]]*?,\s*([\w.$%]+)\s*$")  # the operand after the last address
 
 
 class NotUnderstoodError(Exception):
-    """Why the rules must say what is handed over."""
+    """The reason why the hand-overs must come from the rules."""
 
 
 class Seen(NamedTuple):
-    """A statement that a warp executed, of ``row``, in a round, -1 before the first.
+    """The statement of line ``row`` that a warp executed in a round; the round is -1 before the first.
 
-    ``amount``: arrivals, that an mbarrier is to expect or that these are; ``announced``: bytes; ``parity``: that a wait
-    is for, and ``met``: that it was met.
+    ``amount``: the expected arrivals of an init, or the arrivals of an arrive. ``announced``: bytes. ``parity``: the
+    parity that a wait is for. ``met``: whether the wait was met.
     """
 
     warp: int
@@ -52,11 +52,11 @@ class Seen(NamedTuple):
     met: bool = False
 
 
-Phase = tuple[str, int, int]  # what was done; the ring and the number of the phase
+Phase = tuple[str, int, int]  # the action; the ring and the number of the phase
 
 
 def kind_of(statement: str) -> str:
-    """Return what a statement does to an mbarrier, "" for nothing."""
+    """Return the action of a statement on an mbarrier, or ""."""
     words = [word for word in statement.split() if not word.startswith("@")]
     mnemonic = words[0] if words else ""
     return next((kind for pattern, kind in _KINDS if re.match(pattern, mnemonic)), "")
@@ -64,7 +64,7 @@ def kind_of(statement: str) -> str:
 
 @contextmanager
 def watching(device: Device, entry: str, marker: int) -> Iterator[list[Seen]]:
-    """See what the first CTA of a kernel does in a launch of the block; a round begins with the line ``marker``."""
+    """Record the first CTA of a kernel in a launch of the with block; a round begins with the line ``marker``."""
     found: list[Seen] = []
     rounds: Counter[int] = Counter()
     raw = new_struct("sm120_step_info")
@@ -89,7 +89,7 @@ def watching(device: Device, entry: str, marker: int) -> Iterator[list[Seen]]:
 
 
 def _seen(step: watch.Step, row: int, at: int, kind: str) -> Seen:
-    """Return what a warp did."""
+    """Return the record of a step."""
     source, lanes = step.instruction.text, watch.lanes_of(step.mask)
     found = [values for _, values in addresses(step)]
     if kind == "other" or not found or len({int(found[-1][lane]) for lane in lanes}) > 1:
@@ -118,14 +118,14 @@ def _value(step: watch.Step, operand: str, lane: int) -> int | None:
 
 
 class _Ledger:
-    """The phases of each mbarrier by what was done to it, in order."""
+    """The phases of each mbarrier, followed from the actions on it in order."""
 
     def __init__(self, seen: Iterable[Seen]) -> None:
         self.expected: dict[int, int] = {}
         self.bytes: Counter[tuple[int, int]] = Counter()
         self.copies: Counter[tuple[int, int]] = Counter()
         self.arrivals: Counter[int] = Counter()
-        self.order: list[int] = []  # mbarriers as they were first used
+        self.order: list[int] = []  # mbarriers in the order of first use
         self._announced: dict[int, int] = {}
         self._waited: dict[tuple[int, int], tuple[int, int]] = {}
         self.entries = [(one, self._phase(one)) for one in seen if one.kind != "init" or self._init(one)]
@@ -137,7 +137,7 @@ class _Ledger:
         return False
 
     def _phase(self, one: Seen) -> int:
-        """Return the phase of an mbarrier that a statement is about."""
+        """Return the phase of its mbarrier that a statement is about."""
         if one.address not in self.expected:
             self._fail(one, "was not initialised")
         if one.address not in self.order and one.kind != "wait":
@@ -168,16 +168,16 @@ class _Ledger:
 
 
 class Recorded:
-    """Hand-overs as they were recorded.
+    """Recorded hand-overs.
 
     Parameters
     ----------
     function : Function
         The kernel, with the lines of its PTX.
     kinds : mapping of int to str
-        What each statement of the PTX does to an mbarrier, by the line that it begins at.
+        The action of each statement of the PTX on an mbarrier, by the line at which it begins.
     seen : iterable of Seen
-        What the warps of a CTA did.
+        The statements that the warps of a CTA executed.
 
     """
 
@@ -193,11 +193,11 @@ class Recorded:
         self.loaders = frozenset(one.warp for one in seen if one.kind == "copy")
         self._computing = {one.warp for one in seen if one.round >= 0}
         if self.rounds < 1 or not self.loaders <= self._computing:
-            message = "warps load that do not go through the main loop" if self.loaders else "nothing is handed over"
+            message = "the producer warps do not execute the main loop" if self.loaders else "there are no hand-overs"
             raise NotUnderstoodError(message)
         unused = next((one for one, _ in ledger.entries if one.address not in ledger.order), None)
         if unused is not None:
-            message = f"nobody arrives at the mbarrier that line {unused.row} of the PTX waits for"
+            message = f"no warp arrives at the mbarrier that line {unused.row} of the PTX waits for"
             raise NotUnderstoodError(message)
         members = _taking_turns(ledger.order, seen)
         self.stages = max(map(len, members))
@@ -206,22 +206,22 @@ class Recorded:
         self.rings: Sequence[Ring] = [self._ring(ring, group) for ring, group in enumerate(members)]
         self._before: dict[int, Deed] = {}
         self._around: dict[int, Deed] = {}
-        # What some rounds alone do (a last tile that is not whole) has no place of its own: rare ways are spread.
+        # Rings that only some rounds use, as for a partial last tile, are left out: rare paths are spread evenly.
         rare = {n for n, ring in enumerate(self.rings) if ring.each and ring.once < -len(members[n])}
         self._entries = [(one, phase) for one, phase in ledger.entries if self._place[one.address][0] not in rare]
         for one, phase in self._entries:
             self._learn(one, phase)
 
     def before(self) -> dict[int, Deed]:
-        """Return what instructions before the main loop do, by address."""
+        """Return the actions of the instructions before the main loop, by address."""
         return self._by_address(self._function.instructions, self._before)
 
     def around(self, way: Sequence[Instruction], others: Sequence[Instruction]) -> dict[int, Deed]:  # noqa: ARG002
-        """Return what instructions of a round do."""
+        """Return the actions of the instructions of a round."""
         return self._by_address(way, self._around)
 
     def require(self, loads: bool, before: Sequence[Deed], rounds: Iterable[Sequence[Deed]]) -> None:  # noqa: FBT001
-        """Refuse simulated ways that do not do what the warps did, in a CTA of as many rounds."""
+        """Raise if the actions on the simulated paths differ from the recorded ones, in a CTA with as many rounds."""
         warps = self.loaders if loads else self._computing - self.loaders
         did = [self._done(warp) for warp in sorted(warps)]
         deeds = [(0, deed) for deed in before] + [(r, deed) for r, way in enumerate(rounds) for deed in way]
@@ -232,16 +232,16 @@ class Recorded:
             if phases != simulated:
                 kind, ring, number = min(phases ^ simulated)
                 who = "the simulated warp" if (kind, ring, number) in simulated else f"warp {warp}"
-                message = f"{who} alone comes to '{kind}' of phase {number} of ring {ring}"
+                message = f"only {who} executes '{kind}' of phase {number} of ring {ring}"
                 raise NotUnderstoodError(message)
 
     def _is_done(self, kind: str, ring: int, number: int) -> bool:
-        """Whether something is done in a CTA of as many rounds."""
+        """Whether an action is done in a CTA with this number of rounds."""
         of = self.rings[ring]
         return 0 <= number < of.phases(self.rounds) - (of.left if kind == "wait" else 0)
 
     def _done(self, warp: int) -> set[Phase]:
-        """Return what a warp did to phases; of waits, those that were met."""
+        """Return the actions of a warp on phases; waits only if they were met."""
         return {
             (one.kind, self._place[one.address][0], number)
             for one, phase in self._entries
@@ -254,7 +254,7 @@ class Recorded:
         return phase * self._length[ring] + place
 
     def _ring(self, ring: int, group: Sequence[int]) -> Ring:
-        """Return what ends the phases of a ring."""
+        """Return the arrivals and copies that end the phases of a ring."""
         ledger = self._ledger
         arrivals = {ledger.expected[address] for address in group}
         used = sum(-(-ledger.arrivals[address] // ledger.expected[address]) for address in group)
@@ -269,14 +269,14 @@ class Recorded:
         return Ring(arrivals.pop(), copies.pop(), used - each * self.rounds, each, announced.pop(), left)
 
     def _learn(self, one: Seen, phase: int) -> None:
-        """Learn what a statement does from what it did once."""
+        """Learn the action of a statement from one execution."""
         ring, number = self._place[one.address][0], self._number(one, phase)
         of = self.rings[ring]
         amount = of.bytes // max(1, of.copies) if one.kind == "copy" else one.amount
         deed = Deed(one.kind, ring, number - max(0, one.round), amount)
         known = self._before if one.round < 0 else self._around
         if known.setdefault(one.row, deed) != deed:
-            message = f"line {one.row} of the PTX is about another phase in round {one.round} than in those before"
+            message = f"line {one.row} of the PTX is about another phase in round {one.round} than in earlier rounds"
             raise NotUnderstoodError(message)
 
     def _by_address(self, code: Iterable[Instruction], known: Mapping[int, Deed]) -> dict[int, Deed]:
@@ -288,10 +288,10 @@ class Recorded:
         return found
 
     def _row(self, one: Instruction) -> int:
-        """Return the statement that an instruction for an mbarrier is of, -1 for none.
+        """Return the statement about an mbarrier that an instruction belongs to, or -1.
 
-        That of its line where it fits, else the next that does: ptxas gives the first try of a wait the line of the
-        address before it.
+        It is the statement of the instruction's line if the action fits, else the next one with this action: ptxas
+        gives the first try of a wait the line of the address computation before it.
         """
         kind = "copy" if one.is_copy else {"try_wait": "wait"}.get(name := pipes.class_of(one.opcode), name)
         if kind not in {"copy", "wait", "arrive"} or "EXCH" in one.opcode or not one.line:
@@ -302,7 +302,7 @@ class Recorded:
 
 
 def _taking_turns(order: Sequence[int], seen: Iterable[Seen]) -> list[list[int]]:
-    """Return mbarriers in groups, each in the order of first use: those that one statement is about in turn."""
+    """Return groups of mbarriers in the order of first use: a statement uses the mbarriers of a group in turn."""
     groups: dict[int, set[int]] = {address: {address} for address in order}
     of_row: defaultdict[int, set[int]] = defaultdict(set)
     for one in seen:

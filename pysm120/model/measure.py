@@ -1,4 +1,4 @@
-"""Measure on a GPU what the timing model predicts: the clocks of loops, and launches for a profiler."""
+"""Measure on a GPU the figures that the timing model predicts: clocks of loops, and launches under a profiler."""
 
 import csv
 import datetime as dt
@@ -26,11 +26,11 @@ from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.module import Builtin, builtin_image, builtins, find_builtin
 
 ROUNDS, REPEATS = 256, 5
-_WORDS = 1 << 20  # of the buffer that a loop writes to and copies from
+_WORDS = 1 << 20  # size of the buffer that a loop writes to and copies from
 
 
 def loop_clocks(device: Device, loop: Loop, image: bytes) -> tuple[float, float]:
-    """Return the clocks of a round of a loop, by default one CTA on every SM: the median, and the launches' spread."""
+    """Return the clocks of a round of a loop: the median and the spread of the launches."""
     kernel = device.load(image)["loop"]
     ctas = loop.ctas or device.info.multiprocessors
     found = []
@@ -43,7 +43,7 @@ def loop_clocks(device: Device, loop: Loop, image: bytes) -> tuple[float, float]
     return statistics.median(found), max(found) - min(found)
 
 
-# ---- all of it, as a file that `model --validate` reads -------------------------------------
+# ---- the file that `model --validate` reads --------------------------------------------------
 
 LAUNCHES = 3
 HOW = (
@@ -77,14 +77,14 @@ CASES = (
     ("attention_mxfp8_bf16_128x64_d64", Problem(4, 2048, 32, 64)),
     ("attention_mxfp8_bf16_128x64_d128", Problem(4, 2048, 32, 128)),
 )
-# What the model has to know of a kernel, kept with the figures: later versions of the library have other kernels.
+# The fields of a kernel that the model needs. They are kept with the figures, because kernels change.
 _RECORD = ("operation", "precision", "config", "features", "head_dim", "q_rows", "kv_rows", "group_heads", "group_rows")
 _CYCLES = "sm__cycles_elapsed.max"
 _NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
 
 
 def _builtin(entry: str) -> Builtin:
-    """Return the kernel of the library that has a name."""
+    """Return the kernel of the library with this entry."""
     found = find_builtin(entry)
     if found is None:
         message = f"the kernel is {entry!r}, which the library does not have"
@@ -93,7 +93,7 @@ def _builtin(entry: str) -> Builtin:
 
 
 def launch_all(listed: str = "") -> None:
-    """Launch every case a few times, or every launch of a list: what a profiler runs."""
+    """Launch every case, or every launch of a list, a few times; the profiler runs this."""
     path = Path(listed)
     rows = read_list(path) if listed else []
     with Device("cuda") as device:
@@ -131,7 +131,7 @@ def clocks_of(entries: list[str], listed: str = "") -> list[float]:
 
 
 def launches() -> list[dict[str, Any]]:
-    """Return the clocks of every case; nothing where ncu is not in PATH."""
+    """Return the clocks of every case; empty if ncu is not in PATH."""
     if shutil.which("ncu") is None:
         return []
     clocks = clocks_of([entry for entry, _ in CASES])
@@ -142,7 +142,7 @@ def launches() -> list[dict[str, Any]]:
 
 
 def read_cycles(text: str, entries: list[str]) -> list[float]:
-    """Return the clocks of every entry, launched a few times each, in what ncu --csv --page raw prints."""
+    """Return the clocks of every entry, launched a few times each, from the output of ncu --csv --page raw."""
     rows = list(csv.reader(text.splitlines()))
     head = next((i for i, row in enumerate(rows) if row[:1] == ["ID"]), None)
     if head is None:
@@ -152,7 +152,7 @@ def read_cycles(text: str, entries: list[str]) -> list[float]:
     table = [row for row in rows[head + 2 :] if len(row) == len(rows[head])]
     found = [(row[name].split("(")[0], float(row[column].replace(",", ""))) for row in table]
     if [entry for entry, _ in found] != [entry for entry in entries for _ in range(LAUNCHES)]:
-        message = f"ncu saw {len(found)} launches, not the {LAUNCHES * len(entries)} that were made: {text[-200:]!r}"
+        message = f"ncu reported {len(found)} launches, but {LAUNCHES * len(entries)} were made: {text[-200:]!r}"
         raise UnsupportedError(message)
     return [
         statistics.median(clocks for _, clocks in found[LAUNCHES * i : LAUNCHES * (i + 1)]) for i in range(len(entries))
@@ -164,7 +164,7 @@ def _chip(device: Device) -> str:
     name = device.info.name
     chip = next((key for key in chips.names() if name.endswith(str(chips.load(key)["name"]))), None)
     if chip is None:
-        message = f"the GPU is {name!r}, of which there is no file among {', '.join(chips.names())}"
+        message = f"the GPU is {name!r}, but there are chip files only for {', '.join(chips.names())}"
         raise UnsupportedError(message)
     return chip
 
@@ -181,7 +181,7 @@ def listed(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def _head(device: Device) -> dict[str, Any]:
-    """Return what measurements are of, and from when."""
+    """Return the header of measurements: chip, driver and date."""
     return {
         "chip": _chip(device),
         "name": device.info.name,
@@ -192,7 +192,7 @@ def _head(device: Device) -> dict[str, Any]:
 
 
 def text_of(document: dict[str, Any]) -> str:
-    """Return measurements as JSON, a loop or a launch a line."""
+    """Return measurements as JSON, one line for each loop or launch."""
     lists = {name: value for name, value in document.items() if isinstance(value, list)}
     text = json.dumps({name: [] if name in lists else value for name, value in document.items()}, indent=1)
     for name, rows in lists.items():
@@ -207,7 +207,7 @@ def everything(
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Measure loops and launches on the first GPU; return the figures, and the code of the launches by file.
 
-    ``steps`` is told of each.
+    ``steps`` is called with the name of each.
     """
     with Device("cuda") as device:
         head = _head(device)
@@ -227,7 +227,7 @@ def everything(
 
 
 def keep_images(rows: list[dict[str, Any]], target: str) -> dict[str, bytes]:
-    """Name in each row the file of its code; return the files: later versions of the library have other code."""
+    """Write the file of its code into each row and return the files. The code is kept because kernels change."""
     files: dict[str, bytes] = {}
     for row in rows:
         builtin = _builtin(row["entry"])

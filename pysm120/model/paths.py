@@ -1,11 +1,11 @@
-"""Which way a warp goes through a kernel: as it was recorded, else by rules; no value is computed.
+"""The path of a warp through a kernel: recorded, or by rules. No values are computed.
 
-By the rules, a branch of the main loop that is taken by chance skips work that is rare or another warp's:
-- forward over matrix products: not taken, since the products are what the loop is for;
-- forward over copies of the copy engine: not taken by the warp that loads, taken by all others;
+The rules assume that a conditional branch of the main loop skips work that is rare or belongs to another warp:
+- forward over matrix products: not taken, because the loop exists for them;
+- forward over copies by the copy engine: not taken by the producer warp, taken by all others;
 - forward over other code (masks of edge tiles, rescaling after a new maximum): taken;
-- behind the loop's last branch (where ptxas puts waits that go on, and diverged warps): not taken;
-- backward onto itself (a wait, a uniform value that differs between lanes): not taken, once is enough.
+- to code after the loop's last branch (ptxas puts retries of waits and diverged warps there): not taken;
+- backward to itself (a wait, or a uniform value that differs between lanes): not taken, so it executes once.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +24,9 @@ def rules(function: Function, loop: Loop, *, loads: bool, stated: Mapping[int, b
     function, loop : Function, Loop
         The kernel and its main loop.
     loads : bool
-        Whether this is a warp that hands work to the copy engine.
+        Whether this is a producer warp, which issues copies.
     stated : mapping, optional
-        What to do at branches, by address, instead of what the rules say.
+        Whether branches are taken, by address; overrides the rules.
 
     """
     ends = [function.blocks[b].last - 1 for b in loop.blocks if loop.header in function.blocks[b].successors]
@@ -60,9 +60,9 @@ def rounds_of(
     loads: bool = False,
     stated: Mapping[int, bool] | None = None,
 ) -> list[list[Instruction]]:
-    """Return what each round of the main loop executes, in a CTA of so many.
+    """Return the instructions that each round of the main loop executes, in a CTA with a number of rounds.
 
-    A branch goes where ``stated`` says, else as it was recorded, else by the rules.
+    ``stated`` decides a branch, else the recording, else the rules.
     """
     otherwise = rules(function, loop, loads=loads, stated=stated)
     recorded = recording.choices(rounds) if recording else None
@@ -76,18 +76,18 @@ def rounds_of(
 
 
 def compute_warps(threads: int) -> int:
-    """Return the warps of a CTA that compute: warps beyond a multiple of four load for the others."""
+    """Return the number of computing warps of a CTA: warps beyond a multiple of four are producers."""
     warps = -(-threads // 32)
     return warps - warps % 4 if warps > 4 else warps  # noqa: PLR2004 - the quarters of an SM
 
 
 def before(function: Function, loop: Loop, *, loads: bool) -> list[Instruction]:
-    """Return the shortest way from the begin to the main loop; with ``loads``, of those with the most copies."""
+    """Return the shortest path from the start to the main loop; with ``loads``, of those with the most copies."""
     return _shortest(function, 0, lambda b: b == loop.header, _beside(function, loop) - {loop.header}, loads=loads)
 
 
 def behind(function: Function, loop: Loop) -> list[Instruction]:
-    """Return the shortest way from the main loop to the end."""
+    """Return the shortest path from the main loop to the end."""
     inside = _beside(function, loop)
     ways = [
         _shortest(function, s, lambda b: not function.blocks[b].successors, inside, loads=False, last=True)
@@ -100,9 +100,9 @@ def behind(function: Function, loop: Loop) -> list[Instruction]:
 
 
 def _beside(function: Function, main: Loop) -> set[int]:
-    """Return the blocks of the main loop and of those beside it.
+    """Return the blocks of the main loop and of the loops beside it.
 
-    Not of loops around it, which are gone through once, nor of loops of one block: waits, and values that differ
+    Loops around it are excluded, because they execute once, and loops of one block: waits, and values that differ
     between lanes.
     """
     around = [loop for loop in function.loops if set(loop.blocks) >= set(main.blocks) and loop != main]
@@ -119,8 +119,8 @@ def _shortest(
     loads: bool,
     last: bool = False,
 ) -> list[Instruction]:
-    """Return the way of the fewest instructions from a block to a goal, which is left out unless ``last``."""
-    # Forward edges alone: a way goes round no loop.
+    """Return the path with the fewest instructions from a block to a goal; it includes the goal only with ``last``."""
+    # Only forward edges: a path does not repeat a loop.
     best: dict[int, tuple[int, int, int]] = {start: (0, 0, -1)}
     goal = -1
     for b in range(len(function.blocks)):

@@ -1,8 +1,8 @@
-"""What an instruction asks of the ports of a quarter's registers: two banks, even and odd, of a register a clock each.
+"""The demand of an instruction on the register ports of a quarter: two banks, even and odd, one register a clock each.
 
-A register of 32 lanes is read through its bank's port. An operand that the instruction before kept (its reuse bit)
-saves a pair of them. What comes back by a queue, from shared memory or the XU, takes both ports: a clock for each
-register that shared memory returns, two for a result of the XU.
+A register of 32 lanes is read through the port of its bank. An operand that the previous instruction kept (its reuse
+bit) saves the reads of a register pair. Results that return through a queue take both ports: one clock for each
+register from shared memory, two clocks for a result of the XU.
 """
 
 import re
@@ -11,7 +11,7 @@ from pysm120.machine_code import pipes
 from pysm120.machine_code.sass import Instruction
 
 BANKS = 2
-_PAIR = 2  # registers of an operand that are kept
+_PAIR = 2  # registers of an operand that the reuse bit keeps
 _RETURNED = ("ldmatrix", "load_shared", "store_shared", "shuffle")
 _XU = ("mufu", "convert")
 _NONE = ("BRA", "EXIT", "NOP", "BAR", "SYNCS", "WARPSYNC")
@@ -24,7 +24,7 @@ Demand = tuple[float, float]
 
 
 def sources(one: Instruction) -> list[tuple[int, ...]]:
-    """Return the registers that an instruction reads, operand by operand; none of an operand that is no register."""
+    """Return the registers that an instruction reads, by operand; empty for an operand that is not a register."""
     wide = next((counts for pattern, counts in _OF_PRODUCTS if re.match(pattern, one.opcode)), ())
     first = 0 if one.base in _WITHOUT_RESULT else 2 if one.base.endswith("SETP") else 1
     found = []
@@ -35,10 +35,10 @@ def sources(one: Instruction) -> list[tuple[int, ...]]:
 
 
 def demand(one: Instruction, before: Instruction, xu: float, returned: float) -> Demand:
-    """Return the clocks of each bank's port.
+    """Return the clocks that an instruction occupies the port of each bank.
 
-    ``before``: the instruction that the warp executes before; ``xu``: clocks for a result of the XU; ``returned``: for
-    a register that comes from shared memory.
+    ``before``: the warp's previous instruction. ``xu``: clocks for a result of the XU. ``returned``: clocks for a
+    register that returns from shared memory.
     """
     kind = pipes.class_of(one.opcode)
     if one.base in _NONE:

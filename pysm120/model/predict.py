@@ -10,16 +10,16 @@ from pysm120.machine_code import pipes
 from pysm120.model.kernel_model import TYPICAL, KernelModel
 from pysm120.model.simulator import QUARTERS, Event, Outcome, Step
 
-_SHORT, _MORE = 4, 6  # the least rounds of the first simulation that a CTA's time is read from; the second has more
-_LEAST = 0.001  # of a CTA's own speed, however many are older
-_STAGGER = 700  # clocks between the begins of CTAs on an SM, so that they do not run in step
+_SHORT, _MORE = 4, 6  # rounds: fewest in the first simulation; additional ones in the second
+_LEAST = 0.001  # least part of its own speed that a CTA keeps beside older CTAs
+_STAGGER = 700  # clocks between the starts of CTAs on an SM, so that they do not run in step
 _SHAPE = re.compile(r"[HQOI]MMA\.(?:SF\.)?(?:SP\.)?(16\d\d\d|1688|168128|168256)")
 _FLOPS = {"1688": 2048, "16816": 4096, "16832": 8192, "16864": 16384, "168128": 32768, "168256": 65536}
 
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why warps did not go on at an instruction: clocks of a warp and round."""
+    """A reason why warps waited at an instruction, with the clocks for a warp and round."""
 
     clocks: float
     reason: str
@@ -30,29 +30,29 @@ class Reason:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What the model says of a launch.
+    """The prediction of a launch.
 
     Attributes
     ----------
     clocks : float
-        Of the launch: no less than ``dram_clocks``, and ``l2_clocks`` where the chip's file has what L2 can do.
+        Time of the launch: at least ``dram_clocks``, and ``l2_clocks`` if the chip's file has the bandwidth of L2.
     l2_bytes, dram_bytes : float
-        That the launch must bring from or to L2, and DRAM; ``..._clocks`` is how long the chip takes for them.
+        Bytes that the launch moves from or to L2, and DRAM; ``..._clocks`` is the time that the chip takes for them.
     conflicts : float
-        The share of the wavefronts of shared memory that bank conflicts cost.
+        Bank conflicts as a share of the wavefronts of shared memory.
     round_clocks : float
-        Of a round of the main loop of one CTA, while the SM has as many as it holds; ``sm_round_clocks`` is that,
-        divided by their number.
+        Time of a round of the main loop of one CTA on a fully occupied SM; ``sm_round_clocks`` is this time divided by
+        the number of resident CTAs.
     overhead_clocks : float
-        Of a CTA outside its rounds.
+        Time of a CTA outside its rounds.
     shares : dict
-        Of the time in the main loop that each unit of the SM is busy.
+        For each unit of the SM, the share of the main loop in which it is busy.
     reasons : list of Reason
-        Most first.
+        The longest wait first.
     flops_per_round : int
-        Of the matrix instructions of a CTA.
+        Flop of a CTA's matrix instructions.
     events : list of Event
-        For a timeline.
+        Input of a timeline.
 
     """
 
@@ -72,7 +72,7 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """What the time of the launch is set by: "l2", "dram", or "sm" where memory would be faster."""
+        """The bound of the launch: "l2", "dram", or "sm" if memory is faster."""
         return {self.l2_clocks: "l2", self.dram_clocks: "dram"}.get(self.clocks, "sm")
 
 
@@ -84,7 +84,7 @@ def flops_of(opcode: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Time:
-    """The clocks of a CTA: ``begin + rounds * each`` while so many are resident."""
+    """The clocks of a CTA, ``begin + rounds * each``, for a number of resident CTAs."""
 
     begin: float
     each: float
@@ -94,16 +94,16 @@ class _Time:
 
 
 def _least(model: KernelModel, rounds: Sequence[int]) -> int:
-    """Return the rounds of the shorter simulation: those where branches go as often as the recording says.
+    """Return the rounds of the shorter simulation: enough for the recorded shares of branches.
 
-    What is done in some of the first rounds alone, rescaling above all, would be done in every round of shorter ones.
+    Work of only some first rounds, such as rescaling, would be in every round of a shorter simulation.
     """
     recorded = model.recording.least if model.recording else 0
     return max(_SHORT, min(recorded, max(rounds) - _MORE))
 
 
 def _time(model: KernelModel, resident: int, least: int) -> tuple[_Time, Outcome]:
-    """Simulate CTAs, twice as many as are resident, of two lengths."""
+    """Simulate twice as many CTAs as are resident, with two numbers of rounds."""
     found = []
     for rounds in (least, least + _MORE):
         outcome = model.run([rounds] * 2 * resident, resident, _STAGGER)
@@ -114,10 +114,10 @@ def _time(model: KernelModel, resident: int, least: int) -> tuple[_Time, Outcome
 
 
 def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
-    """Return what the CTAs of a launch load from L2, and store.
+    """Return the bytes that the CTAs of a launch load from L2, and store.
 
-    Of a ring, a tile in every round; of cp.async, what a round loads: the tiles before the first round are those that
-    the last rounds do without.
+    A ring loads a tile in every round; cp.async loads the bytes of its instructions. The tiles that are loaded before
+    the first round are not loaded in the last rounds.
     """
     paths, lanes = model.paths, 32 * model.warps
 
@@ -133,7 +133,7 @@ def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
 
 
 def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
-    """Return the share of the wavefronts of shared memory that bank conflicts cost in a launch."""
+    """Return the bank conflicts of a launch as a share of its wavefronts of shared memory."""
     paths = model.paths
 
     def passes(steps: Sequence[Step]) -> tuple[float, float]:
@@ -150,9 +150,10 @@ def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
 def predict(
     model: KernelModel, rounds: Sequence[int], *, tensor_bytes: float = 0, keep_events: bool = False
 ) -> Prediction:
-    """Predict a launch whose CTAs, in their order, have so many rounds each.
+    """Predict a launch; ``rounds`` has the rounds of each CTA, in order.
 
-    ``tensor_bytes``: of all that the launch reads or writes; what does not fit in L2 passes DRAM once.
+    ``tensor_bytes``: the size of all tensors that the launch reads or writes; bytes that do not fit in L2 move from or
+    to DRAM once.
     """
     chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
     least, times, outcome = _least(model, rounds), [], None
@@ -161,7 +162,7 @@ def predict(
         times.append(time)
     assert outcome is not None  # noqa: S101 - there is at least one slot
     clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
-    per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes, where memory gives 1 GB/s
+    per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
     l2, dram = l2_bytes(model, rounds), tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
     l2_clocks, dram_clocks = (
         float(chip["launch_clocks"]) + count / (float(chip[rate]) * per_clock) if count else 0.0
@@ -189,7 +190,7 @@ def predict(
 
 
 def _reasons(model: KernelModel, outcome: Outcome, ctas: int, rounds: int) -> list[Reason]:
-    """Return the reasons inside the main loop, for a warp and round of CTAs of so many."""
+    """Return the reasons inside the main loop, in clocks for a warp and round."""
     ways = [*model.paths.rounds(rounds), *model.paths.rounds(rounds, loads=True)]
     places = {step.place for way in ways for step in way}
     per = ctas * model.warps * rounds
@@ -202,21 +203,21 @@ def _reasons(model: KernelModel, outcome: Outcome, ctas: int, rounds: int) -> li
 
 
 class _Sms:
-    """SMs that take the next CTA of a launch as soon as they have room.
+    """SMs that start the next CTA of a launch as soon as they have room.
 
-    CTAs on one SM slow each other down: the oldest runs as if alone, the next has what two get done beyond that, and so
-    on. So they end one after the other, and the last of a launch are seldom alone.
+    CTAs on one SM slow each other down. The oldest runs as if alone; each younger one gets the additional throughput
+    that one more CTA brings. So the CTAs of an SM end one after the other.
     """
 
     def __init__(self, rounds: Sequence[int], times: Sequence[_Time], sms: int) -> None:
         self.ahead = list(reversed(rounds))
         self.times = times
-        self.resident: list[dict[int, float]] = [{} for _ in range(sms)]  # of each CTA, the share that is left
+        self.resident: list[dict[int, float]] = [{} for _ in range(sms)]  # the unfinished share of each CTA
         self.rounds: dict[int, int] = {}
         self.since = [0.0] * sms
         self.plans: list[
             tuple[float, int, int, int]
-        ] = []  # when, where and which CTA ends next; and which plan that is
+        ] = []  # end of the next CTA, its SM, its index, version of the plan
         self.latest = [0] * sms
 
     def take(self, sm: int) -> None:
@@ -227,13 +228,13 @@ class _Sms:
             self.resident[sm][cta] = 1.0
 
     def clocks(self, sm: int, cta: int) -> float:
-        """Return what a CTA takes in the company that it has."""
+        """Return the time of a CTA beside the other CTAs of its SM."""
         rounds, older = self.rounds[cta], sum(other < cta for other in self.resident[sm])
         rate = self.rate(older + 1, rounds) - self.rate(older, rounds)
         return 1 / max(rate, _LEAST * self.rate(1, rounds))
 
     def rate(self, resident: int, rounds: int) -> float:
-        """Return the CTAs of so many rounds that an SM ends in a clock while so many are resident."""
+        """Return the throughput of an SM, in CTAs per clock, for a number of rounds and of resident CTAs."""
         return resident / self.times[resident - 1].of(rounds) if resident else 0.0
 
     def plan(self, sm: int) -> None:

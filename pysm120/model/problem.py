@@ -1,4 +1,4 @@
-"""A problem of attention, and what it makes of a kernel's launch: CTAs, rounds of each, operations."""
+"""A problem of attention, and the launch that follows from it: CTAs, rounds of each, operations."""
 
 import dataclasses
 import re
@@ -37,8 +37,8 @@ class Problem:
     def rounds(self, kernel: Builtin, heads_together: int | None = None) -> list[int]:
         """Return the tiles of keys of every CTA of a kernel, in the order in which the CTAs start.
 
-        ``heads_together``: so many heads take turns, the longest causal tiles of all first; default: what the kernel's
-        record says.
+        ``heads_together``: heads in a group, whose longest causal tiles start first. Default: the value in the
+        kernel's record.
         """
         q_rows, kv_rows = tile_of(kernel)
         q_tiles, kv_tiles = -(-self.rows // q_rows), -(-self.rows // kv_rows)
@@ -60,13 +60,13 @@ class Problem:
 def tile_of(kernel: Builtin) -> tuple[int, int]:
     """Return the rows of queries and of keys of a kernel's tile."""
     if not kernel.q_rows or not kernel.kv_rows:
-        message = f"{kernel.entry} is no kernel of attention with tiles of queries and keys: give --rounds and --ctas"
+        message = f"{kernel.entry} is not a kernel of attention with Q and K tiles: give --rounds and --ctas"
         raise InvalidArgumentError(message)
     return kernel.q_rows, kernel.kv_rows
 
 
 def parse(word: str) -> Problem:
-    """Return the problem of ``B,S,H,D`` or ``B,S,H,D,causal``."""
+    """Return the problem in a word ``B,S,H,D`` or ``B,S,H,D,causal``."""
     found = _FORM.match(word)
     if found is None or any(int(found[i]) == 0 for i in range(1, 5)):
         message = f"--problem is {word!r}, not batch,rows,heads,head_dim of at least 1 each, with or without ,causal"

@@ -1,4 +1,4 @@
-"""Record on the virtual device what the warps of a kernel do: small launches of the shape of a problem."""
+"""Record the warps of a kernel on the virtual device, in small launches with the shape of a problem."""
 
 import dataclasses
 import json
@@ -24,19 +24,19 @@ from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.module import Builtin, Kernel, builtin_image, builtin_index
 
-ROWS = 2048  # of a problem that is recorded, at most
-_STEP = 128  # rows that a shorter problem has less, or a multiple
-_ROUNDS = 10  # at least, in which it is seen what is handed over
+ROWS = 2048  # most rows of a recorded problem
+_STEP = 128  # the shorter problem has fewer rows by a multiple of this
+_ROUNDS = 10  # fewest rounds in which hand-overs are recorded
 _VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
 _COUNTS = ("executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts")  # of a file
 
 
 class NotRecordedError(Exception):
-    """Why the rules must say all."""
+    """The reason why everything must come from the rules."""
 
 
 def only(ptx: str, entry: str) -> str:
-    """Return a PTX text with the other entries blanked out: the lines stay where they are."""
+    """Return a PTX text with the other entries blanked out, so that line numbers stay the same."""
     starts = [m.start() for m in re.finditer(r"^\.visible \.entry ", ptx, re.MULTILINE)] + [len(ptx)]
     parts = [ptx[: starts[0]]]
     for begin, end in pairwise(starts):
@@ -48,25 +48,25 @@ def only(ptx: str, entry: str) -> str:
 
 
 def as_in_library(ptx: str, entry: str) -> str:
-    """Return the library's PTX where it has the same statements of an entry: its lines are those that run."""
+    """Return the library's PTX if it has the same statements of an entry, because the library runs its own lines."""
     wanted = _statements(ptx, entry)
     return next((text for text in _texts(entry).values() if _statements(text, entry) == wanted), ptx)
 
 
 def _texts(entry: str) -> dict[str, str]:
-    """Return the library's PTX of an entry by target; none where it has no such kernel."""
+    """Return the library's PTX of an entry by target; empty if the library lacks the kernel."""
     index = builtin_index(entry)
     return {} if index is None else {one: builtin_image(index, one, "ptx").decode() for one in _CAPABILITIES}
 
 
 def _statements(ptx: str, entry: str) -> str:
-    """Return an entry and what comes before all, without comments and markers, wherever its lines break."""
+    """Return an entry and the text before the first entry, without comments, markers and line breaks."""
     lines = (line.split("//")[0] for line in only(ptx, entry).splitlines() if not line.startswith("#line "))
     return " ".join(word for line in lines for word in line.split())
 
 
 def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
-    """Return a kernel with the lines of its PTX: of the same code, which ptxas makes again."""
+    """Return a kernel with the lines of its PTX: assemble the PTX again and check that the code is the same."""
     name = function.name
     try:
         again = sass.disassemble(sass.assemble(only(ptx, name), target)).get(name)
@@ -74,13 +74,13 @@ def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
         raise NotRecordedError(str(error)) from error
     words = [one.word for one in function.instructions]
     if again is None or [one.word for one in again.instructions] != words:
-        message = "ptxas makes other code of its PTX than is there: another version, or other options"
+        message = "ptxas assembles its PTX to other code: it has another version, or other options were used"
         raise NotRecordedError(message)
     return again
 
 
 def recording(function: sass.Function, ptx: str, threads: int, problem: Problem, of_kernel: Builtin) -> Recording:
-    """Record a kernel of attention with its problem, of one head and not too many rows, and a shorter one.
+    """Record a kernel of attention with its problem, cut to one head and few rows, and with a shorter one.
 
     ``function`` has the lines of ``ptx``; ``of_kernel`` is the record of this version of the kernel.
     """
@@ -106,7 +106,7 @@ class _Kernel:
 
     @contextmanager
     def _open(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
-        """Open a device; give it, the kernel there, and what launches it with a problem."""
+        """Open a device; yield it, the kernel on it, and a function that launches the kernel with a problem."""
         if works.is_uniform(self.record):
             with Device("virtual") as device:
                 work = works.Attention(device, self.record, problem, other=self.ptx)
@@ -116,11 +116,11 @@ class _Kernel:
             yield device, *works.of_library(device, self.record, problem)
 
     def _require_text_of_the_library(self) -> str:
-        """Refuse a PTX that the library does not hold; return the target that it is for."""
+        """Return the target of a PTX; raise if it is not the library's."""
         for target, text in _texts(self.entry).items():
             if text == self.ptx:
                 return target
-        message = "it is not the library's, which alone knows the arguments of kernels with features or of MXFP8"
+        message = "its PTX is not the library's; kernels with features or of MXFP8 are launched only by the library"
         raise NotRecordedError(message)
 
     def count(self, problem: Problem) -> Launch:
@@ -130,13 +130,13 @@ class _Kernel:
             launch()
             device.synchronize()
         if self.entry not in p.kernels:
-            message = f"attention takes {list(p.kernels)[-1]} for this problem, not {self.entry}"
+            message = f"attention uses {list(p.kernels)[-1]} for this problem, not {self.entry}"
             raise NotRecordedError(message)
         executed, banks = executed_of(p.statements, self.entry), banks_of(p.statements, self.entry)
         return Launch(executed, len(rounds), sum(rounds) / len(rounds), banks)
 
     def handovers(self, recording: Recording, head_dim: int) -> Recorded:
-        """Launch it once, whole tiles but for the very last row, and see what is handed over."""
+        """Launch it once, with whole tiles except for the last row, and record the hand-overs."""
         rows = math.lcm(*tile_of(self.record))
         problem = Problem(1, rows * -(-_ROUNDS * tile_of(self.record)[1] // rows) - 1, 1, head_dim)
         marker = recording.marker
@@ -151,7 +151,7 @@ class _Kernel:
 
 @contextmanager
 def _capability(target: str) -> Iterator[None]:
-    """Let the virtual devices that are opened meanwhile run the library's kernels for a target."""
+    """Make virtual devices that are opened in the with block run the library's kernels for a target."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = _CAPABILITIES[target]
     try:
@@ -164,13 +164,13 @@ def _capability(target: str) -> Iterator[None]:
 
 
 def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
-    """Return what `profile --json` wrote of a kernel, whose machine code has the lines of the PTX that was profiled."""
+    """Return the counts of a kernel from `profile --json`; the machine code has the lines of the profiled PTX."""
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         fields = ("kernel", "row", "opcode", *_COUNTS)
         rows = [{name: one[name] for name in fields} for one in document["statements"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"--profile is {str(path)!r}, not what `profile --json` writes: {error!r}"
+        message = f"--profile is {str(path)!r}, which is not a file of `profile --json`: {error!r}"
         raise InvalidArgumentError(message) from error
     statements = [_statement(row) for row in rows]
     executed = executed_of(statements, function.name)

@@ -1,8 +1,8 @@
-"""What warps did, as the virtual device recorded it: counts of PTX statements, joined to machine code by lines.
+"""Recordings of the virtual device: counts of PTX statements, joined to machine code by lines.
 
-A block of machine code ran as often as most of its instructions' statements did. Statements whose instructions are in
-several blocks (code that ptxas wrote twice) say nothing of either; the flow between blocks fills gaps where it can.
-An access of shared memory has the bank conflicts of its statement.
+A block of machine code ran as often as the majority of its instructions' statements. Statements with instructions in
+several blocks (ptxas duplicated the code) are not used; the flow between blocks fills gaps as far as possible. An
+access of shared memory has the bank conflicts of its statement.
 """
 
 import dataclasses
@@ -20,53 +20,53 @@ from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.observe.profile import Counts, Statement, total
 from pysm120.runtime.errors import InvalidArgumentError
 
-_OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # whose lines say nothing
-_WAIT_LENGTH = 8  # instructions of a wait that may be left out
+_OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # opcodes whose lines are not reliable
+_WAIT_LENGTH = 8  # most instructions of a wait that a branch may skip
 
 
 class Banks(NamedTuple):
-    """The wavefronts that an access of a statement took on average, and those that it would without bank conflicts."""
+    """The average wavefronts of a statement's accesses: as they were, and as they would be without bank conflicts."""
 
     wavefronts: float
     ideal: float
 
     def of(self, passes: int) -> float:
-        """Return the wavefronts of a machine instruction of the statement that would take so many without conflicts.
+        """Return the wavefronts of a machine instruction of the statement, from its own wavefronts without conflicts.
 
-        One with a part of the access has its part of the conflicts. One that also does the accesses of other statements
-        has theirs no more: words that are in lanes' way one by one may be side by side. The least that it can take is
-        what one of the statements takes, and where the lanes' addresses are evenly apart, that is what it takes.
+        An instruction with a part of the access has that part of the conflicts. An instruction that merges the accesses
+        of several statements does not add up their conflicts, because their words may be adjacent. It takes at least
+        the wavefronts of one statement, and exactly these if the lanes' addresses are equally spaced.
         """
         return passes * self.wavefronts / self.ideal if passes <= self.ideal else max(passes, self.wavefronts)
 
 
 class Launch(NamedTuple):
-    """What one launch did: how often warps executed the statement of each line of PTX, its CTAs and their rounds.
+    """The counts of one launch: how often warps executed the statement of each PTX line, its CTAs and their rounds.
 
     ``banks`` has the lines with bank conflicts.
     """
 
     executed: Mapping[int, int]
     ctas: int
-    rounds: float  # of a CTA, on average
+    rounds: float  # rounds of a CTA, on average
     banks: Mapping[int, Banks] = MappingProxyType({})
 
 
 def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
-    """Return how often the statements of a kernel were executed, by the line of the PTX that they begin at."""
+    """Return how often the statements of a kernel were executed, by the PTX line at which they begin."""
     found: dict[int, int] = {}
     for one in statements:
         if one.kernel == entry and one.opcode:
             found.setdefault(one.row, one.counts.executed)
     if not any(found.values()):
         others = ", ".join(dict.fromkeys(one.kernel for one in statements)) or "nothing"
-        message = f"the profile has nothing of {entry}, but {others}"
+        message = f"the profile does not have {entry}; it has {others}"
         raise InvalidArgumentError(message)
     return found
 
 
 def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
-    """Return what accesses of shared memory took, of the lines of a kernel that have bank conflicts."""
+    """Return the wavefronts of accesses of shared memory, for the lines of a kernel that have bank conflicts."""
     rows: dict[int, list[Counts]] = {}
     for one in statements:
         if one.kernel == entry:
@@ -80,13 +80,13 @@ def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
 
 
 def _row_of(rows: Sequence[int], one: Instruction) -> int:
-    """Return the line, of those where statements begin, whose statement an instruction is of; -1 for none."""
+    """Return the line of the statement that an instruction belongs to, or -1; ``rows`` are the lines of statements."""
     at = bisect_right(rows, one.line)
     return rows[at - 1] if at and one.line and one.base not in _OF_PTXAS else -1
 
 
 def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return the statements, by line, of the instructions of each block, but for those of several blocks."""
+    """Return the statements of each block, by line, without those that have instructions in several blocks."""
     starts = sorted(executed)
     found = {
         n: [_row_of(starts, one) for one in function.instructions[block.first : block.last]]
@@ -97,7 +97,7 @@ def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[
 
 
 def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
-    """Return how often blocks ran, for those that statements of their own tell of."""
+    """Return how often blocks ran, for the blocks that have statements of their own."""
     counts = {n: Counter(executed[row] for row in rows) for n, rows in own_rows(function, executed).items()}
     return {n: count.most_common(1)[0][0] for n, count in counts.items() if count}
 
@@ -106,7 +106,7 @@ Edge = tuple[int, int]
 
 
 def edges(function: Function, known: Mapping[int, int]) -> dict[Edge, int]:
-    """Return how often warps went from block to block, as far as the counts of blocks say."""
+    """Return how often warps went from block to block, as far as the counts of blocks determine it."""
     counts = dict(known)
     after = {n: [(n, s) for s in block.successors] for n, block in enumerate(function.blocks)}
     before: dict[int, list[Edge]] = {n: [] for n in after}
@@ -132,26 +132,26 @@ def edges(function: Function, known: Mapping[int, int]) -> dict[Edge, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """How often a branch is reached and taken by a warp of a CTA of so many rounds: ``a + b * rounds`` for each."""
+    """How often a warp reaches and takes a branch: each count is ``a + b * rounds`` of the CTA's rounds."""
 
     reached: tuple[float, float]
     taken: tuple[float, float]
 
     def of(self, rounds: int) -> float:
-        """Return the share of times that it is taken."""
+        """Return how often it is taken, as a share of how often it is reached."""
         reached, taken = (a + b * rounds for a, b in (self.reached, self.taken))
         return min(1.0, max(0.0, taken / reached)) if reached > 0 else 0.0
 
     @property
     def least(self) -> int:
-        """The rounds from which on it is neither taken more often than reached nor less than never; 0: from none on."""
+        """The rounds from which on the share lies between 0 and 1; 0: it never does."""
         (c, d), (a, b) = self.reached, self.taken
         found = [-begin / each for begin, each in ((a, b), (c - a, d - b)) if begin < 0 < each]
         return math.ceil(max(found, default=0))
 
 
 def _line(launches: Sequence[Launch], counts: Sequence[int], warps: int) -> tuple[float, float]:
-    """Return a and b of counts of a warp and CTA, of one launch or of two of different lengths."""
+    """Return a and b from the counts of a warp and CTA in one launch, or in two with different rounds."""
     each = [count / launch.ctas / warps for count, launch in zip(counts, launches, strict=True)]
     lengths = [launch.rounds for launch in launches]
     if len(each) == 1 or lengths[0] == lengths[-1]:
@@ -165,45 +165,45 @@ def _waits(one: Instruction) -> bool:
 
 
 class Recording:
-    """The branches of a kernel's main loop, as they went, and its bank conflicts.
+    """Recorded branches of a kernel's main loop, and its bank conflicts.
 
     Parameters
     ----------
     function : Function
-        With the lines of its PTX.
+        The kernel, with the lines of its PTX.
     launches : sequence of Launch
-        One, or two of different lengths: then what belongs to a CTA (tiles that are masked) is told from what belongs
-        to every round.
+        One launch, or two with different rounds. Two separate the work of a CTA (masked tiles) from the work of every
+        round.
     warps : int
-        Of a CTA that compute.
+        Computing warps of a CTA.
     loop : Loop, optional
-        Another than the main loop.
+        A loop to use instead of the main loop.
 
     Attributes
     ----------
     handovers : Recorded, optional
-        What was done to mbarriers; ``why_not`` says why the rules must say that.
+        Recorded hand-overs; ``why_not`` says why they must come from the rules instead.
 
     """
 
     def __init__(self, function: Function, launches: Sequence[Launch], warps: int, loop: Loop | None = None) -> None:
         self.function, self.launches, self.warps = function, launches, warps
         self.handovers: Recorded | None = None
-        self.why_not = "nothing of them was recorded"
+        self.why_not = "they were not recorded"
         self.loop = loop or function.main_loop()
         self._counts = [blocks(function, launch.executed) for launch in launches]
         self._edges = [edges(function, counts) for counts in self._counts]
         self._rows = sorted(launches[-1].executed)
 
     def wavefronts(self, one: Instruction) -> float:
-        """Return the passes over the banks of shared memory that an instruction took, on average."""
+        """Return the average wavefronts of shared memory of an instruction."""
         passes = pipes.wavefronts(one)
         banks = self.launches[-1].banks.get(_row_of(self._rows, one)) if pipes.is_access(one) else None
         return banks.of(passes) if banks else passes
 
     @cached_property
     def shares(self) -> dict[int, Share]:
-        """The branches that the recording tells of, by address."""
+        """The branches that the recording decides, by address."""
         found = {}
         for n, branch in self._branches():
             fall, to = self.function.blocks[n].successors
@@ -220,13 +220,13 @@ class Recording:
 
     @property
     def least(self) -> int:
-        """The rounds of a CTA from which on all shares are as they were recorded, but no more than were recorded."""
+        """The rounds of a CTA from which on all shares are as recorded, at most the recorded rounds."""
         longest = math.ceil(max(launch.rounds for launch in self.launches))
         return min(longest, max((share.least for share in self.shares.values()), default=0))
 
     @cached_property
     def by_rules(self) -> list[int]:
-        """The addresses of branches that the rules are left with, but for waits and for warps that load."""
+        """The addresses of branches that the rules decide, except waits and branches over copies."""
         told = self.shares
         return [
             branch.address
@@ -235,27 +235,27 @@ class Recording:
         ]
 
     def _branches(self) -> list[tuple[int, Instruction]]:
-        """Return the blocks of the loop that end with a choice inside it, and their branches."""
+        """Return the blocks of the loop that end with a conditional branch inside it, and these branches."""
         inside = set(self.loop.blocks)
         ends = [(n, self.function.instructions[self.function.blocks[n].last - 1]) for n in self.loop.blocks]
         return [
             (n, end)
             for n, end in ends
-            if end.is_branch and len(self.function.blocks[n].successors) == 2  # noqa: PLR2004 - there are two ways
+            if end.is_branch and len(self.function.blocks[n].successors) == 2  # noqa: PLR2004 - taken or not
             and inside.issuperset(self.function.blocks[n].successors) and ".DIV" not in end.opcode
         ]  # fmt: skip
 
     def _skipped(self, branch: Instruction) -> list[Instruction]:
-        """Return what a branch forward leads over."""
+        """Return the instructions that a forward branch skips."""
         return [one for one in self.function.instructions if branch.address < one.address < (branch.target or 0)]
 
     def _is_role(self, branch: Instruction) -> bool:
-        """Whether a branch leads over copies alone: what it does depends on the warp, which the rules know."""
+        """Whether a branch skips only copies: then it depends on the warp, and the rules decide it."""
         skipped = self._skipped(branch)
         return any(one.is_copy for one in skipped) and not any(one.is_tensor for one in skipped)
 
     def _is_wait(self, n: int, branch: Instruction) -> bool:
-        """Whether a branch repeats a wait or leads over one: it is the simulator that knows how long that lasts."""
+        """Whether a branch repeats or skips a wait: then the simulator decides it, which knows when the wait ends."""
         block, skipped = self.function.blocks[n], self._skipped(branch)
         over_one = any(map(_waits, skipped)) and len(skipped) <= _WAIT_LENGTH
         guard = branch.predicate.lstrip("!")
@@ -268,22 +268,22 @@ class Recording:
 
     @property
     def rounds(self) -> float:
-        """Rounds of the loop that a warp went through for each CTA, in the last launch; 0 where that is not known."""
+        """Rounds of the loop for a warp and CTA in the last launch; 0 if unknown."""
         return self._counts[-1].get(self.loop.header, 0) / self.warps / self.launches[-1].ctas
 
     @property
     def marker(self) -> int:
-        """The statement, by line, that a round of the loop begins with."""
+        """The line of the statement with which a round of the loop begins."""
         rows = own_rows(self.function, self.launches[-1].executed)[self.loop.header]
         if not rows:
-            message = "no line of the PTX is in the first block of the main loop alone"
+            message = "no line of the PTX is only in the first block of the main loop"
             raise NotUnderstoodError(message)
         return min(rows)
 
     def choices(self, rounds: int) -> Callable[[Instruction], bool | None]:
-        """Return what says of a branch, each time that it is reached, whether it is taken; None where the rules must.
+        """Return a function that decides a branch each time that it is reached; None if the rules must decide it.
 
-        A CTA of so many rounds: shares come out in the sum, evenly spread.
+        In a CTA with this number of rounds the branch is taken as often as recorded, evenly spread.
         """
         reached: Counter[int] = Counter()
 

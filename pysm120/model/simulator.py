@@ -1,18 +1,19 @@
-"""An SM in time: four schedulers, the pipes behind them, shared memory, the copy engine, and warps on given paths.
+"""Simulator of an SM: four schedulers, their pipes, shared memory, the copy engine, and warps on given paths.
 
-Nothing is computed: an instruction is what it occupies, and when what it sets can be used. A warp goes on depending on
+No values are computed: an instruction occupies units, and its result is available after a latency. Whether a warp can
+issue its next instruction depends on
 
 - the stall count of its last instruction, which also covers results of fixed latency (ptxas counted them);
-- the barriers that its next instruction waits for, which instructions of variable latency release;
-- the pipe of its next instruction, which takes one in every `interval` clocks; instructions for shared memory, for the
-  XU and for the copy engine wait in a queue in front of theirs, and the warp only where that is full;
-- the ports of its quarter's registers (ports.py), whose reads may be a few clocks behind;
-- contention: an instruction on one pipe holds up another that is busy, by the chip's table;
+- the barriers that the instruction waits for, which instructions of variable latency release;
+- the pipe of the instruction, which accepts one every `interval` clocks. Shared memory, the XU and the copy engine have
+  a queue in front of their pipe, and the warp waits only if the queue is full;
+- the ports of its quarter's registers (ports.py), whose reads may be a few clocks late;
+- contention: an instruction on one pipe delays another, busy pipe, by the chip's table;
 - mbarriers and bar.sync: other warps of the CTA, and the copy engine;
 - groups of cp.async: DEPBAR.LE waits for all but the last few;
-- the line of code of its next instruction, where the SM does not keep all code of the rounds (fetch.py);
-- the scheduler of its quarter of the SM, which issues one instruction a clock: of the warp that it issued in the clock
-  before, while that can go on, else of the one that waited longest.
+- the line of code of the instruction, if the code of the rounds exceeds the instruction cache (fetch.py);
+- the scheduler of its quarter, which issues one instruction a clock: of the same warp as in the previous clock, if it
+  can issue, else of the warp that has waited longest.
 
 Times are whole clocks.
 """
@@ -36,18 +37,18 @@ QUARTERS = 4
 NEVER = 1 << 60
 _BARRIERS = 6
 _LANES = 32
-_PASS_BYTES = 128  # of the banks of shared memory, in a clock
+_PASS_BYTES = 128  # of shared memory in a wavefront, one clock
 _OF_GROUPS = ("load", "commit", "drain")
 _QUEUED = ("lsu", "xu", "copy")
-_BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's way
+_BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's path
 
 
 class Step(NamedTuple):
     """An instruction on a path.
 
-    ``special`` is "", "barrier"; a deed on a phase of ``ring`` (handovers.py), "wait", "arrive" or "copy"; or of
-    cp.async "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups). ``place`` is
-    the index of the instruction among the sources, ``line`` that of the code that it is in.
+    ``special`` is "", "barrier", an action on a phase of ``ring`` (handovers.py): "wait", "arrive" or "copy", or an
+    action of cp.async: "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
+    ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code.
     """
 
     pipe: int
@@ -69,9 +70,10 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """What warps execute before the rounds, in each and behind them; ``load...`` is what ``loaders`` do instead.
+    """The steps of warps before the rounds, in each round and after them; ``load...`` are the steps of ``loaders``.
 
-    ``ways``, where rounds differ: what a warp executes in each round of a CTA of so many, true for loaders.
+    ``ways``, if rounds differ: called with a CTA's number of rounds and True for loaders, it returns the steps of each
+    round.
     """
 
     before: list[Step]
@@ -86,11 +88,11 @@ class Paths:
     loaders: Collection[int] = (0,)
 
     def fit(self, chip: Chip) -> bool:
-        """Whether an SM keeps the code of the rounds."""
+        """Whether the code of the rounds fits in the instruction cache."""
         return fetching.fits(chip, {step.line for step in (*self.around, *self.load_around)})
 
     def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
-        """Return what a warp executes in each round of a CTA of so many."""
+        """Return the steps of a warp in each round of a CTA with a number of rounds."""
         return self.ways(count, loads) if self.ways else [self.load_around if loads else self.around] * count
 
 
@@ -106,7 +108,7 @@ class Event(NamedTuple):
 
 @dataclasses.dataclass
 class Outcome:
-    """What a simulation saw.
+    """The result of a simulation.
 
     Attributes
     ----------
@@ -115,13 +117,13 @@ class Outcome:
     ends : list of int
         When each CTA ended.
     busy : dict
-        Clocks of each pipe, summed over the quarters; of "shared", those of the SM.
+        Busy clocks of each pipe, summed over the quarters; "shared" belongs to the whole SM.
     stalls : dict
-        Clocks that warps waited, by place of the instruction that could not go on, and reason.
+        Clocks that warps waited, by the place of the waiting instruction, and the reason.
     issued : int
-        Instructions.
+        Issued instructions.
     events : list of Event
-        Where they were asked for.
+        Events, with ``keep_events``.
 
     """
 
@@ -134,24 +136,24 @@ class Outcome:
 
 
 class _Phase:
-    """A phase of a ring: who arrived, what landed, and when the last did."""
+    """A phase of a ring: its arrivals, the bytes that landed, and the time of the last one."""
 
     def __init__(self) -> None:
         self.arrivals = self.copies = self.last = 0
 
 
 class _Cta:
-    """What the warps of a CTA wait for together."""
+    """Synchronisation state that the warps of a CTA share."""
 
     def __init__(self, warps: int, rounds: int) -> None:
         self.left, self.rounds = warps, rounds
         self.at_barrier: list[_Warp] = []
         self.phases: dict[tuple[int, int], _Phase] = defaultdict(_Phase)
-        self.waiting: list[tuple[_Warp, int, int, int]] = []  # who for which phase, and the barrier that holds it
+        self.waiting: list[tuple[_Warp, int, int, int]] = []  # waiting warps, their phase, and their barrier
 
 
 class _Warp:
-    """Where a warp is on its way, and what it waits for."""
+    """The position of a warp on its path, and what it waits for."""
 
     def __init__(self, number: int, cta: _Cta, rounds: int, *, loads: bool) -> None:
         self.number, self.quarter, self.cta = number, number % QUARTERS, cta
@@ -159,12 +161,12 @@ class _Warp:
         self.barriers = [0] * _BARRIERS
         self.why = [""] * _BARRIERS
         self.section, self.round, self.at = _BEFORE, 0, 0
-        self.landing = self.landed = 0  # when the last copy of cp.async arrives, and the groups that were waited for
-        self.groups: deque[int] = deque()  # when each arrives that nobody waited for
+        self.landing = self.landed = 0  # arrival of the last cp.async, and of the groups that were waited for
+        self.groups: deque[int] = deque()  # arrival of each group that has not been waited for
         self.path: list[Step] = []
         self.ways: Sequence[list[Step]] = ()
         self.ready = self.next = self.last = 0
-        self.line, self.came, self.there = -1, 0, 0  # of code: when the warp came to it, and when it is there
+        self.line, self.came, self.there = -1, 0, 0  # line of code: when the warp reached it, and when it arrives
         self.entered = False
         self.reason = self.blocked = ""
 
@@ -175,15 +177,15 @@ class Simulator:
     Parameters
     ----------
     chip : Chip
-        Its timings.
+        The chip, for its timings.
     pipes : Pipes
-        The names of the pipes by number, as the steps have them.
+        The names of the pipes, by the numbers in the steps.
     paths : Paths
-        What the warps execute.
+        The steps of the warps.
     warps : int
-        Of a CTA.
+        Warps of a CTA.
     keep_events : bool
-        Keep what a timeline shows.
+        Keep the events for a timeline.
 
     """
 
@@ -201,10 +203,10 @@ class Simulator:
         self.delays = pipes.delays()
         self.queues = [[deque[int](maxlen=self.depth) for _ in self.names] for _ in range(QUARTERS)]
         self.window = float(chip["port_window"])
-        self.ports = [[0.0] * port_table.BANKS for _ in range(QUARTERS)]  # when each is free
+        self.ports = [[0.0] * port_table.BANKS for _ in range(QUARTERS)]  # when each pipe is free
         self.barrier_free = 0
         self.shared_free = self.copy_free = 0.0
-        self.arriving = 0.0  # passes over the banks that copies have yet to make
+        self.arriving = 0.0  # wavefronts that copies still need
         self.resident: list[list[_Warp]] = [[] for _ in range(QUARTERS)]
         self.wake = [NEVER] * QUARTERS
         self.number = 0
@@ -214,7 +216,7 @@ class Simulator:
         self.outcome = Outcome(0, [], defaultdict(int), defaultdict(int), 0, [])
 
     def run(self, rounds: Sequence[int], slots: int, offset: int = 0) -> Outcome:
-        """Run a CTA for each of ``rounds``, ``slots`` at a time; the slots begin ``offset`` clocks after each other."""
+        """Run a CTA for each of ``rounds``, ``slots`` at a time; the slots start ``offset`` clocks apart."""
         ahead = list(rounds)
         self.fetch = self.code(min(slots, len(ahead)))
         starts: list[int] = []
@@ -248,7 +250,7 @@ class Simulator:
         return self.outcome
 
     def end(self, warp: _Warp, now: int) -> bool:
-        """Let a warp go; return whether it was the last of its CTA."""
+        """Retire a warp; return whether it was the last of its CTA."""
         self.resident[warp.quarter].remove(warp)
         warp.cta.left -= 1
         if warp.cta.left == 0:
@@ -271,7 +273,7 @@ class Simulator:
                 self.fill(cta, number, at)
 
     def choose(self, quarter: int, now: int, last: "_Warp | None") -> "_Warp | None":
-        """Return the warp that a quarter issues from; without one, say when to look again."""
+        """Return the warp that a quarter issues from, or None and the next time at which one may be ready."""
         free, queues = self.free[quarter], self.queues[quarter]
         chosen: _Warp | None = None
         keep = last if self.greedy and last is not None and last.last == now - 1 and last.ready <= now else None
@@ -304,7 +306,7 @@ class Simulator:
         return math.ceil(last - self.window)
 
     def settle(self, warp: _Warp) -> None:
-        """Find when the next instruction of a warp may be issued, as far as the warp's own state says."""
+        """Find when the next instruction of a warp may be issued, by the state of the warp alone."""
         if warp.at >= len(warp.path):
             self.turn(warp)
             if warp.at >= len(warp.path):
@@ -324,12 +326,12 @@ class Simulator:
         self.wake[warp.quarter] = min(self.wake[warp.quarter], ready)
 
     def code(self, slots: int) -> Fetch | None:
-        """Return what brings code for so many CTAs at a time; nothing need where the SM keeps all of it."""
+        """Return the instruction fetch for a number of resident CTAs; None if the cache holds all code."""
         return None if self.paths.fit(self.chip) else Fetch(self.chip, -(-self.warps * slots // QUARTERS))
 
     @staticmethod
     def code_there(warp: _Warp, fetch: Fetch) -> int:
-        """Return when the line of a warp's next instruction is there."""
+        """Return when the line of a warp's next instruction arrives."""
         if warp.last > warp.came and not warp.entered:
             fetch.enter(warp.line, warp.last)
             warp.entered = True
@@ -340,7 +342,7 @@ class Simulator:
         return warp.there
 
     def turn(self, warp: _Warp) -> None:
-        """Go on to the next round, or behind the last."""
+        """Move on to the next round, or to the steps after the last round."""
         if warp.section == _BEHIND:
             return
         warp.round = 0 if warp.section == _BEFORE else warp.round + 1
@@ -356,15 +358,15 @@ class Simulator:
         for bank, count in enumerate(step.ports):
             ports[bank] = max(ports[bank], now) + count if count else ports[bank]
         free = self.free[warp.quarter]
-        # A pipe that was busy until a moment ago goes on from there: fractions of a clock add up.
+        # A pipe that was busy until less than a clock ago continues from then, so fractions of a clock add up.
         begin = free[pipe] if free[pipe] > now - 1 else now
         if self.queued[pipe]:
             begin = max(now, begin)
             if step.wavefronts:
-                # The banks serve whichever quarter has something for them.
+                # All quarters share the banks.
                 passes = max(now, self.shared_free)
-                self.arriving = max(0.0, self.arriving - (passes - self.shared_free))  # where the banks were idle
-                between = min(self.arriving, step.wavefronts)  # copies take turns with them
+                self.arriving = max(0.0, self.arriving - (passes - self.shared_free))  # done while the banks were idle
+                between = min(self.arriving, step.wavefronts)  # copies alternate with the instruction
                 self.arriving -= between
                 self.shared_free = passes + step.wavefronts + between
                 begin = max(begin, passes)
@@ -390,7 +392,7 @@ class Simulator:
             self.settle(warp)
 
     def account(self, warp: _Warp, step: Step, now: int) -> None:
-        """Say what a warp waited for."""
+        """Record what a warp waited for."""
         outcome, earliest = self.outcome, warp.last + 1
         outcome.issued += 1
         if now > earliest:
@@ -405,10 +407,10 @@ class Simulator:
                 outcome.stalls[step.place, f"{warp.blocked} busy" if warp.blocked else "not selected"] += rest
         warp.blocked = ""
 
-    # ---- what warps of a CTA and the copy engine do for each other ----------------------
+    # ---- synchronisation between warps and the copy engine ------------------------------
 
     def special(self, warp: _Warp, step: Step, now: int) -> bool:
-        """Do what is more than an instruction; return whether the warp may go on."""
+        """Perform the action of a step; return whether the warp may continue."""
         if step.special == "barrier":
             return self.barrier(warp, now)
         if step.special in _OF_GROUPS:
@@ -418,7 +420,7 @@ class Simulator:
             if step.special == "wait":
                 self.hold(warp, step, number)
             elif not 0 <= number < self.paths.rings[step.ring].phases(warp.rounds):
-                pass  # of a tile beyond the last one
+                pass  # waits for a tile beyond the last one
             elif step.special == "copy":
                 self.copy(warp.cta, step.ring, number, now, step.amount)
             else:
@@ -435,14 +437,14 @@ class Simulator:
         self.look(cta)
 
     def fill(self, cta: _Cta, number: int, at: int) -> None:
-        """Let warps that are not simulated load a tile."""
+        """Load a tile on behalf of producer warps that are not simulated."""
         for ring in self.paths.filler.filled if self.paths.filler else ():
             of = self.paths.rings[ring]
             for _ in range(of.copies if number < of.phases(cta.rounds) else 0):
                 self.copy(cta, ring, number, at, of.bytes // of.copies)
 
     def group(self, warp: _Warp, step: Step, now: int) -> None:
-        """Do what cp.async, its commit_group and its wait_group do."""
+        """Perform cp.async, its commit_group and its wait_group."""
         if step.special == "load":
             self.copy_free = max(self.copy_free, now) + step.amount / self.copy_rate
             self.arriving += step.amount / _PASS_BYTES
@@ -468,7 +470,7 @@ class Simulator:
         return False
 
     def copy(self, cta: _Cta, ring: int, number: int, at: int, size: int) -> None:
-        """Bring bytes of a phase."""
+        """Copy bytes of a phase."""
         self.copy_free = max(self.copy_free, at) + size / self.copy_rate
         self.arriving += size / _PASS_BYTES
         phase = cta.phases[ring, number]
@@ -477,7 +479,7 @@ class Simulator:
         self.look(cta)
 
     def hold(self, warp: _Warp, step: Step, number: int) -> None:
-        """Make a wait on an mbarrier last until it is met."""
+        """Let a warp wait on an mbarrier until the phase ends."""
         if step.writes < 0:
             return
         self.release(warp, step.writes, self.met(warp.cta, step.ring, number))
@@ -485,14 +487,14 @@ class Simulator:
             warp.cta.waiting.append((warp, step.ring, number, step.writes))
 
     def release(self, warp: _Warp, barrier: int, met: int | None) -> None:
-        """Release the barrier of a wait at the time that it was met; None is not yet."""
+        """Release the barrier of a wait at the time at which it was met; None: not yet."""
         if met is None:
             warp.barriers[barrier], warp.why[barrier] = NEVER, "mbarrier"
         elif met + self.wake_up > warp.barriers[barrier] or warp.barriers[barrier] == NEVER:
             warp.barriers[barrier], warp.why[barrier] = met + self.wake_up, "mbarrier"
 
     def met(self, cta: _Cta, ring: int, number: int) -> int | None:
-        """Return when a phase has ended, or will; None: that is not known yet. One that nobody waits for has."""
+        """Return when a phase ends, or None if that is not known yet. A phase without waiters has ended."""
         of = self.paths.rings[ring]
         if not 0 <= number < of.phases(cta.rounds) - of.left:
             return 0
@@ -500,7 +502,7 @@ class Simulator:
         return phase.last if phase.arrivals >= of.arrivals and phase.copies >= of.copies else None
 
     def look(self, cta: _Cta) -> None:
-        """Let those go on whose wait is over."""
+        """Wake the warps whose wait is over."""
         waiting, cta.waiting = cta.waiting, []
         for entry in waiting:
             warp, ring, number, barrier = entry
@@ -516,7 +518,7 @@ class Simulator:
 class Pipes:
     """The pipes of a chip by number, and the steps of instructions.
 
-    ``wavefronts`` says how many passes over the banks of shared memory an instruction takes.
+    ``wavefronts`` returns the wavefronts of shared memory of an instruction.
     """
 
     def __init__(self, chip: Chip, wavefronts: Callable[[Instruction], float] = pipe_table.wavefronts) -> None:
@@ -540,11 +542,11 @@ class Pipes:
         return found
 
     def steps(self, path: Sequence[Instruction], deeds: Mapping[int, Deed], sources: list[Instruction]) -> list[Step]:
-        """Return the steps of a path; ``deeds`` by the address of the instruction. Sources grow by what is new."""
+        """Return the steps of a path; ``deeds`` has actions by address. New instructions are added to ``sources``."""
         places = {one.address: n for n, one in enumerate(sources)}
         steps = []
         for i, one in enumerate(path):
-            # A guard that is never true: the instruction is issued, and that is all.
+            # The guard is never true: the instruction is issued and does nothing.
             is_idle = one.predicate == "!PT"
             timing = self.chip.timing("branch" if is_idle else pipe_table.class_of(one.opcode))
             if one.address not in places:
@@ -554,7 +556,7 @@ class Pipes:
             taken = one.is_branch and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
             passes = 0 if is_idle else self.wavefronts(one)
-            # The result waits until a quarter has had all passes, which take it an interval each.
+            # The result is ready after all wavefronts, which take an interval each.
             conflicts = passes - pipe_table.wavefronts(one) if passes else 0
             special, amount = _special(one)
             deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
@@ -581,7 +583,7 @@ class Pipes:
 
 
 def _special(one: Instruction) -> tuple[str, int]:
-    """Return what an instruction is beside its time, by itself, and a number that goes with it."""
+    """Return the action of an instruction that needs no hand-overs, and its amount."""
     if one.base == "BAR":
         return "barrier", 0
     if one.base == "LDGSTS":

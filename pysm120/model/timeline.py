@@ -13,7 +13,7 @@ except ImportError as error:
     message = "--timeline needs matplotlib, which is not installed: pip install 'pysm120[cli]' installs it"
     raise UnsupportedError(message) from error
 
-# Pipes that are shown, with colours that differ in lightness too.
+# The pipes to draw; their colours also differ in lightness.
 _PIPES = {
     "tensor": ("#7b3294", "matrix products"),
     "xu": ("#d95f02", "exponentials"),
@@ -22,8 +22,8 @@ _PIPES = {
     "alu": ("#8fb5d9", "integers, comparisons"),
     "copy": ("#222222", "copies"),
 }
-_CLOCKS = 4000  # that are shown
-_SHARE = 0.35  # of the time before what is shown: the pipeline is full then
+_CLOCKS = 4000  # clocks that are drawn
+_SHARE = 0.35  # share of the time before the drawn clocks: then the pipeline is full
 
 
 def draw(events: Sequence[Event], title: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The timing model beside a chip: loops and launches that differ, predicted and measured."""
+"""Validation of the timing model: predicted and measured clocks of loops and launches."""
 
 import dataclasses
 import json
@@ -23,12 +23,12 @@ from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, builtins, find_builtin
 
 Record = Callable[[sass.Function, int], tuple[sass.Function, Recording | None]]
-_SHORT, _LONG = 6, 14  # rounds of a loop whose difference is timed
+_SHORT, _LONG = 6, 14  # rounds of two runs of a loop; their difference is timed
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One thing that was predicted and measured, in clocks."""
+    """A predicted and a measured time, in clocks."""
 
     name: str
     predicted: float
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative."""
+        """The relative error of the prediction."""
         return self.predicted / self.measured - 1
 
 
@@ -69,7 +69,7 @@ def builtin_model(
     """Return the model of a kernel of the library."""
     index = builtin_index(entry)
     if index is None:
-        message = f"the kernel is {entry!r}, neither a kernel of the library (see info) nor a .cubin file that exists"
+        message = f"the kernel is {entry!r}, neither a kernel of the library (see info) nor an existing .cubin file"
         raise InvalidArgumentError(message)
     builtin = builtins()[index]
     target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
@@ -87,17 +87,17 @@ def image_model(
     stated: Any = None,
     record: Record | None = None,
 ) -> KernelModel:
-    """Return the model of a kernel of a cubin, with so much dynamic shared memory.
+    """Return the model of a kernel of a cubin, with an amount of dynamic shared memory.
 
-    ``record``: what gives the kernel with the lines of its PTX, and how its branches went.
+    ``record``: returns the kernel with the lines of its PTX, and the recording of its branches.
     """
     cubin = Cubin(image)
     entry = cubin.entry(name)
     if f"sm_{cubin.target}" != chip["target"]:
-        message = f"the cubin is for sm_{cubin.target}, but {chip['name']} is {chip['target']}"
+        message = f"the cubin is for sm_{cubin.target}, but {chip['name']} needs {chip['target']}"
         raise InvalidArgumentError(message)
     if not entry.threads:
-        message = f"{entry.name} does not say how many threads a CTA has: compile it with .reqntid or .maxntid"
+        message = f"{entry.name} does not state the threads of a CTA: compile it with .reqntid or .maxntid"
         raise UnsupportedError(message)
     shared = shared_bytes + entry.static_shared_bytes
     slots = chip.ctas_per_sm(entry.registers, entry.threads, shared)
@@ -118,7 +118,7 @@ def _function(image: bytes, entry: str) -> sass.Function:
 
 
 def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
-    """Predict the clocks of a launch: of the very code that was measured, kept beside the figures."""
+    """Predict the clocks of a launch, from the measured code, which is kept beside the figures."""
     image = launches.image_of(folder, row)
     if "arguments" in row:
         model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
@@ -133,7 +133,7 @@ def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
 
 
 def record_of(row: dict[str, Any]) -> Builtin:
-    """Return the record of the kernel that was measured: the row's own, else the library's of today."""
+    """Return the record of the measured kernel: that of the row, else that of the library."""
     entry, shared_bytes = str(row["entry"]), int(row["shared_bytes"])
     if "record" in row:
         return Builtin(**{"source": "", "threads": 0, **row["record"], "entry": entry, "shared_bytes": shared_bytes})
@@ -145,7 +145,7 @@ def record_of(row: dict[str, Any]) -> Builtin:
 
 
 def recorder(ptx: str, target: str, problem: Problem, kernel: Builtin) -> Record:
-    """Return what records a kernel of attention, this version of it, with a problem on the virtual device."""
+    """Return a function that records this version of a kernel of attention with a problem on the virtual device."""
 
     def record(function: sass.Function, threads: int) -> tuple[sass.Function, Recording]:
         text = records.as_in_library(ptx, function.name)
@@ -156,7 +156,7 @@ def recorder(ptx: str, target: str, problem: Problem, kernel: Builtin) -> Record
 
 
 def _or_by_rules(record: Record) -> Record:
-    """Let the rules say all where nothing can be recorded: of a kernel that only a library of then could launch."""
+    """Use only the rules if nothing can be recorded: some kernels can be launched only by an older library."""
 
     def found(function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
         try:
@@ -168,7 +168,7 @@ def _or_by_rules(record: Record) -> Record:
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """Return what a launch is called."""
+    """Return the name of a launch."""
     image = Path(row["image"]).name.removesuffix(".xz").removesuffix(".cubin")
     return image if "arguments" in row else f"{row['entry']} {row['problem']}"
 
@@ -181,13 +181,13 @@ def read(path: Path) -> dict[str, Any]:
         message = f"--validate is {str(path)!r}, not a file of measurements: {error}"
         raise InvalidArgumentError(message) from error
     if not isinstance(document, dict) or not {"chip", "loops", "launches"} <= set(document):
-        message = f"--validate is {str(path)!r}, which has no chip, loops and launches"
+        message = f"--validate is {str(path)!r}, which must have chip, loops and launches"
         raise InvalidArgumentError(message)
     return document
 
 
 def compare(document: dict[str, Any], folder: Path) -> Iterator[Row]:
-    """Predict what was measured: the loops that nothing was fitted to, then the launches."""
+    """Predict measurements: the loops for validation, then the launches."""
     chip = chips.load(str(document["chip"]))
     measured = {(row["name"], row["warps"]): row["clocks"] for row in document["loops"]}
     for loop in loops.validation():

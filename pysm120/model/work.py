@@ -1,4 +1,4 @@
-"""Launch a kernel of attention with a problem: one of 16 bits by its own parameters, the others as the library does."""
+"""Launch a kernel of attention with a problem: a 16-bit kernel directly, the others through the library."""
 
 import math
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, Kernel, builtin_kernel, constants
 
-_DRAWN = 1 << 20  # random numbers, which repeat in larger arrays
+_DRAWN = 1 << 20  # random numbers; larger arrays repeat them
 _LOG2_E = 1.4426950408889634
 
 
 def is_uniform(kernel: Builtin) -> bool:
-    """Whether Attention can launch a kernel: attention in 16 bits on tensors of one length."""
+    """Whether Attention can launch a kernel: it must be a 16-bit kernel for tensors of one length."""
     return kernel.operation == "attention" and kernel.precision in {"bf16", "f16"} and not kernel.features
 
 
@@ -31,7 +31,7 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any,
 class Attention:
     """A 16-bit kernel for tensors of one length with a problem, ready to be launched.
 
-    ``other``: another version of the kernel than the library's, as PTX.
+    ``other``: PTX of another version of the kernel, used instead of the library's.
     """
 
     def __init__(self, device: Device, kernel: Builtin, problem: Problem, *, other: str | None = None) -> None:
@@ -84,17 +84,17 @@ class Attention:
 
 
 def of_library(device: Device, kernel: Builtin, problem: Problem) -> tuple[Kernel, Callable[[], object]]:
-    """Return a kernel of the library, and what launches it; of MXFP8, quantisation before it."""
+    """Return a kernel of the library, and a function that launches it; in MXFP8, after quantisation."""
     if is_uniform(kernel):
         work = Attention(device, kernel, problem)
         return work.kernel, work.launch
     if kernel.operation != "attention":
-        message = f"the kernel is {kernel.entry!r}, not one of attention"
+        message = f"the kernel is {kernel.entry!r}, which is not a kernel of attention"
         raise InvalidArgumentError(message)
     dtype = np.dtype(np.float16 if kernel.precision in {"f16", "mxfp8", "mxfp8_f16"} else ml_dtypes.bfloat16)
     rng, shape = np.random.default_rng(1), (problem.batch, problem.rows, problem.heads, problem.head_dim)
     q, k, v = (device.array(_normal(rng, shape).astype(dtype)) for _ in range(3))
-    # Lengths of their own, though all are whole: with them the library takes the kernel with features.
+    # kv_lengths makes the library use the kernel with features, although all lengths are full.
     lengths = device.array(np.full(problem.batch, problem.rows, np.int32)) if kernel.features else None
     call = partial(
         attention, q, k, v, causal=problem.causal, kv_lengths=lengths, precision=kernel.precision, device=device,

@@ -1,1 +1,1 @@
-"""Launch a kernel that words describe, and look on: profiles, traces, values of registers."""
+"""Launch kernels described on the command line, and observe them: profiles, traces, values of registers."""

@@ -1,4 +1,4 @@
-"""Arguments of kernels as words: ``u32:3``, ``f16[4,128]:normal``, ``out.npy=f32[1024]``."""
+"""Arguments of kernels, written as words: ``u32:3``, ``f16[4,128]:normal``, ``out.npy=f32[1024]``."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ TYPES: dict[str, np.dtype[Any]] = {
     "ue8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 WITHOUT_NAN = ("e2m3", "e3m2", "e2m1")
-BITS = {"e2m3": 6, "e3m2": 6, "e2m1": 4}  # of an element, which has a byte of its own
+BITS = {"e2m3": 6, "e3m2": 6, "e2m1": 4}  # bits of an element, which is stored in a byte
 FORMS = "a scalar such as u32:3, an array such as f32[1024]:normal, x.npy, or out.npy=f32[1024]"
 _ARRAY = re.compile(r"(\w+)\[([^\]]*)\](?::(.*))?")
 _SCALAR = re.compile(r"(\w+):(.*)")
@@ -53,7 +53,7 @@ class Argument:
 
 
 class Words:
-    """The word that is being read: what messages name."""
+    """The word that is being read; messages name it."""
 
     def __init__(self, index: int, word: str, seed: int) -> None:
         self.index = index
@@ -61,13 +61,13 @@ class Words:
         self.rng = np.random.default_rng([seed, index])
 
     def fail(self, why: str) -> InvalidArgumentError:
-        """Return the error that says what is wrong with the word."""
+        """Return the error for the word; ``why`` says what is wrong."""
         return InvalidArgumentError(f"argument {self.index} is {self.word!r}{why}")
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Return the dtype of a type's name."""
+        """Return the dtype of a type name."""
         if name not in TYPES:
-            raise self.fail(f", and {name!r} is no type: the types are {', '.join(TYPES)}")
+            raise self.fail(f", but {name!r} is not a type; the types are {', '.join(TYPES)}")
         return TYPES[name]
 
     def scalar(self, kind: str, text: str) -> Any:
@@ -78,7 +78,7 @@ class Words:
                 return dtype.type(float(text))
             value = int(text, 0)
         except ValueError:
-            raise self.fail(f", and {text!r} is no number that {kind} holds") from None
+            raise self.fail(f", but {text!r} is not a number of type {kind}") from None
         limits = np.iinfo(dtype)
         if not limits.min <= value <= limits.max:
             raise self.fail(f", but {kind} holds numbers from {limits.min} to {limits.max}")
@@ -113,11 +113,11 @@ class Words:
             try:
                 int(fill, 0)
             except ValueError:
-                raise self.fail(f", and an array is filled with {', '.join(FILLS)} or a number, not {fill!r}") from None
+                raise self.fail(f", but an array is filled with {', '.join(FILLS)} or a number, not {fill!r}") from None
         return np.full(extents, self.scalar(kind, fill), dtype)
 
     def _bytes(self, kind: str, shape: tuple[int, ...], value: Any) -> Values:
-        """Return an array whose bytes are given: one for all, or one for each."""
+        """Return an array of given bytes: one value for all, or one for each."""
         dtype = TYPES[kind]
         raw = np.empty((int(np.prod(shape, dtype=np.int64)), dtype.itemsize), np.uint8)
         raw[...] = value & ((1 << BITS.get(kind, 8)) - 1)
@@ -129,7 +129,7 @@ class Words:
         return self._bytes(kind, shape, self.rng.integers(0, 256, (count, TYPES[kind].itemsize), np.uint8))
 
     def real(self, kind: str, shape: tuple[int, ...], fill: str) -> Values:
-        """Return an array of real random numbers."""
+        """Return an array of random floating-point numbers."""
         dtype = TYPES[kind]
         if dtype.kind in "iu":
             raise self.fail(f", but {fill} is for floating-point types: for {kind} take random, arange or a number")
@@ -151,7 +151,7 @@ class Words:
             raise self.fail(f", which cannot be read: {' '.join(str(error).split())}") from None
         if not isinstance(found, np.ndarray):
             found.close()
-            raise self.fail(", which is no .npy file but an archive")
+            raise self.fail(", which is an archive, not a .npy file")
         found = np.ascontiguousarray(found.astype(found.dtype.newbyteorder("="), copy=False))
         if kind is None:
             return found
@@ -173,13 +173,13 @@ FILLS: dict[str, Callable[[Words, str, tuple[int, ...]], Values]] = {
 
 
 def parse_argument(index: int, word: str, seed: int = 0) -> Argument:
-    """Return the argument that a word stands for; ``seed``: of generated arrays."""
+    """Return the argument of a word; ``seed`` is that of generated arrays."""
     words = Words(index, word, seed)
     left, equals, rest = word.partition("=")
     output = None
     if equals:
         if not left.endswith(".npy"):
-            raise words.fail(f": what stands before the = is a .npy file to write, not {left!r}")
+            raise words.fail(f": before the = there must be a .npy file to write, not {left!r}")
         output = Path(left)
         if not output.parent.is_dir():
             raise words.fail(f", but the folder {str(output.parent)!r} does not exist")
@@ -195,11 +195,11 @@ def parse_argument(index: int, word: str, seed: int = 0) -> Argument:
 
 
 def parse_arguments(words: Sequence[str], seed: int = 0) -> tuple[Argument, ...]:
-    """Return the arguments that words stand for."""
+    """Return the arguments of words."""
     found = tuple(parse_argument(index, word, seed) for index, word in enumerate(words))
     files = [argument.output for argument in found if argument.output is not None]
     for argument in found:
         if argument.output is not None and files.count(argument.output) > 1:
-            message = f"argument {argument.index} is {argument.word!r}, and another one is written to the same file"
+            message = f"argument {argument.index} is {argument.word!r}, but another one is written to the same file"
             raise InvalidArgumentError(message)
     return found

@@ -1,4 +1,4 @@
-"""Profiles of the virtual device: what kernels did, statement by statement and line by line."""
+"""Profiles of the virtual device: counts by statement and by line."""
 
 import dataclasses
 import os
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What warps did, at one statement or in sum.
+    """Counts of what warps did, at one statement or in total.
 
     Attributes
     ----------
     executed : int
         Instructions of warps.
     lanes, predicated_off : int
-        Of those warps: lanes that took part, and lanes whose predicate was false.
+        Lanes of these warps that took part, and lanes whose predicate was false.
     branches, divergent_branches : int
-        Branches, and those whose lanes went different ways.
+        Branches, and divergent ones: their lanes took different paths.
     shared_accesses, shared_wavefronts, shared_ideal_wavefronts : int
-        Accesses of shared memory by warps, the passes that they took, and those that they would take without bank
+        Accesses of shared memory by warps, their wavefronts, and the wavefronts that they would take without bank
         conflicts.
     global_accesses, global_sectors, global_ideal_sectors, global_lines, global_ideal_lines : int
         Accesses of global memory by warps, the sectors of 32 and lines of 128 bytes that they touched, and the fewest
-        that hold as many different bytes.
+        that could hold as many different bytes.
     tensor_flops : int
         Multiplications and additions of mma.
     bytes : dict
@@ -63,17 +63,17 @@ class Counts:
 
     @property
     def active_lanes(self) -> float:
-        """Lanes that took part, on average; 0 where nothing was executed."""
+        """Lanes that took part, on average; 0 if nothing was executed."""
         return self.lanes / self.executed if self.executed else 0.0
 
     @property
     def sectors_per_access(self) -> float:
-        """Sectors of a global access, on average; 0 where there was none."""
+        """Sectors of a global access, on average; 0 without such accesses."""
         return self.global_sectors / self.global_accesses if self.global_accesses else 0.0
 
     @property
     def ideal_sectors_per_access(self) -> float:
-        """The fewest sectors that hold the bytes of a global access, on average; 0 where there was none."""
+        """The fewest sectors that hold the bytes of a global access, on average; 0 without such accesses."""
         return self.global_ideal_sectors / self.global_accesses if self.global_accesses else 0.0
 
 
@@ -94,10 +94,10 @@ def total(parts: Iterable[Counts]) -> Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """A PTX statement of a kernel, and what it did.
+    """A PTX statement of a kernel, and its counts.
 
-    ``file`` and ``line`` are those that line markers name, else those of the PTX; ``row`` is that of the PTX.
-    ``opcode`` is what ``Device.counters`` calls it, "" for the end of a function.
+    ``file`` and ``line`` come from line markers, else from the PTX; ``row`` is always the line of the PTX.
+    ``opcode`` is its name in ``Device.counters``, "" for the end of a function.
     """
 
     kernel: str
@@ -118,7 +118,7 @@ class Statement:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of a file, the statements that it became, and what they did."""
+    """A line of a file, its PTX statements, and the sum of their counts."""
 
     file: str
     line: int
@@ -128,17 +128,17 @@ class Line:
 
     @property
     def place(self) -> str:
-        """File and line, as messages have them."""
+        """File and line, as in messages."""
         return f"{self.file}:{self.line}"
 
     @property
     def short_place(self) -> str:
-        """The same with no more than one folder."""
+        """File and line, with at most one folder."""
         return f"{'/'.join(Path(self.file).parts[-2:])}:{self.line}"
 
 
 class Profile:
-    """What kernels do on the virtual device. Made by ``Device.profile``.
+    """A profile of kernels on the virtual device. Made by ``Device.profile``.
 
     >>> import numpy as np, pysm120
     >>> with pysm120.Device("virtual") as device, device.profile() as p:
@@ -147,8 +147,8 @@ class Profile:
     >>> p.total.bank_conflicts
     0
 
-    It is taken between ``__enter__`` and ``__exit__``, of every launch on the device, and can be read after that. One
-    is taken at a time.
+    It counts every launch on the device between ``__enter__`` and ``__exit__``, and can be read after that. A device
+    records one profile at a time.
     """
 
     def __init__(self, device: Context) -> None:
@@ -165,7 +165,7 @@ class Profile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._device.closed:  # and with it the profile
+        if self._device.closed:  # and the profile with it
             self._statements = ()
             return
         pointer = self._device.handle.pointer
@@ -178,13 +178,13 @@ class Profile:
     def statements(self) -> tuple[Statement, ...]:
         """The statements of all kernels that ran, in the order of the text."""
         if self._statements is None:
-            message = "the profile is not taken yet: read it behind the with statement"
+            message = "the profile is still being recorded: read it after the with statement"
             raise RuntimeError(message)
         return self._statements
 
     @cached_property
     def total(self) -> Counts:
-        """What all statements did."""
+        """The counts of all statements."""
         return total(statement.counts for statement in self.statements)
 
     @cached_property
@@ -202,12 +202,12 @@ class Profile:
 
     @cached_property
     def kernels(self) -> dict[str, Counts]:
-        """What each kernel did."""
+        """The counts of each kernel."""
         return {name: total(s.counts for s in parts) for name, parts in _group(self.statements, _kernel).items()}
 
     @cached_property
     def opcodes(self) -> dict[str, Counts]:
-        """What the instructions of each opcode did, most executed first."""
+        """The counts of each opcode, most executed first."""
         counts = {name: total(s.counts for s in parts) for name, parts in _group(self.statements, _opcode).items()}
         ordered = sorted(counts.items(), key=lambda item: -item[1].executed)
         return {name: count for name, count in ordered if name and count.executed}
@@ -224,7 +224,7 @@ class Profile:
         return tuple(sorted(self.lines, key=lambda line: -line.counts.executed)[:count])
 
     def json(self) -> dict[str, Any]:
-        """Return everything as what ``json.dumps`` takes."""
+        """Return the profile as a value for ``json.dumps``."""
         return {
             "device": str(self._device),
             "total": _plain(self.total),
@@ -249,13 +249,13 @@ class Profile:
 
 
 class Sources:
-    """The text of templates and PTX files, as far as they are found."""
+    """The text of templates and PTX files, if they are found."""
 
     def __init__(self) -> None:
         self._files: dict[str, list[str]] = {}
 
     def line(self, file: str, number: int) -> str | None:
-        """Return a line without the white space around it; None where its file is not there."""
+        """Return a line without the white space around it; None if its file does not exist."""
         lines = self._files.get(file)
         if lines is None:
             lines = self._files[file] = self._read(file)
@@ -285,7 +285,7 @@ def _opcode(statement: Statement) -> str:
 
 
 def _plain(counts: Counts) -> dict[str, Any]:
-    """Return counts with what follows from them."""
+    """Return counts, and numbers computed from them."""
     return {**dataclasses.asdict(counts), "bank_conflicts": counts.bank_conflicts}
 
 

@@ -1,4 +1,4 @@
-"""What ``run``, ``profile``, ``trace`` and ``check`` share: a kernel, its launch and its arguments, as words.
+"""The command line that ``run``, ``profile``, ``trace`` and ``check`` share: a kernel, its launch and its arguments.
 
 FILE --grid X[,Y,Z] --block X[,Y,Z] ARG..., one ARG for every parameter of the kernel.
 """
@@ -23,7 +23,7 @@ from pysm120.runtime.module import Builtin, Kernel, Parameter, builtin_kernel, b
 ADDRESS_BYTES = 8
 ADDRESS_TYPES = ("u64", "s64", "b64", "")
 DIMENSIONS = 3
-# Works as it stands: one CTA of a kernel of the library.
+# A complete command: one CTA of a kernel of the library.
 EXAMPLE = (
     "quantize_mxfp8_f32_d --grid 1 f32[64,64]:normal e4m3[64,64] ue8m0[64,2] "
     "s64:0 s64:0 s64:256 u32:1 u32:64 u32:64 u32:1 u32:1 u32:0 f32:1"
@@ -40,14 +40,14 @@ Quote brackets if your shell expands them. A parameter that is an array of bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str, *, device: str | None = None) -> None:
-    """Add what names a kernel and its launch to a command's parser; the words left over are its ARGs."""
+    """Add the options of a kernel and its launch to a command's parser; the remaining words are its ARGs."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = f"python -m pysm120 {command} FILE --grid X[,Y,Z] --block X[,Y,Z] [OPTION ...] ARG ..."
     parser.epilog = f"{ARGUMENTS_HELP}\n\nexample: python -m pysm120 {command} {EXAMPLE}"
     default = f'"{device}"' if device else '$PYSM120_DEVICE, else the first usable GPU, else "virtual"'
     parser.add_argument("file", metavar="FILE", help="PTX, a cubin, or the name of a kernel in the library (see info)")
     for option, metavar, text in (
-        ("--kernel", "NAME", "the entry of a FILE that has several"),
+        ("--kernel", "NAME", "the entry, if FILE has several"),
         ("--grid", "X[,Y,Z]", "CTAs along each dimension"),
         ("--block", "X[,Y,Z]", "threads of a CTA (default, for a kernel of the library: its own)"),
         ("--shared", "BYTES", "dynamic shared memory of a CTA (default: 0; for a kernel of the library: its own)"),
@@ -58,12 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser, command: str, *, device: str 
     ):
         parser.add_argument(option, metavar=metavar, help=text)
     parser.add_argument(
-        "--cooperative", action="store_true", help="make all CTAs resident at once, which grid.sync() needs"
+        "--cooperative", action="store_true", help="make all CTAs resident at once, as grid.sync() needs"
     )
 
 
 def number(word: str | None, name: str, default: int) -> int:
-    """Return the number that an option was given."""
+    """Return the value of an option as a number."""
     if word is None:
         return default
     try:
@@ -71,22 +71,22 @@ def number(word: str | None, name: str, default: int) -> int:
     except ValueError:
         value = -1
     if value < 0:
-        message = f"{name} is {word!r}, not a number from 0 on"
+        message = f"{name} is {word!r}, not a number of at least 0"
         raise InvalidArgumentError(message)
     return value
 
 
 def triple(word: str, name: str) -> tuple[int, ...]:
-    """Return the dimensions that --grid or --block was given."""
+    """Return the value of --grid or --block as dimensions."""
     parts = word.split(",")
     if not 1 <= len(parts) <= DIMENSIONS or not all(part.isdecimal() and int(part) for part in parts):
-        message = f"{name} is {word!r}, not one to three numbers from 1 on such as 128 or 16,8"
+        message = f"{name} is {word!r}, not one to three numbers of at least 1 such as 128 or 16,8"
         raise InvalidArgumentError(message)
     return tuple(map(int, parts))
 
 
 def find_builtin(name: str) -> Builtin | None:
-    """Return the kernel of the library that FILE names; None where FILE is a file."""
+    """Return the kernel of the library that FILE names; None if FILE is a file."""
     if Path(name).is_file():
         return None
     known = {builtin.entry: builtin for builtin in builtins()}
@@ -98,7 +98,7 @@ def find_builtin(name: str) -> Builtin | None:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """An array of a launch: before and after. A variable of the module has no index."""
+    """An array of a launch, with its contents before and after. A variable of the module has no index."""
 
     index: int | None
     parameter: Parameter
@@ -107,7 +107,7 @@ class Output:
     path: Path | None
 
     def changed(self) -> npt.NDArray[np.bool_]:
-        """Return which elements, in C order, have other bytes than before."""
+        """Return which elements, in C order, have changed bytes."""
         before, after = (
             np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(x.size, x.itemsize)
             for x in (self.before, self.after)
@@ -133,7 +133,7 @@ class Launch:
         self._initial = {name: value.numpy() for name, value in self._variables.items()}
 
     def _paired(self) -> tuple[Argument, ...]:
-        """Return the arguments, as many as there are parameters."""
+        """Return the arguments; their number must be that of the parameters."""
         given, wanted = self.program.arguments, self.kernel.parameters
         if len(given) != len(wanted):
             text = f"{self.kernel.info.entry} takes {len(wanted)} arguments, {len(given)} were given"
@@ -147,7 +147,7 @@ class Launch:
         return given
 
     def _place(self, argument: Argument) -> Any:
-        """Return what the launch passes for an argument."""
+        """Return the value that the launch passes for an argument."""
         parameter = self.kernel.parameters[argument.index]
         value = argument.value
         is_address = parameter.bytes == ADDRESS_BYTES and parameter.type in ADDRESS_TYPES
@@ -174,7 +174,7 @@ class Launch:
             return self._variables[output.parameter.name]
         value = self._values[output.index]
         if not isinstance(value, Array):
-            message = f"argument {output.index} is no array"
+            message = f"argument {output.index} is not an array"
             raise InvalidArgumentError(message)
         return value
 
@@ -198,14 +198,14 @@ class Launch:
 
 
 def fits(kind: str, wanted: str) -> bool:
-    """Whether a scalar of a type may be given for a parameter's type of the same size."""
+    """Whether a scalar of one type may be passed to a parameter of another type of the same size."""
     if wanted not in TYPES or wanted.startswith("b"):
         return True
     return (wanted[0] in "us") == (TYPES[kind].kind in "iu")
 
 
 def right_for(parameter: Parameter, *, is_address: bool, is_bytes: bool) -> str:
-    """Say which arguments a parameter takes."""
+    """Return the text of the arguments that a parameter accepts."""
     choices = []
     if is_address:
         choices.append("an array such as f32[1024]:normal or x.npy")
@@ -218,7 +218,7 @@ def right_for(parameter: Parameter, *, is_address: bool, is_bytes: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A kernel, its launch and its arguments, on no device yet."""
+    """A kernel, its launch and its arguments, not yet on a device."""
 
     file: str
     builtin: Builtin | None
@@ -232,14 +232,14 @@ class Program:
     arguments: tuple[Argument, ...]
 
     def device_name(self, **options: object) -> str | None:
-        """Return the name to open; options, ``seed=3`` say, take the place of those that were given."""
+        """Return the name of the device to open; options such as ``seed=3`` replace those of the command line."""
         chosen = self.options | {name: str(value) for name, value in options.items()}
         if not chosen:
             return self.device
         name = self.device or os.environ.get("PYSM120_DEVICE") or "virtual"
         if not name.startswith("virtual"):
             option, value = next(iter(chosen.items()))
-            message = f"--{option} is {value!r}, but only the virtual device has it, and the device is {name!r}"
+            message = f"--{option} is {value!r}, but only the virtual device supports it; the device is {name!r}"
             raise InvalidArgumentError(message)
         base, _, query = name.partition("?")
         parts = [part for part in query.split("&") if part and part.partition("=")[0] not in chosen]
@@ -247,7 +247,7 @@ class Program:
 
     @contextlib.contextmanager
     def open(self, **options: object) -> Iterator[Launch]:
-        """Load the kernel on the device and put its arguments there; options as in ``device_name``."""
+        """Open the device, load the kernel and copy its arguments there; options as in ``device_name``."""
         with Device(self.device_name(**options)) as device:
             yield Launch(self, device, self._kernel(device))
 
@@ -270,7 +270,7 @@ class Program:
 
 
 def parse(arguments: argparse.Namespace, words: list[str], *, device: str | None = None) -> Program:
-    """Return the program that a command line names; ``device``: where it names none."""
+    """Return the program of a command line; ``device`` is the default device."""
     builtin = find_builtin(arguments.file)
     if builtin is not None and arguments.kernel not in {None, builtin.entry}:
         message = f"--kernel is {arguments.kernel!r}, but FILE is the kernel {builtin.entry}"

@@ -1,4 +1,4 @@
-"""Registers of a warp as text: hexadecimal and by type, lanes that are equal or in steps put together."""
+"""Registers of a warp as text, in hexadecimal and by type. Equal lanes and lanes in equal steps are merged."""
 
 import itertools
 import re
@@ -11,20 +11,20 @@ from pysm120.observe.watch import BYTES, Instruction, Register, Step, as_type, l
 MOST_RUNS = 4
 LANES = 32
 FEWEST_LANES = 3  # that make a sequence
-SMALL = 10  # numbers below are the same in both notations
-LARGE = 1 << 16  # from here on a sequence is written in hexadecimal
-ADDRESS = 1 << 32  # a number from here on is an address rather, and its decimal digits say nothing
-TINY, HUGE = 1e-9, 1e9  # untyped bits in between are shown as f32
+SMALL = 10  # smaller numbers are the same in decimal and hexadecimal
+LARGE = 1 << 16  # larger sequences are written in hexadecimal
+ADDRESS = 1 << 32  # larger numbers are probably addresses, written in hexadecimal only
+TINY, HUGE = 1e-9, 1e9  # untyped bits with an absolute f32 value in this range are shown as f32
 PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
 _BASE = re.compile(r"\[\s*([%$\w.]+)")
 _ADDRESS = re.compile(r"\[\s*([%$\w.]+)\s*(?:\+\s*(-?\w+)\s*)?\]")
 
 
 def type_of(register: Register, instruction: Instruction) -> str:
-    """Return the type to show a register as: the declared one; where that is .bN, the instruction's of that size.
+    """Return the type to show a register as: the declared one, or for .bN the instruction's type of that size.
 
-    What is written takes the first such type of the opcode, what is read the last one. A register between
-    brackets is an address.
+    A written register takes the first such type of the opcode, a read one the last. A register between brackets
+    is an address.
     """
     if register.type[0] != "b" or register.type.startswith("bf") or register.name in _BASE.findall(instruction.text):
         return register.type
@@ -37,7 +37,7 @@ def type_of(register: Register, instruction: Instruction) -> str:
 
 
 def value_text(bits: int, high: int, kind: str) -> str:
-    """Return one value: "7", "0x1f=31", "0x3f800000=1.0"; "0x3f800000~1" where the type says nothing."""
+    """Return one value as text: "7", "0x1f=31", "0x3f800000=1.0"; untyped bits: "0x3f800000~1"."""
     if kind == "pred":
         return str(bits & 1)
     size = BYTES.get(kind, 8)
@@ -54,20 +54,20 @@ def value_text(bits: int, high: int, kind: str) -> str:
 
 
 def number_text(bits: int, value: int) -> str:
-    """Return an integer in both notations, where they differ and both say something."""
+    """Return an integer in decimal and hexadecimal, or in one of them if the other adds nothing."""
     if 0 <= value < SMALL:
         return str(value)
     return f"0x{bits:x}" if value >= ADDRESS else f"0x{bits:x}={value}"
 
 
 def untyped_text(bits: int) -> str:
-    """Return 32 bits that are anything, as f32 too if that is a likely number."""
+    """Return untyped 32 bits, also as f32 if that is a likely number."""
     number = float(as_type(np.array([bits], np.uint64), "f32")[0])
     return f"0x{bits:08x}~{number:.6g}" if TINY < abs(number) < HUGE else f"0x{bits:08x}"
 
 
 def _sequence(values: list[int], lanes: list[int], kind: str) -> str:
-    """Return "0..31" or "0x100..0x17c step 4" where the values are that, else ""."""
+    """Return "0..31" or "0x100..0x17c step 4" if the values are such a sequence, else ""."""
     contiguous = lanes == list(range(lanes[0], lanes[0] + len(lanes)))
     if not contiguous or len(lanes) < FEWEST_LANES or kind not in BYTES or "f" in kind or kind in {"pred", "b128"}:
         return ""
@@ -82,7 +82,7 @@ def _sequence(values: list[int], lanes: list[int], kind: str) -> str:
 
 
 def _runs(texts: list[str], lanes: list[int]) -> list[tuple[int, int, str]]:
-    """Return (first lane, last lane, text) of neighbours that are equal."""
+    """Return (first lane, last lane, text) of runs of equal lanes."""
     runs: list[tuple[int, int, str]] = []
     for lane, value in zip(lanes, texts, strict=True):
         if runs and runs[-1][2] == value and runs[-1][1] == lane - 1:
@@ -98,7 +98,7 @@ def lane_texts(register: Register, kind: str, mask: int) -> list[str]:
 
 
 def register_text(register: Register, kind: str, mask: int) -> str:
-    """Return the values of a register in a set of lanes, put together where they are alike."""
+    """Return the values of a register in a set of lanes as text; equal lanes are merged."""
     lanes = lanes_of(mask)
     if not lanes:
         return "-"

@@ -1,4 +1,4 @@
-"""Look on while the virtual SM120 executes a kernel, instruction by instruction."""
+"""Watch the virtual SM120 execute a kernel, instruction by instruction."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ MOST_BYTES = 64
 _WIDE = 16
 _GUARD = re.compile(r"@\s*!?\s*\S+\s+")
 
-# What the bits of a register are, by the type that it was declared with.
+# The dtype of a register's bits, by its declared type.
 DTYPES: dict[str, np.dtype[Any]] = {
     "pred": np.dtype(np.bool_),
     **{f"{c}{8 * n}": np.dtype(f"{k}{n}") for c, k in (("b", "u"), ("u", "u"), ("s", "i")) for n in (1, 2, 4, 8)},
@@ -38,10 +38,11 @@ BYTES = {"b128": _WIDE, "f16x2": 4, "bf16x2": 4, "tf32": 4, "f32x2": 8} | {k: v.
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """Where and how an instruction was written.
+    """The source of an instruction.
 
-    ``line`` is of ``file``, which ``#line`` markers name ("<ptx>" without them), ``text_line`` of the PTX text itself.
-    ``text`` is the statement with its guard, without the semicolon, each white space and comment in it one blank.
+    ``line`` is a line of ``file``, which ``#line`` markers name ("<ptx>" without them). ``text_line`` is the line of
+    the PTX text itself. ``text`` is the statement with its guard, without the semicolon; white space and comments in it
+    are single blanks.
     """
 
     file: str
@@ -51,7 +52,7 @@ class Instruction:
 
     @property
     def opcode(self) -> str:
-        """The first word behind the guard, "ld.global.f32" say."""
+        """The opcode with its modifiers, such as "ld.global.f32"."""
         return _GUARD.sub("", self.text).partition(" ")[0]
 
     @property
@@ -64,8 +65,8 @@ class Instruction:
 class Register:
     """A register in all lanes of a warp.
 
-    ``bits`` are its bits by lane, ``high`` those of a .b128 from 64 on; ``lanes`` is the set of lanes that have written
-    it since the CTA began.
+    ``bits`` are its bits by lane, and ``high`` the upper 64 bits of a .b128. ``lanes`` is the set of lanes that have
+    written it since the CTA began.
     """
 
     name: str
@@ -77,13 +78,13 @@ class Register:
 
     @cached_property
     def values(self) -> npt.NDArray[Any]:
-        """The values by lane as the declared type; unsigned numbers where NumPy has none."""
+        """The values by lane in the declared type; unsigned integers if NumPy lacks the type."""
         return as_type(self.bits, self.type)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lanes:
-    """Lanes of a warp that are at one place; none where the warp has exited."""
+    """Lanes of a warp that are at one instruction; no lanes if the warp has exited."""
 
     warp: int
     lanes: int
@@ -99,20 +100,20 @@ class Step:
     Attributes
     ----------
     entry, function : str
-        The kernel, and the function of it that the warp is in ("": none).
+        The kernel, and the function that the warp is in; "" for the kernel itself.
     cta, warp, active, mask : ints
-        ``active`` is the set of lanes at the instruction, ``mask`` those of
-        them that execute it: the guard is true there.
+        ``active`` is the set of lanes at the instruction, ``mask`` the active
+        lanes whose guard is true: these execute it.
     guard : str
-        "%p1", "!%p1", or "" where there is none.
+        "%p1", "!%p1", or "" without a guard.
     index : int
-        Of the instruction, in ``instructions(kernel)``.
+        Index of the instruction in ``instructions(kernel)``.
     is_asynchronous : bool
-        A copy that landed; ``instruction`` is the one that issued it.
+        True: a copy lands, and ``instruction`` is the one that issued it.
     reads, writes : tuple of Register
-        Its registers: what it found, what it left.
+        Its source registers, and its destination registers.
     variables : dict of str to int
-        The addresses of variables that it names in brackets.
+        The addresses of variables that the instruction names in brackets.
 
     """
 
@@ -133,18 +134,18 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Where a launch was stopped: what ``break_at`` finds.
+    """The state at which ``break_at`` stopped a launch.
 
     Attributes
     ----------
     step : Step
-        The instruction that would have come next.
+        The instruction that would have been executed next.
     registers : tuple of Register
         The registers of the function that some lane has written.
     lanes : tuple of Lanes
-        Where all lanes of the CTA are.
+        The instructions at which the lanes of the CTA are.
     shared : bytes
-        The window of shared memory that was asked for.
+        The requested window of shared memory.
 
     """
 
@@ -169,7 +170,7 @@ def lanes_of(mask: int) -> list[int]:
     return [lane for lane in range(WARP) if mask >> lane & 1]
 
 
-# ---- what the library says ------------------------------------------------------
+# ---- queries of the C library ---------------------------------------------------
 
 
 def _clean(source: str) -> str:
@@ -198,7 +199,7 @@ def _register(raw: Any) -> Register:
 
 
 def _listed(name: str, ask: Callable[[int, Any], int], make: Callable[[Any], Any]) -> Iterator[Any]:
-    """Ask for 0, 1, ... until there is no more."""
+    """Yield items 0, 1, ... until the library has no more."""
     raw = new_struct(name)
     for index in range(1 << 30):
         status = ask(index, raw)
@@ -209,7 +210,7 @@ def _listed(name: str, ask: Callable[[int, Any], int], make: Callable[[Any], Any
 
 
 def step_of(pointer: Any) -> Step:
-    """Return what a callback is shown."""
+    """Return the step that a callback was called with."""
     raw = new_struct("sm120_step_info")
     check(lib.sm120_step_query(pointer, raw))
     registers = tuple(
@@ -261,7 +262,7 @@ def _stop(pointer: Any, window: tuple[int, int] | None) -> Stop:
 
 
 def instructions(kernel: Kernel) -> list[Instruction]:
-    """Return the instructions of a kernel and of the functions in it; none on a GPU."""
+    """Return the instructions of a kernel and of its functions; empty on a GPU."""
     pointer = kernel.open_pointer()
     return list(
         _listed(
@@ -276,7 +277,7 @@ def instructions(kernel: Kernel) -> list[Instruction]:
 
 
 class _Watcher:
-    """What looks at a device now."""
+    """The watcher of a device."""
 
     def __init__(self, device: Context, see: Callable[[Any], bool]) -> None:
         self.device = device
@@ -286,11 +287,11 @@ class _Watcher:
         self.number = next(_numbers)
 
     def look(self, pointer: Any) -> int:
-        """Show a step; 1 ends the launch."""
+        """Call the watcher with a step; 1 ends the launch."""
         self.device.looker = threading.get_ident()
         try:
             self.ended = bool(self.see(pointer))
-        except BaseException as failure:  # noqa: BLE001 - raised again where the launch returns
+        except BaseException as failure:  # noqa: BLE001 - raised again when the launch returns
             self.failure = failure
             return 1
         finally:
@@ -298,7 +299,7 @@ class _Watcher:
         return int(self.ended)
 
 
-# A launch of another thread may outlive the block that watched it: what it calls, and the names that it reads, stay.
+# A launch of another thread may outlive the with block, so its callback and strings must stay alive.
 _numbers = itertools.count(1)
 _watchers: dict[int, _Watcher] = {}
 _names: dict[str, Any] = {}
@@ -322,9 +323,9 @@ def watching(
     lines: tuple[int, int] = (0, 0),
     memory: tuple[Array, int, int] | None = None,
 ) -> Iterator[None]:
-    """Call ``see`` with each step that fits, in the launches of the block; True ends the launch, quietly."""
+    """Call ``see`` with each matching step, in the launches of the block; if it returns True, the launch ends."""
     if not device.is_virtual:
-        message = f"{device} cannot be watched; the virtual device can"
+        message = f"{device} cannot be watched; only the virtual device can"
         raise UnsupportedError(message)
     raw = new_struct("sm120_watch")
     raw.moment = moment
@@ -341,7 +342,7 @@ def watching(
     raw.context = ffi.cast("void *", watcher.number)
     pointer = device.handle.pointer
     if any(other.device is device for other in list(_watchers.values())):
-        message = f"{device} is watched already; one watcher at a time"
+        message = f"{device} is watched already; a device has one watcher at a time"
         raise InvalidArgumentError(message)
     check(lib.sm120_device_watch(pointer, raw))
     _watchers[watcher.number] = watcher
@@ -359,15 +360,15 @@ def watching(
 
 
 def _range(array: Array, offset: int, nbytes: int) -> tuple[int, int]:
-    """Return address and number of bytes of an array that can be watched."""
+    """Return address and number of the bytes to watch, after checking that they can be watched."""
     if not 0 < nbytes <= MOST_BYTES or not 0 <= offset <= array.nbytes - nbytes:
-        message = f"bytes {offset} to {offset + nbytes} are not 1 to {MOST_BYTES} bytes of {array.nbytes}"
+        message = f"offset is {offset} and nbytes {nbytes}, not 1 to {MOST_BYTES} bytes of {array.nbytes} in array"
         raise InvalidArgumentError(message)
     return array.address + offset, nbytes
 
 
 def _coordinate(value: int, name: str) -> int:
-    """Return a number that a CTA or a warp may have."""
+    """Return a value as the number of a CTA or a warp."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
         message = f"{name} is {value!r}, not a number from 0 to 2^31 - 1"
         raise InvalidArgumentError(message)
@@ -375,18 +376,18 @@ def _coordinate(value: int, name: str) -> int:
 
 
 def _lines(line: int | None, last: int | None = None) -> tuple[int, int]:
-    """Return a range of lines as the library has it."""
+    """Return a range of lines in the form of the C library."""
     if line is None:
         return 0, 0
     end = line if last is None else last
     if not 0 < line <= end < 1 << 32:
-        message = f"lines are {line} to {end}, not numbers from 1 on, in order"
+        message = f"lines are {line} to {end}, not two ascending numbers of at least 1"
         raise InvalidArgumentError(message)
     return line, end
 
 
 class Trace:
-    """What ``Device.trace`` has seen: a list of steps, and whether it was cut."""
+    """The result of ``Device.trace``: a list of steps, and whether it was cut."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -430,7 +431,7 @@ def trace(
 
 
 class Break:
-    """What ``Device.break_at`` has found: ``stop`` is None where no warp came there (often enough)."""
+    """The result of ``Device.break_at``; ``stop`` is None if the line was not reached (often enough)."""
 
     def __init__(self) -> None:
         self.stop: Stop | None = None
@@ -451,7 +452,7 @@ def break_at(
     """See ``Device.break_at``."""
     found = Break()
     if hits < 1:
-        message = f"hits is {hits}, not a number from 1 on"
+        message = f"hits is {hits}, not a number of at least 1"
         raise InvalidArgumentError(message)
     if shared is not None and not (0 <= shared[0] < 1 << 32 and 0 <= shared[1] < 1 << 32):
         message = f"shared is {shared}, not an address and a number of bytes"
@@ -470,7 +471,7 @@ def break_at(
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A change of memory: who made it, and what the bytes were then."""
+    """A change of memory: the step that made it, and the bytes after it."""
 
     step: Step
     value: bytes

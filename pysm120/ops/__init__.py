@@ -1,5 +1,5 @@
 """The operations of the library, a module for each.
 
-They share the way to C: `call` makes a call, `plan` checks the forms of its arrays, `table` has their rows and
-dimensions, `operands` brings them to a device, `options` checks what is no array. None of these knows an operation.
+They share the modules that call C: `call` makes a call, `plan` checks the forms of its arrays, `table` describes arrays
+and dimensions, `operands` brings arrays to a device, `options` checks other arguments. These modules know no operation.
 """

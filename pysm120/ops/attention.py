@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Rest(TypedDict, total=False):
-    """What the type of a result does not depend on."""
+    """The options that the type of a result does not depend on."""
 
     causal: bool
     causal_align: str
@@ -85,7 +85,7 @@ def attention(
     ----------
     q : array, float32, float16 or bfloat16, shape (B, Sq, H, D)
         Queries. ndarrays are copied to the device and the result back. An Array,
-        or any array that speaks DLPack, stays on its device. D is up to 128, in
+        or any array that supports DLPack, stays on its device. D is up to 128, in
         bf16 and f16 up to 256; Sq >= 1. Other arrays are of the same kind as q.
     k : array, dtype of q, shape (B, Sk, Hkv, D)
         Keys. Sk >= 1, and H is a multiple of Hkv: head h of q uses head
@@ -95,53 +95,54 @@ def attention(
     causal : bool
         Row i uses only the keys up to its diagonal, i + d.
     causal_align : {"bottom-right", "top-left"}
-        d is keys - rows of the batch (as in FlashAttention), or 0.
+        The diagonal d: keys - rows of the batch (as in FlashAttention), or 0.
     window : (int or None, int or None)
-        Row i uses only the keys from i + d - window[0] to i + d + window[1], each
-        end where it is not None.
+        Row i uses only the keys from i + d - window[0] to i + d + window[1]. None
+        means no limit on that side.
     softcap : float
-        Scores become softcap * tanh(score / softcap); 0 leaves them, 1024 is the most.
+        Scores become softcap * tanh(score / softcap); at most 1024. 0 turns it off.
     sinks : array, float32, shape (H,), optional
-        A score that has no value and takes part in the sum of every row.
+        An additional score in the softmax sum of every row, without a value.
     alibi_slopes : array, float32, shape (H,) or (B, H), optional
         Scores become score - slope * abs(i + d - key).
     mask : array, bool, float32, float16 or bfloat16, optional
-        Broadcasts to (B, H, Sq, P + Sk), P the rows of the past. Added to the
-        scores; of bool, False hides a key.
+        Broadcasts to (B, H, Sq, P + Sk), where P is the number of past rows. It
+        is added to the scores; in a bool mask, False hides a key.
     kv_lengths : array, int32, shape (B,), optional
-        Keys of each batch that are there; not with a past.
+        Number of valid keys of each batch; not supported with a past.
     diagonals : array, int32, shape (B,), optional
         d of each batch.
     past_k, past_v : array, shape (B, P, Hkv, D) and (B, P, Hkv, Dv), optional
-        Keys and values before those of k and v, used where they lie.
+        Keys and values before those of k and v, read in place.
     scale : float, optional
         Default: 1 / sqrt(D).
     precision : {"mxfp8", "mxfp8_bf16", "mxfp8_f16", "bf16", "f16"}
-        Of the products, whose sums are float32. mxfp8: all operands e4m3 with a
-        ue8m0 scale for every 32 elements along the contraction (OCP MX). bf16,
-        f16: the dtype of q, k and v, which the softmax is rounded to. mxfp8_bf16,
+        Precision of the products; sums are float32. mxfp8: all operands e4m3 with
+        a ue8m0 scale for every 32 elements along the contraction (OCP MX). bf16,
+        f16: the dtype of q, k and v; the softmax is rounded to it. mxfp8_bf16,
         mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16 or f16.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of q, k, v, the past and the result.
     config : str, optional
         The kernel to use, one of those that ``python -m pysm120 tune`` shows.
-        Default: $PYSM120_ATTENTION_CONFIG where the call has it, else the one that
-        suits shape and device.
+        Default: $PYSM120_ATTENTION_CONFIG if the call supports it, else the one
+        that suits shape and device.
     out : array, shape (B, Sq, H, Dv), optional
-        Where the result goes; of the same kind as q. On a device it may be q
-        itself, and shares memory with no other input.
+        The array for the result, of the same kind as q. On a device it may be q
+        itself; it must not overlap other inputs.
     out_dtype : dtype, optional
         float32, float16 or bfloat16. Default: that of ``out``, else that of q.
     return_lse : bool
         Return (out, lse).
     lse : array, float32, shape (B, H, Sq), contiguous, optional
-        Where the log-sum-exp goes.
+        The array for the log-sum-exp.
     device : Device or str, optional
-        Where ndarrays are computed. Default: $PYSM120_DEVICE, else the first
-        usable GPU, else the virtual SM120.
+        The device for ndarrays. Default: $PYSM120_DEVICE, else the first usable
+        GPU, else the virtual SM120.
     stream : stream, optional
-        For arrays on a device the call returns before the work is done, except
-        where q, k or v came by DLPack: another library may reuse their memory.
+        For arrays on a device the call returns before the work is done. If q, k
+        or v came by DLPack it waits, because another library may reuse their
+        memory.
     workspace : Array, optional
         Device memory, 256-byte aligned. Default: kept for each device and stream.
 
@@ -166,7 +167,7 @@ def attention(
     MX scales are rounded up so that no element saturates. For normal random
     inputs the relative error against float64 (Frobenius norm) is about 5 % in
     mxfp8, 4 % in mxfp8_bf16 and mxfp8_f16, 0.2 % in bf16 and 0.03 % in f16,
-    before the result is rounded; the interface is that of FlashAttention 2 where it has the feature.
+    before the result is rounded. Features that FlashAttention 2 has work as in FlashAttention 2.
 
     """
     operation = LAYOUTS[one_of(layout, "layout", tuple(LAYOUTS))]
@@ -215,7 +216,7 @@ def attention_varlen(
     stream: Any = None,
     workspace: Array | None = None,
 ) -> Any:
-    """Return attention of sequences that lie one behind the other.
+    """Return attention of packed sequences, which lie one behind the other.
 
     Parameters
     ----------
@@ -224,16 +225,16 @@ def attention_varlen(
     k, v : array, dtype of q, shape (total_k, Hkv, D) and (total_k, Hkv, Dv)
         Keys and values of all sequences.
     cu_seqlens_q, cu_seqlens_k : array, int32, shape (B + 1,)
-        The row at which each sequence begins, and behind the last one its end.
-        Of arrays on a device the values are not checked, but nothing outside
-        q, k, v and the results is read or written whatever they are.
+        The row at which each sequence begins, and the end of the last one.
+        Values of arrays on a device are not checked. Whatever they are, nothing
+        outside q, k, v and the results is read or written.
     max_seqlen_q, max_seqlen_k : int, optional
-        The longest sequence: rows beyond it are not computed, keys beyond it not
-        seen. Default, for ndarrays: as cu_seqlens says; for arrays on a device:
-        total_q and total_k, which costs time.
+        Length of the longest sequence; rows beyond it are not computed, keys
+        beyond it are not seen. Default for ndarrays: taken from cu_seqlens.
+        Default for arrays on a device: total_q and total_k, which costs time.
 
     Others
-        As for `attention`; alibi_slopes (H,) or (B, H), diagonals (B,).
+        As in `attention`; alibi_slopes (H,) or (B, H), diagonals (B,).
 
     Returns
     -------

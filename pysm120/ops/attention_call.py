@@ -19,7 +19,7 @@ _ALIGN = {
     (True, "top-left"): lib.SM120_CAUSAL_TOP_LEFT,
     (False, "top-left"): lib.SM120_NOT_CAUSAL_TOP_LEFT,
 }
-# What the C library calls a precision, the dtype that it wants of q, k and v, and the largest head size.
+# The C library's code of a precision, the dtype of q, k and v that it needs, and the largest head size.
 PRECISIONS: dict[str, tuple[int, str | None, int]] = {
     "mxfp8": (lib.SM120_MXFP8, None, 128),
     "mxfp8_bf16": (lib.SM120_MXFP8_BF16, "bfloat16", 128),
@@ -31,7 +31,7 @@ _FAR = 2**62  # beyond every row and key
 
 
 class Options(NamedTuple):
-    """What a call asks for, as the user gave it."""
+    """The options of a call, as the user gave them."""
 
     causal: Any
     causal_align: Any
@@ -54,12 +54,12 @@ def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     fill_scores(args, options)
     args.softcap = softcap = number(options.softcap, "softcap")
     if softcap and not args.softcap:
-        message = f"softcap is {softcap}, which is 0 in float32: 0 asks for none"
+        message = f"softcap is {softcap}, which is 0 in float32: give 0 to turn it off"
         raise InvalidArgumentError(message)
     if "alibi_slopes" in given and len(given["alibi_slopes"].shape) > 1:
         args.alibi_batch_stride = args.heads
     if ("past_k" in given) != ("past_v" in given):
-        message = f"{'past_v' if 'past_k' in given else 'past_k'} is None, but the other half of the past is given"
+        message = f"{'past_v is None, but past_k' if 'past_k' in given else 'past_k is None, but past_v'} is given"
         raise InvalidArgumentError(message)
     args.config = config = _config(options.config)
     return config
@@ -83,23 +83,23 @@ def _fill_packed(args: Any, given: Mapping[str, Any], options: Options) -> Any:
 
 
 def check_heads(given: Mapping[str, Any], precision: Any) -> None:
-    """Raise where a precision is not of these dtypes and head sizes."""
+    """Raise if a precision does not support these dtypes and head sizes."""
     _, dtype, most = PRECISIONS[one_of(precision, "precision", tuple(PRECISIONS))]
     if dtype is not None and given["q"].dtype != dtype:
-        message = f"q, k and v have dtype {given['q'].dtype}, but precision {precision!r} is of {dtype} products"
+        message = f"q, k and v have dtype {given['q'].dtype}, but precision {precision!r} needs {dtype}"
         raise TypeError(message)
     for name in ("q", "v"):
         if given[name].shape[-1] > most:
-            message = f"{name} has head size {given[name].shape[-1]}, above the {most} of precision {precision!r}"
+            message = f"{name} has head size {given[name].shape[-1]}, above {most}, the most in precision {precision!r}"
             raise InvalidArgumentError(message)
 
 
 def _config(config: Any) -> Any:
-    """Return the C string of a config; whoever uses it keeps it."""
+    """Return the C string of a config; the caller keeps it alive."""
     if config is None:
         return ffi.NULL
     if not isinstance(config, str) or not config.isascii() or "\0" in config:
-        message = f"config is {config!r}, not the name of one, such as 'r16'"
+        message = f"config is {config!r}, not the name of a config such as 'r16'"
         raise TypeError(message)
     return ffi.new("char[]", config.encode())
 
@@ -115,22 +115,22 @@ def _longest(given: Any, name: str, total: int) -> int:
     return max(1, min(rows, total))
 
 
-# ---- what ndarrays say ---------------------------------------------------------------
+# ---- values of ndarrays --------------------------------------------------------------
 
 
 def mask_in_float32(mask: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Round a mask; what float32 cannot hold stays finite: only -inf hides a key."""
+    """Round a mask to float32. Values beyond float32 become finite ones, because only -inf hides a key."""
     most = np.finfo(np.float32).max
     return np.where(np.isinf(mask), mask, np.clip(mask, -most, most)).astype(np.float32)
 
 
 def _check_lengths(row_axis: int) -> Callable[[dict[str, npt.NDArray[Any]], Options], Options]:
-    """Return what checks the lengths of arrays whose rows are along an axis."""
+    """Return a function that checks kv_lengths; the rows of k are along `row_axis`."""
 
     def check(given: dict[str, npt.NDArray[Any]], options: Options) -> Options:
         lengths, rows = given.get("kv_lengths"), given["k"].shape[row_axis]
         if lengths is not None and not 0 <= lengths.min() <= lengths.max() <= rows:
-            message = f"kv_lengths is {lengths}, but lengths are from 0 to the {rows} rows of k"
+            message = f"kv_lengths is {lengths}, but each length must be from 0 to {rows}, the rows of k"
             raise InvalidArgumentError(message)
         return options
 
@@ -138,13 +138,13 @@ def _check_lengths(row_axis: int) -> Callable[[dict[str, npt.NDArray[Any]], Opti
 
 
 def _check_starts(given: dict[str, npt.NDArray[Any]], options: Options) -> Options:
-    """Check where sequences begin, and take the longest ones from it."""
+    """Check cu_seqlens, and take the default of max_seqlen from it."""
     longest: dict[str, int] = {}
     for name, x, field in (("cu_seqlens_q", "q", "max_seqlen_q"), ("cu_seqlens_k", "k", "max_seqlen_k")):
         starts, rows = given[name].astype(np.int64), len(given[x])
         steps = np.diff(starts)
         if starts[0] < 0 or (steps < 0).any() or starts[-1] > rows:
-            message = f"{name} is {starts}, which does not ascend from 0 to at most the {rows} rows of {x}"
+            message = f"{name} is {starts}, but it must ascend from 0 to at most {rows}, the rows of {x}"
             raise InvalidArgumentError(message)
         longest[field] = int(steps.max())
         asked = getattr(options, field)

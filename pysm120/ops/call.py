@@ -1,12 +1,11 @@
-"""The one way from Python to an operation of the C library.
+"""Calls of operations of the C library.
 
 An `Operation` is made once, from its C function and a table of its arrays. A call of it takes ndarrays,
-Arrays or arrays of other libraries. It checks what C cannot see: that shapes and dtypes fit. It makes the
-results that are not given, fills the C struct, brings a workspace and launches. C checks values, strides
-and addresses.
+Arrays or arrays of other libraries. It checks that shapes and dtypes fit each other, makes the results that
+are not given, fills the C struct, brings a workspace and launches. C checks values, strides and addresses.
 
-What depends on shapes, strides, dtypes and options alone makes a plan, which is kept. A second call of the
-same form only fills in addresses.
+A plan holds everything that depends only on shapes, strides, dtypes and options. Plans are kept, so a second
+call of the same form only fills in addresses.
 """
 
 import contextlib
@@ -27,10 +26,10 @@ from pysm120.runtime.dlpack import SupportsDLPack
 from pysm120.runtime.errors import Error, FaultError, InvalidArgumentError
 from pysm120.runtime.ffi import check, check_running, ffi, lib
 
-_ALIGNMENT = 16  # of addresses that no kernel needs a copy for
+_ALIGNMENT = 16  # alignment of addresses; kernels can use such arrays in place
 _WITH_WORKSPACE = 4  # arguments of a C function
 
-# An array in, an array of the same kind out; of another library's array, one that the library takes by DLPack.
+# A result has the kind of the inputs. For arrays of another library it is an Array, which that library takes by DLPack.
 AnyArray = TypeVar("AnyArray", npt.NDArray[Any], Array, SupportsDLPack)
 
 
@@ -40,16 +39,16 @@ class Operation:
     Parameters
     ----------
     function : str
-        Its C function, whose struct of arguments is called the same and ``_args``.
+        Its C function. The struct of its arguments has this name with ``_args``.
     rows : sequence of Input and Output
         Its arrays; see `table`.
     order : str
         The order of batch, heads, rows and columns in arrays whose strides the struct holds.
     fill : callable, optional
-        ``fill(args, given, options)`` writes the options to the C struct and returns what is to live as long as it.
-        Default: `options` is a named tuple of members.
+        ``fill(args, given, options)`` writes the options to the C struct and returns an object that must live as long
+        as the struct. Default: `options` is a named tuple of members.
     on_host : callable, optional
-        ``on_host(given, options)`` checks the values of ndarrays and returns the options that a call has with them.
+        ``on_host(given, options)`` checks the values of ndarrays and returns the options, completed from these values.
 
     """
 
@@ -88,22 +87,22 @@ class Operation:
         inputs : mapping
             Every input by name, None where an optional one is not given.
         outputs : mapping
-            Every result by name: the array that it goes to, a New, or None where it is not wanted.
+            Every result by name: the array for it, a New, or None if it is not wanted.
         options
-            What `fill` takes.
+            The argument of `fill`.
         device, stream, workspace
-            As every function has them.
+            As in `attention`.
 
         Returns
         -------
         list
-            The results: ndarrays where the inputs are, else Arrays; None for those that are not wanted.
+            The results: ndarrays if the inputs are ndarrays, else Arrays; None for results that are not wanted.
 
         """
         given, results = self._inputs_of(inputs), self._outputs_of(outputs)
         try:
             plan = self._plans.get(key(given, results, options)) if device is None else None
-        except (AttributeError, TypeError):  # not all are Arrays, or something is wrong
+        except (AttributeError, TypeError):  # not all are Arrays, or an argument is wrong
             plan = None
         if plan is None:
             return self._from_anywhere(list(given), list(results), options, device, stream, workspace)
@@ -170,7 +169,7 @@ class Operation:
         return made
 
     def _run(self, device: Device, plan: Plan, args: Any, queue: Any, workspace: Any, *, is_aligned: bool) -> None:
-        """Make the call, with a workspace where it needs one."""
+        """Make the call, with a workspace if it needs one."""
         pointer, function, is_virtual = device.handle.pointer, self._function, device.is_virtual
         if not self._has_workspace:
             check_running(pointer, lambda: function(pointer, args), is_virtual=is_virtual)
@@ -187,7 +186,7 @@ class Operation:
         plan.needs_nothing |= is_aligned
 
     def _use_names(self, error: Error) -> None:
-        """Let an error of C call an argument what Python calls it."""
+        """Replace C's names of arguments in an error by Python's."""
         if isinstance(error, FaultError):
             return
         text = str(error).replace("*workspace_bytes", "workspace.nbytes")
@@ -204,7 +203,7 @@ class Operation:
         for x, row in zip(results, self._outputs, strict=True):
             if x is not None and type(x) is not New:
                 operands.check_result(x, row.name)
-        # What is wrong with forms and values is said before anything is copied.
+        # Errors of forms and values are raised before anything is copied.
         forms = [None if x is None else Form.like(x.shape, x.dtype) for x in given]
         self._planner.plan(
             forms, [Form.like(x.shape, x.dtype) if isinstance(x, np.ndarray) else x for x in results], options
@@ -237,7 +236,7 @@ class Operation:
 
 
 def _beside_ndarrays(x: Any, slot: Slot) -> Any:
-    """Return numbers as an ndarray of the one dtype that is right; what is no such thing others refuse."""
+    """Return numbers as an ndarray if a row has only one dtype; other values are returned unchanged and fail later."""
     is_foreign = isinstance(x, Array) or (not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__"))
     if x is None or is_foreign or slot.is_struct or slot.row.dtypes not in (F32, I32):
         return x
@@ -245,14 +244,14 @@ def _beside_ndarrays(x: Any, slot: Slot) -> Any:
 
 
 def _getter(rows: Sequence[Row]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Return what takes the arrays of rows from a mapping."""
+    """Return a function that takes the arrays of rows from a mapping."""
     if len(rows) == 1:
         return lambda arrays: (arrays[rows[0].name],)
     return operator.itemgetter(*[row.name for row in rows])
 
 
 def _new(device: Device, row: Output, form: Form, queue: Any) -> Array:
-    """Return a new result; where the operation writes a part of it, the rest has a value."""
+    """Return a new result; if the operation writes only a part of it, the rest is filled with a value."""
     new = device.empty(form.shape, form.dtype)
     if row.fill == 0:
         check(lib.sm120_fill(device.handle.pointer, new.address, 0, new.nbytes, queue))
@@ -261,11 +260,11 @@ def _new(device: Device, row: Output, form: Form, queue: Any) -> Array:
     return new
 
 
-# ---- places ---------------------------------------------------------------------
+# ---- devices and workspaces -----------------------------------------------------
 
 
 def _check_place(x: Array, name: str, device: Device, others: str) -> None:
-    """Raise where kernels of a device cannot use an array."""
+    """Raise if kernels of a device cannot use an array."""
     _ = x.address
     if not x.device.shares_memory_with(device):
         message = f"{name} is on {device.name_of(x.device)}, not on {device} like {others}"
@@ -273,13 +272,13 @@ def _check_place(x: Array, name: str, device: Device, others: str) -> None:
 
 
 def _check_writable(x: Array, name: str, device: Device) -> None:
-    """Raise where kernels of a device cannot write to an array."""
+    """Raise if kernels of a device cannot write to an array."""
     _check_place(x, name, device, "the inputs")
     x.ensure_writable(name)
 
 
 def _check_workspace(workspace: Any, device: Device) -> None:
-    """Raise where a workspace is no bytes of the device; address and size are C's to check."""
+    """Raise if a workspace is not contiguous memory of the device; C checks address and size."""
     if not isinstance(workspace, Array):
         message = f"workspace is a {type(workspace).__name__}, not an Array like the inputs"
         raise TypeError(message)
@@ -288,7 +287,7 @@ def _check_workspace(workspace: Any, device: Device) -> None:
         message = f"workspace has strides {workspace.strides}, but must be contiguous"
         raise InvalidArgumentError(message)
     if workspace.nbytes == 0:
-        message = "workspace has 0 bytes; leave it out, or give what is asked for"
+        message = "workspace has 0 bytes; leave it out, or give the size that the operation needs"
         raise InvalidArgumentError(message)
 
 
@@ -296,7 +295,7 @@ def _check_workspace(workspace: Any, device: Device) -> None:
 def _workspace(device: Device, queue: Any, size: int, given: Array | None) -> Iterator[tuple[int, int]]:
     """Hold address and size of a workspace: the given one, or the one that is kept for the stream.
 
-    An operation is several launches: only one at a time may use the bytes.
+    An operation is several launches, so only one operation at a time may use the workspace.
     """
     number = int(ffi.cast("uintptr_t", queue))
     if given is not None:

@@ -1,4 +1,4 @@
-"""Where the arrays of an operation are, and how those of NumPy and of other libraries come to a device."""
+"""The device of an operation's arrays, and the import of ndarrays and of other libraries' arrays."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ def is_host(inputs: Mapping[str, Any]) -> bool:
     for name, x in inputs.items():
         refuse_mask(x, name)
         if not isinstance(x, np.ndarray | Array) and not hasattr(x, "__dlpack__"):
-            message = f"{name} is a {type(x).__name__}, not an ndarray, an Array or an array that speaks DLPack"
+            message = f"{name} is a {type(x).__name__}, not an ndarray, an Array or an array that supports DLPack"
             raise TypeError(message)
     if len(set(on_host.values())) > 1:
         kinds = ", ".join(f"{name} {type(x).__name__}" for name, x in inputs.items())
@@ -30,10 +30,10 @@ def is_host(inputs: Mapping[str, Any]) -> bool:
 
 
 def device_of(inputs: Mapping[str, Any], device: Device | str | None) -> Device:
-    """Return the device on which inputs are, or ``device`` where they may go."""
+    """Return the device of the inputs; for ndarrays and host memory, ``device``."""
     found = None if device is None else as_device(device)
     for name, x in inputs.items():
-        place: Any = None  # a Device, by which Arrays know it as a Context
+        place: Any = None  # a Device; Arrays only declare a Context
         if isinstance(x, Array):
             _ = x.address
             place = x.device
@@ -52,7 +52,7 @@ def device_of(inputs: Mapping[str, Any], device: Device | str | None) -> Device:
 
 
 def face_of(device: Device, x: Any, name: str, stream: Any) -> Array:
-    """Return an input on the device, in whose messages it has its name."""
+    """Return an input as an Array on the device; errors name the argument."""
     try:
         return device.from_dlpack(x, stream=stream)
     except (InvalidArgumentError, TypeError) as error:
@@ -63,11 +63,11 @@ def face_of(device: Device, x: Any, name: str, stream: Any) -> Array:
 
 
 def narrowed(x: Any, name: str, dtype: Dtype) -> npt.NDArray[Any]:
-    """Return numbers beside ndarrays in the dtype, float32 or int32, that kernels want."""
+    """Return numbers, given together with ndarrays, in the dtype that kernels need: float32 or int32."""
     refuse_mask(x, name)
     values: npt.NDArray[Any] = np.asarray(x)
     if values.size == 0 and not isinstance(x, np.ndarray):
-        values = values.astype(dtype)  # [] has a shape that is wrong, not a dtype
+        values = values.astype(dtype)  # [] has a wrong shape; its dtype is no error
     is_right = values.dtype.kind in "iu" or (dtype.kind == "f" and (values.dtype.kind == "f" or values.dtype in FLOATS))
     if not is_right:
         message = f"{name} has dtype {values.dtype}, not {dtype}"
@@ -85,7 +85,7 @@ def narrowed(x: Any, name: str, dtype: Dtype) -> npt.NDArray[Any]:
 
 
 def check_result(x: Any, name: str) -> npt.NDArray[Any]:
-    """Return an ndarray that a result can be copied to."""
+    """Return an ndarray after checking that a result can be copied to it."""
     if not isinstance(x, np.ndarray):
         message = f"{name} is a {type(x).__name__}, not an ndarray like the inputs"
         raise TypeError(message)
@@ -96,7 +96,7 @@ def check_result(x: Any, name: str) -> npt.NDArray[Any]:
     span = x.itemsize
     for step, extent in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
         if step < span:
-            message = f"{name} has a stride of {step} bytes that steps over {span}: its elements may not overlap"
+            message = f"{name} has a stride of {step} bytes across {span} bytes: its elements must not overlap"
             raise InvalidArgumentError(message)
         span += step * (extent - 1)
     return x
@@ -104,7 +104,7 @@ def check_result(x: Any, name: str) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def temporary(arrays: list[Array]) -> Iterator[None]:
-    """Free staging memory when its work is done, or when it fails."""
+    """Free staging memory after the work that uses it, also if the work fails."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Options of operations, which are no arrays: each as what it has to be, or an error that names it."""
+"""Options of operations: checks and conversions of arguments that are not arrays."""
 
 import numbers
 import operator
@@ -14,7 +14,7 @@ PRECISIONS_16BIT = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def one_of(value: Any, name: str, choices: tuple[str, ...]) -> str:
-    """Return a value that is one of a few strings."""
+    """Return a value after checking that it is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         message = f"{name} is {value!r}, not one of {', '.join(map(repr, choices))}"
         raise InvalidArgumentError(message)
@@ -38,9 +38,9 @@ def integer(value: Any, name: str) -> int:
 
 
 def number(value: Any, name: str) -> float:
-    """Return a number that is finite in float32."""
+    """Return a value as a float that is finite in float32."""
     if isinstance(value, np.generic) and value.dtype in _NARROW:
-        value = float(value)  # ml_dtypes' are no numbers.Real
+        value = float(value)  # the floats of ml_dtypes are not numbers.Real
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating):
         message = f"{name} is {value!r}, not a real number"
         raise TypeError(message)
@@ -56,32 +56,32 @@ def number(value: Any, name: str) -> float:
 
 
 def ends(value: Any, name: str, *, open_end: int | None = None) -> tuple[int | None, int | None]:
-    """Return the two ends of a window, each None where it is `open_end`."""
+    """Return the two ends of a window; an end that equals `open_end` becomes None."""
     if not isinstance(value, tuple | list) or len(value) != len(("left", "right")):
         message = f"{name} is {value!r}, not (left, right), each an integer{' or None' if open_end is None else ''}"
         raise TypeError(message)
     left, right = (None if end is None and open_end is None else integer(end, name) for end in value)
     for end in (left, right):
         if end is not None and end < 0 and end != open_end:
-            message = f"{name} is {tuple(value)}: each end is {open_end} or at least 0"
+            message = f"{name} is {tuple(value)}: each end must be {open_end} or at least 0"
             raise InvalidArgumentError(message)
     return (None if left == open_end else left), (None if right == open_end else right)
 
 
 def dtype_name(x: Any, name: str) -> str:
-    """Return the name of an array's dtype, of whatever library it is."""
+    """Return the name of an array's dtype, without the library's prefix."""
     if not hasattr(x, "dtype"):
         message = f"{name} is a {type(x).__name__}, not an array"
         raise TypeError(message)
-    return str(x.dtype).rpartition(".")[2]  # some write their own name before it
+    return str(x.dtype).rpartition(".")[2]  # some libraries write their own name before it
 
 
 def precision_of(x: Any, name: str, precision: str | None) -> str:
-    """Return the precision of 16 bits that the dtype of an array means, unless one is given."""
+    """Return the given precision, or the 16-bit precision of an array's dtype."""
     if precision is not None:
         return precision
     dtype = dtype_name(x, name)
     if dtype not in PRECISIONS_16BIT:
-        message = f"{name} has dtype {dtype}, not float16 or bfloat16: cast it, or give a precision that takes it"
+        message = f"{name} has dtype {dtype}, not float16 or bfloat16: cast it, or give precision"
         raise TypeError(message)
     return PRECISIONS_16BIT[dtype]

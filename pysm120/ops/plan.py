@@ -1,4 +1,4 @@
-"""Plans of calls: forms of arrays that were checked, and the C struct that is filled with all but addresses."""
+"""Plans of calls: checked forms of arrays, and the C struct filled in except for addresses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ NEW = New()
 
 
 def result(out: Any, out_dtype: Any = None) -> Any:
-    """Return what an `out` and an `out_dtype` ask for: an array, or a new one."""
+    """Return the result for `out` and `out_dtype`: the given array, or a New."""
     given = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
     if out is None:
         return NEW if given is None else New(given)
@@ -45,7 +45,7 @@ def result(out: Any, out_dtype: Any = None) -> Any:
 
 
 class Form(NamedTuple):
-    """An array that is not on a device yet."""
+    """The form of an array that is not on a device yet."""
 
     shape: Shape
     strides: Shape
@@ -53,7 +53,7 @@ class Form(NamedTuple):
 
     @property
     def form(self) -> int:
-        """The number that it has as an Array."""
+        """The number of its form, as in Array."""
         return form_of(self.shape, self.strides, self.dtype)
 
     @classmethod
@@ -62,8 +62,8 @@ class Form(NamedTuple):
         return cls(shape, contiguous_strides(shape), dtype)
 
 
-Given = Mapping[str, Any]  # the arrays of a call by name, each with shape, strides and dtype
-Fill = Callable[[Any, Given, Any], Any]  # of a struct by options
+Given = Mapping[str, Any]  # arrays of a call by name; each has shape, strides and dtype
+Fill = Callable[[Any, Given, Any], Any]  # fills a struct from options
 
 
 def fill_members(args: Any, given: Given, options: Any) -> None:
@@ -79,16 +79,16 @@ def fill_members(args: Any, given: Given, options: Any) -> None:
 
 
 class Plan:
-    """A form of a call that was checked."""
+    """A checked form of a call."""
 
     def __init__(self, args: Any) -> None:
         self.args = args
-        self.reads: list[tuple[int, int]] = []  # the inputs that are given: which, and the word of their addresses
-        self.writes: list[tuple[int, int]] = []  # the results that are wanted
+        self.reads: list[tuple[int, int]] = []  # given inputs: index, word of args
+        self.writes: list[tuple[int, int]] = []  # wanted results: index, word of args
         self.outputs: list[Any] = []  # the forms of results; None for those that are not wanted
-        self.kept: Any = None  # what args point to
-        self.scattered: list[int] = []  # inputs that are to be copied, because no strides say where they are
-        self.needs_nothing = False  # no workspace, for arrays at aligned addresses
+        self.kept: Any = None  # objects that args point to
+        self.scattered: list[int] = []  # inputs to copy first, because three strides cannot describe them
+        self.needs_nothing = False  # needs no workspace if addresses are aligned
 
 
 class Slot:
@@ -103,7 +103,7 @@ class Slot:
         self.tail = len(self.alternatives[0]) if row.shape.startswith("...") else 0  # dimensions behind "..."
         letters = LETTERS if self.tail else LETTERS[-len(self.alternatives[0]) :]
         self._is_dense = "column_stride" not in members
-        # The axis of the array at which each dimension of C's order is: those of a mask are always in C's order.
+        # For each dimension in C's order, its axis in the array. A mask is always in C's order.
         axes = list(range(len(letters)))
         if self.is_struct and self._is_dense and not self.tail:
             kept = [x for x in order if x in letters]
@@ -139,12 +139,12 @@ class Slot:
             setattr(tensor, member, strides[axis] if shape[axis] > 1 else 0)
         if self._is_dense and shape[-1] > 1 and strides[-1] != 1:
             step = f"stride {strides[-1]} along its last dimension"
-            message = f"{row.name} has {step}, whose elements must lie next to each other"
+            message = f"{row.name} has {step}, but the elements of a row must be contiguous"
             raise InvalidArgumentError(message)
 
 
 class Planner:
-    """What checks the calls of one operation, and keeps their plans: a given one is an Array or a Form."""
+    """Checks the calls of one operation and keeps their plans. A given array is an Array or a Form."""
 
     def __init__(self, struct: str, rows: Sequence[Row], order: str, fill: Fill) -> None:
         kind = ffi.typeof(struct)
@@ -155,13 +155,13 @@ class Planner:
         self._sizes = {name for name, x in kind.fields if x.type.kind == "primitive" and x.type.cname == "int64_t"}
         tails = {slot.tail for slot in self.slots if slot.tail}
         if len(tails) > 1:
-            message = f'rows of {struct} have {tails} dimensions behind "...": as many in each is right'
+            message = f'rows of {struct} have {tails} dimensions behind "...": each row must have the same number'
             raise ValueError(message)
         self._tail = max(tails, default=0)
         self.known: dict[tuple[Any, ...], Plan] = {}
 
     def plan(self, given: Sequence[Any], results: Sequence[Any], options: Any) -> Plan:
-        """Return the plan of a call, checked now or before."""
+        """Return the plan of a call: a kept one, or a new one after checks."""
         for x, row in zip(results, self.outputs, strict=True):
             if x is not None and not isinstance(x, New | Array | Form):
                 message = f"{row.name} is a {type(x).__name__}, not an Array like the inputs"
@@ -169,7 +169,7 @@ class Planner:
         try:
             found = key(given, results, options)
             plan = self.known.get(found)
-        except TypeError:  # an option that cannot be hashed is wrong: the check says how
+        except TypeError:  # an option that cannot be hashed is wrong; the checks below report it
             return self._check(given, results, options)
         if plan is None:
             plan = self._check(given, results, options)
@@ -180,7 +180,7 @@ class Planner:
         return plan
 
     def _check(self, given: Sequence[Any], results: Sequence[Any], options: Any) -> Plan:
-        """Check a form and fill in all of the struct but addresses."""
+        """Check a form and fill in the struct except for addresses."""
         plan = Plan(new_struct(self._struct))
         named = self._check_inputs(given)
         sizes, leading = Sizes(), None
@@ -235,8 +235,8 @@ class Planner:
         return named
 
     def _find_leading(self, plan: Plan, given: Sequence[Any], results: Sequence[Any]) -> table.Leading | None:
-        """Return what "..." stands for; None, and in the plan what to copy, where no strides step along it."""
-        found: list[tuple[int, Any]] = []  # the arrays that are not one piece anyway, and where they are
+        """Return the dimensions of "..."; None, and the inputs to copy in the plan, if strides cannot describe them."""
+        found: list[tuple[int, Any]] = []  # the arrays that are not contiguous, and their index
         shape: Shape | None = None
         for index, (x, slot) in enumerate(zip((*given, *results), self.slots, strict=True)):
             if x is None or type(x) is New or not slot.tail:
@@ -258,15 +258,15 @@ class Planner:
         plan.scattered = [] if leading else [index for index, _ in found if index < len(given)]
         if leading is None and not plan.scattered:
             name = self.slots[found[0][0]].row.name
-            message = f"{name} has strides {found[0][1].strides}, of which those of ... are not {most} steps or fewer"
+            message = f"{name} has strides {found[0][1].strides}; the dimensions of ... must merge to at most {most}"
             raise InvalidArgumentError(message)
         return leading
 
 
 def key(given: Sequence[Any], results: Sequence[Any], options: Any) -> tuple[Any, ...]:
-    """Return what a call must share with another one to be the same but for addresses.
+    """Return the key of a plan: calls with equal keys differ only in addresses.
 
-    Types of options belong to it: True equals 1, but only one of the two may be right.
+    The key has the types of options, because True equals 1, but only one of the two may be right.
     """
     arrays = [x if x is None else x.form for x in (*given, *results)]
     return (options, *map(type, options), *arrays)

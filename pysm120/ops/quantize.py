@@ -56,17 +56,16 @@ def quantize_mxfp8(
     Parameters
     ----------
     x : array, float32, float16 or bfloat16, shape (..., rows, D)
-        D is a multiple of 8. An ndarray is copied to the device
-        and the result back; an Array, or an array that speaks DLPack, stays on
-        its device.
+        D is a multiple of 8. An ndarray is copied to the device and the result
+        back; an Array, or an array that supports DLPack, stays on its device.
     axis : {-1, -2}
-        Along which the blocks of 32 lie; the last block may be short.
+        The axis of the blocks of 32; the last block may be short.
     rounding : {"up", "floor"}
-        Of the scale. "up": the smallest power of two under which no element
-        saturates. "floor": the rule of OCP MX 1.0, 2^(floor(log2 amax) - 8);
-        elements saturate at 448.
+        Rounding of the scale. "up": the smallest power of two with which no
+        element saturates. "floor": the rule of OCP MX 1.0,
+        2^(floor(log2 amax) - 8); elements saturate at 448.
     device : Device or str, optional
-        Where an ndarray is computed.
+        The device for an ndarray.
     stream : stream, optional
         For an Array the call returns before the work is done.
 
@@ -86,8 +85,8 @@ def quantize_mxfp8(
 
     Notes
     -----
-    A block that holds a NaN or an infinity has the scale NaN and elements NaN, as
-    OCP Microscaling Formats (MX) 1.0 has it.
+    A block that holds a NaN or an infinity gets the scale NaN and elements NaN, as
+    OCP Microscaling Formats (MX) 1.0 specifies.
 
     """
     which, rank = integer(axis, "axis"), len(getattr(x, "shape", ()))

@@ -1,4 +1,4 @@
-"""The scores of an attention, which the attention itself never has in memory."""
+"""The scores of an attention, which the attention kernels never write to memory."""
 
 import math
 from typing import Any, Literal, NamedTuple
@@ -12,7 +12,7 @@ from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_kernel, builtins, constants
 
-# What scores are: scale * q k^T, then softcap, then mask, then softmax.
+# The stages of scores: scale * q k^T, then softcap, then mask, then softmax.
 Stage = Literal["product", "softcap", "mask", "softmax"]
 STAGES: tuple[Stage, ...] = ("product", "softcap", "mask", "softmax")
 _KINDS = {"float16": "f16", "bfloat16": "bf16"}
@@ -21,7 +21,7 @@ _FAR = 2**40  # beyond every key
 
 
 class Rules(NamedTuple):
-    """What happens to scores; as in pysm120.attention, but row i has the diagonal i where there are no diagonals."""
+    """Options of scores, as in pysm120.attention. Without diagonals, row i has the diagonal i."""
 
     scale: float
     softcap: float = 0.0
@@ -36,7 +36,7 @@ def scores(
 ) -> npt.NDArray[np.float32]:
     """Return the scores (B, H, Sq, Sk) of q (B, H, Sq, D) and k (B, Hkv, Sk, D), both float16 or bfloat16.
 
-    Those of a softmax are 0 in a row that sees no key.
+    After the softmax, the scores of a row without a key are 0.
     """
     batch, heads, q_rows, head_dim = q.shape
     kv_heads, kv_rows = k.shape[1:3]

@@ -1,12 +1,12 @@
-"""What an operation reads and writes: a row for each array, and how their shapes fit one another.
+"""The arrays of an operation: a row for each, and the check that their shapes fit each other.
 
-The dimensions of a row stand in the order of the C library: "batch heads q_rows head_dim". A dimension is
+The dimensions of a row are in the order of the C library: "batch heads q_rows head_dim". A dimension is
 one of these:
-- a name. The size of one that is a member of the operation's C struct is written there;
+- a name; if the operation's C struct has a member of this name, the size is written to it;
 - a sum, "past_rows+kv_rows" or "batch+1";
 - a quotient that is rounded up, "head_dim/32".
-"..." in front stands for any number of dimensions. They become batch, heads and rows, as many of these as
-are left of the four dimensions of a C tensor. "heads | batch heads" means that either will do.
+"..." in front stands for any number of dimensions. They are merged into batch, heads and rows: into as many
+as the other dimensions leave of the four of a C tensor. "heads | batch heads" allows both shapes.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from pysm120.runtime.shapes import Shape
 
 Dtype = np.dtype[np.generic]
 
-# What the C library calls a dtype.
+# The C library's code of a dtype.
 CODES: dict[Dtype, int] = {
     np.dtype(np.float32): lib.SM120_F32,
     np.dtype(np.float16): lib.SM120_F16,
@@ -46,13 +46,13 @@ class Row:
     Attributes
     ----------
     name : str
-        What Python calls it.
+        Its name in Python.
     shape : str
         Its dimensions; see the module.
     dtypes : tuple of dtypes
-        Those that the operation takes. The first one is that of a new result.
+        The supported dtypes. A new result has the first one.
     member : str
-        What the C struct calls it, where that is not the name.
+        Its name in the C struct, if that is different.
 
     """
 
@@ -67,7 +67,7 @@ class Row:
         return self.member or self.name
 
     def check_dtype(self, dtype: Dtype, name: str | None = None) -> Dtype:
-        """Return a dtype that the operation takes here."""
+        """Return a dtype after checking that the operation supports it here."""
         if dtype not in self.dtypes:
             *most, last = map(str, self.dtypes)
             message = f"{name or self.name} has dtype {dtype}, not {', '.join(most)}{' or ' if most else ''}{last}"
@@ -82,11 +82,11 @@ class Input(Row):
     Attributes
     ----------
     like : str
-        The input whose dtype it has.
+        The input whose dtype it must have.
     optional : bool
         Whether it may be None.
     broadcasts : bool
-        Whether dimensions of it may be 1 or lack in front.
+        Whether its dimensions may be 1, or be missing in front, as in NumPy.
 
     """
 
@@ -102,9 +102,9 @@ class Output(Row):
     Attributes
     ----------
     like : str
-        The input whose dtype a new one has; else it is the first of `dtypes`.
+        The input whose dtype a new array has; else it is the first of `dtypes`.
     fill : float, optional
-        The operation writes a part of the array. This is what the rest of a new one holds.
+        The operation writes only a part of the array. The rest of a new array has this value.
 
     """
 
@@ -129,7 +129,7 @@ class Dimension(NamedTuple):
         return cls(tuple(t for t in terms if not t.isdecimal()), sum(numbers), int(divisor or 1), word)
 
     def extent(self, sizes: Mapping[str, int]) -> int:
-        """Return how long it is; a name without a size counts nothing."""
+        """Return its size; a name without a known size counts as 0."""
         return -(-(sum(sizes.get(name, 0) for name in self.names) + self.number) // self.divisor)
 
 
@@ -142,19 +142,19 @@ def dimensions(text: str) -> Dimensions:
 
 
 class Sizes:
-    """The sizes of dimensions, as the arrays that were looked at have them."""
+    """The sizes of dimensions, learned from the arrays that were checked so far."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
-        self._sources: dict[str, str] = {}  # the array that a size comes from
+        self._sources: dict[str, str] = {}  # the array that each size comes from
 
     def give(self, name: str, size: int, source: str) -> None:
-        """Say how long a dimension is, and by which array."""
+        """Return the size of a dimension, and the array that it comes from, as text."""
         self.known[name] = size
         self._sources[name] = source
 
     def take(self, name: str, shape: Shape, wanted: Dimensions, front: int = 0) -> None:
-        """Check the dimensions of an array behind the first `front`, as many as are wanted, and learn from them."""
+        """Check the dimensions of an array after the first `front` ones against `wanted`, and learn new sizes."""
         words = words_of(wanted, dots=front > 0)
         for extent, dimension in zip(shape[front:], wanted, strict=True):
             new = [x for x in dimension.names if x not in self.known]
@@ -180,21 +180,21 @@ class Sizes:
         return tuple(x.extent(self.known) for x in wanted)
 
     def _says(self, dimension: Dimension) -> str:
-        """Say how long a dimension is, and by which array."""
+        """Return the size of a dimension, and the array that it comes from, as text."""
         known = [f"{self._sources[x]} has {x} = {self.known[x]}" for x in dimension.names if x in self._sources]
         total = "" if len(dimension.names) == 1 and dimension.text in self.known else f"{dimension.text} is "
         return f"{total}{dimension.extent(self.known)}: {' and '.join(known)}" if total else known[0]
 
 
 def words_of(wanted: Dimensions, *, dots: bool = False) -> str:
-    """Return what messages call dimensions."""
+    """Return dimensions as text for messages."""
     return f"[{'..., ' if dots else ''}{', '.join(x.text for x in wanted)}]"
 
 
 class Leading(NamedTuple):
-    """What "..." stands for: dimensions of arrays, and the groups of them that are batch, heads, rows.
+    """The dimensions that "..." stands for, and their groups: batch, heads, rows.
 
-    A group is its extent and its last dimension, whose stride is that of the group; None where it has one element.
+    A group is its extent and its last dimension, whose stride is the stride of the group; None for one element.
     """
 
     shape: Shape
@@ -202,7 +202,7 @@ class Leading(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, strides: Sequence[Shape], most: int) -> "Leading | None":
-        """Group dimensions so that all arrays can step along a group; None where there are too many groups."""
+        """Group dimensions so that every array has one stride along a group; None if there are too many groups."""
         groups: list[tuple[int, int | None]] = []
         for axis, extent in enumerate(shape):
             last = groups[-1][1] if groups else None

@@ -1,4 +1,4 @@
-"""Devices, memory, modules and launches: the Python face of the C runtime. It knows no operation.
+"""Devices, memory, modules and launches: the Python interface of the C runtime. It knows no operation.
 
-`context` is an open device, which arrays, modules and tensor maps belong to. `device` stands above all of them.
+`context` is an open device; arrays, modules and tensor maps belong to it. `device` imports all other modules.
 """

@@ -16,12 +16,12 @@ from pysm120.runtime.errors import InvalidArgumentError, OutOfMemoryError
 from pysm120.runtime.ffi import check, ffi, lib
 from pysm120.runtime.shapes import Shape
 
-# The forms that arrays had: a few bytes for each, and a process uses few.
+# Numbers of the forms of arrays, never freed: a form takes a few bytes, and a process uses few forms.
 _forms: dict[tuple[Shape, Shape, np.dtype[Any]], int] = {}
 
 
 class Allocation(Resource):
-    """Memory that arrays are views of."""
+    """An allocation that arrays are views of."""
 
     ended = "freed"
 
@@ -34,12 +34,12 @@ class Allocation(Resource):
     ) -> None:
         self.address = address
         self.nbytes = nbytes
-        # The CUstream whose work used the memory last.
+        # The CUstream whose work used the memory last
         self.stream = 0
         super().__init__(device, "array", release)
 
     def holds(self, address: int, nbytes: int) -> bool:
-        """Whether these bytes are part of it."""
+        """Whether these bytes are part of the memory."""
         start = self.address
         return not self.closed and start <= address and address + nbytes <= start + self.nbytes
 
@@ -62,7 +62,7 @@ class Array:
     dtype : numpy.dtype
         NumPy's or one of ml_dtypes.
     readonly : bool
-        Whether the library that made it forbids to write to it.
+        Whether the library that made it forbids writing to it.
 
     """
 
@@ -97,17 +97,17 @@ class Array:
         self.dtype = dtype
         self.readonly = readonly
 
-    # ---- what it is ---------------------------------------------------------
+    # ---- properties ---------------------------------------------------------
 
     @property
     def address(self) -> int:
-        """Where the first element is; ClosedError where it was freed."""
+        """The address of the first element; ClosedError if the memory was freed."""
         self._owner.ensure_open()
         return self._address
 
     @property
     def form(self) -> int:
-        """A number that arrays of one shape, strides and dtype share."""
+        """A number that arrays of the same shape, strides and dtype share."""
         if self._form is None:
             self._form = form_of(self.shape, self.strides, self.dtype)
         return self._form
@@ -223,7 +223,7 @@ class Array:
         return out
 
     def ensure_writable(self, name: str) -> None:
-        """Raise where the library that made the array forbids to write to it."""
+        """Raise if the library that made the array forbids writing to it."""
         if self.readonly:
             message = f"{name} is read-only: its library exported it so"
             raise InvalidArgumentError(message)
@@ -231,7 +231,7 @@ class Array:
     def free(self) -> None:
         """Free the memory now, also that of every view; a second call does nothing.
 
-        Where another library holds it by DLPack, it is freed when they let go.
+        Memory that another library holds by DLPack is freed when that library releases it.
         """
         self._owner.close()
 
@@ -254,9 +254,9 @@ class Array:
         return self._view(*shapes.index(self.shape, self.strides, keys))
 
     def reshape(self, *shape: int | Sequence[int]) -> "Array":
-        """Return a view of another shape; -1 stands for what is left.
+        """Return a view of another shape; one extent may be -1 and is computed from the others.
 
-        ValueError where the elements would have to be copied: use ``copy`` first.
+        ValueError if the elements would have to be copied: use ``copy`` first.
         """
         given = shape[0] if len(shape) == 1 else shape
         wanted = shapes.shape_of(given, self.size, "shape")
@@ -287,17 +287,17 @@ class Array:
 
     # ---- protocols ----------------------------------------------------------
 
-    # Without these NumPy takes an Array for a scalar that is an object: comparisons with it would be False.
+    # Without these methods NumPy treats an Array as a scalar object, and comparisons with it are False.
     __array_ufunc__ = None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:  # noqa: FBT001
-        """Refuse: no copy to the host happens unasked."""
+        """Raise TypeError: arrays are not copied to the host implicitly."""
         _ = dtype, copy
         message = f"this Array is on {self.device}, not in host memory: use x.numpy()"
         raise TypeError(message)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> NoReturn:
-        """Refuse too: some functions of NumPy catch what ``__array__`` raises."""
+        """Raise TypeError: some functions of NumPy ignore the error of ``__array__``."""
         _ = types, args, kwargs
         message = f"np.{function.__name__} does not take an Array on {self.device}: use x.numpy()"
         raise TypeError(message)
@@ -321,12 +321,12 @@ class Array:
         Parameters
         ----------
         stream : int, optional
-            The consumer's CUstream: None or 1 is the default one, 2 the default
-            one of the thread, -1 asks for no ordering.
+            The consumer's CUstream: None or 1 is the default stream, 2 the
+            thread's default stream, -1 means no ordering.
         max_version : tuple of int, optional
             Newest DLPack that the consumer knows; None: before 1.0.
         dl_device : tuple of int, optional
-            Where the consumer wants it: only where it is.
+            The device that the consumer wants; it must be the array's own.
         copy : bool, optional
             True: share a copy instead.
 
@@ -345,7 +345,7 @@ class Array:
             return duplicate._export(place, max_version, dlpack.IS_COPIED)  # noqa: SLF001
         versioned = max_version is not None and max_version[0] >= 1
         if self.readonly and not versioned:
-            message = "the array is read-only, which DLPack before 1.0 cannot say"
+            message = "the array is read-only, which DLPack before 1.0 cannot express"
             raise BufferError(message)
         self._order(stream)
         _ = address
@@ -366,7 +366,7 @@ class Array:
         )
 
     def _order(self, consumer: int | None) -> None:
-        """Let a consumer's stream see what our last stream does to the memory."""
+        """Let a consumer's stream wait for our last stream that uses the memory."""
         device, last = self.device, self._owner.stream
         if consumer == -1:
             return
@@ -382,7 +382,7 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, on a GPU, for the dtypes that NumPy itself has."""
+        """The interface, version 3: on a GPU, for NumPy's own dtypes."""
         if self.device.is_virtual or self.dtype.isbuiltin != 1:
             message = (
                 "__cuda_array_interface__ needs a GPU and a dtype of NumPy's own; this "
@@ -396,36 +396,36 @@ class Array:
             "data": (self.address if self.size else 0, self.readonly),
             "strides": None if self.is_contiguous else steps,
             "version": 3,
-            # 1 is the default stream there, 0 is forbidden.
+            # In this interface 1 is the default stream, and 0 is forbidden.
             "stream": self._owner.stream or 1,
         }
 
 
 def form_of(shape: Shape, strides: Shape, dtype: np.dtype[Any]) -> int:
-    """Return a number that arrays of one shape, strides and dtype share."""
+    """Return the number that arrays of the same shape, strides and dtype share."""
     return _forms.setdefault((shape, strides, dtype), len(_forms))
 
 
 def dtype_of(dtype: npt.DTypeLike, name: str) -> np.dtype[Any]:
-    """Return the dtype that an argument means."""
+    """Return an argument as a dtype."""
     try:
         return np.dtype(dtype)
     except TypeError:
-        message = f"{name} is {dtype!r}, which names no dtype: np.float16, 'float32' and ml_dtypes.bfloat16 are some"
+        message = f"{name} is {dtype!r}, not a dtype such as np.float16, 'float32' or ml_dtypes.bfloat16"
         raise TypeError(message) from None
 
 
 def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Return the dtype of device memory that an argument means."""
+    """Return an argument as a dtype that device memory can hold."""
     kind = dtype_of(dtype, "dtype")
     if kind.hasobject or kind.itemsize == 0:
-        message = f"dtype is {kind}, which device memory cannot hold"
+        message = f"dtype is {kind}, which is not supported in device memory"
         raise TypeError(message)
     return kind
 
 
 def refuse_mask(values: object, name: str) -> None:
-    """Raise where an ndarray has a mask, which no kernel knows of."""
+    """Raise if an ndarray is masked: kernels would ignore the mask."""
     if isinstance(values, np.ma.MaskedArray):
         message = f"{name} is a masked array, whose mask would be lost: use {name}.filled(value)"
         raise TypeError(message)
@@ -439,7 +439,7 @@ def allocate(device: Context, nbytes: int) -> Allocation:
     dlpack.sweep()
     handle = device.handle
     if nbytes > sys.maxsize:
-        message = f"{nbytes} bytes are more than an address space holds"
+        message = f"{nbytes} bytes exceed the address space"
         raise OutOfMemoryError(message)
     if nbytes == 0:
         return Allocation(device, 0, 0, None)
@@ -486,7 +486,7 @@ def pinned(device: Context, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any
     nbytes = math.prod(extents) * kind.itemsize
     handle = device.handle
     if nbytes > sys.maxsize:
-        message = f"{nbytes} bytes are more than an address space holds"
+        message = f"{nbytes} bytes exceed the address space"
         raise OutOfMemoryError(message)
     if nbytes == 0:
         return np.empty(extents, kind)
@@ -495,7 +495,7 @@ def pinned(device: Context, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any
     start = int(ffi.cast("uintptr_t", host[0]))
     device.register_pinned(start, nbytes, int(address[0]))
     table = device.pinned_table()
-    # The chain ndarray -> buffer -> this pointer ends with the last ndarray.
+    # The chain ndarray -> buffer -> this pointer keeps the memory until the last ndarray is gone.
     memory = ffi.gc(host[0], partial(_free_pinned, handle, table))
     return _over(memory, nbytes, kind).reshape(extents)
 
@@ -508,13 +508,13 @@ def _over(memory: Any, nbytes: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _free_pinned(handle: Handle, table: dict[int, tuple[int, int]], host: Any) -> None:
-    """Free pinned memory and forget where the device sees it."""
+    """Free pinned memory and forget its device address."""
     table.pop(int(ffi.cast("uintptr_t", host)), None)
     lib.sm120_free_pinned(handle.pointer, host)
 
 
 def pinned_address(device: Context, values: npt.NDArray[Any]) -> int | None:
-    """Return where the device sees an ndarray in pinned memory, else None."""
+    """Return the device address of an ndarray in pinned memory, else None."""
     device.ensure_open()
     start = int(values.__array_interface__["data"][0])
     for host, (nbytes, address) in list(device.pinned_table().items()):
@@ -532,7 +532,7 @@ def from_dlpack(device: Context, x: Any, *, copy: bool | None = None, stream: An
         _ = x.address
         return x.copy(stream=stream) if copy else x
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
-        message = f"x is a {type(x).__name__}, which does not speak DLPack"
+        message = f"x is a {type(x).__name__}, which does not support DLPack"
         raise TypeError(message)
     queue = device.stream_handle(stream)
     if isinstance(x, np.ndarray):
@@ -554,7 +554,7 @@ def from_dlpack(device: Context, x: Any, *, copy: bool | None = None, stream: An
 
 
 def _allocation_at(device: Context, address: int, nbytes: int) -> Allocation | None:
-    """Return the open allocation that holds these bytes, if any does."""
+    """Return the open allocation that holds these bytes, or None."""
     for resource in device.resources():
         if isinstance(resource, Allocation) and resource.holds(address, nbytes):
             return resource
@@ -581,7 +581,7 @@ def _from_host(
     copy: bool | None,  # noqa: FBT001
     stream: Any,
 ) -> Array:
-    """Return an array of host memory: shared where it is ours, else a copy."""
+    """Return an array from host memory: shared if the memory is ours, else a copy."""
     contiguous = bool(values.flags.c_contiguous)
     owner = _allocation_at(device, address, max(1, values.nbytes)) if contiguous else None
     if owner is not None and not copy:
@@ -589,7 +589,7 @@ def _from_host(
         readonly = not values.flags.writeable
         return Array(owner, address, values.shape, strides, values.dtype, readonly=readonly)
     if copy is False:
-        message = f"x lies in host memory, so {device} needs a copy, but copy is False"
+        message = f"x is in host memory, so {device} needs a copy, but copy is False"
         raise InvalidArgumentError(message)
     return array(device, values, stream=stream)
 

@@ -1,7 +1,7 @@
-"""An open device, and what belongs to it: resources, streams, events.
+"""An open device and its resources, streams and events.
 
-Arrays, modules and whatever else lies on a device know it as a Context. What a user opens is a `Device`, which is a
-Context with functions that make all of these.
+Arrays, modules and tensor maps know their device as a Context. Users open a `Device`: a Context with methods that make
+arrays, modules and tensor maps.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ class CudaStream(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceInfo:
-    """What a device is.
+    """The properties of a device.
 
     Sizes are in bytes, the clock in kHz; ``driver_version`` is
-    1000 * major + 10 * minor, as the driver says it.
+    1000 * major + 10 * minor, as the driver reports it.
     """
 
     name: str
@@ -56,7 +56,7 @@ class DeviceInfo:
 
 
 def _query(pointer: Any) -> DeviceInfo:
-    """Ask the library what a device is."""
+    """Ask the library for the properties of a device."""
     raw = new_struct("sm120_device_info")
     check(lib.sm120_device_query(pointer, raw))
     special = ("name", "is_virtual", "capability")
@@ -70,35 +70,35 @@ def _query(pointer: Any) -> DeviceInfo:
 
 
 class Handle:
-    """The C device; it closes when the last thing that needs it is gone.
+    """The C device; it closes when the last reference to it is gone.
 
     Memory may outlive ``Device.close``: another library can still hold it by
     DLPack, and pinned memory lives as long as the last ndarray over it.
-    Whatever releases such memory holds the handle.
+    The functions that release such memory hold the handle.
     """
 
     def __init__(self, pointer: Any) -> None:
         self.pointer = pointer
         finalizer = weakref.finalize(self, lib.sm120_device_close, pointer)
-        # What is alive when the process ends may still be touched: leave it.
+        # At the end of the process, memory that is still alive may still be used: do not free it.
         finalizer.atexit = False
 
 
 class Resource:
-    """Something that belongs to a device.
+    """An object that belongs to a device.
 
     Parameters
     ----------
     device : Context
         The device that it belongs to.
     what : str
-        What messages call it.
+        Its name in messages.
     release : callable, optional
-        Gives it back; called once, at the latest when this object dies.
+        Frees it; called once, at the latest when this object is deleted.
 
     """
 
-    # What messages say of one that was given back.
+    # how messages say that it is gone
     ended = "closed"
 
     def __init__(self, device: "Context", what: str, release: Callable[[], object] | None) -> None:
@@ -113,11 +113,11 @@ class Resource:
 
     @property
     def closed(self) -> bool:
-        """Whether it was given back, by itself or with its device."""
+        """Whether it was freed, by itself or with its device."""
         return self._closed or self.device.closed
 
     def ensure_open(self) -> None:
-        """Raise ClosedError where it was given back."""
+        """Raise ClosedError if it was freed."""
         if self.device.closed:
             message = f"the device of this {self._what}, {self.device}, is closed"
             raise ClosedError(message)
@@ -126,18 +126,18 @@ class Resource:
             raise ClosedError(message)
 
     def close(self) -> None:
-        """Give it back now; a second call does nothing."""
+        """Free it now; a second call does nothing."""
         self._closed = True
         if self._finalizer is not None and not self._in_use():
             self._finalizer()
 
     def _in_use(self) -> bool:
-        """Whether somebody outside this package still needs it."""
+        """Whether another library or an ndarray still uses it."""
         return False
 
 
 class Context:
-    """A device that is open; see Device."""
+    """An open device; see Device."""
 
     def __init__(self, name: str | None = None) -> None:
         self._handle: Handle | None = None
@@ -153,9 +153,9 @@ class Context:
         self._resources: weakref.WeakSet[Resource] = weakref.WeakSet()
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._pinned: dict[int, tuple[int, int]] = {}
-        self.workspaces: dict[int, Resource] = {}  # of operations, by the number of their stream
+        self.workspaces: dict[int, Resource] = {}  # workspaces of operations, by the number of their stream
         self.workspace_lock = threading.RLock()
-        self.looker = 0  # the thread in which a watcher looks at a launch now
+        self.looker = 0  # the thread that runs a watch callback now
         self._lock = threading.RLock()
         self._info = _query(pointer[0])
 
@@ -168,37 +168,37 @@ class Context:
 
     @property
     def handle(self) -> Handle:
-        """The C device; ClosedError where there is none any more."""
+        """The C device; ClosedError after ``close``."""
         if self._handle is None:
             message = f"the device {self} is closed; open another one"
             raise ClosedError(message)
         return self._handle
 
     def ensure_open(self) -> None:
-        """Raise ClosedError where the device was closed."""
+        """Raise ClosedError if the device was closed."""
         _ = self.handle
 
     def adopt(self, resource: Resource) -> None:
-        """Give a resource back when the device closes."""
+        """Register a resource, to be freed when the device closes."""
         with self._lock:
             self._resources.add(resource)
 
     def resources(self) -> list[Resource]:
-        """Return what belongs to the device and is in use."""
+        """Return the resources of the device that are still alive."""
         with self._lock:
             return list(self._resources)
 
     def close(self) -> None:
         """Free everything that belongs to the device; a second call does nothing.
 
-        Any later use of the device or of what it made is a ClosedError. Memory
+        Any later use of the device or of its objects raises ClosedError. Memory
         that another library holds by DLPack, and pinned memory that an ndarray
-        holds, is freed when they let it go.
+        holds, is freed when the library or the last ndarray releases it.
         """
         if self._handle is None:
             return
         if self.looker == threading.get_ident():
-            message = f"{self} is in use: what watches a launch does not close its device"
+            message = f"{self} is in use: a watch callback must not close its device"
             raise InvalidArgumentError(message)
         dlpack.sweep()
         resources = self.resources()
@@ -227,11 +227,11 @@ class Context:
         major, minor = self._info.capability
         return f"<Device {self}, {self._info.name}, sm_{major}{minor}{state}>"
 
-    # ---- what it is ---------------------------------------------------------
+    # ---- properties ---------------------------------------------------------
 
     @property
     def info(self) -> DeviceInfo:
-        """What the device is."""
+        """The properties of the device."""
         return self._info
 
     @property
@@ -245,21 +245,21 @@ class Context:
         return self._info.is_virtual
 
     def shares_memory_with(self, other: "Context") -> bool:
-        """Whether kernels of one may use the memory of the other."""
+        """Whether kernels of one device may use memory of the other."""
         if self is other:
             return True
         same = self._info.ordinal == other.info.ordinal
         return same and not (self.is_virtual or other.is_virtual)
 
     def name_of(self, other: "Context") -> str:
-        """Return what a message about this device calls another, which may have the same name."""
+        """Return how a message about this device names another device, which may have the same name."""
         return f"another Device object, {other}" if str(other) == str(self) else str(other)
 
     def counters(self) -> dict[str, int]:
-        """Return what the virtual device counted since it was opened or reset.
+        """Return the counters of the virtual device, by name, since it was opened or reset.
 
-        Empty on a GPU. Devices of one name, such as two of ``Device("virtual:0")``, share their counters, which begin
-        at 0 when the first of them is opened.
+        Empty on a GPU. Devices with the same name, such as two of ``Device("virtual:0")``, share their counters. These
+        start at 0 when the first of the devices is opened.
         """
         counts = {}
         name, value = ffi.new("char const **"), ffi.new("uint64_t *")
@@ -273,22 +273,22 @@ class Context:
         return counts
 
     def reset_counters(self) -> None:
-        """Set the counters to 0; nothing on a GPU."""
+        """Set the counters to 0; on a GPU this does nothing."""
         status = lib.sm120_device_counters_reset(self.handle.pointer)
         if status != lib.SM120_UNSUPPORTED:
             check(status)
 
     def interrupt(self) -> None:
-        """Stop the kernels that other threads run on the virtual device now; each call fails with a FaultError.
+        """Stop the kernels that other threads are running on the virtual device; each of their calls raises FaultError.
 
-        Ctrl-C does it for the main thread. A GPU cannot be interrupted: NotImplementedError.
+        Ctrl-C does this for the main thread. On a GPU: NotImplementedError.
         """
         check(lib.sm120_device_interrupt(self.handle.pointer))
 
     # ---- streams ------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Wait for everything that was started on the device."""
+        """Wait for all work that was started on the device."""
         check(lib.sm120_device_synchronize(self.handle.pointer))
 
     def stream(self) -> "Stream":
@@ -320,34 +320,34 @@ class Context:
         number = int(stream)
         known = number in {0, *(s.number for s in list(self._streams) if not s.closed)}
         if not 0 <= number < 1 << 64 or (self.is_virtual and not known):
-            message = f"stream is {number}, which is no CUstream of {self}"
+            message = f"stream is {number}, which is not a CUstream of {self}"
             raise InvalidArgumentError(message)
         return ffi.cast("void *", number)
 
     def register_stream(self, stream: "Stream") -> None:
-        """Know the streams of the device: the virtual one accepts no others."""
+        """Remember a stream of the device: the virtual device accepts no other CUstream."""
         self._streams.add(stream)
 
     def forget_workspace(self, number: int) -> None:
-        """Free the workspace of a stream that is gone."""
+        """Free the workspace of a destroyed stream."""
         with self.workspace_lock:
             self.workspaces.pop(number, None)
 
     # ---- pinned memory ------------------------------------------------------
 
     def register_pinned(self, host: int, nbytes: int, address: int) -> None:
-        """Remember where the device sees pinned memory."""
+        """Remember the device address of pinned memory."""
         self._pinned[host] = (nbytes, address)
 
     def pinned_table(self) -> dict[int, tuple[int, int]]:
-        """Return host pointer: (bytes, device address) of the pinned memory."""
+        """Return the pinned memory as a mapping: host pointer to (bytes, device address)."""
         return self._pinned
 
 
 class Stream(Resource):
     """Work that runs in order. Made by ``Device.stream``.
 
-    Anything that takes a stream takes None (the default stream), a Stream, an
+    Every argument ``stream`` may be None (the default stream), a Stream, an
     object with ``__cuda_stream__``, or a CUstream as an int.
     """
 
@@ -361,7 +361,7 @@ class Stream(Resource):
 
     @property
     def pointer(self) -> Any:
-        """The CUstream as cffi sees it."""
+        """The CUstream as a cffi pointer."""
         self.ensure_open()
         return self._pointer
 
@@ -376,7 +376,7 @@ class Stream(Resource):
         return 0, self.number
 
     def synchronize(self) -> None:
-        """Wait for everything that was started on the stream."""
+        """Wait for all work that was started on the stream."""
         pointer = self.pointer
         check(lib.sm120_stream_synchronize(self.device.handle.pointer, pointer))
 
@@ -413,12 +413,12 @@ class Event(Resource):
 
     @property
     def pointer(self) -> Any:
-        """The CUevent as cffi sees it."""
+        """The CUevent as a cffi pointer."""
         self.ensure_open()
         return self._pointer
 
     def record(self, stream: Any = None) -> "Event":
-        """Mark the present end of a stream; return the event."""
+        """Record the event behind the work that a stream has now; return the event."""
         device, pointer = self.device, self.pointer
         stream = device.stream_handle(stream)
         check(lib.sm120_event_record(device.handle.pointer, pointer, stream))
@@ -432,7 +432,7 @@ class Event(Resource):
     def elapsed_since(self, start: "Event") -> float:
         """Return the milliseconds from another event to this one.
 
-        Both were recorded, and both were reached.
+        Both must have been recorded and reached.
         """
         require_type(start, Event, "start", "an Event")
         milliseconds = ffi.new("float *")

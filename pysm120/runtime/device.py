@@ -1,6 +1,6 @@
-"""The device that users open: a context, with all that is made on it and all that looks on.
+"""The device that users open: a context that makes modules, arrays, streams and events, profiles and traces.
 
-The one file of the runtime that knows what is above it: a Device offers the profiles and traces of `observe`.
+This is the only file of the runtime that imports a package above it: `observe`, for profiles and traces.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class Device(Context):
     NoDeviceError
         There is no such device.
     InvalidArgumentError
-        The name is none of the above.
+        The name is not one of these.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class Device(Context):
 
     """
 
-    # ---- what it makes ------------------------------------------------------
+    # ---- modules, memory, tensor maps ---------------------------------------
 
     def load(self, ptx: "str | bytes | os.PathLike[str]", *, name: str | None = None) -> Module:
         """Load a module of kernels.
@@ -58,7 +58,7 @@ class Device(Context):
             PTX text, the bytes of PTX or of a cubin, or (os.PathLike only) the
             file that holds either.
         name : str, optional
-            What messages call it. Default: the path, else "<ptx>".
+            The module's name in messages. Default: the path, else "<ptx>".
 
         Returns
         -------
@@ -68,15 +68,15 @@ class Device(Context):
         Raises
         ------
         InvalidProgramError
-            It does not load; the message says where and why.
+            The program does not load; the message says where and why.
 
         """
-        require_type(ptx, (str, bytes, os.PathLike), "ptx", "a str or bytes of PTX, nor a pathlib.Path")
+        require_type(ptx, (str, bytes, os.PathLike), "ptx", "a str or bytes of PTX or a pathlib.Path")
         if isinstance(ptx, os.PathLike):
             name = name or os.fspath(ptx)
             ptx = Path(ptx).read_bytes()
         elif isinstance(ptx, str) and "\n" not in ptx and ptx.endswith((".ptx", ".cubin")):
-            message = f"ptx is {ptx!r}, a path and no PTX: give pathlib.Path({ptx!r})"
+            message = f"ptx is {ptx!r}, which is a path, not PTX: give pathlib.Path({ptx!r})"
             raise InvalidProgramError(message)
         image = ptx.encode() if isinstance(ptx, str) else ptx
         return Module(self, image, name or "<ptx>")
@@ -113,7 +113,7 @@ class Device(Context):
         x : object with ``__dlpack__`` and ``__dlpack_device__``
             The array. Memory of this device is shared; host memory is copied.
         copy : bool, optional
-            True: always copy. False: refuse to copy. Default: where needed.
+            True: always copy. False: never copy. Default: copy if necessary.
         stream : stream, optional
             The stream that will use the array.
 
@@ -151,23 +151,23 @@ class Device(Context):
             Elements that a box spans along each dimension, 1 to 256. The last dimension
             of a box has a multiple of 16 bytes.
         element_strides : tuple of int, optional
-            1 to 8: a box holds every so many-th element. Ignored for the last dimension.
+            1 to 8, along each dimension: with n, a box holds every n-th element. Ignored for the last dimension.
         data_type : str, optional
             As ``CUtensorMapDataType`` calls it ("FLOAT32_FTZ", "16U4_ALIGN16B", ...).
             Default: by the array's dtype; one-byte types are "UINT8".
         swizzle : str
             "none", "32B", "64B", "128B", "128B_ATOM_32B", "128B_ATOM_32B_FLIP_8B" or "128B_ATOM_64B".
         interleave : str
-            "none", "16B" or "32B"; on the virtual device "none" alone.
+            "none", "16B" or "32B"; the virtual device supports only "none".
         l2_promotion : str
-            "none", "64B", "128B" or "256B": a hint.
+            "none", "64B", "128B" or "256B"; a hint.
         oob_fill : str
-            What a load gives outside the array: "zero" or "nan".
+            What a load returns for elements outside the array: "zero" or "nan".
 
         Raises
         ------
         InvalidArgumentError, MisalignedError
-            The driver does not take it; the message says what would be right.
+            The driver rejects the map; the message says what would be right.
 
         """
         return TensorMap(
@@ -190,7 +190,7 @@ class Device(Context):
         """
         return Profile(self)
 
-    # ---- looking on ---------------------------------------------------------
+    # ---- watching launches --------------------------------------------------
 
     def trace(
         self,
@@ -205,7 +205,7 @@ class Device(Context):
     ) -> contextlib.AbstractContextManager[watch.Trace]:
         """Record what a warp executes, with its registers, in the launches of a ``with`` block.
 
-        A launch that is watched runs on one thread, its CTAs in the seed's order. One device, one watcher.
+        A watched launch runs on one thread, its CTAs in the seed's order. A device has one watcher at a time.
 
         Parameters
         ----------
@@ -214,13 +214,13 @@ class Device(Context):
         warp : int, optional
             The warp; None for all of them.
         file : str, optional
-            Only what ``#line`` markers say is in this file (or in one whose path ends so).
+            Only instructions that ``#line`` markers place in this file (or in one whose path ends with it).
         lines : pair of ints, optional
             Only these lines, the last one included.
         limit : int, optional
-            After so many instructions the launch ends, and ``is_cut`` is True. None: no limit.
+            The launch ends after this many instructions, and ``is_cut`` is True. None: no limit.
         see : callable, optional
-            Called with every step when it has been executed; the launch ends where it returns True.
+            Called with every step after it has been executed; the launch ends if it returns True.
         keep : bool
             False: only call ``see``.
 
@@ -260,20 +260,20 @@ class Device(Context):
         Parameters
         ----------
         line : int
-            Of the PTX text, or of ``file`` where ``#line`` markers name one.
+            A line of the PTX text, or of ``file`` if ``#line`` markers name it.
         file : str, optional
             The file, or the end of its path.
         cta, warp : optional
-            Whose; by default the first to come there.
+            The CTA and the warp; by default the first one that reaches the line.
         hits : int
-            Stop when it comes there for this time, counted over all warps that are meant.
+            Stop at the ``hits``-th time that the line is reached, counted over all selected warps.
         shared : pair of ints, optional
-            Address and bytes of shared memory to keep. It begins at address 1024.
+            Address and number of bytes of shared memory to keep. Shared memory begins at address 1024.
 
         Returns
         -------
         context manager of watch.Break
-            ``stop`` has the registers, and where all lanes of the CTA are.
+            ``stop`` has the registers, and the instruction at which each lane of the CTA is.
 
         Raises
         ------
@@ -293,12 +293,12 @@ class Device(Context):
         array : Array
             The array.
         offset, nbytes : int
-            Which of its bytes.
+            The bytes of the array to watch.
 
         Returns
         -------
         context manager of a list of watch.Change
-            The instructions that changed them, copies that landed among them.
+            The instructions that changed these bytes, including copies that landed.
 
         Raises
         ------
@@ -309,7 +309,7 @@ class Device(Context):
         return watch.changes(self, array, offset, nbytes)
 
 
-# ---- devices that the package opens by itself -----------------------------------
+# ---- devices that the package opens implicitly ----------------------------------
 
 _shared: dict[str | None, Device] = {}
 _shared_lock = threading.Lock()
@@ -321,12 +321,12 @@ def shared_device(name: str | None = None) -> Device:
     with _shared_lock:
         device = _shared.get(key)
         if device is None or device.closed:
-            device = _shared[key] = Device(name)  # without a name the library reads the variable, and names it
+            device = _shared[key] = Device(name)  # None: the library reads and names the variable
         return device
 
 
 def as_device(device: "Device | str | None") -> Device:
-    """Return the device that an argument ``device`` means."""
+    """Return an argument ``device`` as a Device."""
     if isinstance(device, Device):
         device.ensure_open()
         return device

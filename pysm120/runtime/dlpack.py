@@ -1,4 +1,4 @@
-"""DLPack in both directions: capsules of our own, and those of other libraries.
+"""DLPack in both directions: export and import of arrays.
 
 NumPy neither exports nor imports bfloat16 and float8, so the capsules are made
 here. The layouts are those of dlpack.h, versions 0.x (unversioned) and 1.x.
@@ -31,7 +31,7 @@ _EXTENSION_CODES = {dtype: code for code, dtype in _EXTENSION_TYPES.items()}
 
 
 class SupportsDLPack(Protocol):
-    """An array of any library that speaks DLPack."""
+    """An array of any library that supports DLPack."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
         """Return a capsule over the array."""
@@ -41,7 +41,7 @@ class SupportsDLPack(Protocol):
 
 
 def type_code(dtype: np.dtype[Any]) -> tuple[int, int] | None:
-    """Return DLPack's code and bits of a dtype; None where it has none."""
+    """Return DLPack's code and bits of a dtype; None if DLPack has no such type."""
     if dtype in _EXTENSION_CODES:
         return _EXTENSION_CODES[dtype]
     if dtype.isbuiltin != 1 or dtype.kind not in _CODES or not dtype.isnative:
@@ -50,7 +50,7 @@ def type_code(dtype: np.dtype[Any]) -> tuple[int, int] | None:
 
 
 def _dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
-    """Return the dtype of DLPack's code."""
+    """Return the dtype of a DLPack type."""
     if lanes == 1 and (code, bits) in _EXTENSION_TYPES:
         return _EXTENSION_TYPES[code, bits]
     kinds = {number: kind for kind, number in _CODES.items()}
@@ -59,7 +59,7 @@ def _dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
             return np.dtype(f"{kinds[code]}{bits // 8}")
         except TypeError:
             pass
-    message = f"x has DLPack type code {code}, {bits} bits, {lanes} lanes: no such dtype"
+    message = f"x has DLPack type code {code}, {bits} bits, {lanes} lanes, which is not supported"
     raise InvalidArgumentError(message)
 
 
@@ -116,7 +116,7 @@ _python.PyCapsule_SetName.argtypes = (ctypes.py_object, ctypes.c_void_p)
 
 
 def _immortal(thing: Any) -> Any:
-    """Keep what C code points to, until the process ends."""
+    """Keep an object that C code points to until the process ends."""
     _python.Py_IncRef(ctypes.py_object(thing))
     return thing
 
@@ -133,11 +133,11 @@ _NAMES = (
 )
 
 
-# ---- out ------------------------------------------------------------------------
+# ---- export ---------------------------------------------------------------------
 
 
 class _Export:
-    """One capsule that was handed out, and what must live as long as it."""
+    """An exported capsule and the objects that must live as long as it."""
 
     def __init__(self, managed: Any, dims: Any, owner: object) -> None:
         self.managed = managed
@@ -146,13 +146,13 @@ class _Export:
         self.capsule: Any = None
 
 
-# By the address of the managed tensor. The reference here is what keeps an
-# exported array alive; the consumer's call of the deleter ends it.
+# By the address of the managed tensor. The reference here keeps an exported
+# array alive until the consumer calls the deleter.
 _exports: dict[int, _Export] = _immortal({})
 
 
 def _delete(address: int | None, exports: dict[int, _Export] = _exports) -> None:
-    """Let go of what a consumer is done with."""
+    """Release an export that its consumer has finished with."""
     if address is not None:
         exports.pop(address, None)
 
@@ -161,12 +161,12 @@ _deleter = _immortal(_DELETER(_delete))
 
 
 def _references(export: _Export) -> int:
-    """Return the count of references to a capsule that Python sees from here."""
+    """Return the reference count of a capsule as seen from here."""
     return sys.getrefcount(export.capsule)
 
 
 def _unshared() -> int:
-    """Return what _references says where nobody else holds the capsule."""
+    """Return the result of _references for a capsule that nobody else holds."""
     probe = _Export(None, None, None)
     probe.capsule = object()
     return _references(probe)
@@ -176,12 +176,12 @@ _UNSHARED = _unshared()
 
 
 def sweep() -> None:
-    """Let go of capsules that died without a consumer.
+    """Release capsules that no consumer took.
 
-    A destructor of the capsule would be the usual way. But it runs while the
-    exception of the consumer that refused the capsule is set (NumPy does so for
-    bfloat16), where no Python code may run. So the capsules are held here, and
-    one that nobody else holds is unclaimed.
+    Usually the destructor of a capsule does this. But if a consumer rejects the
+    capsule (NumPy rejects bfloat16), the destructor runs while the consumer's
+    exception is set, where no Python code may run. So the capsules are held here;
+    a capsule that nobody else holds was not taken.
     """
     for address, export in list(_exports.items()):
         versioned = isinstance(export.managed, _ManagedVersioned)
@@ -241,16 +241,16 @@ def export(
     return capsule
 
 
-# ---- in -------------------------------------------------------------------------
+# ---- import ---------------------------------------------------------------------
 
 
 class Imported:
-    """What a consumed capsule describes; ``release`` gives it back, once."""
+    """The tensor of a consumed capsule; ``release`` gives it back to the producer, once."""
 
     def __init__(self, capsule: Any) -> None:
         valid = [_python.PyCapsule_IsValid(capsule, fresh) for fresh, _ in _NAMES]
         if not any(valid):
-            message = "x gave a DLPack capsule that was used already, or none at all"
+            message = "x gave a DLPack capsule that was used already, or no capsule"
             raise InvalidArgumentError(message)
         versioned = bool(valid[1])
         fresh, used = _NAMES[versioned]
@@ -258,7 +258,7 @@ class Imported:
         kind = _ManagedVersioned if versioned else _Managed
         managed = kind.from_address(where)
         if isinstance(managed, _ManagedVersioned) and managed.major > VERSION[0]:
-            message = f"x gave DLPack {managed.major}.{managed.minor}, newer than 1.x"
+            message = f"x has DLPack version {managed.major}.{managed.minor}; at most 1.x is supported"
             raise InvalidArgumentError(message)
         flags = managed.flags if isinstance(managed, _ManagedVersioned) else 0
         tensor = managed.tensor
@@ -271,7 +271,7 @@ class Imported:
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.device = (tensor.device_type, tensor.device_id)
         self.readonly = bool(flags & READ_ONLY)
-        # From here on the managed tensor is ours to delete.
+        # From here on we must delete the managed tensor.
         _python.PyCapsule_SetName(capsule, used)
         self.release: Callable[[], None] = partial(_release, where, managed.deleter)
 
@@ -283,7 +283,7 @@ def _release(where: int, deleter: int | None) -> None:
 
 
 def request(x: Any, stream: int | None) -> Any:
-    """Return the capsule of ``x``, versioned where its library can."""
+    """Return the capsule of ``x``, versioned if its library supports that."""
     try:
         return x.__dlpack__(stream=stream, max_version=VERSION)
     except TypeError:

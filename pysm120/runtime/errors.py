@@ -2,7 +2,7 @@
 
 
 class Error(Exception):
-    """Something that the library refused or failed to do.
+    """The base class of all errors of this package.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class InvalidArgumentError(Error, ValueError):
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """A value that is right in general but not on this device."""
+    """A value that is right in general but not supported here."""
 
     status = 2
 
@@ -40,7 +40,7 @@ class NoDeviceError(Error, RuntimeError):
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """Device or host memory is used up."""
+    """Out of device or host memory."""
 
     status = 4
 
@@ -52,7 +52,7 @@ class MisalignedError(Error, ValueError):
 
 
 class WorkspaceTooSmallError(Error, ValueError):
-    """A workspace below the size that the operation asks for."""
+    """A workspace smaller than the operation needs."""
 
     status = 6
 
@@ -69,7 +69,7 @@ class FaultError(Error, RuntimeError):
     Attributes
     ----------
     source : str or None
-        The PTX text of the kernel's module, where it is known.
+        The PTX text of the kernel's module, if it is known.
 
     """
 
@@ -98,7 +98,7 @@ class InternalError(Error, RuntimeError):
 
 
 class ClosedError(Error, ValueError):
-    """Use of a device that is closed, or of something that was freed."""
+    """Use of a closed device or of a freed object."""
 
     status = 1
 
@@ -121,7 +121,7 @@ BY_STATUS: dict[int, type[Error]] = {
 
 
 def require_type(value: object, kinds: type | tuple[type, ...], name: str, wanted: str) -> None:
-    """Raise TypeError where an argument is of none of the kinds."""
+    """Raise TypeError if an argument is not an instance of one of the types."""
     if not isinstance(value, kinds):
         message = f"{name} is a {type(value).__name__}, not {wanted}"
         raise TypeError(message)

@@ -1,4 +1,4 @@
-"""The only place that sees the C library: declarations, loading, statuses."""
+"""The only module that uses the C library directly: declarations, loading, statuses."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from pysm120.runtime.errors import BY_STATUS, DriverError, Error
 PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARY_NAME = "libsm120.so.0"
 # The ABI of a 0.x library may change with its minor version.
-ABI = 1  # 10000 * major + 100 * minor + patch, without the patch: 0.1
+ABI = 1  # major and minor version, 100 * major + minor: 0.1
 
 
 def include_directory() -> Path:
@@ -43,14 +43,14 @@ def library_path() -> Path:
 
 
 def declarations(header: str) -> str:
-    """Return the part of ``sm120.h`` that cffi reads, as cffi reads it."""
+    """Return the declarations of ``sm120.h`` in the form that cffi reads."""
     begin, end = "/* cffi: begin */", "/* cffi: end */"
     text = header[header.index(begin) + len(begin) : header.index(end)]
     return re.sub(r"\bSM120_API\b", "", text)
 
 
 def _load() -> tuple[Any, Any]:
-    """Open the library and refuse one of another version."""
+    """Open the library and check its version."""
     interface: Any = cffi.FFI()
     header = (include_directory() / "sm120.h").read_text(encoding="utf-8")
     interface.cdef(declarations(header))
@@ -85,7 +85,7 @@ def text(pointer: Any) -> str:
 
 
 def check(status: int) -> None:
-    """Raise the exception of a status that is not OK."""
+    """Raise the exception of a status other than OK."""
     if status == lib.SM120_OK:
         return
     message = text(lib.sm120_last_error()) or text(lib.sm120_status_string(status))
@@ -98,8 +98,8 @@ def check(status: int) -> None:
 def check_running(device: Any, call: Callable[[], int], *, is_virtual: bool) -> None:
     """Check a call that executes kernels; on the virtual device Ctrl-C stops them.
 
-    There the call itself computes, for as long as the kernel takes, and Python handles no signal before it returns:
-    so it runs in a thread of its own while the main thread waits.
+    On the virtual device the call returns only when the kernel has ended, and Python handles no signal before that. So
+    the call runs in a separate thread while the main thread waits.
     """
     if not is_virtual or threading.current_thread() is not threading.main_thread():
         check(call())
@@ -108,7 +108,7 @@ def check_running(device: Any, call: Callable[[], int], *, is_virtual: bool) -> 
     try:
         threading.Thread(target=work.run, daemon=True).start()
         while not work.ended.wait(0.1):
-            pass  # a signal that another thread caught is handled at the next turn
+            pass  # a signal that another thread caught is handled in the next iteration
     except BaseException:
         work.stop(device)
         raise
@@ -117,10 +117,10 @@ def check_running(device: Any, call: Callable[[], int], *, is_virtual: bool) -> 
 
 
 class _Work:
-    """A call in a thread of its own.
+    """A call in a separate thread.
 
-    It says by itself when it has begun and ended: before Python 3.13 a thread counts as dead as soon as an exception
-    interrupts somebody who joins it.
+    It signals its own begin and end. Before Python 3.13 a thread counts as dead as soon as an exception interrupts a
+    join of it.
     """
 
     def __init__(self, call: Callable[[], int]) -> None:
@@ -129,7 +129,7 @@ class _Work:
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Make the call, unless it is to stop already."""
+        """Make the call, unless it was told to stop before."""
         self.begun.set()
         try:
             if not self.stopping.is_set():
@@ -142,8 +142,9 @@ class _Work:
     def stop(self, device: Any) -> None:
         """Interrupt the device until the call has ended, whatever signals come meanwhile.
 
-        One interrupt stops the launches that run now: it is lost where the call has not reached its first launch, or
-        is between two of them. The caller frees the memory that they work on, so this returns only after the end.
+        An interrupt stops only launches that are running. It has no effect if the call has not reached its first
+        launch, or is between two launches. This returns only after the call has ended, because the caller then frees
+        the memory that the launches use.
         """
         while True:
             try:
@@ -151,13 +152,13 @@ class _Work:
                 while self.begun.is_set() and not self.ended.is_set():
                     lib.sm120_device_interrupt(device)
                     self.ended.wait(0.1)
-            except BaseException:  # noqa: BLE001, S112 - a second Ctrl-C: the first one is raised when all has ended
+            except BaseException:  # noqa: BLE001, S112 - a second Ctrl-C; the first one is raised after the end
                 continue
             return
 
 
 def new_struct(name: str) -> Any:
-    """Return a zeroed struct whose first member, its size, is set."""
+    """Return a zeroed struct with its first member, the size, set."""
     struct = ffi.new(f"{name} *")
     struct.size = ffi.sizeof(name)
     return struct

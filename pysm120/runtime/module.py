@@ -20,13 +20,13 @@ from pysm120.runtime.tensor_map import TensorMap
 
 _ADDRESS_BYTES = 8
 _GRID_DIMENSIONS = 3
-# What numpy.dtype.isbuiltin is for the types of other libraries.
+# numpy.dtype.isbuiltin of types that other libraries have registered
 _USER_TYPE = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelInfo:
-    """What a kernel needs. ``registers`` is 0 for PTX on the virtual device, which allocates none."""
+    """The resources of a kernel. ``registers`` is 0 for PTX on the virtual device, which allocates no registers."""
 
     entry: str
     registers: int
@@ -40,8 +40,8 @@ class KernelInfo:
 class Parameter:
     """A parameter of a kernel.
 
-    ``type`` ("u64", "f32", "b8[128]") and ``name`` are "" where only the size
-    is known (a cubin).
+    ``type`` ("u64", "f32", "b8[128]") and ``name`` are "" if only the size is
+    known (in a cubin).
     """
 
     name: str
@@ -52,9 +52,9 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Builtin:
-    """A kernel inside the library: how it is launched, and what its template says of it.
+    """A kernel inside the library: its launch, and the record in its template.
 
-    What a template does not say is 0, "" or False. ``src/sm120.h`` says what the fields mean.
+    Fields that the record lacks are 0, "" or False. ``src/sm120.h`` says what the fields mean.
     """
 
     entry: str
@@ -81,8 +81,8 @@ class Builtin:
 class Module(Resource, Mapping[str, "Kernel"]):
     """Kernels by their entry names. Made by ``Device.load``.
 
-    A cubin does not list its entries: it can be indexed, but iterating over it
-    yields nothing.
+    The entries of a cubin are not listed: it can be indexed, but iterating over
+    it yields nothing.
     """
 
     ended = "unloaded"
@@ -147,10 +147,11 @@ class Module(Resource, Mapping[str, "Kernel"]):
         return f"<Module {self._name} of {self.device}: {list(self._entries)}{state}>"
 
     def variables(self) -> dict[str, Array]:
-        """Return the ``.global`` and ``.const`` variables; none of a cubin or on a GPU.
+        """Return the ``.global`` and ``.const`` variables; empty for a cubin and on a GPU.
 
-        They are arrays of one dimension, of bytes where NumPy has no such type. A
-        name that stands in several functions has "@" and a number from its second on.
+        They are arrays of one dimension, of bytes if NumPy lacks the type. If
+        several functions have a variable of one name, "@" and a number are
+        appended from the second one on.
         """
         self.ensure_open()
         found = {}
@@ -169,10 +170,10 @@ class Module(Resource, Mapping[str, "Kernel"]):
         return found
 
     def _keep(self) -> None:
-        """Live as long as whoever holds this."""
+        """Do nothing: a holder of this bound method keeps the module alive."""
 
     def explain(self, fault: FaultError) -> None:
-        """Let a fault keep the text that it is about."""
+        """Attach the PTX text of the module to a fault."""
         fault.source = self._source
 
     def unload(self) -> None:
@@ -181,7 +182,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
 
 
 def _variable_type(name: str) -> np.dtype[Any]:
-    """Return the type of a variable's elements, as it is declared: "u32", "f16", "b8"."""
+    """Return the dtype of a declared element type: "u32", "f16", "b8"."""
     match = _SCALAR_TYPE.match(name)
     if match is None:
         return np.dtype(np.uint8)
@@ -196,7 +197,7 @@ def _unload(_handle: Handle, module: Any) -> None:
 class Kernel:
     """An entry of a module: ``module["name"]``.
 
-    Calling it launches it; it runs in the order of its stream.
+    Calling it launches the kernel in stream order.
     """
 
     def __init__(self, device: Context, pointer: Any, module: Module | None = None) -> None:
@@ -216,12 +217,12 @@ class Kernel:
 
     @property
     def info(self) -> KernelInfo:
-        """What the kernel needs."""
+        """The resources of the kernel."""
         return self._info
 
     @property
     def module(self) -> Module | None:
-        """The module that it is in; None for a kernel of the library."""
+        """The module of the kernel; None for a kernel of the library."""
         return self._module
 
     @property
@@ -230,7 +231,7 @@ class Kernel:
         return self._parameters
 
     def open_pointer(self) -> Any:
-        """Return the C kernel; ClosedError where its module is gone."""
+        """Return the C kernel; ClosedError if its module is gone."""
         if self._module is not None:
             self._module.ensure_open()
         elif self.device.closed:
@@ -269,25 +270,25 @@ class Kernel:
             One per parameter: an Array or an ndarray of ``Device.pinned`` for
             an address; a NumPy scalar of the parameter's size and kind; bytes,
             np.void or a ctypes structure for an array of bytes; a TensorMap
-            for 128 of them.
+            for an array of 128 bytes.
         shared : int
             Dynamic shared memory of a CTA in bytes.
         stream : stream, optional
             Default: the default stream.
         cooperative : bool
-            All CTAs are on the device at once and may wait for one another:
-            what ``grid.sync()`` of cooperative groups needs.
+            All CTAs are resident at once and may wait for one another, as
+            ``grid.sync()`` of cooperative groups needs.
 
         Raises
         ------
         TypeError
             Too few or too many arguments, or one of the wrong type.
         InvalidArgumentError, UnsupportedError
-            A launch that the device cannot do, a cooperative one of more CTAs
-            than it holds for one.
+            A launch that the device cannot do, such as a cooperative launch of
+            more CTAs than fit at once.
         FaultError
-            The kernel did something wrong (virtual device; on a GPU, a later
-            call says so).
+            The kernel did something wrong. On a GPU a later call may raise
+            this.
 
         """
         pointer = self.open_pointer()
@@ -317,7 +318,7 @@ class Kernel:
             raise
 
     def _count_message(self, count: int) -> str:
-        """Say which argument is missing or too many."""
+        """Return the message about a missing or an additional argument."""
         wanted = len(self._parameters)
         text = f"{self._info.entry} takes {wanted} arguments, {count} were given"
         if count < wanted:
@@ -325,16 +326,16 @@ class Kernel:
         return f"{text}: the last {count - wanted} are too many"
 
     def describe(self, index: int) -> str:
-        """Return what messages call a parameter."""
+        """Return the name of a parameter in messages."""
         parameter = self._parameters[index]
         kind = f".{parameter.type}" if parameter.type else f"{parameter.bytes} bytes"
         name = f" {parameter.name}" if parameter.name else ""
         return f"parameter {index}{name} ({kind})"
 
     def by_name(self, values: Mapping[str, Any]) -> list[Any]:
-        """Return the arguments in order, from values by the parameters' names, without "param_".
+        """Return the arguments in order, from values by parameter name without "param_".
 
-        Values that the kernel has no parameter for are left out.
+        Values without a parameter are ignored.
         """
         names = [parameter.name.removeprefix("param_") for parameter in self._parameters]
         missing = [index for index, name in enumerate(names) if name not in values]
@@ -349,7 +350,7 @@ class Kernel:
 
 
 def _kernel_info(pointer: Any) -> KernelInfo:
-    """Ask the library what a kernel needs."""
+    """Ask the library for the resources of a kernel."""
     raw = new_struct("sm120_kernel_info")
     check(lib.sm120_kernel_query(pointer, raw))
     return KernelInfo(
@@ -412,7 +413,7 @@ def _pack(
     kernel: Kernel,
     stream: int,
 ) -> bytes:
-    """Return the bytes of an argument; TypeError where it does not fit."""
+    """Return the bytes of an argument; TypeError if its type is wrong."""
     if takes_address and isinstance(value, Array):
         address = value.address
         if not kernel.device.shares_memory_with(value.device):
@@ -450,7 +451,7 @@ def _pack_map(value: TensorMap, index: int, kernel: Kernel, stream: int) -> byte
 
 
 def _kind(value: np.generic) -> str:
-    """Return the kind of a scalar; the floats of ml_dtypes call theirs "V"."""
+    """Return the kind of a scalar: "f" also for the floats of ml_dtypes, whose own kind is "V"."""
     return "f" if value.dtype.isbuiltin == _USER_TYPE else value.dtype.kind
 
 
@@ -462,7 +463,7 @@ def _mismatch(
     kinds: str,
     takes_address: bool,  # noqa: FBT001
 ) -> str:
-    """Say what an argument is and what would be right."""
+    """Return the message about an argument of a wrong type."""
     given = type(value).__name__
     if isinstance(value, bytes | bytearray | np.void | ctypes.Structure):
         size = value.itemsize if isinstance(value, np.void) else len(bytes(value))
@@ -482,7 +483,7 @@ def _mismatch(
 
 
 def _unsigned(value: Any, name: str) -> int:
-    """Return a value that fits 32 bits without a sign."""
+    """Return a value as an unsigned number of 32 bits."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         message = f"{name} is {value!r}, not an int"
         raise TypeError(message)
@@ -501,7 +502,7 @@ def _triple(value: Any, name: str) -> list[int]:
         raise InvalidArgumentError(message)
     numbers = [_unsigned(part, name) for part in parts]
     if 0 in numbers:
-        message = f"{name} is {value!r}, but no dimension of it may be 0"
+        message = f"{name} is {value!r}, but each dimension must be at least 1"
         raise InvalidArgumentError(message)
     return numbers + [1] * (_GRID_DIMENSIONS - len(numbers))
 
@@ -541,13 +542,13 @@ def builtins() -> tuple[Builtin, ...]:
 
 
 def find_builtin(entry: str) -> Builtin | None:
-    """Return the kernel of the library that has a name; None where there is none."""
+    """Return the kernel of the library with this entry, or None."""
     index = builtin_index(entry)
     return None if index is None else builtins()[index]
 
 
 def builtin_index(entry: str) -> int | None:
-    """Return the index of the kernel of the library that has a name; None where there is none."""
+    """Return the index of the kernel of the library with this entry, or None."""
     return _indices().get(entry)
 
 
@@ -588,7 +589,7 @@ def _indices() -> dict[str, int]:
 
 
 def builtin_image(index: int, target: str, form: str) -> bytes:
-    """Return the PTX or cubin of a kernel inside the library; there is no other kernel in it.
+    """Return the PTX or cubin of a kernel inside the library; it holds only this kernel.
 
     ``target`` is "sm_120f" or "sm_90", ``form`` "ptx" or "cubin".
     """

@@ -1,4 +1,4 @@
-"""Shapes and strides (in elements): what views, copies and reshapes come down to."""
+"""Arithmetic of shapes and strides (in elements), for views, copies and reshapes."""
 
 import itertools
 import math
@@ -87,11 +87,11 @@ def index(shape: Shape, strides: Shape, keys: tuple[Any, ...]) -> tuple[int, Sha
 
 
 def reshaped(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
-    """Return the strides of a reshaped view, or None where it needs a copy."""
+    """Return the strides of a reshaped view, or None if it needs a copy."""
     if 0 in shape or is_contiguous(shape, strides):
         return contiguous_strides(wanted)
     old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
-    # Dimensions that continue each other are one.
+    # Merge dimensions that are contiguous with each other.
     merged: list[list[int]] = []
     for extent, stride in old:
         if merged and merged[-1][1] == extent * stride:
@@ -111,7 +111,7 @@ def reshaped(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
 
 
 def shape_of(shape: Any, size: int | None, name: str) -> Shape:
-    """Return a shape as a tuple; with a size, -1 stands for what is left."""
+    """Return a shape as a tuple; with a size, one extent may be -1 and is computed from it."""
     parts = shape if isinstance(shape, Sequence) else (shape,)
     extents = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""Tensor maps: what cp.async.bulk.tensor moves boxes of an array by."""
+"""Tensor maps: descriptions of arrays, by which cp.async.bulk.tensor copies boxes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,7 +53,7 @@ OOB_FILLS = ("zero", "nan")
 
 
 def _index(value: Any, name: str, choices: Sequence[str]) -> int:
-    """Return the place of a string among those that are right."""
+    """Return the index of a string among the allowed ones."""
     if not isinstance(value, str) or value not in choices:
         message = f"{name} is {value!r}, not one of {', '.join(map(repr, choices))}"
         raise InvalidArgumentError(message)
@@ -61,7 +61,7 @@ def _index(value: Any, name: str, choices: Sequence[str]) -> int:
 
 
 def _numbers(value: Any, name: str, rank: int) -> list[int]:
-    """Return one number of 32 bits per dimension."""
+    """Return a value as one number of 32 bits per dimension."""
     parts = tuple(value) if isinstance(value, tuple | list) else (value,)
     for part in parts:
         if isinstance(part, bool) or not hasattr(part, "__index__"):
@@ -78,7 +78,7 @@ def _data_type(array: Array, data_type: str | None) -> str:
     if data_type is None:
         found = "UINT8" if array.itemsize == 1 else BY_DTYPE.get(array.dtype)
         if found is None:
-            message = f"array has dtype {array.dtype}, for which a tensor map has no type: give data_type"
+            message = f"array has dtype {array.dtype}, which tensor maps do not have: give data_type"
             raise TypeError(message)
         return found
     _index(data_type, "data_type", tuple(DATA_TYPES))
@@ -90,10 +90,10 @@ def _extents(array: Array, data_type: str, raw: Any) -> None:
     bits = PACKED_BITS.get(data_type, 8 * array.itemsize)
     shape = list(array.shape[::-1])
     if data_type in PACKED_BITS and array.itemsize != 1:
-        message = f"array has dtype {array.dtype}; {data_type} wants the packed bytes, uint8"
+        message = f"array has dtype {array.dtype}; with data_type {data_type} it must be uint8, the packed bytes"
         raise TypeError(message)
     if shape[0] * array.itemsize * 8 % bits:
-        message = f"array has {shape[0]} bytes along its last dimension, no whole number of elements of {bits} bits"
+        message = f"array has {shape[0]} bytes along its last dimension, not a whole number of elements of {bits} bits"
         raise InvalidArgumentError(message)
     raw.dims[0] = shape[0] * array.itemsize * 8 // bits
     if shape[0] > 1 and array.strides[-1] != 1:
@@ -104,23 +104,23 @@ def _extents(array: Array, data_type: str, raw: Any) -> None:
     for k in range(1, array.ndim):
         stride = array.strides[-1 - k] * array.itemsize
         if shape[k] == 1 and stride % ALIGNMENT:
-            stride = 0  # a stride along one element means nothing
+            stride = 0  # the stride of a dimension of 1 is not used
         if stride < 0:
-            message = f"array has stride {array.strides[-1 - k]} along dimension {array.ndim - 1 - k}; none is negative"
+            message = f"array has the negative stride {array.strides[-1 - k]} along dimension {array.ndim - 1 - k}"
             raise InvalidArgumentError(message)
         if stride % ALIGNMENT:
             message = (
                 f"array has a stride of {array.strides[-1 - k]} elements, {stride} bytes, along dimension "
-                f"{array.ndim - 1 - k}, which is no multiple of {ALIGNMENT}"
+                f"{array.ndim - 1 - k}, which is not a multiple of {ALIGNMENT}"
             )
             raise MisalignedError(message)
         raw.dims[k], raw.strides[k - 1] = shape[k], stride
 
 
 class TensorMap:
-    """How boxes of an array are copied: an argument of a kernel, or 128 bytes.
+    """A tensor map: an argument of a kernel, of 128 bytes.
 
-    Made by ``Device.tensor_map``. ``bytes(map)`` are what a kernel finds in its parameter.
+    Made by ``Device.tensor_map``. ``bytes(map)`` is the value of the kernel's parameter.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-/* Copies of tensors that kernels cannot load from, or store to, as they lie. */
+/* Copies of tensors that kernels cannot use in place. */
 #include "ops/copy_rows.h"
 
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-enum { GROUPS_MAX = 65535 }; /* grid.y; a CTA goes on with further rows */
+enum { GROUPS_MAX = 65535 }; /* limit of grid.y; CTAs loop over further rows */
 
 enum { STEP = 8 }; /* of a head size, in elements */
 

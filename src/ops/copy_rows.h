@@ -1,4 +1,4 @@
-/* Copies of tensors that kernels cannot load from, or store to, as they lie: odd strides, addresses and head sizes. */
+/* Copies of tensors that kernels cannot use in place because of their strides, addresses or head sizes. */
 #ifndef SM120_COPY_ROWS_H
 #define SM120_COPY_ROWS_H
 
@@ -18,7 +18,7 @@ int64_t copy_rows_width(int64_t head_dim);
 sm120_status copy_rows_place(const struct tensor *given, const struct shape *shape, struct tensor *copy,
                              int64_t *offset);
 
-/* A launch with the values that its arguments point to. Not to be copied once filled. */
+/* A launch and the values of its arguments. Do not copy it once filled, because it points into itself. */
 struct copy_rows {
     struct kernel *kernel;
     struct launch launch;
@@ -26,7 +26,7 @@ struct copy_rows {
     struct argument_pointers pointers;
 };
 
-/* Check the launch that copies `shape` of a tensor, cut or padded with zeros to `to_columns`; nothing starts. */
+/* Check the launch that copies `shape` of a tensor, cut or zero-padded to `to_columns`, without starting it. */
 sm120_status copy_rows_prepare(struct device *device, const struct tensor *from, const struct tensor *to,
                                const struct shape *shape, int64_t to_columns, sm120_stream stream,
                                struct copy_rows *copy);

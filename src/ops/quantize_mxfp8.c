@@ -22,7 +22,7 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
     }
     const struct kernel_record *const record = kernel_records + index;
     if (record->rows == 0 || record->columns == 0) {
-        return fail(SM120_INTERNAL, "%s does not note the rows and columns of a CTA", record->entry);
+        return fail(SM120_INTERNAL, "the record of %s lacks the rows and columns of a CTA", record->entry);
     }
     const int64_t row_tiles = (job->padded_rows + record->rows - 1) / record->rows;
     const int64_t column_tiles = (job->padded_columns + record->columns - 1) / record->columns;
@@ -30,7 +30,8 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
     if (!multiply(job->shape.batch * job->shape.heads, row_tiles, &grid) || !multiply(grid, column_tiles, &grid) ||
         grid > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
-                    "%s: batch * heads = %" PRId64 " of %" PRId64 " x %" PRId64 " tiles are too many CTAs; at most %d",
+                    "%s: batch * heads = %" PRId64 " with %" PRId64 " x %" PRId64
+                    " tiles each is too many CTAs; at most %d are supported",
                     job->x->name, job->shape.batch * job->shape.heads, row_tiles, column_tiles, INT32_MAX);
     }
     prepared->values = (struct quantize_mxfp8_any_parameters){
@@ -64,24 +65,24 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
 static sm120_status check_args(const sm120_quantize_mxfp8_args *args, struct tensor *x) {
     const struct shape shape = {args->batch, args->heads, args->rows, args->head_dim};
     if (args->axis != SM120_ALONG_HEAD_DIM && args->axis != SM120_ALONG_ROWS) {
-        return fail(SM120_INVALID_ARGUMENT, "axis = %" PRIu32 "; ALONG_HEAD_DIM (%d) and ALONG_ROWS (%d) are right",
+        return fail(SM120_INVALID_ARGUMENT, "axis = %" PRIu32 "; it must be ALONG_HEAD_DIM (%d) or ALONG_ROWS (%d)",
                     args->axis, SM120_ALONG_HEAD_DIM, SM120_ALONG_ROWS);
     }
     if (args->rounding != SM120_SCALE_UP && args->rounding != SM120_SCALE_FLOOR) {
-        return fail(SM120_INVALID_ARGUMENT, "rounding = %" PRIu32 "; SCALE_UP (%d) and SCALE_FLOOR (%d) are right",
+        return fail(SM120_INVALID_ARGUMENT, "rounding = %" PRIu32 "; it must be SCALE_UP (%d) or SCALE_FLOOR (%d)",
                     args->rounding, SM120_SCALE_UP, SM120_SCALE_FLOOR);
     }
     if (args->reserved != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it is 0", args->reserved);
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
     }
     sm120_status status = check_shape(&shape, "rows", INT32_MAX);
     if (status == SM120_OK && shape.head_dim % 8 != 0) {
-        status = fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; a multiple of 8 is supported", shape.head_dim);
+        status = fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; only multiples of 8 are supported", shape.head_dim);
     }
     return status == SM120_OK ? tensor_check("x", &args->x, &shape, TENSOR_INPUT, x) : status;
 }
 
-/* Check where x is and where the results go. */
+/* Check the addresses of x and of the results. */
 static sm120_status check_places(struct device *device, const sm120_quantize_mxfp8_args *args, const struct tensor *x) {
     const bool along_rows = args->axis == SM120_ALONG_ROWS;
     const int64_t scale_rows = along_rows ? (args->rows + 31) / 32 : args->rows;

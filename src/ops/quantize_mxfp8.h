@@ -5,21 +5,21 @@
 #include "runtime/launch.h"
 #include "runtime/tensor.h"
 
-/* What to quantise, and where to. */
+/* A tensor to quantise, and where the results go. */
 struct quantizer {
     const char *layout; /* of a kernel's record: "d", "rows", "q", "k", "v" */
     uint32_t width;     /* the head_dim of a kernel's record */
     const struct tensor *x;
     struct shape shape;
-    int64_t padded_rows, padded_columns; /* what is written; plain layouts: shape's own */
+    int64_t padded_rows, padded_columns; /* extent of the output; in plain layouts that of `shape` */
     sm120_address elements, scales;
     uint32_t floor;
-    float factor;                                    /* x is multiplied by it first: 1, -1 or 0 */
-    bool has_sequences;                              /* shape is then batch x longest, of what `sequences` says */
-    struct quantizer_sequences_parameters sequences; /* all_tiles 0: those of padded_rows */
+    float factor;       /* multiplies x before quantisation: 1, -1 or 0 */
+    bool has_sequences; /* `shape` then has a batch for each sequence, with the rows of the longest */
+    struct quantizer_sequences_parameters sequences; /* all_tiles 0: the tiles of padded_rows */
 };
 
-/* A launch with the values that its arguments point to. Not to be copied once filled. */
+/* A launch and the values of its arguments. Do not copy it once filled, because it points into itself. */
 struct quantizer_launch {
     struct kernel *kernel;
     struct launch launch;
@@ -27,7 +27,7 @@ struct quantizer_launch {
     struct argument_pointers pointers;
 };
 
-/* Choose the kernel and check the launch; nothing starts. */
+/* Choose the kernel and check the launch without starting it. */
 sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
                                struct quantizer_launch *prepared);
 

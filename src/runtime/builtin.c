@@ -23,7 +23,7 @@ void builtin_close(struct device *device) {
     free(device->builtin_kernels);
 }
 
-/* Compare two words, of which either may be missing. */
+/* Compare two words; either may be NULL. */
 static bool is_same(const char *a, const char *b) {
     return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
 }
@@ -54,7 +54,7 @@ static sm120_status decode(const struct kernel_image *image, const char *entry, 
     const struct kernel_block *const block = kernel_blocks + image->block;
     char *const all = malloc((size_t)block->bytes + 1);
     if (all == NULL) {
-        return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", entry);
+        return fail(SM120_OUT_OF_MEMORY, "%s: out of host memory", entry);
     }
     if (!lzma_decode(kernel_images + block->at, block->packed_bytes, all, block->bytes)) {
         free(all);
@@ -79,7 +79,7 @@ static sm120_status load_image(struct device *device, const struct kernel_record
     return status;
 }
 
-/* Load a kernel's module: the cubin, or the PTX where the device does not take the cubin. */
+/* Load a kernel's module: the cubin, or the PTX if the device rejects the cubin. */
 static sm120_status load(struct device *device, const struct kernel_record *record, struct module **module) {
     const char *const target = builtin_target(device->info.capability_major);
     if (target == NULL) {
@@ -208,8 +208,8 @@ struct kept {
 
 static _Atomic(struct kept *) all_kept;
 
-/* Find an image that was decoded before, or decode it. Without a lock: two threads that ask for the same image at the
- * same time may both decode it, and both stay. */
+/* Find an image that was decoded before, or decode it. There is no lock: two threads that ask for the same image at the
+ * same time may both decode it, and both copies stay. */
 static sm120_status keep(const struct kernel_image *image, const char *entry, const void **bytes) {
     struct kept *first = atomic_load(&all_kept);
     for (const struct kept *one = first; one != NULL; one = one->next) {
@@ -220,7 +220,7 @@ static sm120_status keep(const struct kernel_image *image, const char *entry, co
     }
     struct kept *const made = malloc(sizeof *made);
     if (made == NULL) {
-        return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", entry);
+        return fail(SM120_OUT_OF_MEMORY, "%s: out of host memory", entry);
     }
     *made = (struct kept){.image = image};
     const sm120_status status = decode(image, entry, &made->bytes);
@@ -247,11 +247,11 @@ sm120_status sm120_builtin_image(int32_t index, const char *target, const char *
         return status;
     }
     if (strcmp(target, "sm_120f") != 0 && strcmp(target, "sm_90") != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "target = \"%.200s\"; \"sm_120f\" and \"sm_90\" are targets", target);
+        return fail(SM120_INVALID_ARGUMENT, "target = \"%.200s\"; it must be \"sm_120f\" or \"sm_90\"", target);
     }
     const bool is_ptx = strcmp(form, "ptx") == 0;
     if (!is_ptx && strcmp(form, "cubin") != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "form = \"%.200s\"; \"ptx\" and \"cubin\" are forms", form);
+        return fail(SM120_INVALID_ARGUMENT, "form = \"%.200s\"; it must be \"ptx\" or \"cubin\"", form);
     }
     const struct kernel_record *const record = kernel_records + index;
     const bool is_sm120 = strcmp(target, "sm_120f") == 0;

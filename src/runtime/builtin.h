@@ -1,4 +1,4 @@
-/* The kernels inside the library, loaded on a device when they are first wanted. */
+/* The kernels inside the library, loaded on a device on first use. */
 #ifndef SM120_BUILTIN_H
 #define SM120_BUILTIN_H
 
@@ -7,15 +7,15 @@
 #include "runtime/device.h"
 #include "runtime/kernels.h"
 
-/* The target whose kernels run on a compute capability: "sm_120f" or "sm_90"; NULL: none does. */
+/* The target whose kernels run on a compute capability: "sm_120f" or "sm_90"; NULL: there is no such target. */
 const char *builtin_target(int capability_major);
 
-/* Make and free a device's table of what is loaded. */
+/* Make and free a device's table of loaded kernels. */
 bool builtin_open(struct device *device);
 void builtin_close(struct device *device);
 
-/* The index of the first record with the same operation, precision, dtype, element_bytes, layout, config, features and
- * head_dim as the one that is wanted. */
+/* Find the index of the first record that has the operation, precision, dtype, element_bytes, layout, config, features
+ * and head_dim of `wanted`. */
 sm120_status builtin_find(const struct kernel_record *wanted, uint32_t *index);
 
 /* The kernel of a record, loaded on the device. Its context is current. */

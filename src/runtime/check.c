@@ -7,7 +7,7 @@
 
 #include "runtime/error.h"
 
-enum { STRUCT_BYTES_MAX = 4096 }; /* more is no struct of a later version, but a size that was never set */
+enum { STRUCT_BYTES_MAX = 4096 }; /* above this, the size was never set: no later version has so large a struct */
 
 sm120_status check_pointer(const void *pointer, const char *what) {
     return pointer != NULL ? SM120_OK : fail(SM120_INVALID_ARGUMENT, "%s is NULL; give a valid pointer", what);
@@ -20,15 +20,16 @@ sm120_status check_struct(const void *pointer, size_t known, const char *what, c
     uint32_t size;
     memcpy(&size, pointer, sizeof size);
     if (size < known || size > STRUCT_BYTES_MAX) {
-        return fail(SM120_INVALID_ARGUMENT, "%s->size = %" PRIu32 " cannot be; set it to sizeof(%s), which is %zu",
-                    what, size, type, known);
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s->size = %" PRIu32 " is not supported; set it to sizeof(%s), which is %zu", what, size, type,
+                    known);
     }
     const unsigned char *const bytes = pointer;
     for (size_t i = known; i < size; ++i) {
         if (bytes[i] != 0) {
             return fail(SM120_INVALID_ARGUMENT,
                         "%s->size = %" PRIu32
-                        ", and byte %zu is %d; a byte beyond the %zu that this version of %s knows "
+                        ", and byte %zu is %d; the bytes behind the %zu that this version of %s knows "
                         "must be 0",
                         what, size, i, bytes[i], known, type);
         }

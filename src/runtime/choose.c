@@ -30,7 +30,7 @@ static sm120_status count_gpus(const struct driver **driver, int *count, const c
     return result == CUDA_SUCCESS ? SM120_OK : driver_fail(*driver, result, "initialising the CUDA driver");
 }
 
-/* Find the first GPU that the kernels of this library run on, -1 where there is none. */
+/* Find the first GPU that the kernels of this library run on, or -1. */
 static int usable_gpu(const struct driver *driver, int count) {
     for (int ordinal = 0; ordinal < count; ++ordinal) {
         CUdevice device;
@@ -45,7 +45,7 @@ static int usable_gpu(const struct driver *driver, int count) {
     return -1;
 }
 
-/* Choose a GPU. `ordinal` -1: the first that our kernels run on, else the first of all. */
+/* Choose a GPU. `ordinal` -1: the first one that our kernels run on, else the first one. */
 static sm120_status choose_gpu(const char *name, int ordinal, const char *argument, struct choice *choice) {
     int count;
     const char *why;
@@ -88,7 +88,7 @@ static sm120_status choose_virtual(const char *name, int ordinal, const char *ar
     return SM120_OK;
 }
 
-/* Choose the first GPU that our kernels run on, else the virtual device: a GPU out of order is no reason to fail. */
+/* Choose the first GPU that our kernels run on, else the virtual device. A GPU that does not work is not an error. */
 static sm120_status choose_default(struct choice *choice) {
     int count;
     const char *why;
@@ -102,7 +102,7 @@ static sm120_status choose_default(struct choice *choice) {
     return choose_virtual("virtual", 0, "name", choice);
 }
 
-/* Read ":<ordinal>" or nothing. False: it is neither. */
+/* Read ":<ordinal>" or nothing. False: it is something else. */
 static bool read_ordinal(const char *text, int *ordinal) {
     *ordinal = -1;
     if (text[0] == '\0') {
@@ -117,11 +117,12 @@ static bool read_ordinal(const char *text, int *ordinal) {
 }
 
 static sm120_status no_such_name(const char *name, const char *argument) {
-    return fail(SM120_INVALID_ARGUMENT,
-                "%s = \"%.200s\" names no device; \"cuda\", \"cuda:1\" and \"virtual\" are names", argument, name);
+    return fail(SM120_INVALID_ARGUMENT, "%s = \"%.200s\" is not a device; give \"cuda\", \"cuda:1\" or \"virtual\"",
+                argument, name);
 }
 
-/* Read "checks=off", "checks=default", "checks=full" or "seed=<number>", of `length` bytes. False: it is none. */
+/* Read "checks=off", "checks=default", "checks=full" or "seed=<number>", of `length` bytes. False: it is none of these.
+ */
 static bool read_option(const char *text, size_t length, struct driver_options *options) {
     static const char *const levels[] = {"checks=off", "checks=default", "checks=full"};
     for (int i = 0; i < 3; ++i) {
@@ -139,7 +140,7 @@ static bool read_option(const char *text, size_t length, struct driver_options *
     return errno == 0;
 }
 
-/* Choose a virtual device and, after "?", how it runs kernels: options with "&" between them. */
+/* Choose a virtual device and, after "?", its options with "&" between them. */
 static sm120_status choose_virtual_with(const char *name, const char *rest, const char *argument,
                                         struct choice *choice) {
     char place[8];
@@ -153,8 +154,8 @@ static sm120_status choose_virtual_with(const char *name, const char *rest, cons
         const size_t n = strcspn(at + 1, "&");
         if (!read_option(at + 1, n, &choice->options)) {
             return fail(SM120_INVALID_ARGUMENT,
-                        "%s = \"%.200s\" asks for \"%.*s\"; \"checks=off\", \"checks=default\", \"checks=full\" and "
-                        "\"seed=7\" can be asked for, with & between them",
+                        "%s = \"%.200s\" has the option \"%.*s\"; the options are \"checks=off\", \"checks=default\", "
+                        "\"checks=full\" and \"seed=7\", with & between them",
                         argument, name, n < 100 ? (int)n : 100, at + 1);
         }
         at += 1 + n;
@@ -201,7 +202,7 @@ sm120_status sm120_device_count(const char *kind, int32_t *count) {
         result = result == CUDA_SUCCESS ? driver->cuDeviceGetCount(&n) : result;
         status = result == CUDA_SUCCESS ? SM120_OK : driver_fail(driver, result, "counting the virtual devices");
     } else {
-        return fail(SM120_INVALID_ARGUMENT, "kind = \"%.200s\" is no kind of device; \"cuda\" and \"virtual\" are",
+        return fail(SM120_INVALID_ARGUMENT, "kind = \"%.200s\" is not a kind of device; give \"cuda\" or \"virtual\"",
                     kind);
     }
     *count = n;

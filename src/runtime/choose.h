@@ -5,7 +5,7 @@
 #include "driver/driver.h"
 #include "sm120.h"
 
-/* What a name stands for: a device of a driver, and how a virtual device runs kernels. */
+/* The device that a name selects, and the options of a virtual device. */
 struct choice {
     const struct driver *driver;
     int ordinal;

@@ -1,4 +1,4 @@
-/* An open device: its driver, context, facts, and what it has to take back when it is closed. */
+/* An open device: its driver, context and properties, and the resources to free when it is closed. */
 #ifndef SM120_DEVICE_H
 #define SM120_DEVICE_H
 
@@ -31,7 +31,7 @@ struct device {
     struct module *modules;
 
     struct mutex builtin_lock;       /* of the next one */
-    struct kernel **builtin_kernels; /* by index into kernel_records, NULL until wanted */
+    struct kernel **builtin_kernels; /* by index into kernel_records; NULL until first use */
 };
 
 /* Begin a call on a device: clear the thread's error, hold the device, and make its context current. */
@@ -40,7 +40,7 @@ sm120_status device_enter(sm120_device *handle, struct device **device);
 /* The same for a device that is held already. */
 sm120_status device_push(struct device *device);
 
-/* End a call: restore the caller's context, let the device go, and return `status`. */
+/* End a call: restore the caller's context, release the device, and return `status`. */
 sm120_status device_leave(struct device *device, sm120_status status);
 
 /* Restore the caller's context. */

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MESSAGE_BYTES = 24 * 1024 }; /* a compiler's log of 16 KiB and a sentence around it */
+enum { MESSAGE_BYTES = 24 * 1024 }; /* room for a compiler's log of 16 KiB and a sentence around it */
 
 static _Thread_local char message[MESSAGE_BYTES];
 static _Thread_local CUresult last_driver_error;

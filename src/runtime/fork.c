@@ -1,4 +1,4 @@
-/* fork(): the locks of the library are taken before it and free after it, in the parent and in the child. */
+/* fork(): the locks of the library are taken before it and released after it, in the parent and in the child. */
 #include "runtime/fork.h"
 
 #include "platform/at_fork.h"
@@ -13,7 +13,7 @@ static void let_go(struct object *object) {
     mutex_unlock(&((struct device *)object)->lock);
 }
 
-/* The same in the child, where the thread that loads a kernel of the library, if any, is no more. */
+/* The same in the child, where a thread that was loading a kernel of the library no longer exists. */
 static void renew(struct object *object) {
     let_go(object);
     mutex_init(&((struct device *)object)->builtin_lock);

@@ -1,8 +1,8 @@
-/* What fork() leaves to the child: every lock free, and no call under way but the one that forked. */
+/* fork(): in the child every lock is free, and the only running call is the one that forked. */
 #ifndef SM120_FORK_H
 #define SM120_FORK_H
 
-/* See to it, from the first call on; further calls do nothing. */
+/* Install the fork handlers; further calls do nothing. */
 void fork_prepare(void);
 
 #endif

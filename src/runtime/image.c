@@ -22,8 +22,8 @@ static bool within(uint64_t offset, uint64_t bytes, size_t count) {
     return offset <= count && bytes <= count - offset;
 }
 
-/* Does a section of this type take bytes of the file? Not what is only reserved: memory that starts as zeros, and
- * CUDA's global, local and shared memory. */
+/* Does a section of this type take bytes of the file? Sections that only reserve memory do not: zero-initialised
+ * memory, and CUDA's global, local and shared memory. */
 static bool has_bytes(uint64_t type) {
     return type != 8 && type != 0x70000008 && type != 0x7000000a && type != 0x7000000e && type != 0x7000000f;
 }
@@ -55,20 +55,20 @@ static bool elf_is_whole(const unsigned char *elf, size_t count) {
     return true;
 }
 
-/* Does a fat binary hold all that its header says? */
+/* Is a fat binary as long as its header says? */
 static bool fat_is_whole(const unsigned char *fat, size_t count) {
     enum { HEADER_BYTES = 16 };
     return count >= HEADER_BYTES && within(number(fat + 6, 2), number(fat + 8, 8), count);
 }
 
-/* Check a PTX text: it has no NUL within. */
+/* Check that a PTX text contains no NUL. */
 static sm120_status check_text(const char *text, size_t count, const char *name) {
     const char *const end = memchr(text, '\0', count);
     if (end != NULL) {
         return fail(
             SM120_INVALID_PROGRAM,
-            "%s: byte %zu of %zu is NUL, so it is no PTX text, and it does not begin as a cubin or a fat binary", name,
-            (size_t)(end - text), count);
+            "%s: byte %zu of %zu is NUL, so this is not PTX text, and it has no header of a cubin or a fat binary",
+            name, (size_t)(end - text), count);
     }
     return SM120_OK;
 }
@@ -99,7 +99,7 @@ sm120_status image_copy(const void *bytes, size_t count, const char *name, struc
     }
     image->bytes = malloc(count + 1);
     if (image->bytes == NULL) {
-        return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", name);
+        return fail(SM120_OUT_OF_MEMORY, "%s: out of host memory", name);
     }
     memcpy(image->bytes, bytes, count);
     image->bytes[count] = '\0';

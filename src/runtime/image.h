@@ -1,4 +1,4 @@
-/* What a caller gives to be loaded: PTX text, a cubin or a fat binary. */
+/* Images that callers load: PTX text, a cubin or a fat binary. */
 #ifndef SM120_IMAGE_H
 #define SM120_IMAGE_H
 
@@ -12,7 +12,7 @@ struct image {
     bool is_ptx;
 };
 
-/* Copy an image, after checking that it is whole: the driver believes the sizes written in a cubin. */
+/* Check that an image is complete, and copy it. The driver itself trusts the sizes written in a cubin. */
 sm120_status image_copy(const void *bytes, size_t count, const char *name, struct image *image);
 
 #endif

@@ -40,8 +40,8 @@ static CUresult read_info(const struct driver *driver, CUfunction function, sm12
 
 enum { PARAMETERS_MAX = 32 * 1024 };
 
-/* Ask the driver for offset and size of the first `limit` parameters, or of those before the first index that it
- * refuses. *known: it can tell. */
+/* Ask the driver for offset and size of the first `limit` parameters, up to the first index that it rejects. *known:
+ * the driver supports the query. */
 static sm120_status ask_parameters(struct kernel *kernel, int32_t limit, bool *known) {
     const struct driver *const driver = kernel->module->device->driver;
     int32_t count = 0;
@@ -49,8 +49,8 @@ static sm120_status ask_parameters(struct kernel *kernel, int32_t limit, bool *k
     for (;;) {
         size_t offset = 0;
         size_t bytes = 0;
-        /* An index past the end is an error of the API to a tool that watches it: not asked for where the text tells.
-         */
+        /* Tools that trace the API report an index past the end as an error. It is not asked for if the text tells the
+         * count. */
         const CUresult result = count == limit
                                     ? CUDA_ERROR_INVALID_VALUE
                                     : driver->cuFuncGetParamInfo(kernel->function, (size_t)count, &offset, &bytes);
@@ -64,7 +64,7 @@ static sm120_status ask_parameters(struct kernel *kernel, int32_t limit, bool *k
         }
         struct parameter *const grown = realloc(kernel->parameters, ((size_t)count + 1) * sizeof *grown);
         if (grown == NULL) {
-            return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", kernel->entry);
+            return fail(SM120_OUT_OF_MEMORY, "%s: out of host memory", kernel->entry);
         }
         kernel->parameters = grown;
         grown[count] = (struct parameter){.offset = (uint32_t)offset, .bytes = (uint32_t)bytes};
@@ -72,8 +72,8 @@ static sm120_status ask_parameters(struct kernel *kernel, int32_t limit, bool *k
     }
 }
 
-/* Find out a kernel's parameters: sizes from the driver, names and types from the text, sizes from there too where the
- * driver cannot tell. */
+/* Find out a kernel's parameters: sizes from the driver, names and types from the text. If the driver cannot tell the
+ * sizes, they come from the text too. */
 static sm120_status find_parameters(struct kernel *kernel) {
     bool known = false;
     const struct signature *const signature = signatures_find(&kernel->module->signatures, kernel->entry);
@@ -84,7 +84,7 @@ static sm120_status find_parameters(struct kernel *kernel) {
     }
     if (!known && signature == NULL) {
         return fail(SM120_UNSUPPORTED,
-                    "%s: the driver does not tell the parameters of a cubin; load PTX, or use a driver of CUDA 12.4 or "
+                    "%s: this driver cannot list the parameters of a cubin; load PTX, or use a driver of CUDA 12.4 or "
                     "later",
                     kernel->entry);
     }
@@ -94,7 +94,7 @@ static sm120_status find_parameters(struct kernel *kernel) {
     if (signature->count != 0 && kernel->parameters == NULL) {
         kernel->parameters = calloc(signature->count, sizeof *kernel->parameters);
         if (kernel->parameters == NULL) {
-            return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", kernel->entry);
+            return fail(SM120_OUT_OF_MEMORY, "%s: out of host memory", kernel->entry);
         }
     }
     for (uint32_t i = 0; i < signature->count; ++i) {
@@ -116,7 +116,7 @@ static sm120_status make(struct module *module, const char *entry, CUfunction fu
     if (kernel == NULL || copy == NULL) {
         free(kernel);
         free(copy);
-        return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", entry);
+        return fail(SM120_OUT_OF_MEMORY, "%s: out of host memory", entry);
     }
     strcpy(copy, entry);
     kernel->module = module;
@@ -137,7 +137,7 @@ static sm120_status make(struct module *module, const char *entry, CUfunction fu
     return status;
 }
 
-/* Find a kernel that was made already; NULL where there is none. The caller has the device's lock. */
+/* Find a kernel that was made already, or NULL. The caller has the device's lock. */
 static struct kernel *find(const struct module *module, const char *entry) {
     struct kernel *kernel = module->kernels;
     while (kernel != NULL && strcmp(kernel->entry, entry) != 0) {
@@ -146,7 +146,7 @@ static struct kernel *find(const struct module *module, const char *entry) {
     return kernel;
 }
 
-/* Put a kernel into its module's list, unless another thread put the same there before: then that one is taken. */
+/* Put a kernel into its module's list. If another thread was faster, its kernel is used instead. */
 static sm120_status publish(struct kernel *made, struct kernel **kernel) {
     struct module *const module = made->module;
     mutex_lock(&module->device->lock);
@@ -164,16 +164,16 @@ static sm120_status publish(struct kernel *made, struct kernel **kernel) {
     if (*kernel != made) {
         discard(made);
     }
-    return registered ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "kernel: host memory is used up");
+    return registered ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "kernel: out of host memory");
 }
 
-/* Say that a module has no such entry, and which it has. */
+/* Report that a module does not have an entry, and which entries it has. */
 static sm120_status no_entry(const struct module *module, const char *entry) {
     const struct signatures *const signatures = &module->signatures;
     if (signatures->count == 0) {
         return fail(SM120_INVALID_ARGUMENT, "entry = \"%.200s\" is not in %s", entry, module->name);
     }
-    return fail(SM120_INVALID_ARGUMENT, "entry = \"%.200s\" is not in %s, which has %u: \"%.200s\"%s", entry,
+    return fail(SM120_INVALID_ARGUMENT, "entry = \"%.200s\" is not in %s; its entries (%u) are \"%.200s\"%s", entry,
                 module->name, signatures->count, signatures->items[0].entry, signatures->count > 1 ? ", ..." : "");
 }
 
@@ -207,12 +207,12 @@ sm120_status kernel_check_threads(const struct kernel *kernel, const char *what,
     const int32_t device_max = kernel->module->device->info.max_threads_per_block;
     const int32_t max = kernel->info.max_threads < device_max ? kernel->info.max_threads : device_max;
     if (x == 0 || y == 0 || z == 0) {
-        return fail(SM120_INVALID_ARGUMENT, "%s = %u x %u x %u; each dimension is at least 1", what, x, y, z);
+        return fail(SM120_INVALID_ARGUMENT, "%s = %u x %u x %u; each dimension must be at least 1", what, x, y, z);
     }
     if (x > BLOCK_XY_MAX || y > BLOCK_XY_MAX || z > BLOCK_Z_MAX || x * y > INT32_MAX / BLOCK_Z_MAX ||
         x * y * z > (uint32_t)max) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "%s = %u x %u x %u threads; %s runs with at most %d, and no block is above %d x %d x %d", what, x,
+                    "%s = %u x %u x %u threads; %s runs with at most %d, and a block is at most %d x %d x %d", what, x,
                     y, z, kernel->entry, max, BLOCK_XY_MAX, BLOCK_XY_MAX, BLOCK_Z_MAX);
     }
     return SM120_OK;
@@ -241,7 +241,7 @@ sm120_status kernel_allow_shared(struct kernel *kernel, uint32_t shared_bytes) {
     const int64_t max = kernel->module->device->info.shared_bytes_per_block;
     if (used + (int64_t)shared_bytes > max) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "shared_bytes = %u, and %s has %d of its own; \"%s\" gives a block at most %d together",
+                    "shared_bytes = %u, and %s has %d static bytes; \"%s\" allows a block at most %d in total",
                     shared_bytes, kernel->entry, (int)used, kernel->module->device->info.name, (int)max);
     }
     return shared_bytes > atomic_load(&kernel->dynamic_limit) ? opt_in(kernel, shared_bytes) : SM120_OK;
@@ -332,8 +332,8 @@ void kernel_know_registers(struct kernel *kernel, uint32_t registers) {
     }
 }
 
-/* How many CTAs of `threads` threads the registers of a multiprocessor hold: a warp takes them from one of its four
- * quarters, in units of 256. */
+/* How many CTAs of `threads` threads the registers of a multiprocessor hold. A warp's registers are in one of the four
+ * quarters and are allocated in units of 256. */
 static int32_t blocks_by_registers(const struct kernel *kernel, uint32_t threads) {
     const int32_t warp_registers = (kernel->info.registers * 32 + 255) / 256 * 256;
     const int32_t warps = kernel->module->device->info.registers_per_multiprocessor / 4 / warp_registers * 4;

@@ -1,5 +1,5 @@
 /* The kernels inside the library. The build writes these tables (build/generated/kernels.c) from the notes and the
- * .param lines of the templates: nothing else knows a kernel's threads, shared memory, tile or parameters. */
+ * .param lines of the templates. A kernel's threads, shared memory, tile and parameters are written nowhere else. */
 #ifndef SM120_KERNELS_H
 #define SM120_KERNELS_H
 
@@ -9,12 +9,12 @@
 
 #include "runtime/signature.h"
 
-/* The parameters of a kernel, in their order. generated/parameters.h has a struct for each list, which is laid out
- * alike: parameter i is at offset items[i].offset of both. */
+/* The parameters of a kernel, in order. generated/parameters.h has a struct for each list with the same layout:
+ * parameter i is at offset items[i].offset in both. */
 struct parameter_list {
     const struct parameter *items;
     uint32_t count;
-    const struct parameter_list *beginning; /* another list that this one begins with, the longest; NULL: none */
+    const struct parameter_list *beginning; /* the longest other list that this one begins with, or NULL */
 };
 
 /* Images that are compressed together: .lzma files in kernel_images. */
@@ -28,8 +28,8 @@ struct kernel_image {
     uint32_t block, at, bytes;
 };
 
-/* What a template notes of a kernel (FIELDS in ptx/records.py), and what the build found out. Fields that a template
- * does not note are 0. */
+/* The note of a template about a kernel (FIELDS in ptx/records.py), and what the build found out. Fields that the note
+ * lacks are 0. */
 struct kernel_record {
     const char *entry;
     const char *operation; /* "attention", "quantize_mxfp8" */
@@ -41,8 +41,8 @@ struct kernel_record {
     uint32_t element_bytes; /* of a copied element */
     const char *layout;     /* of the output of a quantizer: "d", "rows", "q", "k", "v" */
     const char *config;     /* the name of this choice of tile and warps: "r32" */
-    bool features;          /* it does more than tensors of one length and unchanged scores need */
-    uint32_t head_dim;      /* that it is for; 0: any */
+    bool features;          /* it supports more than tensors of one length and unmodified scores */
+    uint32_t head_dim;      /* that it computes; 0: any */
     uint32_t q_rows, kv_rows, stages;
     uint32_t group_heads, group_rows;
     uint32_t q_warp_rows;   /* warps that share the rows of a tile's dQ */

@@ -17,7 +17,7 @@ sm120_status launch_of(struct argument_pointers *pointers, struct arguments argu
         known = known->beginning;
     }
     if (known == NULL) {
-        return fail(SM120_INTERNAL, "the arguments of %s are those of another kernel", record->entry);
+        return fail(SM120_INTERNAL, "the arguments given to %s belong to another kernel", record->entry);
     }
     for (uint32_t i = 0; i < list->count; ++i) {
         pointers->values[i] = (const char *)arguments.values + list->items[i].offset;
@@ -67,7 +67,7 @@ sm120_status launch_check(struct kernel *kernel, const struct launch *launch) {
     if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || grid[0] > INT32_MAX || grid[1] > GRID_YZ_MAX ||
         grid[2] > GRID_YZ_MAX) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "grid = %u x %u x %u; each dimension is at least 1, and no grid is above %d x %d x %d", grid[0],
+                    "grid = %u x %u x %u; each dimension must be at least 1, and at most %d x %d x %d", grid[0],
                     grid[1], grid[2], INT32_MAX, GRID_YZ_MAX, GRID_YZ_MAX);
     }
     sm120_status status = kernel_check_threads(kernel, "block", launch->block[0], launch->block[1], launch->block[2]);
@@ -75,7 +75,7 @@ sm120_status launch_check(struct kernel *kernel, const struct launch *launch) {
     return status == SM120_OK ? check_arguments(kernel, launch) : status;
 }
 
-/* Say that a device does not hold a grid at once, and what it holds. */
+/* Report that a cooperative grid does not fit on a device at once, and how many CTAs fit. */
 static sm120_status too_large(const struct kernel *kernel, const struct launch *launch) {
     const struct device *const device = kernel->module->device;
     const uint32_t *const grid = launch->grid;
@@ -90,13 +90,12 @@ static sm120_status too_large(const struct kernel *kernel, const struct launch *
     return fail(
         SM120_UNSUPPORTED,
         "grid = %u x %u x %u; a cooperative launch of %s with %u threads and shared_bytes = %u has at most %lld "
-        "CTAs: as many as \"%s\" holds at once",
+        "CTAs, because all of them must be resident on \"%s\" at once",
         grid[0], grid[1], grid[2], kernel->entry, threads, launch->shared_bytes,
         (long long)blocks * device->info.multiprocessors, device->info.name);
 }
 
-/* Hand a launch to the driver, which reads the values and writes neither them nor the pointers, whatever its prototype
- * says. */
+/* Hand a launch to the driver. It only reads the values and pointers, although its prototype is not const. */
 static CUresult start(struct kernel *kernel, const struct launch *launch) {
     const struct driver *const driver = kernel->module->device->driver;
     const uint32_t *const grid = launch->grid;
@@ -115,7 +114,7 @@ sm120_status launch_start(struct kernel *kernel, const struct launch *launch) {
     const uint32_t *const block = launch->block;
     const CUresult result = start(kernel, launch);
     if (result == CUDA_SUCCESS) {
-        error_clear(); /* of what a watcher's callback called in this thread */
+        error_clear(); /* a watch callback may have left an error in this thread */
         return SM120_OK;
     }
     if (result == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE) {
@@ -126,7 +125,7 @@ sm120_status launch_start(struct kernel *kernel, const struct launch *launch) {
                        grid[1], grid[2], block[0], block[1], block[2], launch->shared_bytes);
 }
 
-/* Check and start a launch whose grid and block, which may be NULL, are not in it yet. */
+/* Fill in grid and block, which may be NULL, then check and start a launch. */
 static sm120_status launch_kernel(sm120_kernel *handle, const uint32_t *grid, const uint32_t *block,
                                   struct launch launch) {
     struct kernel *kernel;

@@ -13,7 +13,7 @@ struct launch {
     const void *const *arguments;
     const size_t *argument_bytes;
     size_t argument_count;
-    bool is_cooperative; /* all CTAs are on the device at once */
+    bool is_cooperative; /* all CTAs are resident at once */
 };
 
 /* The arguments of a kernel of the library: a struct of generated/parameters.h, which stays where it is until the
@@ -26,18 +26,18 @@ struct arguments {
 /* Point to a struct of parameters; the compiler knows which list it belongs to. */
 #define ARGUMENTS(values) ((struct arguments){(values), PARAMETER_LIST(values)})
 
-/* What a launch points to. Not to be copied once it is in a launch. */
+/* The arrays that a launch points to. Do not copy it once a launch points to it. */
 struct argument_pointers {
     const void *values[KERNEL_PARAMETERS_MAX];
     size_t bytes[KERNEL_PARAMETERS_MAX];
 };
 
-/* Describe a launch of `grid` CTAs of a kernel. The struct of arguments is the kernel's own, or one that begins with
- * the kernel's parameters. */
+/* Describe a launch of `grid` CTAs of a kernel. The struct of arguments is the kernel's, or one that begins with the
+ * kernel's parameters. */
 sm120_status launch_of(struct argument_pointers *pointers, struct arguments arguments, uint32_t grid,
                        const struct kernel_record *record, sm120_stream stream, struct launch *launch);
 
-/* Check all of a launch; nothing starts. */
+/* Check a launch without starting it. */
 sm120_status launch_check(struct kernel *kernel, const struct launch *launch);
 
 /* Start a launch that was checked. The device's context is current. */

@@ -1,7 +1,7 @@
-/* LZMA: matches and literals, each of whose bits a range coder codes with a probability that adapts.
+/* LZMA: matches and literals. A range coder codes each of their bits with an adaptive probability.
  *
  * A .lzma file is a header (1 byte: 45 pb + 9 lp + lc; 4: the dictionary's size; 8: the size of the data, all bits set
- * where only the end marker says it), then the range coder's bytes. The output itself is the dictionary. */
+ * if only the end marker tells it), then the range coder's bytes. The output itself is the dictionary. */
 #include "lzma.h"
 
 #include <stdint.h>
@@ -13,22 +13,22 @@ enum {
     LITERAL_BITS_MAX = 4,   /* lc + lp */
     LITERAL_PROBABILITIES = 0x300,
     STATES = 12,
-    LITERAL_STATES = 7, /* states below follow a literal */
+    LITERAL_STATES = 7, /* a state below this follows a literal */
     POSITIONS_MAX = 16, /* 1 << pb */
     PROBABILITY_BITS = 11,
     HALF = 1 << (PROBABILITY_BITS - 1),
     ADAPTION_SHIFT = 5,
     MATCH_MIN = 2,
-    LENGTH_STATES = 4, /* distances of lengths 2, 3, 4, and 5 or more have slots of their own */
+    LENGTH_STATES = 4, /* distances have separate slots for match lengths 2, 3, 4, and 5 or more */
     SLOT_BITS = 6,
     ALIGN_BITS = 4,
-    DIRECT_SLOT = 14, /* from here on the middle bits of a distance have probability one half */
+    DIRECT_SLOT = 14, /* from this slot on, the middle bits of a distance have probability one half */
     DISTANCES = 115   /* probabilities of the low bits of slots 4 to 13 */
 };
-#define TOP        (1u << 24) /* a range below it takes another byte */
+#define TOP        (1u << 24) /* below this range, the decoder reads another byte */
 #define END_MARKER UINT32_MAX
 
-typedef uint16_t probability; /* that a bit is 0, in 1 / 2048 */
+typedef uint16_t probability; /* probability that a bit is 0, in 1 / 2048 */
 
 struct lengths {
     probability is_mid, is_high;
@@ -46,14 +46,14 @@ struct model {
 struct decoder {
     const unsigned char *next, *end;
     uint32_t range, code;
-    bool is_short; /* a byte was wanted behind the last one */
+    bool is_short; /* the decoder read beyond the last byte */
     unsigned lc, lp, pb;
     struct model model;
 };
 
 /* ---- the range coder ---- */
 
-/* Take another byte where the range is small. */
+/* Read another byte if the range is small. */
 static inline void normalize(struct decoder *d) {
     if (d->range < TOP) {
         d->range <<= 8;
@@ -118,7 +118,7 @@ static uint32_t reverse_tree(struct decoder *d, probability *p, unsigned count) 
 
 /* ---- symbols ---- */
 
-/* Decode the literal at a place; `matched` is the byte at the last distance, -1 where a literal came before. */
+/* Decode the literal at `place`; `matched` is the byte at the last distance, or -1 after a literal. */
 static inline unsigned char literal(struct decoder *d, size_t place, unsigned before, int matched) {
     const size_t row = (((place & ((1u << d->lp) - 1)) << d->lc) + (before >> (8 - d->lc)));
     probability *const p = d->model.literal + LITERAL_PROBABILITIES * row;
@@ -169,13 +169,14 @@ static uint32_t distance(struct decoder *d, uint32_t count) {
     return high + middle + reverse_tree(d, m->align, ALIGN_BITS);
 }
 
-/* What the next symbol depends on beside the model. */
+/* The state of the decoder beside the probabilities. */
 struct history {
-    uint32_t distances[4]; /* of the last matches, less 1, the latest first */
+    uint32_t distances[4]; /* distances of the last matches, less 1, the latest first */
     unsigned state;
 };
 
-/* Decode which of the last distances a match repeats and put it first; the match's length, 1 of a match of one byte. */
+/* Decode which of the last distances a match repeats and put it first. Returns the match's length, 1 for a short
+ * repeat. */
 static uint32_t repeated(struct decoder *d, struct history *h, size_t position) {
     struct model *const m = &d->model;
     unsigned which = 0;
@@ -196,7 +197,7 @@ static uint32_t repeated(struct decoder *d, struct history *h, size_t position) 
     return length(d, &m->repeat, position);
 }
 
-/* Decode a match that is no repetition; its length. */
+/* Decode a match with a new distance. Returns its length. */
 static uint32_t matched(struct decoder *d, struct history *h, size_t position) {
     const uint32_t count = length(d, &d->model.match, position);
     memmove(h->distances + 1, h->distances, 3 * sizeof *h->distances);
@@ -240,7 +241,7 @@ bool lzma_decode(const void *packed, size_t packed_bytes, void *to, size_t bytes
     const unsigned char *const in = packed;
     struct decoder d;
     uint64_t size = 0;
-    /* The range coder begins with a byte that is 0 and four of its code. */
+    /* The range coder begins with a 0 byte and the 4 bytes of its first code. */
     if (packed_bytes < HEADER_BYTES + 5 || in[0] >= PROPERTIES || in[HEADER_BYTES] != 0) {
         return false;
     }

@@ -5,9 +5,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Decode a .lzma file that holds exactly `bytes` bytes. False: the file is cut short, damaged or longer than its end
- * marker, holds another number of bytes, or needs more than 12,288 literal probabilities (lc + lp above 4); what `to`
- * then holds is undefined. Nothing is read beyond `packed_bytes`, nothing written beyond `bytes`, nothing allocated. */
+/* Decode a .lzma file that holds exactly `bytes` bytes. Returns false if the file is cut short, damaged or longer than
+ * its end marker, holds another number of bytes, or needs more than 12,288 literal probabilities (lc + lp above 4). The
+ * contents of `to` are then undefined. It does not read beyond `packed_bytes`, write beyond `bytes`, or allocate. */
 bool lzma_decode(const void *packed, size_t packed_bytes, void *to, size_t bytes);
 
 #endif

@@ -6,7 +6,7 @@
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-/* Find the record that holds an address; NULL where none does. The caller has the lock. */
+/* Find the allocation that holds an address, or NULL. The caller has the lock. */
 static const struct record *holder(const struct registry *registry, uint64_t address) {
     const struct record *const record = registry_find(registry, address);
     return record != NULL && address - record->key < record->bytes ? record : NULL;
@@ -30,22 +30,23 @@ sm120_status memory_check(struct device *device, sm120_address address, uint64_t
                       " bytes at 0x%" PRIx64,
                       what, bytes, address, record->bytes, record->key);
     } else if (address == 0 || bytes - 1 > UINT64_MAX - address) {
-        status = fail(SM120_INVALID_ARGUMENT, "%s = 0x%" PRIx64 " is no device memory of %" PRIu64 " bytes", what,
-                      address, bytes);
+        status =
+            fail(SM120_INVALID_ARGUMENT, "%s = 0x%" PRIx64 " is not an address of %" PRIu64 " bytes of device memory",
+                 what, address, bytes);
     }
     mutex_unlock(&device->lock);
     return status;
 }
 
-/* Promise room in a registry of the device. */
+/* Reserve room in a registry of the device. */
 static sm120_status reserve(struct device *device, struct registry *registry) {
     mutex_lock(&device->lock);
     const bool reserved = registry_reserve(registry);
     mutex_unlock(&device->lock);
-    return reserved ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "keeping count of allocations: host memory is used up");
+    return reserved ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "recording an allocation: out of host memory");
 }
 
-/* Add a record on a promise, or give the promise back where `bytes` is 0. */
+/* Add a record in reserved room; if `bytes` is 0, cancel the reservation. */
 static void settle(struct device *device, struct registry *registry, struct record record) {
     mutex_lock(&device->lock);
     if (record.bytes != 0) {
@@ -65,7 +66,7 @@ static sm120_status alloc_fail(const struct device *device, CUresult result, siz
 /* Check the arguments of an allocation. */
 static sm120_status check_alloc(size_t bytes, const sm120_address *address) {
     if (bytes == 0) {
-        return fail(SM120_INVALID_ARGUMENT, "bytes = 0; an allocation has at least 1 byte");
+        return fail(SM120_INVALID_ARGUMENT, "bytes = 0; it must be at least 1");
     }
     return check_pointer(address, "address");
 }
@@ -96,11 +97,13 @@ static sm120_status no_allocation(struct device *device, const struct registry *
     const uint64_t start = record != NULL ? record->key : 0;
     mutex_unlock(&device->lock);
     if (start != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "%s = 0x%" PRIx64 " is inside the allocation at 0x%" PRIx64 "; free that",
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s = 0x%" PRIx64 " is inside the allocation at 0x%" PRIx64 "; free the start of the allocation",
                     what, address, start);
     }
     return fail(SM120_INVALID_ARGUMENT,
-                "%s = 0x%" PRIx64 " was not given by %s on this device, or it was freed already", what, address, how);
+                "%s = 0x%" PRIx64 " was not allocated by %s on this device, or it was freed already", what, address,
+                how);
 }
 
 sm120_status sm120_free(sm120_device *handle, sm120_address address) {

@@ -1,4 +1,4 @@
-/* Device and pinned memory: what a device handed out. */
+/* Device and pinned memory that a device allocated. */
 #ifndef SM120_MEMORY_H
 #define SM120_MEMORY_H
 
@@ -7,7 +7,7 @@
 #include "runtime/device.h"
 
 /* Whether, and check that, `bytes` bytes at `address` lie within the allocation that holds the first of them. Memory
- * that came from elsewhere is not known here, and passes. */
+ * that another library allocated is unknown here and passes. */
 bool memory_holds(struct device *device, sm120_address address, uint64_t bytes);
 sm120_status memory_check(struct device *device, sm120_address address, uint64_t bytes, const char *what);
 

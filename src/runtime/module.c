@@ -13,7 +13,7 @@ enum { LOG_BYTES = 16 * 1024 };
 
 /* ---- load ---- */
 
-/* Copy a compiler's log and put `name` where it speaks of the text: ptxas says "ptxas application ptx input" at the
+/* Copy a compiler's log and write `name` in place of "ptxas application ptx input", which ptxas calls the text at the
  * beginning of a line. */
 static void rename_in_log(const char *log, const char *name, char *to, size_t bytes) {
     static const char placeholder[] = "ptxas application ptx input";
@@ -36,7 +36,7 @@ static void rename_in_log(const char *log, const char *name, char *to, size_t by
     to[used] = '\0';
 }
 
-/* Translate a failed load: the log where there is one, else the driver's own words. */
+/* Translate a failed load: the message is the compiler's log, or the driver's error if the log is empty. */
 static sm120_status load_fail(const struct device *device, CUresult result, const char *name, const char *log) {
     char text[LOG_BYTES];
     const sm120_status status = driver_fail(device->driver, result, "%s: loading on \"%s\"", name, device->info.name);
@@ -51,7 +51,7 @@ static sm120_status load_fail(const struct device *device, CUresult result, cons
 static sm120_status load(const struct device *device, const char *image, const char *name, CUmodule *module) {
     char *const log = calloc(1, LOG_BYTES);
     if (log == NULL) {
-        return fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", name);
+        return fail(SM120_OUT_OF_MEMORY, "%s: out of host memory", name);
     }
     CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void *values[] = {log, (void *)(uintptr_t)(LOG_BYTES - 1)};
@@ -74,7 +74,7 @@ static void discard(struct module *module) {
     free(module);
 }
 
-/* Make a module without a driver's handle. Its signatures are those of the text, or the record's. NULL: out of host
+/* Make a module without a driver's handle. Its signatures come from the text or from the record. NULL: out of host
  * memory. */
 static struct module *make(struct device *device, const char *name, const char *text,
                            const struct kernel_record *record) {
@@ -132,7 +132,7 @@ sm120_status module_load(struct device *device, const void *image, size_t bytes,
         }
         if (*module == NULL) {
             device->driver->cuModuleUnload(loaded);
-            status = fail(SM120_OUT_OF_MEMORY, "%s: host memory is used up", name);
+            status = fail(SM120_OUT_OF_MEMORY, "%s: out of host memory", name);
         }
     }
     free(copy.bytes);
@@ -150,7 +150,7 @@ sm120_status sm120_module_load(sm120_device *handle, const void *image, size_t b
     status = status == SM120_OK ? check_pointer(name, "name") : status;
     status = status == SM120_OK ? check_pointer((const void *)module, "module") : status;
     if (status == SM120_OK && bytes == 0) {
-        status = fail(SM120_INVALID_ARGUMENT, "bytes = 0; %s is PTX text or a cubin of at least 1 byte", name);
+        status = fail(SM120_INVALID_ARGUMENT, "bytes = 0; %s must be PTX text or a cubin of at least 1 byte", name);
     }
     if (status == SM120_OK) {
         struct module *loaded = NULL;
@@ -162,8 +162,8 @@ sm120_status sm120_module_load(sm120_device *handle, const void *image, size_t b
 
 /* ---- unload ---- */
 
-/* Free a module that is in no list and in no use any more. `context`: whether its context still is, and with it what
- * the driver's handles stand for. */
+/* Free a module that is in no list and not in use. `context`: whether its context still exists, and with it the
+ * driver's handles. */
 static sm120_status unload(struct module *module, bool context) {
     const struct driver *const driver = module->device->driver;
     for (struct kernel *kernel = module->kernels; kernel != NULL;) {

@@ -14,7 +14,7 @@ struct module {
     struct device *device;
     CUmodule module;
     char *name;
-    struct signatures signatures; /* none where it came as a cubin */
+    struct signatures signatures; /* empty for a cubin */
     struct kernel *kernels;       /* list; guarded by the device's lock */
     struct module *next;          /* of the device's list; guarded by its lock */
 };
@@ -25,14 +25,14 @@ struct kernel {
     CUfunction function;
     char *entry;
     sm120_kernel_info info;
-    bool table_registers;         /* info.registers comes from the table: the device itself allocates none */
+    bool table_registers;         /* info.registers comes from the table; the device allocates none */
     struct parameter *parameters; /* info.parameters of them */
-    atomic_uint dynamic_limit;    /* dynamic shared memory that a launch may have without asking the driver for more */
+    atomic_uint dynamic_limit;    /* dynamic shared memory that the driver allows a launch so far */
     struct kernel *next;
 };
 
-/* Load an image. `record` describes the one kernel in it; NULL: the image itself tells its kernels, if it is PTX. The
- * module is in the device's list, with a handle. The device's context is current. */
+/* Load an image. `record` describes the one kernel in it; NULL: the kernels are read from the image, if it is PTX. The
+ * module is in the device's list and has a handle. The device's context is current. */
 sm120_status module_load(struct device *device, const void *image, size_t bytes, const char *name,
                          const struct kernel_record *record, struct module **module);
 

@@ -11,14 +11,14 @@ _Static_assert(sizeof(void *) == 8, "handles take 64 bits");
 enum { KIND_BITS = 3, KIND_MASK = 7, SLOTS_MAX = 1 << 28 };
 
 static struct mutex lock = MUTEX_INITIALIZER;
-static struct condition unused = CONDITION_INITIALIZER; /* an object that is being closed is in no use any more */
+static struct condition unused = CONDITION_INITIALIZER; /* the last use of an object that is being closed has ended */
 static struct object **slots;
 static size_t slot_count, live_count;
 static uint32_t serial;
 
 static const char *const kind_name[] = {"", "device", "module", "kernel"};
 
-/* Find a free slot, growing the table where there is none; SLOTS_MAX where that fails. */
+/* Find a free slot; grow the table if all are taken. Returns SLOTS_MAX if that fails. */
 static size_t free_slot(void) {
     for (size_t i = 0; live_count < slot_count && i < slot_count; ++i) {
         if (slots[i] == NULL) {
@@ -108,10 +108,11 @@ static void complain(const void *handle, enum object_kind kind, const char *what
     if (handle == NULL) {
         fail(SM120_INVALID_ARGUMENT, "%s is NULL; give an open %s", what, name);
     } else if (given != (uintptr_t)kind && given >= OBJECT_DEVICE && given <= OBJECT_KERNEL) {
-        fail(SM120_INVALID_ARGUMENT, "%s = %p is no %s (its value is that of a %s); give an open %s", what, handle,
-             name, kind_name[given], name);
+        fail(SM120_INVALID_ARGUMENT, "%s = %p is not a %s but a %s; give an open %s", what, handle, name,
+             kind_name[given], name);
     } else {
-        fail(SM120_INVALID_ARGUMENT, "%s = %p is no open %s: it was closed, or it was never one", what, handle, name);
+        fail(SM120_INVALID_ARGUMENT, "%s = %p is not an open %s: it was closed, or it never was one", what, handle,
+             name);
     }
 }
 
@@ -138,8 +139,8 @@ struct object *object_retire(const void *handle, enum object_kind kind, const ch
     mutex_lock(&lock);
     struct object *const object = find(handle, kind);
     if (object != NULL && object->uses != 0 && driver_virtual()->looking()) {
-        mutex_unlock(&lock); /* it would wait for the launch that waits for the callback */
-        fail(SM120_INVALID_ARGUMENT, "%s = %p is in use, and a callback that watches a launch closes nothing in use",
+        mutex_unlock(&lock); /* closing would wait for the launch, which waits for this callback */
+        fail(SM120_INVALID_ARGUMENT, "%s = %p is in use; a watch callback must not close an object that is in use",
              what, handle);
         return NULL;
     }
@@ -157,7 +158,7 @@ struct object *object_retire(const void *handle, enum object_kind kind, const ch
     return object;
 }
 
-/* Take the locks of the objects of a kind in slots below `end`. Returns the slot where that failed, or `end`. */
+/* Take the locks of the objects of a kind in slots below `end`. Returns the slot that failed, or `end`. */
 static size_t seize_all(enum object_kind kind, bool (*seize)(struct object *), size_t end) {
     for (size_t i = 0; i < end; ++i) {
         if (slots[i] != NULL && slots[i]->kind == kind && !seize(slots[i])) {

@@ -1,4 +1,4 @@
-/* Open a device: choose it, ask for its properties, retain its context. Close it: take back all that it handed out. */
+/* Open a device: choose it, ask for its properties, retain its context. Close it: free everything that it allocated. */
 #include <stdlib.h>
 
 #include "runtime/builtin.h"
@@ -95,7 +95,7 @@ sm120_status sm120_device_open(const char *name, sm120_device **device) {
     fork_prepare();
     struct device *const made = make(&choice);
     if (made == NULL) {
-        return fail(SM120_OUT_OF_MEMORY, "opening a device: host memory is used up");
+        return fail(SM120_OUT_OF_MEMORY, "opening a device: out of host memory");
     }
     CUresult result = choice.driver->cuDeviceGet(&made->ordinal, choice.ordinal);
     result = result == CUDA_SUCCESS ? read_info(choice.driver, made->ordinal, &made->info) : result;
@@ -109,7 +109,7 @@ sm120_status sm120_device_open(const char *name, sm120_device **device) {
     if (!object_register(&made->object, OBJECT_DEVICE, NULL)) {
         choice.driver->cuDevicePrimaryCtxRelease(made->ordinal);
         discard(made);
-        return fail(SM120_OUT_OF_MEMORY, "opening a device: host memory is used up");
+        return fail(SM120_OUT_OF_MEMORY, "opening a device: out of host memory");
     }
     *device = made->object.handle;
     return SM120_OK;
@@ -131,7 +131,7 @@ sm120_status sm120_device_close(sm120_device *handle) {
         stream_close_all(device);
         memory_close_all(device);
         device_pop(device);
-    } else { /* the context is gone, and all that it held */
+    } else { /* the context is gone, and with it its modules and memory */
         module_close_all(device, false);
     }
     device->driver->cuDevicePrimaryCtxRelease(device->ordinal);

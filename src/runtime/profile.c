@@ -4,13 +4,13 @@
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-/* Refuse a device that is a GPU, or on which no profile was begun. */
+/* Fail if the device is a GPU, or if no profile is open. */
 static sm120_status need_profile(struct device *device) {
     if (device->driver->profile == NULL) {
-        return fail(SM120_UNSUPPORTED, "\"%s\" takes no profile; the virtual device does", device->info.name);
+        return fail(SM120_UNSUPPORTED, "\"%s\" cannot be profiled; only the virtual device can", device->info.name);
     }
     if (!atomic_load(&device->takes_profile)) {
-        return fail(SM120_INVALID_ARGUMENT, "device takes no profile; call sm120_profile_begin on it first");
+        return fail(SM120_INVALID_ARGUMENT, "no profile is being recorded on device; call sm120_profile_begin first");
     }
     return SM120_OK;
 }
@@ -26,7 +26,7 @@ sm120_status sm120_profile_begin(sm120_device *handle) {
     if (device->driver->profile == NULL) {
         status = need_profile(device);
     } else if (result == CUDA_ERROR_PROFILER_ALREADY_STARTED) {
-        status = fail(SM120_UNSUPPORTED, "a profile of \"%s\" %d is being taken already; end it first",
+        status = fail(SM120_UNSUPPORTED, "a profile of \"%s\" %d is being recorded already; end it first",
                       device->info.name, device->info.ordinal);
     } else if (result != CUDA_SUCCESS) {
         status = driver_fail(device->driver, result, "beginning a profile");

@@ -61,7 +61,7 @@ sm120_status sm120_device_counters_reset(sm120_device *handle) {
         return status;
     }
     if (device->driver->counters_reset == NULL) {
-        status = fail(SM120_UNSUPPORTED, "\"%s\" counts nothing; the virtual device does", device->info.name);
+        status = fail(SM120_UNSUPPORTED, "\"%s\" has no counters; only the virtual device has", device->info.name);
     } else {
         const CUresult result = device->driver->counters_reset(device->context);
         status = result == CUDA_SUCCESS ? SM120_OK : driver_fail(device->driver, result, "resetting the counters");
@@ -76,7 +76,8 @@ sm120_status sm120_device_interrupt(sm120_device *handle) {
         return status;
     }
     if (device->driver->interrupt == NULL) {
-        status = fail(SM120_UNSUPPORTED, "\"%s\" cannot be interrupted; the virtual device can", device->info.name);
+        status =
+            fail(SM120_UNSUPPORTED, "\"%s\" cannot be interrupted; only the virtual device can", device->info.name);
     } else {
         const CUresult result = device->driver->interrupt(device->context);
         status = result == CUDA_SUCCESS ? SM120_OK : driver_fail(device->driver, result, "interrupting the launches");

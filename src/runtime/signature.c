@@ -13,7 +13,7 @@ struct token {
     size_t length;
 };
 
-/* What belongs to a name. */
+/* Whether a character may be part of a name. */
 static bool is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$' ||
            c == '%';
@@ -60,7 +60,7 @@ static bool is(struct token token, const char *text) {
     return token.length == strlen(text) && memcmp(token.start, text, token.length) == 0;
 }
 
-/* The bytes of a type such as ".u64"; 0 where the token is no type. */
+/* The bytes of a type such as ".u64"; 0 if the token is not a type. */
 static uint32_t type_bytes(struct token token) {
     static const struct {
         const char *name;
@@ -95,7 +95,7 @@ static struct token read_parameter(const char **at, const char *text, struct par
     uint32_t bytes = 0;
     uint64_t items = 1;
     bool is_array = false;
-    bool of_pointee = false; /* .align after .ptr speaks of what the pointer points to */
+    bool of_pointee = false; /* .align after .ptr is the alignment of the pointer's target */
     struct token type = {0};
     struct token token = next(at, text);
     *parameter = (struct parameter){0};

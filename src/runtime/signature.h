@@ -7,8 +7,8 @@
 
 struct parameter {
     uint32_t offset, bytes;
-    char type[12]; /* "u64", "b8[128]"; "" where not known */
-    char name[64]; /* "" where not known */
+    char type[12]; /* "u64", "b8[128]"; "" if unknown */
+    char name[64]; /* "" if unknown */
 };
 
 struct signature {
@@ -22,11 +22,11 @@ struct signatures {
     uint32_t count;
 };
 
-/* Read the entries of a PTX text that has been found good by a driver. What is not understood is left out. False: out
- * of host memory; *signatures is then empty. */
+/* Read the entries of a PTX text that a driver has accepted. Entries that cannot be parsed are left out. False: out of
+ * host memory; *signatures is then empty. */
 bool signatures_read(const char *text, struct signatures *signatures);
 
-/* Make the signature of one entry from what is known of it. False: out of host memory; *signatures is then empty. */
+/* Make the signature of one entry from its list of parameters. False: out of host memory; *signatures is then empty. */
 bool signatures_make(const char *entry, const struct parameter *parameters, uint32_t count,
                      struct signatures *signatures);
 

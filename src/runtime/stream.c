@@ -1,4 +1,4 @@
-/* Streams and events. Those of other libraries are welcome everywhere but in a destroy. */
+/* Streams and events. All functions take those of other libraries too, except the two that destroy. */
 #include "runtime/stream.h"
 
 #include "runtime/check.h"
@@ -9,15 +9,15 @@ static uint64_t key_of(const void *handle) {
     return (uint64_t)(uintptr_t)handle;
 }
 
-/* Promise room for one more handle. */
+/* Reserve room for one more handle. */
 static sm120_status reserve(struct device *device, struct registry *registry) {
     mutex_lock(&device->lock);
     const bool reserved = registry_reserve(registry);
     mutex_unlock(&device->lock);
-    return reserved ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "keeping count of handles: host memory is used up");
+    return reserved ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "recording a handle: out of host memory");
 }
 
-/* Record a new handle on a promise; NULL gives the promise back. */
+/* Record a new handle in reserved room; NULL cancels the reservation. */
 static void settle(struct device *device, struct registry *registry, const void *handle) {
     mutex_lock(&device->lock);
     if (handle != NULL) {
@@ -28,7 +28,7 @@ static void settle(struct device *device, struct registry *registry, const void 
     mutex_unlock(&device->lock);
 }
 
-/* Take a handle out of a registry, or say that it is not there. */
+/* Take a handle out of a registry, or fail if it is not there. */
 static sm120_status claim(struct device *device, struct registry *registry, const void *handle, const char *what) {
     struct record record;
     mutex_lock(&device->lock);

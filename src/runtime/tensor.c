@@ -12,7 +12,7 @@ enum { NAME_BYTES = 32 };
 
 sm120_status check_size(const char *name, int64_t value, int64_t max) {
     if (value < 1) {
-        return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it is at least 1", name, value);
+        return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it must be at least 1", name, value);
     }
     if (value > max) {
         return fail(SM120_UNSUPPORTED, "%s = %" PRId64 "; at most %" PRId64 " is supported", name, value, max);
@@ -28,7 +28,7 @@ sm120_status check_shape(const struct shape *shape, const char *rows_name, int64
     return status == SM120_OK ? check_size("head_dim", shape->head_dim, INT32_MAX) : status;
 }
 
-/* The bytes of an element; 0 where operations do not take the dtype. */
+/* The bytes of an element; 0 for a dtype that operations do not support. */
 static int64_t element_bytes(uint32_t dtype) {
     return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : 0;
 }
@@ -49,18 +49,17 @@ static sm120_status check_stride(const char *name, const char *field, int64_t st
                                  int64_t element, int64_t *bytes) {
     *bytes = 0;
     if (stride < 0) {
-        return fail(SM120_INVALID_ARGUMENT, "%s.%s = %" PRId64 "; no stride is negative", name, field, stride);
+        return fail(SM120_INVALID_ARGUMENT, "%s.%s = %" PRId64 "; a stride must not be negative", name, field, stride);
     }
     if (count == 1) {
         return SM120_OK;
     }
     if (stride == 0 && !may_be_0) {
-        return fail(SM120_INVALID_ARGUMENT, "%s.%s = 0; it is positive where that dimension is above 1 (%" PRId64 ")",
-                    name, field, count);
+        return fail(SM120_INVALID_ARGUMENT, "%s.%s = 0; it must be positive, because that dimension is %" PRId64, name,
+                    field, count);
     }
     if (!multiply(stride, element, bytes)) {
-        return fail(SM120_UNSUPPORTED, "%s.%s = %" PRId64 " elements does not fit in 63 bits of bytes", name, field,
-                    stride);
+        return fail(SM120_UNSUPPORTED, "%s.%s = %" PRId64 " elements exceeds 2^63 bytes", name, field, stride);
     }
     return SM120_OK;
 }
@@ -81,8 +80,8 @@ static void sort(struct dimension dimensions[3]) {
     }
 }
 
-/* Find the bytes from the first element to the last, and refuse an output of which one step is shorter than what it
- * steps over. */
+/* Find the bytes from the first element to the last. The elements of an output must not overlap: each stride is at
+ * least the extent of the dimensions inside it. */
 static sm120_status check_extent(struct tensor *tensor, const struct shape *shape, enum tensor_role role,
                                  int64_t element) {
     struct dimension dimensions[3] = {
@@ -98,13 +97,12 @@ static sm120_status check_extent(struct tensor *tensor, const struct shape *shap
         if (role == TENSOR_OUTPUT && stride < tensor->bytes) {
             return fail(SM120_INVALID_ARGUMENT,
                         "%s: a stride of %" PRId64 " elements steps over %" PRId64
-                        "; rows of an output may not overlap",
+                        "; rows of an output must not overlap",
                         tensor->name, stride / element, tensor->bytes / element);
         }
         if (!multiply(stride, dimensions[i].count - 1, &span) || !add(span, tensor->bytes, &tensor->bytes)) {
-            return fail(SM120_UNSUPPORTED,
-                        "%s: %" PRId64 " steps of %" PRId64 " elements do not fit in 63 bits of bytes", tensor->name,
-                        dimensions[i].count - 1, stride / element);
+            return fail(SM120_UNSUPPORTED, "%s: %" PRId64 " steps of %" PRId64 " elements exceed 2^63 bytes",
+                        tensor->name, dimensions[i].count - 1, stride / element);
         }
     }
     return SM120_OK;
@@ -116,7 +114,7 @@ sm120_status tensor_check(const char *name, const sm120_tensor *given, const str
     *tensor = (struct tensor){.name = name, .address = given->address, .dtype = given->dtype};
     sm120_status status = check_dtype(name, given->dtype);
     if (status == SM120_OK && given->reserved != 0) {
-        status = fail(SM120_INVALID_ARGUMENT, "%s.reserved = %" PRIu32 "; it is 0", name, given->reserved);
+        status = fail(SM120_INVALID_ARGUMENT, "%s.reserved = %" PRIu32 "; it must be 0", name, given->reserved);
     }
     const int64_t element = element_bytes(given->dtype);
     if (status == SM120_OK) {
@@ -135,10 +133,10 @@ sm120_status tensor_check(const char *name, const sm120_tensor *given, const str
 
 sm120_status check_address(const char *name, sm120_address address, uint64_t alignment) {
     if (address == 0) {
-        return fail(SM120_INVALID_ARGUMENT, "%s = 0; it is an address in device memory", name);
+        return fail(SM120_INVALID_ARGUMENT, "%s = 0; it must be an address in device memory", name);
     }
     if (address % alignment != 0) {
-        return fail(SM120_MISALIGNED, "%s = 0x%" PRIx64 "; a multiple of %" PRIu64 " is right", name, address,
+        return fail(SM120_MISALIGNED, "%s = 0x%" PRIx64 "; it must be a multiple of %" PRIu64, name, address,
                     alignment);
     }
     return SM120_OK;
@@ -158,8 +156,8 @@ sm120_status tensor_check_alignment(const struct tensor *tensor, const sm120_ten
     for (int i = 0; i < 3; ++i) {
         if (steps[i].bytes % TENSOR_ALIGNMENT != 0) {
             return fail(SM120_MISALIGNED,
-                        "%s.%s = %" PRId64 " elements is %" PRId64 " bytes; a multiple of %d is right", tensor->name,
-                        steps[i].name, steps[i].stride, steps[i].bytes, TENSOR_ALIGNMENT);
+                        "%s.%s = %" PRId64 " elements is %" PRId64 " bytes; it must be a multiple of %d bytes",
+                        tensor->name, steps[i].name, steps[i].stride, steps[i].bytes, TENSOR_ALIGNMENT);
         }
     }
     char name[NAME_BYTES];
@@ -171,7 +169,7 @@ sm120_status tensor_check_address(struct device *device, const struct tensor *te
     const uint64_t element = (uint64_t)element_bytes(tensor->dtype);
     if (tensor->address != 0 && tensor->address % element == 0 &&
         memory_holds(device, tensor->address, (uint64_t)tensor->bytes)) {
-        return SM120_OK; /* no name is written where nobody reads it */
+        return SM120_OK; /* the name below is for messages only */
     }
     char name[NAME_BYTES];
     (void)snprintf(name, sizeof name, "%s.address", tensor->name);
@@ -194,8 +192,9 @@ static bool is_dense(const struct tensor *tensor, const struct shape *shape) {
     return fits && bytes == tensor->bytes;
 }
 
-/* Whether rows of two tensors meet that begin `distance` bytes apart, from a to b, and go by the same steps, the
- * longest last: along a step the one may be so far behind the other, or a step further. */
+/* Whether rows of two tensors overlap that have the same strides. b begins `distance` bytes behind a; the strides are
+ * sorted, the longest last. Along each stride, b's rows may lie behind a's by the rest of the distance or one more
+ * stride. */
 static bool rows_meet(const struct dimension a[3], const struct dimension b[3], int dimensions, int64_t distance,
                       int64_t a_bytes, int64_t b_bytes) {
     if (dimensions == 0) {
@@ -213,7 +212,7 @@ static bool rows_meet(const struct dimension a[3], const struct dimension b[3], 
     return false;
 }
 
-/* The stride that two tensors share along a dimension; negative: they share none. 0 is that of one element. */
+/* The stride that two tensors share along a dimension, 0 along one element; negative: their strides differ. */
 static int64_t shared_stride(int64_t a, int64_t b) {
     return a == b || b == 0 ? a : a == 0 ? b : -1;
 }

@@ -6,7 +6,7 @@
 
 #include "runtime/device.h"
 
-/* Batch, heads, rows, head_dim. */
+/* The dimensions of a tensor. */
 struct shape {
     int64_t batch, heads, rows, head_dim;
 };
@@ -21,19 +21,17 @@ struct tensor {
     int64_t bytes;
 };
 
-enum {
-    TENSOR_ALIGNMENT = 16
-}; /* of addresses and strides in bytes, where vector loads and the copy engine are to work */
+enum { TENSOR_ALIGNMENT = 16 }; /* bytes; vector loads and the copy engine need such addresses and strides */
 
 enum tensor_role { TENSOR_INPUT, TENSOR_OUTPUT };
 
-/* Check that `value` is from 1 to `max`: below it is never right, above it is not supported. */
+/* Check that `value` is from 1 to `max`: a smaller value is invalid, a larger one is not supported. */
 sm120_status check_size(const char *name, int64_t value, int64_t max);
 
-/* Check that batch * heads and rows are what kernels count with. */
+/* Check that batch * heads, rows and head_dim are numbers that kernels can count with. */
 sm120_status check_shape(const struct shape *shape, const char *rows_name, int64_t rows_max);
 
-/* Check dtype and strides of a tensor whose shape was checked. An output's elements may not share a place. */
+/* Check dtype and strides of a tensor whose shape was checked. The elements of an output must not overlap. */
 sm120_status tensor_check(const char *name, const sm120_tensor *given, const struct shape *shape, enum tensor_role role,
                           struct tensor *tensor);
 
@@ -43,18 +41,18 @@ bool tensor_is_aligned(const struct tensor *tensor);
 /* Check that address and strides are aligned. */
 sm120_status tensor_check_alignment(const struct tensor *tensor, const sm120_tensor *given);
 
-/* Check the address of a tensor, which is a multiple of its element. */
+/* Check the address of a tensor: a multiple of the element's size, and the tensor lies in one allocation. */
 sm120_status tensor_check_address(struct device *device, const struct tensor *tensor);
 
-/* Whether two tensors surely have a byte in common: they begin at one address, or have no gaps, or go by the same
- * steps. Of tensors with gaps whose steps differ nothing is said. */
+/* Whether two tensors overlap for certain. It is known for tensors that begin at one address, have no gaps, or have the
+ * same strides. For tensors with gaps and different strides the answer is false. */
 bool tensor_meets(const struct tensor *a, const struct shape *a_shape, const struct tensor *b,
                   const struct shape *b_shape);
 
 /* Check that an address is not 0 and a multiple of `alignment`. */
 sm120_status check_address(const char *name, sm120_address address, uint64_t alignment);
 
-/* Check that two ranges of memory have no byte in common. */
+/* Check that two ranges of memory do not overlap. */
 sm120_status check_apart(const char *a_name, sm120_address a, int64_t a_bytes, const char *b_name, sm120_address b,
                          int64_t b_bytes);
 

@@ -12,7 +12,7 @@
 _Static_assert(sizeof(sm120_tensor_map) == sizeof(CUtensorMap), "the driver's map fits");
 _Static_assert(sizeof(CUtensorMap) == TENSOR_MAP_BYTES, "the driver's map fits");
 
-/* Check what is asked for, but for the device. */
+/* The checks that need no device. */
 static sm120_status check_args(const sm120_tensor_map_args *args) {
     char why[256];
     struct tensor_map map = {.address = args->address,
@@ -27,14 +27,14 @@ static sm120_status check_args(const sm120_tensor_map_args *args) {
     memcpy(map.box, args->box, sizeof map.box);
     memcpy(map.steps, args->element_strides, sizeof map.steps);
     if (args->reserved != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it is 0", args->reserved);
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
     }
     const sm120_status status = check_address("address", args->address, 16);
     return status != SM120_OK || tensor_map_check(&map, why, sizeof why) ? status
                                                                          : fail(SM120_INVALID_ARGUMENT, "%s", why);
 }
 
-/* Check that the chip knows the type and the swizzle. */
+/* Check that the chip supports the type and the swizzle. */
 static sm120_status check_chip(const struct device *device, const sm120_tensor_map_args *args) {
     enum { BLACKWELL = 10 };
     const bool is_new_type = args->data_type >= SM120_TENSOR_MAP_16U4_ALIGN8B;
@@ -42,7 +42,7 @@ static sm120_status check_chip(const struct device *device, const sm120_tensor_m
         return SM120_OK;
     }
     return fail(SM120_UNSUPPORTED,
-                "%s = %" PRIu32 "; \"%s\" has compute capability %d.%d, and %d.0 is the first that has it",
+                "%s = %" PRIu32 "; \"%s\" has compute capability %d.%d, and this needs %d.0 or later",
                 is_new_type ? "data_type" : "swizzle", is_new_type ? args->data_type : args->swizzle, device->info.name,
                 (int)device->info.capability_major, (int)device->info.capability_minor, BLACKWELL);
 }
@@ -52,7 +52,7 @@ static sm120_status encoded(const struct device *device, CUresult result, const 
     return result == CUDA_SUCCESS ? SM120_OK
                                   : driver_fail(device->driver, result, "%s on \"%s\"%s", what, device->info.name,
                                                 result == CUDA_ERROR_NOT_SUPPORTED && !device->info.is_virtual
-                                                    ? ", which takes a driver of CUDA 12.0 or later"
+                                                    ? ", which needs a driver of CUDA 12.0 or later"
                                                     : "");
 }
 

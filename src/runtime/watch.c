@@ -1,4 +1,4 @@
-/* Look on while the virtual device executes: what to watch, and what a callback may ask. */
+/* Watch launches of the virtual device: the checks of a watch, and the queries that a callback may make. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,32 +28,34 @@ sm120_status sm120_kernel_instruction(sm120_kernel *handle, int32_t index, sm120
     return kernel_leave(kernel, status);
 }
 
-/* Check what a caller wants to see. */
+/* Check the members of a watch. */
 static sm120_status check_watch(const sm120_watch *watch) {
     const sm120_status status = check_struct(watch, sizeof *watch, "watch", "sm120_watch");
     if (status != SM120_OK) {
         return status;
     }
     if (watch->see == NULL) {
-        return fail(SM120_INVALID_ARGUMENT, "watch->see is NULL; give a function, or NULL for watch itself");
+        return fail(SM120_INVALID_ARGUMENT,
+                    "watch->see is NULL; give a function, or pass NULL as watch to end watching");
     }
     if (watch->moment > SM120_AFTER) {
-        return fail(SM120_INVALID_ARGUMENT, "watch->moment = %u; SM120_BEFORE is 0, SM120_AFTER is 1", watch->moment);
+        return fail(SM120_INVALID_ARGUMENT, "watch->moment = %u; it must be SM120_BEFORE (0) or SM120_AFTER (1)",
+                    watch->moment);
     }
     if (watch->bytes > WATCHED_BYTES_MAX) {
         return fail(SM120_INVALID_ARGUMENT, "watch->bytes = %u; at most %d bytes can be watched", watch->bytes,
                     WATCHED_BYTES_MAX);
     }
     if (watch->bytes > 0 && watch->moment != SM120_AFTER) {
-        return fail(SM120_INVALID_ARGUMENT, "watch->moment = %u; memory changes after an instruction: SM120_AFTER",
+        return fail(SM120_INVALID_ARGUMENT, "watch->moment = %u; with watch->bytes it must be SM120_AFTER (1)",
                     watch->moment);
     }
     if (watch->last_line < watch->first_line) {
-        return fail(SM120_INVALID_ARGUMENT, "watch->last_line = %u lies before watch->first_line = %u",
+        return fail(SM120_INVALID_ARGUMENT, "watch->last_line = %u; it must be at least watch->first_line = %u",
                     watch->last_line, watch->first_line);
     }
     return watch->reserved == 0 ? SM120_OK
-                                : fail(SM120_INVALID_ARGUMENT, "watch->reserved = %u; it is 0", watch->reserved);
+                                : fail(SM120_INVALID_ARGUMENT, "watch->reserved = %u; it must be 0", watch->reserved);
 }
 
 sm120_status sm120_device_watch(sm120_device *handle, const sm120_watch *watch) {
@@ -63,7 +65,7 @@ sm120_status sm120_device_watch(sm120_device *handle, const sm120_watch *watch) 
         return status;
     }
     if (device->driver->looking == NULL) {
-        status = fail(SM120_UNSUPPORTED, "\"%s\" cannot be watched; the virtual device can", device->info.name);
+        status = fail(SM120_UNSUPPORTED, "\"%s\" cannot be watched; only the virtual device can", device->info.name);
     } else if (watch != NULL) {
         status = check_watch(watch);
     }
@@ -77,7 +79,7 @@ sm120_status sm120_device_watch(sm120_device *handle, const sm120_watch *watch) 
 
 /* ---- in a callback ---- */
 
-/* Translate what the driver answered: an index past the last is UNSUPPORTED. */
+/* Translate the driver's answer: an index past the last one is UNSUPPORTED. */
 static sm120_status answer(CUresult result, int32_t index) {
     if (result == CUDA_SUCCESS) {
         return SM120_OK;
@@ -107,7 +109,8 @@ sm120_status sm120_step_register(const sm120_step *step, int32_t which, int32_t 
     sm120_status status = check_struct(info, sizeof *info, "info", "sm120_register_info");
     status = status == SM120_OK ? check_index(index) : status;
     if (status == SM120_OK && which != SM120_OF_INSTRUCTION && which != SM120_OF_FUNCTION) {
-        status = fail(SM120_INVALID_ARGUMENT, "which = %d; SM120_OF_INSTRUCTION is 0, SM120_OF_FUNCTION is 1", which);
+        status = fail(SM120_INVALID_ARGUMENT,
+                      "which = %d; it must be SM120_OF_INSTRUCTION (0) or SM120_OF_FUNCTION (1)", which);
     }
     return status == SM120_OK ? answer(driver_virtual()->step_register(step, which, index, info), index) : status;
 }

@@ -99,7 +99,7 @@ def test_used_up_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr(demo, "run", use_up)
     assert __main__.main(["demo"]) == 2
-    assert capsys.readouterr().err == "pysm120: this machine has too little memory: what was asked for\n"
+    assert capsys.readouterr().err == "pysm120: this machine has too little memory: an allocation failed\n"
 
 
 def test_interrupt_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_picture_without_matplotlib(
 def test_what_is_refused(saxpy: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for extra, message in (
         (["--json", "x.txt"], "--json is 'x.txt', not a .json file"),
-        (["--plot", "nowhere/x.png"], "--plot is 'nowhere/x.png', not a .png file in a folder that exists"),
+        (["--plot", "nowhere/x.png"], "--plot is 'nowhere/x.png', not a .png file in an existing folder"),
         (["--top", "many"], "--top is 'many'"),
     ):
         assert __main__.main([*saxpy, *extra]) == 2

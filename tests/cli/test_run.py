@@ -151,11 +151,11 @@ def test_types_that_numpy_cannot_name_pass_through_files(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [("", "not a scalar such as u32:3"), ("u32", "not a scalar such as u32:3"), ("u31:3", "'u31' is no type"),
-     ("u8:256", "from 0 to 255"), ("u8:-1", "from 0 to 255"), ("u8:1.5", "no number that u8 holds"),
-     ("f32:x", "no number that f32 holds"), ("f32[]", "a shape is numbers"), ("f32[2,-1]", "a shape is numbers"),
+    [("", "not a scalar such as u32:3"), ("u32", "not a scalar such as u32:3"), ("u31:3", "'u31' is not a type"),
+     ("u8:256", "from 0 to 255"), ("u8:-1", "from 0 to 255"), ("u8:1.5", "not a number of type u8"),
+     ("f32:x", "not a number of type f32"), ("f32[]", "a shape is numbers"), ("f32[2,-1]", "a shape is numbers"),
      ("f32[2]:maybe", "normal, uniform, random, arange, zeros, ones, nan or a number, not 'maybe'"),
-     ("u8[2]:1.5", "no number that u8 holds"), ("f32[99999999999999]", "bytes of memory"), ("q31[2]", "no type"),
+     ("u8[2]:1.5", "not a number of type u8"), ("f32[99999999999999]", "bytes of memory"), ("q31[2]", "not a type"),
      ("no.npy", "cannot be read"), ("out.npy=u32:3", "only an array"), ("out=f32[2]", "a .npy file to write"),
      ("no/out.npy=f32[2]", "folder 'no' does not exist"), ("e2m1[2]:nan", "e2m1 has no NaN")],
 )  # fmt: skip
@@ -179,7 +179,7 @@ def test_bad_files_are_refused_by_name(tmp_path: Path) -> None:
         (str(archive), "an archive"),
         (f"{wide}:f32", "8 bytes, but f32 has 4"),
         (str(tmp_path / "objects.npy"), "cannot be read"),
-        (f"{wide}:f31", "no type"),
+        (f"{wide}:f31", "'f31' is not a type"),
         (str(tmp_path / "zip.npy"), "cannot be read: File is not a zip file"),
     ):
         with pytest.raises(InvalidArgumentError, match="argument 0") as caught:
@@ -206,7 +206,7 @@ def test_launches_that_are_refused(saxpy: str, tmp_path: Path, capsys: pytest.Ca
         ([*kernel, *fine[:2], "u32:1", "u32:4"], "param_a (.f32) takes f32:1"),
         ([*kernel, *fine[:3], "f32:4"], "param_n (.u32) takes u32:1"),
         ([*kernel, *fine[:3], "u32[1]"], "param_n (.u32) takes u32:1"),
-        ([*kernel, "--device", "cuda", "--seed", "3", *fine], "only the virtual device has it"),
+        ([*kernel, "--device", "cuda", "--seed", "3", *fine], "only the virtual device supports it"),
         ([*kernel, "--checks", "most", *fine], "checks=most"),
         ([*kernel, f"{tmp_path}/o.npy=f32[4]", f"{tmp_path}/o.npy=f32[4]", *fine[2:]], "the same file"),
         (["quantize_mxfp8_f32_d", "--kernel", "saxpy", "--grid", "1"], "FILE is the kernel quantize_mxfp8_f32_d"),

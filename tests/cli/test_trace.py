@@ -210,7 +210,7 @@ def test_never_reached(saxpy: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", saxpy, *LAUNCH, "--break", line, "--hits", "9"]
     assert "was reached 7 times, not 9" in error_of(capsys, 1, *words)
     words = ["trace", saxpy, *LAUNCH, "--from", line, "--cta", "1", "--warp", "3"]
-    assert "never came to" in error_of(capsys, 1, *words)
+    assert "never reached" in error_of(capsys, 1, *words)
 
 
 @pytest.mark.usefixtures("control_c")

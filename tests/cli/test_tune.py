@@ -39,11 +39,11 @@ def test_json(device_name: str, capsys: pytest.CaptureFixture[str], precision: s
         (["--shape", "1,2,3"], "'1,2,3' is not BATCH,ROWS,HEADS,HEAD_SIZE"),
         (["--shape", "1,2,3,640"], "head_dim = 640; at most 256"),
         (["--kv-heads", "3"], "kv_heads = 3 does not divide heads = 32"),
-        (["--runs", "0"], "--runs is 0; at least 1 is right"),
-        (["--kv-heads", "0"], "--kv-heads is 0; at least 1 is right"),
-        (["--kv-rows", "0"], "--kv-rows is 0; at least 1 is right"),
-        (["--seed", "-1"], "--seed is -1; at least 0 is right"),
-        (["--json", "no-such-folder/x.json"], "--json is 'no-such-folder/x.json', not a file in a folder that exists"),
+        (["--runs", "0"], "--runs is 0; it must be at least 1"),
+        (["--kv-heads", "0"], "--kv-heads is 0; it must be at least 1"),
+        (["--kv-rows", "0"], "--kv-rows is 0; it must be at least 1"),
+        (["--seed", "-1"], "--seed is -1; it must be at least 0"),
+        (["--json", "no-such-folder/x.json"], "--json is 'no-such-folder/x.json', not a file in an existing folder"),
         (["--json", "/"], "--json is '/', not a file"),
         (["--shape", "8,1000000000,1,128", "--kv-heads", "1"], "--shape needs "),
     ],
@@ -74,11 +74,11 @@ def test_argument_and_environment_choose(device: pysm120.Device, monkeypatch: py
         assert kernels().endswith("_d64_r32")
         assert kernels(config="r16").endswith("_d64_r16")
         assert kernels(softcap=1.0).endswith("_d64_any_r16")
-    with pytest.raises(pysm120.UnsupportedError, match='config = "r64"; this call has r'):
+    with pytest.raises(pysm120.UnsupportedError, match='config = "r64"; this call supports r'):
         pysm120.attention(x, x, x, precision="bf16", device=device, config="r64")
-    with pytest.raises(pysm120.UnsupportedError, match='config = "r32"; this call has r16'):
+    with pytest.raises(pysm120.UnsupportedError, match='config = "r32"; this call supports r16'):
         pysm120.attention(x, x, x, precision="bf16", device=device, config="r32", softcap=1.0)
-    with pytest.raises(TypeError, match="config is 3, not the name of one"):
+    with pytest.raises(TypeError, match="config is 3, not the name of a config"):
         pysm120.attention(x, x, x, precision="bf16", device=device, config=3)  # type: ignore[call-overload] # wrong
 
 

@@ -178,12 +178,12 @@ def test_signatures_are_those_of_flash_attention(name: str) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"dropout_p": 0.1}, UnsupportedError, "dropout_p is 0.1, but there is no dropout: 0 is right"),
+    ({"dropout_p": 0.1}, UnsupportedError, "dropout_p is 0.1, but dropout is not supported: it must be 0"),
     ({"dropout_p": None}, TypeError, "dropout_p is None, not a real number"),
     ({"softmax_scale": np.nan}, InvalidArgumentError, "softmax_scale is nan, not a number that is finite"),
     ({"window_size": 3}, TypeError, "window_size is 3, not (left, right), each an integer"),
     ({"window_size": (1.5, 0)}, TypeError, "window_size is 1.5, not an integer"),
-    ({"window_size": (-2, 0)}, InvalidArgumentError, "window_size is (-2, 0): each end is -1 or at least 0"),
+    ({"window_size": (-2, 0)}, InvalidArgumentError, "window_size is (-2, 0): each end must be -1 or at least 0"),
     ({"softcap": -1.0}, InvalidArgumentError, "softcap = -1"),
     ({"causal": 1}, TypeError, "causal is 1, not True or False"),
     (
@@ -218,7 +218,7 @@ def test_wrong_packed_tensors_are_named() -> None:
     with pytest.raises(TypeError, match="kv is a NoneType, not an array"):
         pysm120.flash_attn_kvpacked_func(x, None)
     starts = np.array([0, 4], np.int32)
-    with pytest.raises(UnsupportedError, match="block_table is given, but keys and values in pages"):
+    with pytest.raises(UnsupportedError, match="block_table is given, but paged keys and values"):
         pysm120.flash_attn_varlen_func(x[0], x[0], x[0], starts, starts, 4, 4, block_table=starts)
 
 
@@ -298,7 +298,9 @@ def test_masks_of_torch(
         mask[..., 7, :] = False if kind == "bool" else -np.inf
     arguments = (pysm120.scaled_dot_product_attention, q, k, v, mask)
     if where == "device" and shape == (4, 1, 30, 50):
-        with pytest.raises(UnsupportedError, match=r"attn_mask has shape \(4, 1, 30, 50\): on a device, what stands"):
+        with pytest.raises(
+            UnsupportedError, match=r"attn_mask has shape \(4, 1, 30, 50\): on a device, dimensions before"
+        ):
             call(device, where, *arguments)
         return
     out = here(call(device, where, *arguments))
@@ -314,8 +316,16 @@ def test_enable_gqa(device: pysm120.Device, rng: np.random.Generator, where: str
 
 
 WRONG_TORCH: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"query": np.ones(8, np.float16)}, InvalidArgumentError, "query has shape (8,), but all have the same number of"),
-    ({"key": np.ones((4, 8), np.float16)}, InvalidArgumentError, "key has shape (4, 8), but all have the same number"),
+    (
+        {"query": np.ones(8, np.float16)},
+        InvalidArgumentError,
+        "query has shape (8,), but query, key and value must have equally many",
+    ),
+    (
+        {"key": np.ones((4, 8), np.float16)},
+        InvalidArgumentError,
+        "key has shape (4, 8), but query, key and value must have equally many",
+    ),
     ({"key": np.ones((1, 2, 4, 9), np.float16)}, InvalidArgumentError, "key has shape (1, 2, 4, 9), not (1, 2, 4, 8)"),
     ({"value": np.ones((1, 2, 5, 8), np.float16)}, InvalidArgumentError, "value has shape (1, 2, 5, 8), not (1, 2, 4"),
     ({"query": np.ones((1, 4, 4, 8), np.float16)}, InvalidArgumentError, "key has 2 heads, but query has 4, which ena"),
@@ -329,7 +339,7 @@ WRONG_TORCH: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"query": np.ones((1, 2, 0, 8), np.float16)}, InvalidArgumentError, "query has shape (1, 2, 0, 8), but every dim"),
     ({"value": np.ones((1, 2, 4, 8), np.float32)}, TypeError, "value has dtype float32, but query has float16"),
     ({"attn_mask": np.ones((4, 4), np.int32)}, TypeError, "attn_mask has dtype int32, not bool, float32, float16 or"),
-    ({"dropout_p": 0.5}, UnsupportedError, "dropout_p is 0.5, but there is no dropout: 0 is right"),
+    ({"dropout_p": 0.5}, UnsupportedError, "dropout_p is 0.5, but dropout is not supported: it must be 0"),
     ({"is_causal": "yes"}, TypeError, "is_causal is 'yes', not True or False"),
     ({"attn_mask": np.ones((4, 4), bool), "is_causal": True}, InvalidArgumentError, "attn_mask is given and is_causal"),
     (

@@ -317,9 +317,9 @@ def test_models_that_are_not_one_attention(small: dict[str, Array]) -> None:
     other.graph.node[0].op_type = "Relu"
     old.opset_import[0].version = 22
     for wrong, words in (
-        (two, "model has 2 nodes and 0 functions, not one Attention"),
+        (two, "model has 2 nodes and 0 functions, not only one Attention"),
         (other, "the node is of operator Relu, not of Attention"),
-        (old, "opset is 22, whose Attention is not among those of opsets 23, 24, 25"),
+        (old, "opset is 22; Attention is supported in opsets 23, 24, 25"),
     ):
         assert not backend.is_compatible(wrong)
         with pytest.raises(UnsupportedError, match=words):
@@ -344,14 +344,18 @@ def ones(*shape: int, dtype: Any = np.float32) -> Array:
 # What is given beside or instead of `small`, attributes, and the message.
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"Q": ones(2, 4, 5, 8, dtype=np.int8)}, {}, "Q has dtype int8, not float64, float32, float16 or bfloat16"),
-    ({"Q": ones(2, 5, 32)}, {"q_num_heads": 4, "kv_num_heads": 2}, "K has shape (2, 2, 7, 8), but Q, K and V are all"),
-    ({"K": ones(2, 2, 7, 16)}, {}, "K is [2, 2, 7, 16] by batch, heads, rows and head size, not [2, 2, 7, 8]"),
-    ({"V": ones(2, 2, 6, 8)}, {}, "V is [2, 2, 6, 8] by batch, heads, rows and head size, not [2, 2, 7, 8]"),
+    (
+        {"Q": ones(2, 5, 32)},
+        {"q_num_heads": 4, "kv_num_heads": 2},
+        "K has shape (2, 2, 7, 8), but Q, K and V must all have",
+    ),
+    ({"K": ones(2, 2, 7, 16)}, {}, "K has [batch, heads, rows, head size] = [2, 2, 7, 16], not [2, 2, 7, 8]"),
+    ({"V": ones(2, 2, 6, 8)}, {}, "V has [batch, heads, rows, head size] = [2, 2, 6, 8], not [2, 2, 7, 8]"),
     ({"Q": ones(2, 3, 5, 8)}, {}, "Q has 3 heads, not a multiple of the 2 of K and V"),
     ({"attn_mask": ones(5, 8)}, {}, "attn_mask has shape (5, 8), which does not broadcast to (2, 4, 5, 7)"),
     ({"attn_mask": ones()}, {}, "attn_mask has shape (), which does not broadcast"),
     ({"Q": ones(2, 4, 5, 0), "K": ones(2, 2, 7, 0)}, {}, "Q has head size 0, but it must be at least 1"),
-    ({"past_key": ones(2, 2, 3, 8)}, {}, "past_key is given without the other of the two"),
+    ({"past_key": ones(2, 2, 3, 8)}, {}, "only past_key is given: give both halves of the past"),
     ({"past_key": ones(2, 2, 3, 8), "past_value": ones(2, 2, 4, 6)}, {}, "past_value has shape (2, 2, 4, 6), not"),
     ({"past_key": ones(2, 3, 8), "past_value": ones(2, 3, 6)}, {}, "past_key has shape (2, 3, 8), not"),
     ({"nonpad_kv_seqlen": np.array([3, 8])}, {}, "nonpad_kv_seqlen is [3 8], but K has 7 rows"),
@@ -380,7 +384,7 @@ def test_wrong_inputs_are_named(
 
 def test_a_mask_of_words(device_name: str, small: dict[str, Array]) -> None:
     prepared = backend.prepare(model_of({**small, "attn_mask": ones(5, 7)}), device_name)
-    with pytest.raises(TypeError, match="attn_mask has dtype <U1, not bool or one of numbers"):
+    with pytest.raises(TypeError, match="attn_mask has dtype <U1, not bool or a numeric dtype"):
         prepared.run([*small.values(), np.full((5, 7), "a")])
 
 

@@ -109,7 +109,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["nothing"], "the entry is 'nothing', not a kernel of the library"),
-        (["--chip", "rtx9000"], "the chip is 'rtx9000', neither one of h200, rtx5080, rtx5090, rtxpro6000"),
+        (["--chip", "rtx9000"], "the chip is 'rtx9000', which is neither one of h200, rtx5080, rtx5090, rtxpro6000"),
         (["--chip", "h200", "--target", "sm_120f"], "--chip is 'h200', whose target is sm_90, but --target is sm_120f"),
     ],
 )
@@ -147,11 +147,11 @@ def test_chip_files_are_toml() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[clock]\nmhz = 1\n", r"\[clock\] names no source"),
+        ("[clock]\nmhz = 1\n", r"\[clock\] lacks the key source"),
         ("[clock]\nmhz: 1\n", "2: 'mhz: 1' is neither"),
-        ("[clock]\nmhz = fast\n", "2: 'fast' is no number"),
-        ('[instruction.alu]\nsource = "x"\n', "has no pipe, interval and latency"),
-        ("\N{LATIN SMALL LETTER E WITH ACUTE}", "is no text in UTF-8"),
+        ("[clock]\nmhz = fast\n", "2: 'fast' is not a number"),
+        ('[instruction.alu]\nsource = "x"\n', "must have a pipe, and numbers interval and latency"),
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}", "is not UTF-8 text"),
     ],
 )
 def test_chip_files_that_are_wrong(text: str, message: str, tmp_path: Path) -> None:
@@ -164,12 +164,12 @@ def test_chip_files_that_lack_what_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text("")
     chip = chips.load(str(path))
-    with pytest.raises(InvalidArgumentError, match="the chip own has no mhz"):
+    with pytest.raises(InvalidArgumentError, match="the file of chip own lacks mhz"):
         _ = chip["mhz"]
-    with pytest.raises(InvalidArgumentError, match=r"own has no \[instruction.mufu\]"):
+    with pytest.raises(InvalidArgumentError, match=r"own lacks \[instruction.mufu\]"):
         chip.timing("mufu")
     path.write_text(f'like = "{path}"\n')
-    with pytest.raises(InvalidArgumentError, match="without an end"):
+    with pytest.raises(InvalidArgumentError, match="form a cycle"):
         chips.load(str(path))
 
 

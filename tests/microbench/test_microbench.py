@@ -217,7 +217,7 @@ def test_steps_side_by_side_have_no_latency(target: str) -> None:
         (bench,) = kernel.kernels_of(one, 0, (1,))
         function = sass.parse(toolchain.assemble(kernel.write([bench], target), target).listing)[bench.entry]
         objections.append(proof.prove(bench, function, prepare.Chip(CHIPS[target]).family).objection)
-    assert objections == ["", "of 15 steps only 0 wait for the one before: the time of a step is not its latency"]
+    assert objections == ["", "only 0 of 15 steps wait for the previous one: the time of a step is not its latency"]
 
 
 A = Operand("b32", 1, 3)
@@ -350,7 +350,7 @@ def test_the_virtual_device_times_nothing(tmp_path: Path, capsys: pytest.Capture
     ]
     assert __main__.main(words) == 0
     shown = capsys.readouterr().out
-    assert "which times nothing" in shown
+    assert "which measures no time" in shown
     assert "3 checked" in shown
     report = result.load(path)
     assert report.is_virtual
@@ -366,7 +366,7 @@ def test_what_runs_can_be_saved(tmp_path: Path, device_name: str, capsys: pytest
     assert (tmp_path / "chain_0.cubin").read_bytes().startswith(b"\x7fELF")
     assert "b0_lop3_b32_1" in sass.parse((tmp_path / "chain_0.sass").read_text())
     capsys.readouterr()
-    assert "not a folder that exists" in error_of(capsys, *words, str(tmp_path / "none"))
+    assert "not an existing folder" in error_of(capsys, *words, str(tmp_path / "none"))
 
 
 def test_a_wrong_result_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -422,8 +422,8 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     wrongs: list[dict[str, Any]] = [{"capability": 9}, {"capability": ["x", 0]}, {"more": 1}]
     for wrong in (*wrongs, *({"results": [x]} for x in items)):
         assert "one of its entries is missing, too much or of another type" in error(json.dumps({**right, **wrong}))
-    assert "no form in common" in error(json.dumps({**right, "results": []}))
-    assert "a.json is of the virtual device" in error(json.dumps({**right, "is_virtual": True}))
+    assert "no timed form in common" in error(json.dumps({**right, "results": []}))
+    assert "a.json is a report of the virtual device" in error(json.dumps({**right, "is_virtual": True}))
     assert "a.json cannot be read: Is a directory" in error_of(capsys, "compare", str(tmp_path), str(tmp_path)).replace(
         str(tmp_path), "a.json"
     )
@@ -493,7 +493,7 @@ def test_reports_are_read_back_and_compared(tmp_path: Path, capsys: pytest.Captu
     assert __main__.main(["microbench", "compare", *map(str, paths)]) == 0
     shown = capsys.readouterr().out
     assert "2 forms in both" in shown
-    assert "UNPROVEN: nobody has read the machine code of 1 forms of B" in shown
+    assert "UNPROVEN: the machine code of 1 forms of B was not checked" in shown
 
 
 def test_cells_are_shown_by_chains_and_warps(capsys: pytest.CaptureFixture[str]) -> None:

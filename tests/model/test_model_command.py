@@ -36,7 +36,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         "TFLOP/s",
         "tensor",
-        "Why not faster",
+        "Why it is not faster",
         "What a warp waits for",
         "HMMA.16816.F32.BF16",
         ".ptx:",
@@ -50,11 +50,11 @@ def test_code_that_an_sm_does_not_keep(capsys: pytest.CaptureFixture[str]) -> No
     command = ["model", entry, "--problem", "1,128,1,128", "--rules"]
     assert __main__.main([*command, "--chip", "h200"]) == 0
     shown = capsys.readouterr().out
-    assert "an SM keeps 32 KiB" in shown
+    assert "the instruction cache has 32 KiB" in shown
     assert "no instruction" in shown
     assert __main__.main(command) == 0  # as an RTX 5090 runs it
     shown = capsys.readouterr().out
-    assert "an SM keeps" not in shown
+    assert "the instruction cache has" not in shown
     assert "no instruction" not in shown
 
 
@@ -85,7 +85,7 @@ def test_a_cubin_and_stated_branches(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "k.cubin").write_bytes(image)
     words = ["model", f"{tmp_path}/k.cubin", "--chip", "h200", "--json", "--shared", "90000"]
     assert __main__.main(words) == 2
-    assert "the kernel is None, not one of the cubin's: attention_" in capsys.readouterr().err
+    assert "the kernel is None, which the cubin does not have; it has attention_" in capsys.readouterr().err
     words += ["--kernel", "attention_bf16_128x64_d128_r16", "--ctas", "132", "--rounds", "8"]
     assert __main__.main(words) == 0
     interior = json.loads(capsys.readouterr().out)
@@ -111,12 +111,15 @@ def _skips(function: sass.Function, branch: sass.Instruction, base: str) -> int:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the kernel is missing: give an entry of the library or a .cubin file"),
-        (["nothing"], "the kernel is 'nothing', neither a kernel of the library (see info) nor a .cubin file"),
-        ([ENTRY, "--chip", "gtx"], "the chip is 'gtx', neither one of h200"),
+        ([], "the kernel is missing: give an entry of the library, a .cubin file"),
+        (
+            ["nothing"],
+            "the kernel is 'nothing', neither a kernel of the library (see info) nor an existing .cubin file",
+        ),
+        ([ENTRY, "--chip", "gtx"], "the chip is 'gtx', which is neither one of h200"),
         ([ENTRY, "--problem", "1,2"], "--problem is '1,2', not batch,rows,heads,head_dim"),
-        ([ENTRY, "--problem", "1,64,1,64", "--ctas", "3"], "--problem says how many CTAs and rounds there are"),
-        ([ENTRY, "--rounds", "0"], "--rounds is '0', not a whole number of at least 1"),
+        ([ENTRY, "--problem", "1,64,1,64", "--ctas", "3"], "--problem determines the CTAs and rounds"),
+        ([ENTRY, "--rounds", "0"], "--rounds is '0', not an integer of at least 1"),
         ([ENTRY, "--branch", "left"], "--branch is 'left', not an address and a direction"),
         ([ENTRY, "--timeline", "x.pdf"], "--timeline is 'x.pdf', not a .png file"),
         (["--validate", "missing.json"], "--validate is 'missing.json', not a file of measurements"),
@@ -130,7 +133,7 @@ def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[
 def test_a_cubin_for_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "k.cubin").write_bytes(builtin_image(0, "sm_90", "cubin"))
     assert __main__.main(["model", f"{tmp_path}/k.cubin", "--kernel", builtins()[0].entry]) == 2
-    assert "the cubin is for sm_90, but GeForce RTX 5090 is sm_120" in capsys.readouterr().err
+    assert "the cubin is for sm_90, but GeForce RTX 5090 needs sm_120" in capsys.readouterr().err
 
 
 def test_predictions_are_as_good_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +188,7 @@ def test_cycles_of_a_profiler() -> None:
         ]
     found = measure.read_cycles("\n".join(lines), entries)
     assert found == [1000 * (i + 1) + 500 for i in range(len(entries))]
-    with pytest.raises(UnsupportedError, match=f"ncu saw {3 * len(entries) - 1} launches, not the {3 * len(entries)}"):
+    with pytest.raises(UnsupportedError, match=f"ncu reported {3 * len(entries) - 1} launches, but {3 * len(entries)}"):
         measure.read_cycles("\n".join(lines[:-1]), entries)
     with pytest.raises(UnsupportedError, match="ncu printed no table: '==ERROR== no GPU'"):
         measure.read_cycles("==ERROR== no GPU", entries)
@@ -261,7 +264,7 @@ def test_every_measured_launch_can_be_made() -> None:
 
 def test_measuring_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["model", "--measure", f"{tmp_path}/none/x.json"]) == 2
-    assert "not a .json file in a folder that exists" in capsys.readouterr().err
+    assert "not a .json file in an existing folder" in capsys.readouterr().err
     if ffi.device_count("cuda") == 0:
         assert __main__.main(["model", "--measure", f"{tmp_path}/x.json"]) == 2
         assert not (tmp_path / "x.json").exists()
@@ -269,7 +272,7 @@ def test_measuring_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_files_without_measurements(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(InvalidArgumentError, match="which has no chip, loops and launches"):
+    with pytest.raises(InvalidArgumentError, match="which must have chip, loops and launches"):
         validation.read(tmp_path / "x.json")
 
 

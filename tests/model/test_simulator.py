@@ -349,7 +349,7 @@ def test_rounds_of_a_problem() -> None:
     assert problem.parse("1,1024,2,64").tensor_bytes(kernel) == 4 * 2 * 1024 * 64 * 2
     assert problem.parse("1,1024,2,64").tensor_bytes(MXFP8) == (3 * 33 / 32 + 2) * 2 * 1024 * 64
     copy = next(b for b in builtins() if b.operation == "copy_rows")
-    with pytest.raises(InvalidArgumentError, match="copy_rows_b16 is no kernel of attention with tiles"):
+    with pytest.raises(InvalidArgumentError, match="copy_rows_b16 is not a kernel of attention with Q and K tiles"):
         problem.parse("1,1,1,1").rounds(copy)
     for word in ("1,2,3", "1,2,3,4,5", "0,1,1,1", "a,b,c,d"):
         with pytest.raises(InvalidArgumentError, match=f"--problem is '{word}'"):

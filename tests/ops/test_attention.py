@@ -1,4 +1,4 @@
-"""attention_mxfp8 against plain attention in float64 and against a model of its own arithmetic, between guard bands."""
+"""attention_mxfp8 against plain attention in float64 and against a model of its arithmetic, between guard bands."""
 
 import itertools
 import math
@@ -105,7 +105,7 @@ OPERATION = Operation(
         Wrong("q.head_stride", 2, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
         Wrong("k.row_stride", 0, "INVALID_ARGUMENT", "k.row_stride = 0"),
         Wrong("k.row_stride", 1 << 62, "UNSUPPORTED", "k.row_stride"),
-        Wrong("k.row_stride", 1 << 60, "UNSUPPORTED", "63 bits"),
+        Wrong("k.row_stride", 1 << 60, "UNSUPPORTED", "exceed 2^63 bytes"),
         Wrong("v.row_stride", 1 << 28, "INVALID_ARGUMENT", "past the end"),
         Wrong("o.row_stride", 4, "INVALID_ARGUMENT", "overlap"),
         Wrong("o.head_stride", 0, "INVALID_ARGUMENT", "o.head_stride = 0"),
@@ -143,8 +143,8 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
 
     model_o, model_lse = attention_mxfp8(q, k, v, scale, case.causal)
     rounding = STEP[case.o_dtype]
-    # Every row agrees closely, but for the few in which 2^x, rounded the other way in float32, gave a key's P the next
-    # e4m3 code: about 2e-5 of the keys, each worth at most 1/8 of its weight.
+    # Nearly every row agrees closely. In a few rows 2^x is rounded differently in float32, which gives a key's P the
+    # next e4m3 code: about 2e-5 of the keys, each with an error of at most 1/8 of its weight.
     off = np.linalg.norm(o - model_o, axis=-1) / np.maximum(np.linalg.norm(model_o, axis=-1), 1e-30)
     assert (off > 1e-5 + rounding).sum() <= 1 + 0.02 * off.size
     assert off.max() <= 1 / 16 + rounding
@@ -154,11 +154,11 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     assert off.max(initial=0) <= 1 / 16
 
     exact_o, exact_lse = attention_float64(q, k, v, scale, case.causal)
-    # What the format costs is 3 % of many rows. Of a single one it has a tail, 8.4 % in one of 12,000 problems of the
-    # model, which agreed above: there no more than the model.
+    # The error of the format is 3 % over many rows. The error of a single row has a tail: 8.4 % in one of 12,000
+    # problems of the model. For such rows the kernel's error must not exceed the model's.
     of_model = relative_error(model_o, exact_o) if model_lse.size < 8 else 0.0
     assert relative_error(o, exact_o) <= max(0.08, of_model + 1e-4 + rounding)
-    # LSE is off by what MX does to the scores, and by the e4m3 rounding of P (at most 1/16 of a row).
+    # The error of LSE comes from the MX rounding of the scores and the e4m3 rounding of P (at most 1/16 of a row).
     s_error = mx_score_error(q, k)
     assert np.abs(lse[seen] - exact_lse[seen]).max(initial=0) <= abs(scale) * s_error + 1 / 16
 
@@ -171,7 +171,7 @@ SCALES = [Case(1, 1, 1, 64, 128, 64, "bottom-right", "float32", "float32", s) fo
 @pytest.mark.parametrize("case", EDGES + CAUSALS + HEAD_SIZES + GROUPS + TYPES + SCALES, ids=name)
 def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Every edge of the tiles, both causal forms, every head size, groups, dtypes, scales."""
-    # Inputs whose scores have the spread of a normal softmax: the figures of MX hold for no other.
+    # The scores have the spread of a normal softmax: the error figures of MX hold only for such inputs.
     usual = case.head_dim**-0.5
     spread = min(1.0, (usual / abs(case.scale)) ** 0.5) if case.scale else 1.0
     verify(opened, rng, case._replace(spread=spread))
@@ -179,7 +179,7 @@ def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, c
 
 @pytest.mark.parametrize("trial", range(6))
 def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
-    """Shapes nobody chose."""
+    """Random shapes."""
     del trial
     verify(opened, rng, random_case(rng, list(DTYPES), 128))
 
@@ -190,10 +190,10 @@ def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: in
 def test_scores_that_rise(
     opened: OpenDevice, rng: np.random.Generator, step: float, causal: str | None, head_dim: int
 ) -> None:
-    """Tiles of 64 keys that each pass the one before by so many powers of 2, up to where P comes from differences."""
+    """Each tile of 64 keys exceeds the previous one by powers of 2, up to the range where P comes from differences."""
     case = Case(1, 2, 1, 100, 430, head_dim, causal, "float32", "float32", 0.125)
     q, k, v = random_inputs(rng, case)
-    q, k = (np.clip(np.rint(x), -2, 2) for x in (q, k))  # scores that float32 holds
+    q, k = (np.clip(np.rint(x), -2, 2) for x in (q, k))  # scores within the range of float32
     q[..., :32] = 1
     rise = step * (np.arange(430) // 64)
     k[..., :32] = (rise / (32 * 0.125 * np.log2(np.e)))[:, None]
@@ -225,7 +225,7 @@ def test_large_logits_do_not_overflow(opened: OpenDevice, rng: np.random.Generat
 
 @pytest.mark.parametrize("scale", [1e4, -3e6, 1e8, 1e30])
 def test_enormous_scales_choose_the_largest_score(opened: OpenDevice, rng: np.random.Generator, scale: float) -> None:
-    """Scores beyond what float32 resolves: each row is the value of its largest key, never empty."""
+    """Scores too large for float32 to resolve: each row is the value of its largest key, never empty."""
     case = Case(1, 2, 2, 70, 150, 64, "bottom-right", "float32", "float32", scale)
     q, k, v = (rng.standard_normal((1, 2, rows, 64)) for rows in (70, 150, 150))
     try:
@@ -241,5 +241,5 @@ def test_enormous_scales_choose_the_largest_score(opened: OpenDevice, rng: np.ra
 def test_nan_and_infinity_reach_the_rows_that_meet_them(
     opened: OpenDevice, rng: np.random.Generator, poison: float
 ) -> None:
-    """A NaN or Inf in a row of q spoils that row alone; one in v its column."""
+    """A NaN or Inf in a row of q affects only that row; one in v affects only its column."""
     check_poison(opened, rng, "mxfp8", "float32", poison)

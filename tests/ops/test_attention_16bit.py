@@ -1,4 +1,4 @@
-"""attention_bf16 and attention_f16 against float64 and against a model of their own arithmetic, between guard bands."""
+"""attention_bf16 and attention_f16 against float64 and against a model of their arithmetic, between guard bands."""
 
 import os
 
@@ -43,7 +43,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     q, k, v = rows_first(inputs)
     scale = case.factor
 
-    # The model differs by float32 in S and 2^x (1e-6 of a score), and where that rounds a P the other way.
+    # The kernel differs from the model by float32 in S and 2^x (1e-6 of a score), which may round a P differently.
     model_o, model_lse = attention_16bit(q, k, v, scale, case.causal, case.dtype, warp_rows, tile, cta_rows=cta_rows)
     score = abs(scale) * np.abs(q).max() * np.abs(k).max() * case.head_dim
     assert relative_error(o, model_o) <= 1e-5 + 1e-6 * score + P_ERROR[case.dtype] / 10 + STEP[case.o_dtype]
@@ -80,7 +80,7 @@ def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, c
 def test_warps_of_32_rows(
     opened: OpenDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    """The kernels that an H200 takes for large problems, on every device."""
+    """The kernels that an H200 uses for large problems, on every device."""
     monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r32")
     verify(opened, rng, case)
 
@@ -90,7 +90,7 @@ def test_warps_of_32_rows(
 def test_eight_warps_of_wide_heads(
     opened: OpenDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: Case, dtype: str
 ) -> None:
-    """The kernel of head sizes beyond 128 that large problems take, for small ones: without keys for each stage too."""
+    """The kernel that large problems use above head size 128, on small problems: also with fewer keys than stages."""
     monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r16")
     for factor in (1.0, -1.0, 0.0):  # the sign of Q changes in shared memory
         verify(opened, rng, case._replace(dtype=dtype, scale=factor * case.factor))
@@ -99,20 +99,20 @@ def test_eight_warps_of_wide_heads(
 
 @pytest.mark.parametrize("trial", range(8))
 def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
-    """Shapes nobody chose."""
+    """Random shapes."""
     del trial
     verify(opened, rng, random_case(rng, list(P_ERROR), 256))
 
 
 def test_every_warp_shape(opened: OpenDevice, rng: np.random.Generator) -> None:
-    """Enough CTAs that an H200 takes warps of 32 rows; other tests take those of 16."""
+    """Enough CTAs that an H200 uses warps of 32 rows; other tests use warps of 16 rows."""
     verify(opened, rng, Case(5, 30, 10, 129, 65, 64, "bottom-right"))
     verify(opened, rng, Case(1, 150, 1, 64, 100, 128))
 
 
 @pytest.mark.parametrize("dtype", list(P_ERROR))
 def test_scores_that_grow_with_the_keys(opened: OpenDevice, rng: np.random.Generator, dtype: str) -> None:
-    """The maximum of every row grows in each tile, by more than P may: O is rescaled again and again."""
+    """The maximum of every row grows in each tile beyond the limit of P: O is rescaled in each tile."""
     case = Case(1, 2, 2, 70, 400, 64, None, dtype, "float32", 1.0)
     q = np.abs(rng.standard_normal((1, 2, 70, 64))) + 0.5
     k = np.linspace(0.0, 4.0, 400)[None, None, :, None] * np.ones((1, 2, 400, 64)) + rng.standard_normal((1, 2, 400, 1))
@@ -132,7 +132,7 @@ def test_scores_that_grow_with_the_keys(opened: OpenDevice, rng: np.random.Gener
 def test_scores_that_leap_above_the_first_keys(
     opened: OpenDevice, rng: np.random.Generator, dtype: str, heads: int, leap: float
 ) -> None:
-    """A late key passes all before it by e^leap in one row of three: within P, beyond it, beyond f32."""
+    """A late key exceeds all earlier ones by e^leap in every third row: within P's range, beyond it, beyond f32."""
     case = Case(1, heads, 1, 70, 300, 64, "bottom-right", dtype, "float32", 1.0)
     q = 0.125 * rng.standard_normal((1, heads, 70, 64))
     k = rng.standard_normal((1, 1, 300, 64))
@@ -168,13 +168,13 @@ def test_scores_beyond_float32_are_not_silent(opened: OpenDevice, rng: np.random
 def test_nan_and_infinity_reach_the_rows_that_meet_them(
     opened: OpenDevice, rng: np.random.Generator, poison: float
 ) -> None:
-    """A NaN or Inf in a row of q spoils that row alone; one in v its column."""
+    """A NaN or Inf in a row of q affects only that row; one in v affects only its column."""
     check_poison(opened, rng, "bf16", "bfloat16", poison)
 
 
 @pytest.mark.parametrize("which", range(3))
 def test_broadcast_inputs(opened: OpenDevice, rng: np.random.Generator, which: int) -> None:
-    """A batch and a head stride of 0 stand for one batch and one head that all use."""
+    """Batch and head strides of 0 broadcast one batch and one head."""
     shapes = [(2, 4, 50, 64), (2, 2, 70, 64), (2, 2, 70, 64)]
     inputs = [rng.standard_normal(s).astype(DTYPES["bfloat16"]) for s in shapes]
     inputs[which] = inputs[which][:1, :1]

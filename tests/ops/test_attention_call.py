@@ -1,4 +1,4 @@
-"""pysm120.attention and attention_varlen: how arguments become a call. What kernels compute is tested beside."""
+"""pysm120.attention and attention_varlen: arguments, results and errors. Other files test the kernels."""
 
 import itertools
 from typing import Any
@@ -10,7 +10,7 @@ from reference import Array, attention_dense, relative_error
 
 import pysm120
 
-ERROR = 4e-3  # of bf16 products and a bf16 result
+ERROR = 4e-3  # tolerance of bf16 products and a bf16 result
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Array:
@@ -26,7 +26,7 @@ def exact(q: Array, k: Array, v: Array, bias: Any = 0.0, **features: Any) -> tup
 
 
 def on(device: pysm120.Device, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Put arrays on the device; lists become what a device array has to be."""
+    """Copy arrays to the device; lists become arrays of int32 or float32."""
     kinds = {"sinks": np.float32, "alibi_slopes": np.float32}
     there = {}
     for name, x in arguments.items():
@@ -78,7 +78,7 @@ def test_all_together(device: pysm120.Device, rng: np.random.Generator, layout: 
 def test_a_past_is_like_keys_before(
     device: pysm120.Device, rng: np.random.Generator, where: str, precision: str, error: float
 ) -> None:
-    """Of MXFP8 the blocks of values are others, and their errors; what is quantised row by row is the same."""
+    """In MXFP8 the blocks of values differ, and so do their errors; rows are quantised one by one, so q and k agree."""
     q, k, v = (normal(rng, 2, 30, 2, 64) for _ in range(3))
     past_k, past_v = normal(rng, 2, 75, 2, 64), normal(rng, 2, 75, 2, 64)
     arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "past_k": past_k, "past_v": past_v}
@@ -100,7 +100,7 @@ def test_a_past_is_like_keys_before(
 def test_varlen_of_mx_is_each_sequence_by_itself(
     device: pysm120.Device, rng: np.random.Generator, precision: str
 ) -> None:
-    """Blocks begin with a sequence: its neighbours change no bit."""
+    """A new block begins with each sequence, so neighbouring sequences change no bit."""
     starts = [3, 40, 60, 130]
     q, k, v = normal(rng, 140, 4, 64), normal(rng, 140, 2, 64), normal(rng, 140, 2, 64)
     out = pysm120.attention_varlen(
@@ -156,7 +156,7 @@ def test_varlen_leaves_other_rows(device: pysm120.Device, rng: np.random.Generat
 def test_any_head_size_is_one_padded_with_zeros(
     device: pysm120.Device, rng: np.random.Generator, precision: str, head_dim: int
 ) -> None:
-    """Bit for bit: padding with zeros changes nothing that a kernel adds."""
+    """Bit-identical results: padding with zeros does not change the sums of a kernel."""
     q, k, v = (normal(rng, 2, rows, heads, head_dim) for rows, heads in ((50, 4), (90, 2), (90, 2)))
     padded = [np.pad(x, [(0, 0)] * 3 + [(0, -head_dim % 8)]) for x in (q, k, v)]
     options: dict[str, Any] = {"causal": True, "scale": 0.3, "precision": precision, "device": device}
@@ -171,7 +171,7 @@ def test_any_head_size_is_one_padded_with_zeros(
 def test_any_place_and_stride(
     device: pysm120.Device, rng: np.random.Generator, precision: str, offset: int, pitch: int
 ) -> None:
-    """The same bits wherever the arrays lie, and nothing beside them changes."""
+    """The same bits at every address of the arrays, and no write outside of them."""
 
     def place(x: Array) -> pysm120.Array:
         base = device.array(np.full(offset + x.size // 64 * pitch, 9, x.dtype))
@@ -193,13 +193,13 @@ def test_any_place_and_stride(
 
 
 def test_a_form_is_checked_once(device: pysm120.Device, rng: np.random.Generator) -> None:
-    """A second call of a form, on other arrays, gives what the first one gave."""
+    """A second call of a form, on other arrays, gives the same result as the first one."""
     q, k, v = (device.array(normal(rng, 1, 20, 2, 64)) for _ in range(3))
     first = pysm120.attention(q, k, v, precision="bf16").numpy()
     again = pysm120.attention(q.copy(), k.copy(), v.copy(), precision="bf16").numpy()
     assert np.array_equal(first, again)
     with pytest.raises(TypeError, match="window is"):
-        pysm120.attention(q, k, v, precision="bf16", window=[[], 3])  # type: ignore[call-overload] # what is tested
+        pysm120.attention(q, k, v, precision="bf16", window=[[], 3])  # type: ignore[call-overload] # this is the test
 
 
 def test_a_mask_of_float64_hides_no_key_by_rounding(device: pysm120.Device, rng: np.random.Generator) -> None:
@@ -215,7 +215,7 @@ def test_a_mask_of_float64_hides_no_key_by_rounding(device: pysm120.Device, rng:
 
 @pytest.mark.parametrize(("uniform", "lowest"), [(True, -19), (False, -25)])
 def test_small_weights_of_f16(device: pysm120.Device, *, uniform: bool, lowest: int) -> None:
-    """A key that has 2^-n of the highest weight: what it may lose is what docs/reference/attention.md says."""
+    """A key with 2^-n of the highest weight loses at most what docs/reference/attention.md states."""
     n = np.arange(1, 31) - 0.4375
     q, k, v = (
         np.ones((30, 1, 1, 8), np.float16),
@@ -266,7 +266,7 @@ def test_messages_name_the_argument(device: pysm120.Device, rng: np.random.Gener
 @pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
 @pytest.mark.parametrize("steep", [1, 60])
 def test_the_result_may_replace_q(device: pysm120.Device, rng: np.random.Generator, precision: str, steep: int) -> None:
-    """Scores that rise along the keys too, for which a CTA of 16 bits begins again."""
+    """Also scores that rise along the keys, for which a CTA in 16 bits runs again."""
     q, k = np.abs(normal(rng, 2, 200, 4, 64)), np.abs(normal(rng, 2, 300, 2, 64))
     k = (k.astype(np.float32) * np.linspace(0.1, steep, 300)[:, None, None]).astype(k.dtype)
     wanted = pysm120.attention(q, k, k, precision=precision, causal=True, device=device)
@@ -279,7 +279,7 @@ def test_the_result_may_replace_q(device: pysm120.Device, rng: np.random.Generat
 def test_results_lie_nowhere_else_that_is_read(
     device: pysm120.Device, rng: np.random.Generator, precision: str
 ) -> None:
-    """Slices of one buffer: refused where they share an element, taken where they do not."""
+    """Slices of one buffer: an error if they share an element, otherwise supported."""
     x = normal(rng, 2, 24, 5, 48)
     base = device.array(x)
     places = np.arange(x.size).reshape(x.shape)
@@ -339,7 +339,7 @@ def test_no_result_lies_on_small_inputs(device: pysm120.Device, rng: np.random.G
 @pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])
 @pytest.mark.parametrize("axis", ["batch", "row", "head"])
 def test_more_than_2_31_elements(device: pysm120.Device, rng: np.random.Generator, precision: str, axis: str) -> None:
-    """Tensors whose elements lie further apart than 32 bits count; what is between them is never touched."""
+    """Tensors with strides beyond 32 bits; memory between their elements is never accessed."""
     q, k, v = normal(rng, 2, 40, 4, 64), normal(rng, 2, 40, 2, 64), normal(rng, 2, 40, 2, 64)
     far = {"batch": 1 << 31, "row": 1 << 26, "head": (1 << 30) + (1 << 13)}[axis]
     base = device.empty(((1 << 32) + (1 << 20),), q.dtype)
@@ -375,7 +375,7 @@ def test_a_mask_of_more_than_2_31_elements(device: pysm120.Device, rng: np.rando
 
 
 def test_a_repeated_call_still_looks_where_things_are(device: pysm120.Device, rng: np.random.Generator) -> None:
-    """What is known of a form says nothing of addresses, of what was freed, of other devices or of streams."""
+    """A kept plan of a form does not skip the checks of addresses, freed arrays, other devices and streams."""
     x = normal(rng, 1, 40, 2, 64)
     q, out, lse = device.array(x), device.array(np.zeros_like(x)), device.empty((1, 2, 40))
     options: dict[str, Any] = {"precision": "bf16", "causal": True}

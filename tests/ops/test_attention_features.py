@@ -1,7 +1,7 @@
-"""What a call of sm120_attention may ask for beyond plain tensors, against float64, between guard bands.
+"""The features of sm120_attention against float64, between guard bands.
 
 Every problem is a batch of sequences, each with its own rows and keys; the reference computes them one by one, from the
-definitions. Keys that are not there, in padded tensors and between packed sequences, are NaN.
+definitions. Invalid keys, in padded tensors and between packed sequences, are NaN.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ ALIGN = {
     (False, "top-left"): lib.SM120_NOT_CAUSAL_TOP_LEFT,
 }
 FAR = 2**40
-# In e4m3 a P is off by at most 2^-4 of itself, and the sum of a row adds what is left of it.
+# In e4m3 the relative error of a P is at most 2^-4, and the sum of a row adds the rounded P.
 MXFP8_P_ERROR, MXFP8_L_ERROR = 0.03, 2.0**-4
-# Where a sink is the highest score of a row, every P is a multiple of this: it may be most of a small O.
+# If a sink is the highest score of a row, every P is a multiple of this, which may be a large part of a small O.
 P_STEP = {"bfloat16": 0.0, "float16": 2.0**-24, "mxfp8": 2.0**-17}
 NAN_TAIL = 5  # rows behind the last packed sequence
 
 
 class Case(NamedTuple):
-    """One problem. Lengths are those of the sequences; what is None or 0 is not asked for."""
+    """One problem. Lengths are those of the sequences; a feature that is None or 0 is off."""
 
     q_lengths: tuple[int, ...]
     kv_lengths: tuple[int, ...]
@@ -46,18 +46,18 @@ class Case(NamedTuple):
     sinks: bool = False
     slopes: str | None = None  # "heads" or "batch"
     mask: str | None = None  # "float32", "float16", "bfloat16" or "bool"
-    mask_axes: str = "bhqk"  # those along which the mask does not repeat
+    mask_axes: str = "bhqk"  # dimensions along which the mask is not broadcast
     past: int = 0
     gap: int = 0  # elements between rows, beyond those that keep them aligned
     dtype: str = "bfloat16"
     o_dtype: str = "float32"
     scale: float | None = None
-    precision: str | None = None  # none: that of dtype
-    growth: float = 0.0  # the last keys of a sequence are so many times larger than the first
+    precision: str | None = None  # empty: that of dtype
+    growth: float = 0.0  # factor by which the last keys of a sequence are larger than the first
 
     @property
     def needs_copies(self) -> bool:
-        """Whether kernels cannot take some tensor as it lies."""
+        """Whether a tensor cannot be used in place by kernels."""
         return self.gap % 8 > 0 or self.head_dim % 8 > 0 or (self.v_head_dim or 0) % 8 > 0
 
 
@@ -67,7 +67,7 @@ def rows_of(lengths: tuple[int, ...], *, packed: bool) -> tuple[int, int]:
 
 
 def places(lengths: tuple[int, ...], *, packed: bool) -> list[tuple[int, slice]]:
-    """Where each sequence lies in such a tensor: its batch and rows."""
+    """The batch and rows of each sequence in such a tensor."""
     ends = np.cumsum(lengths)
     if packed:
         return [(0, slice(int(end) - n, int(end))) for n, end in zip(lengths, ends, strict=True)]
@@ -114,11 +114,11 @@ class Problem:
         self.scale = float(np.float32(case.head_dim**-0.5 if case.scale is None else case.scale))
 
     def magnitude(self, b: int) -> float:
-        """Norm of what O of one sequence would be if all values were above 0."""
+        """Norm of the O of one sequence if all values were positive."""
         return float(np.linalg.norm(self.exact(b, np.abs)[0]))
 
     def exact(self, b: int, of_values: Callable[[Array], Array] = np.positive) -> tuple[Array, Array]:
-        """O [heads, rows, head_dim] and LSE [heads, rows] of one sequence, of a function of its values."""
+        """O [heads, rows, head_dim] and LSE [heads, rows] of one sequence, with a function applied to its values."""
         case = self.case
         q_at, q_rows = places(case.q_lengths, packed=case.q_packed)[b]
         kv_at, kv_rows = places(case.kv_lengths, packed=case.kv_packed)[b]
@@ -152,13 +152,13 @@ class Problem:
 
 
 def numbers(opened: OpenDevice, values: Any, dtype: Any) -> int:
-    """Put an array on the device; its address."""
+    """Copy an array to the device; return its address."""
     x: Array = np.asarray(values, dtype)
     return Buffer(opened, x.shape, dtype, None, x).address
 
 
 def fill_sequences(opened: OpenDevice, args: Any, case: Case) -> None:
-    """Say where sequences lie, how long they are and where their diagonals are."""
+    """Fill in the starts, lengths and diagonals of sequences."""
     for packed, lengths, side in ((case.q_packed, case.q_lengths, "q"), (case.kv_packed, case.kv_lengths, "kv")):
         if packed:
             setattr(args, f"cu_seqlens_{side[0]}", numbers(opened, np.cumsum((0, *lengths)), np.int32))
@@ -246,7 +246,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
         # that are next to nothing beside a sink.
         step = P_STEP["mxfp8" if case.precision == "mxfp8" else case.dtype]
         lost = step * (problem.keys_max * exact_o.size) ** 0.5 if case.sinks else 0.0
-        lost += 2**-25 * exact_o.size**0.5 if case.o_dtype == "float16" else 0.0  # of what is next to nothing itself
+        lost += 2**-25 * exact_o.size**0.5 if case.o_dtype == "float16" else 0.0  # the error of a tiny O
         most = float(p_error + 1e-6 * score + STEP[case.o_dtype]) * problem.magnitude(b) + lost
         assert np.linalg.norm(got_o - exact_o) <= most, b
         seen = np.isfinite(exact_lse)
@@ -329,7 +329,7 @@ MASKS = [
         for axes in ("bhqk", "qk", "bk", "hq", "")
     ),
     Case((70, 70), (100, 30), mask="bool", causal=True, head_dim=128),
-    # neighbours along the keys of a mask that come together, and that do not: a tile of keys begins with an odd one
+    # masks whose neighbouring keys are loaded together, and masks whose are not: a tile of keys begins at an odd key
     *(Case((64,), (201,), past=past, mask=kind) for kind in ("bool", *CODES) for past in (63, 123)),
     *(
         Case((150,), (264,), mask=kind, mask_axes=axes, dtype="float16")
@@ -361,7 +361,7 @@ COPIES = [
     Case((64, 64), (30, 30), head_dim=12, past=70, causal=True, gap=3, sinks=True, mask="float32"),
     Case((40, 40), (30, 80), head_dim=100, gap=1, softcap=5.0, slopes="batch"),
 ]
-# Tiles that every row sees wholly: before and behind a past that fills no tile, up to a diagonal, a window or an end.
+# Plain tiles: before and behind a past with a partial tile, up to a diagonal, a window or the end of the keys.
 WHOLE = [
     *(Case((70,), (333,), past=past, causal=True, heads=1) for past in (63, 64, 65, 190, 191, 192, 193)),
     *(Case((70,), (k,), causal=True, window=(170, 0), heads=1, sinks=True) for k in range(320, 337)),
@@ -375,7 +375,7 @@ WHOLE = [
     Case((40,), (450,), sinks=True, window=(333, None), head_dim=32),
     Case((40,), (450,), softcap=40.0, dtype="float16", head_dim=128),
 ]
-# Scores that rise beyond what a P may hold beside the first tile's maximum, by far more than 2^128.
+# Scores that exceed the first tile's maximum by far more than 2^128, beyond the limit of P.
 RISING = [
     *(
         Case((70, 70), (400, 331), scale=1.0, growth=30.0, head_dim=d, dtype=t)
@@ -416,7 +416,7 @@ MX = [
 
 
 def name(case: Case) -> str:
-    """Name a case by what it asks for."""
+    """Name a case by its features."""
     parts = [f"{'.'.join(map(str, case.q_lengths))}x{'.'.join(map(str, case.kv_lengths))}"]
     parts += [f"{f}={getattr(case, f)}" for f, usual in Case._field_defaults.items() if getattr(case, f) != usual]
     return "-".join(parts)
@@ -435,7 +435,7 @@ def test_matches_float64(opened: OpenDevice, rng: np.random.Generator, case: Cas
 @pytest.mark.parametrize("is_mx", [False, True], ids=["16 bits", "mx"])
 @pytest.mark.parametrize("trial", range(24))
 def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial: int, *, is_mx: bool) -> None:
-    """Features that nobody thought of together."""
+    """Random combinations of features."""
     del trial
 
     def chance() -> bool:
@@ -491,7 +491,7 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
 
 
 def test_a_row_of_nothing_but_lowest_numbers_is_the_mean(opened: OpenDevice, rng: np.random.Generator) -> None:
-    """A mask of -FLT_MAX in a whole row leaves equal scores, as in other libraries; -inf leaves none."""
+    """A row masked with -FLT_MAX has equal scores, as in other libraries; a row masked with -inf has none."""
     problem = Problem(rng, Case((20,), (90,), mask="float32"))
     problem.mask[:, :, 3] = np.finfo(np.float32).min
     problem.mask[:, :, 4] = -np.inf
@@ -531,7 +531,7 @@ def test_starts_that_cannot_be_stay_inside(
         opened.release()
 
 
-# member, value, and what the message says of it; a value is an address within the buffer of ints where it is "ints".
+# member, value, and a part of the message; the value "ints" is an address in the buffer of ints
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"v_head_dim": -8}, "v_head_dim = -8"),
     ({"v_head_dim": 264}, "v_head_dim = 264"),
@@ -549,7 +549,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cu_seqlens_q": "ints"}, "q_total = 0"),
     ({"cu_seqlens_q": "end", "q_total": 20}, "cu_seqlens_q"),
     ({"cu_seqlens_k": "ints", "kv_total": -3}, "kv_total = -3"),
-    ({"kv_total": 30}, "kv_total = 30; without cu_seqlens_k it is 0"),
+    ({"kv_total": 30}, "kv_total = 30; without cu_seqlens_k it must be 0"),
     ({"sinks": "end"}, "sinks"),
     ({"alibi_slopes": "ints", "alibi_batch_stride": -1}, "alibi_batch_stride = -1"),
     ({"alibi_slopes": "ints", "alibi_batch_stride": 1 << 20}, "alibi_slopes"),
@@ -565,7 +565,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mask.address": "ints + 1", "mask.dtype": lib.SM120_BF16}, "mask.address"),
     (
         {"mask.address": "ints", "mask.dtype": lib.SM120_BOOL, "cu_seqlens_k": "ints", "kv_total": 30},
-        "mask and cu_seqlens_k",
+        "mask with cu_seqlens_k",
     ),
 ]
 

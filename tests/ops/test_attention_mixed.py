@@ -1,4 +1,4 @@
-"""attention_mxfp8_bf16 and attention_mxfp8_f16 against float64 and against a model of their own arithmetic."""
+"""attention_mxfp8_bf16 and attention_mxfp8_f16 against float64 and against a model of their arithmetic."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     q, k, v = rows_first(inputs)
     scale = case.factor
 
-    # The model differs by float32 in S and 2^x (1e-6 of a score), and where that rounds a P the other way.
+    # The kernel differs from the model by float32 in S and 2^x (1e-6 of a score), which may round a P differently.
     model_o, model_lse = attention_mxfp8_16bit(q, k, v, scale, case.causal, case.dtype)
     score = abs(scale) * np.abs(q).max() * np.abs(k).max() * case.head_dim
     assert relative_error(o, model_o) <= 1e-5 + 1e-6 * score + P_ERROR[case.dtype] / 10 + STEP[case.o_dtype]
@@ -46,7 +46,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     exact_o, exact_lse = attention_float64(q, k, v, scale, case.causal)
     s_error = abs(scale) * mx_score_error(q, k)
     assert np.abs(lse[seen] - exact_lse[seen]).max(initial=0) <= s_error + 2e-6 * (4 + score)
-    # A weight is off by at most twice what its score is: by more than that much, MX says nothing of a steep softmax.
+    # The relative error of a weight is at most twice the error of its score. Above that MX bounds nothing.
     if s_error < 1:
         of_model = relative_error(model_o, exact_o) if o.size < LITTLE else 0.0
         assert relative_error(o, exact_o) <= max(MX_ERROR, of_model) + P_ERROR[case.dtype] + STEP[case.o_dtype]
@@ -72,14 +72,14 @@ def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, c
 
 @pytest.mark.parametrize("trial", range(8))
 def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
-    """Shapes nobody chose."""
+    """Random shapes."""
     del trial
     verify(opened, rng, random_case(rng, list(P_ERROR), 128))
 
 
 @pytest.mark.parametrize("dtype", P_ERROR)
 def test_normal_inputs_are_off_by_four_percent(opened: OpenDevice, rng: np.random.Generator, dtype: str) -> None:
-    """What the documentation says: less than MXFP8 everywhere, and nearly all of it from Q and K."""
+    """The error that the documentation states: below MXFP8's in all cases, and nearly all of it from Q and K."""
     case = Case(1, 2, 2, 128, 1024, 128, None, dtype)
     inputs = [x - np.asarray(0.25, x.dtype) for x in random_inputs(rng, case)]
     o, _ = run_twice(opened, PRECISION[dtype], case, inputs)
@@ -89,7 +89,7 @@ def test_normal_inputs_are_off_by_four_percent(opened: OpenDevice, rng: np.rando
 
 @pytest.mark.parametrize("dtype", P_ERROR)
 def test_scores_that_grow_with_the_keys(opened: OpenDevice, rng: np.random.Generator, dtype: str) -> None:
-    """The maximum of every row grows in each tile, by more than P may: O is rescaled again and again."""
+    """The maximum of every row grows in each tile beyond the limit of P: O is rescaled in each tile."""
     case = Case(1, 2, 2, 70, 400, 64, None, dtype, "float32", 1.0)
     q = np.abs(rng.standard_normal((1, 2, 70, 64))) + 0.5
     k = np.linspace(0.0, 4.0, 400)[None, None, :, None] * np.ones((1, 2, 400, 64)) + rng.standard_normal((1, 2, 400, 1))
@@ -118,7 +118,7 @@ def test_scores_beyond_float32_are_not_silent(opened: OpenDevice, rng: np.random
 def test_nan_and_infinity_reach_the_rows_that_meet_them(
     opened: OpenDevice, rng: np.random.Generator, poison: float, dtype: str
 ) -> None:
-    """A NaN or Inf in a row of q spoils that row alone; one in v its column."""
+    """A NaN or Inf in a row of q affects only that row; one in v affects only its column."""
     check_poison(opened, rng, PRECISION[dtype], dtype, poison)
 
 
@@ -138,7 +138,7 @@ def test_a_spoilt_key_reaches_the_rows_that_see_it(opened: OpenDevice, rng: np.r
 
 @pytest.mark.parametrize("which", range(3))
 def test_broadcast_inputs(opened: OpenDevice, rng: np.random.Generator, which: int) -> None:
-    """A batch and a head stride of 0 stand for one batch and one head that all use."""
+    """Batch and head strides of 0 broadcast one batch and one head."""
     shapes = [(2, 4, 50, 64), (2, 2, 70, 64), (2, 2, 70, 64)]
     inputs = [rng.standard_normal(s).astype(DTYPES["bfloat16"]) for s in shapes]
     inputs[which] = inputs[which][:1, :1]

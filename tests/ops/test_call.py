@@ -1,4 +1,4 @@
-"""The way from Python to an operation, on one made for the test: rows, shapes, results, errors."""
+"""Calls of an operation that is defined for the test: rows, shapes, results, errors."""
 
 import threading
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ def x(rng: np.random.Generator) -> Array:
 
 
 def code(*arrays: Any) -> list[bytes]:
-    """Return the bytes of results, of whatever kind they are."""
+    """Return the bytes of results of any kind."""
     return [(y if isinstance(y, np.ndarray) else y.numpy()).tobytes() for y in arrays]
 
 
@@ -75,7 +75,7 @@ def test_results_go_where_they_are_to(device: pysm120.Device, x: Array) -> None:
 
 @pytest.mark.parametrize("cut", [np.s_[:, :, ::2], np.s_[:, ::2], np.s_[::2, 1:, 3:], np.s_[0, 0], np.s_[:, :, :1]])
 def test_leading_dimensions_may_have_any_strides(device: pysm120.Device, rng: np.random.Generator, cut: Any) -> None:
-    """Those that no two strides step along are copied first."""
+    """Arrays that the strides cannot describe are copied first."""
     x = rng.standard_normal((4, 3, 5, 8, 32)).astype(np.float32)
     there = QUANTIZE({"x": device.array(x)[cut]}, WANTED, Options())
     assert code(*there) == code(*QUANTIZE({"x": np.ascontiguousarray(x[cut])}, WANTED, Options(), device=device))
@@ -88,7 +88,7 @@ def test_a_result_of_another_dtype(device: pysm120.Device, x: Array) -> None:
 
 def test_arrays_of_other_libraries(device: pysm120.Device, x: Array) -> None:
     class Other:
-        """An array that speaks DLPack and nothing else."""
+        """An array that supports only DLPack."""
 
         def __dlpack__(self, **options: Any) -> Any:
             return x.__dlpack__(**options)
@@ -102,7 +102,7 @@ def test_arrays_of_other_libraries(device: pysm120.Device, x: Array) -> None:
 
 
 def test_calls_of_several_threads(device: pysm120.Device, x: Array) -> None:
-    """They share plans, not what is written there."""
+    """Calls share plans, but not the values in them."""
     wanted = [code(*QUANTIZE({"x": x[:, :n]}, WANTED, Options(), device=device)) for n in (1, 2, 3)]
     wrong: list[int] = []
 
@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "dtype of a result": (TypeError, "scales has dtype uint8", {"scales": np.ones((2, 3, 40, 2), np.uint8)}),
     "kind of a result": (TypeError, "scales is a list, not an ndarray", {"scales": []}),
     "device": (TypeError, "device is a int", {"device": 3}),
-    "of C": (ValueError, "axis = 7; ALONG_HEAD_DIM", {"options": Options(axis=7)}),
+    "of C": (ValueError, "axis = 7; it must be ALONG_HEAD_DIM", {"options": Options(axis=7)}),
     "option beyond its member": (ValueError, "axis is -1: ", {"options": Options(axis=-1)}),
     "option of another type": (TypeError, "rounding is 'up': ", {"options": Options(rounding="up")}),  # type: ignore[arg-type]
 }
@@ -149,7 +149,7 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("times", [1, 2])
 def test_errors_name_the_argument(device: pysm120.Device, x: Array, name: str, times: int) -> None:
-    """The second time too, when more is known of a form."""
+    """Also in the second call, which uses a kept plan."""
     kind, message, changed = WRONG[name]
     given = {"x": x, **WANTED, "options": Options(), "device": device, **changed}
     for _ in range(times):
@@ -200,7 +200,7 @@ def test_errors_of_c_call_arguments_as_python_does(device: pysm120.Device, x: Ar
 
 
 def test_plans_are_kept_for_forms(device: pysm120.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as fit; a call of a form that was forgotten is right again."""
+    """The number of kept plans is limited; a call of a forgotten form works again."""
     quantize = operation()
     monkeypatch.setattr(plan, "_MOST_PLANS", 3)
     first = None

@@ -1,4 +1,4 @@
-"""Every operation, by its row: the row is complete, wrong calls are refused and write nothing, kernels are launched."""
+"""Every operation, by its row: the row is complete, wrong calls fail and write nothing, kernels are launched."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from pysm120.runtime.module import builtins
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = operations.operations()
 NAMES = operations.declared()
-FILLING = 0x3E  # numbers of every float format that are below 1
+FILLING = 0x3E  # codes that are below 1 in every float format
 
 
 def test_every_operation_has_a_row() -> None:
@@ -83,7 +83,7 @@ def place(opened: OpenDevice, name: str) -> Iterator[Place]:
 
 
 def refuses(place: Place, status: str, words: str) -> None:
-    """Make a call that must be refused with words, and write nothing."""
+    """Make a call that must fail with a message that has these words, and write nothing."""
     got = place.call()
     message = ffi.string(lib.sm120_last_error()).decode()
     assert got == getattr(lib, f"SM120_{status}"), f"status {got}, wanted {status}: {message}"
@@ -93,7 +93,7 @@ def refuses(place: Place, status: str, words: str) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_smallest_call(place: Place) -> None:
-    """It is right, and it writes."""
+    """The smallest call succeeds and writes results."""
     check(place.call())
     assert place.contents() != bytes([FILLING]) * ROOM
 
@@ -109,7 +109,7 @@ def test_wrong_members_are_named(place: Place, wrong: Wrong) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_sizes_of_the_struct(place: Place) -> None:
-    """One that is cut off, one that is longer than anything, and one from a later library that asks for more."""
+    """A struct that is too short, one that is too long, and one of a later library with a new option."""
     right = place.arguments
     whole = ffi.sizeof(right[0])
     for size in (0, whole - 8, 1 << 20):
@@ -139,7 +139,7 @@ def test_no_arguments_and_no_device(place: Place) -> None:
 
 
 def reserved(row: Operation) -> Iterator[str]:
-    """Name the reserved members that the smallest call reads: not those of tensors that it leaves out."""
+    """Return the reserved members that the smallest call reads; those of omitted tensors are not read."""
     numbers = {leaf.path: leaf.value for leaf in operations.leaves(row.arguments(operations.BASE))}
     for path in numbers:
         if path.endswith("reserved") and numbers.get(path.replace("reserved", "address"), 1):

@@ -229,8 +229,8 @@ static void test_counters(sm120_device *device, sm120_kernel *kernel) {
     BAD(INVALID_ARGUMENT, "value", sm120_device_counter(device, 0, &name, NULL));
     BAD(UNSUPPORTED, "index", sm120_device_counter(device, INT32_MAX, &name, &value));
     if (info.is_virtual == 0) {
-        BAD(UNSUPPORTED, "counts nothing", sm120_device_counters_reset(device));
-        BAD(UNSUPPORTED, "cannot be interrupted", sm120_device_interrupt(device));
+        BAD(UNSUPPORTED, "has no counters; only the virtual device has", sm120_device_counters_reset(device));
+        BAD(UNSUPPORTED, "cannot be interrupted; only the virtual device can", sm120_device_interrupt(device));
         return;
     }
     OK(sm120_alloc(device, 256, &x));
@@ -273,8 +273,8 @@ static void test_profile(sm120_device *device, sm120_kernel *kernel) {
     sm120_address x = 0;
     OK(sm120_device_query(device, &info));
     if (info.is_virtual == 0) {
-        BAD(UNSUPPORTED, "takes no profile", sm120_profile_begin(device));
-        BAD(UNSUPPORTED, "takes no profile", sm120_profile_end(device));
+        BAD(UNSUPPORTED, "cannot be profiled; only the virtual device can", sm120_profile_begin(device));
+        BAD(UNSUPPORTED, "cannot be profiled; only the virtual device can", sm120_profile_end(device));
         return;
     }
     BAD(INVALID_ARGUMENT, "sm120_profile_begin", sm120_profile_end(device));

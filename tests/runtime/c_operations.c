@@ -68,7 +68,8 @@ static void test_attention(sm120_device *device) {
     BAD(INVALID_ARGUMENT, "args", sm120_attention_chosen(device, NULL, &config, &kernel));
     sm120_attention_args other = right;
     other.config = "r17";
-    BAD(UNSUPPORTED, "config = \"r17\"; this call has r16", sm120_attention(device, &other, workspace, &bytes));
+    BAD(UNSUPPORTED, "config = \"r17\"; this call supports r16; sm120_attention_config lists all",
+        sm120_attention(device, &other, workspace, &bytes));
     size_t less = bytes - 1;
     BAD(INVALID_ARGUMENT, "args", sm120_attention(device, NULL, workspace, &bytes));
     BAD(INVALID_ARGUMENT, "workspace_bytes", sm120_attention(device, &right, workspace, NULL));

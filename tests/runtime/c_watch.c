@@ -114,7 +114,7 @@ static int32_t look(void *context, const sm120_step *step) {
     OK(sm120_copy_to_host(seen->device, &host, seen->x, sizeof host, NULL));
     TRUE(host == 1.0f || host == 2.0f);
     BAD(INVALID_ARGUMENT, "cannot start a launch", launch_scale(seen->kernel, seen->x, 1, 1.0f, NULL));
-    BAD(INVALID_ARGUMENT, "closes nothing in use", sm120_device_close(seen->device));
+    BAD(INVALID_ARGUMENT, "a watch callback must not close an object that is in use", sm120_device_close(seen->device));
     seen->last = step;
     return ++seen->steps == seen->ends_at;
 }

@@ -163,7 +163,7 @@ static void test_limits(void) {
     BAD(SM120_NO_DEVICE, "the last is \"cuda:1\"", sm120_device_open("cuda:2", &device));
     TRUE(sm120_device_open(NULL, &device) == SM120_OK && sm120_device_query(device, &info) == SM120_OK);
     TRUE(info.ordinal == 1 && info.is_virtual == 0 && info.capability_major == 9);
-    BAD(SM120_UNSUPPORTED, "counts nothing", sm120_device_counters_reset(device));
+    BAD(SM120_UNSUPPORTED, "has no counters; only the virtual device has", sm120_device_counters_reset(device));
     BAD(SM120_OUT_OF_MEMORY, "bytes = 1099511627776", sm120_alloc(device, (size_t)1 << 40, &(sm120_address){0}));
     BAD(SM120_INVALID_PROGRAM, "my.ptx, line 5; fatal   : one\nptxas fatal   : two",
         sm120_module_load(device, "wrong", 5, "my.ptx", &module));

@@ -205,7 +205,7 @@ def test_streams_of_other_libraries(device: pysm120.Device) -> None:
     stream.synchronize()
     with pytest.raises(TypeError, match="stream is a str"):
         kernel(1, 1, stream="0")
-    with pytest.raises(ValueError, match="no CUstream"):
+    with pytest.raises(ValueError, match="not a CUstream"):
         kernel(1, 1, stream=-5)
 
 

@@ -1,4 +1,4 @@
-"""Problems that the tests of every precision share, and how one is launched: by the C ABI, between guard bands."""
+"""Problems that the tests of every precision share, and their launch through the C ABI, between guard bands."""
 
 from typing import NamedTuple
 
@@ -70,7 +70,7 @@ GROUPS = [
 
 
 def random_case(rng: np.random.Generator, dtypes: list[str], most_head_dim: int) -> Case:
-    """Choose a problem that nobody thought of."""
+    """Return a random problem."""
     kv_heads = int(rng.integers(1, 3))
     return Case(
         int(rng.integers(1, 3)),
@@ -120,7 +120,7 @@ def run(
         assert size[0] == 0
         check(lib.sm120_attention(opened.handle, args, 0, ffi.NULL))
     else:
-        # The workspace is poisoned as well: nothing may depend on what it held.
+        # The workspace is poisoned too: nothing may depend on its old contents.
         workspace = Buffer(opened, (int(size[0]),), np.uint8)
         check(lib.sm120_attention(opened.handle, args, workspace.address, size))
     return o.download().astype(np.float64), lse.download().astype(np.float64)
@@ -148,13 +148,13 @@ def run_twice(opened: OpenDevice, precision: str, case: Case, inputs: list[Array
 
 
 def rows_first(inputs: list[Array]) -> tuple[Array, Array, Array]:
-    """[batch, head, row, head_dim] arrays as the references want them: [batch, row, head, head_dim], float32."""
+    """Convert [batch, head, row, head_dim] arrays for the references: [batch, row, head, head_dim], float32."""
     q, k, v = (x.astype(np.float32).swapaxes(1, 2) for x in inputs)
     return q, k, v
 
 
 def check_empty_rows(o: Array, lse: Array, model_lse: Array) -> Array:
-    """Check that rows without a key, and no other, are 0 with LSE -inf; which rows have one, [batch, head, row]."""
+    """Check that exactly the rows without a key are 0 with LSE -inf; return which rows have one, [batch, head, row]."""
     seen = np.isfinite(model_lse)
     assert np.array_equal(np.isneginf(lse), ~seen)
     assert np.all(o.swapaxes(1, 2)[~seen] == 0)
@@ -162,7 +162,7 @@ def check_empty_rows(o: Array, lse: Array, model_lse: Array) -> Array:
 
 
 def mx_score_error(q: Array, k: Array) -> float:
-    """By how much a product of rows of q and k changes at most when both are MXFP8."""
+    """The largest change of a product of rows of q and k by the rounding of both to MXFP8."""
     heads = q.shape[2]
     exact, rounded = (
         np.einsum("bqhd,bkhd->bhqk", a, np.repeat(b, heads // b.shape[2], 2), dtype=np.float64)
@@ -172,7 +172,7 @@ def mx_score_error(q: Array, k: Array) -> float:
 
 
 def check_poison(opened: OpenDevice, rng: np.random.Generator, precision: str, dtype: str, poison: float) -> None:
-    """Spoil a row of q, which spoils that row alone, and one of v, which spoils its column."""
+    """Write NaN to a row of q, which affects only this row, and to an element of v, which affects its column."""
     case = Case(1, 1, 1, 40, 96, 64, None, dtype)
     q, k, v = (rng.standard_normal((1, 1, rows, 64)).astype(DTYPES[dtype]) for rows in (40, 96, 96))
     q[0, 0, 7, 3] = poison

@@ -1,4 +1,4 @@
-"""The build of this tree for tests, by one process at a time: the workers of a run share the folder build/."""
+"""Builds of this tree for tests. One process builds at a time, because the workers of a run share build/."""
 
 import fcntl
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Keep other processes out of build/ until the end of the block. Not to be nested."""
+    """Lock build/ against other processes until the end of the block. It must not be nested."""
     folder = ROOT / "build"
     folder.mkdir(exist_ok=True)
     with (folder / "tests.lock").open("w") as lock:

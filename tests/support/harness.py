@@ -1,7 +1,7 @@
-"""Buffers between guard bands, and the C ABI called with bare addresses: what the kernel tests stand on.
+"""Buffers between guard bands, and calls of the C ABI with addresses, for the kernel tests.
 
-Every buffer lies between bands of 0xa5, and so does the pitch between its rows. Inputs are checked to be unchanged,
-outputs are poisoned with 0xff (NaN in every float format here) and checked to be written exactly where they should be.
+The bytes around every buffer and between its rows are filled with 0xa5. Inputs are checked to be unchanged. Outputs are
+poisoned with 0xff (NaN in every float format here) and checked to be written exactly where they should be.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class Buffer:
         return self.base + BAND
 
     def upload(self) -> None:
-        """Write the image, bands and all."""
+        """Write the image, including its bands."""
         pointer = ffi.from_buffer(self.image)
         check(lib.sm120_copy_to_device(self.device.handle, self.base, pointer, self.image.nbytes, ffi.NULL))
         check(lib.sm120_device_synchronize(self.device.handle))
@@ -85,7 +85,7 @@ class Buffer:
 
 
 class OpenDevice:
-    """A device opened through the C ABI alone."""
+    """A device opened through the C ABI only."""
 
     def __init__(self, name: str) -> None:
         pointer = ffi.new("sm120_device **")

@@ -1,4 +1,4 @@
-"""C programs of the tests that see the inside of the virtual device, which the library does not export."""
+"""C programs of tests that use internals of the virtual device, which the library does not export."""
 
 import os
 import shlex

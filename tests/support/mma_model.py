@@ -1,12 +1,12 @@
-"""What mma.sync computes, one output at a time, in Python's own integers.
+"""A model of mma.sync, one output at a time, with Python integers.
 
-The model of MMA-Sim (arXiv 2511.10909) for this chip, written from its words and in
-another form than the library: no vectors, no floats but for NaN and infinity.
+It is the model of MMA-Sim (arXiv 2511.10909) for this chip, written from the text of the
+paper and independently of the library: no vectors, floats only for NaN and infinity.
 
-One thing differs: a product that is zero has no part in the largest exponent. MMA-Sim
-counts a zero factor as 2**-126 there, which an H200 (driver 580.159.04) does not: of
-32,768 sums for each form of bf16, f16 and tf32, a quarter of them with zeros among the
-factors, all are bit-identical this way; that way up to 2,529 of a form differ.
+It differs in one point: a zero product does not take part in the largest exponent. MMA-Sim
+counts a zero factor as 2**-126, but an H200 (driver 580.159.04) does not. We compared
+32,768 sums for each form of bf16, f16 and tf32, a quarter of them with zero factors: all
+are bit-identical to this model, while up to 2,529 sums of a form differ from MMA-Sim's.
 """
 
 import functools
@@ -25,7 +25,7 @@ class Format(NamedTuple):
     fraction: int
     bias: int
     specials: str  # "ieee", "nan" (all ones only) or ""
-    width: int  # of the container
+    width: int  # bits of the container
     right: int = 0  # unused bits below the code
 
 
@@ -56,7 +56,7 @@ class Number(NamedTuple):
 
     @property
     def kind(self) -> float:
-        """A float that multiplies and adds like this one as to NaN and infinity."""
+        """A Python float with the same behaviour of NaN and infinity in products and sums."""
         return self.special or float((self.significand > 0) - (self.significand < 0))
 
 
@@ -89,7 +89,7 @@ def decode_scale(name: str, code: int) -> Number:
 
 
 def shift(magnitude: int, left: int) -> int:
-    """Shift left, or right and drop what falls out."""
+    """Shift left, or right and truncate."""
     return magnitude << left if left >= 0 else magnitude >> -left
 
 
@@ -191,7 +191,7 @@ def dot_fp4(
 
 
 def x_exponent(x: Number) -> int:
-    """Return the exponent of an e2m1, where zero's does not matter."""
+    """Return the exponent of an e2m1; that of zero does not matter."""
     return x.exponent if x.significand else 0
 
 

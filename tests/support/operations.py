@@ -1,4 +1,4 @@
-"""The operations of the library: a row of each, in its own test file, and what every test of all operations needs.
+"""The operations of the library: a row for each, in its own test file, and helpers for the tests of all operations.
 
 An operation is a function of sm120.h whose arguments are a struct of its name: ``sm120_attention`` has
 ``sm120_attention_args``. Its row is ``OPERATION = Operation(...)`` in tests/ops/test_NAME.py. From the rows come wrong
@@ -26,27 +26,27 @@ BASE = 1 << 40  # where they begin when the call is written as C
 
 
 class Wrong(NamedTuple):
-    """A member of the struct, the value that makes the call wrong, and how the library refuses it."""
+    """A member of the struct, a wrong value of it, and the library's status and message."""
 
     member: str  # "q.row_stride"
     value: int | float
     status: str  # "INVALID_ARGUMENT"
-    words: str  # that its message holds
+    words: str  # part of its message
 
     def __str__(self) -> str:
         return f"{self.member}={self.value}"
 
 
-Refused = tuple[type[Exception], str, tuple[Sequence[Any], Mapping[str, Any]]]  # how, its message, of which arguments
+Refused = tuple[type[Exception], str, tuple[Sequence[Any], Mapping[str, Any]]]  # exception, message, arguments
 
 
 class Operation(NamedTuple):
     """A row."""
 
-    name: str  # of the Python function; that of C begins with sm120_
-    fill: Callable[[Any, int], None]  # write the smallest right call to a struct, its arrays within ROOM of an address
-    wrong: Sequence[Wrong]  # C calls that are refused: the smallest one but for one member
-    refused: Mapping[str, Refused]  # Python calls that are refused
+    name: str  # name of the Python function; the C function has the prefix sm120_
+    fill: Callable[[Any, int], None]  # write the smallest valid call to a struct; its arrays are in ROOM bytes
+    wrong: Sequence[Wrong]  # wrong C calls: the smallest valid one with one wrong member
+    refused: Mapping[str, Refused]  # wrong Python calls
     launch: Callable[[pysm120.Device], None]  # launch every kernel that the operation is the first to need
     recorded: Sequence[Any]  # Quantized, Attention or Recorded of tests/hardware/kernels.py
 
@@ -61,7 +61,7 @@ class Operation(NamedTuple):
         return len(ffi.typeof(self.function).args) > 2
 
     def arguments(self, address: int) -> Any:
-        """Return the struct of the smallest right call."""
+        """Return the struct of the smallest valid call."""
         struct = new_struct(f"sm120_{self.name}_args")
         self.fill(struct, address)
         return struct
@@ -94,7 +94,7 @@ def operations() -> dict[str, Operation]:
 
 
 def missing(name: str) -> str:
-    """Say what an operation without a row needs."""
+    """Return the message about an operation without a row."""
     return (
         f"sm120_{name} of sm120.h has no row for the tests of all operations: "
         f"add OPERATION = Operation(name={name!r}, ...) to tests/ops/test_{name}.py, as tests/ops/test_quantize.py has"
@@ -218,7 +218,7 @@ def c_header() -> str:
 
 
 def write_header(folder: Path) -> Path:
-    """Write operations.h to a folder, where it differs; return the folder."""
+    """Write operations.h to a folder if it has changed; return the folder."""
     path, text = folder / "operations.h", c_header()
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text() != text:

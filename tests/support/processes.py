@@ -4,8 +4,8 @@ import subprocess
 import time
 from pathlib import Path
 
-PATIENCE = 120  # seconds until it has loaded the library, on a machine with other work
-USED = 1.0  # seconds of processor time since then: it executes the kernel
+PATIENCE = 120  # limit in seconds for loading the library on a busy machine
+USED = 1.0  # after this much more processor time it executes the kernel
 
 
 def _used(process: "subprocess.Popen[str]") -> float:
@@ -15,7 +15,7 @@ def _used(process: "subprocess.Popen[str]") -> float:
 
 
 def wait_until_it_runs(process: "subprocess.Popen[str]") -> None:
-    """Wait until a process that runs a kernel without an end is executing it."""
+    """Wait until a process is executing its endless kernel."""
     end = time.monotonic() + PATIENCE
     while "libsm120" not in Path(f"/proc/{process.pid}/maps").read_text():
         assert process.poll() is None

@@ -81,7 +81,7 @@ BYTES = (
 """
 )
 
-# Never ends, and never comes back to where it was, which would be a deadlock.
+# Never ends. Its state changes in every round, because a repeated state would be a deadlock.
 FOREVER = (
     HEAD
     + """

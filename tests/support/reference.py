@@ -1,7 +1,7 @@
-"""What the kernels are checked against: plain attention in float64, and an exact model of their own arithmetic.
+"""References for the kernels: plain attention in float64, and an exact model of the kernels' arithmetic.
 
-Written from the definitions (OCP MX 1.0, the online softmax), in another form than the kernels: whole rows instead of
-fragments, frexp instead of bit tricks, ml_dtypes instead of cvt.
+They are written from the definitions (OCP MX 1.0, the online softmax) and differ in form from the kernels: whole rows
+instead of fragments, frexp instead of bit tricks, ml_dtypes instead of cvt.
 """
 
 from typing import Any
@@ -108,11 +108,11 @@ def mx(x: Array, axis: int) -> Array:
 
 
 def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | None) -> tuple[Array, Array]:
-    """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P in e4m3, sums of what was rounded.
+    """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P in e4m3, sums of the rounded P.
 
-    P = 2^x, x = S log2(e) scale + bias. Where a P of 16 rows would round to 384 or more, in all of them the largest
-    score so far gets 2^8. Exponents and sums in float64, whose rest against the
-    kernel's float32 and the tensor core's 25 bits is far below the e4m3 step of P.
+    P = 2^x, x = S log2(e) scale + bias. If a P of 16 rows would round to 384 or more, the bias of all 16 rows changes
+    so that the largest score so far gets 2^8. Exponents and sums are float64: the difference from the kernel's float32
+    and the tensor core's 25 bits is far below the e4m3 step of P.
     """
     heads, warp_rows, top = q.shape[2], 16, 8
     q, k, v = mx(q, -1), repeat_heads(mx(k, -1), heads), repeat_heads(mx(v, 1), heads)
@@ -121,14 +121,14 @@ def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | No
     factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0
     s_all = np.where(seen, s_all, -np.inf)
     rows = s_all.shape[:3]
-    used = np.full(rows, -np.inf)  # the score that P = 2^top stands for
+    used = np.full(rows, -np.inf)  # the score with P = 2^top
     total = np.zeros(rows)
     o = np.zeros((*rows, v.shape[-1]))
     with np.errstate(divide="ignore", invalid="ignore"):
         for first in range(0, k.shape[1], KV_TILE):
             s = s_all[..., first : first + KV_TILE]
             highest = np.maximum(used, s.max(-1))
-            passed = (highest - used) * factor + top >= np.log2(368)  # what rounds to 384
+            passed = (highest - used) * factor + top >= np.log2(368)  # the smallest value that rounds to 384
             passed |= np.isneginf(used) & ~np.isneginf(highest)
             follows = passed.copy()
             for row in range(0, rows[2], warp_rows):
@@ -157,11 +157,11 @@ def attention_16bit(
     cta_rows: int = 128,
     always: bool = False,
 ) -> tuple[Array, Array]:
-    """Model the kernel: P = 2^x, x = S log2(e) scale + bias, rounded to 16 bits; sums take it unrounded.
+    """Model the kernel: P = 2^x, x = S log2(e) scale + bias, rounded to 16 bits; sums add P before rounding.
 
-    Where a warp watches a tile and a row passes its bias by 8, the bias follows the maximum in all rows. It watches
-    until each of its rows has had a key, and a CTA in which a lane's sum passed what P may hold runs again and watches
-    all tiles; or it always does. Exponents and sums in float64.
+    If a warp checks a tile and a score exceeds its row's bias by 8, the bias of all rows follows the maximum. A warp
+    checks tiles until each of its rows has had a key. If a lane's sum exceeds the limit of P, the CTA runs again and
+    checks all tiles; some kernels always check them. Exponents and sums are float64.
     """
     heads, head_dim = q.shape[2:]
     tile = 32 if head_dim > 128 else tile  # of keys
@@ -210,7 +210,7 @@ def attention_16bit(
 def attention_mxfp8_16bit(
     q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str
 ) -> tuple[Array, Array]:
-    """Model the kernel: Q, K in MX along head_dim, and the rest as attention_16bit."""
+    """Model the kernel: Q, K in MX along head_dim, everything else as in attention_16bit."""
     return attention_16bit(mx(q, -1), mx(k, -1), v, scale, causal, dtype, always=True)
 
 

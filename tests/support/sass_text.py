@@ -1,4 +1,4 @@
-"""Machine code as nvdisasm prints it, made by hand: instructions whose scheduling fields a test chooses."""
+"""Hand-made machine code in the format of nvdisasm: a test chooses the scheduling fields of the instructions."""
 
 import dataclasses
 

@@ -1,12 +1,12 @@
-"""Which tests a run takes: the default part, the rest of it, or all; and the marks ``slow`` and ``sampled``.
+"""The selection of tests for a run: the default part, the rest, or all; and the marks ``slow`` and ``sampled``.
 
 The default part leaves out tests marked ``slow``, and keeps some cases of a test marked ``sampled``::
 
     @pytest.mark.sampled(2)                       # two of its cases
     @pytest.mark.sampled(1, each=("planted",))    # one case for every value of the parameter `planted`
 
-The seed of the run chooses the cases, so that many runs take all of them. A run that names its tests (a path, ``-k``,
-``-m``, ``--lf``) takes all that it names.
+The seed of the run chooses the cases, so that many runs together take all cases. A run that names its tests (a path,
+``-k``, ``-m``, ``--lf``) takes all of the named tests.
 """
 
 import zlib
@@ -21,7 +21,7 @@ NAMING_OPTIONS = ("keyword", "markexpr", "lf", "failedfirst", "stepwise", "desel
 
 
 class Selection(NamedTuple):
-    """The tests that a run takes, and how many it leaves out for which reason."""
+    """The tests that a run takes, and the number of tests that it leaves out, by reason."""
 
     taken: list[pytest.Item]
     left_out: list[pytest.Item]
@@ -29,7 +29,7 @@ class Selection(NamedTuple):
 
 
 def part_of(config: pytest.Config) -> str:
-    """Return the part of the tests that the command line asks for."""
+    """Return the part of the tests that the command line selects."""
     if config.option.all and config.option.rest:
         raise pytest.UsageError("--all and --rest exclude each other")
     if config.option.all or config.option.rest:
@@ -39,7 +39,7 @@ def part_of(config: pytest.Config) -> str:
 
 
 def _value(item: pytest.Function, name: str) -> Hashable:
-    """Return what distinguishes the values of a parameter: the value, or its place where it has no hash."""
+    """Return a key for the value of a parameter: the value, or its index if it has no hash."""
     value = item.callspec.params[name]
     try:
         hash(value)
@@ -80,7 +80,7 @@ def select(items: Sequence[pytest.Item], part: str, seed: int) -> Selection:
 
 
 def describe(taken: int, reasons: dict[str, int], part: str, seed: int) -> str:
-    """Write how many tests a run took, and how the others are run."""
+    """Return how many tests a run took, and the command that runs the others."""
     total = taken + sum(reasons.values())
     why = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
     how = f"./build.sh test --rest --seed {seed} runs those" if part == "default" else "--all runs every test"

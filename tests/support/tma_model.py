@@ -1,4 +1,4 @@
-"""What tensor copies do, byte by byte, with the swizzles as the tables of the PTX manual and arrays in NumPy."""
+"""A model of tensor copies, byte by byte, with the swizzle tables of the PTX manual and NumPy arrays."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-# Which 16 bytes of a line of 128 lie where, line by line, as in section "Swizzling modes".
+# The order of the 16-byte chunks in each line of 128 bytes, from section "Swizzling modes".
 TABLES = {
     "none": ["01234567"],
     "32B": ["01234567", "10325476"],
@@ -21,13 +21,13 @@ TABLES = {
     "128B_ATOM_64B": ["01234567", "45670123"],
 }
 SPANS = {name: 0 if name == "none" else int(name.split("B")[0]) for name in TABLES}
-# The result of arithmetic on NaN; and what a load gives outside of a tensor that is filled with NaN, as an H200 does.
+# The NaN of arithmetic; and the NaN that a load writes for elements outside of a tensor, as on an H200.
 NAN = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
 FILLER = {2: 0x7FF7, 4: 0x7FF77FF7, 8: 0x7FF77FF77FF77FF7}
 
 
 class Tile(NamedTuple):
-    """A tensor map as the tests make it: dimensions in the order of the array."""
+    """A tensor map of a test: dimensions are in the order of the array."""
 
     box: tuple[int, ...]
     steps: tuple[int, ...]
@@ -53,7 +53,7 @@ class Tile(NamedTuple):
 def places(swizzle: str, base: int, nbytes: int, row: int) -> NDArray[np.int64]:
     """Return the shared address of every byte of a box at ``base`` whose rows have ``row`` bytes.
 
-    Rows that are narrower than the swizzle begin its width apart, as an H200 has it.
+    Rows narrower than the swizzle are spaced by the swizzle's width, as on an H200.
     """
     out = np.empty(nbytes, np.int64)
     table, pitch = TABLES[swizzle], max(row, SPANS[swizzle])
@@ -76,7 +76,7 @@ def to_tf32(bits: int) -> int:
 
 
 def load(tensor: NDArray[Any], tile: Tile, at: Sequence[int], data_type: str = "") -> Bytes:
-    """Return the bytes that a load of a box brings, not swizzled."""
+    """Return the bytes that a load of a box writes, before the swizzle."""
     index, inside = tile.indices(tensor.shape, at)
     filler = FILLER[tensor.itemsize] if tile.fill == "nan" else 0
     if data_type.startswith("TFLOAT32"):
@@ -89,7 +89,7 @@ def load(tensor: NDArray[Any], tile: Tile, at: Sequence[int], data_type: str = "
 def scatter(
     shape: Sequence[int], tile: Tile, at: Sequence[int], values: NDArray[Any]
 ) -> tuple[tuple[NDArray[Any], ...], NDArray[Any]]:
-    """Return where in the array a box's elements go, and those of them that go anywhere.
+    """Return where in the array a box's elements are stored, and which elements are stored at all.
 
     An H200 writes 16 bytes at a time: beyond the end of a row, up to the next multiple of 16 bytes.
     """
@@ -99,15 +99,15 @@ def scatter(
 
 
 def flush(x: NDArray[Any]) -> NDArray[Any]:
-    """Make subnormal numbers of float32 zeros of their sign."""
+    """Flush subnormal float32 numbers to zeros of the same sign."""
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
 
 
 def add(old: NDArray[Any], new: NDArray[Any], data_type: str) -> NDArray[Any]:
-    """Add as a reduction of floats does: to nearest, NaN canonical."""
+    """Add like a reduction of floats: rounded to nearest, with a canonical NaN."""
     if data_type.endswith("_FTZ"):
         old, new = flush(old), flush(new)
-    with np.errstate(invalid="ignore", over="ignore"):  # rounding twice, first to 53 bits, is rounding once
+    with np.errstate(invalid="ignore", over="ignore"):  # rounding to 53 bits first does not change the result
         total = (old.astype(float) + new.astype(float)).astype(old.dtype)
     total = flush(total) if data_type.endswith("_FTZ") else total
     bits = total.view(np.dtype(f"u{old.itemsize}")).copy()
@@ -116,7 +116,7 @@ def add(old: NDArray[Any], new: NDArray[Any], data_type: str) -> NDArray[Any]:
 
 
 def reduce(old: NDArray[Any], new: NDArray[Any], op: str, data_type: str) -> NDArray[Any]:
-    """Return what is in the array after a reduction."""
+    """Return the array after a reduction."""
     if op == "add" and old.dtype.kind not in "iu":
         return add(old, new, data_type)
     one = old.dtype.type(1)

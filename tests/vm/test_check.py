@@ -179,14 +179,14 @@ done:
 def test_refused(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ptx.write_text(SUM)
     for words, part in (
-        (["--seeds", "1"], "--seeds is '1', not a number from 2 on"),
+        (["--seeds", "1"], "--seeds is '1', not a number of at least 2"),
         (["--seeds", "x"], "--seeds is 'x'"),
         (["--seed", str((1 << 64) - 1)], "--seeds"),
         (["--tolerance", "1"], "--tolerance is '1', not a number from 0 to 1"),
         (["--tolerance", "nan"], "--tolerance is 'nan'"),
         (["--checks", "much"], "much"),
         (["--kernel", "other"], "has no entry 'other'"),
-        (["--device", "cuda"], "only the virtual device has it"),
+        (["--device", "cuda"], "only the virtual device supports it"),
         (["u32:3"], "is too many"),
     ):
         status, summary, said = check(capsys, ptx, *LAUNCH, "f32[1]:zeros", *words)

@@ -395,7 +395,7 @@ def test_a_callback_starts_and_closes_nothing(device: pysm120.Device) -> None:
 
     with device.trace(lines=(line_of(MEETING, "bar.sync"),) * 2, see=see):
         kernel(1, 64, out)
-    wanted = ["cannot start a launch", "does not close", "closes nothing in use", "closes nothing in use", "0.0"]
+    wanted = ["cannot start a launch", "must not close its device", *["must not close an object"] * 2, "0.0"]
     assert len(complaints) == len(wanted)
     assert all(part in said for part, said in zip(wanted, complaints, strict=True))
     assert np.array_equal(device.zeros(3).numpy(), np.zeros(3))
@@ -448,8 +448,8 @@ def watch_with(**fields: object) -> Any:
         ({"see": ffi.NULL}, b"watch->see is NULL"),
         ({"moment": 2}, b"watch->moment = 2"),
         ({"bytes": 65}, b"watch->bytes = 65"),
-        ({"bytes": 1, "moment": 0}, b"memory changes after an instruction"),
-        ({"first_line": 2, "last_line": 1}, b"lies before"),
+        ({"bytes": 1, "moment": 0}, b"with watch->bytes it must be SM120_AFTER"),
+        ({"first_line": 2, "last_line": 1}, b"it must be at least watch->first_line = 2"),
         ({"reserved": 1}, b"watch->reserved = 1"),
         ({"size": 8}, b"watch->size = 8"),
     ],

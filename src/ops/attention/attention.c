@@ -23,7 +23,7 @@ static sm120_status find_precision(const sm120_attention_args *args, const struc
     }
     return fail(SM120_INVALID_ARGUMENT,
                 "precision = 0x%" PRIx32
-                "; MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), BF16 (0x%x) and F16 (0x%x) are right",
+                "; it must be MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), BF16 (0x%x) or F16 (0x%x)",
                 args->precision, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16, SM120_F16);
 }
 
@@ -47,7 +47,7 @@ sm120_status sm120_attention(sm120_device *handle, const sm120_attention_args *a
     return device_leave(device, status);
 }
 
-/* Check what both questions for a config give, and the call. */
+/* The checks that both functions for configs share. */
 static sm120_status check_question(const sm120_attention_args *args, const char *const *config, const int32_t *kernel,
                                    struct attention *call) {
     const struct precision *precision = NULL;

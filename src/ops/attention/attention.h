@@ -7,22 +7,22 @@
 
 #define LOG2_E 1.4426950408889634
 
-/* A call whose arguments were checked, but for addresses. Shapes are those of the tensors: where they are packed, one
- * batch of all rows. */
+/* A call whose arguments were checked, except addresses. The shapes are those of the tensors: a packed tensor is one
+ * batch with all rows. */
 struct attention {
     const sm120_attention_args *args;
     struct shape q_shape, k_shape, v_shape, o_shape, past_k_shape, past_v_shape;
     struct tensor q, k, v, o, past_k, past_v;
     int64_t lse_bytes, mask_bytes;
-    bool is_uniform; /* a kernel for tensors of one length and unchanged scores does */
+    bool is_uniform; /* tensors of one length and unmodified scores: the kernels without features suffice */
 };
 
-/* One function for each precision: answer the size of the workspace where it is 0, or launch. */
+/* One function for each precision. With workspace 0 it writes the size of the workspace, else it launches. */
 typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
                                    size_t *workspace_bytes);
 attention_run attention_mxfp8, attention_bf16_f16;
 
-/* What a precision takes. */
+/* What a precision supports. */
 struct precision {
     uint32_t code;
     uint32_t dtype; /* of q, k and v; 0: any */
@@ -31,32 +31,33 @@ struct precision {
     attention_run *run;
 };
 
-/* Check the arguments but for tensors and addresses, and fill in the shapes. */
+/* Check the arguments except tensors and addresses, and fill in the shapes. */
 sm120_status attention_check_forms(const sm120_attention_args *args, const struct precision *precision,
                                    struct attention *call);
 
-/* Check the arguments but for addresses, and fill in the call. */
+/* Check the arguments except addresses, and fill in the call. */
 sm120_status attention_check(const sm120_attention_args *args, const struct precision *precision,
                              struct attention *call);
 
-/* The bytes of a mask's element; 0 for a dtype that no mask has. */
+/* The bytes of a mask's element; 0 for a dtype that masks do not support. */
 int64_t attention_mask_bytes(uint32_t dtype);
 
-/* Check the addresses of all that the call reads and writes. */
+/* Check the addresses of everything that the call reads and writes. */
 sm120_status attention_check_places(struct device *device, const struct attention *call);
 
-/* |scale| * log2(e), of which kernels take powers of two. */
+/* |scale| * log2(e): kernels compute exp(x) as 2^(x * log2(e)). */
 double attention_scale_log2(float scale);
-double attention_softcap_scale(const sm120_attention_args *args); /* of the exponent of softcap's tanh */
+double
+attention_softcap_scale(const sm120_attention_args *args); /* factor of a score in the exponent of softcap's tanh */
 
-/* How far a row sees from its diagonal: from left keys before it to right keys behind it, where there is an edge. */
+/* The window of a row: from `left` keys before its diagonal to `right` keys behind it. Without an edge, all keys. */
 struct reach {
     bool has_left, has_right;
     int32_t left, right;
 };
 struct reach attention_reach(const sm120_attention_args *args);
 
-/* Row i sees key j where i + lower <= j <= i + upper: of a call that is uniform. */
+/* In a uniform call, row i sees key j if i + lower <= j <= i + upper. */
 int32_t attention_lower(const sm120_attention_args *args);
 int32_t attention_upper(const sm120_attention_args *args);
 
@@ -66,22 +67,23 @@ uint32_t attention_o_type(const sm120_attention_args *args);
 /* The number of CTAs that cover the rows of q, `q_rows` each. */
 sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid);
 
-/* Whether kernels can take all tensors as they lie: aligned, and of a head size that is a multiple of 8. */
+/* Whether kernels can use all tensors in place: they are aligned, and head sizes are multiples of 8. */
 bool attention_is_ready(const struct attention *call);
 
-/* The kernel that makes a call: the config that args name, or the environment where the call has it, or what suits. */
+/* The kernel for a call. The config is that of args, else $PYSM120_ATTENTION_CONFIG if the call supports it, else the
+ * one that suits shape and device. */
 sm120_status attention_choose(const struct device *device, const struct attention *call, uint32_t *index);
 
-/* The configs of a call, and the one of an entry. */
+/* Config `index` of those that support a call; the name of a kernel's config. */
 sm120_status attention_config(const struct attention *call, int32_t index, uint32_t *entry);
 const char *attention_config_name(uint32_t index);
 
-/* Describe a tensor of 16 bits to the copy engine: boxes of 64 columns and so many rows, swizzled by 128 bytes. A
- * dimension of stride 0 has one coordinate, and the bits of `broadcast` say so: bit 0 for batch, bit 1 for heads. */
+/* Make the tensor map of a 16-bit tensor: boxes of 64 columns and `rows` rows, swizzle 128B. A dimension of stride 0
+ * has one coordinate and sets a bit of `broadcast`: bit 0 for batch, bit 1 for heads. */
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
                                 uint32_t rows, CUtensorMap *map, uint32_t *broadcast);
 
-/* Run a call on copies of the tensors that are not ready. */
+/* Run a call on copies of the tensors that kernels cannot use in place. */
 sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,
                                  sm120_address workspace, size_t *workspace_bytes);
 

@@ -4,7 +4,7 @@
 #include "runtime/error.h"
 #include "runtime/launch.h"
 
-/* Describe q, k and v, and the past, which a kernel without one is not asked for: any map will do. */
+/* Make the tensor maps of q, k, v and the past. Without a past, its maps are never used but must be valid. */
 static sm120_status describe_all(const struct device *device, const struct attention *call,
                                  const struct kernel_record *record, struct attention_16bit_any_parameters *a) {
     const bool has_past = call->args->past_rows != 0;
@@ -36,7 +36,7 @@ static sm120_status describe_all(const struct device *device, const struct atten
     return SM120_OK;
 }
 
-/* Fill in the parameters. A kernel for tensors of one length has those before `sequence`. */
+/* Fill in the parameters. A kernel without features reads only those before `sequence`. */
 static sm120_status fill(const struct device *device, const struct attention *call, const struct kernel_record *record,
                          struct attention_16bit_any_parameters *a) {
     const sm120_attention_args *const args = call->args;
@@ -83,7 +83,7 @@ static sm120_status launch(struct device *device, const struct attention *call, 
     return status == SM120_OK ? launch_start(kernel, &launch) : status;
 }
 
-/* No workspace is needed: the answer to a question for its size is 0, and workspace_bytes NULL launches without one. */
+/* These kernels need no workspace. A query for its size writes 0; with workspace_bytes NULL the call launches. */
 sm120_status attention_bf16_f16(struct device *device, const struct attention *call, sm120_address workspace,
                                 size_t *workspace_bytes) {
     struct attention_16bit_any_parameters arguments;

@@ -1,4 +1,4 @@
-/* The checks of a call that need no address: choices, shapes, tensors, mask. */
+/* The checks of a call that need no address: options, shapes, tensors, mask. */
 #include <float.h>
 #include <inttypes.h>
 
@@ -7,24 +7,24 @@
 #include "runtime/error.h"
 
 enum { ROWS_MAX = (1 << 30) - 1 };
-enum { SOFTCAP_MAX = 1024 }; /* where the error of tanh, 2^-22 of it, is as small as that of P in f16 */
+enum { SOFTCAP_MAX = 1024 }; /* up to here the error of tanh, 2^-22 of softcap, is at most the error of P in f16 */
 
 int64_t attention_mask_bytes(uint32_t dtype) {
     return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : dtype == SM120_BOOL ? 1 : 0;
 }
 
-/* Check the fields that are choices, but for the precision. */
+/* Check causal and scale. */
 static sm120_status check_choices(const sm120_attention_args *args) {
     if (args->causal > SM120_NOT_CAUSAL_TOP_LEFT) {
         return fail(SM120_INVALID_ARGUMENT,
                     "causal = %" PRIu32
-                    "; NOT_CAUSAL (%d), CAUSAL_BOTTOM_RIGHT (%d), CAUSAL_TOP_LEFT (%d) and NOT_CAUSAL_TOP_LEFT (%d) "
-                    "are right",
+                    "; it must be NOT_CAUSAL (%d), CAUSAL_BOTTOM_RIGHT (%d), CAUSAL_TOP_LEFT (%d) or "
+                    "NOT_CAUSAL_TOP_LEFT (%d)",
                     args->causal, SM120_NOT_CAUSAL, SM120_CAUSAL_BOTTOM_RIGHT, SM120_CAUSAL_TOP_LEFT,
                     SM120_NOT_CAUSAL_TOP_LEFT);
     }
     if (!(attention_scale_log2(args->scale) <= (double)FLT_MAX)) { /* false for a NaN too */
-        return fail(SM120_INVALID_ARGUMENT, "scale = %g; scale * log2(e) is finite in f32", (double)args->scale);
+        return fail(SM120_INVALID_ARGUMENT, "scale = %g; scale * log2(e) must be finite in f32", (double)args->scale);
     }
     return SM120_OK;
 }
@@ -69,13 +69,14 @@ static sm120_status check_tensors(struct attention *call, uint32_t dtype) {
             return status;
         }
         if (!list[i].is_output && list[i].tensor->dtype != call->q.dtype) {
-            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it is q.dtype = 0x%08" PRIx32,
+            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be q.dtype = 0x%08" PRIx32,
                         list[i].name, list[i].tensor->dtype, call->q.dtype);
         }
     }
     if (dtype != 0 && call->q.dtype != dtype) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "q.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32 " the dtype of q, k and v is 0x%08" PRIx32,
+                    "q.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32
+                    " the dtype of q, k and v must be 0x%08" PRIx32,
                     call->q.dtype, args->precision, dtype);
     }
     return SM120_OK;
@@ -84,7 +85,7 @@ static sm120_status check_tensors(struct attention *call, uint32_t dtype) {
 /* Check the window and softcap. */
 static sm120_status check_scores(const sm120_attention_args *args) {
     if (args->window > (SM120_WINDOW_LEFT | SM120_WINDOW_RIGHT)) {
-        return fail(SM120_INVALID_ARGUMENT, "window = %" PRIu32 "; WINDOW_LEFT (%d) and WINDOW_RIGHT (%d) are its bits",
+        return fail(SM120_INVALID_ARGUMENT, "window = %" PRIu32 "; its bits are WINDOW_LEFT (%d) and WINDOW_RIGHT (%d)",
                     args->window, SM120_WINDOW_LEFT, SM120_WINDOW_RIGHT);
     }
     const struct {
@@ -95,24 +96,26 @@ static sm120_status check_scores(const sm120_attention_args *args) {
                  {"window_right", SM120_WINDOW_RIGHT, args->window_right}};
     for (int i = 0; i < 2; ++i) {
         if ((args->window & sides[i].bit) != 0 && sides[i].value < 0) {
-            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it is at least 0", sides[i].name, sides[i].value);
+            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it must be at least 0", sides[i].name,
+                        sides[i].value);
         }
     }
     if (args->softcap > (float)SOFTCAP_MAX && args->softcap <= FLT_MAX) {
         return fail(SM120_UNSUPPORTED,
-                    "softcap = %g; at most %d is supported, because a score is off by 2^-22 of it, and 0 is none",
+                    "softcap = %g; at most %d is supported, because the error of a score is 2^-22 of softcap; "
+                    "0 turns it off",
                     (double)args->softcap, SOFTCAP_MAX);
     }
     if (!(args->softcap >= 0.0f && args->softcap <= FLT_MAX) ||
         (args->softcap > 0.0f && !(attention_softcap_scale(args) <= (double)FLT_MAX))) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "softcap = %g; it is 0 for none, or above 0 such that scale / softcap is finite in f32",
+                    "softcap = %g; it must be 0 (off), or above 0 such that scale / softcap is finite in f32",
                     (double)args->softcap);
     }
     return SM120_OK;
 }
 
-/* Check what says where sequences begin and how long they are. */
+/* Check the options about sequences: packing, a past, lengths, and the stride of ALiBi slopes. */
 static sm120_status check_sequences(const sm120_attention_args *args) {
     const struct {
         const char *name, *starts_name, *rows_name;
@@ -127,22 +130,23 @@ static sm120_status check_sequences(const sm120_attention_args *args) {
             return status;
         }
         if (packed[i].starts == 0 && packed[i].total != 0) {
-            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; without %s it is 0", packed[i].name, packed[i].total,
-                        packed[i].starts_name);
+            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; without %s it must be 0", packed[i].name,
+                        packed[i].total, packed[i].starts_name);
         }
     }
     if (args->past_rows < 0 || args->past_rows > ROWS_MAX - args->kv_rows) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "past_rows = %" PRId64 "; with kv_rows = %" PRId64 " it is from 0 to %" PRId64, args->past_rows,
-                    args->kv_rows, ROWS_MAX - args->kv_rows);
+                    "past_rows = %" PRId64 "; with kv_rows = %" PRId64 " it must be from 0 to %" PRId64,
+                    args->past_rows, args->kv_rows, ROWS_MAX - args->kv_rows);
     }
     if (args->past_rows != 0 && (args->cu_seqlens_k != 0 || args->kv_lengths != 0)) {
-        return fail(SM120_UNSUPPORTED, "past_rows = %" PRId64 " and %s; a past is for keys of one length",
-                    args->past_rows, args->cu_seqlens_k != 0 ? "cu_seqlens_k" : "kv_lengths");
+        return fail(SM120_UNSUPPORTED,
+                    "past_rows = %" PRId64 " with %s; a past is supported only for keys of one length", args->past_rows,
+                    args->cu_seqlens_k != 0 ? "cu_seqlens_k" : "kv_lengths");
     }
     if (args->alibi_slopes != 0 &&
         (args->alibi_batch_stride < 0 || args->alibi_batch_stride > INT32_MAX / args->batch)) {
-        return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it is 0 or heads = %" PRId64,
+        return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it must be 0 or heads = %" PRId64,
                     args->alibi_batch_stride, args->heads);
     }
     return SM120_OK;
@@ -166,33 +170,33 @@ static sm120_status check_mask(struct attention *call) {
     if (element == 0) {
         return fail(SM120_INVALID_ARGUMENT,
                     "mask.dtype = 0x%08" PRIx32
-                    "; F32 (0x%08x), F16 (0x%08x), BF16 (0x%08x) and BOOL (0x%08x) are right",
+                    "; it must be F32 (0x%08x), F16 (0x%08x), BF16 (0x%08x) or BOOL (0x%08x)",
                     mask->dtype, SM120_F32, SM120_F16, SM120_BF16, SM120_BOOL);
     }
     if (mask->reserved != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "mask.reserved = %" PRIu32 "; it is 0", mask->reserved);
+        return fail(SM120_INVALID_ARGUMENT, "mask.reserved = %" PRIu32 "; it must be 0", mask->reserved);
     }
     if (args->cu_seqlens_q != 0 || args->cu_seqlens_k != 0) {
-        return fail(SM120_UNSUPPORTED, "mask and %s; a mask is for tensors that are not packed",
+        return fail(SM120_UNSUPPORTED, "mask with %s; a mask is supported only for tensors that are not packed",
                     args->cu_seqlens_q != 0 ? "cu_seqlens_q" : "cu_seqlens_k");
     }
     call->mask_bytes = element;
     for (int i = 0; i < 4; ++i) {
         int64_t span;
         if (steps[i].stride < 0) {
-            return fail(SM120_INVALID_ARGUMENT, "mask.%s = %" PRId64 "; no stride is negative", steps[i].name,
+            return fail(SM120_INVALID_ARGUMENT, "mask.%s = %" PRId64 "; a stride must not be negative", steps[i].name,
                         steps[i].stride);
         }
         if (!multiply(steps[i].stride, element, &span) || !multiply(span, steps[i].count - 1, &span) ||
             !add(span, call->mask_bytes, &call->mask_bytes)) {
-            return fail(SM120_UNSUPPORTED, "mask.%s = %" PRId64 ": its bytes do not fit in 63 bits", steps[i].name,
+            return fail(SM120_UNSUPPORTED, "mask.%s = %" PRId64 "; the mask exceeds 2^63 bytes", steps[i].name,
                         steps[i].stride);
         }
     }
     return SM120_OK;
 }
 
-/* Whether a kernel for tensors of one length and unchanged scores does. */
+/* Whether a kernel for tensors of one length and unmodified scores can compute the call. */
 static bool is_uniform(const sm120_attention_args *args, const struct precision *precision) {
     const bool is_left = (args->window & SM120_WINDOW_LEFT) != 0;
     return args->softcap == 0.0f && args->diagonals == 0 && args->kv_lengths == 0 && args->cu_seqlens_q == 0 &&

@@ -1,4 +1,4 @@
-/* Which kernel makes a call of sm120_attention. */
+/* The choice of a kernel for a call of sm120_attention. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,15 +9,15 @@
 
 enum { HOPPER = 9 };
 
-/* Whether a kernel computes what the call asks for. */
+/* Whether a kernel can compute a call. */
 static bool fits(const struct kernel_record *record, const struct attention *call) {
     return strcmp(record->operation, "attention") == 0 && record->precision == call->args->precision &&
            record->head_dim >= call->q_shape.head_dim && record->head_dim >= call->v_shape.head_dim &&
            record->features == !call->is_uniform;
 }
 
-/* Of the kernels that fit, those of the least width, in their order: the first one, and the first of each of three
- * configs, of which any may be NULL. -1: there is none. */
+/* Among the kernels that can compute a call, those with the smallest head size: the index of the first one, and of the
+ * first one of each of three configs, which may be NULL. -1: not found. */
 struct choice {
     uint32_t width;
     int64_t first, of[3];
@@ -44,10 +44,10 @@ static struct choice look(const struct attention *call, const char *const config
     return choice;
 }
 
-/* The config that suits. Warps of 32 rows read K and V from shared memory half as often, which is what limits Hopper;
- * 16 rows leave registers for twice the warps, which hide more on SM120, whose tensor pipe is the limit, and wherever
- * one CTA has an SM to itself. Of head sizes beyond 128, CTAs of four warps, where twice as many still find an SM each.
- */
+/* The default config. r32: warps of 32 rows halve the reads of K and V from shared memory, which limits Hopper. r16:
+ * warps of 16 rows leave registers for twice the warps. These hide more latency on SM120, which the tensor pipe limits,
+ * and whenever each CTA has an SM to itself. w4, above head size 128: CTAs of four warps, if twice the CTAs still get
+ * an SM each. */
 static const char *usual(const struct device *device, const struct attention *call) {
     const sm120_attention_args *const args = call->args;
     const int64_t ctas = args->batch * args->heads * ((args->q_rows + 127) / 128);
@@ -63,11 +63,11 @@ sm120_status attention_choose(const struct device *device, const struct attentio
     const struct choice choice = look(call, configs);
     if (choice.first < 0) {
         return fail(SM120_INTERNAL,
-                    "the library holds no kernel of attention for precision = %" PRIu32 " and head_dim = %" PRId64,
+                    "the library has no kernel of attention for precision = %" PRIu32 " and head_dim = %" PRId64,
                     call->args->precision, call->q_shape.head_dim);
     }
     if (configs[0] != NULL && choice.of[0] < 0) {
-        return fail(SM120_UNSUPPORTED, "config = \"%.32s\"; this call has %s, and what sm120_attention_config lists",
+        return fail(SM120_UNSUPPORTED, "config = \"%.32s\"; this call supports %s; sm120_attention_config lists all",
                     configs[0], kernel_records[choice.first].config);
     }
     int64_t found = choice.first;

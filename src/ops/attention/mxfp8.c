@@ -10,25 +10,25 @@
 
 enum { WORKSPACE_ALIGNMENT = 256, BLOCK = 32 };
 
-/* The parts of the workspace, in bytes; no v_tiles where v stays as it is. */
+/* Offsets into the workspace, in bytes. With P V in 16 bits there are no v_tiles. */
 struct areas {
     int64_t q_elements, q_scales, k_tiles, v_tiles, end;
 };
 
-/* What was found out about a call before anything is launched. */
+/* The plan of a call, made before anything is launched. */
 struct plan {
     const struct attention *call;
     uint32_t index;                           /* of the kernel's record */
-    const struct kernel_record *record;       /* with the tile that q, k and v are packed for */
-    bool is_mixed;                            /* v stays in 16 bits, where the caller has it */
-    struct shape q_shape, k_shape;            /* a batch for each sequence, of the longest one's rows */
-    int64_t padded_q, padded_past, padded_kv; /* rows in whole tiles */
+    const struct kernel_record *record;       /* its tile sizes are those of the packed q, k and v */
+    bool is_mixed;                            /* P V in 16 bits: v is read in place */
+    struct shape q_shape, k_shape;            /* packed: a batch for each sequence, with the rows of the longest one */
+    int64_t padded_q, padded_past, padded_kv; /* rows, rounded up to whole tiles */
     struct areas areas;
 };
 
 /* ---- checks ---- */
 
-/* Check that an area of the workspace lies apart from what the caller's tensors hold. */
+/* Check that the workspace does not overlap the caller's tensors. */
 static sm120_status check_workspace_apart(const struct plan *plan, sm120_address workspace) {
     const struct tensor *const tensors[] = {&plan->call->q, &plan->call->k,      &plan->call->v,
                                             &plan->call->o, &plan->call->past_k, &plan->call->past_v};
@@ -68,7 +68,7 @@ static bool area_bytes(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *
     return fits;
 }
 
-/* Rows in whole tiles of so many. */
+/* Round rows up to whole tiles. */
 static int64_t in_tiles(int64_t rows, int64_t tile) {
     return (rows + tile - 1) / tile * tile;
 }
@@ -92,7 +92,7 @@ static sm120_status lay_out(struct plan *plan) {
         !add(q, scales, &areas->k_tiles) || !add(areas->k_tiles, k, &areas->v_tiles) ||
         !add(areas->v_tiles, v, &areas->end)) {
         return fail(SM120_UNSUPPORTED,
-                    "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " does not fit in 63 bits",
+                    "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " exceeds 2^63 bytes",
                     plan->q_shape.rows, plan->k_shape.rows);
     }
     areas->q_scales = q;
@@ -111,29 +111,29 @@ static sm120_status make_plan(const struct device *device, const struct attentio
     }
     plan->record = kernel_records + plan->index;
     if (plan->record->q_rows == 0 || plan->record->kv_rows == 0 || plan->record->kv_rows % BLOCK != 0) {
-        return fail(SM120_INTERNAL, "%s notes a tile that cannot be", plan->record->entry);
+        return fail(SM120_INTERNAL, "%s has an invalid tile in its record", plan->record->entry);
     }
     return lay_out(plan);
 }
 
 /* ---- launches ---- */
 
-/* The launches of a call: of its quantizers first, of q, k, v and the past's k and v those that there are. Not to be
- * copied once filled. */
+/* The launches of a call: first the quantizers of q, k, v, past_k and past_v, as far as the call has them, then
+ * attention. Do not copy it once filled, because it points into itself. */
 struct launches {
     struct quantizer_launch quantizers[5];
     int quantizer_count;
     struct kernel *kernel;
     struct launch launch;
     union {
-        struct attention_mxfp8_any_parameters mxfp8; /* v is tiles */
-        struct attention_mixed_any_parameters mixed; /* v is a map */
+        struct attention_mxfp8_any_parameters mxfp8; /* reads v as tiles */
+        struct attention_mixed_any_parameters mixed; /* reads v through a tensor map */
     } values;
     struct argument_pointers pointers;
 };
 
-/* The parameters that MXFP8 and mixed kernels share. A scale's sign is q's, and a scale of 0 makes q 0, because a
- * kernel that takes the maximum of scaled scores wants a positive scale. */
+/* The parameters that MXFP8 and mixed kernels share. The kernels need a positive scale, because they take the maximum
+ * of scaled scores. So the quantizer of q applies a negative sign or a scale of 0 to q. */
 static struct mxfp8_call_parameters values_of(const struct plan *plan) {
     const sm120_attention_args *const args = plan->call->args;
     const struct edges edges = attention_edges(plan->call);
@@ -156,7 +156,7 @@ static struct mxfp8_call_parameters values_of(const struct plan *plan) {
     };
 }
 
-/* Describe v and the past's v, which mixed kernels load as they lie. */
+/* Make the tensor maps of v and past_v, which mixed kernels load in place. */
 static sm120_status describe_values(const struct device *device, const struct plan *plan,
                                     struct attention_mixed_any_parameters *a) {
     const struct attention *const call = plan->call;
@@ -171,7 +171,7 @@ static sm120_status describe_values(const struct device *device, const struct pl
     return status;
 }
 
-/* Fill in the parameters of the attention kernel. One for tensors of one length has those before `sequence`. */
+/* Fill in the parameters of the attention kernel. A kernel without features reads only those before `sequence`. */
 static sm120_status fill(const struct device *device, const struct plan *plan, sm120_address workspace,
                          struct launches *l, struct arguments *arguments) {
     const sm120_address q_elements = workspace + (uint64_t)plan->areas.q_elements;
@@ -190,7 +190,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
                                                      .mxfp8_call = call,
                                                      .sequence = sequence};
         *arguments = ARGUMENTS(a);
-        /* A question for the size needs no map: the address of v may be none yet. */
+        /* A query for the size makes no map, because the address of v may still be 0. */
         return workspace != 0 ? describe_values(device, plan, a) : SM120_OK;
     }
     struct attention_mxfp8_any_parameters *const a = &l->values.mxfp8;
@@ -218,7 +218,7 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
     return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
 }
 
-/* What to quantise of a tensor, as one that holds tiles of all keys from `first_row` on. */
+/* The quantisation of a tensor of keys or values into the tiles of all keys, from `first_row` on. */
 static struct quantizer keys_of(const struct plan *plan, const char *layout, const struct tensor *x, int64_t head_dim,
                                 int64_t rows, int64_t first_row, sm120_address tiles) {
     const sm120_attention_args *const args = plan->call->args;
@@ -242,7 +242,7 @@ static struct quantizer keys_of(const struct plan *plan, const char *layout, con
     return q;
 }
 
-/* Choose the kernels and check their launches; nothing starts. */
+/* Choose the kernels and check their launches without starting them. */
 static sm120_status prepare(struct device *device, const struct plan *plan, sm120_address workspace,
                             struct launches *launches) {
     const struct attention *const call = plan->call;
@@ -284,7 +284,7 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
     return status == SM120_OK ? prepare_attention(device, plan, workspace, launches) : status;
 }
 
-/* Start the launches, each on the results of those before. */
+/* Start the launches in order; each one reads the results of the earlier ones. */
 static sm120_status start(const struct launches *launches) {
     sm120_status status = SM120_OK;
     for (int i = 0; i < launches->quantizer_count && status == SM120_OK; ++i) {

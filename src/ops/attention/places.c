@@ -1,4 +1,4 @@
-/* Where a call reads and writes: its addresses are valid, and no CTA writes what another one reads. */
+/* Check the addresses of a call: each is valid, and no CTA writes what another CTA reads. */
 #include <inttypes.h>
 
 #include "ops/attention/attention.h"
@@ -6,7 +6,7 @@
 #include "runtime/error.h"
 #include "runtime/memory.h"
 
-/* Whether o is written where q is read, each row by the CTA that has read it. */
+/* Whether o replaces q in place: each row of o is written by the CTA that has read this row of q. */
 static bool is_in_place(const struct attention *call) {
     const struct tensor *const q = &call->q, *const o = &call->o;
     return q->address == o->address && attention_mask_bytes(q->dtype) == attention_mask_bytes(o->dtype) &&
@@ -34,7 +34,7 @@ static sm120_status check_outputs(const struct attention *call) {
                 !(in == &call->q && out == &call->o && is_in_place(call))) {
                 return fail(SM120_INVALID_ARGUMENT,
                             "%s (0x%" PRIx64 ", %" PRId64 " bytes) and %s (0x%" PRIx64 ", %" PRId64
-                            " bytes) overlap; of the inputs o may only be where q is, with its strides and head size",
+                            " bytes) overlap; o may only be q itself, with the same strides and head size",
                             out->name, out->address, out->bytes, in->name, in->address, in->bytes);
             }
         }

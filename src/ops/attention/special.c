@@ -1,4 +1,4 @@
-/* What kernels take of a call that is more than tensors of one length. */
+/* The parameters of kernels with features. */
 #include "ops/attention/special.h"
 
 #include "generated/constants.h"

@@ -1,15 +1,15 @@
-/* What kernels take of a call that is more than tensors of one length: the parameters of ptx/parts/sequence.ptx. */
+/* The parameters of kernels with features, which ptx/parts/sequence.ptx declares. */
 #ifndef SM120_ATTENTION_SPECIAL_H
 #define SM120_ATTENTION_SPECIAL_H
 
 #include "generated/parameters.h"
 #include "ops/attention/attention.h"
 
-/* Fill in all but the maps of the past. */
+/* Fill in the parameters, except the tensor maps of the past. */
 void attention_sequence(const struct attention *call, struct sequence_parameters *s);
 
-/* Row i sees key j where i + lower <= j - d <= i + upper. In a uniform call d is 0; otherwise it is the diagonal, which
- * the kernel finds. */
+/* Row i sees key j if i + lower <= j - d <= i + upper. In a uniform call d is 0; otherwise the kernel computes d, the
+ * diagonal. */
 struct edges {
     int32_t lower, upper;
 };

@@ -1,4 +1,4 @@
-/* Attention on tensors that kernels cannot take as they lie: copies of them in the workspace, and of the result. */
+/* Attention on tensors that kernels cannot use in place: they are copied to the workspace, and the result back. */
 #include <inttypes.h>
 
 #include "ops/attention/attention.h"
@@ -10,13 +10,13 @@
 enum { ALIGNMENT = WORKSPACE_ALIGNMENT };
 enum { TENSORS = 6 };
 
-/* A call and the same one on copies. */
+/* A call on copies of its tensors. */
 struct stage {
     sm120_attention_args args;
     struct attention call;
     struct {
         const struct tensor *given;
-        const struct shape *shape; /* of the tensor itself */
+        const struct shape *shape; /* of the given tensor */
         struct tensor *copy;
         struct shape *copy_shape;
         bool is_output, is_copied;
@@ -32,7 +32,7 @@ bool attention_is_ready(const struct attention *call) {
                                            copy_rows_is_needless(&call->past_v, &call->past_v_shape)));
 }
 
-/* Decide what is copied, and where to. */
+/* Decide which tensors are copied, and where to. */
 static sm120_status lay_out(const struct attention *call, struct stage *stage) {
     *stage = (struct stage){.args = *call->args, .call = *call};
     struct attention *const on = &stage->call;
@@ -70,7 +70,7 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
     return SM120_OK;
 }
 
-/* Check the workspace, and that no tensor of the caller lies in it. */
+/* Check the workspace, and that it does not overlap the caller's tensors. */
 static sm120_status check_workspace(struct device *device, const struct stage *stage, sm120_address workspace,
                                     size_t workspace_bytes, size_t needed) {
     sm120_status status = check_address("workspace", workspace, ALIGNMENT);
@@ -116,7 +116,8 @@ static sm120_status prepare(struct device *device, struct stage *stage, sm120_ad
     return SM120_OK;
 }
 
-/* Start the copies of the inputs; of o as well where rows may stay as they are: those of no packed sequence. */
+/* Start the copies of the inputs. With packed sequences o is copied in too, because rows of no sequence keep their
+ * contents. */
 static sm120_status start_in(struct stage *stage) {
     sm120_status status = SM120_OK;
     for (int i = 0; i < TENSORS && status == SM120_OK; ++i) {

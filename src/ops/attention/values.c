@@ -1,4 +1,4 @@
-/* The numbers that the kernels of every precision take of a call: scale, reach of a row, grid, tensor maps. */
+/* Parameters that the kernels of every precision share: scale, window, grid, tensor maps. */
 #include <inttypes.h>
 
 #include "generated/constants.h"
@@ -9,18 +9,18 @@
 enum { FAR = ATTENTION_FAR }; /* beyond every row and key */
 enum { BOX_COLUMNS = 64 };    /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
 
-/* |scale| * log2(e), of which kernels take powers of two. */
+/* |scale| * log2(e): kernels compute exp(x) as 2^(x * log2(e)). */
 double attention_scale_log2(float scale) {
     return (scale < 0.0f ? -(double)scale : (double)scale) * LOG2_E;
 }
 
-/* What kernels multiply scores by to have the exponent of their tanh: any number does where a scale of 0 makes them 0.
+/* The factor of a score in the exponent of softcap's tanh. With a scale of 0 all scores are 0, so any factor is right.
  */
 double attention_softcap_scale(const sm120_attention_args *args) {
     return args->scale == 0.0f ? 1.0 : 2 * attention_scale_log2(args->scale) / (double)args->softcap;
 }
 
-/* The key at which row 0 is. */
+/* The key on the diagonal of row 0. */
 static int64_t diagonal_of(const sm120_attention_args *args) {
     const bool is_top_left = args->causal == SM120_CAUSAL_TOP_LEFT || args->causal == SM120_NOT_CAUSAL_TOP_LEFT;
     return is_top_left ? 0 : args->past_rows + args->kv_rows - args->q_rows;
@@ -64,8 +64,9 @@ sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint3
     int64_t ctas = 0;
     if (!multiply(heads, tiles, &ctas) || ctas > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
-                    "batch * heads = %" PRId64 " of %" PRId64 " q tiles are too many CTAs; at most %d", heads, tiles,
-                    INT32_MAX);
+                    "batch * heads = %" PRId64 " with %" PRId64
+                    " q tiles each is too many CTAs; at most %d are supported",
+                    heads, tiles, INT32_MAX);
     }
     *grid = (uint32_t)ctas;
     return SM120_OK;
