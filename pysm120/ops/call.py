@@ -90,7 +90,7 @@ class Operation:
         outputs : mapping
             Every result by name: the array that it goes to, a New, or None where it is not wanted.
         options
-            What `fill` takes.
+            What `fill` takes; () for an operation without options.
         device, stream, workspace
             As every function has them.
 

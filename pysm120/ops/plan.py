@@ -67,9 +67,10 @@ Fill = Callable[[Any, Given, Any], Any]  # of a struct by options
 
 
 def fill_members(args: Any, given: Given, options: Any) -> None:
-    """Write options whose names are members of the C struct."""
+    """Write options whose names are members of the C struct; () for an operation without options."""
     del given
-    for name, value in options._asdict().items():
+    members = options._asdict() if options else {}
+    for name, value in members.items():
         try:
             setattr(args, name, value)
         except (OverflowError, TypeError) as error:  # noqa: PERF203 - once for a form

@@ -81,6 +81,15 @@ def test_leading_dimensions_may_have_any_strides(device: pysm120.Device, rng: np
     assert code(*there) == code(*QUANTIZE({"x": np.ascontiguousarray(x[cut])}, WANTED, Options(), device=device))
 
 
+def test_an_operation_without_options(device: pysm120.Device, x: Array) -> None:
+    """The members of the struct that no option names are 0."""
+    there = device.array(x)
+    wanted = code(*QUANTIZE({"x": x}, WANTED, Options(axis=0, rounding=0), device=device))
+    quantize = operation()
+    assert code(*quantize({"x": x}, WANTED, device=device)) == wanted
+    assert code(*quantize({"x": there}, WANTED)) == code(*quantize({"x": there}, WANTED)) == wanted
+
+
 def test_a_result_of_another_dtype(device: pysm120.Device, x: Array) -> None:
     with pytest.raises(TypeError, match="elements_dtype has dtype float16, not float8_e4m3fn"):
         QUANTIZE({"x": x}, {"elements": New(np.dtype(np.float16)), "scales": NEW}, Options(), device=device)
