@@ -146,6 +146,11 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         r"scales has shape \(2, 40, 2\), not \[\.\.\., rows, head_dim/32\], where \.\.\. is \(2, 3\)",
         {"scales": np.ones((2, 40, 2), E8M0[0])},
     ),
+    "nothing in a result": (
+        ValueError,
+        r"scales has shape \(2, 3, 0, 2\), but no size may be 0",
+        {"scales": np.ones((2, 3, 0, 2), E8M0[0])},
+    ),
     "dtype of a result": (TypeError, "scales has dtype uint8", {"scales": np.ones((2, 3, 40, 2), np.uint8)}),
     "kind of a result": (TypeError, "scales is a list, not an ndarray", {"scales": []}),
     "device": (TypeError, "device is a int", {"device": 3}),
