@@ -74,6 +74,12 @@ class Row:
             raise TypeError(message)
         return dtype
 
+    def check_same(self, dtype: Dtype, like: str, wanted: Dtype, name: str | None = None) -> None:
+        """Raise where a dtype is not that of the input `like`."""
+        if dtype != wanted:
+            message = f"{name or self.name} has dtype {dtype}, but {like} has {wanted}"
+            raise TypeError(message)
+
 
 @dataclasses.dataclass(frozen=True)
 class Input(Row):
@@ -102,13 +108,16 @@ class Output(Row):
     Attributes
     ----------
     like : str
-        The input whose dtype a new one has; else it is the first of `dtypes`.
+        The input whose dtype it has. Without one, a new result has the first of `dtypes`.
+    converts : bool
+        Whether it may have another one of `dtypes` than the input; a new one has the input's unless told otherwise.
     fill : float, optional
         The operation writes a part of the array. This is what the rest of a new one holds.
 
     """
 
     like: str = ""
+    converts: bool = False
     fill: float | None = None
 
 

@@ -13,6 +13,7 @@ from pysm120.ops import plan, table
 from pysm120.ops.call import Operation
 from pysm120.ops.plan import NEW, New
 from pysm120.ops.table import E4M3, E8M0, F32, FLOATS, Input, Leading, Output, Sizes
+from pysm120.runtime.ffi import lib
 
 SHAPE = (2, 3, 40, 64)
 
@@ -93,6 +94,42 @@ def test_an_operation_without_options(device: pysm120.Device, x: Array) -> None:
 def test_a_result_of_another_dtype(device: pysm120.Device, x: Array) -> None:
     with pytest.raises(TypeError, match="elements_dtype has dtype float16, not float8_e4m3fn"):
         QUANTIZE({"x": x}, {"elements": New(np.dtype(np.float16)), "scales": NEW}, Options(), device=device)
+
+
+class Attention(NamedTuple):
+    """Members of the C struct."""
+
+    precision: int = lib.SM120_F16
+    scale: float = 1.0
+
+
+def attention_with(*outputs: Output) -> Operation:
+    inputs = (
+        Input("q", "batch heads q_rows head_dim"),
+        Input("k", "batch kv_heads kv_rows head_dim", like="q"),
+        Input("v", "batch kv_heads kv_rows v_head_dim", like="q"),
+    )
+    return Operation("sm120_attention", (*inputs, *outputs))
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("converts", [True, False])
+def test_a_result_has_the_dtype_of_its_input(device: pysm120.Device, on_host: bool, converts: bool) -> None:
+    """Unless the operation converts."""
+    attention = attention_with(Output("out", "batch heads q_rows v_head_dim", member="o", like="q", converts=converts))
+    x, wide = (np.ones((1, 1, 4, 32), dtype) for dtype in (np.float16, np.float32))
+    given, out = (x, wide) if on_host else (device.array(x), device.array(wide))
+    inputs = dict.fromkeys("qkv", given)
+    (found,) = attention(inputs, {"out": NEW}, Attention(), device=device)
+    assert found.dtype == x.dtype
+    for wanted, name in ((out, "out"), (New(wide.dtype), "out_dtype")):
+        if converts:
+            (found,) = attention(inputs, {"out": wanted}, Attention(), device=device)
+            assert found.dtype == wide.dtype
+            assert code(found) == code(wide)
+            continue
+        with pytest.raises(TypeError, match=f"^{name} has dtype float32, but q has float16$"):
+            attention(inputs, {"out": wanted}, Attention(), device=device)
 
 
 def test_arrays_of_other_libraries(device: pysm120.Device, x: Array) -> None:
