@@ -6,7 +6,9 @@ one of these:
 - a sum, "past_rows+kv_rows" or "batch+1";
 - a quotient that is rounded up, "head_dim/32".
 "..." in front stands for any number of dimensions. They become batch, heads and rows, as many of these as
-are left of the four dimensions of a C tensor. "heads | batch heads" means that either will do.
+are left of the four dimensions of a C tensor. A row without "..." has the last ones of batch, heads, rows
+and columns, whatever their names: "rows columns" uses row_stride alone. "heads | batch heads" means that
+either will do.
 """
 
 import dataclasses
