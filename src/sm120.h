@@ -8,9 +8,9 @@
  *   - It returns a status. After a failure, sm120_last_error() names the argument, its value and what is right.
  *   - It writes its results through pointers. A result pointer must not be NULL unless its comment allows that.
  *   - A device is immutable once open, and threads may share it. Other objects belong to their device.
- *   - Operations (sm120_attention, sm120_quantize_mxfp8, sm120_launch) neither allocate, nor synchronise, nor print,
- *     so a CUDA graph can capture them. Do not capture an operation's first call on a device: it loads kernels.
- *     Call it once before, or ask for its workspace size.
+ *   - An operation is a function NAME that takes a struct NAME_args. Operations and sm120_launch neither
+ *     allocate, nor synchronise, nor print, so a CUDA graph can capture them. Do not capture an operation's first
+ *     call on a device: it loads kernels. Call it once before, or ask for its workspace size.
  *   - The caller owns the workspace. Pass workspace 0 to ask for its size.
  *   - Strides are int64, in elements. Names or comments say where a size is in bytes.
  *   - A struct that the caller fills starts with its size. Bytes behind the members known here must be 0.

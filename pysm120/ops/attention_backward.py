@@ -46,9 +46,9 @@ _ROWS = (
     Input("lse", "batch heads q_rows", F32),
     Input("dlse", "batch heads q_rows", F32, optional=True),
     Input("delta", "batch heads q_rows", F32, optional=True),
-    Output("dq", "batch heads q_rows head_dim", like="q"),
-    Output("dk", "batch kv_heads kv_rows head_dim", like="q"),
-    Output("dv", "batch kv_heads kv_rows v_head_dim", like="q"),
+    Output("dq", "batch heads q_rows head_dim", like="q", converts=True),
+    Output("dk", "batch kv_heads kv_rows head_dim", like="q", converts=True),
+    Output("dv", "batch kv_heads kv_rows v_head_dim", like="q", converts=True),
 )
 _LAYOUTS = {order: Operation("sm120_attention_backward", _ROWS, order=order, fill=_fill) for order in ("BSHD", "BHSD")}
 

@@ -169,7 +169,7 @@ _ROWS = (
     Input(
         "mask", "batch heads q_rows past_rows+kv_rows", (np.dtype(np.bool_), *FLOATS), optional=True, broadcasts=True
     ),
-    Output("out", "batch heads q_rows v_head_dim", member="o", like="q"),
+    Output("out", "batch heads q_rows v_head_dim", member="o", like="q", converts=True),
     Output("lse", "batch heads q_rows", F32),
 )
 _PACKED_ROWS = (
@@ -181,7 +181,7 @@ _PACKED_ROWS = (
     Input("sinks", "heads", F32, optional=True),
     Input("alibi_slopes", "heads | batch heads", F32, optional=True),
     Input("diagonals", "batch", I32, optional=True),
-    Output("out", "heads q_total v_head_dim", member="o", like="q", fill=0),
+    Output("out", "heads q_total v_head_dim", member="o", like="q", converts=True, fill=0),
     Output("lse", "heads q_total", F32, fill=-math.inf),
 )
 LAYOUTS = {

@@ -89,7 +89,7 @@ class Operation:
         outputs : mapping
             Every result by name: the array for it, a New, or None if it is not wanted.
         options
-            The argument of `fill`.
+            The argument of `fill`; () for an operation without options.
         device, stream, workspace
             As in `attention`.
 

@@ -93,6 +93,9 @@ def check_result(x: Any, name: str) -> npt.NDArray[Any]:
     if not x.flags.writeable:
         message = f"{name} is a read-only ndarray"
         raise InvalidArgumentError(message)
+    if 0 in x.shape:
+        message = f"{name} has shape {x.shape}, but no size may be 0"
+        raise InvalidArgumentError(message)
     span = x.itemsize
     for step, extent in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
         if step < span:

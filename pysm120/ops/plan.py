@@ -67,9 +67,10 @@ Fill = Callable[[Any, Given, Any], Any]  # fills a struct from options
 
 
 def fill_members(args: Any, given: Given, options: Any) -> None:
-    """Write options whose names are members of the C struct."""
+    """Write options whose names are members of the C struct; () for an operation without options."""
     del given
-    for name, value in options._asdict().items():
+    members = options._asdict() if options else {}
+    for name, value in members.items():
         try:
             setattr(args, name, value)
         except (OverflowError, TypeError) as error:  # noqa: PERF203 - once for a form
@@ -210,12 +211,16 @@ class Planner:
         """Return a result that is given, or the form of a new one."""
         if x is None:
             return None
-        if type(x) is not New:
-            row.check_dtype(x.dtype)
+        dtype, is_new = x.dtype, type(x) is New
+        if dtype is None:
+            dtype = named[row.like].dtype if row.like else row.dtypes[0]
+        else:
+            name = f"{row.name}_dtype" if is_new else row.name
+            row.check_dtype(dtype, name)
+            if row.like and not row.converts:
+                row.check_same(dtype, row.like, named[row.like].dtype, name)
+        if not is_new:
             return x
-        dtype = named[row.like].dtype if row.like else row.dtypes[0]
-        if x.dtype is not None:
-            dtype = row.check_dtype(x.dtype, f"{row.name}_dtype")
         front = leading.shape if slot.tail and leading else ()
         return Form.like(front + sizes.shape(slot.alternatives[0]), dtype)
 
@@ -228,9 +233,8 @@ class Planner:
             if x is None:
                 operands.is_host({row.name: x})  # refuses it
             row.check_dtype(x.dtype)
-            if row.like and x.dtype != named[row.like].dtype:
-                message = f"{row.name} has dtype {x.dtype}, but {row.like} has {named[row.like].dtype}"
-                raise TypeError(message)
+            if row.like:
+                row.check_same(x.dtype, row.like, named[row.like].dtype)
             named[row.name] = x
         return named
 

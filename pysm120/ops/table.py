@@ -6,7 +6,9 @@ one of these:
 - a sum, "past_rows+kv_rows" or "batch+1";
 - a quotient that is rounded up, "head_dim/32".
 "..." in front stands for any number of dimensions. They are merged into batch, heads and rows: into as many
-as the other dimensions leave of the four of a C tensor. "heads | batch heads" allows both shapes.
+as the other dimensions leave of the four of a C tensor. A row without "..." has the last ones of batch,
+heads, rows and columns, whatever their names: "rows columns" uses only row_stride. "heads | batch heads"
+allows both shapes.
 """
 
 import dataclasses
@@ -74,6 +76,12 @@ class Row:
             raise TypeError(message)
         return dtype
 
+    def check_same(self, dtype: Dtype, like: str, wanted: Dtype, name: str | None = None) -> None:
+        """Raise where a dtype is not that of the input `like`."""
+        if dtype != wanted:
+            message = f"{name or self.name} has dtype {dtype}, but {like} has {wanted}"
+            raise TypeError(message)
+
 
 @dataclasses.dataclass(frozen=True)
 class Input(Row):
@@ -102,13 +110,16 @@ class Output(Row):
     Attributes
     ----------
     like : str
-        The input whose dtype a new array has; else it is the first of `dtypes`.
+        The input whose dtype it has. Without one, a new result has the first of `dtypes`.
+    converts : bool
+        Whether it may have another one of `dtypes` than the input. A new one then has the input's by default.
     fill : float, optional
         The operation writes only a part of the array. The rest of a new array has this value.
 
     """
 
     like: str = ""
+    converts: bool = False
     fill: float | None = None
 
 

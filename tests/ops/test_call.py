@@ -13,6 +13,7 @@ from pysm120.ops import plan, table
 from pysm120.ops.call import Operation
 from pysm120.ops.plan import NEW, New
 from pysm120.ops.table import E4M3, E8M0, F32, FLOATS, Input, Leading, Output, Sizes
+from pysm120.runtime.ffi import lib
 
 SHAPE = (2, 3, 40, 64)
 
@@ -81,9 +82,54 @@ def test_leading_dimensions_may_have_any_strides(device: pysm120.Device, rng: np
     assert code(*there) == code(*QUANTIZE({"x": np.ascontiguousarray(x[cut])}, WANTED, Options(), device=device))
 
 
+def test_an_operation_without_options(device: pysm120.Device, x: Array) -> None:
+    """The members of the struct that no option names are 0."""
+    there = device.array(x)
+    wanted = code(*QUANTIZE({"x": x}, WANTED, Options(axis=0, rounding=0), device=device))
+    quantize = operation()
+    assert code(*quantize({"x": x}, WANTED, device=device)) == wanted
+    assert code(*quantize({"x": there}, WANTED)) == code(*quantize({"x": there}, WANTED)) == wanted
+
+
 def test_a_result_of_another_dtype(device: pysm120.Device, x: Array) -> None:
     with pytest.raises(TypeError, match="elements_dtype has dtype float16, not float8_e4m3fn"):
         QUANTIZE({"x": x}, {"elements": New(np.dtype(np.float16)), "scales": NEW}, Options(), device=device)
+
+
+class Attention(NamedTuple):
+    """Members of the C struct."""
+
+    precision: int = lib.SM120_F16
+    scale: float = 1.0
+
+
+def attention_with(*outputs: Output) -> Operation:
+    inputs = (
+        Input("q", "batch heads q_rows head_dim"),
+        Input("k", "batch kv_heads kv_rows head_dim", like="q"),
+        Input("v", "batch kv_heads kv_rows v_head_dim", like="q"),
+    )
+    return Operation("sm120_attention", (*inputs, *outputs))
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("converts", [True, False])
+def test_a_result_has_the_dtype_of_its_input(device: pysm120.Device, on_host: bool, converts: bool) -> None:
+    """Unless the operation converts."""
+    attention = attention_with(Output("out", "batch heads q_rows v_head_dim", member="o", like="q", converts=converts))
+    x, wide = (np.ones((1, 1, 4, 32), dtype) for dtype in (np.float16, np.float32))
+    given, out = (x, wide) if on_host else (device.array(x), device.array(wide))
+    inputs = dict.fromkeys("qkv", given)
+    (found,) = attention(inputs, {"out": NEW}, Attention(), device=device)
+    assert found.dtype == x.dtype
+    for wanted, name in ((out, "out"), (New(wide.dtype), "out_dtype")):
+        if converts:
+            (found,) = attention(inputs, {"out": wanted}, Attention(), device=device)
+            assert found.dtype == wide.dtype
+            assert code(found) == code(wide)
+            continue
+        with pytest.raises(TypeError, match=f"^{name} has dtype float32, but q has float16$"):
+            attention(inputs, {"out": wanted}, Attention(), device=device)
 
 
 def test_arrays_of_other_libraries(device: pysm120.Device, x: Array) -> None:
@@ -136,6 +182,11 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         ValueError,
         r"scales has shape \(2, 40, 2\), not \[\.\.\., rows, head_dim/32\], where \.\.\. is \(2, 3\)",
         {"scales": np.ones((2, 40, 2), E8M0[0])},
+    ),
+    "nothing in a result": (
+        ValueError,
+        r"scales has shape \(2, 3, 0, 2\), but no size may be 0",
+        {"scales": np.ones((2, 3, 0, 2), E8M0[0])},
     ),
     "dtype of a result": (TypeError, "scales has dtype uint8", {"scales": np.ones((2, 3, 40, 2), np.uint8)}),
     "kind of a result": (TypeError, "scales is a list, not an ndarray", {"scales": []}),
