@@ -219,7 +219,7 @@ class Attention(NamedTuple):
 class Recorded:
     """Another launch: `compute` draws inputs and returns the results of a device.
 
-    ``pattern`` matches the names of the kernels that it depends on.
+    ``pattern`` matches the names of the kernels that it depends on. ``step`` is how far off a few numbers may be.
     """
 
     def __init__(
@@ -229,9 +229,10 @@ class Recorded:
         compute: Callable[[pysm120.Device, np.random.Generator], NDArray[Any]],
         *,
         is_exact: bool = True,
+        step: float = TOLERANCE,
     ) -> None:
         self.name, self.pattern, self.compute, self.is_exact = name, pattern, compute, is_exact
-        self.step = TOLERANCE
+        self.step = step
 
     def __repr__(self) -> str:
         return f"Recorded({self.name!r})"

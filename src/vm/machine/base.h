@@ -10,7 +10,8 @@
 enum {
     WARP = 32,
     MAX_WARPS = 32,
-    MAX_SHARED = 101376,
+    SM120_SHARED = 101376, /* bytes of a CTA, static and dynamic */
+    MAX_SHARED = 232448,   /* the same of Hopper, as which a device may run */
     DEFAULT_SHARED = 49152,
     BARRIERS = 16,
     CLUSTER_BARRIER = BARRIERS

@@ -115,6 +115,11 @@ static int capability(void) {
     return (int)major;
 }
 
+/* The most shared memory of a CTA. */
+static int shared_limit(void) {
+    return capability() == 9 ? MAX_SHARED : SM120_SHARED;
+}
+
 /* Check the environment variables that are read when a device is opened. Launches check theirs. */
 static CUresult check_environment(void) {
     static const char *const widths[] = {"base", "v3", "v4"};
@@ -223,9 +228,9 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
                             {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
                             {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, capability()},
                             {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
-                            {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 102400},
+                            {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, shared_limit() + 1024},
                             {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65536},
-                            {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, MAX_SHARED}};
+                            {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, shared_limit()}};
     const CUresult r = check_device(device);
     if (r != CUDA_SUCCESS) {
         return r;
@@ -826,9 +831,9 @@ static CUresult virtual_cuFuncSetAttribute(CUfunction function, CUfunction_attri
     if (function == NULL || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d cannot be set", (int)attribute);
     }
-    if (value < 0 || value > MAX_SHARED - (int)function->static_shared) {
-        return fault_set(CUDA_ERROR_INVALID_VALUE, "%d dynamic bytes of shared memory; expected 0 to %d", value,
-                         MAX_SHARED - (int)function->static_shared);
+    const int most = shared_limit() - (int)function->static_shared;
+    if (value < 0 || value > most) {
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "%d dynamic bytes of shared memory; expected 0 to %d", value, most);
     }
     function->dynamic_limit = value;
     return CUDA_SUCCESS;
@@ -856,8 +861,9 @@ static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks,
         return fault_set(CUDA_ERROR_INVALID_VALUE, "blocks or function is NULL, or %d threads are out of range",
                          threads);
     }
-    const size_t dynamic = shared_bytes <= MAX_SHARED ? shared_bytes : MAX_SHARED + 1;
-    *blocks = (int)launch_occupancy((unsigned)threads, launch_shared(function, (uint32_t)dynamic));
+    const size_t most = (size_t)shared_limit();
+    const uint32_t shared = launch_shared(function, (uint32_t)(shared_bytes <= most ? shared_bytes : most + 1));
+    *blocks = shared <= most ? (int)launch_occupancy((unsigned)threads, shared) : 0;
     return CUDA_SUCCESS;
 }
 

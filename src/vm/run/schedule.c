@@ -43,9 +43,10 @@ struct schedule {
 
 /* Return how many CTAs a multiprocessor holds. */
 unsigned launch_occupancy(unsigned threads, size_t shared) {
-    enum { MOST_THREADS = 1536, MOST_CTAS = 24, SHARED = 102400, RESERVED = 1024 };
+    enum { MOST_THREADS = 1536, MOST_CTAS = 24, RESERVED = 1024 };
+    const size_t room = shared > SM120_SHARED ? MAX_SHARED + RESERVED : SM120_SHARED + RESERVED;
     const unsigned by_threads = MOST_THREADS / ((threads + WARP - 1) / WARP * WARP);
-    const unsigned by_shared = shared > MAX_SHARED ? 0 : (unsigned)(SHARED / (shared + RESERVED));
+    const unsigned by_shared = shared > MAX_SHARED ? 0 : (unsigned)(room / (shared + RESERVED));
     const unsigned fit = by_threads < by_shared ? by_threads : by_shared;
     return fit < MOST_CTAS ? fit : MOST_CTAS;
 }

@@ -1,0 +1,158 @@
+"""Problems for the tests of attention_backward, how one is launched by the C ABI, and how its result is judged."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from attention_cases import CAUSAL, PRECISIONS, STEP, pitched
+from backward_reference import (
+    Array,
+    Gradients,
+    Inputs,
+    bounds,
+    delta_of,
+    forward,
+    gradients,
+    model,
+    plain,
+    seen_keys,
+    wide,
+)
+from harness import DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
+
+LEAST = {"float32": 1e-37, "float16": 2.0**-25, "bfloat16": 1e-37}  # half of the least step of a dtype, or more
+PRECISION = {"bfloat16": "bf16", "float16": "f16"}
+
+
+class Case(NamedTuple):
+    """One problem."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_rows: int
+    kv_rows: int
+    head_dim: int
+    causal: str | None = None
+    dtype: str = "bfloat16"
+    out_dtype: str = "float32"  # of dq, dk and dv
+    v_head_dim: int | None = None
+    window: tuple[int | None, int | None] = (None, None)
+    scale: float | None = None
+    o_dtype: str = "float32"
+
+    @property
+    def factor(self) -> float:
+        """The scale that the kernels get."""
+        return float(np.float32(self.head_dim**-0.5 if self.scale is None else self.scale))
+
+    @property
+    def width(self) -> int:
+        """The head size of v."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+
+def name(case: Case) -> str:
+    """Name a case for the report."""
+    return "-".join(str(x) for x in case if x not in (None, (None, None)))
+
+
+def draw(rng: np.random.Generator, case: Case) -> Inputs:
+    """Draw q, k, v and dout."""
+    shapes = (
+        (case.heads, case.q_rows, case.head_dim),
+        (case.kv_heads, case.kv_rows, case.head_dim),
+        (case.kv_heads, case.kv_rows, case.width),
+        (case.heads, case.q_rows, case.width),
+    )
+    q, k, v, dout = ((rng.standard_normal((case.batch, *s)) + 0.25).astype(DTYPES[case.dtype]) for s in shapes)
+    return Inputs(q, k, v, dout, case.factor, seen_keys(case.q_rows, case.kv_rows, case.causal, case.window))
+
+
+def arguments(case: Case) -> Any:
+    """Return the struct of a case without its arrays."""
+    args = new_struct("sm120_attention_backward_args")
+    args.precision, args.causal = PRECISIONS[PRECISION[case.dtype]], CAUSAL[case.causal]
+    args.scale = case.factor
+    args.batch, args.heads, args.kv_heads = case.batch, case.heads, case.kv_heads
+    args.q_rows, args.kv_rows, args.head_dim = case.q_rows, case.kv_rows, case.head_dim
+    args.v_head_dim = case.v_head_dim or 0
+    left, right = case.window
+    args.window = (left is not None) * lib.SM120_WINDOW_LEFT + (right is not None) * lib.SM120_WINDOW_RIGHT
+    args.window_left, args.window_right = left or 0, right or 0
+    return args
+
+
+# How q, k, v, dout, o, dq, dk and dv lie: an order and the elements between two rows.
+ALIGNED = (("BSHD", 8), ("BHSD", 0), ("BSHD", 16), ("BHSD", 8), ("BSHD", 8), ("BSHD", 8), ("BHSD", 3), ("BSHD", 1))
+ODD = (("BSHD", 3), ("BHSD", 1), ("BSHD", 5), ("BHSD", 7), ("BHSD", 1), ("BHSD", 5), ("BSHD", 0), ("BHSD", 2))
+
+
+def run(
+    opened: OpenDevice,
+    case: Case,
+    x: Inputs,
+    o: Array,
+    lse: Array,
+    *,
+    dlse: Array | None = None,
+    delta: Array | None = None,
+    places: tuple[tuple[str, int], ...] = ALIGNED,
+) -> Gradients:
+    """Launch between guard bands, on NaN in the results and in the workspace; gradients in float64."""
+    args = arguments(case)
+    given = (x.q, x.k, x.v, x.dout, o)
+    for struct, y, place in zip((args.q, args.k, args.v, args.dout, args.o), given, places, strict=False):
+        tensor(struct, Buffer(opened, y.shape, y.dtype, pitched(y.shape, *place), y))
+    results = []
+    for struct, y, place in zip((args.dq, args.dk, args.dv), (x.q, x.k, x.v), places[5:], strict=True):
+        results.append(Buffer(opened, y.shape, DTYPES[case.out_dtype], pitched(y.shape, *place)))
+        tensor(struct, results[-1])
+    for member, numbers in (("lse", lse), ("dlse", dlse), ("delta", delta)):
+        if numbers is not None:
+            setattr(args, member, Buffer(opened, numbers.shape, np.float32, None, numbers.astype(np.float32)).address)
+    size = ffi.new("size_t *")
+    try:
+        check(lib.sm120_attention_backward(opened.handle, args, 0, size))
+        workspace = Buffer(opened, (int(size[0]),), np.uint8)
+        check(lib.sm120_attention_backward(opened.handle, args, workspace.address, size))
+        return Gradients(*(wide(y.download()) for y in results))
+    finally:
+        opened.release()
+
+
+def norm(x: Array) -> float:
+    """The Frobenius norm."""
+    return float(np.linalg.norm(x))
+
+
+def judge(got: Gradients, exact: Gradients, x: Inputs, lse: Array, delta: Array, out: str = "float32") -> None:
+    """Compare with the exact gradients and with the model of the kernels; `out` is the dtype of the results.
+
+    The error is at most twice that of a plain 16-bit backward pass of the same lse and delta. Where both cancel to
+    nothing it is at most the rounding of float32 in what is added. From the model no element differs by more than
+    float32 and the rounding of the result explain.
+    """
+    simple, wanted = plain(x, lse, delta, DTYPES[out]), model(x, lse, delta)
+    size, room = bounds(x, lse, delta)
+    for member in Gradients._fields:
+        mine, best, usual, near, most, free = (getattr(y, member) for y in (got, exact, simple, wanted, size, room))
+        assert mine.shape == best.shape
+        error, allowed = norm(mine - best), 2 * norm(usual - best) + 2**-20 * norm(most)
+        assert error <= allowed, f"{member} is off by {error / norm(best):.2g}, allowed is {allowed / norm(best):.2g}"
+        off = np.abs(mine - near) / (free + STEP[out] * np.abs(near) + LEAST[out])
+        assert off.max() <= 1, f"{member} is {off.max():.2g} times its bound off the model at {off.argmax()}"
+    rows, keys = x.seen.any(1), x.seen.any(0)
+    assert not got.dq[:, :, ~rows].any()
+    assert not got.dk[:, :, ~keys].any()
+    assert not got.dv[:, :, ~keys].any()
+
+
+def verify(
+    opened: OpenDevice, rng: np.random.Generator, case: Case, places: tuple[tuple[str, int], ...] = ALIGNED
+) -> None:
+    """Compare one problem with float64 and with the model."""
+    x = draw(rng, case)
+    _, o, lse = forward(x)
+    o, lse = o.astype(DTYPES[case.o_dtype]), lse.astype(np.float32)
+    got = run(opened, case, x, o, lse, places=places)
+    judge(got, gradients(x), x, lse, delta_of(x, o), case.out_dtype)

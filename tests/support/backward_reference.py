@@ -1,0 +1,210 @@
+"""What attention_backward is checked against: gradients in float64 by the definition, and a model of the kernels.
+
+Arrays are [batch, head, row, head size], and lse, dlse and delta [batch, head, row]. A head of k and v belongs to
+heads / kv_heads neighbouring heads of q, whose gradients it adds up.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+LOG2_E = float(np.log2(np.e))
+
+
+class Inputs(NamedTuple):
+    """What a call has, in the dtypes that the kernels read; `seen` says which row sees which key."""
+
+    q: Array
+    k: Array
+    v: Array
+    dout: Array
+    scale: float
+    seen: NDArray[np.bool_]
+
+
+class Gradients(NamedTuple):
+    """Of a loss with respect to q, k and v."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+
+
+def seen_keys(
+    q_rows: int, kv_rows: int, causal: str | None = None, window: tuple[int | None, int | None] = (None, None)
+) -> NDArray[np.bool_]:
+    """Which key each row sees; `causal` is None, "bottom-right" or "top-left"."""
+    left, right = window
+    diagonal = 0 if causal == "top-left" else kv_rows - q_rows
+    distance = np.arange(kv_rows)[None, :] - np.arange(q_rows)[:, None] - diagonal
+    seen = np.ones((q_rows, kv_rows), bool)
+    if left is not None:
+        seen &= distance >= -left
+    if right is not None:
+        seen &= distance <= right
+    if causal is not None:
+        seen &= distance <= 0
+    return seen
+
+
+def wide(x: Array) -> Array:
+    """Return x in float64."""
+    return np.asarray(x).astype(np.float64)
+
+
+def spread(x: Array, heads: int) -> Array:
+    """Give each head of q its head of k or v."""
+    return np.repeat(wide(x), heads // x.shape[1], axis=1)
+
+
+def gather(x: Array, kv_heads: int) -> Array:
+    """Add up the gradients of the heads of q that share a head."""
+    batch, heads, rows, head_dim = x.shape
+    return np.asarray(x.reshape(batch, kv_heads, heads // kv_heads, rows, head_dim).sum(2))
+
+
+# ---- the definition --------------------------------------------------------------
+
+
+def forward(x: Inputs) -> tuple[Array, Array, Array]:
+    """P, O and LSE in float64; a row without keys has zeros and -inf."""
+    heads = x.q.shape[1]
+    s = np.where(x.seen, x.scale * wide(x.q) @ spread(x.k, heads).swapaxes(2, 3), -np.inf)
+    highest = s.max(-1, keepdims=True)
+    highest = np.where(np.isneginf(highest), 0, highest)
+    e = np.exp(s - highest)
+    total = e.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = np.where(total > 0, e / total, 0)
+        lse = (np.log(total) + highest)[..., 0]
+    return p, p @ spread(x.v, heads), lse
+
+
+def loss(x: Inputs, dlse: Array | float = 0.0) -> float:
+    """The number whose gradients are wanted: sum(dout * O) + sum(dlse * LSE) over the rows that see a key."""
+    _, o, lse = forward(x)
+    with np.errstate(invalid="ignore"):
+        return float((wide(x.dout) * o).sum() + np.where(np.isneginf(lse), 0, dlse * lse).sum())
+
+
+def gradients(x: Inputs, dlse: Array | float = 0.0) -> Gradients:
+    """Of loss(), by the derivative of softmax: dS_ij = P_ij (dP_ij - sum over k of P_ik dP_ik + dLSE_i)."""
+    heads, kv_heads = x.q.shape[1], x.k.shape[1]
+    p, _, _ = forward(x)
+    dout = wide(x.dout)
+    dp = dout @ spread(x.v, heads).swapaxes(2, 3)
+    ds = x.scale * p * (dp - (p * dp).sum(-1, keepdims=True) + np.broadcast_to(dlse, p.shape[:3])[..., None])
+    return Gradients(
+        ds @ spread(x.k, heads),
+        gather(ds.swapaxes(2, 3) @ wide(x.q), kv_heads),
+        gather(p.swapaxes(2, 3) @ dout, kv_heads),
+    )
+
+
+# ---- lse and delta from elsewhere ------------------------------------------------
+
+
+def identity(x: Array) -> Array:
+    """Round nothing."""
+    return x
+
+
+def delta_of(x: Inputs, o: Array, dlse: Array | float = 0.0) -> Array:
+    """sum(dout * o) - dlse, in float64."""
+    return np.asarray((wide(x.dout) * wide(o)).sum(-1) - dlse)
+
+
+def given(x: Inputs, lse: Array, delta: Array, rounded: Callable[[Array], Array] = identity) -> Gradients:
+    """Gradients of given lse and delta in float64, but for P and dS, which `rounded` rounds before the products."""
+    heads, kv_heads = x.q.shape[1], x.k.shape[1]
+    dout, k = wide(x.dout), spread(x.k, heads)
+    s = np.where(x.seen, x.scale * wide(x.q) @ k.swapaxes(2, 3), -np.inf)
+    hidden = np.isneginf(lse)
+    p = np.exp(s - np.where(hidden, np.inf, wide(lse))[..., None])
+    ds = p * (dout @ spread(x.v, heads).swapaxes(2, 3) - np.where(hidden, 0, wide(delta))[..., None])
+    p, ds = rounded(p), rounded(ds)
+    return Gradients(
+        x.scale * ds @ k,
+        gather(x.scale * ds.swapaxes(2, 3) @ wide(x.q), kv_heads),
+        gather(p.swapaxes(2, 3) @ dout, kv_heads),
+    )
+
+
+def to(dtype: Any) -> Callable[[Array], Array]:
+    """Return what rounds to a dtype and back to float64."""
+    return lambda x: wide(x.astype(np.float32).astype(dtype))
+
+
+def plain(x: Inputs, lse: Array, delta: Array, out_dtype: Any) -> Gradients:
+    """A plain 16-bit backward pass: P, dS and the results are rounded, all else is float64."""
+    found = given(x, lse, delta, to(x.q.dtype))
+    return Gradients(*(to(out_dtype)(y) for y in found))
+
+
+def model(x: Inputs, lse: Array, delta: Array) -> Gradients:
+    """The arithmetic of the kernels: S, P, dP and dS in float32, P and dS rounded to 16 bits, products in float64.
+
+    P = 2^(S * (scale * log2(e)) + bias) with bias = -LSE * log2(e); a row with LSE = -inf has bias -inf and delta 0.
+    """
+    heads, kv_heads = x.q.shape[1], x.k.shape[1]
+    single, half = np.float32, to(x.q.dtype)
+    dout, k = wide(x.dout), spread(x.k, heads)
+    lse, delta = lse.astype(single), delta.astype(single)
+    hidden = np.isneginf(lse)
+    bias = np.where(hidden, -np.inf, -lse * single(LOG2_E))
+    s = (wide(x.q) @ k.swapaxes(2, 3)).astype(single)
+    power = (wide(s) * single(x.scale * LOG2_E) + bias[..., None]).astype(single)  # fma: rounded once
+    with np.errstate(over="ignore"):
+        p = np.where(x.seen, np.exp2(power), single(0))
+    dp = (dout @ spread(x.v, heads).swapaxes(2, 3)).astype(single)
+    ds = (dp - np.where(hidden, single(0), delta)[..., None]) * p
+    scale = float(single(x.scale))
+    return Gradients(
+        scale * (half(ds) @ k),
+        gather(scale * (half(ds).swapaxes(2, 3) @ wide(x.q)), kv_heads),
+        gather(half(p).swapaxes(2, 3) @ dout, kv_heads),
+    )
+
+
+def bounds(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients]:
+    """Sums of the absolute values of what each gradient adds, and how far the kernels may be from model().
+
+    S, 2^x, dP and delta are off by float32 roundings of what they add. Where that could round a P or dS to the other
+    of two neighbours in 16 bits, both are right. A matrix product adds a subnormal as if it had the least exponent.
+    """
+    half, error, least = to(x.q.dtype), 2.0**-20, float(ml_dtypes.finfo(x.q.dtype).smallest_normal)
+    p, ds, parts = _sizes(x, lse, delta)
+    scores = abs(x.scale) * np.abs(wide(x.q)) @ np.abs(spread(x.k, x.q.shape[1])).swapaxes(2, 3)
+    off = error * (1 + scores + np.abs(np.where(np.isneginf(lse), 0, lse))[..., None]) * p
+    off_ds = (off + error * p) * parts
+    either_p, either_ds = (half(y + e) - half(y - e) for y, e in ((p, off), (ds, off_ds)))
+    terms = _products(x, abs(x.scale) * p * parts, p)
+    flips = _products(x, abs(x.scale) * either_ds, either_p)
+    summed = _products(x, abs(x.scale) * np.maximum(p * parts, least), np.maximum(p, least))
+    return terms, Gradients(*(flip + error * term for flip, term in zip(flips, summed, strict=True)))
+
+
+def _sizes(x: Inputs, lse: Array, delta: Array) -> tuple[Array, Array, Array]:
+    """P, dS, and the absolute values that a dP - delta adds, where delta is a sum of products as long as dP."""
+    heads = x.q.shape[1]
+    hidden = np.isneginf(lse)
+    s = np.where(x.seen, x.scale * wide(x.q) @ spread(x.k, heads).swapaxes(2, 3), -np.inf)
+    p = np.exp(s - np.where(hidden, np.inf, wide(lse))[..., None])
+    delta = np.where(hidden, 0, wide(delta))[..., None]
+    v = spread(x.v, heads).swapaxes(2, 3)
+    parts = np.abs(wide(x.dout)) @ np.abs(v)
+    return p, p * (wide(x.dout) @ v - delta), parts + parts.max(-1, keepdims=True) + np.abs(delta)
+
+
+def _products(x: Inputs, ds: Array, p: Array) -> Gradients:
+    """Gradients of absolute values."""
+    heads, kv_heads = x.q.shape[1], x.k.shape[1]
+    return Gradients(
+        ds @ np.abs(spread(x.k, heads)),
+        gather(ds.swapaxes(2, 3) @ np.abs(wide(x.q)), kv_heads),
+        gather(p.swapaxes(2, 3) @ np.abs(wide(x.dout)), kv_heads),
+    )
