@@ -732,8 +732,9 @@ def rounded(x: int) -> int:
 def workspace_of(case: Case, copied: tuple[int, ...] = ()) -> int:
     """The formula of docs/reference/attention_backward.md on SM120; `copied` are rows * heads * head size of copies."""
     width = next(d for d in TILES if d >= max(case.head_dim, case.width))
-    rows = case.batch * case.heads * -(-case.q_rows // TILES[width]) * TILES[width]
-    return sum(rounded(2 * case.batch * n) for n in copied) + rounded(8 * rows) + rounded(4 * rows * width)
+    tiles = case.batch * case.heads * -(-case.q_rows // TILES[width])
+    rows = tiles * TILES[width]
+    return sum(rounded(2 * case.batch * n) for n in copied) + rounded(8 * rows + 16 * tiles) + rounded(4 * rows * width)
 
 
 @pytest.mark.virtual

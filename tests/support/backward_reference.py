@@ -148,7 +148,7 @@ def plain(x: Inputs, lse: Array, delta: Array, out_dtype: Any) -> Gradients:
 def model(x: Inputs, lse: Array, delta: Array) -> Gradients:
     """The arithmetic of the kernels: S, P, dP and dS in float32, P and dS rounded to 16 bits, products in float64.
 
-    P = 2^(S * (scale * log2(e)) + bias) with bias = -LSE * log2(e); a row with LSE = -inf has bias -inf and delta 0.
+    dS is computed from the rounded P. P = 2^(S * (scale * log2(e)) + bias) with bias = -LSE * log2(e); a row with LSE = -inf has bias -inf and delta 0.
     """
     heads, kv_heads = x.q.shape[1], x.k.shape[1]
     single, half = np.float32, to(x.q.dtype)
@@ -159,14 +159,14 @@ def model(x: Inputs, lse: Array, delta: Array) -> Gradients:
     s = (wide(x.q) @ k.swapaxes(2, 3)).astype(single)
     power = (wide(s) * single(x.scale * LOG2_E) + bias[..., None]).astype(single)  # fma: rounded once
     with np.errstate(over="ignore"):
-        p = np.where(x.seen, np.exp2(power), single(0))
+        p = half(np.where(x.seen, np.exp2(power), single(0))).astype(single)
     dp = (dout @ spread(x.v, heads).swapaxes(2, 3)).astype(single)
     ds = (dp - np.where(hidden, single(0), delta)[..., None]) * p
     scale = float(single(x.scale))
     return Gradients(
         scale * (half(ds) @ k),
         gather(scale * (half(ds).swapaxes(2, 3) @ wide(x.q)), kv_heads),
-        gather(half(p).swapaxes(2, 3) @ dout, kv_heads),
+        gather(wide(p).swapaxes(2, 3) @ dout, kv_heads),
     )
 
 
@@ -177,11 +177,13 @@ def bounds(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients]:
     of two neighbours in 16 bits, both are right. A matrix product adds a subnormal as if it had the least exponent.
     """
     half, error, least = to(x.q.dtype), 2.0**-20, float(ml_dtypes.finfo(x.q.dtype).smallest_normal)
-    p, ds, parts = _sizes(x, lse, delta)
+    p, difference, parts = _sizes(x, lse, delta)
+    ds = half(p) * difference
     scores = abs(x.scale) * np.abs(wide(x.q)) @ np.abs(spread(x.k, x.q.shape[1])).swapaxes(2, 3)
     off = error * (1 + scores + np.abs(np.where(np.isneginf(lse), 0, lse))[..., None]) * p
-    off_ds = (off + error * p) * parts
-    either_p, either_ds = (half(y + e) - half(y - e) for y, e in ((p, off), (ds, off_ds)))
+    either_p = half(p + off) - half(p - off)
+    off_ds = (either_p + error * p) * parts
+    either_ds = half(ds + off_ds) - half(ds - off_ds)
     terms = _products(x, abs(x.scale) * p * parts, p)
     flips = _products(x, abs(x.scale) * either_ds, either_p)
     summed = _products(x, abs(x.scale) * np.maximum(p * parts, least), np.maximum(p, least))
@@ -189,7 +191,7 @@ def bounds(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients]:
 
 
 def _sizes(x: Inputs, lse: Array, delta: Array) -> tuple[Array, Array, Array]:
-    """P, dS, and the absolute values that a dP - delta adds, where delta is a sum of products as long as dP."""
+    """P, dP - delta, and the absolute values that dP - delta adds, where delta is a sum of products as long as dP."""
     heads = x.q.shape[1]
     hidden = np.isneginf(lse)
     s = np.where(x.seen, x.scale * wide(x.q) @ spread(x.k, heads).swapaxes(2, 3), -np.inf)
@@ -197,7 +199,7 @@ def _sizes(x: Inputs, lse: Array, delta: Array) -> tuple[Array, Array, Array]:
     delta = np.where(hidden, 0, wide(delta))[..., None]
     v = spread(x.v, heads).swapaxes(2, 3)
     parts = np.abs(wide(x.dout)) @ np.abs(v)
-    return p, p * (wide(x.dout) @ v - delta), parts + parts.max(-1, keepdims=True) + np.abs(delta)
+    return p, wide(x.dout) @ v - delta, parts + parts.max(-1, keepdims=True) + np.abs(delta)
 
 
 def _products(x: Inputs, ds: Array, p: Array) -> Gradients:
