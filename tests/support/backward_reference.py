@@ -119,14 +119,14 @@ def delta_of(x: Inputs, o: Array, dlse: Array | float = 0.0) -> Array:
 
 
 def given(x: Inputs, lse: Array, delta: Array, rounded: Callable[[Array], Array] = identity) -> Gradients:
-    """Gradients of given lse and delta in float64, but for P and dS, which `rounded` rounds before the products."""
+    """Gradients of given lse and delta in float64; `rounded` rounds P, dP and dS."""
     heads, kv_heads = x.q.shape[1], x.k.shape[1]
     dout, k = wide(x.dout), spread(x.k, heads)
     s = np.where(x.seen, x.scale * wide(x.q) @ k.swapaxes(2, 3), -np.inf)
     hidden = np.isneginf(lse)
-    p = np.exp(s - np.where(hidden, np.inf, wide(lse))[..., None])
-    ds = p * (dout @ spread(x.v, heads).swapaxes(2, 3) - np.where(hidden, 0, wide(delta))[..., None])
-    p, ds = rounded(p), rounded(ds)
+    p = rounded(np.exp(s - np.where(hidden, np.inf, wide(lse))[..., None]))
+    dp = rounded(dout @ spread(x.v, heads).swapaxes(2, 3))
+    ds = rounded(p * (dp - np.where(hidden, 0, wide(delta))[..., None]))
     return Gradients(
         x.scale * ds @ k,
         gather(x.scale * ds.swapaxes(2, 3) @ wide(x.q), kv_heads),
@@ -140,7 +140,7 @@ def to(dtype: Any) -> Callable[[Array], Array]:
 
 
 def plain(x: Inputs, lse: Array, delta: Array, out_dtype: Any) -> Gradients:
-    """A plain 16-bit backward pass: P, dS and the results are rounded, all else is float64."""
+    """A plain 16-bit backward pass, matrix by matrix: P, dP, dS and the results are rounded, sums are float64."""
     found = given(x, lse, delta, to(x.q.dtype))
     return Gradients(*(to(out_dtype)(y) for y in found))
 
@@ -181,6 +181,7 @@ def bounds(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients]:
     ds = half(p) * difference
     scores = abs(x.scale) * np.abs(wide(x.q)) @ np.abs(spread(x.k, x.q.shape[1])).swapaxes(2, 3)
     off = error * (1 + scores + np.abs(np.where(np.isneginf(lse), 0, lse))[..., None]) * p
+    off += np.where(p < 2.0**-125, p, 0)  # ex2.approx.ftz flushes subnormal results to 0
     either_p = half(p + off) - half(p - off)
     off_ds = (either_p + error * p) * parts
     either_ds = half(ds + off_ds) - half(ds - off_ds)
