@@ -2,6 +2,10 @@
 
 import itertools
 import math
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +26,7 @@ from backward_reference import (
 )
 from harness import DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
 from kernels import Recorded
-from operations import Operation, Wrong
+from operations import ROOT, Operation, Wrong
 
 import pysm120
 
@@ -103,10 +107,9 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "dtype of k": (TypeError, "k has dtype float16, but q has bfloat16", right(k=ones(2, 7, 2, 64, dtype="f2"))),
     "dtype of dout": (TypeError, "dout has dtype float16, but q", right(dout=ones(2, 5, 4, 64, dtype="f2"))),
     "dtype of out": (TypeError, "out has dtype float64", right(out=ones(2, 5, 4, 64, dtype="f8"))),
-    "dtype of lse": (TypeError, "lse has dtype float16", right(lse=ones(2, 4, 5, dtype="f2"))),
+    "dtype of lse": (TypeError, "lse has dtype complex64, not float32", right(lse=ones(2, 4, 5, dtype="c8"))),
     "shape of dout": (ValueError, r"dout has shape \(2, 6, 4, 64\)", right(dout=ones(2, 6, 4, 64))),
     "shape of lse": (ValueError, r"lse has shape \(2, 5, 4\)", right(lse=ones(2, 5, 4, dtype="f4"))),
-    "strides of lse": (ValueError, "lse has strides", right(lse=ones(2, 5, 4, dtype="f4").swapaxes(1, 2))),
     "list": (TypeError, "v is a list", right(v=[1.0])),
     "no out": (TypeError, "out is a NoneType", right(out=None)),
     "heads": (ValueError, "kv_heads = 3 does not divide heads = 4", right(k=ones(2, 7, 3, 64), v=ones(2, 7, 3, 64))),
@@ -127,7 +130,7 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "causal_align": (ValueError, "causal_align is 'left'", right(causal=True, causal_align="left")),
     "window": (TypeError, "window is 3", right(window=3)),
     "scale": (TypeError, "scale is 'x'", right(scale="x")),
-    "infinite scale": (ValueError, "scale = inf", right(scale=math.inf)),
+    "infinite scale": (ValueError, "scale is inf, not a number that is finite", right(scale=math.inf)),
     "accumulate": (TypeError, "accumulate is 'yes'", right(accumulate="yes")),
     "accumulate to nothing": (ValueError, "accumulate is True, but dq is None", right(accumulate=True)),
     "accumulate in bf16": (
@@ -141,7 +144,7 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         right(dlse=ones(2, 4, 5, dtype="f4"), delta=ones(2, 4, 5, dtype="f4")),
     ),
     "shape of delta": (ValueError, r"delta has shape \(2, 4, 6\)", right(delta=ones(2, 4, 6, dtype="f4"))),
-    "dtype of dlse": (TypeError, "dlse has dtype bfloat16", right(dlse=ones(2, 4, 5))),
+    "dtype of dlse": (TypeError, "dlse has dtype bool, not float32", right(dlse=ones(2, 4, 5, dtype="?"))),
     "shape of dk": (ValueError, r"dk has shape \(2, 7, 4, 64\)", right(dk=ones(2, 7, 4, 64))),
     "dtype of dv": (TypeError, "dv has dtype int32", right(dv=ones(2, 7, 2, 64, dtype="i4"))),
     "dq of another kind": (TypeError, "dq is a str", right(dq="x")),
@@ -546,6 +549,21 @@ def test_device_arrays_and_the_default_results(device: pysm120.Device, rng: np.r
         np.testing.assert_array_equal(mine, other.numpy())
 
 
+@pytest.mark.parametrize("member", ["lse", "dlse", "delta"])
+def test_device_arrays_of_a_row_are_contiguous_float32(
+    device: pysm120.Device, rng: np.random.Generator, member: str
+) -> None:
+    x, o, lse = ready(rng, Case(1, 2, 2, 40, 40, 64))
+    arrays = [device.array(y) for y in (x.dout, x.q, x.k, x.v, o)]
+    for y, kind, message in (
+        (device.array(lse.astype(np.float16)), TypeError, "has dtype float16"),
+        (device.array(np.repeat(lse, 2, 2))[:, :, ::2], ValueError, r"has strides .* must be contiguous"),
+    ):
+        options: dict[str, Any] = {"lse": device.array(lse), member: y}
+        with pytest.raises(kind, match=f"{member} {message}"):
+            pysm120.attention_backward(*arrays, **options, layout="BHSD")
+
+
 @pytest.mark.parametrize("axis", ["batch", "row", "head"])
 def test_more_than_2_31_elements(device: pysm120.Device, rng: np.random.Generator, axis: str) -> None:
     """Tensors whose elements lie further apart than 32 bits count; what is between them is never touched."""
@@ -674,6 +692,15 @@ def test_nan_and_infinity_reach_what_meets_them(opened: OpenDevice, rng: np.rand
     column = np.zeros(64, bool)
     column[3] = True
     assert np.array_equal(~np.isfinite(got.dv[0, 0, : 7 + 57]), np.tile(column, (64, 1)))
+
+
+def test_the_example_of_the_reference_page(device_name: str) -> None:
+    """It runs, and prints what its comment says."""
+    text = (ROOT / "docs" / "reference" / "attention_backward.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    environment = {**os.environ, "PYSM120_DEVICE": device_name}
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == re.findall(r"  # (.*)$", example, re.MULTILINE)
 
 
 # ---- the same bits, in any order -------------------------------------------------
