@@ -20,6 +20,7 @@ from backward_reference import (
     forward,
     given,
     gradients,
+    inputs,
     loss,
     seen_keys,
     wide,
@@ -33,6 +34,8 @@ import pysm120
 BATCH, HEADS, KV_HEADS, Q_ROWS, KV_ROWS, D = 2, 4, 2, 5, 7, 24
 PART = 1 << 14
 BF16 = DTYPES["bfloat16"]
+attention: Any = pysm120.attention  # called with lists of arrays
+attention_backward: Any = pysm120.attention_backward
 HEAD_SIZES = (32, 64, 96, 128, 192, 256)  # of the kernels
 
 
@@ -56,7 +59,7 @@ def launch(device: pysm120.Device) -> None:
     """Every head size in both dtypes."""
     for dtype, head_dim in itertools.product(PRECISION, HEAD_SIZES):
         x, lse = np.ones((1, 3, 1, head_dim), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
-        pysm120.attention_backward(x, x, x, x, x, lse, device=device)
+        attention_backward(x, x, x, x, x, lse, device=device)
 
 
 def recorded() -> Iterator[Recorded]:
@@ -76,12 +79,10 @@ def recorded() -> Iterator[Recorded]:
                 q, dout = rng.standard_normal((2, 1, 150, 4, head_dim)).astype(dtype)
                 k, v = rng.standard_normal((2, 1, rows, 2, head_dim)).astype(dtype)
                 heads_first = (x.swapaxes(1, 2) for x in (q, k, v, dout))
-                _, o, lse = forward(Inputs(*heads_first, head_dim**-0.5, seen_keys(150, rows, "bottom-right")))
+                _, o, lse = forward(inputs(heads_first, head_dim**-0.5, seen_keys(150, rows, "bottom-right")))
                 results = {n: np.zeros(x.shape, np.float32) for n, x in (("dq", q), ("dk", k), ("dv", v))}
                 out = np.ascontiguousarray(o.swapaxes(1, 2), np.float32)
-                pysm120.attention_backward(
-                    dout, q, k, v, out, lse.astype(np.float32), causal=True, device=device, **results
-                )
+                attention_backward(dout, q, k, v, out, lse.astype(np.float32), causal=True, device=device, **results)
                 return np.concatenate([x.ravel() for x in results.values()])[::11].copy()
 
             kernels = rf"attention_backward_{precision}_\d\w*|attention_backward_delta_{precision}|"
@@ -228,7 +229,7 @@ def test_the_reference_is_the_slope_of_the_loss(
     shapes = [(2, 4, 7, 5), (2, 2, 6, 5), (2, 2, 6, 3), (2, 4, 7, 3)]
     arrays = [rng.standard_normal(s) for s in shapes]
     dlse = rng.standard_normal((2, 4, 7))
-    x = Inputs(*arrays, -0.7, seen_keys(7, 6, causal, window))
+    x = inputs(arrays, -0.7, seen_keys(7, 6, causal, window))
     exact, step = gradients(x, dlse), 1e-5
     for field, slope in zip(("q", "k", "v"), exact, strict=True):
         found = np.zeros_like(slope)
@@ -245,7 +246,7 @@ def test_the_reference_is_the_slope_of_the_loss(
 def test_the_two_forms_of_the_reference_agree(rng: np.random.Generator) -> None:
     """With lse and delta of its own forward pass."""
     arrays = [rng.standard_normal(s) for s in ((2, 4, 7, 5), (2, 2, 6, 5), (2, 2, 6, 3), (2, 4, 7, 3))]
-    x = Inputs(*arrays, 0.9, seen_keys(7, 6, "bottom-right"))
+    x = inputs(arrays, 0.9, seen_keys(7, 6, "bottom-right"))
     dlse = rng.standard_normal((2, 4, 7))
     _, o, lse = forward(x)
     for own, other in zip(gradients(x, dlse), given(x, lse, delta_of(x, o, dlse)), strict=True):
@@ -282,6 +283,13 @@ WINDOWS = [
         (40, 40, 256, None, (1 << 40, 1 << 40)),
     )
 ]
+# A row that sees all keys of a tile but one, at either end: tiles of 64 rows and 128 keys, and so on.
+WINDOW_EDGES = [
+    Case(1, 1, 1, 2 * max(q, k), 2 * max(q, k), d, None, window=window)
+    for d, q, k in ((32, 64, 128), (64, 64, 128), (96, 64, 64), (128, 64, 64), (192, 32, 64), (256, 32, 32))
+    for n in (1, 2, 3)
+    for window in ((q - n, None), (None, k - n), (k + q - n, k + q - n))
+]
 SIZES = [
     Case(1, 2, 1, 40, 70, d, "bottom-right", dtype)
     for d in (1, 7, 8, 31, 32, 33, 64, 65, 96, 100, 104, 128, 129, 191, 192, 193, 200, 255, 256)
@@ -312,6 +320,7 @@ CASES = {
     "edges": EDGES,
     "causal": CAUSALS,
     "windows": WINDOWS,
+    "window edges": WINDOW_EDGES,
     "sizes": SIZES,
     "values": VALUES,
     "groups": GROUPS,
@@ -342,7 +351,8 @@ def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: in
         int(rng.integers(1, 3)),
         kv_heads * int(rng.integers(1, 4)),
         kv_heads,
-        *(int(n) for n in rng.integers(1, 300, 2)),
+        int(rng.integers(1, 300)),
+        int(rng.integers(1, 300)),
         int(rng.integers(1, 257)),
         [None, "bottom-right", "top-left"][rng.integers(3)],
         str(rng.choice(list(PRECISION))),
@@ -357,9 +367,7 @@ def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: in
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", list(PRECISION))
 @pytest.mark.parametrize(("head_dim", "v_head_dim"), [(64, 64), (128, 96), (100, 33)])
-def test_odd_strides(
-    opened: OpenDevice, rng: np.random.Generator, dtype: str, head_dim: int, v_head_dim: int
-) -> None:
+def test_odd_strides(opened: OpenDevice, rng: np.random.Generator, dtype: str, head_dim: int, v_head_dim: int) -> None:
     """Rows that begin at no multiple of 16 bytes are copied; results are stored where they belong."""
     case = Case(2, 4, 2, 70, 90, head_dim, "bottom-right", dtype, dtype, v_head_dim, o_dtype=dtype)
     verify(opened, rng, case, ODD)
@@ -398,7 +406,7 @@ def backward(x: Inputs, o: Array, lse: Array, device: pysm120.Device, **options:
         for member, y in (("dq", x.q), ("dk", x.k), ("dv", x.v))
         if member not in options
     }
-    made = pysm120.attention_backward(
+    made = attention_backward(
         x.dout, x.q, x.k, x.v, o, lse, scale=x.scale, layout="BHSD", device=device, **{**results, **options}
     )
     return Gradients(*made)
@@ -427,9 +435,7 @@ def test_one_array_of_q_k_and_v(device: pysm120.Device, rng: np.random.Generator
         if layout == "BHSD":
             arrays = [y.transpose(0, 2, 1, 3) for y in arrays]
             dq, dk, dv = (y.transpose(0, 2, 1, 3) for y in (dq, dk, dv))
-        pysm120.attention_backward(
-            *arrays, device.array(lse), causal=True, layout=layout, scale=x.scale, dq=dq, dk=dk, dv=dv
-        )
+        attention_backward(*arrays, device.array(lse), causal=True, layout=layout, scale=x.scale, dq=dq, dk=dk, dv=dv)
         got = results.numpy()
         for n, y in enumerate(wanted):
             np.testing.assert_array_equal(got[:, :, n].swapaxes(1, 2), y)
@@ -455,10 +461,10 @@ def test_any_place_and_stride(device: pysm120.Device, rng: np.random.Generator, 
         there = pysm120.Array(base.owner, address, y.shape, strides, base.dtype)
         return there.copy_from(y.astype(dtype))
 
-    inputs = [place(y, BF16, np.nan) for y in (x.dout, x.q, x.k, x.v, o)]
+    arrays = [place(y, BF16, np.nan) for y in (x.dout, x.q, x.k, x.v, o)]
     results = [place(np.zeros_like(y), np.float32, 9) for y in (x.q, x.k, x.v)]
-    pysm120.attention_backward(
-        *inputs, device.array(lse), layout="BHSD", scale=x.scale, dq=results[0], dk=results[1], dv=results[2]
+    attention_backward(
+        *arrays, device.array(lse), layout="BHSD", scale=x.scale, dq=results[0], dk=results[1], dv=results[2]
     )
     wanted = backward(x, o.astype(BF16), lse, device)
     np.testing.assert_array_equal(results[2].numpy(), wanted.dv)
@@ -480,7 +486,7 @@ def test_broadcast_inputs(opened: OpenDevice, rng: np.random.Generator, which: i
     arrays = [x.q, x.k, x.v, x.dout]
     arrays[which] = arrays[which][:1, :1]
     full = [np.broadcast_to(y, (2, heads, *y.shape[2:])) for y, heads in zip(arrays, (4, 2, 2, 4), strict=True)]
-    x = Inputs(*full, case.factor, x.seen)
+    x = inputs(full, case.factor, x.seen)
     _, o, lse = forward(x)
     o, lse = o.astype(np.float32), lse.astype(np.float32)
     args = arguments(case)
@@ -512,22 +518,24 @@ def test_results_lie_nowhere_that_is_read(device: pysm120.Device, rng: np.random
     arrays = {n: device.array(y) for n, y in there.items()}
     logs = device.array(lse)
     for result, array in itertools.product(("dq", "dk", "dv"), arrays):
-        with pytest.raises(pysm120.InvalidArgumentError, match=rf"{result} \(.*\) and {'o' if array == 'out' else array}"):
-            pysm120.attention_backward(*arrays.values(), logs, layout="BHSD", **{result: arrays[array]})
+        with pytest.raises(
+            pysm120.InvalidArgumentError, match=rf"{result} \(.*\) and {'o' if array == 'out' else array}"
+        ):
+            attention_backward(*arrays.values(), logs, layout="BHSD", **{result: arrays[array]})
     one = device.empty(x.q.shape, BF16)
     for first, second in itertools.combinations(("dq", "dk", "dv"), 2):
         with pytest.raises(pysm120.InvalidArgumentError, match=rf"{second} \(.*\) and {first} \(.*\) overlap"):
-            pysm120.attention_backward(*arrays.values(), logs, layout="BHSD", **{first: one, second: one})
+            attention_backward(*arrays.values(), logs, layout="BHSD", **{first: one, second: one})
     for member in ("lse", "dlse", "delta"):
         numbers = device.zeros(lse.shape)
         on_it = pysm120.Array(one.owner, one.address, lse.shape, numbers.strides, numbers.dtype)
         options = {"lse": logs, member: on_it}
         with pytest.raises(pysm120.InvalidArgumentError, match=rf"dk.* {member} .* overlap"):
-            pysm120.attention_backward(*arrays.values(), **options, layout="BHSD", dk=one)
+            attention_backward(*arrays.values(), **options, layout="BHSD", dk=one)
     room = device.empty(1 << 20, np.uint8)
     inside = pysm120.Array(room.owner, room.address, x.q.shape, one.strides, one.dtype)
     with pytest.raises(pysm120.InvalidArgumentError, match=r"workspace .* and dv .* overlap"):
-        pysm120.attention_backward(*arrays.values(), logs, layout="BHSD", dv=inside, workspace=room)
+        attention_backward(*arrays.values(), logs, layout="BHSD", dv=inside, workspace=room)
 
 
 def test_device_arrays_and_the_default_results(device: pysm120.Device, rng: np.random.Generator) -> None:
@@ -535,16 +543,14 @@ def test_device_arrays_and_the_default_results(device: pysm120.Device, rng: np.r
     q, dout = rng.standard_normal((2, 2, 50, 4, 64)).astype(BF16)
     k, v = rng.standard_normal((2, 2, 70, 2, 64)).astype(BF16)
     there = [device.array(y) for y in (q, k, v)]
-    out, lse = pysm120.attention(*there, causal=True, precision="bf16", return_lse=True)
-    made = pysm120.attention_backward(device.array(dout), *there, out, lse, causal=True)
+    out, lse = attention(*there, causal=True, precision="bf16", return_lse=True)
+    made = attention_backward(device.array(dout), *there, out, lse, causal=True)
     assert all(isinstance(y, pysm120.Array) and y.dtype == BF16 for y in made)
-    x = Inputs(*(y.swapaxes(1, 2) for y in (q, k, v, dout)), 0.125, seen_keys(50, 70, "bottom-right"))
+    x = inputs((y.swapaxes(1, 2) for y in (q, k, v, dout)), 0.125, seen_keys(50, 70, "bottom-right"))
     got = Gradients(*(wide(y.numpy()).swapaxes(1, 2) for y in made))
     delta = delta_of(x, out.numpy().swapaxes(1, 2))
     judge(got, gradients(x), x, lse.numpy(), delta, "bfloat16")
-    on_host = pysm120.attention_backward(
-        dout, q, k, v, out.numpy(), lse.numpy(), causal=True, precision="bf16", device=device
-    )
+    on_host = attention_backward(dout, q, k, v, out.numpy(), lse.numpy(), causal=True, precision="bf16", device=device)
     for mine, other in zip(on_host, made, strict=True):
         np.testing.assert_array_equal(mine, other.numpy())
 
@@ -561,7 +567,7 @@ def test_device_arrays_of_a_row_are_contiguous_float32(
     ):
         options: dict[str, Any] = {"lse": device.array(lse), member: y}
         with pytest.raises(kind, match=f"{member} {message}"):
-            pysm120.attention_backward(*arrays, **options, layout="BHSD")
+            attention_backward(*arrays, **options, layout="BHSD")
 
 
 @pytest.mark.parametrize("axis", ["batch", "row", "head"])
@@ -582,7 +588,7 @@ def test_more_than_2_31_elements(device: pysm120.Device, rng: np.random.Generato
         places.append(pysm120.Array(base.owner, base.address + 2 * (n << 15), y.shape, (*near, 1), y.dtype))
         for at in np.ndindex(y.shape[:1] if axis == "batch" else y.shape[:3]):
             places[-1][at].copy_from(y[at])
-    pysm120.attention_backward(
+    attention_backward(
         *places[:5],
         device.array(lse),
         causal=True,
@@ -814,4 +820,4 @@ def test_workspaces_that_do_not_do(opened: OpenDevice, device: pysm120.Device, r
     x, o, lse = ready(rng, Case(1, 1, 1, 40, 40, 64))
     there = [device.array(y) for y in (x.dout, x.q, x.k, x.v, o, lse)]
     with pytest.raises(pysm120.WorkspaceTooSmallError, match="this call needs"):
-        pysm120.attention_backward(*there, layout="BHSD", workspace=device.empty(256, np.uint8))
+        attention_backward(*there, layout="BHSD", workspace=device.empty(256, np.uint8))

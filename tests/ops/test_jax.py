@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from backward_reference import Inputs, gradients, seen_keys
+from backward_reference import gradients, inputs, seen_keys
 from hypothesis import strategies as st
 from test_oracles import judge, repeated
 
@@ -191,8 +191,12 @@ def test_gradients_of_jax(device: pysm120.Device, pytestconfig: pytest.Config) -
         out, logs, *exact = slopes_of_jax(p, given, jnp.float32)
         _, _, *plain = slopes_of_jax(p, given, kind)
         lse = np.ascontiguousarray(logs.transpose(0, 2, 1), np.float32)
+        there = [jnp.asarray(x) for x in (dout, q, k, v)]
         made = pysm120.attention_backward(
-            *(jnp.asarray(x) for x in (dout, q, k, v)),
+            there[0],
+            there[1],
+            there[2],
+            there[3],
             jnp.asarray(out, jnp.float32),
             jnp.asarray(lse),
             causal=p.causal,
@@ -208,7 +212,7 @@ def test_gradients_of_jax(device: pysm120.Device, pytestconfig: pytest.Config) -
         far = np.arange(kv_rows) - np.arange(q_rows)[:, None]
         rule &= (far >= -left) & (far <= right)
         heads_first = (x.swapaxes(1, 2) for x in (q, k, v, dout))
-        x = Inputs(*heads_first, head_dim**-0.5 if p.scale is None else p.scale, rule)
+        x = inputs(heads_first, head_dim**-0.5 if p.scale is None else p.scale, rule)
         for own, best in zip(gradients(x), exact, strict=True):
             np.testing.assert_allclose(own.swapaxes(1, 2), best, atol=3e-5)
 

@@ -91,25 +91,28 @@ def test_attention_backward(device: pysm120.Device, rng: np.random.Generator, he
     stream = device.stream()
     arrays = [device.array(values()) for _ in range(5)]
     lse = device.array(np.full((2, 4, 150), 5, np.float32))
-    results = {name: device.empty((2, 150, 4, head_dim)) for name in ("dq", "dk", "dv")}
+    dq, dk, dv = results = [device.empty((2, 150, 4, head_dim)) for _ in range(3)]
     workspace = device.empty(1 << 24, np.uint8)
 
     def call() -> None:
-        pysm120.attention_backward(*arrays, lse, causal=True, stream=stream, workspace=workspace, **results)
+        dout, q, k, v, out = arrays
+        pysm120.attention_backward(
+            dout, q, k, v, out, lse, causal=True, stream=stream, workspace=workspace, dq=dq, dk=dk, dv=dv
+        )
 
     call()  # loads the kernels, which no graph can hold
     executable = graph_of(stream, call)
     for _ in range(3):
         for there in arrays:
             there.copy_from(values())
-        for result in results.values():
+        for result in results:
             result.copy_from(np.full(result.shape, np.nan, np.float32))
         driver("cuGraphLaunch", executable, ctypes.c_void_p(stream.number))
         device.synchronize()
-        got = [result.numpy() for result in results.values()]
+        got = [result.numpy() for result in results]
         call()
         device.synchronize()
-        wanted = [result.numpy() for result in results.values()]
+        wanted = [result.numpy() for result in results]
         np.testing.assert_allclose(got[0], wanted[0], atol=1e-5 * np.abs(wanted[0]).max())
         assert np.array_equal(got[1], wanted[1])
         assert np.array_equal(got[2], wanted[2])
