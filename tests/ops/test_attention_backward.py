@@ -283,13 +283,22 @@ WINDOWS = [
         (40, 40, 256, None, (1 << 40, 1 << 40)),
     )
 ]
-# A row that sees all keys of a tile but one, at either end: tiles of 64 rows and 128 keys, and so on.
-WINDOW_EDGES = [
-    Case(1, 1, 1, 2 * max(q, k), 2 * max(q, k), d, None, window=window)
-    for d, q, k in ((32, 64, 128), (64, 64, 128), (96, 64, 64), (128, 64, 64), (192, 32, 64), (256, 32, 32))
-    for n in (1, 2, 3)
-    for window in ((q - n, None), (None, k - n), (k + q - n, k + q - n))
-]
+TILES = {32: (64, 128), 64: (64, 128), 96: (64, 64), 128: (64, 64), 192: (32, 64), 256: (32, 32)}  # rows, keys; SM120
+
+
+def on_tiles(left: Any, right: Any) -> list[Case]:
+    """Cases of every head size with a window that depends on the tile."""
+    return [
+        Case(1, 1, 1, n, n, d, None, window=(left(q, k), right(q, k)))
+        for d, (q, k) in TILES.items()
+        for n in (2 * max(q, k),)
+    ]
+
+
+# One row of a tile sees all of its keys but one; of a tile, one row alone sees any key.
+LEFT_EDGES = on_tiles(lambda q, _: q - 2, lambda *_: None)
+RIGHT_EDGES = on_tiles(lambda *_: None, lambda _, k: k - 2)
+BANDS = on_tiles(lambda *_: 1, lambda *_: 1)
 SIZES = [
     Case(1, 2, 1, 40, 70, d, "bottom-right", dtype)
     for d in (1, 7, 8, 31, 32, 33, 64, 65, 96, 100, 104, 128, 129, 191, 192, 193, 200, 255, 256)
@@ -320,7 +329,9 @@ CASES = {
     "edges": EDGES,
     "causal": CAUSALS,
     "windows": WINDOWS,
-    "window edges": WINDOW_EDGES,
+    "left edges": LEFT_EDGES,
+    "right edges": RIGHT_EDGES,
+    "bands": BANDS,
     "sizes": SIZES,
     "values": VALUES,
     "groups": GROUPS,
@@ -754,8 +765,6 @@ def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
 
 # ---- the workspace ---------------------------------------------------------------
 
-TILES = {32: 64, 64: 64, 96: 64, 128: 64, 192: 32, 256: 32}  # rows of q of a tile, by head size, on SM120
-
 
 def rounded(x: int) -> int:
     """Round up to the alignment of an area."""
@@ -765,8 +774,8 @@ def rounded(x: int) -> int:
 def workspace_of(case: Case, copied: tuple[int, ...] = ()) -> int:
     """The formula of docs/reference/attention_backward.md on SM120; `copied` are rows * heads * head size of copies."""
     width = next(d for d in TILES if d >= max(case.head_dim, case.width))
-    tiles = case.batch * case.heads * -(-case.q_rows // TILES[width])
-    rows = tiles * TILES[width]
+    tiles = case.batch * case.heads * -(-case.q_rows // TILES[width][0])
+    rows = tiles * TILES[width][0]
     return sum(rounded(2 * case.batch * n) for n in copied) + rounded(8 * rows + 16 * tiles) + rounded(4 * rows * width)
 
 
