@@ -21,7 +21,7 @@ from pysm120.runtime.module import builtins
 pytestmark = pytest.mark.virtual
 
 SM120_SHARED = 101376  # bytes of a CTA
-OF_HOPPER = "64x128_d128|64x64_d192|64x64_d256"  # tiles that need more
+OF_HOPPER = "128x128_d32|128x128_d64|64x128_d96|64x128_d128|64x64_d192|64x64_d256"  # tiles that need more
 TILE = re.compile(r"^attention.*_\d+x\d+_d\d+")  # of a kernel with matrix products
 
 # Forty sums that live across a barrier, in a kernel with 24 registers.

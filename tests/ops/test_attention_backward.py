@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backward_cases import ODD, PRECISION, Case, arguments, draw, judge, name, norm, run, verify
+from backward_cases import MIXED, ODD, PRECISION, Case, Places, arguments, draw, judge, name, norm, run, verify
 from backward_reference import (
     Array,
     Gradients,
@@ -377,18 +377,24 @@ def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: in
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", list(PRECISION))
+@pytest.mark.parametrize("places", [ODD, MIXED], ids=["odd", "mixed"])
 @pytest.mark.parametrize(("head_dim", "v_head_dim"), [(64, 64), (128, 96), (100, 33)])
-def test_odd_strides(opened: OpenDevice, rng: np.random.Generator, dtype: str, head_dim: int, v_head_dim: int) -> None:
+def test_odd_strides(
+    opened: OpenDevice, rng: np.random.Generator, dtype: str, places: Places, head_dim: int, v_head_dim: int
+) -> None:
     """Rows that begin at no multiple of 16 bytes are copied; results are stored where they belong."""
     case = Case(2, 4, 2, 70, 90, head_dim, "bottom-right", dtype, dtype, v_head_dim, o_dtype=dtype)
-    verify(opened, rng, case, ODD)
+    verify(opened, rng, case, places)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.virtual
 @pytest.mark.parametrize("dtype", list(PRECISION))
 @pytest.mark.parametrize("causal", [None, "bottom-right"])
-@pytest.mark.parametrize(("head_dim", "q_rows", "kv_rows"), [(128, 130, 257), (192, 130, 129), (256, 65, 130)])
+@pytest.mark.parametrize(
+    ("head_dim", "q_rows", "kv_rows"),
+    [(32, 257, 130), (64, 129, 257), (96, 130, 129), (128, 130, 257), (192, 130, 129), (256, 65, 130)],
+)
 def test_tiles_that_need_the_shared_memory_of_hopper(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
