@@ -154,7 +154,8 @@ static sm120_status choose(const struct device *device, struct backward *b) {
 static bool place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at) {
     int64_t end = 0;
     *at = *offset;
-    const bool fits = multiply(count, bytes, &end) && add(end, *offset, &end) && add(end, WORKSPACE_ALIGNMENT - 1, &end);
+    const bool fits =
+        multiply(count, bytes, &end) && add(end, *offset, &end) && add(end, WORKSPACE_ALIGNMENT - 1, &end);
     *offset = end / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
     return fits;
 }

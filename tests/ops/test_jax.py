@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from backward_reference import gradients, inputs, seen_keys
 from hypothesis import strategies as st
 from test_oracles import judge, repeated
 
@@ -132,6 +133,90 @@ def test_jax(device: pysm120.Device, pytestconfig: pytest.Config) -> None:
         np.testing.assert_allclose(logs[~empty], exact_logs[~empty], atol=2e-5)
 
     repeated(test, pytestconfig, examples=30, p=PROBLEMS)
+
+
+class Slope(NamedTuple):
+    """A shape and rules whose gradients are compared."""
+
+    precision: str
+    shape: tuple[int, int, int, int, int, int]
+    causal: bool
+    window: tuple[int, int] | None
+    scale: float | None
+    values: int
+
+
+SLOPES = st.builds(
+    Slope,
+    precision=st.sampled_from(list(KINDS)),
+    shape=st.sampled_from(SHAPES),
+    causal=st.booleans(),
+    window=st.sampled_from([None, (5, 0), (20, 7)]),
+    scale=st.sampled_from([None, 0.2]),
+    values=st.integers(0, 2**32 - 1),
+)
+
+
+def slopes_of_jax(p: Slope, given: dict[str, Any], dtype: Any) -> list[Array]:
+    """O, LSE and gradients by jax.vjp, computed in a dtype; JAX lets no gradient through LSE."""
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            scale=p.scale,
+            is_causal=p.causal,
+            local_window_size=p.window,
+            implementation="xla",
+            return_residual=True,
+        )
+
+    with jax.disable_jit():
+        results, back = jax.vjp(forward, *(jnp.asarray(given[name], dtype) for name in "qkv"))
+        found = [*results, *back((jnp.asarray(given["dout"], dtype), jnp.zeros_like(results[1])))]
+    return [np.asarray(x, np.float64) for x in found]
+
+
+def test_gradients_of_jax(device: pysm120.Device, pytestconfig: pytest.Config) -> None:
+    """Top-left causal and windows; the reference of the other tests agrees with JAX, too."""
+
+    def test(p: Slope) -> None:
+        rng = np.random.default_rng(p.values)
+        kind, (batch, kv_heads, group, q_rows, kv_rows, head_dim) = KINDS[p.precision], p.shape
+        q_rows = min(q_rows, kv_rows)  # JAX has another idea of rows that see no key
+        q, dout = rng.standard_normal((2, batch, q_rows, kv_heads * group, head_dim)).astype(kind)
+        k, v = rng.standard_normal((2, batch, kv_rows, kv_heads, head_dim)).astype(kind)
+        given = {"q": q, "k": k, "v": v, "dout": dout}
+        out, logs, *exact = slopes_of_jax(p, given, jnp.float32)
+        _, _, *plain = slopes_of_jax(p, given, kind)
+        lse = np.ascontiguousarray(logs.transpose(0, 2, 1), np.float32)
+        there = [jnp.asarray(x) for x in (dout, q, k, v)]
+        made = pysm120.attention_backward(
+            there[0],
+            there[1],
+            there[2],
+            there[3],
+            jnp.asarray(out, jnp.float32),
+            jnp.asarray(lse),
+            causal=p.causal,
+            causal_align="top-left",
+            window=p.window or (None, None),
+            scale=p.scale,
+            device=device,
+        )
+        for got, best, usual in zip(made, exact, plain, strict=True):
+            judge(got.numpy(), best, usual, ROUNDING[p.precision])
+        rule = seen_keys(q_rows, kv_rows, "top-left" if p.causal else None)
+        left, right = p.window or (q_rows, kv_rows)
+        far = np.arange(kv_rows) - np.arange(q_rows)[:, None]
+        rule &= (far >= -left) & (far <= right)
+        heads_first = (x.swapaxes(1, 2) for x in (q, k, v, dout))
+        x = inputs(heads_first, head_dim**-0.5 if p.scale is None else p.scale, rule)
+        for own, best in zip(gradients(x), exact, strict=True):
+            np.testing.assert_allclose(own.swapaxes(1, 2), best, atol=3e-5)
+
+    repeated(test, pytestconfig, examples=10, p=SLOPES)
 
 
 @pytest.mark.virtual

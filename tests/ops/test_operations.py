@@ -1,5 +1,6 @@
 """Every operation, by its row: the row is complete, wrong calls fail and write nothing, kernels are launched."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,10 +176,11 @@ def test_python_refuses(device: pysm120.Device, name: str, case: str) -> None:
 
 
 @pytest.mark.virtual
-def test_every_kernel_is_launched() -> None:
-    """As the profile of the launches of all rows says."""
+def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the profiles of the launches of all rows say, on SM120 and on a device that states Hopper's capability."""
     launched: set[str] = set()
-    for row in ROWS.values():
+    for capability, row in itertools.product(("12", "9"), ROWS.values()):
+        monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", capability)
         with pysm120.Device("virtual?checks=off") as device, device.profile() as profile:
             row.launch(device)
         launched |= {statement.kernel for statement in profile.statements}

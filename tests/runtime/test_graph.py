@@ -76,3 +76,45 @@ def test_attention(
         assert np.array_equal(lse.numpy(), logs)
     driver("cuGraphExecDestroy", executable)
     driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)
+
+
+@pytest.mark.parametrize("head_dim", [128, 100])
+def test_attention_backward(device: pysm120.Device, rng: np.random.Generator, head_dim: int) -> None:
+    """Copies, zeros and all: each run of the graph begins with sums of 0. dq is summed in the order of the CTAs."""
+
+    def values() -> np.ndarray[Any, Any]:
+        return rng.standard_normal((2, 150, 4, head_dim)).astype(ml_dtypes.bfloat16)
+
+    context = ctypes.c_void_p()
+    driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.info.ordinal)
+    driver("cuCtxSetCurrent", context)
+    stream = device.stream()
+    arrays = [device.array(values()) for _ in range(5)]
+    lse = device.array(np.full((2, 4, 150), 5, np.float32))
+    dq, dk, dv = results = [device.empty((2, 150, 4, head_dim)) for _ in range(3)]
+    workspace = device.empty(1 << 24, np.uint8)
+
+    def call() -> None:
+        dout, q, k, v, out = arrays
+        pysm120.attention_backward(
+            dout, q, k, v, out, lse, causal=True, stream=stream, workspace=workspace, dq=dq, dk=dk, dv=dv
+        )
+
+    call()  # loads the kernels, which no graph can hold
+    executable = graph_of(stream, call)
+    for _ in range(3):
+        for there in arrays:
+            there.copy_from(values())
+        for result in results:
+            result.copy_from(np.full(result.shape, np.nan, np.float32))
+        driver("cuGraphLaunch", executable, ctypes.c_void_p(stream.number))
+        device.synchronize()
+        got = [result.numpy() for result in results]
+        call()
+        device.synchronize()
+        wanted = [result.numpy() for result in results]
+        np.testing.assert_allclose(got[0], wanted[0], atol=1e-5 * np.abs(wanted[0]).max())
+        assert np.array_equal(got[1], wanted[1])
+        assert np.array_equal(got[2], wanted[2])
+    driver("cuGraphExecDestroy", executable)
+    driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)

@@ -4,14 +4,14 @@ Arrays are [batch, head, row, head size], and lse, dlse and delta [batch, head, 
 heads / kv_heads neighbouring heads of q, whose gradients it adds up.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+LEAST = {"bfloat16": 2.0**-126, "float16": 2.0**-14}  # the least number that is not subnormal
 LOG2_E = float(np.log2(np.e))
 
 
@@ -24,6 +24,12 @@ class Inputs(NamedTuple):
     dout: Array
     scale: float
     seen: NDArray[np.bool_]
+
+
+def inputs(arrays: Iterable[Array], scale: float, seen: NDArray[np.bool_]) -> Inputs:
+    """Return the inputs of q, k, v and dout."""
+    q, k, v, dout = arrays
+    return Inputs(q, k, v, dout, scale, seen)
 
 
 class Gradients(NamedTuple):
@@ -148,7 +154,8 @@ def plain(x: Inputs, lse: Array, delta: Array, out_dtype: Any) -> Gradients:
 def model(x: Inputs, lse: Array, delta: Array) -> Gradients:
     """The arithmetic of the kernels: S, P, dP and dS in float32, P and dS rounded to 16 bits, products in float64.
 
-    dS is computed from the rounded P. P = 2^(S * (scale * log2(e)) + bias) with bias = -LSE * log2(e); a row with LSE = -inf has bias -inf and delta 0.
+    dS is computed from the rounded P. P = 2^(S * (scale * log2(e)) + bias) with bias = -LSE * log2(e); a row with
+    LSE = -inf has bias -inf and delta 0.
     """
     heads, kv_heads = x.q.shape[1], x.k.shape[1]
     single, half = np.float32, to(x.q.dtype)
@@ -176,7 +183,7 @@ def bounds(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients]:
     S, 2^x, dP and delta are off by float32 roundings of what they add. Where that could round a P or dS to the other
     of two neighbours in 16 bits, both are right. A matrix product adds a subnormal as if it had the least exponent.
     """
-    half, error, least = to(x.q.dtype), 2.0**-20, float(ml_dtypes.finfo(x.q.dtype).smallest_normal)
+    half, error, least = to(x.q.dtype), 2.0**-20, LEAST[x.q.dtype.name]
     p, difference, parts = _sizes(x, lse, delta)
     ds = half(p) * difference
     scores = abs(x.scale) * np.abs(wide(x.q)) @ np.abs(spread(x.k, x.q.shape[1])).swapaxes(2, 3)

@@ -74,6 +74,12 @@ def test_kernels_of_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> N
     with pysm120.Device("virtual") as device:
         assert device.info.capability == (9, 0)
         assert device.info.name == "virtual SM120 as sm_90"
+        assert device.info.shared_bytes_per_block == device.info.shared_bytes_per_multiprocessor - 1024 == 232448
+        kernel = device.load(PTX.replace("sm_120f", "sm_90"))["k"]
+        assert [kernel.occupancy(32, n) for n in (115712, 115713, 232448)] == [2, 1, 1]
+        kernel(1, 32, shared=232448)
+        with pytest.raises(pysm120.InvalidArgumentError, match="at most 232448"):
+            kernel(1, 32, shared=232449)
         hopper = pysm120.attention(q, k, v, precision="mxfp8", device=device)
     monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", "8")
     with (

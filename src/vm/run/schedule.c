@@ -41,7 +41,7 @@ struct schedule {
     uint32_t odd;
 };
 
-/* Return how many CTAs a multiprocessor holds. */
+/* Return how many CTAs a multiprocessor holds: one of Hopper where an SM120 has too little shared memory. */
 unsigned launch_occupancy(unsigned threads, size_t shared) {
     enum { MOST_THREADS = 1536, MOST_CTAS = 24, RESERVED = 1024 };
     const size_t room = shared > SM120_SHARED ? MAX_SHARED + RESERVED : SM120_SHARED + RESERVED;
