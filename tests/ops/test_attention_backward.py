@@ -116,12 +116,12 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "heads": (ValueError, "kv_heads = 3 does not divide heads = 4", right(k=ones(2, 7, 3, 64), v=ones(2, 7, 3, 64))),
     "head size 257": (
         ValueError,
-        "q has head size 257, above the 256",
+        "q has head size 257, above 256, the most in precision",
         right(q=ones(2, 5, 4, 257), k=ones(2, 7, 2, 257)),
     ),
     "head size of v": (
         ValueError,
-        "v has head size 264, above the 256",
+        "v has head size 264, above 256, the most in precision",
         right(v=ones(2, 7, 2, 264), out=ones(2, 5, 4, 264), dout=ones(2, 5, 4, 264)),
     ),
     "precision": (ValueError, "precision is 'mxfp8'", right(precision="mxfp8")),
