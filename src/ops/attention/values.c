@@ -20,10 +20,10 @@ double attention_softcap_scale(const sm120_attention_args *args) {
     return args->scale == 0.0f ? 1.0 : 2 * attention_scale_log2(args->scale) / (double)args->softcap;
 }
 
-/* The key on the diagonal of row 0. */
+/* The key on the diagonal of row 0, of tensors of one length without a past. */
 static int64_t diagonal_of(const sm120_attention_args *args) {
     const bool is_top_left = args->causal == SM120_CAUSAL_TOP_LEFT || args->causal == SM120_NOT_CAUSAL_TOP_LEFT;
-    return is_top_left ? 0 : args->past_rows + args->kv_rows - args->q_rows;
+    return is_top_left ? 0 : args->kv_rows - args->q_rows;
 }
 
 static bool is_causal(const sm120_attention_args *args) {
