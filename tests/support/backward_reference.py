@@ -198,6 +198,20 @@ def bounds(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients]:
     return terms, Gradients(*(flip + error * term for flip, term in zip(flips, summed, strict=True)))
 
 
+def chance(x: Inputs, lse: Array, delta: Array) -> tuple[float, float, float]:
+    """By how much the norms of errors of two backward passes differ by chance, in roundings, for each gradient.
+
+    The square of an error is a sum over the elements of P and dS. So its deviation is the root of a sum of squares,
+    where few elements dominate about as large as the sum itself, and small where there are many.
+    """
+    p, difference, _ = _sizes(x, lse, delta)
+    ds = x.scale * p * difference
+    k, q, dout = (np.square(wide(y)).sum(-1) for y in (spread(x.k, x.q.shape[1]), x.q, x.dout))
+    parts = np.square(ds) * k[:, :, None, :], np.square(ds) * q[..., None], np.square(p) * dout[..., None]
+    dq, dk, dv = (float(np.square(part).sum() ** 0.25) for part in parts)
+    return dq, dk, dv
+
+
 def _sizes(x: Inputs, lse: Array, delta: Array) -> tuple[Array, Array, Array]:
     """P, dP - delta, and the absolute values that dP - delta adds, where delta is a sum of products as long as dP."""
     heads = x.q.shape[1]
