@@ -61,7 +61,8 @@ CASES = [
 
 def ours(device: pysm120.Device, sets: list[list[Any]], case: Case) -> tuple[list[Callable[[], object]], list[Any]]:
     """Return calls of pysm120 on sets of q, k, v and dout, and the gradients of the first set."""
-    calls, first = [], []
+    calls: list[Callable[[], object]] = []
+    first: list[Any] = []
     for n, tensors in enumerate(sets):
         q, k, v, dout = (device.from_dlpack(x) for x in tensors)
         out, lse = pysm120.attention(q, k, v, causal=case.causal, precision="bf16", return_lse=True)
@@ -78,17 +79,18 @@ def ours(device: pysm120.Device, sets: list[list[Any]], case: Case) -> tuple[lis
 
 def theirs(torch: Any, backend: Any, sets: list[list[Any]], case: Case) -> list[Callable[[], object]]:
     """Return backward passes of one of PyTorch's back ends."""
-    calls = []
+    calls: list[Callable[[], object]] = []
     for tensors in sets:
         inputs = [x.detach().transpose(1, 2).requires_grad_() for x in tensors[:3]]
         with torch.nn.attention.sdpa_kernel(backend):
             out = torch.nn.functional.scaled_dot_product_attention(
                 *inputs, is_causal=case.causal, enable_gqa=case.groups != case.heads
             )
-        dout = tensors[3].transpose(1, 2)
-        calls.append(
-            lambda out=out, inputs=inputs, dout=dout: torch.autograd.grad(out, inputs, dout, retain_graph=True)
-        )
+
+        def call(out: Any = out, inputs: Any = inputs, dout: Any = tensors[3].transpose(1, 2)) -> object:
+            return torch.autograd.grad(out, inputs, dout, retain_graph=True)
+
+        calls.append(call)
     return calls
 
 

@@ -147,7 +147,8 @@ static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     args.data_type = SM120_TENSOR_MAP_FLOAT16;
     args.interleave = SM120_INTERLEAVE_32B;
     args.strides[1] += 16;
-    BAD(INVALID_ARGUMENT, "strides[1] = 12816 bytes; expected a multiple of 32", sm120_tensor_map_encode(device, &args, &map));
+    BAD(INVALID_ARGUMENT, "strides[1] = 12816 bytes; expected a multiple of 32",
+        sm120_tensor_map_encode(device, &args, &map));
 }
 
 static void test_tensor_map(sm120_device *device) {
