@@ -86,8 +86,9 @@ def theirs(torch: Any, backend: Any, sets: list[list[Any]], case: Case) -> list[
             out = torch.nn.functional.scaled_dot_product_attention(
                 *inputs, is_causal=case.causal, enable_gqa=case.groups != case.heads
             )
+        dout = tensors[3].transpose(1, 2)
 
-        def call(out: Any = out, inputs: Any = inputs, dout: Any = tensors[3].transpose(1, 2)) -> object:
+        def call(out: Any = out, inputs: Any = inputs, dout: Any = dout) -> object:
             return torch.autograd.grad(out, inputs, dout, retain_graph=True)
 
         calls.append(call)
