@@ -370,6 +370,7 @@ typedef struct sm120_builtin_info {
     uint32_t group_heads;   /* most heads of a group */
     uint32_t group_rows;    /* most keys of a group, over its heads */
     uint32_t rows, columns; /* extent of the input that a CTA covers */
+    uint32_t q_warp_rows;   /* attention_backward: warps that share the rows of a tile of dQ */
 } sm120_builtin_info;
 /* Write the record of kernel `index`. */
 SM120_API sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info);

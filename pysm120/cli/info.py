@@ -58,14 +58,16 @@ def kernel_rows(device: Device) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for builtin in builtins():
         kernel = kernels[builtin.entry]
+        shared = builtin.shared_bytes + kernel.info.static_shared_bytes
+        fits = shared <= device.info.shared_bytes_per_block
         rows.append(
             (
                 builtin.entry,
                 builtin.source,
                 str(builtin.threads),
                 str(kernel.info.registers),
-                f"{builtin.shared_bytes + kernel.info.static_shared_bytes:,}",
-                str(kernel.occupancy(builtin.threads, builtin.shared_bytes)),
+                f"{shared:,}",
+                str(kernel.occupancy(builtin.threads, builtin.shared_bytes) if fits else 0),
             )
         )
     return rows

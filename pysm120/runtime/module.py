@@ -76,6 +76,7 @@ class Builtin:
     group_rows: int = 0
     rows: int = 0
     columns: int = 0
+    q_warp_rows: int = 0
 
 
 class Module(Resource, Mapping[str, "Kernel"]):
@@ -520,7 +521,18 @@ _PRECISIONS = {
 }
 _DTYPES = {0: "", lib.SM120_F32: "f32", lib.SM120_F16: "f16", lib.SM120_BF16: "bf16"}
 _WORDS = ("entry", "source", "operation", "layout", "config")
-_SIZES = ("element_bytes", "head_dim", "q_rows", "kv_rows", "stages", "group_heads", "group_rows", "rows", "columns")
+_SIZES = (
+    "element_bytes",
+    "head_dim",
+    "q_rows",
+    "kv_rows",
+    "stages",
+    "group_heads",
+    "group_rows",
+    "rows",
+    "columns",
+    "q_warp_rows",
+)
 _NUMBERS = ("threads", "shared_bytes", *_SIZES)
 
 

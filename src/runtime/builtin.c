@@ -162,6 +162,7 @@ sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info) {
             .group_rows = record->group_rows,
             .rows = record->rows,
             .columns = record->columns,
+            .q_warp_rows = record->q_warp_rows,
         };
     }
     return status;
