@@ -700,6 +700,17 @@ def test_accumulation_adds_once(device: pysm120.Device, rng: np.random.Generator
         assert times == 1 or not np.array_equal(got.dv, before.dv)
 
 
+def test_each_result_has_its_own_dtype(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """A result of 16 bits is that in float32, rounded."""
+    x, o, lse = ready(rng, Case(1, 2, 1, 70, 60, 64))
+    exact = backward(x, o, lse, device)._asdict()
+    for kinds in itertools.permutations(DTYPES.values()):
+        results = {n: np.full(y.shape, np.nan, kind) for (n, y), kind in zip(exact.items(), kinds, strict=True)}
+        backward(x, o, lse, device, **results)
+        for member, got in results.items():
+            np.testing.assert_array_equal(got, exact[member].astype(got.dtype))
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_nan_and_infinity_reach_what_meets_them(opened: OpenDevice, rng: np.random.Generator, poison: float) -> None:
     """A NaN or Inf in a row of dout spoils that row of dq, and of dk and dv what the row sees."""
