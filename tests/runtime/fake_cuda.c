@@ -273,3 +273,14 @@ F(cuLaunchCooperativeKernel, CUfunction function, unsigned grid_x, unsigned grid
     UNUSED(arguments);
     BEGIN_IN_CONTEXT return grid_x * grid_y * grid_z > 1 ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
+#ifndef WITHOUT_TENSOR_MAPS
+F(cuTensorMapEncodeTiled, CUtensorMap *map, CUtensorMapDataType type, uint32_t rank, void *address,
+  const uint64_t *dims, const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
+  CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+  CUtensorMapFloatOOBfill fill) {
+    UNUSED(type), UNUSED(rank), UNUSED(address), UNUSED(dims), UNUSED(strides), UNUSED(box), UNUSED(steps);
+    UNUSED(interleave), UNUSED(swizzle), UNUSED(promotion), UNUSED(fill);
+    BEGIN_IN_CONTEXT memset(map, 0, sizeof *map);
+    return CUDA_SUCCESS;
+}
+#endif

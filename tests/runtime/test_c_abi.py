@@ -142,6 +142,8 @@ def test_failing_cuda_driver(library: Path, tmp_path: Path) -> None:
     generated = f"-I{write_header(tmp_path / 'generated')}"
     program = compiled(ROOT / "tests" / "runtime" / "cuda_failures.c", library, tmp_path, "-std=c11", generated, "-ldl")
     assert run(program, LD_LIBRARY_PATH=str(fake_cuda(tmp_path / "whole"))) == ""
+    limited = fake_cuda(tmp_path / "limited", "-DWITHOUT_TENSOR_MAPS")
+    assert run(program, "limits", LD_LIBRARY_PATH=str(limited)) == ""
     old = fake_cuda(tmp_path / "old", "-DWITHOUT_LAUNCH")
     assert run(program, "too-old", LD_LIBRARY_PATH=str(old)) == ""
 
@@ -165,3 +167,5 @@ def test_sanitized(sanitize: str, tmp_path: Path) -> None:
     generated = f"-I{write_header(tmp_path / 'generated')}"
     program = compiled(ROOT / "tests" / "runtime" / "cuda_failures.c", built, tmp_path, *flags, generated, "-ldl")
     run(program, **options, LD_LIBRARY_PATH=str(fake_cuda(tmp_path / "fake", *flags)))
+    limited = fake_cuda(tmp_path / "limited", *flags, "-DWITHOUT_TENSOR_MAPS")
+    run(program, "limits", **options, LD_LIBRARY_PATH=str(limited))
