@@ -549,7 +549,7 @@ def test_no_config_of_16_bits_has_bank_conflicts(
 
 def test_one_profile_at_a_time(device: pysm120.Device, device_name: str) -> None:
     p = device.profile()
-    with pytest.raises(RuntimeError, match="behind the with"):
+    with pytest.raises(RuntimeError, match="after the with"):
         _ = p.statements
     with p:
         with pytest.raises(pysm120.UnsupportedError, match="already"), device.profile():
