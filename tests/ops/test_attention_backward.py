@@ -387,6 +387,15 @@ def test_odd_strides(
     verify(opened, rng, case, places)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("head_dim", [33, 34, 35])
+def test_aligned_rows_of_an_odd_head_size(opened: OpenDevice, rng: np.random.Generator, head_dim: int) -> None:
+    """Rows begin at multiples of 16 bytes; nothing is stored behind the last column."""
+    gap = 40 - head_dim
+    places: Places = tuple((order, gap) for order in ("BSHD", "BHSD") * 4)
+    verify(opened, rng, Case(1, 4, 2, 70, 90, head_dim, None, "bfloat16", "bfloat16"), places)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.virtual
 @pytest.mark.parametrize("dtype", list(PRECISION))
