@@ -1,6 +1,5 @@
 """The backward pass of attention."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     fill_scores(args, options)
 
 
-_INPUTS = (
+_ROWS = (
     Input("q", "batch heads q_rows head_dim", _16BIT),
     Input("k", "batch kv_heads kv_rows head_dim", _16BIT, like="q"),
     Input("v", "batch kv_heads kv_rows v_head_dim", _16BIT, like="q"),
@@ -47,21 +46,11 @@ _INPUTS = (
     Input("lse", "batch heads q_rows", F32),
     Input("dlse", "batch heads q_rows", F32, optional=True),
     Input("delta", "batch heads q_rows", F32, optional=True),
+    Output("dq", "batch heads q_rows head_dim", like="q", converts=True, reads=True),
+    Output("dk", "batch kv_heads kv_rows head_dim", like="q", converts=True, reads=True),
+    Output("dv", "batch kv_heads kv_rows v_head_dim", like="q", converts=True, reads=True),
 )
-_OUTPUTS = (
-    Output("dq", "batch heads q_rows head_dim", like="q", converts=True),
-    Output("dk", "batch kv_heads kv_rows head_dim", like="q", converts=True),
-    Output("dv", "batch kv_heads kv_rows v_head_dim", like="q", converts=True),
-)
-# With a `fill`, ndarrays of results are copied to the device before the call: accumulate adds to them.
-_ADDED = tuple(dataclasses.replace(row, fill=0) for row in _OUTPUTS)
-_OPERATIONS = {
-    (order, adds): Operation(
-        "sm120_attention_backward", (*_INPUTS, *(_ADDED if adds else _OUTPUTS)), order=order, fill=_fill
-    )
-    for order in ("BSHD", "BHSD")
-    for adds in (False, True)
-}
+_LAYOUTS = {order: Operation("sm120_attention_backward", _ROWS, order=order, fill=_fill) for order in ("BSHD", "BHSD")}
 
 
 def attention_backward(
@@ -145,10 +134,9 @@ def attention_backward(
     and dv are the same bits in every run.
 
     """
-    adds = flag(accumulate, "accumulate")
-    operation = _OPERATIONS[one_of(layout, "layout", ("BSHD", "BHSD")), adds]
+    operation = _LAYOUTS[one_of(layout, "layout", tuple(_LAYOUTS))]
     results = {"dq": dq, "dk": dk, "dv": dv}
-    if adds:
+    if flag(accumulate, "accumulate"):
         for name, x in results.items():
             if x is None:
                 message = f"accumulate is True, but {name} is None: give the float32 array to add to"

@@ -221,7 +221,7 @@ class Operation:
         with operands.temporary(staged):
             faces = [None if x is None else put(x) for x in given]
             there = [
-                x if not isinstance(x, np.ndarray) else New(x.dtype) if row.fill is None else put(x)
+                x if not isinstance(x, np.ndarray) else put(x) if row.reads or row.fill is not None else New(x.dtype)
                 for x, row in zip(results, self._outputs, strict=True)
             ]
             plan = self._planner.plan(faces, there, options)

@@ -115,12 +115,15 @@ class Output(Row):
         Whether it may have another one of `dtypes` than the input. A new one then has the input's by default.
     fill : float, optional
         The operation writes only a part of the array. The rest of a new array has this value.
+    reads : bool
+        Whether the operation may read a given array: an ndarray is then copied to the device before the call.
 
     """
 
     like: str = ""
     converts: bool = False
     fill: float | None = None
+    reads: bool = False
 
 
 class Dimension(NamedTuple):

@@ -2,7 +2,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "generated/constants.h"
 #include "ops/attention/attention.h"
 #include "ops/copy_rows.h"
 #include "runtime/check.h"
@@ -10,9 +9,8 @@
 #include "runtime/launch.h"
 #include "runtime/memory.h"
 
-enum { FRAGMENT = 16 * 8 }; /* elements of an accumulator */
-enum { ROWS_HEAD = 16 };    /* bytes behind bias and delta of a tile's rows */
-enum { GROUP_HEADS = 32, GROUP_ROWS = 131072 };
+enum { FRAGMENT = 16 * 8 };     /* elements of an accumulator */
+enum { ROWS_HEAD = 16 };        /* bytes behind bias and delta of a tile's rows */
 enum { Q, K, V, DOUT, LOADED }; /* the tensors that the copy engine loads */
 enum { DQ, DK, DV, RESULTS };
 
@@ -286,11 +284,6 @@ static sm120_status prepare(struct device *device, const struct backward *b, uin
     return status == SM120_OK ? launch_check(step->kernel, &step->launch) : status;
 }
 
-/* The kernels' code of a dtype. */
-static uint32_t type_of(const struct tensor *x) {
-    return x->dtype == SM120_F32 ? GRADIENT_F32 : x->dtype == SM120_F16 ? GRADIENT_F16 : GRADIENT_BF16;
-}
-
 /* The parameters of the kernel of delta. */
 static struct attention_backward_delta_parameters delta_of(const struct backward *b, sm120_address workspace) {
     const struct tensor *const o = &b->call.o, *const dout = &b->loaded[DOUT];
@@ -315,7 +308,7 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .tile_rows = kernel_records[b->main].q_rows,
         .tile_bytes = (uint32_t)b->tile_bytes,
         .head_dim = (uint32_t)b->call.o_shape.head_dim,
-        .o_type = type_of(o),
+        .o_type = attention_type(o->dtype),
         .is_wide = is_wide,
     };
 }
@@ -332,7 +325,7 @@ static sm120_status main_of(const struct device *device, const struct backward *
     const sm120_attention_backward_args *const args = b->args;
     const struct kernel_record *const record = kernel_records + b->main;
     const struct tensor *const dk = &b->results[DK], *const dv = &b->results[DV];
-    const int64_t heads = GROUP_ROWS / args->kv_rows;
+    const int64_t heads = record->group_rows / args->kv_rows;
     const bool takes_turns = attention_reach(&b->forward).has_right;
     *a = (struct attention_backward_16bit_parameters){
         .rows = workspace + (uint64_t)b->rows_at,
@@ -352,13 +345,13 @@ static sm120_status main_of(const struct device *device, const struct backward *
         .kv_rows = (uint32_t)args->kv_rows,
         .head_dim = (uint32_t)b->call.q_shape.head_dim,
         .v_head_dim = (uint32_t)b->call.v_shape.head_dim,
-        .dk_type = type_of(dk),
-        .dv_type = type_of(dv),
+        .dk_type = attention_type(dk->dtype),
+        .dv_type = attention_type(dv->dtype),
         .accumulate = args->accumulate,
         .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0),
-        .group = !takes_turns || heads < 1 ? 1
-                 : heads < GROUP_HEADS     ? (uint32_t)heads
-                                           : GROUP_HEADS,
+        .group = !takes_turns || heads < 1     ? 1
+                 : heads < record->group_heads ? (uint32_t)heads
+                                               : record->group_heads,
         .scale = args->scale,
         .scale_log2 = (float)((double)args->scale * LOG2_E),
         .lower = attention_lower(&b->forward),
@@ -398,7 +391,7 @@ static struct attention_backward_dq_parameters dq_of(const struct backward *b, s
         .fragments = record->q_rows * record->head_dim / (warps * FRAGMENT),
         .columns = record->head_dim / 8 * record->q_warp_rows / warps,
         .head_dim = (uint32_t)b->call.q_shape.head_dim,
-        .dq_type = type_of(dq),
+        .dq_type = attention_type(dq->dtype),
         .accumulate = b->args->accumulate,
         .quads = has_quads(dq, &b->result_shape[DQ]),
         .scale = b->args->scale,
@@ -410,12 +403,9 @@ static sm120_status prepare_copies(struct device *device, struct backward *b, sm
     sm120_status status = SM120_OK;
     for (int i = 0; i < LOADED && status == SM120_OK; ++i) {
         if (b->is_copied[i]) {
-            struct shape shape = b->given_shape[i];
-            shape.batch = b->given[i].batch_stride != 0 ? shape.batch : 1;
-            shape.heads = b->given[i].head_stride != 0 ? shape.heads : 1;
             b->loaded[i].address += workspace;
-            status = copy_rows_prepare(device, &b->given[i], &b->loaded[i], &shape, b->loaded_shape[i].head_dim,
-                                       b->args->stream, &b->copies[i]);
+            status = copy_rows_prepare(device, &b->given[i], &b->loaded[i], &b->given_shape[i],
+                                       b->loaded_shape[i].head_dim, b->args->stream, &b->copies[i]);
         }
     }
     return status;

@@ -53,6 +53,8 @@ sm120_status copy_rows_prepare(struct device *device, const struct tensor *from,
     }
     const struct kernel_record *const record = kernel_records + index;
     const int64_t groups = (shape->rows + record->rows - 1) / record->rows;
+    const int64_t batches = from->batch_stride != 0 ? shape->batch : 1;
+    const int64_t heads = from->head_stride != 0 ? shape->heads : 1;
     copy->values = (struct copy_rows_parameters){
         .from = from->address,
         .to = to->address,
@@ -62,12 +64,12 @@ sm120_status copy_rows_prepare(struct device *device, const struct tensor *from,
         .to_batch_stride = to->batch_stride,
         .to_head_stride = to->head_stride,
         .to_row_stride = to->row_stride,
-        .heads = (uint32_t)shape->heads,
+        .heads = (uint32_t)heads,
         .rows = (uint32_t)shape->rows,
         .from_columns = (uint32_t)shape->head_dim,
         .to_columns = (uint32_t)to_columns,
     };
-    const uint32_t grid = (uint32_t)(shape->batch * shape->heads);
+    const uint32_t grid = (uint32_t)(batches * heads);
     status = launch_of(&copy->pointers, ARGUMENTS(&copy->values), grid, record, stream, &copy->launch);
     copy->launch.grid[1] = (uint32_t)(groups < GROUPS_MAX ? groups : GROUPS_MAX);
     status = status == SM120_OK ? builtin_load(device, index, &copy->kernel) : status;

@@ -26,7 +26,8 @@ struct copy_rows {
     struct argument_pointers pointers;
 };
 
-/* Check the launch that copies `shape` of a tensor, cut or zero-padded to `to_columns`, without starting it. */
+/* Check the launch that copies `shape` of a tensor, cut or zero-padded to `to_columns`, without starting it. What does
+ * not change along a dimension of stride 0 is copied once. */
 sm120_status copy_rows_prepare(struct device *device, const struct tensor *from, const struct tensor *to,
                                const struct shape *shape, int64_t to_columns, sm120_stream stream,
                                struct copy_rows *copy);

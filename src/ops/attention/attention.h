@@ -62,7 +62,7 @@ int32_t attention_lower(const sm120_attention_args *args);
 int32_t attention_upper(const sm120_attention_args *args);
 
 /* The kernels' code of o's dtype. */
-uint32_t attention_o_type(const sm120_attention_args *args);
+uint32_t attention_type(uint32_t dtype);
 
 /* The number of CTAs that cover the rows of q, `q_rows` each. */
 sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid);

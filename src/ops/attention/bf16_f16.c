@@ -53,7 +53,7 @@ static sm120_status fill(const struct device *device, const struct attention *ca
         .kv_rows = (uint32_t)args->kv_rows,
         .head_dim = (uint32_t)call->o_shape.head_dim,
         .q_tiles = (uint32_t)((args->q_rows + record->q_rows - 1) / record->q_rows),
-        .o_type = attention_o_type(args),
+        .o_type = attention_type(args->o.dtype),
         .q_and = args->scale == 0.0f ? 0 : UINT32_MAX,
         .q_xor = args->scale < 0.0f ? 0x80008000u : 0,
         .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),

@@ -149,7 +149,7 @@ static struct mxfp8_call_parameters values_of(const struct plan *plan) {
         .kv_rows = (uint32_t)args->kv_rows,
         .head_dim = (uint32_t)plan->call->o_shape.head_dim,
         .q_tiles = (uint32_t)(plan->padded_q / plan->record->q_rows),
-        .o_type = attention_o_type(args),
+        .o_type = attention_type(args->o.dtype),
         .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),
         .upper = edges.upper,
         .lower = edges.lower,

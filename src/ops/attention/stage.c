@@ -98,16 +98,13 @@ static sm120_status prepare(struct device *device, struct stage *stage, sm120_ad
         }
         const struct tensor *const given = stage->tensors[i].given;
         struct tensor *const copy = stage->tensors[i].copy;
-        struct shape shape = *stage->tensors[i].shape;
-        shape.batch = given->batch_stride != 0 ? shape.batch : 1;
-        shape.heads = given->head_stride != 0 ? shape.heads : 1;
+        const struct shape *const shape = stage->tensors[i].shape, *const padded = stage->tensors[i].copy_shape;
         copy->address += workspace;
-        const int64_t width = stage->tensors[i].copy_shape->head_dim;
-        const struct shape padded = {shape.batch, shape.heads, shape.rows, width};
         const sm120_stream stream = stage->args.stream;
-        sm120_status status = copy_rows_prepare(device, given, copy, &shape, width, stream, &stage->tensors[i].in);
+        sm120_status status =
+            copy_rows_prepare(device, given, copy, shape, padded->head_dim, stream, &stage->tensors[i].in);
         if (status == SM120_OK && stage->tensors[i].is_output) {
-            status = copy_rows_prepare(device, copy, given, &padded, shape.head_dim, stream, &stage->tensors[i].out);
+            status = copy_rows_prepare(device, copy, given, padded, shape->head_dim, stream, &stage->tensors[i].out);
         }
         if (status != SM120_OK) {
             return status;

@@ -52,10 +52,8 @@ int32_t attention_upper(const sm120_attention_args *args) {
     return reach.has_right ? clamp(diagonal_of(args) + reach.right) : FAR;
 }
 
-uint32_t attention_o_type(const sm120_attention_args *args) {
-    return args->o.dtype == SM120_F32   ? ATTENTION_O_F32
-           : args->o.dtype == SM120_F16 ? ATTENTION_O_F16
-                                        : ATTENTION_O_BF16;
+uint32_t attention_type(uint32_t dtype) {
+    return dtype == SM120_F32 ? ATTENTION_O_F32 : dtype == SM120_F16 ? ATTENTION_O_F16 : ATTENTION_O_BF16;
 }
 
 sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid) {
