@@ -1,0 +1,42 @@
+/* What the files of sm120_attention_backward share. */
+#ifndef SM120_ATTENTION_BACKWARD_H
+#define SM120_ATTENTION_BACKWARD_H
+
+#include "ops/attention/attention.h"
+#include "ops/copy_rows.h"
+
+enum { Q, K, V, DOUT, LOADED }; /* the tensors that the copy engine loads */
+enum { DQ, DK, DV, RESULTS };
+
+/* A call whose arguments were checked, but for addresses. */
+struct backward {
+    const sm120_attention_backward_args *args;
+    sm120_attention_args forward;
+    struct attention call; /* of `forward`; q, k and v are copies where those are loaded */
+    struct tensor given[LOADED], loaded[LOADED], results[RESULTS];
+    struct shape given_shape[LOADED], loaded_shape[LOADED], result_shape[RESULTS];
+    struct copy_rows copies[LOADED];
+    bool is_copied[LOADED];
+    uint32_t main, delta, dq; /* kernel_records */
+    int64_t q_tiles, kv_tiles;
+    int64_t rows_at, sums_at, tile_bytes, workspace_bytes; /* in the workspace; sums of a tile */
+};
+
+/* Check the arguments but for addresses, and fill in the call. */
+sm120_status backward_check(const sm120_attention_backward_args *args, struct backward *b);
+
+/* Choose the kernels, then lay out the workspace. */
+sm120_status backward_choose(const struct device *device, struct backward *b);
+sm120_status backward_lay_out(struct backward *b);
+
+/* Check all addresses: those of the call, and that the workspace is apart from them. */
+sm120_status backward_check_places(struct device *device, const struct backward *b, sm120_address workspace,
+                                   size_t workspace_bytes);
+
+/* Load the kernels, so that the call itself can be captured in a graph. */
+sm120_status backward_load(struct device *device, struct backward *b);
+
+/* Check all launches, then start them. */
+sm120_status backward_run(struct device *device, struct backward *b, sm120_address workspace);
+
+#endif

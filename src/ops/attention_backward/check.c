@@ -1,0 +1,100 @@
+/* The checks of a call that need no address: precision, shapes, tensors. */
+#include <inttypes.h>
+
+#include "ops/attention_backward/attention_backward.h"
+#include "runtime/error.h"
+
+static const struct precision precisions[] = {
+    {SM120_BF16, SM120_BF16, 256, true, NULL},
+    {SM120_F16, SM120_F16, 256, true, NULL},
+};
+
+/* The call of sm120_attention whose gradients are wanted. */
+static sm120_attention_args forward_of(const sm120_attention_backward_args *args) {
+    return (sm120_attention_args){
+        .size = sizeof(sm120_attention_args),
+        .precision = args->precision,
+        .batch = args->batch,
+        .heads = args->heads,
+        .kv_heads = args->kv_heads,
+        .q_rows = args->q_rows,
+        .kv_rows = args->kv_rows,
+        .head_dim = args->head_dim,
+        .q = args->q,
+        .k = args->k,
+        .v = args->v,
+        .o = args->o,
+        .lse = args->lse,
+        .scale = args->scale,
+        .causal = args->causal,
+        .stream = args->stream,
+        .v_head_dim = args->v_head_dim,
+        .window_left = args->window_left,
+        .window_right = args->window_right,
+        .window = args->window,
+    };
+}
+
+/* Check dout and the results. */
+static sm120_status check_tensors(struct backward *b) {
+    const sm120_attention_backward_args *const args = b->args;
+    const struct attention *const call = &b->call;
+    const struct {
+        const char *name;
+        const sm120_tensor *given;
+        const struct shape *shape;
+        struct tensor *tensor;
+        enum tensor_role role;
+    } list[] = {
+        {"dout", &args->dout, &call->o_shape, &b->given[DOUT], TENSOR_INPUT},
+        {"dq", &args->dq, &call->q_shape, &b->results[DQ], TENSOR_OUTPUT},
+        {"dk", &args->dk, &call->k_shape, &b->results[DK], TENSOR_OUTPUT},
+        {"dv", &args->dv, &call->v_shape, &b->results[DV], TENSOR_OUTPUT},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; ++i) {
+        const sm120_status status =
+            tensor_check(list[i].name, list[i].given, list[i].shape, list[i].role, list[i].tensor);
+        if (status != SM120_OK) {
+            return status;
+        }
+        if (list[i].role == TENSOR_OUTPUT && args->accumulate != 0 && list[i].tensor->dtype != SM120_F32) {
+            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; with accumulate it is F32 (0x%08x)",
+                        list[i].name, list[i].tensor->dtype, SM120_F32);
+        }
+    }
+    if (b->given[DOUT].dtype != call->q.dtype) {
+        return fail(SM120_INVALID_ARGUMENT, "dout.dtype = 0x%08" PRIx32 "; it is q.dtype = 0x%08" PRIx32,
+                    b->given[DOUT].dtype, call->q.dtype);
+    }
+    return SM120_OK;
+}
+
+sm120_status backward_check(const sm120_attention_backward_args *args, struct backward *b) {
+    const struct precision *precision = NULL;
+    *b = (struct backward){.args = args, .forward = forward_of(args)};
+    for (size_t i = 0; i < sizeof precisions / sizeof *precisions; ++i) {
+        precision = precisions[i].code == args->precision ? precisions + i : precision;
+    }
+    if (precision == NULL) {
+        return fail(SM120_UNSUPPORTED, "precision = 0x%" PRIx32 "; BF16 (0x%x) and F16 (0x%x) have a backward pass",
+                    args->precision, SM120_BF16, SM120_F16);
+    }
+    if (args->accumulate > 1) {
+        return fail(SM120_INVALID_ARGUMENT, "accumulate = %" PRIu32 "; it is 0 or 1", args->accumulate);
+    }
+    if (args->dlse != 0 && args->delta != 0) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "dlse = 0x%" PRIx64 " and delta = 0x%" PRIx64 "; delta contains dlse already, so give one of them",
+                    args->dlse, args->delta);
+    }
+    sm120_status status = attention_check(&b->forward, precision, &b->call);
+    status = status == SM120_OK ? check_tensors(b) : status;
+    b->given[Q] = b->call.q;
+    b->given[K] = b->call.k;
+    b->given[V] = b->call.v;
+    b->given_shape[Q] = b->result_shape[DQ] = b->call.q_shape;
+    b->given_shape[K] = b->result_shape[DK] = b->call.k_shape;
+    b->given_shape[V] = b->result_shape[DV] = b->call.v_shape;
+    b->given_shape[DOUT] = b->call.o_shape;
+    return status;
+}

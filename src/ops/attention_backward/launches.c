@@ -1,0 +1,183 @@
+/* The launches of a call: delta and zeros, then dK, dV and the sums of dQ, then dQ. */
+#include "ops/attention_backward/attention_backward.h"
+#include "runtime/launch.h"
+
+enum { FRAGMENT = 16 * 8 }; /* elements of an accumulator */
+
+/* A kernel, its launch and what that points to. Not to be copied once filled. */
+struct step {
+    struct kernel *kernel;
+    struct launch launch;
+    struct argument_pointers pointers;
+};
+
+/* Load a kernel, and check its launch. */
+static sm120_status prepare(struct device *device, const struct backward *b, uint32_t index, struct arguments arguments,
+                            int64_t grid, struct step *step) {
+    sm120_status status =
+        launch_of(&step->pointers, arguments, (uint32_t)grid, kernel_records + index, b->args->stream, &step->launch);
+    status = status == SM120_OK ? builtin_load(device, index, &step->kernel) : status;
+    return status == SM120_OK ? launch_check(step->kernel, &step->launch) : status;
+}
+
+/* The parameters of the kernel of delta. */
+static struct attention_backward_delta_parameters delta_of(const struct backward *b, sm120_address workspace) {
+    const struct tensor *const o = &b->call.o, *const dout = &b->loaded[DOUT];
+    const bool is_wide = o->dtype == dout->dtype && copy_rows_is_needless(o, &b->call.o_shape);
+    return (struct attention_backward_delta_parameters){
+        .o = o->address,
+        .dout = dout->address,
+        .lse = b->args->lse,
+        .dlse = b->args->dlse,
+        .delta = b->args->delta,
+        .rows = workspace + (uint64_t)b->rows_at,
+        .sums = workspace + (uint64_t)b->sums_at,
+        .o_batch_stride = o->batch_stride,
+        .o_head_stride = o->head_stride,
+        .o_row_stride = o->row_stride,
+        .dout_batch_stride = dout->batch_stride,
+        .dout_head_stride = dout->head_stride,
+        .dout_row_stride = dout->row_stride,
+        .heads = (uint32_t)b->args->heads,
+        .q_rows = (uint32_t)b->args->q_rows,
+        .q_tiles = (uint32_t)b->q_tiles,
+        .tile_rows = kernel_records[b->main].q_rows,
+        .tile_bytes = (uint32_t)b->tile_bytes,
+        .head_dim = (uint32_t)b->call.o_shape.head_dim,
+        .o_type = attention_type(o->dtype),
+        .is_wide = is_wide,
+    };
+}
+
+/* Whether four neighbouring elements of a 16-bit result can be stored at once. */
+static bool has_quads(const struct tensor *x, const struct shape *shape) {
+    return x->dtype != SM120_F32 && shape->head_dim % 4 == 0 &&
+           ((x->address | (uint64_t)x->batch_stride | (uint64_t)x->head_stride | (uint64_t)x->row_stride) & 7) == 0;
+}
+
+/* The parameters of the main kernel. */
+static sm120_status main_of(const struct device *device, const struct backward *b, sm120_address workspace,
+                            struct attention_backward_16bit_parameters *a) {
+    const sm120_attention_backward_args *const args = b->args;
+    const struct kernel_record *const record = kernel_records + b->main;
+    const struct tensor *const dk = &b->results[DK], *const dv = &b->results[DV];
+    const int64_t heads = record->group_rows / args->kv_rows;
+    const bool takes_turns = attention_reach(&b->forward).has_right;
+    *a = (struct attention_backward_16bit_parameters){
+        .rows = workspace + (uint64_t)b->rows_at,
+        .dq = workspace + (uint64_t)b->sums_at,
+        .dk = dk->address,
+        .dv = dv->address,
+        .dk_batch_stride = dk->batch_stride,
+        .dk_head_stride = dk->head_stride,
+        .dk_row_stride = dk->row_stride,
+        .dv_batch_stride = dv->batch_stride,
+        .dv_head_stride = dv->head_stride,
+        .dv_row_stride = dv->row_stride,
+        .batches = (uint32_t)args->batch,
+        .heads = (uint32_t)args->heads,
+        .kv_heads = (uint32_t)args->kv_heads,
+        .q_rows = (uint32_t)args->q_rows,
+        .kv_rows = (uint32_t)args->kv_rows,
+        .head_dim = (uint32_t)b->call.q_shape.head_dim,
+        .v_head_dim = (uint32_t)b->call.v_shape.head_dim,
+        .dk_type = attention_type(dk->dtype),
+        .dv_type = attention_type(dv->dtype),
+        .accumulate = args->accumulate,
+        .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0),
+        .group = !takes_turns || heads < 1     ? 1
+                 : heads < record->group_heads ? (uint32_t)heads
+                                               : record->group_heads,
+        .scale = args->scale,
+        .scale_log2 = (float)((double)args->scale * LOG2_E),
+        .lower = attention_lower(&b->forward),
+        .upper = attention_upper(&b->forward),
+    };
+    CUtensorMap *const maps[LOADED] = {&a->q_map, &a->k_map, &a->v_map, &a->dout_map};
+    for (int i = 0; i < LOADED; ++i) {
+        uint32_t broadcast = 0;
+        const sm120_status status =
+            attention_describe(device, &b->loaded[i], &b->loaded_shape[i],
+                               i == Q || i == DOUT ? record->q_rows : record->kv_rows, maps[i], &broadcast);
+        if (status != SM120_OK) {
+            return status;
+        }
+        a->broadcast |= broadcast << 2 * i;
+    }
+    return SM120_OK;
+}
+
+/* The parameters of the kernel that writes dq. */
+static struct attention_backward_dq_parameters dq_of(const struct backward *b, sm120_address workspace) {
+    const struct kernel_record *const record = kernel_records + b->main;
+    const struct tensor *const dq = &b->results[DQ];
+    const uint32_t warps = record->threads / 32;
+    return (struct attention_backward_dq_parameters){
+        .sums = workspace + (uint64_t)b->sums_at,
+        .dq = dq->address,
+        .dq_batch_stride = dq->batch_stride,
+        .dq_head_stride = dq->head_stride,
+        .dq_row_stride = dq->row_stride,
+        .heads = (uint32_t)b->args->heads,
+        .q_rows = (uint32_t)b->args->q_rows,
+        .q_tiles = (uint32_t)b->q_tiles,
+        .tile_rows = record->q_rows,
+        .warps = warps,
+        .row_warps = record->q_warp_rows,
+        .fragments = record->q_rows * record->head_dim / (warps * FRAGMENT),
+        .columns = record->head_dim / 8 * record->q_warp_rows / warps,
+        .head_dim = (uint32_t)b->call.q_shape.head_dim,
+        .dq_type = attention_type(dq->dtype),
+        .accumulate = b->args->accumulate,
+        .quads = has_quads(dq, &b->result_shape[DQ]),
+        .scale = b->args->scale,
+    };
+}
+
+/* Give the copies their addresses, and check their launches. */
+static sm120_status prepare_copies(struct device *device, struct backward *b, sm120_address workspace) {
+    sm120_status status = SM120_OK;
+    for (int i = 0; i < LOADED && status == SM120_OK; ++i) {
+        if (b->is_copied[i]) {
+            b->loaded[i].address += workspace;
+            status = copy_rows_prepare(device, &b->given[i], &b->loaded[i], &b->given_shape[i],
+                                       b->loaded_shape[i].head_dim, b->args->stream, &b->copies[i]);
+        }
+    }
+    return status;
+}
+
+sm120_status backward_load(struct device *device, struct backward *b) {
+    const uint32_t needed[] = {b->delta, b->main, b->dq};
+    sm120_status status = SM120_OK;
+    for (size_t i = 0; i < sizeof needed / sizeof *needed && status == SM120_OK; ++i) {
+        struct kernel *kernel = NULL;
+        status = builtin_load(device, needed[i], &kernel);
+    }
+    return status == SM120_OK ? prepare_copies(device, b, 0) : status;
+}
+
+sm120_status backward_run(struct device *device, struct backward *b, sm120_address workspace) {
+    const int64_t q_heads = b->args->batch * b->args->heads, kv_heads = b->args->batch * b->args->kv_heads;
+    struct attention_backward_16bit_parameters main_values;
+    struct step delta, main, dq;
+    sm120_status status = prepare_copies(device, b, workspace);
+    const struct attention_backward_delta_parameters delta_values = delta_of(b, workspace);
+    const struct attention_backward_dq_parameters dq_values = dq_of(b, workspace);
+    status = status == SM120_OK ? main_of(device, b, workspace, &main_values) : status;
+    if (status == SM120_OK) {
+        status = prepare(device, b, b->delta, ARGUMENTS(&delta_values), q_heads * b->q_tiles, &delta);
+    }
+    if (status == SM120_OK) {
+        status = prepare(device, b, b->main, ARGUMENTS(&main_values), kv_heads * b->kv_tiles, &main);
+    }
+    if (status == SM120_OK) {
+        status = prepare(device, b, b->dq, ARGUMENTS(&dq_values), q_heads * b->q_tiles, &dq);
+    }
+    for (int i = 0; i < LOADED && status == SM120_OK; ++i) {
+        status = b->is_copied[i] ? launch_start(b->copies[i].kernel, &b->copies[i].launch) : status;
+    }
+    status = status == SM120_OK ? launch_start(delta.kernel, &delta.launch) : status;
+    status = status == SM120_OK ? launch_start(main.kernel, &main.launch) : status;
+    return status == SM120_OK ? launch_start(dq.kernel, &dq.launch) : status;
+}

@@ -1,0 +1,78 @@
+/* The choice of the kernels of a call, and its workspace. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "ops/attention_backward/attention_backward.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+
+enum { ROWS_HEAD = 16 }; /* bytes behind bias and delta of a tile's rows */
+
+/* Choose the kernels: of those of the least head size, the one whose tiles fill the most shared memory. */
+sm120_status backward_choose(const struct device *device, struct backward *b) {
+    const int64_t width =
+        b->call.q_shape.head_dim > b->call.v_shape.head_dim ? b->call.q_shape.head_dim : b->call.v_shape.head_dim;
+    const struct kernel_record *best = NULL;
+    for (uint32_t i = 0; i < kernel_record_count; ++i) {
+        const struct kernel_record *const record = kernel_records + i;
+        if (strcmp(record->operation, "attention_backward") == 0 && record->precision == b->args->precision &&
+            record->head_dim >= width && record->shared <= (uint32_t)device->info.shared_bytes_per_block &&
+            (best == NULL || record->head_dim < best->head_dim ||
+             (record->head_dim == best->head_dim && record->shared > best->shared))) {
+            best = record;
+            b->main = i;
+        }
+    }
+    if (best == NULL) {
+        return fail(SM120_INTERNAL, "the library holds no kernel of attention_backward for head_dim = %" PRId64, width);
+    }
+    const struct kernel_record delta = {.operation = "attention_backward_delta", .precision = b->args->precision};
+    const struct kernel_record dq = {.operation = "attention_backward_dq"};
+    const sm120_status status = builtin_find(&delta, &b->delta);
+    return status == SM120_OK ? builtin_find(&dq, &b->dq) : status;
+}
+
+/* Move `offset` behind an area of `count * bytes` bytes. False: the workspace would exceed 2^63 bytes. */
+static bool place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at) {
+    int64_t end = 0;
+    *at = *offset;
+    const bool fits =
+        multiply(count, bytes, &end) && add(end, *offset, &end) && add(end, WORKSPACE_ALIGNMENT - 1, &end);
+    *offset = end / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+    return fits;
+}
+
+/* Lay out the workspace: copies of tensors that the copy engine cannot load, bias and delta of each row, sums of dQ. */
+sm120_status backward_lay_out(struct backward *b) {
+    const struct kernel_record *const record = kernel_records + b->main;
+    const sm120_attention_backward_args *const args = b->args;
+    int64_t q_ctas = 0, kv_ctas = 0;
+    for (int i = 0; i < LOADED; ++i) {
+        b->loaded[i] = b->given[i];
+        b->loaded_shape[i] = b->given_shape[i];
+        b->is_copied[i] = !copy_rows_is_needless(&b->given[i], &b->given_shape[i]);
+        if (b->is_copied[i]) {
+            const sm120_status status =
+                copy_rows_place(&b->given[i], &b->given_shape[i], &b->loaded[i], &b->workspace_bytes);
+            if (status != SM120_OK) {
+                return status;
+            }
+            b->loaded_shape[i].head_dim = copy_rows_width(b->given_shape[i].head_dim);
+        }
+    }
+    b->q_tiles = (args->q_rows + record->q_rows - 1) / record->q_rows;
+    b->kv_tiles = (args->kv_rows + record->kv_rows - 1) / record->kv_rows;
+    b->tile_bytes = (int64_t)record->q_rows * record->head_dim * 4;
+    if (!multiply(args->batch * args->heads, b->q_tiles, &q_ctas) || q_ctas > INT32_MAX ||
+        !multiply(args->batch * args->kv_heads, b->kv_tiles, &kv_ctas) || kv_ctas > INT32_MAX) {
+        return fail(SM120_UNSUPPORTED,
+                    "batch * heads = %" PRId64 " of %" PRId64 " q tiles and %" PRId64
+                    " kv tiles are too many CTAs; at most %d",
+                    args->batch * args->heads, b->q_tiles, b->kv_tiles, INT32_MAX);
+    }
+    if (!place(&b->workspace_bytes, q_ctas, 8 * (int64_t)record->q_rows + ROWS_HEAD, &b->rows_at) ||
+        !place(&b->workspace_bytes, q_ctas, b->tile_bytes, &b->sums_at)) {
+        return fail(SM120_UNSUPPORTED, "q_rows = %" PRId64 "; the workspace exceeds 2^63 bytes", args->q_rows);
+    }
+    return SM120_OK;
+}

@@ -1,0 +1,77 @@
+/* Check the addresses of a call: each is valid, and no kernel writes what another one reads. */
+#include <inttypes.h>
+
+#include "ops/attention_backward/attention_backward.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+#include "runtime/memory.h"
+
+/* Check that a result shares no byte with an input or another result. */
+static sm120_status check_results(const struct backward *b, const struct tensor *arrays, size_t array_count) {
+    for (int r = 0; r < RESULTS; ++r) {
+        const struct tensor *const out = &b->results[r];
+        for (int i = 0; i < LOADED + 1 + r; ++i) {
+            const struct tensor *const in = i < LOADED    ? &b->given[i]
+                                            : i == LOADED ? &b->call.o
+                                                          : &b->results[i - LOADED - 1];
+            const struct shape *const shape = i < LOADED    ? &b->given_shape[i]
+                                              : i == LOADED ? &b->call.o_shape
+                                                            : &b->result_shape[i - LOADED - 1];
+            if (tensor_meets(in, shape, out, &b->result_shape[r])) {
+                return fail(SM120_INVALID_ARGUMENT,
+                            "%s (0x%" PRIx64 ", %" PRId64 " bytes) and %s (0x%" PRIx64 ", %" PRId64 " bytes) overlap",
+                            out->name, out->address, out->bytes, in->name, in->address, in->bytes);
+            }
+        }
+        for (size_t i = 0; i < array_count; ++i) {
+            const sm120_status status = arrays[i].address == 0
+                                            ? SM120_OK
+                                            : check_apart(out->name, out->address, out->bytes, arrays[i].name,
+                                                          arrays[i].address, arrays[i].bytes);
+            if (status != SM120_OK) {
+                return status;
+            }
+        }
+    }
+    return SM120_OK;
+}
+
+sm120_status backward_check_places(struct device *device, const struct backward *b, sm120_address workspace,
+                                   size_t workspace_bytes) {
+    const sm120_attention_backward_args *const args = b->args;
+    const int64_t bytes = b->call.lse_bytes;
+    const struct tensor arrays[] = {{"lse", args->lse, SM120_F32, 0, 0, 0, bytes},
+                                    {"dlse", args->dlse, SM120_F32, 0, 0, 0, bytes},
+                                    {"delta", args->delta, SM120_F32, 0, 0, 0, bytes}};
+    const struct tensor *const tensors[] = {&b->given[Q], &b->given[K],    &b->given[V],    &b->given[DOUT],
+                                            &b->call.o,   &b->results[DQ], &b->results[DK], &b->results[DV],
+                                            &arrays[0],   &arrays[1],      &arrays[2]};
+    const size_t array_count = sizeof arrays / sizeof *arrays, count = sizeof tensors / sizeof *tensors;
+    sm120_status status = check_address("lse", args->lse, 4);
+    for (size_t i = 0; i < count - array_count && status == SM120_OK; ++i) {
+        status = tensor_check_address(device, tensors[i]);
+    }
+    for (size_t i = 0; i < array_count && status == SM120_OK; ++i) {
+        if (arrays[i].address != 0) {
+            status = check_address(arrays[i].name, arrays[i].address, 4);
+            status =
+                status == SM120_OK ? memory_check(device, arrays[i].address, (uint64_t)bytes, arrays[i].name) : status;
+        }
+    }
+    status = status == SM120_OK ? check_results(b, arrays, array_count) : status;
+    status = status == SM120_OK ? check_address("workspace", workspace, WORKSPACE_ALIGNMENT) : status;
+    if (status == SM120_OK && workspace_bytes < (size_t)b->workspace_bytes) {
+        status = fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, workspace_bytes,
+                      b->workspace_bytes);
+    }
+    if (status == SM120_OK) {
+        status = memory_check(device, workspace, (uint64_t)b->workspace_bytes, "workspace");
+    }
+    for (size_t i = 0; i < count && status == SM120_OK; ++i) {
+        if (tensors[i]->address != 0) {
+            status = check_apart("workspace", workspace, b->workspace_bytes, tensors[i]->name, tensors[i]->address,
+                                 tensors[i]->bytes);
+        }
+    }
+    return status;
+}
