@@ -1,11 +1,26 @@
-"""Programs that a test starts and interrupts."""
+"""Programs that a test starts in a process of their own, some of which it interrupts."""
 
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-PATIENCE = 120  # limit in seconds for loading the library on a busy machine
+PATIENCE = 120  # limit in seconds for a program, or for loading the library on a busy machine
 USED = 1.0  # after this much more processor time it executes the kernel
+
+
+def survives(program: str, **environment: str) -> None:
+    """Run a Python program that must end with status 0."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
 
 
 def _used(process: "subprocess.Popen[str]") -> float:
