@@ -14,6 +14,8 @@ MOST_SHARED = 96 << 10
 PITCH = 1024
 NARROW = 256  # for stores: eight boxes of 64 rows in a region, so that outstanding stores do not overlap
 TILE = 16384  # of sums
+SPAN = 1 << 16  # bytes of sums that a CTA goes through; those of all CTAs fit in the L2
+ALL = 1 << 20  # more CTAs than a chip has multiprocessors
 WORD = 160  # plus the lane: the words of a tile that are checked
 SWIZZLES = {"none": 0, "32B": 1, "64B": 3, "128B": 7}
 ROUNDS = 4
@@ -84,25 +86,16 @@ def first_difference(noun: str, got: npt.NDArray[Any], expected: npt.NDArray[Any
 def _check_sums(launcher: Any, bench: BenchKernel, _: Any, ctas: int, warps: int, trips: int) -> str:
     """Compare the sums with the number of ones that were added."""
     options = bench.form.options
-    size = launcher.limited(options["tiles"] * TILE)
-    tiles = size // TILE
-    got = launcher.read(size).view(np.float32)
+    size, together = launcher.limited(options["data"](ctas)), options["together"]
     steps = bench.chains * bench.form.unroll * trips
-    if bench.form.template == "copy":
-        expected = np.zeros(tiles)
-        for cta in range(ctas):
-            for step in range(steps):
-                expected[(cta + step) % options["tiles"]] += 1  # no more than fit on the virtual device
-        expected = np.repeat(expected, TILE // 4)
-    else:
-        expected = np.zeros(size // 4)
-        width, threads = options["width"], warps * LANES
-        starts = (np.arange(ctas)[:, None] * TILE + np.arange(threads) * width).reshape(-1)
+    # Every step adds to the next bytes of the CTA's span.
+    step_bytes = options["bytes"] if bench.form.template == "copy" else options["width"] * warps * LANES
+    words = np.arange(step_bytes // 4)
+    expected = np.zeros(size // 4)
+    for cta in range(ctas):
         for step in range(steps):
-            at = (starts + step * threads * width) % size
-            for i in range(width // 4):
-                np.add.at(expected, at // 4 + i, 1)
-    return first_difference("sum", got, expected)
+            expected[(cta // together * SPAN + step * step_bytes % SPAN) // 4 + words] += 1
+    return first_difference("sum", launcher.read(size).view(np.float32), expected)
 
 
 def _bulk(
@@ -125,8 +118,8 @@ def _bulk(
         sass=sass,
         state=Operand("b32"),
         model=lambda words, _: words,
-        amount=size if kind != "reduce" else size // 4,
-        unit="byte" if kind != "reduce" else "add",
+        amount=size,
+        unit="byte",
         oldest=90,
         needs=needs,
         lacks=lacks,
@@ -138,7 +131,7 @@ def _bulk(
         besides=28 if options.get("rank", 2) > 2 else 25 if "box" in options else 20,
         is_conditional=True,  # one lane
         options={
-            "bytes": size, "kind": kind, "region": REGION, "per_cta": True, "check_warps": 1, "words": 1,
+            "bytes": size, "kind": kind, "region": REGION, "together": 1, "per_cta": True, "check_warps": 1, "words": 1,
             "shared": lambda bench, _: bench.chains * size, "data": lambda ctas: ctas * REGION,
             "writes": kind != "load", **options,
         },
@@ -191,27 +184,31 @@ def zeros(nbytes: int, _: int) -> npt.NDArray[np.uint32]:
 
 
 def _sums() -> list[Form]:
-    """Return sums in f32, from one tile of 16 KiB that all add to up to thousands."""
+    """Return sums in f32: every CTA adds to lines of its own, or 2, 8, 32 or all CTAs add to the same lines."""
     forms = []
-    for tiles in (1, 16, 256, 4096):
+    for together in (1, 2, 8, 32, ALL):
         data: dict[str, Any] = {
-            "tiles": tiles,
-            "data": lambda _, tiles=tiles: tiles * TILE,
+            "together": together,
+            "region": SPAN,
+            "data": lambda ctas, together=together: -(-ctas // together) * SPAN,
             "fill": zeros,
             "check": _check_sums,
+            "check_ctas": 3,  # two of them may have the same lines
             "writes": True,
         }
-        noun = f"{tiles:,} tile{'s' if tiles > 1 else ''}"
-        forms.append(_bulk(f"cp.reduce.async.bulk.add.f32, {noun}", r"UBLKRED\.G\.S\.ADD\.F32.*", size=TILE, kind="reduce",
-                           note="tiles of 16 KiB", **data))  # fmt: skip
+        who = {1: "lines of its own", ALL: "all CTAs on the same lines"}.get(
+            together, f"{together} CTAs on the same lines"
+        )
+        forms.append(_bulk(f"cp.reduce.async.bulk.add.f32, {who}", r"UBLKRED\.G\.S\.ADD\.F32.*", size=TILE,
+                           kind="reduce", note=f"a CTA goes through {SPAN >> 10} KiB", **data))  # fmt: skip
         for width, suffix, pattern in ((4, "", "F32"), (8, ".v2", "F32x2"), (16, ".v4", "F32x4")):
             registers = "X" if width == 4 else "{" + ", ".join(["X"] * (width // 4)) + "}"
             forms.append(Form(
-                name=f"red.global.add{suffix}.f32, {noun}", group="copy", template="global",
+                name=f"red.global.add{suffix}.f32, {who}", group="copy", template="global",
                 lines=(f"red.global.add{suffix}.f32 [address], {registers};",), sass=rf"REDG?\.E\.ADD\.{pattern}\..*",
-                state=Operand("b32", 1, 0x3F800000), inputs={"M": Operand("b32", 1, tiles * TILE - 1)}, model=lambda words, _: words, amount=LANES * width // 4, unit="add",
+                state=Operand("b32", 1, 0x3F800000), inputs={"M": Operand("b32", 1, SPAN - 1)}, model=lambda words, _: words, amount=LANES * width, unit="byte",
                 oldest=70 if width == 4 else 90, besides=3 + width / 4, chains=(4,), warps=(8, 16, 32), unroll=4, has_latency=False,
-                note="tiles of 16 KiB", options={"width": width, "span": tiles * TILE, "cta_start": TILE, **data},
+                note=f"a CTA goes through {SPAN >> 10} KiB", options={"width": width, "span": SPAN, "is_cta_wide": True, **data},
             ))  # fmt: skip
     return forms
 

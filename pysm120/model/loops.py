@@ -421,6 +421,73 @@ _PORTS: dict[str, Sequence[str]] = {
     "fma2": _each(32, _of_two),
     "fma3_max2": _each(24, _of_three, lambda i: f"    max.f32 y{i + 24}, y{i + 24}, y{i};"),
 }
+_SUMS = 65536  # bytes to which the warps of a CTA add in a round, at most
+# Where a CTA adds: out + 1 MiB + ctaid * _SUMS + 16 tid. The launch of a CTA on every SM stays within the buffer.
+_BEFORE_ADDS = (
+    f"    mul.wide.u32 source, cta, {_SUMS};",
+    "    add.u64 source, source, out;",
+    "    mul.wide.u32 offset, tid, 16;",
+    "    add.u64 source, source, offset;",
+    "    add.u64 source, source, 1048576;",
+)
+
+
+def _adds(count: int, warps: int) -> list[str]:
+    """Return additions to L2 of 16 bytes a lane; no two of a round go to the same bytes if they fit in _SUMS."""
+    places = [512 * warps * i % _SUMS for i in range(count)]
+    return [f"    red.relaxed.gpu.global.add.v4.f32 [source + {at}], {{x0, x1, x2, x3}};" for at in places]
+
+
+def _wait_of(count: int) -> list[str]:
+    """Return a chain of multiplications and additions, four clocks each."""
+    return ["    fma.rn.f32 x8, x8, half, one;"] * count
+
+
+def _mma_adds(adds: int, warps: int, *, spread: bool) -> list[str]:
+    """Return 128 products, and additions between them, or behind them."""
+    products = [mma(i % 8) for i in range(128)]
+    each = _adds(adds, warps)
+    if not spread:
+        return products + each
+    step = len(products) // adds
+    return [line for i, add in enumerate(each) for line in (*products[step * i : step * (i + 1)], add)]
+
+
+_ADD_WARPS = 8
+
+
+def _add_loops() -> list[Loop]:
+    """Return additions to L2: without other work, before a wait, beside ldmatrix and loads from L2.
+
+    A loop whose name ends in ``_alone`` runs on one SM, so that L2 is no limit.
+    """
+    bodies: list[tuple[str, int, int, list[str]]] = [
+        (f"adds_{n}", warps, ctas, _adds(n, warps)) for n, warps in ((16, 1), (16, 8), (8, 32)) for ctas in (0, 1)
+    ]
+    bodies += [
+        (f"adds_{n}_wait", _ADD_WARPS, ctas, _adds(n, _ADD_WARPS) + _wait_of(512))
+        for n in (1, 2, 4, 8, 12, 16)
+        for ctas in (0, 1)
+    ]
+    used = [f"    xor.b32 r{32 + i}, r{32 + i}, r{4 * i};" for i in range(8)]
+    shared = [
+        line
+        for i in range(0, 28, 4)
+        for line in (
+            *(ldmatrix(4 * k, 512 * (i + k)) for k in range(4)),
+            *(f"    xor.b32 r32, r32, r{4 * k};" for k in range(4)),
+        )
+    ]
+    bodies += [(f"adds_{n}_ldmatrix", _ADD_WARPS, 1, _adds(n, _ADD_WARPS) + shared) for n in (0, 4, 8)]
+    load = "ld.relaxed.gpu.global.v4.b32"
+    loads = [f"    {load} {_names('r', 4 * i, 4)}, [source + {_SUMS // 2 + 4096 * i}];" for i in range(8)]
+    bodies += [(f"adds_{n}_loads", _ADD_WARPS, 0, _adds(n, _ADD_WARPS) + loads + used) for n in (0, 4, 8)]
+    return [
+        Loop(f"{name}_alone" if ctas else name, warps, tuple(body), before=_BEFORE_ADDS, ctas=ctas)
+        for name, warps, ctas, body in bodies
+    ]
+
+
 _MIXES: dict[str, Sequence[str]] = {
     "mix_mma_ex2": [line for i in range(16) for line in (mma(i % 8), _ex2(i))],
     "mix_mma_2ex2": [line for i in range(16) for line in (mma(i % 8), _ex2(2 * i), _ex2(2 * i + 1))],
@@ -446,12 +513,21 @@ def calibration() -> list[Loop]:
         for name, body in _PORTS.items()
         for warps in (4, 8, 16)
     ]
-    return found + [
-        Loop(f"beside_{name}", warps, tuple(body)) for name, body in _BESIDE.items() for warps in (4, 8, 16)
-    ]
+    found += [Loop(f"beside_{name}", warps, tuple(body)) for name, body in _BESIDE.items() for warps in (4, 8, 16)]
+    return found + _add_loops()
 
 
 def validation() -> list[Loop]:
     """Return the loops for validation: no parameter is fitted to them."""
     found = [Loop("rate_mma", warps, tuple(_RATES["rate_mma"])) for warps in (2, 8, 12)]
-    return found + [Loop(name, warps, tuple(body)) for name, body in _MIXES.items() for warps in (4, 8, 16)]
+    found += [Loop(name, warps, tuple(body)) for name, body in _MIXES.items() for warps in (4, 8, 16)]
+    return found + [
+        Loop(
+            f"mix_mma_{n}adds_{'spread' if spread else 'behind'}",
+            8,
+            tuple(_mma_adds(n, 8, spread=spread)),
+            before=_BEFORE_ADDS,
+        )
+        for n in (4, 8, 16)
+        for spread in (False, True)
+    ]

@@ -26,7 +26,7 @@ from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.module import Builtin, builtin_image, builtins, find_builtin
 
 ROUNDS, REPEATS = 256, 5
-_WORDS = 1 << 20  # size of the buffer that a loop writes to and copies from
+_WORDS = 1 << 21  # size of the buffer that a loop writes to and copies from
 
 
 def loop_clocks(device: Device, loop: Loop, image: bytes) -> tuple[float, float]:
