@@ -1,11 +1,12 @@
 """Time the backward pass of attention on a GPU: ours beside PyTorch's FlashAttention 2 and cuDNN back ends.
 
-    python benchmarks/backward.py [--runs 15] [--json FILE]
+    python benchmarks/backward.py [--runs 15] [--deterministic] [--json FILE]
 
 Everything runs in one process on tensors that PyTorch made, in turns, with buffers that rotate past the L2. A call is
 the whole backward pass: delta, the gradients and the conversion of dq. TFLOP/s count 10 B H Sq Sk D operations, half of
 them if causal. Figures are medians of runs, each of as many calls as take about 3 ms, with the least and the greatest.
-The clock is sampled while each case runs. Errors are those of the gradients of one head of k and v against float64.
+The clock is sampled while each case runs. With --deterministic, the deterministic form is timed too. Errors are those
+of the gradients of one head of k and v against float64.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import numpy as np
 from attention import L2_TIMES, Clock, Figure, ceiling, time_calls
 
 import pysm120
+
+DETERMINISTIC = "deterministic"
 
 
 class Case(NamedTuple):
@@ -54,12 +57,16 @@ CASES = [
     *(Case(*shape, causal) for shape in ((1, 16384, 32, 128), (4, 2048, 32, 64)) for causal in (False, True)),
     Case(4, 2048, 32, 128, kv_heads=8),
     Case(4, 2048, 32, 128, causal=True, kv_heads=8),
+    Case(1, 2048, 32, 128, kv_heads=1),
+    Case(1, 4096, 32, 128, kv_heads=1),
     Case(4, 2048, 16, 256),
     Case(4, 2048, 16, 256, causal=True),
 ]
 
 
-def ours(device: pysm120.Device, sets: list[list[Any]], case: Case) -> tuple[list[Callable[[], object]], list[Any]]:
+def ours(
+    device: pysm120.Device, sets: list[list[Any]], case: Case, *, deterministic: bool = False
+) -> tuple[list[Callable[[], object]], list[Any]]:
     """Return calls of pysm120 on sets of q, k, v and dout, and the gradients of the first set."""
     calls: list[Callable[[], object]] = []
     first: list[Any] = []
@@ -71,7 +78,9 @@ def ours(device: pysm120.Device, sets: list[list[Any]], case: Case) -> tuple[lis
 
         def call(arrays: Any = (dout, q, k, v, out, lse), results: Any = results) -> object:
             dq, dk, dv = results
-            return pysm120.attention_backward(*arrays, causal=case.causal, dq=dq, dk=dk, dv=dv)
+            return pysm120.attention_backward(
+                *arrays, causal=case.causal, deterministic=deterministic, dq=dq, dk=dk, dv=dv
+            )
 
         calls.append(call)
     return calls, first
@@ -119,7 +128,7 @@ def errors(torch: Any, tensors: list[Any], gradients: list[Any], case: Case) -> 
     return [(a / b) ** 0.5 for a, b in off]
 
 
-def measure(device: pysm120.Device, torch: Any, case: Case, runs: int) -> dict[str, Any]:
+def measure(device: pysm120.Device, torch: Any, case: Case, runs: int, *, deterministic: bool) -> dict[str, Any]:
     """Time one case by all ways."""
     shapes = [(case.batch, case.rows, heads, case.head_dim) for heads in (case.heads, case.groups)]
     nbytes = 4 * 2 * int(np.prod(shapes[0]))
@@ -133,6 +142,8 @@ def measure(device: pysm120.Device, torch: Any, case: Case, runs: int) -> dict[s
         "FlashAttention 2": theirs(torch, kinds.FLASH_ATTENTION, sets, case),
         "cuDNN (wgmma)": theirs(torch, kinds.CUDNN_ATTENTION, sets, case),
     }
+    if deterministic:
+        ways[DETERMINISTIC] = ours(device, sets, case, deterministic=True)[0]
     torch.cuda.synchronize()
     clock = Clock()
     result: dict[str, Any] = {"case": case._asdict(), "name": str(case), "ways": {}}
@@ -149,21 +160,26 @@ def show(results: list[dict[str, Any]], top: float) -> None:
     """Print the table."""
     print(f"mma.sync bf16 ceiling in this run: {top:.0f} TFLOP/s")
     print("TFLOP/s, median (least-greatest); ratio: to FlashAttention 2; errors: of dq, dk, dv\n")
-    print("| batch, rows, heads, head size | pysm120 | ratio | FA 2 | cuDNN (wgmma) | MHz | errors, % |")
-    print("|---|---|---|---|---|---|---|")
+    more = [DETERMINISTIC, "of pysm120"] if DETERMINISTIC in results[0]["ways"] else []
+    titles = ["batch, rows, heads, head size", "pysm120", "ratio", "FA 2", "cuDNN (wgmma)", "MHz", "errors, %", *more]
+    print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     for r in results:
         w = r["ways"]
         text = [f"{x['median']:.0f} ({x['min']:.0f}-{x['max']:.0f})" for x in w.values()]
         ratio = w["pysm120"]["median"] / w["FlashAttention 2"]["median"]
         mhz = statistics.median(w["pysm120"]["mhz"]) if w["pysm120"]["mhz"] else float("nan")
         off = ", ".join(f"{100 * x:.2f}" for x in r["errors"])
-        print(f"| {r['name']} | {text[0]} | {ratio:.2f} | {text[1]} | {text[2]} | {mhz:.0f} | {off} |", flush=True)
+        line = f"| {r['name']} | {text[0]} | {ratio:.2f} | {text[1]} | {text[2]} | {mhz:.0f} | {off} |"
+        if more:
+            line += f" {text[3]} | {w[DETERMINISTIC]['median'] / w['pysm120']['median']:.2f} |"
+        print(line, flush=True)
 
 
 def main() -> None:
     """Measure and show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     import torch  # type: ignore[import-not-found]  # noqa: PLC0415
@@ -172,7 +188,8 @@ def main() -> None:
         title = chip.title(device, f"PyTorch {torch.__version__}, bf16 backward")
         print(title)
         top = ceiling(device, arguments.runs).median
-        results = [measure(device, torch, case, arguments.runs) for case in CASES]
+        forms = {"deterministic": arguments.deterministic}
+        results = [measure(device, torch, case, arguments.runs, **forms) for case in CASES]
         show(results, top)
         if arguments.json:
             arguments.json.write_text(json.dumps({"title": title, "ceiling": top, "results": results}, indent=1) + "\n")

@@ -62,6 +62,7 @@ FIELDS = {
     "group_heads": Field("heads whose causal tiles take turns, at most", COUNT),
     "group_rows": Field("keys of those heads together, at most", COUNT),
     "q_warp_rows": Field("warps that share the rows of a tile's dQ", range(1, 33)),
+    "ordered": Field("whether it can add up dQ in a fixed order", bool),
     "rows": Field("rows of the input that a CTA covers", COUNT),
     "columns": Field("columns of the input that a CTA covers", COUNT),
 }

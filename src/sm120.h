@@ -371,6 +371,7 @@ typedef struct sm120_builtin_info {
     uint32_t group_rows;    /* most keys of a group, over its heads */
     uint32_t rows, columns; /* extent of the input that a CTA covers */
     uint32_t q_warp_rows;   /* attention_backward: warps that share the rows of a tile of dQ */
+    int32_t ordered;        /* attention_backward: 1: can add up dQ in a fixed order */
 } sm120_builtin_info;
 /* Write the record of kernel `index`. */
 SM120_API sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info);
@@ -569,9 +570,11 @@ typedef struct sm120_attention_backward_args {
     int64_t v_head_dim; /* head size of v, o, dout and dv, if it is not head_dim */
     int64_t window_left, window_right;
     uint32_t window;
-    uint32_t accumulate; /* 1: the results are added to dq, dk and dv, which are F32 */
-    sm120_address dlse;  /* f32 [batch][heads][q_rows]: the gradient of lse */
-    sm120_address delta; /* f32 [batch][heads][q_rows]: used instead of sum(dout * o) - dlse; not with dlse */
+    uint32_t accumulate;    /* 1: the results are added to dq, dk and dv, which are F32 */
+    sm120_address dlse;     /* f32 [batch][heads][q_rows]: the gradient of lse */
+    sm120_address delta;    /* f32 [batch][heads][q_rows]: used instead of sum(dout * o) - dlse; not with dlse */
+    uint32_t deterministic; /* 1: the results have the same bits in every run, whatever the number of SMs */
+    uint32_t reserved;      /* 0 */
 } sm120_attention_backward_args;
 
 /* Compute the gradients. With workspace 0, only write the size of the workspace in bytes. Else workspace is 256-byte

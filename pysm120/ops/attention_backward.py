@@ -25,6 +25,7 @@ class _Options(NamedTuple):
     scale: Any
     precision: Any
     accumulate: Any
+    deterministic: Any
 
 
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
@@ -34,6 +35,7 @@ def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     check_heads(given, precision)
     args.precision = PRECISIONS[precision][0]
     args.accumulate = flag(options.accumulate, "accumulate")
+    args.deterministic = flag(options.deterministic, "deterministic")
     fill_scores(args, options)
 
 
@@ -73,6 +75,7 @@ def attention_backward(
     dk: Any = None,
     dv: Any = None,
     accumulate: bool = False,
+    deterministic: bool = False,
     device: Device | str | None = None,
     stream: Any = None,
     workspace: Array | None = None,
@@ -103,6 +106,9 @@ def attention_backward(
     accumulate : bool
         Add the gradients to ``dq``, ``dk`` and ``dv``, which must be given in
         float32.
+    deterministic : bool
+        Add the parts of ``dq`` in a fixed order, so that the gradients have the
+        same bits in every run.
     device : Device or str, optional
         Where ndarrays are computed.
     stream : stream, optional
@@ -130,8 +136,8 @@ def attention_backward(
     -----
     The formulas are those of FlashAttention 2 (Dao, 2023, section 3.1). P and dS
     are rounded to the dtype of q before the products. dq is a sum of float32
-    terms in an order that changes from run to run, so its last bits do too; dk
-    and dv are the same bits in every run.
+    terms. Unless ``deterministic``, their order changes from run to run, and so
+    do the last bits of dq; dk and dv are the same bits in every run.
 
     """
     operation = _LAYOUTS[one_of(layout, "layout", tuple(_LAYOUTS))]
@@ -142,7 +148,7 @@ def attention_backward(
                 message = f"accumulate is True, but {name} is None: give the float32 array to add to"
                 raise InvalidArgumentError(message)
     inputs = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "dlse": dlse, "delta": delta}
-    options = _Options(causal, causal_align, window, scale, precision, accumulate)
+    options = _Options(causal, causal_align, window, scale, precision, accumulate, deterministic)
     wanted = {name: NEW if x is None else x for name, x in results.items()}
     made = operation(inputs, wanted, options, device=device, stream=stream, workspace=workspace)
     return made[0], made[1], made[2]

@@ -77,6 +77,7 @@ class Builtin:
     rows: int = 0
     columns: int = 0
     q_warp_rows: int = 0
+    ordered: bool = False
 
 
 class Module(Resource, Mapping[str, "Kernel"]):
@@ -549,7 +550,9 @@ def builtins() -> tuple[Builtin, ...]:
         values: dict[str, Any] = {name: text(getattr(raw, name)) for name in _WORDS}
         values |= {name: getattr(raw, name) for name in _NUMBERS}
         precision, dtype = _PRECISIONS[raw.precision], _DTYPES[raw.dtype]
-        found.append(Builtin(**values, precision=precision, dtype=dtype, features=bool(raw.features)))
+        found.append(
+            Builtin(**values, precision=precision, dtype=dtype, features=bool(raw.features), ordered=bool(raw.ordered))
+        )
     return tuple(found)
 
 

@@ -163,6 +163,7 @@ sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info) {
             .rows = record->rows,
             .columns = record->columns,
             .q_warp_rows = record->q_warp_rows,
+            .ordered = record->ordered,
         };
     }
     return status;

@@ -46,6 +46,7 @@ struct kernel_record {
     uint32_t q_rows, kv_rows, stages;
     uint32_t group_heads, group_rows;
     uint32_t q_warp_rows;   /* warps that share the rows of a tile's dQ */
+    bool ordered;           /* it can add up dQ in a fixed order */
     uint32_t rows, columns; /* of the input that a CTA covers */
 
     const char *source;                       /* the template: "ptx/attention/mxfp8.ptx" */

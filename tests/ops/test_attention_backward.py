@@ -56,10 +56,10 @@ def fill(args: Any, memory: int) -> None:
 
 
 def launch(device: pysm120.Device) -> None:
-    """Every head size in both dtypes."""
-    for dtype, head_dim in itertools.product(PRECISION, HEAD_SIZES):
+    """Every head size in both dtypes, deterministic or not."""
+    for dtype, head_dim, deterministic in itertools.product(PRECISION, HEAD_SIZES, (False, True)):
         x, lse = np.ones((1, 3, 1, head_dim), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
-        attention_backward(x, x, x, x, x, lse, device=device)
+        attention_backward(x, x, x, x, x, lse, deterministic=deterministic, device=device)
 
 
 def recorded() -> Iterator[Recorded]:
@@ -133,6 +133,7 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "scale": (TypeError, "scale is 'x'", right(scale="x")),
     "infinite scale": (ValueError, "scale is inf, not a number that is finite", right(scale=math.inf)),
     "accumulate": (TypeError, "accumulate is 'yes'", right(accumulate="yes")),
+    "deterministic": (TypeError, "deterministic is 1", right(deterministic=1)),
     "accumulate to nothing": (ValueError, "accumulate is True, but dq is None", right(accumulate=True)),
     "accumulate in bf16": (
         ValueError,
@@ -208,6 +209,8 @@ OPERATION = Operation(
         Wrong("window", 4, "INVALID_ARGUMENT", "window = 4"),
         Wrong("accumulate", 1, "INVALID_ARGUMENT", "dq.dtype"),
         Wrong("accumulate", 2, "INVALID_ARGUMENT", "accumulate = 2"),
+        Wrong("deterministic", 2, "INVALID_ARGUMENT", "deterministic = 2"),
+        Wrong("reserved", 1, "INVALID_ARGUMENT", "reserved = 1"),
     ],
     refused={what: (kind, message, ((), options)) for what, (kind, message, options) in PY_WRONG.items()},
     launch=launch,

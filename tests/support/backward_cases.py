@@ -40,6 +40,7 @@ class Case(NamedTuple):
     window: tuple[int | None, int | None] = (None, None)
     scale: float | None = None
     o_dtype: str = "float32"
+    deterministic: bool = False
 
     @property
     def factor(self) -> float:
@@ -77,6 +78,7 @@ def arguments(case: Case) -> Any:
     args.batch, args.heads, args.kv_heads = case.batch, case.heads, case.kv_heads
     args.q_rows, args.kv_rows, args.head_dim = case.q_rows, case.kv_rows, case.head_dim
     args.v_head_dim = case.v_head_dim or 0
+    args.deterministic = case.deterministic
     left, right = case.window
     args.window = (left is not None) * lib.SM120_WINDOW_LEFT + (right is not None) * lib.SM120_WINDOW_RIGHT
     args.window_left, args.window_right = left or 0, right or 0

@@ -19,7 +19,7 @@ struct backward {
     bool is_copied[LOADED];
     uint32_t main, delta, dq; /* kernel_records */
     int64_t q_tiles, kv_tiles;
-    int64_t rows_at, sums_at, tile_bytes, workspace_bytes; /* in the workspace; sums of a tile */
+    int64_t rows_at, sums_at, turns_at, tile_bytes, workspace_bytes; /* in the workspace; sums of a tile */
 };
 
 /* Check the arguments but for addresses, and fill in the call. */

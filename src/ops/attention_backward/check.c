@@ -82,6 +82,12 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
     if (args->accumulate > 1) {
         return fail(SM120_INVALID_ARGUMENT, "accumulate = %" PRIu32 "; it is 0 or 1", args->accumulate);
     }
+    if (args->deterministic > 1) {
+        return fail(SM120_INVALID_ARGUMENT, "deterministic = %" PRIu32 "; it is 0 or 1", args->deterministic);
+    }
+    if (args->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it is 0", args->reserved);
+    }
     if (args->dlse != 0 && args->delta != 0) {
         return fail(SM120_INVALID_ARGUMENT,
                     "dlse = 0x%" PRIx64 " and delta = 0x%" PRIx64 "; delta contains dlse already, so give one of them",

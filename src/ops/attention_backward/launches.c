@@ -20,6 +20,11 @@ static sm120_status prepare(struct device *device, const struct backward *b, uin
     return status == SM120_OK ? launch_check(step->kernel, &step->launch) : status;
 }
 
+/* Where a deterministic call counts the turns of its adds; 0 for other calls. */
+static sm120_address turns_of(const struct backward *b, sm120_address workspace) {
+    return b->args->deterministic != 0 ? workspace + (uint64_t)b->turns_at : 0;
+}
+
 /* The parameters of the kernel of delta. */
 static struct attention_backward_delta_parameters delta_of(const struct backward *b, sm120_address workspace) {
     const struct tensor *const o = &b->call.o, *const dout = &b->loaded[DOUT];
@@ -32,6 +37,7 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .delta = b->args->delta,
         .rows = workspace + (uint64_t)b->rows_at,
         .sums = workspace + (uint64_t)b->sums_at,
+        .turns = turns_of(b, workspace),
         .o_batch_stride = o->batch_stride,
         .o_head_stride = o->head_stride,
         .o_row_stride = o->row_stride,
@@ -62,12 +68,14 @@ static sm120_status main_of(const struct device *device, const struct backward *
     const struct kernel_record *const record = kernel_records + b->main;
     const struct tensor *const dk = &b->results[DK], *const dv = &b->results[DV];
     const int64_t heads = record->group_rows / args->kv_rows;
-    const bool takes_turns = attention_reach(&b->forward).has_right;
+    /* In a deterministic call, CTAs that add to the same tiles of dq would wait for each other. */
+    const bool takes_turns = attention_reach(&b->forward).has_right || args->deterministic != 0;
     *a = (struct attention_backward_16bit_parameters){
         .rows = workspace + (uint64_t)b->rows_at,
         .dq = workspace + (uint64_t)b->sums_at,
         .dk = dk->address,
         .dv = dv->address,
+        .turns = turns_of(b, workspace),
         .dk_batch_stride = dk->batch_stride,
         .dk_head_stride = dk->head_stride,
         .dk_row_stride = dk->row_stride,

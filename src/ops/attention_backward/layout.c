@@ -8,7 +8,8 @@
 
 enum { ROWS_HEAD = 16 }; /* bytes behind bias and delta of a tile's rows */
 
-/* Choose the kernels: of those of the least head size, the one whose tiles fill the most shared memory. */
+/* Choose the kernels: of those of the least head size, the one whose tiles fill the most shared memory.
+ * Where one of two equal tiles can add in order, the other one is faster. */
 sm120_status backward_choose(const struct device *device, struct backward *b) {
     const int64_t width =
         b->call.q_shape.head_dim > b->call.v_shape.head_dim ? b->call.q_shape.head_dim : b->call.v_shape.head_dim;
@@ -16,9 +17,11 @@ sm120_status backward_choose(const struct device *device, struct backward *b) {
     for (uint32_t i = 0; i < kernel_record_count; ++i) {
         const struct kernel_record *const record = kernel_records + i;
         if (strcmp(record->operation, "attention_backward") == 0 && record->precision == b->args->precision &&
-            record->head_dim >= width && record->shared <= (uint32_t)device->info.shared_bytes_per_block &&
+            (record->ordered || b->args->deterministic == 0) && record->head_dim >= width &&
+            record->shared <= (uint32_t)device->info.shared_bytes_per_block &&
             (best == NULL || record->head_dim < best->head_dim ||
-             (record->head_dim == best->head_dim && record->shared > best->shared))) {
+             (record->head_dim == best->head_dim && record->shared > best->shared) ||
+             (record->head_dim == best->head_dim && record->shared == best->shared && !record->ordered))) {
             best = record;
             b->main = i;
         }
@@ -42,7 +45,8 @@ static bool place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at) {
     return fits;
 }
 
-/* Lay out the workspace: copies of tensors that the copy engine cannot load, bias and delta of each row, sums of dQ. */
+/* Lay out the workspace: copies of tensors that the copy engine cannot load, bias and delta of each row, sums of dQ,
+ * and the turns in which these are added. */
 sm120_status backward_lay_out(struct backward *b) {
     const struct kernel_record *const record = kernel_records + b->main;
     const sm120_attention_backward_args *const args = b->args;
@@ -71,7 +75,9 @@ sm120_status backward_lay_out(struct backward *b) {
                     args->batch * args->heads, b->q_tiles, b->kv_tiles, INT32_MAX);
     }
     if (!place(&b->workspace_bytes, q_ctas, 8 * (int64_t)record->q_rows + ROWS_HEAD, &b->rows_at) ||
-        !place(&b->workspace_bytes, q_ctas, b->tile_bytes, &b->sums_at)) {
+        !place(&b->workspace_bytes, q_ctas, b->tile_bytes, &b->sums_at) ||
+        !place(&b->workspace_bytes, args->deterministic != 0 ? 1 + q_ctas : 0, (int64_t)record->threads / 32 * 4,
+               &b->turns_at)) {
         return fail(SM120_UNSUPPORTED, "q_rows = %" PRId64 "; the workspace exceeds 2^63 bytes", args->q_rows);
     }
     return SM120_OK;
