@@ -15,7 +15,7 @@ from pysm120.compat.flash_attn import (
 from pysm120.compat.sdpa import scaled_dot_product_attention
 from pysm120.observe.profile import Profile
 from pysm120.ops.attention import attention, attention_varlen
-from pysm120.ops.attention_backward import attention_backward
+from pysm120.ops.attention_backward import attention_backward, attention_varlen_backward
 from pysm120.ops.quantize import quantize_mxfp8
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.context import DeviceInfo, Event, Stream
@@ -67,6 +67,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_varlen",
+    "attention_varlen_backward",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",

@@ -574,7 +574,19 @@ typedef struct sm120_attention_backward_args {
     sm120_address dlse;     /* f32 [batch][heads][q_rows]: the gradient of lse */
     sm120_address delta;    /* f32 [batch][heads][q_rows]: used instead of sum(dout * o) - dlse; not with dlse */
     uint32_t deterministic; /* 1: the results have the same bits in every run, whatever the number of SMs */
-    uint32_t reserved;      /* 0 */
+    float softcap;          /* as in sm120_attention_args, like the options below */
+
+    /* As in sm120_attention_args. With cu_seqlens_q, dout and dq are packed too, and lse, dlse and delta are
+     * [heads][q_total]; with cu_seqlens_k, dk and dv are. Rows of no sequence are not written. Keys behind kv_lengths
+     * get gradients of 0. */
+    sm120_address diagonals, kv_lengths, cu_seqlens_q, cu_seqlens_k;
+    int64_t q_total, kv_total;
+    sm120_address alibi_slopes;
+    int64_t alibi_batch_stride;
+    sm120_mask mask;
+    sm120_mask dmask;     /* result for a mask that is not BOOL, F32: its gradient; a stride of 0 adds up */
+    sm120_address sinks;  /* f32 [heads]; lse contains them, so only dsinks needs them */
+    sm120_address dsinks; /* f32 [heads]: result, the gradient of sinks */
 } sm120_attention_backward_args;
 
 /* Compute the gradients. With workspace 0, only write the size of the workspace in bytes. Else workspace is 256-byte

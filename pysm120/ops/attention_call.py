@@ -51,13 +51,7 @@ def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options; return the C string of a config."""
     check_heads(given, options.precision)
     args.precision = PRECISIONS[options.precision][0]
-    fill_scores(args, options)
-    args.softcap = softcap = number(options.softcap, "softcap")
-    if softcap and not args.softcap:
-        message = f"softcap is {softcap}, which is 0 in float32: give 0 to turn it off"
-        raise InvalidArgumentError(message)
-    if "alibi_slopes" in given and len(given["alibi_slopes"].shape) > 1:
-        args.alibi_batch_stride = args.heads
+    fill_scores(args, given, options)
     if ("past_k" in given) != ("past_v" in given):
         message = f"{'past_v is None, but past_k' if 'past_k' in given else 'past_k is None, but past_v'} is given"
         raise InvalidArgumentError(message)
@@ -65,21 +59,32 @@ def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     return config
 
 
-def fill_scores(args: Any, options: Any) -> None:
-    """Write the scale, and which keys a row sees."""
+def fill_scores(args: Any, given: Mapping[str, Any], options: Any) -> None:
+    """Write the scale, which keys a row sees, and what changes the scores."""
     align = one_of(options.causal_align, "causal_align", ("bottom-right", "top-left"))
     args.causal = _ALIGN[flag(options.causal, "causal"), align]
     args.scale = 1 / math.sqrt(args.head_dim) if options.scale is None else number(options.scale, "scale")
     left, right = ends(options.window, "window")
     args.window = (left is not None) * lib.SM120_WINDOW_LEFT + (right is not None) * lib.SM120_WINDOW_RIGHT
     args.window_left, args.window_right = min(left or 0, _FAR), min(right or 0, _FAR)
+    args.softcap = softcap = number(options.softcap, "softcap")
+    if softcap and not args.softcap:
+        message = f"softcap is {softcap}, which is 0 in float32: give 0 to turn it off"
+        raise InvalidArgumentError(message)
+    if "alibi_slopes" in given and len(given["alibi_slopes"].shape) > 1:
+        args.alibi_batch_stride = args.heads
 
 
 def _fill_packed(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options of packed sequences."""
+    fill_longest(args, options)
+    return _fill(args, given, options)
+
+
+def fill_longest(args: Any, options: Any) -> None:
+    """Write the lengths of the longest packed sequences."""
     args.q_rows = _longest(options.max_seqlen_q, "max_seqlen_q", args.q_total)
     args.kv_rows = _longest(options.max_seqlen_k, "max_seqlen_k", args.kv_total)
-    return _fill(args, given, options)
 
 
 def check_heads(given: Mapping[str, Any], precision: Any) -> None:
@@ -124,10 +129,10 @@ def mask_in_float32(mask: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     return np.where(np.isinf(mask), mask, np.clip(mask, -most, most)).astype(np.float32)
 
 
-def _check_lengths(row_axis: int) -> Callable[[dict[str, npt.NDArray[Any]], Options], Options]:
+def check_lengths(row_axis: int) -> Callable[[dict[str, npt.NDArray[Any]], Any], Any]:
     """Return a function that checks kv_lengths; the rows of k are along `row_axis`."""
 
-    def check(given: dict[str, npt.NDArray[Any]], options: Options) -> Options:
+    def check(given: dict[str, npt.NDArray[Any]], options: Any) -> Any:
         lengths, rows = given.get("kv_lengths"), given["k"].shape[row_axis]
         if lengths is not None and not 0 <= lengths.min() <= lengths.max() <= rows:
             message = f"kv_lengths is {lengths}, but each length must be from 0 to {rows}, the rows of k"
@@ -137,7 +142,7 @@ def _check_lengths(row_axis: int) -> Callable[[dict[str, npt.NDArray[Any]], Opti
     return check
 
 
-def _check_starts(given: dict[str, npt.NDArray[Any]], options: Options) -> Options:
+def check_starts(given: dict[str, npt.NDArray[Any]], options: Any) -> Any:
     """Check cu_seqlens, and take the default of max_seqlen from it."""
     longest: dict[str, int] = {}
     for name, x, field in (("cu_seqlens_q", "q", "max_seqlen_q"), ("cu_seqlens_k", "k", "max_seqlen_k")):
@@ -185,7 +190,7 @@ _PACKED_ROWS = (
     Output("lse", "heads q_total", F32, fill=-math.inf),
 )
 LAYOUTS = {
-    order: Operation("sm120_attention", _ROWS, order=order, fill=_fill, on_host=_check_lengths(order.index("S")))
+    order: Operation("sm120_attention", _ROWS, order=order, fill=_fill, on_host=check_lengths(order.index("S")))
     for order in ("BSHD", "BHSD")
 }
-PACKED = Operation("sm120_attention", _PACKED_ROWS, order="SHD", fill=_fill_packed, on_host=_check_starts)
+PACKED = Operation("sm120_attention", _PACKED_ROWS, order="SHD", fill=_fill_packed, on_host=check_starts)

@@ -116,7 +116,7 @@ class Slot:
         """Check shape and strides of an array, and write its dtype and strides."""
         row, shape, strides = self.row, x.shape, x.strides
         front = len(leading.shape) if self.tail and leading else 0
-        if isinstance(row, Input) and row.broadcasts:
+        if isinstance(row, Input | Output) and row.broadcasts:
             wanted = self.alternatives[0]
             sizes.broadcast(row.name, shape, wanted)
             lacking = len(wanted) - len(shape)
@@ -221,6 +221,8 @@ class Planner:
                 row.check_same(dtype, row.like, named[row.like].dtype, name)
         if not is_new:
             return x
+        if row.shape_of:
+            return Form.like(named[row.shape_of].shape, dtype)
         front = leading.shape if slot.tail and leading else ()
         return Form.like(front + sizes.shape(slot.alternatives[0]), dtype)
 

@@ -117,6 +117,9 @@ class Output(Row):
         The operation writes only a part of the array. The rest of a new array has this value.
     reads : bool
         Whether the operation may read a given array: an ndarray is then copied to the device before the call.
+    shape_of : str
+        The input whose shape a new result has. Like that input, the result may have dimensions of 1, or lack them in
+        front; it is then a sum.
 
     """
 
@@ -124,6 +127,12 @@ class Output(Row):
     converts: bool = False
     fill: float | None = None
     reads: bool = False
+    shape_of: str = ""
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether its dimensions may be 1, or be missing in front."""
+        return bool(self.shape_of)
 
 
 class Dimension(NamedTuple):

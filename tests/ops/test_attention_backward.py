@@ -53,13 +53,20 @@ def fill(args: Any, memory: int) -> None:
         struct.address, struct.dtype = memory + n * PART, lib.SM120_BF16
         struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * D, rows * D, D
     args.lse = memory + 8 * PART
+    args.mask.dtype = args.dmask.dtype = lib.SM120_F32
+    args.mask.address, args.dmask.address = memory + 8 * PART + 1024, memory + 8 * PART + 2048
+    args.mask.row_stride = args.dmask.row_stride = KV_ROWS
+    args.mask.column_stride = args.dmask.column_stride = 1
 
 
 def launch(device: pysm120.Device) -> None:
-    """Every head size in both dtypes, deterministic or not."""
-    for dtype, head_dim, deterministic in itertools.product(PRECISION, HEAD_SIZES, (False, True)):
+    """Every head size in both dtypes, with and without features, deterministic or not; the gradient of sinks."""
+    sinks = np.zeros(1, np.float32)
+    for dtype, head_dim, cap in itertools.product(PRECISION, HEAD_SIZES, (0.0, 3.0)):
         x, lse = np.ones((1, 3, 1, head_dim), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
-        attention_backward(x, x, x, x, x, lse, deterministic=deterministic, device=device)
+        attention_backward(x, x, x, x, x, lse, softcap=cap, sinks=sinks, return_dsinks=True, device=device)
+        if cap == 0:
+            attention_backward(x, x, x, x, x, lse, deterministic=True, device=device)
 
 
 def recorded() -> Iterator[Recorded]:
@@ -210,7 +217,30 @@ OPERATION = Operation(
         Wrong("accumulate", 1, "INVALID_ARGUMENT", "dq.dtype"),
         Wrong("accumulate", 2, "INVALID_ARGUMENT", "accumulate = 2"),
         Wrong("deterministic", 2, "INVALID_ARGUMENT", "deterministic = 2"),
-        Wrong("reserved", 1, "INVALID_ARGUMENT", "reserved = 1"),
+        Wrong("softcap", 2000.0, "UNSUPPORTED", "softcap = 2000"),
+        Wrong("softcap", -1.0, "INVALID_ARGUMENT", "softcap = -1"),
+        Wrong("diagonals", 2, "MISALIGNED", "diagonals"),
+        Wrong("kv_lengths", 2, "MISALIGNED", "kv_lengths"),
+        Wrong("cu_seqlens_q", 4, "INVALID_ARGUMENT", "q_total = 0"),
+        Wrong("cu_seqlens_k", 4, "INVALID_ARGUMENT", "kv_total = 0"),
+        Wrong("q_total", 5, "INVALID_ARGUMENT", "q_total = 5; without cu_seqlens_q"),
+        Wrong("kv_total", 5, "INVALID_ARGUMENT", "kv_total = 5; without cu_seqlens_k"),
+        Wrong("alibi_slopes", 2, "MISALIGNED", "alibi_slopes"),
+        Wrong("mask.address", 0, "INVALID_ARGUMENT", "a gradient needs a mask"),
+        Wrong("mask.dtype", lib.SM120_BOOL, "INVALID_ARGUMENT", "a gradient needs a mask"),
+        Wrong("mask.dtype", lib.SM120_E4M3, "INVALID_ARGUMENT", "mask.dtype"),
+        Wrong("mask.reserved", 1, "INVALID_ARGUMENT", "mask.reserved = 1"),
+        Wrong("mask.batch_stride", -1, "INVALID_ARGUMENT", "mask.batch_stride = -1"),
+        Wrong("mask.column_stride", 1 << 62, "UNSUPPORTED", "mask.column_stride"),
+        Wrong("dmask.address", 2, "MISALIGNED", "dmask.address"),
+        Wrong("dmask.dtype", lib.SM120_BF16, "INVALID_ARGUMENT", "dmask.dtype"),
+        Wrong("dmask.reserved", 1, "INVALID_ARGUMENT", "dmask.reserved = 1"),
+        Wrong("dmask.row_stride", KV_ROWS - 1, "INVALID_ARGUMENT", "dmask.row_stride = 6"),
+        Wrong("dmask.head_stride", -1, "INVALID_ARGUMENT", "dmask.head_stride = -1"),
+        Wrong("dmask.batch_stride", 1 << 62, "UNSUPPORTED", "dmask.batch_stride"),
+        Wrong("dmask.column_stride", 1 << 61, "UNSUPPORTED", "dmask.column_stride"),
+        Wrong("sinks", 2, "MISALIGNED", "sinks"),
+        Wrong("dsinks", 4, "INVALID_ARGUMENT", "without sinks"),
     ],
     refused={what: (kind, message, ((), options)) for what, (kind, message, options) in PY_WRONG.items()},
     launch=launch,

@@ -21,6 +21,7 @@ def kernel(device: pysm120.Device, dtype: str, head_dim: int) -> Builtin:
         for x in builtins()
         if x.operation == "attention_backward"
         and x.ordered
+        and not x.features
         and x.precision == PRECISION[dtype]
         and x.head_dim >= head_dim
         and x.shared_bytes <= device.info.shared_bytes_per_block

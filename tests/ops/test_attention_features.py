@@ -4,180 +4,19 @@ Every problem is a batch of sequences, each with its own rows and keys; the refe
 definitions. Invalid keys, in padded tensors and between packed sequences, are NaN.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from attention_cases import P_ERROR, PRECISIONS, STEP, pitched
+from feature_cases import ALIGN, Case, Problem, fill_features, places
 from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
-from reference import Array, attention_dense, mx
+from reference import Array
 
-ALIGN = {
-    (False, "bottom-right"): lib.SM120_NOT_CAUSAL,
-    (True, "bottom-right"): lib.SM120_CAUSAL_BOTTOM_RIGHT,
-    (True, "top-left"): lib.SM120_CAUSAL_TOP_LEFT,
-    (False, "top-left"): lib.SM120_NOT_CAUSAL_TOP_LEFT,
-}
-FAR = 2**40
 # In e4m3 the relative error of a P is at most 2^-4, and the sum of a row adds the rounded P.
 MXFP8_P_ERROR, MXFP8_L_ERROR = 0.03, 2.0**-4
 # If a sink is the highest score of a row, every P is a multiple of this, which may be a large part of a small O.
 P_STEP = {"bfloat16": 0.0, "float16": 2.0**-24, "mxfp8": 2.0**-17}
-NAN_TAIL = 5  # rows behind the last packed sequence
-
-
-class Case(NamedTuple):
-    """One problem. Lengths are those of the sequences; a feature that is None or 0 is off."""
-
-    q_lengths: tuple[int, ...]
-    kv_lengths: tuple[int, ...]
-    heads: int = 2
-    kv_heads: int = 1
-    head_dim: int = 64
-    v_head_dim: int | None = None
-    q_packed: bool = False
-    kv_packed: bool = False
-    causal: bool = False
-    align: str = "bottom-right"
-    window: tuple[int | None, int | None] = (None, None)
-    diagonals: tuple[int, ...] | None = None
-    softcap: float = 0.0
-    sinks: bool = False
-    slopes: str | None = None  # "heads" or "batch"
-    mask: str | None = None  # "float32", "float16", "bfloat16" or "bool"
-    mask_axes: str = "bhqk"  # dimensions along which the mask is not broadcast
-    past: int = 0
-    gap: int = 0  # elements between rows, beyond those that keep them aligned
-    dtype: str = "bfloat16"
-    o_dtype: str = "float32"
-    scale: float | None = None
-    precision: str | None = None  # empty: that of dtype
-    growth: float = 0.0  # factor by which the last keys of a sequence are larger than the first
-
-    @property
-    def needs_copies(self) -> bool:
-        """Whether a tensor cannot be used in place by kernels."""
-        return self.gap % 8 > 0 or self.head_dim % 8 > 0 or (self.v_head_dim or 0) % 8 > 0
-
-
-def rows_of(lengths: tuple[int, ...], *, packed: bool) -> tuple[int, int]:
-    """Batch and rows of a tensor that holds such sequences."""
-    return (1, sum(lengths) + NAN_TAIL) if packed else (len(lengths), max(lengths))
-
-
-def places(lengths: tuple[int, ...], *, packed: bool) -> list[tuple[int, slice]]:
-    """The batch and rows of each sequence in such a tensor."""
-    ends = np.cumsum(lengths)
-    if packed:
-        return [(0, slice(int(end) - n, int(end))) for n, end in zip(lengths, ends, strict=True)]
-    return [(b, slice(0, n)) for b, n in enumerate(lengths)]
-
-
-class Problem:
-    """The arrays of a case: tensors are [batch, heads, rows, head_dim]."""
-
-    def __init__(self, rng: np.random.Generator, case: Case) -> None:
-        self.case = case
-        self.batch = len(case.q_lengths)
-        self.v_dim = case.v_head_dim or case.head_dim
-        dtype = DTYPES[case.dtype]
-        normal = rng.standard_normal
-
-        def sequences(lengths: tuple[int, ...], heads: int, width: int, *, packed: bool) -> Array:
-            n, rows = rows_of(lengths, packed=packed)
-            x = np.full((n, heads, rows, width), np.nan)
-            for b, where in places(lengths, packed=packed):
-                x[b, :, where] = normal((heads, where.stop - where.start, width)) + 0.25
-            return x.astype(dtype)
-
-        self.q = sequences(case.q_lengths, case.heads, case.head_dim, packed=case.q_packed)
-        self.k = sequences(case.kv_lengths, case.kv_heads, case.head_dim, packed=case.kv_packed)
-        self.v = sequences(case.kv_lengths, case.kv_heads, self.v_dim, packed=case.kv_packed)
-        for b, where in places(case.kv_lengths, packed=case.kv_packed):
-            rows = where.stop - where.start
-            rising = np.linspace(1, 1 + case.growth, rows)[:, None]
-            self.k[b, :, where] = (self.k[b, :, where].astype(np.float64) * rising).astype(dtype)
-        self.past_k = normal((self.batch, case.kv_heads, case.past, case.head_dim)).astype(dtype)
-        self.past_v = normal((self.batch, case.kv_heads, case.past, self.v_dim)).astype(dtype)
-        self.sinks = normal(case.heads).astype(np.float32) + 1
-        self.slopes = (2.0 ** -rng.uniform(1, 6, (self.batch, case.heads))).astype(np.float32)
-        if case.slopes == "heads":
-            self.slopes[:] = self.slopes[:1]
-        shape = (self.batch, case.heads, max(case.q_lengths), case.past + max(case.kv_lengths))
-        mask_shape = tuple(n if axis in case.mask_axes else 1 for n, axis in zip(shape, "bhqk", strict=True))
-        self.mask: Array = normal(mask_shape)
-        if case.mask == "bool":
-            self.mask = self.mask > -0.5
-        elif case.mask is not None:
-            self.mask = np.where(normal(mask_shape) > 2, -np.inf, 2 * self.mask).astype(DTYPES[case.mask])
-        self.scale = float(np.float32(case.head_dim**-0.5 if case.scale is None else case.scale))
-
-    def magnitude(self, b: int) -> float:
-        """Norm of the O of one sequence if all values were positive."""
-        return float(np.linalg.norm(self.exact(b, np.abs)[0]))
-
-    def exact(self, b: int, of_values: Callable[[Array], Array] = np.positive) -> tuple[Array, Array]:
-        """O [heads, rows, head_dim] and LSE [heads, rows] of one sequence, with a function applied to its values."""
-        case = self.case
-        q_at, q_rows = places(case.q_lengths, packed=case.q_packed)[b]
-        kv_at, kv_rows = places(case.kv_lengths, packed=case.kv_packed)[b]
-        q = self.q[q_at, :, q_rows].astype(np.float64)
-        k = np.concatenate([self.past_k[b], self.k[kv_at, :, kv_rows]], 1).astype(np.float64)
-        v = np.concatenate([self.past_v[b], self.v[kv_at, :, kv_rows]], 1).astype(np.float64)
-        if case.precision:  # rows are quantised one by one, values in blocks of keys of one tensor
-            q, k = mx(q, -1).astype(np.float64), mx(k, -1).astype(np.float64)
-        if case.precision == "mxfp8":
-            v = np.concatenate([mx(part, 1) for part in np.split(v, [case.past], 1) if part.shape[1]] or [v], 1)
-            v = v.astype(np.float64)
-        rows, keys = q.shape[1], k.shape[1]
-        d = keys - rows if case.align == "bottom-right" else 0
-        d = case.diagonals[b] if case.diagonals else d
-        left, right = (FAR if side is None else side for side in case.window)
-        right = 0 if case.causal else right
-        i, j = np.arange(rows)[:, None] + d, np.arange(keys)[None, :]
-        bias = np.where((j >= i - left) & (j <= i + right), 0.0, -np.inf)[None]
-        if case.slopes:
-            bias = bias - self.slopes[b].astype(np.float64)[:, None, None] * np.abs(i - j)
-        if case.mask:
-            mask = np.broadcast_to(self.mask, (self.batch, case.heads, max(case.q_lengths), self.keys_max))
-            mask = mask[b, :, :rows, :keys]
-            bias = np.where(mask, bias, -np.inf) if case.mask == "bool" else bias + mask.astype(np.float64)
-        return attention_dense(q, k, of_values(v), self.scale, bias, case.softcap, self.sinks if case.sinks else None)
-
-    @property
-    def keys_max(self) -> int:
-        """Keys of the longest sequence."""
-        return self.case.past + max(self.case.kv_lengths)
-
-
-def numbers(opened: OpenDevice, values: Any, dtype: Any) -> int:
-    """Copy an array to the device; return its address."""
-    x: Array = np.asarray(values, dtype)
-    return Buffer(opened, x.shape, dtype, None, x).address
-
-
-def fill_sequences(opened: OpenDevice, args: Any, case: Case) -> None:
-    """Fill in the starts, lengths and diagonals of sequences."""
-    for packed, lengths, side in ((case.q_packed, case.q_lengths, "q"), (case.kv_packed, case.kv_lengths, "kv")):
-        if packed:
-            setattr(args, f"cu_seqlens_{side[0]}", numbers(opened, np.cumsum((0, *lengths)), np.int32))
-            setattr(args, f"{side}_total", sum(lengths) + NAN_TAIL)
-    if not case.kv_packed and len(set(case.kv_lengths)) > 1:
-        args.kv_lengths = numbers(opened, case.kv_lengths, np.int32)
-    if case.diagonals:
-        args.diagonals = numbers(opened, case.diagonals, np.int32)
-
-
-def fill_mask(opened: OpenDevice, struct: Any, problem: Problem) -> None:
-    """Fill an sm120_mask that repeats along its dimensions of 1."""
-    kind = str(problem.case.mask)
-    x: Array = problem.mask.view(np.uint8) if kind == "bool" else problem.mask
-    steps = np.array([*np.cumprod(x.shape[:0:-1])[::-1], 1])
-    struct.address = Buffer(opened, x.shape, x.dtype, None, x).address
-    struct.dtype = lib.SM120_BOOL if kind == "bool" else CODES[kind]
-    strides = [int(step) if n > 1 else 0 for step, n in zip(steps, x.shape, strict=True)]
-    struct.batch_stride, struct.head_stride, struct.row_stride, struct.column_stride = strides
 
 
 def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
@@ -185,11 +24,7 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     case = problem.case
     args = new_struct("sm120_attention_args")
     args.precision = PRECISIONS[case.precision] if case.precision else CODES[case.dtype]
-    args.scale = problem.scale
-    args.causal = ALIGN[case.causal, case.align]
-    args.batch, args.heads, args.kv_heads = problem.batch, case.heads, case.kv_heads
-    args.q_rows, args.kv_rows = max(case.q_lengths), max(case.kv_lengths)
-    args.head_dim, args.v_head_dim = case.head_dim, case.v_head_dim or 0
+    fill_features(opened, args, problem)
     given: list[tuple[Any, Array, str, int]] = [
         (args.q, problem.q, "BSHD", 8),
         (args.k, problem.k, "BHSD", 0),
@@ -201,17 +36,6 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     for struct, x, order, gap in given:
         tensor(struct, Buffer(opened, x.shape, x.dtype, pitched(x.shape, order, gap + case.gap), x))
 
-    fill_sequences(opened, args, case)
-    args.window = sum(bit for bit, side in zip((1, 2), case.window, strict=True) if side is not None)
-    args.window_left, args.window_right = (side or 0 for side in case.window)
-    args.softcap = case.softcap
-    if case.sinks:
-        args.sinks = numbers(opened, problem.sinks, np.float32)
-    if case.slopes:
-        args.alibi_slopes = numbers(opened, problem.slopes if case.slopes == "batch" else problem.slopes[0], np.float32)
-        args.alibi_batch_stride = case.heads if case.slopes == "batch" else 0
-    if case.mask:
-        fill_mask(opened, args.mask, problem)
     shape = (*problem.q.shape[:3], problem.v_dim)
     o = Buffer(opened, shape, DTYPES[case.o_dtype], pitched(shape, "BSHD", 8 + case.gap))
     lse = Buffer(opened, shape[1:3] if case.q_packed else shape[:3], np.float32)

@@ -17,8 +17,11 @@ struct backward {
     struct shape given_shape[LOADED], loaded_shape[LOADED], result_shape[RESULTS];
     struct copy_rows copies[LOADED];
     bool is_copied[LOADED];
-    uint32_t main, delta, dq; /* kernel_records */
-    int64_t q_tiles, kv_tiles;
+    int64_t dmask_bytes;
+    uint32_t main, delta, dq, sinks; /* kernel_records */
+    int64_t q_tiles, kv_tiles;       /* of a head; of the longest sequence, if they are packed */
+    /* A tile has a slot in the workspace; packed sequences lie one behind the other there too. */
+    int64_t head_slots, batch_slots;
     int64_t rows_at, sums_at, turns_at, tile_bytes, workspace_bytes; /* in the workspace; sums of a tile */
 };
 

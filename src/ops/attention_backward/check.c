@@ -2,6 +2,7 @@
 #include <inttypes.h>
 
 #include "ops/attention_backward/attention_backward.h"
+#include "runtime/check.h"
 #include "runtime/error.h"
 
 static const struct precision precisions[] = {
@@ -32,6 +33,16 @@ static sm120_attention_args forward_of(const sm120_attention_backward_args *args
         .window_left = args->window_left,
         .window_right = args->window_right,
         .window = args->window,
+        .softcap = args->softcap,
+        .diagonals = args->diagonals,
+        .kv_lengths = args->kv_lengths,
+        .cu_seqlens_q = args->cu_seqlens_q,
+        .cu_seqlens_k = args->cu_seqlens_k,
+        .q_total = args->q_total,
+        .kv_total = args->kv_total,
+        .alibi_slopes = args->alibi_slopes,
+        .alibi_batch_stride = args->alibi_batch_stride,
+        .mask = args->mask,
     };
 }
 
@@ -69,6 +80,65 @@ static sm120_status check_tensors(struct backward *b) {
     return SM120_OK;
 }
 
+/* Check the gradient of the mask, and find its extent: elements that differ in a dimension whose stride is not 0 must
+ * not overlap. */
+static sm120_status check_dmask(struct backward *b) {
+    const sm120_attention_backward_args *const args = b->args;
+    const sm120_mask *const dmask = &args->dmask;
+    const struct {
+        const char *name;
+        int64_t stride, count;
+    } steps[] = {{"column_stride", dmask->column_stride, args->kv_rows},
+                 {"row_stride", dmask->row_stride, args->q_rows},
+                 {"head_stride", dmask->head_stride, args->heads},
+                 {"batch_stride", dmask->batch_stride, args->batch}};
+    enum { STEPS = sizeof steps / sizeof *steps };
+    bool is_done[STEPS] = {false};
+    int64_t elements = 1;
+    if (dmask->address == 0) {
+        return SM120_OK;
+    }
+    if (args->mask.address == 0 || args->mask.dtype == SM120_BOOL) {
+        return fail(SM120_INVALID_ARGUMENT, "dmask.address = 0x%" PRIx64 "; a gradient needs a mask that is not BOOL",
+                    dmask->address);
+    }
+    if (dmask->dtype != SM120_F32 || dmask->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "dmask.dtype = 0x%08" PRIx32 ", dmask.reserved = %" PRIu32 "; they must be F32 (0x%08x) and 0",
+                    dmask->dtype, dmask->reserved, SM120_F32);
+    }
+    for (int n = 0; n < STEPS; ++n) {
+        int next = -1; /* the least stride that is left */
+        for (int i = 0; i < STEPS; ++i) {
+            next = !is_done[i] && (next < 0 || steps[i].stride < steps[next].stride) ? i : next;
+        }
+        const int64_t stride = steps[next].stride, count = steps[next].count;
+        int64_t span = 0;
+        is_done[next] = true;
+        if (stride == 0 && count > 1 && args->deterministic != 0) {
+            return fail(SM120_UNSUPPORTED,
+                        "dmask.%s = 0 with deterministic; sums over a dimension have no fixed order, so give dmask "
+                        "all dimensions",
+                        steps[next].name);
+        }
+        if (stride == 0 || count == 1) {
+            continue;
+        }
+        if (stride < elements) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "dmask.%s = %" PRId64 "; it must be 0, or at least the %" PRId64
+                        " elements that shorter strides span",
+                        steps[next].name, stride, elements);
+        }
+        if (!multiply(stride, count - 1, &span) || !add(span, elements, &elements) || elements > INT64_MAX / 4) {
+            return fail(SM120_UNSUPPORTED, "dmask.%s = %" PRId64 "; the gradient exceeds 2^63 bytes", steps[next].name,
+                        stride);
+        }
+    }
+    b->dmask_bytes = 4 * elements;
+    return SM120_OK;
+}
+
 sm120_status backward_check(const sm120_attention_backward_args *args, struct backward *b) {
     const struct precision *precision = NULL;
     *b = (struct backward){.args = args, .forward = forward_of(args)};
@@ -85,8 +155,8 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
     if (args->deterministic > 1) {
         return fail(SM120_INVALID_ARGUMENT, "deterministic = %" PRIu32 "; it is 0 or 1", args->deterministic);
     }
-    if (args->reserved != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it is 0", args->reserved);
+    if (args->dsinks != 0 && args->sinks == 0) {
+        return fail(SM120_INVALID_ARGUMENT, "dsinks = 0x%" PRIx64 " without sinks; it is their gradient", args->dsinks);
     }
     if (args->dlse != 0 && args->delta != 0) {
         return fail(SM120_INVALID_ARGUMENT,
@@ -95,6 +165,7 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
     }
     sm120_status status = attention_check(&b->forward, precision, &b->call);
     status = status == SM120_OK ? check_tensors(b) : status;
+    status = status == SM120_OK ? check_dmask(b) : status;
     b->given[Q] = b->call.q;
     b->given[K] = b->call.k;
     b->given[V] = b->call.v;

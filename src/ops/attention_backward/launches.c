@@ -1,4 +1,5 @@
-/* The launches of a call: delta and zeros, then dK, dV and the sums of dQ, then dQ. */
+/* The launches of a call: delta and zeros, then dK, dV and the sums of dQ, then dQ, then the gradient of sinks. */
+#include "ops/attention/special.h"
 #include "ops/attention_backward/attention_backward.h"
 #include "runtime/launch.h"
 
@@ -25,9 +26,16 @@ static sm120_address turns_of(const struct backward *b, sm120_address workspace)
     return b->args->deterministic != 0 ? workspace + (uint64_t)b->turns_at : 0;
 }
 
+/* The step from batch to batch of a tensor that packed sequences share: 0 if `starts` says that it is packed. */
+static int64_t batch_stride(const struct tensor *x, sm120_address starts) {
+    return starts != 0 ? 0 : x->batch_stride;
+}
+
 /* The parameters of the kernel of delta. */
 static struct attention_backward_delta_parameters delta_of(const struct backward *b, sm120_address workspace) {
+    const sm120_attention_backward_args *const args = b->args;
     const struct tensor *const o = &b->call.o, *const dout = &b->loaded[DOUT];
+    const int64_t lse_head_stride = 4 * b->call.q_shape.rows;
     const bool is_wide = o->dtype == dout->dtype && copy_rows_is_needless(o, &b->call.o_shape);
     return (struct attention_backward_delta_parameters){
         .o = o->address,
@@ -38,12 +46,26 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .rows = workspace + (uint64_t)b->rows_at,
         .sums = workspace + (uint64_t)b->sums_at,
         .turns = turns_of(b, workspace),
-        .o_batch_stride = o->batch_stride,
+        .o_batch_stride = batch_stride(o, args->cu_seqlens_q),
         .o_head_stride = o->head_stride,
         .o_row_stride = o->row_stride,
-        .dout_batch_stride = dout->batch_stride,
+        .dout_batch_stride = batch_stride(dout, args->cu_seqlens_q),
         .dout_head_stride = dout->head_stride,
         .dout_row_stride = dout->row_stride,
+        .lse_batch_stride = args->cu_seqlens_q != 0 ? 0 : lse_head_stride * args->heads,
+        .lse_head_stride = lse_head_stride,
+        .cu_seqlens_q = args->cu_seqlens_q,
+        .slopes = args->alibi_slopes,
+        .dmask = args->dmask.address,
+        .dmask_batch_stride = 4 * args->dmask.batch_stride,
+        .dmask_head_stride = 4 * args->dmask.head_stride,
+        .dmask_row_stride = 4 * args->dmask.row_stride,
+        .dmask_column_stride = 4 * args->dmask.column_stride,
+        .q_total = (int32_t)args->q_total,
+        .head_slots = (uint32_t)b->head_slots,
+        .batch_slots = (uint32_t)b->batch_slots,
+        .slopes_batch_stride = (uint32_t)args->alibi_batch_stride,
+        .kv_rows = (uint32_t)args->kv_rows,
         .heads = (uint32_t)b->args->heads,
         .q_rows = (uint32_t)b->args->q_rows,
         .q_tiles = (uint32_t)b->q_tiles,
@@ -61,25 +83,26 @@ static bool has_quads(const struct tensor *x, const struct shape *shape) {
            ((x->address | (uint64_t)x->batch_stride | (uint64_t)x->head_stride | (uint64_t)x->row_stride) & 7) == 0;
 }
 
-/* The parameters of the main kernel. */
+/* The parameters of the main kernel. A kernel without features reads only those before q_tiles. */
 static sm120_status main_of(const struct device *device, const struct backward *b, sm120_address workspace,
-                            struct attention_backward_16bit_parameters *a) {
+                            struct attention_backward_16bit_any_parameters *a) {
     const sm120_attention_backward_args *const args = b->args;
     const struct kernel_record *const record = kernel_records + b->main;
     const struct tensor *const dk = &b->results[DK], *const dv = &b->results[DV];
     const int64_t heads = record->group_rows / args->kv_rows;
     /* In a deterministic call, CTAs that add to the same tiles of dq would wait for each other. */
     const bool takes_turns = attention_reach(&b->forward).has_right || args->deterministic != 0;
-    *a = (struct attention_backward_16bit_parameters){
+    const struct edges edges = attention_edges(&b->call);
+    *a = (struct attention_backward_16bit_any_parameters){
         .rows = workspace + (uint64_t)b->rows_at,
         .dq = workspace + (uint64_t)b->sums_at,
         .dk = dk->address,
         .dv = dv->address,
         .turns = turns_of(b, workspace),
-        .dk_batch_stride = dk->batch_stride,
+        .dk_batch_stride = batch_stride(dk, args->cu_seqlens_k),
         .dk_head_stride = dk->head_stride,
         .dk_row_stride = dk->row_stride,
-        .dv_batch_stride = dv->batch_stride,
+        .dv_batch_stride = batch_stride(dv, args->cu_seqlens_k),
         .dv_head_stride = dv->head_stride,
         .dv_row_stride = dv->row_stride,
         .batches = (uint32_t)args->batch,
@@ -98,9 +121,22 @@ static sm120_status main_of(const struct device *device, const struct backward *
                                                : record->group_heads,
         .scale = args->scale,
         .scale_log2 = (float)((double)args->scale * LOG2_E),
-        .lower = attention_lower(&b->forward),
-        .upper = attention_upper(&b->forward),
+        .lower = edges.lower,
+        .upper = edges.upper,
+        .q_tiles = (uint32_t)b->head_slots,
+        .dmask = args->dmask.address,
+        .dmask_batch_stride = 4 * args->dmask.batch_stride,
+        .dmask_head_stride = 4 * args->dmask.head_stride,
+        .dmask_row_stride = 4 * args->dmask.row_stride,
+        .dmask_column_stride = 4 * args->dmask.column_stride,
     };
+    if (!b->call.is_uniform) {
+        attention_sequence(&b->call, &a->sequence);
+        /* Here the scale keeps its sign. */
+        a->sequence.softcap_scale = args->scale == 0.0f  ? 0.0f
+                                    : args->scale < 0.0f ? -a->sequence.softcap_scale
+                                                         : a->sequence.softcap_scale;
+    }
     CUtensorMap *const maps[LOADED] = {&a->q_map, &a->k_map, &a->v_map, &a->dout_map};
     for (int i = 0; i < LOADED; ++i) {
         uint32_t broadcast = 0;
@@ -110,8 +146,11 @@ static sm120_status main_of(const struct device *device, const struct backward *
         if (status != SM120_OK) {
             return status;
         }
-        a->broadcast |= broadcast << 2 * i;
+        const sm120_address starts = i == Q || i == DOUT ? args->cu_seqlens_q : args->cu_seqlens_k;
+        a->broadcast |= (broadcast | (starts != 0 ? 1u : 0u)) << 2 * i;
     }
+    a->sequence.past_k_map = a->k_map; /* never used, but valid */
+    a->sequence.past_v_map = a->v_map;
     return SM120_OK;
 }
 
@@ -123,9 +162,13 @@ static struct attention_backward_dq_parameters dq_of(const struct backward *b, s
     return (struct attention_backward_dq_parameters){
         .sums = workspace + (uint64_t)b->sums_at,
         .dq = dq->address,
-        .dq_batch_stride = dq->batch_stride,
+        .dq_batch_stride = batch_stride(dq, b->args->cu_seqlens_q),
         .dq_head_stride = dq->head_stride,
         .dq_row_stride = dq->row_stride,
+        .cu_seqlens_q = b->args->cu_seqlens_q,
+        .q_total = (int32_t)b->args->q_total,
+        .head_slots = (uint32_t)b->head_slots,
+        .batch_slots = (uint32_t)b->batch_slots,
         .heads = (uint32_t)b->args->heads,
         .q_rows = (uint32_t)b->args->q_rows,
         .q_tiles = (uint32_t)b->q_tiles,
@@ -139,6 +182,22 @@ static struct attention_backward_dq_parameters dq_of(const struct backward *b, s
         .accumulate = b->args->accumulate,
         .quads = has_quads(dq, &b->result_shape[DQ]),
         .scale = b->args->scale,
+    };
+}
+
+/* The parameters of the kernel that writes dsinks. */
+static struct attention_backward_sinks_parameters sinks_of(const struct backward *b, sm120_address workspace) {
+    return (struct attention_backward_sinks_parameters){
+        .rows = workspace + (uint64_t)b->rows_at,
+        .sinks = b->args->sinks,
+        .dsinks = b->args->dsinks,
+        .cu_seqlens_q = b->args->cu_seqlens_q,
+        .q_total = (int32_t)b->args->q_total,
+        .head_slots = (uint32_t)b->head_slots,
+        .batch_slots = (uint32_t)b->batch_slots,
+        .batches = (uint32_t)b->args->batch,
+        .q_rows = (uint32_t)b->args->q_rows,
+        .tile_rows = kernel_records[b->main].q_rows,
     };
 }
 
@@ -156,7 +215,7 @@ static sm120_status prepare_copies(struct device *device, struct backward *b, sm
 }
 
 sm120_status backward_load(struct device *device, struct backward *b) {
-    const uint32_t needed[] = {b->delta, b->main, b->dq};
+    const uint32_t needed[] = {b->delta, b->main, b->dq, b->sinks};
     sm120_status status = SM120_OK;
     for (size_t i = 0; i < sizeof needed / sizeof *needed && status == SM120_OK; ++i) {
         struct kernel *kernel = NULL;
@@ -167,11 +226,13 @@ sm120_status backward_load(struct device *device, struct backward *b) {
 
 sm120_status backward_run(struct device *device, struct backward *b, sm120_address workspace) {
     const int64_t q_heads = b->args->batch * b->args->heads, kv_heads = b->args->batch * b->args->kv_heads;
-    struct attention_backward_16bit_parameters main_values;
-    struct step delta, main, dq;
+    const bool has_sinks = b->args->dsinks != 0;
+    struct attention_backward_16bit_any_parameters main_values;
+    struct step delta, main, dq, sinks;
     sm120_status status = prepare_copies(device, b, workspace);
     const struct attention_backward_delta_parameters delta_values = delta_of(b, workspace);
     const struct attention_backward_dq_parameters dq_values = dq_of(b, workspace);
+    const struct attention_backward_sinks_parameters sinks_values = sinks_of(b, workspace);
     status = status == SM120_OK ? main_of(device, b, workspace, &main_values) : status;
     if (status == SM120_OK) {
         status = prepare(device, b, b->delta, ARGUMENTS(&delta_values), q_heads * b->q_tiles, &delta);
@@ -182,10 +243,14 @@ sm120_status backward_run(struct device *device, struct backward *b, sm120_addre
     if (status == SM120_OK) {
         status = prepare(device, b, b->dq, ARGUMENTS(&dq_values), q_heads * b->q_tiles, &dq);
     }
+    if (status == SM120_OK && has_sinks) {
+        status = prepare(device, b, b->sinks, ARGUMENTS(&sinks_values), b->args->heads, &sinks);
+    }
     for (int i = 0; i < LOADED && status == SM120_OK; ++i) {
         status = b->is_copied[i] ? launch_start(b->copies[i].kernel, &b->copies[i].launch) : status;
     }
     status = status == SM120_OK ? launch_start(delta.kernel, &delta.launch) : status;
     status = status == SM120_OK ? launch_start(main.kernel, &main.launch) : status;
-    return status == SM120_OK ? launch_start(dq.kernel, &dq.launch) : status;
+    status = status == SM120_OK ? launch_start(dq.kernel, &dq.launch) : status;
+    return status == SM120_OK && has_sinks ? launch_start(sinks.kernel, &sinks.launch) : status;
 }

@@ -17,8 +17,8 @@ sm120_status backward_choose(const struct device *device, struct backward *b) {
     for (uint32_t i = 0; i < kernel_record_count; ++i) {
         const struct kernel_record *const record = kernel_records + i;
         if (strcmp(record->operation, "attention_backward") == 0 && record->precision == b->args->precision &&
-            (record->ordered || b->args->deterministic == 0) && record->head_dim >= width &&
-            record->shared <= (uint32_t)device->info.shared_bytes_per_block &&
+            record->features == !b->call.is_uniform && (record->ordered || b->args->deterministic == 0) &&
+            record->head_dim >= width && record->shared <= (uint32_t)device->info.shared_bytes_per_block &&
             (best == NULL || record->head_dim < best->head_dim ||
              (record->head_dim == best->head_dim && record->shared > best->shared) ||
              (record->head_dim == best->head_dim && record->shared == best->shared && !record->ordered))) {
@@ -31,8 +31,10 @@ sm120_status backward_choose(const struct device *device, struct backward *b) {
     }
     const struct kernel_record delta = {.operation = "attention_backward_delta", .precision = b->args->precision};
     const struct kernel_record dq = {.operation = "attention_backward_dq"};
-    const sm120_status status = builtin_find(&delta, &b->delta);
-    return status == SM120_OK ? builtin_find(&dq, &b->dq) : status;
+    const struct kernel_record sinks = {.operation = "attention_backward_sinks"};
+    sm120_status status = builtin_find(&delta, &b->delta);
+    status = status == SM120_OK ? builtin_find(&dq, &b->dq) : status;
+    return status == SM120_OK ? builtin_find(&sinks, &b->sinks) : status;
 }
 
 /* Move `offset` behind an area of `count * bytes` bytes. False: the workspace would exceed 2^63 bytes. */
@@ -50,7 +52,7 @@ static bool place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at) {
 sm120_status backward_lay_out(struct backward *b) {
     const struct kernel_record *const record = kernel_records + b->main;
     const sm120_attention_backward_args *const args = b->args;
-    int64_t q_ctas = 0, kv_ctas = 0;
+    int64_t q_ctas = 0, kv_ctas = 0, slots = 0;
     for (int i = 0; i < LOADED; ++i) {
         b->loaded[i] = b->given[i];
         b->loaded_shape[i] = b->given_shape[i];
@@ -67,16 +69,19 @@ sm120_status backward_lay_out(struct backward *b) {
     b->q_tiles = (args->q_rows + record->q_rows - 1) / record->q_rows;
     b->kv_tiles = (args->kv_rows + record->kv_rows - 1) / record->kv_rows;
     b->tile_bytes = (int64_t)record->q_rows * record->head_dim * 4;
-    if (!multiply(args->batch * args->heads, b->q_tiles, &q_ctas) || q_ctas > INT32_MAX ||
+    b->head_slots = args->cu_seqlens_q != 0 ? args->q_total / record->q_rows + args->batch : b->q_tiles;
+    b->batch_slots = args->cu_seqlens_q != 0 ? 0 : args->heads * b->q_tiles;
+    slots = args->cu_seqlens_q != 0 ? args->heads * b->head_slots : args->batch * b->batch_slots;
+    if (!multiply(args->batch * args->heads, b->q_tiles, &q_ctas) || q_ctas > INT32_MAX || slots > INT32_MAX ||
         !multiply(args->batch * args->kv_heads, b->kv_tiles, &kv_ctas) || kv_ctas > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
                     "batch * heads = %" PRId64 " of %" PRId64 " q tiles and %" PRId64
                     " kv tiles are too many CTAs; at most %d",
                     args->batch * args->heads, b->q_tiles, b->kv_tiles, INT32_MAX);
     }
-    if (!place(&b->workspace_bytes, q_ctas, 8 * (int64_t)record->q_rows + ROWS_HEAD, &b->rows_at) ||
-        !place(&b->workspace_bytes, q_ctas, b->tile_bytes, &b->sums_at) ||
-        !place(&b->workspace_bytes, args->deterministic != 0 ? 1 + q_ctas : 0, (int64_t)record->threads / 32 * 4,
+    if (!place(&b->workspace_bytes, slots, 8 * (int64_t)record->q_rows + ROWS_HEAD, &b->rows_at) ||
+        !place(&b->workspace_bytes, slots, b->tile_bytes, &b->sums_at) ||
+        !place(&b->workspace_bytes, args->deterministic != 0 ? 1 + slots : 0, (int64_t)record->threads / 32 * 4,
                &b->turns_at)) {
         return fail(SM120_UNSUPPORTED, "q_rows = %" PRId64 "; the workspace exceeds 2^63 bytes", args->q_rows);
     }
