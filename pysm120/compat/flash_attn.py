@@ -4,8 +4,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from pysm120.ops.attention import attention, attention_varlen
+from pysm120.ops.attention_backward import attention_backward, attention_varlen_backward
+from pysm120.ops.operands import device_of, face_of
 from pysm120.ops.options import ends, number, precision_of
+from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 
@@ -177,6 +182,150 @@ def flash_attn_varlen_func(
         **_options(q, dropout_p, softmax_scale, window_size, precision),
     )
     return (*out, None) if return_attn_probs else out
+
+
+def _flash_attn_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    softmax_lse: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,  # noqa: FBT001 - the order of FlashAttention
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Any,
+    deterministic: bool,  # noqa: FBT001
+    rng_state: Any = None,
+    *,
+    device: Device | str | None = None,
+    stream: Any = None,
+) -> None:
+    """Write the gradients of attention to dq, dk and dv, as _flash_attn_backward of FlashAttention 2.8 does.
+
+    Parameters
+    ----------
+    dout, q, k, v, out, softmax_lse : array
+        As in `attention_backward`. A row that sees no key has an LSE of -inf or
+        +inf.
+    dq, dk, dv : array, shape of q, k and v
+        Where the gradients go. FlashAttention makes arrays for those that are
+        None and drops them; here all three must be given.
+    dropout_p : float
+        0: there is no dropout.
+    softmax_scale : float, optional
+        Default: 1 / sqrt(D).
+    causal, softcap, alibi_slopes
+        As in `flash_attn_func`.
+    window_size_left, window_size_right : int
+        The window of `flash_attn_func`; -1 means no limit.
+    deterministic : bool
+        Give dq the same bits in every run.
+    rng_state
+        Ignored: there is no dropout.
+    device, stream
+        As in `attention_backward`.
+
+    Returns
+    -------
+    None
+        FlashAttention returns softmax_d, the sums of dout * out.
+
+    """
+    del rng_state
+    attention_backward(
+        dout,
+        q,
+        k,
+        v,
+        out,
+        softmax_lse,
+        causal=causal,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        device=device,
+        stream=stream,
+        **_options(q, dropout_p, softmax_scale, (window_size_left, window_size_right), None),
+        **_gradients(q, device, stream, dq=dq, dk=dk, dv=dv),
+    )
+
+
+def _flash_attn_varlen_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    softmax_lse: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,  # noqa: FBT001
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Any,
+    deterministic: bool,  # noqa: FBT001
+    rng_state: Any = None,
+    *,
+    device: Device | str | None = None,
+    stream: Any = None,
+) -> None:
+    """Write the gradients of packed sequences, as _flash_attn_varlen_backward of FlashAttention 2.8 does.
+
+    Parameters
+    ----------
+    dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+        As in `attention_varlen_backward`.
+    Others
+        As in `_flash_attn_backward`.
+
+    """
+    del rng_state
+    attention_varlen_backward(
+        dout,
+        q,
+        k,
+        v,
+        out,
+        softmax_lse,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        causal=causal,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        device=device,
+        stream=stream,
+        **_options(q, dropout_p, softmax_scale, (window_size_left, window_size_right), None),
+        **_gradients(q, device, stream, dq=dq, dk=dk, dv=dv),
+    )
+
+
+def _gradients(q: Any, device: Any, stream: Any, **given: Any) -> Any:
+    """Return the arrays of gradients: those of other libraries as Arrays on their memory."""
+    for name, x in given.items():
+        if x is None:
+            message = f"{name} is None: give the array for the gradient"
+            raise InvalidArgumentError(message)
+        if not isinstance(x, np.ndarray | Array) and hasattr(x, "__dlpack__"):
+            given[name] = face_of(device_of({"q": q}, device), x, name, stream)
+    return given
 
 
 def _options(q: Any, dropout_p: Any, softmax_scale: Any, window_size: Any, precision: Any) -> Any:
