@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from backward_reference import gradients, inputs, seen_keys
+from backward_reference import gradients, inputs, others
 from hypothesis import strategies as st
 from test_oracles import judge, repeated
 
@@ -144,36 +144,17 @@ def test_jax(device: pysm120.Device, pytestconfig: pytest.Config) -> None:
     repeated(test, pytestconfig, examples=30, p=PROBLEMS)
 
 
-class Slope(NamedTuple):
-    """A shape and rules whose gradients are compared."""
-
-    precision: str
-    shape: tuple[int, int, int, int, int, int]
-    causal: bool
-    window: tuple[int, int] | None
-    scale: float | None
-    values: int
-
-
-SLOPES = st.builds(
-    Slope,
-    precision=st.sampled_from(list(KINDS)),
-    shape=st.sampled_from(SHAPES),
-    causal=st.booleans(),
-    window=st.sampled_from([None, (5, 0), (20, 7)]),
-    scale=st.sampled_from([None, 0.2]),
-    values=st.integers(0, 2**32 - 1),
-)
-
-
-def slopes_of_jax(p: Slope, given: dict[str, Any], dtype: Any) -> list[Array]:
+def slopes_of_jax(p: Problem, given: dict[str, Any], dtype: Any) -> list[Array]:
     """O, LSE and gradients by jax.vjp, computed in a dtype; JAX lets no gradient through LSE."""
 
-    def forward(q: Any, k: Any, v: Any) -> Any:
+    def forward(q: Any, k: Any, v: Any, bias: Any) -> Any:
         return jax.nn.dot_product_attention(
             q,
             k,
             v,
+            bias=bias if p.bias else None,
+            mask=jnp.asarray(given["mask"]) if p.mask else None,
+            key_value_seq_lengths=jnp.asarray(given["lengths"]) if p.lengths else None,
             scale=p.scale,
             is_causal=p.causal,
             local_window_size=p.window,
@@ -182,50 +163,63 @@ def slopes_of_jax(p: Slope, given: dict[str, Any], dtype: Any) -> list[Array]:
         )
 
     with reference():
-        results, back = jax.vjp(forward, *(jnp.asarray(given[name], dtype) for name in "qkv"))
+        results, back = jax.vjp(forward, *(jnp.asarray(given[name], dtype) for name in ("q", "k", "v", "bias")))
         found = [*results, *back((jnp.asarray(given["dout"], dtype), jnp.zeros_like(results[1])))]
     return [np.asarray(x, np.float64) for x in found]
 
 
 def test_gradients_of_jax(device: pysm120.Device, pytestconfig: pytest.Config) -> None:
-    """Top-left causal and windows; the reference of the other tests agrees with JAX, too."""
+    """Top-left causal, windows, biases, masks and lengths; the reference of the other tests agrees with JAX, too."""
 
-    def test(p: Slope) -> None:
-        rng = np.random.default_rng(p.values)
+    def test(p: Problem) -> None:
+        rng = np.random.default_rng(p.values + 1)
         kind, (batch, kv_heads, group, q_rows, kv_rows, head_dim) = KINDS[p.precision], p.shape
-        q_rows = min(q_rows, kv_rows)  # JAX has another idea of rows that see no key
-        q, dout = rng.standard_normal((2, batch, q_rows, kv_heads * group, head_dim)).astype(kind)
-        k, v = rng.standard_normal((2, batch, kv_rows, kv_heads, head_dim)).astype(kind)
-        given = {"q": q, "k": k, "v": v, "dout": dout}
+        q_rows = min(q_rows, kv_rows)
+        p = p._replace(shape=(batch, kv_heads, group, q_rows, kv_rows, head_dim))
+        given = everything(p)
+        given["dout"] = rng.standard_normal(given["q"].shape).astype(kind)
+        empty = hidden(p, given)
+        given["dout"][empty.transpose(0, 2, 1)] = 0  # JAX has another idea of rows that see no key
         out, logs, *exact = slopes_of_jax(p, given, jnp.float32)
         _, _, *plain = slopes_of_jax(p, given, kind)
-        lse = np.ascontiguousarray(logs.transpose(0, 2, 1), np.float32)
-        there = [jnp.asarray(x) for x in (dout, q, k, v)]
+        mask = np.zeros((1, 1, 1, 1), np.float32)
+        options: dict[str, Any] = {}
+        if p.mask:
+            mask = np.where(given["mask"], np.float32(0), np.float32(-np.inf))
+        if p.bias:
+            mask = given["bias"] + mask
+        if p.mask or p.bias:
+            options = {"mask": jnp.asarray(mask), "return_dmask": True}
         made = pysm120.attention_backward(
-            there[0],
-            there[1],
-            there[2],
-            there[3],
-            jnp.asarray(out, jnp.float32),
-            jnp.asarray(lse),
+            **{name: jnp.asarray(given[name]) for name in ("dout", "q", "k", "v")},
+            out=jnp.asarray(out, jnp.float32),
+            lse=jnp.asarray(np.ascontiguousarray(logs.transpose(0, 2, 1), np.float32)),
             causal=p.causal,
             causal_align="top-left",
             window=p.window or (None, None),
+            kv_lengths=jnp.asarray(given["lengths"]) if p.lengths else None,
             scale=p.scale,
             device=device,
+            **options,
         )
-        for got, best, usual in zip(made, exact, plain, strict=True):
-            judge(got.numpy(), best, usual, ROUNDING[p.precision])
-        rule = seen_keys(q_rows, kv_rows, "top-left" if p.causal else None)
-        left, right = p.window or (q_rows, kv_rows)
+        found = [x.numpy() for x in made]
+        if p.bias:
+            found[3] = found[3].sum(0, keepdims=True)  # the bias has one batch
+        for got, best, usual in zip(found[: 4 if p.bias else 3], exact, plain, strict=False):
+            judge(got, best, usual, ROUNDING[p.precision])
         far = np.arange(kv_rows) - np.arange(q_rows)[:, None]
-        rule &= (far >= -left) & (far <= right)
-        heads_first = (x.swapaxes(1, 2) for x in (q, k, v, dout))
-        x = inputs(heads_first, head_dim**-0.5 if p.scale is None else p.scale, rule)
-        for own, best in zip(gradients(x), exact, strict=True):
+        left, right = p.window or (q_rows, kv_rows)
+        rule = ((far >= -left) & (far <= right) & ((far <= 0) | (not p.causal)))[None, None]
+        if p.lengths:
+            rule = rule & (np.arange(kv_rows) < given["lengths"][:, None, None, None])
+        heads_first = (given[name].swapaxes(1, 2) for name in ("q", "k", "v", "dout"))
+        x = inputs(heads_first, head_dim**-0.5 if p.scale is None else p.scale, rule)._replace(added=mask)
+        for own, best in zip(gradients(x), exact, strict=False):
             np.testing.assert_allclose(own.swapaxes(1, 2), best, atol=3e-5)
+        if p.bias:
+            np.testing.assert_allclose(others(x).dadded.sum(0, keepdims=True), exact[3], atol=3e-5)
 
-    repeated(test, pytestconfig, examples=10, p=SLOPES)
+    repeated(test, pytestconfig, examples=10, p=PROBLEMS)
 
 
 @pytest.mark.virtual
