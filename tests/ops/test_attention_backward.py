@@ -60,13 +60,15 @@ def fill(args: Any, memory: int) -> None:
 
 
 def launch(device: pysm120.Device) -> None:
-    """Every head size in both dtypes, with and without features, deterministic or not; the gradient of sinks."""
+    """Every head size in both dtypes, with and without features, deterministic or not; sinks; heads of q shared."""
     sinks = np.zeros(1, np.float32)
     for dtype, head_dim, cap in itertools.product(PRECISION, HEAD_SIZES, (0.0, 3.0)):
         x, lse = np.ones((1, 3, 1, head_dim), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
         attention_backward(x, x, x, x, x, lse, softcap=cap, sinks=sinks, return_dsinks=True, device=device)
         if cap == 0:
             attention_backward(x, x, x, x, x, lse, deterministic=True, device=device)
+    q, k, lse = np.ones((1, 65, 16, 32), BF16), np.ones((1, 3, 1, 32), BF16), np.zeros((1, 16, 65), np.float32)
+    attention_backward(q, q, k, k, q, lse, device=device)
 
 
 def recorded() -> Iterator[Recorded]:

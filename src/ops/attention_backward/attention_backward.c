@@ -14,7 +14,7 @@ sm120_status sm120_attention_backward(sm120_device *handle, const sm120_attentio
     status = status == SM120_OK ? backward_check(args, &backward) : status;
     status = status == SM120_OK ? check_pointer(workspace_bytes, "workspace_bytes") : status;
     status = status == SM120_OK ? backward_choose(device, &backward) : status;
-    status = status == SM120_OK ? backward_lay_out(&backward) : status;
+    status = status == SM120_OK ? backward_lay_out(device, &backward) : status;
     if (status == SM120_OK && workspace == 0) {
         *workspace_bytes = (size_t)backward.workspace_bytes;
         status = backward_load(device, &backward);

@@ -88,7 +88,10 @@ static sm120_status main_of(const struct device *device, const struct backward *
                             struct attention_backward_16bit_any_parameters *a) {
     const sm120_attention_backward_args *const args = b->args;
     const struct kernel_record *const record = kernel_records + b->main;
-    const struct tensor *const dk = &b->results[DK], *const dv = &b->results[DV];
+    const bool has_parts = b->splits > 1;
+    const struct tensor dk_parts = backward_parts(b, DK, workspace), dv_parts = backward_parts(b, DV, workspace);
+    const struct tensor *const dk = has_parts ? &dk_parts : &b->results[DK];
+    const struct tensor *const dv = has_parts ? &dv_parts : &b->results[DV];
     const int64_t heads = record->group_rows / args->kv_rows;
     /* In a deterministic call, CTAs that add to the same tiles of dq would wait for each other. */
     const bool takes_turns = attention_reach(&b->forward).has_right || args->deterministic != 0;
@@ -107,14 +110,15 @@ static sm120_status main_of(const struct device *device, const struct backward *
         .dv_row_stride = dv->row_stride,
         .batches = (uint32_t)args->batch,
         .heads = (uint32_t)args->heads,
-        .kv_heads = (uint32_t)args->kv_heads,
+        .kv_heads = (uint32_t)(args->kv_heads * b->splits),
+        .splits = (uint32_t)b->splits,
         .q_rows = (uint32_t)args->q_rows,
         .kv_rows = (uint32_t)args->kv_rows,
         .head_dim = (uint32_t)b->call.q_shape.head_dim,
         .v_head_dim = (uint32_t)b->call.v_shape.head_dim,
         .dk_type = attention_type(dk->dtype),
         .dv_type = attention_type(dv->dtype),
-        .accumulate = args->accumulate,
+        .accumulate = has_parts ? 0 : args->accumulate,
         .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0),
         .group = !takes_turns || heads < 1     ? 1
                  : heads < record->group_heads ? (uint32_t)heads
@@ -215,7 +219,7 @@ static sm120_status prepare_copies(struct device *device, struct backward *b, sm
 }
 
 sm120_status backward_load(struct device *device, struct backward *b) {
-    const uint32_t needed[] = {b->delta, b->main, b->dq, b->sinks};
+    const uint32_t needed[] = {b->delta, b->main, b->dq, b->sinks, b->sum};
     sm120_status status = SM120_OK;
     for (size_t i = 0; i < sizeof needed / sizeof *needed && status == SM120_OK; ++i) {
         struct kernel *kernel = NULL;
@@ -228,7 +232,8 @@ sm120_status backward_run(struct device *device, struct backward *b, sm120_addre
     const int64_t q_heads = b->args->batch * b->args->heads, kv_heads = b->args->batch * b->args->kv_heads;
     const bool has_sinks = b->args->dsinks != 0;
     struct attention_backward_16bit_any_parameters main_values;
-    struct step delta, main, dq, sinks;
+    struct attention_backward_sum_parameters sum_values[RESULTS];
+    struct step delta, main, dq, sinks, sums[RESULTS];
     sm120_status status = prepare_copies(device, b, workspace);
     const struct attention_backward_delta_parameters delta_values = delta_of(b, workspace);
     const struct attention_backward_dq_parameters dq_values = dq_of(b, workspace);
@@ -238,7 +243,7 @@ sm120_status backward_run(struct device *device, struct backward *b, sm120_addre
         status = prepare(device, b, b->delta, ARGUMENTS(&delta_values), q_heads * b->q_tiles, &delta);
     }
     if (status == SM120_OK) {
-        status = prepare(device, b, b->main, ARGUMENTS(&main_values), kv_heads * b->kv_tiles, &main);
+        status = prepare(device, b, b->main, ARGUMENTS(&main_values), kv_heads * b->kv_tiles * b->splits, &main);
     }
     if (status == SM120_OK) {
         status = prepare(device, b, b->dq, ARGUMENTS(&dq_values), q_heads * b->q_tiles, &dq);
@@ -246,11 +251,19 @@ sm120_status backward_run(struct device *device, struct backward *b, sm120_addre
     if (status == SM120_OK && has_sinks) {
         status = prepare(device, b, b->sinks, ARGUMENTS(&sinks_values), b->args->heads, &sinks);
     }
+    for (int i = DK; i <= DV && b->splits > 1 && status == SM120_OK; ++i) {
+        int64_t ctas = 0;
+        sum_values[i] = backward_sum(b, i, workspace, &ctas);
+        status = prepare(device, b, b->sum, ARGUMENTS(&sum_values[i]), ctas, &sums[i]);
+    }
     for (int i = 0; i < LOADED && status == SM120_OK; ++i) {
         status = b->is_copied[i] ? launch_start(b->copies[i].kernel, &b->copies[i].launch) : status;
     }
     status = status == SM120_OK ? launch_start(delta.kernel, &delta.launch) : status;
     status = status == SM120_OK ? launch_start(main.kernel, &main.launch) : status;
+    for (int i = DK; i <= DV && b->splits > 1 && status == SM120_OK; ++i) {
+        status = launch_start(sums[i].kernel, &sums[i].launch);
+    }
     status = status == SM120_OK ? launch_start(dq.kernel, &dq.launch) : status;
     return status == SM120_OK && has_sinks ? launch_start(sinks.kernel, &sinks.launch) : status;
 }

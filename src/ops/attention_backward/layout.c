@@ -32,8 +32,10 @@ sm120_status backward_choose(const struct device *device, struct backward *b) {
     const struct kernel_record delta = {.operation = "attention_backward_delta", .precision = b->args->precision};
     const struct kernel_record dq = {.operation = "attention_backward_dq"};
     const struct kernel_record sinks = {.operation = "attention_backward_sinks"};
+    const struct kernel_record sum = {.operation = "attention_backward_sum"};
     sm120_status status = builtin_find(&delta, &b->delta);
     status = status == SM120_OK ? builtin_find(&dq, &b->dq) : status;
+    status = status == SM120_OK ? builtin_find(&sum, &b->sum) : status;
     return status == SM120_OK ? builtin_find(&sinks, &b->sinks) : status;
 }
 
@@ -48,8 +50,8 @@ static bool place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at) {
 }
 
 /* Lay out the workspace: copies of tensors that the copy engine cannot load, bias and delta of each row, sums of dQ,
- * and the turns in which these are added. */
-sm120_status backward_lay_out(struct backward *b) {
+ * the turns in which these are added, and parts of dk and dv. */
+sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     const struct kernel_record *const record = kernel_records + b->main;
     const sm120_attention_backward_args *const args = b->args;
     int64_t q_ctas = 0, kv_ctas = 0, slots = 0;
@@ -79,10 +81,14 @@ sm120_status backward_lay_out(struct backward *b) {
                     " kv tiles are too many CTAs; at most %d",
                     args->batch * args->heads, b->q_tiles, b->kv_tiles, INT32_MAX);
     }
+    b->splits = backward_splits(device, b);
+    const int64_t part_rows = b->splits > 1 ? args->batch * args->kv_heads * b->splits * args->kv_rows : 0;
     if (!place(&b->workspace_bytes, slots, 8 * (int64_t)record->q_rows + ROWS_HEAD, &b->rows_at) ||
         !place(&b->workspace_bytes, slots, b->tile_bytes, &b->sums_at) ||
         !place(&b->workspace_bytes, args->deterministic != 0 ? 1 + slots : 0, (int64_t)record->threads / 32 * 4,
-               &b->turns_at)) {
+               &b->turns_at) ||
+        !place(&b->workspace_bytes, part_rows, b->result_shape[DK].head_dim * 4, &b->parts_at[DK]) ||
+        !place(&b->workspace_bytes, part_rows, b->result_shape[DV].head_dim * 4, &b->parts_at[DV])) {
         return fail(SM120_UNSUPPORTED, "q_rows = %" PRId64 "; the workspace exceeds 2^63 bytes", args->q_rows);
     }
     return SM120_OK;
