@@ -27,6 +27,7 @@ from backward_reference import (
 )
 from feature_cases import Case, Problem, fill_features, places
 from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
+from test_attention_backward import PART, fill
 
 import pysm120
 
@@ -564,3 +565,63 @@ def test_wrong_calls_of_python(device: pysm120.Device) -> None:
         whole |= {"lse": logs, "cu_seqlens_q": starts, "cu_seqlens_k": starts, "device": device, **changed}
         with pytest.raises(kind, match=message):
             attention_varlen_backward(**whole)
+
+
+@pytest.mark.parametrize("member", ["dsinks", "dmask.address"])
+def test_other_results_lie_nowhere_that_is_read(opened: OpenDevice, member: str) -> None:
+    """On an input, on a gradient, on an array of rows, on the workspace: nothing is launched."""
+    args, size = new_struct("sm120_attention_backward_args"), ffi.new("size_t *")
+    memory = Buffer(opened, (9 * PART,), np.uint8, None, np.zeros(9 * PART, np.uint8))
+    try:
+        fill(args, memory.address)
+        args.sinks, args.dsinks = memory.address + 8 * PART + 3072, memory.address + 8 * PART + 4096
+        check(lib.sm120_attention_backward(opened.handle, args, 0, size))
+        room = Buffer(opened, (int(size[0]),), np.uint8)
+        places = {"q": args.q.address, "dq": args.dq.address, "dv": args.dv.address, "o": args.o.address}
+        places |= {"lse": args.lse, "sinks": args.sinks, "mask.address": args.mask.address, "workspace": room.address}
+        owner, _, name = member.rpartition(".")
+        for other, address in places.items():
+            setattr(getattr(args, owner) if owner else args, name, address)
+            status = lib.sm120_attention_backward(opened.handle, args, room.address, size)
+            message = ffi.string(lib.sm120_last_error()).decode()
+            assert status == lib.SM120_INVALID_ARGUMENT, (other, message)
+            assert "overlap" in message, (other, message)
+            assert member in message, (other, message)
+            assert other in message, (other, message)
+    finally:
+        opened.release()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("window", [(None, None), (20, 5)])
+@pytest.mark.parametrize(
+    ("q_starts", "k_starts"),
+    [
+        ((-5, 400, 20, 1 << 30), (3, 2, -1, 90)),
+        ((0, 130, 130, 100), (-(1 << 31), (1 << 31) - 1, 50, 7)),
+        ((0, 130, 0, 130), (0, 90, 0, 90)),  # sequences that share a tile
+        ((30, 130, 0, 130), (0, 90, 0, 80)),
+    ],
+)
+def test_starts_of_any_value(
+    device: pysm120.Device,
+    rng: np.random.Generator,
+    q_starts: tuple[int, ...],
+    k_starts: tuple[int, ...],
+    window: tuple[int | None, int | None],
+    *,
+    deterministic: bool,
+) -> None:
+    """On a device cu_seqlens is not checked: nothing outside of the arrays and of the workspace is touched."""
+    q, dout = (device.array(x) for x in rng.standard_normal((2, 130, 4, 128)).astype(BF16))
+    k, v = (device.array(x) for x in rng.standard_normal((2, 90, 2, 128)).astype(BF16))
+    lse = device.array(np.full((4, 130), 9, np.float32))
+    starts = [device.array(np.array(x, np.int32)) for x in (q_starts, k_starts)]
+    for longest in ((), (70, 40)):
+        made = attention_varlen_backward(
+            dout, q, k, v, dout, lse, *starts, *longest, deterministic=deterministic, window=window, softcap=3.0
+        )
+        device.synchronize()
+        assert [x.shape for x in made] == [q.shape, k.shape, v.shape]
+        for x in made:
+            x.numpy()
