@@ -22,8 +22,6 @@ from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 
-_16BIT = FLOATS[1:]
-
 
 class _Options(NamedTuple):
     """What a call asks for, as the user gave it."""
@@ -42,8 +40,9 @@ class _Options(NamedTuple):
 
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     """Write the options."""
-    usual = PRECISIONS_16BIT[str(given["q"].dtype)]
-    precision = usual if options.precision is None else one_of(options.precision, "precision", ("bf16", "f16"))
+    precision = options.precision
+    if precision is None:
+        precision = PRECISIONS_16BIT.get(str(given["q"].dtype), "mxfp8")
     check_heads(given, precision)
     args.precision = PRECISIONS[precision][0]
     args.accumulate = flag(options.accumulate, "accumulate")
@@ -58,11 +57,11 @@ def _fill_packed(args: Any, given: Mapping[str, Any], options: _Options) -> None
 
 
 _ROWS = (
-    Input("q", "batch heads q_rows head_dim", _16BIT),
-    Input("k", "batch kv_heads kv_rows head_dim", _16BIT, like="q"),
-    Input("v", "batch kv_heads kv_rows v_head_dim", _16BIT, like="q"),
+    Input("q", "batch heads q_rows head_dim", FLOATS),
+    Input("k", "batch kv_heads kv_rows head_dim", FLOATS, like="q"),
+    Input("v", "batch kv_heads kv_rows v_head_dim", FLOATS, like="q"),
     Input("out", "batch heads q_rows v_head_dim", member="o"),
-    Input("dout", "batch heads q_rows v_head_dim", _16BIT, like="q"),
+    Input("dout", "batch heads q_rows v_head_dim", FLOATS, like="q"),
     Input("lse", "batch heads q_rows", F32),
     Input("dlse", "batch heads q_rows", F32, optional=True),
     Input("delta", "batch heads q_rows", F32, optional=True),
@@ -78,11 +77,11 @@ _ROWS = (
     Output("dmask", "batch heads q_rows kv_rows", F32, shape_of="mask"),
 )
 _PACKED_ROWS = (
-    Input("q", "heads q_total head_dim", _16BIT),
-    Input("k", "kv_heads kv_total head_dim", _16BIT, like="q"),
-    Input("v", "kv_heads kv_total v_head_dim", _16BIT, like="q"),
+    Input("q", "heads q_total head_dim", FLOATS),
+    Input("k", "kv_heads kv_total head_dim", FLOATS, like="q"),
+    Input("v", "kv_heads kv_total v_head_dim", FLOATS, like="q"),
     Input("out", "heads q_total v_head_dim", member="o"),
-    Input("dout", "heads q_total v_head_dim", _16BIT, like="q"),
+    Input("dout", "heads q_total v_head_dim", FLOATS, like="q"),
     Input("lse", "heads q_total", F32),
     Input("cu_seqlens_q", "batch+1", I32),
     Input("cu_seqlens_k", "batch+1", I32),

@@ -43,11 +43,12 @@ sm120_status copy_rows_place(const struct tensor *given, const struct shape *sha
 }
 
 sm120_status copy_rows_prepare(struct device *device, const struct tensor *from, const struct tensor *to,
-                               const struct shape *shape, int64_t to_columns, sm120_stream stream,
+                               const struct shape *shape, int64_t to_columns, bool is_rounded, sm120_stream stream,
                                struct copy_rows *copy) {
     uint32_t index;
-    const struct kernel_record wanted = {.operation = "copy_rows", .element_bytes = from->dtype == SM120_F32 ? 4 : 2};
-    sm120_status status = builtin_find(&wanted, &index);
+    const struct kernel_record plain = {.operation = "copy_rows", .element_bytes = from->dtype == SM120_F32 ? 4 : 2};
+    const struct kernel_record rounded = {.operation = "copy_rows_rounded", .dtype = from->dtype};
+    sm120_status status = builtin_find(is_rounded ? &rounded : &plain, &index);
     if (status != SM120_OK) {
         return status;
     }

@@ -27,9 +27,10 @@ struct copy_rows {
 };
 
 /* Check the launch that copies `shape` of a tensor, cut or zero-padded to `to_columns`, without starting it. What does
- * not change along a dimension of stride 0 is copied once. */
+ * not change along a dimension of stride 0 is copied once. With is_rounded, the copy of a tensor in 16 bits is rounded
+ * to MXFP8, in blocks along the head. */
 sm120_status copy_rows_prepare(struct device *device, const struct tensor *from, const struct tensor *to,
-                               const struct shape *shape, int64_t to_columns, sm120_stream stream,
+                               const struct shape *shape, int64_t to_columns, bool is_rounded, sm120_stream stream,
                                struct copy_rows *copy);
 
 #endif

@@ -71,10 +71,10 @@ def draw(rng: np.random.Generator, case: Case) -> Inputs:
     return Inputs(q, k, v, dout, case.factor, seen_keys(case.q_rows, case.kv_rows, case.causal, case.window))
 
 
-def arguments(case: Case) -> Any:
+def arguments(case: Case, precision: str | None = None) -> Any:
     """Return the struct of a case without its arrays."""
     args = new_struct("sm120_attention_backward_args")
-    args.precision, args.causal = PRECISIONS[PRECISION[case.dtype]], CAUSAL[case.causal]
+    args.precision, args.causal = PRECISIONS[precision or PRECISION[case.dtype]], CAUSAL[case.causal]
     args.scale = case.factor
     args.batch, args.heads, args.kv_heads = case.batch, case.heads, case.kv_heads
     args.q_rows, args.kv_rows, args.head_dim = case.q_rows, case.kv_rows, case.head_dim
@@ -110,9 +110,10 @@ def run(
     dlse: Array | None = None,
     delta: Array | None = None,
     places: Places = ALIGNED,
+    precision: str | None = None,
 ) -> Gradients:
     """Launch between guard bands, on NaN in the results and in the workspace; gradients in float64."""
-    args = arguments(case)
+    args = arguments(case, precision)
     given = (x.q, x.k, x.v, x.dout, o)
     for struct, y, place in zip((args.q, args.k, args.v, args.dout, args.o), given, places, strict=False):
         tensor(struct, Buffer(opened, y.shape, y.dtype, pitched(y.shape, *place), y))

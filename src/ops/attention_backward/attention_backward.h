@@ -25,6 +25,11 @@ struct backward {
     /* A tile has a slot in the workspace; packed sequences lie one behind the other there too. */
     int64_t head_slots, batch_slots;
     int64_t rows_at, sums_at, turns_at, tile_bytes, workspace_bytes; /* in the workspace; sums of a tile */
+    uint32_t products; /* the precision of the kernels; if it is not that of the call, q and k are rounded to MXFP8 */
+    struct {           /* MXFP8: the operands in blocks; those of q lie at rows_at, each tile before its rows */
+        uint32_t keys; /* kernel_record; `delta` packs the queries */
+        int64_t dout_at, k_at, v_at;
+    } packed;
 };
 
 /* Check the arguments but for addresses, and fill in the call. */
@@ -41,6 +46,25 @@ int64_t backward_splits(const struct device *device, const struct backward *b);
 struct tensor backward_parts(const struct backward *b, int result, sm120_address workspace);
 struct attention_backward_sum_parameters backward_sum(const struct backward *b, int result, sm120_address workspace,
                                                       int64_t *ctas);
+
+/* Move `offset` behind an area of `count * bytes` bytes. False: the workspace would exceed 2^63 bytes. */
+bool backward_place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at);
+
+/* The bytes of what a kernel knows of the rows of a tile. */
+int64_t backward_rows_bytes(const struct kernel_record *main);
+
+/* Where a deterministic call counts the turns of its adds; 0 for other calls. */
+sm120_address backward_turns(const struct backward *b, sm120_address workspace);
+
+/* Whether a tensor is rounded to MXFP8 before it is used in 16 bits: q and k of mixed precisions. */
+bool backward_is_rounded(const struct backward *b, int tensor);
+
+/* MXFP8: choose the kernels that pack the operands, place those in the workspace, and the kernels' parameters. */
+sm120_status backward_choose_packers(struct backward *b);
+bool backward_place_packed(struct backward *b, int64_t q_slots, int64_t kv_slots);
+struct attention_backward_pack_queries_parameters backward_pack_queries(const struct backward *b,
+                                                                        sm120_address workspace);
+struct attention_backward_pack_keys_parameters backward_pack_keys(const struct backward *b, sm120_address workspace);
 
 /* Check all addresses: those of the call, and that the workspace is apart from them. */
 sm120_status backward_check_places(struct device *device, const struct backward *b, sm120_address workspace,

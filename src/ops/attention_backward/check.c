@@ -8,6 +8,9 @@
 static const struct precision precisions[] = {
     {SM120_BF16, SM120_BF16, 256, true, NULL},
     {SM120_F16, SM120_F16, 256, true, NULL},
+    {SM120_MXFP8, 0, 128, true, NULL},
+    {SM120_MXFP8_BF16, SM120_BF16, 128, true, NULL},
+    {SM120_MXFP8_F16, SM120_F16, 128, true, NULL},
 };
 
 /* The call of sm120_attention whose gradients are wanted. */
@@ -139,6 +142,21 @@ static sm120_status check_dmask(struct backward *b) {
     return SM120_OK;
 }
 
+/* Choose the precision of the kernels: that of the call if it has kernels of its own, else 16 bits. Mixed precisions
+ * have none, nor has MXFP8 where it takes more than tensors of one length and unmodified scores. */
+static sm120_status choose_products(struct backward *b) {
+    const uint32_t dtype = b->call.q.dtype;
+    const bool is_plain = b->call.is_uniform && b->args->dsinks == 0;
+    b->products = b->args->precision == SM120_MXFP8 && is_plain ? SM120_MXFP8 : dtype;
+    if (b->products == SM120_F32) {
+        return fail(SM120_UNSUPPORTED,
+                    "q.dtype = F32 (0x%" PRIx32 ") with a mask, lengths, packed sequences, softcap, ALiBi or dsinks; "
+                    "their gradients need BF16 (0x%x) or F16 (0x%x)",
+                    dtype, SM120_BF16, SM120_F16);
+    }
+    return SM120_OK;
+}
+
 sm120_status backward_check(const sm120_attention_backward_args *args, struct backward *b) {
     const struct precision *precision = NULL;
     *b = (struct backward){.args = args, .forward = forward_of(args)};
@@ -146,8 +164,10 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
         precision = precisions[i].code == args->precision ? precisions + i : precision;
     }
     if (precision == NULL) {
-        return fail(SM120_UNSUPPORTED, "precision = 0x%" PRIx32 "; BF16 (0x%x) and F16 (0x%x) have a backward pass",
-                    args->precision, SM120_BF16, SM120_F16);
+        return fail(SM120_INVALID_ARGUMENT,
+                    "precision = 0x%" PRIx32
+                    "; it must be MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), BF16 (0x%x) or F16 (0x%x)",
+                    args->precision, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16, SM120_F16);
     }
     if (args->accumulate > 1) {
         return fail(SM120_INVALID_ARGUMENT, "accumulate = %" PRIu32 "; it is 0 or 1", args->accumulate);
@@ -166,6 +186,7 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
     sm120_status status = attention_check(&b->forward, precision, &b->call);
     status = status == SM120_OK ? check_tensors(b) : status;
     status = status == SM120_OK ? check_dmask(b) : status;
+    status = status == SM120_OK ? choose_products(b) : status;
     b->given[Q] = b->call.q;
     b->given[K] = b->call.k;
     b->given[V] = b->call.v;

@@ -1,15 +1,27 @@
 /* The launches of a call: delta and zeros, then dK, dV and the sums of dQ, then dQ, then the gradient of sinks. */
+#include <float.h>
+
 #include "ops/attention/special.h"
 #include "ops/attention_backward/attention_backward.h"
 #include "runtime/launch.h"
 
 enum { FRAGMENT = 16 * 8 }; /* elements of an accumulator */
+enum { PACKED_ROWS = 32 };  /* of a CTA that packs operands in MXFP8 */
 
 /* A kernel, its launch and what that points to. Not to be copied once filled. */
 struct step {
     struct kernel *kernel;
     struct launch launch;
     struct argument_pointers pointers;
+};
+
+/* The parameters of the kernels before dq, by precision. */
+struct values {
+    struct attention_backward_delta_parameters delta;
+    struct attention_backward_16bit_any_parameters main;
+    struct attention_backward_pack_queries_parameters queries;
+    struct attention_backward_pack_keys_parameters keys;
+    struct attention_backward_mxfp8_parameters mxfp8;
 };
 
 /* Load a kernel, and check its launch. */
@@ -21,8 +33,7 @@ static sm120_status prepare(struct device *device, const struct backward *b, uin
     return status == SM120_OK ? launch_check(step->kernel, &step->launch) : status;
 }
 
-/* Where a deterministic call counts the turns of its adds; 0 for other calls. */
-static sm120_address turns_of(const struct backward *b, sm120_address workspace) {
+sm120_address backward_turns(const struct backward *b, sm120_address workspace) {
     return b->args->deterministic != 0 ? workspace + (uint64_t)b->turns_at : 0;
 }
 
@@ -45,7 +56,7 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .delta = b->args->delta,
         .rows = workspace + (uint64_t)b->rows_at,
         .sums = workspace + (uint64_t)b->sums_at,
-        .turns = turns_of(b, workspace),
+        .turns = backward_turns(b, workspace),
         .o_batch_stride = batch_stride(o, args->cu_seqlens_q),
         .o_head_stride = o->head_stride,
         .o_row_stride = o->row_stride,
@@ -83,9 +94,8 @@ static bool has_quads(const struct tensor *x, const struct shape *shape) {
            ((x->address | (uint64_t)x->batch_stride | (uint64_t)x->head_stride | (uint64_t)x->row_stride) & 7) == 0;
 }
 
-/* The parameters of the main kernel. A kernel without features reads only those before q_tiles. */
-static sm120_status main_of(const struct device *device, const struct backward *b, sm120_address workspace,
-                            struct attention_backward_16bit_any_parameters *a) {
+/* The parameters that the main kernels of all precisions have. */
+static struct gradients_call_parameters call_of(const struct backward *b, sm120_address workspace) {
     const sm120_attention_backward_args *const args = b->args;
     const struct kernel_record *const record = kernel_records + b->main;
     const bool has_parts = b->splits > 1;
@@ -96,12 +106,11 @@ static sm120_status main_of(const struct device *device, const struct backward *
     /* In a deterministic call, CTAs that add to the same tiles of dq would wait for each other. */
     const bool takes_turns = attention_reach(&b->forward).has_right || args->deterministic != 0;
     const struct edges edges = attention_edges(&b->call);
-    *a = (struct attention_backward_16bit_any_parameters){
-        .rows = workspace + (uint64_t)b->rows_at,
+    return (struct gradients_call_parameters){
         .dq = workspace + (uint64_t)b->sums_at,
         .dk = dk->address,
         .dv = dv->address,
-        .turns = turns_of(b, workspace),
+        .turns = backward_turns(b, workspace),
         .dk_batch_stride = batch_stride(dk, args->cu_seqlens_k),
         .dk_head_stride = dk->head_stride,
         .dk_row_stride = dk->row_stride,
@@ -127,12 +136,26 @@ static sm120_status main_of(const struct device *device, const struct backward *
         .scale_log2 = (float)((double)args->scale * LOG2_E),
         .lower = edges.lower,
         .upper = edges.upper,
-        .q_tiles = (uint32_t)b->head_slots,
-        .dmask = args->dmask.address,
-        .dmask_batch_stride = 4 * args->dmask.batch_stride,
-        .dmask_head_stride = 4 * args->dmask.head_stride,
-        .dmask_row_stride = 4 * args->dmask.row_stride,
-        .dmask_column_stride = 4 * args->dmask.column_stride,
+    };
+}
+
+/* The parameters of the main kernel in 16 bits. A kernel without features reads only those before gradients_features. */
+static sm120_status main_of(const struct device *device, const struct backward *b, sm120_address workspace,
+                            struct attention_backward_16bit_any_parameters *a) {
+    const sm120_attention_backward_args *const args = b->args;
+    const struct kernel_record *const record = kernel_records + b->main;
+    *a = (struct attention_backward_16bit_any_parameters){
+        .rows = workspace + (uint64_t)b->rows_at,
+        .gradients_call = call_of(b, workspace),
+        .gradients_features =
+            {
+                .q_tiles = (uint32_t)b->head_slots,
+                .dmask = args->dmask.address,
+                .dmask_batch_stride = 4 * args->dmask.batch_stride,
+                .dmask_head_stride = 4 * args->dmask.head_stride,
+                .dmask_row_stride = 4 * args->dmask.row_stride,
+                .dmask_column_stride = 4 * args->dmask.column_stride,
+            },
     };
     if (!b->call.is_uniform) {
         attention_sequence(&b->call, &a->sequence);
@@ -156,6 +179,22 @@ static sm120_status main_of(const struct device *device, const struct backward *
     a->sequence.past_k_map = a->k_map; /* never used, but valid */
     a->sequence.past_v_map = a->v_map;
     return SM120_OK;
+}
+
+/* The parameters of the main kernel in MXFP8. */
+static struct attention_backward_mxfp8_parameters mxfp8_of(const struct backward *b, sm120_address workspace) {
+    struct attention_backward_mxfp8_parameters parameters = {
+        .q_tiles = workspace + (uint64_t)b->rows_at,
+        .k_tiles = workspace + (uint64_t)b->packed.k_at,
+        .v_tiles = workspace + (uint64_t)b->packed.v_at,
+        .dout_tiles = workspace + (uint64_t)b->packed.dout_at,
+        .gradients_call = call_of(b, workspace),
+    };
+    /* The kernel hides keys by infinite scores; 0 times infinity would be NaN. */
+    if (parameters.gradients_call.scale_log2 == 0.0f) {
+        parameters.gradients_call.scale_log2 = FLT_MIN;
+    }
+    return parameters;
 }
 
 /* The parameters of the kernel that writes dq. */
@@ -212,14 +251,16 @@ static sm120_status prepare_copies(struct device *device, struct backward *b, sm
         if (b->is_copied[i]) {
             b->loaded[i].address += workspace;
             status = copy_rows_prepare(device, &b->given[i], &b->loaded[i], &b->given_shape[i],
-                                       b->loaded_shape[i].head_dim, b->args->stream, &b->copies[i]);
+                                       b->loaded_shape[i].head_dim, backward_is_rounded(b, i), b->args->stream,
+                                       &b->copies[i]);
         }
     }
     return status;
 }
 
 sm120_status backward_load(struct device *device, struct backward *b) {
-    const uint32_t needed[] = {b->delta, b->main, b->dq, b->sinks, b->sum};
+    const uint32_t needed[] = {b->delta, b->main,  b->dq,
+                               b->sinks, b->sum, b->products == SM120_MXFP8 ? b->packed.keys : b->delta};
     sm120_status status = SM120_OK;
     for (size_t i = 0; i < sizeof needed / sizeof *needed && status == SM120_OK; ++i) {
         struct kernel *kernel = NULL;
@@ -228,25 +269,53 @@ sm120_status backward_load(struct device *device, struct backward *b) {
     return status == SM120_OK ? prepare_copies(device, b, 0) : status;
 }
 
-sm120_status backward_run(struct device *device, struct backward *b, sm120_address workspace) {
+/* Prepare the steps of MXFP8 before dq: the queries, the keys and the products. */
+static sm120_status prepare_mxfp8(struct device *device, const struct backward *b, sm120_address workspace,
+                                  struct values *values, struct step *delta, struct step *keys, struct step *main) {
     const int64_t q_heads = b->args->batch * b->args->heads, kv_heads = b->args->batch * b->args->kv_heads;
-    const bool has_sinks = b->args->dsinks != 0;
-    struct attention_backward_16bit_any_parameters main_values;
+    const struct kernel_record *const record = kernel_records + b->main;
+    values->queries = backward_pack_queries(b, workspace);
+    values->keys = backward_pack_keys(b, workspace);
+    values->mxfp8 = mxfp8_of(b, workspace);
+    sm120_status status = prepare(device, b, b->delta, ARGUMENTS(&values->queries),
+                                  q_heads * b->q_tiles * (record->q_rows / PACKED_ROWS), delta);
+    if (status == SM120_OK) {
+        status = prepare(device, b, b->packed.keys, ARGUMENTS(&values->keys),
+                         kv_heads * b->kv_tiles * (record->kv_rows / PACKED_ROWS), keys);
+    }
+    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->mxfp8),
+                                         kv_heads * b->kv_tiles * b->splits, main)
+                              : status;
+}
+
+/* Prepare the steps of 16 bits before dq. */
+static sm120_status prepare_16bit(struct device *device, const struct backward *b, sm120_address workspace,
+                                  struct values *values, struct step *delta, struct step *main) {
+    const int64_t q_heads = b->args->batch * b->args->heads, kv_heads = b->args->batch * b->args->kv_heads;
+    values->delta = delta_of(b, workspace);
+    sm120_status status = main_of(device, b, workspace, &values->main);
+    if (status == SM120_OK) {
+        status = prepare(device, b, b->delta, ARGUMENTS(&values->delta), q_heads * b->q_tiles, delta);
+    }
+    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->main),
+                                         kv_heads * b->kv_tiles * b->splits, main)
+                              : status;
+}
+
+sm120_status backward_run(struct device *device, struct backward *b, sm120_address workspace) {
+    const bool has_sinks = b->args->dsinks != 0, is_mxfp8 = b->products == SM120_MXFP8;
+    struct values values;
     struct attention_backward_sum_parameters sum_values[RESULTS];
-    struct step delta, main, dq, sinks, sums[RESULTS];
+    struct step delta, keys, main, dq, sinks, sums[RESULTS];
     sm120_status status = prepare_copies(device, b, workspace);
-    const struct attention_backward_delta_parameters delta_values = delta_of(b, workspace);
     const struct attention_backward_dq_parameters dq_values = dq_of(b, workspace);
     const struct attention_backward_sinks_parameters sinks_values = sinks_of(b, workspace);
-    status = status == SM120_OK ? main_of(device, b, workspace, &main_values) : status;
     if (status == SM120_OK) {
-        status = prepare(device, b, b->delta, ARGUMENTS(&delta_values), q_heads * b->q_tiles, &delta);
+        status = is_mxfp8 ? prepare_mxfp8(device, b, workspace, &values, &delta, &keys, &main)
+                          : prepare_16bit(device, b, workspace, &values, &delta, &main);
     }
     if (status == SM120_OK) {
-        status = prepare(device, b, b->main, ARGUMENTS(&main_values), kv_heads * b->kv_tiles * b->splits, &main);
-    }
-    if (status == SM120_OK) {
-        status = prepare(device, b, b->dq, ARGUMENTS(&dq_values), q_heads * b->q_tiles, &dq);
+        status = prepare(device, b, b->dq, ARGUMENTS(&dq_values), b->args->batch * b->args->heads * b->q_tiles, &dq);
     }
     if (status == SM120_OK && has_sinks) {
         status = prepare(device, b, b->sinks, ARGUMENTS(&sinks_values), b->args->heads, &sinks);
@@ -260,6 +329,7 @@ sm120_status backward_run(struct device *device, struct backward *b, sm120_addre
         status = b->is_copied[i] ? launch_start(b->copies[i].kernel, &b->copies[i].launch) : status;
     }
     status = status == SM120_OK ? launch_start(delta.kernel, &delta.launch) : status;
+    status = status == SM120_OK && is_mxfp8 ? launch_start(keys.kernel, &keys.launch) : status;
     status = status == SM120_OK ? launch_start(main.kernel, &main.launch) : status;
     for (int i = DK; i <= DV && b->splits > 1 && status == SM120_OK; ++i) {
         status = launch_start(sums[i].kernel, &sums[i].launch);

@@ -16,7 +16,7 @@ sm120_status backward_choose(const struct device *device, struct backward *b) {
     const struct kernel_record *best = NULL;
     for (uint32_t i = 0; i < kernel_record_count; ++i) {
         const struct kernel_record *const record = kernel_records + i;
-        if (strcmp(record->operation, "attention_backward") == 0 && record->precision == b->args->precision &&
+        if (strcmp(record->operation, "attention_backward") == 0 && record->precision == b->products &&
             record->features == !b->call.is_uniform && (record->ordered || b->args->deterministic == 0) &&
             record->head_dim >= width && record->shared <= (uint32_t)device->info.shared_bytes_per_block &&
             (best == NULL || record->head_dim < best->head_dim ||
@@ -29,24 +29,27 @@ sm120_status backward_choose(const struct device *device, struct backward *b) {
     if (best == NULL) {
         return fail(SM120_INTERNAL, "the library holds no kernel of attention_backward for head_dim = %" PRId64, width);
     }
-    const struct kernel_record delta = {.operation = "attention_backward_delta", .precision = b->args->precision};
+    const struct kernel_record delta = {.operation = "attention_backward_delta", .precision = b->products};
     const struct kernel_record dq = {.operation = "attention_backward_dq"};
     const struct kernel_record sinks = {.operation = "attention_backward_sinks"};
     const struct kernel_record sum = {.operation = "attention_backward_sum"};
-    sm120_status status = builtin_find(&delta, &b->delta);
+    sm120_status status = b->products == SM120_MXFP8 ? backward_choose_packers(b) : builtin_find(&delta, &b->delta);
     status = status == SM120_OK ? builtin_find(&dq, &b->dq) : status;
     status = status == SM120_OK ? builtin_find(&sum, &b->sum) : status;
     return status == SM120_OK ? builtin_find(&sinks, &b->sinks) : status;
 }
 
-/* Move `offset` behind an area of `count * bytes` bytes. False: the workspace would exceed 2^63 bytes. */
-static bool place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at) {
+bool backward_place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at) {
     int64_t end = 0;
     *at = *offset;
     const bool fits =
         multiply(count, bytes, &end) && add(end, *offset, &end) && add(end, WORKSPACE_ALIGNMENT - 1, &end);
     *offset = end / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
     return fits;
+}
+
+int64_t backward_rows_bytes(const struct kernel_record *main) {
+    return 8 * (int64_t)main->q_rows + ROWS_HEAD;
 }
 
 /* Lay out the workspace: copies of tensors that the copy engine cannot load, bias and delta of each row, sums of dQ,
@@ -58,7 +61,7 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     for (int i = 0; i < LOADED; ++i) {
         b->loaded[i] = b->given[i];
         b->loaded_shape[i] = b->given_shape[i];
-        b->is_copied[i] = !copy_rows_is_needless(&b->given[i], &b->given_shape[i]);
+        b->is_copied[i] = backward_is_rounded(b, i) || !copy_rows_is_needless(&b->given[i], &b->given_shape[i]);
         if (b->is_copied[i]) {
             const sm120_status status =
                 copy_rows_place(&b->given[i], &b->given_shape[i], &b->loaded[i], &b->workspace_bytes);
@@ -83,12 +86,14 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     }
     b->splits = backward_splits(device, b);
     const int64_t part_rows = b->splits > 1 ? args->batch * args->kv_heads * b->splits * args->kv_rows : 0;
-    if (!place(&b->workspace_bytes, slots, 8 * (int64_t)record->q_rows + ROWS_HEAD, &b->rows_at) ||
-        !place(&b->workspace_bytes, slots, b->tile_bytes, &b->sums_at) ||
-        !place(&b->workspace_bytes, args->deterministic != 0 ? 1 + slots : 0, (int64_t)record->threads / 32 * 4,
-               &b->turns_at) ||
-        !place(&b->workspace_bytes, part_rows, b->result_shape[DK].head_dim * 4, &b->parts_at[DK]) ||
-        !place(&b->workspace_bytes, part_rows, b->result_shape[DV].head_dim * 4, &b->parts_at[DV])) {
+    const bool fits = b->products == SM120_MXFP8
+                          ? backward_place_packed(b, slots, kv_ctas)
+                          : backward_place(&b->workspace_bytes, slots, backward_rows_bytes(record), &b->rows_at);
+    if (!fits || !backward_place(&b->workspace_bytes, slots, b->tile_bytes, &b->sums_at) ||
+        !backward_place(&b->workspace_bytes, args->deterministic != 0 ? 1 + slots : 0,
+                        (int64_t)record->threads / 32 * 4, &b->turns_at) ||
+        !backward_place(&b->workspace_bytes, part_rows, b->result_shape[DK].head_dim * 4, &b->parts_at[DK]) ||
+        !backward_place(&b->workspace_bytes, part_rows, b->result_shape[DV].head_dim * 4, &b->parts_at[DV])) {
         return fail(SM120_UNSUPPORTED, "q_rows = %" PRId64 "; the workspace exceeds 2^63 bytes", args->q_rows);
     }
     return SM120_OK;

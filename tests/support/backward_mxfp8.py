@@ -1,0 +1,166 @@
+"""A NumPy model of attention_backward in MXFP8: the same roundings, in the same places; sums are float64.
+
+Q, K, V and dO are in e4m3 with one scale for each block of 32 rows x 32 columns. P is rounded to e4m3 as 2^8 P. dS is
+rounded to e4m3 with one scale for each warp of 16 keys and tile of 64 queries. A CTA keeps 128 keys and walks the tiles
+of queries, head by head, so that the scale of a tile depends on the tiles before it.
+
+Arrays are [batch, head, row, head size], as in backward_reference.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+from backward_reference import LOG2_E, Array, Gradients, Inputs, spread, wide
+
+BLOCK, Q_TILE, KV_TILE, WARP_KEYS = 32, 64, 128, 16
+P_SCALE = 256  # P is stored as 2^8 P
+MOST = 448.0  # the largest number of e4m3
+LEAST_BYTE, LARGEST_BYTE = 1, 245  # of a scale of dS
+# A scale of dS is at least 2^-30 times the product of the largest scales of V and of the tile's dO, and 2^-100 |delta|.
+PRODUCT_MARGIN, DELTA_MARGIN = 30, 100
+
+
+class Counts(NamedTuple):
+    """How often the model took a path of the kernel."""
+
+    tiles: int = 0
+    outgrown: int = 0  # tiles in which a warp needs a scale above that of the tile before
+    uneven: int = 0  # tiles whose warps have different scales: their dQ is two products for each 32 keys
+
+
+def e4m3(x: Array) -> Array:
+    """Round to e4m3, beyond 448 to 448; float64."""
+    with np.errstate(invalid="ignore"):
+        x = np.clip(np.asarray(x, np.float64), -MOST, MOST).astype(np.float32)
+        return x.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+def scale_byte(largest: Array) -> Array:
+    """Return the biased exponent of the least power of two s with largest <= 448 s, at least 0; 255 for NaN and infinity."""
+    significand, exponent = np.frexp(np.where(np.isfinite(largest), largest, 0))  # 0.5 <= significand < 1
+    byte = np.where(significand <= MOST / 512, exponent - 9, exponent - 8) + 127
+    byte = np.where(significand == 0, 0, np.maximum(byte, 0))
+    return np.where(np.isfinite(largest), byte, 255)
+
+
+def factor(byte: Array) -> Array:
+    """Return the number that the byte of a scale stands for."""
+    return np.where(byte == 255, np.nan, np.exp2(np.asarray(byte, np.float64) - 127))
+
+
+def blocks(x: Array) -> tuple[Array, Array]:
+    """Round to MXFP8 in blocks of 32 x 32: the values in float64, and [..., row / 32, column / 32] bytes."""
+    *lead, rows, columns = x.shape
+    down, across = -(-rows // BLOCK), -(-columns // BLOCK)
+    padded = np.zeros((*lead, down * BLOCK, across * BLOCK))
+    padded[..., :rows, :columns] = x
+    parts = padded.reshape(*lead, down, BLOCK, across, BLOCK)
+    byte = scale_byte(np.abs(parts).max((-3, -1)))
+    scale = factor(byte)[..., :, None, :, None]
+    with np.errstate(invalid="ignore"):
+        rounded = e4m3(parts / scale) * scale
+    return rounded.reshape(padded.shape)[..., :rows, :columns], byte
+
+
+def rounded(x: Inputs) -> Inputs:
+    """Round q, k, v and dout to the numbers that the products see."""
+    return x._replace(**{name: blocks(wide(getattr(x, name)))[0] for name in ("q", "k", "v", "dout")})
+
+
+def format_error(x: Inputs, dlse: Array | float = 0.0) -> Gradients:
+    """The gradients of the format: everything that is stored in MXFP8 is rounded, all else is float64.
+
+    dS has a scale for each 32 x 32 block. O and LSE are those of the rounded q, k and v.
+    """
+    y = rounded(x)
+    heads = x.q.shape[1]
+    k, v = spread(y.k, heads), spread(y.v, heads)
+    s = np.where(x.sees, x.scale * y.q @ k.swapaxes(2, 3), -np.inf)
+    highest = s.max(-1, keepdims=True)
+    e = np.exp(s - np.where(np.isneginf(highest), 0, highest))
+    total = e.sum(-1, keepdims=True)
+    p = np.where(total > 0, e / np.where(total > 0, total, 1), 0)
+    p8 = e4m3(p * P_SCALE) / P_SCALE
+    dp = y.dout @ v.swapaxes(2, 3)
+    delta = (y.dout * (p @ v)).sum(-1) - dlse
+    ds = blocks(p * (dp - delta[..., None]))[0]
+    return gather_products(x.scale, ds, p8, y, k, x.k.shape[1])
+
+
+def gather_products(scale: float, ds: Array, p: Array, y: Inputs, k: Array, kv_heads: int) -> Gradients:
+    """Multiply the last three products out, and add up the heads that share keys."""
+
+    def shared(z: Array) -> Array:
+        batch, heads, rows, width = z.shape
+        return np.asarray(z.reshape(batch, kv_heads, heads // kv_heads, rows, width).sum(2))
+
+    return Gradients(
+        scale * ds @ k, shared(scale * ds.swapaxes(2, 3) @ y.q), shared(p.swapaxes(2, 3) @ y.dout)
+    )
+
+
+def delta_of_rounded(x: Inputs, o: Array, dlse: Array | float = 0.0) -> Array:
+    """sum(dout * o) - dlse, of the dout that the products see."""
+    return np.asarray((blocks(wide(x.dout))[0] * wide(o)).sum(-1) - dlse)
+
+
+def tiles_of_queries(seen: Array) -> Iterator[int]:
+    """Return the first rows of the tiles that a CTA visits: from the first row that sees a key of it to the last."""
+    rows = np.flatnonzero(seen.any(1))
+    if rows.size:
+        yield from range(int(rows[0]) // Q_TILE * Q_TILE, int(rows[-1]) + 1, Q_TILE)
+
+
+def largest_byte(byte: Array) -> int:
+    """Return the largest of some scales that are not NaN."""
+    return int(np.where(byte == 255, 0, byte).max())
+
+
+def model(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Counts]:
+    """Compute the gradients as the kernels do, given LSE and delta, and how often they took their paths.
+
+    S, P, dP and dS are float32, and dS is computed from the unrounded P. `seen` of the inputs is what causal and
+    windows hide: [row, key].
+    """
+    y, single = rounded(x), np.float32
+    batch, heads, q_rows, _ = x.q.shape
+    kv_heads, kv_rows = x.k.shape[1:3]
+    seen = np.broadcast_to(x.seen, (q_rows, kv_rows))
+    v_bytes, dout_bytes = blocks(wide(x.v))[1], blocks(wide(x.dout))[1]
+    hidden = np.isneginf(lse)
+    bias = np.where(hidden, -np.inf, -np.where(hidden, 0, wide(lse)) * float(single(LOG2_E)) + 8).astype(single)
+    delta = np.where(hidden, 0, wide(delta)).astype(single)
+    dq, dk, dv = (np.zeros(z.shape) for z in (x.q, x.k, x.v))
+    counts = np.zeros(3, int)
+    for b, g, first in np.ndindex(batch, kv_heads, -(-kv_rows // KV_TILE)):
+        keys = slice(first * KV_TILE, min((first + 1) * KV_TILE, kv_rows))
+        k, v, used = y.k[b, g, keys], y.v[b, g, keys], LEAST_BYTE
+        v_byte = largest_byte(v_bytes[b, g, keys.start // BLOCK : -(-keys.stop // BLOCK)])
+        for h in range(heads // kv_heads * g, heads // kv_heads * (g + 1)):
+            for row in tiles_of_queries(seen[:, keys]):
+                rows = slice(row, min(row + Q_TILE, q_rows))
+                dout_byte = int(dout_bytes[b, h, row // BLOCK : -(-rows.stop // BLOCK)].max())
+                delta_byte = int(scale_byte(np.abs(delta[b, h, rows]).max())) + 8  # its exponent, or one more
+                least = max(v_byte + dout_byte - 127 - PRODUCT_MARGIN, delta_byte - DELTA_MARGIN)
+                used = min(max(used, least), LARGEST_BYTE)
+                q, dout = y.q[b, h, rows], y.dout[b, h, rows]
+                with np.errstate(over="ignore", invalid="ignore"):
+                    power = wide((q @ k.T).astype(single)) * float(single(x.scale * LOG2_E)) + bias[b, h, rows, None]
+                    p = np.where(seen[rows, keys], np.exp2(power.astype(single)), single(0))
+                    dp = (dout @ v.T).astype(single)
+                    ds = wide(p) / P_SCALE * wide(dp - delta[b, h, rows, None])
+                before, warps = used, []
+                for at in range(0, ds.shape[1], WARP_KEYS):
+                    part = ds[:, at : at + WARP_KEYS]
+                    own = int(scale_byte(np.abs(part).max().astype(single)))
+                    warps.append(max(before, own))
+                    ds[:, at : at + WARP_KEYS] = e4m3(part / factor(warps[-1])) * factor(warps[-1])
+                absent = (KV_TILE - ds.shape[1]) // WARP_KEYS  # warps whose keys are all behind the last
+                counts += (1, max(warps) > before, len({*warps, *[before] * (absent > 0)}) > 1)
+                used = max(byte for byte in (*warps, before) if byte != 255)
+                dq[b, h, rows] += x.scale * (ds @ k)
+                dk[b, g, keys] += x.scale * (ds.T @ q)
+                dv[b, g, keys] += e4m3(p).T / P_SCALE @ dout
+    return Gradients(dq, dk, dv), Counts(*(int(n) for n in counts))
