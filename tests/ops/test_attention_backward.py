@@ -60,7 +60,7 @@ def fill(args: Any, memory: int) -> None:
 
 
 def launch(device: pysm120.Device) -> None:
-    """Every head size in both dtypes, with and without features, deterministic or not; sinks; heads of q shared."""
+    """Every head size in every precision, with and without features, deterministic or not; sinks; shared heads."""
     sinks = np.zeros(1, np.float32)
     for dtype, head_dim, cap in itertools.product(PRECISION, HEAD_SIZES, (0.0, 3.0)):
         x, lse = np.ones((1, 3, 1, head_dim), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
@@ -69,6 +69,12 @@ def launch(device: pysm120.Device) -> None:
             attention_backward(x, x, x, x, x, lse, deterministic=True, device=device)
     q, k, lse = np.ones((1, 65, 16, 32), BF16), np.ones((1, 3, 1, 32), BF16), np.zeros((1, 16, 65), np.float32)
     attention_backward(q, q, k, k, q, lse, device=device)
+    for dtype, head_dim in itertools.product(DTYPES, (64, 96, 128)):
+        x, lse = np.ones((1, 3, 1, head_dim), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
+        attention_backward(x, x, x, x, x, lse, precision="mxfp8", device=device)
+    for dtype, precision in PRECISION.items():
+        x, lse = np.ones((1, 3, 1, 64), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
+        attention_backward(x, x, x, x, x, lse, precision=f"mxfp8_{precision}", device=device)
 
 
 def recorded() -> Iterator[Recorded]:
@@ -111,9 +117,11 @@ def ones(*shape: int, dtype: Any = BF16) -> Array:
     return np.ones(shape, dtype)
 
 
+FLOAT32 = {"dout": (5, 4), "q": (5, 4), "k": (7, 2), "v": (7, 2), "out": (5, 4)}
+
 PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "rank of q": (ValueError, r"q has shape \(5, 4, 64\)", right(q=ones(5, 4, 64))),
-    "dtype of q": (TypeError, "q has dtype float32", right(q=ones(2, 5, 4, 64, dtype="f4"))),
+    "dtype of q": (TypeError, "q has dtype float64", right(q=ones(2, 5, 4, 64, dtype="f8"))),
     "dtype of k": (TypeError, "k has dtype float16, but q has bfloat16", right(k=ones(2, 7, 2, 64, dtype="f2"))),
     "dtype of dout": (TypeError, "dout has dtype float16, but q", right(dout=ones(2, 5, 4, 64, dtype="f2"))),
     "dtype of out": (TypeError, "out has dtype float64", right(out=ones(2, 5, 4, 64, dtype="f8"))),
@@ -133,7 +141,17 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         "v has head size 264, above 256, the most in precision",
         right(v=ones(2, 7, 2, 264), out=ones(2, 5, 4, 264), dout=ones(2, 5, 4, 264)),
     ),
-    "precision": (ValueError, "precision is 'mxfp8'", right(precision="mxfp8")),
+    "precision": (ValueError, "precision is 'fp8'", right(precision="fp8")),
+    "head size in MXFP8": (
+        ValueError,
+        "q has head size 129, above 128, the most in precision",
+        right(q=ones(2, 5, 4, 129), k=ones(2, 7, 2, 129), precision="mxfp8"),
+    ),
+    "features of float32": (
+        pysm120.UnsupportedError,
+        "q.dtype = F32 .* with a mask, .* softcap",
+        right(**{name: ones(2, *shape, 64, dtype="f4") for name, shape in FLOAT32.items()}, softcap=3.0),
+    ),
     "precision of another dtype": (TypeError, "q, k and v have dtype bfloat16, but", right(precision="f16")),
     "layout": (ValueError, "layout is 'SBHD'", right(layout="SBHD")),
     "causal": (TypeError, "causal is 2", right(causal=2)),
@@ -165,8 +183,9 @@ OPERATION = Operation(
     name="attention_backward",
     fill=fill,
     wrong=[
-        Wrong("precision", 0, "UNSUPPORTED", "precision = 0x0"),
-        Wrong("precision", lib.SM120_MXFP8, "UNSUPPORTED", "BF16"),
+        Wrong("precision", 0, "INVALID_ARGUMENT", "precision = 0x0"),
+        Wrong("precision", 99, "INVALID_ARGUMENT", "MXFP8_BF16"),
+        Wrong("precision", lib.SM120_MXFP8_F16, "INVALID_ARGUMENT", "q.dtype"),
         Wrong("precision", lib.SM120_F16, "INVALID_ARGUMENT", "q.dtype"),
         Wrong("batch", 0, "INVALID_ARGUMENT", "batch = 0"),
         Wrong("batch", (1 << 63) - 1, "UNSUPPORTED", "batch"),
