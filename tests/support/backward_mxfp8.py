@@ -118,13 +118,24 @@ def largest_byte(byte: Array) -> int:
     return int(np.where(byte == 255, 0, byte).max())
 
 
-def model(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Counts]:
-    """Compute the gradients as the kernels do, given LSE and delta, and how often they took their paths.
+def flips(x: Array, off: Array) -> Array:
+    """Return the step of e4m3 where x off by `off` may round to the other of two neighbours, else 0.
+
+    x is at most 448. Where it could be more, the scale would be another one, which leaves `off` itself.
+    """
+    return np.where(np.abs(x) + off > MOST, off, e4m3(x + off) - e4m3(x - off))
+
+
+def model(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients, Counts]:
+    """Compute the gradients as the kernels do, given LSE and delta.
 
     S, P, dP and dS are float32, and dS is computed from the unrounded P. `seen` of the inputs is what causal and
     windows hide: [row, key].
+
+    The second result is how far each element of the kernels may be from the first: their float32 sums and 2^x are
+    rounded otherwise, which may round a P or dS to the other of two neighbours in e4m3. The third one counts paths.
     """
-    y, single = rounded(x), np.float32
+    y, single, error = rounded(x), np.float32, 2.0**-20
     batch, heads, q_rows, _ = x.q.shape
     kv_heads, kv_rows = x.k.shape[1:3]
     seen = np.broadcast_to(x.seen, (q_rows, kv_rows))
@@ -133,6 +144,7 @@ def model(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Counts]:
     bias = np.where(hidden, -np.inf, -np.where(hidden, 0, wide(lse)) * float(single(LOG2_E)) + 8).astype(single)
     delta = np.where(hidden, 0, wide(delta)).astype(single)
     dq, dk, dv = (np.zeros(z.shape) for z in (x.q, x.k, x.v))
+    room = Gradients(*(np.zeros(z.shape) for z in (x.q, x.k, x.v)))
     counts = np.zeros(3, int)
     for b, g, first in np.ndindex(batch, kv_heads, -(-kv_rows // KV_TILE)):
         keys = slice(first * KV_TILE, min((first + 1) * KV_TILE, kv_rows))
@@ -145,22 +157,33 @@ def model(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Counts]:
                 delta_byte = int(scale_byte(np.abs(delta[b, h, rows]).max())) + 8  # its exponent, or one more
                 least = max(v_byte + dout_byte - 127 - PRODUCT_MARGIN, delta_byte - DELTA_MARGIN)
                 used = min(max(used, least), LARGEST_BYTE)
-                q, dout = y.q[b, h, rows], y.dout[b, h, rows]
-                with np.errstate(over="ignore", invalid="ignore"):
+                q, dout, far = y.q[b, h, rows], y.dout[b, h, rows], delta[b, h, rows, None]
+                with np.errstate(over="ignore", under="ignore", invalid="ignore"):
                     power = wide((q @ k.T).astype(single)) * float(single(x.scale * LOG2_E)) + bias[b, h, rows, None]
-                    p = np.where(seen[rows, keys], np.exp2(power.astype(single)), single(0))
+                    p = wide(np.where(seen[rows, keys], np.exp2(power.astype(single)), single(0)))
                     dp = (dout @ v.T).astype(single)
-                    ds = wide(p) / P_SCALE * wide(dp - delta[b, h, rows, None])
-                before, warps = used, []
+                    ds = p / P_SCALE * wide(dp - far)
+                    sizes = 8 + np.abs(bias[b, h, rows, None]) + abs(x.scale) * 1.5 * (np.abs(q) @ np.abs(k.T))
+                    off_p = np.where(p > 0, error * sizes * p, 0) + np.where(p < 2.0**-125, p, 0)
+                    parts = np.abs(dout) @ np.abs(v.T) + np.abs(far)
+                    off_ds = (off_p * np.abs(wide(dp - far)) + error * p * parts) / P_SCALE
+                before, warps, flip = used, [], np.zeros(ds.shape)
                 for at in range(0, ds.shape[1], WARP_KEYS):
-                    part = ds[:, at : at + WARP_KEYS]
-                    own = int(scale_byte(np.abs(part).max().astype(single)))
-                    warps.append(max(before, own))
-                    ds[:, at : at + WARP_KEYS] = e4m3(part / factor(warps[-1])) * factor(warps[-1])
+                    cut = np.s_[:, at : at + WARP_KEYS]
+                    warps.append(max(before, int(scale_byte(np.abs(ds[cut]).max().astype(single)))))
+                    scale = factor(warps[-1])
+                    flip[cut] = scale * flips(ds[cut] / scale, off_ds[cut] / scale)
+                    ds[cut] = scale * e4m3(ds[cut] / scale)
                 absent = (KV_TILE - ds.shape[1]) // WARP_KEYS  # warps whose keys are all behind the last
                 counts += (1, max(warps) > before, len({*warps, *[before] * (absent > 0)}) > 1)
                 used = max(byte for byte in (*warps, before) if byte != 255)
+                p8 = e4m3(p) / P_SCALE
+                flip_p = flips(p, off_p) / P_SCALE
                 dq[b, h, rows] += x.scale * (ds @ k)
                 dk[b, g, keys] += x.scale * (ds.T @ q)
-                dv[b, g, keys] += e4m3(p).T / P_SCALE @ dout
-    return Gradients(dq, dk, dv), Counts(*(int(n) for n in counts))
+                dv[b, g, keys] += p8.T @ dout
+                either = flip + error * np.abs(ds)
+                room.dq[b, h, rows] += abs(x.scale) * either @ np.abs(k)
+                room.dk[b, g, keys] += abs(x.scale) * either.T @ np.abs(q)
+                room.dv[b, g, keys] += (flip_p + error * p8).T @ np.abs(dout)
+    return Gradients(dq, dk, dv), room, Counts(*(int(n) for n in counts))
