@@ -46,7 +46,7 @@ def agree(got: Gradients, x: Inputs, lse: Array, delta: Array, out: str = "float
     wanted, room, counts = model(x, lse, delta)
     for member, mine, near, free in zip(Gradients._fields, got, wanted, room, strict=True):
         assert mine.shape == near.shape
-        allowed = (2**-11 + STEP[out]) * norm(near) + norm(free) + 1e-30
+        allowed = (2**-11 + STEP[out]) * norm(near) + norm(free) + 1e-37
         assert norm(mine - near) <= allowed, f"{member} is {norm(mine - near) / allowed:.2g} times its bound off"
     heads = x.q.shape[1] // x.k.shape[1]
     sees = x.sees
@@ -339,7 +339,7 @@ FIRST, SECOND, REST, ALL = slice(0, 64), slice(64, 128), slice(64, None), slice(
 GROWN: dict[str, list[tuple[str, slice, float]]] = {
     "tiny": [("dout", ALL, 2.0**-60)],
     "huge": [("dout", ALL, 2.0**60)],
-    "least": [("dout", ALL, 2.0**-110), ("v", ALL, 2.0**-10)],
+    "scales of 0": [("dout", ALL, 2.0**-121), ("v", ALL, 2.0**60)],  # bytes: 2^-127
     "growing tiles": [("dout", FIRST, 2.0**-20), ("dout", SECOND, 2.0**-10)],
     "far growing tiles": [("dout", FIRST, 2.0**-60), ("dout", REST, 2.0**60)],
     "shrinking tiles": [("dout", REST, 2.0**-8)],
@@ -403,7 +403,7 @@ def test_given_delta_and_dlse(opened: OpenDevice, rng: np.random.Generator) -> N
     agree(run(opened, case, x, o, lse, dlse=dlse, precision="mxfp8"), x, lse, delta)
     noise = np.full_like(o, np.nan)
     agree(run(opened, case, x, noise, lse, delta=delta, precision="mxfp8"), x, lse, delta)
-    lse[:, 1, 7] = -np.inf
+    lse[:, 1, 7], delta[:, 1, 7] = -np.inf, np.nan
     got = run(opened, case, x, noise, lse, delta=delta, precision="mxfp8")
     agree(got, x, lse, delta)
     assert not got.dq[:, 1, 7].any()
@@ -582,6 +582,7 @@ def test_size_of_the_workspace(
 # ---- the kernel that rounds ------------------------------------------------------
 
 
+@pytest.mark.sampled(1, each=("dtype",))
 @pytest.mark.parametrize("dtype", list(PRECISION))
 @pytest.mark.parametrize(("columns", "to_columns"), [(1, 8), (32, 32), (100, 104), (128, 128), (129, 136)])
 def test_copy_rows_rounded(
