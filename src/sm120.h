@@ -557,9 +557,9 @@ SM120_API sm120_status sm120_attention_chosen(sm120_device *device, const sm120_
  * docs/reference/attention_backward.md has the formulas. Members from v_head_dim on may be 0. */
 typedef struct sm120_attention_backward_args {
     uint32_t size;                                             /* sizeof(sm120_attention_backward_args) */
-    uint32_t precision;                                        /* SM120_BF16 or SM120_F16 */
-    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 256 */
-    sm120_tensor q, k, v, dout;                                /* BF16 or F16, as precision says */
+    uint32_t precision;                                        /* as in sm120_attention_args */
+    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 256; 128 in MXFP8 precisions */
+    sm120_tensor q, k, v, dout;                                /* BF16 or F16, as precision says; MXFP8 takes F32 too */
     sm120_tensor o;                                            /* F32, F16 or BF16 */
     sm120_tensor dq, dk, dv; /* results: F32, F16 or BF16; apart from all inputs and from each other */
     sm120_address lse;       /* f32 [batch][heads][q_rows], contiguous */

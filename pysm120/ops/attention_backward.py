@@ -171,8 +171,9 @@ def attention_backward(
     ----------
     dout : array, dtype of q, shape (B, Sq, H, Dv)
         The gradient of ``out``.
-    q, k, v : array, bfloat16 or float16, shape (B, Sq, H, D), (B, Sk, Hkv, D) and (B, Sk, Hkv, Dv)
-        As they were given to `attention`. D and Dv are up to 256.
+    q, k, v : array, bfloat16, float16 or float32, shape (B, Sq, H, D), (B, Sk, Hkv, D) and (B, Sk, Hkv, Dv)
+        As they were given to `attention`. D and Dv are up to 256, in MXFP8
+        precisions up to 128. Only ``mxfp8`` takes float32.
     out : array, float32, float16 or bfloat16, shape (B, Sq, H, Dv)
         What `attention` returned.
     lse : array, float32, shape (B, H, Sq), contiguous
@@ -183,8 +184,12 @@ def attention_backward(
     sinks : array, float32, shape (H,), optional
         As they were given to `attention`. ``lse`` contains them, so only
         ``return_dsinks`` needs them.
-    precision : {"bf16", "f16"}, optional
-        Of the products, whose sums are float32. Default: the dtype of q.
+    precision : {"bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16"}, optional
+        As it was given to `attention`. Default: the dtype of q, ``mxfp8`` for
+        float32. All sums are float32. ``mxfp8`` has all products in MXFP8. The
+        mixed precisions round q and k to MXFP8, as `attention` does, and compute
+        in 16 bits. So does ``mxfp8`` with softcap, alibi_slopes, mask, lengths,
+        diagonals or return_dsinks, which float32 does not support.
     dlse : array, float32, shape (B, H, Sq), contiguous, optional
         The gradient of ``lse``, where it is used too.
     delta : array, float32, shape (B, H, Sq), contiguous, optional
@@ -231,11 +236,13 @@ def attention_backward(
     ValueError
         An argument of the wrong shape, stride, alignment or value. Nothing was
         written.
+    UnsupportedError
+        A combination that is not supported. A ValueError too.
 
     Notes
     -----
     The formulas are those of FlashAttention 2 (Dao, 2023, section 3.1). P and dS
-    are rounded to the dtype of q before the products. dq is a sum of float32
+    are rounded to the dtype of q before the products, in ``mxfp8`` to e4m3. dq is a sum of float32
     terms. Unless ``deterministic``, their order changes from run to run, and so
     do the last bits of dq, and of ``dmask`` where the mask broadcasts; dk, dv and
     ``dsinks`` are the same bits in every run.
@@ -311,7 +318,7 @@ def attention_varlen_backward(
     dout : array, dtype of q, shape (total_q, H, Dv)
         The gradient of ``out``.
     q, k, v : array, bfloat16 or float16, shape (total_q, H, D), (total_k, Hkv, D) and (total_k, Hkv, Dv)
-        As they were given to `attention_varlen`.
+        As they were given to `attention_varlen`. ``mxfp8`` computes in 16 bits here.
     out : array, float32, float16 or bfloat16, shape (total_q, H, Dv)
         What `attention_varlen` returned.
     lse : array, float32, shape (H, total_q), contiguous

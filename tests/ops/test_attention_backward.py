@@ -71,7 +71,8 @@ def launch(device: pysm120.Device) -> None:
     attention_backward(q, q, k, k, q, lse, device=device)
     for dtype, head_dim in itertools.product(DTYPES, (64, 96, 128)):
         x, lse = np.ones((1, 3, 1, head_dim), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
-        attention_backward(x, x, x, x, x, lse, precision="mxfp8", device=device)
+        for deterministic in (False, True):
+            attention_backward(x, x, x, x, x, lse, precision="mxfp8", deterministic=deterministic, device=device)
     for dtype, precision in PRECISION.items():
         x, lse = np.ones((1, 3, 1, 64), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
         attention_backward(x, x, x, x, x, lse, precision=f"mxfp8_{precision}", device=device)

@@ -126,11 +126,11 @@ def flips(x: Array, off: Array) -> Array:
     return np.where(np.abs(x) + off > MOST, off, e4m3(x + off) - e4m3(x - off))
 
 
-def model(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients, Counts]:
+def model(x: Inputs, lse: Array, delta: Array, *, is_ordered: bool = False) -> tuple[Gradients, Gradients, Counts]:
     """Compute the gradients as the kernels do, given LSE and delta.
 
     S, P, dP and dS are float32, and dS is computed from the unrounded P. `seen` of the inputs is what causal and
-    windows hide: [row, key].
+    windows hide: [row, key]. `is_ordered`: by the deterministic kernels, which walk the tiles of a head from the last.
 
     The second result is how far each element of the kernels may be from the first: their float32 sums and 2^x are
     rounded otherwise, which may round a P or dS to the other of two neighbours in e4m3. The third one counts paths.
@@ -151,7 +151,7 @@ def model(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients, Co
         k, v, used = y.k[b, g, keys], y.v[b, g, keys], LEAST_BYTE
         v_byte = largest_byte(v_bytes[b, g, keys.start // BLOCK : -(-keys.stop // BLOCK)])
         for h in range(heads // kv_heads * g, heads // kv_heads * (g + 1)):
-            for row in tiles_of_queries(seen[:, keys]):
+            for row in [*tiles_of_queries(seen[:, keys])][:: -1 if is_ordered else 1]:
                 rows = slice(row, min(row + Q_TILE, q_rows))
                 dout_byte = int(dout_bytes[b, h, row // BLOCK : -(-rows.stop // BLOCK)].max())
                 delta_byte = int(scale_byte(np.abs(delta[b, h, rows]).max())) + 8  # its exponent, or one more
