@@ -38,16 +38,16 @@ def e4m3(x: Array) -> Array:
 
 
 def scale_byte(largest: Array) -> Array:
-    """Return the biased exponent of the least power of two s with largest <= 448 s, at least 0; 255 for NaN and infinity."""
+    """Return the biased exponent of the least power of two s with largest <= 448 s; 255 for NaN and infinity."""
     significand, exponent = np.frexp(np.where(np.isfinite(largest), largest, 0))  # 0.5 <= significand < 1
     byte = np.where(significand <= MOST / 512, exponent - 9, exponent - 8) + 127
     byte = np.where(significand == 0, 0, np.maximum(byte, 0))
     return np.where(np.isfinite(largest), byte, 255)
 
 
-def factor(byte: Array) -> Array:
+def factor(byte: Array | int) -> Array:
     """Return the number that the byte of a scale stands for."""
-    return np.where(byte == 255, np.nan, np.exp2(np.asarray(byte, np.float64) - 127))
+    return np.where(np.equal(byte, 255), np.nan, np.exp2(np.asarray(byte, np.float64) - 127))
 
 
 def blocks(x: Array) -> tuple[Array, Array]:
@@ -66,7 +66,8 @@ def blocks(x: Array) -> tuple[Array, Array]:
 
 def rounded(x: Inputs) -> Inputs:
     """Round q, k, v and dout to the numbers that the products see."""
-    return x._replace(**{name: blocks(wide(getattr(x, name)))[0] for name in ("q", "k", "v", "dout")})
+    q, k, v, dout = (blocks(wide(y))[0] for y in (x.q, x.k, x.v, x.dout))
+    return x._replace(q=q, k=k, v=v, dout=dout)
 
 
 def format_error(x: Inputs, dlse: Array | float = 0.0) -> Gradients:
@@ -96,9 +97,7 @@ def gather_products(scale: float, ds: Array, p: Array, y: Inputs, k: Array, kv_h
         batch, heads, rows, width = z.shape
         return np.asarray(z.reshape(batch, kv_heads, heads // kv_heads, rows, width).sum(2))
 
-    return Gradients(
-        scale * ds @ k, shared(scale * ds.swapaxes(2, 3) @ y.q), shared(p.swapaxes(2, 3) @ y.dout)
-    )
+    return Gradients(scale * ds @ k, shared(scale * ds.swapaxes(2, 3) @ y.q), shared(p.swapaxes(2, 3) @ y.dout))
 
 
 def delta_of_rounded(x: Inputs, o: Array, dlse: Array | float = 0.0) -> Array:
@@ -126,11 +125,14 @@ def flips(x: Array, off: Array) -> Array:
     return np.where(np.abs(x) + off > MOST, off, e4m3(x + off) - e4m3(x - off))
 
 
-def model(x: Inputs, lse: Array, delta: Array, *, is_ordered: bool = False) -> tuple[Gradients, Gradients, Counts]:
+def model(
+    x: Inputs, lse: Array, delta: Array, *, is_ordered: bool = False, splits: int = 1
+) -> tuple[Gradients, Gradients, Counts]:
     """Compute the gradients as the kernels do, given LSE and delta.
 
     S, P, dP and dS are float32, and dS is computed from the unrounded P. `seen` of the inputs is what causal and
     windows hide: [row, key]. `is_ordered`: by the deterministic kernels, which walk the tiles of a head from the last.
+    So many `splits` of the heads that share keys each have a CTA of their own.
 
     The second result is how far each element of the kernels may be from the first: their float32 sums and 2^x are
     rounded otherwise, which may round a P or dS to the other of two neighbours in e4m3. The third one counts paths.
@@ -146,11 +148,12 @@ def model(x: Inputs, lse: Array, delta: Array, *, is_ordered: bool = False) -> t
     dq, dk, dv = (np.zeros(z.shape) for z in (x.q, x.k, x.v))
     room = Gradients(*(np.zeros(z.shape) for z in (x.q, x.k, x.v)))
     counts = np.zeros(3, int)
-    for b, g, first in np.ndindex(batch, kv_heads, -(-kv_rows // KV_TILE)):
+    for b, split, first in np.ndindex(batch, kv_heads * splits, -(-kv_rows // KV_TILE)):
+        g, share = split // splits, heads // (kv_heads * splits)
         keys = slice(first * KV_TILE, min((first + 1) * KV_TILE, kv_rows))
         k, v, used = y.k[b, g, keys], y.v[b, g, keys], LEAST_BYTE
         v_byte = largest_byte(v_bytes[b, g, keys.start // BLOCK : -(-keys.stop // BLOCK)])
-        for h in range(heads // kv_heads * g, heads // kv_heads * (g + 1)):
+        for h in range(share * split, share * (split + 1)):
             for row in [*tiles_of_queries(seen[:, keys])][:: -1 if is_ordered else 1]:
                 rows = slice(row, min(row + Q_TILE, q_rows))
                 dout_byte = int(dout_bytes[b, h, row // BLOCK : -(-rows.stop // BLOCK)].max())
