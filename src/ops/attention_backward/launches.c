@@ -139,7 +139,8 @@ static struct gradients_call_parameters call_of(const struct backward *b, sm120_
     };
 }
 
-/* The parameters of the main kernel in 16 bits. A kernel without features reads only those before gradients_features. */
+/* The parameters of the main kernel in 16 bits. A kernel without features reads only those before gradients_features.
+ */
 static sm120_status main_of(const struct device *device, const struct backward *b, sm120_address workspace,
                             struct attention_backward_16bit_any_parameters *a) {
     const sm120_attention_backward_args *const args = b->args;
@@ -250,17 +251,17 @@ static sm120_status prepare_copies(struct device *device, struct backward *b, sm
     for (int i = 0; i < LOADED && status == SM120_OK; ++i) {
         if (b->is_copied[i]) {
             b->loaded[i].address += workspace;
-            status = copy_rows_prepare(device, &b->given[i], &b->loaded[i], &b->given_shape[i],
-                                       b->loaded_shape[i].head_dim, backward_is_rounded(b, i), b->args->stream,
-                                       &b->copies[i]);
+            status =
+                copy_rows_prepare(device, &b->given[i], &b->loaded[i], &b->given_shape[i], b->loaded_shape[i].head_dim,
+                                  backward_is_rounded(b, i), b->args->stream, &b->copies[i]);
         }
     }
     return status;
 }
 
 sm120_status backward_load(struct device *device, struct backward *b) {
-    const uint32_t needed[] = {b->delta, b->main,  b->dq,
-                               b->sinks, b->sum, b->products == SM120_MXFP8 ? b->packed.keys : b->delta};
+    const uint32_t needed[] = {b->delta, b->main, b->dq,
+                               b->sinks, b->sum,  b->products == SM120_MXFP8 ? b->packed.keys : b->delta};
     sm120_status status = SM120_OK;
     for (size_t i = 0; i < sizeof needed / sizeof *needed && status == SM120_OK; ++i) {
         struct kernel *kernel = NULL;
@@ -283,9 +284,9 @@ static sm120_status prepare_mxfp8(struct device *device, const struct backward *
         status = prepare(device, b, b->packed.keys, ARGUMENTS(&values->keys),
                          kv_heads * b->kv_tiles * (record->kv_rows / PACKED_ROWS), keys);
     }
-    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->mxfp8),
-                                         kv_heads * b->kv_tiles * b->splits, main)
-                              : status;
+    return status == SM120_OK
+               ? prepare(device, b, b->main, ARGUMENTS(&values->mxfp8), kv_heads * b->kv_tiles * b->splits, main)
+               : status;
 }
 
 /* Prepare the steps of 16 bits before dq. */
@@ -297,9 +298,9 @@ static sm120_status prepare_16bit(struct device *device, const struct backward *
     if (status == SM120_OK) {
         status = prepare(device, b, b->delta, ARGUMENTS(&values->delta), q_heads * b->q_tiles, delta);
     }
-    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->main),
-                                         kv_heads * b->kv_tiles * b->splits, main)
-                              : status;
+    return status == SM120_OK
+               ? prepare(device, b, b->main, ARGUMENTS(&values->main), kv_heads * b->kv_tiles * b->splits, main)
+               : status;
 }
 
 sm120_status backward_run(struct device *device, struct backward *b, sm120_address workspace) {
