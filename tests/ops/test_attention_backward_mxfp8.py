@@ -383,7 +383,7 @@ GROWN: dict[str, list[tuple[str, slice, float]]] = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(1, each=("kind",))
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("kind", GROWN)
 def test_scales_follow(opened: OpenDevice, rng: np.random.Generator, kind: str, head_dim: int) -> None:
@@ -446,6 +446,8 @@ def test_given_delta_and_dlse(opened: OpenDevice, rng: np.random.Generator) -> N
     agree(run(opened, case, x, o, lse, dlse=dlse, precision="mxfp8"), x, lse, delta)
     noise = np.full_like(o, np.nan)
     agree(run(opened, case, x, noise, lse, delta=delta, precision="mxfp8"), x, lse, delta)
+    none = np.zeros_like(delta)  # the scales of V and dO alone keep dS finite
+    agree(run(opened, case, x, noise, lse, delta=none, precision="mxfp8"), x, lse, none)
     lse[:, 1, 7], delta[:, 1, 7] = -np.inf, np.nan
     got = run(opened, case, x, noise, lse, delta=delta, precision="mxfp8")
     agree(got, x, lse, delta)
