@@ -9,7 +9,7 @@ import pytest
 from attention_cases import STEP
 from backward_cases import ALIGNED, LEAST, MIXED, ODD, PRECISION, Case, Places, arguments, draw, judge, name, norm, run
 from backward_mxfp8 import Counts, blocks, delta_of_rounded, format_error, model, rounded
-from backward_reference import Array, Gradients, Inputs, delta_of, forward, gradients, inputs, seen_keys, wide
+from backward_reference import Array, Gradients, Inputs, delta_of, forward, given, gradients, inputs, seen_keys, wide
 from harness import DTYPES, Buffer, OpenDevice, check, ffi, lib, tensor
 from reference import mx
 
@@ -338,7 +338,7 @@ def test_features_are_those_of_16_bits_with_rounded_q_and_k(
 def test_packed_sequences_against_float64(
     device: pysm120.Device, rng: np.random.Generator, precision: str, dtype: str
 ) -> None:
-    """Two sequences, each compared by itself with the gradients of its rounded q and k."""
+    """Two sequences, each compared by itself: the gradients of its rounded q and k, for O and LSE of attention."""
     starts = np.array([0, 40, 110], np.int32)
     q, k, v, dout = rng.standard_normal((4, 110, 2, 64)).astype(DTYPES[dtype])
     options: dict[str, Any] = {"causal": True, "precision": precision, "device": device}
@@ -348,9 +348,9 @@ def test_packed_sequences_against_float64(
     for first, end in itertools.pairwise(starts):
         pieces = (y[None, first:end].swapaxes(1, 2) for y in (mx(q, -1), mx(k, -1), v, dout))
         x = inputs(pieces, 0.125, seen_keys(end - first, end - first, "bottom-right"))
-        for mine, exact in zip(made, gradients(x), strict=True):
-            error = norm(wide(mine[None, first:end]).swapaxes(1, 2) - exact)
-            assert error <= 3 * STEP[dtype] * norm(exact) + (0.03 * norm(exact) if precision == "mxfp8" else 0)
+        its_o, its_lse = o[None, first:end].swapaxes(1, 2), lse[None, :, first:end]
+        for mine, exact in zip(made, given(x, its_lse, delta_of(x, its_o)), strict=True):
+            assert norm(wide(mine[None, first:end]).swapaxes(1, 2) - exact) <= 3 * STEP[dtype] * norm(exact)
 
 
 # ---- scales ----------------------------------------------------------------------
@@ -462,8 +462,8 @@ def test_accumulation_adds_once(device: pysm120.Device, rng: np.random.Generator
     options: dict[str, Any] = {"causal": case.causal is not None, "causal_align": case.causal or "top-left"}
     alone = backward(x, o, lse, device, **options)
     before = Gradients(*(rng.standard_normal(y.shape).astype(np.float32) for y in alone))
-    given = {member: y.copy() for member, y in before._asdict().items()}
-    got = backward(x, o, lse, device, accumulate=True, **given, **options)
+    sums = {member: y.copy() for member, y in before._asdict().items()}
+    got = backward(x, o, lse, device, accumulate=True, **sums, **options)
     np.testing.assert_array_equal(got.dk, before.dk + alone.dk)
     np.testing.assert_array_equal(got.dv, before.dv + alone.dv)
     np.testing.assert_allclose(got.dq, before.dq + alone.dq, atol=0 if case.kv_rows <= 128 else 1e-5)
