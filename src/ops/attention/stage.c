@@ -104,7 +104,8 @@ static sm120_status prepare(struct device *device, struct stage *stage, sm120_ad
         sm120_status status =
             copy_rows_prepare(device, given, copy, shape, padded->head_dim, false, stream, &stage->tensors[i].in);
         if (status == SM120_OK && stage->tensors[i].is_output) {
-            status = copy_rows_prepare(device, copy, given, padded, shape->head_dim, false, stream, &stage->tensors[i].out);
+            status =
+                copy_rows_prepare(device, copy, given, padded, shape->head_dim, false, stream, &stage->tensors[i].out);
         }
         if (status != SM120_OK) {
             return status;
