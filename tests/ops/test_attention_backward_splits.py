@@ -73,10 +73,10 @@ SPLIT = [
     Case(1, 8, 1, 130, 300, 64, "bottom-right"),
     Case(1, 8, 1, 130, 100, 64, deterministic=True),
     Case(2, 12, 2, 200, 150, 100, None, "float16", "float16", 33),
-    Case(1, 6, 2, 300, 90, 64, "top-left", out_dtype="bfloat16"),
+    Case(1, 6, 2, 600, 90, 64, "top-left", out_dtype="bfloat16"),
     Case(1, 8, 1, 130, 70, 128, window=(40, 17), deterministic=True, out_dtype="bfloat16"),
     Case(1, 5, 1, 200, 33, 20, None, "float16", "bfloat16"),
-    Case(1, 4, 1, 100, 65, 256, "bottom-right"),
+    Case(1, 4, 1, 200, 65, 256, "bottom-right"),
     Case(2, 8, 1, 150, 200, 192, "bottom-right", v_head_dim=64),
 ]
 
