@@ -89,10 +89,7 @@ def is_access(one: Instruction) -> bool:
 
 
 def wavefronts(one: Instruction) -> int:
-    """Return the wavefronts of shared memory that an instruction takes without bank conflicts.
-
-    An addition to global memory occupies the same path as long.
-    """
+    """Return the wavefronts of shared memory that an instruction takes without bank conflicts."""
     kind = class_of(one.opcode)
     if kind in {"ldmatrix", "stmatrix"}:
         # A matrix m16n16 of bytes takes as much as two matrices m8n8.
@@ -102,9 +99,12 @@ def wavefronts(one: Instruction) -> int:
     if kind in {"load_shared", "store_shared", "atomic_shared"}:
         width = _BITS.search(one.opcode)
         return int(width[1]) // 32 if width else 1
-    if kind == "add_global":  # its bytes go through the data path of shared memory
-        return -(-_LANES * lane_bytes(one) // _PASS_BYTES)
     return 1 if kind == "shuffle" else 0
+
+
+def add_passes(one: Instruction) -> int:
+    """Return the passes over the path of shared memory that the bytes of an addition to global memory take."""
+    return -(-_LANES * lane_bytes(one) // _PASS_BYTES) if class_of(one.opcode) == "add_global" else 0
 
 
 def group_of(one: Instruction) -> str:

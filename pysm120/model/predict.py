@@ -148,7 +148,7 @@ def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
     paths = model.paths
 
     def passes(steps: Sequence[Step]) -> tuple[float, float]:
-        taken = [step for step in steps if step.wavefronts]
+        taken = [step for step in steps if step.wavefronts and not step.added]
         ideal = sum(pipes.wavefronts(paths.sources[step.place]) for step in taken)
         return sum(step.wavefronts for step in taken), ideal
 

@@ -570,9 +570,9 @@ class Pipes:
             following = path[(i + 1) % len(path)].address
             taken = one.is_branch and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
-            passes = 0 if is_idle else self.wavefronts(one)
+            passes = 0 if is_idle else self.wavefronts(one) or pipe_table.add_passes(one)
             # The result is ready after all wavefronts, which take an interval each.
-            conflicts = passes - pipe_table.wavefronts(one) if passes else 0
+            conflicts = passes - (pipe_table.wavefronts(one) or pipe_table.add_passes(one)) if passes else 0
             special, amount = _special(one)
             deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
             steps.append(

@@ -159,7 +159,7 @@ def test_a_full_queue_of_additions_holds_what_follows(chip: Chip) -> None:
 
 
 @pytest.mark.parametrize(
-    ("opcode", "kind", "lane_bytes", "wavefronts"),
+    ("opcode", "kind", "lane_bytes", "passes"),
     [
         ("REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU", "add_global", 16, 4),
         ("REDG.E.ADD.F32x2.FTZ.RN.STRONG.GPU", "add_global", 8, 2),
@@ -172,9 +172,9 @@ def test_a_full_queue_of_additions_holds_what_follows(chip: Chip) -> None:
         ("REDUX.SUM", "vote", 0, 0),
     ],
 )
-def test_bytes_that_an_instruction_adds(opcode: str, kind: str, lane_bytes: int, wavefronts: int) -> None:
+def test_bytes_that_an_instruction_adds(opcode: str, kind: str, lane_bytes: int, passes: int) -> None:
     (one,) = sass.parse(listing("k", [Op(f"{opcode} [R2.64], R4")]))["k"].instructions
-    assert (pipes.class_of(opcode), pipes.lane_bytes(one), pipes.wavefronts(one)) == (kind, lane_bytes, wavefronts)
+    assert (pipes.class_of(opcode), pipes.lane_bytes(one), pipes.add_passes(one)) == (kind, lane_bytes, passes)
 
 
 def test_barrier_of_a_cta(chip: Chip) -> None:
