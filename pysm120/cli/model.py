@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from pysm120.cli import console
 from pysm120.cli.command import Command
 from pysm120.machine_code import sass
-from pysm120.model import chips, code_loops, predict, validation
+from pysm120.model import backward, chips, code_loops, predict, validation
 from pysm120.model import measure as measuring
 from pysm120.model import problem as problems
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
 from pysm120.model.kernel_model import TYPICAL, KernelModel
 from pysm120.model.predict import Prediction
-from pysm120.model.problem import Problem
+from pysm120.model.problem import BACKWARD, Problem
 from pysm120.model.record import NotRecordedError
 from pysm120.model.recorded import Recording
 from pysm120.observe.profile import Sources
@@ -44,7 +44,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chip", default="rtx5090", help=f"{', '.join(chips.names())}, or a chip file (default: %(default)s)"
     )
-    parser.add_argument("--problem", metavar="B,S,H,D[,causal]", help="batch, rows, heads, head size of an attention")
+    parser.add_argument(
+        "--problem",
+        metavar="B,S,H,D[,causal]",
+        help="batch, rows, heads (or heads/kv heads), head size of an attention or its gradients",
+    )
     parser.add_argument(
         "--ctas", metavar="N", help="CTAs of the launch, if there is no --problem (default: fill the chip once)"
     )
@@ -164,7 +168,7 @@ def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
     if arguments.problem:
         return problems.parse(arguments.problem)
     kernel = find_builtin(name)
-    is_attention = kernel is not None and kernel.operation == "attention"
+    is_attention = kernel is not None and kernel.operation in {"attention", BACKWARD}
     return Problem(4, 2048, 32, kernel.head_dim) if kernel and is_attention and not rounds and not ctas else None
 
 
@@ -184,7 +188,8 @@ def result(
     """Return the prediction as a value for ``json.dumps``."""
     chip = model.chip
     seconds = prediction.clocks / (mhz * 1e6)
-    flops = problem.flops if problem else float(prediction.flops_per_round) * sum(rounds)
+    record = _record_of(model.function.name)
+    flops = problem.flops_of(record) if problem else float(prediction.flops_per_round) * sum(rounds)
     return {
         "kernel": model.function.name,
         "chip": chip.key,
@@ -206,6 +211,8 @@ def result(
         "bound": prediction.bound,
         "l2_gbs": round(prediction.l2_bytes / seconds / 1e9),
         "l2_gbs_of_the_chip": chip["l2_gbs"],
+        "add_gbs": round(prediction.add_bytes / seconds / 1e9),
+        "add_gbs_of_the_chip": round(chip["add_bytes_per_clock"] * chip["sms"] * mhz / 1e3),
         "dram_gbs": round(prediction.dram_bytes / seconds / 1e9),
         "dram_gbs_of_the_chip": chip["dram_gbs"],
         "branches": branches,
@@ -222,9 +229,9 @@ def result(
 def _limit(found: dict[str, Any], name: str, chip: Chip) -> str:
     """Return the bandwidth limit of a memory, and whether it bounds the time."""
     limit = f"of {found[f'{name}_gbs_of_the_chip']:,} GB/s"
-    if name == "l2" and not chip["l2_binds"]:
+    if (name == "l2" and not chip["l2_binds"]) or (name == "add" and not chip["adds_bind"]):
         return f"{limit} or more: the limit is unknown, so it does not bound the prediction"
-    return f"{limit}, which bounds the time" if found["bound"] == name else limit
+    return f"{limit}, which bounds the time" if found["bound"].rstrip("s") == name else limit
 
 
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
@@ -240,6 +247,8 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
         ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip)),
     ]  # fmt: skip
+    if prediction.add_bytes:
+        rows.append(("adds in L2", f"{found['add_gbs']:,} GB/s", _limit(found, "add", chip)))
     if prediction.conflicts:
         note = "of the wavefronts of shared memory, counted on the virtual device"
         rows.append(("bank conflicts", f"{prediction.conflicts:.1%}", note))
@@ -285,6 +294,39 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         why,
         tail=3,
     )
+
+
+def pass_result(of: backward.Pass, chip: Chip, problem: Problem, mhz: float) -> dict[str, Any]:
+    """Return the prediction of a whole backward pass as a value for ``json.dumps``."""
+    seconds = of.clocks / (mhz * 1e6)
+    return {
+        "kernels": [
+            {
+                "kernel": part.entry,
+                "clocks": round(part.clocks),
+                "microseconds": round(part.clocks / mhz, 2),
+                "share": round(part.clocks / of.clocks, 4),
+                "bound": part.bound,
+                "dram_bytes": round(part.dram_bytes),
+            }
+            for part in of.parts
+        ],
+        "clocks": round(of.clocks),
+        "microseconds": round(seconds * 1e6, 2),
+        "tflops": round(problem.backward_flops / seconds / 1e12, 1),
+        "tensor_share": round(problem.backward_flops / of.clocks / backward.tensor_flops(chip), 4),
+    }
+
+
+def show_pass(found: dict[str, Any]) -> None:
+    """Print the prediction of a whole backward pass."""
+    rows = [
+        (one["kernel"], f"{one['clocks']:,}", f"{one['microseconds']:,}", f"{one['share']:.1%}", one["bound"])
+        for one in found["kernels"]
+    ]
+    total = f"{found['tflops']} TFLOP/s, {found['tensor_share']:.1%} of the tensor pipe"
+    rows.append(("all", f"{found['clocks']:,}", f"{found['microseconds']:,}", "100.0%", total))
+    console.table("The whole backward pass", ("kernel", "clocks", "us", "of the time", "bound"), rows, tail=1)
 
 
 def validate(path: Path) -> int:
@@ -388,6 +430,9 @@ def run(arguments: argparse.Namespace) -> int:
     held = problem.tensor_bytes(_record_of(model.function.name)) if problem else 0
     prediction = predict.predict(model, rounds, tensor_bytes=held, keep_events=picture is not None)
     found = result(model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why))
+    record = _record_of(model.function.name)
+    if problem and record.operation == BACKWARD:
+        found["pass"] = pass_result(backward.predict_pass(model, record, problem, prediction), chip, problem, mhz)
     lines = places(kernel.ptx, model.function, kernel.target)
     if arguments.json:
         reasons = [
@@ -399,6 +444,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**found, "reasons": reasons}, indent=1))
     else:
         show(found, prediction, chip, lines)
+        if "pass" in found:
+            show_pass(found["pass"])
     if picture:
         from pysm120.model import timeline  # noqa: PLC0415 - matplotlib is an extra, and slow to import
 

@@ -36,7 +36,8 @@ _RULES = (
     (r"LDGSTS", "copy_async"),
     (r"LDGDEPBAR", "fence"),
     (r"LDG|LD\.|LD$|LDL", "load_global"),
-    (r"STG|ST\.|ST$|STL|RED|ATOM", "store_global"),
+    (r"REDG?\.", "add_global"),
+    (r"STG|ST\.|ST$|STL|ATOM", "store_global"),
     (r"UTMA|UBLK|UTMACMDFLUSH", "copy"),
     (r"SYNCS\.PHASECHK", "try_wait"),
     (r"SYNCS|ARRIVES", "arrive"),
@@ -54,7 +55,11 @@ _COMPILED = tuple((re.compile(pattern), name) for pattern, name in _RULES)
 _MOVES = {"MOV", "UMOV", "R2UR", "CS2R", "S2R", "S2UR", "LDC", "LDCU", "ULDC", "R2P", "P2R", "B2R", "MOVM"}
 _BITS = re.compile(r"\.(128|64)\b")
 _WIDTH = re.compile(r"\.(128|64|[US]8|[US]16)\b")
+_NUMBERS = re.compile(r"\.(?:[FUS]|BF)(16|32|64)(?:x(\d))?\b")  # of an addition: their bits, and how many
 _MATRICES = re.compile(r"\.([24])$")
+
+_LANES = 32
+_PASS_BYTES = 128
 
 _found: dict[str, str] = {}
 
@@ -69,8 +74,10 @@ def class_of(opcode: str) -> str:
 
 
 def lane_bytes(one: Instruction) -> int:
-    """Return the bytes that a lane of a load, store or copy of global memory moves."""
-    if class_of(one.opcode) not in {"load_global", "store_global", "copy_async"}:
+    """Return the bytes that a lane of a load, store, addition or copy of global memory moves."""
+    if class_of(one.opcode) == "add_global" and (numbers := _NUMBERS.search(one.opcode)):
+        return int(numbers[1]) // 8 * int(numbers[2] or 1)
+    if class_of(one.opcode) not in {"load_global", "store_global", "add_global", "copy_async"}:
         return 0
     width = _WIDTH.search(one.opcode)
     return {"128": 16, "64": 8, "U8": 1, "S8": 1, "U16": 2, "S16": 2}[width[1]] if width else 4
@@ -93,6 +100,11 @@ def wavefronts(one: Instruction) -> int:
         width = _BITS.search(one.opcode)
         return int(width[1]) // 32 if width else 1
     return 1 if kind == "shuffle" else 0
+
+
+def add_passes(one: Instruction) -> int:
+    """Return the passes over the path of shared memory that the bytes of an addition to global memory take."""
+    return -(-_LANES * lane_bytes(one) // _PASS_BYTES) if class_of(one.opcode) == "add_global" else 0
 
 
 def group_of(one: Instruction) -> str:

@@ -66,7 +66,7 @@ def kind_of(statement: str) -> str:
 def watching(device: Device, entry: str, marker: int) -> Iterator[list[Seen]]:
     """Record the first CTA of a kernel in a launch of the with block; a round begins with the line ``marker``."""
     found: list[Seen] = []
-    rounds: Counter[int] = Counter()
+    rounds: Counter[tuple[int, int]] = Counter()
     raw = new_struct("sm120_step_info")
     kinds: dict[int, str] = {}
 
@@ -79,9 +79,12 @@ def watching(device: Device, entry: str, marker: int) -> Iterator[list[Seen]]:
                 return False
             kinds[row] = kind_of(step.instruction.text)
         if row == marker and text(raw.entry) == entry:
-            rounds[raw.warp] += 1
+            # By lane: while one lane loads, the others may go on to the next round.
+            for lane in watch.lanes_of(raw.active):
+                rounds[raw.warp, lane] += 1
         if kinds[row] and raw.mask and text(raw.entry) == entry:
-            found.append(_seen(watch.step_of(pointer), row, rounds[raw.warp] - 1, kinds[row]))
+            at = rounds[raw.warp, watch.lanes_of(raw.mask)[0]] - 1
+            found.append(_seen(watch.step_of(pointer), row, at, kinds[row]))
         return False
 
     with watch.watching(device, see, moment=lib.SM120_AFTER, cta=(0, 0, 0)):

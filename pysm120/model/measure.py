@@ -78,7 +78,10 @@ CASES = (
     ("attention_mxfp8_bf16_128x64_d128", Problem(4, 2048, 32, 128)),
 )
 # The fields of a kernel that the model needs. They are kept with the figures, because kernels change.
-_RECORD = ("operation", "precision", "config", "features", "head_dim", "q_rows", "kv_rows", "group_heads", "group_rows")
+_RECORD = (
+    *("operation", "precision", "config", "features", "head_dim"),
+    *("q_rows", "kv_rows", "group_heads", "group_rows", "q_warp_rows"),
+)
 _CYCLES = "sm__cycles_elapsed.max"
 _NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
 

@@ -36,8 +36,9 @@ class Prediction:
     ----------
     clocks : float
         Time of the launch: at least ``dram_clocks``, and ``l2_clocks`` if the chip's file has the bandwidth of L2.
-    l2_bytes, dram_bytes : float
-        Bytes that the launch moves from or to L2, and DRAM; ``..._clocks`` is the time that the chip takes for them.
+    l2_bytes, dram_bytes, add_bytes : float
+        Bytes that the launch moves from or to L2, and DRAM, and adds to L2; ``..._clocks`` is the time that the chip
+        takes for them.
     conflicts : float
         Bank conflicts as a share of the wavefronts of shared memory.
     round_clocks : float
@@ -69,11 +70,14 @@ class Prediction:
     l2_clocks: float
     dram_clocks: float
     conflicts: float
+    add_bytes: float
+    add_clocks: float
 
     @property
     def bound(self) -> str:
-        """The bound of the launch: "l2", "dram", or "sm" if memory is faster."""
-        return {self.l2_clocks: "l2", self.dram_clocks: "dram"}.get(self.clocks, "sm")
+        """The bound of the launch: "l2", "dram", "adds", or "sm" if memory is faster."""
+        bounds = {self.l2_clocks: "l2", self.dram_clocks: "dram", self.add_clocks: "adds"}
+        return bounds.get(self.clocks, "sm")
 
 
 def flops_of(opcode: str) -> int:
@@ -132,12 +136,19 @@ def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
     return float(once * len(rounds) + each * sum(rounds))
 
 
+def add_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
+    """Return the bytes that the CTAs of a launch add to L2."""
+    paths = model.paths
+    once, each = (sum(step.added for step in way) for way in ([*paths.before, *paths.behind], paths.around))
+    return float(model.warps * (once * len(rounds) + each * sum(rounds)))
+
+
 def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
     """Return the bank conflicts of a launch as a share of its wavefronts of shared memory."""
     paths = model.paths
 
     def passes(steps: Sequence[Step]) -> tuple[float, float]:
-        taken = [step for step in steps if step.wavefronts]
+        taken = [step for step in steps if step.wavefronts and not step.added]
         ideal = sum(pipes.wavefronts(paths.sources[step.place]) for step in taken)
         return sum(step.wavefronts for step in taken), ideal
 
@@ -168,7 +179,13 @@ def predict(
         float(chip["launch_clocks"]) + count / (float(chip[rate]) * per_clock) if count else 0.0
         for count, rate in ((l2, "l2_gbs"), (dram, "dram_gbs"))
     )
-    clocks = max(clocks, dram_clocks, l2_clocks if chip["l2_binds"] else 0.0)
+    adds = add_bytes(model, rounds)
+    # All SMs add at once, and each at the chip's rate.
+    add_clocks = (
+        float(chip["launch_clocks"]) + adds / (int(chip["sms"]) * float(chip["add_bytes_per_clock"])) if adds else 0.0
+    )
+    clocks = max(clocks, dram_clocks)
+    clocks = max(clocks, l2_clocks if chip["l2_binds"] else 0.0, add_clocks if chip["adds_bind"] else 0.0)
     full = times[-1]
     rounds_of = model.paths.rounds(TYPICAL)
     around = [step for way in rounds_of for step in way]
@@ -178,6 +195,7 @@ def predict(
     for step in around:
         busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS / TYPICAL
         busy["shared"] += step.wavefronts * model.warps / TYPICAL
+        busy["adds"] += step.added * model.warps / TYPICAL / float(chip["add_bytes_per_clock"])
     busy["issue"] = len(around) * model.warps / QUARTERS / TYPICAL
     per_round = full.each / slots
     shares = {name: clocks_ / per_round for name, clocks_ in busy.items() if name not in {"lsu", "branch"}}
@@ -185,7 +203,7 @@ def predict(
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
         _reasons(model, outcome, 2 * slots, least + _MORE), flops, events, l2, dram, l2_clocks, dram_clocks,
-        conflicts(model, rounds),
+        conflicts(model, rounds), adds, add_clocks,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A problem of attention, and the launch that follows from it: CTAs, rounds of each, operations."""
+"""A problem of attention or its gradients, and the launch that follows from it: CTAs, rounds of each, operations."""
 
 import dataclasses
 import re
@@ -6,22 +6,30 @@ import re
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin
 
-_FORM = re.compile(r"(\d+),(\d+),(\d+),(\d+)(,causal)?$")
+BACKWARD = "attention_backward"
+_FORM = re.compile(r"(\d+),(\d+),(\d+)(?:/(\d+))?,(\d+)(,causal)?$")
 _SCALED = 1 + 1 / 32  # bytes of an element in MXFP8
 # Bytes of an element of q and k, of v, and of o, by precision.
 _BYTES = {"mxfp8": (_SCALED, _SCALED, 2), "mxfp8_bf16": (_SCALED, 2, 2), "mxfp8_f16": (_SCALED, 2, 2)}
 _BYTES_OF_16_BITS = (2, 2, 2)
+_SUM_BYTES = 4  # of an element of the sums of dQ
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Attention of equal lengths of queries and keys."""
+    """Attention of equal lengths of queries and keys; ``kv_heads`` is 0 if there are as many as heads."""
 
     batch: int
     rows: int
     heads: int
     head_dim: int
     causal: bool = False
+    kv_heads: int = 0
+
+    @property
+    def groups(self) -> int:
+        """Heads of k and v."""
+        return self.kv_heads or self.heads
 
     @property
     def flops(self) -> float:
@@ -29,32 +37,50 @@ class Problem:
         pairs = self.rows * (self.rows + 1) / 2 if self.causal else self.rows**2
         return 4.0 * self.batch * self.heads * pairs * self.head_dim
 
+    @property
+    def backward_flops(self) -> float:
+        """Multiplications and additions of the five products of the backward pass; half of them if causal."""
+        return 10.0 * self.batch * self.heads * self.rows**2 * self.head_dim / (2 if self.causal else 1)
+
+    def flops_of(self, kernel: Builtin) -> float:
+        """Return the multiplications and additions that count for a kernel."""
+        return self.backward_flops if kernel.operation == BACKWARD else self.flops
+
     def tensor_bytes(self, kernel: Builtin) -> float:
-        """Return the bytes of q, k, v and o, which is in 16 bits."""
+        """Return the bytes of all tensors: q, k, v and o, which is in 16 bits; backward q, k, v, dout, dk, dv, sums."""
+        q, kv = (self.batch * heads * self.rows * self.head_dim for heads in (self.heads, self.groups))
+        if kernel.operation == BACKWARD:
+            return 2.0 * (2 * q + 4 * kv) + 2 * _SUM_BYTES * q  # the sums of dQ are read and written
         of_q, of_v, of_o = _BYTES.get(kernel.precision, _BYTES_OF_16_BITS)
-        return self.batch * self.heads * self.rows * self.head_dim * (2 * of_q + of_v + of_o)
+        return q * (of_q + of_o) + kv * (of_q + of_v)
 
     def rounds(self, kernel: Builtin, heads_together: int | None = None) -> list[int]:
-        """Return the tiles of keys of every CTA of a kernel, in the order in which the CTAs start.
+        """Return the rounds of every CTA of a kernel, in the order in which the CTAs start.
 
+        A round is a tile of keys; backward it is a tile of queries of one of the heads that share the keys.
         ``heads_together``: heads in a group, whose longest causal tiles start first. Default: the value in the
         kernel's record.
         """
         q_rows, kv_rows = tile_of(kernel)
         q_tiles, kv_tiles = -(-self.rows // q_rows), -(-self.rows // kv_rows)
-        one = [
-            min(kv_tiles, -(-min(self.rows, (tile + 1) * q_rows) // kv_rows)) if self.causal else kv_tiles
-            for tile in reversed(range(q_tiles))
-        ]
+        if kernel.operation == BACKWARD:
+            heads, share = self.batch * self.groups, self.heads // self.groups
+            one = [share * (q_tiles - (tile * kv_rows // q_rows if self.causal else 0)) for tile in range(kv_tiles)]
+        else:
+            heads = self.batch * self.heads
+            one = [
+                min(kv_tiles, -(-min(self.rows, (tile + 1) * q_rows) // kv_rows)) if self.causal else kv_tiles
+                for tile in reversed(range(q_tiles))
+            ]
         if heads_together is None:
             heads_together = max(1, min(kernel.group_heads, kernel.group_rows // self.rows)) if self.causal else 1
-        heads = self.batch * self.heads
         groups = [min(heads_together, heads - first) for first in range(0, heads, heads_together)]
         return [rounds for group in groups for rounds in one for _ in range(group)]
 
     def __str__(self) -> str:
+        heads = f"{self.heads}/{self.kv_heads}" if self.kv_heads else str(self.heads)
         causal = ",causal" if self.causal else ""
-        return f"{self.batch},{self.rows},{self.heads},{self.head_dim}{causal}"
+        return f"{self.batch},{self.rows},{heads},{self.head_dim}{causal}"
 
 
 def tile_of(kernel: Builtin) -> tuple[int, int]:
@@ -66,10 +92,13 @@ def tile_of(kernel: Builtin) -> tuple[int, int]:
 
 
 def parse(word: str) -> Problem:
-    """Return the problem in a word ``B,S,H,D`` or ``B,S,H,D,causal``."""
+    """Return the problem in a word ``B,S,H,D`` or ``B,S,H,D,causal``; H may be ``H/HKV``."""
     found = _FORM.match(word)
-    if found is None or any(int(found[i]) == 0 for i in range(1, 5)):
+    if found is None or any(int(found[i] or 1) == 0 for i in range(1, 6)):
         message = f"--problem is {word!r}, not batch,rows,heads,head_dim of at least 1 each, with or without ,causal"
         raise InvalidArgumentError(message)
-    batch, rows, heads, head_dim = (int(found[i]) for i in range(1, 5))
-    return Problem(batch, rows, heads, head_dim, causal=found[5] is not None)
+    batch, rows, heads, kv_heads, head_dim = (int(found[i] or 0) for i in range(1, 6))
+    if kv_heads and heads % kv_heads:
+        message = f"--problem is {word!r}, but {heads} heads are not a multiple of {kv_heads} kv heads"
+        raise InvalidArgumentError(message)
+    return Problem(batch, rows, heads, head_dim, found[6] is not None, 0 if kv_heads == heads else kv_heads)

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from pysm120.model import mbarriers
 from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.model.paths import compute_warps
-from pysm120.model.problem import Problem, tile_of
+from pysm120.model.problem import BACKWARD, Problem, tile_of
 from pysm120.model.recorded import Launch, Recording, banks_of, executed_of
 from pysm120.observe import watch
 from pysm120.observe.profile import Counts, Statement
@@ -98,6 +98,11 @@ def recording(function: sass.Function, ptx: str, threads: int, problem: Problem,
     return found
 
 
+def count(of_kernel: Builtin, ptx: str, problem: Problem) -> Launch:
+    """Launch a kernel of attention once with a problem, and count."""
+    return _Kernel(of_kernel, ptx).count(problem)
+
+
 class _Kernel:
     """A kernel of attention on the virtual device."""
 
@@ -138,7 +143,8 @@ class _Kernel:
     def handovers(self, recording: Recording, head_dim: int) -> Recorded:
         """Launch it once, with whole tiles except for the last row, and record the hand-overs."""
         rows = math.lcm(*tile_of(self.record))
-        problem = Problem(1, rows * -(-_ROUNDS * tile_of(self.record)[1] // rows) - 1, 1, head_dim)
+        of_round = tile_of(self.record)[0 if self.record.operation == BACKWARD else 1]
+        problem = Problem(1, rows * -(-_ROUNDS * of_round // rows) - 1, 1, head_dim)
         marker = recording.marker
         with self._open(problem) as (device, kernel, launch):
             code = watch.instructions(kernel)
@@ -161,6 +167,16 @@ def _capability(target: str) -> Iterator[None]:
             del os.environ[_VARIABLE]
         else:
             os.environ[_VARIABLE] = before
+
+
+def executed(target: str, entries: Sequence[str], of_kernel: Builtin, problem: Problem) -> dict[str, dict[int, int]]:
+    """Run the backward pass of a problem; return how often statements were executed, by PTX line, for each entry."""
+    with _capability(target), Device("virtual") as device:
+        launch = works.of_backward(device, of_kernel, problem)
+        with device.profile() as p:
+            launch()
+            device.synchronize()
+    return {entry: executed_of(p.statements, entry) for entry in entries}
 
 
 def of_file(function: sass.Function, path: Path, threads: int) -> Recording:

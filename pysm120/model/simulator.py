@@ -10,6 +10,7 @@ issue its next instruction depends on
 - the ports of its quarter's registers (ports.py), whose reads may be a few clocks late;
 - contention: an instruction on one pipe delays another, busy pipe, by the chip's table;
 - mbarriers and bar.sync: other warps of the CTA, and the copy engine;
+- additions to L2, which leave the SM at the chip's rate: accesses to memory wait while too many bytes are queued;
 - groups of cp.async: DEPBAR.LE waits for all but the last few;
 - the line of code of the instruction, if the code of the rounds exceeds the instruction cache (fetch.py);
 - the scheduler of its quarter, which issues one instruction a clock: of the same warp as in the previous clock, if it
@@ -48,7 +49,8 @@ class Step(NamedTuple):
 
     ``special`` is "", "barrier", an action on a phase of ``ring`` (handovers.py): "wait", "arrive" or "copy", or an
     action of cp.async: "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
-    ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code.
+    ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code. ``added``:
+    bytes that it adds to L2.
     """
 
     pipe: int
@@ -66,6 +68,7 @@ class Step(NamedTuple):
     ahead: int = 0
     ports: port_table.Demand = (0.0, 0.0)
     line: int = 0
+    added: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +200,8 @@ class Simulator:
         self.cta_start = int(chip["cta_start"])
         self.copy_latency, self.copy_rate = int(chip["copy_latency"]), float(chip["copy_bytes_per_clock"])
         self.async_latency = int(chip["async_latency"])
+        self.add_rate, self.add_queue = float(chip["add_bytes_per_clock"]), float(chip["add_queue_bytes"])
+        self.adds_bind = bool(chip["adds_bind"])
         self.bar_interval, self.bar_latency = int(chip["barrier_interval"]), int(chip["barrier_latency"])
         self.queued = [name in _QUEUED for name in self.names]
         self.free = [[0.0] * len(self.names) for _ in range(QUARTERS)]
@@ -207,6 +212,7 @@ class Simulator:
         self.barrier_free = 0
         self.shared_free = self.copy_free = 0.0
         self.arriving = 0.0  # wavefronts that copies still need
+        self.added = 0.0  # when the additions that were issued have left the SM
         self.resident: list[list[_Warp]] = [[] for _ in range(QUARTERS)]
         self.wake = [NEVER] * QUARTERS
         self.number = 0
@@ -373,6 +379,7 @@ class Simulator:
                 self.outcome.busy["shared"] += step.wavefronts
             self.queues[warp.quarter][pipe].append(math.ceil(begin))
         free[pipe] = begin + step.interval
+        self.add(warp, step, now)
         for other, delay in self.delays[pipe]:
             if free[other] > now:
                 free[other] += delay
@@ -390,6 +397,14 @@ class Simulator:
         warp.at += 1
         if not step.special or self.special(warp, step, now):
             self.settle(warp)
+
+    def add(self, warp: _Warp, step: Step, now: int) -> None:
+        """Queue bytes that are added to L2; the pipe goes on when the queue has room for as many bytes."""
+        if not step.added or not self.adds_bind:
+            return
+        free = self.free[warp.quarter]
+        self.added = max(self.added, now) + step.added / self.add_rate
+        free[step.pipe] = max(free[step.pipe], self.added - self.add_queue / self.add_rate)
 
     def account(self, warp: _Warp, step: Step, now: int) -> None:
         """Record what a warp waited for."""
@@ -555,9 +570,9 @@ class Pipes:
             following = path[(i + 1) % len(path)].address
             taken = one.is_branch and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
-            passes = 0 if is_idle else self.wavefronts(one)
+            passes = 0 if is_idle else self.wavefronts(one) or pipe_table.add_passes(one)
             # The result is ready after all wavefronts, which take an interval each.
-            conflicts = passes - pipe_table.wavefronts(one) if passes else 0
+            conflicts = passes - (pipe_table.wavefronts(one) or pipe_table.add_passes(one)) if passes else 0
             special, amount = _special(one)
             deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
             steps.append(
@@ -577,9 +592,15 @@ class Pipes:
                     deed.ahead,
                     (0.0, 0.0) if is_idle else port_table.demand(one, path[i - 1], *self.port_clocks),
                     one.address // fetching.LINE_BYTES,
+                    added_bytes(one),
                 )
             )
         return steps
+
+
+def added_bytes(one: Instruction) -> int:
+    """Return the bytes that a warp's instruction adds to L2, if all its lanes add."""
+    return _LANES * pipe_table.lane_bytes(one) if pipe_table.class_of(one.opcode) == "add_global" else 0
 
 
 def _special(one: Instruction) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pysm120.machine_code import sass
 from pysm120.machine_code.cubin import Cubin
-from pysm120.model import chips, kernel_model, launches, loops, predict
+from pysm120.model import backward, chips, kernel_model, launches, loops, predict, streams
 from pysm120.model import problem as problems
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
@@ -124,12 +124,31 @@ def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
         model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
         return predict.predict(model, launches.rounds_of(row), tensor_bytes=launches.tensor_bytes(row)).clocks
     problem, kernel, record = problems.parse(row["problem"]), record_of(row), None
-    if "ptx" in row:
-        ptx = lzma.decompress((folder / row["ptx"]).read_bytes()).decode()
+    ptx = lzma.decompress((folder / row["ptx"]).read_bytes()).decode() if "ptx" in row else ""
+    if "counted" in row:
+        function = records.with_lines(_function(image, kernel.entry), ptx, str(chip["target"]))
+        counted, main = row["counted"], record_of(row["main"])
+        stream = backward.stream_of(kernel, main, problem, dict(counted["executed"]), counted["rows"])
+        return streams.predict(_at_clock(chip, row), image, function, stream).clocks
+    if ptx:
         record = _or_by_rules(recorder(ptx, str(chip["target"]), problem, kernel))
     model = image_model(chip, image, kernel.entry, kernel.shared_bytes, record=record)
     rounds = problem.rounds(kernel, row.get("heads_together"))
     return predict.predict(model, rounds, tensor_bytes=problem.tensor_bytes(kernel)).clocks
+
+
+def _at_clock(chip: Chip, row: dict[str, Any]) -> Chip:
+    """Return the chip at the clock rate of a measurement: a memory's bytes a clock depend on it."""
+    return dataclasses.replace(chip, values={**chip.values, "mhz": row.get("mhz", chip["mhz"])})
+
+
+def _with_counts(document: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of delta or dq with its counted statements and its main kernel; other rows as they are."""
+    if "of" not in row:
+        return row
+    counted = next(one for one in document["counts"] if (one["of"], one["entry"]) == (row["of"], row["entry"]))
+    main = next(one for one in document["launches"] if one["entry"] == row["of"])
+    return {**row, "counted": counted, "main": main}
 
 
 def record_of(row: dict[str, Any]) -> Builtin:
@@ -195,7 +214,8 @@ def compare(document: dict[str, Any], folder: Path) -> Iterator[Row]:
             clocks = loop_clocks(chip, loop)
             yield Row(f"{loop.name}, {loop.warps} warps", clocks, measured[loop.name, loop.warps])
     for row in document["launches"]:
-        yield Row(name_of(row), launch_clocks(chip, folder, row), row["clocks"])
+        full = _with_counts(document, row)
+        yield Row(name_of(row), launch_clocks(chip, folder, full), row["clocks"])
 
 
 def errors(rows: list[Row]) -> tuple[float, float]:

@@ -8,8 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pysm120.model.problem import Problem
+from pysm120.model.problem import BACKWARD, Problem
 from pysm120.ops.attention import attention
+from pysm120.ops.attention_backward import attention_backward
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, Kernel, builtin_kernel, constants
@@ -88,12 +89,15 @@ def of_library(device: Device, kernel: Builtin, problem: Problem) -> tuple[Kerne
     if is_uniform(kernel):
         work = Attention(device, kernel, problem)
         return work.kernel, work.launch
+    if kernel.operation == BACKWARD:
+        return builtin_kernel(device, kernel.entry), of_backward(device, kernel, problem)
     if kernel.operation != "attention":
         message = f"the kernel is {kernel.entry!r}, which is not a kernel of attention"
         raise InvalidArgumentError(message)
     dtype = np.dtype(np.float16 if kernel.precision in {"f16", "mxfp8", "mxfp8_f16"} else ml_dtypes.bfloat16)
     rng, shape = np.random.default_rng(1), (problem.batch, problem.rows, problem.heads, problem.head_dim)
-    q, k, v = (device.array(_normal(rng, shape).astype(dtype)) for _ in range(3))
+    keys = (*shape[:2], problem.groups, shape[3])
+    q, k, v = (device.array(_normal(rng, one).astype(dtype)) for one in (shape, keys, keys))
     # kv_lengths makes the library use the kernel with features, although all lengths are full.
     lengths = device.array(np.full(problem.batch, problem.rows, np.int32)) if kernel.features else None
     call = partial(
@@ -101,3 +105,14 @@ def of_library(device: Device, kernel: Builtin, problem: Problem) -> tuple[Kerne
         config=kernel.config,
     )  # fmt: skip
     return builtin_kernel(device, kernel.entry), call
+
+
+def of_backward(device: Device, kernel: Builtin, problem: Problem) -> Callable[[], object]:
+    """Return a function that runs the whole backward pass: delta, the kernel that the library chooses, dq."""
+    dtype, rng = np.dtype(ml_dtypes.bfloat16 if kernel.precision == "bf16" else np.float16), np.random.default_rng(1)
+    shapes = [(problem.batch, problem.rows, heads, problem.head_dim) for heads in (problem.heads, problem.groups)]
+    q, k, v, dout, out = (device.array(_normal(rng, shapes[n]).astype(dtype)) for n in (0, 1, 1, 0, 0))
+    # P is 2^(S - LSE): an LSE above all scores keeps it small.
+    lse = device.array(np.full((problem.batch, problem.heads, problem.rows), 8, np.float32))
+    dq, dk, dv = (device.empty(shapes[n], dtype) for n in (0, 1, 1))
+    return partial(attention_backward, dout, q, k, v, out, lse, causal=problem.causal, dq=dq, dk=dk, dv=dv)

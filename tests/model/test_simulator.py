@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sass_text import Op, listing
 
-from pysm120.machine_code import sass
+from pysm120.machine_code import pipes, sass
 from pysm120.model import chips, kernel_model, loops, ports, predict, problem, validation
 from pysm120.model.chips import Chip
 from pysm120.model.handovers import Filler, Ring
@@ -53,13 +53,17 @@ barrier_latency = 7
 copy_latency = 5000
 copy_bytes_per_clock = 64
 async_latency = 4000
+adds_bind = 1
+add_bytes_per_clock = 16
+add_queue_bytes = 4096
+dram_latency = 900
 source = "made up"
 """
 TIMINGS = {
     "hmma_16816_f32": ("tensor", 10, 20), "mufu": ("xu", 8, 17), "fma": ("fma", 1, 4), "alu": ("alu", 2, 5),
     "ldmatrix": ("lsu", 2, 26), "branch": ("branch", 1, 1), "barrier": ("lsu", 1, 1), "try_wait": ("lsu", 1, 36),
     "arrive": ("lsu", 1, 20), "copy": ("copy", 34, 34), "copy_async": ("lsu", 2, 30),
-    "fence": ("lsu", 1, 10), "uniform": ("uniform", 1, 1),
+    "add_global": ("lsu", 1, 30), "fence": ("lsu", 1, 10), "uniform": ("uniform", 1, 1),
 }  # fmt: skip
 
 
@@ -123,6 +127,54 @@ def test_bound_by_the_banks_of_shared_memory(chip: Chip) -> None:
 def test_a_full_queue_holds_a_warp(chip: Chip) -> None:
     # Nothing waits for the results, but the queue holds eight: the round cannot be shorter than the pipe's time.
     assert per_round(chip, [Op("MUFU.EX2 R1, R2")] * 32, 1) == 32 * 8
+
+
+ADD = "REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU desc[UR4][R2.64], R4"
+
+
+def test_additions_leave_the_sm_at_the_rate_of_the_chip(chip: Chip) -> None:
+    # Two warps on each quarter, four additions of 512 bytes each, 16 bytes a clock.
+    assert per_round(chip, [Op(ADD)] * 4, 8) == 8 * 4 * 512 / 16
+    # Where L2's rate is not known, only their way through the path of shared memory counts: four clocks each.
+    free = dataclasses.replace(chip, values=chip.values | {"adds_bind": 0})
+    assert per_round(free, [Op(ADD)] * 4, 8) == 8 * 4 * 4
+
+
+def test_additions_beside_products(chip: Chip) -> None:
+    # A warp on each quarter: 24 products take 240 clocks, four additions of each warp 512.
+    products = [Op("HMMA.16816.F32 R4, R8, R12, R4")] * 24
+    both = per_round(chip, [*products, *[Op(ADD)] * 4], 4)
+    assert both == pytest.approx(4 * 4 * 512 / 16, rel=0.03)
+    # Nothing waits for one addition of each warp.
+    assert per_round(chip, [*products, Op(ADD)], 4) == pytest.approx(per_round(chip, products, 4), abs=8)
+
+
+def test_a_full_queue_of_additions_holds_what_follows(chip: Chip) -> None:
+    # In a round, 160 products take 1600 clocks, twelve additions of each warp 1536, and all warps meet once.
+    body = [Op("BAR.SYNC 0x0", stall=8), *[Op("HMMA.16816.F32 R4, R8, R12, R4")] * 160, *[Op(ADD)] * 12]
+    wide = dataclasses.replace(chip, values=chip.values | {"add_queue_bytes": 1 << 20})
+    assert 1600 <= per_round(wide, body, 4) < 1700  # with the way of the additions to the queue
+    # The pipe of a quarter holds eight additions, L2's queue 4096 bytes. The barrier waits behind the others.
+    assert per_round(chip, body, 4) == 1600 + ((12 - 8) * 4 * 512 - 4096) / 16
+
+
+@pytest.mark.parametrize(
+    ("opcode", "kind", "lane_bytes", "passes"),
+    [
+        ("REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU", "add_global", 16, 4),
+        ("REDG.E.ADD.F32x2.FTZ.RN.STRONG.GPU", "add_global", 8, 2),
+        ("REDG.E.ADD.F32.FTZ.RN.STRONG.GPU", "add_global", 4, 1),
+        ("REDG.E.ADD.F16x2.RN.STRONG.GPU", "add_global", 4, 1),
+        ("RED.E.ADD.STRONG.GPU", "add_global", 4, 1),
+        ("REDG.E.ADD.64.STRONG.GPU", "add_global", 8, 2),
+        ("ATOMG.E.ADD.STRONG.GPU", "store_global", 4, 0),
+        ("STG.E.128", "store_global", 16, 0),
+        ("REDUX.SUM", "vote", 0, 0),
+    ],
+)
+def test_bytes_that_an_instruction_adds(opcode: str, kind: str, lane_bytes: int, passes: int) -> None:
+    (one,) = sass.parse(listing("k", [Op(f"{opcode} [R2.64], R4")]))["k"].instructions
+    assert (pipes.class_of(opcode), pipes.lane_bytes(one), pipes.add_passes(one)) == (kind, lane_bytes, passes)
 
 
 def test_barrier_of_a_cta(chip: Chip) -> None:

@@ -1,0 +1,165 @@
+"""The timing model of the backward pass: its problems, its recordings, the kernels beside it, and measured launches."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pysm120 import __main__
+from pysm120.machine_code import sass
+from pysm120.model import backward, chips, problem, record, streams, validation
+from pysm120.model.handovers import Ring
+from pysm120.model.problem import Problem
+from pysm120.model.recorded import Recording
+from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.module import Builtin, builtin_image, builtin_index, builtins
+
+pytestmark = pytest.mark.virtual
+
+MEASURED = Path(__file__).resolve().parents[2] / "results" / "h200" / "backward.json"
+FORWARD = next(b for b in builtins() if b.operation == "attention")
+MAIN = {
+    target: next(
+        b
+        for b in builtins()
+        if (b.operation, b.precision, b.head_dim, b.q_rows, b.kv_rows) == ("attention_backward", "bf16", 128, 64, keys)
+    )
+    for target, keys in (("sm_120f", 64), ("sm_90", 128))
+}
+
+
+def made(q_rows: int, kv_rows: int, **fields: Any) -> Builtin:
+    """Return the record of a kernel of the backward pass."""
+    return Builtin("k", "", 256, 0, operation="attention_backward", q_rows=q_rows, kv_rows=kv_rows, **fields)
+
+
+def test_problems_with_fewer_kv_heads() -> None:
+    found = problem.parse("4,2048,32/8,128,causal")
+    assert found == Problem(4, 2048, 32, 128, causal=True, kv_heads=8)
+    assert str(found) == "4,2048,32/8,128,causal"
+    assert problem.parse("4,2048,32/32,128") == Problem(4, 2048, 32, 128)
+    with pytest.raises(InvalidArgumentError, match="32 heads are not a multiple of 5 kv heads"):
+        problem.parse("4,2048,32/5,128")
+    with pytest.raises(InvalidArgumentError, match="at least 1 each"):
+        problem.parse("4,2048,32/0,128")
+    # Keys and values of a quarter of the heads: q and o of 8 MiB each, k and v of 2 MiB.
+    assert Problem(1, 1024, 32, 128, kv_heads=8).tensor_bytes(FORWARD) == 2 * (8 << 20) + 2 * (2 << 20)
+
+
+def test_rounds_of_the_backward_pass() -> None:
+    # 300 rows: five tiles of 64 queries, three of 128 keys.
+    assert Problem(1, 300, 2, 64).rounds(made(64, 128)) == [5] * 6
+    # Causal: the keys from 128 on are seen from the third tile of queries on. Two heads take turns.
+    together = made(64, 128, group_heads=32, group_rows=1 << 17)
+    assert Problem(1, 300, 2, 64, causal=True).rounds(together) == [5, 5, 3, 3, 1, 1]
+    # A CTA walks the tiles of both heads of q that share its keys.
+    assert Problem(1, 300, 4, 64, causal=True, kv_heads=2).rounds(together) == [10, 10, 6, 6, 2, 2]
+    assert Problem(2, 64, 4, 32).flops_of(made(64, 64)) == 10 * 2 * 4 * 64**2 * 32
+    assert Problem(2, 64, 4, 32, causal=True).flops_of(made(64, 64)) == 5 * 2 * 4 * 64**2 * 32
+
+
+@pytest.mark.parametrize("words", ["1,512,2,128", "1,600,2,128,causal", "1,448,4/2,128,causal"])
+def test_rounds_are_those_that_the_virtual_device_counts(words: str) -> None:
+    kernel, of = MAIN["sm_90"], problem.parse(words)
+    ptx = builtin_image(builtin_index(kernel.entry) or 0, "sm_90", "ptx").decode()
+    image = builtin_image(builtin_index(kernel.entry) or 0, "sm_90", "cubin")
+    function = record.with_lines(sass.disassemble(image, kernel.entry)[kernel.entry], ptx, "sm_90")
+    launch = record.count(kernel, ptx, of)
+    counted = Recording(function, [launch], kernel.threads // 32).rounds
+    assert counted == pytest.approx(sum(of.rounds(kernel)) / len(of.rounds(kernel)))
+
+
+@pytest.mark.parametrize(
+    ("target", "rings"),
+    [
+        # K and V once; a tile of Q with its rows; a tile of dO, which on SM120 has one stage.
+        ("sm_120f", [Ring(1, 4, 1, 0, 32768), Ring(1, 3, 0, 1, 16912), Ring(1, 2, 0, 1, 16384)]),
+        ("sm_90", [Ring(1, 4, 1, 0, 65536), Ring(1, 3, 0, 1, 16912), Ring(1, 2, 0, 1, 16384)]),
+    ],
+)
+def test_hand_overs(target: str, rings: list[Ring]) -> None:
+    """With one stage of dO, lane 0 loads while the other lanes of its warp go on: rounds are counted by lane."""
+    chip, kernel = chips.load("rtx5090" if target == "sm_120f" else "h200"), MAIN[target]
+    ptx = builtin_image(builtin_index(kernel.entry) or 0, target, "ptx").decode()
+    found = validation.recorder(ptx, target, Problem(1, 256, 1, 128), kernel)
+    model = validation.builtin_model(chip, kernel.entry, record=found)
+    assert model.handovers.why == ""
+    assert list(model.handovers.rings) == rings
+
+
+def test_the_whole_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["model", MAIN["sm_120f"].entry, "--problem", "1,512,8,128,causal"]
+    assert __main__.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    whole, chip = found["pass"], chips.load("rtx5090")
+    delta, main, dq = whole["kernels"]
+    assert [one["kernel"] for one in whole["kernels"]] == [
+        "attention_backward_delta_bf16", MAIN["sm_120f"].entry, "attention_backward_dq",
+    ]  # fmt: skip
+    assert main["clocks"] == found["clocks"]
+    assert min(delta["clocks"], dq["clocks"]) > chip["launch_clocks"]
+    assert whole["clocks"] == pytest.approx(sum(one["clocks"] for one in whole["kernels"]), abs=2)
+    flops = 5 * 8 * 512**2 * 128
+    assert whole["tflops"] == pytest.approx(flops / whole["microseconds"] / 1e6, abs=0.1)
+    assert whole["tensor_share"] == pytest.approx(flops / whole["clocks"] / (512 * 170), abs=1e-4)
+    # A tile of 64 x 64 adds 64 x 128 numbers; 36 of 64 tiles of a head are seen.
+    assert found["add_gbs"] == pytest.approx(36 * 8 * 64 * 128 * 4 / found["microseconds"] / 1e3, abs=1)
+    assert __main__.main(command) == 0
+    shown = capsys.readouterr().out
+    assert f"{whole['tensor_share']:.1%} of the tensor pipe" in shown
+    assert "or more: the limit is unknown" in next(line for line in shown.splitlines() if "adds in L2" in line)
+
+
+def _stream(rows: int = 2048) -> tuple[bytes, sass.Function, streams.Stream]:
+    """Return delta of a problem on an H200."""
+    kernel, of = MAIN["sm_90"], Problem(4, rows, 32, 128)
+    delta, _ = backward.companions(kernel)
+    small = backward.recorded_problem(of)
+    executed = record.executed("sm_90", [delta.entry], kernel, small)[delta.entry]
+    index = builtin_index(delta.entry) or 0
+    image = builtin_image(index, "sm_90", "cubin")
+    ptx = builtin_image(index, "sm_90", "ptx").decode()
+    function = record.with_lines(sass.disassemble(image, delta.entry)[delta.entry], ptx, "sm_90")
+    return image, function, backward.stream_of(delta, kernel, of, executed, small.rows)
+
+
+def test_what_bounds_a_kernel_without_products() -> None:
+    chip = chips.load("h200")
+    image, function, stream = _stream()
+    usual = streams.predict(chip, image, function, stream)
+    assert usual.bound == "dram"
+    # Two bytes of o and dout and four of sums for each element; 4055 GB/s.
+    assert usual.dram_bytes == 8 * 4 * 2048 * 32 * 128
+    assert usual.dram_clocks == pytest.approx(usual.dram_bytes / 4055e9 * chip["mhz"] * 1e6)
+    assert usual.clocks > usual.start + usual.dram_clocks
+    fast = dataclasses.replace(chip, values=chip.values | {"dram_gbs": 1e9})
+    found = streams.predict(fast, image, function, stream)
+    assert found.bound == "sm"
+    assert usual.sm_clocks == found.sm_clocks < found.clocks - found.start < usual.clocks
+    # What fits in half of L2 comes from there, and sooner.
+    large = dataclasses.replace(chip, values=chip.values | {"l2_bytes": 1 << 30})
+    found = streams.predict(large, image, function, stream)
+    assert (found.dram_bytes, found.dram_clocks) == (0, 0)
+    assert found.sm_clocks < usual.sm_clocks
+    # Twice the CTAs take twice as long.
+    twice = dataclasses.replace(stream, ctas=2 * stream.ctas)
+    assert streams.predict(chip, image, function, twice).sm_clocks == pytest.approx(2 * usual.sm_clocks)
+    nothing = dataclasses.replace(stream, executed=dict.fromkeys(stream.executed, 0))
+    with pytest.raises(InvalidArgumentError, match="no loop of attention_backward_delta_bf16 was executed"):
+        streams.predict(chip, image, function, nothing)
+
+
+LAUNCHES = ("_d256 4,2048,16,256", "delta_bf16 1,16384,32,128", "dq 4,2048,32,128", "_d128 1,4096,32,128,causal")
+
+
+@pytest.mark.parametrize("wanted", LAUNCHES)
+def test_measured_launches_are_predicted_as_documented(wanted: str) -> None:
+    document = validation.read(MEASURED)
+    row = next(row for row in document["launches"] if validation.name_of(row).endswith(wanted))
+    # The main kernels stay: delta and dq need the record of theirs. They come behind the row, and are not predicted.
+    document |= {"loops": [], "launches": [row, *(one for one in document["launches"] if "of" not in one)]}
+    first = next(validation.compare(document, MEASURED.parent))
+    assert first.name.endswith(wanted)
+    assert abs(first.error) < 0.09, first
