@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -198,14 +199,17 @@ class Model:
 class Training:
     """A model in one precision, and AdamW for it."""
 
-    def __init__(self, precision: str, symbols: int, options: argparse.Namespace) -> None:
+    def __init__(self, precision: str, symbols: int, options: argparse.Namespace, opened: ExitStack) -> None:
         self.precision, self.steps = precision, options.steps
         self.model = Model(symbols, options.layers, options.heads, options.context, options.seed)
         self.moments = [np.zeros_like(self.model.weights) for _ in BETAS]
         self.losses: list[float] = []
-        # A device of its own, because calls of several threads on one device would share a workspace.
-        self.device = None if precision == "float32" else pysm120.Device(options.device)
-        self.attention = attention_on(self.device, precision) if self.device else attention_in_numpy
+        self.device: pysm120.Device | None = None
+        self.attention: Attention = attention_in_numpy
+        if precision != "float32":
+            # A device of its own, because calls of several threads on one device would share a workspace.
+            self.device = opened.enter_context(pysm120.Device(options.device))
+            self.attention = attention_on(self.device, precision)
 
     def step(self, batch: tuple[Integers, Integers]) -> None:
         """Compute the loss of a batch and change the weights."""
@@ -318,7 +322,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, opened: ExitStack) -> int:
     """Train, print, and write what was asked for; return the exit status."""
     corpus = text()
     alphabet = sorted(set(corpus))
@@ -326,7 +330,7 @@ def run(options: argparse.Namespace) -> int:
     symbols = np.array([numbers[character] for character in corpus])
     if options.context >= len(symbols):
         raise pysm120.InvalidArgumentError(f"--context {options.context}: the text has {len(symbols)} characters")
-    trainings = [Training(precision, len(alphabet), options) for precision in dict.fromkeys(options.precision)]
+    trainings = [Training(name, len(alphabet), options, opened) for name in dict.fromkeys(options.precision)]
     where = next((t.device.info.name for t in trainings if t.device), "the CPU")
     weights = trainings[0].model.weights.size
     print(f"{len(symbols):,} characters, {len(alphabet)} different; {weights:,} weights; {where}")
@@ -357,7 +361,8 @@ def run(options: argparse.Namespace) -> int:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the program; return the exit status."""
     try:
-        return run(arguments(words))
+        with ExitStack() as opened:
+            return run(arguments(words), opened)
     except (pysm120.Error, OSError, ImportError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
