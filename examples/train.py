@@ -27,7 +27,7 @@ import pysm120
 ROOT = Path(__file__).resolve().parents[1]
 PRECISIONS = ("float32", "bf16", "mxfp8_bf16", "mxfp8")
 HEAD_DIM = 64
-RATE, WARM, DECAY, BETAS, EPSILON = 2e-3, 0.05, 0.05, (0.9, 0.99), 1e-8  # AdamW; WARM: share of the steps
+RATE, WARM, DECAY, BETAS, EPSILON = 3e-3, 0.05, 0.05, (0.9, 0.99), 1e-8  # AdamW; WARM: share of the steps
 LAST = 0.1  # the final loss is the mean of this share of the steps
 
 Floats = npt.NDArray[Any]  # float32; float64 where a test checks the gradients
@@ -130,7 +130,7 @@ class Model:
         self.layers, self.heads = layers, heads
         # Residual branches begin small, so that the sum of all has the size of one.
         deep = 1 / math.sqrt(2 * layers)
-        table = {"symbols": (symbols, width, 0.5), "places": (context, width, 0.5)}
+        table = {"symbols": (symbols, width, 0.5), "places": (context, width, 0)}
         for n in range(layers):
             table |= {
                 f"norm_attention {n}": (1, width, 0),
@@ -143,7 +143,7 @@ class Model:
         table |= {"norm": (1, width, 0), "logits": (width, symbols, 0.1 * width**-0.5)}
         random = np.random.default_rng(seed)
         self.weights = np.concatenate([
-            random.normal(0, spread, rows * columns) if spread else np.ones(columns)
+            random.normal(0, spread, rows * columns) if spread else np.ones(rows * columns)
             for rows, columns, spread in table.values()
         ]).astype(dtype)  # fmt: skip
         self.gradients = np.zeros_like(self.weights)
@@ -152,6 +152,9 @@ class Model:
             {name: part.reshape(table[name][:2]) for name, part in zip(table, np.split(x, ends[:-1]), strict=True)}
             for x in (self.weights, self.gradients)
         )
+        # Places begin as waves, so that heads find neighbouring symbols soon (Vaswani et al., 2017).
+        angles = np.arange(context)[:, None] * 10000 ** (-np.arange(0, width, 2) / width)
+        self.w["places"][...] = 0.5 * np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
     def both(self, name: str) -> tuple[Floats, Floats]:
         """Return a weight and where its gradient goes."""
