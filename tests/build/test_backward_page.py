@@ -1,12 +1,16 @@
-"""docs/explanation/backward.png shows the kernels as they are."""
+"""What docs/explanation/backward.md shows is so: the sizes of the kernels, the losses of a training run."""
 
+import csv
 import json
+import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "explanation"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "explanation"
 REDRAW = "python docs/explanation/draw_backward.py draws it again"
 
 
@@ -29,3 +33,19 @@ def test_the_picture_has_the_sizes_of_the_kernels(tmp_path: Path, monkeypatch: p
     draw_backward.draw(tmp_path / "again.png")
     with Image.open(tmp_path / "again.png") as again:
         assert (json.loads(again.info["Description"]), again.size) == (shown, size)
+
+
+def test_the_table_of_final_losses_is_that_of_the_measurement() -> None:
+    with (ROOT / "results" / "h200" / "training.csv").open() as file:
+        names, *rows = csv.reader(file)
+    losses = np.array(rows, float)[:, 1:]
+    assert len(losses) >= 500
+    final = losses[-round(len(losses) / 10) :].mean(0)  # as examples/train.py counts
+    shown = re.findall(
+        r"^\| (\w+) \| ([\d.]+) \| ([+-][\d.]+) % \|$", (FOLDER / "backward.md").read_text(), re.MULTILINE
+    )
+    assert [row[0] for row in shown] == names[1:]
+    for (name, loss, distance), value in zip(shown, final, strict=True):
+        assert loss == f"{value:.4f}", name
+        assert distance == f"{100 * (value / final[0] - 1):+.2f}", name
+        assert abs(float(distance)) <= (2 if name.startswith("mxfp8") else 1), name
