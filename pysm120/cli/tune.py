@@ -19,7 +19,7 @@ from pysm120.ops.attention import attention
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.ffi import check, ffi, lib, new_struct, text
+from pysm120.runtime.ffi import check, lib, new, new_struct, text
 from pysm120.runtime.module import Builtin, builtins
 
 DTYPES = {"mxfp8": ml_dtypes.bfloat16, "mxfp8_bf16": ml_dtypes.bfloat16, "bf16": ml_dtypes.bfloat16}
@@ -40,7 +40,7 @@ class Result(NamedTuple):
 def configs_of(args: Any) -> dict[str, Builtin]:
     """Return the configs of a call and their kernels."""
     found: dict[str, Builtin] = {}
-    name, kernel = ffi.new("const char **"), ffi.new("int32_t *")
+    name, kernel = new("char const **"), new("int32_t *")
     while (status := lib.sm120_attention_config(args, len(found), name, kernel)) == lib.SM120_OK:
         found[text(name[0])] = builtins()[kernel[0]]
     if status != lib.SM120_UNSUPPORTED or not found:
@@ -100,7 +100,7 @@ def tune(arguments: argparse.Namespace) -> tuple[str, list[Result]]:
     args.batch, args.heads, args.kv_heads = batch, heads, arguments.kv_heads
     args.q_rows, args.kv_rows, args.head_dim, args.scale = rows, arguments.kv_rows, head_dim, 1.0
     configs = configs_of(args)
-    chosen, kernel = ffi.new("const char **"), ffi.new("int32_t *")
+    chosen, kernel = new("char const **"), new("int32_t *")
     with Device(arguments.device) as device, console.progress(len(configs), "tuning") as step:
         check(lib.sm120_attention_chosen(device.handle.pointer, args, chosen, kernel))
         sets = sets_of_arrays(device, arguments)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.context import Context
 from pysm120.runtime.errors import FaultError, InvalidArgumentError, UnsupportedError
-from pysm120.runtime.ffi import check, ffi, lib, new_struct, text
+from pysm120.runtime.ffi import cast, check, ffi, lib, new, new_struct, text, types
 from pysm120.runtime.module import Kernel
 
 WARP = 32
@@ -255,7 +255,7 @@ def _stop(pointer: Any, window: tuple[int, int] | None) -> Stop:
     )
     shared = b""
     if window is not None:
-        held = ffi.new("char[]", max(1, window[1]))
+        held = new("char[]", max(1, window[1]))
         check(lib.sm120_step_shared(pointer, window[0], held, window[1]))
         shared = ffi.buffer(held, window[1])[:]
     return Stop(step_of(pointer), tuple(r for r in registers if r.lanes), tuple(lanes), shared)
@@ -305,9 +305,9 @@ _watchers: dict[int, _Watcher] = {}
 _names: dict[str, Any] = {}
 
 
-@ffi.callback("int32_t(void *, sm120_step const *)")  # type: ignore[untyped-decorator]
+@ffi.callback(dict(types["sm120_watch"].fields)["see"].type)  # type: ignore[untyped-decorator]
 def _look(context: Any, pointer: Any) -> int:
-    watcher = _watchers.get(int(ffi.cast("uintptr_t", context)))
+    watcher = _watchers.get(int(cast("uintptr_t", context)))
     return watcher.look(pointer) if watcher is not None else 0
 
 
@@ -333,13 +333,13 @@ def watching(
         raw.cta[k] = _coordinate(cta[k] if k < len(cta) else 0, "cta") if cta is not None else -1
     raw.warp = _coordinate(warp, "warp") if warp is not None else -1
     if file is not None:
-        raw.file = _names.setdefault(file, ffi.new("char[]", file.encode()))
+        raw.file = _names.setdefault(file, new("char[]", file.encode()))
     raw.first_line, raw.last_line = lines
     if memory is not None:
         raw.address, raw.bytes = _range(*memory)
     watcher = _Watcher(device, see)
     raw.see = _look
-    raw.context = ffi.cast("void *", watcher.number)
+    raw.context = cast("void *", watcher.number)
     pointer = device.handle.pointer
     if any(other.device is device for other in list(_watchers.values())):
         message = f"{device} is watched already; a device has one watcher at a time"
@@ -481,7 +481,7 @@ class Change:
 def changes(device: Context, array: Array, offset: int, nbytes: int) -> Iterator[list[Change]]:
     """See ``Device.changes``."""
     found: list[Change] = []
-    held = ffi.new("char[]", nbytes)
+    held = new("char[]", nbytes)
 
     def look(pointer: Any) -> bool:
         check(lib.sm120_copy_to_host(device.handle.pointer, held, array.address + offset, nbytes, ffi.NULL))

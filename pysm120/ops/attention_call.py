@@ -11,7 +11,7 @@ from pysm120.ops.call import Operation
 from pysm120.ops.options import ends, flag, integer, number, one_of
 from pysm120.ops.table import F32, FLOATS, I32, Input, Output
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.ffi import ffi, lib
+from pysm120.runtime.ffi import ffi, lib, new
 
 _ALIGN = {
     (False, "bottom-right"): lib.SM120_NOT_CAUSAL,
@@ -106,7 +106,7 @@ def _config(config: Any) -> Any:
     if not isinstance(config, str) or not config.isascii() or "\0" in config:
         message = f"config is {config!r}, not the name of a config such as 'r16'"
         raise TypeError(message)
-    return ffi.new("char[]", config.encode())
+    return new("char[]", config.encode())
 
 
 def _longest(given: Any, name: str, total: int) -> int:

@@ -24,7 +24,7 @@ from pysm120.runtime.arrays import Allocation, Array, allocate
 from pysm120.runtime.device import Device
 from pysm120.runtime.dlpack import SupportsDLPack
 from pysm120.runtime.errors import Error, FaultError, InvalidArgumentError
-from pysm120.runtime.ffi import check, check_running, ffi, lib
+from pysm120.runtime.ffi import cast, check, check_running, ffi, lib, new, types
 
 _ALIGNMENT = 16  # alignment of addresses; kernels can use such arrays in place
 _WITH_WORKSPACE = 4  # arguments of a C function
@@ -62,7 +62,7 @@ class Operation:
         on_host: Callable[[dict[str, npt.NDArray[Any]], Any], Any] | None = None,
     ) -> None:
         self._function = getattr(lib, function)
-        self._pointer, self._words = ffi.typeof(f"{function}_args *"), ffi.typeof("uint64_t *")
+        self._pointer, self._words = types[f"{function}_args *"], types["uint64_t *"]
         self._has_workspace = len(ffi.typeof(self._function).args) == _WITH_WORKSPACE
         self._planner, self._on_host = Planner(f"{function}_args", rows, order, fill), on_host
         self._plans = self._planner.known
@@ -141,7 +141,7 @@ class Operation:
             _check_workspace(workspace, device)
         args = ffi.new(self._pointer, plan.args[0])
         words = ffi.cast(self._words, args)
-        number = 0 if stream is None else int(ffi.cast("uintptr_t", queue))
+        number = 0 if stream is None else int(cast("uintptr_t", queue))
         made, bits = list(results), 0
         for index, word in plan.reads:
             x = given[index]
@@ -175,7 +175,7 @@ class Operation:
             check_running(pointer, lambda: function(pointer, args), is_virtual=is_virtual)
             return
         if not (plan.needs_nothing and is_aligned):
-            size = ffi.new("size_t *")
+            size = new("size_t *")
             check(function(pointer, args, 0, size))
             if size[0] != 0:
                 with _workspace(device, queue, size[0], workspace) as (address, nbytes):
@@ -211,7 +211,7 @@ class Operation:
         if self._on_host is not None:
             pairs = zip(given, self._inputs, strict=True)
             options = self._on_host({row.name: x for x, row in pairs if x is not None}, options)
-        number = int(ffi.cast("uintptr_t", device.stream_handle(stream)))
+        number = int(cast("uintptr_t", device.stream_handle(stream)))
         staged: list[Array] = []
 
         def put(x: npt.NDArray[Any]) -> Array:
@@ -256,7 +256,7 @@ def _new(device: Device, row: Output, form: Form, queue: Any) -> Array:
     if row.fill == 0:
         check(lib.sm120_fill(device.handle.pointer, new.address, 0, new.nbytes, queue))
     elif row.fill is not None:
-        new.copy_from(np.full(new.shape, row.fill, new.dtype), stream=int(ffi.cast("uintptr_t", queue)))
+        new.copy_from(np.full(new.shape, row.fill, new.dtype), stream=int(cast("uintptr_t", queue)))
     return new
 
 
@@ -297,7 +297,7 @@ def _workspace(device: Device, queue: Any, size: int, given: Array | None) -> It
 
     An operation is several launches, so only one operation at a time may use the workspace.
     """
-    number = int(ffi.cast("uintptr_t", queue))
+    number = int(cast("uintptr_t", queue))
     if given is not None:
         yield given.address, given.nbytes
         given.owner.stream = number

@@ -7,7 +7,7 @@ from pysm120.ops import operands, table
 from pysm120.ops.table import Dtype, Input, Output, Row, Sizes
 from pysm120.runtime.arrays import Array, dtype_of, form_of
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.ffi import ffi, new_struct
+from pysm120.runtime.ffi import new_struct, types
 from pysm120.runtime.shapes import Shape, contiguous_strides, is_contiguous
 
 _MOST_PLANS = 1024
@@ -148,7 +148,7 @@ class Planner:
     """Checks the calls of one operation and keeps their plans. A given array is an Array or a Form."""
 
     def __init__(self, struct: str, rows: Sequence[Row], order: str, fill: Fill) -> None:
-        kind = ffi.typeof(struct)
+        kind = types[struct]
         self._struct, self._fill = struct, fill
         self.inputs = [row for row in rows if isinstance(row, Input)]
         self.outputs = [row for row in rows if isinstance(row, Output)]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pysm120.runtime import dlpack, shapes
 from pysm120.runtime.context import Context, Handle, Resource
 from pysm120.runtime.errors import InvalidArgumentError, OutOfMemoryError
-from pysm120.runtime.ffi import check, ffi, lib
+from pysm120.runtime.ffi import cast, check, ffi, lib, new
 from pysm120.runtime.shapes import Shape
 
 # Numbers of the forms of arrays, never freed: a form takes a few bytes, and a process uses few forms.
@@ -169,7 +169,7 @@ class Array:
         start = address + low * self.itemsize
         device, handle = self.device, self.device.handle
         queue = device.stream_handle(stream)
-        into = ffi.cast("void *", raw.__array_interface__["data"][0])
+        into = cast("void *", raw.__array_interface__["data"][0])
         check(lib.sm120_copy_to_host(handle.pointer, into, start, raw.nbytes, queue))
         check(lib.sm120_stream_synchronize(handle.pointer, queue))
         if self.is_contiguous:
@@ -197,7 +197,7 @@ class Array:
         queue = device.stream_handle(stream)
         if self.size == 0:
             return self
-        data = ffi.cast("char *", source.__array_interface__["data"][0])
+        data = cast("char *", source.__array_interface__["data"][0])
         position = 0
         for offset, count in shapes.runs(self.shape, self.strides):
             nbytes = count * self.itemsize
@@ -213,7 +213,7 @@ class Array:
         device, handle = self.device, self.device.handle
         queue = device.stream_handle(stream)
         out = empty(device, self.shape, self.dtype)
-        out.owner.stream = self._owner.stream = int(ffi.cast("uintptr_t", queue))
+        out.owner.stream = self._owner.stream = int(cast("uintptr_t", queue))
         to = out.address
         for offset, count in shapes.runs(self.shape, self.strides):
             nbytes = count * self.itemsize
@@ -377,7 +377,7 @@ class Array:
         if stream == last:
             return
         event = device.event().record(last)
-        check(lib.sm120_stream_wait_event(device.handle.pointer, ffi.cast("void *", stream), event.pointer))
+        check(lib.sm120_stream_wait_event(device.handle.pointer, cast("void *", stream), event.pointer))
         event.close()
 
     @property
@@ -426,7 +426,9 @@ def _dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 def refuse_mask(values: object, name: str) -> None:
     """Raise if an ndarray is masked: kernels would ignore the mask."""
-    if isinstance(values, np.ma.MaskedArray):
+    # np.ma is imported at its first use: without it there are no masked arrays
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if masked is not None and isinstance(values, masked):
         message = f"{name} is a masked array, whose mask would be lost: use {name}.filled(value)"
         raise TypeError(message)
 
@@ -443,7 +445,7 @@ def allocate(device: Context, nbytes: int) -> Allocation:
         raise OutOfMemoryError(message)
     if nbytes == 0:
         return Allocation(device, 0, 0, None)
-    address = ffi.new("sm120_address *")
+    address = new("sm120_address *")
     check(lib.sm120_alloc(handle.pointer, nbytes, address))
     start = int(address[0])
     return Allocation(device, start, nbytes, partial(_free, handle, start))
@@ -490,9 +492,9 @@ def pinned(device: Context, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any
         raise OutOfMemoryError(message)
     if nbytes == 0:
         return np.empty(extents, kind)
-    host, address = ffi.new("void **"), ffi.new("sm120_address *")
+    host, address = new("void **"), new("sm120_address *")
     check(lib.sm120_alloc_pinned(handle.pointer, nbytes, host, address))
-    start = int(ffi.cast("uintptr_t", host[0]))
+    start = int(cast("uintptr_t", host[0]))
     device.register_pinned(start, nbytes, int(address[0]))
     table = device.pinned_table()
     # The chain ndarray -> buffer -> this pointer keeps the memory until the last ndarray is gone.
@@ -509,7 +511,7 @@ def _over(memory: Any, nbytes: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def _free_pinned(handle: Handle, table: dict[int, tuple[int, int]], host: Any) -> None:
     """Free pinned memory and forget its device address."""
-    table.pop(int(ffi.cast("uintptr_t", host)), None)
+    table.pop(int(cast("uintptr_t", host)), None)
     lib.sm120_free_pinned(handle.pointer, host)
 
 
@@ -569,7 +571,7 @@ def _host_view(imported: dlpack.Imported, strides: Shape) -> npt.NDArray[Any]:
     low, high = shapes.span(shape, strides)
     start = imported.address + low * kind.itemsize
     nbytes = (high - low + 1) * kind.itemsize
-    raw = _over(ffi.cast("char *", start), nbytes, kind)
+    raw = _over(cast("char *", start), nbytes, kind)
     steps = tuple(stride * kind.itemsize for stride in strides)
     return np.lib.stride_tricks.as_strided(raw[-low:], shape, steps, writeable=not imported.readonly)
 
@@ -606,7 +608,7 @@ def _from_gpu(
     if device.is_virtual or (place == dlpack.CUDA and int(ordinal) != device.info.ordinal):
         message = f"x is on cuda:{int(ordinal)}, not on {device}"
         raise InvalidArgumentError(message)
-    number = int(ffi.cast("uintptr_t", queue))
+    number = int(cast("uintptr_t", queue))
     imported = dlpack.Imported(dlpack.request(x, number or 1))
     strides = imported.strides or shapes.contiguous_strides(imported.shape)
     kind = imported.dtype

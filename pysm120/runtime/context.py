@@ -16,7 +16,7 @@ import numpy as np
 
 from pysm120.runtime import dlpack
 from pysm120.runtime.errors import ClosedError, InvalidArgumentError, require_type
-from pysm120.runtime.ffi import check, ffi, lib, new_struct, text
+from pysm120.runtime.ffi import cast, check, ffi, lib, new, new_struct, text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -146,8 +146,8 @@ class Context:
         if name is not None and "\0" in name:
             message = f"name is {name!r}, not 'cuda', 'cuda:1', 'virtual'"
             raise InvalidArgumentError(message)
-        pointer = ffi.new("sm120_device **")
-        encoded = ffi.NULL if name is None else ffi.new("char[]", name.encode())
+        pointer = new("sm120_device **")
+        encoded = ffi.NULL if name is None else new("char[]", name.encode())
         check(lib.sm120_device_open(encoded, pointer))
         self._handle = Handle(pointer[0])
         self._resources: weakref.WeakSet[Resource] = weakref.WeakSet()
@@ -262,7 +262,7 @@ class Context:
         start at 0 when the first of the devices is opened.
         """
         counts = {}
-        name, value = ffi.new("char const **"), ffi.new("uint64_t *")
+        name, value = new("char const **"), new("uint64_t *")
         pointer = self.handle.pointer
         for index in range(1 << 20):
             status = lib.sm120_device_counter(pointer, index, name, value)
@@ -322,7 +322,7 @@ class Context:
         if not 0 <= number < 1 << 64 or (self.is_virtual and not known):
             message = f"stream is {number}, which is not a CUstream of {self}"
             raise InvalidArgumentError(message)
-        return ffi.cast("void *", number)
+        return cast("void *", number)
 
     def register_stream(self, stream: "Stream") -> None:
         """Remember a stream of the device: the virtual device accepts no other CUstream."""
@@ -352,7 +352,7 @@ class Stream(Resource):
     """
 
     def __init__(self, device: Context) -> None:
-        pointer = ffi.new("sm120_stream *")
+        pointer = new("sm120_stream *")
         handle = device.handle
         check(lib.sm120_stream_create(handle.pointer, pointer))
         self._pointer = pointer[0]
@@ -368,7 +368,7 @@ class Stream(Resource):
     @property
     def number(self) -> int:
         """The CUstream as an int."""
-        return int(ffi.cast("uintptr_t", self._pointer))
+        return int(cast("uintptr_t", self._pointer))
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the version of the protocol, 0, and the CUstream."""
@@ -405,7 +405,7 @@ class Event(Resource):
     """A point in a stream. Made by ``Device.event``."""
 
     def __init__(self, device: Context) -> None:
-        pointer = ffi.new("sm120_event *")
+        pointer = new("sm120_event *")
         handle = device.handle
         check(lib.sm120_event_create(handle.pointer, pointer))
         self._pointer = pointer[0]
@@ -435,7 +435,7 @@ class Event(Resource):
         Both must have been recorded and reached.
         """
         require_type(start, Event, "start", "an Event")
-        milliseconds = ffi.new("float *")
+        milliseconds = new("float *")
         end = self.pointer
         check(lib.sm120_event_elapsed(self.device.handle.pointer, start.pointer, end, milliseconds))
         return float(milliseconds[0])

@@ -312,7 +312,7 @@ class Device(Context):
 # ---- devices that the package opens implicitly ----------------------------------
 
 _shared: dict[str | None, Device] = {}
-_shared_lock = threading.Lock()
+_shared_lock = threading.RLock()  # a signal handler or a finalizer may ask for the device meanwhile
 
 
 def shared_device(name: str | None = None) -> Device:

@@ -13,6 +13,13 @@ from pysm120.runtime.errors import BY_STATUS, DriverError, Error
 
 PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARY_NAME = "libsm120.so.0"
+# Types that the package uses beside those of sm120.h and pointers to its structs.
+_PLAIN = (
+    *("char *", "char const **", "float *", "int32_t *", "size_t *", "uint64_t *", "uintptr_t", "void *", "void **"),
+    *("void const **", "sm120_address *", "sm120_device **", "sm120_event *", "sm120_kernel **", "sm120_module **"),
+    "sm120_stream *",
+)
+_ARRAYS = ("char", "size_t", "void *")  # of any length
 # The ABI of a 0.x library may change with its minor version.
 ABI = 1  # major and minor version, 100 * major + minor: 0.1
 
@@ -49,11 +56,29 @@ def declarations(header: str) -> str:
     return re.sub(r"\bSM120_API\b", "", text)
 
 
-def _load() -> tuple[Any, Any]:
-    """Open the library and check its version."""
+def _carriers(names: list[str]) -> str:
+    """Declare structs whose members have the types of the package: cffi parses them together, in a few milliseconds."""
+    members = "".join(f"{name} member_{k}; " for k, name in enumerate(names))
+    arrays = "".join(f"struct pysm120_array_{k} {{ int32_t n; {name} items[]; }};" for k, name in enumerate(_ARRAYS))
+    return f"struct pysm120_types {{ {members} }}; {arrays}"
+
+
+def _load() -> tuple[Any, Any, dict[str, Any]]:
+    """Open the library, check its version, look up all of its functions and all types.
+
+    cffi looks up names and parses types under a lock that is not reentrant. A finalizer or a signal handler can run
+    while the lock is held, and would wait for it for ever. So nothing is looked up or parsed after this.
+    """
     interface: Any = cffi.FFI()
     header = (include_directory() / "sm120.h").read_text(encoding="utf-8")
+    structs = re.findall(r"^} (sm120_\w+);", header, re.MULTILINE)
+    names = [*_PLAIN, *structs, *(f"{name} *" for name in structs)]
     interface.cdef(declarations(header))
+    interface.cdef(_carriers(names))
+    members = interface.typeof("struct pysm120_types").fields
+    types = {name: field.type for name, (_, field) in zip(names, members, strict=True)}
+    for k, name in enumerate(_ARRAYS):
+        types[f"{name}[]"] = dict(interface.typeof(f"struct pysm120_array_{k}").fields)["items"].type
     path = library_path()
     try:
         library = interface.dlopen(str(path))
@@ -70,10 +95,26 @@ def _load() -> tuple[Any, Any]:
             f"{path} has version {version}, but this package needs {ABI // 100}.{ABI % 100}.x: build the library again"
         )
         raise ImportError(message)
-    return interface, library
+    try:
+        for name in dir(library):
+            getattr(library, name)
+    except AttributeError as error:
+        message = f"{path} does not fit sm120.h in {include_directory()}: {error}; build the library again"
+        raise ImportError(message) from error
+    return interface, library, types
 
 
-ffi, lib = _load()
+ffi, lib, types = _load()
+
+
+def new(kind: str, value: Any = None) -> Any:
+    """Allocate as ``ffi.new`` does; the type is one of ``types``."""
+    return ffi.new(types[kind], value)
+
+
+def cast(kind: str, value: Any) -> Any:
+    """Convert as ``ffi.cast`` does; the type is one of ``types``."""
+    return ffi.cast(types[kind], value)
 
 
 def text(pointer: Any) -> str:
@@ -159,8 +200,8 @@ class _Work:
 
 def new_struct(name: str) -> Any:
     """Return a zeroed struct with its first member, the size, set."""
-    struct = ffi.new(f"{name} *")
-    struct.size = ffi.sizeof(name)
+    struct = new(f"{name} *")
+    struct.size = ffi.sizeof(types[name])
     return struct
 
 
@@ -171,6 +212,6 @@ def version() -> str:
 
 def device_count(kind: str) -> int:
     """Return how many devices of a kind, "cuda" or "virtual", there are."""
-    count = ffi.new("int32_t *")
+    count = new("int32_t *")
     check(lib.sm120_device_count(kind.encode(), count))
     return int(count[0])

@@ -15,7 +15,7 @@ from pysm120.runtime import tensor_map
 from pysm120.runtime.arrays import Allocation, Array, pinned_address
 from pysm120.runtime.context import Context, Handle, Resource
 from pysm120.runtime.errors import ClosedError, FaultError, InvalidArgumentError, require_type
-from pysm120.runtime.ffi import check, check_running, ffi, lib, new_struct, text
+from pysm120.runtime.ffi import cast, check, check_running, ffi, lib, new, new_struct, text
 from pysm120.runtime.tensor_map import TensorMap
 
 _ADDRESS_BYTES = 8
@@ -91,7 +91,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
 
     def __init__(self, device: Context, image: bytes, name: str) -> None:
         handle = device.handle
-        pointer = ffi.new("sm120_module **")
+        pointer = new("sm120_module **")
         data = ffi.from_buffer(image)
         label = name.replace("\0", "?").encode()
         check(lib.sm120_module_load(handle.pointer, data, len(image), label, pointer))
@@ -105,7 +105,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
     def _list(self) -> tuple[str, ...]:
         """Return the entries."""
         names = []
-        entry = ffi.new("char const **")
+        entry = new("char const **")
         for index in range(1 << 20):
             status = lib.sm120_module_entry(self._pointer, index, entry)
             if status == lib.SM120_UNSUPPORTED:
@@ -123,7 +123,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
         if self._entries and entry not in self._entries:
             message = f"{self._name} has no entry {entry!r}; it has {', '.join(self._entries)}"
             raise KeyError(message)
-        pointer = ffi.new("sm120_kernel **")
+        pointer = new("sm120_kernel **")
         status = lib.sm120_module_kernel(self._pointer, entry.encode(), pointer)
         if status == lib.SM120_INVALID_ARGUMENT:
             raise KeyError(text(lib.sm120_last_error()))
@@ -210,7 +210,7 @@ class Kernel:
         self._parameters = tuple(_parameter(pointer, index) for index in range(self._info.parameters))
         self._packers = tuple(_packer(p) for p in self._parameters)
         self._layout = struct.Struct("=" + "".join(_slot(p.bytes) for p in self._parameters))
-        self._sizes = ffi.new("size_t[]", [p.bytes for p in self._parameters] or [0])
+        self._sizes = new("size_t[]", [p.bytes for p in self._parameters] or [0])
         starts, at = [], 0
         for parameter in self._parameters:
             starts.append(at)
@@ -247,7 +247,7 @@ class Kernel:
         ``shared`` is the dynamic shared memory of a CTA in bytes.
         """
         pointer = self.open_pointer()
-        count = ffi.new("int32_t *")
+        count = new("int32_t *")
         _unsigned(threads, "threads")
         _unsigned(shared, "shared")
         check(lib.sm120_kernel_occupancy(pointer, threads, shared, count))
@@ -298,14 +298,14 @@ class Kernel:
         if len(args) != len(self._packers):
             raise TypeError(self._count_message(len(args)))
         queue = device.stream_handle(stream)
-        number = int(ffi.cast("uintptr_t", queue))
+        number = int(cast("uintptr_t", queue))
         values = [
             pack(value, index, self, number)
             for index, (pack, value) in enumerate(zip(self._packers, args, strict=True))
         ]
-        storage = ffi.new("char[]", max(1, self._layout.size))
+        storage = new("char[]", max(1, self._layout.size))
         self._layout.pack_into(ffi.buffer(storage), 0, *values)
-        pointers = ffi.new("void *[]", [storage + at for at in self._starts] or 1)
+        pointers = new("void *[]", [storage + at for at in self._starts] or 1)
         launch = lib.sm120_launch_cooperative if cooperative else lib.sm120_launch
         shape = _triple(grid, "grid"), _triple(block, "block"), _unsigned(shared, "shared")
         try:
@@ -571,7 +571,7 @@ def builtin_index(entry: str) -> int | None:
 def constants() -> dict[str, int]:
     """Return the numbers that kernels and their callers share, by name: "ATTENTION_FEATURE_LEFT"."""
     found = {}
-    name, value = ffi.new("char const **"), ffi.new("int32_t *")
+    name, value = new("char const **"), new("int32_t *")
     for index in range(1 << 20):
         status = lib.sm120_builtin_constant(index, name, value)
         if status == lib.SM120_UNSUPPORTED:
@@ -585,7 +585,7 @@ def builtin_kernels(device: Context) -> dict[str, Kernel]:
     """Return the kernels inside the library, loaded on a device."""
     kernels = {}
     for index, builtin in enumerate(builtins()):
-        pointer = ffi.new("sm120_kernel **")
+        pointer = new("sm120_kernel **")
         check(lib.sm120_builtin_kernel(device.handle.pointer, index, pointer))
         kernels[builtin.entry] = Kernel(device, pointer[0])
     return kernels
@@ -593,7 +593,7 @@ def builtin_kernels(device: Context) -> dict[str, Kernel]:
 
 def builtin_kernel(device: Context, entry: str) -> Kernel:
     """Return one kernel of the library, loaded on a device."""
-    pointer = ffi.new("sm120_kernel **")
+    pointer = new("sm120_kernel **")
     check(lib.sm120_builtin_kernel(device.handle.pointer, _indices()[entry], pointer))
     return Kernel(device, pointer[0])
 
@@ -608,6 +608,6 @@ def builtin_image(index: int, target: str, form: str) -> bytes:
 
     ``target`` is "sm_120f" or "sm_90", ``form`` "ptx" or "cubin".
     """
-    image, size = ffi.new("void const **"), ffi.new("size_t *")
+    image, size = new("void const **"), new("size_t *")
     check(lib.sm120_builtin_image(index, target.encode(), form.encode(), image, size))
     return bytes(ffi.buffer(image[0], size[0]))

@@ -9,7 +9,7 @@ import numpy as np
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.context import Context
 from pysm120.runtime.errors import InvalidArgumentError, MisalignedError, require_type
-from pysm120.runtime.ffi import check, ffi, lib, new_struct
+from pysm120.runtime.ffi import check, ffi, lib, new, new_struct
 
 NBYTES = 128
 RANK_MAX = 5
@@ -171,7 +171,7 @@ class TensorMap:
         raw.box[0:rank] = _numbers(box, "box", rank)[::-1]
         raw.element_strides[0:rank] = _numbers(steps, "element_strides", rank)[::-1]
         _extents(array, self.data_type, raw)
-        self._map = ffi.new("sm120_tensor_map *")
+        self._map = new("sm120_tensor_map *")
         check(lib.sm120_tensor_map_encode(device.handle.pointer, raw, self._map))
 
     def replace_address(self, array: Array) -> None:

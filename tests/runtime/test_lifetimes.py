@@ -146,3 +146,89 @@ assert not thread.is_alive()
 """,
         PYSM120_THREADS="4",
     )
+
+
+def test_garbage_collected_inside_the_parser_of_types() -> None:
+    """A finalizer may be the first use of a function; the parser of cffi holds a lock at that time."""
+    survives(
+        """
+import faulthandler, gc
+from pysm120.runtime.ffi import ffi
+faulthandler.dump_traceback_later(60, exit=True)
+gc.disable()
+device = pysm120.Device("virtual")
+
+def kinds():
+    yield lambda: device.array(np.zeros(4, np.float32))
+    yield lambda: device.pinned(4)
+    yield device.stream
+    yield device.event
+    yield lambda: pysm120.Device("virtual")
+
+for number, make in enumerate(kinds()):
+    cycle = []
+    cycle.append((cycle, make()))
+    del cycle
+    gc.set_threshold(1)
+    gc.enable()
+    ffi.cast(f"uint8_t(*)[{4711 + number}]", 0)
+    gc.disable()
+    gc.collect()
+device.close()
+"""
+    )
+
+
+def test_garbage_collected_inside_a_callback() -> None:
+    """A callback runs in the middle of a launch; the memory, streams and devices that it lets go are freed there."""
+    survives(
+        """
+import faulthandler, gc
+from pysm120.observe.watch import watching
+faulthandler.dump_traceback_later(60, exit=True)
+device = pysm120.Device("virtual")
+seen = []
+
+def see(step):
+    seen.append(step)
+    cycle = [device.array(np.zeros(4)), device.pinned(4), device.stream(), pysm120.Device("virtual")]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    return len(seen) == 3
+
+x = np.zeros((1, 16, 1, 64), np.float32)
+with watching(device, see, moment=0):
+    try:
+        pysm120.attention(x, x, x, device=device)
+    except pysm120.Error as error:
+        print(error)
+assert len(seen) == 3
+assert pysm120.attention(x, x, x, device=device).shape == x.shape
+"""
+    )
+
+
+def test_signal_handler_uses_the_shared_device() -> None:
+    """A handler runs between any two bytecodes of the main thread: while the device is opened, within a launch."""
+    survives(
+        """
+import faulthandler
+faulthandler.dump_traceback_later(60, exit=True)
+x = np.random.default_rng(0).standard_normal((1, 64, 1, 64)).astype(np.float32)
+calls = []
+
+def handle(number, frame):
+    calls.append(pysm120.attention(x, x, x, device="virtual"))
+    signal.setitimer(signal.ITIMER_REAL, 0.003 * len(calls))
+
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.001)
+while len(calls) < 8:
+    last = pysm120.attention(x, x, x, device="virtual")
+signal.setitimer(signal.ITIMER_REAL, 0)
+for call in calls:
+    np.testing.assert_array_equal(call, last)
+""",
+        PYSM120_THREADS="2",
+    )
