@@ -1,4 +1,4 @@
-/* Decode statements to `struct inst`: the table of opcodes, matching of modifiers, checks of operands. */
+/* Decode statements to `struct inst`: the table of opcodes, checks of operands. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,146 +91,6 @@ static const struct {
     {"mapa", decode_mapa},
     {"getctarank", decode_getctarank},
 };
-
-/* ---- patterns ---- */
-
-struct match {
-    const struct statement *s;
-    uint32_t at, flags;
-};
-
-static const struct {
-    const char *modifier;
-    uint32_t flag;
-} flag_names[] = {{"ftz", FLAG_FTZ},       {"sat", FLAG_SAT},         {"satfinite", FLAG_SAT}, {"relu", FLAG_RELU},
-                  {"NaN", FLAG_NAN},       {"rz", FLAG_ROUND},        {"rm", 2 * FLAG_ROUND},  {"rp", 3 * FLAG_ROUND},
-                  {"rna", 4 * FLAG_ROUND}, {"xorsign", FLAG_XORSIGN}, {"abs", FLAG_ABS}};
-
-/* Return whether the next modifier equals text[0..length), and go past it if so. */
-static bool match_one(struct match *m, const char *text, size_t length) {
-    const struct statement *s = m->s;
-    if (m->at >= s->modifiers || s->modifier_length[m->at] != length || memcmp(s->modifier[m->at], text, length) != 0) {
-        return false;
-    }
-    ++m->at;
-    for (size_t i = 0; i < sizeof flag_names / sizeof *flag_names; ++i) {
-        if (strlen(flag_names[i].modifier) == length && memcmp(flag_names[i].modifier, text, length) == 0) {
-            m->flags |= flag_names[i].flag;
-        }
-    }
-    return true;
-}
-
-/* Match one of the alternatives ".x .y" up to `close`. *pattern is moved past `close`. */
-static bool match_list(struct match *m, const char **pattern, char close) {
-    const char *s = *pattern;
-    bool found = false;
-    while (*s != close) {
-        s += *s == ' ' ? 2 : 1; /* the dot */
-        const char *word = s;
-        while (*s != ' ' && *s != close) {
-            ++s;
-        }
-        if (!found) {
-            found = match_one(m, word, (size_t)(s - word));
-        }
-    }
-    *pattern = s + 1;
-    return found;
-}
-
-/* Return whether the modifiers of a statement match the whole pattern. */
-static bool match_pattern(const struct statement *s, const char *pattern, uint32_t *flags) {
-    struct match m = {.s = s};
-    const char *name = s->name;
-    while (*pattern != '\0' && *pattern != '.' && *pattern != '{' && *pattern != '[') {
-        if (*name++ != *pattern++) {
-            return false;
-        }
-    }
-    if (*name != '\0' && *name != '.') {
-        return false;
-    }
-    while (*pattern != '\0') {
-        if (*pattern == '{') {
-            ++pattern;
-            match_list(&m, &pattern, '}');
-        } else if (*pattern == '[') {
-            ++pattern;
-            if (!match_list(&m, &pattern, ']')) {
-                return false;
-            }
-        } else {
-            const char *word = ++pattern;
-            while (*pattern != '\0' && *pattern != '.' && *pattern != '{' && *pattern != '[') {
-                ++pattern;
-            }
-            if (!match_one(&m, word, (size_t)(pattern - word))) {
-                return false;
-            }
-        }
-    }
-    *flags = m.flags;
-    return m.at == s->modifiers;
-}
-
-/* Return whether the statement has a modifier. */
-bool has(const struct parser *p, const char *modifier) {
-    const struct statement *s = &p->statement;
-    for (uint32_t i = 0; i < s->modifiers; ++i) {
-        if (strlen(modifier) == s->modifier_length[i] && memcmp(modifier, s->modifier[i], s->modifier_length[i]) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Go past the modifier at *at if it is this one. */
-bool take(struct parser *p, uint32_t *at, const char *modifier) {
-    const struct statement *s = &p->statement;
-    if (*at >= s->modifiers || strlen(modifier) != s->modifier_length[*at] ||
-        memcmp(modifier, s->modifier[*at], s->modifier_length[*at]) != 0) {
-        return false;
-    }
-    ++*at;
-    return true;
-}
-
-/* Go past the modifier at *at if it is in the list "a b c". Return its index, else -1. */
-int take_choice(struct parser *p, uint32_t *at, const char *list) {
-    char word[40];
-    for (int index = 0; *list != '\0'; ++index) {
-        size_t n = 0;
-        while (*list != '\0' && *list != ' ' && n < sizeof word - 1) {
-            word[n++] = *list++;
-        }
-        word[n] = 0;
-        list += *list == ' ';
-        if (take(p, at, word)) {
-            return index;
-        }
-    }
-    return -1;
-}
-
-/* Go past a type modifier that is in the list; any other modifier is an error. */
-enum type take_type(struct parser *p, uint32_t *at, const char *list) {
-    const struct statement *s = &p->statement;
-    const uint32_t here = *at;
-    if (take_choice(p, at, list) < 0) {
-        error_at(p, &s->opcode, "unknown instruction '%s': expected one of these types: %s", s->name, list);
-    }
-    return type_find(s->modifier[here], s->modifier_length[here]);
-}
-
-/* Report modifiers that are left over. */
-void take_end(struct parser *p, uint32_t at) {
-    const struct statement *s = &p->statement;
-    if (at < s->modifiers) {
-        error_at(p, &s->opcode, "unknown instruction '%s': '.%.*s' is not expected here", s->name,
-                 (int)s->modifier_length[at], s->modifier[at]);
-    }
-}
 
 /* Report an instruction that the target does not support. */
 void need_feature(struct parser *p, int least_target, bool needs_suffix, const char *what) {
@@ -524,33 +384,6 @@ static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
     }
 }
 
-/* Return whether modifier k is one of these words. */
-static bool is_modifier(const struct statement *s, uint32_t k, const char *const *words) {
-    for (; *words != NULL; ++words) {
-        if (strlen(*words) == s->modifier_length[k] && memcmp(*words, s->modifier[k], s->modifier_length[k]) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Swap .relu with an adjacent .satfinite or integer type: PTX allows both orders, lanes.def lists one. */
-static bool swap_limits(struct statement *s) {
-    static const char *const relu[] = {"relu", NULL}, *const others[] = {"satfinite", "s32", "s16x2", NULL};
-    for (uint32_t k = 0; k + 1 < s->modifiers; ++k) {
-        const char *const a = s->modifier[k], *const b = s->modifier[k + 1];
-        const uint32_t n = s->modifier_length[k], m = s->modifier_length[k + 1];
-        if (!(is_modifier(s, k, relu) && is_modifier(s, k + 1, others)) &&
-            !(is_modifier(s, k, others) && is_modifier(s, k + 1, relu))) {
-            continue;
-        }
-        s->modifier[k] = b, s->modifier_length[k] = m;
-        s->modifier[k + 1] = a, s->modifier_length[k + 1] = n;
-        return true;
-    }
-    return false;
-}
-
 /* Decode an instruction of lanes.def. */
 static void decode_row(struct parser *p, const struct row *row, uint32_t flags) {
     const struct statement *s = &p->statement;
@@ -574,14 +407,14 @@ static void decode_row(struct parser *p, const struct row *row, uint32_t flags) 
 }
 
 /* Find the row of lanes.def with this opcode and, if possible, this number of operands. */
-static const struct row *find_row(const struct statement *s, uint32_t *flags) {
+static const struct row *find_row(struct statement *s, uint32_t *flags) {
     const struct row *found = NULL;
     for (size_t k = 0; k < sizeof rows / sizeof *rows; ++k) {
         if (rows[k].pattern[0] != s->name[0] || rows[k].pattern[1] != s->name[1]) {
             continue;
         }
         uint32_t f = 0;
-        if (!match_pattern(s, rows[k].pattern, &f)) {
+        if (!modifiers_match(s, rows[k].pattern, &f)) {
             continue;
         }
         if (rows[k].sources + 1u == s->operands) {
@@ -680,9 +513,6 @@ void decode(struct parser *p) {
         error_at(p, &s->opcode, "instruction '%s' outside a function", s->name);
     }
     const struct row *row = find_row(s, &flags);
-    if (row == NULL && swap_limits(s) && (row = find_row(s, &flags)) == NULL) {
-        swap_limits(s);
-    }
     if (row != NULL) {
         decode_row(p, row, flags);
         finish(p);
@@ -696,6 +526,7 @@ void decode(struct parser *p) {
         const uint32_t before = p->length;
         opcodes[k].decode(p);
         if (p->length > before) { /* mov {_, _}, a emits nothing */
+            modifiers_name(s);
             name_counter(p);
             use_attach(p);
         }

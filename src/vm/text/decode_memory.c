@@ -313,13 +313,31 @@ void decode_pmevent(struct parser *p) {
     emit(p, control_nop);
 }
 
-/* createpolicy.fractional.L2::evict_last.b64 d{, fraction}: caches have no effect, so the policy is 0. */
+/* createpolicy.fractional.L2::first{.L2::second}.b64 d{, fraction}
+ * createpolicy.range{.global}.L2::first{.L2::second}.b64 d, [a], size, size
+ * createpolicy.cvt.L2.b64 d, property
+ * Caches have no effect, so the policy is 0. */
 void decode_createpolicy(struct parser *p) {
+    enum { FRACTIONAL, RANGE, CONVERSION };
+    static const uint32_t least[] = {1, 4, 2}, most[] = {2, 4, 2};
     struct statement *s = &p->statement;
-    if (!has(p, "b64")) {
+    uint32_t at = 0;
+    const int form = take_choice(p, &at, "fractional range cvt");
+    bool good = form >= 0;
+    if (form == RANGE) {
+        take(p, &at, "global");
+    }
+    if (form == CONVERSION) {
+        good = take(p, &at, "L2");
+    } else if (good) {
+        good = take_choice(p, &at, "L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged") >= 0;
+        take_choice(p, &at, "L2::evict_first L2::evict_unchanged");
+    }
+    if (!good || !take(p, &at, "b64")) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     }
-    need_count(p, 1, 4);
+    take_end(p, at);
+    need_count(p, least[form], most[form]);
     for (uint32_t k = 1; k < s->operands; ++k) {
         use_hint(p, &s->operand[k]);
     }

@@ -329,6 +329,8 @@ struct comparison {
     int combine;
 };
 
+static const char comparison_words[] = "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan";
+
 /* Read the modifiers of a comparison. Those of set include its destination type. */
 static struct comparison read_comparison(struct parser *p) {
     static const char *const types = "u32 s32 b32 f32 u64 s64 b64 f64 u16 s16 b16 f16 bf16 f16x2 bf16x2";
@@ -337,9 +339,9 @@ static struct comparison read_comparison(struct parser *p) {
     if (s->modifiers == 0) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     }
-    const char *name = s->modifier[at];
-    const size_t length = s->modifier_length[at];
-    ++at;
+    at += take_choice(p, &at, comparison_words) < 0; /* an unknown comparison is reported below */
+    const char *name = s->modifier[0];
+    const size_t length = s->modifier_length[0];
     struct comparison c = {.combine = take_choice(p, &at, "and or xor")};
     c.flags = take(p, &at, "ftz") ? FLAG_FTZ : 0;
     at += s->name[3] == '.';
@@ -405,7 +407,8 @@ void decode_setp(struct parser *p) {
 /* set.cmp{.boolop}{.ftz}.dtype.stype d, a, b{, {!}c}. True is all ones or 1.0, in each half of a packed type. */
 void decode_set(struct parser *p) {
     struct statement *s = &p->statement;
-    uint32_t at = 1;
+    uint32_t at = 0;
+    take_choice(p, &at, comparison_words);
     take_choice(p, &at, "and or xor");
     take(p, &at, "ftz");
     const enum type type = take_type(p, &at, "u32 s32 f32 u16 s16 f16 bf16 f16x2 bf16x2");

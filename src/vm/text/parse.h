@@ -258,6 +258,17 @@ void use_operand(struct parser *p, const struct operand *o, bool is_write);
 void use_hint(struct parser *p, const struct operand *o);
 void use_attach(struct parser *p);
 
+/* modifiers.c */
+bool has(const struct parser *p, const char *modifier);
+/* Go past the modifier at *at if it is in the list "a b c". Return its index, else -1. */
+int take_choice(struct parser *p, uint32_t *at, const char *list);
+bool take(struct parser *p, uint32_t *at, const char *modifier);
+enum type take_type(struct parser *p, uint32_t *at, const char *list);
+void take_end(struct parser *p, uint32_t at);
+/* Match the modifiers with a pattern of lanes.def. */
+bool modifiers_match(struct statement *s, const char *pattern, uint32_t *flags);
+void modifiers_name(struct statement *s);
+
 /* decode.c */
 void decode(struct parser *p);
 void decode_known(struct parser *p);
@@ -273,12 +284,6 @@ int64_t need_integer(struct parser *p, const struct operand *o, int64_t low, int
 void need_address(struct parser *p, const struct operand *o, enum space space, struct inst *i);
 void need_count(struct parser *p, uint32_t least, uint32_t most);
 struct inst *emit(struct parser *p, handler *run);
-bool has(const struct parser *p, const char *modifier);
-/* Go past the modifier at *at if it is in the list "a b c". Return its index, else -1. */
-int take_choice(struct parser *p, uint32_t *at, const char *list);
-bool take(struct parser *p, uint32_t *at, const char *modifier);
-enum type take_type(struct parser *p, uint32_t *at, const char *list);
-void take_end(struct parser *p, uint32_t at);
 void need_feature(struct parser *p, int least_target, bool needs_suffix, const char *what);
 
 /* Emit the move of a value to a register that may be wider, with sign or zero extension. */
