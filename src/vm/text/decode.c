@@ -311,6 +311,10 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
     i->offset = o->offset;
     i->space = (uint8_t)space;
     if (o->count == 0) {
+        if (space != SPACE_LOCAL) {
+            error_at(p, &o->token, "'%s' needs a register or a variable here: only .local takes a constant address",
+                     p->statement.name);
+        }
         i->a = constant_slot(p, 0, true, NULL);
         return;
     }
@@ -504,6 +508,51 @@ void decode_known(struct parser *p) {
                                : "");
 }
 
+/* Return whether name[0..length) is this word. */
+static bool is_word(const char *name, size_t length, const char *word) {
+    return strlen(word) == length && memcmp(name, word, length) == 0;
+}
+
+/* Return whether ptxas takes braces around operand k: around bf16 values, in mov.b*, around scales and metadata of mma
+ * and the count of mbarrier.arrive. */
+static bool may_have_braces(struct parser *p, size_t word, uint32_t k) {
+    const struct statement *s = &p->statement;
+    const char *const modifiers = s->name + word;
+    if (is_word(s->name, word, "mma")) {
+        return k >= 4 && k % 2 == 0;
+    }
+    if (is_word(s->name, word, "mbarrier")) {
+        return k == 2 && has(p, "arrive") && !has(p, "expect_tx");
+    }
+    if (is_word(s->name, word, "mov")) {
+        return (has(p, "b16") || has(p, "b32") || has(p, "b64")) && s->operand[1 - k % 2].kind != OPERAND_VECTOR;
+    }
+    if (is_word(s->name, word, "cvt")) { /* the first type is that of the result */
+        const char *const to = strstr(modifiers, ".bf16"), *const from = strstr(modifiers, ".f32");
+        return to != NULL && from != NULL && k == (to > from);
+    }
+    if (is_word(s->name, word, "setp") || is_word(s->name, word, "set")) {
+        return k != 0 && has(p, "bf16");
+    }
+    static const char *const arithmetic[] = {"add", "sub", "mul", "fma", "min", "max", "abs", "neg"};
+    for (size_t j = 0; j < sizeof arithmetic / sizeof *arithmetic; ++j) {
+        if (is_word(s->name, word, arithmetic[j])) {
+            return has(p, "bf16");
+        }
+    }
+    return false;
+}
+
+/* Take the braces off single operands where ptxas does. */
+static void take_braces_off(struct parser *p, size_t word) {
+    struct statement *s = &p->statement;
+    for (uint32_t k = 0; k < s->operands; ++k) {
+        if (s->operand[k].kind == OPERAND_VECTOR && s->operand[k].count == 1 && may_have_braces(p, word, k)) {
+            s->operand[k] = s->operand[k].items[0];
+        }
+    }
+}
+
 /* Decode the statement that the parser has read. */
 void decode(struct parser *p) {
     struct statement *s = &p->statement;
@@ -512,6 +561,7 @@ void decode(struct parser *p) {
     if (p->function == NULL) {
         error_at(p, &s->opcode, "instruction '%s' outside a function", s->name);
     }
+    take_braces_off(p, word);
     const struct row *row = find_row(s, &flags);
     if (row != NULL) {
         decode_row(p, row, flags);

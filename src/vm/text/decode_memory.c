@@ -339,6 +339,9 @@ void decode_createpolicy(struct parser *p) {
     take_end(p, at);
     need_count(p, least[form], most[form]);
     for (uint32_t k = 1; k < s->operands; ++k) {
+        if (s->operand[k].kind == OPERAND_VECTOR) {
+            error_at(p, &s->operand[k].token, "'%s' does not take a vector here", s->name);
+        }
         use_hint(p, &s->operand[k]);
     }
     struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
@@ -428,35 +431,21 @@ void decode_isspacep(struct parser *p) {
 
 /* ---- atomics ------------------------------------------------------------------------------------------------- */
 
-/* Take order, scope and state space of an atomic operation. As in ptxas, they may stand in any order, before and
- * after the operation. */
-static void take_atomic_order(struct parser *p, uint32_t *at, bool returns, enum space *space, struct inst *i) {
-    static const uint16_t orders[] = {ORDER_RELAXED, ORDER_RELEASE, ORDER_ACQUIRE, ORDER_ACQ_REL};
-    for (uint32_t before = UINT32_MAX; before != *at;) {
-        before = *at;
-        const int order = take_choice(p, at, returns ? "relaxed release acquire acq_rel" : "relaxed release");
-        if (order >= 0) {
-            i->q = orders[order];
-        }
-        i->r = take_scope(p, at, i->r);
-        const enum space found = take_space(p, at);
-        *space = found != SPACE_GENERIC ? found : *space;
-    }
-}
-
 /* Decode atom and red, which differ in whether a result is returned. */
 static void decode_atomic(struct parser *p, bool returns) {
+    static const uint16_t orders[] = {ORDER_RELAXED, ORDER_RELEASE, ORDER_ACQUIRE, ORDER_ACQ_REL};
     struct statement *s = &p->statement;
     const uint32_t first = (uint32_t)returns;
     uint32_t at = 0;
     struct inst i = {.count = 1};
-    enum space space = SPACE_GENERIC;
     const bool async = !returns && take(p, &at, "async");
     i.q = async ? take_asynchronous(p, &at) : ORDER_RELAXED;
-    take_atomic_order(p, &at, returns, &space, &i);
+    const int order = take_choice(p, &at, returns ? "relaxed release acquire acq_rel" : "relaxed release");
+    i.q = order >= 0 ? orders[order] : i.q;
+    i.r = take_scope(p, &at, i.r);
+    const enum space space = take_space(p, &at);
     const int op =
         take_choice(p, &at, returns ? "add min max and or xor inc dec exch cas" : "add min max and or xor inc dec");
-    take_atomic_order(p, &at, returns, &space, &i);
     const bool noftz = take(p, &at, "noftz");
     bool policy = take(p, &at, "L2::cache_hint");
     const int vector = take_choice(p, &at, "v2 v4 v8");
@@ -479,14 +468,14 @@ static void decode_atomic(struct parser *p, bool returns) {
     need_address(p, &s->operand[first], space, &i);
     check_room(p, &s->operand[first], i.count * type_bytes(type));
     uint32_t *slots = parser_take(p, 16 * sizeof *slots);
-    const struct operand *b = elements(p, &s->operand[first + 1], i.count);
+    const struct operand *b = vector < 0 ? &s->operand[first + 1] : elements(p, &s->operand[first + 1], i.count);
     for (uint32_t k = 0; k < i.count; ++k) {
         slots[8 + k] = need_source(p, &b[k], type);
     }
     if (op == ATOMIC_CAS) {
         i.c = need_source(p, &s->operand[first + 2], type);
     }
-    const struct operand *d = returns ? elements(p, &s->operand[0], i.count) : NULL;
+    const struct operand *d = !returns ? NULL : vector < 0 ? &s->operand[0] : elements(p, &s->operand[0], i.count);
     for (uint32_t k = 0; k < i.count; ++k) {
         slots[k] = d != NULL ? need_destination(p, &d[k], type) : UINT32_MAX;
     }
@@ -516,8 +505,9 @@ static void matrix_registers(struct parser *p, struct inst *i, const struct oper
                              bool is_source) {
     uint32_t *slots = parser_take(p, 8 * sizeof *slots);
     const struct operand *items = v->kind == OPERAND_VECTOR ? v->items : v;
-    if ((v->kind == OPERAND_VECTOR ? v->count : 1) != count) {
-        error_at(p, &v->token, "'%s' expects %u registers here", p->statement.name, count);
+    if ((v->kind == OPERAND_VECTOR ? v->count : 0) != count) {
+        error_at(p, &v->token, "'%s' expects %u register%s in braces here", p->statement.name, count,
+                 count == 1 ? "" : "s");
     }
     for (uint32_t k = 0; k < count; ++k) {
         slots[k] = is_source ? need_source(p, &items[k], T_B32) : need_destination(p, &items[k], T_B32);

@@ -359,15 +359,16 @@ static void read_instruction(struct parser *p) {
     s->opcode = p->token;
     expect(p, TOKEN_NAME, "an instruction");
     const char *end = s->opcode.at + s->opcode.length;
-    for (s->modifiers = 0; p->token.kind == TOKEN_DOT && p->token.at == end; token_next(p)) {
+    for (s->modifiers = 0; p->token.kind == TOKEN_DOT; token_next(p)) {
         if (s->modifiers == MAX_MODIFIERS) {
             error_at(p, &p->token, "an instruction has at most %d modifiers", (int)MAX_MODIFIERS);
         }
         s->modifier[s->modifiers] = p->token.at + 1;
         s->modifier_length[s->modifiers++] = p->token.length - 1;
-        end += p->token.length;
+        end = p->token.at + p->token.length;
     }
-    snprintf(s->name, sizeof s->name, "%.*s", (int)(end - s->opcode.at), s->opcode.at);
+    snprintf(s->name, sizeof s->name, "%.*s", (int)s->opcode.length, s->opcode.at);
+    modifiers_name(s);
     s->opcode.length = (uint32_t)(end - s->opcode.at);
     decode_known(p);
     s->operands = s->uses = s->variables = 0;
@@ -497,7 +498,7 @@ void read_block(struct parser *p) {
             read_directive(p);
         } else if (p->token.kind == TOKEN_END) {
             error_at(p, &p->token, "expected '}', but the text ends");
-        } else if (!accept(p, ';') && !read_label(p)) {
+        } else if (!read_label(p)) {
             read_instruction(p);
         }
     }
