@@ -13,10 +13,9 @@ static const struct precision precisions[] = {
     {SM120_F16, SM120_F16, 256, true, attention_bf16_f16},
 };
 
-/* Find the precision of a call. */
-static sm120_status find_precision(const sm120_attention_args *args, const struct precision **precision) {
+sm120_status attention_find_precision(uint32_t code, const struct precision **precision) {
     for (size_t i = 0; i < sizeof precisions / sizeof *precisions; ++i) {
-        if (precisions[i].code == args->precision) {
+        if (precisions[i].code == code) {
             *precision = precisions + i;
             return SM120_OK;
         }
@@ -24,7 +23,7 @@ static sm120_status find_precision(const sm120_attention_args *args, const struc
     return fail(SM120_INVALID_ARGUMENT,
                 "precision = 0x%" PRIx32
                 "; it must be MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), BF16 (0x%x) or F16 (0x%x)",
-                args->precision, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16, SM120_F16);
+                code, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16, SM120_F16);
 }
 
 sm120_status sm120_attention(sm120_device *handle, const sm120_attention_args *args, sm120_address workspace,
@@ -37,7 +36,7 @@ sm120_status sm120_attention(sm120_device *handle, const sm120_attention_args *a
         return status;
     }
     status = check_struct(args, sizeof *args, "args", "sm120_attention_args");
-    status = status == SM120_OK ? find_precision(args, &precision) : status;
+    status = status == SM120_OK ? attention_find_precision(args->precision, &precision) : status;
     status = status == SM120_OK ? attention_check(args, precision, &call) : status;
     if (status == SM120_OK) {
         status = attention_is_ready(&call)
@@ -54,7 +53,7 @@ static sm120_status check_question(const sm120_attention_args *args, const char 
     sm120_status status = check_struct(args, sizeof *args, "args", "sm120_attention_args");
     status = status == SM120_OK ? check_pointer((const void *)config, "config") : status;
     status = status == SM120_OK ? check_pointer(kernel, "kernel") : status;
-    status = status == SM120_OK ? find_precision(args, &precision) : status;
+    status = status == SM120_OK ? attention_find_precision(args->precision, &precision) : status;
     return status == SM120_OK ? attention_check_forms(args, precision, call) : status;
 }
 

@@ -31,6 +31,9 @@ struct precision {
     attention_run *run;
 };
 
+/* Find the precision of a code. */
+sm120_status attention_find_precision(uint32_t code, const struct precision **precision);
+
 /* Check the arguments except tensors and addresses, and fill in the shapes. */
 sm120_status attention_check_forms(const sm120_attention_args *args, const struct precision *precision,
                                    struct attention *call);

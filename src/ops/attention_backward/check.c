@@ -5,14 +5,6 @@
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-static const struct precision precisions[] = {
-    {SM120_BF16, SM120_BF16, 256, true, NULL},
-    {SM120_F16, SM120_F16, 256, true, NULL},
-    {SM120_MXFP8, 0, 128, true, NULL},
-    {SM120_MXFP8_BF16, SM120_BF16, 128, true, NULL},
-    {SM120_MXFP8_F16, SM120_F16, 128, true, NULL},
-};
-
 /* The call of sm120_attention whose gradients are wanted. */
 static sm120_attention_args forward_of(const sm120_attention_backward_args *args) {
     return (sm120_attention_args){
@@ -158,17 +150,14 @@ static sm120_status choose_products(struct backward *b) {
 }
 
 sm120_status backward_check(const sm120_attention_backward_args *args, struct backward *b) {
-    const struct precision *precision = NULL;
+    const struct precision *found = NULL;
     *b = (struct backward){.args = args, .forward = forward_of(args)};
-    for (size_t i = 0; i < sizeof precisions / sizeof *precisions; ++i) {
-        precision = precisions[i].code == args->precision ? precisions + i : precision;
+    sm120_status status = attention_find_precision(args->precision, &found);
+    if (status != SM120_OK) {
+        return status;
     }
-    if (precision == NULL) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "precision = 0x%" PRIx32
-                    "; it must be MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), BF16 (0x%x) or F16 (0x%x)",
-                    args->precision, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16, SM120_F16);
-    }
+    struct precision precision = *found;
+    precision.has_left = true; /* every backward kernel has a left window */
     if (args->accumulate > 1) {
         return fail(SM120_INVALID_ARGUMENT, "accumulate = %" PRIu32 "; it is 0 or 1", args->accumulate);
     }
@@ -183,7 +172,7 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
                     "dlse = 0x%" PRIx64 " and delta = 0x%" PRIx64 "; delta contains dlse already, so give one of them",
                     args->dlse, args->delta);
     }
-    sm120_status status = attention_check(&b->forward, precision, &b->call);
+    status = attention_check(&b->forward, &precision, &b->call);
     status = status == SM120_OK ? check_tensors(b) : status;
     status = status == SM120_OK ? check_dmask(b) : status;
     status = status == SM120_OK ? choose_products(b) : status;
