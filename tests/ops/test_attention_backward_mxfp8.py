@@ -7,14 +7,35 @@ import ml_dtypes
 import numpy as np
 import pytest
 from attention_cases import STEP
-from backward_cases import ALIGNED, LEAST, MIXED, ODD, PRECISION, Case, Places, arguments, draw, judge, name, norm, run
+from backward_cases import (
+    ALIGNED,
+    LEAST,
+    MIXED,
+    ODD,
+    PRECISION,
+    Case,
+    Places,
+    backward,
+    draw,
+    gaps,
+    judge,
+    kernel,
+    name,
+    norm,
+    odd_cases,
+    one_for_all,
+    padded,
+    random_case,
+    run,
+    run_virtual,
+    workspace_bytes,
+)
 from backward_mxfp8 import Counts, blocks, delta_of_rounded, format_error, model, rounded
 from backward_reference import Array, Gradients, Inputs, delta_of, forward, given, gradients, inputs, seen_keys, wide
-from harness import DTYPES, Buffer, OpenDevice, check, ffi, lib, tensor
+from harness import DTYPES, OpenDevice
 from reference import mx
 
 import pysm120
-from pysm120.runtime.module import builtins
 
 attention: Any = pysm120.attention
 attention_varlen: Any = pysm120.attention_varlen
@@ -175,34 +196,14 @@ def test_matches_the_model(opened: OpenDevice, rng: np.random.Generator, kind: s
 def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
     """Shapes nobody chose."""
     del trial
-    kv_heads = int(rng.integers(1, 3))
-    window = tuple(None if rng.random() < 0.6 else int(rng.integers(0, 200)) for _ in range(2))
-    case = Case(
-        int(rng.integers(1, 3)),
-        kv_heads * int(rng.integers(1, 3)),
-        kv_heads,
-        int(rng.integers(1, 300)),
-        int(rng.integers(1, 300)),
-        int(rng.integers(1, 129)),
-        [None, "bottom-right", "top-left"][rng.integers(3)],
-        str(rng.choice(list(DTYPES))),
-        str(rng.choice(list(DTYPES))),
-        int(rng.integers(1, 129)),
-        (window[0], window[1]),
-        o_dtype=str(rng.choice(list(DTYPES))),
-    )
-    verify(opened, rng, case)
+    verify(opened, rng, random_case(rng, DTYPES, 128, 2))
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("places", [ODD, MIXED], ids=["odd", "mixed"])
-@pytest.mark.parametrize(("head_dim", "v_head_dim"), [(64, 64), (128, 96), (100, 33)])
-def test_odd_strides(
-    opened: OpenDevice, rng: np.random.Generator, dtype: str, places: Places, head_dim: int, v_head_dim: int
-) -> None:
+@pytest.mark.parametrize("case", odd_cases(DTYPES), ids=name)
+def test_odd_strides(opened: OpenDevice, rng: np.random.Generator, case: Case, places: Places) -> None:
     """Rows that begin at no multiple of 16 bytes are copied; results are stored where they belong."""
-    case = Case(2, 4, 2, 70, 90, head_dim, "bottom-right", dtype, dtype, v_head_dim, o_dtype=dtype)
     verify(opened, rng, case, places)
 
 
@@ -212,48 +213,13 @@ def test_odd_strides(
 def test_broadcast_inputs(opened: OpenDevice, rng: np.random.Generator, which: int, gap: int) -> None:
     """A batch and a head stride of 0 stand for one batch and one head that all use, copied or not."""
     case = Case(2, 4, 2, 50, 70, 64)
-    x = draw(rng, case)
-    arrays = [x.q, x.k, x.v, x.dout]
-    arrays[which] = arrays[which][:1, :1]
-    full = [np.broadcast_to(y, (2, heads, *y.shape[2:])) for y, heads in zip(arrays, (4, 2, 2, 4), strict=True)]
-    x = inputs(full, case.factor, x.seen)
+    x = one_for_all(draw(rng, case), which)
     o, lse = results_of_forward(x, case)
-    args = arguments(case, "mxfp8")
-    try:
-        for n, (struct, y) in enumerate(zip((args.q, args.k, args.v, args.dout, args.o), (*arrays, o), strict=True)):
-            pitch = y.shape[3] + gap
-            strides = (y.shape[1] * y.shape[2] * pitch, y.shape[2] * pitch, pitch, 1)
-            tensor(struct, Buffer(opened, y.shape, y.dtype, strides, y))
-            if n == which:
-                struct.batch_stride = struct.head_stride = 0
-        results = [Buffer(opened, y.shape, np.float32) for y in full[:3]]
-        for struct, buffer in zip((args.dq, args.dk, args.dv), results, strict=True):
-            tensor(struct, buffer)
-        args.lse = Buffer(opened, lse.shape, np.float32, None, lse).address
-        size = ffi.new("size_t *")
-        check(lib.sm120_attention_backward(opened.handle, args, 0, size))
-        workspace = Buffer(opened, (int(size[0]),), np.uint8)
-        check(lib.sm120_attention_backward(opened.handle, args, workspace.address, size))
-        got = Gradients(*(wide(buffer.download()) for buffer in results))
-    finally:
-        opened.release()
+    got = run(opened, case, x, o, lse, places=gaps(gap), precision="mxfp8", broadcast=which)
     agree(got, x, lse, delta_of_rounded(x, o))
 
 
 # ---- the error of the format -----------------------------------------------------
-
-
-def backward(
-    x: Inputs, o: Array, lse: Array, device: pysm120.Device, precision: str = "mxfp8", **options: Any
-) -> Gradients:
-    """Call Python on host arrays in BHSD; results in float32 unless they are given."""
-    results = {
-        member: np.full(y.shape, np.nan, np.float32)
-        for member, y in (("dq", x.q), ("dk", x.k), ("dv", x.v))
-        if member not in options
-    }
-    options = {"scale": x.scale, "layout": "BHSD", "precision": precision, "device": device, **results, **options}
-    return Gradients(*attention_backward(x.dout, x.q, x.k, x.v, o, lse, **options)[:3])
 
 
 @pytest.mark.sampled(2)
@@ -269,7 +235,7 @@ def test_the_error_is_that_of_the_format(device: pysm120.Device, rng: np.random.
     causal = case.causal is not None
     options: dict[str, Any] = {"precision": "mxfp8", "layout": "BHSD", "causal": causal, "device": device}
     o, lse = attention(x.q, x.k, x.v, return_lse=True, out_dtype=np.float32, **options)
-    got, exact = backward(x, o, lse, device, causal=causal), gradients(x)
+    got, exact = backward(x, o, lse, device, causal=causal, precision="mxfp8"), gradients(x)
     for mine, usual, best in zip(got, format_error(x), exact, strict=True):
         assert 0.02 * norm(best) < norm(usual - best)
         assert norm(mine - best) <= 1.1 * norm(usual - best)
@@ -328,10 +294,10 @@ def test_features_are_those_of_16_bits_with_rounded_q_and_k(
     }[feature]
     options = {feature: value, "causal": feature == "diagonals", "return_dsinks": feature == "sinks"}
     y = x._replace(q=mx(x.q, -1).astype(x.q.dtype), k=mx(x.k, -1).astype(x.q.dtype))
-    wanted = backward(y, o, lse, device, PRECISION[dtype], **options)
-    for mine, other in zip(backward(x, o, lse, device, precision, **options), wanted, strict=True):
+    wanted = backward(y, o, lse, device, precision=PRECISION[dtype], **options)
+    for mine, other in zip(backward(x, o, lse, device, precision=precision, **options), wanted, strict=True):
         np.testing.assert_array_equal(mine, other)
-    unrounded = backward(x, o, lse, device, PRECISION[dtype], **options)
+    unrounded = backward(x, o, lse, device, precision=PRECISION[dtype], **options)
     assert norm(unrounded.dk - wanted.dk) > 0.01 * norm(wanted.dk)
 
 
@@ -460,7 +426,8 @@ def test_given_delta_and_dlse(opened: OpenDevice, rng: np.random.Generator) -> N
 def test_accumulation_adds_once(device: pysm120.Device, rng: np.random.Generator, case: Case) -> None:
     """The float32 sum of what was there and what a call without it gives; rows and keys without a part stay."""
     x, o, lse = ready(rng, case)
-    options: dict[str, Any] = {"causal": case.causal is not None, "causal_align": case.causal or "top-left"}
+    options: dict[str, Any] = {"precision": "mxfp8", "causal": case.causal is not None}
+    options["causal_align"] = case.causal or "top-left"
     alone = backward(x, o, lse, device, **options)
     before = Gradients(*(rng.standard_normal(y.shape).astype(np.float32) for y in alone))
     sums = {member: y.copy() for member, y in before._asdict().items()}
@@ -560,13 +527,7 @@ def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
     """
     x = grown(draw(rng, case), "dout", FIRST, 2.0**-6)
     o, lse = results_of_forward(x, case)
-    found = []
-    for seed in (1, 2, 3):
-        ordered = OpenDevice(f"virtual:0?checks=full&seed={seed}")
-        try:
-            found.append(run(ordered, case, x, o, lse, precision="mxfp8"))
-        finally:
-            ordered.close()
+    found = [run_virtual(f"checks=full&seed={seed}", case, x, o, lse, precision="mxfp8") for seed in (1, 2, 3)]
     agree(found[0], x, lse, delta_of_rounded(x, o), case.out_dtype, is_ordered=case.deterministic)
     for other in found[1:]:
         assert not case.deterministic or np.array_equal(other.dq, found[0].dq)
@@ -606,17 +567,6 @@ def test_size_of_the_workspace(
     opened: OpenDevice, device: pysm120.Device, precision: str, case: Case, copied: tuple[int, ...]
 ) -> None:
     """It is what the reference page says, and addresses do not matter for it."""
-    args, size = arguments(case, precision), ffi.new("size_t *")
-    shapes = [(case.heads, case.q_rows, case.head_dim), (case.kv_heads, case.kv_rows, case.head_dim)]
-    shapes += [(case.kv_heads, case.kv_rows, case.width), (case.heads, case.q_rows, case.width)]
-    tensors = (args.q, args.k, args.v, args.dout, args.o, args.dq, args.dk, args.dv)
-    for struct, n in zip(tensors, (0, 1, 2, 3, 3, 0, 1, 2), strict=True):
-        heads, rows, head_dim = shapes[n]
-        pitch = -(-head_dim // 256) * 256 if head_dim % 8 == 0 else head_dim
-        struct.address, struct.dtype = 1 << 20, lib.SM120_BF16
-        struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * pitch, rows * pitch, pitch
-    args.lse = 1 << 20
-    check(lib.sm120_attention_backward(opened.handle, args, 0, size))
     areas = [2 * case.batch * n for n in copied]
     width = next(d for d in HEAD_SIZES if d >= max(case.head_dim, case.width))
     q_rows = 64
@@ -628,19 +578,14 @@ def test_size_of_the_workspace(
         areas += [(q_bytes + 528) * tiles, q_bytes * tiles, kv_bytes * kv_tiles, kv_bytes * kv_tiles]
     else:
         if not copied or case.head_dim % 8 == 0:  # q and k are copied in any case
-            areas += [2 * case.batch * heads * rows * d for heads, rows, d in shapes[:2]]
-        width = next(d for d in (32, *HEAD_SIZES) if d >= max(case.head_dim, case.width))
-        fitting = [
-            x
-            for x in builtins()
-            if (x.operation, x.precision, x.features, x.head_dim) == ("attention_backward", "bf16", False, width)
-            and x.shared_bytes <= device.info.shared_bytes_per_block
-        ]
-        q_rows = max(fitting, key=lambda x: x.shared_bytes).q_rows
+            counts = (case.heads * case.q_rows, case.kv_heads * case.kv_rows)
+            areas += [2 * case.batch * n * case.head_dim for n in counts]
+        chosen = kernel(device, case)
+        width, q_rows = chosen.head_dim, chosen.q_rows
         tiles = case.batch * case.heads * -(-case.q_rows // q_rows)
         areas.append((8 * q_rows + 16) * tiles)
     areas.append(4 * q_rows * width * tiles)
-    assert size[0] == sum(-(-area // 256) * 256 for area in areas)
+    assert workspace_bytes(opened, case, precision) == sum(padded(area) for area in areas)
 
 
 # ---- the kernel that rounds ------------------------------------------------------

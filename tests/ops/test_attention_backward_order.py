@@ -4,36 +4,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backward_cases import PRECISION, Case, arguments, draw, judge, name, run, verify
-from backward_reference import Array, Gradients, Inputs, delta_of, forward, gradients
-from harness import OpenDevice, check, ffi, lib
+from backward_cases import (
+    PRECISION,
+    Case,
+    backward,
+    judge,
+    kernel,
+    name,
+    padded,
+    ready,
+    run,
+    run_virtual,
+    verify,
+    workspace_bytes,
+)
+from backward_reference import Gradients, delta_of, gradients
+from harness import OpenDevice
 
 import pysm120
-from pysm120.runtime.module import Builtin, builtins
-
-attention_backward: Any = pysm120.attention_backward
-
-
-def kernel(device: pysm120.Device, dtype: str, head_dim: int) -> Builtin:
-    """Return the kernel that a deterministic call of this head size takes on a device."""
-    fitting = [
-        x
-        for x in builtins()
-        if x.operation == "attention_backward"
-        and x.ordered
-        and not x.features
-        and x.precision == PRECISION[dtype]
-        and x.head_dim >= head_dim
-        and x.shared_bytes <= device.info.shared_bytes_per_block
-    ]
-    return min(fitting, key=lambda x: (x.head_dim, -x.shared_bytes))
-
-
-def ready(rng: np.random.Generator, case: Case) -> tuple[Inputs, Array, Array]:
-    """Draw a problem, with its O and LSE in float32."""
-    x = draw(rng, case)
-    _, o, lse = forward(x)
-    return x, o.astype(np.float32), lse.astype(np.float32)
 
 
 def assert_same(one: Gradients, other: Gradients) -> None:
@@ -75,11 +63,7 @@ def test_every_order_of_ctas(rng: np.random.Generator, monkeypatch: pytest.Monke
     found = []
     for threads, options in ((1, "checks=full&seed=1"), (2, "checks=full&seed=2"), (1, "seed=0"), (7, "seed=3")):
         monkeypatch.setenv("PYSM120_THREADS", str(threads))
-        ordered = OpenDevice(f"virtual:0?{options}")
-        try:
-            found.append(run(ordered, case, x, o, lse))
-        finally:
-            ordered.close()
+        found.append(run_virtual(options, case, x, o, lse))
     judge(found[0], gradients(x), x, lse, delta_of(x, o), case.out_dtype)
     for other in found[1:]:
         assert_same(other, found[0])
@@ -96,13 +80,7 @@ def test_tiles_that_need_the_shared_memory_of_hopper(
     monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
     case = Case(1, 2, 1, q_rows, kv_rows, head_dim, "bottom-right", dtype, deterministic=True)
     x, o, lse = ready(rng, case)
-    found = []
-    for seed in (1, 2):
-        hopper = OpenDevice(f"virtual:0?checks=full&seed={seed}")
-        try:
-            found.append(run(hopper, case, x, o, lse))
-        finally:
-            hopper.close()
+    found = [run_virtual(f"checks=full&seed={seed}", case, x, o, lse) for seed in (1, 2)]
     judge(found[0], gradients(x), x, lse, delta_of(x, o))
     assert_same(*found)
 
@@ -117,16 +95,6 @@ def test_many_launches(opened: OpenDevice, rng: np.random.Generator, head_dim: i
     first = run(opened, case, x, o, lse)
     for _ in range(3 if opened.name.startswith("virtual") else 50):
         assert_same(run(opened, case, x, o, lse), first)
-
-
-def backward(device: pysm120.Device, x: Inputs, lse: Array, delta: Array, **options: Any) -> Array:
-    """Return dq in float32."""
-    results = {n: np.full(y.shape, np.nan, np.float32) for n, y in (("dq", x.q), ("dk", x.k), ("dv", x.v))}
-    out = np.zeros(x.dout.shape, np.float32)
-    made = attention_backward(
-        x.dout, x.q, x.k, x.v, out, lse, scale=x.scale, delta=delta, layout="BHSD", device=device, **options, **results
-    )
-    return np.asarray(made[0])
 
 
 @pytest.mark.sampled(2)
@@ -147,28 +115,30 @@ def test_dq_is_the_sum_in_the_order_of_the_keys(
 
     The scale is a power of two, so that it commutes with the roundings of the sum.
     """
-    tile = kernel(device, dtype, head_dim)
+    tile = kernel(device, Case(1, heads, kv_heads, 1, 1, head_dim, None, dtype, deterministic=True))
     keys, tiles = 5 * tile.kv_rows - 3, range(0, 5 * tile.kv_rows, tile.kv_rows)
     assert tile.kv_rows % tile.q_rows == 0
     case = Case(1, heads, kv_heads, keys, keys, head_dim, "top-left" if causal else None, dtype, scale=0.125)
     x, o, lse = ready(rng, case)
     delta = delta_of(x, o).astype(np.float32)
     options: dict[str, Any] = {"causal": causal, "causal_align": "top-left", "deterministic": True}
-    parts = []
+    nothing, parts = np.zeros(x.dout.shape, np.float32), []  # O is not read where delta is given
     for first in tiles:
         # Causal: rows before the tile see none of its keys.
         rows, here = slice(first if causal else 0, None), slice(first, first + tile.kv_rows)
         part = x._replace(q=x.q[:, :, rows].copy(), dout=x.dout[:, :, rows].copy())
         part = part._replace(k=x.k[:, :, here].copy(), v=x.v[:, :, here].copy())
         own = np.zeros(x.q.shape, np.float32)
-        own[:, :, rows] = backward(device, part, lse[:, :, rows].copy(), delta[:, :, rows].copy(), **options)
+        options["delta"] = delta[:, :, rows].copy()
+        own[:, :, rows] = backward(part, nothing[:, :, rows].copy(), lse[:, :, rows].copy(), device, **options).dq
         parts.append(own)
     forwards, backwards = np.zeros_like(parts[0]), np.zeros_like(parts[0])
     for up, down in zip(parts, reversed(parts), strict=True):
         forwards += up
         backwards += down
     assert not np.array_equal(forwards, backwards)
-    np.testing.assert_array_equal(backward(device, x, lse, delta, **options), forwards)
+    options["delta"] = delta
+    np.testing.assert_array_equal(backward(x, nothing, lse, device, **options).dq, forwards)
 
 
 @pytest.mark.virtual
@@ -176,16 +146,9 @@ def test_dq_is_the_sum_in_the_order_of_the_keys(
 def test_the_workspace_has_the_turns(opened: OpenDevice, device: pysm120.Device, head_dim: int) -> None:
     """Its size is what the reference page says: rows, sums of dq, and 32 bytes for each tile and one more."""
     case = Case(2, 4, 2, 150, 70, head_dim, deterministic=True)
-    args, size = arguments(case), ffi.new("size_t *")
-    shapes = ((4, 150), (2, 70), (2, 70), (4, 150), (4, 150), (4, 150), (2, 70), (2, 70))
-    tensors = (args.q, args.k, args.v, args.dout, args.o, args.dq, args.dk, args.dv)
-    for struct, (heads, rows) in zip(tensors, shapes, strict=True):
-        struct.address, struct.dtype = 1 << 20, lib.SM120_BF16
-        struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * 256, rows * 256, 256
-    args.lse = 1 << 20
-    check(lib.sm120_attention_backward(opened.handle, args, 0, size))
-    chosen = kernel(device, "bfloat16", head_dim)
+    chosen = kernel(device, case)
     tiles = 2 * 4 * -(-150 // chosen.q_rows)
     areas = [(8 * chosen.q_rows + 16) * tiles, 4 * chosen.q_rows * chosen.head_dim * tiles, 32 * (1 + tiles)]
-    copies = [2 * 2 * heads * rows * -(-head_dim // 8) * 8 for heads, rows in shapes[:4] if head_dim % 8]
-    assert size[0] == sum(-(-n // 256) * 256 for n in areas + copies)
+    shapes = ((4, 150), (2, 70), (2, 70), (4, 150))
+    copies = [2 * 2 * heads * rows * -(-head_dim // 8) * 8 for heads, rows in shapes if head_dim % 8]
+    assert workspace_bytes(opened, case) == sum(padded(n) for n in areas + copies)

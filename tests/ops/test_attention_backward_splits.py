@@ -4,29 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backward_cases import ODD, PRECISION, Case, arguments, draw, judge, name, run, verify
-from backward_reference import Gradients, delta_of, forward, gradients
-from harness import OpenDevice, check, ffi, lib
+from backward_cases import ODD, Case, judge, kernel, name, padded, ready, run_virtual, verify, workspace_bytes
+from backward_reference import Gradients, delta_of, gradients
+from harness import OpenDevice
 
 import pysm120
-from pysm120.runtime.module import Builtin, builtins
 
 attention_backward: Any = pysm120.attention_backward
-
-
-def kernel(device: pysm120.Device, case: Case) -> Builtin:
-    """Return the kernel of a call on a device."""
-    fitting = [
-        x
-        for x in builtins()
-        if x.operation == "attention_backward"
-        and not x.features
-        and x.precision == PRECISION[case.dtype]
-        and x.head_dim >= max(case.head_dim, case.width)
-        and x.shared_bytes <= device.info.shared_bytes_per_block
-        and (x.ordered or not case.deterministic)
-    ]
-    return min(fitting, key=lambda x: (x.head_dim, -x.shared_bytes))
 
 
 def splits(device: pysm120.Device, case: Case) -> int:
@@ -49,24 +33,11 @@ def splits(device: pysm120.Device, case: Case) -> int:
     return best if saved >= 8 and saved >= 0.1 * times[1] else 1
 
 
-def workspace(opened: OpenDevice, case: Case) -> int:
-    """The bytes that a call on aligned tensors asks for."""
-    args, size = arguments(case), ffi.new("size_t *")
-    q, k = (case.heads, case.q_rows), (case.kv_heads, case.kv_rows)
-    tensors = (args.q, args.k, args.v, args.dout, args.o, args.dq, args.dk, args.dv)
-    for struct, (heads, rows) in zip(tensors, (q, k, k, q, q, q, k, k), strict=True):
-        struct.address, struct.dtype = 1 << 20, lib.SM120_BF16
-        struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * 256, rows * 256, 256
-    args.lse = 1 << 20
-    check(lib.sm120_attention_backward(opened.handle, args, 0, size))
-    return int(size[0])
-
-
 def parts_of(device: pysm120.Device, case: Case) -> int:
     """The bytes of the parts of dk and dv: head sizes are multiples of 64 here, so that nothing is rounded up."""
     count = splits(device, case)
     rows = case.batch * case.kv_heads * count * case.kv_rows
-    return sum(-(-4 * rows * width // 256) * 256 for width in (case.head_dim, case.width)) if count > 1 else 0
+    return sum(padded(4 * rows * width) for width in (case.head_dim, case.width)) if count > 1 else 0
 
 
 SPLIT = [
@@ -97,16 +68,8 @@ def test_matches_both_references(
 @pytest.mark.parametrize("case", SPLIT[:5], ids=name)
 def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
     """With all checks; dk and dv have the same bits for each seed, and dq if deterministic."""
-    x = draw(rng, case)
-    _, o, lse = forward(x)
-    o, lse = o.astype(np.float32), lse.astype(np.float32)
-    found = []
-    for seed in (1, 2):
-        ordered = OpenDevice(f"virtual:0?checks=full&seed={seed}")
-        try:
-            found.append(run(ordered, case, x, o, lse))
-        finally:
-            ordered.close()
+    x, o, lse = ready(rng, case)
+    found = [run_virtual(f"checks=full&seed={seed}", case, x, o, lse) for seed in (1, 2)]
     judge(found[0], gradients(x), x, lse, delta_of(x, o), case.out_dtype)
     for member in Gradients._fields if case.deterministic else ("dk", "dv"):
         np.testing.assert_array_equal(getattr(found[1], member), getattr(found[0], member))
@@ -124,10 +87,8 @@ def test_dk_and_dv_are_sums_in_the_order_of_the_heads(
     count = splits(device, case)
     each = 8 // count
     assert count > 1
-    x = draw(rng, case)
-    _, o, lse = forward(x)
-    delta = delta_of(x, o).astype(np.float32)
-    out, lse = o.astype(np.float32), lse.astype(np.float32)
+    x, out, lse = ready(rng, case)
+    delta = delta_of(x, out).astype(np.float32)
     options: dict[str, Any] = {"causal": True, "scale": x.scale, "layout": "BHSD", "deterministic": deterministic}
 
     def call(q_heads: Any, heads: Any, dk: Any, dv: Any, *, accumulate: bool) -> None:
@@ -168,7 +129,7 @@ LARGE = [
 def test_the_number_of_splits(opened: OpenDevice, device: pysm120.Device, case: Case) -> None:
     """The workspace has room for as many parts as the rule of the reference page says."""
     alone = case._replace(kv_heads=case.heads)  # a group of one head is never split
-    assert workspace(opened, case) - workspace(opened, alone) == parts_of(device, case)
+    assert workspace_bytes(opened, case) - workspace_bytes(opened, alone) == parts_of(device, case)
     assert splits(device, alone) == 1
 
 

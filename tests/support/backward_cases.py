@@ -1,5 +1,6 @@
 """Problems for the tests of attention_backward, how one is launched by the C ABI, and how its result is judged."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,15 +15,21 @@ from backward_reference import (
     forward,
     gather,
     gradients,
+    inputs,
     model,
     plain,
     seen_keys,
     wide,
 )
-from harness import DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
+from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
 
+import pysm120
+from pysm120.runtime.module import Builtin, builtins
+
+attention_backward: Any = pysm120.attention_backward  # called with lists of arrays
 LEAST = {"float32": 1e-37, "float16": 2.0**-25, "bfloat16": 1e-37}  # half of the least step of a dtype, or more
 PRECISION = {"bfloat16": "bf16", "float16": "f16"}
+TILES = {32: (64, 128), 64: (64, 128), 96: (64, 64), 128: (64, 64), 192: (32, 64), 256: (32, 32)}  # rows, keys; SM120
 
 
 class Case(NamedTuple):
@@ -71,6 +78,49 @@ def draw(rng: np.random.Generator, case: Case) -> Inputs:
     return Inputs(q, k, v, dout, case.factor, seen_keys(case.q_rows, case.kv_rows, case.causal, case.window))
 
 
+def random_case(rng: np.random.Generator, dtypes: Iterable[str], largest: int, group: int) -> Case:
+    """Draw a shape nobody chose: head sizes up to `largest`, up to `group` heads of q for each of k and v."""
+    kv_heads = int(rng.integers(1, 3))
+    window = tuple(None if rng.random() < 0.6 else int(rng.integers(0, 200)) for _ in range(2))
+    return Case(
+        int(rng.integers(1, 3)),
+        kv_heads * int(rng.integers(1, group + 1)),
+        kv_heads,
+        int(rng.integers(1, 300)),
+        int(rng.integers(1, 300)),
+        int(rng.integers(1, largest + 1)),
+        [None, "bottom-right", "top-left"][rng.integers(3)],
+        str(rng.choice(list(dtypes))),
+        str(rng.choice(list(DTYPES))),
+        int(rng.integers(1, largest + 1)),
+        (window[0], window[1]),
+        o_dtype=str(rng.choice(list(DTYPES))),
+    )
+
+
+def odd_cases(dtypes: Iterable[str]) -> list[Case]:
+    """Head sizes for tensors whose rows begin at no multiple of 16 bytes."""
+    return [
+        Case(2, 4, 2, 70, 90, d, "bottom-right", dtype, dtype, v, o_dtype=dtype)
+        for d, v in ((64, 64), (128, 96), (100, 33))
+        for dtype in dtypes
+    ]
+
+
+def ready(rng: np.random.Generator, case: Case) -> tuple[Inputs, Array, Array]:
+    """Draw a problem, with O in its dtype and LSE."""
+    x = draw(rng, case)
+    _, o, lse = forward(x)
+    return x, o.astype(DTYPES[case.o_dtype]), lse.astype(np.float32)
+
+
+def one_for_all(x: Inputs, which: int) -> Inputs:
+    """Let all batches and heads of q, k, v or dout, by its number, be the first."""
+    arrays = [x.q, x.k, x.v, x.dout]
+    arrays[which] = np.broadcast_to(arrays[which][:1, :1], arrays[which].shape)
+    return inputs(arrays, x.scale, x.seen)
+
+
 def arguments(case: Case, precision: str | None = None) -> Any:
     """Return the struct of a case without its arrays."""
     args = new_struct("sm120_attention_backward_args")
@@ -100,6 +150,11 @@ ODD: Places = (
 MIXED: Places = (*ODD[:2], *ALIGNED[2:4], *ODD[4:6], *ALIGNED[6:7], *ODD[7:])
 
 
+def gaps(gap: int) -> Places:
+    """Inputs with some elements between two rows, and results without."""
+    return (*(("BHSD", gap),) * 5, *(("BHSD", 0),) * 3)
+
+
 def run(
     opened: OpenDevice,
     case: Case,
@@ -111,12 +166,21 @@ def run(
     delta: Array | None = None,
     places: Places = ALIGNED,
     precision: str | None = None,
+    broadcast: int | None = None,
 ) -> Gradients:
-    """Launch between guard bands, on NaN in the results and in the workspace; gradients in float64."""
+    """Launch between guard bands, on NaN in the results and in the workspace; gradients in float64.
+
+    `broadcast` is the number of an input of which one head alone is in memory, with strides of 0.
+    """
     args = arguments(case, precision)
     given = (x.q, x.k, x.v, x.dout, o)
-    for struct, y, place in zip((args.q, args.k, args.v, args.dout, args.o), given, places, strict=False):
+    for n, (struct, whole, place) in enumerate(
+        zip((args.q, args.k, args.v, args.dout, args.o), given, places, strict=False)
+    ):
+        y = whole[:1, :1] if n == broadcast else whole
         tensor(struct, Buffer(opened, y.shape, y.dtype, pitched(y.shape, *place), y))
+        if n == broadcast:
+            struct.batch_stride = struct.head_stride = 0
     results = []
     for struct, y, place in zip((args.dq, args.dk, args.dv), (x.q, x.k, x.v), places[5:], strict=True):
         results.append(Buffer(opened, y.shape, DTYPES[case.out_dtype], pitched(y.shape, *place)))
@@ -132,6 +196,63 @@ def run(
         return Gradients(*(wide(y.download()) for y in results))
     finally:
         opened.release()
+
+
+def run_virtual(
+    options: str, case: Case, x: Inputs, o: Array, lse: Array, *, precision: str | None = None
+) -> Gradients:
+    """Launch on a virtual device with some options."""
+    opened = OpenDevice(f"virtual:0?{options}")
+    try:
+        return run(opened, case, x, o, lse, precision=precision)
+    finally:
+        opened.close()
+
+
+def backward(x: Inputs, o: Array, lse: Array, device: pysm120.Device, **options: Any) -> Gradients:
+    """Call Python on host arrays in BHSD; results in float32 unless they are given."""
+    results = {
+        member: np.full(y.shape, np.nan, np.float32)
+        for member, y in (("dq", x.q), ("dk", x.k), ("dv", x.v))
+        if member not in options
+    }
+    options = {"scale": x.scale, "layout": "BHSD", "device": device, **results, **options}
+    return Gradients(*attention_backward(x.dout, x.q, x.k, x.v, o, lse, **options)[:3])
+
+
+def kernel(device: pysm120.Device, case: Case) -> Builtin:
+    """Return the 16-bit kernel of a call on a device."""
+    fitting = [
+        x
+        for x in builtins()
+        if x.operation == "attention_backward"
+        and not x.features
+        and x.precision == PRECISION[case.dtype]
+        and x.head_dim >= max(case.head_dim, case.width)
+        and x.shared_bytes <= device.info.shared_bytes_per_block
+        and (x.ordered or not case.deterministic)
+    ]
+    return min(fitting, key=lambda x: (x.head_dim, -x.shared_bytes))
+
+
+def padded(x: int) -> int:
+    """Round up to the alignment of an area of the workspace."""
+    return -(-x // 256) * 256
+
+
+def workspace_bytes(opened: OpenDevice, case: Case, precision: str | None = None) -> int:
+    """Ask how large a workspace is; rows are aligned if the head size is a multiple of 8."""
+    args, size = arguments(case, precision), ffi.new("size_t *")
+    q, k = (case.heads, case.q_rows, case.head_dim), (case.kv_heads, case.kv_rows, case.head_dim)
+    v, o = (case.kv_heads, case.kv_rows, case.width), (case.heads, case.q_rows, case.width)
+    tensors = (args.q, args.k, args.v, args.dout, args.o, args.dq, args.dk, args.dv)
+    for struct, (heads, rows, head_dim) in zip(tensors, (q, k, v, o, o, q, k, v), strict=True):
+        pitch = padded(head_dim) if head_dim % 8 == 0 else head_dim
+        struct.address, struct.dtype = 1 << 20, CODES[case.dtype]
+        struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * pitch, rows * pitch, pitch
+    args.lse = 1 << 20
+    check(lib.sm120_attention_backward(opened.handle, args, 0, size))
+    return int(size[0])
 
 
 def norm(x: Array) -> float:
@@ -165,8 +286,6 @@ def judge(got: Gradients, exact: Gradients, x: Inputs, lse: Array, delta: Array,
 
 def verify(opened: OpenDevice, rng: np.random.Generator, case: Case, places: Places = ALIGNED) -> None:
     """Compare one problem with float64 and with the model."""
-    x = draw(rng, case)
-    _, o, lse = forward(x)
-    o, lse = o.astype(DTYPES[case.o_dtype]), lse.astype(np.float32)
+    x, o, lse = ready(rng, case)
     got = run(opened, case, x, o, lse, places=places)
     judge(got, gradients(x), x, lse, delta_of(x, o), case.out_dtype)
