@@ -133,6 +133,29 @@ typedef struct CUtensorMap {
     _Alignas(64) uint64_t opaque[16];
 } CUtensorMap;
 
+/* Attributes of a launch. COOPERATIVE: all CTAs are resident at once. PROGRAMMATIC_STREAM_SERIALIZATION: the launch may
+ * begin before the one in front of it has ended, and waits for its end by griddepcontrol.wait. */
+typedef enum CUlaunchAttributeID {
+    CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2,
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+} CUlaunchAttributeID;
+
+typedef struct CUlaunchAttribute {
+    CUlaunchAttributeID id;
+    char pad[8 - sizeof(CUlaunchAttributeID)];
+    union {
+        int flag; /* of both */
+        char pad[64];
+    } value;
+} CUlaunchAttribute;
+
+typedef struct CUlaunchConfig {
+    unsigned grid[3], block[3], shared_bytes;
+    CUstream stream;
+    CUlaunchAttribute *attributes;
+    unsigned attribute_count;
+} CUlaunchConfig;
+
 /* X(name, parameters): every function of the table, all returning CUresult. */
 #define DRIVER_FUNCTIONS(X)                                                                                            \
     X(cuInit, (unsigned flags))                                                                                        \
@@ -179,9 +202,7 @@ typedef struct CUtensorMap {
     X(cuLaunchKernel,                                                                                                  \
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
        unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments, void **extra))                      \
-    X(cuLaunchCooperativeKernel,                                                                                       \
-      (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
-       unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments))                                    \
+    X(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra))           \
     X(cuTensorMapEncodeTiled,                                                                                          \
       (CUtensorMap * map, CUtensorMapDataType type, uint32_t rank, void *address, const uint64_t *dims,                \
        const uint64_t *strides, const uint32_t *box, const uint32_t *steps, CUtensorMapInterleave interleave,          \

@@ -102,11 +102,20 @@ static CUresult start(struct kernel *kernel, const struct launch *launch) {
     const uint32_t *const block = launch->block;
     void **const arguments = (void **)(uintptr_t)launch->arguments;
     const CUstream stream = (CUstream)launch->stream;
-    return launch->is_cooperative
-               ? driver->cuLaunchCooperativeKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1],
-                                                   block[2], launch->shared_bytes, stream, arguments)
-               : driver->cuLaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
-                                        launch->shared_bytes, stream, arguments, NULL);
+    if (!launch->is_cooperative && !launch->is_early) {
+        return driver->cuLaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                                      launch->shared_bytes, stream, arguments, NULL);
+    }
+    CUlaunchAttribute attribute = {.id = launch->is_cooperative ? CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+                                                                : CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                   .value = {.flag = 1}};
+    const CUlaunchConfig config = {.grid = {grid[0], grid[1], grid[2]},
+                                   .block = {block[0], block[1], block[2]},
+                                   .shared_bytes = launch->shared_bytes,
+                                   .stream = stream,
+                                   .attributes = &attribute,
+                                   .attribute_count = 1};
+    return driver->cuLaunchKernelEx(&config, kernel->function, arguments, NULL);
 }
 
 sm120_status launch_start(struct kernel *kernel, const struct launch *launch) {

@@ -14,6 +14,7 @@ struct launch {
     const size_t *argument_bytes;
     size_t argument_count;
     bool is_cooperative; /* all CTAs are resident at once */
+    bool is_early;       /* may begin before the launch in front of it has ended; the kernel waits by griddepcontrol */
 };
 
 /* The arguments of a kernel of the library: a struct of generated/parameters.h, which stays where it is until the

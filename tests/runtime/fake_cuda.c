@@ -267,11 +267,12 @@ F(cuLaunchKernel, CUfunction function, unsigned grid_x, unsigned grid_y, unsigne
     BEGIN_IN_CONTEXT return CUDA_SUCCESS;
 }
 #endif
-F(cuLaunchCooperativeKernel, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-  unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments) {
-    UNUSED(function), UNUSED(block_x), UNUSED(block_y), UNUSED(block_z), UNUSED(shared_bytes), UNUSED(stream);
-    UNUSED(arguments);
-    BEGIN_IN_CONTEXT return grid_x * grid_y * grid_z > 1 ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
+F(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
+    UNUSED(function), UNUSED(arguments), UNUSED(extra);
+    BEGIN_IN_CONTEXT return config->attributes->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE &&
+            config->grid[0] * config->grid[1] * config->grid[2] > 1
+        ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+        : CUDA_SUCCESS;
 }
 #ifndef WITHOUT_TENSOR_MAPS
 F(cuTensorMapEncodeTiled, CUtensorMap *map, CUtensorMapDataType type, uint32_t rank, void *address,

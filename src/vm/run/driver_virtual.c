@@ -880,17 +880,25 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
                : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, false);
 }
 
-static CUresult virtual_cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
-                                                  unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
-                                                  unsigned shared_bytes, CUstream stream, void **arguments) {
-    const uint32_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
-    if (function == NULL) {
-        return null_argument("function");
+/* Launches run one after the other, so PROGRAMMATIC_STREAM_SERIALIZATION changes nothing. */
+static CUresult virtual_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments,
+                                         void **extra) {
+    if (config == NULL || function == NULL || extra != NULL) {
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "config or function is NULL, or extra is not NULL");
     }
-    const CUresult wrong = stream_check(stream);
-    return wrong != CUDA_SUCCESS
-               ? wrong
-               : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, true);
+    bool is_cooperative = false;
+    for (unsigned i = 0; i < config->attribute_count; ++i) {
+        const CUlaunchAttribute *const attribute = &config->attributes[i];
+        if (attribute->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) {
+            is_cooperative = attribute->value.flag != 0;
+        } else if (attribute->id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
+            return fault_set(CUDA_ERROR_INVALID_VALUE, "launch attribute %d is not supported", (int)attribute->id);
+        }
+    }
+    const CUresult wrong = stream_check(config->stream);
+    return wrong != CUDA_SUCCESS ? wrong
+                                 : launch_run(function->module->device, function, config->grid, config->block,
+                                              config->shared_bytes, arguments, is_cooperative);
 }
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
