@@ -16,6 +16,7 @@ from pysm120.compat.sdpa import scaled_dot_product_attention
 from pysm120.observe.profile import Profile
 from pysm120.ops.attention import attention, attention_varlen
 from pysm120.ops.attention_backward import attention_backward, attention_varlen_backward
+from pysm120.ops.attention_kv_cache import attention_with_kv_cache, merge_states
 from pysm120.ops.quantize import quantize_mxfp8
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.context import DeviceInfo, Event, Stream
@@ -68,10 +69,12 @@ __all__ = [
     "attention_backward",
     "attention_varlen",
     "attention_varlen_backward",
+    "attention_with_kv_cache",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "merge_states",
     "quantize_mxfp8",
     "scaled_dot_product_attention",
 ]

@@ -594,6 +594,64 @@ typedef struct sm120_attention_backward_args {
 SM120_API sm120_status sm120_attention_backward(sm120_device *device, const sm120_attention_backward_args *args,
                                                 sm120_address workspace, size_t *workspace_bytes);
 
+/* Attention of few rows of q and a cache of keys and values, as in decoding: o = softmax(scale * q k^T) v, and lse, as
+ * in sm120_attention. The cache is dense or in pages: k and v are [pages][kv_heads][page_rows][head_dim]. Key n of a
+ * sequence is in row n % page_rows of its page n / page_rows.
+ *   dense         page_table 0: sequence b is page b, and pages = batch
+ *   table         page_table: i32 [batch][table_pages], kv_lengths: the keys of each sequence
+ *   page lists    page_indptr: i32 [batch + 1]; the pages of sequence b are page_table[page_indptr[b]] to
+ *                 page_table[page_indptr[b + 1] - 1], of table_pages in all, and the last of them holds last_page[b]
+ *                 keys
+ * The kernel reads lengths and page numbers, so a captured call may be replayed with other ones. Keys of a page that
+ * is not from 0 to pages - 1 are not seen, and their memory is not read. Numbers of pages outside the table are not
+ * read either. Row i sees key j if i + d - window_left <= j <= i + d + window_right, with d = keys - q_rows. */
+typedef struct sm120_attention_with_kv_cache_args {
+    uint32_t size;                                    /* sizeof(sm120_attention_with_kv_cache_args) */
+    uint32_t causal;                                  /* SM120_NOT_CAUSAL or SM120_CAUSAL_BOTTOM_RIGHT */
+    int64_t batch, heads, kv_heads, q_rows, head_dim; /* head_dim: at most 256 */
+    int64_t v_head_dim;                               /* of v and o, if it is not head_dim; at most 256 */
+    int64_t pages, page_rows, table_pages;
+    sm120_tensor q, k, v;     /* BF16 or F16, one dtype for the three */
+    sm120_tensor o;           /* F32, F16 or BF16 */
+    sm120_address lse;        /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
+    sm120_address kv_lengths; /* i32 [batch]; 0: all rows of the pages. Numbers outside that range are clamped to it */
+    sm120_address page_table, page_indptr, last_page;
+    sm120_address sinks; /* as in sm120_attention_args, like the next members */
+    sm120_address alibi_slopes;
+    int64_t alibi_batch_stride;
+    int64_t window_left, window_right;
+    uint32_t window;
+    float scale, softcap;
+    uint32_t reserved;  /* 0 */
+    int64_t num_splits; /* parts of the keys, which CTAs share; 0: chosen by shape and device. A fixed number gives the
+                           same bits whatever the batch */
+    sm120_stream stream;
+} sm120_attention_with_kv_cache_args;
+
+/* Compute attention. With workspace 0 and workspace_bytes not NULL, only write the size of the workspace in bytes. Else
+ * workspace is 256-byte aligned device memory of *workspace_bytes bytes. Calls that need no workspace may pass NULL for
+ * workspace_bytes; they then launch. */
+SM120_API sm120_status sm120_attention_with_kv_cache(sm120_device *device,
+                                                     const sm120_attention_with_kv_cache_args *args,
+                                                     sm120_address workspace, size_t *workspace_bytes);
+
+/* The attention of all keys from that of parts of them, such as splits, shared prefixes or the steps of a ring:
+ * lse = log(sum(exp(lses[n]))), o = sum(exp(lses[n] - lse) * outs[n]). A state of lse -inf has no key, and its outs are
+ * not read. */
+typedef struct sm120_merge_states_args {
+    uint32_t size;     /* sizeof(sm120_merge_states_args) */
+    uint32_t reserved; /* 0 */
+    int64_t states, batch, heads, rows, head_dim;
+    sm120_tensor outs;   /* [states * batch][heads][rows][head_dim]; F32, F16 or BF16 */
+    sm120_tensor o;      /* [batch][heads][rows][head_dim]; F32, F16 or BF16; apart from outs */
+    sm120_address lses;  /* f32 [states][batch][heads][rows], contiguous */
+    sm120_address lse;   /* f32 [batch][heads][rows], contiguous; 0: not wanted */
+    sm120_address sinks; /* f32 [heads]: one more key without a value in each row; 0: none */
+    sm120_stream stream;
+} sm120_merge_states_args;
+
+SM120_API sm120_status sm120_merge_states(sm120_device *device, const sm120_merge_states_args *args);
+
 enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 }; /* axis */
 enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };      /* rounding */
 

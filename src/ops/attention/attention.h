@@ -34,6 +34,9 @@ struct precision {
 /* Find the precision of a code. */
 sm120_status attention_find_precision(uint32_t code, const struct precision **precision);
 
+/* Check causal, scale, the window and softcap. */
+sm120_status attention_check_options(const sm120_attention_args *args);
+
 /* Check the arguments except tensors and addresses, and fill in the shapes. */
 sm120_status attention_check_forms(const sm120_attention_args *args, const struct precision *precision,
                                    struct attention *call);

@@ -230,6 +230,11 @@ sm120_status attention_check_forms(const sm120_attention_args *args, const struc
     return status;
 }
 
+sm120_status attention_check_options(const sm120_attention_args *args) {
+    const sm120_status status = check_choices(args);
+    return status == SM120_OK ? check_scores(args) : status;
+}
+
 sm120_status attention_check(const sm120_attention_args *args, const struct precision *precision,
                              struct attention *call) {
     sm120_status status = attention_check_forms(args, precision, call);

@@ -1,0 +1,180 @@
+/* sm120_attention_with_kv_cache: choose the kernel and the splits, launch, merge. */
+#include "ops/attention_kv_cache/attention_kv_cache.h"
+
+#include <inttypes.h>
+
+#include "generated/constants.h"
+#include "ops/copy_rows.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+
+enum { GRID_MAX = 65535 };
+
+/* The launches of a call. */
+struct cached_launch {
+    struct kernel *kernel;
+    struct launch launch;
+    struct attention_kv_cache_parameters values;
+    struct argument_pointers pointers;
+    struct merge_launch merge;
+};
+
+/* Choose the kernel with the least head size that holds both, the splits, and lay out the workspace: o of each split,
+ * f32 [splits][batch][q_rows][heads][v_head_dim], then lse, f32 [splits][batch][heads][q_rows]. */
+static sm120_status choose(const struct device *device, struct cached *call) {
+    const sm120_attention_with_kv_cache_args *const args = call->args;
+    const int64_t v_head_dim = call->v_shape.head_dim;
+    const int64_t widest = args->head_dim > v_head_dim ? args->head_dim : v_head_dim;
+    static const uint32_t sizes[] = {64, 96, 128, 192, 256};
+    sm120_status status = SM120_UNSUPPORTED;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && status != SM120_OK; ++i) {
+        const struct kernel_record wanted = {.operation = "attention_kv_cache",
+                                             .dtype = call->q.dtype,
+                                             .features = !call->is_ready,
+                                             .head_dim = sizes[i]};
+        status = widest <= sizes[i] ? builtin_find(&wanted, &call->kernel) : SM120_UNSUPPORTED;
+    }
+    if (status != SM120_OK) {
+        return status;
+    }
+    const struct kernel_record *const record = kernel_records + call->kernel;
+    const int64_t rows = args->heads / args->kv_heads * args->q_rows;
+    call->row_tiles = (rows + record->q_rows - 1) / record->q_rows;
+    if (args->kv_heads * call->row_tiles > GRID_MAX) {
+        return fail(SM120_UNSUPPORTED,
+                    "q_rows = %" PRId64 "; heads * q_rows / %" PRIu32
+                    " must be at most %d. For so many rows use sm120_attention",
+                    args->q_rows, record->q_rows, GRID_MAX);
+    }
+    call->splits = cached_splits(device, call);
+    if (call->splits == 1) {
+        return SM120_OK;
+    }
+    int64_t bytes = 0;
+    if (!multiply(call->splits * args->batch, args->q_rows * args->heads, &bytes) ||
+        !multiply(bytes, 4 * v_head_dim, &call->lses_at) || !add(call->lses_at, 4 * bytes, &call->workspace_bytes)) {
+        return fail(SM120_UNSUPPORTED, "the workspace of %" PRId64 " splits exceeds 2^63 bytes", call->splits);
+    }
+    return SM120_OK;
+}
+
+/* The kernel's parameters. */
+static struct attention_kv_cache_parameters values_of(const struct cached *call, sm120_address workspace) {
+    const sm120_attention_with_kv_cache_args *const args = call->args;
+    const struct reach reach = attention_reach(&call->options);
+    const double sign = args->scale < 0.0f ? -1.0 : 1.0;
+    const bool is_whole = call->splits == 1;
+    const int64_t row = 4 * call->v_shape.head_dim, token = row * args->heads, batch = token * args->q_rows;
+    const int64_t lse_head = 4 * args->q_rows, lse_batch = lse_head * args->heads;
+    struct attention_kv_cache_parameters values = {
+        .q = call->q.address,
+        .o = is_whole ? call->o.address : workspace,
+        .lse = is_whole ? args->lse : workspace + (uint64_t)call->lses_at,
+        .q_batch_stride = call->q.batch_stride,
+        .q_head_stride = call->q.head_stride,
+        .q_row_stride = call->q.row_stride,
+        .o_split_stride = batch * args->batch,
+        .o_batch_stride = is_whole ? call->o.batch_stride : batch,
+        .o_head_stride = is_whole ? call->o.head_stride : row,
+        .o_row_stride = is_whole ? call->o.row_stride : token,
+        .lse_split_stride = lse_batch * args->batch,
+        .lse_batch_stride = lse_batch,
+        .lse_head_stride = lse_head,
+        .sinks = is_whole ? args->sinks : 0,
+        .slopes = args->alibi_slopes,
+        .slopes_batch_stride = (uint32_t)args->alibi_batch_stride,
+        .group = (uint32_t)(args->heads / args->kv_heads),
+        .row_tiles = (uint32_t)call->row_tiles,
+        .q_rows = (uint32_t)args->q_rows,
+        .head_dim = (uint32_t)args->head_dim,
+        .v_head_dim = (uint32_t)call->v_shape.head_dim,
+        .o_type = is_whole ? attention_type(call->o.dtype) : ATTENTION_O_F32,
+        .left = reach.left,
+        .right = reach.right,
+        .scale_log2 = (float)(sign * attention_scale_log2(args->scale)),
+        .kv_cache = {.k = call->k.address,
+                     .v = call->v.address,
+                     .page_table = args->page_table,
+                     .page_indptr = args->page_indptr,
+                     .last_page = args->last_page,
+                     .kv_lengths = args->kv_lengths,
+                     .k_page_stride = call->k.batch_stride,
+                     .k_head_stride = call->k.head_stride,
+                     .k_row_stride = call->k.row_stride,
+                     .v_page_stride = call->v.batch_stride,
+                     .v_head_stride = call->v.head_stride,
+                     .v_row_stride = call->v.row_stride,
+                     .pages = (uint32_t)args->pages,
+                     .page_rows = (uint32_t)args->page_rows,
+                     .table_stride = args->page_table != 0 ? (uint32_t)args->table_pages : 1,
+                     .kv_rows = (uint32_t)call->kv_rows},
+    };
+    if (args->softcap != 0.0f) {
+        values.softcap = (float)((double)args->softcap * LOG2_E);
+        values.softcap_scale = (float)(sign * attention_softcap_scale(&call->options));
+    }
+    return values;
+}
+
+/* Check the launches. */
+static sm120_status prepare(struct device *device, const struct cached *call, sm120_address workspace,
+                            struct cached_launch *prepared) {
+    const sm120_attention_with_kv_cache_args *const args = call->args;
+    prepared->values = values_of(call, workspace);
+    sm120_status status =
+        launch_of(&prepared->pointers, ARGUMENTS(&prepared->values), (uint32_t)(args->kv_heads * call->row_tiles),
+                  kernel_records + call->kernel, args->stream, &prepared->launch);
+    prepared->launch.grid[1] = (uint32_t)call->splits;
+    prepared->launch.grid[2] = (uint32_t)args->batch;
+    status = status == SM120_OK ? builtin_load(device, call->kernel, &prepared->kernel) : status;
+    status = status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
+    if (status != SM120_OK || call->splits == 1) {
+        return status;
+    }
+    const struct states states = {
+        .outs = {.name = "workspace",
+                 .address = workspace,
+                 .dtype = SM120_F32,
+                 .batch_stride = prepared->values.o_batch_stride,
+                 .head_stride = prepared->values.o_head_stride,
+                 .row_stride = prepared->values.o_row_stride},
+        .o = call->o,
+        .shape = call->o_shape,
+        .states = call->splits,
+        .state_stride = prepared->values.o_split_stride,
+        .lses = workspace + (uint64_t)call->lses_at,
+        .lse = args->lse,
+        .sinks = args->sinks,
+    };
+    return merge_prepare(device, &states, args->stream, &prepared->merge);
+}
+
+sm120_status sm120_attention_with_kv_cache(sm120_device *handle, const sm120_attention_with_kv_cache_args *args,
+                                           sm120_address workspace, size_t *workspace_bytes) {
+    struct device *device;
+    struct cached call;
+    struct cached_launch prepared;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_struct(args, sizeof *args, "args", "sm120_attention_with_kv_cache_args");
+    status = status == SM120_OK ? cached_check(args, &call) : status;
+    status = status == SM120_OK ? choose(device, &call) : status;
+    if (status == SM120_OK && call.workspace_bytes != 0) {
+        status = check_pointer(workspace_bytes, "workspace_bytes");
+    }
+    if (status == SM120_OK && workspace == 0 && workspace_bytes != NULL) {
+        *workspace_bytes = (size_t)call.workspace_bytes;
+        return device_leave(device, status);
+    }
+    status = status == SM120_OK
+                 ? cached_check_places(device, &call, workspace, workspace_bytes != NULL ? *workspace_bytes : 0)
+                 : status;
+    status = status == SM120_OK ? prepare(device, &call, workspace, &prepared) : status;
+    status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;
+    if (status == SM120_OK && call.splits > 1) {
+        status = launch_start(prepared.merge.kernel, &prepared.merge.launch);
+    }
+    return device_leave(device, status);
+}

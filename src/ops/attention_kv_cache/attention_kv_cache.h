@@ -1,0 +1,33 @@
+/* Attention of few rows and a cache: the checked call, and what its files share. */
+#ifndef SM120_ATTENTION_KV_CACHE_H
+#define SM120_ATTENTION_KV_CACHE_H
+
+#include "ops/attention/attention.h"
+#include "ops/merge_states.h"
+
+/* A call whose arguments were checked, except addresses. */
+struct cached {
+    const sm120_attention_with_kv_cache_args *args;
+    sm120_attention_args options; /* causal, scale, window and softcap, as sm120_attention has them */
+    struct shape q_shape, k_shape, v_shape, o_shape;
+    struct tensor q, k, v, o;
+    int64_t kv_rows; /* the most keys that a sequence can have */
+    int64_t table_bytes, lse_bytes;
+    bool is_ready; /* kernels load 16 bytes at a time */
+
+    uint32_t kernel; /* index of its record */
+    int64_t row_tiles, splits;
+    int64_t lses_at, workspace_bytes; /* the splits' o are at 0 */
+};
+
+/* Check the arguments except addresses. */
+sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct cached *call);
+
+/* Check the addresses of everything that the call reads and writes. */
+sm120_status cached_check_places(struct device *device, const struct cached *call, sm120_address workspace,
+                                 size_t workspace_bytes);
+
+/* The parts of the keys, each for one CTA, that fill the device. */
+int64_t cached_splits(const struct device *device, const struct cached *call);
+
+#endif

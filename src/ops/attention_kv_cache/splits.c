@@ -1,0 +1,40 @@
+/* Into how many parts the keys are split. */
+#include "ops/attention_kv_cache/attention_kv_cache.h"
+
+enum {
+    LEAST_KEYS = 256,  /* of a part: below, beginning and merging cost more than a part saves */
+    MOST_SPLITS = 256, /* the merge reads them one after the other */
+    ENOUGH = 85,       /* percent of the places for CTAs: more parts cost more than they gain */
+    RESERVED = 1024    /* shared memory that the driver takes for each CTA */
+};
+
+/* The CTAs of a kernel that a multiprocessor holds. */
+static int64_t resident(const struct device *device, const struct kernel_record *record) {
+    const int64_t shared = device->info.shared_bytes_per_multiprocessor / (int64_t)(record->shared + RESERVED);
+    const int64_t threads = device->info.max_threads_per_multiprocessor / (int64_t)record->threads;
+    const int64_t least = shared < threads ? shared : threads;
+    return least > 1 ? least : 1;
+}
+
+/* The fewest parts with which the last wave of CTAs is nearly full. CTAs that are all resident at once need only as
+ * many places as there are multiprocessors: the copies that one CTA has in flight suffice for a multiprocessor's share
+ * of the memory's speed. */
+int64_t cached_splits(const struct device *device, const struct cached *call) {
+    const int64_t reported = device->info.multiprocessors, sms = reported > 0 ? reported : 1;
+    const int64_t places = sms * resident(device, kernel_records + call->kernel);
+    const int64_t ctas = call->args->batch * call->args->kv_heads * call->row_tiles;
+    const int64_t longest = (call->kv_rows + LEAST_KEYS - 1) / LEAST_KEYS;
+    const int64_t most = longest < MOST_SPLITS ? longest : MOST_SPLITS;
+    int64_t best = 1, best_share = 0;
+    if (call->args->num_splits > 0) {
+        return call->args->num_splits;
+    }
+    for (int64_t splits = 1; splits <= most && best_share < ENOUGH; ++splits) {
+        const int64_t wave = ctas * splits <= places ? sms : places;
+        const int64_t waves = (ctas * splits + wave - 1) / wave;
+        const int64_t share = 100 * ctas * splits / (waves * wave);
+        best = share > best_share ? splits : best;
+        best_share = share > best_share ? share : best_share;
+    }
+    return best;
+}
