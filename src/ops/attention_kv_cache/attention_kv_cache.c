@@ -111,7 +111,7 @@ static struct attention_kv_cache_parameters values_of(const struct cached *call,
     };
     if (args->softcap != 0.0f) {
         values.softcap = (float)((double)args->softcap * LOG2_E);
-        values.softcap_scale = (float)(sign * attention_softcap_scale(&call->options));
+        values.softcap_scale = args->scale == 0.0f ? 0.0f : (float)(sign * attention_softcap_scale(&call->options));
     }
     return values;
 }
