@@ -32,6 +32,7 @@ FEATURES = [
     Case((100, 0, 65), 5, **feature, splits=splits)
     for feature in (
         *({"softcap": 3.0}, {"sinks": True}, {"slopes": 1}, {"slopes": 2}, {"scale": -0.3}, {"scale": 0.0}),
+        {"softcap": 2.0, "scale": 0.0},
         {"softcap": 20.0, "sinks": True, "slopes": 2, "scale": -0.5, "window": (30, None)},
         *({"o_dtype": "bfloat16"}, {"o_dtype": "float16"}, {"dtype": "float16", "o_dtype": "float16"}),
     )
@@ -304,7 +305,7 @@ def problems(choose: Any) -> Case:
     )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=problems(), seed=st.integers(0, 2**32 - 1))
 def test_random_problems(opened: OpenDevice, case: Case, seed: int) -> None:
     verify(opened, np.random.default_rng(seed), case)
@@ -362,16 +363,14 @@ def test_results_apart_from_inputs(opened: OpenDevice, rng: np.random.Generator,
         return  # the pair stands once
     try:
         args, size, workspace = placed(opened, rng, "lists" if read in {"page_indptr", "last_page"} else "table")
-        of = getattr(args, read)
-        address = of if isinstance(of, int) else of.address
-        assert address != 0
-        if written == "workspace":
-            # The workspace is aligned, so it begins at the last multiple of 256 up to the array.
-            workspace = address // 256 * 256
-        elif written == "o":
-            args.o.address = address
-        else:
-            args.lse = address
+        shared = Buffer(opened, (1 << 16,), np.uint8).address // 256 * 256 + 256
+        for member in (read, written):
+            if member == "workspace":
+                workspace = shared
+            elif isinstance(getattr(args, member), int):
+                setattr(args, member, shared)
+            else:
+                getattr(args, member).address = shared
         status, message = refused(opened, args, workspace, size)
         assert status == lib.SM120_INVALID_ARGUMENT
         assert written in message
@@ -395,9 +394,6 @@ def test_workspaces_that_are_wrong(opened: OpenDevice, rng: np.random.Generator)
         size[0] = needed
         status, message = refused(opened, args, workspace + 4, size)
         assert status == lib.SM120_MISALIGNED
-        assert "workspace" in message
-        status, message = refused(opened, args, 1 << 20, size)
-        assert status == lib.SM120_INVALID_ARGUMENT
         assert "workspace" in message
         args.num_splits = 1  # then none is needed
         assert refused(opened, args, 0, ffi.NULL)[0] == lib.SM120_OK

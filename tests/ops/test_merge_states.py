@@ -1,10 +1,13 @@
-"""merge_states: its row for the tests of all operations."""
+"""merge_states: its row for the tests of all operations, and its results against float64."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from harness import DTYPES, lib
+import pytest
+from cache_reference import attention_cached, check_close
+from harness import DTYPES, Buffer, OpenDevice, ffi, lib, new_struct
 from kernels import Recorded
 from operations import Operation, Wrong
 
@@ -86,3 +89,132 @@ OPERATION = Operation(
     launch=launch,
     recorded=tuple(recorded()),
 )
+
+
+# ---- values ----------------------------------------------------------------------
+
+
+def merged(outs: Array, lses: Array, sinks: Array | None = None) -> tuple[Array, Array, Array]:
+    """O and LSE of all states in float64, and sum(exp(lse_n - lse) |o_n|); states without keys are left out."""
+    logs = lses.astype(np.float64)
+    highest = logs.max(0) if sinks is None else np.maximum(logs.max(0), sinks[:, None])
+    highest = np.where(np.isneginf(highest), 0, highest)
+    weights = np.exp(logs - highest)
+    total = weights.sum(0) + (0 if sinks is None else np.exp(sinks[:, None].astype(np.float64) - highest))
+    has = total > 0
+    lse = np.where(has, np.log(np.where(has, total, 1)) + highest, -np.inf)
+    weights = (weights / np.where(has, total, 1)).swapaxes(2, 3)[..., None]
+    values = np.where(weights > 0, outs.astype(np.float64), 0)
+    return (weights * values).sum(0), lse, (weights * np.abs(values)).sum(0)
+
+
+def check_merged(device: pysm120.Device, outs: Array, lses: Array, sinks: Array | None, out_dtype: str) -> None:
+    """Merge ndarrays, into poisoned results, and compare; the inputs stay as they are."""
+    batch, rows, heads, columns = outs.shape[1:]
+    out = np.full((batch, rows, heads, columns), np.nan, DTYPES[out_dtype])
+    lse = np.full((batch, heads, rows), np.nan, np.float32)
+    before = outs.copy(), lses.copy()
+    pysm120.merge_states(outs, lses, sinks=sinks, out=out, lse=lse, device=device)
+    assert outs.tobytes() == before[0].tobytes()
+    assert lses.tobytes() == before[1].tobytes()
+    wanted, logs, spread = merged(outs, lses, sinks)
+    step = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[out_dtype]
+    # A weight is exp of a difference of float32 numbers: each part of it is exact to 2^-24.
+    largest = np.abs(np.where(np.isneginf(lses), 0, lses)).max(initial=0)
+    error = 4e-7 * (2 + largest)
+    off = np.abs(out.astype(np.float64) - wanted)
+    assert np.all(off <= error * spread + 1.01 * step * np.abs(wanted) + (6e-8 if step else 1e-30))
+    has = np.isfinite(logs)
+    assert np.array_equal(np.isneginf(lse), ~has)
+    assert np.all(np.abs(lse[has] - logs[has]) <= error)
+    assert np.all(out.swapaxes(1, 2)[~has] == 0)
+
+
+@pytest.mark.parametrize("states", [1, 2, 7, 8, 9, 31, 32, 33, 64, 70])
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.sampled(5, each=("dtype",))
+def test_values(
+    device: pysm120.Device, rng: np.random.Generator, states: int, dtype: str, has_sinks: bool
+) -> None:
+    """Any number of states; some without keys, whose outs are NaN; rows without any key."""
+    batch, rows, heads, columns = (int(rng.integers(1, n)) for n in (4, 8, 4, 300))
+    outs = rng.standard_normal((states, batch, rows, heads, columns)).astype(DTYPES[dtype])
+    lses = (6 * rng.standard_normal((states, batch, heads, rows))).astype(np.float32)
+    lses[rng.random(lses.shape) < 0.3] = -np.inf
+    lses[:, 0, 0, 0] = -np.inf
+    outs.swapaxes(2, 3)[np.isneginf(lses)] = np.nan
+    sinks = rng.standard_normal(heads).astype(np.float32) if has_sinks else None
+    check_merged(device, outs, lses, sinks, str(rng.choice(list(DTYPES))))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 127, 128, 129, 256, 257, 512])
+@pytest.mark.parametrize("rows", [1, 3, 4, 5])
+@pytest.mark.sampled(8)
+def test_sizes(device: pysm120.Device, rng: np.random.Generator, columns: int, rows: int) -> None:
+    outs = rng.standard_normal((3, 2, rows, 2, columns)).astype(np.float32)
+    lses = rng.standard_normal((3, 2, 2, rows)).astype(np.float32)
+    check_merged(device, outs, lses, None, "float32")
+
+
+@pytest.mark.parametrize("size", [0.0, 80.0, 1e4, -1e4])
+def test_large_lses(device: pysm120.Device, rng: np.random.Generator, size: float) -> None:
+    """Sums far outside the range of exp."""
+    outs = rng.standard_normal((5, 1, 4, 2, 64)).astype(np.float32)
+    lses = (size + rng.standard_normal((5, 1, 2, 4))).astype(np.float32)
+    check_merged(device, outs, lses, None, "float32")
+
+
+def test_nothing_at_all(device: pysm120.Device) -> None:
+    """No state has a key: 0 and -inf; with sinks, the LSE is the sink."""
+    outs, lses = np.full((3, 1, 2, 2, 8), np.nan, np.float32), np.full((3, 1, 2, 2), -np.inf, np.float32)
+    out, lse = pysm120.merge_states(outs, lses, device=device)
+    assert np.all(out == 0)
+    assert np.all(np.isneginf(lse))
+    sinks = np.array([0.5, -2], np.float32)
+    out, lse = pysm120.merge_states(outs, lses, sinks=sinks, device=device)
+    assert np.all(out == 0)
+    np.testing.assert_allclose(lse[0], np.repeat(sinks[:, None], 2, 1), atol=1e-6)
+
+
+def test_a_shared_prefix_and_the_rest(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """A cascade: attention to a prefix that all sequences share, merged with the rest, is attention to all keys."""
+    q = rng.standard_normal((3, 2, 4, 64)).astype(DTYPES["bfloat16"])
+    prefix_k, prefix_v = rng.standard_normal((2, 1, 50, 2, 64)).astype(DTYPES["bfloat16"])
+    k, v = rng.standard_normal((2, 3, 40, 2, 64)).astype(DTYPES["bfloat16"])
+    lengths = np.array([40, 2, 17], np.int32)
+    options: dict[str, Any] = {"out_dtype": np.float32, "return_lse": True, "device": device}
+    # The prefix sees one sequence whose tokens are those of all.
+    first, first_lse = pysm120.attention_with_kv_cache(q.reshape(1, 6, 4, 64), prefix_k, prefix_v, **options)
+    rest, rest_lse = pysm120.attention_with_kv_cache(q, k, v, lengths, causal=True, **options)
+    first_lse = first_lse.reshape(4, 3, 2).swapaxes(0, 1)
+    outs, lses = np.stack([first.reshape(rest.shape), rest]), np.stack([first_lse, rest_lse])
+    sinks = rng.standard_normal(4).astype(np.float32)
+    out, lse = pysm120.merge_states(outs, lses, sinks=sinks, device=device)
+    both_k, both_v = (np.concatenate([np.repeat(a, 3, 0), b], 1) for a, b in ((prefix_k, k), (prefix_v, v)))
+    wanted = attention_cached(q, both_k, both_v, lengths + 50, causal=True, sinks=sinks)
+    check_close(wanted, out, lse)
+
+
+@pytest.mark.parametrize(("written", "read"), list(itertools.product(("o", "lse"), ("outs", "lses", "sinks", "o"))))
+def test_results_apart_from_inputs(opened: OpenDevice, written: str, read: str) -> None:
+    if written == read:
+        return
+    try:
+        memory = Buffer(opened, (1 << 18,), np.uint8).address
+        args = new_struct("sm120_merge_states_args")
+        fill(args, memory)
+        args.sinks = memory + 4 * PART
+        of = getattr(args, read)
+        address = of if isinstance(of, int) else of.address
+        if written == "o":
+            args.o.address = address
+        else:
+            args.lse = address
+        assert lib.sm120_merge_states(opened.handle, args) == lib.SM120_INVALID_ARGUMENT
+        message = ffi.string(lib.sm120_last_error()).decode()
+        assert "overlap" in message
+        assert written in message
+        assert read in message
+    finally:
+        opened.release()

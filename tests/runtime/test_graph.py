@@ -118,3 +118,42 @@ def test_attention_backward(device: pysm120.Device, rng: np.random.Generator, he
         assert np.array_equal(got[2], wanted[2])
     driver("cuGraphExecDestroy", executable)
     driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_attention_with_kv_cache(device: pysm120.Device, rng: np.random.Generator, splits: int) -> None:
+    """Each run of the graph has other lengths and page numbers."""
+    context = ctypes.c_void_p()
+    driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.info.ordinal)
+    driver("cuCtxSetCurrent", context)
+    stream = device.stream()
+    q, k, v = (
+        device.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16))
+        for shape in ((3, 2, 8, 128), (20, 16, 2, 128), (20, 16, 2, 128))
+    )
+    lengths, table = device.array(np.zeros(3, np.int32)), device.array(np.zeros((3, 9), np.int32))
+    out, lse = device.empty((3, 2, 8, 128), q.dtype), device.empty((3, 8, 2))
+    options: dict[str, Any] = {"causal": True, "num_splits": splits}
+    workspace = device.empty(1 << 20, np.uint8)
+
+    def call() -> None:
+        pysm120.attention_with_kv_cache(
+            *(q, k, v, lengths), page_table=table, out=out, lse=lse, stream=stream, workspace=workspace, **options
+        )
+
+    call()  # loads the kernels, which no graph can hold
+    executable = graph_of(stream, call)
+    for _ in range(4):
+        counts, pages = rng.integers(0, 145, 3).astype(np.int32), rng.integers(0, 20, (3, 9)).astype(np.int32)
+        lengths.copy_from(counts)
+        table.copy_from(pages)
+        out.copy_from(np.full(out.shape, np.nan, out.dtype))
+        driver("cuGraphLaunch", executable, ctypes.c_void_p(stream.number))
+        device.synchronize()
+        wanted, logs = pysm120.attention_with_kv_cache(
+            *(q.numpy(), k.numpy(), v.numpy(), counts), page_table=pages, device=device, return_lse=True, **options
+        )
+        assert np.array_equal(out.numpy(), wanted)
+        assert np.array_equal(lse.numpy(), logs)
+    driver("cuGraphExecDestroy", executable)
+    driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from cache_reference import Attention, attention_cached, check_close
 from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct
+from numpy.lib.stride_tricks import as_strided
 from reference import Array
 
 ANYTHING = (-1, -(2**31), 2**31 - 1, 1 << 20, 0)  # page numbers that no key needs
@@ -148,7 +149,7 @@ def place(opened: OpenDevice, case: Case, layout: str, named: dict[str, Array], 
     flat = np.full(shape[0] * strides[0] + case.gap, np.nan, arrays[0].dtype)
     steps = [2 * strides[i] for i in range(3)] + [2]
     for n, x in enumerate(arrays):
-        np.ndarray(x.shape, x.dtype, flat.data, 2 * (case.gap + n * one), steps)[...] = x
+        as_strided(flat[case.gap + n * one :], x.shape, steps)[...] = x
     buffer = Buffer(opened, flat.shape, flat.dtype, values=flat)
     for n, member in enumerate(named):
         struct = getattr(args, member)
@@ -204,7 +205,7 @@ def run(opened: OpenDevice, case: Case, x: Inputs) -> tuple[Array, Array]:
     check(lib.sm120_attention_with_kv_cache(opened.handle, args, 0, size))
     assert (size[0] > 0) == (case.splits > 1) or case.splits == 0
     space = Buffer(opened, (int(size[0]),), np.uint8).address if size[0] else 0
-    check(lib.sm120_attention_with_kv_cache(opened.handle, args, space, size))
+    check(lib.sm120_attention_with_kv_cache(opened.handle, args, space, size if space else ffi.NULL))
     return o.download(), lse.download()
 
 
