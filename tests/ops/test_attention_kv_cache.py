@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pysm120
-from pysm120.runtime.errors import InvalidArgumentError
 
 HEAD_SIZES = [
     Case((70, 9), 3, head_dim=d, v_head_dim=v, dtype=dtype, gap=gap)
@@ -25,8 +24,10 @@ ROWS = [
 ]
 FEATURES = [
     Case((100, 30, 7), 9, causal=causal, window=window, splits=splits)
-    for causal, window in [(False, (None, None)), (True, (20, None)), (False, (20, 3)), (False, (0, 0))]
-    + [(False, (None, 0)), (False, (None, 64)), (False, (63, None)), (True, (15, 4)), (False, (2**40, 2**40))]
+    for causal, window in (
+        *((False, (None, None)), (True, (20, None)), (False, (20, 3)), (False, (0, 0)), (False, (None, 0))),
+        *((False, (None, 64)), (False, (63, None)), (True, (15, 4)), (False, (2**40, 2**40))),
+    )
     for splits in (1, 3)
 ] + [
     Case((100, 0, 65), 5, **feature, splits=splits)
@@ -40,7 +41,7 @@ FEATURES = [
 ]
 PAGES = [
     Case(
-        tuple(max(0, pages * page + more) for pages in (1, 2) for more in (-1, 0, 1)) + (0,),
+        (*(max(0, pages * page + more) for pages in (1, 2) for more in (-1, 0, 1)), 0),
         2,
         page=page,
         form=form,
@@ -219,8 +220,10 @@ def test_lists_that_are_wrong(opened: OpenDevice, rng: np.random.Generator) -> N
 @pytest.mark.parametrize("splits", [1, 3])
 def test_launches_follow_lengths_and_pages(device: pysm120.Device, rng: np.random.Generator, splits: int) -> None:
     """One call, launched again after lengths and page numbers have changed in device memory."""
-    q, k, v = (rng.standard_normal(s).astype(DTYPES["bfloat16"]) for s in ((2, 2, 4, 64), (9, 16, 2, 64), (9, 16, 2, 64)))
-    there = [device.array(x) for x in (q, k, v)]
+    q, k, v = (
+        rng.standard_normal(s).astype(DTYPES["bfloat16"]) for s in ((2, 2, 4, 64), (9, 16, 2, 64), (9, 16, 2, 64))
+    )
+    q_there, k_there, v_there = (device.array(x) for x in (q, k, v))
     lengths, table = device.array(np.zeros(2, np.int32)), device.array(np.zeros((2, 4), np.int32))
     out, lse = device.empty((2, 2, 4, 64), np.float32), device.empty((2, 4, 2))
     for _ in range(3):
@@ -229,7 +232,7 @@ def test_launches_follow_lengths_and_pages(device: pysm120.Device, rng: np.rando
         table.copy_from(pages)
         out.copy_from(np.full(out.shape, np.nan, np.float32))
         pysm120.attention_with_kv_cache(
-            *there, lengths, page_table=table, causal=True, num_splits=splits, out=out, lse=lse
+            q_there, k_there, v_there, lengths, page_table=table, causal=True, num_splits=splits, out=out, lse=lse
         )
         check_close(attention_cached(q, k, v, counts, page_table=pages, causal=True), out.numpy(), lse.numpy())
 
@@ -314,7 +317,9 @@ def test_random_problems(opened: OpenDevice, case: Case, seed: int) -> None:
 @pytest.mark.virtual
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
-    "case", [Case((90, 17), 3, page=7, splits=2, softcap=4.0), Case((70,), 3, head_dim=100, gap=1, sinks=True)], ids=name
+    "case",
+    [Case((90, 17), 3, page=7, splits=2, softcap=4.0), Case((70,), 3, head_dim=100, gap=1, sinks=True)],
+    ids=name,
 )
 @pytest.mark.sampled(2, each=("case",))
 def test_order_of_warps(rng: np.random.Generator, case: Case, seed: int) -> None:

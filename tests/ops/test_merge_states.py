@@ -134,9 +134,7 @@ def check_merged(device: pysm120.Device, outs: Array, lses: Array, sinks: Array 
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.sampled(5, each=("dtype",))
-def test_values(
-    device: pysm120.Device, rng: np.random.Generator, states: int, dtype: str, has_sinks: bool
-) -> None:
+def test_values(device: pysm120.Device, rng: np.random.Generator, states: int, dtype: str, has_sinks: bool) -> None:
     """Any number of states; some without keys, whose outs are NaN; rows without any key."""
     batch, rows, heads, columns = (int(rng.integers(1, n)) for n in (4, 8, 4, 300))
     outs = rng.standard_normal((states, batch, rows, heads, columns)).astype(DTYPES[dtype])

@@ -24,9 +24,7 @@ class Attention(NamedTuple):
     lse_error: Array  # [B, H, T]
 
 
-def sequence(
-    k: Array, v: Array, batch: int, lengths: Array | None, table: Any
-) -> tuple[Array, Array, Array]:
+def sequence(k: Array, v: Array, batch: int, lengths: Array | None, table: Any) -> tuple[Array, Array, Array]:
     """Keys [n, Hkv, D] and values of a sequence in float64, and which of them there are; the others are 0."""
     pages, rows = k.shape[:2]
     if table is None:
