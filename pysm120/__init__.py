@@ -17,7 +17,9 @@ from pysm120.observe.profile import Profile
 from pysm120.ops.attention import attention, attention_varlen
 from pysm120.ops.attention_backward import attention_backward, attention_varlen_backward
 from pysm120.ops.attention_kv_cache import attention_with_kv_cache, merge_states
+from pysm120.ops.matvec import matvec
 from pysm120.ops.quantize import quantize_mxfp8
+from pysm120.ops.weights import QuantizedMatrix, dequantize, repack
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.context import DeviceInfo, Event, Stream
 from pysm120.runtime.device import Device
@@ -60,6 +62,7 @@ __all__ = [
     "OutOfMemoryError",
     "Parameter",
     "Profile",
+    "QuantizedMatrix",
     "Stream",
     "TensorMap",
     "UnsupportedError",
@@ -70,11 +73,14 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "attention_with_kv_cache",
+    "dequantize",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "matvec",
     "merge_states",
     "quantize_mxfp8",
+    "repack",
     "scaled_dot_product_attention",
 ]

@@ -676,6 +676,76 @@ typedef struct sm120_quantize_mxfp8_args {
 /* Quantise x to MXFP8. */
 SM120_API sm120_status sm120_quantize_mxfp8(sm120_device *device, const sm120_quantize_mxfp8_args *args);
 
+/* ---- quantised weights ----------------------------------------------------------------------------------- */
+
+/* type: a matrix of weights in blocks of GGUF, by GGUF's own numbers. A block holds 256 columns of a row; of Q8_0 and
+ * MXFP4 32, of NVFP4 64. */
+enum {
+    SM120_GGUF_Q8_0 = 8,
+    SM120_GGUF_Q2_K = 10,
+    SM120_GGUF_Q3_K = 11,
+    SM120_GGUF_Q4_K = 12,
+    SM120_GGUF_Q5_K = 13,
+    SM120_GGUF_Q6_K = 14,
+    SM120_GGUF_MXFP4 = 39,
+    SM120_GGUF_NVFP4 = 40
+};
+/* layout: NATIVE: blocks as in a GGUF file, row by row. PACKED: what sm120_repack writes. */
+enum { SM120_WEIGHTS_NATIVE = 0, SM120_WEIGHTS_PACKED = 1 };
+
+/* Write the bytes of a buffer for a matrix. Native: those of its blocks, rounded up to a multiple of 4. */
+SM120_API sm120_status sm120_weights_bytes(uint32_t type, uint32_t layout, int64_t rows, int64_t columns,
+                                           int64_t *bytes);
+
+typedef struct sm120_dequantize_args {
+    uint32_t size; /* sizeof(sm120_dequantize_args) */
+    uint32_t type; /* SM120_GGUF_Q4_K, ... */
+    int64_t rows, columns;
+    sm120_address weights; /* native layout, 16-byte aligned */
+    int64_t weight_bytes;  /* of the buffer: at least sm120_weights_bytes */
+    sm120_tensor y;        /* F32, F16 or BF16 [rows][columns]; address and row_stride: multiples of 16 bytes */
+    sm120_stream stream;
+} sm120_dequantize_args;
+
+/* y = the values of the weights. F32 has the bits of GGUF's own code; F16 and BF16 are rounded from these. */
+SM120_API sm120_status sm120_dequantize(sm120_device *device, const sm120_dequantize_args *args);
+
+typedef struct sm120_repack_args {
+    uint32_t size; /* sizeof(sm120_repack_args) */
+    uint32_t type; /* SM120_GGUF_Q4_K, ... */
+    int64_t rows, columns;
+    sm120_address weights; /* native layout, 16-byte aligned */
+    int64_t weight_bytes;  /* of the buffer: at least sm120_weights_bytes */
+    sm120_address packed;  /* result, 16-byte aligned, apart from weights */
+    int64_t packed_bytes;  /* of the buffer: at least sm120_weights_bytes of the packed layout */
+    sm120_stream stream;
+} sm120_repack_args;
+
+/* Write weights in the packed layout, which sm120_matvec reads faster. */
+SM120_API sm120_status sm120_repack(sm120_device *device, const sm120_repack_args *args);
+
+typedef struct sm120_matvec_args {
+    uint32_t size;                  /* sizeof(sm120_matvec_args) */
+    uint32_t type;                  /* SM120_GGUF_Q4_K, ... */
+    int64_t rows, columns, vectors; /* W is [rows][columns] */
+    sm120_address weights;          /* 16-byte aligned */
+    int64_t weight_bytes;           /* of the buffer: at least sm120_weights_bytes */
+    sm120_tensor x;     /* F32, F16 or BF16 [vectors][columns]; address and row_stride: multiples of 16 bytes */
+    sm120_tensor y;     /* F32, F16 or BF16 [vectors][rows] */
+    sm120_address bias; /* f32 [rows], added to each vector of y; 0: none */
+    uint32_t layout;    /* SM120_WEIGHTS_NATIVE or SM120_WEIGHTS_PACKED */
+    uint32_t reserved;  /* 0 */
+    sm120_stream stream;
+} sm120_matvec_args;
+
+/* y = W x + bias for each vector. x is quantised to blocks of 32 int8 with an f32 scale. The result has the same bits
+ * in every run and on every device. A block of x with a NaN or an infinity makes the result of its vector NaN. With
+ * workspace 0 and workspace_bytes not NULL, only write the size of the workspace in bytes. Else workspace is 256-byte
+ * aligned device memory of *workspace_bytes bytes. Most calls of one vector need no workspace and may pass NULL for
+ * workspace_bytes; they then launch. */
+SM120_API sm120_status sm120_matvec(sm120_device *device, const sm120_matvec_args *args, sm120_address workspace,
+                                    size_t *workspace_bytes);
+
 /* cffi: end */
 
 #ifdef __cplusplus

@@ -1,0 +1,147 @@
+"""Products of quantised weights and vectors."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pysm120.ops import operands
+from pysm120.ops.call import AnyArray, Operation
+from pysm120.ops.table import F32, FLOATS, Input, Output
+from pysm120.ops.weights import LAYOUTS, TYPES, U8, QuantizedMatrix, check_array, device_of
+from pysm120.runtime.arrays import Array, dtype_of, refuse_mask
+from pysm120.runtime.device import Device
+from pysm120.runtime.errors import InvalidArgumentError
+
+
+class _Options(NamedTuple):
+    """Members of the C struct."""
+
+    type: int
+    layout: int
+
+
+_MATVEC = Operation(
+    "sm120_matvec",
+    (
+        Input("weights", "weight_bytes", U8),
+        Input("x", "vectors columns", FLOATS),
+        Input("bias", "rows", F32, optional=True),
+        Output("out", "vectors rows", FLOATS, like="x", converts=True, member="y"),
+    ),
+)
+_RANKS = (1, 2)
+
+
+def matvec(
+    w: QuantizedMatrix,
+    x: AnyArray,
+    *,
+    bias: Any = None,
+    out: AnyArray | None = None,
+    out_dtype: npt.DTypeLike | None = None,
+    device: Device | str | None = None,
+    stream: Any = None,
+    workspace: Array | None = None,
+) -> AnyArray:
+    """Return w x + bias, of one vector or of several.
+
+    Parameters
+    ----------
+    w : QuantizedMatrix, shape (rows, columns)
+        The weights. The packed layout is faster.
+    x : array, float32, float16 or bfloat16, shape (columns,) or (N, columns)
+        The vectors. Rows are aligned to 16 bytes. An ndarray is copied to the
+        device of w and the result back.
+    bias : array, float32, shape (rows,), optional
+        Is added to each result.
+    out : array, shape (rows,) or (N, rows), optional
+        Where the result goes.
+    out_dtype : dtype, optional
+        float32, float16 or bfloat16. Default: the dtype of out, else of x.
+    device : Device or str, optional
+        The device of w.
+    stream : stream, optional
+        For an Array the call returns before the work is done.
+    workspace : Array, optional
+        Memory for x in int8; by default the device keeps some for each stream.
+        Only several vectors need it, and vectors of more than 20,000 columns.
+
+    Returns
+    -------
+    array, shape (rows,) or (N, rows)
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong type or dtype.
+    ValueError
+        An argument of the wrong shape, stride, alignment or value.
+
+    Notes
+    -----
+    x is rounded to blocks of 32 int8 with a float32 scale max |x| / 127, as
+    llama.cpp does; sums of blocks are exact. The error of an element of the
+    result is at most the sum over blocks of 0.51 scale sum |w|, and the
+    rounding of float32 sums. It is only the latter where x is a multiple of
+    its scale. The result has the same bits in every run.
+
+    """
+    place = device_of(w, device)
+    if isinstance(x, np.ndarray):
+        computed: AnyArray = _on_host(w, x, bias, out, out_dtype, stream, place)
+        return computed
+    if not isinstance(x, Array):
+        operands.is_host({"x": x})
+        x = operands.face_of(place, x, "x", stream)
+    rows, columns = w.shape
+    if len(x.shape) not in _RANKS or x.shape[-1] != columns:
+        message = f"x has shape {x.shape}, not ({columns},) or (N, {columns}), as w has {columns} columns"
+        raise InvalidArgumentError(message)
+    shape = (*x.shape[:-1], rows)
+    if out is None:
+        made: Any = place.empty(shape, x.dtype if out_dtype is None else dtype_of(out_dtype, "out_dtype"))
+    else:
+        made = out
+        check_array(made, "out", shape, None if out_dtype is None else dtype_of(out_dtype, "out_dtype"))
+    if bias is not None and not isinstance(bias, Array):
+        bias = place.array(operands.narrowed(bias, "bias", F32[0]))
+    if bias is not None and bias.shape != (rows,):
+        message = f"bias has shape {bias.shape}, not ({rows},)"
+        raise InvalidArgumentError(message)
+    is_one = len(x.shape) == 1
+    arrays = {"weights": w.data, "x": x.reshape(1, columns) if is_one else x, "bias": bias}
+    _MATVEC(
+        arrays,
+        {"out": made.reshape(1, rows) if is_one else made},
+        _Options(TYPES[w.type], LAYOUTS[w.layout]),
+        stream=stream,
+        workspace=workspace,
+    )
+    return made  # type: ignore[no-any-return]
+
+
+def _on_host(
+    w: QuantizedMatrix, x: npt.NDArray[Any], bias: Any, out: Any, out_dtype: Any, stream: Any, place: Any
+) -> Any:
+    """Compute ndarrays: copy in, launch, copy out."""
+    if out is not None:
+        operands.check_result(out, "out")
+        shape = (*x.shape[:-1], w.shape[0])
+        if out.shape != shape:
+            message = f"out has shape {out.shape}, not {shape}"
+            raise InvalidArgumentError(message)
+        if out_dtype is not None and dtype_of(out_dtype, "out_dtype") != out.dtype:
+            message = f"out_dtype is {out_dtype}, but out has dtype {out.dtype}"
+            raise InvalidArgumentError(message)
+        out_dtype = out.dtype
+    refuse_mask(x, "x")
+    given = place.array(x)
+    with operands.temporary([given]):
+        computed = matvec(w, given, bias=bias, out_dtype=out_dtype, stream=stream)
+        with operands.temporary([computed]):
+            result = computed.numpy(stream=stream)
+    if out is None:
+        return result
+    out[...] = result
+    return out

@@ -1,0 +1,244 @@
+/* sm120_matvec: products of quantised weights and vectors. */
+#include <inttypes.h>
+
+#include "generated/constants.h"
+#include "ops/copy_rows.h"
+#include "ops/weights.h"
+#include "runtime/builtin.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+#include "runtime/memory.h"
+
+enum {
+    VECTOR_TILES_MAX = 65535, /* limit of grid.y */
+    RESERVED_SHARED = 1024,   /* of each CTA, by the driver */
+    /* Shared memory of a CTA that holds its vector: SM120's limit on every device, so that all use one kernel. */
+    SHARED_MAX = 101376,
+    REGISTER_STEP = 8
+};
+
+/* A call whose arguments were checked, and its kernel. */
+struct matvec {
+    struct weights weights;
+    struct tensor x, y;
+    bool is_packed;
+    const struct kernel_record *record;
+    uint32_t index;          /* of the record */
+    uint32_t shared;         /* bytes of a CTA */
+    uint32_t vector_tiles;   /* of 8 vectors; 0: the kernel of one vector, which needs no workspace */
+    int64_t workspace_bytes; /* x in int8 */
+};
+
+/* Find the kernel for one vector, or for tiles of 8. */
+static sm120_status find_kernel(struct matvec *call, bool is_single) {
+    static const char *const configs[2][2] = {{"native_8", "native_1"}, {"packed_8", "packed_1"}};
+    const struct kernel_record wanted = {
+        .operation = "matvec", .layout = call->weights.type, .config = configs[call->is_packed][is_single]};
+    sm120_status status = builtin_find(&wanted, &call->index);
+    if (status == SM120_OK) {
+        call->record = kernel_records + call->index;
+        call->shared = call->record->shared;
+    }
+    return status;
+}
+
+/* Choose the kernel. The kernel of one vector keeps x in shared memory. If x is too long, the kernel for several
+ * vectors computes it. */
+static sm120_status choose(struct matvec *call, int64_t vectors) {
+    sm120_status status = find_kernel(call, vectors == 1);
+    if (status == SM120_OK && vectors == 1) {
+        const int64_t shared = (int64_t)call->shared + (int64_t)call->weights.spans * MATVEC_X_SPAN;
+        if (shared <= SHARED_MAX) {
+            call->shared = (uint32_t)shared;
+            return SM120_OK;
+        }
+        status = find_kernel(call, false);
+    }
+    if (status != SM120_OK) {
+        return status;
+    }
+    const int64_t tiles = (vectors + MATVEC_TOKENS - 1) / MATVEC_TOKENS;
+    if (tiles * call->weights.spans > INT32_MAX) {
+        return fail(SM120_UNSUPPORTED,
+                    "vectors = %" PRId64 " of %u columns are too many; at most %" PRId64 " are supported", vectors,
+                    call->weights.columns, (int64_t)INT32_MAX / call->weights.spans * MATVEC_TOKENS);
+    }
+    call->vector_tiles = (uint32_t)tiles;
+    call->workspace_bytes = tiles * call->weights.spans * MATVEC_RECORD_BYTES;
+    return SM120_OK;
+}
+
+/* Check what needs no device. */
+static sm120_status check_args(const sm120_matvec_args *args, struct matvec *call) {
+    *call = (struct matvec){.is_packed = args->layout == SM120_WEIGHTS_PACKED};
+    if (args->layout > SM120_WEIGHTS_PACKED) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "layout = %" PRIu32 "; it must be WEIGHTS_NATIVE (%d) or WEIGHTS_PACKED (%d)", args->layout,
+                    SM120_WEIGHTS_NATIVE, SM120_WEIGHTS_PACKED);
+    }
+    if (args->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
+    }
+    sm120_status status = weights_check(args->type, args->rows, args->columns, &call->weights);
+    status =
+        status == SM120_OK ? check_size("vectors", args->vectors, (int64_t)VECTOR_TILES_MAX * MATVEC_TOKENS) : status;
+    if (status == SM120_OK) {
+        const struct shape x = {1, 1, args->vectors, args->columns}, y = {1, 1, args->vectors, args->rows};
+        status = tensor_check("x", &args->x, &x, TENSOR_INPUT, &call->x);
+        status = status == SM120_OK ? tensor_check("y", &args->y, &y, TENSOR_OUTPUT, &call->y) : status;
+    }
+    return status == SM120_OK ? choose(call, args->vectors) : status;
+}
+
+/* Check that y or the workspace lies apart from the inputs. */
+static sm120_status check_written(const sm120_matvec_args *args, const struct matvec *call, const char *name,
+                                  sm120_address address, int64_t bytes) {
+    const int64_t weight_bytes = call->is_packed ? call->weights.packed_bytes : call->weights.bytes;
+    sm120_status status = check_apart(name, address, bytes, "weights", args->weights, weight_bytes);
+    status = status == SM120_OK ? check_apart(name, address, bytes, "x", call->x.address, call->x.bytes) : status;
+    return status == SM120_OK && args->bias != 0 ? check_apart(name, address, bytes, "bias", args->bias, 4 * args->rows)
+                                                 : status;
+}
+
+/* Check the workspace of a call that needs one. */
+static sm120_status check_workspace(struct device *device, const sm120_matvec_args *args, const struct matvec *call,
+                                    sm120_address workspace, const size_t *workspace_bytes) {
+    sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
+    status = status == SM120_OK ? check_address("workspace", workspace, WORKSPACE_ALIGNMENT) : status;
+    if (status == SM120_OK && *workspace_bytes < (size_t)call->workspace_bytes) {
+        status = fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, *workspace_bytes,
+                      call->workspace_bytes);
+    }
+    status =
+        status == SM120_OK ? memory_check(device, workspace, (uint64_t)call->workspace_bytes, "workspace") : status;
+    status = status == SM120_OK ? check_written(args, call, "workspace", workspace, call->workspace_bytes) : status;
+    return status == SM120_OK
+               ? check_apart("workspace", workspace, call->workspace_bytes, "y", call->y.address, call->y.bytes)
+               : status;
+}
+
+/* Check addresses. */
+static sm120_status check_places(struct device *device, const sm120_matvec_args *args, const struct matvec *call) {
+    const int64_t bytes = call->is_packed ? call->weights.packed_bytes : call->weights.bytes;
+    sm120_status status =
+        weights_check_buffer(device, "weights", args->weights, "weight_bytes", args->weight_bytes, bytes);
+    status = status == SM120_OK ? tensor_check_alignment(&call->x, &args->x) : status;
+    status = status == SM120_OK ? tensor_check_address(device, &call->x) : status;
+    status = status == SM120_OK ? tensor_check_address(device, &call->y) : status;
+    if (status == SM120_OK && args->bias != 0) {
+        status = check_address("bias", args->bias, 4);
+        status = status == SM120_OK ? memory_check(device, args->bias, 4 * (uint64_t)args->rows, "bias") : status;
+    }
+    return status == SM120_OK ? check_written(args, call, "y", call->y.address, call->y.bytes) : status;
+}
+
+/* The CTAs that a device holds at once. */
+static uint32_t resident_ctas(const struct device *device, const struct matvec *call) {
+    const sm120_device_info *const info = &device->info;
+    const uint32_t of_thread =
+        info->capability_major == 12 ? call->record->registers_sm120 : call->record->registers_sm90;
+    const uint32_t allocated = (of_thread + REGISTER_STEP - 1) / REGISTER_STEP * REGISTER_STEP * call->record->threads;
+    const int32_t limits[] = {
+        info->max_threads_per_multiprocessor / (int32_t)call->record->threads,
+        info->shared_bytes_per_multiprocessor / ((int32_t)call->shared + RESERVED_SHARED),
+        allocated != 0 ? info->registers_per_multiprocessor / (int32_t)allocated : 1,
+    };
+    int32_t ctas = limits[0];
+    for (size_t i = 1; i < sizeof limits / sizeof *limits; ++i) {
+        ctas = limits[i] < ctas ? limits[i] : ctas;
+    }
+    const int32_t sms = info->multiprocessors > 0 ? info->multiprocessors : 1;
+    return (uint32_t)((ctas > 0 ? ctas : 1) * sms);
+}
+
+/* The CTAs of a launch: each has as many tiles of rows as the others, or one less. */
+static uint32_t grid_of(const struct device *device, const struct matvec *call) {
+    const uint32_t resident = resident_ctas(device, call), tiles = call->weights.tiles;
+    const uint32_t rounds = (tiles + resident - 1) / resident;
+    return (tiles + rounds - 1) / rounds;
+}
+
+/* Check and start a launch of a grid of CTAs along x and y. */
+static sm120_status start(struct device *device, uint32_t index, struct launch *launch, uint32_t grid_y) {
+    struct kernel *kernel = NULL;
+    launch->grid[1] = grid_y;
+    sm120_status status = builtin_load(device, index, &kernel);
+    status = status == SM120_OK ? launch_check(kernel, launch) : status;
+    return status == SM120_OK ? launch_start(kernel, launch) : status;
+}
+
+/* Write x in int8 to the workspace. */
+static sm120_status quantize(struct device *device, const struct matvec *call, sm120_address workspace, int64_t vectors,
+                             sm120_stream stream) {
+    const struct kernel_record wanted = {.operation = "matvec_activations"};
+    uint32_t index;
+    sm120_status status = builtin_find(&wanted, &index);
+    const struct matvec_activations_parameters values = {
+        .x = call->x.address,
+        .records = workspace,
+        .x_row_stride = call->x.row_stride,
+        .vectors = (uint32_t)vectors,
+        .columns = call->weights.columns,
+        .x_type = weights_result_type(call->x.dtype),
+    };
+    struct argument_pointers pointers;
+    struct launch launch;
+    if (status == SM120_OK) {
+        status = launch_of(&pointers, ARGUMENTS(&values), call->weights.spans, kernel_records + index, stream, &launch);
+    }
+    return status == SM120_OK ? start(device, index, &launch, call->vector_tiles) : status;
+}
+
+/* Launch the kernels of a call. */
+static sm120_status run(struct device *device, const sm120_matvec_args *args, const struct matvec *call,
+                        sm120_address workspace) {
+    sm120_status status = SM120_OK;
+    if (call->vector_tiles != 0) {
+        status = quantize(device, call, workspace, args->vectors, args->stream);
+    }
+    const struct matvec_parameters values = {
+        .weights = args->weights,
+        .x = call->vector_tiles != 0 ? workspace : call->x.address,
+        .y = call->y.address,
+        .bias = args->bias,
+        .y_row_stride = call->y.row_stride,
+        .rows = call->weights.rows,
+        .columns = call->weights.columns,
+        .vectors = (uint32_t)args->vectors,
+        .spans = call->weights.spans,
+        .tiles = call->weights.tiles,
+        .x_type = weights_result_type(call->x.dtype),
+        .y_type = weights_result_type(call->y.dtype),
+    };
+    struct argument_pointers pointers;
+    struct launch launch;
+    if (status == SM120_OK) {
+        status = launch_of(&pointers, ARGUMENTS(&values), grid_of(device, call), call->record, args->stream, &launch);
+    }
+    launch.shared_bytes = call->shared;
+    return status == SM120_OK ? start(device, call->index, &launch, call->vector_tiles != 0 ? call->vector_tiles : 1)
+                              : status;
+}
+
+sm120_status sm120_matvec(sm120_device *handle, const sm120_matvec_args *args, sm120_address workspace,
+                          size_t *workspace_bytes) {
+    struct device *device;
+    struct matvec call;
+    struct kernel *kernel;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_struct(args, sizeof *args, "args", "sm120_matvec_args");
+    status = status == SM120_OK ? check_args(args, &call) : status;
+    if (status == SM120_OK && workspace == 0 && workspace_bytes != NULL) {
+        *workspace_bytes = (size_t)call.workspace_bytes;
+        return device_leave(device, builtin_load(device, call.index, &kernel));
+    }
+    status = status == SM120_OK ? check_places(device, args, &call) : status;
+    if (status == SM120_OK && call.workspace_bytes != 0) {
+        status = check_workspace(device, args, &call, workspace, workspace_bytes);
+    }
+    status = status == SM120_OK ? run(device, args, &call, workspace) : status;
+    return device_leave(device, status);
+}

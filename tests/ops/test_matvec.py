@@ -1,0 +1,241 @@
+"""matvec against float64 products of the dequantised weights and of x in int8."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gguf_blocks import BLOCKS, Bytes, halves, magnitudes, quantized, random_blocks, values
+from harness import DTYPES, lib
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernels import Recorded
+from numpy.typing import NDArray
+from operations import Operation, Wrong
+
+import pysm120
+from pysm120 import QuantizedMatrix
+from pysm120.runtime.module import builtin_kernel, constants
+
+LAYOUTS = ("native", "packed")
+SINGLE_COLUMNS = 1 << 16  # of one vector: too many for shared memory
+
+
+def fill(args: Any, memory: int) -> None:
+    """Two rows of Q4_K, two vectors in f32."""
+    args.type, args.rows, args.columns, args.vectors = lib.SM120_GGUF_Q4_K, 2, 256, 2
+    args.weights, args.weight_bytes = memory, 288
+    args.x.address, args.x.dtype, args.x.row_stride = memory + 1024, lib.SM120_F32, 256
+    args.y.address, args.y.dtype, args.y.row_stride = memory + 4096, lib.SM120_F32, 2
+
+
+def matrix(device: pysm120.Device, raw: Bytes, name: str, layout: str = "native") -> QuantizedMatrix:
+    """Return blocks on a device."""
+    shape = (len(raw), raw.shape[1] * BLOCKS[name].columns)
+    return QuantizedMatrix.from_gguf(raw, name, shape, device=device, layout=layout)
+
+
+def launch(device: pysm120.Device) -> None:
+    """Every type and layout, one vector and several."""
+    for name, block in BLOCKS.items():
+        for layout in LAYOUTS:
+            w = matrix(device, np.zeros((1, 1, block.bytes), np.uint8), name, layout)
+            for vectors in (1, 2):
+                pysm120.matvec(w, np.ones((vectors, block.columns), "f4"))
+
+
+def compute(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
+    """33 rows of each type and layout, 1 and 9 vectors."""
+    found = []
+    for name in BLOCKS:
+        raw = random_blocks(rng, name, 33, 512)
+        for vectors in (1, 9):
+            x = rng.standard_normal((vectors, 512)).astype("f4")
+            found += [pysm120.matvec(matrix(device, raw, name, layout), x).reshape(-1) for layout in LAYOUTS]
+    return np.concatenate(found)
+
+
+OPERATION = Operation(
+    name="matvec",
+    fill=fill,
+    wrong=[
+        Wrong("type", 0, "INVALID_ARGUMENT", "type = 0"),
+        Wrong("layout", 2, "INVALID_ARGUMENT", "layout = 2"),
+        Wrong("layout", 1, "INVALID_ARGUMENT", "weight_bytes = 288"),
+        Wrong("rows", 0, "INVALID_ARGUMENT", "rows = 0"),
+        Wrong("columns", 300, "INVALID_ARGUMENT", "columns = 300"),
+        Wrong("vectors", 0, "INVALID_ARGUMENT", "vectors = 0"),
+        Wrong("vectors", 1 << 20, "UNSUPPORTED", "vectors = 1048576"),
+        Wrong("weights", 0, "INVALID_ARGUMENT", "weights = 0"),
+        Wrong("weights", 24, "MISALIGNED", "weights"),
+        Wrong("weight_bytes", 284, "INVALID_ARGUMENT", "weight_bytes = 284"),
+        Wrong("x.dtype", lib.SM120_E4M3, "UNSUPPORTED", "x.dtype"),
+        Wrong("x.address", 0, "INVALID_ARGUMENT", "x"),
+        Wrong("x.address", 4, "MISALIGNED", "x.address"),
+        Wrong("x.row_stride", 0, "INVALID_ARGUMENT", "x.row_stride"),
+        Wrong("x.row_stride", 258, "MISALIGNED", "x.row_stride"),
+        Wrong("y.dtype", 7, "INVALID_ARGUMENT", "y.dtype"),
+        Wrong("y.address", 2, "MISALIGNED", "y"),
+        Wrong("y.row_stride", 1, "INVALID_ARGUMENT", "y"),
+        Wrong("bias", 6, "MISALIGNED", "bias"),
+    ],
+    refused={
+        "w": (TypeError, "w is a ndarray, not a QuantizedMatrix", ([np.ones(3), np.ones(3)], {})),
+    },
+    launch=launch,
+    recorded=[Recorded("matvec", "matvec.*", compute)],
+)
+
+
+def expect_near(got: NDArray[Any], raw: Bytes, name: str, x: NDArray[np.float32], half_step: float = 0.0) -> None:
+    """Compare with float64. What is left is the rounding of f32 sums, and of a result in 16 bits.
+
+    A sum passes at most four roundings for each of its spans, one for each of the warps, and ten more.
+    """
+    scale, quants = quantized(x)
+    rounded = (scale.astype(float) * quants).reshape(x.shape)
+    wanted = rounded @ values(raw, name).astype(float).T
+    terms = abs(rounded) @ magnitudes(raw, name).T
+    roundings = 4 * -(-x.shape[-1] // 2048) * 8 + 18
+    bound = roundings * 2.0**-24 * terms + half_step * abs(wanted)
+    wrong = np.argwhere(~(abs(got.astype(float) - wanted) <= bound))
+    assert wrong.size == 0, (
+        f"{len(wrong)} wrong, first {wrong[0]}: {got[tuple(wrong[0])]}, not {wanted[tuple(wrong[0])]}"
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_against_float64(device: pysm120.Device, rng: np.random.Generator, name: str, layout: str) -> None:
+    """Rows around a tile, columns around the spans of eight warps, vectors around a tile."""
+    block = BLOCKS[name].columns
+    for rows, columns, vectors in [(1, block, 1), (17, 2304, 1), (15, 2048 - block, 2), (33, block, 9), (16, 512, 8)]:
+        raw = random_blocks(rng, name, rows, columns)
+        x = rng.standard_normal((vectors, columns)).astype("f4") * np.exp2(rng.integers(-8, 8, (vectors, columns)))
+        out = np.full((vectors, rows), np.nan, "f4")
+        pysm120.matvec(matrix(device, raw, name, layout), x.astype("f4"), out=out)
+        expect_near(out, raw, name, x.astype("f4"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("vectors", [1, 3])
+def test_exact(device: pysm120.Device, rng: np.random.Generator, name: str, layout: str, vectors: int) -> None:
+    """Integers up to 127 and scales that are powers of two: no rounding at all."""
+    raw = random_blocks(rng, name, 19, 512)
+    for at in (BLOCKS[name].d, BLOCKS[name].dmin):
+        if at >= 0:
+            halves(raw, at)[...] = 0.5
+    first, count, _ = BLOCKS[name].codes
+    raw[..., first : first + count] = {"MXFP4": 127, "NVFP4": 0x38}.get(name, raw[..., first : first + count])
+    x = rng.integers(-3, 4, (vectors, 512)).astype("f4")
+    x[:, ::32] = rng.choice([-127, 127], (vectors, 16))
+    got = pysm120.matvec(matrix(device, raw, name, layout), x)
+    np.testing.assert_array_equal(got.astype(float), x.astype(float) @ values(raw, name).astype(float).T)
+
+
+@given(data=st.data())
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_shape(device: pysm120.Device, data: st.DataObject) -> None:
+    """Types, layouts, rows, columns, vectors; x in other dtypes; a bias."""
+    name, layout = data.draw(st.sampled_from(sorted(BLOCKS))), data.draw(st.sampled_from(LAYOUTS))
+    rows = data.draw(st.integers(1, 40))
+    columns = BLOCKS[name].columns * data.draw(st.integers(1, 9))
+    vectors = data.draw(st.integers(1, 17))
+    dtype = data.draw(st.sampled_from(sorted(DTYPES)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
+    raw = random_blocks(rng, name, rows, columns)
+    x = rng.standard_normal((vectors, columns)).astype(DTYPES[dtype])
+    bias = rng.standard_normal(rows).astype("f4")
+    got = pysm120.matvec(matrix(device, raw, name, layout), x, bias=bias, out_dtype=np.float32)
+    plain = pysm120.matvec(matrix(device, raw, name, layout), x, out_dtype=np.float32)
+    np.testing.assert_array_equal(got, plain + bias)
+    expect_near(plain, raw, name, x.astype("f4"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("vectors", [1, 4])
+def test_dtypes_of_results(device: pysm120.Device, rng: np.random.Generator, dtype: Any, vectors: int) -> None:
+    """A result in 16 bits is the f32 one, rounded; bytes beside the rows of a result stay."""
+    w = matrix(device, random_blocks(rng, "Q6_K", 21, 768), "Q6_K")
+    x = device.array(rng.standard_normal((vectors, 800)).astype(dtype))[:, :768]
+    room = device.array(np.full((vectors, 24), np.nan, dtype))
+    wide = pysm120.matvec(w, x, out_dtype=np.float32).numpy()
+    got = pysm120.matvec(w, x, out=room[:, :21])
+    np.testing.assert_array_equal(got.numpy(), wide.astype(dtype))
+    assert np.isnan(room.numpy()[:, 21:].astype("f4")).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_long_vector(device: pysm120.Device, rng: np.random.Generator, layout: str) -> None:
+    """A vector that shared memory cannot hold has the kernel of several ones."""
+    raw = random_blocks(rng, "Q2_K", 1, SINGLE_COLUMNS + 256)
+    x = rng.standard_normal((1, SINGLE_COLUMNS + 256)).astype("f4")
+    expect_near(pysm120.matvec(matrix(device, raw, "Q2_K", layout), x), raw, "Q2_K", x)
+
+
+def test_special_vectors(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """Zeros and tiny blocks are 0; a NaN or an infinity makes its own vector NaN; -0 and the largest are ordinary."""
+    raw = random_blocks(rng, "Q4_K", 16, 512)
+    w = matrix(device, raw, "Q4_K")
+    x = np.zeros((6, 512), "f4")
+    x[1, 7], x[2, 300], x[3, :32], x[4], x[5, 9] = np.nan, -np.inf, 1e-31, -0.0, 1e30
+    for got in (pysm120.matvec(w, x), np.stack([pysm120.matvec(w, row) for row in x])):
+        assert np.isnan(got[1:3]).all()
+        assert (got[[0, 3, 4]] == 0).all()
+        expect_near(got[5:], raw, "Q4_K", x[5:])
+
+
+def test_one_vector_of_several(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """A vector has the same bits whatever the others are, and in every launch."""
+    w = matrix(device, random_blocks(rng, "Q5_K", 40, 1024), "Q5_K", "packed")
+    x = rng.standard_normal((10, 1024)).astype("f4")
+    whole = pysm120.matvec(w, x)
+    np.testing.assert_array_equal(whole, pysm120.matvec(w, x))
+    np.testing.assert_array_equal(whole[3:5], pysm120.matvec(w, x[3:5]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, layout: str, vectors: int) -> None:
+    """A grid of two CTAs, as on a device with few multiprocessors, has the bits of a large one."""
+    raw = random_blocks(rng, "Q3_K", 150, 2560)
+    w = matrix(device, raw, "Q3_K", layout)
+    x = rng.standard_normal((vectors, 2560)).astype("f4")
+    wanted = pysm120.matvec(w, x)
+    out = device.array(np.full((vectors, 150), np.nan, "f4"))
+    source = device.array(x)
+    if vectors > 1:
+        source = device.empty((10 * constants()["MATVEC_RECORD_BYTES"],), np.uint8)
+        quantize = builtin_kernel(device, "matvec_activations")
+        quantize((10, 1), 256, device.array(x), source, np.int64(4 * 2560), *map(np.uint32, (vectors, 2560, 0)))
+    kernel = builtin_kernel(device, f"matvec_q3_k_{layout}_{1 if vectors == 1 else 8}")
+    numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0))
+    kernel(2, 256, w.data, source, out, np.uint64(0), np.int64(4 * 150), *numbers, shared=90_000)
+    np.testing.assert_array_equal(out.numpy(), wanted)
+
+
+def test_wrong_calls(device: pysm120.Device) -> None:
+    w = matrix(device, np.zeros((2, 1, 144), np.uint8), "Q4_K")
+    x = device.zeros((3, 256))
+    narrow = ml_dtypes.bfloat16
+    wrong: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        (device.zeros((3, 255)), {}, ValueError, r"x has shape \(3, 255\), not \(256,\) or \(N, 256\)"),
+        (device.zeros(()), {}, ValueError, r"x has shape \(\)"),
+        (device.zeros((2, 3, 256)), {}, ValueError, "x has shape"),
+        (np.zeros((3, 256)), {}, TypeError, "x has dtype float64"),
+        ("x", {}, TypeError, "x is a str"),
+        (x, {"out": device.zeros((2, 3))}, ValueError, r"out has shape \(2, 3\), not \(3, 2\)"),
+        (x, {"out": np.zeros((3, 2), "f4")}, TypeError, "out is a ndarray, not an Array"),
+        (x, {"out": device.zeros((3, 2)), "out_dtype": narrow}, TypeError, "out has dtype float32, not bfloat16"),
+        (x, {"out_dtype": np.int8}, TypeError, "out has dtype int8"),
+        (x, {"bias": np.zeros(3, "f4")}, ValueError, "bias has shape"),
+        (x, {"bias": device.zeros(2, np.float16)}, TypeError, "bias has dtype float16"),
+        (x, {"workspace": device.empty(16, np.uint8)}, pysm120.WorkspaceTooSmallError, "workspace.nbytes = 16"),
+        (x[:, 1:], {}, ValueError, "x has shape"),
+        (np.zeros(256, "f4"), {"out": np.zeros(3, "f4")}, ValueError, r"out has shape \(3,\), not \(2,\)"),
+        (x, {"out": x[:, :2]}, ValueError, "overlap"),
+    ]
+    for given_x, options, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            pysm120.matvec(w, given_x, **options)
