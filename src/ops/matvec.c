@@ -151,9 +151,11 @@ static uint32_t resident_ctas(const struct device *device, const struct matvec *
     return (uint32_t)((ctas > 0 ? ctas : 1) * sms);
 }
 
-/* The CTAs of a launch: each has as many tiles of rows as the others, or one less. */
+/* The CTAs of a launch along x: each has as many tiles of rows as the others, or one less. All tiles of vectors are
+ * resident at once, so that they read the weights at about the same time, and only the first from DRAM. */
 static uint32_t grid_of(const struct device *device, const struct matvec *call) {
-    const uint32_t resident = resident_ctas(device, call), tiles = call->weights.tiles;
+    const uint32_t ctas = resident_ctas(device, call), tiles = call->weights.tiles;
+    const uint32_t resident = call->vector_tiles < ctas ? ctas / (call->vector_tiles + (call->vector_tiles == 0)) : 1;
     const uint32_t rounds = (tiles + resident - 1) / resident;
     return (tiles + rounds - 1) / rounds;
 }
