@@ -1,4 +1,4 @@
-/* Attention, quantisation and tensor maps, called wrongly, then rightly: c_operations [device]. */
+/* Attention, quantisation, weights and tensor maps, called wrongly, then rightly: c_operations [device]. */
 #include "c_abi.h"
 
 enum { BATCH = 2, HEADS = 4, KV_HEADS = 2, Q_ROWS = 5, KV_ROWS = 7, D = 24 };
@@ -220,6 +220,29 @@ static void test_quantize(sm120_device *device) {
     OK(sm120_free(device, memory));
 }
 
+/* Sizes of weights, and the workspace of a product: 5 rows of 288 columns are 34 bytes for each 32. */
+static void test_weights(sm120_device *device) {
+    int64_t bytes = 0;
+    OK(sm120_weights_bytes(SM120_GGUF_Q8_0, SM120_WEIGHTS_NATIVE, 5, 288, &bytes));
+    TRUE(bytes == 5 * 9 * 34 + 2);
+    OK(sm120_weights_bytes(SM120_GGUF_Q8_0, SM120_WEIGHTS_PACKED, 5, 288, &bytes));
+    TRUE(bytes == 16 * 16 * 34);
+    BAD(INVALID_ARGUMENT, "bytes is NULL", sm120_weights_bytes(SM120_GGUF_Q8_0, SM120_WEIGHTS_NATIVE, 5, 288, NULL));
+    BAD(INVALID_ARGUMENT, "layout = 2", sm120_weights_bytes(SM120_GGUF_Q8_0, 2, 5, 288, &bytes));
+    BAD(INVALID_ARGUMENT, "type = 1", sm120_weights_bytes(1, SM120_WEIGHTS_NATIVE, 5, 288, &bytes));
+    BAD(INVALID_ARGUMENT, "columns = 250", sm120_weights_bytes(SM120_GGUF_Q8_0, SM120_WEIGHTS_NATIVE, 5, 250, &bytes));
+    sm120_matvec_args args = {.size = sizeof args, .type = SM120_GGUF_Q8_0, .rows = 5, .columns = 288, .vectors = 9};
+    args.x.dtype = args.y.dtype = SM120_F32;
+    args.x.row_stride = 288;
+    args.y.row_stride = 5;
+    size_t workspace = 0;
+    OK(sm120_matvec(device, &args, 0, &workspace));
+    TRUE(workspace == 2 * 2 * 3584);
+    args.vectors = 1;
+    OK(sm120_matvec(device, &args, 0, &workspace));
+    TRUE(workspace == 0);
+}
+
 int main(int argc, char **argv) {
     sm120_device *device = NULL;
     device_name = argc > 1 ? argv[1] : device_name;
@@ -229,6 +252,7 @@ int main(int argc, char **argv) {
     }
     test_attention(device);
     test_quantize(device);
+    test_weights(device);
     test_tensor_map(device);
     OK(sm120_device_close(device));
     return ended();
