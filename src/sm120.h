@@ -736,6 +736,12 @@ typedef struct sm120_matvec_args {
     uint32_t layout;    /* SM120_WEIGHTS_NATIVE or SM120_WEIGHTS_PACKED */
     uint32_t reserved;  /* 0 */
     sm120_stream stream;
+
+    /* Experts: the weights hold expert_count matrices, one behind the other, and each vector is multiplied by `chosen`
+     * of them: experts is s32 [vectors][chosen], and y [vectors * chosen][rows]. An index that is negative or too large
+     * makes its y NaN. In the packed layout, rows are a multiple of 16. experts 0: one matrix. */
+    sm120_address experts;
+    int64_t expert_count, chosen;
 } sm120_matvec_args;
 
 /* y = W x + bias for each vector. x is quantised to blocks of 32 int8 with an f32 scale. The result has the same bits

@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from pysm120.ops import operands
 from pysm120.ops.call import AnyArray, Operation
-from pysm120.ops.table import F32, FLOATS, Input, Output
+from pysm120.ops.table import F32, FLOATS, I32, Input, Output
 from pysm120.ops.weights import LAYOUTS, TYPES, U8, QuantizedMatrix, check_array, device_of
 from pysm120.runtime.arrays import Array, dtype_of, refuse_mask
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.shapes import Shape
 
 
 class _Options(NamedTuple):
@@ -19,6 +20,9 @@ class _Options(NamedTuple):
 
     type: int
     layout: int
+    vectors: int
+    expert_count: int
+    chosen: int
 
 
 _MATVEC = Operation(
@@ -27,10 +31,12 @@ _MATVEC = Operation(
         Input("weights", "weight_bytes", U8),
         Input("x", "vectors columns", FLOATS),
         Input("bias", "rows", F32, optional=True),
-        Output("out", "vectors rows", FLOATS, like="x", converts=True, member="y"),
+        Input("experts", "results", I32, optional=True),
+        Output("out", "results rows", FLOATS, like="x", converts=True, member="y"),
     ),
 )
 _RANKS = (1, 2)
+_EXPERTS = 3  # dimensions of a stack of matrices
 
 
 def matvec(
@@ -38,6 +44,7 @@ def matvec(
     x: AnyArray,
     *,
     bias: Any = None,
+    experts: Any = None,
     out: AnyArray | None = None,
     out_dtype: npt.DTypeLike | None = None,
     device: Device | str | None = None,
@@ -48,14 +55,18 @@ def matvec(
 
     Parameters
     ----------
-    w : QuantizedMatrix, shape (rows, columns)
-        The weights. The packed layout is faster.
+    w : QuantizedMatrix, shape (rows, columns) or (E, rows, columns)
+        The weights; with `experts`, those of E matrices. The packed layout is
+        faster.
     x : array, float32, float16 or bfloat16, shape (columns,) or (N, columns)
         The vectors. Rows are aligned to 16 bytes. An ndarray is copied to the
         device of w and the result back.
     bias : array, float32, shape (rows,), optional
         Is added to each result.
-    out : array, shape (rows,) or (N, rows), optional
+    experts : array, int32, shape (n,) or (N, n), optional
+        Which matrices multiply each vector. An index that is negative or not
+        below E gives NaN.
+    out : array, optional
         Where the result goes.
     out_dtype : dtype, optional
         float32, float16 or bfloat16. Default: the dtype of out, else of x.
@@ -69,7 +80,7 @@ def matvec(
 
     Returns
     -------
-    array, shape (rows,) or (N, rows)
+    array, shape (rows,) or (N, rows); with experts (n, rows) or (N, n, rows)
 
     Raises
     ------
@@ -89,16 +100,18 @@ def matvec(
     """
     place = device_of(w, device)
     if isinstance(x, np.ndarray):
-        computed: AnyArray = _on_host(w, x, bias, out, out_dtype, stream, place)
+        computed: AnyArray = _on_host(w, x, {"bias": bias, "experts": experts}, out, out_dtype, stream, place)
         return computed
     if not isinstance(x, Array):
         operands.is_host({"x": x})
         x = operands.face_of(place, x, "x", stream)
-    rows, columns = w.shape
+    columns = w.shape[-1]
     if len(x.shape) not in _RANKS or x.shape[-1] != columns:
         message = f"x has shape {x.shape}, not ({columns},) or (N, {columns}), as w has {columns} columns"
         raise InvalidArgumentError(message)
-    shape = (*x.shape[:-1], rows)
+    if experts is not None and not isinstance(experts, Array):
+        experts = place.array(operands.narrowed(experts, "experts", I32[0]))
+    shape = _result_shape(w, x.shape, None if experts is None else experts.shape)
     if out is None:
         made: Any = place.empty(shape, x.dtype if out_dtype is None else dtype_of(out_dtype, "out_dtype"))
     else:
@@ -106,31 +119,43 @@ def matvec(
         check_array(made, "out", shape, None if out_dtype is None else dtype_of(out_dtype, "out_dtype"))
     if bias is not None and not isinstance(bias, Array):
         bias = place.array(operands.narrowed(bias, "bias", F32[0]))
-    if bias is not None and bias.shape != (rows,):
-        message = f"bias has shape {bias.shape}, not ({rows},)"
+    if bias is not None and bias.shape != shape[-1:]:
+        message = f"bias has shape {bias.shape}, not {shape[-1:]}"
         raise InvalidArgumentError(message)
-    is_one = len(x.shape) == 1
-    arrays = {"weights": w.data, "x": x.reshape(1, columns) if is_one else x, "bias": bias}
-    _MATVEC(
-        arrays,
-        {"out": made.reshape(1, rows) if is_one else made},
-        _Options(TYPES[w.type], LAYOUTS[w.layout]),
-        stream=stream,
-        workspace=workspace,
-    )
+    arrays = {
+        "weights": w.data,
+        "x": x.reshape(1, columns) if len(x.shape) == 1 else x,
+        "bias": bias,
+        "experts": experts if experts is None else experts.reshape(-1),
+    }
+    vectors = arrays["x"].shape[0]
+    stack = (0, 0) if experts is None else (w.shape[0], experts.shape[-1])
+    result = made if len(shape) == len(("results", "rows")) else made.reshape(-1, shape[-1])
+    options = _Options(TYPES[w.type], LAYOUTS[w.layout], vectors, *stack)
+    _MATVEC(arrays, {"out": result}, options, stream=stream, workspace=workspace)
     return made  # type: ignore[no-any-return]
 
 
+def _result_shape(w: QuantizedMatrix, x: Shape, experts: Shape | None) -> Shape:
+    """Return the shape of the result after checking that of `experts`."""
+    if (len(w.shape) == _EXPERTS) != (experts is not None):
+        wanted = "w has no experts" if experts is not None else f"w has {w.shape[0]}: give their indices"
+        message = f"experts is {'None' if experts is None else 'given'}, but {wanted}"
+        raise InvalidArgumentError(message)
+    if experts is None:
+        return (*x[:-1], w.shape[-2])
+    if len(experts) != len(x) or experts[:-1] != x[:-1] or 0 in experts:
+        message = f"experts has shape {experts}, not {'(n,)' if len(x) == 1 else f'({x[0]}, n)'}, as x has shape {x}"
+        raise InvalidArgumentError(message)
+    return (*experts, w.shape[-2])
+
+
 def _on_host(
-    w: QuantizedMatrix, x: npt.NDArray[Any], bias: Any, out: Any, out_dtype: Any, stream: Any, place: Any
+    w: QuantizedMatrix, x: npt.NDArray[Any], others: dict[str, Any], out: Any, out_dtype: Any, stream: Any, place: Any
 ) -> Any:
     """Compute ndarrays: copy in, launch, copy out."""
     if out is not None:
         operands.check_result(out, "out")
-        shape = (*x.shape[:-1], w.shape[0])
-        if out.shape != shape:
-            message = f"out has shape {out.shape}, not {shape}"
-            raise InvalidArgumentError(message)
         if out_dtype is not None and dtype_of(out_dtype, "out_dtype") != out.dtype:
             message = f"out_dtype is {out_dtype}, but out has dtype {out.dtype}"
             raise InvalidArgumentError(message)
@@ -138,10 +163,13 @@ def _on_host(
     refuse_mask(x, "x")
     given = place.array(x)
     with operands.temporary([given]):
-        computed = matvec(w, given, bias=bias, out_dtype=out_dtype, stream=stream)
+        computed = matvec(w, given, **others, out_dtype=out_dtype, stream=stream)
         with operands.temporary([computed]):
             result = computed.numpy(stream=stream)
     if out is None:
         return result
+    if out.shape != result.shape:
+        message = f"out has shape {out.shape}, not {result.shape}"
+        raise InvalidArgumentError(message)
     out[...] = result
     return out

@@ -1,5 +1,6 @@
 """Matrices of quantised weights, in blocks of GGUF."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ TYPES: dict[str, int] = {
     for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4", "NVFP4")
 }
 LAYOUTS: dict[str, int] = {"native": lib.SM120_WEIGHTS_NATIVE, "packed": lib.SM120_WEIGHTS_PACKED}
+_TILE = 16  # rows of a packed piece
+_RANKS = (2, 3)
 _PADDING = 16  # a buffer ends at a multiple of this many bytes
 
 
@@ -64,7 +67,7 @@ class QuantizedMatrix:
     type : str
         "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4" or "NVFP4".
     shape : tuple of int
-        Rows and columns.
+        Rows and columns; of several matrices their number, rows and columns.
     layout : str
         "native": blocks as in a GGUF file. "packed": what `repack` writes.
     data : Array, uint8
@@ -93,7 +96,7 @@ class QuantizedMatrix:
             The blocks of all rows, as in the file. Its shape does not matter.
         type : str or gguf.GGMLQuantizationType
             "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4" or "NVFP4".
-        shape : (rows, columns)
+        shape : (rows, columns) or (experts, rows, columns)
             Columns are a multiple of the block: 256; 32 for Q8_0 and MXFP4, 64
             for NVFP4. GGUF files list columns first.
         device : Device or str, optional
@@ -117,17 +120,17 @@ class QuantizedMatrix:
         """
         name = one_of(getattr(type, "name", type), "type", tuple(TYPES))
         one_of(layout, "layout", tuple(LAYOUTS))
-        rows, columns = _shape_of(shape)
+        sizes = _shape_of(shape)
         blocks = _bytes_of(raw)
-        size = weights_bytes(name, "native", rows, columns)
-        exact = rows * columns // constants()[f"GGUF_{name}_BLOCK"] * constants()[f"GGUF_{name}_BYTES"]
+        size = weights_bytes(name, "native", sizes)
+        exact = math.prod(sizes) // constants()[f"GGUF_{name}_BLOCK"] * constants()[f"GGUF_{name}_BYTES"]
         if blocks.size != exact:
-            message = f"raw has {blocks.size} bytes, but {rows} x {columns} of {name} have {exact}"
+            message = f"raw has {blocks.size} bytes, but {' x '.join(map(str, sizes))} of {name} have {exact}"
             raise InvalidArgumentError(message)
         place = as_device(device)
         padded = np.zeros(-(-size // _PADDING) * _PADDING, np.uint8)
         padded[: blocks.size] = blocks
-        matrix = cls(place.array(padded), name, (rows, columns), "native")
+        matrix = cls(place.array(padded), name, sizes, "native")
         return matrix if layout == "native" else repack(matrix)
 
     @property
@@ -149,8 +152,7 @@ class QuantizedMatrix:
         self.data.free()
 
     def __repr__(self) -> str:
-        rows, columns = self.shape
-        return f"QuantizedMatrix({rows} x {columns}, {self.type}, {self.layout}, on {self.device})"
+        return f"QuantizedMatrix({' x '.join(map(str, self.shape))}, {self.type}, {self.layout}, on {self.device})"
 
 
 def dequantize(
@@ -169,7 +171,7 @@ def dequantize(
         Its layout is "native".
     dtype : dtype
         float32, float16 or bfloat16.
-    out : Array, shape (rows, columns), optional
+    out : Array, shape of w, optional
         Where the result goes, on the device of w. It has `dtype`.
     device : Device or str, optional
         The device of w.
@@ -178,7 +180,7 @@ def dequantize(
 
     Returns
     -------
-    Array, shape (rows, columns)
+    Array, shape of w
 
     Raises
     ------
@@ -202,8 +204,9 @@ def dequantize(
     if out is None:
         out = place.empty(w.shape, kind)
     check_array(out, "out", w.shape, kind)
-    computed: list[Array] = _DEQUANTIZE({"weights": w.data}, {"out": out}, _Type(TYPES[w.type]), stream=stream)
-    return computed[0]
+    flat = out if len(w.shape) == len(("rows", "columns")) else out.reshape(-1, w.shape[-1])
+    _DEQUANTIZE({"weights": w.data}, {"out": flat}, _Type(TYPES[w.type]), stream=stream)
+    return out
 
 
 def repack(w: QuantizedMatrix, *, device: Device | str | None = None, stream: Any = None) -> QuantizedMatrix:
@@ -221,7 +224,8 @@ def repack(w: QuantizedMatrix, *, device: Device | str | None = None, stream: An
     Returns
     -------
     QuantizedMatrix
-        On the same device. Rows are padded to 16, columns to 256.
+        On the same device. Rows are padded to 16, columns to 256. The rows of
+        several matrices must be a multiple of 16.
 
     Raises
     ------
@@ -235,8 +239,13 @@ def repack(w: QuantizedMatrix, *, device: Device | str | None = None, stream: An
     if w.layout != "native":
         message = f"w has layout {w.layout!r}, not 'native'"
         raise InvalidArgumentError(message)
-    packed = place.empty((weights_bytes(w.type, "packed", *w.shape),), np.uint8)
-    _REPACK({"weights": w.data}, {"packed": packed}, _Shape(TYPES[w.type], *w.shape), stream=stream)
+    *experts, rows, columns = w.shape
+    if experts and rows % _TILE:
+        message = f"w has shape {w.shape}; several matrices are packed if rows are a multiple of {_TILE}"
+        raise UnsupportedError(message)
+    packed = place.empty((weights_bytes(w.type, "packed", w.shape),), np.uint8)
+    options = _Shape(TYPES[w.type], math.prod((*experts, rows)), columns)
+    _REPACK({"weights": w.data}, {"packed": packed}, options, stream=stream)
     return QuantizedMatrix(packed, w.type, w.shape, "packed")
 
 
@@ -262,23 +271,23 @@ def check_array(x: Any, name: str, shape: Shape, dtype: Dtype | None = None) -> 
         raise TypeError(message)
 
 
-def weights_bytes(type: str, layout: str, rows: int, columns: int) -> int:  # noqa: A002 # GGUF's word
-    """Return the bytes of a buffer for a matrix."""
+def weights_bytes(type: str, layout: str, shape: Shape) -> int:  # noqa: A002 # GGUF's word
+    """Return the bytes of a buffer for a matrix, or for several."""
     size = ffi.new("int64_t *")
-    check(lib.sm120_weights_bytes(TYPES[type], LAYOUTS[layout], rows, columns, size))
+    check(lib.sm120_weights_bytes(TYPES[type], LAYOUTS[layout], math.prod(shape[:-1]), shape[-1], size))
     return int(size[0])
 
 
-def _shape_of(shape: Any) -> tuple[int, int]:
-    """Return rows and columns."""
-    if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) != len(("rows", "columns")):
-        message = f"shape is {shape!r}, not (rows, columns)"
+def _shape_of(shape: Any) -> Shape:
+    """Return rows and columns, or experts, rows and columns."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) not in _RANKS:
+        message = f"shape is {shape!r}, not (rows, columns) or (experts, rows, columns)"
         raise TypeError(message)
-    rows, columns = (integer(n, "shape") for n in shape)
-    if rows < 1 or columns < 1:
-        message = f"shape is {(rows, columns)}: rows and columns must be at least 1"
+    sizes = tuple(integer(n, "shape") for n in shape)
+    if min(sizes) < 1:
+        message = f"shape is {sizes}: each size must be at least 1"
         raise InvalidArgumentError(message)
-    return rows, columns
+    return sizes
 
 
 def _bytes_of(raw: Any) -> npt.NDArray[np.uint8]:

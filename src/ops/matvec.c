@@ -10,8 +10,8 @@
 #include "runtime/memory.h"
 
 enum {
-    VECTOR_TILES_MAX = 65535, /* limit of grid.y */
-    RESERVED_SHARED = 1024,   /* of each CTA, by the driver */
+    GRID_MAX = 65535,       /* of the dimensions y and z of a grid */
+    RESERVED_SHARED = 1024, /* of each CTA, by the driver */
     /* Shared memory of a CTA that holds its vector: SM120's limit on every device, so that all use one kernel. */
     SHARED_MAX = 101376,
     REGISTER_STEP = 8
@@ -19,7 +19,9 @@ enum {
 
 /* A call whose arguments were checked, and its kernel. */
 struct matvec {
-    struct weights weights;
+    struct weights weights; /* one matrix */
+    int64_t weight_bytes;   /* of all experts, in the call's layout */
+    int64_t results;        /* vectors of y */
     struct tensor x, y;
     bool is_packed;
     const struct kernel_record *record;
@@ -43,14 +45,21 @@ static sm120_status find_kernel(struct matvec *call, bool is_single) {
 }
 
 /* Choose the kernel. The kernel of one vector keeps x in shared memory. If x is too long, the kernel for several
- * vectors computes it. */
-static sm120_status choose(struct matvec *call, int64_t vectors) {
-    sm120_status status = find_kernel(call, vectors == 1);
-    if (status == SM120_OK && vectors == 1) {
+ * vectors computes it, without experts. */
+static sm120_status choose(struct matvec *call, int64_t vectors, bool has_experts) {
+    const bool is_single = vectors == 1 || has_experts;
+    sm120_status status = find_kernel(call, is_single);
+    if (status == SM120_OK && is_single) {
         const int64_t shared = (int64_t)call->shared + (int64_t)call->weights.spans * MATVEC_X_SPAN;
         if (shared <= SHARED_MAX) {
             call->shared = (uint32_t)shared;
             return SM120_OK;
+        }
+        if (has_experts) {
+            return fail(SM120_UNSUPPORTED,
+                        "columns = %u; with experts of this type and layout at most %d are supported",
+                        call->weights.columns,
+                        (SHARED_MAX - (int32_t)call->shared) / MATVEC_X_SPAN * (int32_t)call->record->columns);
         }
         status = find_kernel(call, false);
     }
@@ -68,6 +77,36 @@ static sm120_status choose(struct matvec *call, int64_t vectors) {
     return SM120_OK;
 }
 
+/* Check the experts, and find the bytes of all matrices and the vectors of y. */
+static sm120_status check_experts(const sm120_matvec_args *args, struct matvec *call) {
+    const bool has_experts = args->experts != 0;
+    struct weights whole = call->weights;
+    if (!has_experts && (args->expert_count != 0 || args->chosen != 0)) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "experts = 0 with expert_count = %" PRId64 " and chosen = %" PRId64 "; both must be 0",
+                    args->expert_count, args->chosen);
+    }
+    sm120_status status = SM120_OK;
+    if (has_experts) {
+        status = check_size("expert_count", args->expert_count, INT32_MAX);
+        status = status == SM120_OK ? check_size("chosen", args->chosen, GRID_MAX) : status;
+        status = status == SM120_OK ? check_size("vectors", args->vectors, GRID_MAX) : status;
+        if (status == SM120_OK && call->is_packed && args->rows % call->record->rows != 0) {
+            status = fail(SM120_UNSUPPORTED, "rows = %" PRId64 "; with packed experts it must be a multiple of %u",
+                          args->rows, call->record->rows);
+        }
+        if (status == SM120_OK && args->rows > INT32_MAX / args->expert_count) {
+            status = fail(SM120_UNSUPPORTED, "rows * expert_count = %" PRId64 " * %" PRId64 " exceeds 2^31", args->rows,
+                          args->expert_count);
+        }
+        status = status == SM120_OK ? weights_check(args->type, args->rows * args->expert_count, args->columns, &whole)
+                                    : status;
+    }
+    call->weight_bytes = call->is_packed ? whole.packed_bytes : whole.bytes;
+    call->results = has_experts ? args->vectors * args->chosen : args->vectors;
+    return status;
+}
+
 /* Check what needs no device. */
 static sm120_status check_args(const sm120_matvec_args *args, struct matvec *call) {
     *call = (struct matvec){.is_packed = args->layout == SM120_WEIGHTS_PACKED};
@@ -80,21 +119,21 @@ static sm120_status check_args(const sm120_matvec_args *args, struct matvec *cal
         return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
     }
     sm120_status status = weights_check(args->type, args->rows, args->columns, &call->weights);
-    status =
-        status == SM120_OK ? check_size("vectors", args->vectors, (int64_t)VECTOR_TILES_MAX * MATVEC_TOKENS) : status;
+    status = status == SM120_OK ? check_size("vectors", args->vectors, (int64_t)GRID_MAX * MATVEC_TOKENS) : status;
+    status = status == SM120_OK ? choose(call, args->vectors, args->experts != 0) : status;
+    status = status == SM120_OK ? check_experts(args, call) : status;
     if (status == SM120_OK) {
-        const struct shape x = {1, 1, args->vectors, args->columns}, y = {1, 1, args->vectors, args->rows};
+        const struct shape x = {1, 1, args->vectors, args->columns}, y = {1, 1, call->results, args->rows};
         status = tensor_check("x", &args->x, &x, TENSOR_INPUT, &call->x);
         status = status == SM120_OK ? tensor_check("y", &args->y, &y, TENSOR_OUTPUT, &call->y) : status;
     }
-    return status == SM120_OK ? choose(call, args->vectors) : status;
+    return status;
 }
 
 /* Check that y or the workspace lies apart from the inputs. */
 static sm120_status check_written(const sm120_matvec_args *args, const struct matvec *call, const char *name,
                                   sm120_address address, int64_t bytes) {
-    const int64_t weight_bytes = call->is_packed ? call->weights.packed_bytes : call->weights.bytes;
-    sm120_status status = check_apart(name, address, bytes, "weights", args->weights, weight_bytes);
+    sm120_status status = check_apart(name, address, bytes, "weights", args->weights, call->weight_bytes);
     status = status == SM120_OK ? check_apart(name, address, bytes, "x", call->x.address, call->x.bytes) : status;
     return status == SM120_OK && args->bias != 0 ? check_apart(name, address, bytes, "bias", args->bias, 4 * args->rows)
                                                  : status;
@@ -119,12 +158,16 @@ static sm120_status check_workspace(struct device *device, const sm120_matvec_ar
 
 /* Check addresses. */
 static sm120_status check_places(struct device *device, const sm120_matvec_args *args, const struct matvec *call) {
-    const int64_t bytes = call->is_packed ? call->weights.packed_bytes : call->weights.bytes;
     sm120_status status =
-        weights_check_buffer(device, "weights", args->weights, "weight_bytes", args->weight_bytes, bytes);
+        weights_check_buffer(device, "weights", args->weights, "weight_bytes", args->weight_bytes, call->weight_bytes);
     status = status == SM120_OK ? tensor_check_alignment(&call->x, &args->x) : status;
     status = status == SM120_OK ? tensor_check_address(device, &call->x) : status;
     status = status == SM120_OK ? tensor_check_address(device, &call->y) : status;
+    if (status == SM120_OK && args->experts != 0) {
+        status = check_address("experts", args->experts, 4);
+        status =
+            status == SM120_OK ? memory_check(device, args->experts, 4 * (uint64_t)call->results, "experts") : status;
+    }
     if (status == SM120_OK && args->bias != 0) {
         status = check_address("bias", args->bias, 4);
         status = status == SM120_OK ? memory_check(device, args->bias, 4 * (uint64_t)args->rows, "bias") : status;
@@ -155,15 +198,18 @@ static uint32_t resident_ctas(const struct device *device, const struct matvec *
  * resident at once, so that they read the weights at about the same time, and only the first from DRAM. */
 static uint32_t grid_of(const struct device *device, const struct matvec *call) {
     const uint32_t ctas = resident_ctas(device, call), tiles = call->weights.tiles;
-    const uint32_t resident = call->vector_tiles < ctas ? ctas / (call->vector_tiles + (call->vector_tiles == 0)) : 1;
+    const uint32_t others = call->vector_tiles != 0 ? call->vector_tiles : (uint32_t)call->results;
+    const uint32_t resident = others < ctas ? ctas / others : 1;
     const uint32_t rounds = (tiles + resident - 1) / resident;
     return (tiles + rounds - 1) / rounds;
 }
 
-/* Check and start a launch of a grid of CTAs along x and y. */
-static sm120_status start(struct device *device, uint32_t index, struct launch *launch, uint32_t grid_y) {
+/* Check and start a launch whose CTAs along x are set. */
+static sm120_status start(struct device *device, uint32_t index, struct launch *launch, uint32_t grid_y,
+                          uint32_t grid_z) {
     struct kernel *kernel = NULL;
     launch->grid[1] = grid_y;
+    launch->grid[2] = grid_z;
     sm120_status status = builtin_load(device, index, &kernel);
     status = status == SM120_OK ? launch_check(kernel, launch) : status;
     return status == SM120_OK ? launch_start(kernel, launch) : status;
@@ -188,7 +234,7 @@ static sm120_status quantize(struct device *device, const struct matvec *call, s
     if (status == SM120_OK) {
         status = launch_of(&pointers, ARGUMENTS(&values), call->weights.spans, kernel_records + index, stream, &launch);
     }
-    return status == SM120_OK ? start(device, index, &launch, call->vector_tiles) : status;
+    return status == SM120_OK ? start(device, index, &launch, call->vector_tiles, 1) : status;
 }
 
 /* Launch the kernels of a call. */
@@ -203,10 +249,14 @@ static sm120_status run(struct device *device, const sm120_matvec_args *args, co
         .x = call->vector_tiles != 0 ? workspace : call->x.address,
         .y = call->y.address,
         .bias = args->bias,
+        .experts = args->experts,
+        .expert_bytes = call->is_packed ? call->weights.packed_bytes : args->rows * call->weights.row_bytes,
+        .expert_count = (uint32_t)args->expert_count,
+        .x_row_stride = call->x.row_stride,
         .y_row_stride = call->y.row_stride,
         .rows = call->weights.rows,
         .columns = call->weights.columns,
-        .vectors = (uint32_t)args->vectors,
+        .vectors = (uint32_t)call->results,
         .spans = call->weights.spans,
         .tiles = call->weights.tiles,
         .x_type = weights_result_type(call->x.dtype),
@@ -218,8 +268,10 @@ static sm120_status run(struct device *device, const sm120_matvec_args *args, co
         status = launch_of(&pointers, ARGUMENTS(&values), grid_of(device, call), call->record, args->stream, &launch);
     }
     launch.shared_bytes = call->shared;
-    return status == SM120_OK ? start(device, call->index, &launch, call->vector_tiles != 0 ? call->vector_tiles : 1)
-                              : status;
+    const uint32_t grid_y = call->vector_tiles != 0 ? call->vector_tiles : (uint32_t)args->vectors;
+    return status == SM120_OK
+               ? start(device, call->index, &launch, grid_y, args->experts != 0 ? (uint32_t)args->chosen : 1)
+               : status;
 }
 
 sm120_status sm120_matvec(sm120_device *handle, const sm120_matvec_args *args, sm120_address workspace,

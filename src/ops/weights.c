@@ -58,6 +58,7 @@ sm120_status weights_check(uint32_t type, int64_t rows, int64_t columns, struct 
         .columns = (uint32_t)columns,
         .tiles = (uint32_t)tiles,
         .spans = (uint32_t)spans,
+        .row_bytes = columns / found->columns * found->bytes,
         .bytes = (rows * (columns / found->columns) * found->bytes + WORD - 1) / WORD * WORD,
         .packed_bytes = tiles * TILE * spans * (SPAN / found->columns) * found->bytes,
     };

@@ -13,6 +13,7 @@ struct weights {
     uint32_t rows, columns;
     uint32_t tiles;       /* of 16 rows */
     uint32_t spans;       /* of 256 columns, of which the last one may be short */
+    int64_t row_bytes;    /* of the blocks of a row */
     int64_t bytes;        /* that kernels may read of a native buffer */
     int64_t packed_bytes; /* of a packed buffer */
 };

@@ -18,7 +18,7 @@ from pysm120 import QuantizedMatrix
 from pysm120.runtime.module import builtin_kernel, constants
 
 LAYOUTS = ("native", "packed")
-SINGLE_COLUMNS = 1 << 16  # of one vector: too many for shared memory
+SINGLE_COLUMNS = 1 << 17  # of one vector: too many for shared memory
 
 
 def fill(args: Any, memory: int) -> None:
@@ -78,6 +78,9 @@ OPERATION = Operation(
         Wrong("y.address", 2, "MISALIGNED", "y"),
         Wrong("y.row_stride", 1, "INVALID_ARGUMENT", "y"),
         Wrong("bias", 6, "MISALIGNED", "bias"),
+        Wrong("experts", 6, "INVALID_ARGUMENT", "expert_count = 0"),
+        Wrong("expert_count", 2, "INVALID_ARGUMENT", "experts = 0 with expert_count = 2"),
+        Wrong("chosen", 1, "INVALID_ARGUMENT", "experts = 0 with expert_count = 0 and chosen = 1"),
     ],
     refused={
         "w": (TypeError, "w is a ndarray, not a QuantizedMatrix", ([np.ones(3), np.ones(3)], {})),
@@ -210,9 +213,53 @@ def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, l
         quantize = builtin_kernel(device, "matvec_activations")
         quantize((10, 1), 256, device.array(x), source, np.int64(4 * 2560), *map(np.uint32, (vectors, 2560, 0)))
     kernel = builtin_kernel(device, f"matvec_q3_k_{layout}_{1 if vectors == 1 else 8}")
-    numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0))
-    kernel(2, 256, w.data, source, out, np.uint64(0), np.int64(4 * 150), *numbers, shared=90_000)
+    none, strides = np.uint64(0), map(np.int64, (0, 0, 4 * 150))
+    numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0, 0))
+    kernel(2, 256, w.data, source, out, none, none, *strides, *numbers, shared=90_000)
     np.testing.assert_array_equal(out.numpy(), wanted)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_experts(device: pysm120.Device, rng: np.random.Generator, name: str, layout: str) -> None:
+    """Each pair of a vector and an expert has the bits of its own product; unknown experts give NaN."""
+    rows, columns = 32 if layout == "packed" else 19, 2 * BLOCKS[name].columns
+    raw = random_blocks(rng, name, 3 * rows, columns)
+    w = QuantizedMatrix.from_gguf(raw, name, (3, rows, columns), device=device, layout=layout)
+    x, bias = (rng.standard_normal(shape).astype("f4") for shape in ((2, columns), rows))
+    experts = np.array([[2, 0, 2], [1, -1, 3]], np.int32)
+    got = pysm120.matvec(w, x, experts=experts, bias=bias)
+    assert got.shape == (2, 3, rows)
+    for (i, k), e in np.ndenumerate(experts):
+        if e not in range(3):
+            assert np.isnan(got[i, k]).all()
+            continue
+        one = matrix(device, raw[e * rows : (e + 1) * rows].copy(), name, layout)
+        np.testing.assert_array_equal(got[i, k], pysm120.matvec(one, x[i], bias=bias))
+    np.testing.assert_array_equal(pysm120.matvec(w, x[1], experts=[1], bias=bias)[0], got[1, 0])
+
+
+def test_wrong_experts(device: pysm120.Device) -> None:
+    w = QuantizedMatrix.from_gguf(bytes(4 * 144), "Q4_K", (2, 2, 256), device=device)
+    x = np.zeros((3, 256), "f4")
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({}, ValueError, "experts is None, but w has 2: give their indices"),
+        ({"experts": [0]}, ValueError, r"experts has shape \(1,\), not \(3, n\)"),
+        ({"experts": np.zeros((2, 1), "i4")}, ValueError, r"experts has shape \(2, 1\)"),
+        ({"experts": np.zeros((3, 1))}, TypeError, "experts has dtype float64, not int32"),
+        ({"experts": np.zeros((3, 1), "i4"), "out": np.zeros((3, 2), "f4")}, ValueError, r"not \(3, 1, 2\)"),
+    ]
+    for options, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            pysm120.matvec(w, x, **options)
+    with pytest.raises(ValueError, match="experts is given, but w has no experts"):
+        pysm120.matvec(matrix(device, np.zeros((2, 1, 144), np.uint8), "Q4_K"), x, experts=[[0]] * 3)
+    with pytest.raises(pysm120.UnsupportedError, match="rows are a multiple of 16"):
+        pysm120.repack(w)
+    long = SINGLE_COLUMNS + 256
+    w = QuantizedMatrix.from_gguf(bytes(long // 256 * 84), "Q2_K", (1, 1, long), device=device)
+    with pytest.raises(pysm120.UnsupportedError, match="columns = 131328; with experts of this type and layout at most"):
+        pysm120.matvec(w, np.zeros(long, "f4"), experts=[0])
 
 
 def test_wrong_calls(device: pysm120.Device) -> None:
