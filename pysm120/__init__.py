@@ -17,7 +17,7 @@ from pysm120.observe.profile import Profile
 from pysm120.ops.attention import attention, attention_varlen
 from pysm120.ops.attention_backward import attention_backward, attention_varlen_backward
 from pysm120.ops.attention_kv_cache import attention_with_kv_cache, merge_states
-from pysm120.ops.matvec import matvec
+from pysm120.ops.matvec import matvec, matvec_glu
 from pysm120.ops.quantize import quantize_mxfp8
 from pysm120.ops.weights import QuantizedMatrix, dequantize, repack
 from pysm120.runtime.arrays import Array
@@ -79,6 +79,7 @@ __all__ = [
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
     "matvec",
+    "matvec_glu",
     "merge_states",
     "quantize_mxfp8",
     "repack",

@@ -724,17 +724,20 @@ typedef struct sm120_repack_args {
 /* Write weights in the packed layout, which sm120_matvec reads faster. */
 SM120_API sm120_status sm120_repack(sm120_device *device, const sm120_repack_args *args);
 
+/* activation of f: SILU: f / (1 + exp(-f)). GELU: its approximation by tanh. */
+enum { SM120_SILU = 0, SM120_GELU = 1 };
+
 typedef struct sm120_matvec_args {
     uint32_t size;                  /* sizeof(sm120_matvec_args) */
     uint32_t type;                  /* SM120_GGUF_Q4_K, ... */
     int64_t rows, columns, vectors; /* W is [rows][columns] */
     sm120_address weights;          /* 16-byte aligned */
     int64_t weight_bytes;           /* of the buffer: at least sm120_weights_bytes */
-    sm120_tensor x;     /* F32, F16 or BF16 [vectors][columns]; address and row_stride: multiples of 16 bytes */
-    sm120_tensor y;     /* F32, F16 or BF16 [vectors][rows] */
-    sm120_address bias; /* f32 [rows], added to each vector of y; 0: none */
-    uint32_t layout;    /* SM120_WEIGHTS_NATIVE or SM120_WEIGHTS_PACKED */
-    uint32_t reserved;  /* 0 */
+    sm120_tensor x;      /* F32, F16 or BF16 [vectors][columns]; address and row_stride: multiples of 16 bytes */
+    sm120_tensor y;      /* F32, F16 or BF16 [vectors][rows] */
+    sm120_address bias;  /* f32 [rows], added to each vector of y; 0: none */
+    uint32_t layout;     /* SM120_WEIGHTS_NATIVE or SM120_WEIGHTS_PACKED */
+    uint32_t activation; /* of up: SM120_SILU or SM120_GELU; else 0 */
     sm120_stream stream;
 
     /* Experts: the weights hold expert_count matrices, one behind the other, and each vector is multiplied by `chosen`
@@ -742,13 +745,17 @@ typedef struct sm120_matvec_args {
      * makes its y NaN. In the packed layout, rows are a multiple of 16. experts 0: one matrix. */
     sm120_address experts;
     int64_t expert_count, chosen;
+
+    /* A second matrix U in the form of the weights: y = activation(W x) * (U x), without bias. 0: none. */
+    sm120_address up;
+    int64_t up_bytes; /* of its buffer */
 } sm120_matvec_args;
 
-/* y = W x + bias for each vector. x is quantised to blocks of 32 int8 with an f32 scale. The result has the same bits
- * in every run and on every device. A block of x with a NaN or an infinity makes the result of its vector NaN. With
- * workspace 0 and workspace_bytes not NULL, only write the size of the workspace in bytes. Else workspace is 256-byte
- * aligned device memory of *workspace_bytes bytes. Most calls of one vector need no workspace and may pass NULL for
- * workspace_bytes; they then launch. */
+/* y = W x + bias, or activation(W x) * (U x), for each vector. x is quantised to blocks of 32 int8 with an f32 scale.
+ * The result has the same bits in every run, and without an activation on every device. A block of x with a NaN or an
+ * infinity makes the result of its vector NaN. With workspace 0 and workspace_bytes not NULL, only write the size of
+ * the workspace in bytes. Else workspace is 256-byte aligned device memory of *workspace_bytes bytes. Most calls of one
+ * vector need no workspace and may pass NULL for workspace_bytes; they then launch. */
 SM120_API sm120_status sm120_matvec(sm120_device *device, const sm120_matvec_args *args, sm120_address workspace,
                                     size_t *workspace_bytes);
 

@@ -7,11 +7,13 @@ import numpy.typing as npt
 
 from pysm120.ops import operands
 from pysm120.ops.call import AnyArray, Operation
+from pysm120.ops.options import one_of
 from pysm120.ops.table import F32, FLOATS, I32, Input, Output
 from pysm120.ops.weights import LAYOUTS, TYPES, U8, QuantizedMatrix, check_array, device_of
 from pysm120.runtime.arrays import Array, dtype_of, refuse_mask
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.ffi import lib
 from pysm120.runtime.shapes import Shape
 
 
@@ -23,18 +25,21 @@ class _Options(NamedTuple):
     vectors: int
     expert_count: int
     chosen: int
+    activation: int
 
 
 _MATVEC = Operation(
     "sm120_matvec",
     (
         Input("weights", "weight_bytes", U8),
+        Input("up", "up_bytes", U8, optional=True),
         Input("x", "vectors columns", FLOATS),
         Input("bias", "rows", F32, optional=True),
         Input("experts", "results", I32, optional=True),
         Output("out", "results rows", FLOATS, like="x", converts=True, member="y"),
     ),
 )
+_ACTIVATIONS = {"silu": lib.SM120_SILU, "gelu": lib.SM120_GELU}
 _RANKS = (1, 2)
 _EXPERTS = 3  # dimensions of a stack of matrices
 
@@ -98,10 +103,75 @@ def matvec(
     its scale. The result has the same bits in every run.
 
     """
-    place = device_of(w, device)
+    others = {"bias": bias, "experts": experts, "up": None, "activation": 0}
+    computed: AnyArray = _product(w, x, others, out, out_dtype, device_of(w, device), stream, workspace)
+    return computed
+
+
+def matvec_glu(
+    gate: QuantizedMatrix,
+    up: QuantizedMatrix,
+    x: AnyArray,
+    *,
+    activation: str = "silu",
+    experts: Any = None,
+    out: AnyArray | None = None,
+    out_dtype: npt.DTypeLike | None = None,
+    device: Device | str | None = None,
+    stream: Any = None,
+    workspace: Array | None = None,
+) -> AnyArray:
+    """Return activation(gate x) * (up x), of one vector or of several, in one launch.
+
+    Parameters
+    ----------
+    gate, up : QuantizedMatrix
+        As in `matvec`; both have one type, shape, layout and device.
+    x : array
+        As in `matvec`.
+    activation : {"silu", "gelu"}
+        "silu": f / (1 + exp(-f)). "gelu": its approximation by tanh.
+    experts, out, out_dtype, device, stream, workspace
+        As in `matvec`.
+
+    Returns
+    -------
+    array
+        As of `matvec`.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong type or dtype.
+    ValueError
+        An argument of the wrong shape, stride, alignment or value.
+
+    """
+    place = device_of(gate, device)
+    device_of(up, place, "up")
+    for name in ("type", "shape", "layout"):
+        if getattr(gate, name) != getattr(up, name):
+            message = f"up has {name} {getattr(up, name)}, but gate has {getattr(gate, name)}"
+            raise InvalidArgumentError(message)
+    number = _ACTIVATIONS[one_of(activation, "activation", tuple(_ACTIVATIONS))]
+    others = {"bias": None, "experts": experts, "up": up.data, "activation": number}
+    computed: AnyArray = _product(gate, x, others, out, out_dtype, place, stream, workspace)
+    return computed
+
+
+def _product(
+    w: QuantizedMatrix,
+    x: Any,
+    others: dict[str, Any],
+    out: Any,
+    out_dtype: Any,
+    place: Any,
+    stream: Any,
+    workspace: Any,
+) -> Any:
+    """Compute a product, on the device or on copies."""
     if isinstance(x, np.ndarray):
-        computed: AnyArray = _on_host(w, x, {"bias": bias, "experts": experts}, out, out_dtype, stream, place)
-        return computed
+        return _on_host(w, x, others, out, out_dtype, place, stream)
     if not isinstance(x, Array):
         operands.is_host({"x": x})
         x = operands.face_of(place, x, "x", stream)
@@ -109,6 +179,7 @@ def matvec(
     if len(x.shape) not in _RANKS or x.shape[-1] != columns:
         message = f"x has shape {x.shape}, not ({columns},) or (N, {columns}), as w has {columns} columns"
         raise InvalidArgumentError(message)
+    bias, experts, up, activation = others["bias"], others["experts"], others["up"], others["activation"]
     if experts is not None and not isinstance(experts, Array):
         experts = place.array(operands.narrowed(experts, "experts", I32[0]))
     shape = _result_shape(w, x.shape, None if experts is None else experts.shape)
@@ -124,16 +195,17 @@ def matvec(
         raise InvalidArgumentError(message)
     arrays = {
         "weights": w.data,
+        "up": up,
         "x": x.reshape(1, columns) if len(x.shape) == 1 else x,
         "bias": bias,
         "experts": experts if experts is None else experts.reshape(-1),
     }
     vectors = arrays["x"].shape[0]
-    stack = (0, 0) if experts is None else (w.shape[0], experts.shape[-1])
+    count, chosen = (0, 0) if experts is None else (w.shape[0], experts.shape[-1])
     result = made if len(shape) == len(("results", "rows")) else made.reshape(-1, shape[-1])
-    options = _Options(TYPES[w.type], LAYOUTS[w.layout], vectors, *stack)
+    options = _Options(TYPES[w.type], LAYOUTS[w.layout], vectors, count, chosen, activation)
     _MATVEC(arrays, {"out": result}, options, stream=stream, workspace=workspace)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def _result_shape(w: QuantizedMatrix, x: Shape, experts: Shape | None) -> Shape:
@@ -151,7 +223,7 @@ def _result_shape(w: QuantizedMatrix, x: Shape, experts: Shape | None) -> Shape:
 
 
 def _on_host(
-    w: QuantizedMatrix, x: npt.NDArray[Any], others: dict[str, Any], out: Any, out_dtype: Any, stream: Any, place: Any
+    w: QuantizedMatrix, x: npt.NDArray[Any], others: dict[str, Any], out: Any, out_dtype: Any, place: Any, stream: Any
 ) -> Any:
     """Compute ndarrays: copy in, launch, copy out."""
     if out is not None:
@@ -163,7 +235,7 @@ def _on_host(
     refuse_mask(x, "x")
     given = place.array(x)
     with operands.temporary([given]):
-        computed = matvec(w, given, **others, out_dtype=out_dtype, stream=stream)
+        computed = _product(w, given, others, None, out_dtype, place, stream, None)
         with operands.temporary([computed]):
             result = computed.numpy(stream=stream)
     if out is None:

@@ -249,12 +249,12 @@ def repack(w: QuantizedMatrix, *, device: Device | str | None = None, stream: An
     return QuantizedMatrix(packed, w.type, w.shape, "packed")
 
 
-def device_of(w: Any, device: Device | str | None) -> Any:
+def device_of(w: Any, device: Device | str | None, name: str = "w") -> Any:
     """Return the device of a matrix after checking that it is one, and that `device` is that device."""
     if not isinstance(w, QuantizedMatrix):
-        message = f"w is a {type(w).__name__}, not a QuantizedMatrix: make one by QuantizedMatrix.from_gguf"
+        message = f"{name} is a {type(w).__name__}, not a QuantizedMatrix: make one by QuantizedMatrix.from_gguf"
         raise TypeError(message)
-    operands.device_of({"w": w.data}, device)
+    operands.device_of({name: w.data}, device)
     return w.device
 
 

@@ -115,8 +115,16 @@ static sm120_status check_args(const sm120_matvec_args *args, struct matvec *cal
                     "layout = %" PRIu32 "; it must be WEIGHTS_NATIVE (%d) or WEIGHTS_PACKED (%d)", args->layout,
                     SM120_WEIGHTS_NATIVE, SM120_WEIGHTS_PACKED);
     }
-    if (args->reserved != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
+    if (args->activation > (args->up != 0 ? SM120_GELU : 0)) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "activation = %" PRIu32 "; it must be SILU (%d) or GELU (%d), and 0 without up", args->activation,
+                    SM120_SILU, SM120_GELU);
+    }
+    if (args->up != 0 && args->bias != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "bias = 0x%" PRIx64 "; with up it must be 0", args->bias);
+    }
+    if (args->up == 0 && args->up_bytes != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "up_bytes = %" PRId64 "; without up it must be 0", args->up_bytes);
     }
     sm120_status status = weights_check(args->type, args->rows, args->columns, &call->weights);
     status = status == SM120_OK ? check_size("vectors", args->vectors, (int64_t)GRID_MAX * MATVEC_TOKENS) : status;
@@ -160,6 +168,9 @@ static sm120_status check_workspace(struct device *device, const sm120_matvec_ar
 static sm120_status check_places(struct device *device, const sm120_matvec_args *args, const struct matvec *call) {
     sm120_status status =
         weights_check_buffer(device, "weights", args->weights, "weight_bytes", args->weight_bytes, call->weight_bytes);
+    if (status == SM120_OK && args->up != 0) {
+        status = weights_check_buffer(device, "up", args->up, "up_bytes", args->up_bytes, call->weight_bytes);
+    }
     status = status == SM120_OK ? tensor_check_alignment(&call->x, &args->x) : status;
     status = status == SM120_OK ? tensor_check_address(device, &call->x) : status;
     status = status == SM120_OK ? tensor_check_address(device, &call->y) : status;
@@ -249,6 +260,8 @@ static sm120_status run(struct device *device, const sm120_matvec_args *args, co
         .x = call->vector_tiles != 0 ? workspace : call->x.address,
         .y = call->y.address,
         .bias = args->bias,
+        .up = args->up,
+        .activation = args->activation == SM120_SILU ? MATVEC_SILU : MATVEC_GELU,
         .experts = args->experts,
         .expert_bytes = call->is_packed ? call->weights.packed_bytes : args->rows * call->weights.row_bytes,
         .expert_count = (uint32_t)args->expert_count,

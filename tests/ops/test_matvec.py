@@ -80,6 +80,9 @@ OPERATION = Operation(
         Wrong("bias", 6, "MISALIGNED", "bias"),
         Wrong("experts", 6, "INVALID_ARGUMENT", "expert_count = 0"),
         Wrong("expert_count", 2, "INVALID_ARGUMENT", "experts = 0 with expert_count = 2"),
+        Wrong("up", 6, "INVALID_ARGUMENT", "up_bytes = 0"),
+        Wrong("up_bytes", 288, "INVALID_ARGUMENT", "up_bytes = 288; without up it must be 0"),
+        Wrong("activation", 1, "INVALID_ARGUMENT", "activation = 1"),
         Wrong("chosen", 1, "INVALID_ARGUMENT", "experts = 0 with expert_count = 0 and chosen = 1"),
     ],
     refused={
@@ -214,8 +217,8 @@ def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, l
         quantize((10, 1), 256, device.array(x), source, np.int64(4 * 2560), *map(np.uint32, (vectors, 2560, 0)))
     kernel = builtin_kernel(device, f"matvec_q3_k_{layout}_{1 if vectors == 1 else 8}")
     none, strides = np.uint64(0), map(np.int64, (0, 0, 4 * 150))
-    numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0, 0))
-    kernel(2, 256, w.data, source, out, none, none, *strides, *numbers, shared=90_000)
+    numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0, 0, 0))
+    kernel(2, 256, w.data, source, out, none, none, none, *strides, *numbers, shared=90_000)
     np.testing.assert_array_equal(out.numpy(), wanted)
 
 
@@ -258,8 +261,57 @@ def test_wrong_experts(device: pysm120.Device) -> None:
         pysm120.repack(w)
     long = SINGLE_COLUMNS + 256
     w = QuantizedMatrix.from_gguf(bytes(long // 256 * 84), "Q2_K", (1, 1, long), device=device)
-    with pytest.raises(pysm120.UnsupportedError, match="columns = 131328; with experts of this type and layout at most"):
+    with pytest.raises(
+        pysm120.UnsupportedError, match="columns = 131328; with experts of this type and layout at most"
+    ):
         pysm120.matvec(w, np.zeros(long, "f4"), experts=[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_glu(device: pysm120.Device, rng: np.random.Generator, activation: str, layout: str) -> None:
+    """Against the two products; more tiles than CTAs, so that a CTA alternates between the matrices."""
+    name, rows, columns = "Q5_K", 48, 768
+    gate, up = (matrix(device, random_blocks(rng, name, rows, columns), name, layout) for _ in range(2))
+    for vectors in (1, 3):
+        x = (0.02 * rng.standard_normal((vectors, columns))).astype("f4")
+        a, b = (pysm120.matvec(w, x).astype(float) for w in (gate, up))
+        inner = a if activation == "silu" else np.sqrt(8 / np.pi) * (a + 0.044715 * a**3)
+        wanted = a / (1 + np.exp(-inner)) * b
+        got = pysm120.matvec_glu(gate, up, x, activation=activation)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    one_gate, one_up = (QuantizedMatrix(w.data, name, (1, rows, columns), layout) for w in (gate, up))
+    chosen = pysm120.matvec_glu(one_gate, one_up, x, activation=activation, experts=[[0]] * 3)
+    one = np.stack([pysm120.matvec_glu(gate, up, row, activation=activation) for row in x])
+    np.testing.assert_array_equal(chosen[:, 0], one)
+
+
+def test_glu_on_few_ctas(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """Two CTAs for ten tiles: the sums of gate wait in shared memory while those of up are computed."""
+    raw = [random_blocks(rng, "Q4_K", 150, 2560) for _ in range(2)]
+    gate, up = (matrix(device, x, "Q4_K", "packed") for x in raw)
+    x = rng.standard_normal((1, 2560)).astype("f4")
+    wanted = pysm120.matvec_glu(gate, up, x)
+    out = device.array(np.full((1, 150), np.nan, "f4"))
+    kernel = builtin_kernel(device, "matvec_q4_k_packed_1")
+    none, strides = np.uint64(0), map(np.int64, (0, 0, 4 * 150))
+    numbers = map(np.uint32, (150, 2560, 1, 10, 10, 0, 0, 0, 0))
+    kernel(2, 256, gate.data, device.array(x), out, none, up.data, none, *strides, *numbers, shared=90_000)
+    np.testing.assert_array_equal(out.numpy(), wanted)
+
+
+def test_wrong_glu(device: pysm120.Device) -> None:
+    gate = matrix(device, np.zeros((2, 1, 144), np.uint8), "Q4_K")
+    other = matrix(device, np.zeros((2, 1, 176), np.uint8), "Q5_K")
+    x = np.zeros(256, "f4")
+    with pytest.raises(ValueError, match="up has type Q5_K, but gate has Q4_K"):
+        pysm120.matvec_glu(gate, other, x)
+    with pytest.raises(ValueError, match="up has layout packed, but gate has native"):
+        pysm120.matvec_glu(gate, pysm120.repack(gate), x)
+    with pytest.raises(ValueError, match="activation is 'relu', not one of"):
+        pysm120.matvec_glu(gate, gate, x, activation="relu")
+    with pytest.raises(TypeError, match="up is a NoneType, not a QuantizedMatrix"):
+        pysm120.matvec_glu(gate, None, x)  # type: ignore[arg-type]
 
 
 def test_wrong_calls(device: pysm120.Device) -> None:
