@@ -4,7 +4,7 @@
 enum {
     LEAST_KEYS = 256,  /* of a part: below, beginning and merging cost more than a part saves */
     MOST_SPLITS = 256, /* the merge reads them one after the other */
-    ENOUGH = 85,       /* percent of the places for CTAs: more parts cost more than they gain */
+    ENOUGH = 95,       /* percent of the places for CTAs: more parts cost more than they gain */
     RESERVED = 1024    /* shared memory that the driver takes for each CTA */
 };
 
