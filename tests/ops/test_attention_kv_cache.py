@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_cases import Case, arguments, draw, name, run, verify, wanted
+from cache_cases import Case, Inputs, arguments, draw, name, run, verify, wanted
 from cache_reference import attention_cached, check_close
 from harness import DTYPES, Buffer, OpenDevice, check, ffi, lib
 from hypothesis import HealthCheck, given, settings
@@ -212,6 +212,33 @@ def test_lists_that_are_wrong(opened: OpenDevice, rng: np.random.Generator) -> N
         check_close(part, o[b : b + 1], lse[b : b + 1])
     assert np.all(before[0] == 0)
     assert np.all(np.isneginf(no_lse[0]))
+
+
+@pytest.mark.parametrize("ends", [(5, 9), (8, 11), (9, 12), (2**31 - 8, 2**31 - 1), (5, -(2**31)), (0, 2**31 - 1)])
+def test_lists_behind_the_page_numbers(opened: OpenDevice, rng: np.random.Generator, ends: tuple[int, int]) -> None:
+    """The entries of a list that are not among the page numbers are not read; the bytes there would be pages."""
+    k, v = (np.zeros((8, 16, 2, 64), DTYPES["bfloat16"]) for _ in range(2))
+    q = rng.standard_normal((1, 2, 4, 64)).astype(DTYPES["bfloat16"])
+    numbers = np.arange(8, dtype=np.int32)
+    x = Inputs(q, k, v, None, (np.array(ends, "i4"), numbers, np.array([16], "i4")), None, None)
+    case = Case((0,), 2, page=16, form="lists", causal=False)
+    args = arguments(opened, case, x)
+    try:
+        # Page numbers that are right lie behind the list.
+        longer = np.tile(numbers, 4)
+        args.page_table = Buffer(opened, longer.shape, longer.dtype, values=longer).address
+        o = Buffer(opened, (1, 2, 4, 64), np.float32)
+        args.o.address, args.o.dtype = o.address, lib.SM120_F32
+        args.o.batch_stride, args.o.row_stride, args.o.head_stride = o.strides[:3]
+        lse = Buffer(opened, (1, 4, 2), np.float32)
+        args.lse = lse.address
+        check(lib.sm120_attention_with_kv_cache(opened.handle, args, 0, ffi.NULL))
+        keys = 16 * max(0, min(ends[1], len(numbers)) - ends[0])
+        seen = np.log(keys) if keys else -np.inf
+        np.testing.assert_allclose(lse.download(), np.full((1, 4, 2), seen), atol=1e-5)
+        assert np.all(o.download() == 0)
+    finally:
+        opened.release()
 
 
 # ---- changes between launches ------------------------------------------------------
