@@ -146,9 +146,9 @@ def reading(device: pysm120.Device, torch: Any, runs: int) -> float:
     kernel = device.load(PROBE.replace("LOADS", "\n".join(loads)))["read"]
     memory, out = device.from_dlpack(torch.ones(nbytes, dtype=torch.uint8, device="cuda")), device.zeros(1, np.uint32)
 
-    def call() -> object:
+    def call() -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        return kernel(8 * device.info.multiprocessors, PROBE_THREADS, memory, np.uint64(nbytes), out, stream=stream)
+        kernel(8 * device.info.multiprocessors, PROBE_THREADS, memory, np.uint64(nbytes), out, stream=stream)
 
     return nbytes / statistics.median(time_graph(torch, [call], runs))
 
