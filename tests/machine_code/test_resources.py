@@ -25,7 +25,8 @@ OF_HOPPER = "128x128_d32|128x128_d64|64x128_d96|64x128_d128|64x64_d192|64x64_d25
 # How many times as long as any other unit the tensor pipe of an RTX 5090 is busy, at least, by a part of the entry. The
 # backward pass reads its operands more often than the forward pass: tiles of 32 x 32 at head size 256 most of all.
 MARGINS = {"attention_backward_mxfp8": 1.3, "attention_backward": 1.9, "f16": 2.0, "attention_mxfp8": 1.3}
-TILE = re.compile(r"^attention.*_\d+x\d+_d\d+")  # of a kernel with matrix products
+TILE = re.compile(r"^attention.*(_\d+x\d+|kv_cache_\w+)_d\d+")  # of a kernel with matrix products
+OF_MEMORY = "matvec"  # kernels with products that wait for memory
 
 # Forty sums that live across a barrier, in a kernel with 24 registers.
 SPILLS = """
@@ -78,7 +79,8 @@ def test_all_kernels(capsys: pytest.CaptureFixture[str]) -> None:
             else:
                 assert row["ctas_per_sm"] == kernel.occupancy(builtin.threads, builtin.shared_bytes)
     for row in rows:
-        assert (row["main_loop"] is not None) == (TILE.search(row["entry"]) is not None)
+        if not row["entry"].startswith(OF_MEMORY):
+            assert (row["main_loop"] is not None) == (TILE.search(row["entry"]) is not None)
     for row in rows[: len(builtins())]:
         if row["shared_bytes"] <= SM120_SHARED:
             check_budget(row)
@@ -90,7 +92,7 @@ def check_budget(row: dict[str, Any]) -> None:
     assert row["spill_bytes"] == 0, name
     assert row["shared_bytes"] <= SM120_SHARED, name
     assert row["ctas_per_sm"] >= 1, name
-    if loop := row["main_loop"]:
+    if (loop := row["main_loop"]) and not name.startswith(OF_MEMORY):
         assert loop["largest"] == "tensor", name
         assert loop["margin"] >= next(least for part, least in MARGINS.items() if part in name), name
 

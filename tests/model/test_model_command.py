@@ -72,8 +72,9 @@ def test_json_and_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["clocks"] == pytest.approx(seconds * found["mhz"] * 1e6, rel=0.001)
     lines = [row for row in found["reasons"] if "file" in row]
     assert len(lines) > 10
-    templates = {path.name: path.read_text().splitlines() for path in (ROOT / "ptx").glob("*/*.ptx")}
-    assert all(row["source"] == templates[row["file"]][row["line"] - 1].strip() for row in lines)
+    for row in lines:  # kernels of several operations have templates of one name
+        templates = [path.read_text().splitlines() for path in (ROOT / "ptx").glob(f"*/{row['file']}")]
+        assert row["source"] in [text[row["line"] - 1].strip() for text in templates if len(text) >= row["line"]]
     if HAS_MATPLOTLIB:
         header = (tmp_path / "t.png").read_bytes()[:24]
         assert header.startswith(b"\x89PNG")

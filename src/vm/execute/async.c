@@ -308,7 +308,9 @@ static bool land_lanes(struct warp *w, const struct async_op *op) {
             continue;
         }
         uint8_t *to = cta->shared + (lanes->to[lane] - SHARED_BASE);
-        memcpy(to, (const void *)(uintptr_t)lanes->from[lane], lanes->bytes[lane]);
+        if (lanes->bytes[lane] != 0) { /* a copy of zeros alone may have any source */
+            memcpy(to, (const void *)(uintptr_t)lanes->from[lane], lanes->bytes[lane]);
+        }
         memset(to + lanes->bytes[lane], 0, lanes->size - lanes->bytes[lane]);
         w->worker->bytes[TRAFFIC_ASYNC] += lanes->size;
     }
