@@ -17,6 +17,7 @@ from pysm120.observe.profile import Profile
 from pysm120.ops.attention import attention, attention_varlen
 from pysm120.ops.attention_backward import attention_backward, attention_varlen_backward
 from pysm120.ops.attention_kv_cache import attention_with_kv_cache, merge_states
+from pysm120.ops.kv_cache import kv_cache_append, kv_cache_gather
 from pysm120.ops.matvec import matvec, matvec_glu
 from pysm120.ops.quantize import quantize_mxfp8
 from pysm120.ops.weights import QuantizedMatrix, dequantize, repack
@@ -78,6 +79,8 @@ __all__ = [
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "kv_cache_append",
+    "kv_cache_gather",
     "matvec",
     "matvec_glu",
     "merge_states",

@@ -460,6 +460,8 @@ enum {
     SM120_F16 = 0x00011002,
     SM120_BF16 = 0x00011004,
     SM120_E4M3 = 0x0001080a, /* float8_e4m3fn */
+    SM120_E5M2 = 0x0001080c, /* float8_e5m2 */
+    SM120_U8 = 0x00010801,   /* two e2m1 elements, the first in the low half */
     SM120_E8M0 = 0x0001080e  /* float8_e8m0fnu */
 };
 
@@ -675,6 +677,43 @@ typedef struct sm120_quantize_mxfp8_args {
 
 /* Quantise x to MXFP8. */
 SM120_API sm120_status sm120_quantize_mxfp8(sm120_device *device, const sm120_quantize_mxfp8_args *args);
+
+/* Copies between dense keys and values and a cache in pages, in one launch. Key n of a sequence lies in row
+ * n % page_rows of a page. A page number or a slot that the cache does not have is never used: append skips such a
+ * token, gather gives it zeros. Pages times page_rows are at most 2^31 - 1.
+ *
+ * How a cache holds elements follows from its dtypes:
+ *   k_cache          k_blocks (scales in blocks)          k_scale          value of an element
+ *   the dtype of k   -                                    -                element
+ *   E4M3, E5M2       -                                    F32, 0 for 1     element * k_scale
+ *   E4M3             E8M0, one for 32 columns (MXFP8)     -                element * 2^(k_blocks - 127)
+ *   U8               E4M3, one for 16 columns (NVFP4)     F32, 0 for 1     element * k_blocks * k_scale
+ * K and V are independent. append computes k_blocks; the caller gives k_scale. */
+typedef struct sm120_kv_cache_append_args {
+    uint32_t size;                         /* sizeof(sm120_kv_cache_append_args) */
+    uint32_t v_swizzled;                   /* 1: v_blocks of NVFP4 in the order of SM100 kernels */
+    int64_t batch, kv_heads, rows;         /* rows: tokens of each sequence */
+    int64_t head_dim, v_head_dim;          /* NVFP4: even; v_head_dim 0: head_dim */
+    int64_t pages, page_rows, table_pages; /* table_pages: page numbers of a sequence */
+    sm120_tensor k, v;                     /* [batch][kv_heads][rows][head_dim], F32, F16 or BF16 */
+    sm120_tensor k_cache, v_cache;         /* [pages][kv_heads][page_rows][head_dim]; U8: head_dim / 2 */
+    sm120_tensor k_blocks, v_blocks;       /* [pages][kv_heads][page_rows][blocks] */
+    sm120_tensor k_scale, v_scale;         /* [pages][kv_heads][page_rows]; strides of 0 broadcast */
+    sm120_address slots;                   /* i64 [batch][rows]: page * page_rows + row; below 0: none */
+    /* Without slots: token i of a sequence is its key kv_lengths - rows + i (append) or i, if below kv_lengths
+     * (gather). Key n is in page page_table[batch][n / page_rows]; without a table, in page `batch`. */
+    sm120_address page_table; /* i32 [batch][table_pages] */
+    sm120_address kv_lengths; /* i32 [batch]; 0: `rows` keys (append), all keys (gather) */
+    sm120_stream stream;
+} sm120_kv_cache_append_args;
+
+/* Write k and v to their places in a cache. kv_lengths count the new tokens. */
+SM120_API sm120_status sm120_kv_cache_append(sm120_device *device, const sm120_kv_cache_append_args *args);
+
+typedef sm120_kv_cache_append_args sm120_kv_cache_gather_args;
+
+/* Read k and v from a cache, as F32, F16 or BF16: k and v are the results. */
+SM120_API sm120_status sm120_kv_cache_gather(sm120_device *device, const sm120_kv_cache_gather_args *args);
 
 /* ---- quantised weights ----------------------------------------------------------------------------------- */
 

@@ -185,6 +185,8 @@ class Planner:
         plan = Plan(new_struct(self._struct))
         named = self._check_inputs(given)
         sizes, leading = Sizes(), None
+        for name, size, source in getattr(options, "sizes", ()):
+            sizes.give(name, size, source)
         if self._tail:
             leading = self._find_leading(plan, given, results)
             if leading is None:

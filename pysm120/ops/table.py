@@ -30,13 +30,18 @@ CODES: dict[Dtype, int] = {
     np.dtype(np.float16): lib.SM120_F16,
     np.dtype(ml_dtypes.bfloat16): lib.SM120_BF16,
     np.dtype(ml_dtypes.float8_e4m3fn): lib.SM120_E4M3,
+    np.dtype(ml_dtypes.float8_e5m2): lib.SM120_E5M2,
     np.dtype(ml_dtypes.float8_e8m0fnu): lib.SM120_E8M0,
+    np.dtype(np.uint8): lib.SM120_U8,
     np.dtype(np.bool_): lib.SM120_BOOL,
 }
 F32: tuple[Dtype, ...] = (np.dtype(np.float32),)
 I32: tuple[Dtype, ...] = (np.dtype(np.int32),)
+I64: tuple[Dtype, ...] = (np.dtype(np.int64),)
 E4M3: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e4m3fn),)
+E5M2: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e5m2),)
 E8M0: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e8m0fnu),)
+U8: tuple[Dtype, ...] = (np.dtype(np.uint8),)
 FLOATS: tuple[Dtype, ...] = (*F32, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 LEADING = ("batch", "heads", "rows")
 

@@ -71,7 +71,7 @@ def _load() -> tuple[Any, Any, dict[str, Any]]:
     """
     interface: Any = cffi.FFI()
     header = (include_directory() / "sm120.h").read_text(encoding="utf-8")
-    structs = re.findall(r"^} (sm120_\w+);", header, re.MULTILINE)
+    structs = re.findall(r"^(?:}|typedef sm120_\w+) (sm120_\w+);", header, re.MULTILINE)
     names = [*_PLAIN, *structs, *(f"{name} *" for name in structs)]
     interface.cdef(declarations(header))
     interface.cdef(_carriers(names))

@@ -28,17 +28,17 @@ sm120_status check_shape(const struct shape *shape, const char *rows_name, int64
     return status == SM120_OK ? check_size("head_dim", shape->head_dim, INT32_MAX) : status;
 }
 
-/* The bytes of an element; 0 for a dtype that operations do not support. */
+/* The bytes of an element. */
 static int64_t element_bytes(uint32_t dtype) {
-    return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : 0;
+    return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : 1;
 }
 
 /* Check a dtype. */
 static sm120_status check_dtype(const char *name, uint32_t dtype) {
-    if (element_bytes(dtype) != 0) {
+    if (dtype == SM120_F32 || dtype == SM120_F16 || dtype == SM120_BF16) {
         return SM120_OK;
     }
-    const int is_known = dtype == SM120_E4M3 || dtype == SM120_E8M0;
+    const int is_known = dtype == SM120_E4M3 || dtype == SM120_E8M0 || dtype == SM120_E5M2 || dtype == SM120_U8;
     return fail(is_known ? SM120_UNSUPPORTED : SM120_INVALID_ARGUMENT,
                 "%s.dtype = 0x%08" PRIx32 "; F32 (0x%08x), F16 (0x%08x) and BF16 (0x%08x) are supported", name, dtype,
                 SM120_F32, SM120_F16, SM120_BF16);
@@ -110,10 +110,16 @@ static sm120_status check_extent(struct tensor *tensor, const struct shape *shap
 
 sm120_status tensor_check(const char *name, const sm120_tensor *given, const struct shape *shape, enum tensor_role role,
                           struct tensor *tensor) {
-    const bool is_input = role == TENSOR_INPUT;
+    const sm120_status status = check_dtype(name, given->dtype);
+    return status == SM120_OK ? tensor_check_strides(name, given, shape, role, tensor) : status;
+}
+
+sm120_status tensor_check_strides(const char *name, const sm120_tensor *given, const struct shape *shape,
+                                  enum tensor_role role, struct tensor *tensor) {
+    const bool is_input = role != TENSOR_OUTPUT;
     *tensor = (struct tensor){.name = name, .address = given->address, .dtype = given->dtype};
-    sm120_status status = check_dtype(name, given->dtype);
-    if (status == SM120_OK && given->reserved != 0) {
+    sm120_status status = SM120_OK;
+    if (given->reserved != 0) {
         status = fail(SM120_INVALID_ARGUMENT, "%s.reserved = %" PRIu32 "; it must be 0", name, given->reserved);
     }
     const int64_t element = element_bytes(given->dtype);
@@ -126,7 +132,8 @@ sm120_status tensor_check(const char *name, const sm120_tensor *given, const str
                               &tensor->head_stride);
     }
     if (status == SM120_OK) {
-        status = check_stride(name, "row_stride", given->row_stride, shape->rows, false, element, &tensor->row_stride);
+        status = check_stride(name, "row_stride", given->row_stride, shape->rows, role == TENSOR_SPREAD, element,
+                              &tensor->row_stride);
     }
     return status == SM120_OK ? check_extent(tensor, shape, role, element) : status;
 }

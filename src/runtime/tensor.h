@@ -23,7 +23,7 @@ struct tensor {
 
 enum { TENSOR_ALIGNMENT = 16 }; /* bytes; vector loads and the copy engine need such addresses and strides */
 
-enum tensor_role { TENSOR_INPUT, TENSOR_OUTPUT };
+enum tensor_role { TENSOR_INPUT, TENSOR_OUTPUT, TENSOR_SPREAD }; /* SPREAD: an input whose rows may have stride 0 too */
 
 /* Check that `value` is from 1 to `max`: a smaller value is invalid, a larger one is not supported. */
 sm120_status check_size(const char *name, int64_t value, int64_t max);
@@ -34,6 +34,10 @@ sm120_status check_shape(const struct shape *shape, const char *rows_name, int64
 /* Check dtype and strides of a tensor whose shape was checked. The elements of an output must not overlap. */
 sm120_status tensor_check(const char *name, const sm120_tensor *given, const struct shape *shape, enum tensor_role role,
                           struct tensor *tensor);
+
+/* The same for a tensor whose dtype the caller checked; 8-bit dtypes are possible. */
+sm120_status tensor_check_strides(const char *name, const sm120_tensor *given, const struct shape *shape,
+                                  enum tensor_role role, struct tensor *tensor);
 
 /* Whether all strides, and every row with them, are aligned. */
 bool tensor_is_aligned(const struct tensor *tensor);

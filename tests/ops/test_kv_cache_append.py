@@ -1,0 +1,191 @@
+"""kv_cache_append against a NumPy model, bit for bit: every format and place of tokens; and what it refuses."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cache_copies import KINDS, PLACES, Problem, new_tokens
+from cache_formats import E4M3, E5M2, E8M0, quantise
+from harness import DTYPES, lib
+from kernels import Recorded
+from numpy.typing import NDArray
+from operations import Operation, Wrong
+
+import pysm120
+
+BF16 = ml_dtypes.bfloat16
+
+
+def fill(args: Any, memory: int) -> None:
+    """Three tokens of a sequence to a page of four, in E4M3."""
+    args.batch, args.kv_heads, args.rows, args.head_dim = 1, 2, 3, 32
+    args.pages, args.page_rows = 1, 4
+    names = ("k", "v", "k_cache", "v_cache")
+    for index, tensor in enumerate(getattr(args, name) for name in names):
+        tensor.address, tensor.dtype = memory + 4096 * index, lib.SM120_BF16 if index < 2 else lib.SM120_E4M3
+        tensor.batch_stride, tensor.row_stride, tensor.head_stride = 256, 64, 32
+
+
+def launch(device: pysm120.Device) -> None:
+    for dtype in DTYPES.values():
+        k, cache = np.ones((3, 2, 32), dtype), np.zeros((1, 4, 2, 32), dtype)
+        pysm120.kv_cache_append(k, k, cache, cache.copy(), np.arange(3), device=device)
+
+
+def compute(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
+    """MXFP8 and NVFP4 of 9 tokens, of all sizes."""
+    k, v = (rng.standard_normal((9, 3, 80)) * np.exp2(rng.integers(-9, 9, (9, 3, 80))) for _ in "kv")
+    caches = [
+        (np.zeros((2, 8, 3, 80 // n), a), np.zeros((2, 8, 3, m), b))
+        for n, a, m, b in ((1, E4M3, 3, E8M0), (2, np.uint8, 5, E4M3))
+    ]
+    slots = rng.permutation(16)[:9]
+    pysm120.kv_cache_append(k.astype(BF16), v.astype(BF16), caches[0], caches[1], slots, v_scale=0.01, device=device)
+    return np.concatenate([x.view(np.uint8).ravel() for pair in caches for x in pair])
+
+
+K, CACHE = np.ones((3, 2, 32), BF16), np.zeros((1, 4, 2, 32), BF16)
+FOUR = (K, K, CACHE, CACHE.copy())
+SLOTS, LENGTHS = np.arange(3), np.array([3], "i4")
+
+OPERATION = Operation(
+    name="kv_cache_append",
+    fill=fill,
+    wrong=[
+        Wrong("batch", 0, "INVALID_ARGUMENT", "batch = 0"),
+        Wrong("kv_heads", 0, "INVALID_ARGUMENT", "heads = 0"),
+        Wrong("rows", 0, "INVALID_ARGUMENT", "rows = 0"),
+        Wrong("rows", 1 << 40, "UNSUPPORTED", "rows"),
+        Wrong("head_dim", -3, "INVALID_ARGUMENT", "head_dim = -3"),
+        Wrong("v_head_dim", -1, "INVALID_ARGUMENT", "v_head_dim = -1"),
+        Wrong("pages", 0, "INVALID_ARGUMENT", "pages = 0"),
+        Wrong("page_rows", 0, "INVALID_ARGUMENT", "page_rows = 0"),
+        Wrong("page_rows", 1 << 31, "UNSUPPORTED", "page_rows"),
+        Wrong("v_swizzled", 2, "INVALID_ARGUMENT", "v_swizzled = 2"),
+        Wrong("v_swizzled", 1, "INVALID_ARGUMENT", "v_swizzled = 1"),
+        Wrong("k.dtype", lib.SM120_E4M3, "UNSUPPORTED", "k.dtype"),
+        Wrong("v.dtype", lib.SM120_F16, "INVALID_ARGUMENT", "v.dtype"),
+        Wrong("k_cache.dtype", lib.SM120_F32, "INVALID_ARGUMENT", "k_cache.dtype"),
+        Wrong("k_cache.dtype", lib.SM120_U8, "INVALID_ARGUMENT", "needs scales in blocks"),
+        Wrong("k_blocks.address", 4096, "INVALID_ARGUMENT", "k_blocks.dtype"),
+        Wrong("v_scale.address", 4096, "INVALID_ARGUMENT", "v_scale.dtype"),
+        Wrong("k.address", 0, "INVALID_ARGUMENT", "k.address = 0"),
+        Wrong("v_cache.address", 0, "INVALID_ARGUMENT", "v_cache.address = 0"),
+        Wrong("v_cache.row_stride", 0, "INVALID_ARGUMENT", "v_cache.row_stride"),
+        Wrong("v_cache.row_stride", 1, "INVALID_ARGUMENT", "overlap"),
+        Wrong("k_cache.row_stride", 1 << 20, "INVALID_ARGUMENT", "past the end"),
+        Wrong("page_table", 4096, "INVALID_ARGUMENT", "table_pages = 0"),
+        Wrong("slots", 4, "MISALIGNED", "slots = 0x4"),
+        Wrong("kv_lengths", 6, "MISALIGNED", "kv_lengths = 0x6"),
+    ],
+    refused={
+        "shape": (ValueError, "k has shape", ([K[..., :16], *FOUR[1:], SLOTS], {})),
+        "place": (ValueError, "k has shape", (FOUR, {})),
+        "both": (ValueError, "slots is given", ([*FOUR, SLOTS], {"kv_lengths": LENGTHS})),
+        "slots": (ValueError, r"slots\[0\] is 4, but it must be below 4", ([*FOUR, SLOTS + 4], {})),
+        "slots dtype": (TypeError, "slots has dtype int32", ([*FOUR, SLOTS.astype("i4")], {})),
+        "lengths": (
+            ValueError,
+            r"kv_lengths\[0\] is 5, but it must be from 0 to 4",
+            ([K[None], K[None], *FOUR[2:]], {"kv_lengths": LENGTHS + 2}),
+        ),
+        "table": (
+            ValueError,
+            r"page_table\[0, 0\] is 1, but it must be from 0 to 0",
+            ([K[None], K[None], *FOUR[2:]], {"kv_lengths": LENGTHS, "page_table": np.ones((1, 1), "i4")}),
+        ),
+        "dtype": (TypeError, "v has dtype float16", ([K, K.astype("f2"), *FOUR[2:], SLOTS], {})),
+        "cache": (TypeError, "NVFP4 needs", ([K, K, CACHE.view(np.uint8), CACHE, SLOTS], {})),
+        "cache rank": (ValueError, "it has 4 dimensions", ([K, K, CACHE[0], CACHE, SLOTS], {})),
+        "cache kind": (TypeError, "k_cache is a list", ([K, K, [[1]], CACHE, SLOTS], {})),
+        "scale": (ValueError, "k_scale.address", ([*FOUR, SLOTS], {"k_scale": 2.0})),
+        "layout": (ValueError, "cache_layout is 'NDH'", ([*FOUR, SLOTS], {"cache_layout": "NDH"})),
+    },
+    launch=launch,
+    recorded=[Recorded("kv_cache_append", "kv_cache_append_bf16", compute)],
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("capability", ["12", "9"])
+def test_equals_the_model(rng: np.random.Generator, place: str, kind: str, capability: str, request: Any) -> None:
+    """Every byte of caches with gaps, tokens that go nowhere, pages that there are not."""
+    device = request.getfixturevalue("device")
+    if device.is_virtual and capability == "9":
+        request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
+        device = pysm120.Device("virtual")
+    for _ in range(3):
+        problem = Problem(device, rng, place=place, kinds=(kind, str(rng.choice(KINDS))))
+        tokens = new_tokens(problem)
+        k, v = (
+            (rng.standard_normal((*tokens.shape, problem.heads, side.columns)) * 3).astype(problem.dtype)
+            for side in (problem.k, problem.v)
+        )
+        pysm120.kv_cache_append(problem.put(k), problem.put(v), **problem.options(), **tokens.given)
+        for side, x in ((problem.k, k), (problem.v, v)):
+            side.write(x.reshape(-1, problem.heads, side.columns), tokens.places)
+        problem.check()
+
+
+def test_special_values(device: pysm120.Device) -> None:
+    """Ties and limits of e2m1, zeros, subnormals, infinities and NaN in every format."""
+    ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]
+    row = [s * x * (1 + n * 2.0**-23) for x in ties for n in (0, 1, -1) for s in (1, -1)]
+    special = [0, -0.0, 1e-45, 1e-39, 3e38, -3e38, 448, 464, 480, 57344, 61440, 2.0**-126, 2.0**-130]
+    strange = [np.inf, -np.inf, np.nan]
+    k = np.zeros((8, 1, 64), np.float32)
+    k[0, 0, : len(row)], k[1, 0, : len(special)], k[2, 0, : len(special)] = row, special, np.array(special) * 1e-3
+    k[3, 0, 5:8], k[4, 0, 40], k[5, 0, 16:32], k[6, 0, 3] = strange, np.nan, 2.0**-20, np.inf
+    k[0, 0, len(row) :] = 6  # the largest of each block of the ties, so that their scale is 1
+    k[0, 0, 15:48:16] = 6
+    for kind, shapes in {
+        "e4m3": {"": (64, E4M3)},
+        "e5m2": {"": (64, E5M2)},
+        "mxfp8": {"": (64, E4M3), "[1]": (2, E8M0)},
+        "nvfp4": {"": (32, np.uint8), "[1]": (4, E4M3)},
+    }.items():
+        arrays = [np.zeros((1, 8, 1, width), dtype) for width, dtype in shapes.values()]
+        cache: Any = arrays[0] if len(arrays) == 1 else tuple(arrays)
+        other = np.zeros((1, 8, 1, 64), np.float32)
+        pysm120.kv_cache_append(k, k, cache, other, np.arange(8), device=device)
+        for array, want in zip(arrays, quantise(k, kind, np.ones(1)), strict=False):
+            same(array[0], want, kind)
+
+
+def same(got: NDArray[Any], want: NDArray[Any], kind: str) -> None:
+    """Compare bits; a NaN is any."""
+    if want.dtype == np.uint8:
+        np.testing.assert_array_equal(got, want, kind)
+        return
+    nan = np.isnan(want.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nan, kind)
+    np.testing.assert_array_equal(np.where(nan, 0, got.view(np.uint8)), np.where(nan, 0, want.view(np.uint8)), kind)
+
+
+def test_layouts(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """HND and NHD hold the same; K and V side by side in one array; a scale for each head in both layouts."""
+    k, v = (rng.standard_normal((5, 2, 64)).astype(BF16) for _ in "kv")
+    slots, scale = np.array([7, 2, 0, 5, 3]), np.array([0.5, 2], "f4")
+    nhd = (np.zeros((2, 4, 2, 64), E4M3), np.zeros((2, 4, 2, 64), E4M3))
+    pysm120.kv_cache_append(k, v, nhd[0], nhd[1], slots, k_scale=scale, device=device)
+    hnd = (np.zeros((2, 2, 4, 64), E4M3), np.zeros((2, 2, 4, 64), E4M3))
+    for given in (scale, np.broadcast_to(scale[None, :, None], (2, 2, 4))):
+        pysm120.kv_cache_append(k, v, hnd[0], hnd[1], slots, k_scale=given, cache_layout="HND", device=device)
+        for a, b in zip(nhd, hnd, strict=True):
+            np.testing.assert_array_equal(a.view(np.uint8), b.transpose(0, 2, 1, 3).view(np.uint8))
+    both = device.array(np.zeros((2, 2, 4, 2, 64), BF16))
+    new = device.array(k), device.array(v)
+    pysm120.kv_cache_append(new[0], new[1], both[:, 0], both[:, 1], device.array(slots))
+    for n, x in enumerate((k, v)):
+        np.testing.assert_array_equal(both.numpy()[:, n].reshape(8, 2, 64)[slots], x)
+
+
+def test_aliases_are_refused(device: pysm120.Device) -> None:
+    k, cache, slots = (device.array(x) for x in (K, CACHE, SLOTS))
+    other = device.array(CACHE)
+    with pytest.raises(ValueError, match=r"k_cache .* and v_cache .* overlap"):
+        pysm120.kv_cache_append(k, k, cache, cache, slots)
+    with pytest.raises(ValueError, match=r"k_cache .* and k .* overlap"):
+        pysm120.kv_cache_append(other[0, :3], k, other, cache, slots)
