@@ -1,5 +1,6 @@
 """Attention of few queries and a cache of keys and values, and the merge of attention over parts of the keys."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -7,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pysm120.ops.attention_call import fill_scores
+from pysm120.ops.cache import Cache
 from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import flag, integer, one_of
 from pysm120.ops.plan import NEW, result
-from pysm120.ops.table import F32, FLOATS, I32, Input, Output
-from pysm120.runtime.arrays import Array
+from pysm120.ops.table import E4M3, E5M2, E8M0, F32, FLOATS, I32, Input, Output
+from pysm120.runtime.arrays import Array, dtype_of
 from pysm120.runtime.device import Device
-from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 
 _HALVES = FLOATS[1:]
 
@@ -91,13 +93,48 @@ def _check_lists(given: dict[str, npt.NDArray[Any]], options: Any) -> Any:
 # ---- the operations -------------------------------------------------------------------
 
 
-def _operation(pages: str, *rows: Input, fill: Any, on_host: Callable[..., Any]) -> Operation:
+_LENGTHS = Input("kv_lengths", "batch", I32, optional=True)
+# For each form of the page table: the name of the first dimension of a cache, its arrays, the checks.
+_PLACES: dict[str, tuple[str, tuple[Input, ...], Any, Callable[..., Any]]] = {
+    "dense": ("batch", (_LENGTHS,), _fill_dense, _check_dense),
+    "table": ("pages", (Input("page_table", "batch table_pages", I32), _LENGTHS), _fill, _check_table),
+    "lists": (
+        "pages",
+        (
+            Input("page_indices", "table_pages", I32, member="page_table"),
+            Input("page_indptr", "batch+1", I32),
+            Input("last_page_len", "batch", I32, member="last_page"),
+        ),
+        _fill,
+        _check_lists,
+    ),
+}
+
+
+def _cache_rows(letter: str, kind: str, pages: str, size: str) -> list[Input]:
+    """Return the rows of K or V."""
+    name, where = f"{letter}_cache", f"{pages} kv_heads page_rows"
+    if kind == "half":
+        return [Input(name, f"{where} {size}", _HALVES, member=letter, like="q")]
+    rows = [Input(name, f"{where} {size}", (*E4M3, *E5M2), member=letter)]
+    if kind == "mxfp8":
+        rows = [
+            Input(name, f"{where} {size}", E4M3, member=letter),
+            Input(f"{name}[1]", f"{where} {size}/32", E8M0, member=f"{letter}_blocks"),
+        ]
+    return [*rows, Input(f"{letter}_scale", f"{where} 1", F32, optional=True, broadcasts=True)]
+
+
+@functools.cache
+def _operation(place: str, k: str, v: str) -> Operation:
+    """Return the operation for a form of the page table and for how the cache holds K and V."""
+    pages, rows, fill, on_host = _PLACES[place]
     return Operation(
         "sm120_attention_with_kv_cache",
         (
             Input("q", "batch heads q_rows head_dim", _HALVES),
-            Input("k_cache", f"{pages} kv_heads page_rows head_dim", _HALVES, member="k", like="q"),
-            Input("v_cache", f"{pages} kv_heads page_rows v_head_dim", _HALVES, member="v", like="q"),
+            *_cache_rows("k", k, pages, "head_dim"),
+            *_cache_rows("v", v, pages, "v_head_dim"),
             *rows,
             Input("sinks", "heads", F32, optional=True),
             Input("alibi_slopes", "heads | batch heads", F32, optional=True),
@@ -110,17 +147,19 @@ def _operation(pages: str, *rows: Input, fill: Any, on_host: Callable[..., Any])
     )
 
 
-_LENGTHS = Input("kv_lengths", "batch", I32, optional=True)
-_DENSE = _operation("batch", _LENGTHS, fill=_fill_dense, on_host=_check_dense)
-_TABLE = _operation("pages", Input("page_table", "batch table_pages", I32), _LENGTHS, fill=_fill, on_host=_check_table)
-_LISTS = _operation(
-    "pages",
-    Input("page_indices", "table_pages", I32, member="page_table"),
-    Input("page_indptr", "batch+1", I32),
-    Input("last_page_len", "batch", I32, member="last_page"),
-    fill=_fill,
-    on_host=_check_lists,
-)
+def _kind_of(cache: Cache) -> str:
+    """Return how a cache holds elements: "half", "byte" or "mxfp8"."""
+    if cache.kind == "nvfp4":
+        message = f"{cache.letter}_cache holds NVFP4; attention supports 16 bits, float8 and MXFP8"
+        raise UnsupportedError(message)
+    is_byte = dtype_of(cache.arrays[0].dtype, f"{cache.letter}_cache") in (*E4M3, *E5M2)
+    kind = "mxfp8" if cache.kind == "mxfp8" else "byte" if is_byte else "half"
+    if cache.scale is not None and kind != "byte":
+        message = f"{cache.letter}_scale is given, but only a float8 {cache.letter}_cache without other scales has it"
+        raise InvalidArgumentError(message)
+    return kind
+
+
 _LIST_PARTS = 3
 
 
@@ -131,6 +170,8 @@ def attention_with_kv_cache(
     kv_lengths: Any = None,
     *,
     page_table: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     cache_layout: str = "NHD",
     causal: bool = False,
     window: tuple[int | None, int | None] = (None, None),
@@ -157,9 +198,11 @@ def attention_with_kv_cache(
         supports DLPack, stays on its device. Other arrays are of the same kind.
     k_cache : array, dtype of q, shape (B, S, Hkv, D), or (pages, page, Hkv, D)
         Keys: dense, or in pages of any size. H is a multiple of Hkv: head h of q
-        uses head h // (H / Hkv). Any strides, if the last one is 1.
+        uses head h // (H / Hkv). Any strides, if the last one is 1. Or float8_e4m3fn
+        or float8_e5m2, with k_scale; or (float8_e4m3fn, float8_e8m0fnu): MXFP8, as
+        `kv_cache_append` writes it, with scales (..., ceil(D / 32)).
     v_cache : array, dtype of q, shape (B, S, Hkv, Dv), or (pages, page, Hkv, Dv)
-        Values.
+        Values. They may be of another float8 format than keys.
     kv_lengths : array, int32, shape (B,), optional
         Keys of each sequence, those of q's tokens included. Default: all rows.
         Numbers outside the cache are clamped to it. Not with lists of pages.
@@ -169,8 +212,12 @@ def attention_with_kv_cache(
         last_page_len) of shapes (B + 1,), (N,), (B,); the pages of sequence b are
         indices[indptr[b]:indptr[b + 1]], and the last holds last_page_len[b] keys.
         Without it the cache is dense. Sequences may share pages.
+    k_scale, v_scale : array, float32, optional
+        Of float8 caches: an element is worth element * scale. A shape that
+        broadcasts to (pages, page, Hkv). A number if the arrays are ndarrays.
     cache_layout : {"NHD", "HND"}
-        Order of rows, heads and head size in the caches.
+        Order of rows, heads and head size in the caches, their scales, and a
+        `k_scale` with three dimensions.
     causal : bool
         Token i uses only the keys up to i + d; d = kv_lengths - T.
     window : (int or None, int or None)
@@ -212,10 +259,12 @@ def attention_with_kv_cache(
 
     """
     one_of(cache_layout, "cache_layout", ("NHD", "HND"))
-    if cache_layout == "HND":
-        k_cache, v_cache = (_rows_first(x, name) for x, name in ((k_cache, "k_cache"), (v_cache, "v_cache")))
-    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "sinks": sinks, "alibi_slopes": alibi_slopes}
-    operation = _DENSE
+    given = (("k", k_cache, k_scale), ("v", v_cache, v_scale))
+    k, v = (Cache.of(letter, x, factor, cache_layout) for letter, x, factor in given)
+    inputs = {"q": q, **k.named(), **v.named(), "sinks": sinks, "alibi_slopes": alibi_slopes}
+    kinds = [_kind_of(x) for x in (k, v)]
+    inputs |= {f"{x.letter}_scale": x.scale for x, kind in zip((k, v), kinds, strict=True) if kind != "half"}
+    place = "dense"
     if isinstance(page_table, tuple | list):
         if len(page_table) != _LIST_PARTS:
             message = f"page_table has {len(page_table)} arrays, not the 3 of lists: indptr, indices, last_page_len"
@@ -223,25 +272,18 @@ def attention_with_kv_cache(
         if kv_lengths is not None:
             message = "kv_lengths is given, but with lists of pages last_page_len has the lengths"
             raise InvalidArgumentError(message)
-        operation = _LISTS
+        place = "lists"
         inputs |= dict(zip(("page_indptr", "page_indices", "last_page_len"), page_table, strict=True))
     else:
         inputs["kv_lengths"] = kv_lengths
         if page_table is not None:
-            operation = _TABLE
+            place = "table"
             inputs["page_table"] = page_table
     options = _Options(flag(causal, "causal"), window, softcap, scale, num_splits)
     results = {"out": result(out, out_dtype), "lse": NEW if lse is None and return_lse else lse}
+    operation = _operation(place, *kinds)
     computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed
-
-
-def _rows_first(x: Any, name: str) -> Any:
-    """Return a view of a cache with rows before heads."""
-    if not hasattr(x, "transpose") or len(getattr(x, "shape", ())) != len("NHSD"):
-        message = f"{name} is a {type(x).__name__} of shape {getattr(x, 'shape', None)}, which has no 4 dimensions"
-        raise TypeError(message)
-    return x.transpose(0, 2, 1, 3)
 
 
 # ---- merge ------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from pysm120.ops.cache import Cache
 from pysm120.ops.call import AnyArray, Operation
-from pysm120.ops.options import flag, integer, number, one_of
+from pysm120.ops.options import flag, integer, one_of
 from pysm120.ops.plan import New
 from pysm120.ops.table import E4M3, E5M2, E8M0, F32, FLOATS, I32, I64, U8, Input, Output, Row
 from pysm120.runtime.arrays import dtype_of
@@ -17,7 +18,6 @@ from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-_RANK = len("NSHD")
 _ELEMENTS = {"mxfp8": E4M3, "nvfp4": U8, "plain": (*FLOATS, *E4M3, *E5M2)}
 _BLOCKS = {"mxfp8": E8M0, "nvfp4": E4M3}
 
@@ -100,57 +100,12 @@ def _operation(place: str, k: str, v: str, *, is_gather: bool) -> Operation:
     return Operation(name, rows, order="BSHD", fill=_fill, on_host=_check_values)
 
 
-class _Cache(NamedTuple):
-    """K or V of a cache, as NHD."""
-
-    letter: str
-    kind: str  # "plain", "mxfp8" or "nvfp4"
-    arrays: tuple[Any, ...]  # elements, and scales in blocks
-    scale: Any
-
-    @classmethod
-    def of(cls, letter: str, given: Any, scale: Any, layout: str) -> "_Cache":
-        """Check what the caller gave."""
-        name = f"{letter}_cache"
-        arrays = tuple(given) if isinstance(given, tuple | list) else (given,)
-        for n, x in enumerate(arrays):
-            what = f"{name}[{n}]" if len(arrays) > 1 else name
-            if len(getattr(x, "shape", ())) != _RANK or not hasattr(x, "transpose"):
-                message = f"{what} is a {type(x).__name__} of shape {getattr(x, 'shape', None)}; it has 4 dimensions"
-                raise TypeError(message) if not hasattr(x, "shape") else InvalidArgumentError(message)
-        if len(arrays) not in {1, 2}:
-            message = f"{name} has {len(arrays)} arrays; it is an array, or elements and scales in blocks"
-            raise InvalidArgumentError(message)
-        dtype = dtype_of(arrays[0].dtype, name)
-        kind = "plain" if len(arrays) == 1 else "nvfp4" if dtype in U8 else "mxfp8"
-        if kind == "plain" and dtype in U8:
-            message = f"{name} has dtype uint8; NVFP4 needs (elements, scales), with a scale for each 16 columns"
-            raise TypeError(message)
-        if isinstance(arrays[0], np.ndarray) and isinstance(scale, float | int):
-            scale = np.full(1, number(scale, f"{letter}_scale"), np.float32)
-        if layout == "HND":
-            arrays = tuple(x.transpose(0, 2, 1, 3) for x in arrays)
-            scale = scale.transpose(0, 2, 1) if len(getattr(scale, "shape", ())) == _RANK - 1 else scale
-        scale = scale[..., None] if hasattr(scale, "shape") else scale
-        return cls(letter, kind, arrays, scale)
-
-    @property
-    def head_dim(self) -> int:
-        """Columns of a row."""
-        return int(self.arrays[0].shape[-1]) * (2 if self.kind == "nvfp4" else 1)
-
-    def named(self) -> dict[str, Any]:
-        """Return the arrays by the names of their rows."""
-        names = (f"{self.letter}_cache", f"{self.letter}_cache[1]")
-        return dict(zip(names, self.arrays, strict=False))
-
-
 class _Call(NamedTuple):
     """A call: its operation, its arrays by name, its options."""
 
     operation: Operation
-    k: _Cache
-    v: _Cache
+    k: Cache
+    v: Cache
     inputs: dict[str, Any]
     options: _Options
 
@@ -167,7 +122,7 @@ class _Call(NamedTuple):
     ) -> "_Call":
         """Check caches and the form of a call. `places`: slots, kv_lengths, page_table."""
         one_of(layout, "cache_layout", ("NHD", "HND"))
-        k, v = (_Cache.of(*x, layout) for x in zip("kv", caches, scales, strict=True))
+        k, v = (Cache.of(*x, layout) for x in zip("kv", caches, scales, strict=True))
         slots, kv_lengths, page_table = places
         if slots is not None and (kv_lengths is not None or page_table is not None):
             message = "slots is given, and so is kv_lengths or page_table: slots alone say where tokens are"

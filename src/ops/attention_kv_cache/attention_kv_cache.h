@@ -11,7 +11,11 @@ struct cached {
     sm120_attention_args options; /* causal, scale, window and softcap, as sm120_attention has them */
     struct shape q_shape, k_shape, v_shape, o_shape;
     struct tensor q, k, v, o;
-    int64_t kv_rows; /* the most keys that a sequence can have */
+    bool is_8_bits; /* k and v; then: */
+    struct tensor blocks[2], scale[2];
+    struct shape blocks_shape[2], scale_shape;
+    uint32_t form[2]; /* KV_FORMAT of k and v */
+    int64_t kv_rows;  /* the most keys that a sequence can have */
     int64_t table_bytes, lse_bytes;
     bool is_ready; /* kernels load 16 bytes at a time */
 

@@ -1,13 +1,14 @@
 /* The checks of a call: options, shapes, tensors; then addresses. */
 #include <inttypes.h>
 
+#include "generated/constants.h"
 #include "ops/attention_kv_cache/attention_kv_cache.h"
 #include "ops/copy_rows.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 #include "runtime/memory.h"
 
-enum { ROWS_MAX = (1 << 30) - 1, GRID_MAX = 65535, HEAD_DIM_MAX = 256, SPLITS_MAX = 1024 };
+enum { ROWS_MAX = (1 << 30) - 1, GRID_MAX = 65535, HEAD_DIM_MAX = 256, SPLITS_MAX = 1024, MX_BLOCK = 32 };
 
 /* Check which pages there are, and find the most keys of a sequence. */
 static sm120_status check_pages(struct cached *call) {
@@ -50,6 +51,61 @@ static sm120_status check_pages(struct cached *call) {
     return SM120_OK;
 }
 
+static bool is_byte(uint32_t dtype) {
+    return dtype == SM120_E4M3 || dtype == SM120_E5M2;
+}
+
+/* Check the scales of k and v, and find the forms of their elements. */
+static sm120_status check_scales(struct cached *call) {
+    const sm120_attention_with_kv_cache_args *const args = call->args;
+    const struct {
+        const char *name, *blocks_name, *scale_name;
+        const sm120_tensor *given, *blocks, *scale;
+        const struct shape *shape;
+    } sides[] = {{"k", "k_blocks", "k_scale", &args->k, &args->k_blocks, &args->k_scale, &call->k_shape},
+                 {"v", "v_blocks", "v_scale", &args->v, &args->v_blocks, &args->v_scale, &call->v_shape}};
+    call->is_8_bits = is_byte(args->k.dtype) && is_byte(args->v.dtype);
+    call->scale_shape = call->k_shape;
+    call->scale_shape.head_dim = 1;
+    sm120_status status = SM120_OK;
+    for (int i = 0; i < 2 && status == SM120_OK; ++i) {
+        const uint32_t dtype = sides[i].given->dtype;
+        const bool has_blocks = sides[i].blocks->address != 0, has_scale = sides[i].scale->address != 0;
+        if (is_byte(dtype) && !call->is_8_bits) {
+            return fail(SM120_UNSUPPORTED,
+                        "%s.dtype = 0x%08" PRIx32 "; if one of k and v has 8 bits, only 8 bits are supported for both",
+                        sides[i].name, dtype);
+        }
+        if ((has_blocks && dtype != SM120_E4M3) || (has_scale && (!is_byte(dtype) || has_blocks))) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "%s.address = 0x%" PRIx64 "; %s.dtype = 0x%08" PRIx32
+                        " has none: E4M3 has scales in blocks or one of a row, E5M2 one of a row",
+                        has_blocks ? sides[i].blocks_name : sides[i].scale_name,
+                        has_blocks ? sides[i].blocks->address : sides[i].scale->address, sides[i].name, dtype);
+        }
+        if (has_blocks && sides[i].blocks->dtype != SM120_E8M0) {
+            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be E8M0 (0x%08x)",
+                        sides[i].blocks_name, sides[i].blocks->dtype, SM120_E8M0);
+        }
+        if (has_scale && sides[i].scale->dtype != SM120_F32) {
+            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be F32 (0x%08x)",
+                        sides[i].scale_name, sides[i].scale->dtype, SM120_F32);
+        }
+        call->form[i] = has_blocks ? KV_FORMAT_MXFP8 : dtype == SM120_E5M2 ? KV_FORMAT_E5M2 : KV_FORMAT_E4M3;
+        call->blocks_shape[i] = *sides[i].shape;
+        call->blocks_shape[i].head_dim = (sides[i].shape->head_dim + MX_BLOCK - 1) / MX_BLOCK;
+        if (has_blocks) {
+            status = tensor_check_strides(sides[i].blocks_name, sides[i].blocks, call->blocks_shape + i, TENSOR_INPUT,
+                                          call->blocks + i);
+        }
+        if (has_scale) {
+            status = tensor_check_strides(sides[i].scale_name, sides[i].scale, &call->scale_shape, TENSOR_SPREAD,
+                                          call->scale + i);
+        }
+    }
+    return status;
+}
+
 /* Check dtypes and strides of the tensors. */
 static sm120_status check_tensors(struct cached *call) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
@@ -64,12 +120,16 @@ static sm120_status check_tensors(struct cached *call) {
                 {"v", &args->v, &call->v_shape, &call->v, TENSOR_INPUT},
                 {"o", &args->o, &call->o_shape, &call->o, TENSOR_OUTPUT}};
     for (size_t i = 0; i < sizeof list / sizeof *list; ++i) {
+        const bool is_cache = list[i].given == &args->k || list[i].given == &args->v;
+        const bool is_8_bits = is_cache && is_byte(list[i].given->dtype);
         const sm120_status status =
-            tensor_check(list[i].name, list[i].given, list[i].shape, list[i].role, list[i].tensor);
+            is_8_bits ? tensor_check_strides(list[i].name, list[i].given, list[i].shape, list[i].role, list[i].tensor)
+                      : tensor_check(list[i].name, list[i].given, list[i].shape, list[i].role, list[i].tensor);
         if (status != SM120_OK) {
             return status;
         }
-        if (list[i].role == TENSOR_INPUT && (list[i].tensor->dtype != call->q.dtype || call->q.dtype == SM120_F32)) {
+        if (list[i].role == TENSOR_INPUT && !is_8_bits &&
+            (list[i].tensor->dtype != call->q.dtype || call->q.dtype == SM120_F32)) {
             return fail(SM120_INVALID_ARGUMENT,
                         "%s.dtype = 0x%08" PRIx32 "; q, k and v must all be BF16 (0x%x) or all F16 (0x%x)",
                         list[i].name, list[i].tensor->dtype, SM120_BF16, SM120_F16);
@@ -126,19 +186,23 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
     }
     status = status == SM120_OK ? check_pages(call) : status;
     status = status == SM120_OK ? check_tensors(call) : status;
+    status = status == SM120_OK ? check_scales(call) : status;
     if (status == SM120_OK && !multiply(args->batch * args->heads, 4 * args->q_rows, &call->lse_bytes)) {
         return fail(SM120_UNSUPPORTED, "lse of batch * heads * q_rows = %" PRId64 " * %" PRId64 " does not fit",
                     args->batch * args->heads, args->q_rows);
     }
-    call->is_ready = copy_rows_is_needless(&call->q, &call->q_shape) &&
-                     copy_rows_is_needless(&call->k, &call->k_shape) && copy_rows_is_needless(&call->v, &call->v_shape);
+    call->is_ready = copy_rows_is_needless(&call->k, &call->k_shape) &&
+                     copy_rows_is_needless(&call->v, &call->v_shape) &&
+                     (call->is_8_bits ? (args->head_dim | v_head_dim) % TENSOR_ALIGNMENT == 0
+                                      : copy_rows_is_needless(&call->q, &call->q_shape));
     return status;
 }
 
 sm120_status cached_check_places(struct device *device, const struct cached *call, sm120_address workspace,
                                  size_t workspace_bytes) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
-    const struct tensor *const tensors[] = {&call->q, &call->k, &call->v, &call->o};
+    const struct tensor *const tensors[] = {&call->q,         &call->k,         &call->v,        &call->o,
+                                            call->blocks + 0, call->blocks + 1, call->scale + 0, call->scale + 1};
     const int64_t slopes = args->alibi_batch_stride * (args->batch - 1) + args->heads;
     const struct {
         const char *name;
@@ -147,6 +211,10 @@ sm120_status cached_check_places(struct device *device, const struct cached *cal
     } read[] = {{"q", call->q.address, call->q.bytes},
                 {"k", call->k.address, call->k.bytes},
                 {"v", call->v.address, call->v.bytes},
+                {"k_blocks", call->blocks[0].address, call->blocks[0].bytes},
+                {"v_blocks", call->blocks[1].address, call->blocks[1].bytes},
+                {"k_scale", call->scale[0].address, call->scale[0].bytes},
+                {"v_scale", call->scale[1].address, call->scale[1].bytes},
                 {"kv_lengths", args->kv_lengths, 4 * args->batch},
                 {"page_table", args->page_table, call->table_bytes},
                 {"page_indptr", args->page_indptr, 4 * args->batch + 4},
@@ -156,12 +224,15 @@ sm120_status cached_check_places(struct device *device, const struct cached *cal
       written[] = {{"o", call->o.address, call->o.bytes},
                    {"lse", args->lse, call->lse_bytes},
                    {"workspace", call->workspace_bytes != 0 ? workspace : 0, call->workspace_bytes}};
+    enum { NEEDED = 4, LISTS = 7 }; /* tensors of every call; the first of `read` that is no tensor */
     enum { READ = sizeof read / sizeof *read, WRITTEN = sizeof written / sizeof *written };
     sm120_status status = SM120_OK;
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; ++i) {
-        status = status == SM120_OK ? tensor_check_address(device, tensors[i]) : status;
+        if (status == SM120_OK && (i < NEEDED || tensors[i]->address != 0)) {
+            status = tensor_check_address(device, tensors[i]);
+        }
     }
-    for (int i = 3; i < READ + 1; ++i) {
+    for (int i = LISTS; i < READ + 1; ++i) {
         const char *const name = i < READ ? read[i].name : "lse";
         const sm120_address address = i < READ ? read[i].address : args->lse;
         const int64_t bytes = i < READ ? read[i].bytes : call->lse_bytes;
