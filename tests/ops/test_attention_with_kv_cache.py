@@ -44,6 +44,9 @@ def launch(device: pysm120.Device) -> None:
         call(x, x, x, num_splits=2, device=device)
         if head_dim in {64, 128, 256}:
             call(x[..., 1:], x[..., 1:], x[..., 1:], device=device)
+    for head_dim, dtype in ((64, "float8_e4m3fn"), (128, "float8_e5m2"), (256, "float8_e4m3fn"), (250, "float8_e5m2")):
+        x = np.ones((1, 3, 1, head_dim), BF16)
+        call(x, x.astype(dtype), x.astype(dtype), device=device)
 
 
 def recorded() -> Iterator[Recorded]:
@@ -202,6 +205,10 @@ OPERATION = Operation(
         Wrong("q.dtype", lib.SM120_F32, "INVALID_ARGUMENT", "q.dtype"),
         Wrong("q.reserved", 1, "INVALID_ARGUMENT", "q.reserved"),
         Wrong("k.dtype", lib.SM120_F16, "INVALID_ARGUMENT", "k.dtype"),
+        Wrong("k.dtype", lib.SM120_E4M3, "UNSUPPORTED", "only 8 bits are supported for both"),
+        Wrong("k.dtype", lib.SM120_U8, "UNSUPPORTED", "k.dtype"),
+        Wrong("k_blocks.address", 4096, "INVALID_ARGUMENT", "k_blocks.address = 0x1000"),
+        Wrong("v_scale.address", 4096, "INVALID_ARGUMENT", "v_scale.address = 0x1000"),
         Wrong("v.dtype", 0, "INVALID_ARGUMENT", "v.dtype"),
         Wrong("o.dtype", lib.SM120_E4M3, "UNSUPPORTED", "o.dtype"),
         Wrong("q.address", 0, "INVALID_ARGUMENT", "q.address = 0"),

@@ -1,0 +1,227 @@
+"""attention_with_kv_cache of caches in float8 and MXFP8 against float64 attention of the values that they hold."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from cache_formats import E4M3, E5M2, E8M0, Held, quantise, read
+from cache_reference import Attention, attention_cached, check_close
+from harness import DTYPES
+from numpy.typing import NDArray
+
+import pysm120
+
+Array = NDArray[Any]
+FORMS = ("e4m3", "e5m2", "mxfp8")
+BF16 = DTYPES["bfloat16"]
+NAN = 0x7F  # a NaN in both float8 formats
+
+
+class Side(NamedTuple):
+    """K or V: what the cache holds, the scale that the caller gives, and the values."""
+
+    held: Held
+    factor: Array | None
+    values: Array
+    gap: int
+
+    @property
+    def floor(self) -> float:
+        """How far f16 may round P times a scale of V: by 2^-31 of the largest, times all elements of a column.
+
+        The kernel lets the largest product be at least 2^6, and numbers of f16 are multiples of 2^-24.
+        """
+        elements = np.abs(np.nan_to_num(self.held.elements.astype(np.float64)))
+        scales = self.held.blocks.view(np.uint8).astype(np.float64)
+        largest = np.exp2(scales[scales < 255].max() - 127) if scales.size else 1.0
+        return float(
+            2.0**-31 * elements.sum((0, 1)).max() * largest * (1 if self.factor is None else self.factor.max())
+        )
+
+    def given(self, device: pysm120.Device, letter: str) -> dict[str, Any]:
+        """Return the arguments, views of arrays with gaps of NaN."""
+        arrays = []
+        for x in (self.held.elements, self.held.blocks):
+            if x.size:
+                fill = np.uint8(NAN if x is self.held.elements else 255)
+                wide = np.full((*x.shape[:-1], x.shape[-1] + self.gap), fill, np.uint8)
+                wide[..., : x.shape[-1]] = x.view(np.uint8)
+                arrays.append(device.array(wide.view(x.dtype))[..., : x.shape[-1]])
+        found: dict[str, Any] = {f"{letter}_cache": tuple(arrays) if len(arrays) > 1 else arrays[0]}
+        return found | ({} if self.factor is None else {f"{letter}_scale": device.array(self.factor)})
+
+
+def draw_side(rng: np.random.Generator, form: str, shape: tuple[int, ...], used: Array, *, gap: int = 0) -> Side:
+    """Draw K or V [pages, rows, heads, columns]; rows that are not used are NaN."""
+    x = (rng.standard_normal(shape) * np.exp2(rng.integers(-4, 4, (*shape[:3], 1)))).astype(np.float32)
+    factor = None
+    if form != "mxfp8" and rng.random() < 0.8:
+        kinds = [(1,), (shape[2],), shape[:3], (shape[0], 1, 1)]
+        factor = np.exp(rng.standard_normal(kinds[rng.integers(4)]) - 2).astype(np.float32)
+    whole = np.broadcast_to(np.float32(1) if factor is None else factor, shape[:3])[..., None]
+    held = quantise(x, form, whole)
+    values = read(held, form, whole, shape[3])
+    held.elements.view(np.uint8)[~used] = NAN
+    if held.blocks.size:
+        held.blocks.view(np.uint8)[~used] = 255
+    return Side(held, factor, values, gap)
+
+
+def verify(device: pysm120.Device, rng: np.random.Generator, k_form: str, v_form: str, head_dim: int) -> None:
+    """Compare a random problem with the reference."""
+    page, batch, tokens = int(rng.choice([0, 1, 7, 16, 33])), int(rng.integers(1, 4)), int(rng.integers(1, 6))
+    kv_heads = int(rng.integers(1, 3))
+    heads = kv_heads * int(rng.choice([1, 4, 6]))
+    lengths = rng.integers(0, 150, batch).astype(np.int32)
+    counts = [-(-n // page) if page else 1 for n in lengths]
+    table = None
+    pages, rows = (batch, max(1, *lengths)) if not page else (sum(counts) + 2, page)
+    numbers = rng.permutation(pages)
+    if page:
+        table = rng.choice([-1, pages, 2**31 - 1], (batch, max(1, *counts))).astype(np.int32)
+        for b, count in enumerate(counts):
+            table[b, :count], numbers = numbers[:count], numbers[count:]
+    used = np.zeros((pages, rows), bool)
+    for b, count in enumerate(lengths):
+        at = np.arange(count)
+        used[b if table is None else table[b][at // page], at if table is None else at % page] = True
+    v_head_dim = int(rng.choice([head_dim, 64, 32]))
+    gap = int(rng.choice([0, 16, 3]))
+    k = draw_side(rng, k_form, (pages, rows, kv_heads, head_dim), used, gap=gap)
+    v = draw_side(rng, v_form, (pages, rows, kv_heads, v_head_dim), used, gap=gap)
+    q = rng.standard_normal((batch, tokens, heads, head_dim)) * np.exp2(rng.integers(-3, 2, (batch, tokens, heads, 1)))
+    q = q.astype(DTYPES[str(rng.choice(["bfloat16", "float16"]))])
+    options: dict[str, Any] = {"causal": bool(rng.integers(2)), "window": (None, None)}
+    if rng.random() < 0.4:
+        options["window"] = (int(rng.integers(0, 60)), None if rng.random() < 0.5 else int(rng.integers(0, 9)))
+    options |= {"softcap": 3.0} if rng.random() < 0.2 else {}
+    features = {"sinks": rng.standard_normal(heads).astype(np.float32)} if rng.random() < 0.3 else {}
+    features |= {"alibi_slopes": rng.random(heads).astype(np.float32) / 4} if rng.random() < 0.3 else {}
+    wanted = attention_cached(q, k.values, v.values, lengths, page_table=table, **options, **features)
+    placed: dict[str, Any] = {name: device.array(x) for name, x in features.items()}
+    placed |= {} if table is None else {"page_table": device.array(table)}
+    o, lse = pysm120.attention_with_kv_cache(
+        device.array(q),
+        kv_lengths=device.array(lengths),
+        num_splits=int(rng.integers(1, 5)),
+        out_dtype=np.float32,
+        return_lse=True,
+        **k.given(device, "k"),
+        **v.given(device, "v"),
+        **placed,
+        **options,
+    )
+    check(wanted, v, (o.numpy(), lse.numpy()))
+
+
+def check(wanted: Attention, v: Side, got: tuple[Array, Array]) -> None:
+    """Compare a result with the reference."""
+    check_close(wanted._replace(most=wanted.most + v.floor, usual=wanted.usual + v.floor), *got)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 96, 40, 33, 200])
+@pytest.mark.parametrize("k_form", FORMS)
+@pytest.mark.sampled(9, each=("k_form",))
+def test_against_float64(device: pysm120.Device, rng: np.random.Generator, k_form: str, head_dim: int) -> None:
+    """Every pair of formats; pages, strides, scales, features; NaN in all rows that no sequence has."""
+    for v_form in FORMS:
+        verify(device, rng, k_form, v_form, head_dim)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_kernels_of_hopper(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, head_dim: int) -> None:
+    """On a virtual device that states Hopper's capability."""
+    monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
+    with pysm120.Device("virtual") as device:
+        for form in FORMS:
+            verify(device, rng, form, form, head_dim)
+
+
+def call(device: pysm120.Device, q: Array, k: Side, v: Side, **options: Any) -> tuple[Array, Array]:
+    """Call with a dense cache."""
+    o, lse = pysm120.attention_with_kv_cache(
+        device.array(q), **k.given(device, "k"), **v.given(device, "v"), out_dtype="f4", return_lse=True, **options
+    )
+    return o.numpy(), lse.numpy()
+
+
+@pytest.mark.parametrize("exponent", [-60, -20, 20])
+def test_scales_of_any_size(device: pysm120.Device, rng: np.random.Generator, exponent: int) -> None:
+    """Values of some keys are larger than those of others by many powers of two; so are rows of q, and K."""
+    shape, used = (2, 90, 1, 64), np.ones((2, 90), bool)
+    for form in FORMS:
+        k, v = (draw_side(rng, "mxfp8", shape, used) for _ in "kv")
+        factor = np.exp2(exponent * (rng.random(shape[:3]) < 0.5)).astype(np.float32)
+        if form == "mxfp8":
+            bytes_of = v.held.blocks.view(np.uint8)
+            bytes_of += np.log2(factor).astype(np.int64).astype(np.uint8)[..., None]
+            v = v._replace(values=v.values * factor[..., None])
+        else:
+            held = quantise(v.values, form, np.ones(1))
+            v = Side(held, factor, read(held, form, factor[..., None], 64), 0)
+        q = (rng.standard_normal((2, 3, 4, 64)) * np.exp2([0.0, -30.0, 3.0, -90.0])[:, None]).astype(BF16)
+        for splits in (1, 3):
+            check(attention_cached(q, k.values, v.values), v, call(device, q, k, v, num_splits=splits))
+
+
+def test_zeros_and_nan(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """Caches of zeros, rows of zeros in q; a NaN reaches the rows that see it, and no other sequence."""
+    shape, used = (2, 40, 1, 64), np.ones((2, 40), bool)
+    q = rng.standard_normal((2, 4, 2, 64)).astype(BF16)
+    q[0, 1] = 0
+    for form in FORMS:
+        k, v = (draw_side(rng, form, shape, used) for _ in "kv")
+        zeros = quantise(np.zeros(shape, np.float32), form, np.ones(1))
+        nothing = Side(zeros, None, np.zeros(shape, np.float32), 0)
+        for a, b in ((k, v), (nothing, v), (k, nothing)):
+            check(attention_cached(q, a.values, b.values, causal=True), b, call(device, q, a, b, causal=True))
+        poisoned = (v.held.elements, v.held.blocks) if form == "mxfp8" else (v.held.elements,)
+        for array, code in zip(poisoned, (NAN, 255), strict=False):
+            kept = array.copy()
+            array.view(np.uint8)[1, 38, 0, 1] = code
+            o, _ = call(device, q, k, v, causal=True)
+            array[...] = kept
+            assert np.isnan(o[1, 2:]).any((1, 2)).all()
+            assert np.isfinite(o[0]).all()
+
+
+def test_after_append(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """What kv_cache_append quantises is what attention reads."""
+    x = rng.standard_normal((2, 2, 50, 2, 96)).astype(BF16)
+    caches: list[Any] = [
+        (device.zeros((2, 50, 2, 96), E4M3), device.zeros((2, 50, 2, 3), E8M0)),
+        device.zeros((2, 50, 2, 96), E5M2),
+    ]
+    pysm120.kv_cache_append(device.array(x[0]), device.array(x[1]), caches[0], caches[1])
+    k, v = pysm120.kv_cache_gather(caches[0], caches[1], dtype=np.float32)
+    q = rng.standard_normal((2, 2, 4, 96)).astype(BF16)
+    o, lse = pysm120.attention_with_kv_cache(
+        device.array(q), caches[0], caches[1], out_dtype=np.float32, return_lse=True
+    )
+    values = (device.from_dlpack(array).numpy() for array in (k, v))
+    check_close(attention_cached(q, *values), o.numpy(), lse.numpy())
+
+
+Q, CACHE, BLOCKS = np.ones((1, 1, 2, 64), BF16), np.ones((1, 5, 2, 64), E4M3), np.ones((1, 5, 2, 2), E8M0)
+WRONG: dict[str, tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = {
+    "mixed": (pysm120.UnsupportedError, "only 8 bits are supported for both", (CACHE, CACHE.astype(BF16)), {}),
+    "nvfp4": (
+        pysm120.UnsupportedError,
+        "k_cache holds NVFP4",
+        ((CACHE.view(np.uint8)[..., :32], np.ones((1, 5, 2, 4), E4M3)), CACHE),
+        {},
+    ),
+    "scale of blocks": (ValueError, "k_scale is given", ((CACHE, BLOCKS), CACHE), {"k_scale": 2.0}),
+    "scale of halves": (ValueError, "v_scale is given", (CACHE, CACHE.astype(BF16)), {"v_scale": 2.0}),
+    "shape of blocks": (ValueError, r"k_cache\[1\] has shape", ((CACHE, BLOCKS[..., :1]), CACHE), {}),
+    "dtype of blocks": (TypeError, r"k_cache\[1\] has dtype", ((CACHE, BLOCKS.view(E4M3)), CACHE), {}),
+    "three arrays": (ValueError, "v_cache has 3 arrays", (CACHE, (CACHE, BLOCKS, BLOCKS)), {}),
+    "shape of scale": (ValueError, "k_scale has shape", (CACHE, CACHE), {"k_scale": np.ones(3, "f4")}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_caches(device: pysm120.Device, what: str) -> None:
+    kind, message, caches, options = WRONG[what]
+    with pytest.raises(kind, match=message):
+        pysm120.attention_with_kv_cache(Q, *caches, device=device, **options)
