@@ -1,6 +1,6 @@
 """Time decoding on a GPU: attention with a cache by pysm120, and PyTorch's FlashAttention 2 and cuDNN back ends.
 
-    python benchmarks/decode.py [--runs 15] [--splits] [--json FILE]
+    python benchmarks/decode.py [--runs 15] [--splits] [--only WORDS] [--json FILE]
 
 Everything runs in one process on tensors that PyTorch made. Calls are captured in CUDA graphs of about 3 ms, whose
 replays are timed, so that no launch hides a kernel; buffers rotate past the L2. TB/s count the keys and values of all
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import chip
+import ml_dtypes
 import numpy as np
 from attention import L2_TIMES, RUN_SECONDS, Clock
 
@@ -58,7 +59,11 @@ out_of_here:
     ret;
 }
 """
+E4M3, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 PROBE_THREADS, PROBE_LOADS = 512, 8
+
+
+ELEMENT_BYTES = {"bf16": 2.0, "e4m3": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
 
 
 class Case(NamedTuple):
@@ -71,15 +76,17 @@ class Case(NamedTuple):
     head_dim: int = 128
     tokens: int = 1
     page: int = 0  # 0: dense
+    cache: str = "bf16"
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of keys and values."""
-        return 2 * 2 * self.batch * self.keys * self.kv_heads * self.head_dim
+        """Return the bytes of keys, values and their scales."""
+        return round(2 * ELEMENT_BYTES[self.cache] * self.batch * self.keys * self.kv_heads * self.head_dim)
 
     def __str__(self) -> str:
         words = f"{self.batch} x {self.keys}, {self.heads}/{self.kv_heads}, {self.head_dim}"
         words += f", {self.tokens} tokens" if self.tokens > 1 else ""
+        words += f", {self.cache}" if self.cache != "bf16" else ""
         return words + (f", pages of {self.page}" if self.page else "")
 
 
@@ -95,6 +102,14 @@ CASES = [
     Case(64, 4096, page=16),
     Case(4, 8192, page=16),
     Case(16, 8192, tokens=8),
+    Case(16, 8192, tokens=64),
+    *(
+        Case(batch, keys, cache=cache, page=page)
+        for cache in ("e4m3", "mxfp8", "nvfp4")
+        for batch, keys, page in ((64, 4096, 0), (16, 16384, 0), (4, 8192, 0), (64, 4096, 16))
+    ),
+    *(Case(32, 2048, head_dim=64, cache=cache) for cache in ("e4m3", "mxfp8", "nvfp4")),
+    *(Case(8, 4096, 16, 16, 256, cache=cache) for cache in ("e4m3", "mxfp8", "nvfp4")),
 ]
 
 
@@ -153,6 +168,23 @@ def reading(device: pysm120.Device, torch: Any, runs: int) -> float:
     return nbytes / statistics.median(time_graph(torch, [call], runs))
 
 
+def caches_of(device: pysm120.Device, case: Case, k: Any, v: Any) -> tuple[Any, Any]:
+    """Return caches that hold k and v [pages, rows, heads, columns] in the formats of the case."""
+    if case.cache == "bf16":
+        return k, v
+    shape, columns = k.shape[:3], case.head_dim
+    elements = {"e4m3": (columns, E4M3), "mxfp8": (columns, E4M3), "nvfp4": (columns // 2, np.uint8)}[case.cache]
+    blocks = {"e4m3": (0, E4M3), "mxfp8": (columns // 32, E8M0), "nvfp4": (columns // 16, E4M3)}[case.cache]
+    made = []
+    for _ in "kv":
+        arrays = [device.zeros((*shape, n), dtype) for n, dtype in (elements, blocks) if n]
+        made.append(tuple(arrays) if len(arrays) > 1 else arrays[0])
+    rows = np.arange(shape[0] * shape[1])
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (k, v)]
+    pysm120.kv_cache_append(*flat, *made, device.array(rows))
+    return made[0], made[1]
+
+
 def ours(
     device: pysm120.Device, torch: Any, sets: list[list[Any]], case: Case, splits: int | None = None
 ) -> tuple[list[Callable[[], object]], Any]:
@@ -169,6 +201,7 @@ def ours(
         q, k, v = (device.from_dlpack(x) for x in tensors)
         if case.page:
             k, v = (x.reshape(-1, case.page, case.kv_heads, case.head_dim) for x in (k, v))
+        k, v = caches_of(device, case, k, v)
         out = device.empty(q.shape, q.dtype)
         outs.append(out)
 
@@ -219,7 +252,7 @@ def measure(device: pysm120.Device, torch: Any, case: Case, runs: int, *, splits
     torch.cuda.synchronize()
     own, out = ours(device, torch, sets, case)
     ways = {"pysm120": own}
-    if not case.page:
+    if not case.page and case.cache == "bf16":
         kinds = torch.nn.attention.SDPBackend
         ways["FlashAttention 2"] = theirs(torch, kinds.FLASH_ATTENTION, sets, case)
         ways["cuDNN"] = theirs(torch, kinds.CUDNN_ATTENTION, sets, case)
@@ -270,6 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--splits", action="store_true")
+    parser.add_argument("--only", default="", help="only the cases whose name has these words")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     import torch  # type: ignore[import-not-found]  # noqa: PLC0415
@@ -278,7 +312,7 @@ def main() -> None:
         title = chip.title(device, f"PyTorch {torch.__version__}, bf16 decoding")
         print(title)
         top = reading(device, torch, arguments.runs)
-        results = [measure(device, torch, case, arguments.runs, splits=arguments.splits) for case in CASES]
+        results = [measure(device, torch, case, arguments.runs, splits=arguments.splits) for case in CASES if arguments.only in str(case)]
         show(results, top)
         if arguments.json:
             arguments.json.write_text(json.dumps({"title": title, "reading": top, "results": results}, indent=1) + "\n")

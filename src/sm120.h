@@ -613,7 +613,7 @@ typedef struct sm120_attention_with_kv_cache_args {
     int64_t batch, heads, kv_heads, q_rows, head_dim; /* head_dim: at most 256 */
     int64_t v_head_dim;                               /* of v and o, if it is not head_dim; at most 256 */
     int64_t pages, page_rows, table_pages;
-    sm120_tensor q, k, v;     /* BF16 or F16, one dtype for the three; or k and v E4M3 or E5M2 */
+    sm120_tensor q, k, v;     /* BF16 or F16, one dtype for the three; or k and v E4M3, E5M2 or U8, see below */
     sm120_tensor o;           /* F32, F16 or BF16 */
     sm120_address lse;        /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
     sm120_address kv_lengths; /* i32 [batch]; 0: all rows of the pages. Numbers outside that range are clamped to it */
@@ -624,13 +624,12 @@ typedef struct sm120_attention_with_kv_cache_args {
     int64_t window_left, window_right;
     uint32_t window;
     float scale, softcap;
-    uint32_t reserved;  /* 0 */
-    int64_t num_splits; /* parts of the keys, which CTAs share; 0: chosen by shape and device. A fixed number gives the
+    uint32_t v_swizzled; /* as in sm120_kv_cache_append_args */
+    int64_t num_splits;  /* parts of the keys, which CTAs share; 0: chosen by shape and device. A fixed number gives the
                            same bits whatever the batch */
     sm120_stream stream;
 
-    /* Of k and v in 8 bits, as in sm120_kv_cache_append_args: scales of 32 columns of E4M3, E8M0; or one scale of a
-     * row, F32. Address 0: none. */
+    /* Of k and v in 8 or 4 bits, as in sm120_kv_cache_append_args. Address 0: none. */
     sm120_tensor k_blocks, v_blocks;
     sm120_tensor k_scale, v_scale;
 } sm120_attention_with_kv_cache_args;

@@ -12,10 +12,10 @@ from pysm120.ops.cache import Cache
 from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import flag, integer, one_of
 from pysm120.ops.plan import NEW, result
-from pysm120.ops.table import E4M3, E5M2, E8M0, F32, FLOATS, I32, Input, Output
+from pysm120.ops.table import E4M3, E5M2, E8M0, F32, FLOATS, I32, U8, Input, Output
 from pysm120.runtime.arrays import Array, dtype_of
 from pysm120.runtime.device import Device
-from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
+from pysm120.runtime.errors import InvalidArgumentError
 
 _HALVES = FLOATS[1:]
 
@@ -28,12 +28,15 @@ class _Options(NamedTuple):
     softcap: Any
     scale: Any
     num_splits: Any
+    v_swizzled: bool
+    sizes: tuple[tuple[str, int, str], ...]
     causal_align: str = "bottom-right"
 
 
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     """Write the options."""
     fill_scores(args, given, options)
+    args.v_swizzled = options.v_swizzled
     args.num_splits = splits = 0 if options.num_splits is None else integer(options.num_splits, "num_splits")
     if splits < 0 or (options.num_splits is not None and splits == 0):
         message = f"num_splits is {options.num_splits}, not a number of parts: at least 1, or None"
@@ -111,17 +114,23 @@ _PLACES: dict[str, tuple[str, tuple[Input, ...], Any, Callable[..., Any]]] = {
 }
 
 
+# How a cache holds fewer than 16 bits: dtypes of elements, how many share one, dtype and columns of scales in blocks.
+_FORMS: dict[str, tuple[Any, str, Any, int]] = {
+    "byte": ((*E4M3, *E5M2), "", (), 0),
+    "mxfp8": (E4M3, "", E8M0, 32),
+    "nvfp4": (U8, "/2", E4M3, 16),
+}
+
+
 def _cache_rows(letter: str, kind: str, pages: str, size: str) -> list[Input]:
     """Return the rows of K or V."""
     name, where = f"{letter}_cache", f"{pages} kv_heads page_rows"
     if kind == "half":
         return [Input(name, f"{where} {size}", _HALVES, member=letter, like="q")]
-    rows = [Input(name, f"{where} {size}", (*E4M3, *E5M2), member=letter)]
-    if kind == "mxfp8":
-        rows = [
-            Input(name, f"{where} {size}", E4M3, member=letter),
-            Input(f"{name}[1]", f"{where} {size}/32", E8M0, member=f"{letter}_blocks"),
-        ]
+    elements, pair, blocks, block = _FORMS[kind]
+    rows = [Input(name, f"{where} {size}{pair}", elements, member=letter)]
+    if block:
+        rows.append(Input(f"{name}[1]", f"{where} {size}/{block}", blocks, member=f"{letter}_blocks"))
     return [*rows, Input(f"{letter}_scale", f"{where} 1", F32, optional=True, broadcasts=True)]
 
 
@@ -148,14 +157,14 @@ def _operation(place: str, k: str, v: str) -> Operation:
 
 
 def _kind_of(cache: Cache) -> str:
-    """Return how a cache holds elements: "half", "byte" or "mxfp8"."""
-    if cache.kind == "nvfp4":
-        message = f"{cache.letter}_cache holds NVFP4; attention supports 16 bits, float8 and MXFP8"
-        raise UnsupportedError(message)
+    """Return how a cache holds elements: "half", "byte", "mxfp8" or "nvfp4"."""
     is_byte = dtype_of(cache.arrays[0].dtype, f"{cache.letter}_cache") in (*E4M3, *E5M2)
-    kind = "mxfp8" if cache.kind == "mxfp8" else "byte" if is_byte else "half"
-    if cache.scale is not None and kind != "byte":
-        message = f"{cache.letter}_scale is given, but only a float8 {cache.letter}_cache without other scales has it"
+    kind = cache.kind if cache.kind != "plain" else "byte" if is_byte else "half"
+    if cache.scale is not None and kind not in {"byte", "nvfp4"}:
+        message = (
+            f"{cache.letter}_scale is given, but only a {cache.letter}_cache in float8 without other scales, or in NVFP4, "
+            "has it"
+        )
         raise InvalidArgumentError(message)
     return kind
 
@@ -172,6 +181,7 @@ def attention_with_kv_cache(
     page_table: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    v_swizzled: bool = False,
     cache_layout: str = "NHD",
     causal: bool = False,
     window: tuple[int | None, int | None] = (None, None),
@@ -198,11 +208,13 @@ def attention_with_kv_cache(
         supports DLPack, stays on its device. Other arrays are of the same kind.
     k_cache : array, dtype of q, shape (B, S, Hkv, D), or (pages, page, Hkv, D)
         Keys: dense, or in pages of any size. H is a multiple of Hkv: head h of q
-        uses head h // (H / Hkv). Any strides, if the last one is 1. Or float8_e4m3fn
-        or float8_e5m2, with k_scale; or (float8_e4m3fn, float8_e8m0fnu): MXFP8, as
-        `kv_cache_append` writes it, with scales (..., ceil(D / 32)).
+        uses head h // (H / Hkv). Any strides, if the last one is 1. Or as
+        `kv_cache_append` writes it: float8_e4m3fn or float8_e5m2, with k_scale;
+        MXFP8, (float8_e4m3fn, float8_e8m0fnu) with scales (..., ceil(D / 32)); NVFP4,
+        (uint8, float8_e4m3fn) with elements (..., D / 2) and scales (..., ceil(D /
+        16)), and k_scale.
     v_cache : array, dtype of q, shape (B, S, Hkv, Dv), or (pages, page, Hkv, Dv)
-        Values. They may be of another float8 format than keys.
+        Values. If keys have fewer than 16 bits, so have values, in any of these forms.
     kv_lengths : array, int32, shape (B,), optional
         Keys of each sequence, those of q's tokens included. Default: all rows.
         Numbers outside the cache are clamped to it. Not with lists of pages.
@@ -213,8 +225,11 @@ def attention_with_kv_cache(
         indices[indptr[b]:indptr[b + 1]], and the last holds last_page_len[b] keys.
         Without it the cache is dense. Sequences may share pages.
     k_scale, v_scale : array, float32, optional
-        Of float8 caches: an element is worth element * scale. A shape that
-        broadcasts to (pages, page, Hkv). A number if the arrays are ndarrays.
+        Of float8 and NVFP4 caches: an element is worth element * scale, in NVFP4
+        times its scale in blocks. A shape that broadcasts to (pages, page, Hkv). A
+        number if the arrays are ndarrays.
+    v_swizzled : bool
+        The NVFP4 scales of V are in the order that `kv_cache_append` explains.
     cache_layout : {"NHD", "HND"}
         Order of rows, heads and head size in the caches, their scales, and a
         `k_scale` with three dimensions.
@@ -279,7 +294,15 @@ def attention_with_kv_cache(
         if page_table is not None:
             place = "table"
             inputs["page_table"] = page_table
-    options = _Options(flag(causal, "causal"), window, softcap, scale, num_splits)
+    options = _Options(
+        flag(causal, "causal"),
+        window,
+        softcap,
+        scale,
+        num_splits,
+        v_swizzled=flag(v_swizzled, "v_swizzled"),
+        sizes=(("v_head_dim", v.head_dim, "v_cache"),),
+    )
     results = {"out": result(out, out_dtype), "lse": NEW if lse is None and return_lse else lse}
     operation = _operation(place, *kinds)
     computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)

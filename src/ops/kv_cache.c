@@ -1,8 +1,8 @@
 /* sm120_kv_cache_append and sm120_kv_cache_gather: copies between dense keys and values and a cache. */
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "generated/constants.h"
+#include "ops/cache_side.h"
 #include "runtime/builtin.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
@@ -10,17 +10,15 @@
 #include "runtime/memory.h"
 #include "runtime/tensor.h"
 
-enum { MX_BLOCK = 32, NV_BLOCK = 16, ALIGNMENT_OF_4_BITS = 8, SWIZZLE = 4, NAME_BYTES = 16 };
+enum { MX_BLOCK = 32, ALIGNMENT_OF_4_BITS = 8 };
 
-enum role { DENSE, CACHE, BLOCKS, SCALE, ROLES };
-
-/* K or V of a call: its tensors, and how the cache holds elements. */
+/* K or V of a call: the dense tensor and the cache. */
 struct operand {
-    const sm120_tensor *given[ROLES];
-    struct shape shape[ROLES];
-    struct tensor tensor[ROLES];
-    char name[ROLES][NAME_BYTES];
-    uint32_t format, flags;
+    const sm120_tensor *given;
+    struct shape shape;
+    struct tensor dense;
+    struct cache_side cache;
+    uint32_t flags;
 };
 
 enum { LISTS = 3 };
@@ -33,90 +31,27 @@ struct copy {
     int64_t chunks, items;
 };
 
-/* Find out how a cache holds elements. */
-static sm120_status find_format(struct operand *operand) {
-    const sm120_tensor *const dense = operand->given[DENSE], *const cache = operand->given[CACHE];
-    const sm120_tensor *const blocks = operand->given[BLOCKS], *const scale = operand->given[SCALE];
-    const bool has_blocks = blocks->address != 0;
-    const uint32_t wanted = cache->dtype == SM120_U8 ? SM120_E4M3 : SM120_E8M0;
-    if (cache->dtype == dense->dtype) {
-        operand->format = KV_FORMAT_COPY;
-    } else if (cache->dtype == SM120_E4M3) {
-        operand->format = has_blocks ? KV_FORMAT_MXFP8 : KV_FORMAT_E4M3;
-    } else if (cache->dtype == SM120_E5M2) {
-        operand->format = KV_FORMAT_E5M2;
-    } else if (cache->dtype == SM120_U8) {
-        operand->format = KV_FORMAT_NVFP4;
-    } else {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "%s.dtype = 0x%08" PRIx32 "; it must be that of %s, 0x%08" PRIx32
-                    ", or E4M3 (0x%08x), E5M2 (0x%08x) or U8 (0x%08x)",
-                    operand->name[CACHE], cache->dtype, operand->name[DENSE], dense->dtype, SM120_E4M3, SM120_E5M2,
-                    SM120_U8);
-    }
-    const bool is_blocked = operand->format == KV_FORMAT_MXFP8 || operand->format == KV_FORMAT_NVFP4;
-    if (has_blocks != is_blocked) {
-        return fail(SM120_INVALID_ARGUMENT, "%s.address = 0x%" PRIx64 "; %s.dtype = 0x%08" PRIx32 " %s",
-                    operand->name[BLOCKS], blocks->address, operand->name[CACHE], cache->dtype,
-                    is_blocked ? "needs scales in blocks" : "has no scales in blocks");
-    }
-    if (is_blocked && blocks->dtype != wanted) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "%s.dtype = 0x%08" PRIx32 "; with %s.dtype = 0x%08" PRIx32 " it must be 0x%08" PRIx32,
-                    operand->name[BLOCKS], blocks->dtype, operand->name[CACHE], cache->dtype, wanted);
-    }
-    if (scale->address != 0 && (operand->format == KV_FORMAT_COPY || operand->format == KV_FORMAT_MXFP8)) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "%s.address = 0x%" PRIx64 "; only E4M3 and E5M2 without scales in blocks, and NVFP4 have it",
-                    operand->name[SCALE], scale->address);
-    }
-    if (scale->address != 0 && scale->dtype != SM120_F32) {
-        return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be F32 (0x%08x)", operand->name[SCALE],
-                    scale->dtype, SM120_F32);
-    }
-    return SM120_OK;
-}
-
 /* Whether lanes may load and store vectors: every row begins at one, and all parts of a row are whole. */
 static bool is_fast(const struct operand *operand) {
-    const struct tensor *const dense = operand->tensor + DENSE, *const cache = operand->tensor + CACHE;
-    const int64_t bytes = operand->format == KV_FORMAT_NVFP4 ? ALIGNMENT_OF_4_BITS : TENSOR_ALIGNMENT;
+    const struct tensor *const dense = &operand->dense, *const cache = operand->cache.tensor + CACHE_ELEMENTS;
+    const int64_t bytes = operand->cache.form == KV_FORMAT_NVFP4 ? ALIGNMENT_OF_4_BITS : TENSOR_ALIGNMENT;
     const int64_t steps = cache->batch_stride | cache->head_stride | cache->row_stride | (int64_t)cache->address;
     return tensor_is_aligned(dense) && dense->address % TENSOR_ALIGNMENT == 0 && steps % bytes == 0 &&
-           operand->shape[DENSE].head_dim % KV_COLUMNS == 0;
+           operand->shape.head_dim % KV_COLUMNS == 0;
 }
 
 /* Check dtypes, shapes and strides of K or V. */
-static sm120_status check_operand(const sm120_kv_cache_append_args *args, bool is_gather, const char *letter,
+static sm120_status check_operand(const sm120_kv_cache_append_args *args, bool is_gather, const char *name,
                                   int64_t columns, struct operand *operand) {
-    static const char *const endings[ROLES] = {"", "_cache", "_blocks", "_scale"};
-    for (int role = 0; role < ROLES; ++role) {
-        (void)snprintf(operand->name[role], NAME_BYTES, "%s%s", letter, endings[role]);
+    const struct shape cached = {args->pages, args->kv_heads, args->page_rows, columns};
+    operand->shape = (struct shape){args->batch, args->kv_heads, args->rows, columns};
+    sm120_status status =
+        tensor_check(name, operand->given, &operand->shape, is_gather ? TENSOR_OUTPUT : TENSOR_INPUT, &operand->dense);
+    if (status == SM120_OK) {
+        status = cache_side_check(&operand->cache, &cached, operand->given->dtype, name,
+                                  is_gather ? TENSOR_INPUT : TENSOR_OUTPUT);
     }
-    operand->shape[DENSE] = (struct shape){args->batch, args->kv_heads, args->rows, columns};
-    sm120_status status = tensor_check(operand->name[DENSE], operand->given[DENSE], &operand->shape[DENSE],
-                                       is_gather ? TENSOR_OUTPUT : TENSOR_INPUT, operand->tensor + DENSE);
-    status = status == SM120_OK ? find_format(operand) : status;
-    if (status != SM120_OK) {
-        return status;
-    }
-    const bool is_4_bits = operand->format == KV_FORMAT_NVFP4;
-    const int64_t block = is_4_bits ? NV_BLOCK : MX_BLOCK;
-    if (is_4_bits && columns % 2 != 0) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "%s.dtype = U8 holds pairs of elements; the head size %" PRId64 " must be even",
-                    operand->name[CACHE], columns);
-    }
-    const int64_t widths[ROLES] = {columns, is_4_bits ? columns / 2 : columns, (columns + block - 1) / block, 1};
-    for (int role = CACHE; role < ROLES; ++role) {
-        operand->shape[role] = (struct shape){args->pages, args->kv_heads, args->page_rows, widths[role]};
-        const enum tensor_role kind = role == SCALE ? TENSOR_SPREAD : is_gather ? TENSOR_INPUT : TENSOR_OUTPUT;
-        if (status == SM120_OK && (role == CACHE || operand->given[role]->address != 0)) {
-            status = tensor_check_strides(operand->name[role], operand->given[role], &operand->shape[role], kind,
-                                          operand->tensor + role);
-        }
-    }
-    operand->flags = is_fast(operand) ? KV_FLAG_FAST : 0;
+    operand->flags = status == SM120_OK && is_fast(operand) ? KV_FLAG_FAST : 0;
     return status;
 }
 
@@ -158,14 +93,11 @@ static sm120_status check_args(const sm120_kv_cache_append_args *args, bool is_g
     const int64_t v_head_dim = args->v_head_dim != 0 ? args->v_head_dim : args->head_dim;
     *copy = (struct copy){
         .is_gather = is_gather,
-        .operands = {{.given = {&args->k, &args->k_cache, &args->k_blocks, &args->k_scale}},
-                     {.given = {&args->v, &args->v_cache, &args->v_blocks, &args->v_scale}}},
+        .operands = {{.given = &args->k, .cache = CACHE_SIDE(k, k_cache, args)},
+                     {.given = &args->v, .cache = CACHE_SIDE(v, v_cache, args)}},
     };
     const struct shape dense = {args->batch, args->kv_heads, args->rows, args->head_dim};
     const struct shape cache = {args->pages, args->kv_heads, args->page_rows, args->head_dim};
-    if (args->v_swizzled > 1) {
-        return fail(SM120_INVALID_ARGUMENT, "v_swizzled = %" PRIu32 "; it must be 0 or 1", args->v_swizzled);
-    }
     sm120_status status = check_shape(&dense, "rows", INT32_MAX);
     status = status == SM120_OK ? check_size("v_head_dim", v_head_dim, INT32_MAX) : status;
     status = status == SM120_OK ? check_size("pages", args->pages, INT32_MAX) : status;
@@ -179,16 +111,10 @@ static sm120_status check_args(const sm120_kv_cache_append_args *args, bool is_g
         status = fail(SM120_INVALID_ARGUMENT, "v.dtype = 0x%08" PRIx32 "; it must be k.dtype = 0x%08" PRIx32,
                       args->v.dtype, args->k.dtype);
     }
-    if (status == SM120_OK && args->v_swizzled != 0) {
-        struct operand *const v = copy->operands + 1;
-        if (v->format != KV_FORMAT_NVFP4 || v_head_dim % (SWIZZLE * NV_BLOCK) != 0 || args->page_rows % SWIZZLE != 0) {
-            status =
-                fail(SM120_INVALID_ARGUMENT,
-                     "v_swizzled = 1; it needs v_cache in NVFP4, a head size that is a multiple of %d, not %" PRId64
-                     ", and page_rows a multiple of %d, not %" PRId64,
-                     SWIZZLE * NV_BLOCK, v_head_dim, SWIZZLE, args->page_rows);
-        }
-        v->flags |= KV_FLAG_SWIZZLED;
+    if (status == SM120_OK) {
+        const struct shape whole = {args->pages, args->kv_heads, args->page_rows, v_head_dim};
+        status = cache_side_check_swizzle(&copy->operands[1].cache, args->v_swizzled, &whole);
+        copy->operands[1].flags |= args->v_swizzled != 0 ? KV_FLAG_SWIZZLED : 0;
     }
     /* Two neighbouring lanes share a block of MXFP8. */
     const int64_t columns = args->head_dim > v_head_dim ? args->head_dim : v_head_dim;
@@ -206,18 +132,21 @@ static sm120_status check_args(const sm120_kv_cache_append_args *args, bool is_g
 /* Check the addresses: tensors lie in memory, and what is written lies apart from everything else. */
 static sm120_status check_places(struct device *device, const struct copy *copy) {
     static const struct shape list_shape = {1, 1, 1, 1};
-    const struct tensor *tensors[2 * ROLES + LISTS];
-    struct shape shapes[2 * ROLES + LISTS];
-    bool is_written[2 * ROLES + LISTS];
+    enum { MOST = 2 * (1 + CACHE_ROLES) + LISTS };
+    const struct tensor *tensors[MOST];
+    struct shape shapes[MOST];
+    bool is_written[MOST];
     int count = 0;
     sm120_status status = SM120_OK;
     for (int o = 0; o < 2; ++o) {
-        for (int role = 0; role < ROLES; ++role) {
-            const struct tensor *const tensor = copy->operands[o].tensor + role;
-            if (role <= CACHE || tensor->address != 0) {
+        const struct operand *const operand = copy->operands + o;
+        for (int role = -1; role < CACHE_ROLES; ++role) {
+            const bool is_dense = role < 0;
+            const struct tensor *const tensor = is_dense ? &operand->dense : operand->cache.tensor + role;
+            if (role <= CACHE_ELEMENTS || tensor->address != 0) {
                 tensors[count] = tensor;
-                shapes[count] = copy->operands[o].shape[role];
-                is_written[count++] = copy->is_gather ? role == DENSE : role == CACHE || role == BLOCKS;
+                shapes[count] = is_dense ? operand->shape : operand->cache.shape[role];
+                is_written[count++] = is_dense ? copy->is_gather : !copy->is_gather && role != CACHE_SCALE;
                 status = status == SM120_OK ? tensor_check_address(device, tensor) : status;
             }
         }
@@ -246,20 +175,16 @@ static sm120_status check_places(struct device *device, const struct copy *copy)
 }
 
 /* The kernel's parameters of K or V. */
+#define STRIDES(o, tensor, first)                                                                                      \
+    .o##_##first##_stride = (tensor).batch_stride, .o##_head_stride = (tensor).head_stride,                            \
+    .o##_row_stride = (tensor).row_stride
 #define OPERAND(o, from)                                                                                               \
-    .o##_x = (from).tensor[DENSE].address, .o##_cache = (from).tensor[CACHE].address,                                  \
-    .o##_blocks = (from).tensor[BLOCKS].address, .o##_factor = (from).tensor[SCALE].address,                           \
-    .o##_x_batch_stride = (from).tensor[DENSE].batch_stride, .o##_x_head_stride = (from).tensor[DENSE].head_stride,    \
-    .o##_x_row_stride = (from).tensor[DENSE].row_stride, .o##_cache_page_stride = (from).tensor[CACHE].batch_stride,   \
-    .o##_cache_head_stride = (from).tensor[CACHE].head_stride,                                                         \
-    .o##_cache_row_stride = (from).tensor[CACHE].row_stride,                                                           \
-    .o##_blocks_page_stride = (from).tensor[BLOCKS].batch_stride,                                                      \
-    .o##_blocks_head_stride = (from).tensor[BLOCKS].head_stride,                                                       \
-    .o##_blocks_row_stride = (from).tensor[BLOCKS].row_stride,                                                         \
-    .o##_factor_page_stride = (from).tensor[SCALE].batch_stride,                                                       \
-    .o##_factor_head_stride = (from).tensor[SCALE].head_stride,                                                        \
-    .o##_factor_row_stride = (from).tensor[SCALE].row_stride, .o##_columns = (uint32_t)(from).shape[DENSE].head_dim,   \
-    .o##_format = (from).format, .o##_flags = (from).flags
+    .o##_x = (from).dense.address, .o##_cache = (from).cache.tensor[CACHE_ELEMENTS].address,                           \
+    .o##_blocks = (from).cache.tensor[CACHE_BLOCKS].address, .o##_factor = (from).cache.tensor[CACHE_SCALE].address,   \
+    STRIDES(o##_x, (from).dense, batch), STRIDES(o##_cache, (from).cache.tensor[CACHE_ELEMENTS], page),                \
+    STRIDES(o##_blocks, (from).cache.tensor[CACHE_BLOCKS], page),                                                      \
+    STRIDES(o##_factor, (from).cache.tensor[CACHE_SCALE], page), .o##_columns = (uint32_t)(from).shape.head_dim,       \
+    .o##_format = (from).cache.form, .o##_flags = (from).flags
 
 /* Launch the kernel. */
 static sm120_status launch(struct device *device, const sm120_kv_cache_append_args *args, const struct copy *copy) {

@@ -47,6 +47,8 @@ def launch(device: pysm120.Device) -> None:
     for head_dim, dtype in ((64, "float8_e4m3fn"), (128, "float8_e5m2"), (256, "float8_e4m3fn"), (250, "float8_e5m2")):
         x = np.ones((1, 3, 1, head_dim), BF16)
         call(x, x.astype(dtype), x.astype(dtype), device=device)
+    x = (np.ones((1, 3, 1, 32), np.uint8), np.ones((1, 3, 1, 4), "float8_e4m3fn"))
+    call(np.ones((1, 3, 1, 64), BF16), x, x, device=device)
 
 
 def recorded() -> Iterator[Recorded]:
@@ -205,8 +207,8 @@ OPERATION = Operation(
         Wrong("q.dtype", lib.SM120_F32, "INVALID_ARGUMENT", "q.dtype"),
         Wrong("q.reserved", 1, "INVALID_ARGUMENT", "q.reserved"),
         Wrong("k.dtype", lib.SM120_F16, "INVALID_ARGUMENT", "k.dtype"),
-        Wrong("k.dtype", lib.SM120_E4M3, "UNSUPPORTED", "only 8 bits are supported for both"),
-        Wrong("k.dtype", lib.SM120_U8, "UNSUPPORTED", "k.dtype"),
+        Wrong("k.dtype", lib.SM120_E4M3, "UNSUPPORTED", "of which one has 16 bits"),
+        Wrong("k.dtype", lib.SM120_U8, "INVALID_ARGUMENT", "k.dtype = 0x00010801 needs scales in blocks"),
         Wrong("k_blocks.address", 4096, "INVALID_ARGUMENT", "k_blocks.address = 0x1000"),
         Wrong("v_scale.address", 4096, "INVALID_ARGUMENT", "v_scale.address = 0x1000"),
         Wrong("v.dtype", 0, "INVALID_ARGUMENT", "v.dtype"),
@@ -227,7 +229,8 @@ OPERATION = Operation(
         Wrong("scale", math.inf, "INVALID_ARGUMENT", "scale = inf"),
         Wrong("softcap", 2000.0, "UNSUPPORTED", "softcap = 2000"),
         Wrong("softcap", -1.0, "INVALID_ARGUMENT", "softcap = -1"),
-        Wrong("reserved", 1, "INVALID_ARGUMENT", "reserved = 1"),
+        Wrong("v_swizzled", 2, "INVALID_ARGUMENT", "v_swizzled = 2"),
+        Wrong("v_swizzled", 1, "INVALID_ARGUMENT", "it needs v in NVFP4"),
         Wrong("num_splits", -1, "INVALID_ARGUMENT", "num_splits = -1"),
         Wrong("num_splits", 1025, "INVALID_ARGUMENT", "num_splits = 1025"),
         Wrong("num_splits", 9, "WORKSPACE_TOO_SMALL", "workspace_bytes"),

@@ -14,24 +14,19 @@ enum { GRID_MAX = 65535 };
 struct cached_launch {
     struct kernel *kernel;
     struct launch launch;
-    struct attention_kv_cache_8bit_parameters values; /* kernels for 16 bits take the first of them */
+    struct attention_kv_cache_narrow_parameters values; /* kernels for 16 bits take the first of them */
     struct argument_pointers pointers;
     struct merge_launch merge;
 };
 
-enum { MX_BLOCK = 32 };
+enum { SCALES_OF_64 = 2, NV_SCALES_OF_64 = 4 }; /* scales in blocks of 64 columns */
 
-/* Whether a kernel loads the scales of a row at once: as many as it has blocks, at a multiple of that. */
-static bool blocks_are_ready(const struct cached *call, int64_t head_dim) {
-    const int64_t blocks = head_dim / MX_BLOCK;
-    for (int i = 0; i < 2; ++i) {
-        const struct tensor *const x = call->blocks + i;
-        const int64_t steps = x->batch_stride | x->head_stride | x->row_stride | (int64_t)x->address;
-        if (x->address != 0 && (steps % blocks != 0 || call->blocks_shape[i].head_dim != blocks)) {
-            return false;
-        }
-    }
-    return true;
+/* Whether a kernel loads the scales of a row in blocks at once: as many as it has, at a multiple of their bytes. */
+static bool blocks_are_ready(const struct cache_side *side, int64_t head_dim) {
+    const struct tensor *const x = side->tensor + CACHE_BLOCKS;
+    const int64_t blocks = head_dim / 64 * (side->form == KV_FORMAT_NVFP4 ? NV_SCALES_OF_64 : SCALES_OF_64);
+    const int64_t steps = x->batch_stride | x->head_stride | x->row_stride | (int64_t)x->address;
+    return x->address == 0 || (steps % blocks == 0 && side->shape[CACHE_BLOCKS].head_dim == blocks);
 }
 
 /* Choose the kernel with the least head size that holds both, the splits, and lay out the workspace: o of each split,
@@ -43,11 +38,12 @@ static sm120_status choose(const struct device *device, struct cached *call) {
     static const uint32_t sizes[] = {64, 96, 128, 192, 256};
     sm120_status status = SM120_UNSUPPORTED;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && status != SM120_OK; ++i) {
-        const struct kernel_record wanted = {.operation =
-                                                 call->is_8_bits ? "attention_kv_cache_8bit" : "attention_kv_cache",
-                                             .dtype = call->is_8_bits ? 0 : call->q.dtype,
-                                             .features = !(call->is_ready && blocks_are_ready(call, sizes[i])),
-                                             .head_dim = sizes[i]};
+        const struct kernel_record wanted = {
+            .operation = call->is_narrow ? "attention_kv_cache_narrow" : "attention_kv_cache",
+            .dtype = call->is_narrow ? 0 : call->q.dtype,
+            .features =
+                !(call->is_ready && blocks_are_ready(&call->k, sizes[i]) && blocks_are_ready(&call->v, sizes[i])),
+            .head_dim = sizes[i]};
         status = widest <= sizes[i] ? builtin_find(&wanted, &call->kernel) : SM120_UNSUPPORTED;
     }
     if (status != SM120_OK) {
@@ -74,15 +70,21 @@ static sm120_status choose(const struct device *device, struct cached *call) {
     return SM120_OK;
 }
 
+/* The strides of a tensor of the cache. */
+#define STRIDES(o, tensor)                                                                                             \
+    .o##_page_stride = (tensor)->batch_stride, .o##_head_stride = (tensor)->head_stride,                               \
+    .o##_row_stride = (tensor)->row_stride
+
 /* The kernel's parameters. */
-static struct attention_kv_cache_8bit_parameters values_of(const struct cached *call, sm120_address workspace) {
+static struct attention_kv_cache_narrow_parameters values_of(const struct cached *call, sm120_address workspace) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
+    const struct tensor *const k = call->k.tensor, *const v = call->v.tensor;
     const struct reach reach = attention_reach(&call->options);
     const double sign = args->scale < 0.0f ? -1.0 : 1.0;
     const bool is_whole = call->splits == 1;
     const int64_t row = 4 * call->v_shape.head_dim, token = row * args->heads, batch = token * args->q_rows;
     const int64_t lse_head = 4 * args->q_rows, lse_batch = lse_head * args->heads;
-    struct attention_kv_cache_8bit_parameters values = {
+    struct attention_kv_cache_narrow_parameters values = {
         .q = call->q.address,
         .o = is_whole ? call->o.address : workspace,
         .lse = is_whole ? args->lse : workspace + (uint64_t)call->lses_at,
@@ -108,40 +110,29 @@ static struct attention_kv_cache_8bit_parameters values_of(const struct cached *
         .left = reach.left,
         .right = reach.right,
         .scale_log2 = (float)(sign * attention_scale_log2(args->scale)),
-        .kv_cache = {.k = call->k.address,
-                     .v = call->v.address,
+        .kv_cache = {.k = k->address,
+                     .v = v->address,
                      .page_table = args->page_table,
                      .page_indptr = args->page_indptr,
                      .last_page = args->last_page,
                      .kv_lengths = args->kv_lengths,
-                     .k_page_stride = call->k.batch_stride,
-                     .k_head_stride = call->k.head_stride,
-                     .k_row_stride = call->k.row_stride,
-                     .v_page_stride = call->v.batch_stride,
-                     .v_head_stride = call->v.head_stride,
-                     .v_row_stride = call->v.row_stride,
+                     STRIDES(k, k),
+                     STRIDES(v, v),
                      .pages = (uint32_t)args->pages,
                      .page_rows = (uint32_t)args->page_rows,
                      .table_stride = args->page_table != 0 ? (uint32_t)args->table_pages : 1,
                      .kv_rows = (uint32_t)call->kv_rows},
-        .kv_scales = {.k_blocks = call->blocks[0].address,
-                      .k_factor = call->scale[0].address,
-                      .k_blocks_page_stride = call->blocks[0].batch_stride,
-                      .k_blocks_head_stride = call->blocks[0].head_stride,
-                      .k_blocks_row_stride = call->blocks[0].row_stride,
-                      .k_factor_page_stride = call->scale[0].batch_stride,
-                      .k_factor_head_stride = call->scale[0].head_stride,
-                      .k_factor_row_stride = call->scale[0].row_stride,
-                      .k_form = call->form[0],
-                      .v_blocks = call->blocks[1].address,
-                      .v_factor = call->scale[1].address,
-                      .v_blocks_page_stride = call->blocks[1].batch_stride,
-                      .v_blocks_head_stride = call->blocks[1].head_stride,
-                      .v_blocks_row_stride = call->blocks[1].row_stride,
-                      .v_factor_page_stride = call->scale[1].batch_stride,
-                      .v_factor_head_stride = call->scale[1].head_stride,
-                      .v_factor_row_stride = call->scale[1].row_stride,
-                      .v_form = call->form[1],
+        .kv_scales = {.k_blocks = k[CACHE_BLOCKS].address,
+                      .v_blocks = v[CACHE_BLOCKS].address,
+                      .k_factor = k[CACHE_SCALE].address,
+                      .v_factor = v[CACHE_SCALE].address,
+                      STRIDES(k_blocks, k + CACHE_BLOCKS),
+                      STRIDES(v_blocks, v + CACHE_BLOCKS),
+                      STRIDES(k_factor, k + CACHE_SCALE),
+                      STRIDES(v_factor, v + CACHE_SCALE),
+                      .k_form = call->k.form,
+                      .v_form = call->v.form,
+                      .v_swizzled = args->v_swizzled != 0 ? KV_FLAG_SWIZZLED : 0,
                       .q_is_bf16 = call->q.dtype == SM120_BF16},
     };
     if (args->softcap != 0.0f) {

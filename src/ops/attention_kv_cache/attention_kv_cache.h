@@ -3,6 +3,7 @@
 #define SM120_ATTENTION_KV_CACHE_H
 
 #include "ops/attention/attention.h"
+#include "ops/cache_side.h"
 #include "ops/merge_states.h"
 
 /* A call whose arguments were checked, except addresses. */
@@ -10,12 +11,10 @@ struct cached {
     const sm120_attention_with_kv_cache_args *args;
     sm120_attention_args options; /* causal, scale, window and softcap, as sm120_attention has them */
     struct shape q_shape, k_shape, v_shape, o_shape;
-    struct tensor q, k, v, o;
-    bool is_8_bits; /* k and v; then: */
-    struct tensor blocks[2], scale[2];
-    struct shape blocks_shape[2], scale_shape;
-    uint32_t form[2]; /* KV_FORMAT of k and v */
-    int64_t kv_rows;  /* the most keys that a sequence can have */
+    struct tensor q, o;
+    struct cache_side k, v;
+    bool is_narrow;  /* k and v have 8 or 4 bits */
+    int64_t kv_rows; /* the most keys that a sequence can have */
     int64_t table_bytes, lse_bytes;
     bool is_ready; /* kernels load 16 bytes at a time */
 

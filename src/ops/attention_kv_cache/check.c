@@ -8,7 +8,7 @@
 #include "runtime/error.h"
 #include "runtime/memory.h"
 
-enum { ROWS_MAX = (1 << 30) - 1, GRID_MAX = 65535, HEAD_DIM_MAX = 256, SPLITS_MAX = 1024, MX_BLOCK = 32 };
+enum { ROWS_MAX = (1 << 30) - 1, GRID_MAX = 65535, HEAD_DIM_MAX = 256, SPLITS_MAX = 1024 };
 
 /* Check which pages there are, and find the most keys of a sequence. */
 static sm120_status check_pages(struct cached *call) {
@@ -51,91 +51,34 @@ static sm120_status check_pages(struct cached *call) {
     return SM120_OK;
 }
 
-static bool is_byte(uint32_t dtype) {
-    return dtype == SM120_E4M3 || dtype == SM120_E5M2;
-}
-
-/* Check the scales of k and v, and find the forms of their elements. */
-static sm120_status check_scales(struct cached *call) {
-    const sm120_attention_with_kv_cache_args *const args = call->args;
-    const struct {
-        const char *name, *blocks_name, *scale_name;
-        const sm120_tensor *given, *blocks, *scale;
-        const struct shape *shape;
-    } sides[] = {{"k", "k_blocks", "k_scale", &args->k, &args->k_blocks, &args->k_scale, &call->k_shape},
-                 {"v", "v_blocks", "v_scale", &args->v, &args->v_blocks, &args->v_scale, &call->v_shape}};
-    call->is_8_bits = is_byte(args->k.dtype) && is_byte(args->v.dtype);
-    call->scale_shape = call->k_shape;
-    call->scale_shape.head_dim = 1;
-    sm120_status status = SM120_OK;
-    for (int i = 0; i < 2 && status == SM120_OK; ++i) {
-        const uint32_t dtype = sides[i].given->dtype;
-        const bool has_blocks = sides[i].blocks->address != 0, has_scale = sides[i].scale->address != 0;
-        if (is_byte(dtype) && !call->is_8_bits) {
-            return fail(SM120_UNSUPPORTED,
-                        "%s.dtype = 0x%08" PRIx32 "; if one of k and v has 8 bits, only 8 bits are supported for both",
-                        sides[i].name, dtype);
-        }
-        if ((has_blocks && dtype != SM120_E4M3) || (has_scale && (!is_byte(dtype) || has_blocks))) {
-            return fail(SM120_INVALID_ARGUMENT,
-                        "%s.address = 0x%" PRIx64 "; %s.dtype = 0x%08" PRIx32
-                        " has none: E4M3 has scales in blocks or one of a row, E5M2 one of a row",
-                        has_blocks ? sides[i].blocks_name : sides[i].scale_name,
-                        has_blocks ? sides[i].blocks->address : sides[i].scale->address, sides[i].name, dtype);
-        }
-        if (has_blocks && sides[i].blocks->dtype != SM120_E8M0) {
-            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be E8M0 (0x%08x)",
-                        sides[i].blocks_name, sides[i].blocks->dtype, SM120_E8M0);
-        }
-        if (has_scale && sides[i].scale->dtype != SM120_F32) {
-            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be F32 (0x%08x)",
-                        sides[i].scale_name, sides[i].scale->dtype, SM120_F32);
-        }
-        call->form[i] = has_blocks ? KV_FORMAT_MXFP8 : dtype == SM120_E5M2 ? KV_FORMAT_E5M2 : KV_FORMAT_E4M3;
-        call->blocks_shape[i] = *sides[i].shape;
-        call->blocks_shape[i].head_dim = (sides[i].shape->head_dim + MX_BLOCK - 1) / MX_BLOCK;
-        if (has_blocks) {
-            status = tensor_check_strides(sides[i].blocks_name, sides[i].blocks, call->blocks_shape + i, TENSOR_INPUT,
-                                          call->blocks + i);
-        }
-        if (has_scale) {
-            status = tensor_check_strides(sides[i].scale_name, sides[i].scale, &call->scale_shape, TENSOR_SPREAD,
-                                          call->scale + i);
-        }
-    }
-    return status;
-}
-
 /* Check dtypes and strides of the tensors. */
 static sm120_status check_tensors(struct cached *call) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
-    const struct {
-        const char *name;
-        const sm120_tensor *given;
-        const struct shape *shape;
-        struct tensor *tensor;
-        enum tensor_role role;
-    } list[] = {{"q", &args->q, &call->q_shape, &call->q, TENSOR_INPUT},
-                {"k", &args->k, &call->k_shape, &call->k, TENSOR_INPUT},
-                {"v", &args->v, &call->v_shape, &call->v, TENSOR_INPUT},
-                {"o", &args->o, &call->o_shape, &call->o, TENSOR_OUTPUT}};
-    for (size_t i = 0; i < sizeof list / sizeof *list; ++i) {
-        const bool is_cache = list[i].given == &args->k || list[i].given == &args->v;
-        const bool is_8_bits = is_cache && is_byte(list[i].given->dtype);
-        const sm120_status status =
-            is_8_bits ? tensor_check_strides(list[i].name, list[i].given, list[i].shape, list[i].role, list[i].tensor)
-                      : tensor_check(list[i].name, list[i].given, list[i].shape, list[i].role, list[i].tensor);
-        if (status != SM120_OK) {
-            return status;
-        }
-        if (list[i].role == TENSOR_INPUT && !is_8_bits &&
-            (list[i].tensor->dtype != call->q.dtype || call->q.dtype == SM120_F32)) {
-            return fail(SM120_INVALID_ARGUMENT,
-                        "%s.dtype = 0x%08" PRIx32 "; q, k and v must all be BF16 (0x%x) or all F16 (0x%x)",
-                        list[i].name, list[i].tensor->dtype, SM120_BF16, SM120_F16);
-        }
+    sm120_status status = tensor_check("q", &args->q, &call->q_shape, TENSOR_INPUT, &call->q);
+    if (status == SM120_OK && call->q.dtype == SM120_F32) {
+        return fail(SM120_INVALID_ARGUMENT, "q.dtype = 0x%08" PRIx32 "; it must be BF16 (0x%08x) or F16 (0x%08x)",
+                    call->q.dtype, SM120_BF16, SM120_F16);
     }
-    return SM120_OK;
+    status = status == SM120_OK ? tensor_check("o", &args->o, &call->o_shape, TENSOR_OUTPUT, &call->o) : status;
+    status = status == SM120_OK ? cache_side_check(&call->k, &call->k_shape, call->q.dtype, "q", TENSOR_INPUT) : status;
+    status = status == SM120_OK ? cache_side_check(&call->v, &call->v_shape, call->q.dtype, "q", TENSOR_INPUT) : status;
+    if (status != SM120_OK) {
+        return status;
+    }
+    call->is_narrow = call->k.form != KV_FORMAT_COPY;
+    if (call->is_narrow != (call->v.form != KV_FORMAT_COPY)) {
+        return fail(SM120_UNSUPPORTED,
+                    "k.dtype = 0x%08" PRIx32 " and v.dtype = 0x%08" PRIx32
+                    "; caches of which one has 16 bits and the other fewer are not supported",
+                    args->k.dtype, args->v.dtype);
+    }
+    return cache_side_check_swizzle(&call->v, args->v_swizzled, &call->v_shape);
+}
+
+/* Whether kernels load 16 bytes of K or V at a time. */
+static bool is_ready(const struct cache_side *side) {
+    return copy_rows_is_needless(side->tensor + CACHE_ELEMENTS, side->shape + CACHE_ELEMENTS) &&
+           (side->form == KV_FORMAT_COPY || side->shape[CACHE_ELEMENTS].head_dim % TENSOR_ALIGNMENT == 0);
 }
 
 sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct cached *call) {
@@ -152,14 +95,13 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
         .k_shape = {args->pages, args->kv_heads, args->page_rows, args->head_dim},
         .v_shape = {args->pages, args->kv_heads, args->page_rows, v_head_dim},
         .o_shape = {args->batch, args->heads, args->q_rows, v_head_dim},
+        .k = CACHE_SIDE(k, k, args),
+        .v = CACHE_SIDE(v, v, args),
     };
     if (args->causal != SM120_NOT_CAUSAL && args->causal != SM120_CAUSAL_BOTTOM_RIGHT) {
         return fail(SM120_INVALID_ARGUMENT,
                     "causal = %" PRIu32 "; it must be NOT_CAUSAL (%d) or CAUSAL_BOTTOM_RIGHT (%d)", args->causal,
                     SM120_NOT_CAUSAL, SM120_CAUSAL_BOTTOM_RIGHT);
-    }
-    if (args->reserved != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
     }
     if (args->num_splits < 0 || args->num_splits > SPLITS_MAX) {
         return fail(SM120_INVALID_ARGUMENT, "num_splits = %" PRId64 "; it must be from 1 to %d, or 0 (chosen)",
@@ -186,35 +128,33 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
     }
     status = status == SM120_OK ? check_pages(call) : status;
     status = status == SM120_OK ? check_tensors(call) : status;
-    status = status == SM120_OK ? check_scales(call) : status;
     if (status == SM120_OK && !multiply(args->batch * args->heads, 4 * args->q_rows, &call->lse_bytes)) {
         return fail(SM120_UNSUPPORTED, "lse of batch * heads * q_rows = %" PRId64 " * %" PRId64 " does not fit",
                     args->batch * args->heads, args->q_rows);
     }
-    call->is_ready = copy_rows_is_needless(&call->k, &call->k_shape) &&
-                     copy_rows_is_needless(&call->v, &call->v_shape) &&
-                     (call->is_8_bits ? (args->head_dim | v_head_dim) % TENSOR_ALIGNMENT == 0
-                                      : copy_rows_is_needless(&call->q, &call->q_shape));
+    call->is_ready = status == SM120_OK && is_ready(&call->k) && is_ready(&call->v) &&
+                     (call->is_narrow || copy_rows_is_needless(&call->q, &call->q_shape));
     return status;
 }
 
 sm120_status cached_check_places(struct device *device, const struct cached *call, sm120_address workspace,
                                  size_t workspace_bytes) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
-    const struct tensor *const tensors[] = {&call->q,         &call->k,         &call->v,        &call->o,
-                                            call->blocks + 0, call->blocks + 1, call->scale + 0, call->scale + 1};
+    const struct tensor *const k = call->k.tensor, *const v = call->v.tensor;
+    const struct tensor *const tensors[] = {&call->q,         k + CACHE_ELEMENTS, v + CACHE_ELEMENTS, &call->o,
+                                            k + CACHE_BLOCKS, v + CACHE_BLOCKS,   k + CACHE_SCALE,    v + CACHE_SCALE};
     const int64_t slopes = args->alibi_batch_stride * (args->batch - 1) + args->heads;
     const struct {
         const char *name;
         sm120_address address;
         int64_t bytes;
     } read[] = {{"q", call->q.address, call->q.bytes},
-                {"k", call->k.address, call->k.bytes},
-                {"v", call->v.address, call->v.bytes},
-                {"k_blocks", call->blocks[0].address, call->blocks[0].bytes},
-                {"v_blocks", call->blocks[1].address, call->blocks[1].bytes},
-                {"k_scale", call->scale[0].address, call->scale[0].bytes},
-                {"v_scale", call->scale[1].address, call->scale[1].bytes},
+                {"k", k[CACHE_ELEMENTS].address, k[CACHE_ELEMENTS].bytes},
+                {"v", v[CACHE_ELEMENTS].address, v[CACHE_ELEMENTS].bytes},
+                {"k_blocks", k[CACHE_BLOCKS].address, k[CACHE_BLOCKS].bytes},
+                {"v_blocks", v[CACHE_BLOCKS].address, v[CACHE_BLOCKS].bytes},
+                {"k_scale", k[CACHE_SCALE].address, k[CACHE_SCALE].bytes},
+                {"v_scale", v[CACHE_SCALE].address, v[CACHE_SCALE].bytes},
                 {"kv_lengths", args->kv_lengths, 4 * args->batch},
                 {"page_table", args->page_table, call->table_bytes},
                 {"page_indptr", args->page_indptr, 4 * args->batch + 4},

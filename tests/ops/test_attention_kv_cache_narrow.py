@@ -1,10 +1,10 @@
-"""attention_with_kv_cache of caches in float8 and MXFP8 against float64 attention of the values that they hold."""
+"""attention_with_kv_cache of caches in 8 and 4 bits against float64 attention of the values that they hold."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cache_formats import E4M3, E5M2, E8M0, Held, quantise, read
+from cache_formats import E4M3, E5M2, E8M0, Held, quantise, read, scale_places
 from cache_reference import Attention, attention_cached, check_close
 from harness import DTYPES
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import pysm120
 
 Array = NDArray[Any]
-FORMS = ("e4m3", "e5m2", "mxfp8")
+FORMS = ("e4m3", "e5m2", "mxfp8", "nvfp4")
 BF16 = DTYPES["bfloat16"]
 NAN = 0x7F  # a NaN in both float8 formats
 
@@ -21,6 +21,7 @@ class Side(NamedTuple):
     """K or V: what the cache holds, the scale that the caller gives, and the values."""
 
     held: Held
+    form: str
     factor: Array | None
     values: Array
     gap: int
@@ -31,9 +32,13 @@ class Side(NamedTuple):
 
         The kernel lets the largest product be at least 2^6, and numbers of f16 are multiples of 2^-24.
         """
-        elements = np.abs(np.nan_to_num(self.held.elements.astype(np.float64)))
-        scales = self.held.blocks.view(np.uint8).astype(np.float64)
-        largest = np.exp2(scales[scales < 255].max() - 127) if scales.size else 1.0
+        largest, elements = 1.0, self.held.elements
+        if self.form == "mxfp8":
+            scales = self.held.blocks.view(np.uint8).astype(np.float64)
+            largest = np.exp2(scales[scales < 255].max() - 127)
+        elif self.form == "nvfp4":
+            elements = read(self.held, self.form, np.ones(1), self.values.shape[-1])
+        elements = np.abs(np.nan_to_num(elements.astype(np.float64)))
         return float(
             2.0**-31 * elements.sum((0, 1)).max() * largest * (1 if self.factor is None else self.factor.max())
         )
@@ -64,7 +69,7 @@ def draw_side(rng: np.random.Generator, form: str, shape: tuple[int, ...], used:
     held.elements.view(np.uint8)[~used] = NAN
     if held.blocks.size:
         held.blocks.view(np.uint8)[~used] = 255
-    return Side(held, factor, values, gap)
+    return Side(held, form, factor, values, gap)
 
 
 def verify(device: pysm120.Device, rng: np.random.Generator, k_form: str, v_form: str, head_dim: int) -> None:
@@ -85,6 +90,7 @@ def verify(device: pysm120.Device, rng: np.random.Generator, k_form: str, v_form
     for b, count in enumerate(lengths):
         at = np.arange(count)
         used[b if table is None else table[b][at // page], at if table is None else at % page] = True
+    head_dim += head_dim % 2 if "nvfp4" in {k_form, v_form} else 0
     v_head_dim = int(rng.choice([head_dim, 64, 32]))
     gap = int(rng.choice([0, 16, 3]))
     k = draw_side(rng, k_form, (pages, rows, kv_heads, head_dim), used, gap=gap)
@@ -158,7 +164,7 @@ def test_scales_of_any_size(device: pysm120.Device, rng: np.random.Generator, ex
             v = v._replace(values=v.values * factor[..., None])
         else:
             held = quantise(v.values, form, np.ones(1))
-            v = Side(held, factor, read(held, form, factor[..., None], 64), 0)
+            v = Side(held, form, factor, read(held, form, factor[..., None], 64), 0)
         q = (rng.standard_normal((2, 3, 4, 64)) * np.exp2([0.0, -30.0, 3.0, -90.0])[:, None]).astype(BF16)
         for splits in (1, 3):
             check(attention_cached(q, k.values, v.values), v, call(device, q, k, v, num_splits=splits))
@@ -172,11 +178,12 @@ def test_zeros_and_nan(device: pysm120.Device, rng: np.random.Generator) -> None
     for form in FORMS:
         k, v = (draw_side(rng, form, shape, used) for _ in "kv")
         zeros = quantise(np.zeros(shape, np.float32), form, np.ones(1))
-        nothing = Side(zeros, None, np.zeros(shape, np.float32), 0)
+        nothing = Side(zeros, form, None, np.zeros(shape, np.float32), 0)
         for a, b in ((k, v), (nothing, v), (k, nothing)):
             check(attention_cached(q, a.values, b.values, causal=True), b, call(device, q, a, b, causal=True))
-        poisoned = (v.held.elements, v.held.blocks) if form == "mxfp8" else (v.held.elements,)
-        for array, code in zip(poisoned, (NAN, 255), strict=False):
+        poisoned = [(v.held.elements, NAN)] if form != "nvfp4" else []  # e2m1 has no NaN
+        poisoned += [(v.held.blocks, 255)] if v.held.blocks.size else []
+        for array, code in poisoned:
             kept = array.copy()
             array.view(np.uint8)[1, 38, 0, 1] = code
             o, _ = call(device, q, k, v, causal=True)
@@ -185,18 +192,37 @@ def test_zeros_and_nan(device: pysm120.Device, rng: np.random.Generator) -> None
             assert np.isfinite(o[0]).all()
 
 
-def test_after_append(device: pysm120.Device, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_swizzled_scales(device: pysm120.Device, rng: np.random.Generator, head_dim: int) -> None:
+    """The order of SM100 kernels gives the bits of the order of columns, with every kernel."""
+    shape = (3, 20, 2, head_dim)
+    k, v = (draw_side(rng, "nvfp4", shape, np.ones(shape[:2], bool)) for _ in "kv")
+    swizzled = np.empty_like(v.held.blocks)
+    for row in range(shape[1]):
+        rows, places = scale_places(row, head_dim // 16, is_swizzled=True)
+        swizzled[:, rows, :, places] = v.held.blocks[:, row].transpose(2, 0, 1)
+    q = rng.standard_normal((3, 2, 4, head_dim)).astype(BF16)
+    for gap in (0, 1):
+        k, v = k._replace(gap=gap), v._replace(gap=gap)
+        wanted = call(device, q, k, v)
+        check(attention_cached(q, k.values, v.values), v, wanted)
+        got = call(device, q, k, v._replace(held=v.held._replace(blocks=swizzled)), v_swizzled=True)
+        assert all(np.array_equal(x, y) for x, y in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("v_swizzled", [False, True])
+def test_after_append(device: pysm120.Device, rng: np.random.Generator, *, v_swizzled: bool) -> None:
     """What kv_cache_append quantises is what attention reads."""
-    x = rng.standard_normal((2, 2, 50, 2, 96)).astype(BF16)
-    caches: list[Any] = [
-        (device.zeros((2, 50, 2, 96), E4M3), device.zeros((2, 50, 2, 3), E8M0)),
-        device.zeros((2, 50, 2, 96), E5M2),
-    ]
-    pysm120.kv_cache_append(device.array(x[0]), device.array(x[1]), caches[0], caches[1])
-    k, v = pysm120.kv_cache_gather(caches[0], caches[1], dtype=np.float32)
-    q = rng.standard_normal((2, 2, 4, 96)).astype(BF16)
+    x = rng.standard_normal((2, 2, 48, 2, 128)).astype(BF16)
+    eights = (device.zeros((2, 48, 2, 128), E4M3), device.zeros((2, 48, 2, 4), E8M0))
+    fours = (device.zeros((2, 48, 2, 64), np.uint8), device.zeros((2, 48, 2, 8), E4M3))
+    factor = device.array(np.full(1, 0.01, np.float32))
+    options: dict[str, Any] = {"v_scale": factor, "v_swizzled": v_swizzled}
+    pysm120.kv_cache_append(device.array(x[0]), device.array(x[1]), eights, fours, **options)
+    k, v = pysm120.kv_cache_gather(eights, fours, dtype=np.float32, **options)
+    q = rng.standard_normal((2, 2, 4, 128)).astype(BF16)
     o, lse = pysm120.attention_with_kv_cache(
-        device.array(q), caches[0], caches[1], out_dtype=np.float32, return_lse=True
+        device.array(q), eights, fours, out_dtype=np.float32, return_lse=True, **options
     )
     values = (device.from_dlpack(array).numpy() for array in (k, v))
     check_close(attention_cached(q, *values), o.numpy(), lse.numpy())
@@ -204,13 +230,15 @@ def test_after_append(device: pysm120.Device, rng: np.random.Generator) -> None:
 
 Q, CACHE, BLOCKS = np.ones((1, 1, 2, 64), BF16), np.ones((1, 5, 2, 64), E4M3), np.ones((1, 5, 2, 2), E8M0)
 WRONG: dict[str, tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = {
-    "mixed": (pysm120.UnsupportedError, "only 8 bits are supported for both", (CACHE, CACHE.astype(BF16)), {}),
-    "nvfp4": (
-        pysm120.UnsupportedError,
-        "k_cache holds NVFP4",
-        ((CACHE.view(np.uint8)[..., :32], np.ones((1, 5, 2, 4), E4M3)), CACHE),
+    "mixed": (pysm120.UnsupportedError, "of which one has 16 bits", (CACHE, CACHE.astype(BF16)), {}),
+    "one array of pairs": (TypeError, "k_cache has dtype uint8; NVFP4 needs", (CACHE.view(np.uint8), CACHE), {}),
+    "elements of pairs": (
+        ValueError,
+        "k_cache has shape",
+        ((CACHE.view(np.uint8), np.ones((1, 5, 2, 4), E4M3)), CACHE),
         {},
     ),
+    "swizzled": (ValueError, "v_swizzled = 1; it needs v_cache in NVFP4", (CACHE, CACHE), {"v_swizzled": True}),
     "scale of blocks": (ValueError, "k_scale is given", ((CACHE, BLOCKS), CACHE), {"k_scale": 2.0}),
     "scale of halves": (ValueError, "v_scale is given", (CACHE, CACHE.astype(BF16)), {"v_scale": 2.0}),
     "shape of blocks": (ValueError, r"k_cache\[1\] has shape", ((CACHE, BLOCKS[..., :1]), CACHE), {}),

@@ -1,0 +1,93 @@
+/* The form in which a cache holds K or V, by the dtypes that the caller gives. */
+#include "ops/cache_side.h"
+
+#include <inttypes.h>
+
+#include "generated/constants.h"
+#include "runtime/error.h"
+
+enum { MX_BLOCK = 32, NV_BLOCK = 16, SWIZZLE = 4 };
+
+/* Find the form by the dtype of the elements and the scales that there are. */
+static sm120_status find_form(struct cache_side *side, uint32_t plain, const char *plain_name) {
+    const sm120_tensor *const elements = side->given[CACHE_ELEMENTS];
+    const sm120_tensor *const blocks = side->given[CACHE_BLOCKS], *const scale = side->given[CACHE_SCALE];
+    const bool has_blocks = blocks->address != 0;
+    if (elements->dtype == plain) {
+        side->form = KV_FORMAT_COPY;
+    } else if (elements->dtype == SM120_E4M3) {
+        side->form = has_blocks ? KV_FORMAT_MXFP8 : KV_FORMAT_E4M3;
+    } else if (elements->dtype == SM120_E5M2) {
+        side->form = KV_FORMAT_E5M2;
+    } else if (elements->dtype == SM120_U8) {
+        side->form = KV_FORMAT_NVFP4;
+    } else {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s.dtype = 0x%08" PRIx32 "; it must be that of %s, 0x%08" PRIx32
+                    ", or E4M3 (0x%08x), E5M2 (0x%08x) or U8 (0x%08x)",
+                    side->name[CACHE_ELEMENTS], elements->dtype, plain_name, plain, SM120_E4M3, SM120_E5M2, SM120_U8);
+    }
+    const bool is_blocked = side->form == KV_FORMAT_MXFP8 || side->form == KV_FORMAT_NVFP4;
+    const uint32_t wanted = side->form == KV_FORMAT_NVFP4 ? SM120_E4M3 : SM120_E8M0;
+    if (has_blocks != is_blocked) {
+        return fail(SM120_INVALID_ARGUMENT, "%s.address = 0x%" PRIx64 "; %s.dtype = 0x%08" PRIx32 " %s",
+                    side->name[CACHE_BLOCKS], blocks->address, side->name[CACHE_ELEMENTS], elements->dtype,
+                    is_blocked ? "needs scales in blocks" : "has no scales in blocks");
+    }
+    if (is_blocked && blocks->dtype != wanted) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s.dtype = 0x%08" PRIx32 "; with %s.dtype = 0x%08" PRIx32 " it must be 0x%08" PRIx32,
+                    side->name[CACHE_BLOCKS], blocks->dtype, side->name[CACHE_ELEMENTS], elements->dtype, wanted);
+    }
+    if (scale->address != 0 && (side->form == KV_FORMAT_COPY || side->form == KV_FORMAT_MXFP8)) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s.address = 0x%" PRIx64 "; only E4M3 and E5M2 without scales in blocks, and NVFP4 have it",
+                    side->name[CACHE_SCALE], scale->address);
+    }
+    if (scale->address != 0 && scale->dtype != SM120_F32) {
+        return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be F32 (0x%08x)",
+                    side->name[CACHE_SCALE], scale->dtype, SM120_F32);
+    }
+    return SM120_OK;
+}
+
+sm120_status cache_side_check(struct cache_side *side, const struct shape *whole, uint32_t plain,
+                              const char *plain_name, enum tensor_role role) {
+    sm120_status status = find_form(side, plain, plain_name);
+    if (status != SM120_OK) {
+        return status;
+    }
+    const int64_t columns = whole->head_dim;
+    const bool is_4_bits = side->form == KV_FORMAT_NVFP4;
+    const int64_t block = is_4_bits ? NV_BLOCK : MX_BLOCK;
+    if (is_4_bits && columns % 2 != 0) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s.dtype = U8 holds pairs of elements; the head size %" PRId64 " must be even",
+                    side->name[CACHE_ELEMENTS], columns);
+    }
+    const int64_t widths[CACHE_ROLES] = {is_4_bits ? columns / 2 : columns, (columns + block - 1) / block, 1};
+    for (int i = 0; i < CACHE_ROLES; ++i) {
+        side->shape[i] = *whole;
+        side->shape[i].head_dim = widths[i];
+        side->tensor[i] = (struct tensor){.name = side->name[i]};
+        if (status == SM120_OK && (i == CACHE_ELEMENTS || side->given[i]->address != 0)) {
+            status = tensor_check_strides(side->name[i], side->given[i], &side->shape[i],
+                                          i == CACHE_SCALE ? TENSOR_SPREAD : role, side->tensor + i);
+        }
+    }
+    return status;
+}
+
+sm120_status cache_side_check_swizzle(const struct cache_side *v, uint32_t v_swizzled, const struct shape *whole) {
+    if (v_swizzled > 1) {
+        return fail(SM120_INVALID_ARGUMENT, "v_swizzled = %" PRIu32 "; it must be 0 or 1", v_swizzled);
+    }
+    if (v_swizzled == 1 &&
+        (v->form != KV_FORMAT_NVFP4 || whole->head_dim % (SWIZZLE * NV_BLOCK) != 0 || whole->rows % SWIZZLE != 0)) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "v_swizzled = 1; it needs %s in NVFP4, a head size that is a multiple of %d, not %" PRId64
+                    ", and page_rows a multiple of %d, not %" PRId64,
+                    v->name[CACHE_ELEMENTS], SWIZZLE * NV_BLOCK, whole->head_dim, SWIZZLE, whole->rows);
+    }
+    return SM120_OK;
+}
