@@ -180,8 +180,8 @@ def caches_of(device: pysm120.Device, case: Case, k: Any, v: Any) -> tuple[Any, 
         arrays = [device.zeros((*shape, n), dtype) for n, dtype in (elements, blocks) if n]
         made.append(tuple(arrays) if len(arrays) > 1 else arrays[0])
     rows = np.arange(shape[0] * shape[1])
-    flat = [x.reshape(-1, *x.shape[2:]) for x in (k, v)]
-    pysm120.kv_cache_append(*flat, *made, device.array(rows))
+    dense_k, dense_v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
+    pysm120.kv_cache_append(dense_k, dense_v, made[0], made[1], device.array(rows))
     return made[0], made[1]
 
 
@@ -312,7 +312,11 @@ def main() -> None:
         title = chip.title(device, f"PyTorch {torch.__version__}, bf16 decoding")
         print(title)
         top = reading(device, torch, arguments.runs)
-        results = [measure(device, torch, case, arguments.runs, splits=arguments.splits) for case in CASES if arguments.only in str(case)]
+        results = [
+            measure(device, torch, case, arguments.runs, splits=arguments.splits)
+            for case in CASES
+            if arguments.only in str(case)
+        ]
         show(results, top)
         if arguments.json:
             arguments.json.write_text(json.dumps({"title": title, "reading": top, "results": results}, indent=1) + "\n")

@@ -629,6 +629,11 @@ typedef struct sm120_attention_with_kv_cache_args {
                            same bits whatever the batch */
     sm120_stream stream;
 
+    /* u8 [batch or 1][q_rows][q_rows], contiguous, or 0: row i does not see key d + j where tree_mask[i][j] is 0, as
+     * among the tokens of a tree of drafts; d = keys - q_rows. */
+    sm120_address tree_mask;
+    int64_t tree_mask_batch_stride; /* q_rows * q_rows, or 0: one tree for all sequences */
+
     /* Of k and v in 8 or 4 bits, as in sm120_kv_cache_append_args. Address 0: none. */
     sm120_tensor k_blocks, v_blocks;
     sm120_tensor k_scale, v_scale;

@@ -18,6 +18,8 @@ from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 
 _HALVES = FLOATS[1:]
+_FLAGS = (np.dtype(np.bool_), *U8)
+_TREES_RANK = 3
 
 
 class _Options(NamedTuple):
@@ -37,6 +39,8 @@ def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     """Write the options."""
     fill_scores(args, given, options)
     args.v_swizzled = options.v_swizzled
+    if "tree_mask" in given and len(given["tree_mask"].shape) == _TREES_RANK:
+        args.tree_mask_batch_stride = args.q_rows**2
     args.num_splits = splits = 0 if options.num_splits is None else integer(options.num_splits, "num_splits")
     if splits < 0 or (options.num_splits is not None and splits == 0):
         message = f"num_splits is {options.num_splits}, not a number of parts: at least 1, or None"
@@ -147,6 +151,7 @@ def _operation(place: str, k: str, v: str) -> Operation:
             *rows,
             Input("sinks", "heads", F32, optional=True),
             Input("alibi_slopes", "heads | batch heads", F32, optional=True),
+            Input("tree_mask", "q_rows q_rows | batch q_rows q_rows", _FLAGS, optional=True),
             Output("out", "batch heads q_rows v_head_dim", member="o", like="q", converts=True),
             Output("lse", "batch heads q_rows", F32),
         ),
@@ -162,8 +167,8 @@ def _kind_of(cache: Cache) -> str:
     kind = cache.kind if cache.kind != "plain" else "byte" if is_byte else "half"
     if cache.scale is not None and kind not in {"byte", "nvfp4"}:
         message = (
-            f"{cache.letter}_scale is given, but only a {cache.letter}_cache in float8 without other scales, or in NVFP4, "
-            "has it"
+            f"{cache.letter}_scale is given, but only a {cache.letter}_cache in float8 without other scales, "
+            "or in NVFP4, has it"
         )
         raise InvalidArgumentError(message)
     return kind
@@ -188,6 +193,7 @@ def attention_with_kv_cache(
     softcap: float = 0.0,
     sinks: Any = None,
     alibi_slopes: Any = None,
+    tree_mask: Any = None,
     scale: float | None = None,
     num_splits: int | None = None,
     out: Any = None,
@@ -243,6 +249,9 @@ def attention_with_kv_cache(
         An additional score in the softmax sum of every row, without a value.
     alibi_slopes : array, float32, shape (H,) or (B, H), optional
         Scores become score - slope * abs(i + d - key).
+    tree_mask : array, bool or uint8, shape (T, T) or (B, T, T), optional
+        Token i does not use the key of token j, key d + j, where tree_mask[i, j] is
+        0: for the tokens of a tree of drafts.
     scale : float, optional
         Default: 1 / sqrt(D).
     num_splits : int, optional
@@ -276,7 +285,8 @@ def attention_with_kv_cache(
     one_of(cache_layout, "cache_layout", ("NHD", "HND"))
     given = (("k", k_cache, k_scale), ("v", v_cache, v_scale))
     k, v = (Cache.of(letter, x, factor, cache_layout) for letter, x, factor in given)
-    inputs = {"q": q, **k.named(), **v.named(), "sinks": sinks, "alibi_slopes": alibi_slopes}
+    inputs = {"q": q, **k.named(), **v.named(), "sinks": sinks}
+    inputs |= {"alibi_slopes": alibi_slopes, "tree_mask": tree_mask}
     kinds = [_kind_of(x) for x in (k, v)]
     inputs |= {f"{x.letter}_scale": x.scale for x, kind in zip((k, v), kinds, strict=True) if kind != "half"}
     place = "dense"

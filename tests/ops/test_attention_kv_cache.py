@@ -65,6 +65,14 @@ LAYOUTS = [
 ]
 
 
+TREES = [
+    Case((100, 30, 7, 0, tokens), tokens, heads, tree=dimensions, causal=causal, splits=splits, **feature)
+    for tokens, heads in ((7, 4), (19, 8), (64, 2))
+    for dimensions, causal, splits in ((2, True, 1), (3, False, 2))
+    for feature in ({}, {"window": (15, None), "slopes": 1}, {"page": 16, "softcap": 3.0, "sinks": True})
+]
+
+
 @pytest.mark.parametrize("case", HEAD_SIZES, ids=name)
 @pytest.mark.sampled(8)
 def test_head_sizes(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
@@ -81,6 +89,13 @@ def test_groups_and_tokens(opened: OpenDevice, rng: np.random.Generator, case: C
 @pytest.mark.parametrize("case", FEATURES, ids=name)
 @pytest.mark.sampled(12)
 def test_features(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
+    verify(opened, rng, case)
+
+
+@pytest.mark.parametrize("case", TREES, ids=name)
+@pytest.mark.sampled(5)
+def test_trees_of_drafts(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
+    """A mask of the tokens' own keys, also where a sequence has fewer keys than tokens."""
     verify(opened, rng, case)
 
 
@@ -325,6 +340,7 @@ def problems(choose: Any) -> Case:
         softcap=choose(st.sampled_from([0.0, 0.0, 2.0, 30.0])),
         sinks=choose(st.booleans()),
         slopes=choose(st.integers(0, 2)),
+        tree=choose(st.sampled_from((0, 0, 2, 3))),
         scale=choose(st.sampled_from([None, None, 0.0, -0.2, 0.7])),
         splits=choose(st.integers(0, 5)),
         layout=choose(st.sampled_from(["NHD", "HND", "together"])),
@@ -368,7 +384,7 @@ def test_order_of_warps(rng: np.random.Generator, case: Case, seed: int) -> None
 
 def placed(opened: OpenDevice, rng: np.random.Generator, form: str) -> tuple[Any, Any, int]:
     """A right call with everything in it: its struct, the size of its workspace, the workspace."""
-    case = Case((40, 30), 3, page=16, form=form, sinks=True, slopes=1, splits=2)
+    case = Case((40, 30), 3, page=16, form=form, sinks=True, slopes=1, tree=2, splits=2)
     args = arguments(opened, case, draw(rng, case))
     o = Buffer(opened, (2, 3, 4, 64), np.float32)
     args.o.address, args.o.dtype = o.address, lib.SM120_F32
@@ -385,7 +401,7 @@ def refused(opened: OpenDevice, args: Any, workspace: int, size: Any) -> tuple[i
     return status, ffi.string(lib.sm120_last_error()).decode()
 
 
-INPUTS = ("q", "k", "v", "kv_lengths", "page_table", "page_indptr", "last_page", "sinks", "alibi_slopes")
+INPUTS = ("q", "k", "v", "kv_lengths", "page_table", "page_indptr", "last_page", "sinks", "alibi_slopes", "tree_mask")
 
 
 @pytest.mark.parametrize("written", ["o", "lse", "workspace"])

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cache_formats import E4M3, E5M2, E8M0, Held, quantise, read, scale_places
+from cache_formats import E4M3, E8M0, Held, quantise, read, scale_places
 from cache_reference import Attention, attention_cached, check_close
 from harness import DTYPES
 from numpy.typing import NDArray
@@ -101,7 +101,7 @@ def verify(device: pysm120.Device, rng: np.random.Generator, k_form: str, v_form
     if rng.random() < 0.4:
         options["window"] = (int(rng.integers(0, 60)), None if rng.random() < 0.5 else int(rng.integers(0, 9)))
     options |= {"softcap": 3.0} if rng.random() < 0.2 else {}
-    features = {"sinks": rng.standard_normal(heads).astype(np.float32)} if rng.random() < 0.3 else {}
+    features: dict[str, Any] = {"sinks": rng.standard_normal(heads).astype(np.float32)} if rng.random() < 0.3 else {}
     features |= {"alibi_slopes": rng.random(heads).astype(np.float32) / 4} if rng.random() < 0.3 else {}
     wanted = attention_cached(q, k.values, v.values, lengths, page_table=table, **options, **features)
     placed: dict[str, Any] = {name: device.array(x) for name, x in features.items()}

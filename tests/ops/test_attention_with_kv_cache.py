@@ -47,8 +47,8 @@ def launch(device: pysm120.Device) -> None:
     for head_dim, dtype in ((64, "float8_e4m3fn"), (128, "float8_e5m2"), (256, "float8_e4m3fn"), (250, "float8_e5m2")):
         x = np.ones((1, 3, 1, head_dim), BF16)
         call(x, x.astype(dtype), x.astype(dtype), device=device)
-    x = (np.ones((1, 3, 1, 32), np.uint8), np.ones((1, 3, 1, 4), "float8_e4m3fn"))
-    call(np.ones((1, 3, 1, 64), BF16), x, x, device=device)
+    pairs = (np.ones((1, 3, 1, 32), np.uint8), np.ones((1, 3, 1, 4), "float8_e4m3fn"))
+    call(np.ones((1, 3, 1, 64), BF16), pairs, pairs, device=device)
 
 
 def recorded() -> Iterator[Recorded]:
@@ -173,9 +173,29 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "num_splits of a wrong type": (TypeError, "num_splits is 1.5, not an integer", right(num_splits=1.5)),
     "num_splits beyond": (ValueError, "num_splits = 1025", right(num_splits=1025)),
     "sinks": (ValueError, r"sinks has shape \(3,\)", right(sinks=ones(3, dtype="f4"))),
+    "tree_mask": (ValueError, r"tree_mask has shape \(3, 2\)", right(tree_mask=ones(3, 2, dtype="?"))),
+    "dtype of tree_mask": (TypeError, "tree_mask has dtype int32", right(tree_mask=ones(3, 3, dtype="i4"))),
     "out": (ValueError, r"out has shape \(2, 3, 4, 65\)", right(out=ones(2, 3, 4, 65))),
     "lse": (TypeError, "lse has dtype float64", right(lse=ones(2, 4, 3, dtype="f8"))),
 }
+
+
+def test_a_tree_of_drafts(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """Each token of a tree has the result of the chain of its ancestors alone."""
+    chains = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5]]
+    mask = np.zeros((6, 6), bool)
+    for token, chain in enumerate(chains):
+        mask[token, chain] = True
+    q = rng.standard_normal((1, 6, 4, 64)).astype(BF16)
+    k, v = rng.standard_normal((2, 1, 46, 2, 64)).astype(BF16)
+    got = pysm120.attention_with_kv_cache(q, k, v, tree_mask=mask, out_dtype="f4", device=device)
+    for token, chain in enumerate(chains):
+        keys = [*range(40), *(40 + i for i in chain)]
+        alone = pysm120.attention_with_kv_cache(
+            q[:, chain], k[:, keys], v[:, keys], causal=True, out_dtype="f4", device=device
+        )
+        assert np.allclose(got[:, token], alone[:, -1], rtol=0.02, atol=0.01)
+
 
 OPERATION = Operation(
     name="attention_with_kv_cache",
@@ -224,6 +244,7 @@ OPERATION = Operation(
         Wrong("lse", 2, "MISALIGNED", "lse"),
         Wrong("sinks", 2, "MISALIGNED", "sinks"),
         Wrong("alibi_slopes", 2, "MISALIGNED", "alibi_slopes"),
+        Wrong("tree_mask_batch_stride", 3, "INVALID_ARGUMENT", "tree_mask_batch_stride = 3"),
         Wrong("alibi_batch_stride", 3, "INVALID_ARGUMENT", "alibi_batch_stride = 3"),
         Wrong("window", 4, "INVALID_ARGUMENT", "window = 4"),
         Wrong("scale", math.inf, "INVALID_ARGUMENT", "scale = inf"),

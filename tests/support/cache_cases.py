@@ -30,6 +30,7 @@ class Case(NamedTuple):
     softcap: float = 0.0
     sinks: bool = False
     slopes: int = 0  # dimensions of the ALiBi slopes
+    tree: int = 0  # dimensions of the mask of the tokens' own keys
     scale: float | None = None
     splits: int = 1
     layout: str = "NHD"  # or "HND"; "together": K and V in one array [pages, 2, rows, heads, head_dim]
@@ -50,6 +51,7 @@ class Inputs(NamedTuple):
     table: Any
     sinks: Array | None
     slopes: Array | None
+    tree: Array | None = None
 
 
 def name(case: Case) -> str:
@@ -121,14 +123,16 @@ def draw(rng: np.random.Generator, case: Case) -> Inputs:
     sinks = rng.standard_normal(case.heads).astype(np.float32) + 1 if case.sinks else None
     shape = (batch, case.heads)[2 - case.slopes :]
     slopes = rng.random(shape).astype(np.float32) / 4 if case.slopes else None
-    return Inputs(values[0], values[1], values[2], array, table, sinks, slopes)
+    of_trees = (batch, case.tokens, case.tokens)[3 - case.tree :]
+    tree = (rng.random(of_trees) < 0.6).astype(np.uint8) * rng.integers(1, 256, of_trees).astype(np.uint8)
+    return Inputs(values[0], values[1], values[2], array, table, sinks, slopes, tree if case.tree else None)
 
 
 def wanted(case: Case, x: Inputs) -> Attention:
     """Compute the reference."""
     return attention_cached(
-        x.q, x.k, x.v, x.lengths, page_table=x.table, sinks=x.sinks, alibi_slopes=x.slopes, causal=case.causal,
-        window=case.window, softcap=case.softcap, scale=case.scale, out_dtype=DTYPES[case.o_dtype],
+        x.q, x.k, x.v, x.lengths, page_table=x.table, sinks=x.sinks, alibi_slopes=x.slopes, tree_mask=x.tree,
+        causal=case.causal, window=case.window, softcap=case.softcap, scale=case.scale, out_dtype=DTYPES[case.o_dtype],
     )  # fmt: skip
 
 
@@ -176,6 +180,7 @@ def arguments(opened: OpenDevice, case: Case, x: Inputs) -> Any:
         place(opened, case, case.layout, {"k": x.k}, args)
         place(opened, case, case.layout, {"v": x.v}, args)
     members: dict[str, Array | None] = {"kv_lengths": x.lengths, "sinks": x.sinks, "alibi_slopes": x.slopes}
+    members["tree_mask"] = x.tree
     if isinstance(x.table, tuple):
         members |= dict(zip(("page_indptr", "page_table", "last_page"), x.table, strict=True))
         args.table_pages = len(x.table[1])
@@ -186,6 +191,7 @@ def arguments(opened: OpenDevice, case: Case, x: Inputs) -> Any:
         if values is not None:
             setattr(args, member, Buffer(opened, values.shape, values.dtype, values=values).address)
     args.alibi_batch_stride = case.heads if case.slopes > 1 else 0
+    args.tree_mask_batch_stride = case.tokens**2 if case.tree == 3 else 0
     return args
 
 

@@ -71,6 +71,7 @@ def attention_cached(
     softcap: float = 0.0,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    tree_mask: Array | None = None,
     scale: float | None = None,
     out_dtype: Any = np.float32,
 ) -> Attention:
@@ -91,6 +92,10 @@ def attention_cached(
         if alibi_slopes is not None:
             slopes = alibi_slopes if alibi_slopes.ndim == 1 else alibi_slopes[b]
             s = s - slopes[:, None, None].astype(np.float64) * np.abs(distance)
+        if tree_mask is not None:
+            first = len(k) - tokens  # the key of the first token, below 0 if there are fewer keys than tokens
+            mine = tree_mask if tree_mask.ndim == 2 else tree_mask[b]
+            sees[:, max(first, 0) :] &= mine[:, max(-first, 0) :] != 0
         s = np.where(sees & there, s, -np.inf)
         sink = np.full((heads, 1, 1), -np.inf) if sinks is None else sinks.astype(np.float64)[:, None, None]
         highest = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sink)

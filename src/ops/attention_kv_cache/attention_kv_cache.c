@@ -100,6 +100,8 @@ static struct attention_kv_cache_narrow_parameters values_of(const struct cached
         .lse_head_stride = lse_head,
         .sinks = is_whole ? args->sinks : 0,
         .slopes = args->alibi_slopes,
+        .tree = args->tree_mask,
+        .tree_batch_stride = args->tree_mask_batch_stride,
         .slopes_batch_stride = (uint32_t)args->alibi_batch_stride,
         .group = (uint32_t)(args->heads / args->kv_heads),
         .row_tiles = (uint32_t)call->row_tiles,

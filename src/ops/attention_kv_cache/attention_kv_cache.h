@@ -15,7 +15,7 @@ struct cached {
     struct cache_side k, v;
     bool is_narrow;  /* k and v have 8 or 4 bits */
     int64_t kv_rows; /* the most keys that a sequence can have */
-    int64_t table_bytes, lse_bytes;
+    int64_t table_bytes, lse_bytes, tree_bytes;
     bool is_ready; /* kernels load 16 bytes at a time */
 
     uint32_t kernel; /* index of its record */

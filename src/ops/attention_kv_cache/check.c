@@ -126,6 +126,18 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
         return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it must be 0 or heads = %" PRId64,
                     args->alibi_batch_stride, args->heads);
     }
+    const int64_t tree_bytes = args->q_rows * args->q_rows; /* below 2^60 */
+    if (status == SM120_OK && args->tree_mask_batch_stride != 0 && args->tree_mask_batch_stride != tree_bytes) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "tree_mask_batch_stride = %" PRId64 "; it must be 0 or q_rows * q_rows = %" PRId64,
+                    args->tree_mask_batch_stride, tree_bytes);
+    }
+    if (status == SM120_OK && (!multiply(args->tree_mask_batch_stride, args->batch - 1, &call->tree_bytes) ||
+                               !add(call->tree_bytes, tree_bytes, &call->tree_bytes))) {
+        return fail(SM120_UNSUPPORTED,
+                    "tree_mask of batch * q_rows * q_rows = %" PRId64 " * %" PRId64 " bytes does not fit", args->batch,
+                    tree_bytes);
+    }
     status = status == SM120_OK ? check_pages(call) : status;
     status = status == SM120_OK ? check_tensors(call) : status;
     if (status == SM120_OK && !multiply(args->batch * args->heads, 4 * args->q_rows, &call->lse_bytes)) {
@@ -160,12 +172,13 @@ sm120_status cached_check_places(struct device *device, const struct cached *cal
                 {"page_indptr", args->page_indptr, 4 * args->batch + 4},
                 {"last_page", args->last_page, 4 * args->batch},
                 {"sinks", args->sinks, 4 * args->heads},
-                {"alibi_slopes", args->alibi_slopes, 4 * slopes}},
+                {"alibi_slopes", args->alibi_slopes, 4 * slopes},
+                {"tree_mask", args->tree_mask, call->tree_bytes}},
       written[] = {{"o", call->o.address, call->o.bytes},
                    {"lse", args->lse, call->lse_bytes},
                    {"workspace", call->workspace_bytes != 0 ? workspace : 0, call->workspace_bytes}};
     enum { NEEDED = 4, LISTS = 7 }; /* tensors of every call; the first of `read` that is no tensor */
-    enum { READ = sizeof read / sizeof *read, WRITTEN = sizeof written / sizeof *written };
+    enum { READ = sizeof read / sizeof *read, TREE = READ - 1, WRITTEN = sizeof written / sizeof *written };
     sm120_status status = SM120_OK;
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; ++i) {
         if (status == SM120_OK && (i < NEEDED || tensors[i]->address != 0)) {
@@ -177,7 +190,7 @@ sm120_status cached_check_places(struct device *device, const struct cached *cal
         const sm120_address address = i < READ ? read[i].address : args->lse;
         const int64_t bytes = i < READ ? read[i].bytes : call->lse_bytes;
         if (status == SM120_OK && address != 0) {
-            status = check_address(name, address, 4);
+            status = i != TREE ? check_address(name, address, 4) : SM120_OK;
             status = status == SM120_OK ? memory_check(device, address, (uint64_t)bytes, name) : status;
         }
     }

@@ -1,6 +1,6 @@
 """Time kv_cache_append and kv_cache_gather on a GPU, beside a copy of as many bytes and an empty launch.
 
-    python benchmarks/cache_copies.py [--runs 15] [--json FILE]
+    python benchmarks/kv_cache.py [--runs 15] [--json FILE]
 
 Prefill: 16,384 tokens, 8 heads, head size 128, pages of 16 in any order. TB/s count what is read and written; the copy
 is PyTorch's. Decoding: one token of each of 64 sequences; microseconds, beside a kernel that does nothing. Calls are
@@ -54,12 +54,13 @@ def calls_of(
         torch.cuda.synchronize()
         k, v = (device.from_dlpack(x) for x in dense)
 
-        def call(arrays: Any = (k, v, k_cache, v_cache, slots)) -> object:
+        def call(arrays: Any = (k, v, k_cache, v_cache, slots)) -> None:
             stream = torch.cuda.current_stream().cuda_stream
             k, v, k_cache, v_cache, slots = arrays
             if gathers:
-                return pysm120.kv_cache_gather(k_cache, v_cache, slots, k=k, v=v, stream=stream)
-            return pysm120.kv_cache_append(k, v, k_cache, v_cache, slots, stream=stream)
+                pysm120.kv_cache_gather(k_cache, v_cache, slots, k=k, v=v, stream=stream)
+            else:
+                pysm120.kv_cache_append(k, v, k_cache, v_cache, slots, stream=stream)
 
         calls.append(call)
     return calls
@@ -85,7 +86,7 @@ def main() -> None:
         for cache, element in ELEMENT_BYTES.items():
             nbytes = 2 * PREFILL * HEADS * COLUMNS * (2 + element)
             halves = [torch.empty((2, int(nbytes) // 4), dtype=torch.int16, device="cuda") for _ in range(4)]
-            copies = [lambda x=x: x[0].copy_(x[1]) for x in halves]
+            copies: list[Callable[[], object]] = [lambda x=x: x[0].copy_(x[1]) for x in halves]  # type: ignore[misc]
             seconds = {
                 name: rotated(calls_of(device, torch, cache, count, gathers=name == "gather"), torch, arguments.runs)
                 for name, count in (("append", PREFILL), ("gather", PREFILL), ("decode", SEQUENCES))
@@ -93,10 +94,8 @@ def main() -> None:
             copy = nbytes / rotated(copies, torch, arguments.runs) / 1e12
             rates = {name: nbytes / seconds[name] / 1e12 for name in ("append", "gather")}
             rows.append({"cache": cache, "copy": copy, "decode_us": 1e6 * seconds["decode"], **rates})
-            print(
-                f"| {cache} | {rates['append']:.2f} | {rates['gather']:.2f} | {copy:.2f} | {1e6 * seconds['decode']:.2f} |",
-                flush=True,
-            )
+            cells = [rates["append"], rates["gather"], copy, 1e6 * seconds["decode"]]
+            print(f"| {cache} | {' | '.join(f'{x:.2f}' for x in cells)} |", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps({"title": title, "empty": nothing, "rows": rows}, indent=1) + "\n")
 
