@@ -714,6 +714,15 @@ typedef struct sm120_kv_cache_append_args {
     sm120_address page_table; /* i32 [batch][table_pages] */
     sm120_address kv_lengths; /* i32 [batch]; 0: `rows` keys (append), all keys (gather) */
     sm120_stream stream;
+
+    /* Rotary embedding of k before it is written; not in gather. Columns (a, b) of a pair i become a cos - b sin and
+     * b cos + a sin, with cos and sin of [position][i]. A position that the tables do not have gives NaN. */
+    sm120_address rotary_cos, rotary_sin; /* f32 [rotary_positions][rotary_dim / 2]; 0: none */
+    sm120_address positions;              /* i32 [batch][rows]; 0: a token's key. Slots need them */
+    int64_t rotary_dim;                   /* columns that are rotated: even, at most head_dim */
+    int64_t rotary_positions;
+    uint32_t rotary_interleaved; /* 0: pair i is columns i and i + rotary_dim / 2; 1: columns 2 i and 2 i + 1 */
+    uint32_t reserved;           /* 0 */
 } sm120_kv_cache_append_args;
 
 /* Write k and v to their places in a cache. kv_lengths count the new tokens. */

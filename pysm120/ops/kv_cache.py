@@ -27,11 +27,15 @@ class _Options(NamedTuple):
 
     v_swizzled: bool
     sizes: tuple[tuple[str, int, str], ...]
+    rotary_interleaved: bool = False
 
 
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     """Write the options, and the dimensions that only one form of a call has."""
     args.v_swizzled = options.v_swizzled
+    if "rotary_cos" in given:
+        args.rotary_dim = 2 * given["rotary_cos"].shape[1]
+        args.rotary_interleaved = options.rotary_interleaved
     if "slots" in given:
         args.batch = 1
     elif "page_table" not in given:
@@ -63,6 +67,10 @@ def _check_values(given: dict[str, npt.NDArray[Any]], options: _Options) -> _Opt
     if table is not None:
         needed = np.arange(table.shape[1]) < -(-(most if lengths is None else lengths[:, None]) // page_rows)
         _refuse("page_table", table, needed & ((table < 0) | (table >= pages)), f"from 0 to {pages - 1}, a page")
+    cosines, positions = given.get("rotary_cos"), given.get("positions")
+    if cosines is not None and positions is not None:
+        most = len(cosines) - 1
+        _refuse("positions", positions, (positions < 0) | (positions > most), f"from 0 to {most}, a row of rotary_cos")
     return options
 
 
@@ -96,6 +104,11 @@ def _operation(place: str, k: str, v: str, *, is_gather: bool) -> Operation:
         "table": [Input("page_table", "batch table_pages", I32), Input("kv_lengths", "batch", I32, optional=True)],
         "dense": [Input("kv_lengths", "batch", I32, optional=True)],
     }[place]
+    if not is_gather:
+        rows += [
+            *(Input(x, "rotary_positions rotary_pairs", F32, optional=True) for x in ("rotary_cos", "rotary_sin")),
+            Input("positions", "rows" if place == "slots" else "batch rows", I32, optional=True),
+        ]
     name = "sm120_kv_cache_gather" if is_gather else "sm120_kv_cache_append"
     return Operation(name, rows, order="BSHD", fill=_fill, on_host=_check_values)
 
@@ -154,6 +167,10 @@ def kv_cache_append(
     k_scale: Any = None,
     v_scale: Any = None,
     v_swizzled: bool = False,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: bool = False,
+    positions: Any = None,
     cache_layout: str = "NHD",
     device: Device | str | None = None,
     stream: Any = None,
@@ -191,6 +208,16 @@ def kv_cache_append(
         The scales of an NVFP4 v_cache have the order of SM100 kernels: of S scales
         of a row, scale s of row r is scale 4 * (s % (S / 4)) + r % 4 of row
         r - r % 4 + s // (S / 4) of the page.
+    rotary_cos, rotary_sin : array, float32, shape (positions, R / 2), optional
+        Tables of a rotary embedding of the first R columns of k, R even: columns
+        (a, b) of pair i become a cos - b sin and b cos + a sin, rounded to the dtype
+        of k before they are quantised.
+    rotary_interleaved : bool
+        Pair i has columns 2 i and 2 i + 1 (GPT-J) instead of i and i + R / 2
+        (GPT-NeoX, Llama).
+    positions : array, int32, shape (T,) with `slots`, else (B, T), optional
+        The row of the tables of each token. Default: its key; `slots` need positions.
+        On a device, a position that the tables do not have gives NaN.
     cache_layout : {"NHD", "HND"}
         Order of rows, heads and head size in caches, their scales, and a `k_scale`
         with three dimensions.
@@ -220,8 +247,13 @@ def kv_cache_append(
         v_swizzled=v_swizzled,
         is_gather=False,
     )
+    if rotary_interleaved and rotary_cos is None:
+        message = "rotary_interleaved is True, but there is no rotary_cos"
+        raise InvalidArgumentError(message)
+    options = call.options._replace(rotary_interleaved=flag(rotary_interleaved, "rotary_interleaved"))
     results = {**call.k.named(), **call.v.named()}
-    call.operation({"k": k, "v": v, **call.inputs}, results, call.options, device=device, stream=stream)
+    inputs = {"k": k, "v": v, **call.inputs, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "positions": positions}
+    call.operation(inputs, results, options, device=device, stream=stream)
 
 
 def kv_cache_gather(

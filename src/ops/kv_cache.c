@@ -21,14 +21,15 @@ struct operand {
     uint32_t flags;
 };
 
-enum { LISTS = 3 };
+enum { LISTS = 6 };
 
 /* A call whose arguments were checked. */
 struct copy {
     bool is_gather;
     struct operand operands[2];
-    struct tensor lists[LISTS]; /* slots, page_table, kv_lengths; address 0: not given */
+    struct tensor lists[LISTS]; /* slots, page_table, kv_lengths, and the three of rotation; address 0: not given */
     int64_t chunks, items;
+    uint32_t rotary_flags;
 };
 
 /* Whether lanes may load and store vectors: every row begins at one, and all parts of a row are whole. */
@@ -55,6 +56,47 @@ static sm120_status check_operand(const sm120_kv_cache_append_args *args, bool i
     return status;
 }
 
+/* Check the rotary embedding. */
+static sm120_status check_rotary(const sm120_kv_cache_append_args *args, bool is_gather, struct copy *copy) {
+    const bool has = args->rotary_cos != 0;
+    if (args->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
+    }
+    if (has != (args->rotary_sin != 0)) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "rotary_cos = 0x%" PRIx64 " and rotary_sin = 0x%" PRIx64 "; give both or neither", args->rotary_cos,
+                    args->rotary_sin);
+    }
+    if (!has || is_gather) {
+        if (has || args->positions != 0 || args->rotary_dim != 0 || args->rotary_positions != 0 ||
+            args->rotary_interleaved != 0) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "rotary_cos = 0x%" PRIx64 ", positions = 0x%" PRIx64 ", rotary_dim = %" PRId64
+                        ", rotary_positions = %" PRId64 ", rotary_interleaved = %" PRIu32 "; %s they must be 0",
+                        args->rotary_cos, args->positions, args->rotary_dim, args->rotary_positions,
+                        args->rotary_interleaved, is_gather ? "in a gather" : "without rotary_cos");
+        }
+        return SM120_OK;
+    }
+    if (args->rotary_interleaved > 1) {
+        return fail(SM120_INVALID_ARGUMENT, "rotary_interleaved = %" PRIu32 "; it must be 0 or 1",
+                    args->rotary_interleaved);
+    }
+    if (args->rotary_dim < 2 || args->rotary_dim % 2 != 0 || args->rotary_dim > args->head_dim) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "rotary_dim = %" PRId64 "; it must be even, at least 2, and at most head_dim = %" PRId64,
+                    args->rotary_dim, args->head_dim);
+    }
+    if (args->slots != 0 && args->positions == 0) {
+        return fail(SM120_INVALID_ARGUMENT, "positions = 0; with slots a rotation needs the positions of the tokens");
+    }
+    const bool is_fast = (copy->operands[0].flags & KV_FLAG_FAST) != 0 && args->rotary_dim % (2 * KV_COLUMNS) == 0 &&
+                         (args->rotary_cos | args->rotary_sin) % TENSOR_ALIGNMENT == 0;
+    copy->rotary_flags =
+        (is_fast ? ROTARY_FLAG_FAST : 0) | (args->rotary_interleaved != 0 ? ROTARY_FLAG_INTERLEAVED : 0);
+    return check_size("rotary_positions", args->rotary_positions, INT32_MAX);
+}
+
 /* Check which places tokens have. */
 static sm120_status check_lists(const sm120_kv_cache_append_args *args, struct copy *copy) {
     int64_t entries = 0, tokens = 0;
@@ -78,10 +120,14 @@ static sm120_status check_lists(const sm120_kv_cache_append_args *args, struct c
     }
     entries = args->page_table != 0 ? args->batch * args->table_pages : 0; /* both are below 2^31 */
     tokens = args->batch * args->rows;
+    const int64_t table = 4 * args->rotary_positions * (args->rotary_dim / 2); /* below 2^63: see check_rotary() */
     const struct tensor lists[LISTS] = {
         {.name = "slots", .address = args->slots, .dtype = SM120_U8, .bytes = 8 * tokens},
         {.name = "page_table", .address = args->page_table, .dtype = SM120_U8, .bytes = 4 * entries},
-        {.name = "kv_lengths", .address = args->kv_lengths, .dtype = SM120_U8, .bytes = 4 * args->batch}};
+        {.name = "kv_lengths", .address = args->kv_lengths, .dtype = SM120_U8, .bytes = 4 * args->batch},
+        {.name = "rotary_cos", .address = args->rotary_cos, .dtype = SM120_U8, .bytes = table},
+        {.name = "rotary_sin", .address = args->rotary_sin, .dtype = SM120_U8, .bytes = table},
+        {.name = "positions", .address = args->positions, .dtype = SM120_U8, .bytes = 4 * tokens}};
     for (int i = 0; i < LISTS; ++i) {
         copy->lists[i] = lists[i];
     }
@@ -106,6 +152,7 @@ static sm120_status check_args(const sm120_kv_cache_append_args *args, bool is_g
     status = status == SM120_OK ? check_size("batch * rows", args->batch * args->rows, INT32_MAX) : status;
     status = status == SM120_OK ? check_operand(args, is_gather, "k", args->head_dim, copy->operands) : status;
     status = status == SM120_OK ? check_operand(args, is_gather, "v", v_head_dim, copy->operands + 1) : status;
+    status = status == SM120_OK ? check_rotary(args, is_gather, copy) : status;
     status = status == SM120_OK ? check_lists(args, copy) : status;
     if (status == SM120_OK && args->v.dtype != args->k.dtype) {
         status = fail(SM120_INVALID_ARGUMENT, "v.dtype = 0x%08" PRIx32 "; it must be k.dtype = 0x%08" PRIx32,
@@ -189,7 +236,8 @@ static sm120_status check_places(struct device *device, const struct copy *copy)
 /* Launch the kernel. */
 static sm120_status launch(struct device *device, const sm120_kv_cache_append_args *args, const struct copy *copy) {
     const struct kernel_record wanted = {.operation = copy->is_gather ? "kv_cache_gather" : "kv_cache_append",
-                                         .dtype = args->k.dtype};
+                                         .dtype = args->k.dtype,
+                                         .features = args->rotary_cos != 0};
     struct kernel *kernel;
     struct launch launch;
     struct argument_pointers pointers;
@@ -199,7 +247,8 @@ static sm120_status launch(struct device *device, const sm120_kv_cache_append_ar
         return status;
     }
     const struct kernel_record *const record = kernel_records + index;
-    const struct kv_copy_parameters values = {
+    const struct kv_append_parameters values = {
+        /* most kernels take the first of them */
         OPERAND(k, copy->operands[0]),
         OPERAND(v, copy->operands[1]),
         .slots = args->slots,
@@ -212,6 +261,12 @@ static sm120_status launch(struct device *device, const sm120_kv_cache_append_ar
         .pages = (uint32_t)args->pages,
         .page_rows = (uint32_t)args->page_rows,
         .table_stride = (uint32_t)(args->page_table != 0 ? args->table_pages : 0),
+        .rotary = {.rotary_cos = args->rotary_cos,
+                   .rotary_sin = args->rotary_sin,
+                   .positions = args->positions,
+                   .rotary_dim = (uint32_t)args->rotary_dim,
+                   .table_rows = (uint32_t)args->rotary_positions,
+                   .rotary_flags = copy->rotary_flags},
     };
     const uint32_t grid = (uint32_t)((copy->items + record->threads - 1) / record->threads);
     status = launch_of(&pointers, ARGUMENTS(&values), grid, record, args->stream, &launch);

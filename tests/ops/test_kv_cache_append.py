@@ -49,6 +49,8 @@ K, CACHE = np.ones((3, 2, 32), BF16), np.zeros((1, 4, 2, 32), BF16)
 FOUR = (K, K, CACHE, CACHE.copy())
 SLOTS, LENGTHS = np.arange(3), np.array([3], "i4")
 
+TABLE, WIDE, POSITIONS = np.ones((3, 8), "f4"), np.ones((3, 32), "f4"), np.arange(3, dtype="i4")
+
 OPERATION = Operation(
     name="kv_cache_append",
     fill=fill,
@@ -78,6 +80,12 @@ OPERATION = Operation(
         Wrong("page_table", 4096, "INVALID_ARGUMENT", "table_pages = 0"),
         Wrong("slots", 4, "MISALIGNED", "slots = 0x4"),
         Wrong("kv_lengths", 6, "MISALIGNED", "kv_lengths = 0x6"),
+        Wrong("rotary_cos", 4096, "INVALID_ARGUMENT", "give both or neither"),
+        Wrong("rotary_dim", 8, "INVALID_ARGUMENT", "rotary_dim = 8"),
+        Wrong("rotary_positions", 8, "INVALID_ARGUMENT", "rotary_positions = 8"),
+        Wrong("rotary_interleaved", 1, "INVALID_ARGUMENT", "rotary_interleaved = 1"),
+        Wrong("positions", 4096, "INVALID_ARGUMENT", "positions = 0x1000"),
+        Wrong("reserved", 1, "INVALID_ARGUMENT", "reserved = 1"),
     ],
     refused={
         "shape": (ValueError, "k has shape", ([K[..., :16], *FOUR[1:], SLOTS], {})),
@@ -100,6 +108,24 @@ OPERATION = Operation(
         "cache rank": (TypeError, "which has no 4 dimensions", ([K, K, CACHE[0], CACHE, SLOTS], {})),
         "cache kind": (TypeError, "k_cache is a list", ([K, K, [[1]], CACHE, SLOTS], {})),
         "scale": (ValueError, "k_scale.address", ([*FOUR, SLOTS], {"k_scale": 2.0})),
+        "sine": (ValueError, "give both or neither", ([*FOUR, SLOTS], {"rotary_cos": TABLE, "positions": POSITIONS})),
+        "tables": (
+            ValueError,
+            "rotary_sin has shape",
+            ([*FOUR, SLOTS], {"rotary_cos": TABLE, "rotary_sin": TABLE[:2], "positions": POSITIONS}),
+        ),
+        "too many pairs": (
+            ValueError,
+            "rotary_dim = 64; it must be even",
+            ([*FOUR, SLOTS], {"rotary_cos": WIDE, "rotary_sin": WIDE, "positions": POSITIONS}),
+        ),
+        "no positions": (ValueError, "positions = 0", ([*FOUR, SLOTS], {"rotary_cos": TABLE, "rotary_sin": TABLE})),
+        "position": (
+            ValueError,
+            r"positions\[2\] is 3, but it must be from 0 to 2",
+            ([*FOUR, SLOTS], {"rotary_cos": TABLE, "rotary_sin": TABLE, "positions": POSITIONS + 1}),
+        ),
+        "pairs of nothing": (ValueError, "there is no rotary_cos", ([*FOUR, SLOTS], {"rotary_interleaved": True})),
         "layout": (ValueError, "cache_layout is 'NDH'", ([*FOUR, SLOTS], {"cache_layout": "NDH"})),
     },
     launch=launch,
@@ -161,7 +187,8 @@ def same(got: NDArray[Any], want: NDArray[Any], kind: str) -> None:
         return
     nan = np.isnan(want.astype(np.float32))
     np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nan, kind)
-    np.testing.assert_array_equal(np.where(nan, 0, got.view(np.uint8)), np.where(nan, 0, want.view(np.uint8)), kind)
+    bits = np.dtype(f"u{want.dtype.itemsize}")
+    np.testing.assert_array_equal(np.where(nan, 0, got.view(bits)), np.where(nan, 0, want.view(bits)), kind)
 
 
 def test_layouts(device: pysm120.Device, rng: np.random.Generator) -> None:
@@ -180,6 +207,73 @@ def test_layouts(device: pysm120.Device, rng: np.random.Generator) -> None:
     pysm120.kv_cache_append(new[0], new[1], both[:, 0], both[:, 1], device.array(slots))
     for n, x in enumerate((k, v)):
         np.testing.assert_array_equal(both.numpy()[:, n].reshape(8, 2, 64)[slots], x)
+
+
+def rotated(k: NDArray[Any], tables: NDArray[Any], positions: NDArray[Any], *, interleaved: bool) -> NDArray[Any]:
+    """Rotate k [tokens, heads, columns] as the kernel does, each operation rounded to float32; wrong positions: NaN."""
+    cos, sin = (
+        np.where(((positions >= 0) & (positions < len(x)))[:, None], x[np.clip(positions, 0, len(x) - 1)], np.nan)
+        for x in tables
+    )
+    pairs = tables.shape[2]
+    wide = k.astype(np.float32)
+    first = np.arange(0, 2 * pairs, 2) if interleaved else np.arange(pairs)
+    second = first + (1 if interleaved else pairs)
+    a, b = wide[..., first], wide[..., second]
+    cos, sin = cos[:, None].astype(np.float32), sin[:, None].astype(np.float32)
+    wide[..., first], wide[..., second] = a * cos - b * sin, b * cos + a * sin
+    return wide.astype(k.dtype)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("capability", ["12", "9"])
+def test_rotary(rng: np.random.Generator, place: str, capability: str, request: Any) -> None:
+    """Both conventions, any number of columns, aligned tables or not; positions that there are not."""
+    device = request.getfixturevalue("device")
+    if device.is_virtual and capability == "9":
+        request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
+        device = pysm120.Device("virtual")
+    for turn in range(8):
+        problem = Problem(device, rng, place=place, kinds=(str(rng.choice(KINDS)), "copy"))
+        tokens = new_tokens(problem)
+        k, v = (
+            (rng.standard_normal((*tokens.shape, problem.heads, side.columns)) * 3).astype(problem.dtype)
+            for side in (problem.k, problem.v)
+        )
+        columns, interleaved = problem.k.columns, bool(turn % 2)
+        dims = [x for x in (2, 6, columns // 4 * 2, columns // 32 * 32, columns) if 0 < x <= columns]
+        tables = rng.standard_normal((2, 20, int(rng.choice(dims)) // 2)).astype(np.float32)
+        gap = int(rng.integers(2))
+        placed = []
+        for table in tables:
+            whole = problem.put(np.concatenate([np.full(gap, np.nan, np.float32), table.ravel()]))
+            placed.append(whole[gap:].reshape(*table.shape))
+        given = dict(tokens.given)
+        if place == "slots" or problem.coin():
+            positions = rng.integers(-2, 23, tokens.shape).astype(np.int32)
+            given["positions"] = problem.put(positions)
+        else:
+            positions = given["kv_lengths"].numpy()[:, None] - tokens.shape[1] + np.arange(tokens.shape[1])
+        pysm120.kv_cache_append(
+            problem.put(k),
+            problem.put(v),
+            **problem.options(),
+            **given,
+            rotary_cos=placed[0],
+            rotary_sin=placed[1],
+            rotary_interleaved=interleaved,
+        )
+        flat = k.reshape(-1, problem.heads, columns)
+        known = rotated(flat, tables, positions.ravel(), interleaved=interleaved)
+        problem.k.write(known, tokens.places)
+        problem.v.write(v.reshape(-1, problem.heads, problem.v.columns), tokens.places)
+        problem.v.cache.check("v")
+        for memory in problem.k.memories():
+            got, want = memory.array.numpy(), memory.expected
+            if want.dtype == np.uint8:
+                assert np.array_equal(got, want)
+            else:
+                same(got, want, problem.k.kind)
 
 
 def test_aliases_are_refused(device: pysm120.Device) -> None:
