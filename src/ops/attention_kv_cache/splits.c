@@ -18,7 +18,7 @@ static int64_t resident(const struct device *device, const struct kernel_record 
 
 /* The fewest parts with which the last wave of CTAs is nearly full. CTAs that are all resident at once need only as
  * many places as there are multiprocessors: the copies that one CTA has in flight suffice for a multiprocessor's share
- * of the memory's speed. */
+ * of the memory's speed. With a narrow cache they do not, and its conversions need the warps of several CTAs. */
 int64_t cached_splits(const struct device *device, const struct cached *call) {
     const int64_t reported = device->info.multiprocessors, sms = reported > 0 ? reported : 1;
     const int64_t places = sms * resident(device, kernel_records + call->kernel);
@@ -30,7 +30,7 @@ int64_t cached_splits(const struct device *device, const struct cached *call) {
         return call->args->num_splits;
     }
     for (int64_t splits = 1; splits <= most && best_share < ENOUGH; ++splits) {
-        const int64_t wave = ctas * splits <= places ? sms : places;
+        const int64_t wave = !call->is_narrow && ctas * splits <= places ? sms : places;
         const int64_t waves = (ctas * splits + wave - 1) / wave;
         const int64_t share = 100 * ctas * splits / (waves * wave);
         best = share > best_share ? splits : best;
