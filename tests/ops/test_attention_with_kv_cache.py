@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_formats import quantise
 from harness import DTYPES, lib
 from kernels import Recorded
 from operations import Operation, Wrong
@@ -92,6 +93,33 @@ def recorded() -> Iterator[Recorded]:
             kernels = rf"attention_kv_cache_(any_)?{precision}_\w+|merge_states_f32"
             name = f"attention_with_kv_cache {precision} d{head_dim} {tokens} tokens, pages of {page}, {splits} splits"
             yield Recorded(name, kernels, compute, is_exact=False, step=step)
+    for form, head_dim in (("e4m3", 64), ("mxfp8", 128), ("nvfp4", 128), ("e5m2", 256)):
+
+        def compute_narrow(
+            device: pysm120.Device, rng: np.random.Generator, form: str = form, head_dim: int = head_dim
+        ) -> Array:
+            """The output and LSE of two sequences, with caches in 8 or 4 bits."""
+            q = rng.standard_normal((2, 8, 8, head_dim)).astype(BF16)
+            held = [
+                quantise(rng.standard_normal((2, 200, 2, head_dim)).astype(np.float32), form, np.ones(1)) for _ in "kv"
+            ]
+            k, v = (side if side.blocks.size else side.elements for side in held)
+            out, lse = pysm120.attention_with_kv_cache(
+                q,
+                k,
+                v,
+                np.array([187, 17], np.int32),
+                causal=True,
+                num_splits=2,
+                out_dtype=np.float32,
+                return_lse=True,
+                device=device,
+            )
+            return np.concatenate([out.ravel()[::3], lse.ravel()])
+
+        kernels = r"attention_kv_cache_(any_)?narrow_\w+|merge_states_f32"
+        name = f"attention_with_kv_cache {form} d{head_dim}"
+        yield Recorded(name, kernels, compute_narrow, is_exact=False, step=2.0**-11)
 
 
 def ones(*shape: int, dtype: Any = BF16) -> Array:
