@@ -170,6 +170,16 @@ def test_scales_of_any_size(device: pysm120.Device, rng: np.random.Generator, ex
             check(attention_cached(q, k.values, v.values), v, call(device, q, k, v, num_splits=splits))
 
 
+def test_the_smallest_mxfp8_scale(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """Byte 0 is 2^-127, a subnormal number; queries are as large as keys are small."""
+    shape = (1, 40, 1, 64)
+    k, v = (draw_side(rng, "mxfp8", shape, np.ones(shape[:2], bool)) for _ in "kv")
+    k.held.blocks.view(np.uint8)[...] = 0
+    k = k._replace(values=read(k.held, "mxfp8", np.ones(1), 64))
+    q = (rng.standard_normal((1, 3, 4, 64)) * 2.0**119).astype(BF16)
+    check(attention_cached(q, k.values, v.values), v, call(device, q, k, v))
+
+
 def test_zeros_and_nan(device: pysm120.Device, rng: np.random.Generator) -> None:
     """Caches of zeros, rows of zeros in q; a NaN reaches the rows that see it, and no other sequence."""
     shape, used = (2, 40, 1, 64), np.ones((2, 40), bool)
