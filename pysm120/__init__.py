@@ -11,6 +11,7 @@ from pysm120.compat.flash_attn import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_with_kvcache,
 )
 from pysm120.compat.sdpa import scaled_dot_product_attention
 from pysm120.observe.profile import Profile
@@ -79,6 +80,7 @@ __all__ = [
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "kv_cache_append",
     "kv_cache_gather",
     "matvec",

@@ -723,9 +723,12 @@ typedef struct sm120_kv_cache_append_args {
     int64_t rotary_positions;
     uint32_t rotary_interleaved; /* 0: pair i is columns i and i + rotary_dim / 2; 1: columns 2 i and 2 i + 1 */
     uint32_t reserved;           /* 0 */
+    /* i32 [batch], written by append: kv_lengths + rows. kv_lengths then do not count the new tokens: token i is key
+     * kv_lengths + i, or key i without kv_lengths. 0: none, as always in a gather. */
+    sm120_address new_lengths;
 } sm120_kv_cache_append_args;
 
-/* Write k and v to their places in a cache. kv_lengths count the new tokens. */
+/* Write k and v to their places in a cache. kv_lengths count the new tokens, unless new_lengths is given. */
 SM120_API sm120_status sm120_kv_cache_append(sm120_device *device, const sm120_kv_cache_append_args *args);
 
 typedef sm120_kv_cache_append_args sm120_kv_cache_gather_args;

@@ -1,18 +1,22 @@
 """The functions of FlashAttention 2, by its names and with its arguments."""
 
+import contextlib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
 from pysm120.ops.attention import attention, attention_varlen
 from pysm120.ops.attention_backward import attention_backward, attention_varlen_backward
-from pysm120.ops.operands import device_of, face_of
-from pysm120.ops.options import ends, number, precision_of
+from pysm120.ops.attention_kv_cache import attention_with_kv_cache
+from pysm120.ops.kv_cache import kv_cache_append
+from pysm120.ops.operands import device_of, face_of, narrowed
+from pysm120.ops.options import ends, flag, integer, number, precision_of
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
-from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
+from pysm120.runtime.errors import Error, InvalidArgumentError, UnsupportedError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -182,6 +186,201 @@ def flash_attn_varlen_func(
         **_options(q, dropout_p, softmax_scale, window_size, precision),
     )
     return (*out, None) if return_attn_probs else out
+
+
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    block_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,  # noqa: FBT001, FBT002 - the order of FlashAttention
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,  # noqa: FBT001, FBT002
+    alibi_slopes: Any = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,  # noqa: FBT001, FBT002
+    *,
+    out: Any = None,
+    lse: Any = None,
+    new_seqlens: Any = None,
+    workspace: Any = None,
+    device: Device | str | None = None,
+    stream: Any = None,
+) -> Any:
+    """Return attention with a cache, as flash_attn_with_kvcache of FlashAttention 2.8 does.
+
+    Parameters
+    ----------
+    q : array, float16 or bfloat16, shape (B, Sq, H, D)
+        Queries: the last tokens of each sequence.
+    k_cache, v_cache : array, dtype of q, shape (Bc, S, Hkv, D), or (pages, page, Hkv, D)
+        The cache; with `block_table` in pages, of any size.
+    k, v : array, dtype of q, shape (B, Sn, Hkv, D), optional
+        Keys and values of new tokens, written to the cache behind the first
+        `cache_seqlens` keys before attention.
+    rotary_cos, rotary_sin
+        Must be None: rotate q and k before the call.
+    cache_seqlens : int, or array, int32, shape (B,), optional
+        Keys of each sequence, without those of `k`. Default: all rows of the cache;
+        with `k` there is none.
+    cache_batch_idx : array, int32, shape (B,), optional
+        The row of a dense cache for each sequence of q. Default: 0, 1, 2, ...
+    cache_leftpad
+        Must be None: let sequences begin at row 0, or at a page of their own.
+    block_table : array, int32, shape (B, P), optional
+        The pages of each sequence.
+    softmax_scale, causal, window_size, softcap, alibi_slopes
+        As in `flash_attn_func`; Sk is the number of keys, those of `k` included.
+    rotary_interleaved
+        Ignored: there is no rotation.
+    num_splits : int
+        As in `attention_with_kv_cache`; 0: what fills the device.
+    return_softmax_lse : bool
+        Return (out, lse).
+    out, lse : array, optional
+        The arrays for the results.
+    new_seqlens : array, int32, shape (B,), optional
+        Where cache_seqlens + Sn goes, with `k`.
+    device, stream, workspace
+        As in `attention_with_kv_cache`.
+
+    Returns
+    -------
+    out : array, shape (B, Sq, H, D)
+    lse : array, float32, shape (B, H, Sq)
+        With ``return_softmax_lse``; -inf for a row that sees no key, where
+        FlashAttention has +inf.
+
+    Notes
+    -----
+    On a device no value is read by the host, so a CUDA graph can capture a call with
+    `out`, `lse` if wanted, `new_seqlens` if `k` is given, a `workspace`, and
+    `cache_seqlens` as an array: an int is copied to the device.
+
+    """
+    flag(rotary_interleaved, "rotary_interleaved")
+    _refuse_unsupported(rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_leftpad=cache_leftpad)
+    if (k is None) != (v is None):
+        message = f"{'k' if v is None else 'v'} is given without {'v' if v is None else 'k'}: give both or neither"
+        raise InvalidArgumentError(message)
+    if k is None and new_seqlens is not None:
+        message = "new_seqlens is given without k and v, but it counts the keys after their append"
+        raise InvalidArgumentError(message)
+    if k is not None and cache_seqlens is None:
+        message = "k and v are given without cache_seqlens, the number of keys in front of them"
+        raise InvalidArgumentError(message)
+    splits = integer(num_splits, "num_splits")
+    options = _options(q, 0.0, softmax_scale, window_size, None)
+    del options["precision"]
+    with _flash_names():
+        place = device_of({"q": q}, device)
+        table = _table_of(cache_batch_idx, block_table)
+        seqlens = _seqlens_of(cache_seqlens, q, place, stream)
+        if k is not None:
+            caches = [_in_place(place, x, f"{letter}_cache", stream) for letter, x in (("k", k_cache), ("v", v_cache))]
+            if new_seqlens is None:
+                is_host = isinstance(q, np.ndarray)
+                new_seqlens = np.empty(len(seqlens), np.int32) if is_host else place.empty(seqlens.shape, np.int32)
+            kv_cache_append(
+                *(k, v, *caches),
+                kv_lengths=seqlens,
+                page_table=table,
+                new_lengths=new_seqlens,
+                device=device,
+                stream=stream,
+            )
+            seqlens = new_seqlens
+        return attention_with_kv_cache(
+            *(q, k_cache, v_cache, seqlens),
+            page_table=table,
+            causal=causal,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            num_splits=None if splits == 0 else splits,
+            out=out,
+            return_lse=flag(return_softmax_lse, "return_softmax_lse"),
+            lse=lse,
+            device=device,
+            stream=stream,
+            workspace=workspace,
+            **options,
+        )
+
+
+# What takes the place of an argument that is not supported.
+_INSTEAD = {
+    "rotary_cos": "rotate q and k before the call",
+    "rotary_sin": "rotate q and k before the call",
+    "cache_leftpad": "let each sequence begin at row 0 of the cache, or at a page of its own in block_table",
+}
+# Our names of arguments in messages, and FlashAttention's.
+_NAMES = {"kv_lengths": "cache_seqlens", "page_table": "block_table", "new_lengths": "new_seqlens"}
+
+
+def _refuse_unsupported(**given: Any) -> None:
+    """Raise for the first argument that is not None."""
+    for name, x in given.items():
+        if x is not None:
+            message = f"{name} is given, but it is not supported: {_INSTEAD[name]}"
+            raise UnsupportedError(message)
+
+
+@contextlib.contextmanager
+def _flash_names() -> Iterator[None]:
+    """Let errors have the names of FlashAttention's arguments."""
+    try:
+        yield
+    except (Error, TypeError) as error:
+        error.args = (re.sub("|".join(_NAMES), lambda found: _NAMES[found[0]], str(error)),)
+        raise
+
+
+def _table_of(batch_index: Any, table: Any) -> Any:
+    """Return the page table of a call: a sequence of a dense cache is one page."""
+    if batch_index is None:
+        if isinstance(table, tuple | list):
+            message = f"block_table is a {type(table).__name__}, not an array of shape (B, P)"
+            raise TypeError(message)
+        return table
+    if table is not None:
+        message = "cache_batch_idx is given, and so is block_table: the table alone says where sequences are"
+        raise InvalidArgumentError(message)
+    shape = getattr(batch_index, "shape", None)
+    if shape is None or len(shape) != 1:
+        message = f"cache_batch_idx is a {type(batch_index).__name__} of shape {shape}, not an array of shape (B,)"
+        raise TypeError(message)
+    return batch_index.reshape((shape[0], 1))
+
+
+def _seqlens_of(seqlens: Any, q: Any, place: Device, stream: Any) -> Any:
+    """Return lengths as an array of the kind of q."""
+    if seqlens is None or (hasattr(seqlens, "shape") and not isinstance(seqlens, np.generic)):
+        return seqlens
+    shape = getattr(q, "shape", ())
+    values = np.full(shape[:1], integer(seqlens, "cache_seqlens"))
+    lengths = narrowed(values, "cache_seqlens", np.dtype(np.int32))
+    return (
+        lengths if isinstance(q, np.ndarray) else place.empty(lengths.shape, np.int32).copy_from(lengths, stream=stream)
+    )
+
+
+def _in_place(place: Device, x: Any, name: str, stream: Any) -> Any:
+    """Return a cache that kernels can write to: that of another library as an Array on its memory."""
+    if isinstance(x, np.ndarray | Array) or not hasattr(x, "__dlpack__"):
+        return x
+    try:
+        return place.from_dlpack(x, copy=False, stream=stream)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(re.sub("^x is", f"{name} is", str(error))) from None
 
 
 def _flash_attn_backward(

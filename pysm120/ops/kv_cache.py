@@ -28,6 +28,7 @@ class _Options(NamedTuple):
     v_swizzled: bool
     sizes: tuple[tuple[str, int, str], ...]
     rotary_interleaved: bool = False
+    new_lengths: bool = False  # whether an append writes them
 
 
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
@@ -58,12 +59,14 @@ def _check_values(given: dict[str, npt.NDArray[Any]], options: _Options) -> _Opt
     sizes = {name: size for name, size, _ in options.sizes}
     page_rows, pages = sizes["page_rows"], sizes.get("pages", sizes.get("batch", 0))
     slots, lengths, table = (given.get(name) for name in ("slots", "kv_lengths", "page_table"))
+    new = given["k"].shape[1] if options.new_lengths else 0
     if slots is not None:
         most = pages * page_rows
         _refuse("slots", slots, slots >= most, f"below {most}, the rows of all pages, or -1 to skip the token")
     most = page_rows if table is None else page_rows * table.shape[1]
     if lengths is not None:
-        _refuse("kv_lengths", lengths, (lengths < 0) | (lengths > most), f"from 0 to {most}, the rows of its pages")
+        rule = f"from 0 to {most - new}, the rows of its pages{' without those of the new tokens' if new else ''}"
+        _refuse("kv_lengths", lengths, (lengths < 0) | (lengths > most - new), rule)
     if table is not None:
         needed = np.arange(table.shape[1]) < -(-(most if lengths is None else lengths[:, None]) // page_rows)
         _refuse("page_table", table, needed & ((table < 0) | (table >= pages)), f"from 0 to {pages - 1}, a page")
@@ -109,6 +112,8 @@ def _operation(place: str, k: str, v: str, *, is_gather: bool) -> Operation:
             *(Input(x, "rotary_positions rotary_pairs", F32, optional=True) for x in ("rotary_cos", "rotary_sin")),
             Input("positions", "rows" if place == "slots" else "batch rows", I32, optional=True),
         ]
+    if place != "slots" and not is_gather:
+        rows.append(Output("new_lengths", "batch", I32))
     name = "sm120_kv_cache_gather" if is_gather else "sm120_kv_cache_append"
     return Operation(name, rows, order="BSHD", fill=_fill, on_host=_check_values)
 
@@ -164,6 +169,7 @@ def kv_cache_append(
     *,
     kv_lengths: Any = None,
     page_table: Any = None,
+    new_lengths: AnyArray | None = None,
     k_scale: Any = None,
     v_scale: Any = None,
     v_swizzled: bool = False,
@@ -200,6 +206,9 @@ def kv_cache_append(
         token i becomes key i.
     page_table : array, int32, shape (B, table_pages), optional
         The pages of each sequence, with `kv_lengths`.
+    new_lengths : array, int32, shape (B,), optional
+        Where kv_lengths + T goes: the keys after the append. `kv_lengths` then do not
+        count the new tokens, so that token i becomes key kv_lengths + i.
     k_scale, v_scale : array, float32, optional
         A shape that broadcasts to (pages, page_rows, Hkv), for float8 and NVFP4:
         an element is worth element * scale, in NVFP4 element * its block's scale
@@ -250,9 +259,16 @@ def kv_cache_append(
     if rotary_interleaved and rotary_cos is None:
         message = "rotary_interleaved is True, but there is no rotary_cos"
         raise InvalidArgumentError(message)
-    options = call.options._replace(rotary_interleaved=flag(rotary_interleaved, "rotary_interleaved"))
+    options = call.options._replace(
+        rotary_interleaved=flag(rotary_interleaved, "rotary_interleaved"), new_lengths=new_lengths is not None
+    )
     results = {**call.k.named(), **call.v.named()}
     inputs = {"k": k, "v": v, **call.inputs, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "positions": positions}
+    if slots is None:
+        results["new_lengths"] = new_lengths
+    elif new_lengths is not None:
+        message = "new_lengths is given, but with slots there are no lengths: give kv_lengths"
+        raise InvalidArgumentError(message)
     call.operation(inputs, results, options, device=device, stream=stream)
 
 

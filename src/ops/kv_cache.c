@@ -21,13 +21,13 @@ struct operand {
     uint32_t flags;
 };
 
-enum { LISTS = 6 };
+enum { SLOTS, PAGE_TABLE, KV_LENGTHS, NEW_LENGTHS, ROTARY_COS, ROTARY_SIN, POSITIONS, LISTS };
 
 /* A call whose arguments were checked. */
 struct copy {
     bool is_gather;
     struct operand operands[2];
-    struct tensor lists[LISTS]; /* slots, page_table, kv_lengths, and the three of rotation; address 0: not given */
+    struct tensor lists[LISTS]; /* address 0: not given */
     int64_t chunks, items;
     uint32_t rotary_flags;
 };
@@ -100,6 +100,10 @@ static sm120_status check_rotary(const sm120_kv_cache_append_args *args, bool is
 /* Check which places tokens have. */
 static sm120_status check_lists(const sm120_kv_cache_append_args *args, struct copy *copy) {
     int64_t entries = 0, tokens = 0;
+    if (args->new_lengths != 0 && (copy->is_gather || args->slots != 0)) {
+        return fail(SM120_INVALID_ARGUMENT, "new_lengths = 0x%" PRIx64 "; it must be 0 %s", args->new_lengths,
+                    copy->is_gather ? "in a gather, which has no new tokens" : "with slots, which have no lengths");
+    }
     if ((args->slots != 0) && (args->page_table != 0 || args->kv_lengths != 0)) {
         return fail(SM120_INVALID_ARGUMENT,
                     "slots = 0x%" PRIx64 ", page_table = 0x%" PRIx64 ", kv_lengths = 0x%" PRIx64
@@ -122,14 +126,16 @@ static sm120_status check_lists(const sm120_kv_cache_append_args *args, struct c
     tokens = args->batch * args->rows;
     const int64_t table = 4 * args->rotary_positions * (args->rotary_dim / 2); /* below 2^63: see check_rotary() */
     const struct tensor lists[LISTS] = {
-        {.name = "slots", .address = args->slots, .dtype = SM120_U8, .bytes = 8 * tokens},
-        {.name = "page_table", .address = args->page_table, .dtype = SM120_U8, .bytes = 4 * entries},
-        {.name = "kv_lengths", .address = args->kv_lengths, .dtype = SM120_U8, .bytes = 4 * args->batch},
-        {.name = "rotary_cos", .address = args->rotary_cos, .dtype = SM120_U8, .bytes = table},
-        {.name = "rotary_sin", .address = args->rotary_sin, .dtype = SM120_U8, .bytes = table},
-        {.name = "positions", .address = args->positions, .dtype = SM120_U8, .bytes = 4 * tokens}};
+        [SLOTS] = {.name = "slots", .address = args->slots, .bytes = 8 * tokens},
+        [PAGE_TABLE] = {.name = "page_table", .address = args->page_table, .bytes = 4 * entries},
+        [KV_LENGTHS] = {.name = "kv_lengths", .address = args->kv_lengths, .bytes = 4 * args->batch},
+        [NEW_LENGTHS] = {.name = "new_lengths", .address = args->new_lengths, .bytes = 4 * args->batch},
+        [ROTARY_COS] = {.name = "rotary_cos", .address = args->rotary_cos, .bytes = table},
+        [ROTARY_SIN] = {.name = "rotary_sin", .address = args->rotary_sin, .bytes = table},
+        [POSITIONS] = {.name = "positions", .address = args->positions, .bytes = 4 * tokens}};
     for (int i = 0; i < LISTS; ++i) {
         copy->lists[i] = lists[i];
+        copy->lists[i].dtype = SM120_U8;
     }
     return SM120_OK;
 }
@@ -204,8 +210,8 @@ static sm120_status check_places(struct device *device, const struct copy *copy)
             tensors[count] = list;
             shapes[count] = list_shape;
             shapes[count].head_dim = list->bytes;
-            is_written[count++] = false;
-            status = status == SM120_OK ? check_address(list->name, list->address, i == 0 ? 8 : 4) : status;
+            is_written[count++] = i == NEW_LENGTHS;
+            status = status == SM120_OK ? check_address(list->name, list->address, i == SLOTS ? 8 : 4) : status;
             status =
                 status == SM120_OK ? memory_check(device, list->address, (uint64_t)list->bytes, list->name) : status;
         }
@@ -254,6 +260,7 @@ static sm120_status launch(struct device *device, const sm120_kv_cache_append_ar
         .slots = args->slots,
         .page_table = args->page_table,
         .kv_lengths = args->kv_lengths,
+        .new_lengths = args->new_lengths,
         .items = (uint32_t)copy->items,
         .chunks = (uint32_t)copy->chunks,
         .heads = (uint32_t)args->kv_heads,

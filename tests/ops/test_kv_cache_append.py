@@ -86,6 +86,7 @@ OPERATION = Operation(
         Wrong("rotary_interleaved", 1, "INVALID_ARGUMENT", "rotary_interleaved = 1"),
         Wrong("positions", 4096, "INVALID_ARGUMENT", "positions = 0x1000"),
         Wrong("reserved", 1, "INVALID_ARGUMENT", "reserved = 1"),
+        Wrong("new_lengths", 6, "MISALIGNED", "new_lengths = 0x6"),
     ],
     refused={
         "shape": (ValueError, "k has shape", ([K[..., :16], *FOUR[1:], SLOTS], {})),
@@ -98,6 +99,12 @@ OPERATION = Operation(
             r"kv_lengths\[0\] is 5, but it must be from 0 to 4",
             ([K[None], K[None], *FOUR[2:]], {"kv_lengths": LENGTHS + 2}),
         ),
+        "new lengths": (
+            ValueError,
+            r"kv_lengths\[0\] is 2, but it must be from 0 to 1, the rows of its pages without those of the new",
+            ([K[None], K[None], *FOUR[2:]], {"kv_lengths": LENGTHS - 1, "new_lengths": LENGTHS.copy()}),
+        ),
+        "new lengths of slots": (ValueError, "new_lengths is given", ([*FOUR, SLOTS], {"new_lengths": LENGTHS})),
         "table": (
             ValueError,
             r"page_table\[0, 0\] is 1, but it must be from 0 to 0",
@@ -276,6 +283,31 @@ def test_rotary(rng: np.random.Generator, place: str, capability: str, request: 
                 same(got, want, problem.k.kind)
 
 
+@pytest.mark.parametrize("has_table", [False, True])
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_new_lengths(device: pysm120.Device, rng: np.random.Generator, has_table: bool, has_lengths: bool) -> None:
+    """kv_lengths count the keys before the append, which writes those after it: more than one CTA, and no room."""
+    batch, tokens, heads, columns = 5, 4, 3, 100
+    shape = (12, 4, heads, columns) if has_table else (batch, 9, heads, columns)
+    caches = [rng.standard_normal(shape).astype(BF16) for _ in "kv"]
+    new = [rng.standard_normal((batch, tokens, heads, columns)).astype(BF16) for _ in "kv"]
+    table = rng.permutation(12)[: 2 * batch].reshape(batch, 2).astype("i4") if has_table else np.arange(batch)[:, None]
+    room = shape[1] * table.shape[1]
+    before = np.array([0, 3, room - tokens, room - 1, 1], "i4") * has_lengths
+    options: dict[str, Any] = {"kv_lengths": device.array(before)} if has_lengths else {}
+    options |= {"page_table": device.array(table)} if has_table else {}
+    held, guarded = [device.array(x) for x in caches], device.array(np.full(batch + 2, -9, "i4"))
+    k, v = (device.array(x) for x in new)
+    pysm120.kv_cache_append(k, v, held[0], held[1], new_lengths=guarded[1:-1], **options)
+    np.testing.assert_array_equal(guarded.numpy(), [-9, *(before + tokens), -9])
+    for cache, x, got in zip(caches, new, held, strict=True):
+        for b, n in np.ndindex(batch, tokens):
+            page, row = divmod(int(before[b]) + n, shape[1])
+            if page < table.shape[1]:
+                cache[table[b, page], row] = x[b, n]
+        np.testing.assert_array_equal(got.numpy().view(np.uint16), cache.view(np.uint16))
+
+
 def test_aliases_are_refused(device: pysm120.Device) -> None:
     k, cache, slots = (device.array(x) for x in (K, CACHE, SLOTS))
     other = device.array(CACHE)
@@ -283,3 +315,6 @@ def test_aliases_are_refused(device: pysm120.Device) -> None:
         pysm120.kv_cache_append(k, k, cache, cache, slots)
     with pytest.raises(ValueError, match=r"k_cache .* and k .* overlap"):
         pysm120.kv_cache_append(other[0, :3], k, other, cache, slots)
+    lengths = device.array(LENGTHS)
+    with pytest.raises(ValueError, match=r"new_lengths .* and kv_lengths .* overlap"):
+        pysm120.kv_cache_append(k[None], k[None], other, cache, kv_lengths=lengths, new_lengths=lengths)

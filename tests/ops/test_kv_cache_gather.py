@@ -48,6 +48,7 @@ OPERATION = Operation(
         Wrong("v_cache.dtype", lib.SM120_F32, "INVALID_ARGUMENT", "v_cache.dtype"),
         Wrong("pages", 2, "INVALID_ARGUMENT", "pages = 2"),
         Wrong("page_table", 4096, "INVALID_ARGUMENT", "table_pages = 0"),
+        Wrong("new_lengths", 4096, "INVALID_ARGUMENT", "new_lengths = 0x"),
     ],
     refused={
         "rows": (ValueError, "rows is 3", ([CACHE, CACHE, SLOTS], {"rows": 3})),

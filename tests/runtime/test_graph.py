@@ -157,3 +157,46 @@ def test_attention_with_kv_cache(device: pysm120.Device, rng: np.random.Generato
         assert np.array_equal(lse.numpy(), logs)
     driver("cuGraphExecDestroy", executable)
     driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)
+
+
+def test_flash_attn_with_kvcache(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """Each run of the graph appends a token behind other lengths, and attends to it."""
+    context = ctypes.c_void_p()
+    driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.info.ordinal)
+    driver("cuCtxSetCurrent", context)
+    stream = device.stream()
+    shapes = (3, 1, 8, 128), (20, 16, 2, 128), (20, 16, 2, 128), (3, 1, 2, 128), (3, 1, 2, 128)
+    arrays: list[Any] = [device.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16)) for shape in shapes]
+    table = rng.permutation(20)[:18].reshape(3, 6).astype(np.int32)
+    seqlens, new_seqlens = (device.array(np.zeros(3, np.int32)) for _ in range(2))
+    there, out = device.array(table), device.empty(shapes[0], arrays[0].dtype)
+    workspace = device.empty(1 << 20, np.uint8)
+
+    def call() -> None:
+        pysm120.flash_attn_with_kvcache(
+            *arrays,
+            cache_seqlens=seqlens,
+            block_table=there,
+            out=out,
+            new_seqlens=new_seqlens,
+            workspace=workspace,
+            stream=stream,
+        )
+
+    call()  # loads the kernels, which no graph can hold
+    executable = graph_of(stream, call)
+    for _ in range(3):
+        lengths = rng.integers(0, 96, 3).astype(np.int32)
+        seqlens.copy_from(lengths)
+        arrays[3].copy_from(rng.standard_normal(shapes[3]).astype(ml_dtypes.bfloat16))
+        q, k_cache, v_cache, k, v = (x.numpy() for x in arrays)
+        driver("cuGraphLaunch", executable, ctypes.c_void_p(stream.number))
+        device.synchronize()
+        wanted = pysm120.flash_attn_with_kvcache(
+            *(q, k_cache, v_cache, k, v), cache_seqlens=lengths, block_table=table, device=device
+        )
+        assert np.array_equal(out.numpy(), wanted)
+        assert np.array_equal(new_seqlens.numpy(), lengths + 1)
+        assert np.array_equal(arrays[1].numpy(), k_cache)
+    driver("cuGraphExecDestroy", executable)
+    driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)
