@@ -18,6 +18,7 @@ from pysm120.observe.profile import Profile
 from pysm120.ops.attention import attention, attention_varlen
 from pysm120.ops.attention_backward import attention_backward, attention_varlen_backward
 from pysm120.ops.attention_kv_cache import attention_with_kv_cache, merge_states
+from pysm120.ops.copy_batch import CopyList, copy_batch
 from pysm120.ops.kv_cache import kv_cache_append, kv_cache_gather
 from pysm120.ops.matvec import matvec, matvec_glu
 from pysm120.ops.quantize import quantize_mxfp8
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Array",
     "ClosedError",
+    "CopyList",
     "Device",
     "DeviceInfo",
     "DriverError",
@@ -75,6 +77,7 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "attention_with_kv_cache",
+    "copy_batch",
     "dequantize",
     "flash_attn_func",
     "flash_attn_kvpacked_func",

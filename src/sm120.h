@@ -171,6 +171,22 @@ SM120_API sm120_status sm120_copy_to_host(sm120_device *device, void *to, sm120_
                                           sm120_stream stream);
 SM120_API sm120_status sm120_copy_on_device(sm120_device *device, sm120_address to, sm120_address from, size_t bytes,
                                             sm120_stream stream);
+/* A piece of a batch of copies. */
+typedef struct sm120_copy_piece {
+    sm120_address to, from; /* any alignment */
+    uint64_t bytes;         /* 0: the piece is skipped */
+    uint64_t first;         /* sm120_copy_batch_prepare writes it */
+} sm120_copy_piece;
+
+/* Check a batch of copies within the device, in host memory, and write the `first` of each piece. Copy the list to the
+ * device then: it may be used many times. */
+SM120_API sm120_status sm120_copy_batch_prepare(sm120_device *device, sm120_copy_piece *pieces, size_t count);
+/* Copy `count` pieces in one launch, in stream order. `pieces` is a prepared list in device memory, 16-byte aligned.
+ * The kernel reads it, so a captured call may be replayed with another list of `count` pieces; addresses in a list that
+ * was not prepared are not checked. Pieces that write what another piece reads or writes give undefined bytes. `ctas`
+ * CTAs of 256 threads copy; 0: two for each multiprocessor. Fewer leave more of the device to other kernels. */
+SM120_API sm120_status sm120_copy_batch(sm120_device *device, sm120_address pieces, size_t count, uint32_t ctas,
+                                        sm120_stream stream);
 /* Set `bytes` bytes to a value, in stream order. */
 SM120_API sm120_status sm120_fill(sm120_device *device, sm120_address address, uint8_t value, size_t bytes,
                                   sm120_stream stream);

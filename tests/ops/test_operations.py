@@ -7,6 +7,7 @@ from typing import Any
 
 import operations
 import pytest
+import test_copy_batch
 from harness import OpenDevice
 from operations import ROOM, Operation, Wrong
 
@@ -177,12 +178,13 @@ def test_python_refuses(device: pysm120.Device, name: str, case: str) -> None:
 
 @pytest.mark.virtual
 def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the profiles of the launches of all rows say, on SM120 and on a device that states Hopper's capability."""
+    """As profiles say of the launches of all rows and of copy_batch, on SM120 and on a device that states Hopper's."""
     launched: set[str] = set()
-    for capability, row in itertools.product(("12", "9"), ROWS.values()):
+    launches = [*(row.launch for row in ROWS.values()), test_copy_batch.launch]
+    for capability, launch in itertools.product(("12", "9"), launches):
         monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", capability)
         with pysm120.Device("virtual?checks=off") as device, device.profile() as profile:
-            row.launch(device)
+            launch(device)
         launched |= {statement.kernel for statement in profile.statements}
     never = sorted({builtin.entry for builtin in builtins()} - launched)
     assert not never, f"OPERATION.launch of no row in tests/ops launches {', '.join(never)}"

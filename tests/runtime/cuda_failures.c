@@ -44,6 +44,10 @@ static sm120_status use_memory(sm120_device *device, sm120_stream stream) {
     DO(sm120_copy_to_host(device, host, address, 64, stream));
     DO(sm120_copy_on_device(device, address + 64, address, 64, stream));
     DO(sm120_fill(device, address, 1, 64, stream));
+    sm120_copy_piece piece = {.to = address + 64, .from = address, .bytes = 64};
+    DO(sm120_copy_batch_prepare(device, &piece, 1));
+    DO(sm120_copy_to_device(device, address + 128, &piece, sizeof piece, stream));
+    DO(sm120_copy_batch(device, address + 128, 1, 0, stream));
     DO(sm120_free_pinned(device, pinned));
     DO(sm120_free(device, address));
     return sm120_alloc(device, 64, &address); /* is left to the close */

@@ -166,15 +166,16 @@ def test_flash_attn_with_kvcache(device: pysm120.Device, rng: np.random.Generato
     driver("cuCtxSetCurrent", context)
     stream = device.stream()
     shapes = (3, 1, 8, 128), (20, 16, 2, 128), (20, 16, 2, 128), (3, 1, 2, 128), (3, 1, 2, 128)
-    arrays: list[Any] = [device.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16)) for shape in shapes]
+    arrays = [device.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16)) for shape in shapes]
     table = rng.permutation(20)[:18].reshape(3, 6).astype(np.int32)
     seqlens, new_seqlens = (device.array(np.zeros(3, np.int32)) for _ in range(2))
     there, out = device.array(table), device.empty(shapes[0], arrays[0].dtype)
     workspace = device.empty(1 << 20, np.uint8)
 
     def call() -> None:
+        q, k_cache, v_cache, k, v = arrays
         pysm120.flash_attn_with_kvcache(
-            *arrays,
+            *(q, k_cache, v_cache, k, v),
             cache_seqlens=seqlens,
             block_table=there,
             out=out,
