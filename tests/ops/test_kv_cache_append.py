@@ -308,6 +308,20 @@ def test_new_lengths(device: pysm120.Device, rng: np.random.Generator, has_table
         np.testing.assert_array_equal(got.numpy().view(np.uint16), cache.view(np.uint16))
 
 
+def test_new_lengths_with_a_rotation(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """The position of a token is its key, however lengths are counted."""
+    k, v = (device.array(rng.standard_normal((2, 3, 2, 64)).astype(BF16)) for _ in "kv")
+    tables = [device.array(rng.standard_normal((20, 32)).astype("f4")) for _ in range(2)]
+    before, held = np.array([5, 11], "i4"), []
+    for lengths, new in ((before + 3, None), (before, device.zeros(2, np.int32))):
+        caches = [device.zeros((2, 16, 2, 64), BF16) for _ in "kv"]
+        rotation: dict[str, Any] = {"rotary_cos": tables[0], "rotary_sin": tables[1]}
+        pysm120.kv_cache_append(k, v, *caches, kv_lengths=device.array(lengths), new_lengths=new, **rotation)
+        held.append([x.numpy().view(np.uint16) for x in caches])
+    np.testing.assert_array_equal(held[0], held[1])
+    assert held[0][0].any()
+
+
 def test_aliases_are_refused(device: pysm120.Device) -> None:
     k, cache, slots = (device.array(x) for x in (K, CACHE, SLOTS))
     other = device.array(CACHE)
