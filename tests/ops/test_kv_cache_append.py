@@ -31,6 +31,14 @@ def launch(device: pysm120.Device) -> None:
     for dtype in DTYPES.values():
         k, cache = np.ones((3, 2, 32), dtype), np.zeros((1, 4, 2, 32), dtype)
         pysm120.kv_cache_append(k, k, cache, cache.copy(), np.arange(3), device=device)
+        turn, places = np.ones((3, 16), "f4"), np.arange(3)
+        pysm120.kv_cache_append(
+            *(k, k, cache, cache.copy(), places),
+            rotary_cos=turn,
+            rotary_sin=turn,
+            positions=places.astype("i4"),
+            device=device,
+        )
 
 
 def compute(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
