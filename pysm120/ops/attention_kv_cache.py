@@ -163,7 +163,7 @@ def _operation(place: str, k: str, v: str) -> Operation:
 
 def _kind_of(cache: Cache) -> str:
     """Return how a cache holds elements: "half", "byte", "mxfp8" or "nvfp4"."""
-    is_byte = dtype_of(cache.arrays[0].dtype, f"{cache.letter}_cache") in (*E4M3, *E5M2)
+    is_byte = cache.dtype in (*E4M3, *E5M2)
     kind = cache.kind if cache.kind != "plain" else "byte" if is_byte else "half"
     if cache.scale is not None and kind not in {"byte", "nvfp4"}:
         message = (

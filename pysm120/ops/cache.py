@@ -12,6 +12,19 @@ from pysm120.runtime.errors import InvalidArgumentError
 RANK = len("NSHD")
 
 
+def _dtype_of(x: Any, name: str) -> "np.dtype[Any]":
+    """Return the dtype of an array of any library; torch.bfloat16 has the name that ml_dtypes gives it too."""
+    try:
+        return dtype_of(x.dtype, name)
+    except TypeError:
+        return dtype_of(str(x.dtype).rpartition(".")[2], name)
+
+
+def _permuted(x: Any, *axes: int) -> Any:
+    """Return a view with the axes in another order; transpose() of torch swaps only two."""
+    return (x.permute if hasattr(x, "permute") else x.transpose)(*axes)
+
+
 class Cache(NamedTuple):
     """K or V of a cache, as NHD."""
 
@@ -35,7 +48,7 @@ class Cache(NamedTuple):
         if len(arrays) not in {1, 2}:
             message = f"{name} has {len(arrays)} arrays; it is an array, or elements and scales in blocks"
             raise InvalidArgumentError(message)
-        dtype = dtype_of(arrays[0].dtype, name)
+        dtype = _dtype_of(arrays[0], name)
         kind = "plain" if len(arrays) == 1 else "nvfp4" if dtype in U8 else "mxfp8"
         if kind == "plain" and dtype in U8:
             message = f"{name} has dtype uint8; NVFP4 needs (elements, scales), with a scale for each 16 columns"
@@ -43,10 +56,15 @@ class Cache(NamedTuple):
         if isinstance(arrays[0], np.ndarray) and isinstance(scale, float | int):
             scale = np.full(1, number(scale, f"{letter}_scale"), np.float32)
         if layout == "HND":
-            arrays = tuple(x.transpose(0, 2, 1, 3) for x in arrays)
-            scale = scale.transpose(0, 2, 1) if len(getattr(scale, "shape", ())) == RANK - 1 else scale
+            arrays = tuple(_permuted(x, 0, 2, 1, 3) for x in arrays)
+            scale = _permuted(scale, 0, 2, 1) if len(getattr(scale, "shape", ())) == RANK - 1 else scale
         scale = scale[..., None] if hasattr(scale, "shape") else scale
         return cls(letter, kind, arrays, scale)
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        """The dtype of the elements."""
+        return _dtype_of(self.arrays[0], f"{self.letter}_cache")
 
     @property
     def head_dim(self) -> int:

@@ -194,7 +194,7 @@ def kv_cache_append(
         `page_table` (B, page_rows, Hkv, D). The strides are free except the last.
         Either has one of these forms:
         dtype of k: elements as they are;
-        float8_e4m3fn or float8_e5m2: k / k_scale;
+        float8_e4m3fn or float8_e5m2: k * (1 / k_scale);
         (float8_e4m3fn, float8_e8m0fnu): MXFP8, scales (..., ceil(D / 32));
         (uint8, float8_e4m3fn): NVFP4, two elements a byte, the first in the low
         half, shape (..., D / 2), scales (..., ceil(D / 16)).
@@ -345,7 +345,7 @@ def kv_cache_gather(
         raise InvalidArgumentError(message)
     results: dict[str, Any] = {"k": k, "v": v}
     if k is None:
-        found = dtype_of(call.k.arrays[0].dtype, "k_cache")
+        found = call.k.dtype
         wanted = dtype_of(dtype, "dtype") if dtype is not None else found if found in FLOATS else _BF16
         results = {"k": New(wanted), "v": New(wanted)}
     if k is None and slots is None:

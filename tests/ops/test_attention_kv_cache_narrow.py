@@ -10,6 +10,7 @@ from harness import DTYPES
 from numpy.typing import NDArray
 
 import pysm120
+from pysm120.ops.cache import Cache
 
 Array = NDArray[Any]
 FORMS = ("e4m3", "e5m2", "mxfp8", "nvfp4")
@@ -236,6 +237,29 @@ def test_after_append(device: pysm120.Device, rng: np.random.Generator, *, v_swi
     )
     values = (device.from_dlpack(array).numpy() for array in (k, v))
     check_close(attention_cached(q, *values), o.numpy(), lse.numpy())
+
+
+class Foreign:
+    """What a cache needs of an array of torch: names of dtypes, and permute()."""
+
+    def __init__(self, values: Array, dtype: str) -> None:
+        self.values, self.dtype, self.shape = values, f"torch.{dtype}", values.shape
+
+    def permute(self, *axes: int) -> "Foreign":
+        return Foreign(self.values.transpose(*axes), self.dtype.removeprefix("torch."))
+
+    def transpose(self, first: int, second: int) -> "Foreign":
+        return Foreign(self.values.swapaxes(first, second), self.dtype)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_of_another_library(dtype: str, layout: str) -> None:
+    cache = Cache.of("k", Foreign(np.zeros((2, 3, 4, 64)), dtype), None, layout)
+    assert cache.dtype == np.dtype(dtype)
+    assert cache.arrays[0].shape == ((2, 3, 4, 64) if layout == "NHD" else (2, 4, 3, 64))
+    with pytest.raises(TypeError, match="k_cache is 'what'"):
+        Cache.of("k", Foreign(np.zeros((2, 3, 4, 64)), "what"), None, layout)
 
 
 Q, CACHE, BLOCKS = np.ones((1, 1, 2, 64), BF16), np.ones((1, 5, 2, 64), E4M3), np.ones((1, 5, 2, 2), E8M0)

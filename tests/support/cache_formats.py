@@ -40,7 +40,7 @@ def quantise(x: Array, kind: str, factor: Array) -> Held:
             return Held(x, NONE)
         if kind in {"e4m3", "e5m2"}:
             dtype = {"e4m3": E4M3, "e5m2": E5M2}[kind]
-            return Held(np.clip(wide / factor, -LARGEST[dtype], LARGEST[dtype]).astype(dtype), NONE)
+            return Held(np.clip(wide * (np.float32(1) / factor), -LARGEST[dtype], LARGEST[dtype]).astype(dtype), NONE)
         if kind == "mxfp8":
             rows = wide.reshape(1, 1, -1, wide.shape[-1])
             elements, scales = quantize_mxfp8(rows, -1, "up")
@@ -53,7 +53,7 @@ def quantise(x: Array, kind: str, factor: Array) -> Held:
         scales = np.minimum(most / (np.float32(6) * factor), LARGEST[E4M3]).astype(E4M3)
         divisor = scales.astype(np.float32) * factor
         divisor = np.where(divisor == 0, np.float32(np.inf), divisor)
-        codes = e2m1(parts / divisor[..., None]).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+        codes = e2m1(parts * (np.float32(1) / divisor)[..., None]).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
         return Held((codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8), scales)
 
 
