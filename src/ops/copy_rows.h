@@ -3,9 +3,7 @@
 #define SM120_COPY_ROWS_H
 
 #include "runtime/launch.h"
-#include "runtime/tensor.h"
-
-enum { WORKSPACE_ALIGNMENT = 256 }; /* of an area of a workspace, in bytes */
+#include "runtime/places.h"
 
 /* Whether kernels can load a tensor as it lies: aligned, and of a head size that is a multiple of 8. */
 bool copy_rows_is_needless(const struct tensor *x, const struct shape *shape);

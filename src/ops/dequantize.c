@@ -1,17 +1,18 @@
 /* sm120_dequantize: the values of quantised weights. */
 #include "ops/weights.h"
 #include "runtime/check.h"
-#include "runtime/error.h"
 
 /* Check addresses, and that y lies apart from the weights. */
 static sm120_status check_places(struct device *device, const sm120_dequantize_args *args,
                                  const struct weights *weights, const struct tensor *y) {
+    const struct place places[] = {
+        place_array("weights", args->weights, weights->bytes, WEIGHTS_ALIGNMENT, PLACE_READ),
+        place_tensor(y, NULL, PLACE_WRITTEN),
+    };
     sm120_status status =
         weights_check_buffer(device, "weights", args->weights, "weight_bytes", args->weight_bytes, weights->bytes);
     status = status == SM120_OK ? tensor_check_alignment(y, &args->y) : status;
-    status = status == SM120_OK ? tensor_check_address(device, y) : status;
-    return status == SM120_OK ? check_apart("y", y->address, y->bytes, "weights", args->weights, weights->bytes)
-                              : status;
+    return status == SM120_OK ? places_check(device, places, sizeof places / sizeof *places) : status;
 }
 
 sm120_status sm120_dequantize(sm120_device *handle, const sm120_dequantize_args *args) {

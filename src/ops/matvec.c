@@ -7,7 +7,6 @@
 #include "runtime/builtin.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
-#include "runtime/memory.h"
 
 enum {
     GRID_MAX = 65535,       /* of the dimensions y and z of a grid */
@@ -138,52 +137,28 @@ static sm120_status check_args(const sm120_matvec_args *args, struct matvec *cal
     return status;
 }
 
-/* Check that y or the workspace lies apart from the inputs. */
-static sm120_status check_written(const sm120_matvec_args *args, const struct matvec *call, const char *name,
-                                  sm120_address address, int64_t bytes) {
-    sm120_status status = check_apart(name, address, bytes, "weights", args->weights, call->weight_bytes);
-    status = status == SM120_OK ? check_apart(name, address, bytes, "x", call->x.address, call->x.bytes) : status;
-    return status == SM120_OK && args->bias != 0 ? check_apart(name, address, bytes, "bias", args->bias, 4 * args->rows)
-                                                 : status;
-}
-
-/* Check the workspace of a call that needs one. */
-static sm120_status check_workspace(struct device *device, const sm120_matvec_args *args, const struct matvec *call,
-                                    sm120_address workspace, const size_t *workspace_bytes) {
-    sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
-    status = status == SM120_OK ? check_address("workspace", workspace, WORKSPACE_ALIGNMENT) : status;
-    if (status == SM120_OK && *workspace_bytes < (size_t)call->workspace_bytes) {
-        status = fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, *workspace_bytes,
-                      call->workspace_bytes);
-    }
-    status =
-        status == SM120_OK ? memory_check(device, workspace, (uint64_t)call->workspace_bytes, "workspace") : status;
-    status = status == SM120_OK ? check_written(args, call, "workspace", workspace, call->workspace_bytes) : status;
-    return status == SM120_OK
-               ? check_apart("workspace", workspace, call->workspace_bytes, "y", call->y.address, call->y.bytes)
-               : status;
-}
-
 /* Check addresses. */
-static sm120_status check_places(struct device *device, const sm120_matvec_args *args, const struct matvec *call) {
+static sm120_status check_places(struct device *device, const sm120_matvec_args *args, const struct matvec *call,
+                                 sm120_address workspace, const size_t *workspace_bytes) {
+    const struct place places[] = {
+        place_array("weights", args->weights, call->weight_bytes, WEIGHTS_ALIGNMENT, PLACE_READ),
+        place_array("up", args->up, call->weight_bytes, WEIGHTS_ALIGNMENT, PLACE_READ),
+        place_tensor(&call->x, NULL, PLACE_READ),
+        place_array("experts", args->experts, 4 * call->results, 4, PLACE_READ),
+        place_array("bias", args->bias, 4 * args->rows, 4, PLACE_READ),
+        place_tensor(&call->y, NULL, PLACE_WRITTEN),
+        place_workspace(workspace, workspace_bytes != NULL ? *workspace_bytes : 0, call->workspace_bytes),
+    };
     sm120_status status =
         weights_check_buffer(device, "weights", args->weights, "weight_bytes", args->weight_bytes, call->weight_bytes);
     if (status == SM120_OK && args->up != 0) {
         status = weights_check_buffer(device, "up", args->up, "up_bytes", args->up_bytes, call->weight_bytes);
     }
     status = status == SM120_OK ? tensor_check_alignment(&call->x, &args->x) : status;
-    status = status == SM120_OK ? tensor_check_address(device, &call->x) : status;
-    status = status == SM120_OK ? tensor_check_address(device, &call->y) : status;
-    if (status == SM120_OK && args->experts != 0) {
-        status = check_address("experts", args->experts, 4);
-        status =
-            status == SM120_OK ? memory_check(device, args->experts, 4 * (uint64_t)call->results, "experts") : status;
+    if (status == SM120_OK && call->workspace_bytes != 0) {
+        status = check_pointer(workspace_bytes, "workspace_bytes");
     }
-    if (status == SM120_OK && args->bias != 0) {
-        status = check_address("bias", args->bias, 4);
-        status = status == SM120_OK ? memory_check(device, args->bias, 4 * (uint64_t)args->rows, "bias") : status;
-    }
-    return status == SM120_OK ? check_written(args, call, "y", call->y.address, call->y.bytes) : status;
+    return status == SM120_OK ? places_check(device, places, sizeof places / sizeof *places) : status;
 }
 
 /* The CTAs that a device holds at once. */
@@ -302,10 +277,7 @@ sm120_status sm120_matvec(sm120_device *handle, const sm120_matvec_args *args, s
         *workspace_bytes = (size_t)call.workspace_bytes;
         return device_leave(device, builtin_load(device, call.index, &kernel));
     }
-    status = status == SM120_OK ? check_places(device, args, &call) : status;
-    if (status == SM120_OK && call.workspace_bytes != 0) {
-        status = check_workspace(device, args, &call, workspace, workspace_bytes);
-    }
+    status = status == SM120_OK ? check_places(device, args, &call, workspace, workspace_bytes) : status;
     status = status == SM120_OK ? run(device, args, &call, workspace) : status;
     return device_leave(device, status);
 }

@@ -6,7 +6,7 @@
 #include "ops/attention/attention.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
-#include "runtime/memory.h"
+#include "runtime/places.h"
 
 enum { GRID_MAX = 65535 }; /* of the dimensions y and z of a grid */
 
@@ -87,37 +87,15 @@ static sm120_status check_args(const sm120_merge_states_args *args, struct state
 /* Check addresses. */
 static sm120_status check_places(struct device *device, const sm120_merge_states_args *args,
                                  const struct states *states, int64_t lse_bytes) {
-    const struct tensor *const outs = &states->outs, *const o = &states->o;
-    const struct {
-        const char *name;
-        sm120_address address;
-        int64_t bytes;
-    } arrays[] = {{"lses", args->lses, lse_bytes},
-                  {"sinks", args->sinks, 4 * args->heads},
-                  {"lse", args->lse, lse_bytes / args->states}};
-    sm120_status status = check_address("lses", args->lses, 4);
-    status = status == SM120_OK ? tensor_check_address(device, outs) : status;
-    status = status == SM120_OK ? tensor_check_address(device, o) : status;
-    status = status == SM120_OK ? check_apart("o", o->address, o->bytes, "outs", outs->address, outs->bytes) : status;
-    for (int i = 0; i < 3 && status == SM120_OK; ++i) {
-        if (arrays[i].address == 0) {
-            continue;
-        }
-        status = check_address(arrays[i].name, arrays[i].address, 4);
-        status = status == SM120_OK ? memory_check(device, arrays[i].address, (uint64_t)arrays[i].bytes, arrays[i].name)
-                                    : status;
-        status = status == SM120_OK
-                     ? check_apart(arrays[i].name, arrays[i].address, arrays[i].bytes, "o", o->address, o->bytes)
-                     : status;
-        if (status == SM120_OK && i < 2 && args->lse != 0) {
-            status = check_apart(arrays[i].name, arrays[i].address, arrays[i].bytes, "lse", args->lse,
-                                 lse_bytes / args->states);
-        }
-    }
-    if (status == SM120_OK && args->lse != 0) {
-        status = check_apart("lse", args->lse, lse_bytes / args->states, "outs", outs->address, outs->bytes);
-    }
-    return status;
+    const struct place places[] = {
+        place_tensor(&states->outs, NULL, PLACE_READ),
+        place_array("lses", args->lses, lse_bytes, 4, PLACE_READ),
+        place_array("sinks", args->sinks, 4 * args->heads, 4, PLACE_READ),
+        place_tensor(&states->o, NULL, PLACE_WRITTEN),
+        place_array("lse", args->lse, lse_bytes / args->states, 4, PLACE_WRITTEN),
+    };
+    const sm120_status status = check_address("lses", args->lses, 4);
+    return status == SM120_OK ? places_check(device, places, sizeof places / sizeof *places) : status;
 }
 
 sm120_status sm120_merge_states(sm120_device *handle, const sm120_merge_states_args *args) {

@@ -6,7 +6,7 @@
 #include "runtime/builtin.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
-#include "runtime/memory.h"
+#include "runtime/places.h"
 
 sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
                                struct quantizer_launch *prepared) {
@@ -96,19 +96,15 @@ static sm120_status check_places(struct device *device, const sm120_quantize_mxf
                     "batch * heads * rows * head_dim = %" PRId64 " * %" PRId64 " * %" PRId64 " does not fit in 63 bits",
                     heads, args->rows, args->head_dim);
     }
+    const struct place places[] = {
+        place_tensor(x, NULL, PLACE_READ),
+        place_array("elements", args->elements, elements, 16, PLACE_WRITTEN),
+        place_array("scales", args->scales, scales, 1, PLACE_WRITTEN),
+    };
     sm120_status status = tensor_check_alignment(x, &args->x);
-    status = status == SM120_OK ? tensor_check_address(device, x) : status;
     status = status == SM120_OK ? check_address("elements", args->elements, 16) : status;
-    status = status == SM120_OK ? memory_check(device, args->elements, (uint64_t)elements, "elements") : status;
     status = status == SM120_OK ? check_address("scales", args->scales, 1) : status;
-    status = status == SM120_OK ? memory_check(device, args->scales, (uint64_t)scales, "scales") : status;
-    if (status == SM120_OK) {
-        status = check_apart("elements", args->elements, elements, "scales", args->scales, scales);
-    }
-    if (status == SM120_OK) {
-        status = check_apart("elements", args->elements, elements, "x", x->address, x->bytes);
-    }
-    return status == SM120_OK ? check_apart("scales", args->scales, scales, "x", x->address, x->bytes) : status;
+    return status == SM120_OK ? places_check(device, places, sizeof places / sizeof *places) : status;
 }
 
 sm120_status sm120_quantize_mxfp8(sm120_device *handle, const sm120_quantize_mxfp8_args *args) {

@@ -3,7 +3,7 @@
 #define SM120_WEIGHTS_H
 
 #include "runtime/launch.h"
-#include "runtime/tensor.h"
+#include "runtime/places.h"
 
 enum { WEIGHTS_ALIGNMENT = 16 }; /* of a buffer, in bytes */
 

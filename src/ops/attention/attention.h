@@ -48,8 +48,10 @@ sm120_status attention_check(const sm120_attention_args *args, const struct prec
 /* The bytes of a mask's element; 0 for a dtype that masks do not support. */
 int64_t attention_mask_bytes(uint32_t dtype);
 
-/* Check the addresses of everything that the call reads and writes. */
-sm120_status attention_check_places(struct device *device, const struct attention *call);
+/* Check the addresses of everything that the call reads and writes, its workspace too, of which
+ * `needed` bytes are used. */
+sm120_status attention_check_places(struct device *device, const struct attention *call, sm120_address workspace,
+                                    size_t given, int64_t needed);
 
 /* |scale| * log2(e): kernels compute exp(x) as 2^(x * log2(e)). */
 double attention_scale_log2(float scale);

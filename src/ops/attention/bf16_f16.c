@@ -94,7 +94,7 @@ sm120_status attention_bf16_f16(struct device *device, const struct attention *c
         *workspace_bytes = 0;
         return builtin_load(device, index, &kernel);
     }
-    status = status == SM120_OK ? attention_check_places(device, call) : status;
+    status = status == SM120_OK ? attention_check_places(device, call, 0, 0, 0) : status;
     status = status == SM120_OK ? fill(device, call, kernel_records + index, &arguments) : status;
     return status == SM120_OK ? launch(device, call, index, &arguments) : status;
 }

@@ -6,9 +6,9 @@
 #include "ops/quantize_mxfp8.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
-#include "runtime/memory.h"
+#include "runtime/places.h"
 
-enum { WORKSPACE_ALIGNMENT = 256, BLOCK = 32 };
+enum { BLOCK = 32 };
 
 /* Offsets into the workspace, in bytes. With P V in 16 bits there are no v_tiles. */
 struct areas {
@@ -25,37 +25,6 @@ struct plan {
     int64_t padded_q, padded_past, padded_kv; /* rows, rounded up to whole tiles */
     struct areas areas;
 };
-
-/* ---- checks ---- */
-
-/* Check that the workspace does not overlap the caller's tensors. */
-static sm120_status check_workspace_apart(const struct plan *plan, sm120_address workspace) {
-    const struct tensor *const tensors[] = {&plan->call->q, &plan->call->k,      &plan->call->v,
-                                            &plan->call->o, &plan->call->past_k, &plan->call->past_v};
-    const int64_t bytes = plan->areas.end;
-    sm120_status status = SM120_OK;
-    const int count = plan->call->args->past_rows == 0 ? 4 : 6;
-    for (int i = 0; i < count && status == SM120_OK; ++i) {
-        status = check_apart("workspace", workspace, bytes, tensors[i]->name, tensors[i]->address, tensors[i]->bytes);
-    }
-    if (status == SM120_OK && plan->call->args->lse != 0) {
-        status = check_apart("workspace", workspace, bytes, "lse", plan->call->args->lse, plan->call->lse_bytes);
-    }
-    return status;
-}
-
-/* Check all addresses. */
-static sm120_status check_places(struct device *device, const struct plan *plan, sm120_address workspace,
-                                 size_t workspace_bytes) {
-    sm120_status status = attention_check_places(device, plan->call);
-    status = status == SM120_OK ? check_address("workspace", workspace, WORKSPACE_ALIGNMENT) : status;
-    if (status == SM120_OK && workspace_bytes < (size_t)plan->areas.end) {
-        status = fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, workspace_bytes,
-                      plan->areas.end);
-    }
-    status = status == SM120_OK ? memory_check(device, workspace, (uint64_t)plan->areas.end, "workspace") : status;
-    return status == SM120_OK ? check_workspace_apart(plan, workspace) : status;
-}
 
 /* ---- plan ---- */
 
@@ -301,7 +270,7 @@ sm120_status attention_mxfp8(struct device *device, const struct attention *call
     sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
     status = status == SM120_OK ? make_plan(device, call, &plan) : status;
     if (status == SM120_OK && workspace != 0) {
-        status = check_places(device, &plan, workspace, *workspace_bytes);
+        status = attention_check_places(device, call, workspace, *workspace_bytes, plan.areas.end);
     }
     status = status == SM120_OK ? prepare(device, &plan, workspace, &launches) : status;
     if (status == SM120_OK && workspace == 0) {

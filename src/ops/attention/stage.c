@@ -1,13 +1,9 @@
 /* Attention on tensors that kernels cannot use in place: they are copied to the workspace, and the result back. */
-#include <inttypes.h>
-
 #include "ops/attention/attention.h"
 #include "ops/copy_rows.h"
 #include "runtime/check.h"
-#include "runtime/error.h"
-#include "runtime/memory.h"
+#include "runtime/places.h"
 
-enum { ALIGNMENT = WORKSPACE_ALIGNMENT };
 enum { TENSORS = 6 };
 
 /* A call on copies of its tensors. */
@@ -68,26 +64,6 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
     stage->args.head_dim = on->q_shape.head_dim;
     stage->args.v_head_dim = on->v_shape.head_dim;
     return SM120_OK;
-}
-
-/* Check the workspace, and that it does not overlap the caller's tensors. */
-static sm120_status check_workspace(struct device *device, const struct stage *stage, sm120_address workspace,
-                                    size_t workspace_bytes, size_t needed) {
-    sm120_status status = check_address("workspace", workspace, ALIGNMENT);
-    if (status == SM120_OK && workspace_bytes < needed) {
-        status =
-            fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %zu", workspace_bytes, needed);
-    }
-    status = status == SM120_OK ? memory_check(device, workspace, needed, "workspace") : status;
-    for (int i = 0; i < TENSORS && status == SM120_OK; ++i) {
-        const struct tensor *const x = stage->tensors[i].given;
-        status =
-            x == NULL ? status : check_apart("workspace", workspace, (int64_t)needed, x->name, x->address, x->bytes);
-    }
-    if (status == SM120_OK && stage->args.lse != 0) {
-        status = check_apart("workspace", workspace, (int64_t)needed, "lse", stage->args.lse, stage->call.lse_bytes);
-    }
-    return status;
 }
 
 /* Check the launches of the copies, which now have addresses. */
@@ -154,8 +130,7 @@ sm120_status attention_on_copies(struct device *device, const struct attention *
         *workspace_bytes = needed;
         return prepare(device, &stage, 0);
     }
-    status = attention_check_places(device, call);
-    status = status == SM120_OK ? check_workspace(device, &stage, workspace, *workspace_bytes, needed) : status;
+    status = attention_check_places(device, call, workspace, *workspace_bytes, (int64_t)needed);
     status = status == SM120_OK ? prepare(device, &stage, workspace) : status;
     status = status == SM120_OK ? start_in(&stage) : status;
     inner = *workspace_bytes - (size_t)stage.bytes;

@@ -1,0 +1,81 @@
+/* The memory of a call: what it reads, what it writes, and its workspace. */
+#include "runtime/places.h"
+
+#include <inttypes.h>
+
+#include "runtime/error.h"
+#include "runtime/memory.h"
+
+struct place place_array(const char *name, sm120_address address, int64_t bytes, uint64_t alignment,
+                         enum access access) {
+    return (struct place){.name = name, .address = address, .bytes = bytes, .alignment = alignment, .access = access};
+}
+
+struct place place_tensor(const struct tensor *tensor, const struct shape *shape, enum access access) {
+    return (struct place){.name = tensor->name,
+                          .address = tensor->address,
+                          .bytes = tensor->bytes,
+                          .access = access,
+                          .tensor = tensor,
+                          .shape = shape};
+}
+
+struct place place_workspace(sm120_address workspace, size_t given, int64_t needed) {
+    struct place place = place_array("workspace", workspace, needed, WORKSPACE_ALIGNMENT, PLACE_WRITTEN);
+    place.is_workspace = true;
+    place.given = given;
+    return place;
+}
+
+/* Check that a place is aligned and lies in one allocation. */
+static sm120_status check_address_of(struct device *device, const struct place *place) {
+    if (place->tensor != NULL) {
+        return tensor_check_address(device, place->tensor);
+    }
+    if (place->is_workspace ? place->bytes == 0 : place->address == 0) {
+        return SM120_OK;
+    }
+    sm120_status status = check_address(place->name, place->address, place->alignment);
+    if (status == SM120_OK && place->is_workspace && place->given < (uint64_t)place->bytes) {
+        status = fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, place->given,
+                      place->bytes);
+    }
+    return status == SM120_OK ? memory_check(device, place->address, (uint64_t)place->bytes, place->name) : status;
+}
+
+/* Whether two places share a byte. */
+static bool meet(const struct place *a, const struct place *b) {
+    if (a->address == 0 || b->address == 0 || a->bytes == 0) {
+        return false;
+    }
+    if (a->shape != NULL && b->shape != NULL) {
+        return tensor_meets(a->tensor, a->shape, b->tensor, b->shape);
+    }
+    return a->address < b->address + (uint64_t)b->bytes && b->address < a->address + (uint64_t)a->bytes;
+}
+
+/* Check that a written place shares no byte with what is read, or with what was listed before it. */
+static sm120_status check_written(const struct place *places, size_t count, size_t written) {
+    const struct place *const out = places + written;
+    for (size_t i = 0; i < count; ++i) {
+        const struct place *const other = places + i;
+        if ((other->access == PLACE_READ || i < written) && meet(out, other)) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "%s (0x%" PRIx64 ", %" PRId64 " bytes) and %s (0x%" PRIx64 ", %" PRId64 " bytes) overlap%s",
+                        out->name, out->address, out->bytes, other->name, other->address, other->bytes,
+                        out->rule != NULL ? out->rule : "");
+        }
+    }
+    return SM120_OK;
+}
+
+sm120_status places_check(struct device *device, const struct place *places, size_t count) {
+    sm120_status status = SM120_OK;
+    for (size_t i = 0; i < count && status == SM120_OK; ++i) {
+        status = check_address_of(device, places + i);
+    }
+    for (size_t i = 0; i < count && status == SM120_OK; ++i) {
+        status = places[i].access == PLACE_WRITTEN ? check_written(places, count, i) : status;
+    }
+    return status;
+}

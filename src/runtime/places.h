@@ -1,0 +1,38 @@
+/* The memory of a call: what it reads, what it writes, and its workspace. */
+#ifndef SM120_PLACES_H
+#define SM120_PLACES_H
+
+#include "runtime/tensor.h"
+
+enum { WORKSPACE_ALIGNMENT = 256 }; /* of a workspace and of its areas, in bytes */
+
+/* What a call does with a place. */
+enum access { PLACE_READ, PLACE_WRITTEN };
+
+/* Memory that a call reads or writes. With address 0 the call has none. */
+struct place {
+    const char *name;
+    sm120_address address;
+    int64_t bytes;
+    uint64_t alignment; /* of an array */
+    enum access access;
+    const struct tensor *tensor; /* NULL: an array, or the workspace */
+    const struct shape *shape;   /* of the tensor, whose rows other tensors may lie between; NULL: nothing may */
+    bool is_workspace;           /* `bytes` are needed; 0: none */
+    size_t given;                /* bytes of a workspace */
+    const char *rule;            /* text that follows the message of an overlap; NULL: none */
+};
+
+/* Describe an array or a tensor. */
+struct place place_array(const char *name, sm120_address address, int64_t bytes, uint64_t alignment,
+                         enum access access);
+struct place place_tensor(const struct tensor *tensor, const struct shape *shape, enum access access);
+
+/* Describe a workspace of `given` bytes, of which the call needs `needed`; 0: it needs no workspace. */
+struct place place_workspace(sm120_address workspace, size_t given, int64_t needed);
+
+/* Check a call's places: each lies in one allocation, is aligned, and what is written overlaps nothing else. The rows
+ * of two tensors with shapes may lie between one another. */
+sm120_status places_check(struct device *device, const struct place *places, size_t count);
+
+#endif
