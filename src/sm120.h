@@ -8,6 +8,8 @@
  *   - It returns a status. After a failure, sm120_last_error() names the argument, its value and what is right.
  *   - It writes its results through pointers. A result pointer must not be NULL unless its comment allows that.
  *   - A device is immutable once open, and threads may share it. Other objects belong to their device.
+ *   - The work of a stream runs in the order in which all threads issue it. Streams and events belong to the device
+ *     that made them; any device may wait for an event.
  *   - An operation is a function NAME that takes a struct NAME_args. Operations and sm120_launch neither
  *     allocate, nor synchronise, nor print, so a CUDA graph can capture them. Do not capture an operation's first
  *     call on a device: it loads kernels. Call it once before, or ask for its workspace size.

@@ -68,7 +68,8 @@ def test_allocate_and_free_beside_a_launch() -> None:
         + """
 x = device.array(np.full(4096, 7, np.uint32))
 address = x.address
-thread = threading.Thread(target=module["spin"], args=(1, 32, flag, np.uint64(address), out))
+beside = {"stream": device.stream()}
+thread = threading.Thread(target=module["spin"], args=(1, 32, flag, np.uint64(address), out), kwargs=beside)
 thread.start()
 time.sleep(0.2)
 started = time.perf_counter()

@@ -12,6 +12,7 @@
 
 enum { MAX_COUNTERS = 1024, FREED = 256, MULTIPROCESSORS = 170 };
 
+struct work;
 struct device {
     int ordinal;
     struct rwlock memory_lock;      /* protects the allocations; held briefly, and while the host copies */
@@ -33,6 +34,7 @@ struct device {
     struct module *modules;
     struct mutex module_lock;
     atomic_uint host_calls; /* copies, fills, allocations and launches so far: they show that the host is active */
+    struct work *work;      /* work that was issued and has not ended; streams.c */
     atomic_uint interrupts; /* number of requests to stop the running launches */
 };
 

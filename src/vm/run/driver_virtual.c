@@ -1,13 +1,11 @@
-/* The CUDA driver API of the virtual SM120. Streams run their work at once, so everything runs in order and nothing
- * is ever pending. */
+/* The CUDA driver API of the virtual SM120. Work runs in the thread that issues it, in the order of its stream. When a
+ * call returns, its work has ended. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "driver/registry.h"
 #include "driver/tensor_map_rules.h"
 #include "platform/at_fork.h"
-#include "platform/clock.h"
 #include "platform/thread.h"
 #include "vm/defined/defined.h"
 #include "vm/execute/tma.h"
@@ -26,6 +24,7 @@
 #include "vm/observe/profile.h"
 #include "vm/observe/trace.h"
 #include "vm/run/run.h"
+#include "vm/run/streams.h"
 #include "vm/text/module.h"
 
 enum { MAX_DEVICES = 16, STACK = 16 };
@@ -37,20 +36,9 @@ struct CUctx_st {
 struct CUmod_st {
     struct module module;
 };
-struct CUstream_st {
-    struct device *device;
-};
-struct CUevent_st {
-    uint64_t time;
-    bool recorded;
-};
 
 static struct CUctx_st contexts[MAX_DEVICES];
 static struct mutex contexts_lock = MUTEX_INITIALIZER;
-/* Live streams and events of all devices, by address. Handles are dereferenced only if they are found here. */
-enum handle { HANDLE_STREAM = 1, HANDLE_EVENT };
-static struct registry handles;
-static struct mutex handles_lock = MUTEX_INITIALIZER;
 
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local int depth;
@@ -274,7 +262,7 @@ static void before_fork(void) {
             mutex_lock(&contexts[k].device.counter_lock);
         }
     }
-    mutex_lock(&handles_lock);
+    streams_lock();
     counters_lock();
     launch_lock();
 }
@@ -282,7 +270,10 @@ static void before_fork(void) {
 static void after_fork(bool is_child) {
     launch_unlock(is_child);
     counters_unlock();
-    mutex_unlock(&handles_lock);
+    for (int k = 0; k < MAX_DEVICES && is_child; ++k) {
+        streams_keep_own(&contexts[k].device);
+    }
+    streams_unlock(is_child);
     for (int k = 0; k < MAX_DEVICES; ++k) {
         if (contexts[k].made != 0) {
             mutex_unlock(&contexts[k].device.counter_lock);
@@ -400,145 +391,65 @@ static CUresult virtual_cuCtxPopCurrent(CUcontext *context) {
 }
 
 static CUresult virtual_cuCtxSynchronize(void) {
-    return depth != 0 ? CUDA_SUCCESS : no_context();
+    if (depth == 0) {
+        return no_context();
+    }
+    device_wait(current());
+    return CUDA_SUCCESS;
 }
 
 /* ---- streams and events -------------------------------------------------------------------------------------- */
 
-/* Check that a handle is live. The lock is held. */
-static CUresult handle_check(const void *handle, enum handle kind) {
-    const uint64_t key = (uint64_t)(uintptr_t)handle;
-    const struct record *record = registry_find(&handles, key);
-    if (handle != NULL && record != NULL && record->key == key && record->bytes == kind) {
-        return CUDA_SUCCESS;
-    }
-    return fault_set(CUDA_ERROR_INVALID_HANDLE, "%p is not a live %s: it was destroyed or never created", handle,
-                     kind == HANDLE_STREAM ? "stream" : "event");
-}
-
-/* Check that a handle is a live stream or one of the default streams. */
-static CUresult stream_check(CUstream stream) {
-    enum { LEGACY = 1, PER_THREAD = 2 };
-    const uintptr_t value = (uintptr_t)stream;
-    if (value == 0 || value == LEGACY || value == PER_THREAD) {
-        return CUDA_SUCCESS;
-    }
-    mutex_lock(&handles_lock);
-    const CUresult r = handle_check(stream, HANDLE_STREAM);
-    mutex_unlock(&handles_lock);
-    return r;
-}
-
-/* Create a handle: zeroed memory, recorded as live. */
-static CUresult handle_create(void **handle, size_t bytes, enum handle kind) {
-    *handle = calloc(1, bytes);
-    mutex_lock(&handles_lock);
-    const bool made = *handle != NULL && registry_reserve(&handles);
-    if (made) {
-        registry_add(&handles, (struct record){(uint64_t)(uintptr_t)*handle, kind});
-    }
-    mutex_unlock(&handles_lock);
-    if (made) {
-        return CUDA_SUCCESS;
-    }
-    free(*handle);
-    *handle = NULL;
-    return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
-}
-
-static CUresult handle_destroy(void *handle, enum handle kind) {
-    struct record record;
-    mutex_lock(&handles_lock);
-    const CUresult r = handle_check(handle, kind);
-    if (r == CUDA_SUCCESS && registry_remove(&handles, (uint64_t)(uintptr_t)handle, &record)) {
-        registry_cancel(&handles);
-        free(handle);
-    }
-    if (handles.count == 0) { /* no memory is left when all devices are closed */
-        registry_free(&handles);
-    }
-    mutex_unlock(&handles_lock);
-    return r;
-}
-
 static CUresult virtual_cuStreamCreate(CUstream *stream, unsigned flags) {
-    void *made = NULL;
     if (stream == NULL || flags > 1) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "stream is NULL, or flags is not 0 or 1");
     }
-    const CUresult r = depth != 0 ? handle_create(&made, sizeof **stream, HANDLE_STREAM) : no_context();
-    *stream = made;
-    if (r == CUDA_SUCCESS) {
-        (*stream)->device = current();
-    }
-    return r;
+    return depth != 0 ? stream_create(current(), stream) : no_context();
 }
 
 static CUresult virtual_cuStreamDestroy(CUstream stream) {
-    return handle_destroy(stream, HANDLE_STREAM);
+    return stream_destroy(stream);
 }
 
 static CUresult virtual_cuStreamSynchronize(CUstream stream) {
-    return depth != 0 ? stream_check(stream) : no_context();
+    return depth != 0 ? stream_wait(current(), stream) : no_context();
 }
 
+/* An event is recorded when the work before it has ended. */
 static CUresult virtual_cuEventSynchronize(CUevent event) {
-    mutex_lock(&handles_lock);
-    const CUresult r = handle_check(event, HANDLE_EVENT);
-    mutex_unlock(&handles_lock);
-    return r;
+    return event_check(event);
 }
 
+/* The event may be one of another device. */
 static CUresult virtual_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     if (flags != 0) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u; expected 0", flags);
     }
-    const CUresult r = stream_check(stream);
-    return r != CUDA_SUCCESS ? r : virtual_cuEventSynchronize(event);
+    if (depth == 0) {
+        return no_context();
+    }
+    const CUresult r = event_check(event);
+    return r != CUDA_SUCCESS ? r : stream_wait(current(), stream);
 }
 
 static CUresult virtual_cuEventCreate(CUevent *event, unsigned flags) {
-    void *made = NULL;
     (void)flags;
     if (event == NULL) {
         return null_argument("event");
     }
-    const CUresult r = handle_create(&made, sizeof **event, HANDLE_EVENT);
-    *event = made;
-    return r;
+    return depth != 0 ? event_create(current(), event) : no_context();
 }
 
 static CUresult virtual_cuEventDestroy(CUevent event) {
-    return handle_destroy(event, HANDLE_EVENT);
+    return event_destroy(event);
 }
 
 static CUresult virtual_cuEventRecord(CUevent event, CUstream stream) {
-    CUresult r = stream_check(stream);
-    mutex_lock(&handles_lock);
-    r = r != CUDA_SUCCESS ? r : handle_check(event, HANDLE_EVENT);
-    if (r == CUDA_SUCCESS) {
-        event->time = clock_steady();
-        event->recorded = true;
-    }
-    mutex_unlock(&handles_lock);
-    return r;
+    return depth != 0 ? event_record(current(), event, stream) : no_context();
 }
 
 static CUresult virtual_cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
-    if (milliseconds == NULL) {
-        return null_argument("milliseconds");
-    }
-    mutex_lock(&handles_lock);
-    CUresult r = handle_check(start, HANDLE_EVENT);
-    r = r != CUDA_SUCCESS ? r : handle_check(end, HANDLE_EVENT);
-    if (r == CUDA_SUCCESS && (!start->recorded || !end->recorded)) {
-        r = fault_set(CUDA_ERROR_INVALID_HANDLE, "an event was not recorded; record both first");
-    }
-    if (r == CUDA_SUCCESS) {
-        *milliseconds = (float)((double)(int64_t)(end->time - start->time) * 1e-6);
-    }
-    mutex_unlock(&handles_lock);
-    return r;
+    return milliseconds != NULL ? event_elapsed(start, end, milliseconds) : null_argument("milliseconds");
 }
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
@@ -574,14 +485,27 @@ static CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags
     return r;
 }
 
-static void copy_begin(void) {
+static void read_begin(void) {
     rwlock_lock_read(&current()->memory_lock);
 }
 
-static CUresult copy_end(CUresult result) {
+static CUresult read_end(CUresult result) {
     atomic_fetch_add(&current()->host_calls, 1);
     rwlock_unlock_read(&current()->memory_lock);
     return result;
+}
+
+/* Begin a copy, in its stream's order. */
+static CUresult copy_begin(CUstream stream, struct work *work) {
+    const CUresult r = work_begin(current(), stream, work);
+    if (r == CUDA_SUCCESS) {
+        read_begin();
+    }
+    return r;
+}
+
+static CUresult copy_end(struct work *work, CUresult result) {
+    return work_end(work, read_end(result));
 }
 
 static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *host, unsigned flags) {
@@ -591,12 +515,12 @@ static CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *ho
     if (depth == 0) {
         return no_context();
     }
-    copy_begin();
+    read_begin();
     const CUresult r = memory_check_range(current(), (uint64_t)(uintptr_t)host, 1, "host");
     if (r == CUDA_SUCCESS) {
         *address = (uint64_t)(uintptr_t)host;
     }
-    return copy_end(r);
+    return read_end(r);
 }
 
 static CUresult virtual_cuMemFreeHost(void *host) {
@@ -608,48 +532,57 @@ static CUresult virtual_cuMemFreeHost(void *host) {
 
 /* Copies hold the lock until they are done, so that no other thread frees the memory. */
 static CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
-    const CUresult wrong = depth != 0 ? stream_check(stream) : no_context();
-    if (wrong != CUDA_SUCCESS || bytes == 0) {
-        return wrong;
+    struct work work;
+    if (depth == 0 || bytes == 0) {
+        return depth != 0 ? stream_check(current(), stream) : no_context();
     }
     if (from == NULL) {
         return null_argument("from");
     }
-    copy_begin();
-    const CUresult r = memory_check_range(current(), to, bytes, "to");
+    CUresult r = copy_begin(stream, &work);
+    if (r != CUDA_SUCCESS) {
+        return r;
+    }
+    r = memory_check_range(current(), to, bytes, "to");
     if (r == CUDA_SUCCESS) {
         memmove((void *)(uintptr_t)to, from, bytes);
     }
     if (r == CUDA_SUCCESS) {
         shade_written(current(), to, bytes);
     }
-    return copy_end(r);
+    return copy_end(&work, r);
 }
 
 static CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    const CUresult wrong = depth != 0 ? stream_check(stream) : no_context();
-    if (wrong != CUDA_SUCCESS || bytes == 0) {
-        return wrong;
+    struct work work;
+    if (depth == 0 || bytes == 0) {
+        return depth != 0 ? stream_check(current(), stream) : no_context();
     }
     if (to == NULL) {
         return null_argument("to");
     }
-    copy_begin();
-    CUresult r = memory_check_range(current(), from, bytes, "from");
+    CUresult r = copy_begin(stream, &work);
+    if (r != CUDA_SUCCESS) {
+        return r;
+    }
+    r = memory_check_range(current(), from, bytes, "from");
     r = r != CUDA_SUCCESS ? r : shade_read(current(), from, bytes);
     if (r == CUDA_SUCCESS) {
         memmove(to, (const void *)(uintptr_t)from, bytes);
     }
-    return copy_end(r);
+    return copy_end(&work, r);
 }
 
 static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    const CUresult wrong = depth != 0 ? stream_check(stream) : no_context();
-    if (wrong != CUDA_SUCCESS || bytes == 0) {
-        return wrong;
+    struct work work;
+    if (depth == 0 || bytes == 0) {
+        return depth != 0 ? stream_check(current(), stream) : no_context();
     }
-    copy_begin();
-    CUresult r = memory_check_range(current(), to, bytes, "to");
+    CUresult r = copy_begin(stream, &work);
+    if (r != CUDA_SUCCESS) {
+        return r;
+    }
+    r = memory_check_range(current(), to, bytes, "to");
     r = r != CUDA_SUCCESS ? r : memory_check_range(current(), from, bytes, "from");
     if (r == CUDA_SUCCESS) {
         memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
@@ -657,23 +590,26 @@ static CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size
     if (r == CUDA_SUCCESS) {
         shade_copied(current(), to, from, bytes);
     }
-    return copy_end(r);
+    return copy_end(&work, r);
 }
 
 static CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
-    const CUresult wrong = depth != 0 ? stream_check(stream) : no_context();
-    if (wrong != CUDA_SUCCESS || bytes == 0) {
-        return wrong;
+    struct work work;
+    if (depth == 0 || bytes == 0) {
+        return depth != 0 ? stream_check(current(), stream) : no_context();
     }
-    copy_begin();
-    const CUresult r = memory_check_range(current(), to, bytes, "to");
+    CUresult r = copy_begin(stream, &work);
+    if (r != CUDA_SUCCESS) {
+        return r;
+    }
+    r = memory_check_range(current(), to, bytes, "to");
     if (r == CUDA_SUCCESS) {
         memset((void *)(uintptr_t)to, value, bytes);
     }
     if (r == CUDA_SUCCESS) {
         shade_written(current(), to, bytes);
     }
-    return copy_end(r);
+    return copy_end(&work, r);
 }
 
 /* ---- modules ------------------------------------------------------------------------------------------------- */
@@ -867,6 +803,17 @@ static CUresult virtual_cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks,
     return CUDA_SUCCESS;
 }
 
+/* Run a kernel when the earlier work of its stream has ended. */
+static CUresult launch_in_order(CUstream stream, CUfunction function, const uint32_t grid[3], const uint32_t block[3],
+                                unsigned shared_bytes, void **arguments, bool is_cooperative) {
+    struct device *const device = function->module->device;
+    struct work work;
+    const CUresult r = work_begin(device, stream, &work);
+    return r != CUDA_SUCCESS
+               ? r
+               : work_end(&work, launch_run(device, function, grid, block, shared_bytes, arguments, is_cooperative));
+}
+
 static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                        CUstream stream, void **arguments, void **extra) {
@@ -874,10 +821,7 @@ static CUresult virtual_cuLaunchKernel(CUfunction function, unsigned grid_x, uns
     if (function == NULL || extra != NULL) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function is NULL, or extra is not NULL");
     }
-    const CUresult wrong = stream_check(stream);
-    return wrong != CUDA_SUCCESS
-               ? wrong
-               : launch_run(function->module->device, function, grid, block, shared_bytes, arguments, false);
+    return launch_in_order(stream, function, grid, block, shared_bytes, arguments, false);
 }
 
 /* Launches run one after the other, so PROGRAMMATIC_STREAM_SERIALIZATION changes nothing. */
@@ -895,10 +839,8 @@ static CUresult virtual_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunctio
             return fault_set(CUDA_ERROR_INVALID_VALUE, "launch attribute %d is not supported", (int)attribute->id);
         }
     }
-    const CUresult wrong = stream_check(config->stream);
-    return wrong != CUDA_SUCCESS ? wrong
-                                 : launch_run(function->module->device, function, config->grid, config->block,
-                                              config->shared_bytes, arguments, is_cooperative);
+    return launch_in_order(config->stream, function, config->grid, config->block, config->shared_bytes, arguments,
+                           is_cooperative);
 }
 
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
