@@ -235,12 +235,14 @@ typedef struct sm120_parameter_info {
     char name[64];   /* "" if the module was no PTX */
 } sm120_parameter_info;
 
-/* Load a module and write it. image: PTX text or a cubin of `bytes` bytes. name: the module's name in messages. */
+/* Load a module and write it. image: PTX text or a cubin of `bytes` bytes. name: the module's name in messages. On the
+ * virtual device an entry that cannot run is refused by sm120_module_kernel, while the others work; if none can run,
+ * the module does not load. The message has every reason. */
 SM120_API sm120_status sm120_module_load(sm120_device *device, const void *image, size_t bytes, const char *name,
                                          sm120_module **module);
 /* Unload a module and its kernels. NULL is ignored. */
 SM120_API sm120_status sm120_module_unload(sm120_module *module);
-/* Write the kernel of an entry. It lives as long as its module. */
+/* Write the kernel of an entry. It lives as long as its module. SM120_INVALID_PROGRAM: the entry cannot run. */
 SM120_API sm120_status sm120_module_kernel(sm120_module *module, const char *entry, sm120_kernel **kernel);
 /* Write the name of entry `index`. For a cubin, no entries are listed. */
 SM120_API sm120_status sm120_module_entry(sm120_module *module, int32_t index, const char **entry);

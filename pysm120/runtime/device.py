@@ -49,7 +49,7 @@ class Device(Context):
 
     # ---- modules, memory, tensor maps ---------------------------------------
 
-    def load(self, ptx: "str | bytes | os.PathLike[str]", *, name: str | None = None) -> Module:
+    def load(self, ptx: "str | bytes | os.PathLike[str]", *, name: str | None = None, strict: bool = False) -> Module:
         """Load a module of kernels.
 
         Parameters
@@ -59,6 +59,9 @@ class Device(Context):
             file that holds either.
         name : str, optional
             The module's name in messages. Default: the path, else "<ptx>".
+        strict : bool
+            Every entry must be able to run. By default an entry that cannot run on
+            the virtual device is refused when it is used, and the others work.
 
         Returns
         -------
@@ -68,7 +71,8 @@ class Device(Context):
         Raises
         ------
         InvalidProgramError
-            The program does not load; the message says where and why.
+            The program does not load, none of its entries can run, or, with
+            ``strict``, one cannot; the message says where and why, for each reason.
 
         """
         require_type(ptx, (str, bytes, os.PathLike), "ptx", "a str or bytes of PTX or a pathlib.Path")
@@ -79,7 +83,7 @@ class Device(Context):
             message = f"ptx is {ptx!r}, which is a path, not PTX: give pathlib.Path({ptx!r})"
             raise InvalidProgramError(message)
         image = ptx.encode() if isinstance(ptx, str) else ptx
-        return Module(self, image, name or "<ptx>")
+        return Module(self, image, name or "<ptx>", strict=strict)
 
     def builtin_kernels(self) -> dict[str, Kernel]:
         """Return the kernels inside the library, by entry."""

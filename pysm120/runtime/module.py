@@ -14,7 +14,7 @@ import numpy as np
 from pysm120.runtime import tensor_map
 from pysm120.runtime.arrays import Allocation, Array, pinned_address
 from pysm120.runtime.context import Context, Handle, Resource
-from pysm120.runtime.errors import ClosedError, FaultError, InvalidArgumentError, require_type
+from pysm120.runtime.errors import ClosedError, FaultError, InvalidArgumentError, InvalidProgramError, require_type
 from pysm120.runtime.ffi import cast, check, check_running, ffi, lib, new, new_struct, text
 from pysm120.runtime.tensor_map import TensorMap
 
@@ -89,7 +89,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
 
     ended = "unloaded"
 
-    def __init__(self, device: Context, image: bytes, name: str) -> None:
+    def __init__(self, device: Context, image: bytes, name: str, *, strict: bool = False) -> None:
         handle = device.handle
         pointer = new("sm120_module **")
         data = ffi.from_buffer(image)
@@ -101,6 +101,23 @@ class Module(Resource, Mapping[str, "Kernel"]):
         self._kernels: dict[str, Kernel] = {}
         super().__init__(device, "module", partial(_unload, handle, self._pointer))
         self._entries = self._list()
+        if strict:
+            self._require_all()
+
+    def _require_all(self) -> None:
+        """Unload the module and raise InvalidProgramError if an entry cannot run; the message has all reasons."""
+        reasons = [reason for entry in self._entries if (reason := self._refusal(entry))]
+        if reasons:
+            self.unload()
+            raise InvalidProgramError("\n".join(reasons))
+
+    def _refusal(self, entry: str) -> str:
+        """Return why an entry cannot run, or ""."""
+        try:
+            self[entry]
+        except InvalidProgramError as error:
+            return str(error)
+        return ""
 
     def _list(self) -> tuple[str, ...]:
         """Return the entries."""

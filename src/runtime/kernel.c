@@ -191,6 +191,11 @@ sm120_status module_kernel(struct module *module, const char *entry, struct kern
         error_set_driver(result);
         return no_entry(module, entry);
     }
+    if (result == CUDA_ERROR_INVALID_PTX && device->driver->fault != NULL) {
+        error_set_driver(result);
+        return fail(SM120_INVALID_PROGRAM, "%.200s of %s cannot run:\n%s", entry, module->name,
+                    device->driver->fault());
+    }
     if (result != CUDA_SUCCESS) {
         return driver_fail(device->driver, result, "looking up entry = \"%.200s\" in %s", entry, module->name);
     }

@@ -1,5 +1,6 @@
 /* Fuzz target: PTX text is loaded, asked about, unloaded. */
 #define _POSIX_C_SOURCE 200809L
+#include "vm/text/parse.h"
 #include "target.h"
 #include "vm/machine/program.h"
 
@@ -35,11 +36,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     }
     const struct module *m = (const struct module *)(const void *)module;
-    for (uint32_t k = 0; k < m->function_count; k++) {
-        if (d->cuModuleGetFunction(&f, module, m->functions[k]->name)) {
-            fuzz_fail("function '%s' is not found", m->functions[k]->name);
+    for (uint32_t k = 0; k < m->entry_count; k++) {
+        const char *const name = m->entries[k].name;
+        const CUresult result = d->cuModuleGetFunction(&f, module, name);
+        if (result == CUDA_SUCCESS) {
+            ask(d, f);
+        } else if (result != CUDA_ERROR_INVALID_PTX || d->fault()[0] == '\0') {
+            fuzz_fail("entry '%s' is not found: %s", name, d->fault());
         }
-        ask(d, f);
     }
     if (d->cuModuleUnload(module)) {
         fuzz_fail("a module cannot be unloaded: %s", d->fault());

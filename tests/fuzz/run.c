@@ -6,6 +6,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "target.h"
 #include "vm/machine/program.h"
+#include "vm/text/parse.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,8 +168,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     const struct module *m = (const struct module *)(const void *)module;
     open_buffers(d, &buffers, plan.data);
-    for (uint32_t k = 0; k < m->function_count && k < MOST_ENTRIES; k++) {
-        CUfunction f = m->functions[k];
+    for (uint32_t k = 0; k < m->entry_count && k < MOST_ENTRIES; k++) {
+        CUfunction f;
+        if (d->cuModuleGetFunction(&f, module, m->entries[k].name)) {
+            continue; /* it cannot run */
+        }
         choose_arguments(f, &buffers, plan.data, bytes, arguments);
         if (plan.level < COMPARE) {
             launch(d, f, &plan, (int)plan.level, &buffers, arguments, after);

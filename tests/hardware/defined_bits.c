@@ -16,17 +16,27 @@
 #include "vm/machine/shade.h"
 #include "vm/run/run.h"
 #include "vm/text/module.h"
+#include "vm/text/parse.h"
 
-static struct module load(struct device *device, const char *text) {
+static void load(struct module *module, struct device *device, const char *text) {
     char log[4096];
-    struct module module = {.device = device};
+    module->device = device;
     memory_open(device);
     device->limit = (size_t)1 << 32;
-    if (module_parse(&module, text, log, sizeof log)) {
+    if (module_parse(module, text, log, sizeof log)) {
         fprintf(stderr, "%s\n", log);
         exit(1);
     }
-    return module;
+}
+
+static struct CUfunc_st *find(struct module *module, const char *name) {
+    char log[4096];
+    struct CUfunc_st *function = NULL;
+    if (module_entry(module, name, &function, log, sizeof log)) {
+        fprintf(stderr, "%s\n", log);
+        exit(1);
+    }
+    return function;
 }
 
 static void must_read(void *to, size_t bytes) {
@@ -116,9 +126,12 @@ int main(int count, char **arguments) {
     if (!file || !fread(text, 1, sizeof text - 1, file) || fclose(file) != 0) {
         return 2;
     }
-    struct module strict = load(&devices[0], text), lax = load(&devices[1], text);
-    for (uint32_t k = 0; k < strict.function_count; k++) {
-        form(devices, strict.functions[k], lax.functions[k]);
+    static struct module strict, lax;
+    load(&strict, &devices[0], text);
+    load(&lax, &devices[1], text);
+    for (uint32_t k = 0; k < strict.entry_count; k++) {
+        const char *const name = strict.entries[k].name;
+        form(devices, find(&strict, name), find(&lax, name));
     }
     return 0;
 }

@@ -2,6 +2,7 @@
  * "r" or "w", name, type and slot. */
 #include "vm/machine/device.h"
 #include "vm/text/module.h"
+#include "vm/text/parse.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,12 +33,16 @@ int main(int count, char **arguments) {
         fprintf(stderr, "%s\n", log);
         return 1;
     }
-    for (uint32_t k = 0; k < module.function_count; k++) {
-        for (uint32_t pc = 0; pc < module.functions[k]->length; pc++) {
-            show(module.functions[k], pc);
+    for (uint32_t k = 0; k < module.entry_count; k++) {
+        struct CUfunc_st *function = NULL;
+        if (module_entry(&module, module.entries[k].name, &function, log, sizeof log)) {
+            return 1;
+        }
+        for (uint32_t pc = 0; pc < function->length; pc++) {
+            show(function, pc);
         }
     }
-    arena_free(&module.arena);
+    module_free(&module);
     memory_free_all(&device);
     return 0;
 }

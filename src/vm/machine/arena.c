@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "vm/machine/poison.h"
 #include "vm/machine/types.h"
@@ -28,11 +29,31 @@ void *arena_take(struct arena *arena, size_t bytes) {
         b->end = (char *)b + space;
         b->next = arena->first;
         arena->first = b;
+        arena->bytes += space;
     }
     void *memory = b->at;
     b->at += bytes;
     POISON((char *)memory + asked, bytes - asked);
     return memory;
+}
+
+struct arena_mark arena_mark(const struct arena *arena) {
+    return (struct arena_mark){arena->first, arena->first != NULL ? arena->first->at : NULL};
+}
+
+void arena_release(struct arena *arena, struct arena_mark mark) {
+    while (arena->first != mark.first) {
+        struct arena_block *const b = arena->first;
+        arena->first = b->next;
+        arena->bytes -= (size_t)(b->end - (char *)b);
+        free(b);
+    }
+    if (mark.first != NULL) {
+        const size_t used = (size_t)(mark.first->at - mark.at);
+        UNPOISON(mark.at, used);
+        memset(mark.at, 0, used);
+        mark.first->at = mark.at;
+    }
 }
 
 /* Free everything taken from the arena. */
@@ -41,5 +62,5 @@ void arena_free(struct arena *arena) {
         next = b->next;
         free(b);
     }
-    arena->first = NULL;
+    *arena = (struct arena){0};
 }

@@ -189,14 +189,18 @@ struct CUfunc_st {
 };
 
 struct device;
+struct entry;
+struct parser;
 struct module {
-    struct arena arena;
-    const char *name; /* file name in messages if the text has no line markers */
+    struct arena arena; /* what lives as long as the module */
+    struct arena code;  /* of entries, as far as it is kept: text/module.c */
+    const char *name;   /* file name in messages if the text has no line markers */
     struct device *device;
-    struct CUfunc_st **functions;
-    uint32_t function_count;
+    struct parser *parser; /* with the names of the module */
+    struct entry *entries;
+    uint32_t entry_count, entry_space;
     struct placed *variables; /* .global and .const ones */
-    uint32_t variable_count;
+    uint32_t variable_count, variable_space;
     struct module *next, *previous;
 };
 

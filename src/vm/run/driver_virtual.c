@@ -342,7 +342,7 @@ static void free_module(struct CUmod_st *m) {
     for (uint32_t k = 0; k < m->module.variable_count; ++k) {
         memory_free(device, m->module.variables[k].address, ALLOCATION_VARIABLE);
     }
-    arena_free(&m->module.arena);
+    module_free(&m->module);
     free(m);
 }
 
@@ -680,7 +680,7 @@ static CUresult virtual_cuModuleLoadDataEx(CUmodule *module, const void *image, 
     if (m == NULL) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
     }
-    char message[2048];
+    char message[8192];
     const CUresult r = module_parse(&m->module, text, message, sizeof message);
     if (log != NULL && log_bytes != 0) {
         snprintf(log, log_bytes, "%s", message);
@@ -726,13 +726,15 @@ static CUresult virtual_cuModuleGetFunction(CUfunction *function, CUmodule modul
     if (function == NULL || module == NULL || name == NULL) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "function, module or name is NULL");
     }
-    for (uint32_t k = 0; k < module->module.function_count; ++k) {
-        if (strcmp(module->module.functions[k]->name, name) == 0) {
-            *function = module->module.functions[k];
-            return CUDA_SUCCESS;
-        }
-    }
-    return fault_set(CUDA_ERROR_NOT_FOUND, "the module has no entry '%s'", name);
+    char log[4096] = "";
+    struct device *const device = module->module.device;
+    mutex_lock(&device->module_lock);
+    const CUresult r = module_entry(&module->module, name, function, log, sizeof log);
+    mutex_unlock(&device->module_lock);
+    return r == CUDA_SUCCESS             ? r
+           : r == CUDA_ERROR_NOT_FOUND   ? fault_set(r, "the module has no entry '%s'", name)
+           : r == CUDA_ERROR_INVALID_PTX ? fault_set(r, "%s", log)
+                                         : fault_set(r, "out of host memory");
 }
 
 static CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {

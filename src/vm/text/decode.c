@@ -354,7 +354,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
 struct inst *emit(struct parser *p, handler *run) {
     struct statement *s = &p->statement;
     if (p->length == p->code_space) {
-        const uint32_t space = p->code_space != 0 ? 2 * p->code_space : 256;
+        const uint32_t space = p->code_space != 0 ? 2 * p->code_space : 32;
         struct inst *code = parser_take(p, space * sizeof *code);
         struct place *places = parser_take(p, space * sizeof *places);
         if (p->length != 0) {

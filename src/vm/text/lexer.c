@@ -44,24 +44,85 @@ void error_at(struct parser *p, const struct token *token, const char *format, .
         pad[n] = start[n] == '\t' ? '\t' : ' ';
     }
     pad[n] = 0;
-    if (p->log != NULL && p->log_bytes != 0) {
-        snprintf(p->log, p->log_bytes, "%s:%u:%d: error: %s\n%.*s\n%s^\n", token->file, token->line, column + 1,
-                 message, (int)(end - start > 400 ? 400 : end - start), start, pad);
-    }
+    snprintf(p->message, sizeof p->message, "%s:%u:%d: error: %s\n%.*s\n%s^\n", token->file, token->line, column + 1,
+             message, (int)(end - start > 400 ? 400 : end - start), start, pad);
+    p->failed_at = token->at;
     if (p->result == CUDA_SUCCESS) {
         p->result = CUDA_ERROR_INVALID_PTX;
     }
-    longjmp(p->fail, 1);
+    longjmp(*p->fail, 1);
 }
 
-/* Return memory that lives as long as the module. */
-void *parser_take(struct parser *p, size_t bytes) {
-    void *memory = arena_take(&p->module->arena, bytes);
+/* Add the last error to the reasons of the entry, once. Return false when out of memory. */
+static bool add_reason(struct parser *p) {
+    struct entry *const e = p->entry;
+    for (const struct reason *r = e->reasons; r != NULL; r = r->next) {
+        if (r->at == p->failed_at) {
+            return true;
+        }
+    }
+    struct reason *const r = arena_take(&p->module->arena, sizeof *r);
+    char *const text = r != NULL ? arena_take(&p->module->arena, strlen(p->message) + 1) : NULL;
+    if (text == NULL) {
+        return false;
+    }
+    *r = (struct reason){.at = p->failed_at, .text = strcpy(text, p->message)};
+    *(e->reasons != NULL ? e->reason : &e->reasons) = r;
+    e->reason = &r->next;
+    ++e->reason_count;
+    return true;
+}
+
+bool parser_try(struct parser *p, void (*read)(struct parser *)) {
+    jmp_buf here, *const outer = p->fail;
+    p->fail = &here;
+    if (setjmp(here) == 0) {
+        read(p);
+        p->fail = outer;
+        return true;
+    }
+    p->fail = outer;
+    p->depth = 0;
+    if (p->result != CUDA_ERROR_OUT_OF_MEMORY && p->entry != NULL && !add_reason(p)) {
+        p->result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (p->result == CUDA_ERROR_OUT_OF_MEMORY && outer != NULL) {
+        longjmp(*outer, 1);
+    }
+    return false;
+}
+
+/* Return memory of an arena. */
+static void *take_from(struct parser *p, struct arena *arena, size_t bytes) {
+    void *memory = arena_take(arena, bytes);
     if (memory == NULL) {
         p->result = CUDA_ERROR_OUT_OF_MEMORY;
         error_at(p, &p->token, "out of memory");
     }
     return memory;
+}
+
+void *parser_take(struct parser *p, size_t bytes) {
+    return take_from(p, p->arena, bytes);
+}
+
+void *module_take(struct parser *p, size_t bytes) {
+    return take_from(p, &p->module->arena, bytes);
+}
+
+/* Return the module's copy of a file name. */
+static const char *file_name(struct parser *p, const char *name, size_t length) {
+    for (const struct file *f = p->files; f != NULL; f = f->next) {
+        if (strlen(f->name) == length && memcmp(f->name, name, length) == 0) {
+            return f->name;
+        }
+    }
+    struct file *const f = module_take(p, sizeof *f);
+    char *const copy = module_take(p, length + 1);
+    memcpy(copy, name, length);
+    *f = (struct file){.next = p->files, .name = copy};
+    p->files = f;
+    return copy;
 }
 
 /* Read a line marker, `#line N "file"` or `# N "file"`; `s` is after the #. */
@@ -90,9 +151,7 @@ static const char *read_marker(struct parser *p, const char *s) {
             }
             const size_t length = (size_t)(s - name);
             if (strlen(x->file) != length || memcmp(x->file, name, length) != 0) {
-                char *copy = parser_take(p, length + 1);
-                memcpy(copy, name, length);
-                x->file = copy;
+                x->file = file_name(p, name, length);
             }
         }
         x->line = (uint32_t)line - 1; /* the line feed below increments it to N */

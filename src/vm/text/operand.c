@@ -20,7 +20,7 @@ static uint32_t hash_name(const char *name, uint32_t length) {
 /* Return the innermost symbol with exactly this name. is_range: look for ranges only, else for other symbols only. */
 static struct symbol *find(struct parser *p, const char *name, uint32_t length, bool is_range) {
     const uint32_t hash = hash_name(name, length);
-    for (struct symbol *s = p->hash[hash % HASH_SIZE]; s != NULL; s = s->chain) {
+    for (struct symbol *s = p->hash[hash % p->hash_size]; s != NULL; s = s->chain) {
         if (s->hash == hash && s->length == length && memcmp(s->name, name, length) == 0 &&
             (s->kind == SYMBOL_RANGE) == is_range) {
             return s;
@@ -93,6 +93,27 @@ static const struct symbol *find_element(const struct parser *p, const char *nam
     return NULL;
 }
 
+/* Double the table of names. Symbols of one name stay in one list, in their order. */
+static void hash_grow(struct parser *p) {
+    const uint32_t size = 2 * p->hash_size;
+    struct symbol **const grown = realloc(p->hash, size * sizeof *grown);
+    if (grown == NULL) {
+        p->result = CUDA_ERROR_OUT_OF_MEMORY;
+        error_at(p, &p->token, "out of memory");
+    }
+    for (uint32_t k = 0; k < p->hash_size; ++k) {
+        struct symbol *s = grown[k], **low = &grown[k], **high = &grown[k + p->hash_size];
+        for (; s != NULL; s = s->chain) {
+            struct symbol ***const end = s->hash % size == k ? &low : &high;
+            **end = s;
+            *end = &s->chain;
+        }
+        *low = *high = NULL;
+    }
+    p->hash = grown;
+    p->hash_size = size;
+}
+
 /* Add a symbol to the current scope. */
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind) {
@@ -103,14 +124,18 @@ struct symbol *symbol_add(struct parser *p, const struct token *token, const cha
     if (old != NULL && old->scope == p->scope) {
         error_at(p, token, "'%.*s' is declared twice in this scope", (int)length, name);
     }
+    if (p->symbol_count >= p->hash_size) {
+        hash_grow(p);
+    }
+    ++p->symbol_count;
     struct symbol *s = parser_take(p, sizeof *s);
     s->name = name;
     s->length = length;
     s->hash = hash;
     s->kind = kind;
     s->scope = p->scope;
-    s->chain = p->hash[hash % HASH_SIZE];
-    p->hash[hash % HASH_SIZE] = s;
+    s->chain = p->hash[hash % p->hash_size];
+    p->hash[hash % p->hash_size] = s;
     s->in_scope = p->scope->symbols;
     p->scope->symbols = s;
     return s;
@@ -151,10 +176,15 @@ void scope_close(struct parser *p) {
             error_at(p, &use->token, "undefined label '%.*s'", (int)use->token.length, use->token.at);
         }
     }
-    for (struct symbol *s = scope->symbols; s != NULL; s = s->in_scope) {
-        p->hash[s->hash % HASH_SIZE] = s->chain;
+    scope_drop(p);
+}
+
+void scope_drop(struct parser *p) {
+    for (struct symbol *s = p->scope->symbols; s != NULL; s = s->in_scope) {
+        p->hash[s->hash % p->hash_size] = s->chain;
+        --p->symbol_count;
     }
-    p->scope = scope->outer;
+    p->scope = p->scope->outer;
 }
 
 /* Reserve a register of a type in the warp's register file. For a predicate, return its number. */

@@ -95,7 +95,7 @@ struct operand {
     uint32_t count;
 };
 
-enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, HASH_SIZE = 4096 };
+enum { MAX_OPERANDS = 12, MAX_MODIFIERS = 24, MAX_CHOICES = 12, MAX_USES = 64, MAX_REASONS = 20 };
 
 /* A statement that is being decoded. */
 struct statement {
@@ -163,15 +163,39 @@ struct deferred {
     struct token token;
 };
 
+/* Why an entry cannot run. */
+struct reason {
+    struct reason *next;
+    const char *at, *text; /* place in the module's text; message with the source line */
+};
+struct entry {
+    const char *name;
+    struct lexer lexer; /* positioned at its parameters */
+    struct token token;
+    struct CUfunc_st *function;       /* NULL: it cannot run, or its code was not kept */
+    struct reason *reasons, **reason; /* list and its end; no reasons: it can run */
+    uint32_t reason_count;
+};
+
+/* The name of a source file. */
+struct file {
+    struct file *next;
+    const char *name;
+};
+
 struct parser {
     struct lexer lexer;
     struct token token;
     struct module *module;
-    jmp_buf fail;
+    struct arena *arena; /* of parser_take(): that of the module, or that of its code */
+    struct entry *entry; /* that is being decoded; NULL: none */
+    jmp_buf *fail;       /* where errors continue; NULL: nothing is being read */
     CUresult result;
-    char *log;
-    size_t log_bytes;
-    struct symbol *hash[HASH_SIZE];
+    char message[2048]; /* of the last error */
+    const char *failed_at;
+    struct file *files;
+    struct symbol **hash;
+    uint32_t hash_size, symbol_count;
     struct scope *scope;
     int version, target;
     char target_suffix; /* 'a', 'f' or 0 */
@@ -205,13 +229,20 @@ NORETURN void error_at(struct parser *p, const struct token *token, const char *
 bool token_is(const struct token *token, const char *text);
 void expect(struct parser *p, int kind, const char *what);
 bool accept(struct parser *p, int kind);
+/* Call `read`. False: it has met an error. While an entry is being decoded, the error is added to its reasons. */
+bool parser_try(struct parser *p, void (*read)(struct parser *));
+/* Return zeroed memory: for the code of an entry while one is being decoded; that lives as long as the module. */
 void *parser_take(struct parser *p, size_t bytes);
+void *module_take(struct parser *p, size_t bytes);
 
 /* parser.c */
 enum type token_type(struct parser *p);
 void read_block(struct parser *p);
 void read_performance(struct parser *p, struct CUfunc_st *f);
-void read_entry(struct parser *p);
+/* Read the parameters and the body of an entry. NULL: it is a prototype. */
+struct CUfunc_st *read_entry(struct parser *p, const char *name);
+void read_variables(struct parser *p, enum space space, bool is_extern);
+void read_directive(struct parser *p);
 /* Return the bytes of an array whose [n] is read next, or of a single value. */
 uint64_t read_array(struct parser *p, enum type type);
 
@@ -239,6 +270,7 @@ struct symbol *symbol_add(struct parser *p, const struct token *token, const cha
 struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count);
 void scope_open(struct parser *p);
 void scope_close(struct parser *p);
+void scope_drop(struct parser *p); /* the same after an error: labels stay unresolved */
 uint32_t register_take(struct parser *p, enum type type);
 uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *dynamic);
 /* Assign a shared variable its address at its first use in this function. */

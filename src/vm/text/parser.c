@@ -9,7 +9,6 @@
 #include "vm/machine/memory.h"
 #include "vm/machine/program.h"
 #include "vm/machine/types.h"
-#include "vm/text/module.h"
 #include "vm/text/parse.h"
 
 /* Read the type of a declaration. */
@@ -187,12 +186,14 @@ static void place_global(struct parser *p, struct symbol *s) {
         error_at(p, &p->token, "cannot allocate device memory for '%.*s'", (int)s->length, s->name);
     }
     struct module *m = p->module;
-    if (m->variable_count % 64 == 0) {
-        struct placed *grown = parser_take(p, (m->variable_count + 64) * sizeof *grown);
+    if (m->variable_count == m->variable_space) {
+        const uint32_t space = m->variable_space != 0 ? 2 * m->variable_space : 16;
+        struct placed *grown = module_take(p, space * sizeof *grown);
         if (m->variable_count != 0) {
             memcpy(grown, m->variables, m->variable_count * sizeof *grown);
         }
         m->variables = grown;
+        m->variable_space = space;
     }
     m->variables[m->variable_count++] =
         (struct placed){symbol_name(p, s), address, s->bytes, (uint8_t)s->type, (uint8_t)s->space};
@@ -252,7 +253,7 @@ static void declare_variable(struct parser *p, struct variable *v) {
 }
 
 /* .shared .align 16 .b8 name[n], ...; after the state space. */
-static void read_variables(struct parser *p, enum space space, bool is_extern) {
+void read_variables(struct parser *p, enum space space, bool is_extern) {
     struct variable v = {.space = space, .is_extern = is_extern, .vector = 1};
     for (;;) {
         if (token_is(&p->token, ".align")) {
@@ -398,7 +399,7 @@ static void read_instruction(struct parser *p) {
 }
 
 /* Read a directive inside a function body. */
-static void read_directive(struct parser *p) {
+void read_directive(struct parser *p) {
     const struct token t = p->token;
     if (token_is(&t, ".reg")) {
         read_registers(p);
@@ -475,6 +476,13 @@ static bool read_label(struct parser *p) {
     return true;
 }
 
+/* Read a label or an instruction. */
+static void read_statement(struct parser *p) {
+    if (!read_label(p)) {
+        read_instruction(p);
+    }
+}
+
 /* Read the statements of a function's { } block and close the scope of its parameters. The opening brace has been
  * read. */
 void read_block(struct parser *p) {
@@ -498,8 +506,20 @@ void read_block(struct parser *p) {
             read_directive(p);
         } else if (p->token.kind == TOKEN_END) {
             error_at(p, &p->token, "expected '}', but the text ends");
-        } else if (!read_label(p)) {
-            read_instruction(p);
+        } else {
+            const struct lexer lexer = p->lexer;
+            const struct token token = p->token;
+            if (!parser_try(p, read_statement)) { /* go on behind it, to report the other reasons too */
+                if (p->entry->reason_count >= MAX_REASONS) {
+                    longjmp(*p->fail, 1);
+                }
+                p->lexer = lexer;
+                p->token = token;
+                while (p->token.kind != ';' && p->token.kind != TOKEN_END) {
+                    token_next(p);
+                }
+                accept(p, ';');
+            }
         }
     }
 }
@@ -660,197 +680,41 @@ static void read_parameters(struct parser *p, struct CUfunc_st *f) {
     memcpy(f->parameters, list, f->parameter_count * sizeof *list);
 }
 
-/* .entry name (parameters) performance { body } */
-void read_entry(struct parser *p) {
-    struct CUfunc_st *f = parser_take(p, sizeof *f);
-    token_next(p);
-    const struct token name = p->token;
-    expect(p, TOKEN_NAME, "a name");
-    struct symbol *symbol = symbol_find(p, name.at, name.length);
-    if (symbol == NULL || !symbol->is_prototype) {
-        symbol = symbol_add(p, &name, name.at, name.length, SYMBOL_FUNCTION);
-    }
-    char *copy = parser_take(p, name.length + 1);
-    memcpy(copy, name.at, name.length);
-    *f = (struct CUfunc_st){.name = copy, .module = p->module, .is_entry = true};
+/* Begin to decode a function. */
+static void start_function(struct parser *p, struct CUfunc_st *f) {
     p->function = f;
+    p->routine = NULL;
+    p->sites = NULL;
+    p->calls_by_address = false;
     p->code = NULL;
     p->places = NULL;
     p->constants = NULL;
     p->length = p->code_space = p->constant_count = p->constant_space = p->constant_bytes = 0;
     p->register_bytes = p->shared_bytes = p->reserved_shared = 0;
+    p->wide = NULL;
+    p->wide_space = 0;
     p->local_bytes = p->argument_bytes;
     p->predicates = 2;
     memset(p->special_slot, 0, sizeof p->special_slot);
+}
+
+struct CUfunc_st *read_entry(struct parser *p, const char *name) {
+    /* not in the code: each attempt to decode an entry has an address of its own, by which its symbols know it */
+    struct CUfunc_st *f = module_take(p, sizeof *f);
+    *f = (struct CUfunc_st){.name = name, .module = p->module, .is_entry = true};
+    start_function(p, f);
     scope_open(p);
     read_parameters(p, f);
     read_performance(p, f);
-    symbol->is_prototype = accept(p, ';');
-    if (symbol->is_prototype) {
+    const bool is_prototype = accept(p, ';');
+    if (is_prototype) {
         scope_close(p);
     } else {
         expect(p, '{', "'{'");
         read_block(p);
         link_functions(p, f);
         finish_function(p, f);
-        struct module *m = p->module;
-        struct CUfunc_st **grown = parser_take(p, (m->function_count + 1) * sizeof(struct CUfunc_st *));
-        if (m->function_count != 0) {
-            memcpy(grown, m->functions, m->function_count * sizeof(struct CUfunc_st *));
-        }
-        m->functions = grown;
-        m->functions[m->function_count++] = f;
     }
     p->function = NULL;
-}
-
-/* ---- the module ---------------------------------------------------------------------------------------------- */
-
-/* .version 8.8 */
-static void read_version(struct parser *p) {
-    if (!token_is(&p->token, ".version")) {
-        error_at(p, &p->token, "a module must begin with .version");
-    }
-    token_next(p);
-    const struct token t = p->token;
-    if (t.kind != TOKEN_REAL) {
-        error_at(p, &t, "expected a version such as 8.8");
-    }
-    p->version = (int)(t.real * 10 + 0.5);
-    /* Newer versions are accepted; unknown instructions are reported one by one. */
-    if (p->version < 60 || p->version > 999) {
-        p->result = CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
-        error_at(p, &t, ".version %d.%d is not supported; expected 6.0 or later", p->version / 10, p->version % 10);
-    }
-    token_next(p);
-}
-
-/* .target sm_120f, ... */
-static void read_target(struct parser *p) {
-    if (!token_is(&p->token, ".target")) {
-        error_at(p, &p->token, "expected .target");
-    }
-    token_next(p);
-    const struct token t = p->token;
-    char text[16] = "", suffix[8] = "";
-    snprintf(text, sizeof text, "%.*s", (int)t.length, t.at);
-    if (t.kind != TOKEN_NAME || sscanf(text, "sm_%4d%7s", &p->target, suffix) < 1 || strlen(suffix) > 1) {
-        error_at(p, &t, "expected a target such as sm_120f");
-    }
-    p->target_suffix = suffix[0];
-    const bool own = p->target == 120 || p->target == 121;
-    if (p->target > 121 || (p->target > 103 && !own) || (suffix[0] != '\0' && !own) ||
-        (suffix[0] != '\0' && suffix[0] != 'a' && suffix[0] != 'f')) {
-        p->result = CUDA_ERROR_NO_BINARY_FOR_GPU;
-        error_at(p, &t,
-                 "target %s is not supported; expected sm_120, sm_121 (plain, a or f) or plain sm_XX up to sm_103",
-                 text);
-    }
-    token_next(p);
-    while (accept(p, ',')) {
-        expect(p, TOKEN_NAME, "a target option");
-    }
-}
-
-/* Skip an entry that may call functions which are declared later. */
-static void defer_entry(struct parser *p) {
-    struct deferred *d = parser_take(p, sizeof *d);
-    d->lexer = p->lexer;
-    d->token = p->token;
-    *p->deferred_end = d;
-    p->deferred_end = &d->next;
-    while (p->token.kind != '{' && p->token.kind != ';' && p->token.kind != TOKEN_END) {
-        token_next(p);
-    }
-    if (p->token.kind == '{') {
-        skip_block(p);
-    }
-}
-
-/* Read the entries that defer_entry() skipped. */
-static void read_deferred(struct parser *p) {
-    for (const struct deferred *d = p->deferred; d != NULL; d = d->next) {
-        p->lexer = d->lexer;
-        p->token = d->token;
-        read_entry(p);
-    }
-}
-
-/* Read a linking directive and the declaration after it. */
-static void read_declaration(struct parser *p) {
-    bool is_extern = false;
-    while (token_is(&p->token, ".visible") || token_is(&p->token, ".weak") || token_is(&p->token, ".extern") ||
-           token_is(&p->token, ".common")) {
-        is_extern = token_is(&p->token, ".extern");
-        token_next(p);
-    }
-    const struct token t = p->token;
-    if (token_is(&t, ".entry") && p->definitions != NULL) {
-        defer_entry(p);
-    } else if (token_is(&t, ".entry")) {
-        read_entry(p);
-    } else if (token_is(&t, ".shared") || token_is(&t, ".global") || token_is(&t, ".const")) {
-        token_next(p);
-        read_variables(p, t.at[1] == 's' ? SPACE_SHARED : t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, is_extern);
-    } else if (token_is(&t, ".func")) {
-        read_function(p, is_extern);
-    } else {
-        error_at(p, &t, "expected a declaration before '%.*s'", (int)t.length, t.at);
-    }
-}
-
-/* Read everything after the header. */
-static void read_module(struct parser *p) {
-    token_next(p);
-    read_version(p);
-    read_target(p);
-    while (p->token.kind != TOKEN_END) {
-        const struct token t = p->token;
-        if (token_is(&t, ".address_size")) {
-            token_next(p);
-            if (p->token.kind != TOKEN_INTEGER || p->token.integer != 64) {
-                error_at(p, &p->token, ".address_size must be 64");
-            }
-            token_next(p);
-        } else if (token_is(&t, ".file")) {
-            const uint32_t line = t.line;
-            do {
-                token_next(p);
-            } while (p->token.kind != TOKEN_END && p->token.line == line);
-        } else if (token_is(&t, ".pragma")) {
-            read_directive(p);
-        } else if (token_is(&t, ".alias")) {
-            read_alias(p);
-        } else if (token_is(&t, ".section")) { /* debug information */
-            while (p->token.kind != '}' && p->token.kind != TOKEN_END) {
-                token_next(p);
-            }
-            expect(p, '}', "'}'");
-        } else if (!accept(p, ';')) {
-            read_declaration(p);
-        }
-    }
-    read_deferred(p);
-}
-
-/* Read PTX text into a module. On failure the log says where and why. */
-CUresult module_parse(struct module *module, const char *text, char *log, size_t log_bytes) {
-    struct parser *p = arena_take(&module->arena, sizeof *p);
-    if (p == NULL) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    p->module = module;
-    p->log = log;
-    p->log_bytes = log_bytes;
-    if (log != NULL && log_bytes != 0) {
-        *log = 0;
-    }
-    lexer_start(&p->lexer, text, module->name != NULL ? module->name : "<ptx>");
-    p->deferred_end = &p->deferred;
-    if (setjmp(p->fail)) {
-        return p->result;
-    }
-    scope_open(p);
-    read_module(p);
-    return CUDA_SUCCESS;
+    return is_prototype ? NULL : f;
 }

@@ -10,7 +10,7 @@
 /* Return a symbol's name as a string, created on demand. */
 const char *symbol_name(struct parser *p, struct symbol *s) {
     if (s->text == NULL) {
-        char *text = parser_take(p, s->length + 1u);
+        char *text = s->scope->depth == 0 ? module_take(p, s->length + 1u) : parser_take(p, s->length + 1u);
         memcpy(text, s->name, s->length);
         s->text = text;
     }
