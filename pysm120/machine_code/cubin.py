@@ -52,7 +52,7 @@ class Cubin:
             raise InvalidArgumentError(message)
         try:
             self._read(image)
-        except (struct.error, IndexError, UnicodeDecodeError) as error:
+        except (struct.error, LookupError, ValueError, OverflowError) as error:
             message = f"the cubin of {len(image)} bytes is cut off or damaged: {error}"
             raise InvalidArgumentError(message) from error
 

@@ -147,7 +147,7 @@ class Words:
         try:
             with Path(path).open("rb") as file:
                 found = np.load(file, allow_pickle=False)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, TypeError, OverflowError, MemoryError, EOFError, zipfile.BadZipFile) as error:
             raise self.fail(f", which cannot be read: {' '.join(str(error).split())}") from None
         if not isinstance(found, np.ndarray):
             found.close()

@@ -174,6 +174,11 @@ def test_bad_files_are_refused_by_name(tmp_path: Path) -> None:
     np.save(wide, np.ones(3))
     (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04")
     np.save(tmp_path / "objects.npy", np.array([None, 1]), allow_pickle=True)
+    shapes = ("(True,)", "(1.5,)", "(-4,)", f"({1 << 70},)", f"({1 << 62},)", "(None,)")
+    for number, shape in enumerate(shapes):
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+        content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(16)
+        (tmp_path / f"shape{number}.npy").write_bytes(content)
     for word, message in (
         (str(broken), "cannot be read"),
         (str(archive), "an archive"),
@@ -181,6 +186,7 @@ def test_bad_files_are_refused_by_name(tmp_path: Path) -> None:
         (str(tmp_path / "objects.npy"), "cannot be read"),
         (f"{wide}:f31", "'f31' is not a type"),
         (str(tmp_path / "zip.npy"), "cannot be read: File is not a zip file"),
+        *((str(tmp_path / f"shape{number}.npy"), "cannot be read: ") for number in range(len(shapes))),
     ):
         with pytest.raises(InvalidArgumentError, match="argument 0") as caught:
             argument.parse_argument(0, word)
