@@ -27,14 +27,17 @@ void fault_record(struct launch *launch, CUresult code, const char *text) {
 /* Format the text of a fault: kernel, source line, message, CTA, warp and lane. */
 struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *message) {
     struct fault_text to;
-    char who[32] = "";
+    char who[32] = "", row[32] = "";
     const struct place *at = &w->function->places[w->pc];
     const struct cta *cta = w->cta;
     if (lane < WARP) {
         snprintf(who, sizeof who, ", lane %u", lane);
     }
-    snprintf(to.text, sizeof to.text, "%s at %s:%u: %s (CTA %u,%u,%u, warp %u%s)", w->function->name, at->file,
-             at->line, message, cta->id[0], cta->id[1], cta->id[2], w->index, who);
+    if (at->is_located) {
+        snprintf(row, sizeof row, " (PTX line %u)", at->row);
+    }
+    snprintf(to.text, sizeof to.text, "%s at %s:%u%s: %s (CTA %u,%u,%u, warp %u%s)", w->function->name, at->file,
+             at->line, row, message, cta->id[0], cta->id[1], cta->id[2], w->index, who);
     return to;
 }
 

@@ -2,6 +2,7 @@
  * with a guard page on each side. Freed mappings stay reserved for a while, so that a use after free is recognised. */
 #include "vm/machine/memory.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -304,6 +305,36 @@ static void explain_freed(struct warp *w, const struct allocation *f, uint64_t a
         (unsigned long long)(f->end - f->start));
 }
 
+/* Say which variable an allocation is, or which parameters of the launch point into it: ", to which ... points". */
+static struct fault_text owner_of(const struct warp *w, const struct allocation *a) {
+    const struct CUfunc_st *const f = w->function;
+    struct fault_text to = {""};
+    size_t used = 0;
+    for (uint32_t k = 0; k < f->module->variable_count; ++k) {
+        if (f->module->variables[k].address == a->start) {
+            snprintf(to.text, sizeof to.text, ", the variable %s", f->module->variables[k].name);
+            return to;
+        }
+    }
+    for (uint32_t k = 0; k < f->parameter_count; ++k) {
+        const struct parameter *const p = &f->parameters[k];
+        for (uint32_t at = 0; at + 8 <= p->bytes && used < 400; at += 8) {
+            uint64_t value;
+            memcpy(&value, w->cta->launch->parameters + p->offset + at, sizeof value);
+            if (value >= a->start && value < a->end) {
+                char byte[32] = "";
+                if (p->bytes > 8) {
+                    snprintf(byte, sizeof byte, " + %u", at);
+                }
+                used += (size_t)snprintf(to.text + used, sizeof to.text - used, "%s%s%s (argument %u)",
+                                         used == 0 ? ", to which points parameter " : ", ", p->name, byte, k);
+                break;
+            }
+        }
+    }
+    return to;
+}
+
 /* Report an access outside all allocations. The lock is held. */
 static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, const char *what) {
     const struct device *device = w->worker->launch->device;
@@ -321,16 +352,19 @@ static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uin
         explain_freed(w, &a[at], address, bytes, lane, what);
     } else if (at < count && a[at].start <= address) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
-                 "%s of %u bytes at global address 0x%llx crosses the end of an allocation of %llu bytes at 0x%llx",
-                 what, bytes, shown, (unsigned long long)(a[at].end - a[at].start), (unsigned long long)a[at].start);
+                 "%s of %u bytes at global address 0x%llx crosses the end of an allocation of %llu bytes at 0x%llx%s",
+                 what, bytes, shown, (unsigned long long)(a[at].end - a[at].start), (unsigned long long)a[at].start,
+                 owner_of(w, &a[at]).text);
     } else if (at != 0 && address - a[at - 1].end < 1u << 20) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
-                 "%s of %u bytes at global address 0x%llx, %llu bytes past the end of an allocation of %llu bytes",
-                 what, bytes, shown, shown - a[at - 1].end, (unsigned long long)(a[at - 1].end - a[at - 1].start));
+                 "%s of %u bytes at global address 0x%llx, %llu bytes past the end of an allocation of %llu bytes%s",
+                 what, bytes, shown, shown - a[at - 1].end, (unsigned long long)(a[at - 1].end - a[at - 1].start),
+                 owner_of(w, &a[at - 1]).text);
     } else if (at < count && a[at].start - address < 1u << 20) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
-                 "%s of %u bytes at global address 0x%llx, %llu bytes before an allocation of %llu bytes", what, bytes,
-                 shown, (unsigned long long)a[at].start - shown, (unsigned long long)(a[at].end - a[at].start));
+                 "%s of %u bytes at global address 0x%llx, %llu bytes before an allocation of %llu bytes%s", what,
+                 bytes, shown, (unsigned long long)a[at].start - shown, (unsigned long long)(a[at].end - a[at].start),
+                 owner_of(w, &a[at]).text);
     } else {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at global address 0x%llx, which is in no allocation", what, bytes, shown);

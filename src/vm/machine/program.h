@@ -78,7 +78,8 @@ struct place {
     const char *file;
     /* text: the statement in the module's text, up to ';' or a brace. All instructions of a statement share it. */
     const char *text;
-    uint32_t line, row;    /* line in the file, as line markers say; line in the module's text */
+    uint32_t line, row;    /* line in the file, as line markers or .loc say; line in the module's text */
+    bool is_located;       /* by .loc */
     uint32_t opcode;       /* counter */
     const struct use *use; /* its registers, except the guard (inst.guard) */
     uint32_t uses, named;

@@ -365,10 +365,12 @@ struct inst *emit(struct parser *p, handler *run) {
         p->places = places;
         p->code_space = space;
     }
-    p->places[p->length] = (struct place){.file = s->opcode.file,
+    const bool is_located = p->located_file != NULL;
+    p->places[p->length] = (struct place){.file = is_located ? p->located_file : s->opcode.file,
                                           .text = s->start != NULL ? s->start : s->opcode.at,
-                                          .line = s->opcode.line,
+                                          .line = is_located ? p->located_line : s->opcode.line,
                                           .row = s->opcode.row,
+                                          .is_located = is_located,
                                           .opcode = UINT32_MAX,
                                           .guard = s->guard_name};
     struct inst *i = &p->code[p->length++];

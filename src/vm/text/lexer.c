@@ -110,8 +110,7 @@ void *module_take(struct parser *p, size_t bytes) {
     return take_from(p, &p->module->arena, bytes);
 }
 
-/* Return the module's copy of a file name. */
-static const char *file_name(struct parser *p, const char *name, size_t length) {
+const char *file_name(struct parser *p, const char *name, size_t length) {
     for (const struct file *f = p->files; f != NULL; f = f->next) {
         if (strlen(f->name) == length && memcmp(f->name, name, length) == 0) {
             return f->name;

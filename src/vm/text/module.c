@@ -257,7 +257,29 @@ static bool is_refused(const struct module *m) {
     return m->entry_count != 0 && refused == m->entry_count;
 }
 
+/* Read `.file number "name"` directives. Compilers write them behind the code that refers to them. */
+static void read_sources(struct parser *p) {
+    static const char blanks[] = " \t";
+    for (const char *line = p->lexer.text; line != NULL; line = strchr(line, '\n')) {
+        line += strspn(line, " \t\n");
+        if (strncmp(line, ".file", 5) != 0) {
+            continue;
+        }
+        char *end;
+        const uint64_t number = strtoull(line + 5, &end, 10);
+        const char *const quote = end + strspn(end, blanks), *const name = quote + 1;
+        const size_t length = *quote == '"' ? strcspn(name, "\"\n") : 0;
+        if (length != 0 && name[length] == '"') {
+            struct source *const s = module_take(p, sizeof *s);
+            *s = (struct source){.next = p->sources, .name = file_name(p, name, length), .number = number};
+            p->sources = s;
+        }
+        line = quote;
+    }
+}
+
 static void read_all(struct parser *p) {
+    read_sources(p);
     scope_open(p);
     read_module(p);
 }

@@ -177,6 +177,13 @@ struct entry {
     uint32_t reason_count;
 };
 
+/* .file 1 "kernel.cu" */
+struct source {
+    struct source *next;
+    const char *name;
+    uint64_t number;
+};
+
 /* The name of a source file. */
 struct file {
     struct file *next;
@@ -194,6 +201,9 @@ struct parser {
     char message[2048]; /* of the last error */
     const char *failed_at;
     struct file *files;
+    struct source *sources;   /* what .file directives name, by number */
+    const char *located_file; /* where .loc says that the next instructions come from; NULL: from the text itself */
+    uint32_t located_line;
     struct symbol **hash;
     uint32_t hash_size, symbol_count;
     struct scope *scope;
@@ -229,6 +239,8 @@ NORETURN void error_at(struct parser *p, const struct token *token, const char *
 bool token_is(const struct token *token, const char *text);
 void expect(struct parser *p, int kind, const char *what);
 bool accept(struct parser *p, int kind);
+/* Return the module's copy of a file name. */
+const char *file_name(struct parser *p, const char *name, size_t length);
 /* Call `read`. False: it has met an error. While an entry is being decoded, the error is added to its reasons. */
 bool parser_try(struct parser *p, void (*read)(struct parser *));
 /* Return zeroed memory: for the code of an entry while one is being decoded; that lives as long as the module. */

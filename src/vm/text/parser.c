@@ -398,6 +398,26 @@ static void read_instruction(struct parser *p) {
     token_next(p);
 }
 
+/* .loc file line column ...: the source of the instructions up to the next .loc. It ends at the end of its line,
+ * without ';'. Line 0: they have none. */
+static void read_location(struct parser *p) {
+    const uint32_t row = p->token.row;
+    uint64_t numbers[2] = {0}; /* file, line */
+    token_next(p);
+    for (uint32_t n = 0; p->token.kind != TOKEN_END && p->token.row == row; ++n) {
+        if (n < 2 && p->token.kind == TOKEN_INTEGER) {
+            numbers[n] = p->token.integer;
+        }
+        token_next(p);
+    }
+    const struct source *s = p->sources;
+    while (s != NULL && s->number != numbers[0]) {
+        s = s->next;
+    }
+    p->located_file = s != NULL && numbers[1] != 0 && numbers[1] <= UINT32_MAX ? s->name : NULL;
+    p->located_line = (uint32_t)numbers[1];
+}
+
 /* Read a directive inside a function body. */
 void read_directive(struct parser *p) {
     const struct token t = p->token;
@@ -414,11 +434,8 @@ void read_directive(struct parser *p) {
     } else if (token_is(&t, ".global") || token_is(&t, ".const")) {
         token_next(p);
         read_variables(p, t.at[1] == 'g' ? SPACE_GLOBAL : SPACE_CONST, false);
-    } else if (token_is(&t, ".loc")) { /* .loc ends at the end of its line, without ';' */
-        const uint32_t line = t.line;
-        do {
-            token_next(p);
-        } while (p->token.kind != TOKEN_END && p->token.line == line);
+    } else if (token_is(&t, ".loc")) {
+        read_location(p);
     } else if (token_is(&t, ".pragma")) {
         token_next(p);
         while (p->token.kind != ';' && p->token.kind != TOKEN_END) {
@@ -684,6 +701,7 @@ static void read_parameters(struct parser *p, struct CUfunc_st *f) {
 static void start_function(struct parser *p, struct CUfunc_st *f) {
     p->function = f;
     p->routine = NULL;
+    p->located_file = NULL;
     p->sites = NULL;
     p->calls_by_address = false;
     p->code = NULL;
