@@ -35,7 +35,12 @@ TYPES: dict[str, np.dtype[Any]] = {
 }
 WITHOUT_NAN = ("e2m3", "e3m2", "e2m1")
 BITS = {"e2m3": 6, "e3m2": 6, "e2m1": 4}  # bits of an element, which is stored in a byte
-FORMS = "a scalar such as u32:3, an array such as f32[1024]:normal, x.npy, or out.npy=f32[1024]"
+FORMS = (
+    "a scalar such as u32:3, an array such as f32[1024]:normal, x.npy, out.npy=f32[1024], or a structure such as "
+    "'struct(u32:3,f32[1024]:normal)'"
+)
+_STRUCTURE = re.compile(r"struct\((.*)\)")
+_COMMA = re.compile(r",(?![^\[]*\])")  # outside of brackets
 _ARRAY = re.compile(r"(\w+)\[([^\]]*)\](?::(.*))?")
 _SCALAR = re.compile(r"(\w+):(.*)")
 _FILE = re.compile(r"(.*\.npy)(?::(\w+))?")
@@ -48,8 +53,9 @@ class Argument:
     index: int
     word: str
     type: str
-    value: Any  # np.generic or ndarray
+    value: Any  # np.generic or ndarray; None for a structure
     output: Path | None = None
+    members: tuple["Argument", ...] = ()  # of a structure; an array is its address
 
 
 class Words:
@@ -174,6 +180,12 @@ FILLS: dict[str, Callable[[Words, str, tuple[int, ...]], Values]] = {
 
 def parse_argument(index: int, word: str, seed: int = 0) -> Argument:
     """Return the argument of a word; ``seed`` is that of generated arrays."""
+    if match := _STRUCTURE.fullmatch(word):
+        parts = [part.strip() for part in _COMMA.split(match[1])]
+        if any(_STRUCTURE.fullmatch(part) for part in parts):
+            raise Words(index, word, seed).fail(": a structure has no structure in it; write its members one by one")
+        members = tuple(parse_argument(index, part, seed + number) for number, part in enumerate(parts))
+        return Argument(index, word, "", None, None, members)
     words = Words(index, word, seed)
     left, equals, rest = word.partition("=")
     output = None
@@ -197,8 +209,9 @@ def parse_argument(index: int, word: str, seed: int = 0) -> Argument:
 def parse_arguments(words: Sequence[str], seed: int = 0) -> tuple[Argument, ...]:
     """Return the arguments of words."""
     found = tuple(parse_argument(index, word, seed) for index, word in enumerate(words))
-    files = [argument.output for argument in found if argument.output is not None]
-    for argument in found:
+    every = [argument for top in found for argument in (top.members or (top,))]
+    files = [argument.output for argument in every if argument.output is not None]
+    for argument in every:
         if argument.output is not None and files.count(argument.output) > 1:
             message = f"argument {argument.index} is {argument.word!r}, but another one is written to the same file"
             raise InvalidArgumentError(message)

@@ -36,6 +36,7 @@ ARG, one for every parameter of the kernel:
                                  0xff (NaN), which shows what the kernel did not write
   q.npy  q.npy:bf16              the array of a file; with the type of its elements if NumPy has no name for it
   o.npy=f32[1024]  x.npy=x.npy   any array: after the run its contents are written to the file before the "="
+  'struct(u32:3,f32[8]:zeros)'   a structure by value, laid out as in C: scalars, and the addresses of arrays
 Quote brackets if your shell expands them. A parameter that is an array of bytes takes such an array by value."""
 
 
@@ -128,6 +129,7 @@ class Launch:
         self.program = program
         self.device = device
         self.kernel = kernel
+        self._arrays: list[tuple[Argument, Parameter, Array]] = []
         self._values = [self._place(argument) for argument in self._paired()]
         self._variables = kernel.module.variables() if kernel.module is not None else {}
         self._initial = {name: value.numpy() for name, value in self._variables.items()}
@@ -150,17 +152,42 @@ class Launch:
         """Return the value that the launch passes for an argument."""
         parameter = self.kernel.parameters[argument.index]
         value = argument.value
+        if argument.members:
+            return self._structure(argument, parameter)
         is_address = parameter.bytes == ADDRESS_BYTES and parameter.type in ADDRESS_TYPES
         is_bytes = not parameter.type or "[" in parameter.type
         if isinstance(value, np.ndarray):
             if is_address:
-                return self.device.array(value.reshape(-1).view(np.uint8))
+                return self._array(argument, parameter)
             if is_bytes and value.nbytes == parameter.bytes:
                 return value.tobytes()
         elif value.itemsize == parameter.bytes and fits(argument.type, parameter.type):
             return value if parameter.type else value.tobytes()
         message = f"argument {argument.index} is {argument.word!r}, but {self.kernel.describe(argument.index)} takes "
         raise InvalidArgumentError(message + right_for(parameter, is_address=is_address, is_bytes=is_bytes))
+
+    def _array(self, argument: Argument, parameter: Parameter) -> Array:
+        """Copy an array to the device."""
+        array = self.device.array(argument.value.reshape(-1).view(np.uint8))
+        self._arrays.append((argument, parameter, array))
+        return array
+
+    def _structure(self, argument: Argument, parameter: Parameter) -> bytes:
+        """Return the bytes of a structure: its members at the offsets that C gives them, arrays as addresses."""
+        raw, most = b"", 1
+        for number, member in enumerate(argument.members):
+            if isinstance(member.value, np.ndarray):
+                name = f"{parameter.name}.{number}".lstrip(".")
+                part = self._array(member, Parameter(name, "", 0, ADDRESS_BYTES)).address.to_bytes(8, "little")
+            else:
+                part = member.value.tobytes()
+            raw += bytes(-len(raw) % len(part)) + part
+            most = max(most, len(part))
+        raw += bytes(-len(raw) % most)
+        if len(raw) == parameter.bytes:
+            return raw
+        message = f"argument {argument.index} is {argument.word!r}, which has {len(raw)} bytes, but "
+        raise InvalidArgumentError(f"{message}{self.kernel.describe(argument.index)} has {parameter.bytes}")
 
     def run(self) -> None:
         """Launch the kernel and wait for its end."""
@@ -169,14 +196,11 @@ class Launch:
         self.device.synchronize()
 
     def array(self, output: Output) -> Array:
-        """Return the array in device memory that an output was copied from."""
+        """Return the array in device memory of an output, of this launch or another one of the same program."""
         if output.index is None:
             return self._variables[output.parameter.name]
-        value = self._values[output.index]
-        if not isinstance(value, Array):
-            message = f"argument {output.index} is not an array"
-            raise InvalidArgumentError(message)
-        return value
+        wanted = (output.index, output.parameter.name)
+        return next(array for argument, parameter, array in self._arrays if (argument.index, parameter.name) == wanted)
 
     def variables(self) -> list[Output]:
         """Return the variables of the module, as they were before the launch and as they are now."""
@@ -188,12 +212,10 @@ class Launch:
     def outputs(self) -> list[Output]:
         """Return all arrays in device memory, as they were before the launch and as they are now."""
         found = []
-        for argument, value in zip(self.program.arguments, self._values, strict=True):
-            if isinstance(value, Array):
-                before = argument.value
-                after = value.numpy().view(before.dtype).reshape(before.shape)
-                parameter = self.kernel.parameters[argument.index]
-                found.append(Output(argument.index, parameter, before, after, argument.output))
+        for argument, parameter, array in self._arrays:
+            before = argument.value
+            after = array.numpy().view(before.dtype).reshape(before.shape)
+            found.append(Output(argument.index, parameter, before, after, argument.output))
         return found
 
 

@@ -1,0 +1,66 @@
+"""Structures by value on the command line, and kernels that are found by a part of their names."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pysm120 import __main__
+from pysm120.observe import argument
+from pysm120.runtime.errors import InvalidArgumentError
+
+# struct { uint8_t count; float *y; float scale; float *x; }, and a kernel y[i] = scale * x[i]
+KERNEL = """.version 8.8
+.target sm_120f
+.address_size 64
+.visible .entry _Z5scale4Args(.param .align 8 .b8 args[32])
+{
+    .reg .b64 x, y; .reg .f32 a, v; .reg .b32 i, n; .reg .pred q;
+    ld.param.u8 n, [args]; ld.param.u64 y, [args + 8]; ld.param.f32 a, [args + 16]; ld.param.u64 x, [args + 24];
+    mov.u32 i, %tid.x; setp.ge.u32 q, i, n; @q ret;
+    mad.wide.u32 x, i, 4, x; mad.wide.u32 y, i, 4, y;
+    ld.global.f32 v, [x]; mul.f32 v, v, a; st.global.f32 [y], v; ret;
+}
+.visible .entry other() { ret; }
+"""
+
+pytestmark = pytest.mark.virtual
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> str:
+    path = tmp_path / "scale.ptx"
+    path.write_text(KERNEL)
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["run", "check", "profile"])
+def test_structures(kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    out = tmp_path / "y.npy"
+    target = f"{out}=f32[2,20]" if command == "run" else "f32[2,20]"
+    word = f"struct(u8:20, {target}, f32:0.5, f32[20]:arange)"
+    options = ["--kernel", "_Z5scale4Args", "--grid", "1", "--block", "32"]
+    status = __main__.main([command, kernel, *options, *(["--seeds", "2"] if command == "check" else []), word])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    if command == "run":
+        found = np.load(out)
+        assert np.array_equal(found[0], np.arange(20) / 2)
+        assert np.isnan(found[1]).all()
+        assert "args.1" in printed
+        assert "args.3" in printed
+
+
+def test_structures_that_are_wrong(kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["run", kernel, "--kernel", "_Z5scale4Args", "--grid", "1", "--block", "32"]
+    for word, message in (
+        ("struct(u8:20,f32[20])", "which has 16 bytes, but parameter 0 args (.b8[32]) has 32"),
+        ("struct(u8:300)", "u8 holds numbers from 0 to 255"),
+        ("struct()", "argument 0 is ''"),
+    ):
+        assert __main__.main([*options, word]) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(InvalidArgumentError, match="no structure in it"):
+        argument.parse_argument(0, "struct(u8:1,struct(u8:1))")
+    with pytest.raises(InvalidArgumentError, match="written to the same file"):
+        argument.parse_arguments(["struct(o.npy=f32[1],o.npy=f32[1])"])
