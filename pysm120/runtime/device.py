@@ -140,6 +140,8 @@ class Device(Context):
         interleave: str = "none",
         l2_promotion: str = "none",
         oob_fill: str = "zero",
+        dims: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
     ) -> TensorMap:
         """Return a tensor map: how ``cp.async.bulk.tensor`` copies boxes of an array.
 
@@ -167,6 +169,12 @@ class Device(Context):
             "none", "64B", "128B" or "256B"; a hint.
         oob_fill : str
             What a load returns for elements outside the array: "zero" or "nan".
+        dims : tuple of int, optional
+            Elements along each dimension, instead of the array's shape: the map of
+            the driver as it is, of which only the first address is the array's.
+        strides : tuple of int, optional
+            With ``dims``: bytes from one element to the next along each dimension
+            but the last, a multiple of 16. 0 repeats the dimension, as CuTe does.
 
         Raises
         ------
@@ -184,6 +192,8 @@ class Device(Context):
             interleave=interleave,
             l2_promotion=l2_promotion,
             oob_fill=oob_fill,
+            dims=dims,
+            strides=strides,
         )
 
     def profile(self) -> Profile:

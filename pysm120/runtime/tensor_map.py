@@ -60,15 +60,15 @@ def _index(value: Any, name: str, choices: Sequence[str]) -> int:
     return list(choices).index(value)
 
 
-def _numbers(value: Any, name: str, rank: int) -> list[int]:
-    """Return a value as one number of 32 bits per dimension."""
+def _numbers(value: Any, name: str, rank: int, bits: int = 32) -> list[int]:
+    """Return a value as one number per dimension."""
     parts = tuple(value) if isinstance(value, tuple | list) else (value,)
     for part in parts:
         if isinstance(part, bool) or not hasattr(part, "__index__"):
             message = f"{name} is {value!r}, not a tuple of ints"
             raise TypeError(message)
-    if len(parts) != rank or not all(0 <= int(part) < 1 << 32 for part in parts):
-        message = f"{name} is {value!r}, not one number from 0 to 2^32 - 1 for each of {rank} dimensions"
+    if len(parts) != rank or not all(0 <= int(part) < 1 << bits for part in parts):
+        message = f"{name} is {value!r}, not one number from 0 to 2^{bits} - 1 for each of {rank} dimensions"
         raise InvalidArgumentError(message)
     return [int(part) for part in parts]
 
@@ -117,6 +117,20 @@ def _extents(array: Array, data_type: str, raw: Any) -> None:
         raw.dims[k], raw.strides[k - 1] = shape[k], stride
 
 
+def _raw_extents(dims: Any, strides: Any, raw: Any) -> None:
+    """Write dimensions in elements and strides in bytes as they are given, outermost first."""
+    rank = len(dims) if isinstance(dims, tuple | list) else 1
+    if not 1 <= rank <= RANK_MAX:
+        message = f"dims has {rank} dimensions; a tensor map has 1 to {RANK_MAX}"
+        raise InvalidArgumentError(message)
+    raw.rank = rank
+    raw.dims[0:rank] = _numbers(dims, "dims", rank, 33)[::-1]
+    if strides is None and rank > 1:
+        message = f"strides is None; with dims it is the bytes from one element to the next along {rank - 1} dimensions"
+        raise InvalidArgumentError(message)
+    raw.strides[0 : rank - 1] = _numbers(() if strides is None else strides, "strides", rank - 1, 40)[::-1]
+
+
 class TensorMap:
     """A tensor map: an argument of a kernel, of 128 bytes.
 
@@ -144,13 +158,15 @@ class TensorMap:
         interleave: str = "none",
         l2_promotion: str = "none",
         oob_fill: str = "zero",
+        dims: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
     ) -> None:
         require_type(array, Array, "array", "an Array")
         if not device.shares_memory_with(array.device):
             message = f"array is on {device.name_of(array.device)}, not on {device}"
             raise InvalidArgumentError(message)
         rank = array.ndim
-        if not 1 <= rank <= RANK_MAX:
+        if dims is None and not 1 <= rank <= RANK_MAX:
             message = f"array has {rank} dimensions; a tensor map has 1 to {RANK_MAX}"
             raise InvalidArgumentError(message)
         if array.size == 0:
@@ -162,6 +178,14 @@ class TensorMap:
         raw = new_struct("sm120_tensor_map_args")
         raw.data_type = DATA_TYPES[self.data_type]
         raw.rank = rank
+        if dims is not None:
+            _raw_extents(dims, strides, raw)
+            rank = raw.rank
+        elif strides is None:
+            _extents(array, self.data_type, raw)
+        else:
+            message = f"strides is {strides!r} without dims: give both, or neither"
+            raise InvalidArgumentError(message)
         raw.address = array.address
         raw.swizzle = _index(swizzle, "swizzle", SWIZZLES)
         raw.interleave = _index(interleave, "interleave", INTERLEAVES)
@@ -170,7 +194,6 @@ class TensorMap:
         steps = (1,) * rank if element_strides is None else element_strides
         raw.box[0:rank] = _numbers(box, "box", rank)[::-1]
         raw.element_strides[0:rank] = _numbers(steps, "element_strides", rank)[::-1]
-        _extents(array, self.data_type, raw)
         self._map = new("sm120_tensor_map *")
         check(lib.sm120_tensor_map_encode(device.handle.pointer, raw, self._map))
 

@@ -62,6 +62,27 @@ def test_copy_of_a_matrix(
     assert y.numpy().tobytes() == values[3:98, 8:171].tobytes()
 
 
+def test_raw_dimensions_and_strides(device: pysm120.Device, kernel: pysm120.Kernel, rng: np.random.Generator) -> None:
+    """Rows of another pitch, and a stride of 0, which repeats a row."""
+    values = rng.standard_normal(64 * 80).astype(np.float16)
+    x, y = device.array(values), device.zeros((32, 64), np.float16)
+    target = device.tensor_map(y, (32, 64))
+    for stride in (160, 0):
+        kernel(1, 32, device.tensor_map(x, (32, 64), dims=(32, 64), strides=(stride,)), target)
+        rows = [values[stride // 2 * row :][:64] for row in range(32)]
+        assert np.array_equal(y.numpy(), np.stack(rows))
+    for dims, strides, message in (
+        ((32, 64), None, "strides is None"),
+        (None, (160,), "without dims"),
+        ((32, 64), (160, 2), "not one number from 0 to 2\\^40 - 1 for each of 1 dimensions"),
+        ((1,) * 6, (16,) * 5, "dims has 6 dimensions"),
+        ((32, 0), (160,), "dims"),
+        ((32, 64), (8,), "multiple of 16"),
+    ):
+        with pytest.raises((pysm120.InvalidArgumentError, pysm120.MisalignedError), match=message):
+            device.tensor_map(x, (32, 64), dims=dims, strides=strides)
+
+
 def test_another_array(device: pysm120.Device, kernel: pysm120.Kernel, rng: np.random.Generator) -> None:
     values = [rng.standard_normal((32, 64)).astype(np.float16) for _ in range(2)]
     arrays = [device.array(v) for v in values]
