@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str, *, device: str 
     default = f'"{device}"' if device else '$PYSM120_DEVICE, else the first usable GPU, else "virtual"'
     parser.add_argument("file", metavar="FILE", help="PTX, a cubin, or the name of a kernel in the library (see info)")
     for option, metavar, text in (
-        ("--kernel", "NAME", "the entry, if FILE has several"),
+        ("--kernel", "NAME", "the entry, or a part of its name, if FILE has several"),
         ("--grid", "X[,Y,Z]", "CTAs along each dimension"),
         ("--block", "X[,Y,Z]", "threads of a CTA (default, for a kernel of the library: its own)"),
         ("--shared", "BYTES", "dynamic shared memory of a CTA (default: 0; for a kernel of the library: its own)"),

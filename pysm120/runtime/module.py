@@ -20,6 +20,7 @@ from pysm120.runtime.tensor_map import TensorMap
 
 _ADDRESS_BYTES = 8
 _GRID_DIMENSIONS = 3
+_SHOWN = 12  # most entries that a message lists
 # numpy.dtype.isbuiltin of types that other libraries have registered
 _USER_TYPE = 2
 
@@ -81,7 +82,7 @@ class Builtin:
 
 
 class Module(Resource, Mapping[str, "Kernel"]):
-    """Kernels by their entry names. Made by ``Device.load``.
+    """Kernels by their entry names, or by a part that only one name has. Made by ``Device.load``.
 
     The entries of a cubin are not listed: it can be indexed, but iterating over
     it yields nothing.
@@ -138,8 +139,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
         if held is not None:
             return held
         if self._entries and entry not in self._entries:
-            message = f"{self._name} has no entry {entry!r}; it has {', '.join(self._entries)}"
-            raise KeyError(message)
+            return self[self._only_entry_with(entry)]
         pointer = new("sm120_kernel **")
         status = lib.sm120_module_kernel(self._pointer, entry.encode(), pointer)
         if status == lib.SM120_INVALID_ARGUMENT:
@@ -148,6 +148,23 @@ class Module(Resource, Mapping[str, "Kernel"]):
         kernel = Kernel(self.device, pointer[0], self)
         self._kernels[entry] = kernel
         return kernel
+
+    def _only_entry_with(self, part: str) -> str:
+        """Return the entry whose name, as C++ mangles it, has this part."""
+        found = [entry for entry in self._entries if part and part in entry]
+        if len(found) == 1:
+            return found[0]
+        listed = found or self._entries
+        shown = ", ".join(listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")
+        message = (
+            f"{self._name} has {len(found)} entries with {part!r} in their names: {shown}"
+            if found
+            else f"{self._name} has no entry {part!r}; it has {shown}"
+        )
+        raise KeyError(message)
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

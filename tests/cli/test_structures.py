@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pysm120
 from pysm120 import __main__
 from pysm120.observe import argument
 from pysm120.runtime.errors import InvalidArgumentError
@@ -64,3 +65,23 @@ def test_structures_that_are_wrong(kernel: str, capsys: pytest.CaptureFixture[st
         argument.parse_argument(0, "struct(u8:1,struct(u8:1))")
     with pytest.raises(InvalidArgumentError, match="written to the same file"):
         argument.parse_arguments(["struct(o.npy=f32[1],o.npy=f32[1])"])
+
+
+def test_kernels_by_a_part_of_their_names(kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pysm120.Device("virtual") as device:
+        module = device.load(Path(kernel))
+        assert module["scale"] is module["_Z5scale4Args"]
+        assert "scale" not in module
+        assert "other" in module
+        for part, words in (
+            ("e", "2 entries with 'e' in their names: _Z5scale4Args, other"),
+            ("zzz", "no entry 'zzz'"),
+        ):
+            with pytest.raises(KeyError, match=words):
+                module[part]
+        with pytest.raises(KeyError):
+            module[""]
+    shape = ["--grid", "1", "--block", "32"]
+    assert __main__.main(["run", kernel, "--kernel", "scale", *shape, "struct(u8:1,f32[1],f32:2,f32[1]:ones)"]) == 0
+    assert __main__.main(["run", kernel, "--kernel", "e", *shape]) == 2
+    assert "--kernel is 'e': " in capsys.readouterr().err

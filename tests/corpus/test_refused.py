@@ -50,7 +50,7 @@ MODULES = [
 @pytest.mark.parametrize(("text", "reason"), MODULES)
 def test_module(device: pysm120.Device, text: str, reason: str) -> None:
     with pytest.raises(pysm120.InvalidProgramError, match=reason):
-        device.load(HEAD + text)
+        device.load(HEAD + text, strict=True)
 
 
 def test_newer_version_and_vector_variables(device: pysm120.Device) -> None:
