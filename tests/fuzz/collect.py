@@ -40,13 +40,15 @@ def keep(text: str) -> None:
 load = pysm120.Device.load
 
 
-def load_and_keep(self: pysm120.Device, ptx: str | bytes | os.PathLike[str], *, name: str | None = None) -> Any:
+def load_and_keep(
+    self: pysm120.Device, ptx: str | bytes | os.PathLike[str], *, name: str | None = None, strict: bool = False
+) -> Any:
     """Load as ever."""
     if isinstance(ptx, str):
         keep(ptx)
     elif isinstance(ptx, Path):
         keep(ptx.read_text())
-    return load(self, ptx, name=name)
+    return load(self, ptx, name=name, strict=strict)
 
 
 pysm120.Device.load = load_and_keep  # type: ignore[method-assign]

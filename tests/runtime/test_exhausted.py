@@ -20,10 +20,11 @@ def exhaust(folder: Path, kind: str, level: str, first: int, step: int) -> str:
     library = Path(os.environ.get("PYSM120_LIBRARY") or ROOT / "build" / "libsm120.so.0").resolve()
     program = compiled(ROOT / "tests" / "runtime" / "exhausted.c", library, folder, "-std=c11", "-ldl")
     environment = {**os.environ, "PYSM120_THREADS": "3" if kind == "pthread_create" else "1"}
-    command = [program, kind, str(first), str(step), f"virtual?checks={level}"]
+    command: list[str | Path] = [program, kind, str(first), str(step), f"virtual?checks={level}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    printed: str = done.stdout
+    return printed
 
 
 @pytest.mark.parametrize("kind", LEAST)
