@@ -53,3 +53,17 @@ def test_boxes_of_several_ctas(rows: int) -> None:
             return
         with pytest.raises(pysm120.FaultError, match="data race: bulk store of 128 bytes at global address"):
             kernel(2, 64, x, tensor_map)
+
+
+@pytest.mark.parametrize("source", ["smem", "at"])
+def test_a_store_of_a_whole_warp(source: str) -> None:
+    """All lanes may store the same box from the same source; from sources of their own that is a race."""
+    body = RIGHT_STORE.replace("@!r bra over;", "@p  bra over;").replace("[smem];", f"[{source}];")
+    body = f"    mov.u32 e, smem;\n    mad.lo.u32 at, lane, 128, e;\n{body}".replace("[at + 512]", "[e]")
+    for seed in SEEDS:
+        with pysm120.Device(f"virtual?checks=full&seed={seed}") as device:
+            if source == "smem":
+                run(device, body.replace("[at]", "[smem]").replace("{a, b, c, d}", "{a, a, a, a}"))
+                continue
+            with pytest.raises(pysm120.FaultError, match="data race: bulk store of 128 bytes at global address"):
+                run(device, body.replace("st.shared.v4.b32 [at]", "st.shared.v4.b32 [e]").replace("d}", "a}"))

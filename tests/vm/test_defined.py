@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from broken.planted import Planted, text
-from broken.undefined import UNDEFINED
+from broken.undefined import NEVER_STORED, ROWS, UNDEFINED
 
 import pysm120
 from pysm120.runtime.ffi import check, ffi, lib
@@ -47,11 +47,20 @@ def test_corrected(planted: Planted, level: str) -> None:
         run(level, seed, planted.right)
 
 
+@pytest.mark.parametrize("computed", NEVER_STORED)
+def test_rows_that_are_never_stored(computed: str) -> None:
+    """Branches may skip computations of undefined values whose results nobody stores."""
+    for seed in SEEDS:
+        run("full", seed, ROWS.format(computed=computed))
+    with pytest.raises(pysm120.FaultError, match="undefined result, byte 128 of"):
+        run("full", 0, ROWS.format(computed=computed).replace("@q  st.global", "    st.global"))
+
+
 # ---- what the host does to memory ----
 
 STORE = text("    mad.wide.u32 y, i, 4, x;\n    st.global.b32 [y], e;")  # an undefined value to the first 64 words
 READ = text("    mad.wide.u32 y, i, 4, x;\n    ld.global.b32 a, [y];\n    st.global.b32 [y + 256], a;")
-DECIDE = text("    ld.global.b32 a, [x];\n    setp.eq.u32 s, a, 0;\n@s  bra over;\n    mov.b32 a, 1;\nover:")
+DECIDE = text("    ld.global.b32 a, [x];\n    setp.eq.u32 s, a, 0;\n@s  bra over;\n    bar.warp.sync -1;\nover:")
 
 
 @pytest.fixture

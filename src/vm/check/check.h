@@ -148,6 +148,9 @@ void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, bool is_acq
 
 /* check_async.c: asynchronous copies */
 bool check_bulk(struct warp *w, struct async_op *op);
+/* Return whether a bulk store has the source of one that the instruction at `pc` of a warp issued, which still reads
+ * it and writes this global address. */
+bool check_bulk_repeats(const struct warp *w, const struct async_op *op, uint32_t warp, uint32_t pc, uint64_t address);
 void check_bulk_landed(struct cta *cta, const struct async_op *op, const struct mbarrier *m);
 void check_bulk_waited(struct warp *w, uint32_t mask, uint32_t allowed, int is_read_only);
 bool check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane, const char *what);

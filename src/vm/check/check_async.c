@@ -181,6 +181,34 @@ bool check_bulk(struct warp *w, struct async_op *op) {
     return tell_world(w, op, AGENT_MBARRIER + k % MBARRIER_AGENTS, w->cta->shadow->mbarrier[k].base + m->phase + 1);
 }
 
+/* Return whether two boxes have the same rows. */
+static bool same_box(const struct tma_box *a, const struct tma_box *b) {
+    bool same = tma_rows(a) == tma_rows(b);
+    for (uint32_t k = 0; same && k < tma_rows(a); ++k) {
+        const struct tma_row x = tma_row(a, k), y = tma_row(b, k);
+        same = x.global == y.global && x.first == y.first && x.end == y.end;
+    }
+    return same;
+}
+
+bool check_bulk_repeats(const struct warp *w, const struct async_op *op, uint32_t warp, uint32_t pc, uint64_t address) {
+    const struct shadow *s = w->cta->shadow;
+    uint32_t shared, first;
+    piece(w->cta, op, 0, &shared);
+    for (uint32_t k = 0; k < s->stores; ++k) {
+        const struct bulk_store *b = &s->store[k];
+        if (b->has_read || b->warp != warp || b->pc != pc || address - b->global >= b->global_bytes ||
+            (b->box != 0) != (op->is_tensor != 0)) {
+            continue;
+        }
+        first = b->shared - (b->box != 0 ? 0 : (uint32_t)(b->global - op->global));
+        if (first == shared && (b->box == 0 || same_box(&s->box[b->box - 1], &w->cta->boxes[op->copy]))) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Record that a bulk load has written its bytes: in the phase in which it was issued or, if that phase has completed
  * without its bytes, in the current phase. */
 void check_bulk_landed(struct cta *cta, const struct async_op *op, const struct mbarrier *m) {

@@ -151,6 +151,7 @@ struct access {
     const struct inst *store; /* the instruction of a store from registers, or NULL */
     uint8_t *const *place;
     uint32_t mask;
+    const struct async_op *bulk; /* the bulk store, or NULL */
 };
 
 static const char *noun(const struct trace *t) {
@@ -311,6 +312,18 @@ static bool is_proxied(const struct access *a, const struct trace *t) {
            far_knows(a->world, a->mine->far.proxied, t->cta, t->agent, t->clock);
 }
 
+/* Return whether a store writes the values that are already there. */
+static bool is_same_value(const struct access *a, uint64_t cell) {
+    return a->store != NULL &&
+           check_same_value(a->w, a->store, a->place, a->mask, a->bytes, (const uint8_t *)(uintptr_t)cell, CELL);
+}
+
+/* Return whether a bulk store copies what a pending one of this CTA copies there, from the same source. */
+static bool is_repeated(const struct access *a, const struct trace *t, uint64_t address) {
+    return a->bulk != NULL && t->cta == a->own.cta && (t->kind & TRACE_STRONG) == 0 &&
+           check_bulk_repeats(a->w, a->bulk, t->agent, t->pc, address);
+}
+
 /* Compare an access with one earlier access to the same bytes. Return false after a fault. */
 static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_t mask) {
     const uint32_t common = t->mask & mask;
@@ -321,8 +334,7 @@ static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_
     const bool is_ordered = ordered(a, t);
     if (!is_ordered && conflicts(a, t)) {
         const bool harmless =
-            a->store != NULL && (t->kind & TRACE_WRITE) != 0 && t->clock != PENDING &&
-            check_same_value(a->w, a->store, a->place, a->mask, a->bytes, (const uint8_t *)(uintptr_t)cell, CELL);
+            (t->kind & TRACE_WRITE) != 0 && (t->clock == PENDING ? is_repeated(a, t, address) : is_same_value(a, cell));
         if (!harmless && !(may_be_guess(a, t) && suspect(a, t, cell, common))) {
             return report(a, t, address, rule_of(a, t));
         }
@@ -550,6 +562,7 @@ bool world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint3
                   TRACE_BULK | (loads ? 0u : TRACE_WRITE) | (op->kind == ASYNC_REDUCE ? TRACE_STRONG | TRACE_GPU : 0u));
     a.own.agent = (uint8_t)(loads ? agent : w->index);
     a.own.clock = loads ? clock : PENDING;
+    a.bulk = op->kind == ASYNC_STORE ? op : NULL;
     return range(&a, op->global, op->bytes);
 }
 

@@ -31,6 +31,7 @@ void defined_free(struct defined *d) {
     if (d == NULL) {
         return;
     }
+    regions_free(d);
     free(d->rule);
     free(d->memory);
     free(d->birth);
@@ -86,10 +87,11 @@ static void forget(struct defined_warp *u, const struct CUfunc_st *f) {
 
 /* ---- instructions with rules of their own --------------------------------------------------------------------- */
 
-/* Check the guard of an instruction that branches or has effects outside registers. */
+/* Check the undefined guard of an instruction that branches or has effects outside registers. */
 static enum step check_guard(struct defined *d, const struct event *e, uint32_t effect) {
-    return decided_by_predicate(d, e, effect == EFFECT_BRANCH ? "this branch" : "whether this instruction runs",
-                                e->inst->guard, e->active);
+    return effect == EFFECT_BRANCH
+               ? defined_branch(d, e)
+               : decided_by_predicate(d, e, "whether this instruction runs", e->inst->guard, e->active);
 }
 
 /* Mark d as defined. */
@@ -379,6 +381,7 @@ static bool prepare(struct defined *d, const struct cta *cta) {
         d->memory = aligned_alloc(64, bytes);
         d->memory_bytes = d->memory != NULL ? bytes : 0;
     }
+    regions_free(d);
     free(d->rule);
     d->rule = malloc((f->length + 1u) * sizeof *d->rule);
     if (d->memory == NULL || d->rule == NULL || !births_start(d)) {
@@ -409,6 +412,7 @@ static bool start(struct cta *cta) {
         return false;
     }
     d->stored = false;
+    regions_start(d);
     memset(d->shared, 0, cta->shared_bytes);
     memset(d->shared_origin, 0, cta->shared_bytes + 4u);
     for (uint32_t k = 0; k < cta->warps; ++k) {
@@ -420,6 +424,9 @@ static bool start(struct cta *cta) {
 static enum step before(const struct event *e) {
     struct defined *d = e->warp->cta->defined;
     const struct rule *rule = &d->rule[e->pc];
+    if (UNLIKELY(d->branched[e->warp->index])) {
+        defined_joined(d, e);
+    }
     d->doubtful = e->inst->guard != 0 ? defined_of(d, e)->predicate[e->inst->guard] & e->active : 0;
     if (UNLIKELY(d->doubtful) && rule->effect > EFFECT_REGISTERS && check_guard(d, e, rule->effect) == STEP_FAULT) {
         return STEP_FAULT;

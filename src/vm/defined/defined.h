@@ -51,10 +51,11 @@ enum effect {
     EFFECT_NONE,
     EFFECT_REGISTERS, /* the results are undefined */
     EFFECT_OUTSIDE,   /* a fault */
-    EFFECT_BRANCH     /* a fault */
+    EFFECT_BRANCH     /* a fault, unless its ways only write registers */
 };
 
 struct defined;
+struct region;
 typedef enum step defined_part(struct defined *d, const struct event *e);
 /* Rule for one instruction. */
 struct rule {
@@ -85,6 +86,9 @@ struct defined {
     uint64_t bits[WARP];    /* undefined bits of the result */
     uint32_t birth_in[WARP];
     uint32_t undefined; /* lanes in which a predicate result is undefined */
+    /* Branches that undefined predicates decided, and how many of them each warp is inside of. */
+    struct region *regions;
+    uint32_t branched[MAX_WARPS];
 };
 
 extern const struct watcher defined_watcher;
@@ -170,6 +174,14 @@ void stored_free(struct stored *stored);
 enum step decided_by(struct defined *d, const struct event *e, const char *what, uint32_t slot);
 enum step decided_by_predicate(struct defined *d, const struct event *e, const char *what, uint32_t number,
                                uint32_t lanes);
+
+/* ---- defined_branch.c ---- */
+void regions_free(struct defined *d);
+void regions_start(struct defined *d); /* no lane is inside of a region */
+/* Check a branch whose predicate is undefined in lanes `doubtful`: report it, or make what it skips undefined. */
+extern defined_part defined_branch;
+/* Some lanes of a warp are inside of regions: end those that join at this instruction. */
+void defined_joined(struct defined *d, const struct event *e);
 
 /* ---- defined_lanes.c: arithmetic ---- */
 extern defined_part defined_logic, defined_lane_doubt;

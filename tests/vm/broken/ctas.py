@@ -94,6 +94,18 @@ done:
 over:
 """
 
+# every lane of CTA 0 issues the same bulk store
+LANES_STORE = f"""
+    setp.ne.u32 s, n, 0;
+@s  bra over;
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    {STORE} [x], [{{source}}], 64;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+over:
+"""
+
 # one warp writes, the other reads by bulk in the same CTA
 BULK_OWN = f"""
 @r  mbarrier.init.shared.b64 [bar], 1;
@@ -271,6 +283,12 @@ CTAS = [
         BULK_WRITE.format(early="cp.async.bulk.wait_group.read 0;", late=""),
         ("data race: read of 4 bytes", "the bulk store by CTA 0,0,0, warp 0", "cp.async.bulk.wait_group, without"),
         BULK_WRITE.format(early=WAIT, late=""),
+    ),
+    Planted(
+        "all lanes issue one bulk store, from sources of their own",
+        LANES_STORE.format(source="at"),
+        ("data race: bulk store of 64 bytes", "and the bulk store by warp", "broken.ptx:5"),
+        LANES_STORE.format(source="smem"),
     ),
     Planted(
         "bulk reductions into what is cleared at the same time",

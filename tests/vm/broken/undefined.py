@@ -47,9 +47,9 @@ ADDRESSES = [
 BRANCHES = [
     Planted(
         "branch by a predicate that was never written",
-        "@s  bra over;\n    mov.b32 a, 5;\nover:\n",
+        "@s  bra over;\n    st.shared.b32 [at], a;\nover:\n",
         ("broken.ptx:1", "this branch", "predicate s", "never written"),
-        "    setp.eq.u32 s, a, 1;\n@s  bra over;\n    mov.b32 a, 5;\nover:\n",
+        "    setp.ne.u32 s, warp, 1;\n@s  bra over;\n    st.shared.b32 [at], a;\nover:\n",
     ),
     planted(
         "branch by a comparison of an undefined value",
@@ -58,7 +58,7 @@ BRANCHES = [
 @q  mov.b32 e, 1;
     setp.gt.u32 s, e, 0;
 @!s bra over;
-    mov.b32 a, 5;
+    bar.warp.sync -1;
 over:
 """,
         ("broken.ptx:3", "this branch", "predicate s", "register e was never written", "broken.ptx:2", "warp 1"),
@@ -88,6 +88,140 @@ two:
 """,
         ("broken.ptx:3", "the target of this branch", "register e", "broken.ptx:1"),
     ),
+]
+
+# Ways that only write registers: what they write is undefined where they join.
+WAYS = [
+    planted(
+        "result of a branch that is undefined",
+        """
+-    setp.gt.u32 s, e, 0;
++    setp.gt.u32 s, i, 0;
+@!s bra over;
+    mov.b32 a, 5;
+over:
+    mad.wide.u32 y, i, 4, x;
+    st.global.b32 [y], a;
+""",
+        ("undefined result, byte 0 of", "k stored it at broken.ptx:6", "register e was never written", "broken.ptx:1"),
+    ),
+    planted(
+        "address after the other way of an undefined branch",
+        """
++    setp.gt.u32 s, i, 0;
+@s  bra far;
+    mov.b32 f, 0;
+    bra join;
+far:
+    mov.b32 f, 64;
+join:
+    add.u32 f, f, at;
+    ld.shared.b32 a, [f];
+""",
+        ("broken.ptx:8", "the address of this access", "register f", "predicate s was never written", "broken.ptx:1"),
+    ),
+    planted(
+        "guard that a way laid out behind the join writes",
+        """
+    setp.eq.u32 q, i, 0;
+-    setp.gt.u32 s, e, 0;
++    setp.gt.u32 s, i, 0;
+@s  bra far;
+join:
+@q  st.shared.b32 [at], a;
+    bra over;
+far:
+    mov.b32 c, 0;
+again:
+    add.u32 c, c, 1;
+    setp.ge.u32 q, c, 2;
+@!q bra again;
+    bra join;
+over:
+""",
+        ("broken.ptx:5", "whether this instruction runs", "predicate q", "register e was never written"),
+    ),
+    planted(
+        "an undefined branch within the way of another one",
+        """
+    setp.gt.u32 s, i, 1;
+@s  bra over;
+    setp.gt.u32 p, e, 0;
+@p  bra over;
+    mov.b32 b, 0;
+over:
+-    mad.wide.u32 y, b, 4, x;
++    mad.wide.u32 y, a, 4, x;
+    ld.global.b32 a, [y];
+""",
+        ("broken.ptx:8", "the address of this access", "register e was never written", "broken.ptx:3"),
+    ),
+    planted(
+        "the carry that one way writes",
+        """
+    setp.gt.u32 s, e, 0;
+    add.cc.u32 d, a, a;
+@s  bra over;
+    add.cc.u32 d, a, -1;
+over:
++    add.cc.u32 d, a, a;
+    addc.u32 d, 0, 0;
+    mad.wide.u32 y, d, 4, x;
+    ld.global.b32 a, [y];
+""",
+        ("broken.ptx:8", "the address of this access", "register e was never written"),
+    ),
+    planted(
+        "a store on one of the ways",
+        """
+    setp.gt.u32 s, i, 31;
+-@!s mov.b32 a, e;
+    setp.ne.u32 p, a, 1;
+@p  bra over;
+    mov.b32 b, 7;
+    st.shared.b32 [at], b;
+over:
+""".replace("    st.shared", "@!s st.shared"),
+        ("broken.ptx:4", "this branch", "predicate p", "register e was never written", "broken.ptx:2"),
+    ),
+    planted(
+        "a way that may not end",
+        """
+-    setp.gt.u32 s, e, 0;
++    setp.gt.u32 s, i, 99;
+again:
+    add.u32 c, c, 1;
+@s  bra again;
+""",
+        ("broken.ptx:4", "this branch", "predicate s", "register e was never written"),
+    ),
+]
+
+# Rows that are never stored: their sums are undefined, and so is all that follows from them.
+ROWS = """
+    mad.lo.u32 at, warp, 512, at;
+@q  st.shared.b32 [at], i;
+    bar.sync 0;
+    ld.shared.b32 e, [at];
+    {computed}
+    mad.wide.u32 y, i, 4, x;
+@q  st.global.b32 [y], f;
+"""
+NEVER_STORED = [
+    "setp.eq.f32 s, e, 0f00000000; mov.b32 f, 0; @s bra over; rcp.approx.ftz.f32 f, e; over:",
+    "setp.lt.f32 s, e, 0f00800000; @s bra over; lg2.approx.f32 c, e; fma.rn.f32 e, c, e, e; over: mov.b32 f, e;",
+    "setp.gt.u32 s, e, 5; @s bra one; mov.b32 f, 1; bra two; one: mov.b32 f, e; two:",
+    "setp.gt.u32 s, e, 5; @!s bra two; one: mov.b32 f, e; bra over; two: mov.b32 f, 1; over:",
+    "setp.gt.u32 s, e, 5; @s bra far; mov.b32 f, 2; join: bra over; far: mov.b32 f, e; bra join; over:",
+    (
+        "mov.b32 f, 0; setp.gt.u32 s, e, 5; @s bra over; mov.b32 c, 0; again: add.u32 c, c, 1; setp.lt.u32 s, c, 4;"
+        "@s bra again; mov.b32 f, c; over:"
+    ),
+    (
+        "mov.b32 f, 0; setp.gt.u32 s, e, 5; @s bra over; setp.gt.u32 s, e, 2; @s bra over; cvt.u64.u32 w, e;"
+        "shr.u64 w, w, 1; cvt.u32.u64 f, w; over:"
+    ),
+    "mov.b32 f, 0; setp.gt.u32 s, e, 5; @s bra over; ld.global.b32 f, [x]; over:",
 ]
 
 GUARDS = [
@@ -243,4 +377,4 @@ RESULTS = [
     ),
 ]
 
-UNDEFINED = [*ADDRESSES, *BRANCHES, *GUARDS, *OPERANDS, *RESULTS]
+UNDEFINED = [*ADDRESSES, *BRANCHES, *WAYS, *GUARDS, *OPERANDS, *RESULTS]
