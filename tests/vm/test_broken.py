@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from broken.asynchronous import ASYNCHRONOUS
+from broken.barriers import BARRIERS
 from broken.ctas import CTAS
 from broken.lanes import LANES
 from broken.mbarriers import MBARRIERS
@@ -13,7 +14,7 @@ import pysm120
 
 pytestmark = pytest.mark.virtual
 
-PLANTED = [*RACES, *ASYNCHRONOUS, *MBARRIERS, *CTAS, *LANES]
+PLANTED = [*RACES, *BARRIERS, *ASYNCHRONOUS, *MBARRIERS, *CTAS, *LANES]
 SEEDS = (0, 1, 2, 3, 11)
 
 

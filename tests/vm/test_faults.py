@@ -88,7 +88,7 @@ FAULTS = [
     ("mov.b32 b, 5; cp.async.ca.shared.global [smem], [x], 4, b;", ["src-size 5"], 1),
     ("mov.b32 b, 16; bar.sync b;", ["barrier number 16", "0 to 15"], 32),
     ("mov.b32 b, 48; barrier.sync 0, b;", ["thread count of 48", "multiple of 32"], 64),
-    ("setp.lt.u32 p, i, 7; @p bar.sync 0;", [".aligned barrier", "predicate is false"], 32),
+    ("setp.lt.u32 p, i, 7; @p bar.sync 0;", [".aligned instruction", "predicate is false"], 32),
     (
         "setp.lt.u32 p, i, 7; @p bra over; bar.sync 0; bra done; over: bar.sync 0; done:",
         ["deadlock", "warp 0", "lanes 0xffffff80"],

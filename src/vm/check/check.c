@@ -57,6 +57,7 @@ void check_start(struct cta *cta) {
     struct shadow *s = cta->shadow;
     memset(s->warp, 0, sizeof s->warp);
     memset(s->barrier, 0, sizeof s->barrier);
+    memset(s->phases, 0, sizeof s->phases);
     memset(s->acquired, 0, sizeof s->acquired);
     memset(s->copies, 0, sizeof s->copies);
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);

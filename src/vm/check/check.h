@@ -69,6 +69,13 @@ struct location {
     struct clocks clocks;
 };
 
+/* Arrivals at a barrier, as clocks of the warps; 0: none. */
+struct barrier_phases {
+    uint32_t completed;                               /* phases */
+    uint32_t arrival[MAX_WARPS], previous[MAX_WARPS]; /* in this phase, in the last one that has completed */
+    uint32_t left[MAX_WARPS];                         /* 1 + the phase of a warp's last bar.arrive; 0: none */
+};
+
 struct mbarrier_shadow {
     struct clocks gathering, done; /* clocks of the arrivals in this phase; of all completed phases */
     uint32_t base;                 /* clock of the agent when the mbarrier was initialised */
@@ -86,7 +93,8 @@ struct map_shadow {
 };
 
 struct shadow {
-    struct clocks warp[MAX_WARPS], barrier[BARRIERS + 1];
+    struct clocks warp[MAX_WARPS], barrier[BARRIERS + 2];
+    struct barrier_phases phases[BARRIERS + 2];
     /* Clocks at the last fence; clocks found by relaxed reads since then. */
     struct clocks released[MAX_WARPS], acquired[MAX_WARPS];
     uint32_t has_released, has_acquired;        /* sets of warps */
@@ -133,7 +141,8 @@ void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_
 void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t pc);
 
 /* check_order.c: synchronisation */
-void check_barrier_arrived(struct warp *w, uint32_t number);
+/* Check and record the arrival of a warp. does_wait: it also waits. Return false after a fault. */
+bool check_barrier_arrived(struct warp *w, uint32_t number, bool does_wait);
 void check_barrier_empty(struct cta *cta, uint32_t number);
 void check_barrier_left(struct warp *w, uint32_t number);
 void check_fence(struct warp *w, uint32_t kind);

@@ -40,14 +40,42 @@ static void synchronise(struct warp *w) {
 
 /* ---- barriers ------------------------------------------------------------------------------------------------ */
 
-void check_barrier_arrived(struct warp *w, uint32_t number) {
-    synchronise(w);
-    release(w, &w->cta->shadow->barrier[number]);
+/* After bar.arrive, a warp may arrive at the barrier again only if it knows that the phase has completed. Return false
+ * after a fault. */
+static bool may_arrive(struct warp *w, const struct barrier_phases *x, uint32_t number) {
+    const uint32_t *seen = w->cta->shadow->warp[w->index].seen;
+    for (uint32_t k = 0; x->left[w->index] != 0 && x->left[w->index] == x->completed && k < MAX_WARPS; ++k) {
+        if (UNLIKELY(x->previous[k] > seen[k])) {
+            fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(w->active),
+                     "the warp arrives at barrier %u after its bar.arrive there, and nothing orders this after the "
+                     "arrival of warp %u, which completed that phase; expected another barrier between them",
+                     number, k);
+            return false;
+        }
+    }
+    return true;
 }
 
-/* All warps have left the barrier. */
+bool check_barrier_arrived(struct warp *w, uint32_t number, bool does_wait) {
+    struct shadow *s = w->cta->shadow;
+    struct barrier_phases *x = &s->phases[number];
+    synchronise(w);
+    if (!may_arrive(w, x, number)) {
+        return false;
+    }
+    x->left[w->index] = does_wait ? 0 : x->completed + 1;
+    x->arrival[w->index] = s->warp[w->index].seen[w->index];
+    release(w, &s->barrier[number]);
+    return true;
+}
+
+/* A phase of the barrier has completed, and all warps have left it. */
 void check_barrier_empty(struct cta *cta, uint32_t number) {
+    struct barrier_phases *x = &cta->shadow->phases[number];
     memset(&cta->shadow->barrier[number], 0, sizeof *cta->shadow->barrier);
+    memcpy(x->previous, x->arrival, sizeof x->previous);
+    memset(x->arrival, 0, sizeof x->arrival);
+    ++x->completed;
 }
 
 /* The barrier has completed and this warp continues. */

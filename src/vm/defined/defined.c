@@ -8,11 +8,13 @@
 #include "platform/thread.h"
 #include "vm/execute/async.h"
 #include "vm/execute/atomic.h"
+#include "vm/execute/barrier.h"
 #include "vm/execute/call.h"
 #include "vm/execute/collect.h"
 #include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
 #include "vm/execute/mbarrier.h"
+#include "vm/execute/pool.h"
 #include "vm/execute/print.h"
 #include "vm/execute/tensor.h"
 #include "vm/execute/tma.h"
@@ -286,6 +288,8 @@ static const struct entry others[] = {
     {control_trap, {NULL, NULL, 0, OUTSIDE}},
     {control_brx, {branch_index, NULL, 0, BRANCH}},
     {control_bar, {barrier_operands, barrier_result, 0, OUTSIDE}},
+    {control_cluster, {NULL, NULL, 0, OUTSIDE}},
+    {pool_set, {NULL, NULL, 0, OUTSIDE}},
     {control_barwarp, {members, NULL, 0, OUTSIDE}},
     {control_fence, {NULL, NULL, 0, OUTSIDE}},
     {call_direct, {NULL, defined_called, 0, BRANCH}},

@@ -30,7 +30,7 @@ static enum step gather_groups(struct warp *w, const struct inst *i, uint32_t ma
     }
     const uint32_t needed = waiting != 0 ? m[lowest_bit(first)] & w->live : 0;
     if (complete == 0) {
-        return warp_converge(w, first, needed, "a .sync instruction with this member mask");
+        return warp_converge(w, first, needed, WAIT_CONVERGE);
     }
     warp_leave_behind(w, mask);
     if (waiting != 0) {
@@ -64,7 +64,7 @@ enum step collect_members(struct warp *w, const struct inst *i, uint32_t mask, u
         }
         return STEP_NEXT;
     }
-    return warp_converge(w, mask, *members & w->live, "a .sync instruction with this member mask");
+    return warp_converge(w, mask, *members & w->live, WAIT_CONVERGE);
 }
 
 static void write_lanes(struct warp *w, uint32_t slot, uint32_t mask, const uint32_t *value) {

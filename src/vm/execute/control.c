@@ -1,8 +1,9 @@
-/* Branches, exits, barriers and clocks. */
+/* Branches, exits, fences and clocks. */
 #include "vm/execute/control.h"
 
 #include "platform/clock.h"
 #include "vm/check/check.h"
+#include "vm/execute/barrier.h"
 #include "vm/execute/collect.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
@@ -42,6 +43,25 @@ enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_JUMP;
 }
 
+/* Check that no other lanes wait for exiting lanes at an .aligned instruction. Return false after a fault. */
+static bool may_exit(struct warp *w, uint32_t mask) {
+    for (uint32_t k = 0; k < w->splits; ++k) {
+        const struct split *s = &w->split[k];
+        const uint32_t missing = s->detail & mask;
+        if (s->wait != WAIT_ALIGNED || missing == 0) {
+            continue;
+        }
+        const struct place *at = &w->function->places[w->pc];
+        w->pc = s->pc;
+        fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(missing),
+                 "lanes 0x%08x do not take part in an .aligned instruction: they exit at %s:%u while lanes 0x%08x wait "
+                 "here; expected all lanes of the warp",
+                 missing, at->file, at->line, s->mask);
+        return false;
+    }
+    return true;
+}
+
 /* Remove exited lanes, and the split if it is empty. */
 static void warp_retire(struct warp *w, uint32_t mask) {
     struct cta *cta = w->cta;
@@ -55,7 +75,7 @@ static void warp_retire(struct warp *w, uint32_t mask) {
     w->splits = 0;
     ++cta->exited_warps;
     ++cta->progress;
-    for (uint32_t b = 0; b <= CLUSTER_BARRIER; ++b) {
+    for (uint32_t b = 0; b <= CLUSTER_BARRIER + 1; ++b) {
         barrier_check(cta, b);
     }
 }
@@ -63,7 +83,7 @@ static void warp_retire(struct warp *w, uint32_t mask) {
 /* exit and ret */
 enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
-    if (w->cta->shadow != NULL && !check_exit(w, mask)) {
+    if (!may_exit(w, mask) || (w->cta->shadow != NULL && !check_exit(w, mask))) {
         return STEP_FAULT;
     }
     warp_leave_behind(w, mask);
@@ -124,16 +144,21 @@ enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* .aligned: wait for all live lanes of the warp, then execute the instruction. */
+/* .aligned: wait for all lanes of the warp, then execute the instruction. None may have exited. */
 enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
-    if (LIKELY(mask == w->live)) {
+    if (LIKELY(mask == FULL)) {
         if (UNLIKELY(w->cta->watches_lanes)) {
             lanes_meet(w, mask);
         }
         return i->next(w, i, mask);
     }
-    const enum step step = warp_converge(w, mask, w->live, "an .aligned instruction");
-    return step == STEP_NEXT ? i->next(w, i, mask) : step;
+    if (w->live != FULL) {
+        return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(mask),
+                        "lanes 0x%08x do not take part in an .aligned instruction: they have exited or are not in the "
+                        "CTA; expected all 32 lanes of the warp",
+                        ~w->live);
+    }
+    return warp_converge(w, mask, FULL, WAIT_ALIGNED);
 }
 
 /* bar.warp.sync */
@@ -176,132 +201,4 @@ enum step control_clock(struct warp *w, const struct inst *i, uint32_t mask) {
         }
     }
     return STEP_NEXT;
-}
-
-/* ---- bar.sync, bar.arrive, bar.red --------------------------------------------------------------------------- */
-
-/* Write the result of bar.red for one split. */
-static void write_reduction(struct warp *w, const struct inst *i, uint32_t mask, const struct barrier *b) {
-    if (i->kind == 2) {
-        uint32_t *d = destination(w, i->d);
-        for (uint32_t l = 0; l < WARP; ++l) {
-            d[l] = (mask >> l & 1u) != 0 ? b->count : d[l];
-        }
-    } else if (i->kind > 2 && i->p != 0) {
-        const uint32_t result = (i->kind == 3 ? b->reduced_and : b->reduced_or) != 0 ? FULL : 0;
-        w->predicates[i->p] = (w->predicates[i->p] & ~mask) | (result & mask);
-    }
-}
-
-/* Release all splits that wait at a barrier, and reset it. */
-static void release(struct cta *cta, uint32_t number) {
-    struct barrier *b = &cta->barrier[number];
-    for (uint32_t k = 0; k < cta->warps; ++k) {
-        struct warp *w = &cta->warp[k];
-        for (uint32_t n = 0; n < w->splits; ++n) {
-            struct split *s = &w->split[n];
-            if (s->wait != WAIT_BARRIER || s->address != number) {
-                continue;
-            }
-            write_reduction(w, &w->function->code[s->pc], s->mask, b);
-            if (cta->shadow != NULL) {
-                check_barrier_left(w, number);
-            }
-            s->wait = WAIT_NOT;
-            ++s->pc;
-        }
-    }
-    *b = (struct barrier){0};
-    if (cta->shadow != NULL) {
-        check_barrier_empty(cta, number);
-    }
-    ++cta->progress;
-}
-
-/* Return how many threads a barrier without a count waits for: those of all running warps. */
-static uint32_t everybody(const struct cta *cta) {
-    return WARP * (cta->warps - cta->exited_warps);
-}
-
-/* Release barriers without a count that a warp's exit has completed. */
-void barrier_check(struct cta *cta, uint32_t number) {
-    struct barrier *b = &cta->barrier[number];
-    if (b->arrived != 0 && b->expected == 0 && b->arrived >= everybody(cta)) {
-        release(cta, number);
-    }
-}
-
-/* Read and check number and count of a barrier. Return false after a fault. */
-static bool read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *number, uint32_t *count) {
-    const uint32_t lane = lowest_bit(mask);
-    *number = ((const uint32_t *)source(w, i->a))[lane];
-    *count = i->count != 0 ? ((const uint32_t *)source(w, i->b))[lane] : 0;
-    if (*number >= BARRIERS && i->spare == 0) {
-        fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "barrier number %u; expected 0 to %d", *number, BARRIERS - 1);
-        return false;
-    }
-    if (i->count != 0 && (*count == 0 || *count % WARP != 0 || *count > WARP * w->cta->warps)) {
-        fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "barrier %u has a thread count of %u; expected a multiple of %d, at most %u", *number, *count, WARP,
-                 WARP * w->cta->warps);
-        return false;
-    }
-    const struct barrier *b = &w->cta->barrier[*number];
-    if (b->arrived != 0 && b->expected != *count) {
-        fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
-                 "barrier %u has a thread count of %u here, but %u where other threads arrived (0: all threads)",
-                 *number, *count, b->expected);
-        return false;
-    }
-    return true;
-}
-
-/* bar and barrier */
-enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask) {
-    uint32_t number, count;
-    if (i->flags != 0 && mask != w->live) {
-        const enum step step = warp_converge(w, mask, w->live, "an .aligned barrier");
-        if (step != STEP_NEXT) {
-            return step;
-        }
-    }
-    if (!read_barrier(w, i, mask, &number, &count)) {
-        return STEP_FAULT;
-    }
-    struct barrier *b = &w->cta->barrier[number];
-    if (w->cta->shadow != NULL) {
-        check_barrier_arrived(w, number);
-    }
-    if (b->arrived == 0) {
-        *b = (struct barrier){.expected = count, .reduced_and = 1};
-    }
-    const uint32_t votes = (w->predicates[i->r] ^ (i->negate != 0 ? FULL : 0)) & mask;
-    b->reduced_and &= votes == mask;
-    b->reduced_or |= votes != 0;
-    b->count += bit_count(votes);
-    /* A warp arrives as 32 threads: its exited lanes arrive together with its first live lane. */
-    b->arrived += bit_count(mask) + ((mask >> lowest_bit(w->live) & 1u) != 0 ? WARP - bit_count(w->live) : 0);
-    const uint32_t needed = count != 0 ? count : everybody(w->cta);
-    if (b->arrived > needed) {
-        return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask), "%u threads arrived at barrier %u; expected %u",
-                        b->arrived, number, needed);
-    }
-    if (b->arrived == needed) {
-        write_reduction(w, i, mask, b);
-        if (w->cta->shadow != NULL && i->kind != 1) {
-            check_barrier_left(w, number);
-        }
-        release(w->cta, number);
-        return STEP_NEXT;
-    }
-    if (i->kind == 1) {
-        return STEP_NEXT;
-    }
-    warp_leave_behind(w, mask);
-    struct split *s = &w->split[w->current];
-    s->pc = w->pc;
-    s->wait = WAIT_BARRIER;
-    s->address = number;
-    s->detail = needed;
-    return STEP_WAIT;
 }

@@ -185,8 +185,10 @@ void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t
     const struct cta *cta = w->cta;
     const uint16_t slot =
         s->wait == WAIT_MBARRIER || s->polled != 0 ? cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
-    if (s->wait == WAIT_CONVERGE) {
+    if (s->wait == WAIT_CONVERGE || s->wait == WAIT_ALIGNED) {
         snprintf(to, bytes, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
+    } else if (s->wait == WAIT_POOL) {
+        snprintf(to, bytes, "%u registers: %u are in the pool of the CTA", s->detail, cta->pool);
     } else if (s->wait == WAIT_BULK) {
         snprintf(to, bytes, "its bulk copies");
     } else if (s->wait == WAIT_BARRIER) {

@@ -17,18 +17,19 @@ void warp_leave_behind(struct warp *w, uint32_t mask) {
 }
 
 /* Wait until all lanes in `needed` are at this instruction. */
-enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why) {
+enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, enum wait wait) {
     const uint32_t missing = needed & ~mask;
     if (missing == 0) {
         return STEP_NEXT;
     }
     if ((missing & w->active) != 0) {
-        return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(missing & w->active),
-                        "lanes 0x%08x do not take part in %s, expected 0x%08x: their predicate is false",
-                        missing & w->active, why, needed);
+        return fault_at(
+            w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(missing & w->active),
+            "lanes 0x%08x do not take part in %s, expected 0x%08x: their predicate is false", missing & w->active,
+            wait == WAIT_ALIGNED ? "an .aligned instruction" : "a .sync instruction with this member mask", needed);
     }
     struct split *s = &w->split[w->current];
-    s->wait = WAIT_CONVERGE;
+    s->wait = (uint8_t)wait;
     s->detail = missing;
     return STEP_AGAIN;
 }

@@ -30,8 +30,10 @@ typedef uint64_t atomic_function(void *address, uint64_t value, uint64_t compare
 
 enum wait {
     WAIT_NOT,
-    WAIT_CONVERGE, /* for the other lanes of the warp */
+    WAIT_CONVERGE, /* for other lanes of the warp */
+    WAIT_ALIGNED,  /* likewise, and they must not exit */
     WAIT_MBARRIER,
+    WAIT_POOL,   /* for registers that other warps release */
     WAIT_BULK,   /* for bulk groups of this thread */
     WAIT_BARRIER /* bar.sync; unlike other waits, its instruction is not executed again */
 };
@@ -58,8 +60,11 @@ struct warp {
     const struct CUfunc_st *function;
     uint8_t *local; /* [lane][local_bytes] */
     uint32_t index, current, splits;
-    uint32_t bulk_group[WARP];         /* committed bulk groups */
-    uint32_t async_group[WARP];        /* committed cp.async groups */
+    uint32_t bulk_group[WARP];  /* committed bulk groups */
+    uint32_t async_group[WARP]; /* committed cp.async groups */
+    uint32_t maximum, adjusted,
+        adjusted_pc;                   /* setmaxnreg: registers (0: unknown), a hash of those executed, the last */
+    uint32_t cluster[2];               /* lanes that have arrived in an even or odd phase, and not waited for it */
     struct call *calls;                /* [depth][lane] */
     uint32_t depth[WARP], frame[WARP]; /* call depth of each lane; local address of its frame */
     struct split split[WARP];
@@ -75,6 +80,8 @@ struct mbarrier {
 struct barrier {
     uint32_t arrived, expected; /* threads */
     uint32_t reduced_and, reduced_or, count;
+    uint32_t lanes[MAX_WARPS]; /* of each warp, that have arrived */
+    uint8_t kind;              /* 0: bar.sync and bar.arrive; else 1 + the operation of bar.red */
 };
 
 enum async_kind { ASYNC_LOAD, ASYNC_STORE, ASYNC_REDUCE, ASYNC_COPY, ASYNC_ARRIVE };
@@ -104,7 +111,9 @@ struct cta {
     struct mbarrier *mbarrier;
     uint32_t mbarriers, mbarrier_space;
     uint16_t *mbarrier_at;                /* [shared_bytes / 8]: index into mbarrier, plus 1 */
-    struct barrier barrier[BARRIERS + 1]; /* the last one is the barrier of the cluster */
+    struct barrier barrier[BARRIERS + 2]; /* the last two: even and odd phases of the cluster's barrier */
+    uint32_t cluster_phase;
+    uint32_t pool; /* free registers */
     struct async_op *async;
     uint32_t asyncs, async_space;
     struct async_lanes *async_lanes;
@@ -149,8 +158,8 @@ static inline void *destination(struct warp *w, uint32_t offset) {
 
 /* Move the lanes of the current split that are not in `mask` to the next instruction, as a split of their own. */
 void warp_leave_behind(struct warp *w, uint32_t mask);
-/* Wait until all lanes in `needed` are at this instruction. Return STEP_NEXT when they are. */
-enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, const char *why);
+/* Wait until all lanes in `needed` are at this instruction. Return STEP_NEXT when they are. wait: how. */
+enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, enum wait wait);
 
 /* Return the next number of this CTA's random sequence, which depends on the seed. */
 uint64_t cta_random(struct cta *cta);

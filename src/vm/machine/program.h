@@ -184,8 +184,9 @@ struct CUfunc_st {
     uint32_t frame_bytes, call_depth; /* local memory of the kernel itself; depth of nested calls, 0: no calls */
     struct routine **routines;        /* by number of the function; NULL if it is not part of the kernel */
     uint32_t routine_count;
-    uint32_t required[3], maximum[3]; /* .reqntid and .maxntid; 0: not given */
-    int dynamic_limit;                /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    uint32_t required[3], maximum[3];  /* .reqntid and .maxntid; 0: not given */
+    uint32_t register_limit, resident; /* .maxnreg and .minnctapersm; 0: not given */
+    int dynamic_limit;                 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
     bool is_entry;
 };
 

@@ -5,6 +5,7 @@
 #include "vm/check/check.h"
 #include "vm/execute/async.h"
 #include "vm/execute/poll.h"
+#include "vm/execute/pool.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/device.h"
@@ -93,6 +94,7 @@ bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     cta->exited_warps = 0;
     cta->shared_bytes = launch->shared_bytes;
     cta->mbarriers = 0;
+    cta->cluster_phase = 0;
     cta->progress = 0;
     cta->executed = 0;
     cta->left = launch->warps;
@@ -108,6 +110,7 @@ bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
         check_start(cta);
     }
     async_init(cta);
+    pool_start(cta);
     poll_start(cta);
     for (uint32_t k = 0; k < cta->async_lanes_space; ++k) {
         cta->async_lanes[k].size = 0;
@@ -126,6 +129,7 @@ bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
         w->split[0] = (struct split){.mask = w->live};
         memset(w->bulk_group, 0, sizeof w->bulk_group);
         memset(w->async_group, 0, sizeof w->async_group);
+        memset(w->cluster, 0, sizeof w->cluster);
         memset(w->depth, 0, sizeof w->depth);
         memset(w->frame, 0, sizeof w->frame);
         memset(w->predicates, 0, f->predicates * sizeof *w->predicates);
@@ -259,6 +263,9 @@ static enum outcome finish(struct cta *cta) {
         if (async_land(cta) < 0) {
             return CTA_STOPPED;
         }
+    }
+    if (!pool_end(cta)) {
+        return CTA_STOPPED;
     }
     if (cta->shadow != NULL) {
         check_end(cta);

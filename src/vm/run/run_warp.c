@@ -17,7 +17,10 @@ static bool ready(const struct warp *w, const struct split *s) {
     case WAIT_MBARRIER:
         return s->forced != 0 || mbarrier_passed(w->cta, s->address, s->phase);
     case WAIT_CONVERGE:
+    case WAIT_ALIGNED:
         return (s->detail & w->live & ~s->mask) == 0;
+    case WAIT_POOL:
+        return w->cta->pool >= s->detail;
     case WAIT_BULK:
         return async_bulk_done(w, s->mask, s->detail);
     default:

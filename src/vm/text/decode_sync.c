@@ -1,10 +1,12 @@
 /* Decode control flow, barriers, collectives, mbarriers and asynchronous copies. */
 #include "vm/execute/async.h"
 #include "vm/execute/atomic.h"
+#include "vm/execute/barrier.h"
 #include "vm/execute/collect.h"
 #include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
 #include "vm/execute/mbarrier.h"
+#include "vm/execute/pool.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/program.h"
@@ -102,20 +104,17 @@ static bool decode_other_barrier(struct parser *p, uint32_t at, bool is_bar) {
     if (!take(p, &at, "cluster")) {
         return false;
     }
-    /* The cluster is one CTA: barrier.cluster.wait is a barrier of all its threads. arrive does nothing, because it
-     * may come long before wait. */
     const int wait = take_choice(p, &at, "arrive wait");
     if (wait < 0) {
         unknown(p);
     }
-    take_choice(p, &at, "release relaxed acquire");
+    const int order = take_choice(p, &at, "release relaxed acquire");
     const bool aligned = take(p, &at, "aligned");
     take_end(p, at);
     need_count(p, 0, 0);
-    const uint32_t number = constant_slot(p, CLUSTER_BARRIER, false, NULL);
-    struct inst *i = emit(p, wait != 0 ? control_bar : control_nop);
-    i->a = number;
-    i->spare = 1;
+    struct inst *i = emit(p, control_cluster);
+    i->kind = (uint8_t)wait;
+    i->q = order == 1 ? ORDER_RELAXED : ORDER_RELEASE;
     i->flags = (uint32_t)aligned;
     return true;
 }
@@ -225,7 +224,7 @@ void decode_fence(struct parser *p) {
     emit(p, control_fence)->flags = kind;
 }
 
-/* Decode instructions that only affect speed: nanosleep, setmaxnreg, griddepcontrol. */
+/* Decode instructions that only affect speed and registers: nanosleep, setmaxnreg, griddepcontrol. */
 void decode_nanosleep(struct parser *p) {
     uint32_t at = 0;
     take(p, &at, "u32");
@@ -238,8 +237,8 @@ void decode_nanosleep(struct parser *p) {
 void decode_setmaxnreg(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    if (take_choice(p, &at, "inc dec") < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned") ||
-        !take(p, &at, "u32")) {
+    const int action = take_choice(p, &at, "inc dec");
+    if (action < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned") || !take(p, &at, "u32")) {
         unknown(p);
     }
     take_end(p, at);
@@ -249,7 +248,10 @@ void decode_setmaxnreg(struct parser *p) {
         error_at(p, &s->operand[0].token, "setmaxnreg expects a multiple of 8 from 24 to 256, not %llu",
                  (unsigned long long)s->operand[0].integer);
     }
-    emit(p, control_nop);
+    struct inst *i = emit(p, control_aligned);
+    i->next = pool_set;
+    i->kind = (uint8_t)action;
+    i->offset = (int64_t)s->operand[0].integer;
 }
 
 void decode_griddepcontrol(struct parser *p) {

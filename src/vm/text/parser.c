@@ -623,6 +623,8 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
             if (to != NULL) {
                 to[n] = (uint32_t)p->token.integer;
             }
+            f->register_limit = token_is(&t, ".maxnreg") ? (uint32_t)p->token.integer : f->register_limit;
+            f->resident = token_is(&t, ".minnctapersm") ? (uint32_t)p->token.integer : f->resident;
             token_next(p);
             if (!accept(p, ',')) {
                 break;

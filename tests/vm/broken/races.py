@@ -189,9 +189,8 @@ over:
     planted(
         "the barrier of the cluster, which is the CTA",
         """
-+@q  st.shared.b32 [at], a;
+@q  st.shared.b32 [at], a;
     barrier.cluster.arrive.aligned;
--@q  st.shared.b32 [at], a;
     barrier.cluster.wait.aligned;
 @p  ld.shared.b32 b, [at];
 -    nanosleep.u32 1;
@@ -200,6 +199,28 @@ over:
 @q  st.shared.b32 [at], a;
 """,
         ("data race", "broken.ptx:4", "broken.ptx:6"),
+    ),
+    planted(
+        "a write between the arrival at the barrier of the cluster and the wait",
+        """
++@q  st.shared.b32 [at], a;
+    barrier.cluster.arrive.aligned;
+-@q  st.shared.b32 [at], a;
+    barrier.cluster.wait.aligned;
+@p  ld.shared.b32 b, [at];
+""",
+        ("data race", "broken.ptx:2", "broken.ptx:4"),
+    ),
+    planted(
+        "a relaxed arrival at the barrier of the cluster",
+        """
+@q  st.shared.b32 [at], a;
+-    barrier.cluster.arrive.relaxed.aligned;
++    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+@p  ld.shared.b32 b, [at];
+""",
+        ("data race", "broken.ptx:1", "broken.ptx:4"),
     ),
     planted(
         "a relaxed arrival releases nothing",
