@@ -57,6 +57,37 @@ def test_spaces_through_generic_addresses(device: pysm120.Device, rng: np.random
     np.testing.assert_array_equal(got, 2 * x + 1)
 
 
+def test_constants_through_32_bits(device: pysm120.Device) -> None:
+    """The lower 32 bits of the address of a .const variable are enough for ld.const."""
+    text = """
+.version 9.0
+.target sm_120f
+.const .align 4 .b32 some[4] = {11, 12, 13, 14};
+.const .align 8 .b64 more[2] = {21, 22};
+.visible .entry k(.param .u64 x)
+{
+    .reg .b32 at, a, b;
+    .reg .b64 x_, w;
+    ld.param.u64 x_, [x];
+    mov.u32 at, some;
+    ld.const.b32 a, [at + 8];
+    add.u32 at, at, 4;
+    ld.const.b32 b, [at];
+    mov.u32 at, more;
+    ld.const.b64 w, [at + 8];
+    st.global.v2.b32 [x_], {a, b};
+    st.global.b64 [x_ + 8], w;
+    ld.const.b32 a, [BEHIND];
+    ret;
+}
+"""
+    x = device.zeros(4, np.uint32)
+    device.load(text.replace("BEHIND", "at"))["k"](1, 32, x)
+    assert x.numpy().tolist() == [13, 12, 22, 0]
+    with pytest.raises(pysm120.FaultError, match="which is in no allocation"):
+        device.load(text.replace("BEHIND", "at + 65536"))["k"](1, 32, x)
+
+
 def test_constants_are_read_only(device: pysm120.Device) -> None:
     for store in ("st.b32 [a], r;", "st.global.b32 [a], r;", "red.add.u32 [a], r;"):
         body = f".reg .b64 a; .reg .b32 r; mov.u64 a, c; ld.b32 r, [a]; {store} ret;"

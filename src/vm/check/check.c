@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "vm/execute/atomic.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/fault.h"
@@ -113,6 +114,28 @@ static const struct mbarrier *mbarrier_of(const struct access *a, uint32_t agent
         }
     }
     return NULL;
+}
+
+/* Return the bytes of an element of a strong access; 0 if it may be of several sizes. */
+static uint32_t element(const struct warp *w, uint32_t pc) {
+    const struct inst *i = &w->function->code[pc & ~STRONG_MARK];
+    const bool is_pair = i->run == atomic_run && (i->spare == T_F16X2 || i->spare == T_BF16X2);
+    return is_pair ? 0 : i->size < 8 ? i->size : 8;
+}
+
+bool check_sizes_differ(const struct warp *w, uint32_t pc, uint32_t other) {
+    const uint32_t a = element(w, pc), b = element(w, other);
+    return a != b && a != 0 && b != 0;
+}
+
+/* Report a strong access and another of a different size. */
+static bool report_sizes(const struct access *a, uint32_t other, uint32_t pc, uint32_t address) {
+    const struct spot at = check_spot(a->w, pc);
+    fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
+             "data race: %s of %u bytes at shared address 0x%x and a strong access of another size by warp %u at %s; "
+             "expected one size, or a barrier between them",
+             verb(a), a->bytes, address, other, at.text);
+    return false;
 }
 
 /* Report an access that is not ordered after the write recorded in a cell. */
@@ -232,13 +255,20 @@ static bool same_value(const struct access *a, uint32_t address, uint32_t bytes)
                             : same_bytes(a->w, NULL, 4, a->image, a->place, a->mask, a->bytes, at, bytes);
 }
 
-/* Check that a weak access is ordered after the strong writes of other warps. Return false after a fault. */
+/* Check that an access is ordered after the strong writes of other warps. A strong access need not be, if it has their
+ * size. Return false after a fault. */
 static bool after_strong(const struct access *a, const struct cell *c, uint32_t n, uint32_t address) {
     for (uint32_t rest = c->strong & ~(1u << a->w->index); rest != 0; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
         const struct mark *mark = &a->s->strong[r][n];
-        if (mark->clock > a->mine->seen[r]) {
+        if (mark->clock <= a->mine->seen[r]) {
+            continue;
+        }
+        if (a->kind != BY_STRONG) {
             return report_mark(a, r, mark->pc, "an atomic access or a strong write", address);
+        }
+        if (check_sizes_differ(a->w, a->w->pc, mark->pc)) {
+            return report_sizes(a, r, mark->pc, address);
         }
     }
     return true;
@@ -268,7 +298,7 @@ static inline bool after_write(const struct access *a, uint32_t n, uint32_t addr
             return report_proxy(a, r, mark->pc, address);
         }
     }
-    return a->kind == BY_STRONG || after_strong(a, c, n, address);
+    return after_strong(a, c, n, address);
 }
 
 static inline bool read_cell(const struct access *a, uint32_t n, uint32_t address) {
@@ -291,8 +321,14 @@ static inline bool write_allowed(const struct access *a, uint32_t n, uint32_t ad
     for (uint32_t rest = a->s->cell[n].readers & ~(1u << a->w->index); rest != 0; rest &= rest - 1) {
         const uint32_t r = lowest_bit(rest);
         const struct mark *mark = &a->s->read[r][n];
-        if (UNLIKELY(mark->clock > a->mine->seen[r]) && !(a->kind == BY_STRONG && (mark->pc & STRONG_MARK) != 0)) {
+        if (LIKELY(mark->clock <= a->mine->seen[r])) {
+            continue;
+        }
+        if (a->kind != BY_STRONG || (mark->pc & STRONG_MARK) == 0) {
             return report_mark(a, r, mark->pc, "a read", address);
+        }
+        if (check_sizes_differ(a->w, a->w->pc, mark->pc)) {
+            return report_sizes(a, r, mark->pc, address);
         }
     }
     return true;

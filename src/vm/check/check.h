@@ -81,7 +81,8 @@ struct mbarrier_shadow {
     uint32_t base;                 /* clock of the agent when the mbarrier was initialised */
     uint32_t waited;               /* phases whose completion a warp has waited for */
     uint32_t init_warp, init_clock, init_pc;
-    uint32_t copied, copy_pc; /* 1 + the last phase that a bulk copy completes on */
+    uint32_t asked_phase[MAX_WARPS], asked[MAX_WARPS]; /* 1 + the phase that a warp last asked for; its lanes */
+    uint32_t copied, copy_pc;                          /* 1 + the last phase that a bulk copy completes on */
 };
 
 /* State of a tensor map in global memory that the CTA uses: its changes and fences. */
@@ -128,6 +129,8 @@ bool check_lanes(struct warp *w, uint8_t *const *place, uint32_t mask, uint32_t 
 /* Check a matrix store, then copy its rows of 16 bytes to their places. */
 bool check_matrix(struct warp *w, uint8_t *const *place, uint32_t rows, uint8_t (*image)[GRANULE]);
 bool check_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, bool is_write);
+/* Return whether two strong accesses have elements of different sizes: then neither is atomic for the other. */
+bool check_sizes_differ(const struct warp *w, uint32_t pc, uint32_t other);
 bool check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t bytes, uint32_t lane);
 /* Return whether a store writes the values that are already there, as far as its places lie in the `bytes` bytes
  * from `at`. */
@@ -153,6 +156,9 @@ bool check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane
 void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m);
 bool check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane);
 void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m);
+/* A lane asks whether the current phase (is_done: the previous one) has completed. Return whether it may be told no:
+ * it has not asked for this phase before, and does not know that it has completed. */
+bool check_mbarrier_refuses(struct warp *w, const struct mbarrier *m, uint32_t lane, bool is_done);
 void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, bool is_acquire);
 
 /* check_async.c: asynchronous copies */
@@ -193,6 +199,7 @@ bool world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, ui
 /* Check a bulk operation, or one lane of a cp.async. It ends at the given clock of the agent. */
 bool world_bulk(struct warp *w, const struct async_op *op, uint32_t agent, uint32_t clock);
 bool world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, uint32_t number);
+bool world_discard(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane);
 /* Record that a bulk store or reduction of this warp has written its bytes. */
 void world_written(struct warp *w, uint64_t address, uint32_t bytes, uint32_t pc);
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "vm/check/check.h"
+#include "vm/machine/address.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/fault.h"
@@ -165,7 +166,7 @@ static const char *noun(const struct trace *t) {
     if ((t->kind & TRACE_STRONG) != 0) {
         return writes != 0 ? "atomic access" : "strong read";
     }
-    return writes != 0 ? "write" : "read";
+    return writes != 0 ? "write" : (t->kind & TRACE_NC) != 0 ? "read by ld.global.nc" : "read";
 }
 
 /* Describe the earlier access: its kind, its warp or CTA, its source line. */
@@ -198,6 +199,7 @@ static void locate(const struct access *a, uint64_t address, char *to, size_t by
     }
 }
 
+static const char read_only[] = ".nc only for what no thread writes in this launch";
 static const char proxy_fence[] =
     "fence.proxy.async.global after the write, before the synchronisation between the two";
 
@@ -206,8 +208,8 @@ static struct fault_text format(const struct access *a, const struct trace *t, u
     describe(a, t, earlier, sizeof earlier);
     locate(a, address, where, sizeof where);
     snprintf(message, sizeof message, "%s%s of %u bytes at global address 0x%llx%s and %s; expected %s",
-             rule == proxy_fence ? "" : "data race: ", noun(&a->own), a->bytes, (unsigned long long)address, where,
-             earlier, rule);
+             rule == proxy_fence || rule == read_only ? "" : "data race: ", noun(&a->own), a->bytes,
+             (unsigned long long)address, where, earlier, rule);
     return fault_format(a->w, a->lane, message);
 }
 
@@ -217,11 +219,18 @@ static bool report(const struct access *a, const struct trace *t, uint64_t addre
     return false;
 }
 
+/* Return whether two strong accesses have elements of different sizes. */
+static bool mixes(const struct access *a, const struct trace *t) {
+    const uint32_t both = t->kind & a->own.kind, either = t->kind | a->own.kind;
+    return (both & TRACE_STRONG) != 0 && (either & TRACE_BULK) == 0 && check_sizes_differ(a->w, a->own.pc, t->pc);
+}
+
 /* Return what would have ordered the two accesses. */
 static const char *rule_of(const struct access *a, const struct trace *t) {
     const int both_strong = a->own.kind & t->kind & TRACE_STRONG;
     return t->clock == PENDING ? "cp.async.bulk.wait_group, without .read, by the thread that issued it, and a release "
                                  "and an acquire after it"
+           : mixes(a, t)       ? "one size for both, or a release and an acquire between them"
            : t->cta == a->own.cta ? "a barrier, an mbarrier or a release and an acquire between them"
            : both_strong != 0     ? "scope .gpu or .sys for both, because .cta does not include other CTAs"
                                   : "a release and an acquire of scope .gpu or .sys between them";
@@ -297,13 +306,19 @@ static bool ordered(const struct access *a, const struct trace *t) {
     return far_knows(a->world, a->mine->far.known, t->cta, t->agent, t->clock);
 }
 
+/* Return whether one access is a load .nc and the other writes: the bytes must stay the same in the whole launch. */
+static bool breaks_promise(const struct access *a, const struct trace *t) {
+    return (((t->kind & TRACE_NC) != 0 && (a->own.kind & TRACE_WRITE) != 0) ||
+            ((a->own.kind & TRACE_NC) != 0 && (t->kind & TRACE_WRITE) != 0));
+}
+
 /* Return whether two accesses race if they are not ordered. */
 static bool conflicts(const struct access *a, const struct trace *t) {
     if (((t->kind | a->own.kind) & TRACE_WRITE) == 0) {
         return false;
     }
     const uint32_t both = t->kind & a->own.kind;
-    return !((both & TRACE_STRONG) != 0 && ((both & TRACE_GPU) != 0 || t->cta == a->own.cta));
+    return !((both & TRACE_STRONG) != 0 && ((both & TRACE_GPU) != 0 || t->cta == a->own.cta)) || mixes(a, t);
 }
 
 /* Return whether a proxy fence covers the generic proxy's write, if the other access is by the asynchronous proxy. */
@@ -332,6 +347,9 @@ static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_
         t->mask &= (uint16_t)~mask; /* the earlier read was a guess */
     }
     const bool is_ordered = ordered(a, t);
+    if (UNLIKELY(breaks_promise(a, t)) && !is_same_value(a, cell)) {
+        return report(a, t, address, read_only);
+    }
     if (!is_ordered && conflicts(a, t)) {
         const bool harmless =
             (t->kind & TRACE_WRITE) != 0 && (t->clock == PENDING ? is_repeated(a, t, address) : is_same_value(a, cell));
@@ -347,7 +365,8 @@ static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_
     const bool is_weak = (a->own.kind & TRACE_STRONG) == 0;
     const bool covers =
         is_weak ? (a->own.kind & TRACE_WRITE) != 0 || (t->kind & TRACE_WRITE) == 0 : a->own.kind == t->kind;
-    if (covers && (is_ordered || (is_weak && (a->own.kind & TRACE_WRITE) != 0))) {
+    const bool kept = (t->kind & TRACE_NC) != 0 && (a->own.kind & TRACE_NC) == 0;
+    if (covers && !kept && (is_ordered || (is_weak && (a->own.kind & TRACE_WRITE) != 0))) {
         t->mask &= (uint16_t)~mask;
     }
     return true;
@@ -511,7 +530,10 @@ bool check_is_global(const struct warp *w, const uint8_t *place) {
 }
 
 static uint32_t kind_of(const struct inst *i, bool is_write) {
-    return (is_write ? TRACE_WRITE : 0u) | (i->q != ORDER_WEAK ? TRACE_STRONG | (i->r != 0 ? 0u : TRACE_GPU) : 0u);
+    return (is_write                              ? TRACE_WRITE
+            : (i->flags & ADDRESS_READ_ONLY) != 0 ? TRACE_NC
+                                                  : 0u) |
+           (i->q != ORDER_WEAK ? TRACE_STRONG | (i->r != 0 ? 0u : TRACE_GPU) : 0u);
 }
 
 /* Check a load or store of all lanes. Adjacent lanes with adjacent addresses are checked as one access. */
@@ -571,6 +593,12 @@ bool world_copy(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane,
     struct access a = access_of(w, bytes, lane, TRACE_COPY);
     a.own.agent = (uint8_t)(AGENT_COPY + w->index);
     a.own.clock = number;
+    return range(&a, address, bytes);
+}
+
+/* Check a discard, which counts as a write of an unknown value. */
+bool world_discard(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane) {
+    const struct access a = access_of(w, bytes, lane, TRACE_WRITE);
     return range(&a, address, bytes);
 }
 

@@ -276,6 +276,32 @@ void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m) {
     }
 }
 
+/* Return whether a warp knows that the last phase has completed: a wait for it, or all its arrivals, are ordered
+ * before. Nothing but a wait orders the copies of a phase. */
+static bool knows_phase(const struct warp *w, const struct mbarrier *m) {
+    const struct shadow *s = w->cta->shadow;
+    const uint32_t k = index_of(w->cta, m);
+    const struct mbarrier_shadow *x = &s->mbarrier[k];
+    const uint32_t *seen = s->warp[w->index].seen;
+    bool knows = x->copied < m->phase;
+    for (uint32_t n = 0; knows && n < AGENT_MBARRIER; ++n) {
+        knows = x->done.seen[n] <= seen[n];
+    }
+    return m->phase == 0 || knows || seen[AGENT_MBARRIER + k % MBARRIER_AGENTS] >= x->base + m->phase;
+}
+
+bool check_mbarrier_refuses(struct warp *w, const struct mbarrier *m, uint32_t lane, bool is_done) {
+    struct mbarrier_shadow *x = &w->cta->shadow->mbarrier[index_of(w->cta, m)];
+    const uint32_t phase = m->phase - is_done + 1;
+    if (x->asked_phase[w->index] != phase) {
+        x->asked_phase[w->index] = phase;
+        x->asked[w->index] = 0;
+    }
+    const bool is_first = (x->asked[w->index] >> lane & 1u) == 0;
+    x->asked[w->index] |= 1u << lane;
+    return is_first && !(is_done && knows_phase(w, m));
+}
+
 /* Record that a wait has seen the last phase complete. */
 void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, bool is_acquire) {
     struct shadow *s = w->cta->shadow;

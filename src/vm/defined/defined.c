@@ -290,6 +290,8 @@ static const struct entry others[] = {
     {control_bar, {barrier_operands, barrier_result, 0, OUTSIDE}},
     {control_cluster, {NULL, NULL, 0, OUTSIDE}},
     {pool_set, {NULL, NULL, 0, OUTSIDE}},
+    {control_discard, {defined_address, defined_discarded, 0, OUTSIDE}},
+    {async_prefetch, {unknown_before, NULL, 0, OUTSIDE}},
     {control_barwarp, {members, NULL, 0, OUTSIDE}},
     {control_fence, {NULL, NULL, 0, OUTSIDE}},
     {call_direct, {NULL, defined_called, 0, BRANCH}},

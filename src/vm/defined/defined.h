@@ -19,6 +19,8 @@ enum born {
     BORN_REGISTER,  /* a register that was never written */
     BORN_PREDICATE, /* a predicate that was never written */
     BORN_LANE,      /* shfl from an inactive lane */
+    BORN_QUOTIENT,  /* a division by zero */
+    BORN_DISCARDED, /* memory that discard has made undefined */
     BORN_SHARED,    /* memory that was never written */
     BORN_LOCAL,
     BORN_GLOBAL,
@@ -194,7 +196,7 @@ extern defined_part defined_address, defined_operand, defined_load, defined_para
     defined_initialised;
 extern defined_part defined_rows, defined_ldmatrix, defined_ldmatrix_trans, defined_ldmatrix_b8, defined_stmatrix,
     defined_stmatrix_b8, defined_selectors, defined_mma, defined_mma_double;
-extern defined_part defined_called, defined_returned;
+extern defined_part defined_called, defined_returned, defined_discarded;
 /* Record that an asynchronous copy has written its bytes. Return false after a fault. */
 bool defined_landed(struct warp *w, const struct async_op *op);
 

@@ -27,7 +27,8 @@ enum how {
     PACK,     /* two parts of x bits: the upper one from a, the lower one from b */
     COUNT,    /* x: the bits of the result that can be set */
     COPYSIGN, /* the uppermost bit from a, the others from b */
-    SELECT    /* a or b, by c */
+    SELECT,   /* a or b, by c */
+    QUOTIENT  /* a by b: all bits, also if b is 0 */
 };
 
 static const struct {
@@ -41,12 +42,13 @@ static const struct {
 #define GOES_UP(name)        [LANE_##name] = {UP, 0, 0},
 #define IN_PARTS(name, x, y) [LANE_##name] = {PARTS, x, y},
 #define PACKS(name, x)       [LANE_##name] = {PACK, x, 0},
-    GOES_UP(add_u16) GOES_UP(add_u32) GOES_UP(add_u64) GOES_UP(sub_u16) GOES_UP(sub_u32) GOES_UP(sub_u64)
-        GOES_UP(mul_lo_16) GOES_UP(mul_lo_32) GOES_UP(mul_lo_64) GOES_UP(mad_lo_16) GOES_UP(mad_lo_32)
-            GOES_UP(mad_lo_64) GOES_UP(mul_wide_u16) GOES_UP(mul_wide_s16) GOES_UP(mul_wide_u32) GOES_UP(mul_wide_s32)
-                GOES_UP(mad_wide_u16) GOES_UP(mad_wide_s16) GOES_UP(mad_wide_u32) GOES_UP(mad_wide_s32) GOES_UP(neg_s16)
-                    GOES_UP(neg_s32) GOES_UP(neg_s64) GOES_UP(window_to)
-                        GOES_UP(window_from)[LANE_add_u16x2] = {UP_16, 0, 0},
+#define DIVIDES(type)        [LANE_div_##type] = {QUOTIENT, 0, 0}, [LANE_rem_##type] = {QUOTIENT, 0, 0},
+    DIVIDES(u16) DIVIDES(s16) DIVIDES(u32) DIVIDES(s32) DIVIDES(u64) DIVIDES(s64) GOES_UP(add_u16) GOES_UP(add_u32)
+        GOES_UP(add_u64) GOES_UP(sub_u16) GOES_UP(sub_u32) GOES_UP(sub_u64) GOES_UP(mul_lo_16) GOES_UP(mul_lo_32)
+            GOES_UP(mul_lo_64) GOES_UP(mad_lo_16) GOES_UP(mad_lo_32) GOES_UP(mad_lo_64) GOES_UP(mul_wide_u16)
+                GOES_UP(mul_wide_s16) GOES_UP(mul_wide_u32) GOES_UP(mul_wide_s32) GOES_UP(mad_wide_u16)
+                    GOES_UP(mad_wide_s16) GOES_UP(mad_wide_u32) GOES_UP(mad_wide_s32) GOES_UP(neg_s16) GOES_UP(neg_s32)
+                        GOES_UP(neg_s64) GOES_UP(window_to) GOES_UP(window_from)[LANE_add_u16x2] = {UP_16, 0, 0},
     [LANE_min_u16x2] = {PARTS, 16, 16},
     [LANE_max_u16x2] = {PARTS, 16, 16},
     [LANE_min_s16x2] = {PARTS, 16, 16},
@@ -129,11 +131,14 @@ static const uint8_t is_carry[LANE_COUNT] = {
 #include "vm/execute/lanes.def"
 };
 
-static defined_part lane_plain, lane_carry, lane_select, lane_compare;
+static defined_part lane_plain, lane_carry, lane_select, lane_compare, lane_quotient;
 
 defined_part *defined_lane_part(uint32_t lane) {
     if (lane == LANE_selp_32 || lane == LANE_selp_64) {
         return lane_select;
+    }
+    if (rules[lane].how == QUOTIENT) {
+        return lane_quotient;
     }
     return is_carry[lane] != 0 ? lane_carry : rows[lane].type[0] == T_PRED ? lane_compare : lane_plain;
 }
@@ -319,6 +324,24 @@ static enum step lane_plain(struct defined *d, const struct event *e) {
         set_bits(u, e->inst->d, l, bytes, bits & ones(bytes), birth);
     }
     define(u, e->inst->d, e->mask & ~lanes);
+    return STEP_NEXT;
+}
+
+/* div and rem of integers: PTX does not define the result of a division by zero. */
+static enum step lane_quotient(struct defined *d, const struct event *e) {
+    const uint32_t bytes = type_bytes((enum type)rows[d->rule[e->pc].lane].type[0]);
+    const void *const divisor = source(e->warp, e->inst->b);
+    uint32_t zero = 0;
+    for (uint32_t l = 0; l < WARP; ++l) {
+        const uint64_t value = bytes == 8 ? ((const uint64_t *)divisor)[l] : ((const uint32_t *)divisor)[l];
+        zero |= (uint32_t)((value & ones(bytes)) == 0) << l;
+    }
+    zero &= e->mask & ~some_of(defined_of(d, e), e->inst->b);
+    lane_plain(d, e);
+    for (; zero != 0; zero &= zero - 1) {
+        set_bits(defined_of(d, e), e->inst->d, lowest_bit(zero), bytes, ones(bytes),
+                 birth_make(d, BORN_QUOTIENT, e->pc, 0, 0));
+    }
     return STEP_NEXT;
 }
 

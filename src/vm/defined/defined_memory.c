@@ -254,6 +254,22 @@ enum step defined_store(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
+/* discard: the line is undefined until it is written again. */
+enum step defined_discarded(struct defined *d, const struct event *e) {
+    struct at at;
+    for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest), birth = birth_make(d, BORN_DISCARDED, e->pc, 0, 0);
+        const uint64_t line = address_lane(e->warp, e->inst, lane);
+        if (memory_find(e->warp->worker, line, DISCARDED) == 0 || !locate_global(e->warp->worker, line, &at)) {
+            continue;
+        }
+        for (uint32_t done = 0; done < DISCARDED; done += 8, at = behind(&at, 8)) {
+            put(d, e->warp, lane, &at, 8, UINT64_MAX, birth);
+        }
+    }
+    return STEP_NEXT;
+}
+
 /* ---- atomics -------------------------------------------------------------------------------------------------- */
 
 /* Return the birth of the first undefined bit of a compare and swap, in memory or in an operand of `count` elements

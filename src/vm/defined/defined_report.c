@@ -149,6 +149,9 @@ void birth_text(const struct defined *d, const struct warp *w, uint32_t birth, c
     case BORN_LANE:
         snprintf(to, bytes, "it was read at %s:%u from lane %u, which is inactive", at->file, at->line, b->slot);
         break;
+    case BORN_QUOTIENT:
+        snprintf(to, bytes, "it is the quotient or remainder of a division by zero at %s:%u", at->file, at->line);
+        break;
     case BORN_STORED:
         snprintf(to, bytes, "%s", stored_text(d->device, (uint32_t)b->address));
         break;
@@ -229,7 +232,11 @@ uint32_t birth_stored(struct defined *d, const struct warp *w, uint32_t lane, ui
         return cached->number;
     }
     birth_text(d, w, birth, from, sizeof from);
-    snprintf(text, sizeof text, "%s stored it at %s:%u, and %s", w->function->name, at->file, at->line, from);
+    if (d->birth[birth].born == BORN_DISCARDED && birth > UNKNOWN) {
+        snprintf(text, sizeof text, "%s discarded it at %s:%u", w->function->name, at->file, at->line);
+    } else {
+        snprintf(text, sizeof text, "%s stored it at %s:%u, and %s", w->function->name, at->file, at->line, from);
+    }
     snprintf(where, sizeof where, " (CTA %u,%u,%u, warp %u, lane %u)", cta[0], cta[1], cta[2], w->index, lane);
     mutex_lock(&d->device->running_lock);
     const uint32_t number = stored_number(d->device, text, where);

@@ -91,6 +91,20 @@ enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
+/* cp.async.bulk.prefetch: a hint, but its address and size must be multiples of 16. */
+enum step async_prefetch(struct warp *w, const struct inst *i, uint32_t mask) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest), bytes = ((const uint32_t *)source(w, i->c))[lane];
+        const uint64_t address = address_lane(w, i, lane);
+        if (bytes % 16 != 0 || address % 16 != 0) {
+            return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane,
+                            "a bulk prefetch of %u bytes at 0x%llx; expected multiples of 16", bytes,
+                            (unsigned long long)address);
+        }
+    }
+    return STEP_NEXT;
+}
+
 /* Return the index of a free box record, or UINT32_MAX after a fault. */
 static uint32_t take_box(struct warp *w) {
     struct cta *cta = w->cta;

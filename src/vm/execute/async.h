@@ -6,7 +6,8 @@
 
 #include "vm/machine/cta.h"
 
-handler async_bulk, async_bulk_commit, async_bulk_wait, async_copy, async_commit, async_wait, async_arrive;
+handler async_bulk, async_prefetch, async_bulk_commit, async_bulk_wait, async_copy, async_commit, async_wait,
+    async_arrive;
 /* Queue a tensor copy whose addresses have been checked. Return false after a fault. */
 bool async_start(struct warp *w, const struct async_op *op, const struct tma_box *box);
 /* Perform one queued operation. Return 0 if the queue is empty, -1 after a fault. */

@@ -5,10 +5,12 @@
 #include "vm/check/check.h"
 #include "vm/execute/barrier.h"
 #include "vm/execute/collect.h"
+#include "vm/machine/address.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/fault.h"
 #include "vm/machine/launch.h"
+#include "vm/machine/memory.h"
 #include "vm/machine/program.h"
 
 /* bra */
@@ -120,6 +122,24 @@ enum step control_nop(struct warp *w, const struct inst *i, uint32_t mask) {
     }
     w->cta->waits_outside |= w->split[w->current].polled == 0;
     return STEP_YIELD;
+}
+
+/* discard: a hint that the line may lose its bytes. Level full counts it as a write of an undefined value. */
+enum step control_discard(struct warp *w, const struct inst *i, uint32_t mask) {
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const uint64_t line = address_lane(w, i, lane);
+        if (line % DISCARDED != 0) {
+            return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane,
+                            "discard of the line at 0x%llx; expected a multiple of %d", (unsigned long long)line,
+                            DISCARDED);
+        }
+        if (w->cta->watches_lanes != 0 && memory_find(w->worker, line, DISCARDED) != 0 &&
+            !world_discard(w, line, DISCARDED, lane)) {
+            return STEP_FAULT;
+        }
+    }
+    return STEP_NEXT;
 }
 
 /* mapa: the rank must be 0, because the cluster has one CTA. */

@@ -182,10 +182,34 @@ enum step mbarrier_tx(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
+/* Store whether the phase that a lane tests has completed. It must be the current or the previous one. Return false
+ * after a fault. */
+static bool has_completed(struct warp *w, const struct inst *i, const struct mbarrier *m, uint32_t lane, bool *done) {
+    const uint32_t parity = (i->kind & 2) != 0 ? ((const uint32_t *)source(w, i->b))[lane] : 0;
+    const uint32_t phase = (i->kind & 2) != 0 ? m->phase - ((m->phase ^ parity) & 1u)
+                                              : (uint32_t)(((const uint64_t *)source(w, i->b))[lane] >> 32);
+    if (parity > 1) {
+        fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "a wait for parity %u of an mbarrier; expected 0 or 1",
+                 parity);
+        return false;
+    }
+    if (m->phase - phase > 1) {
+        fault_at(
+            w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
+            "a wait with a state of phase %u of the mbarrier at shared address 0x%x, which is in phase %u; expected "
+            "a state of this phase or the one before",
+            phase, m->address, m->phase);
+        return false;
+    }
+    *done = phase != m->phase;
+    return true;
+}
+
 /* mbarrier.test_wait and try_wait. kind: bit 0 try, 1 parity. If a try fails in all lanes, the split waits for the
- * phase of its lowest lane. run_cta.c ends that wait (split.forced) if nothing else can run. */
+ * phase of its lowest lane. run_cta.c ends that wait (split.forced) if nothing else can run. With checks, the first
+ * question of a lane for a phase fails, unless the lane knows the answer: a chip may answer so. */
 enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
-    uint32_t passed = 0, first = 0, phase = 0, found = 0;
+    uint32_t passed = 0, refused = 0, first = 0, phase = 0, found = 0;
     const struct mbarrier *last = NULL;
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), address = address_shared(w, i, lane);
@@ -194,10 +218,12 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
             return STEP_FAULT;
         }
         bool done;
-        if ((i->kind & 2) != 0) {
-            done = (m->phase & 1u) != (((const uint32_t *)source(w, i->b))[lane] & 1u);
-        } else {
-            done = m->phase != (uint32_t)(((const uint64_t *)source(w, i->b))[lane] >> 32);
+        if (!has_completed(w, i, m, lane, &done)) {
+            return STEP_FAULT;
+        }
+        if (w->cta->shadow != NULL && check_mbarrier_refuses(w, m, lane, done)) {
+            refused |= 1u << lane;
+            done = false;
         }
         passed |= (uint32_t)done << lane;
         if (done && w->cta->shadow != NULL && m != last) {
@@ -211,7 +237,7 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
         }
     }
     struct split *s = &w->split[w->current];
-    if (passed == 0 && (i->kind & 1) != 0 && s->forced == 0) {
+    if (passed == 0 && refused == 0 && (i->kind & 1) != 0 && s->forced == 0) {
         warp_leave_behind(w, mask);
         s = &w->split[w->current];
         s->wait = WAIT_MBARRIER;
@@ -226,5 +252,5 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     if (i->p != 0) {
         w->predicates[i->p] = (w->predicates[i->p] & ~mask) | passed;
     }
-    return passed != 0 ? STEP_NEXT : STEP_YIELD;
+    return (passed | refused) != 0 ? STEP_NEXT : STEP_YIELD;
 }

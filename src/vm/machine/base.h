@@ -14,7 +14,8 @@ enum {
     MAX_SHARED = 232448,   /* the same of Hopper, as which a device may run */
     DEFAULT_SHARED = 49152,
     BARRIERS = 16,
-    CLUSTER_BARRIER = BARRIERS
+    CLUSTER_BARRIER = BARRIERS,
+    DISCARDED = 128 /* bytes of the line that discard takes */
 };
 
 /* Bases of the generic addresses of shared, local and parameter memory. Shared memory starts at 1024, as on the

@@ -426,6 +426,19 @@ static void *memory_small(struct warp *w, uint8_t *base, uint64_t size, uint64_t
     return base + address;
 }
 
+/* Return the address of a constant from its lower 32 bits, which are enough for ld.const. */
+static uint64_t wide_constant(const struct warp *w, uint32_t narrow) {
+    const struct module *m = w->function->module;
+    for (uint32_t k = 0; k < m->variable_count; ++k) {
+        const struct placed *v = &m->variables[k];
+        const uint32_t offset = narrow - (uint32_t)v->address;
+        if (v->space == SPACE_CONST && offset < v->bytes) {
+            return v->address + offset;
+        }
+    }
+    return narrow;
+}
+
 /* Return the host pointer of an address in any space; NULL after a fault. *found is set to the space of the address. */
 void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane,
                  int is_write, enum space *found) {
@@ -446,6 +459,7 @@ void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t by
         return memory_small(w, w->cta->launch->parameters, f->parameter_bytes, address, bytes, align, lane, what,
                             "parameter");
     default:
+        address = space == SPACE_CONST && address >> 32 == 0 ? wide_constant(w, (uint32_t)address) : address;
         if (is_write != 0 && memory_find(w->worker, address, bytes) > 1) {
             fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane, "writes to a .const variable, which is read-only");
             return NULL;

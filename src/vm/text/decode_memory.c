@@ -5,6 +5,7 @@
 #include "vm/execute/collect.h"
 #include "vm/execute/control.h"
 #include "vm/execute/lanes.h"
+#include "vm/machine/address.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/program.h"
@@ -150,7 +151,7 @@ void decode_ld(struct parser *p) {
     i.q = take_order(p, &at, false, &i.r);
     const enum space space = take_space(p, &at);
     bool policy = skip_cache(p, &at);
-    take(p, &at, "nc");
+    const bool read_only = take(p, &at, "nc");
     policy |= skip_cache(p, &at);
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
@@ -159,6 +160,7 @@ void decode_ld(struct parser *p) {
     need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
     read_policy(p, policy);
     need_address(p, &s->operand[1], space, &i);
+    i.flags |= read_only ? ADDRESS_READ_ONLY : 0;
     const struct operand *d = elements(p, &s->operand[0], i.count), *base = s->operand[1].items;
     const bool is_parameter =
         space == SPACE_PARAM && base != NULL && base->kind == OPERAND_SYMBOL && base->symbol->space == SPACE_PARAM;
@@ -280,7 +282,7 @@ void decode_st(struct parser *p) {
     *to = i;
 }
 
-/* Decode hints without effect: prefetch, applypriority, discard. As on the chip, the address is not checked. */
+/* Decode hints without effect: prefetch, applypriority. As on the chip, the address is not checked. Decode discard. */
 void decode_prefetch(struct parser *p) {
     struct statement *s = &p->statement;
     struct inst i = {0};
@@ -300,7 +302,9 @@ void decode_prefetch(struct parser *p) {
                  : has(p, "global") ? SPACE_GLOBAL
                                     : SPACE_GENERIC,
                  &i);
-    emit(p, control_nop);
+    struct inst *to = emit(p, s->name[0] == 'd' ? control_discard : control_nop);
+    i.run = to->run, i.guard = to->guard, i.flip = to->flip;
+    *to = i;
 }
 
 /* pmevent a: no effect, because there are no performance monitor counters. */

@@ -699,13 +699,12 @@ static bool decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
         const bool policy = take(p, &at, "L2::cache_hint");
         take_end(p, at);
         need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
-        struct inst unused = {0};
-        need_address(p, &s->operand[0], SPACE_GLOBAL, &unused);
-        source32(p, 1);
+        need_address(p, &s->operand[0], SPACE_GLOBAL, i);
+        i->c = source32(p, 1);
         if (policy) {
             need_source(p, &s->operand[2], T_B64);
         }
-        i->run = control_nop;
+        i->run = async_prefetch;
     } else {
         return false;
     }

@@ -285,6 +285,41 @@ CTAS = [
         BULK_WRITE.format(early=WAIT, late=""),
     ),
     Planted(
+        "strong accesses of two sizes to one flag, by two CTAs",
+        "    setp.eq.u32 s, n, 0;\n@s  st.relaxed.gpu.global.b64 [x], 5;\n@!s ld.relaxed.gpu.global.b32 a, [x + 4];",
+        ("data race", "expected one size for both"),
+        "    setp.eq.u32 s, n, 0;\n@s  st.relaxed.gpu.global.b64 [x], 5;\n@!s ld.relaxed.gpu.global.b64 y, [x];",
+    ),
+    Planted(
+        "atomic operations of two sizes, by two CTAs",
+        "    setp.eq.u32 s, n, 0;\n@s  red.global.add.u64 [x], 1;\n@!s red.global.add.u32 [x], 1;",
+        ("data race: atomic access", "expected one size for both"),
+        "    red.global.add.u64 [x], 1;\n    red.global.add.noftz.f16x2 [x + 8], a;",
+    ),
+    Planted(
+        ".nc for what the thread itself has written",
+        "    mad.wide.u32 y, i, 4, x;\n    mad.wide.u32 y, n, 256, y;\n    st.global.b32 [y], i;\n"
+        "    ld.global.nc.b32 a, [y];",
+        ("read by ld.global.nc of", "and the write by warp", "broken.ptx:3", "expected .nc only for what no thread"),
+        "    mad.wide.u32 y, i, 4, x;\n    mad.wide.u32 y, n, 256, y;\n    st.global.b32 [y], i;\n"
+        "    ld.global.b32 a, [y];\n    ld.global.nc.b32 a, [y + 1024];",
+    ),
+    Planted(
+        ".nc for what a later barrier lets others write",
+        "    mad.wide.u32 y, n, 4, x;\n    ld.global.nc.b32 a, [y];\n    ld.global.b32 b, [y];\n    bar.sync 0;\n"
+        "@r  st.global.b32 [y], i;\n@r  st.global.b32 [y], 7;",
+        ("write of 4 bytes", "and the read by ld.global.nc by warp", "broken.ptx:2"),
+        "    mad.wide.u32 y, n, 4, x;\n    ld.global.b32 a, [y];\n    bar.sync 0;\n@r  st.global.b32 [y], 7;",
+    ),
+    Planted(
+        "a line is discarded while another CTA reads it",
+        "    setp.eq.u32 s, n, 0;\n    setp.eq.and.u32 s, i, 0, s;\n@s  discard.global.L2 [x], 128;\n"
+        "    ld.global.b32 a, [x + 124];",
+        ("data race", "broken.ptx:3", "broken.ptx:4"),
+        "    setp.eq.u32 s, n, 0;\n    setp.eq.and.u32 s, i, 0, s;\n@s  discard.global.L2 [x], 128;\n"
+        "    ld.global.b32 a, [x + 128];",
+    ),
+    Planted(
         "all lanes issue one bulk store, from sources of their own",
         LANES_STORE.format(source="at"),
         ("data race: bulk store of 64 bytes", "and the bulk store by warp", "broken.ptx:5"),

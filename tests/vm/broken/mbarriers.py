@@ -2,6 +2,7 @@
 
 from broken.planted import planted
 
+LOAD = "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes"
 MBARRIERS = [
     planted(
         "initialised again while it lives",
@@ -154,5 +155,122 @@ over:
 @r  mbarrier.arrive.shared.b64 _, [bar];
 """,
         ("no mbarrier was initialised", "0xc00", "broken.ptx:1"),
+    ),
+    planted(
+        "a failed try_wait that is not repeated, for a bulk copy",
+        f"""
+@r  mbarrier.init.shared.b64 [bar], 1;
+    bar.sync 0;
+@r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
+@r  {LOAD} [smem], [x], 512, [bar];
+wait:
+    mbarrier.try_wait.parity.shared.b64 s, [bar], 0;
++@!s bra wait;
+    ld.shared.b32 a, [at];
+    bar.sync 0;
+-again:
+-    mbarrier.try_wait.parity.shared.b64 s, [bar], 0;
+-@!s bra again;
+""",
+        ("at shared address 0x4", "broken.ptx:4", "broken.ptx:7"),
+    ),
+    planted(
+        "a failed try_wait that is not repeated, for the arrivals of the other warp",
+        """
+@r  mbarrier.init.shared.b64 [bar], 32;
+    bar.sync 0;
+@p  bra wait;
+    st.shared.b32 [at], i;
+    mbarrier.arrive.shared.b64 _, [bar];
+    bra over;
+wait:
+    mbarrier.try_wait.parity.shared.b64 s, [bar], 0;
++@!s bra wait;
+    ld.shared.b32 a, [at];
+over:
+""",
+        ("data race", "broken.ptx:4", "broken.ptx:9"),
+    ),
+    planted(
+        "a failed test_wait that is not repeated",
+        """
+@r  mbarrier.init.shared.b64 [bar], 32;
+    bar.sync 0;
+@p  bra wait;
+    st.shared.b32 [at], i;
+    mbarrier.arrive.shared.b64 _, [bar];
++    bar.sync 0;
+    bra over;
+wait:
++    bar.sync 0;
+    mbarrier.test_wait.parity.shared.b64 s, [bar], 0;
+    ld.shared.b32 a, [at];
+over:
+""",
+        ("data race", "broken.ptx:4", "broken.ptx:9"),
+    ),
+    planted(
+        "a peek that was told no, and nothing after it",
+        f"""
+@r  mbarrier.init.shared.b64 [bar], 1;
+    bar.sync 0;
+@r  mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
+@r  {LOAD} [smem], [x], 512, [bar];
+    mbarrier.try_wait.parity.shared.b64 s, [bar], 0;
++@s  bra ready;
++wait:
++    mbarrier.try_wait.parity.shared.b64 s, [bar], 0;
++@!s bra wait;
++ready:
+@s  ld.shared.b32 a, [at];
+""",
+        ("the CTA ends", "no thread has waited"),
+    ),
+    planted(
+        "a parity that is no parity",
+        """
+@r  mbarrier.init.shared.b64 [bar], 1;
+-@r  mbarrier.test_wait.parity.shared.b64 s, [bar], 3;
++@r  mbarrier.test_wait.parity.shared.b64 s, [bar], 1;
+""",
+        ("a wait for parity 3 of an mbarrier; expected 0 or 1", "broken.ptx:2"),
+        levels=("off", "default", "full"),
+    ),
+    planted(
+        "a counter of phases where a parity is expected",
+        """
+@!r bra over;
+    mbarrier.init.shared.b64 [bar], 1;
+    mov.b32 e, 0;
+again:
+    mbarrier.arrive.shared.b64 _, [bar];
++    and.b32 f, e, 1;
+wait:
+-    mbarrier.try_wait.parity.shared.b64 s, [bar], e;
++    mbarrier.try_wait.parity.shared.b64 s, [bar], f;
+@!s bra wait;
+    add.u32 e, e, 1;
+    setp.lt.u32 s, e, 4;
+@s  bra again;
+over:
+""",
+        ("a wait for parity 2 of an mbarrier; expected 0 or 1", "broken.ptx:7"),
+        levels=("off", "default", "full"),
+    ),
+    planted(
+        "a state that is two phases old",
+        """
+@!r bra over;
+    mbarrier.init.shared.b64 [bar], 1;
+    mbarrier.arrive.shared.b64 state, [bar];
+    mbarrier.test_wait.shared.b64 s, [bar], state;
+-    mbarrier.arrive.shared.b64 w, [bar];
++    mbarrier.arrive.shared.b64 state, [bar];
+-    mbarrier.test_wait.shared.b64 s, [bar], w;
+    mbarrier.test_wait.shared.b64 s, [bar], state;
+over:
+""",
+        ("a wait with a state of phase 0", "which is in phase 2", "broken.ptx:7"),
+        levels=("off", "default", "full"),
     ),
 ]

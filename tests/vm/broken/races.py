@@ -223,6 +223,24 @@ over:
         ("data race", "broken.ptx:1", "broken.ptx:4"),
     ),
     planted(
+        "strong accesses of two sizes to one flag",
+        """
+@q  st.relaxed.cta.shared.b32 [smem], a;
+-@p  ld.relaxed.cta.shared.b8 h, [smem];
++@p  ld.relaxed.cta.shared.b32 b, [smem];
+""",
+        ("data race", "at shared address 0x400 and a strong access of another size by warp"),
+    ),
+    planted(
+        "atomic operations of two sizes",
+        """
+@q  atom.shared.add.u32 b, [smem + 8], 1;
+-@p  atom.shared.cas.b16 h, [smem + 10], h, h;
++@p  atom.shared.or.b32 c, [smem + 8], 4;
+""",
+        ("data race", "and a strong access of another size by warp"),
+    ),
+    planted(
         "a relaxed arrival releases nothing",
         """
 @r  mbarrier.init.shared.b64 [bar], 32;

@@ -377,4 +377,72 @@ RESULTS = [
     ),
 ]
 
-UNDEFINED = [*ADDRESSES, *BRANCHES, *WAYS, *GUARDS, *OPERANDS, *RESULTS]
+UNSPECIFIED = [
+    planted(
+        "quotient by zero that reaches a result",
+        """
+    and.b32 f, i, 1;
++    max.u32 f, f, 1;
+    div.u32 e, i, f;
+    mad.wide.u32 y, i, 4, x;
+    st.global.b32 [y], e;
+""",
+        (
+            "undefined result, byte 0 of",
+            "stored it at broken.ptx:4",
+            "quotient or remainder of a division by zero",
+            "ptx:2",
+        ),
+    ),
+    planted(
+        "remainder by zero that decides an address",
+        """
+    mov.b64 y, 0;
+    mov.b64 w, 5;
+-    rem.s64 w, w, y;
++    rem.s64 w, w, 3;
+    and.b64 w, w, 4;
+    add.u64 y, x, w;
+    ld.global.b32 a, [y];
+""",
+        ("broken.ptx:6", "the address of this access", "of a division by zero at broken.ptx:3"),
+    ),
+    planted(
+        "quotient of 16 bits by zero",
+        """
+    mov.b16 h, 3;
+-    div.s16 h, h, 0;
++    div.s16 h, h, -1;
+    setp.lt.s16 s, h, 0;
+@s  st.shared.b32 [at], a;
+""",
+        ("broken.ptx:4", "whether this instruction runs", "of a division by zero at broken.ptx:2"),
+    ),
+    planted(
+        "a line that was discarded is read",
+        """
+@r  discard.global.L2 [x + 128], 128;
+    bar.sync 0;
+-    ld.global.b32 e, [x + 252];
++    ld.global.b32 e, [x + 256];
++    mad.wide.u32 y, lane, 4, x;
++    st.global.b32 [y + 128], a;
+    setp.eq.u32 s, e, 0;
+@s  st.shared.b32 [at], a;
+""",
+        ("broken.ptx:5", "whether this instruction runs", "k discarded it at broken.ptx:1"),
+    ),
+    planted(
+        "the host reads a line that was discarded",
+        """
+@r  discard.global.L2 [x], 128;
+    bar.sync 0;
+    mad.wide.u32 y, i, 4, x;
+-@p  st.global.b32 [y], i;
++    st.global.b32 [y], i;
+""",
+        ("undefined result, byte 0 of", "k discarded it at broken.ptx:1", "lane 0"),
+    ),
+]
+
+UNDEFINED = [*UNSPECIFIED, *ADDRESSES, *BRANCHES, *WAYS, *GUARDS, *OPERANDS, *RESULTS]
