@@ -61,6 +61,9 @@ void check_start(struct cta *cta) {
     memset(s->phases, 0, sizeof s->phases);
     memset(s->acquired, 0, sizeof s->acquired);
     memset(s->copies, 0, sizeof s->copies);
+    memset(s->issued, 0, sizeof s->issued);
+    memset(s->landed, 0, sizeof s->landed);
+    memset(s->loose, 0, sizeof s->loose);
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);
     s->world = cta->launch->world;
     for (uint32_t k = 0; s->world != NULL && k < cta->warps; ++k) {
@@ -94,6 +97,7 @@ struct access {
     const uint8_t (*image)[GRANULE]; /* the rows that a matrix store writes, or NULL */
     uint8_t *const *place;
     uint32_t mask;
+    int watches_lanes; /* at level full */
 };
 
 static const char *verb(const struct access *a) {
@@ -159,8 +163,8 @@ static bool report_write(const struct access *a, const struct cell *c, uint32_t 
         const uint32_t from = c->agent - AGENT_COPY;
         fault_at(a->w, code, a->lane,
                  "%s of %u bytes at shared address 0x%x, which the cp.async of warp %u at %s fills; expected "
-                 "cp.async.wait_group by that warp%s first",
-                 verb(a), a->bytes, address, from, at.text, from == a->w->index ? "" : " and a barrier");
+                 "cp.async.wait_group by that warp%s first, in the lane that issued it (%u)",
+                 verb(a), a->bytes, address, from, at.text, from == a->w->index ? "" : " and a barrier", c->lane);
     } else {
         fault_at(
             a->w, code, a->lane,
@@ -178,6 +182,16 @@ static bool report_mark(const struct access *a, uint32_t other, uint32_t pc, con
              "data race: %s of %u bytes at shared address 0x%x and %s by warp %u at %s; expected a barrier, an "
              "mbarrier or a release and an acquire between them",
              verb(a), a->bytes, address, what, other, at.text);
+    return false;
+}
+
+/* Report an access to what another lane of the warp has copied and waited for. */
+static bool report_copy(const struct access *a, const struct cell *c, uint32_t lane, uint32_t address) {
+    const struct spot at = check_spot(a->w, c->pc);
+    fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, lane,
+             "data race in a warp: %s of %u bytes at shared address 0x%x, which the cp.async of lane %u at %s fills; "
+             "expected bar.warp.sync or another collective after the wait of that lane",
+             verb(a), a->bytes, address, c->lane, at.text);
     return false;
 }
 
@@ -274,6 +288,35 @@ static bool after_strong(const struct access *a, const struct cell *c, uint32_t 
     return true;
 }
 
+/* Return whether a lane of this warp has copied these bytes, and has waited for that. */
+static bool has_landed(const struct access *a, const struct cell *c) {
+    return c->agent == AGENT_COPY + a->w->index && c->clock <= a->s->landed[a->w->index][c->lane];
+}
+
+/* Check the order between the lanes of an access and the lane of this warp whose cp.async filled the cell. Return false
+ * after a fault. */
+static bool after_copy(const struct access *a, const struct cell *c, uint32_t address, uint32_t bytes) {
+    if (a->kind != BY_PLAIN || lanes_all_know(a->w, c->lane)) {
+        return true;
+    }
+    const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
+    for (uint32_t rest = a->place != NULL ? a->mask : 1u << a->lane; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const bool touches = a->place == NULL || (a->place[lane] < at + bytes && at < a->place[lane] + a->bytes);
+        if (touches && lane != c->lane && !lanes_know(a->w, lane, c->lane)) {
+            return report_copy(a, c, lane, address);
+        }
+    }
+    return true;
+}
+
+/* Return whether a proxy fence left out the lane that wrote a cell. */
+static bool is_left_out(const struct access *a, const struct cell *c, uint32_t address, uint32_t bytes) {
+    const struct loose *x = c->agent < MAX_WARPS ? &a->s->loose[c->agent] : NULL;
+    return x != NULL && x->lanes != 0 && c->clock >= x->from && a->mine->proxied[c->agent] <= x->to &&
+           lanes_left_out(a->s->lanes[c->agent], address - SHARED_BASE, bytes, x);
+}
+
 /* Check that an access is ordered after the cell's writes and, for the asynchronous proxy, after a proxy fence.
  * Return false after a fault. */
 static inline bool after_write(const struct access *a, uint32_t n, uint32_t address) {
@@ -281,12 +324,17 @@ static inline bool after_write(const struct access *a, uint32_t n, uint32_t addr
     if (UNLIKELY(c->clock > a->mine->seen[c->agent])) {
         const bool harmless = (a->store != NULL || a->image != NULL) && c->agent < AGENT_COPY &&
                               same_value(a, address, n < GRANULES ? GRANULE : 1);
-        if (!harmless) {
+        if (!harmless && !has_landed(a, c)) {
             return report_write(a, c, address);
         }
     }
-    if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER && c->clock > a->mine->proxied[c->agent]) {
+    if (UNLIKELY(a->kind == BY_BULK) && c->agent < AGENT_MBARRIER &&
+        (c->clock > a->mine->proxied[c->agent] || is_left_out(a, c, address, n < GRANULES ? GRANULE : 1))) {
         return report_proxy(a, c->agent, c->pc, address);
+    }
+    if (UNLIKELY(a->watches_lanes) && c->agent == AGENT_COPY + a->w->index &&
+        !after_copy(a, c, address, n < GRANULES ? GRANULE : 1)) {
+        return false;
     }
     if (LIKELY(!c->strong)) {
         return true;
@@ -416,7 +464,8 @@ static struct access access_of(struct warp *w, uint32_t lane, uint32_t bytes, bo
                            .lane = lane,
                            .bytes = bytes,
                            .is_write = is_write,
-                           .kind = kind};
+                           .kind = kind,
+                           .watches_lanes = w->cta->watches_lanes};
 }
 
 /* Check one lane's access and record it as the warp's own. Return false after a fault. */
@@ -545,9 +594,10 @@ bool check_atomic(struct warp *w, const struct inst *i, uint8_t *place, uint32_t
 
 /* Record a write of any agent without checking it. */
 void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_t agent, uint32_t clock, uint32_t pc,
-                      enum access_kind kind) {
+                      enum access_kind kind, uint32_t lane) {
     struct shadow *s = cta->shadow;
-    const struct cell value = {.clock = clock, .pc = pc, .agent = (uint8_t)agent, .kind = (uint8_t)kind};
+    const struct cell value = {
+        .clock = clock, .pc = pc, .agent = (uint8_t)agent, .kind = (uint8_t)kind, .lane = (uint8_t)lane};
     const uint32_t first = address - SHARED_BASE;
     for (uint32_t k = first; k < first + bytes;) {
         if (k % GRANULE == 0 && first + bytes - k >= GRANULE) {

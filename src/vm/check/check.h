@@ -3,10 +3,11 @@
  *
  * Order is happens-before with vector clocks. The agents are
  *   warp w           its own accesses; its releases advance its clock
- *   copies of w      its cp.async operations, by number: seeing number n orders after the writes of the first n
- *   mbarrier m       the bulk copies that complete on it, by phase: seeing a phase orders after their writes
- * `seen` is a vector clock: how much of each agent a warp is ordered after. `proxied` is the part of the warps' and
- * copies' clocks that a fence.proxy.async has covered; it is passed on together with `seen`.
+ *   copies of w      its cp.async operations, by number: seeing number n orders after the writes of the first n,
+ * because every lane has waited for its own part of them mbarrier m       the bulk copies that complete on it, by
+ * phase: seeing a phase orders after their writes `seen` is a vector clock: how much of each agent a warp is ordered
+ * after. `proxied` is the part of the warps' and copies' clocks that a fence.proxy.async has covered; it is passed on
+ * together with `seen`.
  *
  * Every 16 bytes of shared memory have a cell with the last weak write and the warps that have read or strongly
  * written since. An access to some of the 16 bytes splits the cell into one per byte. */
@@ -45,7 +46,8 @@ struct clocks {
 
 struct cell {
     uint32_t clock, pc;
-    uint8_t agent, kind, split, spare;
+    uint8_t agent, kind, split;
+    uint8_t lane;     /* of a cp.async: the one that issued it */
     uint32_t readers; /* warps that have read since the write */
     uint32_t strong;  /* warps that have made strong writes (atomics, st.relaxed, ...) since the write */
 };
@@ -81,8 +83,16 @@ struct mbarrier_shadow {
     uint32_t base;                 /* clock of the agent when the mbarrier was initialised */
     uint32_t waited;               /* phases whose completion a warp has waited for */
     uint32_t init_warp, init_clock, init_pc;
+    uint32_t copiers[MAX_WARPS];                       /* lanes whose cp.async this phase waits for */
     uint32_t asked_phase[MAX_WARPS], asked[MAX_WARPS]; /* 1 + the phase that a warp last asked for; its lanes */
     uint32_t copied, copy_pc;                          /* 1 + the last phase that a bulk copy completes on */
+};
+
+/* A proxy fence by some lanes of a warp that does not cover the last writes of others, at level full. */
+struct loose {
+    uint32_t from, to;    /* clocks of the warp: of those writes, of the fence */
+    uint32_t lanes;       /* that wrote; 0: the fences cover everything */
+    uint32_t after, last; /* accesses of the warp: their writes have larger numbers, up to `last` */
 };
 
 /* State of a tensor map in global memory that the CTA uses: its changes and fences. */
@@ -98,9 +108,12 @@ struct shadow {
     struct barrier_phases phases[BARRIERS + 2];
     /* Clocks at the last fence; clocks found by relaxed reads since then. */
     struct clocks released[MAX_WARPS], acquired[MAX_WARPS];
-    uint32_t has_released, has_acquired;        /* sets of warps */
-    uint32_t copies[MAX_WARPS];                 /* cp.async operations issued */
-    uint32_t committed[MAX_WARPS][COPY_GROUPS]; /* value of `copies` when a group was committed */
+    uint32_t has_released, has_acquired;              /* sets of warps */
+    uint32_t copies[MAX_WARPS];                       /* cp.async operations issued */
+    uint32_t committed[MAX_WARPS][COPY_GROUPS][WARP]; /* value of `copies` when a lane committed a group */
+    uint32_t issued[MAX_WARPS][WARP];                 /* number of a lane's last cp.async */
+    uint32_t landed[MAX_WARPS][WARP];                 /* a lane has waited for its own of the first so many */
+    struct loose loose[MAX_WARPS];
     uint32_t mbarrier_clock[MBARRIER_AGENTS];
     struct mbarrier_shadow *mbarrier;
     uint32_t mbarrier_space;
@@ -140,7 +153,7 @@ bool check_shared(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lan
                   enum access_kind kind);
 /* Record a write or a read without checking it. */
 void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_t agent, uint32_t clock, uint32_t pc,
-                      enum access_kind kind);
+                      enum access_kind kind, uint32_t lane);
 void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t pc);
 
 /* check_order.c: synchronisation */
@@ -148,7 +161,7 @@ void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t 
 bool check_barrier_arrived(struct warp *w, uint32_t number, bool does_wait);
 void check_barrier_empty(struct cta *cta, uint32_t number);
 void check_barrier_left(struct warp *w, uint32_t number);
-void check_fence(struct warp *w, uint32_t kind);
+void check_fence(struct warp *w, uint32_t kind, uint32_t mask);
 bool check_ordered(struct warp *w, const struct inst *i, const void *place, bool is_read, bool is_write);
 bool check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane, uint32_t address);
 void check_mbarrier_inval(struct warp *w, const struct mbarrier *m);
@@ -173,7 +186,7 @@ bool check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint3
 bool check_copy(struct warp *w, struct async_op *op);
 void check_copy_committed(struct warp *w, uint32_t mask);
 void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask);
-void check_copy_arrives(struct warp *w, const struct mbarrier *m);
+void check_copy_arrives(struct warp *w, const struct mbarrier *m, uint32_t lane);
 bool check_exit(struct warp *w, uint32_t mask);
 void check_end(struct cta *cta);
 
@@ -211,6 +224,19 @@ struct lanes *lanes_open(struct lanes *old, uint32_t shared_bytes); /* NULL: out
 void lanes_free(struct lanes *lanes);
 bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, uint32_t mask, uint32_t bytes,
                   bool is_write);
+
+/* Check the shared memory of a bulk operation of one lane: other lanes' writes must be ordered before it. */
+bool lanes_bulk(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane);
+/* Lanes execute a proxy fence. Return the others whose writes to shared memory it does not cover. */
+uint32_t lanes_fence(struct warp *w, uint32_t mask, struct loose *loose);
+/* Return whether uncovered lanes wrote some of these bytes. */
+bool lanes_left_out(const struct lanes *lanes, uint32_t offset, uint32_t bytes, const struct loose *loose);
+/* Lanes have waited for copies of their own. */
+void lanes_waited(struct warp *w, uint32_t mask);
+/* Return whether all accesses of other lanes are ordered after that wait of a lane; and whether the access of one is.
+ */
+bool lanes_all_know(const struct warp *w, uint32_t waiter);
+bool lanes_know(const struct warp *w, uint32_t lane, uint32_t waiter);
 
 /* check_far.c: order between CTAs, at level full */
 void far_join(struct world *world, struct far *to, const struct far *from);

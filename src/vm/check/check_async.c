@@ -93,7 +93,7 @@ static void mark_filled(struct cta *cta, const struct async_op *op, const struct
     const uint32_t k = (uint32_t)(m - cta->mbarrier), clock = s->mbarrier[k].base + m->phase + 1;
     uint32_t address, bytes;
     for (uint32_t done = 0; (bytes = piece(cta, op, done, &address)) != 0; done += bytes) {
-        check_mark_write(cta, address, bytes, AGENT_MBARRIER + k % MBARRIER_AGENTS, clock, op->pc, BY_BULK);
+        check_mark_write(cta, address, bytes, AGENT_MBARRIER + k % MBARRIER_AGENTS, clock, op->pc, BY_BULK, op->lane);
     }
     s->mbarrier[k].copied = m->phase + 1;
     s->mbarrier[k].copy_pc = op->pc;
@@ -161,7 +161,8 @@ bool check_bulk(struct warp *w, struct async_op *op) {
         return true;
     }
     for (uint32_t done = 0; (bytes = piece(w->cta, op, done, &address)) != 0; done += bytes) {
-        if (!check_shared(w, address, bytes, op->lane, loads, BY_BULK)) {
+        if (!check_shared(w, address, bytes, op->lane, loads, BY_BULK) ||
+            (w->cta->watches_lanes != 0 && !lanes_bulk(w, address, bytes, op->lane))) {
             return false;
         }
     }
@@ -299,36 +300,62 @@ bool check_copy(struct warp *w, struct async_op *op) {
         }
     }
     for (uint32_t rest = op->mask; rest != 0; rest &= rest - 1) {
-        check_mark_write(w->cta, lanes->to[lowest_bit(rest)], lanes->size, AGENT_COPY + w->index, op->group, w->pc,
-                         BY_COPY);
+        const uint32_t lane = lowest_bit(rest);
+        check_mark_write(w->cta, lanes->to[lane], lanes->size, AGENT_COPY + w->index, op->group, w->pc, BY_COPY, lane);
+        s->issued[w->index][lane] = op->group;
     }
     return true;
 }
 
-/* Record that lanes commit their group. */
+/* Record that lanes commit their groups. */
 void check_copy_committed(struct warp *w, uint32_t mask) {
     struct shadow *s = w->cta->shadow;
-    s->committed[w->index][w->async_group[lowest_bit(mask)] % COPY_GROUPS] = s->copies[w->index];
-}
-
-/* Record that lanes have waited for all but the last groups, or for all copies (kind 1). */
-void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask) {
-    const struct shadow *s = w->cta->shadow;
-    const uint32_t groups = w->async_group[lowest_bit(mask)], allowed = (uint32_t)i->offset;
-    if (i->kind == 0 && groups <= allowed) {
-        return;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        s->committed[w->index][w->async_group[lane] % COPY_GROUPS][lane] = s->copies[w->index];
     }
-    const uint32_t number =
-        i->kind != 0 ? s->copies[w->index] : s->committed[w->index][(groups - allowed - 1) % COPY_GROUPS];
-    uint32_t *seen = &w->cta->shadow->warp[w->index].seen[AGENT_COPY + w->index];
-    *seen = *seen > number ? *seen : number;
 }
 
-/* cp.async.mbarrier.arrive: a wait for the phase also waits for the copies before it. */
-void check_copy_arrives(struct warp *w, const struct mbarrier *m) {
+/* Return the number up to which all copies of a warp have landed, if those of some lanes have. */
+static uint32_t landed_of(const struct warp *w, uint32_t lanes) {
+    const struct shadow *s = w->cta->shadow;
+    const uint32_t k = w->index, seen = s->warp[k].seen[AGENT_COPY + k];
+    uint32_t number = s->copies[k];
+    for (uint32_t l = 0; l < WARP; ++l) {
+        const uint32_t done = s->landed[k][l] > seen ? s->landed[k][l] : seen;
+        number = (lanes >> l & 1u) == 0 && s->issued[k][l] > done && done < number ? done : number;
+    }
+    return number;
+}
+
+/* Record that lanes have waited for all but the last of their groups, or for all their copies (kind 1). */
+void check_copy_waited(struct warp *w, const struct inst *i, uint32_t mask) {
     struct shadow *s = w->cta->shadow;
-    uint32_t *seen = &s->mbarrier[m - w->cta->mbarrier].gathering.seen[AGENT_COPY + w->index];
-    *seen = *seen > s->copies[w->index] ? *seen : s->copies[w->index];
+    const uint32_t allowed = (uint32_t)i->offset;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest), groups = w->async_group[lane];
+        const uint32_t number = i->kind != 0       ? s->copies[w->index]
+                                : groups > allowed ? s->committed[w->index][(groups - allowed - 1) % COPY_GROUPS][lane]
+                                                   : 0;
+        uint32_t *landed = &s->landed[w->index][lane];
+        *landed = *landed > number ? *landed : number;
+    }
+    uint32_t *seen = &s->warp[w->index].seen[AGENT_COPY + w->index];
+    const uint32_t number = landed_of(w, 0);
+    *seen = *seen > number ? *seen : number;
+    if (w->cta->watches_lanes != 0) {
+        lanes_waited(w, mask);
+    }
+}
+
+/* cp.async.mbarrier.arrive of a lane: a wait for the phase also waits for the copies of the lane before it. */
+void check_copy_arrives(struct warp *w, const struct mbarrier *m, uint32_t lane) {
+    struct shadow *s = w->cta->shadow;
+    struct mbarrier_shadow *x = &s->mbarrier[m - w->cta->mbarrier];
+    x->copiers[w->index] |= 1u << lane;
+    uint32_t *seen = &x->gathering.seen[AGENT_COPY + w->index];
+    const uint32_t number = landed_of(w, x->copiers[w->index]);
+    *seen = *seen > number ? *seen : number;
 }
 
 /* ---- ends of threads and CTAs -------------------------------------------------------------------------------- */

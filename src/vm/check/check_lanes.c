@@ -29,6 +29,8 @@ struct lanes {
     bool is_partial; /* `known` is valid */
     uint32_t words;  /* number of words of shared memory */
     uint32_t known[WARP][WARP];
+    /* Numbers of each lane's last write to shared memory, proxy fence, and wait for copies of its own. */
+    uint32_t wrote[WARP], fenced[WARP], waited[WARP];
     struct lane_cell *cell; /* cells of: words of shared memory, its bytes, words of global memory, its bytes */
 };
 
@@ -172,6 +174,7 @@ static void note(const struct access *a, struct lane_cell *c) {
         c->write_at = a->lanes->now;
         c->write_pc = a->w->pc;
         c->writer = (uint8_t)a->lane;
+        a->lanes->wrote[a->lane] = a->is_shared ? a->lanes->now : a->lanes->wrote[a->lane];
         return;
     }
     if (c->read_at <= a->lanes->base) {
@@ -229,11 +232,14 @@ bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
                   bool is_write) {
     struct lanes *l = w->cta->shadow->lanes[w->index];
     struct access a = {.w = w, .lanes = l, .i = i, .place = place, .bytes = bytes, .is_write = is_write};
-    if (UNLIKELY(++l->now == UINT32_MAX)) { /* the number has overflowed: clear all cells and start again */
+    if (UNLIKELY(++l->now >= UINT32_MAX - WARP)) { /* the number has overflowed: clear all cells and start again */
         memset(l->cell, 0, (size_t)(WORD + 1) * (l->words + NEAR) * sizeof *l->cell);
         l->now = 1;
         l->base = 0;
         l->is_partial = false;
+        memset(l->wrote, 0, sizeof l->wrote);
+        memset(l->fenced, 0, sizeof l->fenced);
+        memset(l->waited, 0, sizeof l->waited);
     }
     if ((mask & (mask - 1)) == 0 && mask == w->live) { /* a single live lane cannot race */
         return true;
@@ -253,4 +259,84 @@ bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
         }
     }
     return true;
+}
+
+/* ---- the asynchronous proxy, and cp.async ----------------------------------------------------------------------- */
+
+/* Return whether a lane is ordered after number `at` of another. */
+static bool knows(const struct lanes *l, uint32_t lane, uint32_t other, uint32_t at) {
+    return lane == other || at <= l->base || (l->is_partial && l->known[lane][other] >= at);
+}
+
+/* Return the cell of the last write to a byte of shared memory: of its word, or its own. */
+static const struct lane_cell *last_write(const struct lanes *l, uint32_t offset) {
+    const struct lane_cell *word = &l->cell[offset / WORD], *byte = &l->cell[l->words + offset];
+    return word->write_at > byte->write_at ? word : byte;
+}
+
+bool lanes_bulk(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lane) {
+    struct lanes *l = w->cta->shadow->lanes[w->index];
+    const uint32_t first = address - SHARED_BASE;
+    bool knows_all = true;
+    for (uint32_t k = 0; k < WARP; ++k) {
+        knows_all = knows_all && knows(l, lane, k, l->wrote[k]);
+    }
+    for (uint32_t offset = first; !knows_all && offset < first + bytes; ++offset) {
+        const struct lane_cell *c = last_write(l, offset);
+        if (!knows(l, lane, c->writer, c->write_at)) {
+            const struct spot at = check_spot(w, c->write_pc);
+            fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
+                     "data race in a warp: bulk copy of %u bytes at shared address 0x%x, which lane %u wrote at %s; "
+                     "expected bar.warp.sync or another collective of both lanes between them",
+                     bytes, offset + SHARED_BASE, c->writer, at.text);
+            return false;
+        }
+    }
+    return true;
+}
+
+uint32_t lanes_fence(struct warp *w, uint32_t mask, struct loose *loose) {
+    struct lanes *l = w->cta->shadow->lanes[w->index];
+    uint32_t left_out = 0;
+    for (uint32_t k = 0; k < WARP; ++k) {
+        bool covered = (mask >> k & 1u) != 0 || l->wrote[k] <= l->fenced[k];
+        for (uint32_t rest = mask; !covered && rest != 0; rest &= rest - 1) {
+            covered = knows(l, lowest_bit(rest), k, l->wrote[k]);
+        }
+        left_out |= (uint32_t)!covered << k;
+    }
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        l->fenced[lowest_bit(rest)] = l->now;
+    }
+    loose->after = l->base;
+    loose->last = l->now;
+    return left_out;
+}
+
+bool lanes_left_out(const struct lanes *l, uint32_t offset, uint32_t bytes, const struct loose *loose) {
+    for (uint32_t k = offset; k < offset + bytes; ++k) {
+        const struct lane_cell *c = last_write(l, k);
+        if ((loose->lanes >> c->writer & 1u) != 0 && c->write_at > loose->after && c->write_at <= loose->last) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void lanes_waited(struct warp *w, uint32_t mask) {
+    struct lanes *l = w->cta->shadow->lanes[w->index];
+    l->now += l->now < UINT32_MAX - WARP;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        l->waited[lowest_bit(rest)] = l->now;
+    }
+}
+
+bool lanes_all_know(const struct warp *w, uint32_t waiter) {
+    const struct lanes *l = w->cta->shadow->lanes[w->index];
+    return l->waited[waiter] <= l->base;
+}
+
+bool lanes_know(const struct warp *w, uint32_t lane, uint32_t waiter) {
+    const struct lanes *l = w->cta->shadow->lanes[w->index];
+    return knows(l, lane, waiter, l->waited[waiter]);
 }

@@ -87,10 +87,22 @@ void check_barrier_left(struct warp *w, uint32_t number) {
 
 /* ---- fences and locations ------------------------------------------------------------------------------------ */
 
+/* Record which lanes' writes a proxy fence of some lanes does not cover. */
+static void fence_of_lanes(struct warp *w, uint32_t mask) {
+    struct loose *x = &w->cta->shadow->loose[w->index];
+    const uint32_t before = x->lanes, clock = w->cta->shadow->warp[w->index].seen[w->index];
+    x->lanes = lanes_fence(w, mask, x);
+    x->from = before != 0 ? x->from : clock;
+    x->to = clock;
+}
+
 /* Record a fence of memory, of the asynchronous proxy, or both. */
-void check_fence(struct warp *w, uint32_t kind) {
+void check_fence(struct warp *w, uint32_t kind, uint32_t mask) {
     struct shadow *s = w->cta->shadow;
     struct clocks *mine = &s->warp[w->index];
+    if (w->cta->watches_lanes != 0 && (kind & FENCE_PROXY) != 0) {
+        fence_of_lanes(w, mask);
+    }
     if (s->world != NULL && (kind & FENCE_PROXY_GLOBAL) != 0) {
         far_proxy_fence(w);
     }
@@ -219,14 +231,14 @@ bool check_mbarrier_init(struct warp *w, const struct mbarrier *m, uint32_t lane
                                               .init_warp = w->index,
                                               .init_clock = s->warp[w->index].seen[w->index],
                                               .init_pc = w->pc};
-    check_mark_write(w->cta, address, 8, AGENT_LIVE, UINT32_MAX, w->pc, BY_PLAIN);
+    check_mark_write(w->cta, address, 8, AGENT_LIVE, UINT32_MAX, w->pc, BY_PLAIN, lane);
     return true;
 }
 
 /* mbarrier.inval: the bytes are ordinary memory again, written by this warp. */
 void check_mbarrier_inval(struct warp *w, const struct mbarrier *m) {
     const uint32_t clock = w->cta->shadow->warp[w->index].seen[w->index];
-    check_mark_write(w->cta, m->address, 8, w->index, clock, w->pc, BY_PLAIN);
+    check_mark_write(w->cta, m->address, 8, w->index, clock, w->pc, BY_PLAIN, 0);
 }
 
 /* Check that a use of an mbarrier is ordered after its initialisation. Return false after a fault. */
@@ -271,6 +283,7 @@ void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m) {
     const uint32_t k = index_of(cta, m), agent = k % MBARRIER_AGENTS;
     struct mbarrier_shadow *x = &s->mbarrier[k];
     x->done = x->gathering;
+    memset(x->copiers, 0, sizeof x->copiers);
     if (s->mbarrier_clock[agent] < x->base + m->phase) {
         s->mbarrier_clock[agent] = x->base + m->phase;
     }

@@ -276,7 +276,7 @@ enum step async_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
             if (!check_mbarrier_used(w, m, lane)) {
                 return STEP_FAULT;
             }
-            check_copy_arrives(w, m);
+            check_copy_arrives(w, m, lane);
         }
         if (i->kind == 0) {
             ++m->pending;

@@ -157,9 +157,8 @@ enum step control_rank(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* fence and membar. Writes are visible at once, so only the checks record fences. */
 enum step control_fence(struct warp *w, const struct inst *i, uint32_t mask) {
-    (void)mask;
     if (w->cta->shadow != NULL) {
-        check_fence(w, i->flags);
+        check_fence(w, i->flags, mask);
     }
     return STEP_NEXT;
 }

@@ -329,4 +329,159 @@ wait:
 """,
         ("broken.ptx:3", "broken.ptx:8"),
     ),
+    planted(
+        "a lane commits and waits for its neighbour, which copied",
+        """
+    and.b32 e, lane, 1;
+    setp.eq.u32 s, e, 0;
+@p  bra over;
+@s  cp.async.ca.shared.global [at], [x], 16;
+-@!s cp.async.commit_group;
++@s  cp.async.commit_group;
+-@!s cp.async.wait_group 0;
++@s  cp.async.wait_group 0;
+    bar.warp.sync -1;
+    ld.shared.b32 a, [at];
+over:
+""",
+        ("read of 4 bytes", "the cp.async of warp 0 at broken.ptx:4", "in the lane that issued it (0)", "broken.ptx:8"),
+    ),
+    planted(
+        "all lanes commit and wait, but one of them has not committed its last copy",
+        """
+@p  bra over;
+    setp.eq.u32 s, lane, 9;
+@!s cp.async.ca.shared.global [at], [x], 16;
+@!s cp.async.commit_group;
+@s  cp.async.ca.shared.global [at], [x], 16;
++@s  cp.async.commit_group;
+    cp.async.wait_group 0;
+    bar.warp.sync -1;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {a, b, c, d}, [at];
+over:
+""",
+        (
+            "read of 16 bytes",
+            "broken.ptx:5",
+            "in the lane that issued it (9)",
+            "expected cp.async.wait_group by that warp",
+        ),
+    ),
+    planted(
+        "a lane that does not wait, and the other warp behind a barrier",
+        """
+    setp.eq.u32 s, lane, 9;
+@q  cp.async.ca.shared.global [at], [x], 16;
+@p  setp.eq.u32 s, lane, 99;
+@!s cp.async.wait_all;
++@s  cp.async.wait_all;
+    bar.sync 0;
+@p  ld.shared.v4.b32 {a, b, c, d}, [at];
+""",
+        ("read of 16 bytes", "the cp.async of warp 0 at broken.ptx:2", "by that warp and a barrier first", "warp 1"),
+    ),
+    planted(
+        "a lane reads what its neighbour has copied and waited for",
+        """
+@p  bra over;
+    cp.async.ca.shared.global [at], [x], 16;
+    cp.async.wait_all;
++    bar.warp.sync -1;
+    xor.b32 e, at, 16;
+    ld.shared.b32 a, [e];
+over:
+""",
+        ("data race in a warp: read of 4 bytes", "which the cp.async of lane 1 at broken.ptx:2 fills", "lane 0"),
+        levels=("full",),
+    ),
+    planted(
+        "a lane arrives at an mbarrier for copies of its own, not of others",
+        """
+@r  mbarrier.init.shared.b64 [bar], 1;
+    bar.sync 0;
+@q  cp.async.cg.shared.global [at], [x], 16;
+-@r  cp.async.mbarrier.arrive.noinc.shared.b64 [bar];
++@q  cp.async.mbarrier.arrive.shared.b64 [bar];
++    bar.sync 0;
++@r  mbarrier.arrive.shared.b64 _, [bar];
+wait:
+    mbarrier.try_wait.parity.shared.b64 s, [bar], 0;
+@!s bra wait;
+    ld.shared.b32 a, [at];
+""",
+        ("broken.ptx:3", "in the lane that issued it"),
+    ),
+    planted(
+        "a proxy fence by one lane does not cover the writes of others",
+        f"""
+@p  bra over;
+    st.shared.b32 [at], a;
+-@r  fence.proxy.async.shared::cta;
++    fence.proxy.async.shared::cta;
+    bar.warp.sync -1;
+@!r bra over;
+    {STORE} [x], [smem], 512;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+over:
+""",
+        ("bulk store of 512 bytes", "which warp 0 wrote at broken.ptx:2", "expected fence.proxy.async"),
+        levels=("full",),
+    ),
+    planted(
+        "a proxy fence by one lane, and the other warp stores",
+        f"""
+@q  st.shared.b32 [at], a;
++    bar.warp.sync -1;
+@r  fence.proxy.async.shared::cta;
+    bar.sync 0;
+    setp.eq.u32 s, i, 32;
+@!s bra over;
+    {STORE} [x], [smem], 512;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+over:
+""",
+        ("bulk store of 512 bytes", "which warp 0 wrote at broken.ptx:1", "expected fence.proxy.async"),
+        levels=("full",),
+    ),
+    planted(
+        "a bulk store without a barrier between the lanes",
+        f"""
+@p  bra over;
+    st.shared.b32 [at], a;
+    fence.proxy.async.shared::cta;
++    bar.warp.sync -1;
+@!r bra over;
+    {STORE} [x], [smem], 512;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+over:
+""",
+        ("data race in a warp: bulk copy of 512 bytes at shared address 0x410", "which lane 1 wrote at broken.ptx:2"),
+        levels=("full",),
+    ),
+    planted(
+        "each lane fences its own writes, one after the other",
+        f"""
+@p  bra over;
+    st.shared.b32 [at], a;
+    mov.b32 e, 0;
+again:
+    setp.eq.u32 s, e, lane;
+-    setp.eq.and.u32 s, lane, 7, s;
+@s  fence.proxy.async.shared::cta;
+    add.u32 e, e, 1;
+    setp.lt.u32 s, e, 32;
+@s  bra again;
+    bar.warp.sync -1;
+@!r bra over;
+    {STORE} [x], [smem], 512;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+over:
+""",
+        ("bulk store of 512 bytes", "which warp 0 wrote at broken.ptx:2", "expected fence.proxy.async"),
+        levels=("full",),
+    ),
 ]
