@@ -88,6 +88,59 @@ def test_constants_through_32_bits(device: pysm120.Device) -> None:
         device.load(text.replace("BEHIND", "at + 65536"))["k"](1, 32, x)
 
 
+FRAMES = """
+.version 9.0
+.target sm_120f
+.func (.param .b64 out) mine(.param .b32 in)
+{
+    .reg .b32 a;
+    .reg .b64 at;
+    .local .align 8 .b32 own[4];
+    ld.param.b32 a, [in];
+    st.local.b32 [own + 4], a;
+    mov.u64 at, own;
+    cvta.local.u64 at, at;
+    st.param.b64 [out], at;
+    ret;
+}
+.visible .entry k(.param .u64 x)
+{
+    .reg .b32 a;
+    .reg .b64 at, x_;
+    .local .align 8 .b32 kept[4];
+    ld.param.u64 x_, [x];
+    mov.u32 a, %tid.x;
+    st.local.b32 [kept + 4], a;
+    {
+        .param .b32 in; .param .b64 out;
+        st.param.b32 [in], a;
+        call (out), mine, (in);
+        ld.param.b64 at, [out];
+    }
+    CORRECTION
+    ACCESS
+    mad.wide.u32 x_, a, 4, x_;
+    st.global.b32 [x_], a;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("level", ["off", "default", "full"])
+@pytest.mark.parametrize("access", ["ld.b32 a, [at + 4];", "st.b32 [at + 4], a;"])
+def test_pointers_into_frames_that_have_returned(level: str, access: str) -> None:
+    text = FRAMES.replace("ACCESS", access)
+    with pysm120.Device(f"virtual?checks={level}") as device:
+        x = device.zeros(32, np.uint32)
+        kernel = device.load(text.replace("CORRECTION", ""))["k"]
+        with pytest.raises(
+            pysm120.FaultError, match="at local address 0x.*in the frame of a function that has returned"
+        ):
+            kernel(1, 32, x)
+        device.load(text.replace("CORRECTION", "mov.u64 at, kept; cvta.local.u64 at, at;"))["k"](1, 32, x)
+        assert x.numpy().tolist() == list(range(32))
+
+
 def test_constants_are_read_only(device: pysm120.Device) -> None:
     for store in ("st.b32 [a], r;", "st.global.b32 [a], r;", "red.add.u32 [a], r;"):
         body = f".reg .b64 a; .reg .b32 r; mov.u64 a, c; ld.b32 r, [a]; {store} ret;"

@@ -97,7 +97,7 @@ struct access {
     const uint8_t (*image)[GRANULE]; /* the rows that a matrix store writes, or NULL */
     uint8_t *const *place;
     uint32_t mask;
-    int watches_lanes; /* at level full */
+    uint32_t copier; /* the agent of the warp's own cp.async if the order between lanes matters; else none */
 };
 
 static const char *verb(const struct access *a) {
@@ -296,7 +296,7 @@ static bool has_landed(const struct access *a, const struct cell *c) {
 /* Check the order between the lanes of an access and the lane of this warp whose cp.async filled the cell. Return false
  * after a fault. */
 static bool after_copy(const struct access *a, const struct cell *c, uint32_t address, uint32_t bytes) {
-    if (a->kind != BY_PLAIN || lanes_all_know(a->w, c->lane)) {
+    if (lanes_all_know(a->w, c->lane)) {
         return true;
     }
     const uint8_t *const at = a->w->cta->shared + (address - SHARED_BASE);
@@ -332,8 +332,7 @@ static inline bool after_write(const struct access *a, uint32_t n, uint32_t addr
         (c->clock > a->mine->proxied[c->agent] || is_left_out(a, c, address, n < GRANULES ? GRANULE : 1))) {
         return report_proxy(a, c->agent, c->pc, address);
     }
-    if (UNLIKELY(a->watches_lanes) && c->agent == AGENT_COPY + a->w->index &&
-        !after_copy(a, c, address, n < GRANULES ? GRANULE : 1)) {
+    if (UNLIKELY(c->agent == a->copier) && !after_copy(a, c, address, n < GRANULES ? GRANULE : 1)) {
         return false;
     }
     if (LIKELY(!c->strong)) {
@@ -465,7 +464,7 @@ static struct access access_of(struct warp *w, uint32_t lane, uint32_t bytes, bo
                            .bytes = bytes,
                            .is_write = is_write,
                            .kind = kind,
-                           .watches_lanes = w->cta->watches_lanes};
+                           .copier = w->cta->watches_lanes != 0 && kind == BY_PLAIN ? AGENT_COPY + w->index : AGENTS};
 }
 
 /* Check one lane's access and record it as the warp's own. Return false after a fault. */

@@ -169,9 +169,9 @@ bool check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane
 void check_mbarrier_arrives(struct warp *w, const struct mbarrier *m);
 bool check_mbarrier_arrival(struct warp *w, const struct mbarrier *m, uint32_t lane);
 void check_mbarrier_phase(struct cta *cta, const struct mbarrier *m);
-/* A lane asks whether the current phase (is_done: the previous one) has completed. Return whether it may be told no:
- * it has not asked for this phase before, and does not know that it has completed. */
-bool check_mbarrier_refuses(struct warp *w, const struct mbarrier *m, uint32_t lane, bool is_done);
+/* Lanes ask whether the current phase (is_done: the previous one) has completed. Return those that may be told no: they
+ * have not asked for this phase before, and do not know that it has completed. */
+uint32_t check_mbarrier_refuses(struct warp *w, const struct mbarrier *m, uint32_t mask, bool is_done);
 void check_mbarrier_waited(struct warp *w, const struct mbarrier *m, bool is_acquire);
 
 /* check_async.c: asynchronous copies */

@@ -303,16 +303,16 @@ static bool knows_phase(const struct warp *w, const struct mbarrier *m) {
     return m->phase == 0 || knows || seen[AGENT_MBARRIER + k % MBARRIER_AGENTS] >= x->base + m->phase;
 }
 
-bool check_mbarrier_refuses(struct warp *w, const struct mbarrier *m, uint32_t lane, bool is_done) {
+uint32_t check_mbarrier_refuses(struct warp *w, const struct mbarrier *m, uint32_t mask, bool is_done) {
     struct mbarrier_shadow *x = &w->cta->shadow->mbarrier[index_of(w->cta, m)];
     const uint32_t phase = m->phase - is_done + 1;
     if (x->asked_phase[w->index] != phase) {
         x->asked_phase[w->index] = phase;
         x->asked[w->index] = 0;
     }
-    const bool is_first = (x->asked[w->index] >> lane & 1u) == 0;
-    x->asked[w->index] |= 1u << lane;
-    return is_first && !(is_done && knows_phase(w, m));
+    const uint32_t first = mask & ~x->asked[w->index];
+    x->asked[w->index] |= mask;
+    return first != 0 && !(is_done && knows_phase(w, m)) ? first : 0;
 }
 
 /* Record that a wait has seen the last phase complete. */

@@ -69,7 +69,8 @@ static bool enter(struct warp *w, const struct call_site *site, const struct rou
     if (saves) {
         move_registers(w, caller, lane, w->local + (size_t)lane * f->local_bytes + top, false);
     }
-    w->calls[w->depth[lane]++ * WARP + lane] = (struct call){w->pc + 1, w->frame[lane], site};
+    w->calls[w->depth[lane]++ * WARP + lane] =
+        (struct call){w->pc + 1, w->frame[lane], (uint32_t)base + callee->frame_bytes, site};
     w->frame[lane] = (uint32_t)base;
     ((uint64_t *)destination(w, callee->frame))[lane] = base;
     return true;

@@ -209,8 +209,8 @@ static bool has_completed(struct warp *w, const struct inst *i, const struct mba
  * phase of its lowest lane. run_cta.c ends that wait (split.forced) if nothing else can run. With checks, the first
  * question of a lane for a phase fails, unless the lane knows the answer: a chip may answer so. */
 enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
-    uint32_t passed = 0, refused = 0, first = 0, phase = 0, found = 0;
-    const struct mbarrier *last = NULL;
+    uint32_t passed = 0, refused = 0, told = 0, first = 0, phase = 0, found = 0;
+    const struct mbarrier *last = NULL, *asked = NULL;
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), address = address_shared(w, i, lane);
         const struct mbarrier *m = mbarrier_get(w, address, lane, "mbarrier wait");
@@ -221,10 +221,12 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
         if (!has_completed(w, i, m, lane, &done)) {
             return STEP_FAULT;
         }
-        if (w->cta->shadow != NULL && check_mbarrier_refuses(w, m, lane, done)) {
-            refused |= 1u << lane;
-            done = false;
+        if (w->cta->shadow != NULL && m != asked) {
+            refused = check_mbarrier_refuses(w, m, mask, done);
+            asked = m;
         }
+        done = done && (refused >> lane & 1u) == 0;
+        told |= refused & 1u << lane;
         passed |= (uint32_t)done << lane;
         if (done && w->cta->shadow != NULL && m != last) {
             check_mbarrier_waited(w, m, i->q != ORDER_RELAXED);
@@ -237,7 +239,7 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
         }
     }
     struct split *s = &w->split[w->current];
-    if (passed == 0 && refused == 0 && (i->kind & 1) != 0 && s->forced == 0) {
+    if (passed == 0 && told == 0 && (i->kind & 1) != 0 && s->forced == 0) {
         warp_leave_behind(w, mask);
         s = &w->split[w->current];
         s->wait = WAIT_MBARRIER;
@@ -252,5 +254,5 @@ enum step mbarrier_wait(struct warp *w, const struct inst *i, uint32_t mask) {
     if (i->p != 0) {
         w->predicates[i->p] = (w->predicates[i->p] & ~mask) | passed;
     }
-    return (passed | refused) != 0 ? STEP_NEXT : STEP_YIELD;
+    return (passed | told) != 0 ? STEP_NEXT : STEP_YIELD;
 }

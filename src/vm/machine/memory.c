@@ -439,6 +439,21 @@ static uint64_t wide_constant(const struct warp *w, uint32_t narrow) {
     return narrow;
 }
 
+/* Return whether an access to local memory lies beyond the frame of the function that a lane is in: there are only
+ * frames of functions that have returned. Report it. */
+static bool is_beyond_frames(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, const char *what) {
+    const struct CUfunc_st *f = w->function;
+    const uint32_t depth = w->depth[lane], end = depth != 0 ? w->calls[(depth - 1) * WARP + lane].end : f->frame_bytes;
+    if (address + bytes <= end || address + bytes > f->local_bytes) {
+        return false;
+    }
+    fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+             "%s of %u bytes at local address 0x%llx, in the frame of a function that has returned; expected less than "
+             "0x%x",
+             what, bytes, (unsigned long long)address, end);
+    return true;
+}
+
 /* Return the host pointer of an address in any space; NULL after a fault. *found is set to the space of the address. */
 void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane,
                  int is_write, enum space *found) {
@@ -449,6 +464,9 @@ void *memory_any(struct warp *w, enum space space, uint64_t address, uint32_t by
     case SPACE_SHARED:
         return memory_shared(w, address, bytes, align, lane, what);
     case SPACE_LOCAL:
+        if (UNLIKELY(f->call_depth != 0) && is_beyond_frames(w, address, bytes, lane, what)) {
+            return NULL;
+        }
         return memory_small(w, w->local + (size_t)lane * f->local_bytes, f->local_bytes, address, bytes, align, lane,
                             what, "local");
     case SPACE_PARAM:

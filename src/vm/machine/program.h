@@ -163,6 +163,7 @@ struct call_site {
 /* Return address of a lane. */
 struct call {
     uint32_t pc, frame;
+    uint32_t end; /* of the frame that the call has made */
     const struct call_site *site;
 };
 
