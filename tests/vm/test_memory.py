@@ -134,7 +134,7 @@ def test_pointers_into_frames_that_have_returned(level: str, access: str) -> Non
         x = device.zeros(32, np.uint32)
         kernel = device.load(text.replace("CORRECTION", ""))["k"]
         with pytest.raises(
-            pysm120.FaultError, match="at local address 0x.*in the frame of a function that has returned"
+            pysm120.FaultError, match=r"at local address 0x.*in the frame of a function that has returned"
         ):
             kernel(1, 32, x)
         device.load(text.replace("CORRECTION", "mov.u64 at, kept; cvta.local.u64 at, at;"))["k"](1, 32, x)

@@ -197,6 +197,8 @@ extern defined_part defined_address, defined_operand, defined_load, defined_para
 extern defined_part defined_rows, defined_ldmatrix, defined_ldmatrix_trans, defined_ldmatrix_b8, defined_stmatrix,
     defined_stmatrix_b8, defined_selectors, defined_mma, defined_mma_double;
 extern defined_part defined_called, defined_returned, defined_discarded;
+/* Make all local memory of a lane undefined. */
+void defined_forget_local(struct defined *d, const struct warp *w, uint32_t lane, uint32_t birth);
 /* Record that an asynchronous copy has written its bytes. Return false after a fault. */
 bool defined_landed(struct warp *w, const struct async_op *op);
 

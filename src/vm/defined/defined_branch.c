@@ -1,6 +1,7 @@
 /* Branches that an undefined predicate decides. Such a branch matters if one of its two ways does more than write
- * registers before they join again, or may not reach the join. Otherwise it acts like a guard on every instruction of
- * both ways: all registers that they write are undefined in those lanes from the join on. */
+ * registers and local memory before they join again, or may not reach the join. Otherwise it acts like a guard on every
+ * instruction of both ways: all registers that they write are undefined in those lanes from the join on. So is all
+ * local memory, if they write to it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,7 @@ enum { LONGEST = 4096 }; /* instructions of both ways */
 struct region {
     struct region *next;
     uint32_t pc, join; /* join: UINT32_MAX if the branch matters */
+    bool stores;       /* an instruction on one of the ways may write local memory */
     bool carries;      /* an instruction on one of the ways may write the carry flag */
     uint32_t writes;
     const struct use **write;     /* the registers that the two ways write */
@@ -52,8 +54,12 @@ void regions_start(struct defined *d) {
 
 /* ---- finding the join ----------------------------------------------------------------------------------------- */
 
+static bool stores_locally(const struct inst *i, const struct rule *rule) {
+    return rule->after == defined_store && i->space == SPACE_LOCAL;
+}
+
 /* Store the instructions that may follow one, and return how many there are. Return 0 for one that does more than
- * write registers, and for the branch itself: its ways must not lead back to it. */
+ * write registers and local memory, and for the branch itself: its ways must not lead back to it. */
 static uint32_t followers(const struct walk *walk, uint32_t pc, uint32_t *to) {
     const struct inst *i = &walk->d->function->code[pc];
     const struct rule *rule = &walk->d->rule[pc];
@@ -62,7 +68,7 @@ static uint32_t followers(const struct walk *walk, uint32_t pc, uint32_t *to) {
     }
     if (i->run != control_bra) {
         to[0] = pc + 1;
-        return rule->effect <= EFFECT_REGISTERS ? 1 : 0;
+        return rule->effect <= EFFECT_REGISTERS || stores_locally(i, rule) ? 1 : 0;
     }
     to[0] = i->target;
     to[1] = pc + 1;
@@ -115,6 +121,7 @@ static bool collect(struct region *r, const struct walk *walk) {
     for (int counts = 1; counts >= 0; --counts) {
         uint32_t n = 0;
         for (uint32_t pc = 0; pc < f->length; ++pc) {
+            r->stores |= walk->own[pc] == walk->number && stores_locally(&f->code[pc], &walk->d->rule[pc]);
             r->carries |= walk->own[pc] == walk->number && walk->d->rule[pc].before == carry;
             for (uint32_t k = 0; walk->own[pc] == walk->number && k < f->places[pc].uses; ++k) {
                 const struct use *use = &f->places[pc].use[k];
@@ -186,7 +193,11 @@ enum step defined_branch(struct defined *d, const struct event *e) {
 }
 
 /* Make what the two ways write undefined in one lane. */
-static void spoil(struct defined_warp *u, const struct region *r, uint32_t lane, uint32_t birth) {
+static void spoil(struct defined *d, const struct warp *w, const struct region *r, uint32_t lane, uint32_t birth) {
+    struct defined_warp *u = &d->warp[w->index];
+    if (r->stores) {
+        defined_forget_local(d, w, lane, birth);
+    }
     for (uint32_t k = 0; k < r->writes; ++k) {
         const struct use *use = r->write[k];
         if (use->type == T_PRED) {
@@ -209,7 +220,7 @@ void defined_joined(struct defined *d, const struct event *e) {
     for (struct region *r = d->regions; r != NULL; r = r->next) {
         const uint32_t lanes = r->join == e->pc ? r->lanes[w] & e->active : 0;
         for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
-            spoil(&d->warp[w], r, lowest_bit(rest), r->birth[lowest_bit(rest)][w]);
+            spoil(d, e->warp, r, lowest_bit(rest), r->birth[lowest_bit(rest)][w]);
         }
         r->lanes[w] &= ~lanes;
         d->branched[w] -= lanes != 0 && r->lanes[w] == 0;

@@ -254,6 +254,16 @@ enum step defined_store(struct defined *d, const struct event *e) {
     return STEP_NEXT;
 }
 
+void defined_forget_local(struct defined *d, const struct warp *w, uint32_t lane, uint32_t birth) {
+    const struct at at = locate_local(d, w, lane, 0);
+    memset(at.defined, 0, w->function->local_bytes);
+    d->stored = true;
+    for (uint32_t k = 0; k < w->function->local_bytes; ++k) {
+        const uint32_t bit = 1u << (at.offset + k) % 4;
+        write_origin(&at, k, birth << 4 | (read_origin(&at, k) & 15u) | bit);
+    }
+}
+
 /* discard: the line is undefined until it is written again. */
 enum step defined_discarded(struct defined *d, const struct event *e) {
     struct at at;

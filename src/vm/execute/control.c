@@ -45,25 +45,6 @@ enum step control_brx(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_JUMP;
 }
 
-/* Check that no other lanes wait for exiting lanes at an .aligned instruction. Return false after a fault. */
-static bool may_exit(struct warp *w, uint32_t mask) {
-    for (uint32_t k = 0; k < w->splits; ++k) {
-        const struct split *s = &w->split[k];
-        const uint32_t missing = s->detail & mask;
-        if (s->wait != WAIT_ALIGNED || missing == 0) {
-            continue;
-        }
-        const struct place *at = &w->function->places[w->pc];
-        w->pc = s->pc;
-        fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(missing),
-                 "lanes 0x%08x do not take part in an .aligned instruction: they exit at %s:%u while lanes 0x%08x wait "
-                 "here; expected all lanes of the warp",
-                 missing, at->file, at->line, s->mask);
-        return false;
-    }
-    return true;
-}
-
 /* Remove exited lanes, and the split if it is empty. */
 static void warp_retire(struct warp *w, uint32_t mask) {
     struct cta *cta = w->cta;
@@ -85,7 +66,7 @@ static void warp_retire(struct warp *w, uint32_t mask) {
 /* exit and ret */
 enum step control_exit(struct warp *w, const struct inst *i, uint32_t mask) {
     (void)i;
-    if (!may_exit(w, mask) || (w->cta->shadow != NULL && !check_exit(w, mask))) {
+    if (w->cta->shadow != NULL && !check_exit(w, mask)) {
         return STEP_FAULT;
     }
     warp_leave_behind(w, mask);

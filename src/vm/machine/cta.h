@@ -31,7 +31,7 @@ typedef uint64_t atomic_function(void *address, uint64_t value, uint64_t compare
 enum wait {
     WAIT_NOT,
     WAIT_CONVERGE, /* for other lanes of the warp */
-    WAIT_ALIGNED,  /* likewise, and they must not exit */
+    WAIT_ALIGNED,  /* likewise, at an .aligned instruction */
     WAIT_MBARRIER,
     WAIT_POOL,   /* for registers that other warps release */
     WAIT_BULK,   /* for bulk groups of this thread */

@@ -6,18 +6,6 @@ EVERYWHERE = ("off", "default", "full")
 
 BARRIERS = [
     planted(
-        "an aligned barrier in a branch whose other lanes exit",
-        """
--    setp.lt.u32 s, lane, 16;
-+    setp.lt.u32 s, warp, 1;
-@!s bra over;
-    bar.sync 1, 32;
-over:
-""",
-        ("lanes 0xffff0000 do not take part in an .aligned instruction", "exit at broken.ptx:", "broken.ptx:3"),
-        levels=EVERYWHERE,
-    ),
-    planted(
         "bar.red meets bar.sync",
         """
 -@q  bar.sync 1;

@@ -185,6 +185,22 @@ over:
         ("broken.ptx:4", "this branch", "predicate p", "register e was never written", "broken.ptx:2"),
     ),
     planted(
+        "local memory that one way writes",
+        """
+    .local .align 4 .b32 own[4];
+    st.local.b32 [own], a;
+-    setp.gt.u32 s, e, 0;
++    setp.gt.u32 s, i, 0;
+@s  bra over;
+    st.local.b32 [own], b;
+over:
+    ld.local.b32 f, [own];
+    mad.wide.u32 y, f, 4, x;
+    ld.global.b32 a, [y];
+""",
+        ("broken.ptx:9", "the address of this access", "register e was never written", "broken.ptx:3"),
+    ),
+    planted(
         "a way that may not end",
         """
 -    setp.gt.u32 s, e, 0;
@@ -199,6 +215,7 @@ again:
 
 # Rows that are never stored: their sums are undefined, and so is all that follows from them.
 ROWS = """
+    .local .align 4 .b32 own[4];
     mad.lo.u32 at, warp, 512, at;
 @q  st.shared.b32 [at], i;
     bar.sync 0;
@@ -222,6 +239,7 @@ NEVER_STORED = [
         "shr.u64 w, w, 1; cvt.u32.u64 f, w; over:"
     ),
     "mov.b32 f, 0; setp.gt.u32 s, e, 5; @s bra over; ld.global.b32 f, [x]; over:",
+    "mov.b32 f, e; setp.gt.u32 s, e, 5; @s bra over; st.local.b32 [own], e; ld.local.b32 f, [own]; over:",
 ]
 
 GUARDS = [
