@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pysm120.cli import console
 from pysm120.cli.command import Command
 from pysm120.machine_code import sass
-from pysm120.model import backward, chips, code_loops, predict, validation
+from pysm120.model import backward, chips, code_loops, files, predict, validation
 from pysm120.model import measure as measuring
 from pysm120.model import problem as problems
 from pysm120.model import record as records
@@ -39,8 +39,10 @@ class Place(NamedTuple):
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("kernel", metavar="ENTRY|FILE.cubin", nargs="?", help="a kernel of the library, or a cubin")
-    parser.add_argument("--kernel", dest="entry", metavar="NAME", help="the entry, if the cubin has several")
+    parser.add_argument("kernel", metavar="ENTRY|FILE", nargs="?", help="a kernel of the library, a cubin, or PTX")
+    parser.add_argument(
+        "--kernel", dest="entry", metavar="NAME", help="the entry, or a part of its name, if the file has several"
+    )
     parser.add_argument(
         "--chip", default="rtx5090", help=f"{', '.join(chips.names())}, or a chip file (default: %(default)s)"
     )
@@ -98,12 +100,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _number(word: str | None, name: str) -> int | None:
-    """Return the value of an option as a positive number."""
+def _number(word: str | None, name: str, least: int = 1) -> int | None:
+    """Return the value of an option as an integer of at least ``least``."""
     if word is None:
         return None
-    if not word.isdecimal() or int(word) == 0:
-        message = f"{name} is {word!r}, not an integer of at least 1"
+    if not word.isdecimal() or int(word) < least:
+        message = f"{name} is {word!r}, not an integer of at least {least}"
         raise InvalidArgumentError(message)
     return int(word)
 
@@ -363,50 +365,47 @@ class _Kernel:
     def __init__(self, arguments: argparse.Namespace, chip: Chip) -> None:
         self.arguments, self.chip = arguments, chip
         self.why = "--rules" if arguments.rules else ""
-        self.target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
-        self.path = Path(arguments.kernel)
-        self.is_file = self.path.is_file()
-        self.ptx = self._ptx()
-
-    def _ptx(self) -> str | None:
-        """Return the PTX of the kernel."""
-        if self.is_file:
-            beside = self.path.with_suffix(".ptx")
-            path = Path(self.arguments.ptx) if self.arguments.ptx else beside if beside.is_file() else None
-            if path is None or path.is_file():
-                return path.read_text(encoding="utf-8", errors="replace") if path else None
-            message = f"--ptx is {str(path)!r}, which is not a file"
-            raise InvalidArgumentError(message)
-        index = builtin_index(self.arguments.kernel)
-        return builtin_image(index, self.target, "ptx").decode() if index is not None else None
+        self.target = files.target_of(chip)
+        self.file = files.read(Path(arguments.kernel), arguments.ptx, self.target)
+        index = None if self.file else builtin_index(arguments.kernel)
+        text = builtin_image(index, self.target, "ptx").decode() if index is not None else None
+        self.ptx = self.file.ptx if self.file else text
 
     def model(self, stages: int | None, stated: dict[int, bool]) -> KernelModel:
         """Return the model of the kernel."""
         record = None if self.arguments.rules else self._record
-        if self.is_file:
-            shared = _number(self.arguments.shared, "--shared") or 0
-            image, entry = self.path.read_bytes(), self.arguments.entry
+        if self.file:
+            shared = _number(self.arguments.shared, "--shared", least=0) or 0
+            image, entry = self.file.image, self.arguments.entry
             return validation.image_model(self.chip, image, entry, shared, stages=stages, stated=stated, record=record)
         return validation.builtin_model(self.chip, self.arguments.kernel, stages=stages, stated=stated, record=record)
 
     def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
         """Return the kernel with the lines of its PTX, and the recording of its branches, as far as they are known."""
-        arguments = self.arguments
+        if self.arguments.profile:
+            known = self._with_lines(function)
+            return known, records.of_file(known, Path(self.arguments.profile), threads)
         try:
-            if arguments.profile:
-                if self.ptx is None:
-                    message = f"--profile is {arguments.profile!r}, but the PTX is unknown: give --ptx FILE.ptx"
-                    raise InvalidArgumentError(message)
-                known = records.with_lines(function, self.ptx, self.target)
-                return known, records.of_file(known, Path(arguments.profile), threads)
-            problem = _problem(function.name, arguments)
-            if problem is None or self.ptx is None or self.is_file:
+            problem = _problem(function.name, self.arguments)
+            if problem is None or self.ptx is None or self.file:
                 self.why = "nothing was recorded: there is no attention problem and no --profile"
                 return function, None
             return validation.recorder(self.ptx, self.target, problem, _record_of(function.name))(function, threads)
         except NotRecordedError as error:
             self.why = str(error)
             return function, None
+
+    def _with_lines(self, function: sass.Function) -> sass.Function:
+        """Return the kernel with the lines of its PTX, without which a profile says nothing of it."""
+        word = self.arguments.profile
+        if self.ptx is None:
+            message = f"--profile is {word!r}, but the PTX is unknown: give --ptx FILE.ptx"
+            raise InvalidArgumentError(message)
+        try:
+            return records.with_lines(function, self.ptx, self.target)
+        except NotRecordedError as error:
+            message = f"--profile is {word!r}, whose lines cannot be joined to the machine code: {error}"
+            raise InvalidArgumentError(message) from error
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -417,7 +416,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.validate:
         return validate(Path(arguments.validate))
     if arguments.kernel is None:
-        message = "the kernel is missing: give an entry of the library, a .cubin file or --validate FILE.json"
+        message = (
+            "the kernel is missing: give an entry of the library, a .cubin file, a .ptx file or --validate FILE.json"
+        )
         raise InvalidArgumentError(message)
     picture = _picture(arguments.timeline)
     chip = chips.load(arguments.chip)

@@ -116,8 +116,13 @@ class Cubin:
         return names
 
     def entry(self, name: str | None) -> Entry:
-        """Return an entry by its name; without one, the only entry."""
-        found = [entry for entry in self.entries if name in {None, entry.name}]
+        """Return an entry by its name or a part that no other name has; without a name, the only entry."""
+        exact = [entry for entry in self.entries if name == entry.name]
+        found = exact or [entry for entry in self.entries if name is None or name in entry.name]
+        if name is not None and len(found) > 1:
+            both = ", ".join(entry.name for entry in found)
+            message = f"the kernel is {name!r}, which is a part of several names: {both}"
+            raise InvalidArgumentError(message)
         if len(found) != 1:
             there = ", ".join(entry.name for entry in self.entries) or "none"
             message = f"the kernel is {name!r}, which the cubin does not have; it has {there}"

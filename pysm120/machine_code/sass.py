@@ -390,15 +390,53 @@ def disassemble_all(images: Mapping[str, bytes]) -> dict[str, Function]:
 
 
 _MARKER = re.compile(r"#(?:line)?\s*(\d+)\s+\"([^\"]*)\"")
+_LOC = re.compile(r"\s*\.loc\s")  # lines of the source, which would replace those of the PTX
+_VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)", re.MULTILINE)
+_TARGET = re.compile(r"^\s*\.target\s+sm_(\d+)([af]?)\b", re.MULTILINE)
 
 
-def assemble(ptx: str, target: str) -> bytes:
-    """Return the cubin of a PTX text, with the lines of that text, whatever its line markers say. Needs ptxas."""
-    text = "\n".join("" if _MARKER.match(line) else line for line in ptx.splitlines())
+def version_of(ptx: str) -> tools.Version:
+    """Return the .version of a PTX text; (0, 0) if it has none."""
+    found = _VERSION.search(ptx)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def targets(ptx: str, wanted: str) -> list[str]:
+    """Return the targets that a PTX text can be assembled for so that a chip runs it, the likeliest first.
+
+    Parameters
+    ----------
+    ptx : str
+        The text. ptxas takes a target with a letter, such as sm_120a, for this very target alone.
+    wanted : str
+        The target that is preferred for the chip, such as "sm_120f" or "sm_90".
+
+    """
+    found = _TARGET.search(ptx)
+    if found is None:
+        return [wanted]
+    own, number = f"sm_{found[1]}{found[2]}", int(found[1])
+    chip = int(wanted.removeprefix("sm_").rstrip("af"))
+    if number > chip or (found[2] and number != chip):
+        message = f"the PTX has .target {own}, but the chip runs code for sm_{chip}"
+        raise InvalidArgumentError(message)
+    if found[2]:
+        return [own]
+    same = [own] if number == chip else []
+    return list(dict.fromkeys([*same, wanted, f"sm_{chip}", f"sm_{chip}a"]))
+
+
+def assemble(ptx: str, target: str, at: Path | None = None) -> bytes:
+    """Return the cubin of a PTX text, with the lines of that text, whatever its line markers say.
+
+    Needs a ptxas that reads the text's .version; ``at`` is one, instead of the first one found.
+    """
+    text = "\n".join("" if _MARKER.match(line) or _LOC.match(line) else line for line in ptx.splitlines())
     with tempfile.TemporaryDirectory() as folder:
         source, image = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(text + "\n", encoding="utf-8")
-        tools.run("ptxas", f"-arch={target}", "-lineinfo", source, "-o", image)
+        at = at or tools.assemblers(version_of(ptx))[0]
+        tools.run("ptxas", f"-arch={target}", "-lineinfo", source, "-o", image, at=at)
         return image.read_bytes()
 
 

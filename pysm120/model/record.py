@@ -7,11 +7,10 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pysm120.machine_code import sass
+from pysm120.machine_code import sass, tools
 from pysm120.model import mbarriers
 from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
@@ -35,16 +34,34 @@ class NotRecordedError(Exception):
     """The reason why everything must come from the rules."""
 
 
+_ENTRY = re.compile(r"^[ \t]*(?:\.(?:visible|weak|extern)\s+)*\.entry\s+([\w$.]+)", re.MULTILINE)
+_BRACE = re.compile(r"[{}]|//[^\n]*|/\*.*?\*/|\"[^\"\n]*\"", re.DOTALL)
+
+
+def entries_of(ptx: str) -> list[str]:
+    """Return the names of the entries of a PTX text."""
+    return [found[1] for found in _ENTRY.finditer(ptx)]
+
+
 def only(ptx: str, entry: str) -> str:
     """Return a PTX text with the other entries blanked out, so that line numbers stay the same."""
-    starts = [m.start() for m in re.finditer(r"^\.visible \.entry ", ptx, re.MULTILINE)] + [len(ptx)]
-    parts = [ptx[: starts[0]]]
-    for begin, end in pairwise(starts):
-        body = ptx[begin:end]
-        keep = body.startswith(f".visible .entry {entry}(")
-        last = body.rfind("\n}") + 3
-        parts.append(body if keep else "\n" * body[:last].count("\n") + body[last:])
-    return "".join(parts)
+    parts, done = [], 0
+    for found in _ENTRY.finditer(ptx):
+        if found[1] != entry and found.start() >= done:
+            end = _end_of_body(ptx, found.end())
+            parts += [ptx[done : found.start()], "\n" * ptx.count("\n", found.start(), end)]
+            done = end
+    return "".join([*parts, ptx[done:]])
+
+
+def _end_of_body(ptx: str, start: int) -> int:
+    """Return the offset behind the brace that closes the body of an entry, or the end of the text."""
+    depth = 0
+    for brace in _BRACE.finditer(ptx, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0 and brace[0] == "}":
+            return brace.end()
+    return len(ptx)
 
 
 def as_in_library(ptx: str, entry: str) -> str:
@@ -66,17 +83,26 @@ def _statements(ptx: str, entry: str) -> str:
 
 
 def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
-    """Return a kernel with the lines of its PTX: assemble the PTX again and check that the code is the same."""
-    name = function.name
+    """Return a kernel with the lines of its PTX: assemble the PTX again until the code is the same.
+
+    ``target`` is the preferred one for the chip. Every target and every installed ptxas that the PTX allows are tried.
+    """
+    name, text = function.name, only(ptx, function.name)
+    words = [one.word for one in function.instructions]
     try:
-        again = sass.disassemble(sass.assemble(only(ptx, name), target)).get(name)
+        ways = [(one, at) for one in sass.targets(ptx, target) for at in tools.assemblers(sass.version_of(ptx))]
     except (UnsupportedError, InvalidArgumentError) as error:
         raise NotRecordedError(str(error)) from error
-    words = [one.word for one in function.instructions]
-    if again is None or [one.word for one in again.instructions] != words:
-        message = "ptxas assembles its PTX to other code: it has another version, or other options were used"
-        raise NotRecordedError(message)
-    return again
+    failed = "ptxas assembles its PTX to other code: it has another version, or other options were used"
+    for n, (one, at) in enumerate(ways):
+        try:
+            again = sass.disassemble(sass.assemble(text, one, at)).get(name)
+        except (UnsupportedError, InvalidArgumentError) as error:
+            failed = str(error) if n == 0 else failed
+            continue
+        if again is not None and [other.word for other in again.instructions] == words:
+            return again
+    raise NotRecordedError(failed)
 
 
 def recording(function: sass.Function, ptx: str, threads: int, problem: Problem, of_kernel: Builtin) -> Recording:

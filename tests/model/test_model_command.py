@@ -112,7 +112,7 @@ def _skips(function: sass.Function, branch: sass.Instruction, base: str) -> int:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the kernel is missing: give an entry of the library, a .cubin file"),
+        ([], "the kernel is missing: give an entry of the library, a .cubin file, a .ptx file"),
         (
             ["nothing"],
             "the kernel is 'nothing', neither a kernel of the library (see info) nor an existing .cubin file",
