@@ -10,22 +10,26 @@ from typing import Any, NamedTuple
 from pysm120.cli import console
 from pysm120.cli.command import Command
 from pysm120.machine_code import sass
-from pysm120.model import backward, chips, code_loops, files, predict, validation
+from pysm120.model import backward, chips, code_loops, files, predict, roles, validation
 from pysm120.model import measure as measuring
 from pysm120.model import problem as problems
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
+from pysm120.model.handovers import InTime
 from pysm120.model.kernel_model import TYPICAL, KernelModel
 from pysm120.model.predict import Prediction
 from pysm120.model.problem import BACKWARD, Problem
 from pysm120.model.record import NotRecordedError
 from pysm120.model.recorded import Recording
 from pysm120.observe.profile import Sources
+from pysm120.observe.program import triple
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
 
 REASONS = 15  # rows of the table
+INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
 _INSTRUCTION_BYTES = 16
+_LOOP = re.compile(r"(0x[0-9a-f]+)=(\d+(?:\.\d+)?)$")
 _BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
 
 
@@ -57,7 +61,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", metavar="N", help="rounds of a CTA's main loop, if there is no --problem (default: 32)"
     )
-    parser.add_argument("--shared", metavar="BYTES", help="dynamic shared memory of a CTA, for a cubin (default: 0)")
+    parser.add_argument(
+        "--block", metavar="X[,Y,Z]", help="threads of a CTA, for a file (default: .reqntid or .maxntid)"
+    )
+    parser.add_argument("--shared", metavar="BYTES", help="dynamic shared memory of a CTA, for a file (default: 0)")
+    parser.add_argument(
+        "--warps",
+        metavar="N",
+        help="warps of a CTA that execute the main loop, for a file (default: recorded, or by rules)",
+    )
+    parser.add_argument(
+        "--loop",
+        metavar="0xADDRESS=N",
+        action="append",
+        default=[],
+        help="rounds of another loop of a file, for a warp of a CTA (default: recorded)",
+    )
     parser.add_argument(
         "--stages", metavar="N", help="tiles in shared memory (default: the copies before the main loop)"
     )
@@ -122,6 +141,26 @@ def _branches(words: list[str]) -> dict[int, bool]:
     return stated
 
 
+def _loops(words: list[str], model: KernelModel) -> dict[int, float]:
+    """Return the values of --loop."""
+    function, stated = model.function, dict[int, float]()
+    known = {function.instructions[function.blocks[loop.header].first].address for loop in function.loops}
+    main = {function.instructions[function.blocks[model.loop.header].first].address} if model.loop else set()
+    for word in words:
+        found = _LOOP.match(word)
+        if found is None:
+            message = f"--loop is {word!r}, not the address of a loop and its rounds such as 0x3610=8"
+            raise InvalidArgumentError(message)
+        address = int(found[1], 16)
+        if address not in known - main:
+            there = ", ".join(f"{one:#x}" for one in sorted(known - main)) or "no other loop"
+            which = "the main loop, whose rounds are --rounds" if address in main else "not the begin of a loop"
+            message = f"--loop is {word!r}, but {found[1]} is {which}; beside the main loop there is {there}"
+            raise InvalidArgumentError(message)
+        stated[address] = float(found[2])
+    return stated
+
+
 def places(ptx: str | None, function: sass.Function, target: str) -> dict[int, Place]:
     """Return the lines of a kernel by address, if the code has them or ptxas is found."""
     if ptx is None:
@@ -156,8 +195,12 @@ def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int
     problem = _problem(model.function.name, arguments)
     if problem:
         return problem.rounds(_record_of(model.function.name)), problem
-    recorded = round(model.recording.rounds) if model.recording else 0
-    rounds = _number(arguments.rounds, "--rounds") or recorded or 32
+    stated = _number(arguments.rounds, "--rounds")
+    if stated and model.loop is None:
+        message = f"--rounds is {arguments.rounds!r}, but {model.function.name} has no loop: leave out --rounds"
+        raise InvalidArgumentError(message)
+    recorded = round(model.recording.rounds) if model.recording else 32
+    rounds = 0 if model.loop is None else stated or recorded
     return [rounds] * (_number(arguments.ctas, "--ctas") or int(model.chip["sms"]) * model.slots), None
 
 
@@ -186,16 +229,18 @@ def result(
     problem: Problem | None,
     mhz: float,
     branches: dict[str, Any],
+    missing: list[str],
 ) -> dict[str, Any]:
     """Return the prediction as a value for ``json.dumps``."""
     chip = model.chip
     seconds = prediction.clocks / (mhz * 1e6)
     record = _record_of(model.function.name)
-    flops = problem.flops_of(record) if problem else float(prediction.flops_per_round) * sum(rounds)
+    flops = problem.flops_of(record) if problem else prediction.flops
     return {
         "kernel": model.function.name,
         "chip": chip.key,
         "problem": str(problem) if problem else None,
+        "incomplete": missing,
         "ctas": len(rounds),
         "ctas_per_sm": model.slots,
         "rounds": max(rounds),
@@ -270,9 +315,11 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         why = found["handovers"]["why"]
         note = why or "the mbarriers of a CTA, recorded on the virtual device"
         rows.append(("hand-overs", "by rules" if why else f"{len(found['handovers']['rings'])} rings", note))
+    for missing in found["incomplete"]:
+        print(f"incomplete: {missing}")
     console.table("Prediction", ("what", "figure", "note"), rows, tail=1)
     console.table(
-        "Units of an SM in the main loop",
+        "Units of an SM in the main loop" if found["rounds"] else "Units of an SM in the kernel",
         ("unit", "busy"),
         [(name, f"{share:.1%}") for name, share in prediction.shares.items() if share >= 0.005],  # noqa: PLR2004
     )
@@ -365,6 +412,7 @@ class _Kernel:
     def __init__(self, arguments: argparse.Namespace, chip: Chip) -> None:
         self.arguments, self.chip = arguments, chip
         self.why = "--rules" if arguments.rules else ""
+        self.missing: list[str] = []  # what the prediction lacks, a sentence each
         self.target = files.target_of(chip)
         self.file = files.read(Path(arguments.kernel), arguments.ptx, self.target)
         index = None if self.file else builtin_index(arguments.kernel)
@@ -376,9 +424,53 @@ class _Kernel:
         record = None if self.arguments.rules else self._record
         if self.file:
             shared = _number(self.arguments.shared, "--shared", least=0) or 0
-            image, entry = self.file.image, self.arguments.entry
-            return validation.image_model(self.chip, image, entry, shared, stages=stages, stated=stated, record=record)
+            image, entry, block = self.file.image, self.arguments.entry, self.arguments.block
+            threads = files.threads_of(image, entry, triple(block, "--block") if block else None)
+            return validation.image_model(
+                self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
+                warps_of=self._warps_of,
+            )  # fmt: skip
+        for name in ("shared", "block", "warps", "loop"):
+            if given := getattr(self.arguments, name):
+                word = given if isinstance(given, str) else given[0]
+                message = f"--{name} is {word!r}, but {self.arguments.kernel} is a kernel of the library: leave it out"
+                raise InvalidArgumentError(message)
         return validation.builtin_model(self.chip, self.arguments.kernel, stages=stages, stated=stated, record=record)
+
+    def _warps_of(self, function: sass.Function, threads: int, recording: Recording | None) -> int:
+        """Return the warps that execute the main loop: stated, recorded, or by the rules, which may have to assume."""
+        stated, total = _number(self.arguments.warps, "--warps"), -(-threads // 32)
+        if stated and stated > total:
+            message = f"--warps is {stated}, but a CTA of {threads} threads has {total} warps"
+            raise InvalidArgumentError(message)
+        if stated or recording:
+            return stated or (recording.warps if recording else total)
+        warps, assumed = roles.warps_by_rules(function, threads)
+        self.missing += [assumed] if assumed else []
+        return warps
+
+    def others(self, model: KernelModel, rounds: list[int]) -> list[roles.Other]:
+        """Return what the CTAs of a file's kernel execute beside the main loop, as far as it is known."""
+        if self.file is None or model.loop is None:
+            return []
+        stated = _loops(self.arguments.loop, model)
+        found, unknown = roles.others(model, model.loop, rounds[0], stated)
+        if unknown:
+            which = ", ".join(f"{address:#x}" for address in unknown)
+            self.missing.append(
+                f"beside the main loop there are loops whose rounds nobody stated, at {which}: give --profile, or "
+                f"--loop {unknown[0]:#x}=N"
+            )
+        return found
+
+    def check(self, model: KernelModel) -> None:
+        """Note what the model of a file's kernel lacks."""
+        if self.file is None:
+            return
+        if model.loop and not self.arguments.rounds and not model.recording:
+            self.missing.append("32 rounds of the main loop are assumed: give --rounds or --profile")
+        if isinstance(model.handovers, InTime) and model.handovers.rings:
+            self.missing.append(f"waits for copies are left out: {model.handovers.why}")
 
     def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
         """Return the kernel with the lines of its PTX, and the recording of its branches, as far as they are known."""
@@ -429,8 +521,10 @@ def run(arguments: argparse.Namespace) -> int:
     model = kernel.model(stages, stated)
     rounds, problem = _launch(model, arguments)
     held = problem.tensor_bytes(_record_of(model.function.name)) if problem else 0
-    prediction = predict.predict(model, rounds, tensor_bytes=held, keep_events=picture is not None)
-    found = result(model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why))
+    kernel.check(model)
+    others = kernel.others(model, rounds)
+    prediction = predict.predict(model, rounds, others=others, tensor_bytes=held, keep_events=picture is not None)
+    found = result(model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why), kernel.missing)
     record = _record_of(model.function.name)
     if problem and record.operation == BACKWARD:
         found["pass"] = pass_result(backward.predict_pass(model, record, problem, prediction), chip, problem, mhz)
@@ -453,7 +547,7 @@ def run(arguments: argparse.Namespace) -> int:
         timeline.draw(prediction.events, f"{found['kernel']} on {chip['name']}: one quarter of an SM", picture)
         if not arguments.json:
             print(f"{picture} shows the warps of a quarter on its pipes.")
-    return 0
+    return INCOMPLETE if kernel.missing else 0
 
 
 def _picture(word: str | None) -> Path | None:

@@ -17,7 +17,8 @@ _REGISTERS, _FRAME, _MAX_THREADS, _REQUIRED_THREADS = 0x2F, 0x11, 0x05, 0x10
 class Entry:
     """A kernel of a cubin.
 
-    ``threads`` is .reqntid or .maxntid, 0 if the kernel has neither; ``frame_bytes`` is local memory per thread.
+    ``threads`` is .reqntid or .maxntid, 0 if the kernel has neither; ``fixed`` says that it is .reqntid.
+    ``frame_bytes`` is local memory per thread.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Entry:
     static_shared_bytes: int
     threads: int
     frame_bytes: int
+    fixed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,14 +98,14 @@ class Cubin:
             info = sections.get(f".nv.info.{name}")
             if info is None:
                 continue
-            threads = 0
+            threads, fixed = 0, False
             for found, value in _records(info.data):
                 if found in {_MAX_THREADS, _REQUIRED_THREADS}:
                     x, y, z = struct.unpack("<III", value[:12])
-                    threads = x * y * z
+                    threads, fixed = x * y * z, fixed or found == _REQUIRED_THREADS
             shared = sections.get(f".nv.shared.{name}")
             static = max(0, shared.size - _RESERVED) if shared else 0
-            entries.append(Entry(name, of(_REGISTERS, name), static, threads, of(_FRAME, name)))
+            entries.append(Entry(name, of(_REGISTERS, name), static, threads, of(_FRAME, name), fixed))
         return entries
 
     @staticmethod

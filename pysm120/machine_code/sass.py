@@ -250,17 +250,32 @@ class Function:
             yield from self.instructions[self.blocks[b].first : self.blocks[b].last]
 
     def main_loop(self) -> Loop:
-        """Return the smallest of the loops with the most matrix products; without any, of those with the most code."""
+        """Return the smallest of the loops with the most matrix products; without any, of those with the most code.
+
+        Products in a loop inside a loop count for the inner one: a loop over tiles has products too if the last round
+        of its inner loop was peeled.
+        """
         if not self.loops:
             message = f"{self.name} has no loop"
             raise InvalidArgumentError(message)
 
         def rank(loop: Loop) -> tuple[int, int]:
-            tensor = sum(one.is_tensor for one in self.of_loop(loop))
+            tensor = sum(one.is_tensor for one in self.own_of_loop(loop))
             size = sum(1 for _ in self.of_loop(loop))
             return tensor, -size if tensor else size
 
         return max(self.loops, key=rank)
+
+    def dominates(self, block: int, other: int) -> bool:
+        """Whether every way to a reachable block leads over another one."""
+        return self._dominators[other] != -1 and bool(self._dominators[other] >> block & 1)
+
+    def own_of_loop(self, loop: Loop) -> Iterable[Instruction]:
+        """Yield the instructions of a loop that are in no loop inside it."""
+        inner = {b for other in self.loops if set(other.blocks) < set(loop.blocks) for b in other.blocks}
+        for b in loop.blocks:
+            if b not in inner:
+                yield from self.instructions[self.blocks[b].first : self.blocks[b].last]
 
     def path(self, loop: Loop, takes: Callable[["Function", int], bool]) -> list[Instruction]:
         """Return the instructions that one round of a loop executes.
@@ -287,6 +302,8 @@ class Function:
             b = inner[0]
             if len(inner) > 1:
                 b = inner[1] if takes(self, block.last - 1) else inner[0]
+                if b in seen and b != loop.header:  # an inner loop is executed once
+                    b = next((other for other in inner if other not in seen or other == loop.header), b)
         return done
 
 

@@ -1,12 +1,15 @@
 """Kernels in files that others compiled: cubins, and PTX, which is assembled for its own target."""
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
 from pysm120.machine_code import sass
+from pysm120.machine_code.cubin import Cubin
 from pysm120.model.chips import Chip
 from pysm120.runtime.errors import InvalidArgumentError
 
+_MOST_THREADS = 1024
 _ELF, _FATBIN = b"\x7fELF", b"\x50\xed\x55\xba"
 
 
@@ -56,3 +59,26 @@ def read(path: Path, ptx: str | None, target: str) -> File | None:
         message = f"--ptx is {ptx!r}, but {path} is PTX itself: leave out --ptx"
         raise InvalidArgumentError(message)
     return File(sass.assemble(text, sass.targets(text, target)[0]), text)
+
+
+def threads_of(image: bytes, name: str | None, block: tuple[int, ...] | None) -> int:
+    """Return the threads of a CTA of a kernel: those of a block, else what the cubin states.
+
+    ``block``: the dimensions of a CTA.
+    """
+    entry = Cubin(image).entry(name)
+    if block is None:
+        return entry.threads
+    threads = math.prod(block)
+    if threads > _MOST_THREADS:
+        message = (
+            f"--block is {','.join(map(str, block))}, which is {threads} threads; a CTA has at most {_MOST_THREADS}"
+        )
+        raise InvalidArgumentError(message)
+    if entry.threads and (threads > entry.threads or (entry.fixed and threads != entry.threads)):
+        least = "" if entry.fixed else "at most "
+        message = (
+            f"--block is {','.join(map(str, block))}, but {entry.name} is compiled for {least}{entry.threads} threads"
+        )
+        raise InvalidArgumentError(message)
+    return threads

@@ -179,6 +179,28 @@ class ByRules:
         return Deed("copy", self._part(copy), ahead + tile, self._bytes)
 
 
+class InTime:
+    """Hand-overs that hold no warp up: every wait is met at once.
+
+    Copies cost the instructions that issue them. ``rings`` tell the bytes of a round.
+    """
+
+    filler: Filler | None = None
+    loaders: Collection[int] = ()
+
+    def __init__(self, rules: ByRules) -> None:
+        self.stages, self.why = rules.stages, "the rules do not fit this kernel: every tile is there in time"
+        self.rings: Sequence[Ring] = [Ring(0, 0, 0, ring.each, ring.bytes) for ring in rules.rings]
+
+    def before(self) -> dict[int, Deed]:
+        """Return the actions of the instructions before the main loop: none."""
+        return {}
+
+    def around(self, way: Sequence[Instruction], others: Sequence[Instruction]) -> dict[int, Deed]:  # noqa: ARG002
+        """Return the actions of the instructions of a round: none."""
+        return {}
+
+
 def _is_wait(one: Instruction) -> bool:
     return pipes.class_of(one.opcode) == "try_wait"
 

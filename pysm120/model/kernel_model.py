@@ -9,12 +9,13 @@ from pysm120.machine_code import pipes as pipe_table
 from pysm120.machine_code.sass import Function, Instruction, Loop
 from pysm120.model import paths as warp_paths
 from pysm120.model.chips import Chip
-from pysm120.model.handovers import ByRules, Deed, Handovers
+from pysm120.model.handovers import ByRules, Deed, Handovers, InTime
 from pysm120.model.mbarriers import NotUnderstoodError
 from pysm120.model.recorded import Recording
-from pysm120.model.simulator import Outcome, Paths, Pipes, Simulator, Step
+from pysm120.model.simulator import Outcome, Paths, Pipes, Simulator, Step, StuckError
 
 TYPICAL = 16  # rounds of a CTA, if all CTAs are alike
+_MORE = 3  # rounds beyond the stages of a ring, after which the rules have shown that they fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,8 @@ class KernelModel:
         Hand-overs between warps and copies.
     recording : Recording, optional
         Recorded branches of the main loop, and wavefronts of shared memory.
+    loop : Loop, optional
+        The main loop; None if the kernel has no loop.
 
     """
 
@@ -48,6 +51,7 @@ class KernelModel:
     pipes: Pipes
     handovers: Handovers
     recording: Recording | None = None
+    loop: Loop | None = None
 
     def run(self, rounds: list[int], slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
         """Simulate CTAs; ``rounds`` has the rounds of each."""
@@ -62,6 +66,7 @@ def build(
     slots: int,
     *,
     loop: Loop | None = None,
+    warps: int | None = None,
     stages: int | None = None,
     stated: Mapping[int, bool] | None = None,
     recording: Recording | None = None,
@@ -78,6 +83,8 @@ def build(
         Threads of a CTA; resident CTAs of an SM.
     loop : Loop, optional
         A loop to use instead of the main loop.
+    warps : int, optional
+        Warps of a CTA that execute the loop. Default: all but producers, by the number of threads.
     stages : int, optional
         Tiles that the ring of copies holds. Default: from the number of mbarriers, else one more than the tiles that
         are copied before the main loop.
@@ -87,47 +94,98 @@ def build(
         Recorded branches of the main loop, and wavefronts of shared memory; the rules decide everything else.
 
     """
+    warps = warps or warp_paths.compute_warps(threads)
+    if not function.loops:
+        return straight(chip, function, warp_paths.whole(function, _ran(recording)), warps, slots, recording)
     loop = loop or function.main_loop()
 
     def ways_of(rounds: int, *, loads: bool) -> list[list[Instruction]]:
         return warp_paths.rounds_of(function, loop, recording, rounds, loads=loads, stated=stated)
 
-    around = _most_frequent(ways_of(TYPICAL, loads=False))
-    load_around = _most_frequent(ways_of(TYPICAL, loads=True))
+    around = most_frequent(ways_of(TYPICAL, loads=False))
+    load_around = most_frequent(ways_of(TYPICAL, loads=True))
     before = warp_paths.before(function, loop, loads=False)
     load_before = warp_paths.before(function, loop, loads=True)
     behind = warp_paths.behind(function, loop)
-    warps = warp_paths.compute_warps(threads)
-    handovers = _handovers_of(recording, stages, (before, load_before), ways_of)
-    if isinstance(handovers, str):
-        handovers = ByRules(function, warps, around, load_before, load_around, stages, why=handovers)
+    found = _handovers_of(recording, stages, (before, load_before), ways_of)
+    handovers: Handovers
+    if isinstance(found, str):
+        handovers = by_rules = ByRules(function, warps, around, load_before, load_around, stages, why=found)
+    else:
+        handovers, by_rules = found, None
+    pipes = _pipes(chip, function, recording)
+
+    def model_of(handovers: Handovers) -> KernelModel:
+        sources: list[Instruction] = []
+        made: dict[tuple[tuple[int, Deed | None], ...], list[Step]] = {}
+
+        def steps(path: list[Instruction], deeds: dict[int, Deed]) -> list[Step]:
+            key = tuple((one.address, deeds.get(one.address)) for one in path)
+            if key not in made:
+                made[key] = pipes.steps(path, deeds, sources)
+            return made[key]
+
+        def steps_around(way: list[Instruction], others: list[Instruction]) -> list[Step]:
+            return steps(way, handovers.around(way, others))
+
+        @cache
+        def ways(rounds: int, loads: bool) -> list[list[Step]]:  # noqa: FBT001 - the signature of Paths.ways
+            common = ways_of(rounds, loads=False)
+            return list(map(steps_around, ways_of(rounds, loads=loads), common))
+
+        first = handovers.before()
+        paths = Paths(
+            steps(before, first), steps_around(around, around), steps(behind, {}), steps(load_before, first),
+            steps_around(load_around, around), handovers.rings, handovers.filler, sources,
+            ways if recording else None, handovers.loaders,
+        )  # fmt: skip
+        return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording, loop)
+
+    model = model_of(handovers)
+    if by_rules and by_rules.rings and not _goes(model):
+        model = model_of(InTime(by_rules))
+    return model
+
+
+def straight(
+    chip: Chip,
+    function: Function,
+    path: list[Instruction],
+    warps: int,
+    slots: int,
+    recording: Recording | None = None,
+    *,
+    repeats: bool = False,
+) -> KernelModel:
+    """Return the model of a path without hand-overs: executed once, or with ``repeats`` once in each round."""
+    pipes, sources = _pipes(chip, function, recording), list[Instruction]()
+    steps = pipes.steps(path, {}, sources)
+    once, around = ([], steps) if repeats else (steps, [])
+    nothing = InTime(ByRules(function, warps, (), (), ()))
+    paths = Paths(once, around, [], once, around, (), None, sources, None, ())
+    return KernelModel(chip, function, warps, slots, paths, pipes, nothing, recording)
+
+
+def _pipes(chip: Chip, function: Function, recording: Recording | None) -> Pipes:
+    """Return the pipes of a chip, with the recorded bank conflicts of a kernel."""
     pipes = Pipes(chip, recording.wavefronts) if recording else Pipes(chip)
-    sources: list[Instruction] = []
-    made: dict[tuple[tuple[int, Deed | None], ...], list[Step]] = {}
-
-    def steps(path: list[Instruction], deeds: dict[int, Deed]) -> list[Step]:
-        key = tuple((one.address, deeds.get(one.address)) for one in path)
-        if key not in made:
-            made[key] = pipes.steps(path, deeds, sources)
-        return made[key]
-
-    def steps_around(way: list[Instruction], others: list[Instruction]) -> list[Step]:
-        return steps(way, handovers.around(way, others))
-
-    @cache
-    def ways(rounds: int, loads: bool) -> list[list[Step]]:  # noqa: FBT001 - the signature of Paths.ways
-        common = ways_of(rounds, loads=False)
-        return list(map(steps_around, ways_of(rounds, loads=loads), common))
-
-    first = handovers.before()
-    paths = Paths(
-        steps(before, first), steps_around(around, around), steps(behind, {}), steps(load_before, first),
-        steps_around(load_around, around), handovers.rings, handovers.filler, sources, ways if recording else None,
-        handovers.loaders,
-    )  # fmt: skip
     for one in function.instructions if recording else ():  # so that no later round needs another pipe
         pipes.number(chip.timing(pipe_table.class_of(one.opcode)).pipe)
-    return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording)
+    return pipes
+
+
+def _ran(recording: Recording | None) -> Callable[[int], bool]:
+    """Return a function that says whether a block may have been executed."""
+    return recording.ran if recording else lambda _: True
+
+
+def _goes(model: KernelModel) -> bool:
+    """Whether the simulated warps come to an end: hand-overs by the rules may not fit a kernel."""
+    try:
+        model.run([model.handovers.stages + _MORE], 1)
+    except StuckError:
+        return False
+    return True
 
 
 def _handovers_of(
@@ -161,7 +219,7 @@ def _in_order(deeds: Mapping[int, Deed], way: list[Instruction]) -> list[Deed]:
     return [deeds[one.address] for one in way if one.address in deeds]
 
 
-def _most_frequent(ways: list[list[Instruction]]) -> list[Instruction]:
+def most_frequent(ways: list[list[Instruction]]) -> list[Instruction]:
     """Return the path that most rounds take; on a tie, the first one."""
     counts = Counter(tuple(one.address for one in way) for way in ways)
     return max(ways, key=lambda way: counts[tuple(one.address for one in way)])

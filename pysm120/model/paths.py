@@ -8,7 +8,8 @@ The rules assume that a conditional branch of the main loop skips work that is r
 - backward to itself (a wait, or a uniform value that differs between lanes): not taken, so it executes once.
 """
 
-from collections.abc import Callable, Mapping
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pysm120.machine_code.sass import Function, Instruction, Loop
 from pysm120.model.recorded import Recording
@@ -82,21 +83,78 @@ def compute_warps(threads: int) -> int:
 
 
 def before(function: Function, loop: Loop, *, loads: bool) -> list[Instruction]:
-    """Return the shortest path from the start to the main loop; with ``loads``, of those with the most copies."""
-    return _shortest(function, 0, lambda b: b == loop.header, _beside(function, loop) - {loop.header}, loads=loads)
+    """Return the shortest path from the start to the main loop; with ``loads``, of those with the most copies.
+
+    It goes around other loops if it can, else once through them.
+    """
+    around = _beside(function, loop) - {loop.header}
+    found = _shortest(function, 0, lambda b: b == loop.header, around, loads=loads)
+    return found or _any_way(function, [0], lambda b: b == loop.header, set(loop.blocks) - {loop.header})
 
 
 def behind(function: Function, loop: Loop) -> list[Instruction]:
-    """Return the shortest path from the main loop to the end."""
+    """Return the shortest path from the main loop to the end, around other loops if it can."""
     inside = _beside(function, loop)
+    out = [s for b in loop.blocks for s in function.blocks[b].successors if s not in loop.blocks]
+    starts = [s for s in out if s not in inside]
     ways = [
         _shortest(function, s, lambda b: not function.blocks[b].successors, inside, loads=False, last=True)
-        for b in loop.blocks
-        for s in function.blocks[b].successors
-        if s not in inside
+        for s in starts
     ]
     found = [way for way in ways if way]
-    return min(found, key=len) if found else []
+    if found:
+        return min(found, key=len)
+    return _any_way(function, out, lambda b: not function.blocks[b].successors, set(loop.blocks), last=True)
+
+
+def whole(function: Function, ran: Callable[[int], bool] = lambda _: True) -> list[Instruction]:
+    """Return the path with the most instructions through a kernel without loops, over blocks that ``ran``."""
+    blocks = function.blocks
+    longest: dict[int, tuple[int, int]] = {}  # by block: instructions up to the end, and the next block
+    for b in reversed(range(len(blocks))):
+        ways = [(longest[s][0], s) for s in blocks[b].successors if s > b and s in longest and ran(s)]
+        length, following = max(ways, default=(0, -1))
+        longest[b] = (length + blocks[b].last - blocks[b].first, following)
+    order, b = [], 0
+    while b >= 0:
+        order.append(b)
+        b = longest[b][1]
+    return _code_of(function, order)
+
+
+def _code_of(function: Function, order: Iterable[int]) -> list[Instruction]:
+    """Return the instructions of blocks."""
+    ways = (function.instructions[function.blocks[b].first : function.blocks[b].last] for b in order)
+    return [one for way in ways for one in way]
+
+
+def _any_way(
+    function: Function,
+    starts: Sequence[int],
+    is_goal: Callable[[int], bool],
+    forbidden: set[int],
+    *,
+    last: bool = False,
+) -> list[Instruction]:
+    """Return the shortest path over all edges, also through other loops and backward."""
+    came: dict[int, int] = {}
+    work = [(0, s, -1) for s in starts]
+    heapq.heapify(work)
+    while work:
+        length, b, before_it = heapq.heappop(work)
+        if b in came or b in forbidden:
+            continue
+        came[b] = before_it
+        if is_goal(b):
+            order = [b] if last else []
+            while came[b] >= 0:
+                b = came[b]
+                order.append(b)
+            return _code_of(function, reversed(order))
+        block = function.blocks[b]
+        for s in block.successors:
+            heapq.heappush(work, (length + block.last - block.first, s, b))
+    return []
 
 
 def _beside(function: Function, main: Loop) -> set[int]:
@@ -144,8 +202,4 @@ def _shortest(
     while b >= 0:
         order.append(b)
         b = best[b][2]
-    return [
-        one
-        for b in reversed(order)
-        for one in function.instructions[function.blocks[b].first : function.blocks[b].last]
-    ]
+    return _code_of(function, reversed(order))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pysm120.machine_code import pipes
 from pysm120.model.kernel_model import TYPICAL, KernelModel
+from pysm120.model.roles import Other
 from pysm120.model.simulator import QUARTERS, Event, Outcome, Step
 
 _SHORT, _MORE = 4, 6  # rounds: fewest in the first simulation; additional ones in the second
@@ -50,8 +51,8 @@ class Prediction:
         For each unit of the SM, the share of the main loop in which it is busy.
     reasons : list of Reason
         The longest wait first.
-    flops_per_round : int
-        Flop of a CTA's matrix instructions.
+    flops : float
+        Flop of the matrix instructions of the launch.
     events : list of Event
         Input of a timeline.
 
@@ -63,7 +64,7 @@ class Prediction:
     overhead_clocks: float
     shares: dict[str, float]
     reasons: list[Reason]
-    flops_per_round: int
+    flops: float
     events: list[Event]
     l2_bytes: float
     dram_bytes: float
@@ -107,7 +108,10 @@ def _least(model: KernelModel, rounds: Sequence[int]) -> int:
 
 
 def _time(model: KernelModel, resident: int, least: int) -> tuple[_Time, Outcome]:
-    """Simulate twice as many CTAs as are resident, with two numbers of rounds."""
+    """Simulate twice as many CTAs as are resident, with two numbers of rounds; once without a main loop."""
+    if not model.paths.around:
+        outcome = model.run([0] * 2 * resident, resident, _STAGGER)
+        return _Time(outcome.clocks / 2, 0.0), outcome
     found = []
     for rounds in (least, least + _MORE):
         outcome = model.run([rounds] * 2 * resident, resident, _STAGGER)
@@ -117,7 +121,7 @@ def _time(model: KernelModel, resident: int, least: int) -> tuple[_Time, Outcome
     return _Time(short - least * each, each), found[1]
 
 
-def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
+def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes that the CTAs of a launch load from L2, and store.
 
     A ring loads a tile in every round; cp.async loads the bytes of its instructions. The tiles that are loaded before
@@ -133,10 +137,12 @@ def l2_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
     once = moved(paths.before, global_memory) + moved(paths.behind, global_memory)
     once += sum(ring.bytes * ring.once for ring in paths.rings)
     each = moved(paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in paths.rings)
+    if not paths.around:
+        once += moved(paths.before, {"copy_async"})
     return float(once * len(rounds) + each * sum(rounds))
 
 
-def add_bytes(model: KernelModel, rounds: Sequence[int]) -> float:
+def add_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes that the CTAs of a launch add to L2."""
     paths = model.paths
     once, each = (sum(step.added for step in way) for way in ([*paths.before, *paths.behind], paths.around))
@@ -158,28 +164,60 @@ def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
     return 1 - ideal / taken if taken > ideal else 0.0
 
 
-def predict(
-    model: KernelModel, rounds: Sequence[int], *, tensor_bytes: float = 0, keep_events: bool = False
-) -> Prediction:
-    """Predict a launch; ``rounds`` has the rounds of each CTA, in order.
+def flops(model: KernelModel, rounds: Sequence[float]) -> float:
+    """Return the multiplications and additions of the matrix instructions of a launch."""
+    paths = model.paths
 
-    ``tensor_bytes``: the size of all tensors that the launch reads or writes; bytes that do not fit in L2 move from or
-    to DRAM once.
+    def of(steps: Sequence[Step]) -> int:
+        return model.warps * sum(flops_of(paths.sources[step.place].opcode) for step in steps)
+
+    around = sum(of(way) for way in paths.rounds(TYPICAL)) // TYPICAL
+    once = of(paths.before) + of(paths.behind)
+    return float(once * len(rounds) + around * sum(rounds))
+
+
+def predict(
+    model: KernelModel,
+    rounds: Sequence[int],
+    *,
+    others: Sequence[Other] = (),
+    tensor_bytes: float = 0,
+    keep_events: bool = False,
+) -> Prediction:
+    """Predict a launch.
+
+    Parameters
+    ----------
+    model : KernelModel
+        The kernel.
+    rounds : sequence of int
+        The rounds of each CTA, in order; 0 if the kernel has no loop.
+    others : sequence of Other
+        What every CTA executes besides.
+    tensor_bytes : float
+        The size of all tensors that the launch reads or writes; bytes that do not fit in L2 move from or to DRAM once.
+    keep_events : bool
+        Keep the events for a timeline.
+
     """
     chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
     least, times, outcome = _least(model, rounds), [], None
     for resident in range(1, slots + 1):
         time, outcome = _time(model, resident, least)
-        times.append(time)
+        more = sum(other.passes * _time(other.model, resident, _SHORT)[0].each for other in others)
+        times.append(_Time(max(0.0, time.begin + more), time.each))
     assert outcome is not None  # noqa: S101 - there is at least one slot
     clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
-    l2, dram = l2_bytes(model, rounds), tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
+    # Rounds of the other loops in all CTAs; nothing is before or behind them.
+    besides = [(other.model, [other.passes * len(rounds)]) for other in others]
+    l2 = sum(l2_bytes(*launch) for launch in ((model, rounds), *besides))
+    l2, dram = max(0.0, l2), tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
     l2_clocks, dram_clocks = (
         float(chip["launch_clocks"]) + count / (float(chip[rate]) * per_clock) if count else 0.0
         for count, rate in ((l2, "l2_gbs"), (dram, "dram_gbs"))
     )
-    adds = add_bytes(model, rounds)
+    adds = max(0.0, sum(add_bytes(*launch) for launch in ((model, rounds), *besides)))
     # All SMs add at once, and each at the chip's rate.
     add_clocks = (
         float(chip["launch_clocks"]) + adds / (int(chip["sms"]) * float(chip["add_bytes_per_clock"])) if adds else 0.0
@@ -187,29 +225,32 @@ def predict(
     clocks = max(clocks, dram_clocks)
     clocks = max(clocks, l2_clocks if chip["l2_binds"] else 0.0, add_clocks if chip["adds_bind"] else 0.0)
     full = times[-1]
-    rounds_of = model.paths.rounds(TYPICAL)
-    around = [step for way in rounds_of for step in way]
-    sources = model.paths.sources
-    flops = sum(flops_of(sources[step.place].opcode) for step in around) * model.warps // TYPICAL
+    steps = [step for way in model.paths.rounds(TYPICAL) for step in way]
+    per = TYPICAL
+    if not steps:  # without a main loop, all of the kernel is the round
+        steps, per, full = model.paths.before, 1, _Time(0.0, full.begin)
     busy: dict[str, float] = defaultdict(float)
-    for step in around:
-        busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS / TYPICAL
-        busy["shared"] += step.wavefronts * model.warps / TYPICAL
-        busy["adds"] += step.added * model.warps / TYPICAL / float(chip["add_bytes_per_clock"])
-    busy["issue"] = len(around) * model.warps / QUARTERS / TYPICAL
+    for step in steps:
+        busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS / per
+        busy["shared"] += step.wavefronts * model.warps / per
+        busy["adds"] += step.added * model.warps / per / float(chip["add_bytes_per_clock"])
+    busy["issue"] = len(steps) * model.warps / QUARTERS / per
     per_round = full.each / slots
     shares = {name: clocks_ / per_round for name, clocks_ in busy.items() if name not in {"lsu", "branch"}}
     events = model.run([3] * slots, slots, _STAGGER, keep_events=True).events if keep_events else []
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
-        _reasons(model, outcome, 2 * slots, least + _MORE), flops, events, l2, dram, l2_clocks, dram_clocks,
-        conflicts(model, rounds), adds, add_clocks,
+        _reasons(model, outcome, 2 * slots, least + _MORE),
+        max(0.0, sum(flops(*launch) for launch in ((model, rounds), *besides))), events, l2, dram, l2_clocks,
+        dram_clocks, conflicts(model, rounds), adds, add_clocks,
     )  # fmt: skip
 
 
 def _reasons(model: KernelModel, outcome: Outcome, ctas: int, rounds: int) -> list[Reason]:
     """Return the reasons inside the main loop, in clocks for a warp and round."""
     ways = [*model.paths.rounds(rounds), *model.paths.rounds(rounds, loads=True)]
+    if not model.paths.around:
+        ways, rounds = [model.paths.before], 1
     places = {step.place for way in ways for step in way}
     per = ctas * model.warps * rounds
     found = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pysm120.machine_code import sass, tools
-from pysm120.model import mbarriers
+from pysm120.model import mbarriers, roles
 from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.model.paths import compute_warps
@@ -216,10 +216,10 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
         raise InvalidArgumentError(message) from error
     statements = [_statement(row) for row in rows]
     executed = executed_of(statements, function.name)
+    # Every warp executes the first statement once.
     first = max(1, executed[min(row for row, count in executed.items() if count)])
     ctas = max(1, first // -(-threads // 32))
-    launch = Launch(executed, ctas, 0, banks_of(statements, function.name))
-    return Recording(function, [launch], compute_warps(threads))
+    return roles.recording(function, Launch(executed, ctas, 0, banks_of(statements, function.name)), threads)
 
 
 def _statement(row: dict[str, Any]) -> Statement:

@@ -8,7 +8,7 @@ access of shared memory has the bank conflicts of its statement.
 import dataclasses
 import math
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -190,8 +190,8 @@ class Recording:
         self.function, self.launches, self.warps = function, launches, warps
         self.handovers: Recorded | None = None
         self.why_not = "they were not recorded"
-        self.loop = loop or function.main_loop()
         self._counts = [blocks(function, launch.executed) for launch in launches]
+        self.loop = loop or (function.main_loop() if function.loops else Loop(0, ()))
         self._edges = [edges(function, counts) for counts in self._counts]
         self._rows = sorted(launches[-1].executed)
 
@@ -269,7 +269,64 @@ class Recording:
     @property
     def rounds(self) -> float:
         """Rounds of the loop for a warp and CTA in the last launch; 0 if unknown."""
-        return self._counts[-1].get(self.loop.header, 0) / self.warps / self.launches[-1].ctas
+        return (self.executed(self.loop) or 0.0) / self.warps
+
+    def ran(self, block: int) -> bool:
+        """Whether a block may have been executed in the last launch."""
+        return self._counts[-1].get(block, 1) > 0
+
+    def executed(self, loop: Loop) -> float | None:
+        """Return the rounds of a loop, summed over the warps of a CTA; None if unknown."""
+        known = self._count(loop.header)
+        count = self._unrolled(loop) if known is None else float(known)
+        return None if count is None else count / self.launches[-1].ctas
+
+    def _unrolled(self, loop: Loop) -> float | None:
+        """Return how often an unrolled loop was executed: a round holds the code of some statements several times.
+
+        Their other copies, before or behind the loop, are for the few rounds that remain; no other loop has one.
+        """
+        executed = self.launches[-1].executed
+        inside = defaultdict[int, Counter[str]](Counter)
+        for one in self.function.own_of_loop(loop):
+            inside[_row_of(self._rows, one)][one.base] += 1
+        others = {b for other in self.function.loops for b in other.blocks} - set(loop.blocks)
+        elsewhere = {
+            _row_of(self._rows, one)
+            for b in others
+            for one in self.function.instructions[self.function.blocks[b].first : self.function.blocks[b].last]
+        }
+        copies = {row: min(bases.values()) for row, bases in inside.items() if row >= 0 and row not in elsewhere}
+        found = Counter(executed[row] / count for row, count in copies.items())
+        return found.most_common(1)[0][0] if found else None
+
+    def _count(self, block: int) -> int | None:
+        """Return how often a block ran in the last launch, by its statements or by the flow into it or out of it."""
+        count, flow = self._counts[-1].get(block), self._edges[-1]
+        into = [flow.get((n, block)) for n, one in enumerate(self.function.blocks) if block in one.successors]
+        out = [flow.get((block, s)) for s in self.function.blocks[block].successors]
+        for counts in (into, out):
+            known = [one for one in counts if one is not None]
+            if count is None and counts and len(known) == len(counts):
+                count = sum(known)
+        return count
+
+    def entered(self, loop: Loop) -> float | None:
+        """Return how often the warps of a CTA came to a loop from outside; None if unknown."""
+        inside, function = set(loop.blocks), self.function
+        into = [
+            self._edges[-1].get((n, loop.header))
+            for n, block in enumerate(function.blocks)
+            if n not in inside and loop.header in block.successors
+        ]
+        count = sum(one for one in into if one is not None)
+        if None in into:  # as often as the closest block that every warp passes before it
+            passed = [self._count(b) for b in reversed(range(loop.header)) if function.dominates(b, loop.header)]
+            known = next((one for one in passed if one is not None), None)
+            if known is None:
+                return None
+            count = known
+        return count / self.launches[-1].ctas
 
     @property
     def marker(self) -> int:

@@ -33,6 +33,7 @@ from pysm120.model import ports as port_table
 from pysm120.model.chips import Chip
 from pysm120.model.fetch import Fetch
 from pysm120.model.handovers import Deed, Filler, Ring
+from pysm120.runtime.errors import UnsupportedError
 
 QUARTERS = 4
 NEVER = 1 << 60
@@ -138,6 +139,10 @@ class Outcome:
     events: list[Event]
 
 
+class StuckError(UnsupportedError):
+    """The simulated warps wait for each other."""
+
+
 class _Phase:
     """A phase of a ring: its arrivals, the bytes that landed, and the time of the last one."""
 
@@ -238,7 +243,7 @@ class Simulator:
                 continue
             if now == NEVER:
                 message = "the simulated warps wait for each other: the paths do not fit together"
-                raise RuntimeError(message)
+                raise StuckError(message)
             for quarter in range(QUARTERS):
                 if self.wake[quarter] > now:
                     continue
@@ -606,7 +611,7 @@ def added_bytes(one: Instruction) -> int:
 def _special(one: Instruction) -> tuple[str, int]:
     """Return the action of an instruction that needs no hand-overs, and its amount."""
     if one.base == "BAR":
-        return "barrier", 0
+        return ("" if ".ARV" in one.opcode else "barrier"), 0  # BAR.ARV arrives and goes on
     if one.base == "LDGSTS":
         return "load", _LANES * pipe_table.lane_bytes(one)
     if one.base == "LDGDEPBAR":

@@ -23,6 +23,7 @@ from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, builtins, find_builtin
 
 Record = Callable[[sass.Function, int], tuple[sass.Function, Recording | None]]
+WarpsOf = Callable[[sass.Function, int, Recording | None], int]
 _SHORT, _LONG = 6, 14  # rounds of two runs of a loop; their difference is timed
 
 
@@ -83,32 +84,40 @@ def image_model(
     name: str | None,
     shared_bytes: int,
     *,
+    threads: int | None = None,
     stages: int | None = None,
     stated: Any = None,
     record: Record | None = None,
+    warps_of: WarpsOf | None = None,
 ) -> KernelModel:
     """Return the model of a kernel of a cubin, with an amount of dynamic shared memory.
 
-    ``record``: returns the kernel with the lines of its PTX, and the recording of its branches.
+    ``threads``: of a CTA, if the cubin does not state them. ``record``: returns the kernel with the lines of its PTX,
+    and the recording of its branches. ``warps_of``: returns the warps of a CTA that execute the main loop.
     """
     cubin = Cubin(image)
     entry = cubin.entry(name)
     if f"sm_{cubin.target}" != chip["target"]:
         message = f"the cubin is for sm_{cubin.target}, but {chip['name']} needs {chip['target']}"
         raise InvalidArgumentError(message)
-    if not entry.threads:
-        message = f"{entry.name} does not state the threads of a CTA: compile it with .reqntid or .maxntid"
+    threads = threads or entry.threads
+    if not threads:
+        message = f"{entry.name} does not state the threads of a CTA: give --block"
         raise UnsupportedError(message)
     shared = shared_bytes + entry.static_shared_bytes
-    slots = chip.ctas_per_sm(entry.registers, entry.threads, shared)
+    slots = chip.ctas_per_sm(entry.registers, threads, shared)
     if slots == 0:
-        needs = f"{entry.threads} threads and {shared:,} bytes of shared memory"
+        needs = f"{threads} threads, {entry.registers} registers of each and {shared:,} bytes of shared memory"
         message = f"{entry.name} with {needs} does not fit on {chip['name']}"
         raise InvalidArgumentError(message)
     function, recording = _function(image, entry.name), None
     if record:
-        function, recording = record(function, entry.threads)
-    return kernel_model.build(chip, function, entry.threads, slots, stages=stages, stated=stated, recording=recording)
+        function, recording = record(function, threads)
+    warps = warps_of(function, threads, recording) if warps_of else None
+    loop = recording.loop if recording and recording.loop.blocks else None
+    return kernel_model.build(
+        chip, function, threads, slots, loop=loop, warps=warps, stages=stages, stated=stated, recording=recording
+    )
 
 
 @lru_cache(maxsize=64)

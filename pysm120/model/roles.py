@@ -1,0 +1,173 @@
+"""Which warps of a CTA execute the main loop, and how often they execute the loops beside it.
+
+Both are recorded, stated, or assumed by these rules:
+
+- a kernel that moves registers between warps (setmaxnreg) has one producer warp group, of four warps;
+- CTAs of more than four warps, and not of a multiple of four, have producer warps;
+- a loop that no warp reaches from the main loop, or from which no warp reaches it, belongs to other warps: to four in a
+  CTA of at least eight, else to one;
+- loops beside the main loop are executed as often as the path passes them: once, or not at all.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from pysm120.machine_code import pipes
+from pysm120.machine_code.sass import Function, Instruction, Loop
+from pysm120.model import kernel_model
+from pysm120.model.kernel_model import KernelModel
+from pysm120.model.paths import compute_warps, rounds_of
+from pysm120.model.recorded import Launch, Recording
+
+_GROUP = 4  # warps of a warp group
+_WAIT_LENGTH = 16  # most instructions of a loop that only waits
+_LEAST = 0.02  # passes of a loop that are simulated
+
+
+def warps_by_rules(function: Function, threads: int) -> tuple[int, str]:
+    """Return the warps that execute the main loop, and what was assumed: "" if all do."""
+    total = -(-threads // 32)
+    by_threads = compute_warps(threads)
+    if any(one.base == "USETMAXREG" for one in function.instructions) and total > _GROUP:
+        count = total - _GROUP
+    elif by_threads != total:
+        count = by_threads
+    elif total > 1 and _has_roles(function):
+        count = total - _GROUP if total >= 2 * _GROUP else total - 1
+    else:
+        return total, ""
+    return count, f"{count} of the {total} warps of a CTA are assumed to execute the main loop: state --warps N"
+
+
+def _has_roles(function: Function) -> bool:
+    """Whether a kernel has loops for other warps than those of the main loop."""
+    main = function.main_loop() if function.loops else None
+    return main is not None and any(
+        not _in_turn(function, main, loop) and not _only_waits(function, loop) for loop in function.loops
+    )
+
+
+def _in_turn(function: Function, main: Loop, other: Loop) -> bool:
+    """Whether one warp can execute both loops."""
+    return other.header in _reached(function, main.header) or main.header in _reached(function, other.header)
+
+
+def _reached(function: Function, block: int) -> set[int]:
+    """Return the blocks that a warp can reach from a block."""
+    found, work = set[int](), [block]
+    while work:
+        b = work.pop()
+        if b not in found:
+            found.add(b)
+            work += function.blocks[b].successors
+    return found
+
+
+def hottest(function: Function, launch: Launch) -> Loop | None:
+    """Return the loop in which most products were executed, or without any, most instructions; None without loops."""
+    seen = Recording(function, [launch], 1, Loop(0, ()))
+
+    def weight(loop: Loop) -> tuple[float, float]:
+        own = list(function.own_of_loop(loop))
+        count = seen.executed(loop) or 0.0
+        return count * sum(one.is_tensor for one in own), count * len(own)
+
+    return max(function.loops, key=weight) if function.loops else None
+
+
+def recording(function: Function, launch: Launch, threads: int) -> Recording:
+    """Return the recording of a kernel in a file: its main loop, and the warps that execute it, are those that did."""
+    total, main = -(-threads // 32), hottest(function, launch)
+    if main is None:
+        return Recording(function, [launch], total)
+    entered = Recording(function, [launch], 1, main).entered(_outermost(function, main))
+    warps = min(total, max(1, round(entered))) if entered else warps_by_rules(function, threads)[0]
+    return Recording(function, [launch], warps, main)
+
+
+def _outermost(function: Function, loop: Loop) -> Loop:
+    """Return the largest loop around a loop, or the loop itself."""
+    return max(
+        (other for other in function.loops if set(other.blocks) >= set(loop.blocks)), key=lambda x: len(x.blocks)
+    )
+
+
+def _only_waits(function: Function, loop: Loop) -> bool:
+    """Whether a loop waits for an mbarrier or another lane, or does nothing that takes long."""
+    code = list(function.of_loop(loop))
+    if len(code) > _WAIT_LENGTH:
+        return False
+    kinds = {pipes.class_of(one.opcode) for one in code}
+    return "try_wait" in kinds or kinds <= {"alu", "branch", "uniform", "to_uniform", "vote", "move", "constant"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """A loop beside the main loop, around it or inside it.
+
+    Attributes
+    ----------
+    address : int
+        Of its first instruction.
+    passes : float
+        Rounds that the paths of the kernel's model lack; below 0 if they have too many.
+    model : KernelModel
+        One round of it, without the loops inside it.
+
+    """
+
+    address: int
+    passes: float
+    model: KernelModel
+
+
+def others(model: KernelModel, main: Loop, rounds: float, stated: Mapping[int, float]) -> tuple[list[Other], list[int]]:
+    """Return the loops beside the main loop, and the addresses of those whose rounds nobody knows.
+
+    Parameters
+    ----------
+    model : KernelModel
+        The kernel.
+    main : Loop
+        Its main loop.
+    rounds : float
+        Rounds of the main loop in a CTA.
+    stated : mapping from int to float
+        Rounds of a loop for a warp of a CTA, by the address of the loop.
+
+    """
+    function, recording = model.function, model.recording
+    paths = model.paths
+    once = {paths.sources[step.place].address for step in (*paths.before, *paths.behind)}
+    around = {paths.sources[step.place].address for step in paths.around}
+    found, unknown = [], []
+    for loop in function.loops:
+        address = function.instructions[function.blocks[loop.header].first].address
+        if loop == main or (address not in stated and _only_waits(function, loop)):
+            continue
+        if not _in_turn(function, main, loop) and address not in stated:
+            continue
+        inside, outside = set(loop.blocks) < set(main.blocks), set(loop.blocks) > set(main.blocks)
+        base = (rounds if address in around else 0.0) if inside else 1.0 if outside or address in once else 0.0
+        warps, total = model.warps, stated.get(address)
+        executed = recording.executed(loop) if recording else None
+        if total is None and recording and executed is not None:
+            if not inside and not outside and (entered := recording.entered(_outermost(function, loop))):
+                warps = min(warps, max(1, round(entered)))
+            total = executed / warps
+        if total is None:
+            unknown.append(address)
+        elif abs(total - base) > _LEAST:
+            path = _round_of(model, loop)
+            part = kernel_model.straight(model.chip, function, path, warps, model.slots, recording, repeats=True)
+            found.append(Other(address, total - base, part))
+    return found, unknown
+
+
+def _round_of(model: KernelModel, loop: Loop) -> list[Instruction]:
+    """Return what a round of a loop executes outside the loops inside it."""
+    function, recording = model.function, model.recording
+    own = {one.address for one in function.own_of_loop(loop)}
+    of_loop = Recording(function, recording.launches, recording.warps, loop) if recording else None
+    ways = rounds_of(function, loop, of_loop, kernel_model.TYPICAL)
+    return [one for one in kernel_model.most_frequent(ways) if one.address in own]
