@@ -62,6 +62,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--rounds", metavar="N", help="rounds of a CTA's main loop, if there is no --problem (default: 32)"
     )
     parser.add_argument(
+        "--bytes",
+        metavar="N|moved",
+        help="bytes from and to DRAM, for a file; moved: all that its loads and stores move, if nothing is read twice",
+    )
+    parser.add_argument(
         "--block", metavar="X[,Y,Z]", help="threads of a CTA, for a file (default: .reqntid or .maxntid)"
     )
     parser.add_argument("--shared", metavar="BYTES", help="dynamic shared memory of a CTA, for a file (default: 0)")
@@ -230,6 +235,8 @@ def result(
     mhz: float,
     branches: dict[str, Any],
     missing: list[str],
+    *,
+    dram_known: bool = True,
 ) -> dict[str, Any]:
     """Return the prediction as a value for ``json.dumps``."""
     chip = model.chip
@@ -261,6 +268,7 @@ def result(
         "add_gbs": round(prediction.add_bytes / seconds / 1e9),
         "add_gbs_of_the_chip": round(chip["add_bytes_per_clock"] * chip["sms"] * mhz / 1e3),
         "dram_gbs": round(prediction.dram_bytes / seconds / 1e9),
+        "dram_known": dram_known,
         "dram_gbs_of_the_chip": chip["dram_gbs"],
         "branches": branches,
         "warps": model.warps,
@@ -276,7 +284,9 @@ def result(
 def _limit(found: dict[str, Any], name: str, chip: Chip) -> str:
     """Return the bandwidth limit of a memory, and whether it bounds the time."""
     limit = f"of {found[f'{name}_gbs_of_the_chip']:,} GB/s"
-    if (name == "l2" and not chip["l2_binds"]) or (name == "add" and not chip["adds_bind"]):
+    if name == "l2" and not chip["l2_binds"]:
+        limit = f"of {chip['l2_gbs']:,} GB/s seen, and at most {chip.l2_limit:,.0f}"
+    if name == "add" and not chip["adds_bind"]:
         return f"{limit} or more: the limit is unknown, so it does not bound the prediction"
     return f"{limit}, which bounds the time" if found["bound"].rstrip("s") == name else limit
 
@@ -292,7 +302,9 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         ("round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one tile of one CTA"),
         ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA, before and after its rounds"),
         ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
-        ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip)),
+        ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip))
+        if found["dram_known"]
+        else ("DRAM", "not known", f"of {found['dram_gbs_of_the_chip']:,} GB/s: give --bytes"),
     ]  # fmt: skip
     if prediction.add_bytes:
         rows.append(("adds in L2", f"{found['add_gbs']:,} GB/s", _limit(found, "add", chip)))
@@ -428,9 +440,9 @@ class _Kernel:
             threads = files.threads_of(image, entry, triple(block, "--block") if block else None)
             return validation.image_model(
                 self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
-                warps_of=self._warps_of,
+                warps_of=self._warps_of, cold=self.arguments.bytes is not None,
             )  # fmt: skip
-        for name in ("shared", "block", "warps", "loop"):
+        for name in ("shared", "block", "warps", "loop", "bytes"):
             if given := getattr(self.arguments, name):
                 word = given if isinstance(given, str) else given[0]
                 message = f"--{name} is {word!r}, but {self.arguments.kernel} is a kernel of the library: leave it out"
@@ -471,6 +483,32 @@ class _Kernel:
             self.missing.append("32 rounds of the main loop are assumed: give --rounds or --profile")
         if isinstance(model.handovers, InTime) and model.handovers.rings:
             self.missing.append(f"waits for copies are left out: {model.handovers.why}")
+
+    def dram_bytes(self, model: KernelModel, rounds: list[int], others: list[roles.Other]) -> float | None:
+        """Return the bytes that a file's kernel moves from and to DRAM; None if nobody stated them."""
+        word = self.arguments.bytes
+        if word == "moved":
+            return predict.all_l2_bytes(model, rounds, others)
+        if word is not None and not word.isdecimal():
+            message = f"--bytes is {word!r}, neither an integer of at least 0 nor moved"
+            raise InvalidArgumentError(message)
+        return None if word is None else float(word)
+
+    def check_memory(self, prediction: Prediction, *, dram_known: bool) -> None:
+        """Note what memory may need longer for than the prediction."""
+        chip, mhz = self.chip, float(self.arguments.mhz or self.chip["mhz"])
+        gbs = prediction.l2_bytes / prediction.clocks * mhz / 1e3
+        dram, l2 = float(chip["dram_gbs"]), float(chip["l2_gbs"])
+        if not dram_known and gbs > dram:
+            self.missing.append(
+                f"its loads and stores are {gbs:,.0f} GB/s, and DRAM gives {dram:,.0f}: give --bytes N, or --bytes "
+                f"moved if nothing is read twice, which takes at least {prediction.l2_bytes / dram / 1e3:,.2f} us"
+            )
+        if gbs > l2 and not chip["l2_binds"]:
+            self.missing.append(
+                f"it needs {gbs:,.0f} GB/s of L2, and {l2:,.0f} have been seen on such a chip: at that rate it would "
+                f"take {prediction.l2_bytes / l2 / 1e3:,.2f} us"
+            )
 
     def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
         """Return the kernel with the lines of its PTX, and the recording of its branches, as far as they are known."""
@@ -523,8 +561,15 @@ def run(arguments: argparse.Namespace) -> int:
     held = problem.tensor_bytes(_record_of(model.function.name)) if problem else 0
     kernel.check(model)
     others = kernel.others(model, rounds)
-    prediction = predict.predict(model, rounds, others=others, tensor_bytes=held, keep_events=picture is not None)
-    found = result(model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why), kernel.missing)
+    dram = kernel.dram_bytes(model, rounds, others)
+    prediction = predict.predict(
+        model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, keep_events=picture is not None
+    )
+    known = dram is not None or kernel.file is None
+    kernel.check_memory(prediction, dram_known=known)
+    found = result(
+        model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why), kernel.missing, dram_known=known
+    )
     record = _record_of(model.function.name)
     if problem and record.operation == BACKWARD:
         found["pass"] = pass_result(backward.predict_pass(model, record, problem, prediction), chip, problem, mhz)

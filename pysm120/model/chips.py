@@ -1,6 +1,7 @@
 """Chips of the timing model: a file ``chips/*.toml`` for each, with the source of every value."""
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ class Chip:
             message = f'the file of chip {self.key} lacks {name}: add it, or inherit it with like = "rtx5090"'
             raise InvalidArgumentError(message)
         return self.values[name]
+
+    @property
+    def l2_limit(self) -> float:
+        """The bandwidth of L2 that bounds a launch, in GB/s: the measured one, or what its slices can give at most."""
+        known = float(self["l2_gbs"])
+        return known if self["l2_binds"] else float(self.values.get("l2_most_gbs") or math.inf)
 
     def timing(self, kind: str) -> Timing:
         """Return the timing of a class of instructions; classes that the file lacks have the timing of "alu"."""

@@ -70,6 +70,7 @@ def build(
     stages: int | None = None,
     stated: Mapping[int, bool] | None = None,
     recording: Recording | None = None,
+    through: bool = False,
 ) -> KernelModel:
     """Read a kernel.
 
@@ -92,6 +93,8 @@ def build(
         Whether branches of the main loop are taken, by address.
     recording : Recording, optional
         Recorded branches of the main loop, and wavefronts of shared memory; the rules decide everything else.
+    through : bool
+        Lead the paths before and behind the main loop once through loops that they cannot go around.
 
     """
     warps = warps or warp_paths.compute_warps(threads)
@@ -104,9 +107,8 @@ def build(
 
     around = most_frequent(ways_of(TYPICAL, loads=False))
     load_around = most_frequent(ways_of(TYPICAL, loads=True))
-    before = warp_paths.before(function, loop, loads=False)
-    load_before = warp_paths.before(function, loop, loads=True)
-    behind = warp_paths.behind(function, loop)
+    before, load_before = (warp_paths.before(function, loop, loads=loads, through=through) for loads in (False, True))
+    behind = warp_paths.behind(function, loop, through=through)
     found = _handovers_of(recording, stages, (before, load_before), ways_of)
     handovers: Handovers
     if isinstance(found, str):

@@ -82,18 +82,20 @@ def compute_warps(threads: int) -> int:
     return warps - warps % 4 if warps > 4 else warps  # noqa: PLR2004 - the quarters of an SM
 
 
-def before(function: Function, loop: Loop, *, loads: bool) -> list[Instruction]:
+def before(function: Function, loop: Loop, *, loads: bool, through: bool = False) -> list[Instruction]:
     """Return the shortest path from the start to the main loop; with ``loads``, of those with the most copies.
 
-    It goes around other loops if it can, else once through them.
+    It goes around other loops. If it cannot, it is empty, or with ``through`` leads through them once.
     """
     around = _beside(function, loop) - {loop.header}
     found = _shortest(function, 0, lambda b: b == loop.header, around, loads=loads)
-    return found or _any_way(function, [0], lambda b: b == loop.header, set(loop.blocks) - {loop.header})
+    if found or not through:
+        return found
+    return _any_way(function, [0], lambda b: b == loop.header, set(loop.blocks) - {loop.header})
 
 
-def behind(function: Function, loop: Loop) -> list[Instruction]:
-    """Return the shortest path from the main loop to the end, around other loops if it can."""
+def behind(function: Function, loop: Loop, *, through: bool = False) -> list[Instruction]:
+    """Return the shortest path from the main loop to the end; ``through`` as for ``before``."""
     inside = _beside(function, loop)
     out = [s for b in loop.blocks for s in function.blocks[b].successors if s not in loop.blocks]
     starts = [s for s in out if s not in inside]
@@ -102,8 +104,8 @@ def behind(function: Function, loop: Loop) -> list[Instruction]:
         for s in starts
     ]
     found = [way for way in ways if way]
-    if found:
-        return min(found, key=len)
+    if found or not through:
+        return min(found, key=len) if found else []
     return _any_way(function, out, lambda b: not function.blocks[b].successors, set(loop.blocks), last=True)
 
 

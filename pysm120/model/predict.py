@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from pysm120.machine_code import pipes
+from pysm120.machine_code.sass import Instruction
+from pysm120.model import streams
 from pysm120.model.kernel_model import TYPICAL, KernelModel
 from pysm120.model.roles import Other
 from pysm120.model.simulator import QUARTERS, Event, Outcome, Step
@@ -36,10 +38,11 @@ class Prediction:
     Attributes
     ----------
     clocks : float
-        Time of the launch: at least ``dram_clocks``, and ``l2_clocks`` if the chip's file has the bandwidth of L2.
+        Time of the launch.
     l2_bytes, dram_bytes, add_bytes : float
-        Bytes that the launch moves from or to L2, and DRAM, and adds to L2; ``..._clocks`` is the time that the chip
-        takes for them.
+        Bytes that the launch moves from or to L2, and DRAM, and adds to L2.
+    bound : str
+        What takes longest: "l2", "dram", "adds", or "sm" if memory is faster.
     conflicts : float
         Bank conflicts as a share of the wavefronts of shared memory.
     round_clocks : float
@@ -68,17 +71,9 @@ class Prediction:
     events: list[Event]
     l2_bytes: float
     dram_bytes: float
-    l2_clocks: float
-    dram_clocks: float
+    bound: str
     conflicts: float
     add_bytes: float
-    add_clocks: float
-
-    @property
-    def bound(self) -> str:
-        """The bound of the launch: "l2", "dram", "adds", or "sm" if memory is faster."""
-        bounds = {self.l2_clocks: "l2", self.dram_clocks: "dram", self.add_clocks: "adds"}
-        return bounds.get(self.clocks, "sm")
 
 
 def flops_of(opcode: str) -> int:
@@ -124,14 +119,18 @@ def _time(model: KernelModel, resident: int, least: int) -> tuple[_Time, Outcome
 def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes that the CTAs of a launch load from L2, and store.
 
-    A ring loads a tile in every round; cp.async loads the bytes of its instructions. The tiles that are loaded before
-    the first round are not loaded in the last rounds.
+    A ring loads a tile in every round. Other instructions move the sectors that were recorded for their statements, or
+    the bytes of all lanes. The tiles that are loaded before the first round are not loaded in the last rounds.
     """
     paths, lanes = model.paths, 32 * model.warps
 
-    def moved(steps: Sequence[Step], kinds: set[str]) -> int:
+    def bytes_of(one: Instruction) -> float:
+        recorded = model.recording.sector_bytes(one) if model.recording else None
+        return pipes.lane_bytes(one) * lanes if recorded is None else recorded * model.warps
+
+    def moved(steps: Sequence[Step], kinds: set[str]) -> float:
         ones = [paths.sources[step.place] for step in steps]
-        return sum(pipes.lane_bytes(one) for one in ones if pipes.class_of(one.opcode) in kinds) * lanes
+        return sum(bytes_of(one) for one in ones if pipes.class_of(one.opcode) in kinds)
 
     global_memory = {"load_global", "store_global"}
     once = moved(paths.before, global_memory) + moved(paths.behind, global_memory)
@@ -140,6 +139,16 @@ def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     if not paths.around:
         once += moved(paths.before, {"copy_async"})
     return float(once * len(rounds) + each * sum(rounds))
+
+
+def _besides(others: Sequence[Other], rounds: Sequence[int]) -> list[tuple[KernelModel, list[float]]]:
+    """Return the other loops with their rounds in all CTAs; nothing is before or behind them."""
+    return [(other.model, [other.passes * len(rounds)]) for other in others]
+
+
+def all_l2_bytes(model: KernelModel, rounds: Sequence[int], others: Sequence[Other] = ()) -> float:
+    """Return the bytes that the CTAs of a launch load from L2, and store, in all loops."""
+    return max(0.0, sum(l2_bytes(*launch) for launch in ((model, rounds), *_besides(others, rounds))))
 
 
 def add_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
@@ -182,6 +191,7 @@ def predict(
     *,
     others: Sequence[Other] = (),
     tensor_bytes: float = 0,
+    dram_bytes: float | None = None,
     keep_events: bool = False,
 ) -> Prediction:
     """Predict a launch.
@@ -196,6 +206,8 @@ def predict(
         What every CTA executes besides.
     tensor_bytes : float
         The size of all tensors that the launch reads or writes; bytes that do not fit in L2 move from or to DRAM once.
+    dram_bytes : float, optional
+        The bytes that the launch moves from or to DRAM, if they are known.
     keep_events : bool
         Keep the events for a timeline.
 
@@ -209,21 +221,23 @@ def predict(
     assert outcome is not None  # noqa: S101 - there is at least one slot
     clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
-    # Rounds of the other loops in all CTAs; nothing is before or behind them.
-    besides = [(other.model, [other.passes * len(rounds)]) for other in others]
-    l2 = sum(l2_bytes(*launch) for launch in ((model, rounds), *besides))
-    l2, dram = max(0.0, l2), tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
+    besides = _besides(others, rounds)
+    l2, held = all_l2_bytes(model, rounds, others), tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
+    dram = held if dram_bytes is None else dram_bytes
+    start = float(chip["launch_clocks"])
     l2_clocks, dram_clocks = (
-        float(chip["launch_clocks"]) + count / (float(chip[rate]) * per_clock) if count else 0.0
-        for count, rate in ((l2, "l2_gbs"), (dram, "dram_gbs"))
+        start + count / (rate * per_clock) if count else 0.0
+        for count, rate in ((l2, chip.l2_limit), (dram, float(chip["dram_gbs"])))
     )
     adds = max(0.0, sum(add_bytes(*launch) for launch in ((model, rounds), *besides)))
     # All SMs add at once, and each at the chip's rate.
-    add_clocks = (
-        float(chip["launch_clocks"]) + adds / (int(chip["sms"]) * float(chip["add_bytes_per_clock"])) if adds else 0.0
-    )
-    clocks = max(clocks, dram_clocks)
-    clocks = max(clocks, l2_clocks if chip["l2_binds"] else 0.0, add_clocks if chip["adds_bind"] else 0.0)
+    add_clocks = start + adds / (int(chip["sms"]) * float(chip["add_bytes_per_clock"])) if adds else 0.0
+    add_clocks = add_clocks if chip["adds_bind"] else 0.0
+    bounds = {"sm": clocks, "dram": dram_clocks, "l2": l2_clocks, "adds": add_clocks}
+    bound = max(bounds, key=lambda name: bounds[name])
+    clocks = bounds[bound]
+    if dram_bytes and not any(one.is_tensor for one in model.function.instructions):
+        clocks = streams.together(start, bounds)
     full = times[-1]
     steps = [step for way in model.paths.rounds(TYPICAL) for step in way]
     per = TYPICAL
@@ -241,8 +255,8 @@ def predict(
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
         _reasons(model, outcome, 2 * slots, least + _MORE),
-        max(0.0, sum(flops(*launch) for launch in ((model, rounds), *besides))), events, l2, dram, l2_clocks,
-        dram_clocks, conflicts(model, rounds), adds, add_clocks,
+        max(0.0, sum(flops(*launch) for launch in ((model, rounds), *besides))), events, l2, dram, bound,
+        conflicts(model, rounds), adds,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.model.paths import compute_warps
 from pysm120.model.problem import BACKWARD, Problem, tile_of
-from pysm120.model.recorded import Launch, Recording, banks_of, executed_of
+from pysm120.model.recorded import Launch, Recording, banks_of, executed_of, sectors_of
 from pysm120.observe import watch
 from pysm120.observe.profile import Counts, Statement
 from pysm120.runtime.device import Device
@@ -27,7 +27,9 @@ ROWS = 2048  # most rows of a recorded problem
 _STEP = 128  # the shorter problem has fewer rows by a multiple of this
 _ROUNDS = 10  # fewest rounds in which hand-overs are recorded
 _VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
-_COUNTS = ("executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts")  # of a file
+_COUNTS = (  # of a file
+    "executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts", "global_accesses", "global_sectors",
+)  # fmt: skip
 
 
 class NotRecordedError(Exception):
@@ -219,7 +221,8 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     # Every warp executes the first statement once.
     first = max(1, executed[min(row for row, count in executed.items() if count)])
     ctas = max(1, first // -(-threads // 32))
-    return roles.recording(function, Launch(executed, ctas, 0, banks_of(statements, function.name)), threads)
+    banks, sectors = banks_of(statements, function.name), sectors_of(statements, function.name)
+    return roles.recording(function, Launch(executed, ctas, 0, banks, sectors), threads)
 
 
 def _statement(row: dict[str, Any]) -> Statement:

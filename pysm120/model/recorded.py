@@ -21,6 +21,7 @@ from pysm120.observe.profile import Counts, Statement, total
 from pysm120.runtime.errors import InvalidArgumentError
 
 _OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # opcodes whose lines are not reliable
+SECTOR_BYTES = 32
 _WAIT_LENGTH = 8  # most instructions of a wait that a branch may skip
 
 
@@ -43,13 +44,14 @@ class Banks(NamedTuple):
 class Launch(NamedTuple):
     """The counts of one launch: how often warps executed the statement of each PTX line, its CTAs and their rounds.
 
-    ``banks`` has the lines with bank conflicts.
+    ``banks`` has the lines with bank conflicts, ``sectors`` the average sectors of a warp's access of global memory.
     """
 
     executed: Mapping[int, int]
     ctas: int
     rounds: float  # rounds of a CTA, on average
     banks: Mapping[int, Banks] = MappingProxyType({})
+    sectors: Mapping[int, float] = MappingProxyType({})
 
 
 def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
@@ -77,6 +79,15 @@ def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
         for row, c in sums.items()
         if c.bank_conflicts
     }
+
+
+def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, float]:
+    """Return the average sectors of a warp's access of global memory, for the lines of a kernel that have accesses."""
+    found: dict[int, float] = {}
+    for one in statements:
+        if one.kernel == entry and one.counts.global_accesses:
+            found.setdefault(one.row, one.counts.sectors_per_access)
+    return found
 
 
 def _row_of(rows: Sequence[int], one: Instruction) -> int:
@@ -200,6 +211,11 @@ class Recording:
         passes = pipes.wavefronts(one)
         banks = self.launches[-1].banks.get(_row_of(self._rows, one)) if pipes.is_access(one) else None
         return banks.of(passes) if banks else passes
+
+    def sector_bytes(self, one: Instruction) -> float | None:
+        """Return the bytes of the sectors that a warp's access of global memory touches; None if they are unknown."""
+        sectors = self.launches[-1].sectors.get(_row_of(self._rows, one)) if pipes.lane_bytes(one) else None
+        return None if sectors is None else SECTOR_BYTES * sectors
 
     @cached_property
     def shares(self) -> dict[int, Share]:

@@ -605,7 +605,8 @@ class Pipes:
 
 def added_bytes(one: Instruction) -> int:
     """Return the bytes that a warp's instruction adds to L2, if all its lanes add."""
-    return _LANES * pipe_table.lane_bytes(one) if pipe_table.class_of(one.opcode) == "add_global" else 0
+    is_add = pipe_table.class_of(one.opcode) == "add_global" or one.base in {"ATOM", "ATOMG"}
+    return _LANES * pipe_table.lane_bytes(one) if is_add else 0
 
 
 def _special(one: Instruction) -> tuple[str, int]:

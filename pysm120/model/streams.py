@@ -48,22 +48,27 @@ class Prediction:
     dram_clocks: float
     l2_clocks: float
     dram_bytes: float
-    l2_binds: bool
 
     @property
     def bounds(self) -> dict[str, float]:
         """The clocks by what bounds them."""
-        return {"sm": self.sm_clocks, "dram": self.dram_clocks} | ({"l2": self.l2_clocks} if self.l2_binds else {})
+        return {"sm": self.sm_clocks, "dram": self.dram_clocks, "l2": self.l2_clocks}
 
     @property
     def clocks(self) -> float:
         """The time of the launch."""
-        return self.start + math.pow(sum(clocks**_POWER for clocks in self.bounds.values()), 1 / _POWER)
+        return together(self.start, {name: self.start + clocks for name, clocks in self.bounds.items()})
 
     @property
     def bound(self) -> str:
         """What bounds the launch: "sm", "dram" or "l2"."""
         return max(self.bounds, key=lambda name: self.bounds[name])
+
+
+def together(start: float, bounds: Mapping[str, float]) -> float:
+    """Return the clocks of a launch without matrix products, from those of its bounds, which all begin at ``start``."""
+    found = (max(0.0, clocks - start) for clocks in bounds.values())
+    return start + math.pow(sum(clocks**_POWER for clocks in found), 1 / _POWER)
 
 
 def predict(chip: Chip, image: bytes, function: Function, stream: Stream) -> Prediction:
@@ -78,7 +83,7 @@ def predict(chip: Chip, image: bytes, function: Function, stream: Stream) -> Pre
         message = f"no loop of {function.name} was executed in the recorded launch"
         raise InvalidArgumentError(message)
     fits = stream.tensor_bytes <= _KEPT * float(chip["l2_bytes"])
-    cold = chip if fits else _from_dram(chip)
+    cold = chip if fits else from_dram(chip)
     clocks = 0.0
     for n, (loop, rounds) in enumerate(loops.items()):
         recording = Recording(function, [launch], warps, loop)
@@ -92,9 +97,8 @@ def predict(chip: Chip, image: bytes, function: Function, stream: Stream) -> Pre
         float(chip["launch_clocks"]),
         clocks * max(1.0, stream.ctas / (int(chip["sms"]) * slots)),
         dram / (float(chip["dram_gbs"]) * per_clock),
-        stream.tensor_bytes / (float(chip["l2_gbs"]) * per_clock),
+        stream.tensor_bytes / (float(chip["l2_gbs"]) * per_clock) if chip["l2_binds"] else 0.0,
         dram,
-        bool(chip["l2_binds"]),
     )
 
 
@@ -108,7 +112,7 @@ def _rounds(function: Function, loop: Loop, launch: Launch, warps: int) -> float
     return Recording(function, [launch], warps, loop).rounds
 
 
-def _from_dram(chip: Chip) -> Chip:
+def from_dram(chip: Chip) -> Chip:
     """Return the chip with the latency of DRAM for loads."""
     load = chip.timing("load_global")
     cold = Timing(load.pipe, load.interval, float(chip["dram_latency"]))

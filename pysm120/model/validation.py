@@ -89,11 +89,13 @@ def image_model(
     stated: Any = None,
     record: Record | None = None,
     warps_of: WarpsOf | None = None,
+    cold: bool = False,
 ) -> KernelModel:
     """Return the model of a kernel of a cubin, with an amount of dynamic shared memory.
 
     ``threads``: of a CTA, if the cubin does not state them. ``record``: returns the kernel with the lines of its PTX,
     and the recording of its branches. ``warps_of``: returns the warps of a CTA that execute the main loop.
+    ``cold``: the loads of a kernel without matrix products come from DRAM.
     """
     cubin = Cubin(image)
     entry = cubin.entry(name)
@@ -113,10 +115,21 @@ def image_model(
     function, recording = _function(image, entry.name), None
     if record:
         function, recording = record(function, threads)
+    if cold and not any(one.is_tensor for one in function.instructions):
+        chip = streams.from_dram(chip)
     warps = warps_of(function, threads, recording) if warps_of else None
     loop = recording.loop if recording and recording.loop.blocks else None
     return kernel_model.build(
-        chip, function, threads, slots, loop=loop, warps=warps, stages=stages, stated=stated, recording=recording
+        chip,
+        function,
+        threads,
+        slots,
+        loop=loop,
+        warps=warps,
+        stages=stages,
+        stated=stated,
+        recording=recording,
+        through=warps_of is not None,
     )
 
 

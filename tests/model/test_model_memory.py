@@ -1,0 +1,132 @@
+"""``python -m pysm120 model`` on files: the bytes of a launch bound its time, or the prediction says that they may."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pysm120 import __main__
+from pysm120.model import chips
+
+pytestmark = pytest.mark.virtual
+
+# Sums of rows: each thread reads 16 bytes in a round, `stride` bytes from its neighbour's.
+SUMS = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry sums(.param .u64 x, .param .u64 y, .param .u32 rounds)
+.reqntid 256
+{{
+    .reg .b64 p, q, at;
+    .reg .b32 n, i, tid, cta;
+    .reg .f32 a<4>, sum;
+    .reg .pred more;
+    ld.param.u64 p, [x];
+    ld.param.u64 q, [y];
+    ld.param.u32 n, [rounds];
+    mov.u32 tid, %tid.x;
+    mov.u32 cta, %ctaid.x;
+    mul.lo.u32 i, cta, n;
+    mul.wide.u32 at, i, {row};
+    add.u64 p, p, at;
+    mul.wide.u32 at, tid, {stride};
+    add.u64 p, p, at;
+    mov.f32 sum, 0f00000000;
+    mov.u32 i, 0;
+again:
+.pragma "nounroll";
+    ld.global.v4.f32 {{a0, a1, a2, a3}}, [p];
+    add.f32 sum, sum, a0;
+    add.f32 sum, sum, a1;
+    add.f32 sum, sum, a2;
+    add.f32 sum, sum, a3;
+    add.u64 p, p, {row};
+    add.u32 i, i, 1;
+    setp.lt.u32 more, i, n;
+@more bra again;
+    mul.wide.u32 at, tid, 4;
+    add.u64 q, q, at;
+    {store}
+    ret;
+}}
+"""
+STORE = "st.global.f32 [q], sum;"
+ADD = "red.global.add.f32 [q], sum;"
+
+
+def text(stride: int = 16, store: str = STORE) -> str:
+    """Return the PTX of the sums."""
+    return SUMS.format(stride=stride, row=256 * stride, store=store)
+
+
+def model(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
+    """Return the prediction of ``model --json``."""
+    given = __main__.main(["model", *words, "--json"])
+    shown = capsys.readouterr()
+    assert given == status, shown.err + shown.out[:600]
+    found: dict[str, Any] = json.loads(shown.out)
+    return found
+
+
+def test_bytes_bound_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "k.ptx"
+    path.write_text(text())
+    launch = [str(path), "--ctas", "1360", "--rounds", "64"]
+    size = 1360 * (64 * 256 * 16 + 256 * 4)
+    unknown = model(capsys, *launch, status=3)
+    assert not unknown["dram_known"]
+    sentence = unknown["incomplete"][0]
+    assert "GB/s, and DRAM gives 1,509: give --bytes N, or --bytes moved if nothing is read twice" in sentence
+    known = model(capsys, *launch, "--bytes", str(size))
+    assert known == {**model(capsys, *launch, "--bytes", "moved"), "reasons": known["reasons"]}
+    assert known["bound"] == "dram"
+    assert 0.8 * 1509 < known["dram_gbs"] <= 1509  # near what DRAM gives, and never more
+    assert known["microseconds"] > 1.5 * unknown["microseconds"]
+    # Most of it in L2: less time than from DRAM.
+    cached = model(capsys, *launch, "--bytes", "1000", status=3)  # more of L2 than anybody has seen
+    assert cached["microseconds"] < 0.8 * known["microseconds"]
+    assert __main__.main(["model", *launch, "--bytes", "1.5"]) == 2
+    assert "--bytes is '1.5', neither an integer of at least 0 nor moved" in capsys.readouterr().err
+
+
+def test_l2_gives_no_more_than_its_slices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "k.ptx"
+    path.write_text(text())
+    found = model(capsys, str(path), "--ctas", "1360", "--rounds", "64", "--bytes", "0", status=3)
+    chip = chips.load("rtx5090")
+    assert chip.l2_limit == 7118
+    assert found["l2_gbs"] <= chip.l2_limit
+    (sentence,) = found["incomplete"]
+    assert "GB/s of L2, and 5,000 have been seen on such a chip: at that rate it would take" in sentence
+    assert chips.load("h200").l2_limit == chips.load("h200")["l2_gbs"]  # measured
+
+
+def test_recorded_sectors_are_what_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "k.ptx"
+    path.write_text(text(stride=64))  # of each 64 bytes, 16 are read: a sector of 32
+    command = ["profile", str(path), "--grid", "2", "--block", "256", "--json", f"{tmp_path}/p.json"]
+    assert __main__.main([*command, "f32[131072]:ones", "f32[256]", "u32:8"]) == 0
+    capsys.readouterr()
+    common = [str(path), "--ctas", "1360", "--rounds", "64", "--bytes", "moved"]
+    lanes, sectors = (model(capsys, *common, *more) for more in ((), ("--profile", f"{tmp_path}/p.json")))
+    moved = [found["l2_gbs"] * found["microseconds"] for found in (lanes, sectors)]
+    assert moved[1] == pytest.approx(2 * moved[0], rel=0.02)
+    assert sectors["microseconds"] > 1.7 * lanes["microseconds"]
+    assert sectors["dram_gbs"] <= 1509
+
+
+def test_additions_of_files_have_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stores, adds = tmp_path / "s.ptx", tmp_path / "a.ptx"
+    stores.write_text(text())
+    adds.write_text(text(store="\n    ".join([ADD] * 8)))
+    common = ["--chip", "h200", "--ctas", "1056", "--rounds", "1", "--bytes", "0"]
+    plain, added = model(capsys, str(stores), *common), model(capsys, str(adds), *common)
+    assert plain["add_gbs"] == 0
+    assert added["bound"] == "adds"
+    assert added["add_gbs"] <= added["add_gbs_of_the_chip"]
+    assert added["add_gbs"] * added["microseconds"] * 1e3 == pytest.approx(1056 * 256 * 4 * 8, rel=0.01)
+    assert added["clocks"] > 1.3 * plain["clocks"]
+    returned = tmp_path / "r.ptx"  # an addition that returns the sum before it takes the same way
+    returned.write_text(text(store="\n    ".join(["atom.global.add.f32 sum, [q], sum;"] * 8)))
+    assert model(capsys, str(returned), *common)["add_gbs"] > 0
