@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pysm120 import __version__
-from pysm120.cli import check, demo, info, microbench, model, profile, resources, run, trace, tune
+from pysm120.cli import check, compare, demo, info, microbench, model, profile, resources, run, trace, tune
 from pysm120.cli.command import Command, add_device
 from pysm120.runtime import ffi
 from pysm120.runtime.errors import Error, FaultError
@@ -30,6 +30,7 @@ COMMANDS = (
     microbench.COMMAND,
     resources.COMMAND,
     model.COMMAND,
+    compare.COMMAND,
 )
 
 

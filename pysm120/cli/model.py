@@ -3,34 +3,26 @@
 import argparse
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pysm120.cli import console
 from pysm120.cli.command import Command
+from pysm120.cli.model_kernel import INCOMPLETE, number, predicted, record_of
 from pysm120.machine_code import sass
-from pysm120.model import backward, chips, code_loops, files, predict, roles, validation
+from pysm120.model import backward, chips, code_loops, validation
 from pysm120.model import measure as measuring
-from pysm120.model import problem as problems
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
-from pysm120.model.handovers import InTime
 from pysm120.model.kernel_model import TYPICAL, KernelModel
 from pysm120.model.predict import Prediction
 from pysm120.model.problem import BACKWARD, Problem
 from pysm120.model.record import NotRecordedError
-from pysm120.model.recorded import Recording
 from pysm120.observe.profile import Sources
-from pysm120.observe.program import triple
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
 
 REASONS = 15  # rows of the table
-INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
 _INSTRUCTION_BYTES = 16
-_LOOP = re.compile(r"(0x[0-9a-f]+)=(\d+(?:\.\d+)?)$")
-_BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
 
 
 class Place(NamedTuple):
@@ -54,6 +46,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--problem",
         metavar="B,S,H,D[,causal]",
         help="batch, rows, heads (or heads/kv heads), head size of an attention or its gradients",
+    )
+    parser.add_argument(
+        "--tile", metavar="QxK", help="rows of queries and of keys of a tile, for a file with --problem: 64x32"
     )
     parser.add_argument(
         "--ctas", metavar="N", help="CTAs of the launch, if there is no --problem (default: fill the chip once)"
@@ -124,48 +119,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _number(word: str | None, name: str, least: int = 1) -> int | None:
-    """Return the value of an option as an integer of at least ``least``."""
-    if word is None:
-        return None
-    if not word.isdecimal() or int(word) < least:
-        message = f"{name} is {word!r}, not an integer of at least {least}"
-        raise InvalidArgumentError(message)
-    return int(word)
-
-
-def _branches(words: list[str]) -> dict[int, bool]:
-    """Return the values of --branch."""
-    stated = {}
-    for word in words:
-        found = _BRANCH.match(word)
-        if found is None:
-            message = f"--branch is {word!r}, not an address and a direction such as 0x3610=taken or 0x3610=not"
-            raise InvalidArgumentError(message)
-        stated[int(found[1], 16)] = found[2] == "taken"
-    return stated
-
-
-def _loops(words: list[str], model: KernelModel) -> dict[int, float]:
-    """Return the values of --loop."""
-    function, stated = model.function, dict[int, float]()
-    known = {function.instructions[function.blocks[loop.header].first].address for loop in function.loops}
-    main = {function.instructions[function.blocks[model.loop.header].first].address} if model.loop else set()
-    for word in words:
-        found = _LOOP.match(word)
-        if found is None:
-            message = f"--loop is {word!r}, not the address of a loop and its rounds such as 0x3610=8"
-            raise InvalidArgumentError(message)
-        address = int(found[1], 16)
-        if address not in known - main:
-            there = ", ".join(f"{one:#x}" for one in sorted(known - main)) or "no other loop"
-            which = "the main loop, whose rounds are --rounds" if address in main else "not the begin of a loop"
-            message = f"--loop is {word!r}, but {found[1]} is {which}; beside the main loop there is {there}"
-            raise InvalidArgumentError(message)
-        stated[address] = float(found[2])
-    return stated
-
-
 def places(ptx: str | None, function: sass.Function, target: str) -> dict[int, Place]:
     """Return the lines of a kernel by address, if the code has them or ptxas is found."""
     if ptx is None:
@@ -195,38 +148,6 @@ def _branches_by(model: KernelModel, why: str) -> dict[str, Any]:
     return {"by": "recording", "why": why, "recorded": shares, "rules": [f"{x:#x}" for x in recording.by_rules]}
 
 
-def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int], Problem | None]:
-    """Return the rounds of each CTA, and the problem or None."""
-    problem = _problem(model.function.name, arguments)
-    if problem:
-        return problem.rounds(_record_of(model.function.name)), problem
-    stated = _number(arguments.rounds, "--rounds")
-    if stated and model.loop is None:
-        message = f"--rounds is {arguments.rounds!r}, but {model.function.name} has no loop: leave out --rounds"
-        raise InvalidArgumentError(message)
-    recorded = round(model.recording.rounds) if model.recording else 32
-    rounds = 0 if model.loop is None else stated or recorded
-    return [rounds] * (_number(arguments.ctas, "--ctas") or int(model.chip["sms"]) * model.slots), None
-
-
-def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
-    """Return the given problem, or the default problem of attention kernels."""
-    rounds, ctas = _number(arguments.rounds, "--rounds"), _number(arguments.ctas, "--ctas")
-    if arguments.problem and (rounds or ctas):
-        message = "--problem determines the CTAs and rounds: leave out --ctas and --rounds"
-        raise InvalidArgumentError(message)
-    if arguments.problem:
-        return problems.parse(arguments.problem)
-    kernel = find_builtin(name)
-    is_attention = kernel is not None and kernel.operation in {"attention", BACKWARD}
-    return Problem(4, 2048, 32, kernel.head_dim) if kernel and is_attention and not rounds and not ctas else None
-
-
-def _record_of(name: str) -> Builtin:
-    """Return the record of a kernel; for a kernel that is not the library's, it has only the name."""
-    return find_builtin(name) or Builtin(name, "", 0, 0)
-
-
 def result(
     model: KernelModel,
     prediction: Prediction,
@@ -241,7 +162,7 @@ def result(
     """Return the prediction as a value for ``json.dumps``."""
     chip = model.chip
     seconds = prediction.clocks / (mhz * 1e6)
-    record = _record_of(model.function.name)
+    record = record_of(model.function.name)
     flops = problem.flops_of(record) if problem else prediction.flops
     return {
         "kernel": model.function.name,
@@ -418,126 +339,6 @@ def measure(path: Path, launches: str | None, *, code: bool) -> None:
     print(f"{path} has {len(document['loops'])} loops and {len(document['launches'])} launches.")
 
 
-class _Kernel:
-    """The kernel of the command line, its PTX if there is one, and the recording of its branches."""
-
-    def __init__(self, arguments: argparse.Namespace, chip: Chip) -> None:
-        self.arguments, self.chip = arguments, chip
-        self.why = "--rules" if arguments.rules else ""
-        self.missing: list[str] = []  # what the prediction lacks, a sentence each
-        self.target = files.target_of(chip)
-        self.file = files.read(Path(arguments.kernel), arguments.ptx, self.target)
-        index = None if self.file else builtin_index(arguments.kernel)
-        text = builtin_image(index, self.target, "ptx").decode() if index is not None else None
-        self.ptx = self.file.ptx if self.file else text
-
-    def model(self, stages: int | None, stated: dict[int, bool]) -> KernelModel:
-        """Return the model of the kernel."""
-        record = None if self.arguments.rules else self._record
-        if self.file:
-            shared = _number(self.arguments.shared, "--shared", least=0) or 0
-            image, entry, block = self.file.image, self.arguments.entry, self.arguments.block
-            threads = files.threads_of(image, entry, triple(block, "--block") if block else None)
-            return validation.image_model(
-                self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
-                warps_of=self._warps_of, cold=self.arguments.bytes is not None,
-            )  # fmt: skip
-        for name in ("shared", "block", "warps", "loop", "bytes"):
-            if given := getattr(self.arguments, name):
-                word = given if isinstance(given, str) else given[0]
-                message = f"--{name} is {word!r}, but {self.arguments.kernel} is a kernel of the library: leave it out"
-                raise InvalidArgumentError(message)
-        return validation.builtin_model(self.chip, self.arguments.kernel, stages=stages, stated=stated, record=record)
-
-    def _warps_of(self, function: sass.Function, threads: int, recording: Recording | None) -> int:
-        """Return the warps that execute the main loop: stated, recorded, or by the rules, which may have to assume."""
-        stated, total = _number(self.arguments.warps, "--warps"), -(-threads // 32)
-        if stated and stated > total:
-            message = f"--warps is {stated}, but a CTA of {threads} threads has {total} warps"
-            raise InvalidArgumentError(message)
-        if stated or recording:
-            return stated or (recording.warps if recording else total)
-        warps, assumed = roles.warps_by_rules(function, threads)
-        self.missing += [assumed] if assumed else []
-        return warps
-
-    def others(self, model: KernelModel, rounds: list[int]) -> list[roles.Other]:
-        """Return what the CTAs of a file's kernel execute beside the main loop, as far as it is known."""
-        if self.file is None or model.loop is None:
-            return []
-        stated = _loops(self.arguments.loop, model)
-        found, unknown = roles.others(model, model.loop, rounds[0], stated)
-        if unknown:
-            which = ", ".join(f"{address:#x}" for address in unknown)
-            self.missing.append(
-                f"beside the main loop there are loops whose rounds nobody stated, at {which}: give --profile, or "
-                f"--loop {unknown[0]:#x}=N"
-            )
-        return found
-
-    def check(self, model: KernelModel) -> None:
-        """Note what the model of a file's kernel lacks."""
-        if self.file is None:
-            return
-        if model.loop and not self.arguments.rounds and not model.recording:
-            self.missing.append("32 rounds of the main loop are assumed: give --rounds or --profile")
-        if isinstance(model.handovers, InTime) and model.handovers.rings:
-            self.missing.append(f"waits for copies are left out: {model.handovers.why}")
-
-    def dram_bytes(self, model: KernelModel, rounds: list[int], others: list[roles.Other]) -> float | None:
-        """Return the bytes that a file's kernel moves from and to DRAM; None if nobody stated them."""
-        word = self.arguments.bytes
-        if word == "moved":
-            return predict.all_l2_bytes(model, rounds, others)
-        if word is not None and not word.isdecimal():
-            message = f"--bytes is {word!r}, neither an integer of at least 0 nor moved"
-            raise InvalidArgumentError(message)
-        return None if word is None else float(word)
-
-    def check_memory(self, prediction: Prediction, *, dram_known: bool) -> None:
-        """Note what memory may need longer for than the prediction."""
-        chip, mhz = self.chip, float(self.arguments.mhz or self.chip["mhz"])
-        gbs = prediction.l2_bytes / prediction.clocks * mhz / 1e3
-        dram, l2 = float(chip["dram_gbs"]), float(chip["l2_gbs"])
-        if not dram_known and gbs > dram:
-            self.missing.append(
-                f"its loads and stores are {gbs:,.0f} GB/s, and DRAM gives {dram:,.0f}: give --bytes N, or --bytes "
-                f"moved if nothing is read twice, which takes at least {prediction.l2_bytes / dram / 1e3:,.2f} us"
-            )
-        if gbs > l2 and not chip["l2_binds"]:
-            self.missing.append(
-                f"it needs {gbs:,.0f} GB/s of L2, and {l2:,.0f} have been seen on such a chip: at that rate it would "
-                f"take {prediction.l2_bytes / l2 / 1e3:,.2f} us"
-            )
-
-    def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
-        """Return the kernel with the lines of its PTX, and the recording of its branches, as far as they are known."""
-        if self.arguments.profile:
-            known = self._with_lines(function)
-            return known, records.of_file(known, Path(self.arguments.profile), threads)
-        try:
-            problem = _problem(function.name, self.arguments)
-            if problem is None or self.ptx is None or self.file:
-                self.why = "nothing was recorded: there is no attention problem and no --profile"
-                return function, None
-            return validation.recorder(self.ptx, self.target, problem, _record_of(function.name))(function, threads)
-        except NotRecordedError as error:
-            self.why = str(error)
-            return function, None
-
-    def _with_lines(self, function: sass.Function) -> sass.Function:
-        """Return the kernel with the lines of its PTX, without which a profile says nothing of it."""
-        word = self.arguments.profile
-        if self.ptx is None:
-            message = f"--profile is {word!r}, but the PTX is unknown: give --ptx FILE.ptx"
-            raise InvalidArgumentError(message)
-        try:
-            return records.with_lines(function, self.ptx, self.target)
-        except NotRecordedError as error:
-            message = f"--profile is {word!r}, whose lines cannot be joined to the machine code: {error}"
-            raise InvalidArgumentError(message) from error
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Predict."""
     if arguments.measure:
@@ -552,25 +353,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(message)
     picture = _picture(arguments.timeline)
     chip = chips.load(arguments.chip)
-    mhz = float(_number(arguments.mhz, "--mhz") or chip["mhz"])
-    stages = _number(arguments.stages, "--stages")
-    kernel = _Kernel(arguments, chip)
-    stated = _branches(arguments.branch)
-    model = kernel.model(stages, stated)
-    rounds, problem = _launch(model, arguments)
-    held = problem.tensor_bytes(_record_of(model.function.name)) if problem else 0
-    kernel.check(model)
-    others = kernel.others(model, rounds)
-    dram = kernel.dram_bytes(model, rounds, others)
-    prediction = predict.predict(
-        model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, keep_events=picture is not None
-    )
-    known = dram is not None or kernel.file is None
-    kernel.check_memory(prediction, dram_known=known)
+    mhz = float(number(arguments.mhz, "--mhz") or chip["mhz"])
+    kernel, model, rounds, problem, prediction, known = predicted(arguments, chip, keep_events=picture is not None)
     found = result(
         model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why), kernel.missing, dram_known=known
     )
-    record = _record_of(model.function.name)
+    record = record_of(model.function.name)
     if problem and record.operation == BACKWARD:
         found["pass"] = pass_result(backward.predict_pass(model, record, problem, prediction), chip, problem, mhz)
     lines = places(kernel.ptx, model.function, kernel.target)

@@ -86,7 +86,7 @@ class Problem:
 def tile_of(kernel: Builtin) -> tuple[int, int]:
     """Return the rows of queries and of keys of a kernel's tile."""
     if not kernel.q_rows or not kernel.kv_rows:
-        message = f"{kernel.entry} is not a kernel of attention with Q and K tiles: give --rounds and --ctas"
+        message = f"{kernel.entry} is not a kernel of attention with Q and K tiles: give --tile, or --rounds and --ctas"
         raise InvalidArgumentError(message)
     return kernel.q_rows, kernel.kv_rows
 
