@@ -188,9 +188,10 @@ class InTime:
     filler: Filler | None = None
     loaders: Collection[int] = ()
 
-    def __init__(self, rules: ByRules) -> None:
-        self.stages, self.why = rules.stages, "the rules do not fit this kernel: every tile is there in time"
-        self.rings: Sequence[Ring] = [Ring(0, 0, 0, ring.each, ring.bytes) for ring in rules.rings]
+    def __init__(self, rules: ByRules | None = None) -> None:
+        self.stages = rules.stages if rules else 0
+        self.why = "the rules do not fit this kernel: every tile is there in time" if rules else ""
+        self.rings: Sequence[Ring] = [Ring(0, 0, 0, one.each, one.bytes) for one in (rules.rings if rules else ())]
 
     def before(self) -> dict[int, Deed]:
         """Return the actions of the instructions before the main loop: none."""

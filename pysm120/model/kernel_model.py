@@ -163,9 +163,8 @@ def straight(
     pipes, sources = _pipes(chip, function, recording), list[Instruction]()
     steps = pipes.steps(path, {}, sources)
     once, around = ([], steps) if repeats else (steps, [])
-    nothing = InTime(ByRules(function, warps, (), (), ()))
     paths = Paths(once, around, [], once, around, (), None, sources, None, ())
-    return KernelModel(chip, function, warps, slots, paths, pipes, nothing, recording)
+    return KernelModel(chip, function, warps, slots, paths, pipes, InTime(), recording)
 
 
 def _pipes(chip: Chip, function: Function, recording: Recording | None) -> Pipes:

@@ -4,8 +4,9 @@ Both are recorded, stated, or assumed by these rules:
 
 - a kernel that moves registers between warps (setmaxnreg) has one producer warp group, of four warps;
 - CTAs of more than four warps, and not of a multiple of four, have producer warps;
-- a loop that no warp reaches from the main loop, or from which no warp reaches it, belongs to other warps: to four in a
-  CTA of at least eight, else to one;
+- a loop with copies or barriers that excludes the main loop belongs to other warps: to four in a CTA of at least eight,
+  else to one;
+- any other loop that excludes the main loop is for other arguments: it counts as not executed;
 - loops beside the main loop are executed as often as the path passes them: once, or not at all.
 """
 
@@ -42,9 +43,15 @@ def warps_by_rules(function: Function, threads: int) -> tuple[int, str]:
 def _has_roles(function: Function) -> bool:
     """Whether a kernel has loops for other warps than those of the main loop."""
     main = function.main_loop() if function.loops else None
-    return main is not None and any(
-        not _in_turn(function, main, loop) and not _only_waits(function, loop) for loop in function.loops
-    )
+    return main is not None and any(_is_role(function, main, loop) for loop in function.loops)
+
+
+def _is_role(function: Function, main: Loop, other: Loop) -> bool:
+    """Whether a loop is for other warps than the main loop: it excludes the main loop, and hands data over."""
+    if _in_turn(function, main, other) or _only_waits(function, other):
+        return False
+    code = list(function.of_loop(other))
+    return any(one.is_copy or one.base in {"LDGSTS", "SYNCS", "BAR"} for one in code)
 
 
 def _in_turn(function: Function, main: Loop, other: Loop) -> bool:
@@ -145,7 +152,7 @@ def others(model: KernelModel, main: Loop, rounds: float, stated: Mapping[int, f
         address = function.instructions[function.blocks[loop.header].first].address
         if loop == main or (address not in stated and _only_waits(function, loop)):
             continue
-        if not _in_turn(function, main, loop) and address not in stated:
+        if address not in stated and _is_role(function, main, loop):
             continue
         inside, outside = set(loop.blocks) < set(main.blocks), set(loop.blocks) > set(main.blocks)
         base = (rounds if address in around else 0.0) if inside else 1.0 if outside or address in once else 0.0
