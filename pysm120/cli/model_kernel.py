@@ -178,6 +178,8 @@ class Kernel:
             self.missing.append("32 rounds of the main loop are assumed: give --rounds or --profile")
         if isinstance(model.handovers, InTime) and model.handovers.rings:
             self.missing.append(f"waits for copies are left out: {model.handovers.why}")
+        if model.handovers.guessed:
+            self.missing.append("the code does not tell the bytes that producers copy: L2 and DRAM may bound the time")
 
     def dram_bytes(self, model: KernelModel, rounds: list[int], others: list[roles.Other]) -> float | None:
         """Return the bytes that a file's kernel moves from and to DRAM; None if nobody stated them."""

@@ -12,6 +12,7 @@ phase ends when all its arrivals and copies are done. The hand-overs of a kernel
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
@@ -63,11 +64,15 @@ class Filler(NamedTuple):
 
 
 class Handovers(Protocol):
-    """The hand-overs of a kernel. ``why`` says why they come from the rules; it is "" if they were recorded."""
+    """The hand-overs of a kernel. ``why`` says why they come from the rules; it is "" if they were recorded.
+
+    ``guessed``: nothing tells the bytes of a tile.
+    """
 
     stages: int
     filler: Filler | None
     why: str
+    guessed: bool
 
     @property
     def rings(self) -> Sequence[Ring]:
@@ -104,6 +109,7 @@ class ByRules:
     """
 
     loaders: Collection[int]
+    guessed = False
 
     def __init__(
         self,
@@ -125,7 +131,9 @@ class ByRules:
         self._of_q = max(0, first - (self.stages - 1) * each) if each else 0
         if not any(one.is_copy for one in function.instructions):
             return
-        self._bytes = (_tile_bytes(load_around) or _TILE_BYTES) // self._copies
+        announced = _tile_bytes(load_around) or _announced(function)
+        self.guessed = not announced
+        self._bytes = (announced or _TILE_BYTES) // self._copies
         self._parts = parts = max(1, sum(map(_is_wait, around)))
         copies = [sum(self._part(n) == part for n in range(self._copies)) for part in range(parts)]
         tiles = [Ring(0, n, 0, 1, n * self._bytes) for n in copies]
@@ -189,6 +197,7 @@ class InTime:
     loaders: Collection[int] = ()
 
     def __init__(self, rules: ByRules | None = None) -> None:
+        self.guessed = rules.guessed if rules else False
         self.stages = rules.stages if rules else 0
         self.why = "the rules do not fit this kernel: every tile is there in time" if rules else ""
         self.rings: Sequence[Ring] = [Ring(0, 0, 0, one.each, one.bytes) for one in (rules.rings if rules else ())]
@@ -215,7 +224,18 @@ def _stages(function: Function, around: Sequence[Instruction]) -> int:
 
 def _tile_bytes(path: Sequence[Instruction]) -> int:
     """Return the bytes that arrivals on a path announce, as far as they are constants."""
-    total = 0
+    return sum(_constants(path))
+
+
+def _announced(function: Function) -> int:
+    """Return the bytes that most arrivals of a kernel announce: those of the producers' tiles; 0 if nothing tells."""
+    found = Counter(_constants([one for one in function.instructions if "EXCH" not in one.opcode]))  # not the counts
+    return found.most_common(1)[0][0] if found else 0
+
+
+def _constants(path: Sequence[Instruction]) -> list[int]:
+    """Return the bytes that each arrival on a path announces, if they are a constant."""
+    found_bytes = []
     for i, one in enumerate(path):
         if pipes.class_of(one.opcode) != "arrive" or "A1T0" in one.opcode:
             continue
@@ -223,6 +243,6 @@ def _tile_bytes(path: Sequence[Instruction]) -> int:
         for earlier in reversed(path[:i]):
             if earlier.operands and earlier.operands[0] == register:
                 found = _BYTES.match(earlier.operands[-1])
-                total += int(found[0], 16) if found and "MOV" in earlier.opcode else 0
+                found_bytes += [int(found[0], 16)] if found and "MOV" in earlier.opcode else []
                 break
-    return total
+    return found_bytes

@@ -186,6 +186,7 @@ class Recorded:
 
     filler: Filler | None = None
     why = ""
+    guessed = False
     loaders: frozenset[int]
 
     def __init__(self, function: Function, kinds: Mapping[int, str], seen: Sequence[Seen]) -> None:

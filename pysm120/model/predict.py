@@ -134,8 +134,9 @@ def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
 
     global_memory = {"load_global", "store_global"}
     once = moved(paths.before, global_memory) + moved(paths.behind, global_memory)
-    once += sum(ring.bytes * ring.once for ring in paths.rings)
-    each = moved(paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in paths.rings)
+    rings = () if model.handovers.guessed else paths.rings  # a guess bounds nothing
+    once += sum(ring.bytes * ring.once for ring in rings)
+    each = moved(paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in rings)
     if not paths.around:
         once += moved(paths.before, {"copy_async"})
     return float(once * len(rounds) + each * sum(rounds))
