@@ -228,16 +228,22 @@ def _tile_bytes(path: Sequence[Instruction]) -> int:
 
 
 def _announced(function: Function) -> int:
-    """Return the bytes that most arrivals of a kernel announce: those of the producers' tiles; 0 if nothing tells."""
-    found = Counter(_constants([one for one in function.instructions if "EXCH" not in one.opcode]))  # not the counts
-    return found.most_common(1)[0][0] if found else 0
+    """Return the bytes that most arrivals of a kernel announce: those of the producers' tiles; 0 if one is unknown."""
+    code = [one for one in function.instructions if "EXCH" not in one.opcode]
+    found = _constants(code)
+    return Counter(found).most_common(1)[0][0] if len(found) == sum(map(_announces, code)) > 0 else 0
+
+
+def _announces(one: Instruction) -> bool:
+    """Whether an instruction arrives and announces bytes."""
+    return pipes.class_of(one.opcode) == "arrive" and "A1T0" not in one.opcode
 
 
 def _constants(path: Sequence[Instruction]) -> list[int]:
     """Return the bytes that each arrival on a path announces, if they are a constant."""
     found_bytes = []
     for i, one in enumerate(path):
-        if pipes.class_of(one.opcode) != "arrive" or "A1T0" in one.opcode:
+        if not _announces(one):
             continue
         register = one.operands[-1]
         for earlier in reversed(path[:i]):

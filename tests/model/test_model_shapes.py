@@ -312,3 +312,13 @@ def test_options_of_files(capsys: pytest.CaptureFixture[str]) -> None:
     for option, value in (("--block", "128"), ("--shared", "0"), ("--warps", "4"), ("--loop", "0x10=3")):
         error = refusal(capsys, entry, option, value)
         assert f"{option} is '{value}', but {entry} is a kernel of the library: leave it out" in error
+
+
+def test_bytes_that_nothing_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """CUTLASS passes the bytes of a tile as a parameter."""
+    text = LATE.replace("[p], 2048, [f]", "[p], size, [f]").replace("none, [f], 2048", "none, [f], size")
+    text = text.replace("    mov.u32 tid,", "    .reg .b32 size;\n    ld.param.u32 size, [bytes];\n    mov.u32 tid,")
+    text = text.replace(".param .u32 rounds)", ".param .u32 rounds, .param .u32 bytes)")
+    found = model(capsys, files(tmp_path, text), "--ctas", "132", "--rounds", "20", status=3)
+    assert "the code does not tell the bytes that producers copy" in found["incomplete"][-1]
+    assert found["l2_gbs"] * found["microseconds"] * 1e3 < 132 * 20 * 2048
