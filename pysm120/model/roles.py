@@ -104,6 +104,8 @@ def _only_waits(function: Function, loop: Loop) -> bool:
     code = list(function.of_loop(loop))
     if len(code) > _WAIT_LENGTH:
         return False
+    if any(one.opcode == "BRA.U.ANY" for one in code):  # once for each value that the lanes have, which is one
+        return True
     kinds = {pipes.class_of(one.opcode) for one in code}
     return "try_wait" in kinds or kinds <= {"alu", "branch", "uniform", "to_uniform", "vote", "move", "constant"}
 

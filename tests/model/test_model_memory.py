@@ -126,7 +126,7 @@ def test_additions_of_files_have_a_rate(tmp_path: Path, capsys: pytest.CaptureFi
     assert added["bound"] == "adds"
     assert added["add_gbs"] <= added["add_gbs_of_the_chip"]
     assert added["add_gbs"] * added["microseconds"] * 1e3 == pytest.approx(1056 * 256 * 4 * 8, rel=0.01)
-    assert added["clocks"] > 1.3 * plain["clocks"]
+    assert added["clocks"] > plain["clocks"]
     returned = tmp_path / "r.ptx"  # an addition that returns the sum before it takes the same way
     returned.write_text(text(store="\n    ".join(["atom.global.add.f32 sum, [q], sum;"] * 8)))
     assert model(capsys, str(returned), *common)["add_gbs"] > 0
