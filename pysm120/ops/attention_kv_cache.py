@@ -13,7 +13,7 @@ from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import flag, integer, one_of
 from pysm120.ops.plan import NEW, result
 from pysm120.ops.table import E4M3, E5M2, E8M0, F32, FLOATS, I32, U8, Input, Output
-from pysm120.runtime.arrays import Array, dtype_of
+from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 
