@@ -16,6 +16,7 @@ import pysm120
 from pysm120 import __main__
 from pysm120.cli import microbench_table as table
 from pysm120.machine_code import sass
+from pysm120.machine_code import tools as programs
 from pysm120.microbench import (
     chain,
     forms_launch,
@@ -435,6 +436,7 @@ def test_no_figure_without_tools(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setenv("CUDA_HOME", "/nonexistent")
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sysconfig, "get_path", lambda _: "/nonexistent")
+    monkeypatch.setattr(programs, "_CUDA", Path("/nonexistent"))
     toolchain.find.cache_clear()
     try:
         assert "pip install nvidia-cuda-nvcc nvidia-cuda-nvdisasm" in toolchain.missing()

@@ -300,6 +300,30 @@ static void test_profile(sm120_device *device, sm120_kernel *kernel) {
 
 /* ---- memory ---- */
 
+/* Copies in a batch, within 256 bytes that begin with `host`. */
+static void test_batch(sm120_device *device, sm120_address address, const unsigned char *host) {
+    unsigned char back[256];
+    sm120_copy_piece pieces[] = {{address + 65, address, 63, 0}, {0, 0, 0, 0}, {address + 160, address + 7, 1, 0}};
+    const size_t bytes = sizeof pieces;
+    OK(sm120_copy_batch_prepare(device, pieces, 3));
+    TRUE(pieces[0].first == 0 && pieces[1].first == 1 && pieces[2].first == 1);
+    sm120_address list = 0;
+    OK(sm120_alloc(device, bytes, &list));
+    OK(sm120_copy_to_device(device, list, pieces, bytes, NULL));
+    OK(sm120_copy_batch(device, list, 3, 1, NULL));
+    OK(sm120_copy_to_host(device, back, address, sizeof back, NULL));
+    OK(sm120_device_synchronize(device));
+    TRUE(memcmp(back + 65, host, 63) == 0 && back[160] == host[7] && back[64] == host[64]);
+    BAD(INVALID_ARGUMENT, "pieces", sm120_copy_batch_prepare(device, NULL, 3));
+    BAD(INVALID_ARGUMENT, "count", sm120_copy_batch_prepare(device, pieces, 0));
+    BAD(INVALID_ARGUMENT, "count", sm120_copy_batch(device, list, 0, 1, NULL));
+    BAD(MISALIGNED, "pieces", sm120_copy_batch(device, list + 4, 2, 1, NULL));
+    BAD(UNSUPPORTED, "ctas", sm120_copy_batch(device, list, 3, 1u << 30, NULL));
+    pieces[2].bytes = 250;
+    BAD(INVALID_ARGUMENT, "pieces[2].to", sm120_copy_batch_prepare(device, pieces, 3));
+    OK(sm120_free(device, list));
+}
+
 static void test_memory(sm120_device *device) {
     sm120_address address = 0;
     unsigned char host[256];
@@ -331,6 +355,7 @@ static void test_memory(sm120_device *device) {
     BAD(INVALID_ARGUMENT, "past the end", sm120_copy_on_device(device, address + 128, address, 129, NULL));
     BAD(INVALID_ARGUMENT, "from", sm120_copy_on_device(device, address, UINT64_MAX - 3, 8, NULL));
     BAD(INVALID_ARGUMENT, "past the end", sm120_fill(device, address, 0, SIZE_MAX, NULL));
+    test_batch(device, address, host);
     BAD(INVALID_ARGUMENT, "inside", sm120_free(device, address + 16));
     OK(sm120_free(device, address));
     BAD(INVALID_ARGUMENT, "freed already", sm120_free(device, address));

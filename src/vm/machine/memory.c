@@ -348,6 +348,10 @@ static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uin
     }
     const size_t at = position(device, address), count = device->allocation_count;
     const struct allocation *a = device->allocations;
+    /* Distances to the neighbours: the nearer one is named. */
+    enum { FAR = 1 << 20 };
+    const uint64_t behind = at != 0 ? address - a[at - 1].end : UINT64_MAX;
+    const uint64_t before = at < count && a[at].start > address ? a[at].start - address : UINT64_MAX;
     if (at < count && a[at].start <= address && is_freed_for(w->worker->launch, &a[at])) {
         explain_freed(w, &a[at], address, bytes, lane, what);
     } else if (at < count && a[at].start <= address) {
@@ -355,15 +359,15 @@ static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uin
                  "%s of %u bytes at global address 0x%llx crosses the end of an allocation of %llu bytes at 0x%llx%s",
                  what, bytes, shown, (unsigned long long)(a[at].end - a[at].start), (unsigned long long)a[at].start,
                  owner_of(w, &a[at]).text);
-    } else if (at != 0 && address - a[at - 1].end < 1u << 20) {
+    } else if (behind <= before && behind < FAR) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at global address 0x%llx, %llu bytes past the end of an allocation of %llu bytes%s",
-                 what, bytes, shown, shown - a[at - 1].end, (unsigned long long)(a[at - 1].end - a[at - 1].start),
+                 what, bytes, shown, (unsigned long long)behind, (unsigned long long)(a[at - 1].end - a[at - 1].start),
                  owner_of(w, &a[at - 1]).text);
-    } else if (at < count && a[at].start - address < 1u << 20) {
+    } else if (before < FAR) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at global address 0x%llx, %llu bytes before an allocation of %llu bytes%s", what,
-                 bytes, shown, (unsigned long long)a[at].start - shown, (unsigned long long)(a[at].end - a[at].start),
+                 bytes, shown, (unsigned long long)before, (unsigned long long)(a[at].end - a[at].start),
                  owner_of(w, &a[at]).text);
     } else {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
