@@ -24,7 +24,13 @@ SM120_SHARED = 101376  # bytes of a CTA
 OF_HOPPER = "128x128_d32|128x128_d64|64x128_d96|64x128_d128|64x64_d192|64x64_d256"  # tiles that need more
 # How many times as long as any other unit the tensor pipe of an RTX 5090 is busy, at least, by a part of the entry. The
 # backward pass reads its operands more often than the forward pass: tiles of 32 x 32 at head size 256 most of all.
-MARGINS = {"attention_backward_mxfp8": 1.3, "attention_backward": 1.9, "f16": 2.0, "attention_mxfp8": 1.3, "narrow": 1.3}
+MARGINS = {
+    "attention_backward_mxfp8": 1.3,
+    "attention_backward": 1.9,
+    "f16": 2.0,
+    "attention_mxfp8": 1.3,
+    "narrow": 1.3,
+}
 TILE = re.compile(r"^attention.*(_\d+x\d+|kv_cache_\w+)_d\d+")  # of a kernel with matrix products
 OF_MEMORY = "matvec"  # kernels with products that wait for memory
 
