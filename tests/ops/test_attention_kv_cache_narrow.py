@@ -263,6 +263,7 @@ def test_dtypes_of_another_library(dtype: str, layout: str) -> None:
 
 
 Q, CACHE, BLOCKS = np.ones((1, 1, 2, 64), BF16), np.ones((1, 5, 2, 64), E4M3), np.ones((1, 5, 2, 2), E8M0)
+PAIRS = (CACHE.view(np.uint8)[..., :32], np.ones((1, 5, 2, 4), E4M3))
 WRONG: dict[str, tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = {
     "mixed": (pysm120.UnsupportedError, "of which one has 16 bits", (CACHE, CACHE.astype(BF16)), {}),
     "one array of pairs": (TypeError, "k_cache has dtype uint8; NVFP4 needs", (CACHE.view(np.uint8), CACHE), {}),
@@ -273,6 +274,12 @@ WRONG: dict[str, tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] =
         {},
     ),
     "swizzled": (ValueError, "v_swizzled = 1; it needs v_cache in NVFP4", (CACHE, CACHE), {"v_swizzled": True}),
+    "rows of a swizzled page": (
+        ValueError,
+        "page_rows a multiple of 4, not 5",
+        (PAIRS, PAIRS),
+        {"v_swizzled": True},
+    ),
     "scale of blocks": (ValueError, "k_scale is given", ((CACHE, BLOCKS), CACHE), {"k_scale": 2.0}),
     "scale of halves": (ValueError, "v_scale is given", (CACHE, CACHE.astype(BF16)), {"v_scale": 2.0}),
     "shape of blocks": (ValueError, r"k_cache\[1\] has shape", ((CACHE, BLOCKS[..., :1]), CACHE), {}),
