@@ -497,8 +497,9 @@ typedef struct sm120_tensor {
 } sm120_tensor;
 
 /* precision: SM120_MXFP8: both products in MXFP8. SM120_BF16 or SM120_F16: both products in 16 bits, of the dtype of q,
- * k and v. SM120_MXFP8_BF16 or SM120_MXFP8_F16: q k^T in MXFP8 and p v in 16 bits, of the dtype of q, k and v. */
-enum { SM120_MXFP8 = 1, SM120_MXFP8_BF16 = 2, SM120_MXFP8_F16 = 3 };
+ * k and v. SM120_MXFP8_BF16 or SM120_MXFP8_F16: q k^T in MXFP8 and p v in 16 bits, of the dtype of q, k and v.
+ * SM120_NVFP4: both products in NVFP4. SM120_NVFP4_MXFP8: q k^T in NVFP4 and p v in MXFP8. */
+enum { SM120_MXFP8 = 1, SM120_MXFP8_BF16 = 2, SM120_MXFP8_F16 = 3, SM120_NVFP4 = 4, SM120_NVFP4_MXFP8 = 5 };
 /* causal: whether row i sees only the keys up to its diagonal, i + d, and what d is. Bottom-right: d = keys - rows.
  * Top-left: d = 0. Keys are those of the past and of k; with lengths or packed sequences, those of the batch. */
 enum {
@@ -524,7 +525,7 @@ typedef struct sm120_mask {
  * docs/reference/attention.md has the formulas. Members from v_head_dim on may be 0, which turns their option off. */
 typedef struct sm120_attention_args {
     uint32_t size;      /* sizeof(sm120_attention_args) */
-    uint32_t precision; /* SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16 or SM120_F16 */
+    uint32_t precision; /* SM120_MXFP8, ..., SM120_NVFP4, ..., SM120_BF16 or SM120_F16 */
     int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128; in BF16 and F16 256 */
     sm120_tensor q, k, v;                                      /* F32, F16 or BF16, one dtype for the three */
     sm120_tensor o;    /* F32, F16 or BF16; q itself, with q's strides and element size, or apart from all inputs */

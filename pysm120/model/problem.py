@@ -8,9 +8,15 @@ from pysm120.runtime.module import Builtin
 
 BACKWARD = "attention_backward"
 _FORM = re.compile(r"(\d+),(\d+),(\d+)(?:/(\d+))?,(\d+)(,causal)?$")
-_SCALED = 1 + 1 / 32  # bytes of an element in MXFP8
+_SCALED, _FOUR = 1 + 1 / 32, 1 / 2 + 1 / 16  # bytes of an element in MXFP8, in NVFP4
 # Bytes of an element of q and k, of v, and of o, by precision.
-_BYTES = {"mxfp8": (_SCALED, _SCALED, 2), "mxfp8_bf16": (_SCALED, 2, 2), "mxfp8_f16": (_SCALED, 2, 2)}
+_BYTES = {
+    "mxfp8": (_SCALED, _SCALED, 2),
+    "mxfp8_bf16": (_SCALED, 2, 2),
+    "mxfp8_f16": (_SCALED, 2, 2),
+    "nvfp4": (_FOUR, _FOUR, 2),
+    "nvfp4_mxfp8": (_FOUR, _SCALED, 2),
+}
 _BYTES_OF_16_BITS = (2, 2, 2)
 _SUM_BYTES = 4  # of an element of the sums of dQ
 

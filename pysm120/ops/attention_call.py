@@ -24,6 +24,8 @@ PRECISIONS: dict[str, tuple[int, str | None, int]] = {
     "mxfp8": (lib.SM120_MXFP8, None, 128),
     "mxfp8_bf16": (lib.SM120_MXFP8_BF16, "bfloat16", 128),
     "mxfp8_f16": (lib.SM120_MXFP8_F16, "float16", 128),
+    "nvfp4": (lib.SM120_NVFP4, None, 128),
+    "nvfp4_mxfp8": (lib.SM120_NVFP4_MXFP8, None, 128),
     "bf16": (lib.SM120_BF16, "bfloat16", 256),
     "f16": (lib.SM120_F16, "float16", 256),
 }

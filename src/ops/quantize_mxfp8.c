@@ -11,7 +11,7 @@
 sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
                                struct quantizer_launch *prepared) {
     uint32_t index;
-    const struct kernel_record wanted = {.operation = "quantize_mxfp8",
+    const struct kernel_record wanted = {.operation = job->operation,
                                          .dtype = job->x->dtype,
                                          .layout = job->layout,
                                          .head_dim = job->width,
@@ -120,6 +120,7 @@ sm120_status sm120_quantize_mxfp8(sm120_device *handle, const sm120_quantize_mxf
     if (status == SM120_OK) {
         struct quantizer_launch prepared;
         const struct quantizer job = {
+            .operation = "quantize_mxfp8",
             .layout = args->axis == SM120_ALONG_ROWS ? "rows" : "d",
             .x = &x,
             .shape = {args->batch, args->heads, args->rows, args->head_dim},

@@ -7,8 +7,9 @@
 
 /* A tensor to quantise, and where the results go. */
 struct quantizer {
-    const char *layout; /* of a kernel's record: "d", "rows", "q", "k", "v" */
-    uint32_t width;     /* the head_dim of a kernel's record */
+    const char *operation; /* of a kernel's record */
+    const char *layout;    /* of a kernel's record: "d", "rows", "q", "k", "v" */
+    uint32_t width;        /* the head_dim of a kernel's record */
     const struct tensor *x;
     struct shape shape;
     int64_t padded_rows, padded_columns; /* extent of the output; in plain layouts that of `shape` */

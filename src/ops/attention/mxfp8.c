@@ -1,5 +1,5 @@
-/* Attention in MXFP8, or with Q K^T in MXFP8 and P V in 16 bits: quantise q, k and, in MXFP8, v into the workspace,
- * then one attention kernel. */
+/* Attention with Q K^T in MXFP8 or NVFP4: quantise q, k and, unless P V is in 16 bits, v into the workspace, then one
+ * attention kernel. */
 #include <inttypes.h>
 
 #include "ops/attention/special.h"
@@ -8,7 +8,26 @@
 #include "runtime/error.h"
 #include "runtime/places.h"
 
-enum { BLOCK = 32 };
+/* The packed form of a tensor: its quantizer, the bits of an element, and the bytes of scales of `rows` rows: one for
+ * each `scale_columns` columns, or with 0 `scale_bytes`. is_any: all its quantizers take sequences. */
+struct form {
+    const char *operation;
+    int64_t bits, rows, scale_columns, scale_bytes;
+    bool is_any;
+};
+static const struct form mxfp8_rows = {"quantize_mxfp8", 8, 1, 0, 4, false};
+static const struct form mxfp8_columns = {"quantize_mxfp8", 8, 32, 1, 0, false};
+static const struct form nvfp4 = {"quantize_nvfp4_packed", 4, 1, 16, 0, true};
+
+/* The forms of a precision; v is NULL with P V in 16 bits. */
+static const struct forms {
+    uint32_t precision;
+    const struct form *qk, *v;
+} all_forms[] = {
+    {SM120_MXFP8, &mxfp8_rows, &mxfp8_columns},  {SM120_MXFP8_BF16, &mxfp8_rows, NULL},
+    {SM120_MXFP8_F16, &mxfp8_rows, NULL},        {SM120_NVFP4, &nvfp4, &nvfp4},
+    {SM120_NVFP4_MXFP8, &nvfp4, &mxfp8_columns},
+};
 
 /* Offsets into the workspace, in bytes. With P V in 16 bits there are no v_tiles. */
 struct areas {
@@ -20,13 +39,21 @@ struct plan {
     const struct attention *call;
     uint32_t index;                           /* of the kernel's record */
     const struct kernel_record *record;       /* its tile sizes are those of the packed q, k and v */
-    bool is_mixed;                            /* P V in 16 bits: v is read in place */
+    const struct form *qk, *v;                /* v NULL: P V in 16 bits, v is read in place */
     struct shape q_shape, k_shape;            /* packed: a batch for each sequence, with the rows of the longest one */
     int64_t padded_q, padded_past, padded_kv; /* rows, rounded up to whole tiles */
     struct areas areas;
 };
 
 /* ---- plan ---- */
+
+/* The bytes of the elements and of the scales of form->rows rows. */
+static int64_t element_bytes(const struct form *form, int64_t columns) {
+    return form->rows * columns * form->bits / 8;
+}
+static int64_t scale_bytes(const struct form *form, int64_t columns) {
+    return form->scale_columns == 0 ? form->scale_bytes : columns / form->scale_columns;
+}
 
 /* Multiply three sizes and round up to the alignment of an area. */
 static bool area_bytes(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *bytes) {
@@ -42,8 +69,7 @@ static int64_t in_tiles(int64_t rows, int64_t tile) {
     return (rows + tile - 1) / tile * tile;
 }
 
-/* Lay out the workspace: q's elements, q's scales (4 bytes per row), and tiles of k and of v that hold their own
- * scales (4 bytes per row of k, a byte per 32 rows and column of v). */
+/* Lay out the workspace: q's elements, q's scales, and tiles of k and of v that hold their own scales. */
 static sm120_status lay_out(struct plan *plan) {
     const int64_t width = plan->record->head_dim;
     const int64_t q_heads = plan->q_shape.batch * plan->q_shape.heads;
@@ -55,9 +81,12 @@ static sm120_status lay_out(struct plan *plan) {
     plan->padded_kv = in_tiles(plan->k_shape.rows, plan->record->kv_rows);
     const int64_t keys = plan->padded_past + plan->padded_kv;
     *areas = (struct areas){0};
-    if (!area_bytes(q_heads, plan->padded_q, width, &q) || !area_bytes(q_heads, plan->padded_q, 4, &scales) ||
-        !area_bytes(kv_heads, keys, width + 4, &k) ||
-        (!plan->is_mixed && !area_bytes(kv_heads, keys / BLOCK, BLOCK * width + width, &v)) ||
+    const struct form *const qk = plan->qk, *const of_v = plan->v;
+    const int64_t elements = element_bytes(qk, width), q_scales = scale_bytes(qk, width);
+    if (!area_bytes(q_heads, plan->padded_q, elements, &q) || !area_bytes(q_heads, plan->padded_q, q_scales, &scales) ||
+        !area_bytes(kv_heads, keys, elements + q_scales, &k) ||
+        (of_v != NULL &&
+         !area_bytes(kv_heads, keys / of_v->rows, element_bytes(of_v, width) + scale_bytes(of_v, width), &v)) ||
         !add(q, scales, &areas->k_tiles) || !add(areas->k_tiles, k, &areas->v_tiles) ||
         !add(areas->v_tiles, v, &areas->end)) {
         return fail(SM120_UNSUPPORTED,
@@ -70,7 +99,16 @@ static sm120_status lay_out(struct plan *plan) {
 
 /* Choose the kernel and lay out the workspace. */
 static sm120_status make_plan(const struct device *device, const struct attention *call, struct plan *plan) {
-    *plan = (struct plan){.call = call, .is_mixed = call->args->precision != SM120_MXFP8};
+    *plan = (struct plan){.call = call};
+    for (size_t i = 0; i < sizeof all_forms / sizeof *all_forms; ++i) {
+        if (all_forms[i].precision == call->args->precision) {
+            plan->qk = all_forms[i].qk;
+            plan->v = all_forms[i].v;
+        }
+    }
+    if (plan->qk == NULL) {
+        return fail(SM120_INTERNAL, "precision = 0x%" PRIx32 " has no packed form", call->args->precision);
+    }
     const sm120_attention_args *const args = call->args;
     plan->q_shape = (struct shape){args->batch, args->heads, args->q_rows, call->q_shape.head_dim};
     plan->k_shape = (struct shape){args->batch, args->kv_heads, args->kv_rows, call->k_shape.head_dim};
@@ -79,7 +117,8 @@ static sm120_status make_plan(const struct device *device, const struct attentio
         return status;
     }
     plan->record = kernel_records + plan->index;
-    if (plan->record->q_rows == 0 || plan->record->kv_rows == 0 || plan->record->kv_rows % BLOCK != 0) {
+    if (plan->record->q_rows == 0 || plan->record->kv_rows == 0 ||
+        (plan->v != NULL && plan->record->kv_rows % plan->v->rows != 0)) {
         return fail(SM120_INTERNAL, "%s has an invalid tile in its record", plan->record->entry);
     }
     return lay_out(plan);
@@ -151,7 +190,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
     if (!plan->call->is_uniform) {
         attention_sequence(plan->call, &sequence);
     }
-    if (plan->is_mixed) {
+    if (plan->v == NULL) {
         struct attention_mixed_any_parameters *const a = &l->values.mixed;
         *a = (struct attention_mixed_any_parameters){.q_elements = q_elements,
                                                      .q_scales = q_scales,
@@ -188,11 +227,13 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
 }
 
 /* The quantisation of a tensor of keys or values into the tiles of all keys, from `first_row` on. */
-static struct quantizer keys_of(const struct plan *plan, const char *layout, const struct tensor *x, int64_t head_dim,
-                                int64_t rows, int64_t first_row, sm120_address tiles) {
+static struct quantizer keys_of(const struct plan *plan, const struct form *form, const char *layout,
+                                const struct tensor *x, int64_t head_dim, int64_t rows, int64_t first_row,
+                                sm120_address tiles) {
     const sm120_attention_args *const args = plan->call->args;
     const bool is_past = first_row < plan->padded_past;
-    struct quantizer q = {.layout = layout,
+    struct quantizer q = {.operation = form->operation,
+                          .layout = layout,
                           .width = plan->record->head_dim,
                           .x = x,
                           .shape = {args->batch, args->kv_heads, rows, head_dim},
@@ -200,7 +241,7 @@ static struct quantizer keys_of(const struct plan *plan, const char *layout, con
                           .padded_columns = plan->record->head_dim,
                           .elements = tiles,
                           .factor = 1.0f,
-                          .has_sequences = !plan->call->is_uniform};
+                          .has_sequences = form->is_any || !plan->call->is_uniform};
     q.sequences = (struct quantizer_sequences_parameters){
         .starts = is_past ? 0 : args->cu_seqlens_k,
         .lengths = is_past ? 0 : args->kv_lengths,
@@ -219,7 +260,9 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
     const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
     const sm120_address v_tiles = workspace + (uint64_t)plan->areas.v_tiles;
     const int64_t v_dim = call->v_shape.head_dim, kv_rows = args->kv_rows, past_rows = args->past_rows;
-    const struct quantizer q = {.layout = "q",
+    const struct form *const of_v = plan->v != NULL ? plan->v : plan->qk; /* the latter is not used */
+    const struct quantizer q = {.operation = plan->qk->operation,
+                                .layout = "q",
                                 .width = plan->record->head_dim,
                                 .x = &call->q,
                                 .shape = plan->q_shape,
@@ -230,17 +273,17 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
                                 .factor = args->scale > 0.0f   ? 1.0f
                                           : args->scale < 0.0f ? -1.0f
                                                                : 0.0f,
-                                .has_sequences = args->cu_seqlens_q != 0,
+                                .has_sequences = plan->qk->is_any || args->cu_seqlens_q != 0,
                                 .sequences = {.starts = args->cu_seqlens_q, .total = (int32_t)args->q_total}};
     const struct {
         bool is_there;
         struct quantizer job;
     } list[] = {
         {true, q},
-        {true, keys_of(plan, "k", &call->k, args->head_dim, kv_rows, plan->padded_past, k_tiles)},
-        {!plan->is_mixed, keys_of(plan, "v", &call->v, v_dim, kv_rows, plan->padded_past, v_tiles)},
-        {past_rows != 0, keys_of(plan, "k", &call->past_k, args->head_dim, past_rows, 0, k_tiles)},
-        {past_rows != 0 && !plan->is_mixed, keys_of(plan, "v", &call->past_v, v_dim, past_rows, 0, v_tiles)},
+        {true, keys_of(plan, plan->qk, "k", &call->k, args->head_dim, kv_rows, plan->padded_past, k_tiles)},
+        {plan->v != NULL, keys_of(plan, of_v, "v", &call->v, v_dim, kv_rows, plan->padded_past, v_tiles)},
+        {past_rows != 0, keys_of(plan, plan->qk, "k", &call->past_k, args->head_dim, past_rows, 0, k_tiles)},
+        {past_rows != 0 && plan->v != NULL, keys_of(plan, of_v, "v", &call->past_v, v_dim, past_rows, 0, v_tiles)},
     };
     sm120_status status = SM120_OK;
     launches->quantizer_count = 0;
