@@ -67,9 +67,10 @@ def launch(device: pysm120.Device) -> None:
         q = np.ones((1, 1, 3, 64), DTYPES[dtype])
         scores(q, q, Rules(0.125), "product", device)
     for dtype, head_dim in itertools.product(DTYPES, (64, 128)):
-        call(head_dim, dtype, "mxfp8")
         x, ends = np.ones((3, 1, head_dim), DTYPES[dtype]), np.array([0, 3], np.int32)
-        pysm120.attention_varlen(x, x, x, ends, ends, precision="mxfp8", device=device)
+        for precision in ("mxfp8", "nvfp4", "nvfp4_mxfp8"):
+            call(head_dim, dtype, precision)
+            pysm120.attention_varlen(x, x, x, ends, ends, precision=precision, device=device)
     for dtype, precision in (("bfloat16", "bf16"), ("float32", "mxfp8")):
         call(33, dtype, precision)
 

@@ -13,10 +13,11 @@ from feature_cases import ALIGN, Case, Problem, fill_features, places
 from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
 from reference import Array
 
-# In e4m3 the relative error of a P is at most 2^-4, and the sum of a row adds the rounded P.
-MXFP8_P_ERROR, MXFP8_L_ERROR = 0.03, 2.0**-4
+# Relative error of O, and absolute error of LSE, that P in blocks causes. In e4m3 the relative error of a P is at most
+# 2^-4. In NVFP4 it is a fifth to a third where P is at least a twelfth of its block's largest; below, P vanishes.
+BLOCK_ERRORS = {"mxfp8": (0.03, 2.0**-4), "nvfp4": (0.15, 0.35), "nvfp4_mxfp8": (0.03, 2.0**-4)}
 # If a sink is the highest score of a row, every P is a multiple of this, which may be a large part of a small O.
-P_STEP = {"bfloat16": 0.0, "float16": 2.0**-24, "mxfp8": 2.0**-17}
+P_STEP = {"bfloat16": 0.0, "float16": 2.0**-24, "mxfp8": 2.0**-17, "nvfp4": 2.0**-16, "nvfp4_mxfp8": 2.0**-17}
 
 
 def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
@@ -65,17 +66,16 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
         got_o, got_lse = o[at, :, rows], lse[at, :, rows]
         covered[at, :, rows] = True
         score = abs(problem.scale) * np.nanmax(np.abs(problem.q.astype(np.float32))) * case.head_dim * (1 + case.growth)
-        p_error = MXFP8_P_ERROR if case.precision == "mxfp8" else P_ERROR[case.dtype]
+        p_error, l_error = BLOCK_ERRORS.get(case.precision or "", (P_ERROR.get(case.dtype, 0.0), 0.0))
         # Of the sum of weights times magnitudes, which values of both signs do not cancel; and what is lost of weights
         # that are next to nothing beside a sink.
-        step = P_STEP["mxfp8" if case.precision == "mxfp8" else case.dtype]
+        step = P_STEP[case.precision if case.precision in BLOCK_ERRORS else case.dtype]
         lost = step * (problem.keys_max * exact_o.size) ** 0.5 if case.sinks else 0.0
         lost += 2**-25 * exact_o.size**0.5 if case.o_dtype == "float16" else 0.0  # the error of a tiny O
         most = float(p_error + 1e-6 * score + STEP[case.o_dtype]) * problem.magnitude(b) + lost
         assert np.linalg.norm(got_o - exact_o) <= most, b
         seen = np.isfinite(exact_lse)
         assert np.array_equal(np.isneginf(got_lse), ~seen)
-        l_error = MXFP8_L_ERROR if case.precision == "mxfp8" else 0.0
         assert np.abs(got_lse[seen] - exact_lse[seen]).max(initial=0) <= l_error + 2e-6 * (4 + score + case.softcap)
         assert np.all(got_o[~seen] == 0)
     if case.q_packed:
@@ -221,8 +221,11 @@ V_SIZES = [
 
 # Every feature with Q K^T in MXFP8, and with all in MXFP8.
 MX = [
-    case._replace(precision=precision, dtype={"mxfp8_f16": "float16", "mxfp8": case.dtype}.get(precision, "bfloat16"))
-    for precision, first in (("mxfp8", 0), ("mxfp8_bf16", 1), ("mxfp8_f16", 2))
+    case._replace(
+        precision=precision,
+        dtype={"mxfp8_f16": "float16", "mxfp8_bf16": "bfloat16"}.get(precision, case.dtype),
+    )
+    for precision, first in (("mxfp8", 0), ("mxfp8_bf16", 1), ("mxfp8_f16", 2), ("nvfp4", 3), ("nvfp4_mxfp8", 4))
     for cases, step in (
         (WINDOWS, 6),
         (DIAGONALS, 1),
@@ -272,9 +275,9 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
     kv_heads = int(rng.integers(1, 3))
     odd = chance()
     past = int(maybe(rng.integers(1, 150), 0))
-    precision = str(rng.choice(["mxfp8", "mxfp8_bf16", "mxfp8_f16"])) if is_mx else None
+    precision = str(rng.choice(["mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8"])) if is_mx else None
     widest = 128 if is_mx else 256
-    types = {"mxfp8": list(CODES), "mxfp8_bf16": ["bfloat16"], "mxfp8_f16": ["float16"], None: list(P_ERROR)}
+    types = {"mxfp8_bf16": ["bfloat16"], "mxfp8_f16": ["float16"], None: list(P_ERROR)}
     q_packed, kv_packed = chance(), past == 0 and chance()
     q_lengths = rng.integers(1, 200, batch)
     kv_lengths = rng.integers(1, maybe(600, 200), batch)
@@ -306,7 +309,7 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
             "".join(axis for axis in "bhqk" if rng.integers(2)),
             past,
             int(maybe(rng.integers(0, 9), 0)) if odd else 0,
-            str(rng.choice(types[precision])),
+            str(rng.choice(types.get(precision, list(CODES)))),
             str(rng.choice(list(CODES))),
             None,
             precision,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from harness import CODES, DTYPES, Buffer, OpenDevice, lib
-from reference import Array, attention_dense, mx
+from reference import ROUNDINGS, Array, attention_dense, mx
 
 ALIGN = {
     (False, "bottom-right"): lib.SM120_NOT_CAUSAL,
@@ -111,7 +111,7 @@ class Problem:
         """Norm of the O of one sequence if all values were positive."""
         return float(np.linalg.norm(self.exact(b, np.abs)[0]))
 
-    def exact(self, b: int, of_values: Callable[[Array], Array] = np.positive) -> tuple[Array, Array]:
+    def exact(self, b: int, change: Callable[[Array], Array] = np.positive) -> tuple[Array, Array]:
         """O [heads, rows, head_dim] and LSE [heads, rows] of one sequence, with a function applied to its values."""
         case = self.case
         q_at, q_rows = places(case.q_lengths, packed=case.q_packed)[b]
@@ -120,12 +120,14 @@ class Problem:
         k = np.concatenate([self.past_k[b], self.k[kv_at, :, kv_rows]], 1).astype(np.float64)
         v = np.concatenate([self.past_v[b], self.v[kv_at, :, kv_rows]], 1).astype(np.float64)
         if case.precision:  # rows are quantised one by one, values in blocks of keys of one tensor
-            q, k = mx(q, -1).astype(np.float64), mx(k, -1).astype(np.float64)
-        if case.precision == "mxfp8":
-            v = np.concatenate([mx(part, 1) for part in np.split(v, [case.past], 1) if part.shape[1]] or [v], 1)
+            of_scores = ROUNDINGS[case.precision].scores if case.precision in ROUNDINGS else mx
+            q, k = of_scores(q, -1).astype(np.float64), of_scores(k, -1).astype(np.float64)
+        if case.precision in ROUNDINGS:
+            of_values = ROUNDINGS[case.precision].values
+            v = np.concatenate([of_values(part, 1) for part in np.split(v, [case.past], 1) if part.shape[1]] or [v], 1)
             v = v.astype(np.float64)
         sinks = self.sinks if case.sinks else None
-        return attention_dense(q, k, of_values(v), self.scale, self.added(b), case.softcap, sinks)
+        return attention_dense(q, k, change(v), self.scale, self.added(b), case.softcap, sinks)
 
     def added(self, b: int) -> Array:
         """What is added to the scores of one sequence, [heads or 1, rows, keys]; -inf for a hidden key."""

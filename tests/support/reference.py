@@ -4,14 +4,15 @@ They are written from the definitions (OCP MX 1.0, the online softmax) and diffe
 instead of fragments, frexp instead of bit tricks, ml_dtypes instead of cvt.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-BLOCK = 32
+BLOCK, NV_BLOCK = 32, 16
 KV_TILE = 64
 
 
@@ -107,15 +108,87 @@ def mx(x: Array, axis: int) -> Array:
     return dequantize_mxfp8(*quantize_mxfp8(x, axis), axis)
 
 
-def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | None) -> tuple[Array, Array]:
-    """Model the kernel: Q, K in MX along head_dim, V along keys, tiles of 64 keys, P in e4m3, sums of the rounded P.
+def nvfp4(x: Array, axis: int, order: NDArray[np.intp] | None = None) -> Array:
+    """float64 values of x after NVFP4: e2m1 elements, and an e4m3 scale amax / 6 for each 16 of them.
 
-    P = 2^x, x = S log2(e) scale + bias. If a P of 16 rows would round to 384 or more, the bias of all 16 rows changes
-    so that the largest score so far gets 2^8. Exponents and sums are float64: the difference from the kernel's float32
-    and the tensor core's 25 bits is far below the e4m3 step of P.
+    order: which elements of each group of len(order) lie beside each other; groups are filled up with zeros.
+    """
+    order = np.arange(NV_BLOCK) if order is None else order
+    x = np.moveaxis(np.asarray(x, np.float32), axis, -1)
+    length = x.shape[-1]
+    groups = -(-length // len(order))
+    padded = np.zeros((*x.shape[:-1], groups, len(order)), np.float32)
+    padded.reshape(*x.shape[:-1], -1)[..., :length] = x
+    blocks = padded[..., order].reshape(*x.shape[:-1], groups, -1, NV_BLOCK)
+    amax = np.abs(blocks).max(-1)
+    is_bad = ~np.isfinite(amax)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        scale = np.minimum(amax / np.float32(6), np.float32(448)).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)[..., None]
+        elements = np.clip(blocks * inverse, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    values = np.where(is_bad[..., None], np.nan, elements * scale[..., None].astype(np.float64))
+    result = np.empty(padded.shape)
+    result[..., order] = values.reshape(padded.shape)
+    return np.moveaxis(result.reshape(*x.shape[:-1], -1)[..., :length], -1, axis)
+
+
+# The keys of a tile in the order of P's fragment: key 8 j + 2 t + i of each 32 is element 8 t + 2 j + i.
+NV_ORDER = np.array([32 * h + 8 * j + 2 * t + i for h in range(2) for t in range(4) for j in range(4) for i in range(2)])
+
+
+def nvfp4_keys(x: Array, axis: int) -> Array:
+    """float64 values of v after NVFP4 as attention packs it: in blocks of 16 keys of each tile of 64."""
+    return nvfp4(x, axis, NV_ORDER)
+
+
+def e4m3_weights(x: Array) -> Array:
+    """P in e4m3 of scores in units of log2 below the largest one, whose P is 2^8."""
+    return np.exp2(x + 8).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+def nvfp4_weights(x: Array) -> Array:
+    """P / 6 in NVFP4 in two levels: e4m3 scales of the blocks' largest P, elements relative to the unrounded scale."""
+    keys = x.shape[-1]
+    tile = np.full((*x.shape[:-1], len(NV_ORDER)), -np.inf)
+    tile[..., :keys] = x
+    blocks = tile[..., NV_ORDER].reshape(*x.shape[:-1], -1, NV_BLOCK)
+    most = blocks.max(-1, keepdims=True)
+    scale = np.exp2(most + 8).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    elements = 6 * np.exp2(blocks - np.where(np.isneginf(most), 0, most))
+    p = np.clip(elements, 0, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64) * scale / 6
+    result = np.empty(tile.shape)
+    result[..., NV_ORDER] = p.reshape(tile.shape)
+    return result[..., :keys]
+
+
+class Rounding(NamedTuple):
+    """How a kernel with scaled blocks rounds: q and k, v, and P; and the P that is too large, if the largest is 2^8."""
+
+    scores: Callable[[Array, int], Array]
+    values: Callable[[Array, int], Array]
+    weights: Callable[[Array], Array]
+    limit: float
+
+
+ROUNDINGS = {
+    "mxfp8": Rounding(mx, mx, e4m3_weights, 368),  # the smallest value that rounds to 384
+    "nvfp4": Rounding(nvfp4, nvfp4_keys, nvfp4_weights, 464),  # what e4m3 would round beyond 448
+    "nvfp4_mxfp8": Rounding(nvfp4, mx, e4m3_weights, 368),
+}
+
+
+def attention_scaled(
+    q: Array, k: Array, v: Array, scale: float, causal: str | None, precision: str
+) -> tuple[Array, Array]:
+    """Model a kernel: Q, K in scaled blocks along head_dim, V along keys, tiles of 64 keys, sums of the rounded P.
+
+    P = 2^x, x = S log2(e) scale + bias. If a P of 16 rows would pass the limit, the bias of all 16 rows changes so that
+    the largest score so far gets 2^8. Exponents and sums are float64: the difference from the kernel's float32 and the
+    tensor core's 25 bits is far below the step of P.
     """
     heads, warp_rows, top = q.shape[2], 16, 8
-    q, k, v = mx(q, -1), repeat_heads(mx(k, -1), heads), repeat_heads(mx(v, 1), heads)
+    of_scores, of_values, weights, limit = ROUNDINGS[precision]
+    q, k, v = of_scores(q, -1), repeat_heads(of_scores(k, -1), heads), repeat_heads(of_values(v, 1), heads)
     seen = visible(q.shape[1], k.shape[1], causal)
     s_all = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale)
     factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0
@@ -128,20 +201,24 @@ def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | No
         for first in range(0, k.shape[1], KV_TILE):
             s = s_all[..., first : first + KV_TILE]
             highest = np.maximum(used, s.max(-1))
-            passed = (highest - used) * factor + top >= np.log2(368)  # the smallest value that rounds to 384
+            passed = (highest - used) * factor + top >= np.log2(limit)
             passed |= np.isneginf(used) & ~np.isneginf(highest)
             follows = passed.copy()
             for row in range(0, rows[2], warp_rows):
                 follows[..., row : row + warp_rows] = passed[..., row : row + warp_rows].any(-1, keepdims=True)
             before, used = used, np.where(follows, highest, used)
             alpha = np.where(np.isneginf(before), 0, np.exp2((before - used) * factor))
-            p = np.exp2((s - np.where(np.isneginf(used), 0, used)[..., None]) * factor + top).astype(np.float32)
-            p = p.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+            p = weights((s - np.where(np.isneginf(used), 0, used)[..., None]) * factor)
             total = total * alpha + p.sum(-1)
             o = o * alpha[..., None] + np.einsum("bhqk,bkhd->bhqd", p, v[:, first : first + KV_TILE])
         o = np.where(total[..., None] > 0, o / total[..., None], 0)
         lse = (np.log2(total) - top + np.where(np.isneginf(used), 0, used) * factor) * np.log(2)
     return np.moveaxis(o, 1, 2), lse
+
+
+def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | None) -> tuple[Array, Array]:
+    """Model the kernels all in MXFP8."""
+    return attention_scaled(q, k, v, scale, causal, "mxfp8")
 
 
 def attention_16bit(

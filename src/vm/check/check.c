@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "vm/execute/atomic.h"
+#include "vm/machine/address.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/fault.h"
@@ -123,8 +123,7 @@ static const struct mbarrier *mbarrier_of(const struct access *a, uint32_t agent
 /* Return the bytes of an element of a strong access; 0 if it may be of several sizes. */
 static uint32_t element(const struct warp *w, uint32_t pc) {
     const struct inst *i = &w->function->code[pc & ~STRONG_MARK];
-    const bool is_pair = i->run == atomic_run && (i->spare == T_F16X2 || i->spare == T_BF16X2);
-    return is_pair ? 0 : i->size < 8 ? i->size : 8;
+    return (i->flags & ADDRESS_HALVES) != 0 ? 0 : i->size < 8 ? i->size : 8;
 }
 
 bool check_sizes_differ(const struct warp *w, uint32_t pc, uint32_t other) {

@@ -486,6 +486,7 @@ static void decode_atomic(struct parser *p, bool returns) {
     i.size = (uint8_t)type_bytes(type);
     i.kind = (uint8_t)op;
     i.spare = (uint8_t)type;
+    i.flags |= type == T_F16X2 || type == T_BF16X2 ? ADDRESS_HALVES : 0;
     i.more = slots;
     struct inst *to = emit(p, wide ? atomic_run_wide : atomic_run);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
