@@ -126,7 +126,8 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_event_elapsed(d, host, host, &ms));
     BAD(INVALID_ARGUMENT, word, sm120_module_load(d, body, strlen(body), "x", &module));
     BAD(INVALID_ARGUMENT, word, sm120_builtin_kernel(d, 0, &kernel));
-    BAD(INVALID_ARGUMENT, word, sm120_attention(d, &attention, 0, &bytes));
+    BAD(INVALID_ARGUMENT, word, sm120_attention(d, &attention, 0, 0));
+    BAD(INVALID_ARGUMENT, word, sm120_attention_workspace(d, &attention, &bytes));
     BAD(INVALID_ARGUMENT, word, sm120_quantize_mxfp8(d, &quantize));
     BAD(INVALID_ARGUMENT, word, sm120_tensor_map_encode(d, &tensor_map, &map));
     BAD(INVALID_ARGUMENT, word, sm120_tensor_map_replace_address(d, &map, 256));

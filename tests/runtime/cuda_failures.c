@@ -95,11 +95,9 @@ static sm120_status use_operations(sm120_device *device, sm120_stream stream) {
         uint64_t args[OPERATION_BYTES_MAX / sizeof(uint64_t) + 1];
         size_t bytes = 0;
         operations[i].fill(args, memory, stream);
-        DO(operations[i].call(device, args, 0, &bytes));
+        DO(operations[i].ask(device, args, &bytes));
         TRUE(bytes <= WORKSPACE);
-        if (bytes != 0) {
-            DO(operations[i].call(device, args, memory + OPERATION_ROOM, &bytes));
-        }
+        DO(operations[i].call(device, args, bytes != 0 ? memory + OPERATION_ROOM : 0, bytes));
     }
     return SM120_OK;
 }

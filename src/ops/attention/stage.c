@@ -116,24 +116,24 @@ static sm120_status start_out(struct stage *stage) {
 
 /* A query loads the kernels of the copies too, so that the next call can be captured in a graph. */
 sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,
-                                 sm120_address workspace, size_t *workspace_bytes) {
+                                 const struct workspace *workspace) {
     struct stage stage;
     size_t inner = 0;
-    sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
-    status = status == SM120_OK ? lay_out(call, &stage) : status;
-    status = status == SM120_OK ? run(device, &stage.call, 0, &inner) : status;
+    struct workspace rest = workspace_question(&inner);
+    sm120_status status = lay_out(call, &stage);
+    status = status == SM120_OK ? run(device, &stage.call, &rest) : status;
     if (status != SM120_OK) {
         return status;
     }
     const size_t needed = (size_t)stage.bytes + inner;
-    if (workspace == 0) {
-        *workspace_bytes = needed;
+    if (workspace->is_question) {
+        *workspace->answer = needed;
         return prepare(device, &stage, 0);
     }
-    status = attention_check_places(device, call, workspace, *workspace_bytes, (int64_t)needed);
-    status = status == SM120_OK ? prepare(device, &stage, workspace) : status;
+    status = attention_check_places(device, call, workspace, (int64_t)needed);
+    status = status == SM120_OK ? prepare(device, &stage, workspace->address) : status;
     status = status == SM120_OK ? start_in(&stage) : status;
-    inner = *workspace_bytes - (size_t)stage.bytes;
-    status = status == SM120_OK ? run(device, &stage.call, workspace + (uint64_t)stage.bytes, &inner) : status;
+    rest = workspace_of(workspace->address + (uint64_t)stage.bytes, inner);
+    status = status == SM120_OK ? run(device, &stage.call, &rest) : status;
     return status == SM120_OK ? start_out(&stage) : status;
 }
