@@ -78,6 +78,7 @@ typedef struct sm120_kernel sm120_kernel;
 typedef uint64_t sm120_address; /* address in device memory; 0 is none */
 typedef void *sm120_stream;     /* a CUstream; NULL is the default stream */
 typedef void *sm120_event;      /* a CUevent */
+typedef void *sm120_context;    /* a CUcontext */
 
 typedef struct sm120_device_info {
     uint32_t size;                              /* sizeof(sm120_device_info), set by the caller */
@@ -105,7 +106,15 @@ SM120_API sm120_status sm120_device_count(const char *kind, int32_t *count);
  * "virtual". The name of a virtual device may set the level of checks (off, default or full) and the seed of the order
  * of events: "virtual:0?checks=full&seed=7". Without them, $PYSM120_CHECKS and $PYSM120_SEED apply. */
 SM120_API sm120_status sm120_device_open(const char *name, sm120_device **device);
-/* Close a device: free its modules, allocations and streams. NULL is ignored. */
+/* Open the device of a context that the caller made: an engine's allocations, streams and events then work here, and
+ * those of this device work there. name: "cuda", or "virtual" with options. context NULL: the one that is current in
+ * this thread. The context must outlive the device. sm120_device_open uses the primary context of its GPU, which the
+ * CUDA runtime, PyTorch, JAX and CuPy use too. Every function makes the device's context current while it runs, and
+ * restores the caller's. */
+SM120_API sm120_status sm120_device_open_context(const char *name, sm120_context context, sm120_device **device);
+/* Write the context of a device. */
+SM120_API sm120_status sm120_device_context(sm120_device *device, sm120_context *context);
+/* Close a device: wait for the work of its context; free its modules, allocations and streams. NULL is ignored. */
 SM120_API sm120_status sm120_device_close(sm120_device *device);
 /* Write the properties of a device. */
 SM120_API sm120_status sm120_device_query(sm120_device *device, sm120_device_info *info);
