@@ -30,6 +30,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The version of this header, and of the library that fits it: sm120_version() / 100 == SM120_VERSION / 100. While the
+ * major version is 0, a minor version may change the ABI, and the SONAME holds both numbers: libsm120.so.0.2. Patch
+ * versions keep the ABI. */
+#define SM120_VERSION_MAJOR 0
+#define SM120_VERSION_MINOR 2
+#define SM120_VERSION_PATCH 0
+#define SM120_VERSION       (10000 * SM120_VERSION_MAJOR + 100 * SM120_VERSION_MINOR + SM120_VERSION_PATCH)
+
 #if defined(__GNUC__)
 #define SM120_API __attribute__((visibility("default")))
 #else
@@ -59,9 +67,9 @@ enum {
     SM120_INTERNAL = 10            /* a defect of this library */
 };
 
-/* Return the version of the library: 10000 * major + 100 * minor + patch. */
+/* Return the version of the loaded library: 10000 * major + 100 * minor + patch, as SM120_VERSION. */
 SM120_API int32_t sm120_version(void);
-/* Return the version as text: "0.1.0". */
+/* Return the version as text: "0.2.0". */
 SM120_API const char *sm120_version_string(void);
 /* Return a status in words: "invalid argument". The text lives as long as the library. */
 SM120_API const char *sm120_status_string(sm120_status status);
