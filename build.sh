@@ -111,7 +111,8 @@ lint() {
     check "$python" -m ruff format --check .
     check "$python" -m mypy
     # shellcheck disable=SC2046 # no file of ours has a space in its name
-    check .venv/bin/clang-format --dry-run -Werror $(c_files '*.[ch]')
+    check .venv/bin/clang-format --dry-run -Werror $(c_files '*.[ch]') $(c_files '*.[ch]pp')
+    check "$python" tools/bindings.py --check
     check "$python" tests/support/operations.py build/tests # operations.h
     for file in $(c_files '*.c'); do
         # shellcheck disable=SC2086 # CC may hold options

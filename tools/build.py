@@ -34,7 +34,7 @@ from expand import TemplateError  # noqa: E402
 from records import Parameter  # noqa: E402
 
 OLDEST_NVCC = (12, 9)
-HEADERS = ("src/sm120.h",)  # that programs include
+HEADERS = ("src/sm120.h", "src/sm120.hpp")  # that programs include
 SUFFIXES = {"sm_120f": "sm120", "sm_90": "sm90"}
 TARGETS = tuple(SUFFIXES)
 EXPANDERS = ("expand.py", "records.py")  # programs on which the expanded text depends, beside the templates

@@ -2,8 +2,8 @@
 
     ./build.sh install --prefix DIR
 
-DIR/lib has the shared library, its link libsm120.so, and libsm120.a. The static library is one object, in which only the
-functions of sm120.h are visible. $DESTDIR is put before DIR.
+DIR/lib has the shared library, its link libsm120.so, and libsm120.a. The static library is one object, in which only
+the functions of sm120.h are visible. $DESTDIR is put before DIR.
 """
 
 import argparse

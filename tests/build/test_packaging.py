@@ -87,7 +87,7 @@ def test_one_version() -> None:
     cmake = (ROOT / "pysm120/cmake/sm120ConfigVersion.cmake").read_text()
     assert f'PACKAGE_VERSION "{version}"' in cmake
     assert f'"{major}.{minor}"' in cmake
-    assert binding.ABI == (major, minor)
+    assert (major, minor) == binding.ABI
     assert f'"{binding.LIBRARY_NAME}"' in (ROOT / "pysm120/cmake/sm120Config.cmake").read_text()
 
 
@@ -223,6 +223,7 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
         binding.LIBRARY_NAME,
         "libsm120.so",
         "sm120.h",
+        "sm120.hpp",
         "py.typed",
         "data/minilm_qkv.npz",
         "cmake/sm120Config.cmake",

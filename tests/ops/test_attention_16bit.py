@@ -21,7 +21,7 @@ from attention_cases import (
     run,
     run_twice,
 )
-from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
+from harness import CODES, DTYPES, Buffer, OpenDevice, check, lib, new_struct, tensor
 from reference import attention_16bit, attention_float64, relative_error
 
 PRECISION = {"bfloat16": "bf16", "float16": "f16"}

@@ -346,7 +346,9 @@ def test_workspaces_that_do_not_do(opened: OpenDevice, device: pysm120.Device, r
         check(lib.sm120_attention_backward_workspace(opened.handle, args, size))
         room = Buffer(opened, (int(size[0]) + 8,), np.uint8)
         needed = int(size[0])
-        says("WORKSPACE_TOO_SMALL", f"workspace_bytes = {needed - 1}; this call needs {needed}", room.address, needed - 1)
+        says(
+            "WORKSPACE_TOO_SMALL", f"workspace_bytes = {needed - 1}; this call needs {needed}", room.address, needed - 1
+        )
         says("MISALIGNED", "workspace", room.address + 8, needed)
         says("INVALID_ARGUMENT", "overlap", memory.address, needed)
     finally:

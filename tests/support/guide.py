@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import build_tree
+
 from pysm120.runtime.ffi import LIBRARY_NAME
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -180,7 +180,8 @@ def _c_functions(row: Operation) -> str:
         lines += [call, "    size_t bytes) {", f"    return sm120_{name}(device, args, workspace, bytes);"]
     else:
         lines += [ask, "    (void)device, (void)args;", "    *bytes = 0;", "    return SM120_OK;", "}", ""]
-        lines += [call, "    size_t bytes) {", f"    (void)workspace, (void)bytes;\n    return sm120_{name}(device, args);"]
+        lines += [call, "    size_t bytes) {", "    (void)workspace, (void)bytes;"]
+        lines += [f"    return sm120_{name}(device, args);"]
     lines += ["}", "", f"static const struct operation_member members_{name}[] = {{", *members, "};", ""]
     return "\n".join(lines)
 
