@@ -520,7 +520,8 @@ typedef struct sm120_tensor {
 } sm120_tensor;
 
 /* precision: SM120_MXFP8: both products in MXFP8. SM120_BF16 or SM120_F16: both products in 16 bits, of the dtype of q,
- * k and v. SM120_MXFP8_BF16 or SM120_MXFP8_F16: q k^T in MXFP8 and p v in 16 bits, of the dtype of q, k and v. */
+ * k and v; BF16 also takes F32 and rounds it in the workspace. SM120_MXFP8_BF16 or SM120_MXFP8_F16: q k^T in MXFP8 and
+ * p v in 16 bits, of the dtype of q, k and v. */
 enum { SM120_MXFP8 = 1, SM120_MXFP8_BF16 = 2, SM120_MXFP8_F16 = 3 };
 /* causal: whether row i sees only the keys up to its diagonal, i + d, and what d is. Bottom-right: d = keys - rows.
  * Top-left: d = 0. Keys are those of the past and of k; with lengths or packed sequences, those of the batch. */

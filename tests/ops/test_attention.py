@@ -70,7 +70,7 @@ def launch(device: pysm120.Device) -> None:
         call(head_dim, dtype, "mxfp8")
         x, ends = np.ones((3, 1, head_dim), DTYPES[dtype]), np.array([0, 3], np.int32)
         pysm120.attention_varlen(x, x, x, ends, ends, precision="mxfp8", device=device)
-    for dtype, precision in (("bfloat16", "bf16"), ("float32", "mxfp8")):
+    for dtype, precision in (("bfloat16", "bf16"), ("float32", "bf16"), ("float32", "mxfp8")):
         call(33, dtype, precision)
 
 

@@ -138,7 +138,9 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "features of float32": (
         pysm120.UnsupportedError,
         "q.dtype = F32 .* with a mask, .* softcap",
-        right(**{name: ones(2, *shape, 64, dtype="f4") for name, shape in FLOAT32.items()}, softcap=3.0),
+        right(
+            **{name: ones(2, *shape, 64, dtype="f4") for name, shape in FLOAT32.items()}, precision="mxfp8", softcap=3.0
+        ),
     ),
     "precision of another dtype": (TypeError, "q, k and v have dtype bfloat16, but", right(precision="f16")),
     "layout": (ValueError, "layout is 'SBHD'", right(layout="SBHD")),

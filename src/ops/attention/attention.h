@@ -76,6 +76,9 @@ uint32_t attention_type(uint32_t dtype);
 /* The number of CTAs that cover the rows of q, `q_rows` each. */
 sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid);
 
+/* Whether q, k and v are F32 and are rounded to BF16 in copies. */
+bool attention_is_narrowed(const struct attention *call);
+
 /* Whether kernels can use all tensors in place: they are aligned, and head sizes are multiples of 8. */
 bool attention_is_ready(const struct attention *call);
 

@@ -21,9 +21,14 @@ struct stage {
     int64_t bytes; /* of the copies */
 };
 
+bool attention_is_narrowed(const struct attention *call) {
+    return call->args->precision == SM120_BF16 && call->q.dtype == SM120_F32;
+}
+
 bool attention_is_ready(const struct attention *call) {
-    return copy_rows_is_needless(&call->q, &call->q_shape) && copy_rows_is_needless(&call->k, &call->k_shape) &&
-           copy_rows_is_needless(&call->v, &call->v_shape) && copy_rows_is_needless(&call->o, &call->o_shape) &&
+    return !attention_is_narrowed(call) && copy_rows_is_needless(&call->q, &call->q_shape) &&
+           copy_rows_is_needless(&call->k, &call->k_shape) && copy_rows_is_needless(&call->v, &call->v_shape) &&
+           copy_rows_is_needless(&call->o, &call->o_shape) &&
            (call->args->past_rows == 0 || (copy_rows_is_needless(&call->past_k, &call->past_k_shape) &&
                                            copy_rows_is_needless(&call->past_v, &call->past_v_shape)));
 }
@@ -53,9 +58,12 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
         stage->tensors[i].copy = list[i].copy;
         stage->tensors[i].copy_shape = list[i].copy_shape;
         stage->tensors[i].is_output = list[i].given == &call->o;
-        stage->tensors[i].is_copied = !copy_rows_is_needless(list[i].given, list[i].shape);
+        const bool is_narrowed = attention_is_narrowed(call) && !stage->tensors[i].is_output;
+        stage->tensors[i].is_copied = is_narrowed || !copy_rows_is_needless(list[i].given, list[i].shape);
         if (stage->tensors[i].is_copied) {
-            const sm120_status status = copy_rows_place(list[i].given, list[i].shape, list[i].copy, &stage->bytes);
+            const sm120_status status =
+                copy_rows_place(list[i].given, list[i].shape, is_narrowed ? SM120_BF16 : list[i].given->dtype,
+                                list[i].copy, &stage->bytes);
             if (status != SM120_OK) {
                 return status;
             }
