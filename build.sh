@@ -6,11 +6,14 @@ usage() {
     cat <<'END'
 usage: ./build.sh [COMMAND [ARGUMENTS]]
 
-  (none)        set up .venv and build build/libsm120.so.0
+  (none)        set up .venv and build build/libsm120.so
   demo [ARGS]   the same, then: python -m pysm120 demo ARGS
   test [ARGS]   the same, then the tests: python -m pytest -n auto ARGS
                 by default a part of them that touches everything; --all runs every test,
                 --rest what the last default run left out; see tests/README.md
+  install [--prefix DIR]
+                the same, then install headers, shared and static library, and files for
+                pkg-config and CMake below DIR, by default /usr/local; DESTDIR is known
   lint          the same, then: ruff, mypy, clang-format and the C compiler's warnings
 
 Needs python3 (3.10 or later) with pip, and gcc; everything else comes from PyPI by
@@ -96,7 +99,7 @@ build() {
     [ -x "$python" ] && "$python" -m pip --version >/dev/null 2>&1 || make_environment
     where=$(command -v nvcc || echo none)
     stamped tools "$(cat tools/backend.py) $where ${CUDA_HOME:-}" install_tools
-    [ -f build/libsm120.so.0 ] || say "building the library"
+    [ -e build/libsm120.so ] || say "building the library"
     "$python" tools/build.py
     stamped package "$(cat pyproject.toml)" install_package
 }
@@ -108,7 +111,8 @@ lint() {
     check "$python" -m ruff format --check .
     check "$python" -m mypy
     # shellcheck disable=SC2046 # no file of ours has a space in its name
-    check .venv/bin/clang-format --dry-run -Werror $(c_files '*.[ch]')
+    check .venv/bin/clang-format --dry-run -Werror $(c_files '*.[ch]') $(c_files '*.[ch]pp')
+    check "$python" tools/bindings.py --check
     check "$python" tests/support/operations.py build/tests # operations.h
     for file in $(c_files '*.c'); do
         # shellcheck disable=SC2086 # CC may hold options
@@ -137,6 +141,7 @@ case $command in
 build) build ;;
 demo) build >/dev/null; exec "$python" -m pysm120 demo "$@" ;;
 test) build >/dev/null; exec "$python" -m pytest -n auto --dist worksteal "$@" ;;
+install) build >/dev/null; exec "$python" tools/install.py "$@" ;;
 lint) build >/dev/null; lint ;;
 -h | --help | help) usage ;;
 *) usage >&2; die "$command is no command" ;;

@@ -55,9 +55,9 @@ int main(int argc, char **argv) {
     args.scale = (float)(1.0 / sqrt(D));
     sm120_address workspace;
     size_t bytes;
-    check(sm120_attention(device, &args, 0, &bytes));
+    check(sm120_attention_workspace(device, &args, &bytes));
     check(sm120_alloc(device, bytes, &workspace));
-    check(sm120_attention(device, &args, workspace, &bytes));
+    check(sm120_attention(device, &args, workspace, bytes));
     check(sm120_copy_to_host(device, x[3], t[3].address, sizeof x[3], NULL));
     check(sm120_device_synchronize(device));
     check(sm120_device_close(device)); /* and free its memory */

@@ -43,7 +43,7 @@ from pysm120.runtime.errors import (
 from pysm120.runtime.module import Kernel, KernelInfo, Module, Parameter
 from pysm120.runtime.tensor_map import TensorMap
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Array",

@@ -13,7 +13,13 @@
  *   - An operation is a function NAME that takes a struct NAME_args. Operations and sm120_launch neither
  *     allocate, nor synchronise, nor print, so a CUDA graph can capture them. Do not capture an operation's first
  *     call on a device: it loads kernels. Call it once before, or ask for its workspace size.
- *   - The caller owns the workspace. Pass workspace 0 to ask for its size.
+ *   - NAME_workspace writes the bytes of device memory that a call of NAME needs; 0: none. It depends on shapes,
+ *     strides, dtypes and options, and on whether addresses are multiples of 16; addresses may still be 0. It loads the
+ *     kernels, and launches none.
+ *   - The caller owns the workspace: 256-byte aligned device memory of workspace_bytes bytes, or more than the call
+ *     needs. Its contents do not matter before or after, and calls in one stream may share it. If a call needs none,
+ *     workspace and workspace_bytes may be 0. Else 0 or too few bytes are SM120_WORKSPACE_TOO_SMALL; the message says
+ *     how many are needed, and nothing is launched.
  *   - Strides are int64, in elements. Names or comments say where a size is in bytes.
  *   - A struct that the caller fills starts with its size. Bytes behind the members known here must be 0.
  *   - A function that lists things takes index 0, 1, ... and returns SM120_UNSUPPORTED after the last one.
@@ -23,6 +29,14 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* The version of this header, and of the library that fits it: sm120_version() / 100 == SM120_VERSION / 100. While the
+ * major version is 0, a minor version may change the ABI, and the SONAME holds both numbers: libsm120.so.0.2. Patch
+ * versions keep the ABI. */
+#define SM120_VERSION_MAJOR 0
+#define SM120_VERSION_MINOR 2
+#define SM120_VERSION_PATCH 0
+#define SM120_VERSION       (10000 * SM120_VERSION_MAJOR + 100 * SM120_VERSION_MINOR + SM120_VERSION_PATCH)
 
 #if defined(__GNUC__)
 #define SM120_API __attribute__((visibility("default")))
@@ -46,16 +60,16 @@ enum {
     SM120_NO_DEVICE = 3,           /* no driver, or no such device */
     SM120_OUT_OF_MEMORY = 4,       /* device or host memory is used up */
     SM120_MISALIGNED = 5,          /* a pointer or stride that a kernel cannot load from */
-    SM120_WORKSPACE_TOO_SMALL = 6, /* the given size is below the size that the operation needs */
+    SM120_WORKSPACE_TOO_SMALL = 6, /* no workspace, or fewer bytes than the operation needs */
     SM120_INVALID_PROGRAM = 7,     /* PTX or a cubin that does not load; the message holds the log */
     SM120_FAULT = 8,               /* a kernel did something wrong while it ran */
     SM120_DRIVER_ERROR = 9,        /* any other error of the CUDA driver; see sm120_last_driver_error */
     SM120_INTERNAL = 10            /* a defect of this library */
 };
 
-/* Return the version of the library: 10000 * major + 100 * minor + patch. */
+/* Return the version of the loaded library: 10000 * major + 100 * minor + patch, as SM120_VERSION. */
 SM120_API int32_t sm120_version(void);
-/* Return the version as text: "0.1.0". */
+/* Return the version as text: "0.2.0". */
 SM120_API const char *sm120_version_string(void);
 /* Return a status in words: "invalid argument". The text lives as long as the library. */
 SM120_API const char *sm120_status_string(sm120_status status);
@@ -72,6 +86,7 @@ typedef struct sm120_kernel sm120_kernel;
 typedef uint64_t sm120_address; /* address in device memory; 0 is none */
 typedef void *sm120_stream;     /* a CUstream; NULL is the default stream */
 typedef void *sm120_event;      /* a CUevent */
+typedef void *sm120_context;    /* a CUcontext */
 
 typedef struct sm120_device_info {
     uint32_t size;                              /* sizeof(sm120_device_info), set by the caller */
@@ -99,7 +114,15 @@ SM120_API sm120_status sm120_device_count(const char *kind, int32_t *count);
  * "virtual". The name of a virtual device may set the level of checks (off, default or full) and the seed of the order
  * of events: "virtual:0?checks=full&seed=7". Without them, $PYSM120_CHECKS and $PYSM120_SEED apply. */
 SM120_API sm120_status sm120_device_open(const char *name, sm120_device **device);
-/* Close a device: free its modules, allocations and streams. NULL is ignored. */
+/* Open the device of a context that the caller made: an engine's allocations, streams and events then work here, and
+ * those of this device work there. name: "cuda", or "virtual" with options. context NULL: the one that is current in
+ * this thread. The context must outlive the device. sm120_device_open uses the primary context of its GPU, which the
+ * CUDA runtime, PyTorch, JAX and CuPy use too. Every function makes the device's context current while it runs, and
+ * restores the caller's. */
+SM120_API sm120_status sm120_device_open_context(const char *name, sm120_context context, sm120_device **device);
+/* Write the context of a device. */
+SM120_API sm120_status sm120_device_context(sm120_device *device, sm120_context *context);
+/* Close a device: wait for the work of its context; free its modules, allocations and streams. NULL is ignored. */
 SM120_API sm120_status sm120_device_close(sm120_device *device);
 /* Write the properties of a device. */
 SM120_API sm120_status sm120_device_query(sm120_device *device, sm120_device_info *info);
@@ -497,8 +520,9 @@ typedef struct sm120_tensor {
 } sm120_tensor;
 
 /* precision: SM120_MXFP8: both products in MXFP8. SM120_BF16 or SM120_F16: both products in 16 bits, of the dtype of q,
- * k and v. SM120_MXFP8_BF16 or SM120_MXFP8_F16: q k^T in MXFP8 and p v in 16 bits, of the dtype of q, k and v.
- * SM120_NVFP4: both products in NVFP4. SM120_NVFP4_MXFP8: q k^T in NVFP4 and p v in MXFP8. */
+ * k and v; BF16 also takes F32 and rounds it in the workspace. SM120_MXFP8_BF16 or SM120_MXFP8_F16: q k^T in MXFP8 and
+ * p v in 16 bits, of the dtype of q, k and v. SM120_NVFP4: both products in NVFP4. SM120_NVFP4_MXFP8: q k^T in NVFP4
+ * and p v in MXFP8. */
 enum { SM120_MXFP8 = 1, SM120_MXFP8_BF16 = 2, SM120_MXFP8_F16 = 3, SM120_NVFP4 = 4, SM120_NVFP4_MXFP8 = 5 };
 /* causal: whether row i sees only the keys up to its diagonal, i + d, and what d is. Bottom-right: d = keys - rows.
  * Top-left: d = 0. Keys are those of the past and of k; with lengths or packed sequences, those of the batch. */
@@ -560,11 +584,12 @@ typedef struct sm120_attention_args {
     const char *config;
 } sm120_attention_args;
 
-/* Compute attention. With workspace 0 and workspace_bytes not NULL, only write the size of the workspace in bytes. Else
- * workspace is 256-byte aligned device memory of *workspace_bytes bytes. Calls that need no workspace may pass NULL for
- * workspace_bytes; they then launch. */
+/* Write the size of the workspace of a call, and compute attention. BF16 and F16 need a workspace for tensors that are
+ * copied, other precisions always. */
+SM120_API sm120_status sm120_attention_workspace(sm120_device *device, const sm120_attention_args *args,
+                                                 size_t *workspace_bytes);
 SM120_API sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args, sm120_address workspace,
-                                       size_t *workspace_bytes);
+                                       size_t workspace_bytes);
 
 /* Write config `index` of those that can compute a call, and the index of its kernel for sm120_builtin. Addresses and
  * strides are ignored. */
@@ -612,10 +637,12 @@ typedef struct sm120_attention_backward_args {
     sm120_address dsinks; /* f32 [heads]: result, the gradient of sinks */
 } sm120_attention_backward_args;
 
-/* Compute the gradients. With workspace 0, only write the size of the workspace in bytes. Else workspace is 256-byte
- * aligned device memory of *workspace_bytes bytes. Every call needs one. */
+/* Write the size of the workspace, which every call needs, and compute the gradients. */
+SM120_API sm120_status sm120_attention_backward_workspace(sm120_device *device,
+                                                          const sm120_attention_backward_args *args,
+                                                          size_t *workspace_bytes);
 SM120_API sm120_status sm120_attention_backward(sm120_device *device, const sm120_attention_backward_args *args,
-                                                sm120_address workspace, size_t *workspace_bytes);
+                                                sm120_address workspace, size_t workspace_bytes);
 
 /* Attention of few rows of q and a cache of keys and values, as in decoding: o = softmax(scale * q k^T) v, and lse, as
  * in sm120_attention. The cache is dense or in pages: k and v are [pages][kv_heads][page_rows][head_dim]. Key n of a
@@ -660,12 +687,13 @@ typedef struct sm120_attention_with_kv_cache_args {
     sm120_tensor k_scale, v_scale;
 } sm120_attention_with_kv_cache_args;
 
-/* Compute attention. With workspace 0 and workspace_bytes not NULL, only write the size of the workspace in bytes. Else
- * workspace is 256-byte aligned device memory of *workspace_bytes bytes. Calls that need no workspace may pass NULL for
- * workspace_bytes; they then launch. */
+/* Write the size of the workspace, and compute attention. Calls of one split need no workspace. */
+SM120_API sm120_status sm120_attention_with_kv_cache_workspace(sm120_device *device,
+                                                               const sm120_attention_with_kv_cache_args *args,
+                                                               size_t *workspace_bytes);
 SM120_API sm120_status sm120_attention_with_kv_cache(sm120_device *device,
                                                      const sm120_attention_with_kv_cache_args *args,
-                                                     sm120_address workspace, size_t *workspace_bytes);
+                                                     sm120_address workspace, size_t workspace_bytes);
 
 /* The attention of all keys from that of parts of them, such as splits, shared prefixes or the steps of a ring:
  * lse = log(sum(exp(lses[n]))), o = sum(exp(lses[n] - lse) * outs[n]). A state of lse -inf has no key, and its outs are
@@ -834,11 +862,11 @@ typedef struct sm120_matvec_args {
 
 /* y = W x + bias, or activation(W x) * (U x), for each vector. x is quantised to blocks of 32 int8 with an f32 scale.
  * The result has the same bits in every run, and without an activation on every device. A block of x with a NaN or an
- * infinity makes the result of its vector NaN. With workspace 0 and workspace_bytes not NULL, only write the size of
- * the workspace in bytes. Else workspace is 256-byte aligned device memory of *workspace_bytes bytes. Most calls of one
- * vector need no workspace and may pass NULL for workspace_bytes; they then launch. */
+ * infinity makes the result of its vector NaN. Most calls of one vector need no workspace. */
+SM120_API sm120_status sm120_matvec_workspace(sm120_device *device, const sm120_matvec_args *args,
+                                              size_t *workspace_bytes);
 SM120_API sm120_status sm120_matvec(sm120_device *device, const sm120_matvec_args *args, sm120_address workspace,
-                                    size_t *workspace_bytes);
+                                    size_t workspace_bytes);
 
 /* cffi: end */
 

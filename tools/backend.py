@@ -1,8 +1,8 @@
 """PEP 517 backend: setuptools, plus the C library in the package.
 
-A wheel holds libsm120.so.0 and sm120.h beside the Python files; it is tagged
+A wheel holds the library and its headers beside the Python files; it is tagged
 py3-none-<platform>, since cffi opens the library at run time. An editable install
-builds the library where it stays: build/libsm120.so.0.
+builds the library where it stays: in build.
 """
 
 import importlib.util
@@ -23,7 +23,6 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = "libsm120.so.0"
 # nvcc and the packages that it needs to assemble PTX, for machines without nvcc.
 TOOLCHAIN = [
     "nvidia-cuda-nvcc==13.0.88",
@@ -82,8 +81,11 @@ class BuildPackage(build_py):
             shutil.rmtree(package, ignore_errors=True)
         super().run()
         if not self.editable_mode:
-            shutil.copyfile(library, package / LIBRARY)
-            shutil.copyfile(ROOT / "src" / "sm120.h", package / "sm120.h")
+            shutil.copyfile(library, package / library.name)
+            # Wheels cannot hold a link: a linker script does for -lsm120.
+            (package / "libsm120.so").write_text(f"INPUT({library.name})\n")
+            for header in build_tool().HEADERS:
+                shutil.copyfile(ROOT / header, package / Path(header).name)
             # pysm120.microbench expands its kernels when it knows the chip.
             for source in (Path("expand.py"), Path("parts/head.ptx"), *sorted((ROOT / "ptx" / "bench").glob("*.ptx"))):
                 target = package / "ptx" / (ROOT / "ptx" / source).relative_to(ROOT / "ptx")

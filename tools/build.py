@@ -1,4 +1,4 @@
-"""Build libsm120.so.0: expand every template, assemble it, embed it, compile and link.
+"""Build the library libsm120.so: expand every template, assemble it, embed it, compile and link.
 
     python tools/build.py [--sanitize address,undefined]
 
@@ -34,6 +34,7 @@ from expand import TemplateError  # noqa: E402
 from records import Parameter  # noqa: E402
 
 OLDEST_NVCC = (12, 9)
+HEADERS = ("src/sm120.h", "src/sm120.hpp")  # that programs include
 SUFFIXES = {"sm_120f": "sm120", "sm_90": "sm90"}
 TARGETS = tuple(SUFFIXES)
 EXPANDERS = ("expand.py", "records.py")  # programs on which the expanded text depends, beside the templates
@@ -396,16 +397,31 @@ def make_kernels(cache: Cache, pool: ThreadPoolExecutor) -> tuple[list[Path], Pa
     return sources, embedded
 
 
+def versions() -> tuple[int, int, int]:
+    """Return the version of sm120.h: major, minor, patch."""
+    text = (ROOT / "src" / "sm120.h").read_text()
+    major, minor, patch = re.findall(r"^#define SM120_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", text, re.MULTILINE)
+    return int(major), int(minor), int(patch)
+
+
+def soname() -> str:
+    """Return the name of the library: the ABI may change with major and minor version."""
+    return "libsm120.so.{}.{}".format(*versions())
+
+
+def pkgconfig(include: str, libraries: str) -> str:
+    """Return the text of a sm120.pc two folders below a prefix with these folders."""
+    text = (ROOT / "pysm120" / "pkgconfig" / "sm120.pc").read_text()
+    heads = ("#", "prefix=", "includedir=", "libdir=")
+    lines = [line for line in text.splitlines() if not line.startswith(heads)]
+    places = [f"includedir=${{prefix}}/{include}", f"libdir=${{prefix}}/{libraries}"]
+    return "\n".join(["prefix=${pcfiledir}/../..", *places, *lines, ""])
+
+
 def write_pkgconfig(folder: Path) -> None:
     """Write the sm120.pc of the source tree, in which library and header are in different folders."""
-    text = (ROOT / "pysm120" / "pkgconfig" / "sm120.pc").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith(("#", "prefix="))]
-    text = "\n".join(["prefix=${pcfiledir}/../..", *lines, ""])
-    text = text.replace("-I${prefix}", "-I${prefix}/src")
-    for option in ("-L", "-rpath,"):
-        text = text.replace(option + "${prefix}", option + "${prefix}/build")
-    folder.mkdir(exist_ok=True)
-    (folder / "sm120.pc").write_text(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sm120.pc").write_text(pkgconfig("src", "build"))
 
 
 def objects(source: Path, folder: Path) -> list[tuple[Path, list[str]]]:
@@ -442,7 +458,7 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     Returns
     -------
     pathlib.Path
-        build/libsm120.so.0, or build/sanitize-.../libsm120.so.0.
+        build/libsm120.so.MAJOR.MINOR, or the same in build/sanitize-...
 
     Raises
     ------
@@ -472,14 +488,15 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     # Remove the objects of deleted sources, because tests link all objects of a folder.
     for stale in {*(folder / "objects").rglob("*.o")} - {*compiled}:
         stale.unlink()
-    library = folder / "libsm120.so.0"
+    library = folder / soname()
     # Linked by the C compiler: it knows this machine's C library. It stays loaded: its threads outlive a dlclose.
-    flags = ["-shared", "-Wl,-soname,libsm120.so.0", "-Wl,-z,defs", "-Wl,-z,nodelete"]
+    flags = ["-shared", f"-Wl,-soname,{library.name}", "-Wl,-z,defs", "-Wl,-z,nodelete"]
     command = [*cc, *flags, *extra, "-o", str(library)]
     command += [*map(str, compiled), "-pthread", "-lm", "-ldl"]
     cache.make(library, [version, *command, *compiled], lambda: run(command))
     link = library.with_name("libsm120.so")
-    link.unlink(missing_ok=True)
+    for stale in {*folder.glob("libsm120.so*")} - {library, Path(f"{library}.key")}:  # the link, and other versions
+        stale.unlink()
     link.symlink_to(library.name)
     write_pkgconfig(cache.folder / "pkgconfig")
     return library

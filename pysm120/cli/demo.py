@@ -109,7 +109,8 @@ def measure(device: Device, number: int, data: dict[str, npt.NDArray[Any]], step
         operands = (x[None, head : head + 1] for x in (q, k, v))
         start = time.perf_counter()
         # f32, so that rounding of the result does not add to the error.
-        o, sums = attention(*operands, layout="BHSD", out_dtype=np.float32, return_lse=True, device=device)
+        options: Any = {"layout": "BHSD", "precision": "mxfp8", "out_dtype": np.float32}
+        o, sums = attention(*operands, return_lse=True, device=device, **options)
         seconds += time.perf_counter() - start
         out[head], lse[head] = o[0, 0], sums[0, 0]
         step(f"layer {number}, head {data['heads'][head]}")

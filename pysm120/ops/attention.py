@@ -32,7 +32,7 @@ class _Rest(TypedDict, total=False):
     past_k: Any
     past_v: Any
     scale: float | None
-    precision: str
+    precision: str | None
     layout: str
     config: str | None
     out: Any
@@ -68,7 +68,7 @@ def attention(
     past_k: Any = None,
     past_v: Any = None,
     scale: float | None = None,
-    precision: str = "mxfp8",
+    precision: str | None = None,
     layout: str = "BSHD",
     config: str | None = None,
     out: Any = None,
@@ -116,11 +116,13 @@ def attention(
         Keys and values before those of k and v, read in place.
     scale : float, optional
         Default: 1 / sqrt(D).
-    precision : {"mxfp8", "mxfp8_bf16", "mxfp8_f16", "bf16", "f16"}
-        Precision of the products; sums are float32. mxfp8: all operands e4m3 with
-        a ue8m0 scale for every 32 elements along the contraction (OCP MX). bf16,
-        f16: the dtype of q, k and v; the softmax is rounded to it. mxfp8_bf16,
-        mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16 or f16.
+    precision : {"bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16"}, optional
+        Precision of the products; sums are float32. Default: f16 for float16, bf16
+        for bfloat16 and float32, which is rounded to bfloat16. bf16, f16: the
+        dtype of q, k and v; the softmax is rounded to it. mxfp8: all operands e4m3
+        with a ue8m0 scale for every 32 elements along the contraction (OCP MX).
+        mxfp8_bf16, mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16
+        or f16.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of q, k, v, the past and the result.
     config : str, optional
@@ -206,7 +208,7 @@ def attention_varlen(
     alibi_slopes: Any = None,
     diagonals: Any = None,
     scale: float | None = None,
-    precision: str = "bf16",
+    precision: str | None = None,
     config: str | None = None,
     out: Any = None,
     out_dtype: npt.DTypeLike | None = None,
@@ -220,7 +222,7 @@ def attention_varlen(
 
     Parameters
     ----------
-    q : array, float16 or bfloat16, shape (total_q, H, D)
+    q : array, float32, float16 or bfloat16, shape (total_q, H, D)
         Queries of all sequences.
     k, v : array, dtype of q, shape (total_k, Hkv, D) and (total_k, Hkv, Dv)
         Keys and values of all sequences.

@@ -15,7 +15,7 @@ from pysm120.ops.attention_call import (
     mask_in_float32,
 )
 from pysm120.ops.call import AnyArray, Operation
-from pysm120.ops.options import PRECISIONS_16BIT, flag, one_of
+from pysm120.ops.options import flag, one_of
 from pysm120.ops.plan import NEW
 from pysm120.ops.table import F32, FLOATS, I32, Input, Output
 from pysm120.runtime.arrays import Array
@@ -40,11 +40,7 @@ class _Options(NamedTuple):
 
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     """Write the options."""
-    precision = options.precision
-    if precision is None:
-        precision = PRECISIONS_16BIT.get(str(given["q"].dtype), "mxfp8")
-    check_heads(given, precision)
-    args.precision = PRECISIONS[precision][0]
+    args.precision = PRECISIONS[check_heads(given, options.precision)][0]
     args.accumulate = flag(options.accumulate, "accumulate")
     args.deterministic = flag(options.deterministic, "deterministic")
     fill_scores(args, given, options)
@@ -173,7 +169,7 @@ def attention_backward(
         The gradient of ``out``.
     q, k, v : array, bfloat16, float16 or float32, shape (B, Sq, H, D), (B, Sk, Hkv, D) and (B, Sk, Hkv, Dv)
         As they were given to `attention`. D and Dv are up to 256, in MXFP8
-        precisions up to 128. Only ``mxfp8`` takes float32.
+        precisions up to 128. ``bf16`` and ``mxfp8`` take float32.
     out : array, float32, float16 or bfloat16, shape (B, Sq, H, Dv)
         What `attention` returned.
     lse : array, float32, shape (B, H, Sq), contiguous
@@ -185,11 +181,11 @@ def attention_backward(
         As they were given to `attention`. ``lse`` contains them, so only
         ``return_dsinks`` needs them.
     precision : {"bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16"}, optional
-        As it was given to `attention`. Default: the dtype of q, ``mxfp8`` for
-        float32. All sums are float32. ``mxfp8`` has all products in MXFP8. The
-        mixed precisions round q and k to MXFP8, as `attention` does, and compute
-        in 16 bits. So does ``mxfp8`` with softcap, alibi_slopes, mask, lengths,
-        diagonals or return_dsinks, which float32 does not support.
+        As it was given to `attention`, with the same default. All sums are
+        float32. ``mxfp8`` has all products in MXFP8. The mixed precisions round q
+        and k to MXFP8, as `attention` does, and compute in 16 bits. So does
+        ``mxfp8`` with softcap, alibi_slopes, mask, lengths, diagonals or
+        return_dsinks, which float32 does not support in ``mxfp8``.
     dlse : array, float32, shape (B, H, Sq), contiguous, optional
         The gradient of ``lse``, where it is used too.
     delta : array, float32, shape (B, H, Sq), contiguous, optional

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysm120.ops.call import Operation
-from pysm120.ops.options import ends, flag, integer, number, one_of
+from pysm120.ops.options import default_precision, ends, flag, integer, number, one_of
 from pysm120.ops.table import F32, FLOATS, I32, Input, Output
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import ffi, lib, new
@@ -51,8 +51,7 @@ class Options(NamedTuple):
 
 def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options; return the C string of a config."""
-    check_heads(given, options.precision)
-    args.precision = PRECISIONS[options.precision][0]
+    args.precision = PRECISIONS[check_heads(given, options.precision)][0]
     fill_scores(args, given, options)
     if ("past_k" in given) != ("past_v" in given):
         message = f"{'past_v is None, but past_k' if 'past_k' in given else 'past_k is None, but past_v'} is given"
@@ -89,16 +88,20 @@ def fill_longest(args: Any, options: Any) -> None:
     args.kv_rows = _longest(options.max_seqlen_k, "max_seqlen_k", args.kv_total)
 
 
-def check_heads(given: Mapping[str, Any], precision: Any) -> None:
-    """Raise if a precision does not support these dtypes and head sizes."""
+def check_heads(given: Mapping[str, Any], precision: Any) -> str:
+    """Return the precision, by default that of q's dtype; raise if it does not support these dtypes and head sizes."""
+    precision = default_precision(given["q"].dtype) if precision is None else precision
     _, dtype, most = PRECISIONS[one_of(precision, "precision", tuple(PRECISIONS))]
-    if dtype is not None and given["q"].dtype != dtype:
-        message = f"q, k and v have dtype {given['q'].dtype}, but precision {precision!r} needs {dtype}"
+    is_narrowed = precision == "bf16" and given["q"].dtype == np.float32
+    if dtype is not None and given["q"].dtype != dtype and not is_narrowed:
+        needed = f"{dtype} or float32" if precision == "bf16" else dtype
+        message = f"q, k and v have dtype {given['q'].dtype}, but precision {precision!r} needs {needed}"
         raise TypeError(message)
     for name in ("q", "v"):
         if given[name].shape[-1] > most:
             message = f"{name} has head size {given[name].shape[-1]}, above {most}, the most in precision {precision!r}"
             raise InvalidArgumentError(message)
+    return str(precision)
 
 
 def _config(config: Any) -> Any:

@@ -27,7 +27,6 @@ from pysm120.runtime.errors import Error, FaultError, InvalidArgumentError
 from pysm120.runtime.ffi import cast, check, check_running, ffi, lib, new, types
 
 _ALIGNMENT = 16  # alignment of addresses; kernels can use such arrays in place
-_WITH_WORKSPACE = 4  # arguments of a C function
 
 # A result has the kind of the inputs. For arrays of another library it is an Array, which that library takes by DLPack.
 AnyArray = TypeVar("AnyArray", npt.NDArray[Any], Array, SupportsDLPack)
@@ -65,7 +64,7 @@ class Operation:
     ) -> None:
         self._function = getattr(lib, function)
         self._pointer, self._words = types[f"{function}_args *"], types["uint64_t *"]
-        self._has_workspace = len(ffi.typeof(self._function).args) == _WITH_WORKSPACE
+        self._ask = getattr(lib, f"{function}_workspace", None)  # None: the operation never needs a workspace
         self._planner, self._on_host = Planner(f"{function}_args", rows, order, fill), on_host
         self._plans = self._planner.known
         self._inputs, self._outputs = self._planner.inputs, self._planner.outputs
@@ -173,25 +172,25 @@ class Operation:
     def _run(self, device: Device, plan: Plan, args: Any, queue: Any, workspace: Any, *, is_aligned: bool) -> None:
         """Make the call, with a workspace if it needs one."""
         pointer, function, is_virtual = device.handle.pointer, self._function, device.is_virtual
-        if not self._has_workspace:
+        ask = self._ask
+        if ask is None:
             check_running(pointer, lambda: function(pointer, args), is_virtual=is_virtual)
             return
         if not (plan.needs_nothing and is_aligned):
             size = new("size_t *")
-            check(function(pointer, args, 0, size))
+            check(ask(pointer, args, size))
             if size[0] != 0:
                 with _workspace(device, queue, size[0], workspace) as (address, nbytes):
-                    size[0] = nbytes
-                    check_running(pointer, lambda: function(pointer, args, address, size), is_virtual=is_virtual)
+                    check_running(pointer, lambda: function(pointer, args, address, nbytes), is_virtual=is_virtual)
                 return
-        check_running(pointer, lambda: function(pointer, args, 0, ffi.NULL), is_virtual=is_virtual)
+        check_running(pointer, lambda: function(pointer, args, 0, 0), is_virtual=is_virtual)
         plan.needs_nothing |= is_aligned
 
     def _use_names(self, error: Error) -> None:
         """Replace C's names of arguments in an error by Python's."""
         if isinstance(error, FaultError):
             return
-        text = str(error).replace("*workspace_bytes", "workspace.nbytes")
+        text = str(error).replace("workspace_bytes", "workspace.nbytes")
         for member, name in self._renamed:
             text = re.sub(rf"(?<![\w.]){member}(?!\w)", name, text)
         error.args = (text,)

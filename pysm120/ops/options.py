@@ -76,12 +76,17 @@ def dtype_name(x: Any, name: str) -> str:
     return str(x.dtype).rpartition(".")[2]  # some libraries write their own name before it
 
 
+def default_precision(dtype: Any) -> str:
+    """Return the precision of attention for a dtype of q, k and v: its own, and bf16 for float32."""
+    return PRECISIONS_16BIT.get(str(dtype), "bf16")
+
+
 def precision_of(x: Any, name: str, precision: str | None) -> str:
-    """Return the given precision, or the 16-bit precision of an array's dtype."""
+    """Return the given precision, or the default one for an array's dtype."""
     if precision is not None:
         return precision
     dtype = dtype_name(x, name)
-    if dtype not in PRECISIONS_16BIT:
-        message = f"{name} has dtype {dtype}, not float16 or bfloat16: cast it, or give precision"
+    if dtype not in {"float32", *PRECISIONS_16BIT}:
+        message = f"{name} has dtype {dtype}, not float32, float16 or bfloat16: cast it"
         raise TypeError(message)
-    return PRECISIONS_16BIT[dtype]
+    return default_precision(dtype)

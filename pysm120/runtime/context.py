@@ -253,7 +253,9 @@ class Context:
 
     def name_of(self, other: "Context") -> str:
         """Return how a message about this device names another device, which may have the same name."""
-        return f"another Device object, {other}" if str(other) == str(self) else str(other)
+        if str(other) != str(self):
+            return str(other)
+        return f"another Device object for {other}, which has memory and streams of its own (use one Device)"
 
     def counters(self) -> dict[str, int]:
         """Return the counters of the virtual device, by name, since it was opened or reset.

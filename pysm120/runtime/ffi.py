@@ -12,7 +12,6 @@ import cffi
 from pysm120.runtime.errors import BY_STATUS, DriverError, Error
 
 PACKAGE = Path(__file__).resolve().parent.parent
-LIBRARY_NAME = "libsm120.so.0"
 # Types that the package uses beside those of sm120.h and pointers to its structs.
 _PLAIN = (
     *("char *", "char const **", "float *", "int32_t *", "size_t *", "uint64_t *", "uintptr_t", "void *", "void **"),
@@ -20,8 +19,6 @@ _PLAIN = (
     "sm120_stream *",
 )
 _ARRAYS = ("char", "size_t", "void *")  # of any length
-# The ABI of a 0.x library may change with its minor version.
-ABI = 1  # major and minor version, 100 * major + minor: 0.1
 
 
 def include_directory() -> Path:
@@ -31,6 +28,17 @@ def include_directory() -> Path:
             return folder
     message = f"sm120.h is neither in {PACKAGE} nor in src beside it: install again"
     raise ImportError(message)
+
+
+def _abi() -> tuple[int, int]:
+    """Return major and minor version of ``sm120.h``: while major is 0, the ABI may change with both."""
+    text = (include_directory() / "sm120.h").read_text(encoding="utf-8")
+    major, minor = re.findall(r"^#define SM120_VERSION_M(?:AJOR|INOR) (\d+)$", text, re.MULTILINE)
+    return int(major), int(minor)
+
+
+ABI = _abi()
+LIBRARY_NAME = f"libsm120.so.{ABI[0]}.{ABI[1]}"
 
 
 def library_path() -> Path:
@@ -90,10 +98,8 @@ def _load() -> tuple[Any, Any, dict[str, Any]]:
     except AttributeError as error:
         message = f"{path} is not libsm120: it has no sm120_version"
         raise ImportError(message) from error
-    if version // 100 != ABI:
-        message = (
-            f"{path} has version {version}, but this package needs {ABI // 100}.{ABI % 100}.x: build the library again"
-        )
+    if divmod(version // 100, 100) != ABI:
+        message = f"{path} has version {version}, but this package needs {ABI[0]}.{ABI[1]}.x: build the library again"
         raise ImportError(message)
     try:
         for name in dir(library):

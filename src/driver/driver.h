@@ -169,6 +169,9 @@ typedef struct CUlaunchConfig {
     X(cuDeviceTotalMem, (size_t *bytes, CUdevice device))                                                              \
     X(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                                \
     X(cuDevicePrimaryCtxRelease, (CUdevice device))                                                                    \
+    X(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active))                                     \
+    X(cuCtxGetCurrent, (CUcontext * context))                                                                          \
+    X(cuCtxGetDevice, (CUdevice * device))                                                                             \
     X(cuCtxPushCurrent, (CUcontext context))                                                                           \
     X(cuCtxPopCurrent, (CUcontext * context))                                                                          \
     X(cuCtxSynchronize, (void))                                                                                        \

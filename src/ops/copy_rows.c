@@ -19,11 +19,11 @@ bool copy_rows_is_needless(const struct tensor *x, const struct shape *shape) {
     return tensor_is_aligned(x) && x->address % TENSOR_ALIGNMENT == 0 && shape->head_dim % STEP == 0;
 }
 
-sm120_status copy_rows_place(const struct tensor *given, const struct shape *shape, struct tensor *copy,
+sm120_status copy_rows_place(const struct tensor *given, const struct shape *shape, uint32_t dtype, struct tensor *copy,
                              int64_t *offset) {
     const int64_t batches = given->batch_stride != 0 ? shape->batch : 1;
     const int64_t heads = given->head_stride != 0 ? shape->heads : 1;
-    const int64_t row = copy_rows_width(shape->head_dim) * (given->dtype == SM120_F32 ? 4 : 2);
+    const int64_t row = copy_rows_width(shape->head_dim) * (dtype == SM120_F32 ? 4 : 2);
     int64_t head = 0, batch = 0, bytes = 0, end = 0;
     const bool fits = multiply(row, shape->rows, &head) && multiply(head, heads, &batch) &&
                       multiply(batch, batches, &bytes) && add(*offset, bytes, &end) &&
@@ -33,7 +33,7 @@ sm120_status copy_rows_place(const struct tensor *given, const struct shape *sha
     }
     *copy = (struct tensor){.name = given->name,
                             .address = (sm120_address)*offset,
-                            .dtype = given->dtype,
+                            .dtype = dtype,
                             .batch_stride = batches > 1 ? batch : 0,
                             .head_stride = heads > 1 ? head : 0,
                             .row_stride = row,
@@ -48,7 +48,8 @@ sm120_status copy_rows_prepare(struct device *device, const struct tensor *from,
     uint32_t index;
     const struct kernel_record plain = {.operation = "copy_rows", .element_bytes = from->dtype == SM120_F32 ? 4 : 2};
     const struct kernel_record rounded = {.operation = "copy_rows_rounded", .dtype = from->dtype};
-    sm120_status status = builtin_find(is_rounded ? &rounded : &plain, &index);
+    const struct kernel_record narrowed = {.operation = "narrow_rows"};
+    sm120_status status = builtin_find(is_rounded ? &rounded : from->dtype != to->dtype ? &narrowed : &plain, &index);
     if (status != SM120_OK) {
         return status;
     }

@@ -139,7 +139,7 @@ static sm120_status check_args(const sm120_matvec_args *args, struct matvec *cal
 
 /* Check addresses. */
 static sm120_status check_places(struct device *device, const sm120_matvec_args *args, const struct matvec *call,
-                                 sm120_address workspace, const size_t *workspace_bytes) {
+                                 const struct workspace *workspace) {
     const struct place places[] = {
         place_array("weights", args->weights, call->weight_bytes, WEIGHTS_ALIGNMENT, PLACE_READ),
         place_array("up", args->up, call->weight_bytes, WEIGHTS_ALIGNMENT, PLACE_READ),
@@ -147,7 +147,7 @@ static sm120_status check_places(struct device *device, const sm120_matvec_args 
         place_array("experts", args->experts, 4 * call->results, 4, PLACE_READ),
         place_array("bias", args->bias, 4 * args->rows, 4, PLACE_READ),
         place_tensor(&call->y, NULL, PLACE_WRITTEN),
-        place_workspace(workspace, workspace_bytes != NULL ? *workspace_bytes : 0, call->workspace_bytes),
+        place_workspace(workspace, call->workspace_bytes),
     };
     sm120_status status =
         weights_check_buffer(device, "weights", args->weights, "weight_bytes", args->weight_bytes, call->weight_bytes);
@@ -155,9 +155,6 @@ static sm120_status check_places(struct device *device, const sm120_matvec_args 
         status = weights_check_buffer(device, "up", args->up, "up_bytes", args->up_bytes, call->weight_bytes);
     }
     status = status == SM120_OK ? tensor_check_alignment(&call->x, &args->x) : status;
-    if (status == SM120_OK && call->workspace_bytes != 0) {
-        status = check_pointer(workspace_bytes, "workspace_bytes");
-    }
     return status == SM120_OK ? places_check(device, places, sizeof places / sizeof *places) : status;
 }
 
@@ -262,22 +259,46 @@ static sm120_status run(struct device *device, const sm120_matvec_args *args, co
                : status;
 }
 
-sm120_status sm120_matvec(sm120_device *handle, const sm120_matvec_args *args, sm120_address workspace,
-                          size_t *workspace_bytes) {
+/* Write the size of the workspace, and load the kernels so that the next call can be captured in a graph. */
+static sm120_status answer(struct device *device, const struct matvec *call, const struct workspace *workspace) {
+    const struct kernel_record activations = {.operation = "matvec_activations"};
+    struct kernel *kernel;
+    uint32_t index = 0;
+    sm120_status status = builtin_load(device, call->index, &kernel);
+    if (status == SM120_OK && call->vector_tiles != 0) {
+        status = builtin_find(&activations, &index);
+        status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
+    }
+    if (status == SM120_OK) {
+        *workspace->answer = (size_t)call->workspace_bytes;
+    }
+    return status;
+}
+
+/* Launch, or answer the question for the size of the workspace. */
+static sm120_status matvec(sm120_device *handle, const sm120_matvec_args *args, struct workspace workspace) {
     struct device *device;
     struct matvec call;
-    struct kernel *kernel;
     sm120_status status = device_enter(handle, &device);
     if (status != SM120_OK) {
         return status;
     }
     status = check_struct(args, sizeof *args, "args", "sm120_matvec_args");
     status = status == SM120_OK ? check_args(args, &call) : status;
-    if (status == SM120_OK && workspace == 0 && workspace_bytes != NULL) {
-        *workspace_bytes = (size_t)call.workspace_bytes;
-        return device_leave(device, builtin_load(device, call.index, &kernel));
+    status = status == SM120_OK ? workspace_check_question(&workspace) : status;
+    if (status == SM120_OK && workspace.is_question) {
+        return device_leave(device, answer(device, &call, &workspace));
     }
-    status = status == SM120_OK ? check_places(device, args, &call, workspace, workspace_bytes) : status;
-    status = status == SM120_OK ? run(device, args, &call, workspace) : status;
+    status = status == SM120_OK ? check_places(device, args, &call, &workspace) : status;
+    status = status == SM120_OK ? run(device, args, &call, workspace.address) : status;
     return device_leave(device, status);
+}
+
+sm120_status sm120_matvec_workspace(sm120_device *device, const sm120_matvec_args *args, size_t *workspace_bytes) {
+    return matvec(device, args, workspace_question(workspace_bytes));
+}
+
+sm120_status sm120_matvec(sm120_device *device, const sm120_matvec_args *args, sm120_address workspace,
+                          size_t workspace_bytes) {
+    return matvec(device, args, workspace_of(workspace, workspace_bytes));
 }

@@ -19,6 +19,7 @@ struct device {
     const struct driver *driver;
     CUdevice ordinal;
     CUcontext context;
+    bool has_primary; /* it is the primary one, retained until the device is closed; else it is the caller's */
     sm120_device_info info;
     atomic_bool takes_profile;
 

@@ -1,5 +1,7 @@
-/* Open a device: choose it, ask for its properties, retain its context. Close it: free everything that it allocated. */
+/* Open a device: choose it, ask for its properties, retain its primary context or adopt the caller's. Close it: free
+ * everything that it allocated. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/builtin.h"
 #include "runtime/check.h"
@@ -81,38 +83,130 @@ static struct device *make(const struct choice *choice) {
     return device;
 }
 
-sm120_status sm120_device_open(const char *name, sm120_device **device) {
-    error_clear();
-    struct choice choice = {.options = {.checks = -1}};
+/* Retain the primary context of a device. */
+static CUresult retain(struct device *device) {
+    const CUresult result = device->driver->cuDevicePrimaryCtxRetain(&device->context, device->ordinal);
+    device->has_primary = result == CUDA_SUCCESS;
+    return result;
+}
+
+/* Release the primary context. */
+static void release(struct device *device) {
+    if (device->has_primary) {
+        device->driver->cuDevicePrimaryCtxRelease(device->ordinal);
+        device->has_primary = false;
+    }
+}
+
+/* Find the device of a context. If the context is the primary one, retain it too: it then lives as long as the device,
+ * whoever else releases it. An inactive primary context is not made for that. */
+static CUresult adopt(struct device *device, CUcontext context) {
+    const struct driver *const driver = device->driver;
+    CUcontext popped;
+    unsigned flags = 0;
+    int active = 0;
+    CUresult result = driver->cuCtxPushCurrent(context);
+    if (result == CUDA_SUCCESS) {
+        result = driver->cuCtxGetDevice(&device->ordinal);
+        driver->cuCtxPopCurrent(&popped);
+    }
+    result = result == CUDA_SUCCESS ? driver->cuDevicePrimaryCtxGetState(device->ordinal, &flags, &active) : result;
+    result = result == CUDA_SUCCESS && active != 0 ? retain(device) : result;
+    if (result == CUDA_SUCCESS && device->context != context) {
+        release(device);
+    }
+    device->context = context;
+    device->info.ordinal = device->ordinal;
+    return result;
+}
+
+/* Give an open device its handle. */
+static sm120_status hand_out(struct device *made, sm120_device **device) {
+    if (!object_register(&made->object, OBJECT_DEVICE, NULL)) {
+        release(made);
+        discard(made);
+        return fail(SM120_OUT_OF_MEMORY, "opening a device: out of host memory");
+    }
+    *device = made->object.handle;
+    return SM120_OK;
+}
+
+/* Make a device, without a context. */
+static sm120_status begin(const char *name, struct choice *choice, struct device **made, sm120_device **device) {
+    *choice = (struct choice){.options = {.checks = -1}};
     sm120_status status = check_pointer((const void *)device, "device");
     if (status == SM120_OK) {
         *device = NULL;
-        status = choose_device(name, &choice);
+        status = choose_device(name, choice);
     }
     if (status != SM120_OK) {
         return status;
     }
     fork_prepare();
-    struct device *const made = make(&choice);
-    if (made == NULL) {
-        return fail(SM120_OUT_OF_MEMORY, "opening a device: out of host memory");
+    *made = make(choice);
+    return *made != NULL ? SM120_OK : fail(SM120_OUT_OF_MEMORY, "opening a device: out of host memory");
+}
+
+sm120_status sm120_device_open(const char *name, sm120_device **device) {
+    struct choice choice;
+    struct device *made;
+    error_clear();
+    sm120_status status = begin(name, &choice, &made, device);
+    if (status != SM120_OK) {
+        return status;
     }
     CUresult result = choice.driver->cuDeviceGet(&made->ordinal, choice.ordinal);
     result = result == CUDA_SUCCESS ? read_info(choice.driver, made->ordinal, &made->info) : result;
-    result = result == CUDA_SUCCESS ? choice.driver->cuDevicePrimaryCtxRetain(&made->context, made->ordinal) : result;
+    result = result == CUDA_SUCCESS ? retain(made) : result;
     if (result != CUDA_SUCCESS) {
         status = driver_fail(choice.driver, result, "opening %s device %d", made->info.is_virtual ? "virtual" : "CUDA",
                              choice.ordinal);
         discard(made);
         return status;
     }
-    if (!object_register(&made->object, OBJECT_DEVICE, NULL)) {
-        choice.driver->cuDevicePrimaryCtxRelease(made->ordinal);
-        discard(made);
-        return fail(SM120_OUT_OF_MEMORY, "opening a device: out of host memory");
+    return hand_out(made, device);
+}
+
+/* Find the context to adopt: the given one, or the current one. */
+static sm120_status choose_context(const struct driver *driver, sm120_context given, CUcontext *context) {
+    *context = (CUcontext)given;
+    const CUresult result = given == NULL ? driver->cuCtxGetCurrent(context) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS) {
+        return driver_fail(driver, result, "asking for the current context");
     }
-    *device = made->object.handle;
-    return SM120_OK;
+    return *context != NULL ? SM120_OK
+                            : fail(SM120_INVALID_ARGUMENT, "context = NULL, and no context is current in this thread; "
+                                                           "pass one, or make it current");
+}
+
+sm120_status sm120_device_open_context(const char *name, sm120_context given, sm120_device **device) {
+    struct choice choice;
+    struct device *made;
+    CUcontext context;
+    error_clear();
+    sm120_status status = check_pointer(name, "name");
+    if (status == SM120_OK && strchr(name, ':') != NULL) {
+        status = fail(SM120_INVALID_ARGUMENT,
+                      "name = \"%.200s\", but a context belongs to one device; give \"cuda\" or \"virtual\"", name);
+    }
+    status = status == SM120_OK ? begin(name, &choice, &made, device) : status;
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = choose_context(choice.driver, given, &context);
+    if (status == SM120_OK) {
+        CUresult result = adopt(made, context);
+        result = result == CUDA_SUCCESS ? read_info(choice.driver, made->ordinal, &made->info) : result;
+        status = result == CUDA_SUCCESS
+                     ? SM120_OK
+                     : driver_fail(choice.driver, result, "opening the device of context = %p", (void *)context);
+    }
+    if (status != SM120_OK) {
+        release(made);
+        discard(made);
+        return status;
+    }
+    return hand_out(made, device);
 }
 
 sm120_status sm120_device_close(sm120_device *handle) {
@@ -134,7 +228,7 @@ sm120_status sm120_device_close(sm120_device *handle) {
     } else { /* the context is gone, and with it its modules and memory */
         module_close_all(device, false);
     }
-    device->driver->cuDevicePrimaryCtxRelease(device->ordinal);
+    release(device);
     object_unregister(&device->object);
     discard(device);
     error_clear();

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 
+#include "runtime/check.h"
 #include "runtime/error.h"
 #include "runtime/memory.h"
 
@@ -20,11 +21,39 @@ struct place place_tensor(const struct tensor *tensor, const struct shape *shape
                           .shape = shape};
 }
 
-struct place place_workspace(sm120_address workspace, size_t given, int64_t needed) {
-    struct place place = place_array("workspace", workspace, needed, WORKSPACE_ALIGNMENT, PLACE_WRITTEN);
-    place.is_workspace = true;
-    place.given = given;
+struct place place_workspace(const struct workspace *workspace, int64_t needed) {
+    struct place place = place_array("workspace", workspace->address, needed, WORKSPACE_ALIGNMENT, PLACE_WRITTEN);
+    place.workspace = workspace;
     return place;
+}
+
+struct workspace workspace_of(sm120_address address, size_t bytes) {
+    return (struct workspace){.address = address, .bytes = bytes};
+}
+
+struct workspace workspace_question(size_t *answer) {
+    return (struct workspace){.is_question = true, .answer = answer};
+}
+
+sm120_status workspace_check_question(const struct workspace *workspace) {
+    return workspace->is_question ? check_pointer(workspace->answer, "workspace_bytes") : SM120_OK;
+}
+
+sm120_status workspace_check(struct device *device, const struct workspace *workspace, int64_t needed) {
+    if (needed == 0) {
+        return SM120_OK;
+    }
+    if (workspace->address == 0) {
+        return fail(SM120_WORKSPACE_TOO_SMALL,
+                    "workspace = 0 and workspace_bytes = %zu; this call needs a workspace of %" PRId64 " bytes",
+                    workspace->bytes, needed);
+    }
+    sm120_status status = check_address("workspace", workspace->address, WORKSPACE_ALIGNMENT);
+    if (status == SM120_OK && workspace->bytes < (uint64_t)needed) {
+        status = fail(SM120_WORKSPACE_TOO_SMALL, "workspace_bytes = %zu; this call needs %" PRId64, workspace->bytes,
+                      needed);
+    }
+    return status == SM120_OK ? memory_check(device, workspace->address, (uint64_t)needed, "workspace") : status;
 }
 
 /* Check that a place is aligned and lies in one allocation. */
@@ -32,14 +61,13 @@ static sm120_status check_address_of(struct device *device, const struct place *
     if (place->tensor != NULL) {
         return tensor_check_address(device, place->tensor);
     }
-    if (place->is_workspace ? place->bytes == 0 : place->address == 0) {
+    if (place->workspace != NULL) {
+        return workspace_check(device, place->workspace, place->bytes);
+    }
+    if (place->address == 0) {
         return SM120_OK;
     }
-    sm120_status status = check_address(place->name, place->address, place->alignment);
-    if (status == SM120_OK && place->is_workspace && place->given < (uint64_t)place->bytes) {
-        status = fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, place->given,
-                      place->bytes);
-    }
+    const sm120_status status = check_address(place->name, place->address, place->alignment);
     return status == SM120_OK ? memory_check(device, place->address, (uint64_t)place->bytes, place->name) : status;
 }
 

@@ -18,6 +18,19 @@ sm120_status sm120_device_query(sm120_device *handle, sm120_device_info *info) {
     return device_leave(device, status);
 }
 
+sm120_status sm120_device_context(sm120_device *handle, sm120_context *context) {
+    struct device *device;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_pointer((const void *)context, "context");
+    if (status == SM120_OK) {
+        *context = device->context;
+    }
+    return device_leave(device, status);
+}
+
 sm120_status sm120_device_synchronize(sm120_device *handle) {
     struct device *device;
     const sm120_status status = device_enter(handle, &device);

@@ -87,7 +87,8 @@ def test_one_version() -> None:
     cmake = (ROOT / "pysm120/cmake/sm120ConfigVersion.cmake").read_text()
     assert f'PACKAGE_VERSION "{version}"' in cmake
     assert f'"{major}.{minor}"' in cmake
-    assert 10000 * major + 100 * minor == 100 * binding.ABI
+    assert (major, minor) == binding.ABI
+    assert f'"{binding.LIBRARY_NAME}"' in (ROOT / "pysm120/cmake/sm120Config.cmake").read_text()
 
 
 PROGRAM = """
@@ -114,23 +115,77 @@ def test_flags_compile_a_program(tmp_path: Path) -> None:
 def test_flags_of_a_path_with_spaces(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
-    shutil.copy(binding.library_path(), folder / "libsm120.so.0")
-    library = str(folder / "libsm120.so.0")
+    shutil.copy(binding.library_path(), folder / binding.LIBRARY_NAME)
+    library = str(folder / binding.LIBRARY_NAME)
     flags = run(sys.executable, "-m", "pysm120", "--cflags", "--libs", PYSM120_LIBRARY=library)
     assert f"-L{folder}" in shlex.split(flags)
     assert compile_and_run(tmp_path, PROGRAM, *shlex.split(flags)).strip() == pysm120.__version__
 
 
+def described(folder: Path, *fields: str) -> list[str]:
+    """Return the options in a sm120.pc, as pkg-config does, which not every machine has."""
+    text = (folder / "sm120.pc").read_text()
+    values = {"pcfiledir": str(folder), **dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))}
+    found = " ".join(dict(re.findall(r"^([\w.]+): (.*)$", text, re.MULTILINE))[x] for x in fields or ("Cflags", "Libs"))
+    while "${" in found:
+        found = re.sub(r"\$\{(\w+)\}", lambda name: values[name[1]], found)
+    return found.split()
+
+
 def test_pkgconfig_of_the_source_tree(tmp_path: Path) -> None:
     folder = run(sys.executable, "-m", "pysm120", "--pkgconfigdir").strip()
     text = (Path(folder) / "sm120.pc").read_text()
-    variables = {"${pcfiledir}": folder, "${prefix}": f"{folder}/../.."}
     assert "prefix=${pcfiledir}/../..\n" in text
-    for name, value in variables.items():
-        text = text.replace(name, value)
-    flags = re.findall(r"^(?:Cflags|Libs): (.*)$", text, re.MULTILINE)
-    assert compile_and_run(tmp_path, PROGRAM, *" ".join(flags).split()).strip() == pysm120.__version__
+    assert compile_and_run(tmp_path, PROGRAM, *described(Path(folder))).strip() == pysm120.__version__
     assert f"Version: {pysm120.__version__}\n" in text
+
+
+def compile_the_example(include: Path, libraries: Path, folder: Path, device_name: str) -> None:
+    """Compile the example by the command in its first line; run it with the same variables."""
+    source = ROOT / "examples" / "attention.c"
+    (command,) = re.findall(r": cc (.*) && ./a.out", source.read_text().splitlines()[0])
+    places = {"CPATH": include, "LIBRARY_PATH": libraries, "LD_LIBRARY_PATH": libraries}
+    variables = {name: str(place) for name, place in places.items()}
+    shutil.copy(source, folder)
+    run(*COMPILER, *command.split(), PWD=str(folder), **variables)
+    assert re.fullmatch(r"error \d\.\d\d%\n", run(folder / "a.out", device_name, **variables))
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install below a prefix."""
+    folder = tmp_path_factory.mktemp("prefix") / "usr"
+    with build_tree.alone():
+        printed = run(sys.executable, ROOT / "tools" / "install.py", "--prefix", folder)
+    assert sorted(printed.split()) == sorted(str(path) for path in folder.rglob("*") if not path.is_dir())
+    return folder
+
+
+def test_installed_below_a_prefix(prefix: Path, tmp_path: Path, device_name: str) -> None:
+    link = prefix / "lib" / "libsm120.so"
+    assert link.is_symlink()
+    assert link.resolve() == prefix / "lib" / binding.LIBRARY_NAME
+    compile_the_example(prefix / "include", prefix / "lib", tmp_path, device_name)
+    flags = described(prefix / "lib" / "pkgconfig")
+    assert compile_and_run(tmp_path, PROGRAM, *flags).strip() == pysm120.__version__
+    assert (prefix / "lib" / "cmake" / "sm120" / "sm120Config.cmake").is_file()
+
+
+def test_the_static_library(prefix: Path, tmp_path: Path) -> None:
+    """It needs no shared library of ours, and it defines no other global names than sm120.h."""
+    archive = prefix / "lib" / "libsm120.a"
+    flags = [f"-I{prefix / 'include'}", str(archive), *described(prefix / "lib" / "pkgconfig", "Libs.private")]
+    assert compile_and_run(tmp_path, PROGRAM, *flags).strip() == pysm120.__version__
+    assert "libsm120" not in run("objdump", "-p", tmp_path / "program")
+    names = {line.split()[2] for line in run("nm", "-g", "--defined-only", archive).splitlines() if line[:1] == "0"}
+    assert names == set(re.findall(r"^SM120_API .*?(sm120_\w+)\(", (ROOT / "src/sm120.h").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("words", [("--prefix",), ("--prefix", "/proc/none")])
+def test_install_says_what_is_wrong(words: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, ROOT / "tools/install.py", *words], capture_output=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.decode().splitlines()[-1].startswith(("install: ", "./build.sh install: "))
 
 
 def test_the_readme_compiles_the_example(tmp_path: Path, device_name: str) -> None:
@@ -165,8 +220,10 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
     assert entries.split() == ["[pytest11]", "pytest_pysm120", "=", "pytest_pysm120"]
     names.remove("pytest_pysm120.py")
     for name in (
-        "libsm120.so.0",
+        binding.LIBRARY_NAME,
+        "libsm120.so",
         "sm120.h",
+        "sm120.hpp",
         "py.typed",
         "data/minilm_qkv.npz",
         "cmake/sm120Config.cmake",
@@ -199,6 +256,9 @@ def test_the_wheel_needs_nothing_of_the_source_tree(wheel: Path, tmp_path: Path)
     flags = run(sys.executable, "-m", "pysm120", "--cflags", "--libs", PYTHONPATH=path, PWD=str(tmp_path))
     assert flags.startswith(f"-I{tmp_path}")
     assert compile_and_run(tmp_path, PROGRAM, *flags.split()).strip() == pysm120.__version__
+    package = tmp_path / "pysm120"
+    assert compile_and_run(tmp_path, PROGRAM, *described(package / "pkgconfig")).strip() == pysm120.__version__
+    compile_the_example(package, package, tmp_path, "virtual")
 
 
 def test_a_missing_library_is_one_sentence(tmp_path: Path) -> None:

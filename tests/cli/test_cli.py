@@ -144,7 +144,7 @@ def test_demo_says_when_an_error_is_too_large(
 @pytest.mark.virtual
 def test_demo_shows_counters_that_exist(device: pysm120.Device) -> None:
     x = np.ones((1, 64, 1, 64), np.float32)
-    pysm120.attention(x, x, x, device=device)
+    pysm120.attention(x, x, x, precision="mxfp8", device=device)
     counters = device.counters()
     assert not [name for name in demo.SHOWN if not counters.get(name)]
     assert counters["instructions"] > counters["mma.sync"] > 0

@@ -192,7 +192,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         "alibi_slopes has shape (3,), [heads], but q has heads = 2",
     ),
     ({"precision": "fp16"}, InvalidArgumentError, "precision is 'fp16', not one of"),
-    ({"q": np.ones((1, 4, 2, 8), np.float32)}, TypeError, "q has dtype float32, not float16 or bfloat16: cast it, or"),
+    (
+        {"q": np.ones((1, 4, 2, 8), np.float64)},
+        TypeError,
+        "q has dtype float64, not float32, float16 or bfloat16: cast",
+    ),
     ({"q": [1.0]}, TypeError, "q is a list, not an array"),
     ({"k": np.ones((1, 4, 2, 8), np.float32)}, TypeError, "k has dtype float32, but q has float16"),
 ]
@@ -334,7 +338,7 @@ WRONG_TORCH: list[tuple[dict[str, Any], type[Exception], str]] = [
         InvalidArgumentError,
         "query has 3 heads, not a multiple of the 2 of key and value",
     ),
-    ({"query": np.ones((1, 2, 4, 8), np.float32)}, TypeError, "query has dtype float32, not float16 or bfloat16"),
+    ({"query": np.ones((1, 2, 4, 8), np.float64)}, TypeError, "query has dtype float64, not float32, float16 or bfl"),
     ({"query": None}, TypeError, "query is a NoneType, not an array"),
     ({"query": np.ones((1, 2, 0, 8), np.float16)}, InvalidArgumentError, "query has shape (1, 2, 0, 8), but every dim"),
     ({"value": np.ones((1, 2, 4, 8), np.float32)}, TypeError, "value has dtype float32, but query has float16"),

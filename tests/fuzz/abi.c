@@ -265,8 +265,8 @@ static sm120_status attention(const number *n) {
                                        .causal = (uint32_t)n[2],
                                        .stream = *SLOT(stream, n[31])};
     size_t space = 0;
-    const sm120_status status = sm120_attention(*SLOT(device, n[0]), &args, 0, &space);
-    return status ? status : sm120_attention(*SLOT(device, n[0]), &args, address(n[1]), &space);
+    const sm120_status status = sm120_attention_workspace(*SLOT(device, n[0]), &args, &space);
+    return status ? status : sm120_attention(*SLOT(device, n[0]), &args, address(n[1]), space);
 }
 
 /* quantize DEVICE AXIS ROUNDING BATCH HEADS ROWS HEAD_DIM X(5) ELEMENTS SCALES STREAM */
@@ -298,8 +298,8 @@ static sm120_status operation(const number *n) {
         }
     }
     size_t space = 0;
-    const sm120_status status = o->call(*SLOT(device, n[1]), args, 0, &space);
-    return status || !space ? status : o->call(*SLOT(device, n[1]), args, address(n[3]), &space);
+    const sm120_status status = o->ask(*SLOT(device, n[1]), args, &space);
+    return status ? status : o->call(*SLOT(device, n[1]), args, space ? address(n[3]) : 0, space);
 }
 
 static const struct {

@@ -71,7 +71,7 @@ def launch(device: pysm120.Device) -> None:
         for precision in ("mxfp8", "nvfp4", "nvfp4_mxfp8"):
             call(head_dim, dtype, precision)
             pysm120.attention_varlen(x, x, x, ends, ends, precision=precision, device=device)
-    for dtype, precision in (("bfloat16", "bf16"), ("float32", "mxfp8")):
+    for dtype, precision in (("bfloat16", "bf16"), ("float32", "bf16"), ("float32", "mxfp8")):
         call(33, dtype, precision)
 
 

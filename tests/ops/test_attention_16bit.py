@@ -21,7 +21,7 @@ from attention_cases import (
     run,
     run_twice,
 )
-from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
+from harness import CODES, DTYPES, Buffer, OpenDevice, check, lib, new_struct, tensor
 from reference import attention_16bit, attention_float64, relative_error
 
 PRECISION = {"bfloat16": "bf16", "float16": "f16"}
@@ -188,7 +188,7 @@ def test_broadcast_inputs(opened: OpenDevice, rng: np.random.Generator, which: i
                 struct.batch_stride = struct.head_stride = 0
         o = Buffer(opened, shapes[0], np.float32, pitched(shapes[0], "BSHD", 8))
         tensor(args.o, o)
-        check(lib.sm120_attention(opened.handle, args, 0, ffi.NULL))
+        check(lib.sm120_attention(opened.handle, args, 0, 0))
         got = o.download()
     finally:
         opened.release()

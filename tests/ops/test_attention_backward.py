@@ -138,7 +138,9 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "features of float32": (
         pysm120.UnsupportedError,
         "q.dtype = F32 .* with a mask, .* softcap",
-        right(**{name: ones(2, *shape, 64, dtype="f4") for name, shape in FLOAT32.items()}, softcap=3.0),
+        right(
+            **{name: ones(2, *shape, 64, dtype="f4") for name, shape in FLOAT32.items()}, precision="mxfp8", softcap=3.0
+        ),
     ),
     "precision of another dtype": (TypeError, "q, k and v have dtype bfloat16, but", right(precision="f16")),
     "layout": (ValueError, "layout is 'SBHD'", right(layout="SBHD")),
@@ -336,22 +338,21 @@ def test_size_of_the_workspace(opened: OpenDevice, case: Case, copied: tuple[int
 def test_workspaces_that_do_not_do(opened: OpenDevice, device: pysm120.Device, rng: np.random.Generator) -> None:
     args, size = new_struct("sm120_attention_backward_args"), ffi.new("size_t *")
 
-    def says(status: str, words: str, workspace: int, count: Any) -> None:
+    def says(status: str, words: str, workspace: int, count: int) -> None:
         assert lib.sm120_attention_backward(opened.handle, args, workspace, count) == getattr(lib, f"SM120_{status}")
         assert words in ffi.string(lib.sm120_last_error()).decode()
 
     memory = Buffer(opened, (9 * PART,), np.uint8, None, np.zeros(9 * PART, np.uint8))
     try:
         fill(args, memory.address)
-        says("INVALID_ARGUMENT", "workspace_bytes", 0, ffi.NULL)
-        says("INVALID_ARGUMENT", "workspace_bytes", memory.address, ffi.NULL)
-        check(lib.sm120_attention_backward(opened.handle, args, 0, size))
+        check(lib.sm120_attention_backward_workspace(opened.handle, args, size))
         room = Buffer(opened, (int(size[0]) + 8,), np.uint8)
-        size[0] -= 1
-        says("WORKSPACE_TOO_SMALL", f"*workspace_bytes = {size[0]}; this call needs {size[0] + 1}", room.address, size)
-        size[0] += 1
-        says("MISALIGNED", "workspace", room.address + 8, size)
-        says("INVALID_ARGUMENT", "overlap", memory.address, size)
+        needed = int(size[0])
+        says(
+            "WORKSPACE_TOO_SMALL", f"workspace_bytes = {needed - 1}; this call needs {needed}", room.address, needed - 1
+        )
+        says("MISALIGNED", "workspace", room.address + 8, needed)
+        says("INVALID_ARGUMENT", "overlap", memory.address, needed)
     finally:
         opened.release()
     x, o, lse = ready(rng, Case(1, 1, 1, 40, 40, 64))

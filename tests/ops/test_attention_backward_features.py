@@ -137,9 +137,9 @@ def run(
             args.dmask.batch_stride, args.dmask.head_stride = steps[:2]
             args.dmask.row_stride, args.dmask.column_stride = steps[2:]
         size = ffi.new("size_t *")
-        check(lib.sm120_attention_backward(opened.handle, args, 0, size))
+        check(lib.sm120_attention_backward_workspace(opened.handle, args, size))
         workspace = Buffer(opened, (int(size[0]),), np.uint8)
-        check(lib.sm120_attention_backward(opened.handle, args, workspace.address, size))
+        check(lib.sm120_attention_backward(opened.handle, args, workspace.address, size[0]))
         return Results(
             Gradients(*(wide(y.download()) for y in results)),
             None if dsinks is None else wide(dsinks.download()),
@@ -577,14 +577,14 @@ def test_other_results_lie_nowhere_that_is_read(opened: OpenDevice, member: str)
     try:
         fill(args, memory.address)
         args.sinks, args.dsinks = memory.address + 8 * PART + 3072, memory.address + 8 * PART + 4096
-        check(lib.sm120_attention_backward(opened.handle, args, 0, size))
+        check(lib.sm120_attention_backward_workspace(opened.handle, args, size))
         room = Buffer(opened, (int(size[0]),), np.uint8)
         places = {"q": args.q.address, "dq": args.dq.address, "dv": args.dv.address, "o": args.o.address}
         places |= {"lse": args.lse, "sinks": args.sinks, "mask.address": args.mask.address, "workspace": room.address}
         owner, _, name = member.rpartition(".")
         for other, address in places.items():
             setattr(getattr(args, owner) if owner else args, name, address)
-            status = lib.sm120_attention_backward(opened.handle, args, room.address, size)
+            status = lib.sm120_attention_backward(opened.handle, args, room.address, size[0])
             message = ffi.string(lib.sm120_last_error()).decode()
             assert status == lib.SM120_INVALID_ARGUMENT, (other, message)
             assert "overlap" in message, (other, message)

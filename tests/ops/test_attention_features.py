@@ -43,10 +43,10 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     tensor(args.o, o)
     args.lse = lse.address
     size = ffi.new("size_t *")
-    check(lib.sm120_attention(opened.handle, args, 0, size))
+    check(lib.sm120_attention_workspace(opened.handle, args, size))
     assert (size[0] > 0) == (case.needs_copies or case.precision is not None)
     workspace = Buffer(opened, (max(1, int(size[0])),), np.uint8).address if size[0] else 0
-    check(lib.sm120_attention(opened.handle, args, workspace, size if workspace else ffi.NULL))
+    check(lib.sm120_attention(opened.handle, args, workspace, size[0]))
     logs = lse.download().astype(np.float64)
     return o.download().astype(np.float64), logs[None] if case.q_packed else logs
 
@@ -351,9 +351,9 @@ def test_starts_that_cannot_be_stay_inside(
         args.cu_seqlens_q = args.cu_seqlens_k = Buffer(opened, x.shape, x.dtype, None, x).address
         args.q_total, args.kv_total = problem.q.shape[2], problem.k.shape[2]
         size = ffi.new("size_t *")
-        check(lib.sm120_attention(opened.handle, args, 0, size))
+        check(lib.sm120_attention_workspace(opened.handle, args, size))
         workspace = Buffer(opened, (int(size[0]),), np.uint8).address if size[0] else 0
-        check(lib.sm120_attention(opened.handle, args, workspace, size if workspace else ffi.NULL))
+        check(lib.sm120_attention(opened.handle, args, workspace, size[0]))
     finally:
         opened.release()
 
@@ -421,7 +421,7 @@ def test_wrong_arguments_are_named(opened: OpenDevice, members: dict[str, Any], 
                 last,
                 places.get(value, value) if isinstance(value, str) else value,
             )
-        assert lib.sm120_attention(opened.handle, args, 0, ffi.NULL) != lib.SM120_OK
+        assert lib.sm120_attention(opened.handle, args, 0, 0) != lib.SM120_OK
         assert words in ffi.string(lib.sm120_last_error()).decode()
     finally:
         opened.release()

@@ -153,9 +153,9 @@ def test_broadcast_inputs(opened: OpenDevice, rng: np.random.Generator, which: i
                 struct.batch_stride = struct.head_stride = 0
         o = Buffer(opened, shapes[0], np.float32, pitched(shapes[0], "BSHD", 8))
         tensor(args.o, o)
-        check(lib.sm120_attention(opened.handle, args, 0, size))
+        check(lib.sm120_attention_workspace(opened.handle, args, size))
         workspace = Buffer(opened, (int(size[0]),), np.uint8)
-        check(lib.sm120_attention(opened.handle, args, workspace.address, size))
+        check(lib.sm120_attention(opened.handle, args, workspace.address, size[0]))
         got = o.download()
     finally:
         opened.release()

@@ -55,7 +55,7 @@ class Place:
         self.arguments = row.arguments(self.memory)
         self.size, self.workspace = ffi.new("size_t *"), 0
         if row.has_workspace:
-            check(row.call(opened.handle, self.arguments, 0, self.size))
+            check(row.ask(opened.handle, self.arguments, self.size))
             self.workspace = self.allocate(int(self.size[0])) if self.size[0] else 0
 
     def allocate(self, size: int) -> int:
@@ -70,7 +70,7 @@ class Place:
         return bytes(data)
 
     def call(self) -> int:
-        return self.row.call(self.opened.handle, self.arguments, self.workspace, self.size)
+        return self.row.call(self.opened.handle, self.arguments, self.workspace, int(self.size[0]))
 
     def close(self) -> None:
         for address in filter(None, (self.memory, self.workspace)):
@@ -91,6 +91,23 @@ def refuses(place: Place, status: str, words: str) -> None:
     assert got == getattr(lib, f"SM120_{status}"), f"status {got}, wanted {status}: {message}"
     assert words in message
     assert place.contents() == bytes([FILLING]) * ROOM
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_without_a_workspace(place: Place) -> None:
+    """A call that needs a workspace and has none says how many bytes; a question needs a place for its answer."""
+    row, needed = place.row, int(place.size[0])
+    if row.has_workspace:
+        status = row.ask(place.opened.handle, place.arguments, ffi.NULL)
+        assert status == lib.SM120_INVALID_ARGUMENT
+        assert "workspace_bytes is NULL" in ffi.string(lib.sm120_last_error()).decode()
+    for nbytes in (0, needed) if needed else ():
+        place.workspace, kept = 0, place.workspace
+        place.size[0] = nbytes
+        words = f"workspace_bytes = {nbytes}; this call needs a workspace of {needed} bytes"
+        refuses(place, "WORKSPACE_TOO_SMALL", words)
+        place.workspace, place.size[0] = kept, needed
+    check(place.call())
 
 
 @pytest.mark.parametrize("name", ROWS)

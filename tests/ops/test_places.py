@@ -110,10 +110,10 @@ def test_written_memory_is_apart(opened: OpenDevice, name: str, written: str, ot
         for member in {written, other} - {"workspace"}:
             operations.set_member(struct, member, shared)
         if row.has_workspace:
-            check(row.call(opened.handle, struct, 0, size))
+            check(row.ask(opened.handle, struct, size))
         workspace = shared if written == "workspace" else allocate(SHARED)
         assert (written == "workspace") <= (0 < size[0] <= SHARED)
-        status = row.call(opened.handle, struct, workspace, size)
+        status = row.call(opened.handle, struct, workspace, int(size[0]))
         message = ffi.string(lib.sm120_last_error()).decode()
         assert status == lib.SM120_INVALID_ARGUMENT, message
         for member in (written, other):

@@ -98,6 +98,7 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     float ms = 0.0f;
     int32_t n = 0;
     BAD(INVALID_ARGUMENT, word, sm120_device_query(d, &device_info));
+    BAD(INVALID_ARGUMENT, word, sm120_device_context(d, &pointer));
     BAD(INVALID_ARGUMENT, word, sm120_device_synchronize(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_counter(d, 0, &text, &value));
     BAD(INVALID_ARGUMENT, word, sm120_device_counters_reset(d));
@@ -126,7 +127,8 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     BAD(INVALID_ARGUMENT, word, sm120_event_elapsed(d, host, host, &ms));
     BAD(INVALID_ARGUMENT, word, sm120_module_load(d, body, strlen(body), "x", &module));
     BAD(INVALID_ARGUMENT, word, sm120_builtin_kernel(d, 0, &kernel));
-    BAD(INVALID_ARGUMENT, word, sm120_attention(d, &attention, 0, &bytes));
+    BAD(INVALID_ARGUMENT, word, sm120_attention(d, &attention, 0, 0));
+    BAD(INVALID_ARGUMENT, word, sm120_attention_workspace(d, &attention, &bytes));
     BAD(INVALID_ARGUMENT, word, sm120_quantize_mxfp8(d, &quantize));
     BAD(INVALID_ARGUMENT, word, sm120_tensor_map_encode(d, &tensor_map, &map));
     BAD(INVALID_ARGUMENT, word, sm120_tensor_map_replace_address(d, &map, 256));
@@ -186,6 +188,44 @@ static void test_open(sm120_device *device) {
     OK(sm120_device_close(other));                                 /* frees it */
     test_no_handle(other, (void *)other, (void *)other, "is no");
     BAD(INVALID_ARGUMENT, "closed", sm120_device_close(other));
+}
+
+/* Two devices in one context share its memory, streams and events, and each frees what is its own. */
+static void test_context(void) {
+    const char *const kind = strncmp(device_name, "cuda", 4) == 0 ? "cuda" : "virtual";
+    sm120_device *first = NULL, *second = NULL;
+    sm120_context context = NULL, same = NULL;
+    sm120_device_info info = {.size = sizeof info};
+    sm120_address x = 0, y = 0;
+    sm120_stream stream = NULL;
+    uint8_t back[4] = {0};
+    BAD(INVALID_ARGUMENT, "device is NULL", sm120_device_open_context(kind, NULL, NULL));
+    BAD(INVALID_ARGUMENT, "name is NULL", sm120_device_open_context(NULL, NULL, &second));
+    BAD(INVALID_ARGUMENT, "\"tpu\" is not a device", sm120_device_open_context("tpu", NULL, &second));
+    BAD(INVALID_ARGUMENT, "belongs to one device", sm120_device_open_context("virtual:0", NULL, &second));
+    BAD(INVALID_ARGUMENT, "no context is current", sm120_device_open_context("virtual", NULL, &second));
+    BAD(DRIVER_ERROR, "is no context of a virtual device that is open",
+        sm120_device_open_context("virtual", &x, &second));
+    OK(sm120_device_open(device_name, &first));
+    BAD(INVALID_ARGUMENT, "context is NULL", sm120_device_context(first, NULL));
+    OK(sm120_device_context(first, &context));
+    OK(sm120_device_open_context(strcmp(kind, "virtual") == 0 ? "virtual?checks=full&seed=3" : kind, context, &second));
+    OK(sm120_device_context(second, &same));
+    TRUE(context != NULL && same == context && second != first);
+    OK(sm120_device_query(second, &info));
+    TRUE(info.is_virtual == (strcmp(kind, "virtual") == 0) && info.multiprocessors > 0);
+    OK(sm120_alloc(first, 64, &x));
+    OK(sm120_alloc(second, 64, &y));
+    OK(sm120_stream_create(first, &stream));
+    OK(sm120_fill(second, x, 7, 64, stream));
+    OK(sm120_copy_on_device(second, y, x, 64, stream));
+    BAD(INVALID_ARGUMENT, "address", sm120_free(second, x)); /* the first device's */
+    OK(sm120_stream_synchronize(second, stream));
+    OK(sm120_device_close(first)); /* frees x; the context lives on */
+    OK(sm120_copy_to_host(second, back, y + 60, sizeof back, NULL));
+    OK(sm120_device_synchronize(second));
+    TRUE(back[0] == 7 && back[3] == 7);
+    OK(sm120_device_close(second));
 }
 
 static void test_query(sm120_device *device) {
@@ -551,6 +591,7 @@ int main(int argc, char **argv) {
     sm120_kernel *const kernel = load_scale(device, &module);
     test_handles(device, module, kernel);
     test_open(device);
+    test_context();
     test_query(device);
     test_counters(device, kernel);
     test_profile(device, kernel);

@@ -50,7 +50,7 @@ static void test_attention(sm120_device *device) {
     OK(sm120_alloc(device, BYTES, &memory));
     OK(sm120_fill(device, memory, 0, BYTES, NULL));
     const sm120_attention_args right = attention_args(memory);
-    OK(sm120_attention(device, &right, 0, &bytes));
+    OK(sm120_attention_workspace(device, &right, &bytes));
     TRUE(bytes > 0);
     OK(sm120_alloc(device, bytes, &workspace));
     const char *config = NULL;
@@ -69,18 +69,23 @@ static void test_attention(sm120_device *device) {
     sm120_attention_args other = right;
     other.config = "r17";
     BAD(UNSUPPORTED, "config = \"r17\"; this call supports r16; sm120_attention_config lists all",
-        sm120_attention(device, &other, workspace, &bytes));
-    size_t less = bytes - 1;
-    BAD(INVALID_ARGUMENT, "args", sm120_attention(device, NULL, workspace, &bytes));
-    BAD(INVALID_ARGUMENT, "workspace_bytes", sm120_attention(device, &right, workspace, NULL));
-    BAD(WORKSPACE_TOO_SMALL, "workspace_bytes", sm120_attention(device, &right, workspace, &less));
-    BAD(MISALIGNED, "workspace", sm120_attention(device, &right, workspace + 16, &bytes));
-    BAD(INVALID_ARGUMENT, "overlap", sm120_attention(device, &right, right.lse, &bytes));
-    BAD(INVALID_ARGUMENT, "past the end", sm120_attention(device, &right, workspace + 256, &bytes));
+        sm120_attention(device, &other, workspace, bytes));
+    char text[128];
+    BAD(INVALID_ARGUMENT, "args", sm120_attention(device, NULL, workspace, bytes));
+    BAD(INVALID_ARGUMENT, "workspace_bytes is NULL", sm120_attention_workspace(device, &right, NULL));
+    BAD(INVALID_ARGUMENT, "args", sm120_attention_workspace(device, NULL, &bytes));
+    snprintf(text, sizeof text, "workspace_bytes = %zu; this call needs %zu", bytes - 1, bytes);
+    BAD(WORKSPACE_TOO_SMALL, text, sm120_attention(device, &right, workspace, bytes - 1));
+    snprintf(text, sizeof text, "workspace = 0 and workspace_bytes = %zu; this call needs a workspace of %zu bytes",
+             bytes, bytes);
+    BAD(WORKSPACE_TOO_SMALL, text, sm120_attention(device, &right, 0, bytes));
+    BAD(MISALIGNED, "workspace", sm120_attention(device, &right, workspace + 16, bytes));
+    BAD(INVALID_ARGUMENT, "overlap", sm120_attention(device, &right, right.lse, bytes));
+    BAD(INVALID_ARGUMENT, "past the end", sm120_attention(device, &right, workspace + 256, bytes));
     sm120_attention_args args = right;
     args.lse = args.o.address;
-    BAD(INVALID_ARGUMENT, "overlap", sm120_attention(device, &args, workspace, &bytes));
-    OK(sm120_attention(device, &right, workspace, &bytes)); /* of zeros: the mean of zeros, and log of the keys */
+    BAD(INVALID_ARGUMENT, "overlap", sm120_attention(device, &args, workspace, bytes));
+    OK(sm120_attention(device, &right, workspace, bytes)); /* of zeros: the mean of zeros, and log of the keys */
     float lse = 0.0f;
     OK(sm120_copy_to_host(device, &lse, right.lse, sizeof lse, NULL));
     OK(sm120_device_synchronize(device));
@@ -236,10 +241,10 @@ static void test_weights(sm120_device *device) {
     args.x.row_stride = 288;
     args.y.row_stride = 5;
     size_t workspace = 0;
-    OK(sm120_matvec(device, &args, 0, &workspace));
+    OK(sm120_matvec_workspace(device, &args, &workspace));
     TRUE(workspace == 2 * 2 * 3584);
     args.vectors = 1;
-    OK(sm120_matvec(device, &args, 0, &workspace));
+    OK(sm120_matvec_workspace(device, &args, &workspace));
     TRUE(workspace == 0);
 }
 

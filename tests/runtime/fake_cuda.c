@@ -139,6 +139,20 @@ F(cuDevicePrimaryCtxRelease, CUdevice device) {
     fake_live -= 1;
     return CUDA_SUCCESS;
 }
+F(cuDevicePrimaryCtxGetState, CUdevice device, unsigned *flags, int *active) {
+    UNUSED(device);
+    BEGIN *flags = 0;
+    *active = fake_live != 0;
+    return CUDA_SUCCESS;
+}
+F(cuCtxGetCurrent, CUcontext *context) {
+    BEGIN *context = (CUcontext)&fake_depth;
+    return CUDA_SUCCESS;
+}
+F(cuCtxGetDevice, CUdevice *device) {
+    BEGIN_IN_CONTEXT *device = 1;
+    return CUDA_SUCCESS;
+}
 F(cuCtxPushCurrent, CUcontext context) {
     UNUSED(context);
     BEGIN fake_depth += 1;

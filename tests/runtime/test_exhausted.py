@@ -17,7 +17,7 @@ pytestmark = pytest.mark.virtual
 
 def exhaust(folder: Path, kind: str, level: str, first: int, step: int) -> str:
     """Fail calls first, first + step, ...; return what the program printed."""
-    library = Path(os.environ.get("PYSM120_LIBRARY") or ROOT / "build" / "libsm120.so.0").resolve()
+    library = Path(os.environ.get("PYSM120_LIBRARY") or ROOT / "build" / "libsm120.so").resolve()
     program = compiled(ROOT / "tests" / "runtime" / "exhausted.c", library, folder, "-std=c11", "-ldl")
     environment = {**os.environ, "PYSM120_THREADS": "3" if kind == "pthread_create" else "1"}
     command: list[str | Path] = [program, kind, str(first), str(step), f"virtual?checks={level}"]

@@ -117,14 +117,14 @@ def run(
     tensor(args.o, o)
     args.lse = lse.address
     size = ffi.new("size_t *", 1)
-    check(lib.sm120_attention(opened.handle, args, 0, size))
+    check(lib.sm120_attention_workspace(opened.handle, args, size))
     if precision in ("bf16", "f16"):
         assert size[0] == 0
-        check(lib.sm120_attention(opened.handle, args, 0, ffi.NULL))
+        check(lib.sm120_attention(opened.handle, args, 0, 0))
     else:
         # The workspace is poisoned too: nothing may depend on its old contents.
         workspace = Buffer(opened, (int(size[0]),), np.uint8)
-        check(lib.sm120_attention(opened.handle, args, workspace.address, size))
+        check(lib.sm120_attention(opened.handle, args, workspace.address, size[0]))
     return o.download().astype(np.float64), lse.download().astype(np.float64)
 
 

@@ -190,9 +190,9 @@ def run(
             setattr(args, member, Buffer(opened, numbers.shape, np.float32, None, numbers.astype(np.float32)).address)
     size = ffi.new("size_t *")
     try:
-        check(lib.sm120_attention_backward(opened.handle, args, 0, size))
+        check(lib.sm120_attention_backward_workspace(opened.handle, args, size))
         workspace = Buffer(opened, (int(size[0]),), np.uint8)
-        check(lib.sm120_attention_backward(opened.handle, args, workspace.address, size))
+        check(lib.sm120_attention_backward(opened.handle, args, workspace.address, size[0]))
         return Gradients(*(wide(y.download()) for y in results))
     finally:
         opened.release()
@@ -251,7 +251,7 @@ def workspace_bytes(opened: OpenDevice, case: Case, precision: str | None = None
         struct.address, struct.dtype = 1 << 20, CODES[case.dtype]
         struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * pitch, rows * pitch, pitch
     args.lse = 1 << 20
-    check(lib.sm120_attention_backward(opened.handle, args, 0, size))
+    check(lib.sm120_attention_backward_workspace(opened.handle, args, size))
     return int(size[0])
 
 

@@ -208,10 +208,10 @@ def run(opened: OpenDevice, case: Case, x: Inputs) -> tuple[Array, Array]:
     lse = Buffer(opened, (batch, heads, tokens), np.float32)
     args.lse = lse.address
     size = ffi.new("size_t *")
-    check(lib.sm120_attention_with_kv_cache(opened.handle, args, 0, size))
+    check(lib.sm120_attention_with_kv_cache_workspace(opened.handle, args, size))
     assert (size[0] > 0) == (case.splits > 1) or case.splits == 0
     space = Buffer(opened, (int(size[0]),), np.uint8).address if size[0] else 0
-    check(lib.sm120_attention_with_kv_cache(opened.handle, args, space, size if space else ffi.NULL))
+    check(lib.sm120_attention_with_kv_cache(opened.handle, args, space, size[0]))
     return o.download(), lse.download()
 
 

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 import build_tree
 
+from pysm120.runtime.ffi import LIBRARY_NAME
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"(?:^`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What a copy of the tree does without: the history, environments, and in build/ what tests have made.
 LEFT_OUT = (".git", ".venv", ".*_cache", "__pycache__", "*.egg-info", "results", "build")
-BUILT = ("generated", "kernels", "objects", "libsm120.so.0", "libsm120.so.0.key", "nvcc.json")
+BUILT = ("generated", "kernels", "objects", LIBRARY_NAME, f"{LIBRARY_NAME}.key", "nvcc.json")
 
 # Run in a copy: the keys of build/ hold the path of the tree, so they are written anew, and nothing is made again.
 ADOPT = """
@@ -143,7 +145,7 @@ def run(text: str, folder: Path, environment: Mapping[str, str] | None = None) -
 
 def run_in_tree(text: str, root: Path) -> tuple[int, str]:
     """Run a block of shell in a copy of the tree, with the package and the library of the copy."""
-    library = root / "build" / "libsm120.so.0"
+    library = root / "build" / LIBRARY_NAME
     return run(text, root, {"PYTHONPATH": str(root), "PYSM120_LIBRARY": str(library)})
 
 

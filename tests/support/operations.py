@@ -58,7 +58,7 @@ class Operation(NamedTuple):
     @property
     def has_workspace(self) -> bool:
         """Whether calls take a workspace and its size."""
-        return len(ffi.typeof(self.function).args) > 2
+        return hasattr(lib, f"sm120_{self.name}_workspace")
 
     def arguments(self, address: int) -> Any:
         """Return the struct of the smallest valid call."""
@@ -66,7 +66,12 @@ class Operation(NamedTuple):
         self.fill(struct, address)
         return struct
 
-    def call(self, device: Any, struct: Any, workspace: int = 0, size: Any = ffi.NULL) -> int:
+    def ask(self, device: Any, struct: Any, size: Any) -> int:
+        """Write the size of the workspace to a size_t; return the status."""
+        status: int = getattr(lib, f"sm120_{self.name}_workspace")(device, struct, size)
+        return status
+
+    def call(self, device: Any, struct: Any, workspace: int = 0, size: int = 0) -> int:
         """Call the C function; return the status."""
         status: int = self.function(device, struct, *((workspace, size) if self.has_workspace else ()))
         return status
@@ -168,12 +173,15 @@ def _c_functions(row: Operation) -> str:
             if leaf.value:
                 lines.append(f"    args->{leaf.path} = {_literal(leaf.value)};")
     lines += ["}", ""]
-    lines += [f"static sm120_status call_{name}(sm120_device *device, const void *args, sm120_address workspace,"]
-    lines += ["                                  size_t *workspace_bytes) {"]
+    call = f"static sm120_status call_{name}(sm120_device *device, const void *args, sm120_address workspace,"
+    ask = f"static sm120_status ask_{name}(sm120_device *device, const void *args, size_t *bytes) {{"
     if row.has_workspace:
-        lines += [f"    return sm120_{name}(device, args, workspace, workspace_bytes);"]
+        lines += [ask, f"    return sm120_{name}_workspace(device, args, bytes);", "}", ""]
+        lines += [call, "    size_t bytes) {", f"    return sm120_{name}(device, args, workspace, bytes);"]
     else:
-        lines += ["    (void)workspace;", "    *workspace_bytes = 0;", f"    return sm120_{name}(device, args);"]
+        lines += [ask, "    (void)device, (void)args;", "    *bytes = 0;", "    return SM120_OK;", "}", ""]
+        lines += [call, "    size_t bytes) {", "    (void)workspace, (void)bytes;"]
+        lines += [f"    return sm120_{name}(device, args);"]
     lines += ["}", "", f"static const struct operation_member members_{name}[] = {{", *members, "};", ""]
     return "\n".join(lines)
 
@@ -195,7 +203,8 @@ struct operation {
     size_t bytes; /* of the struct */
     /* Write the smallest right call, whose arrays lie in OPERATION_ROOM bytes at `memory`. */
     void (*fill)(void *args, sm120_address memory, sm120_stream stream);
-    sm120_status (*call)(sm120_device *device, const void *args, sm120_address workspace, size_t *workspace_bytes);
+    sm120_status (*ask)(sm120_device *device, const void *args, size_t *bytes); /* of the workspace; 0: none */
+    sm120_status (*call)(sm120_device *device, const void *args, sm120_address workspace, size_t bytes);
     const struct operation_member *members;
     size_t member_count;
 };
@@ -212,7 +221,7 @@ def c_header() -> str:
     for row in rows:
         n = row.name
         count = f"sizeof members_{n} / sizeof members_{n}[0]"
-        parts += [f'    {{"{n}", sizeof(sm120_{n}_args), fill_{n}, call_{n}, members_{n}, {count}}},']
+        parts += [f'    {{"{n}", sizeof(sm120_{n}_args), fill_{n}, ask_{n}, call_{n}, members_{n}, {count}}},']
     parts += ["};", f"enum {{ OPERATION_COUNT = {len(rows)} }};", ""]
     return "\n".join(parts)
 

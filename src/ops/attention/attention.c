@@ -30,8 +30,8 @@ sm120_status attention_find_precision(uint32_t code, const struct precision **pr
                 SM120_F16);
 }
 
-sm120_status sm120_attention(sm120_device *handle, const sm120_attention_args *args, sm120_address workspace,
-                             size_t *workspace_bytes) {
+/* Launch, or answer the question for the size of the workspace. */
+static sm120_status attention(sm120_device *handle, const sm120_attention_args *args, struct workspace workspace) {
     struct device *device;
     struct attention call;
     const struct precision *precision = NULL;
@@ -42,12 +42,22 @@ sm120_status sm120_attention(sm120_device *handle, const sm120_attention_args *a
     status = check_struct(args, sizeof *args, "args", "sm120_attention_args");
     status = status == SM120_OK ? attention_find_precision(args->precision, &precision) : status;
     status = status == SM120_OK ? attention_check(args, precision, &call) : status;
+    status = status == SM120_OK ? workspace_check_question(&workspace) : status;
     if (status == SM120_OK) {
-        status = attention_is_ready(&call)
-                     ? precision->run(device, &call, workspace, workspace_bytes)
-                     : attention_on_copies(device, &call, precision->run, workspace, workspace_bytes);
+        status = attention_is_ready(&call) ? precision->run(device, &call, &workspace)
+                                           : attention_on_copies(device, &call, precision->run, &workspace);
     }
     return device_leave(device, status);
+}
+
+sm120_status sm120_attention_workspace(sm120_device *device, const sm120_attention_args *args,
+                                       size_t *workspace_bytes) {
+    return attention(device, args, workspace_question(workspace_bytes));
+}
+
+sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args, sm120_address workspace,
+                             size_t workspace_bytes) {
+    return attention(device, args, workspace_of(workspace, workspace_bytes));
 }
 
 /* The checks that both functions for configs share. */

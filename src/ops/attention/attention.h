@@ -3,6 +3,7 @@
 #define SM120_ATTENTION_H
 
 #include "runtime/builtin.h"
+#include "runtime/places.h"
 #include "runtime/tensor.h"
 
 #define LOG2_E 1.4426950408889634
@@ -17,9 +18,9 @@ struct attention {
     bool is_uniform; /* tensors of one length and unmodified scores: the kernels without features suffice */
 };
 
-/* One function for each precision. With workspace 0 it writes the size of the workspace, else it launches. */
-typedef sm120_status attention_run(struct device *device, const struct attention *call, sm120_address workspace,
-                                   size_t *workspace_bytes);
+/* One function for each precision: it launches, or answers the question for the size of the workspace. */
+typedef sm120_status attention_run(struct device *device, const struct attention *call,
+                                   const struct workspace *workspace);
 attention_run attention_mxfp8, attention_bf16_f16;
 
 /* What a precision supports. */
@@ -50,8 +51,8 @@ int64_t attention_mask_bytes(uint32_t dtype);
 
 /* Check the addresses of everything that the call reads and writes, its workspace too, of which
  * `needed` bytes are used. */
-sm120_status attention_check_places(struct device *device, const struct attention *call, sm120_address workspace,
-                                    size_t given, int64_t needed);
+sm120_status attention_check_places(struct device *device, const struct attention *call,
+                                    const struct workspace *workspace, int64_t needed);
 
 /* |scale| * log2(e): kernels compute exp(x) as 2^(x * log2(e)). */
 double attention_scale_log2(float scale);
@@ -75,6 +76,9 @@ uint32_t attention_type(uint32_t dtype);
 /* The number of CTAs that cover the rows of q, `q_rows` each. */
 sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid);
 
+/* Whether q, k and v are F32 and are rounded to BF16 in copies. */
+bool attention_is_narrowed(const struct attention *call);
+
 /* Whether kernels can use all tensors in place: they are aligned, and head sizes are multiples of 8. */
 bool attention_is_ready(const struct attention *call);
 
@@ -93,6 +97,6 @@ sm120_status attention_describe(const struct device *device, const struct tensor
 
 /* Run a call on copies of the tensors that kernels cannot use in place. */
 sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,
-                                 sm120_address workspace, size_t *workspace_bytes);
+                                 const struct workspace *workspace);
 
 #endif

@@ -83,18 +83,18 @@ static sm120_status launch(struct device *device, const struct attention *call, 
     return status == SM120_OK ? launch_start(kernel, &launch) : status;
 }
 
-/* These kernels need no workspace. A query for its size writes 0; with workspace_bytes NULL the call launches. */
-sm120_status attention_bf16_f16(struct device *device, const struct attention *call, sm120_address workspace,
-                                size_t *workspace_bytes) {
+/* These kernels need no workspace. */
+sm120_status attention_bf16_f16(struct device *device, const struct attention *call,
+                                const struct workspace *workspace) {
     struct attention_16bit_any_parameters arguments;
     struct kernel *kernel;
     uint32_t index = 0;
     sm120_status status = attention_choose(device, call, &index);
-    if (status == SM120_OK && workspace == 0 && workspace_bytes != NULL) {
-        *workspace_bytes = 0;
+    if (status == SM120_OK && workspace->is_question) {
+        *workspace->answer = 0;
         return builtin_load(device, index, &kernel);
     }
-    status = status == SM120_OK ? attention_check_places(device, call, 0, 0, 0) : status;
+    status = status == SM120_OK ? attention_check_places(device, call, workspace, 0) : status;
     status = status == SM120_OK ? fill(device, call, kernel_records + index, &arguments) : status;
     return status == SM120_OK ? launch(device, call, index, &arguments) : status;
 }

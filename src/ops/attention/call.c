@@ -73,7 +73,7 @@ static sm120_status check_tensors(struct attention *call, uint32_t dtype) {
                         list[i].name, list[i].tensor->dtype, call->q.dtype);
         }
     }
-    if (dtype != 0 && call->q.dtype != dtype) {
+    if (dtype != 0 && call->q.dtype != dtype && !attention_is_narrowed(call)) {
         return fail(SM120_INVALID_ARGUMENT,
                     "q.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32
                     " the dtype of q, k and v must be 0x%08" PRIx32,

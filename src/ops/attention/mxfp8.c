@@ -306,18 +306,16 @@ static sm120_status start(const struct launches *launches) {
 }
 
 /* A call that asks for the size loads the kernels too, so that the next one can be captured in a graph. */
-sm120_status attention_mxfp8(struct device *device, const struct attention *call, sm120_address workspace,
-                             size_t *workspace_bytes) {
+sm120_status attention_mxfp8(struct device *device, const struct attention *call, const struct workspace *workspace) {
     struct plan plan;
     struct launches launches;
-    sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
-    status = status == SM120_OK ? make_plan(device, call, &plan) : status;
-    if (status == SM120_OK && workspace != 0) {
-        status = attention_check_places(device, call, workspace, *workspace_bytes, plan.areas.end);
+    sm120_status status = make_plan(device, call, &plan);
+    if (status == SM120_OK && !workspace->is_question) {
+        status = attention_check_places(device, call, workspace, plan.areas.end);
     }
-    status = status == SM120_OK ? prepare(device, &plan, workspace, &launches) : status;
-    if (status == SM120_OK && workspace == 0) {
-        *workspace_bytes = (size_t)plan.areas.end;
+    status = status == SM120_OK ? prepare(device, &plan, workspace->address, &launches) : status;
+    if (status == SM120_OK && workspace->is_question) {
+        *workspace->answer = (size_t)plan.areas.end;
         return SM120_OK;
     }
     return status == SM120_OK ? start(&launches) : status;

@@ -10,8 +10,8 @@ static bool is_in_place(const struct attention *call) {
            q->head_stride == o->head_stride && q->row_stride == o->row_stride;
 }
 
-sm120_status attention_check_places(struct device *device, const struct attention *call, sm120_address workspace,
-                                    size_t given, int64_t needed) {
+sm120_status attention_check_places(struct device *device, const struct attention *call,
+                                    const struct workspace *workspace, int64_t needed) {
     const sm120_attention_args *const args = call->args;
     const int64_t batch = 4 * args->batch;
     const int64_t slopes = 4 * (args->alibi_batch_stride * (args->batch - 1) + args->heads);
@@ -37,6 +37,6 @@ sm120_status attention_check_places(struct device *device, const struct attentio
     places[count] = place_tensor(&call->o, &call->o_shape, PLACE_WRITTEN);
     places[count++].rule = "; o may only be q itself, with the same strides and head size";
     places[count++] = place_array("lse", args->lse, call->lse_bytes, 4, PLACE_WRITTEN);
-    places[count++] = place_workspace(workspace, given, needed);
+    places[count++] = place_workspace(workspace, needed);
     return places_check(device, places, count);
 }

@@ -21,9 +21,14 @@ struct stage {
     int64_t bytes; /* of the copies */
 };
 
+bool attention_is_narrowed(const struct attention *call) {
+    return call->args->precision == SM120_BF16 && call->q.dtype == SM120_F32;
+}
+
 bool attention_is_ready(const struct attention *call) {
-    return copy_rows_is_needless(&call->q, &call->q_shape) && copy_rows_is_needless(&call->k, &call->k_shape) &&
-           copy_rows_is_needless(&call->v, &call->v_shape) && copy_rows_is_needless(&call->o, &call->o_shape) &&
+    return !attention_is_narrowed(call) && copy_rows_is_needless(&call->q, &call->q_shape) &&
+           copy_rows_is_needless(&call->k, &call->k_shape) && copy_rows_is_needless(&call->v, &call->v_shape) &&
+           copy_rows_is_needless(&call->o, &call->o_shape) &&
            (call->args->past_rows == 0 || (copy_rows_is_needless(&call->past_k, &call->past_k_shape) &&
                                            copy_rows_is_needless(&call->past_v, &call->past_v_shape)));
 }
@@ -53,9 +58,12 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
         stage->tensors[i].copy = list[i].copy;
         stage->tensors[i].copy_shape = list[i].copy_shape;
         stage->tensors[i].is_output = list[i].given == &call->o;
-        stage->tensors[i].is_copied = !copy_rows_is_needless(list[i].given, list[i].shape);
+        const bool is_narrowed = attention_is_narrowed(call) && !stage->tensors[i].is_output;
+        stage->tensors[i].is_copied = is_narrowed || !copy_rows_is_needless(list[i].given, list[i].shape);
         if (stage->tensors[i].is_copied) {
-            const sm120_status status = copy_rows_place(list[i].given, list[i].shape, list[i].copy, &stage->bytes);
+            const sm120_status status =
+                copy_rows_place(list[i].given, list[i].shape, is_narrowed ? SM120_BF16 : list[i].given->dtype,
+                                list[i].copy, &stage->bytes);
             if (status != SM120_OK) {
                 return status;
             }
@@ -116,24 +124,24 @@ static sm120_status start_out(struct stage *stage) {
 
 /* A query loads the kernels of the copies too, so that the next call can be captured in a graph. */
 sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,
-                                 sm120_address workspace, size_t *workspace_bytes) {
+                                 const struct workspace *workspace) {
     struct stage stage;
     size_t inner = 0;
-    sm120_status status = check_pointer(workspace_bytes, "workspace_bytes");
-    status = status == SM120_OK ? lay_out(call, &stage) : status;
-    status = status == SM120_OK ? run(device, &stage.call, 0, &inner) : status;
+    struct workspace rest = workspace_question(&inner);
+    sm120_status status = lay_out(call, &stage);
+    status = status == SM120_OK ? run(device, &stage.call, &rest) : status;
     if (status != SM120_OK) {
         return status;
     }
     const size_t needed = (size_t)stage.bytes + inner;
-    if (workspace == 0) {
-        *workspace_bytes = needed;
+    if (workspace->is_question) {
+        *workspace->answer = needed;
         return prepare(device, &stage, 0);
     }
-    status = attention_check_places(device, call, workspace, *workspace_bytes, (int64_t)needed);
-    status = status == SM120_OK ? prepare(device, &stage, workspace) : status;
+    status = attention_check_places(device, call, workspace, (int64_t)needed);
+    status = status == SM120_OK ? prepare(device, &stage, workspace->address) : status;
     status = status == SM120_OK ? start_in(&stage) : status;
-    inner = *workspace_bytes - (size_t)stage.bytes;
-    status = status == SM120_OK ? run(device, &stage.call, workspace + (uint64_t)stage.bytes, &inner) : status;
+    rest = workspace_of(workspace->address + (uint64_t)stage.bytes, inner);
+    status = status == SM120_OK ? run(device, &stage.call, &rest) : status;
     return status == SM120_OK ? start_out(&stage) : status;
 }

@@ -67,8 +67,7 @@ struct attention_backward_pack_queries_parameters backward_pack_queries(const st
 struct attention_backward_pack_keys_parameters backward_pack_keys(const struct backward *b, sm120_address workspace);
 
 /* Check all addresses: those of the call, and that the workspace is apart from them. */
-sm120_status backward_check_places(struct device *device, const struct backward *b, sm120_address workspace,
-                                   size_t workspace_bytes);
+sm120_status backward_check_places(struct device *device, const struct backward *b, const struct workspace *workspace);
 
 /* Load the kernels, so that the call itself can be captured in a graph. */
 sm120_status backward_load(struct device *device, struct backward *b);

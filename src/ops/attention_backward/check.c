@@ -137,7 +137,7 @@ static sm120_status check_dmask(struct backward *b) {
 /* Choose the precision of the kernels: that of the call if it has kernels of its own, else 16 bits. Mixed precisions
  * have none, nor has MXFP8 where it takes more than tensors of one length and unmodified scores. */
 static sm120_status choose_products(struct backward *b) {
-    const uint32_t dtype = b->call.q.dtype;
+    const uint32_t dtype = attention_is_narrowed(&b->call) ? SM120_BF16 : b->call.q.dtype;
     const bool is_plain = b->call.is_uniform && b->args->dsinks == 0;
     b->products = b->args->precision == SM120_MXFP8 && is_plain ? SM120_MXFP8 : dtype;
     if (b->products == SM120_F32) {

@@ -61,10 +61,12 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     for (int i = 0; i < LOADED; ++i) {
         b->loaded[i] = b->given[i];
         b->loaded_shape[i] = b->given_shape[i];
-        b->is_copied[i] = backward_is_rounded(b, i) || !copy_rows_is_needless(&b->given[i], &b->given_shape[i]);
+        b->is_copied[i] = attention_is_narrowed(&b->call) || backward_is_rounded(b, i) ||
+                          !copy_rows_is_needless(&b->given[i], &b->given_shape[i]);
         if (b->is_copied[i]) {
-            const sm120_status status =
-                copy_rows_place(&b->given[i], &b->given_shape[i], &b->loaded[i], &b->workspace_bytes);
+            const sm120_status status = copy_rows_place(
+                &b->given[i], &b->given_shape[i], attention_is_narrowed(&b->call) ? SM120_BF16 : b->given[i].dtype,
+                &b->loaded[i], &b->workspace_bytes);
             if (status != SM120_OK) {
                 return status;
             }

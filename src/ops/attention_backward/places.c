@@ -2,8 +2,7 @@
 #include "runtime/places.h"
 #include "ops/attention_backward/attention_backward.h"
 
-sm120_status backward_check_places(struct device *device, const struct backward *b, sm120_address workspace,
-                                   size_t workspace_bytes) {
+sm120_status backward_check_places(struct device *device, const struct backward *b, const struct workspace *workspace) {
     const sm120_attention_backward_args *const args = b->args;
     const int64_t rows = b->call.lse_bytes, batch = 4 * args->batch;
     const int64_t slopes = 4 * (args->alibi_batch_stride * (args->batch - 1) + args->heads);
@@ -29,7 +28,7 @@ sm120_status backward_check_places(struct device *device, const struct backward 
         place_tensor(&b->results[DV], &b->result_shape[DV], PLACE_WRITTEN),
         place_array("dsinks", args->dsinks, 4 * args->heads, 4, PLACE_WRITTEN),
         place_array("dmask.address", args->dmask.address, b->dmask_bytes, 4, PLACE_WRITTEN),
-        place_workspace(workspace, workspace_bytes, b->workspace_bytes),
+        place_workspace(workspace, b->workspace_bytes),
     };
     const sm120_status status = check_address("lse", args->lse, 4);
     return status == SM120_OK ? places_check(device, places, sizeof places / sizeof *places) : status;

@@ -177,8 +177,10 @@ static sm120_status prepare(struct device *device, const struct cached *call, sm
     return merge_prepare(device, &states, args->stream, &prepared->merge);
 }
 
-sm120_status sm120_attention_with_kv_cache(sm120_device *handle, const sm120_attention_with_kv_cache_args *args,
-                                           sm120_address workspace, size_t *workspace_bytes) {
+/* Launch, or answer the question for the size of the workspace. A question loads the kernels, so that the next call can
+ * be captured in a graph. */
+static sm120_status cached_call(sm120_device *handle, const sm120_attention_with_kv_cache_args *args,
+                                struct workspace workspace) {
     struct device *device;
     struct cached call;
     struct cached_launch prepared;
@@ -189,20 +191,27 @@ sm120_status sm120_attention_with_kv_cache(sm120_device *handle, const sm120_att
     status = check_struct(args, sizeof *args, "args", "sm120_attention_with_kv_cache_args");
     status = status == SM120_OK ? cached_check(args, &call) : status;
     status = status == SM120_OK ? choose(device, &call) : status;
-    if (status == SM120_OK && call.workspace_bytes != 0) {
-        status = check_pointer(workspace_bytes, "workspace_bytes");
+    status = status == SM120_OK ? workspace_check_question(&workspace) : status;
+    if (status == SM120_OK && workspace.is_question) {
+        *workspace.answer = (size_t)call.workspace_bytes;
+        return device_leave(device, prepare(device, &call, 0, &prepared));
     }
-    if (status == SM120_OK && workspace == 0 && workspace_bytes != NULL) {
-        *workspace_bytes = (size_t)call.workspace_bytes;
-        return device_leave(device, status);
-    }
-    status = status == SM120_OK
-                 ? cached_check_places(device, &call, workspace, workspace_bytes != NULL ? *workspace_bytes : 0)
-                 : status;
-    status = status == SM120_OK ? prepare(device, &call, workspace, &prepared) : status;
+    status = status == SM120_OK ? cached_check_places(device, &call, &workspace) : status;
+    status = status == SM120_OK ? prepare(device, &call, workspace.address, &prepared) : status;
     status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;
     if (status == SM120_OK && call.splits > 1) {
         status = launch_start(prepared.merge.kernel, &prepared.merge.launch);
     }
     return device_leave(device, status);
+}
+
+sm120_status sm120_attention_with_kv_cache_workspace(sm120_device *device,
+                                                     const sm120_attention_with_kv_cache_args *args,
+                                                     size_t *workspace_bytes) {
+    return cached_call(device, args, workspace_question(workspace_bytes));
+}
+
+sm120_status sm120_attention_with_kv_cache(sm120_device *device, const sm120_attention_with_kv_cache_args *args,
+                                           sm120_address workspace, size_t workspace_bytes) {
+    return cached_call(device, args, workspace_of(workspace, workspace_bytes));
 }

@@ -5,6 +5,7 @@
 #include "ops/attention/attention.h"
 #include "ops/cache_side.h"
 #include "ops/merge_states.h"
+#include "runtime/places.h"
 
 /* A call whose arguments were checked, except addresses. */
 struct cached {
@@ -27,8 +28,7 @@ struct cached {
 sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct cached *call);
 
 /* Check the addresses of everything that the call reads and writes. */
-sm120_status cached_check_places(struct device *device, const struct cached *call, sm120_address workspace,
-                                 size_t workspace_bytes);
+sm120_status cached_check_places(struct device *device, const struct cached *call, const struct workspace *workspace);
 
 /* The parts of the keys, each for one CTA, that fill the device. */
 int64_t cached_splits(const struct device *device, const struct cached *call);

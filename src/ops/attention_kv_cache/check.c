@@ -149,8 +149,7 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
     return status;
 }
 
-sm120_status cached_check_places(struct device *device, const struct cached *call, sm120_address workspace,
-                                 size_t workspace_bytes) {
+sm120_status cached_check_places(struct device *device, const struct cached *call, const struct workspace *workspace) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
     const struct tensor *const k = call->k.tensor, *const v = call->v.tensor;
     const struct tensor *const tensors[] = {&call->q,         k + CACHE_ELEMENTS, v + CACHE_ELEMENTS, &call->o,
@@ -176,7 +175,7 @@ sm120_status cached_check_places(struct device *device, const struct cached *cal
                 {"tree_mask", args->tree_mask, call->tree_bytes}},
       written[] = {{"o", call->o.address, call->o.bytes},
                    {"lse", args->lse, call->lse_bytes},
-                   {"workspace", call->workspace_bytes != 0 ? workspace : 0, call->workspace_bytes}};
+                   {"workspace", call->workspace_bytes != 0 ? workspace->address : 0, call->workspace_bytes}};
     enum { NEEDED = 4, LISTS = 7 }; /* tensors of every call; the first of `read` that is no tensor */
     enum { READ = sizeof read / sizeof *read, TREE = READ - 1, WRITTEN = sizeof written / sizeof *written };
     sm120_status status = SM120_OK;
@@ -194,15 +193,7 @@ sm120_status cached_check_places(struct device *device, const struct cached *cal
             status = status == SM120_OK ? memory_check(device, address, (uint64_t)bytes, name) : status;
         }
     }
-    if (status == SM120_OK && call->workspace_bytes != 0) {
-        if (workspace_bytes < (size_t)call->workspace_bytes) {
-            return fail(SM120_WORKSPACE_TOO_SMALL, "*workspace_bytes = %zu; this call needs %" PRId64, workspace_bytes,
-                        call->workspace_bytes);
-        }
-        status = check_address("workspace", workspace, WORKSPACE_ALIGNMENT);
-        status =
-            status == SM120_OK ? memory_check(device, workspace, (uint64_t)call->workspace_bytes, "workspace") : status;
-    }
+    status = status == SM120_OK ? workspace_check(device, workspace, call->workspace_bytes) : status;
     for (int o = 0; o < WRITTEN; ++o) {
         for (int i = 0; i < READ + o; ++i) {
             const bool is_read = i < READ;

@@ -368,9 +368,58 @@ static CUresult virtual_cuDevicePrimaryCtxRelease(CUdevice device) {
     return CUDA_SUCCESS;
 }
 
+static CUresult virtual_cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
+    const CUresult r = check_device(device);
+    if (r != CUDA_SUCCESS) {
+        return r;
+    }
+    if (flags == NULL || active == NULL) {
+        return null_argument(flags == NULL ? "flags" : "active");
+    }
+    mutex_lock(&contexts_lock);
+    *flags = 0;
+    *active = contexts[device].retained != 0;
+    mutex_unlock(&contexts_lock);
+    return CUDA_SUCCESS;
+}
+
+/* Whether a pointer is a context that is retained. */
+static bool is_context(CUcontext context) {
+    bool found = false;
+    mutex_lock(&contexts_lock);
+    for (int i = 0; i < MAX_DEVICES && !found; ++i) {
+        found = context == &contexts[i] && contexts[i].retained != 0;
+    }
+    mutex_unlock(&contexts_lock);
+    return found;
+}
+
+static CUresult virtual_cuCtxGetCurrent(CUcontext *context) {
+    if (context == NULL) {
+        return null_argument("context");
+    }
+    *context = depth != 0 ? stack[depth - 1] : NULL;
+    return CUDA_SUCCESS;
+}
+
+static CUresult virtual_cuCtxGetDevice(CUdevice *device) {
+    if (device == NULL) {
+        return null_argument("device");
+    }
+    if (depth == 0) {
+        return no_context();
+    }
+    *device = current()->ordinal;
+    return CUDA_SUCCESS;
+}
+
 static CUresult virtual_cuCtxPushCurrent(CUcontext context) {
     if (context == NULL) {
         return null_argument("context");
+    }
+    if (!is_context(context)) {
+        return fault_set(CUDA_ERROR_INVALID_CONTEXT, "%p is no context of a virtual device that is open",
+                         (void *)context);
     }
     if (depth == STACK) {
         return fault_set(CUDA_ERROR_INVALID_CONTEXT, "more than %d contexts are pushed", STACK);
