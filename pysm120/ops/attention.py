@@ -116,13 +116,14 @@ def attention(
         Keys and values before those of k and v, read in place.
     scale : float, optional
         Default: 1 / sqrt(D).
-    precision : {"bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16"}, optional
+    precision : {"bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8"}, optional
         Precision of the products; sums are float32. Default: f16 for float16, bf16
         for bfloat16 and float32, which is rounded to bfloat16. bf16, f16: the
         dtype of q, k and v; the softmax is rounded to it. mxfp8: all operands e4m3
         with a ue8m0 scale for every 32 elements along the contraction (OCP MX).
         mxfp8_bf16, mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16
-        or f16.
+        or f16. nvfp4: all operands e2m1 with an e4m3 scale for every 16 elements.
+        nvfp4_mxfp8: q k^T as in nvfp4, and the other product as in mxfp8.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of q, k, v, the past and the result.
     config : str, optional

@@ -1,6 +1,6 @@
 """attention in nvfp4 and nvfp4_mxfp8 against float64 and against a model of the kernels' arithmetic."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -37,9 +37,7 @@ PRECISIONS = {"nvfp4": Figures(0.175, 0.21, 1 / 3), "nvfp4_mxfp8": Figures(0.125
 BOTH = pytest.mark.parametrize("precision", PRECISIONS)
 
 
-def compare(
-    precision: str, case: Case, got: tuple[Array, Array], inputs: list[Array], exponent: float = 0.0
-) -> Array:
+def compare(precision: str, case: Case, got: tuple[Array, Array], inputs: list[Array], exponent: float = 0.0) -> Array:
     """Compare with the model; return its O. exponent: the largest |score|, in units of log2, which float32 rounds."""
     o, lse = got
     model_o, model_lse = attention_scaled(*rows_first(inputs), case.factor, case.causal, precision)
@@ -188,7 +186,7 @@ def test_magnitudes_of_values(opened: OpenDevice, rng: np.random.Generator, magn
 
 def test_gradients_are_refused() -> None:
     """The backward pass has no kernels in NVFP4, and says so."""
-    x = np.zeros((1, 4, 1, 16), np.float16)
-    lse = np.zeros((1, 1, 4), np.float32)
+    x: Any = np.zeros((1, 4, 1, 16), np.float16)
+    lse: Any = np.zeros((1, 1, 4), np.float32)
     with pytest.raises(pysm120.UnsupportedError, match="precision = NVFP4"):
         pysm120.attention_backward(x, x, x, x, x, lse, precision="nvfp4", device="virtual")

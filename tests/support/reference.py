@@ -4,6 +4,7 @@ They are written from the definitions (OCP MX 1.0, the online softmax) and diffe
 instead of fragments, frexp instead of bit tricks, ml_dtypes instead of cvt.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -133,7 +134,9 @@ def nvfp4(x: Array, axis: int, order: NDArray[np.intp] | None = None) -> Array:
 
 
 # The keys of a tile in the order of P's fragment: key 8 j + 2 t + i of each 32 is element 8 t + 2 j + i.
-NV_ORDER = np.array([32 * h + 8 * j + 2 * t + i for h in range(2) for t in range(4) for j in range(4) for i in range(2)])
+NV_ORDER = np.array(
+    [32 * h + 8 * j + 2 * t + i for h, t, j, i in itertools.product(range(2), range(4), range(4), range(2))]
+)
 
 
 def nvfp4_keys(x: Array, axis: int) -> Array:
@@ -143,7 +146,8 @@ def nvfp4_keys(x: Array, axis: int) -> Array:
 
 def e4m3_weights(x: Array) -> Array:
     """P in e4m3 of scores in units of log2 below the largest one, whose P is 2^8."""
-    return np.exp2(x + 8).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    rounded: Array = np.exp2(x + 8).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    return rounded
 
 
 def nvfp4_weights(x: Array) -> Array:
