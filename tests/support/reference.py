@@ -119,8 +119,9 @@ def nvfp4(x: Array, axis: int, order: NDArray[np.intp] | None = None) -> Array:
     length = x.shape[-1]
     groups = -(-length // len(order))
     padded = np.zeros((*x.shape[:-1], groups, len(order)), np.float32)
-    padded.reshape(*x.shape[:-1], -1)[..., :length] = x
-    blocks = padded[..., order].reshape(*x.shape[:-1], groups, -1, NV_BLOCK)
+    flat = (*x.shape[:-1], groups * len(order))
+    padded.reshape(flat)[..., :length] = x
+    blocks = padded[..., order].reshape(*x.shape[:-1], groups, len(order) // NV_BLOCK, NV_BLOCK)
     amax = np.abs(blocks).max(-1)
     is_bad = ~np.isfinite(amax)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -130,7 +131,7 @@ def nvfp4(x: Array, axis: int, order: NDArray[np.intp] | None = None) -> Array:
     values = np.where(is_bad[..., None], np.nan, elements * scale[..., None].astype(np.float64))
     result = np.empty(padded.shape)
     result[..., order] = values.reshape(padded.shape)
-    return np.moveaxis(result.reshape(*x.shape[:-1], -1)[..., :length], -1, axis)
+    return np.moveaxis(result.reshape(flat)[..., :length], -1, axis)
 
 
 # The keys of a tile in the order of P's fragment: key 8 j + 2 t + i of each 32 is element 8 t + 2 j + i.

@@ -66,9 +66,10 @@ def test_constants_through_32_bits(device: pysm120.Device) -> None:
 .const .align 8 .b64 more[2] = {21, 22};
 .visible .entry k(.param .u64 x)
 {
-    .reg .b32 at, a, b;
+    .reg .b32 at, a, b, nowhere;
     .reg .b64 x_, w;
     ld.param.u64 x_, [x];
+    mov.u32 nowhere, 16;
     mov.u32 at, some;
     ld.const.b32 a, [at + 8];
     add.u32 at, at, 4;
@@ -85,7 +86,7 @@ def test_constants_through_32_bits(device: pysm120.Device) -> None:
     device.load(text.replace("BEHIND", "at"))["k"](1, 32, x)
     assert x.numpy().tolist() == [13, 12, 22, 0]
     with pytest.raises(pysm120.FaultError, match="which is in no allocation"):
-        device.load(text.replace("BEHIND", "at + 65536"))["k"](1, 32, x)
+        device.load(text.replace("BEHIND", "nowhere"))["k"](1, 32, x)
 
 
 FRAMES = """
