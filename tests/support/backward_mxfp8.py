@@ -112,6 +112,18 @@ def tiles_of_queries(seen: Array) -> Iterator[int]:
         yield from range(int(rows[0]) // Q_TILE * Q_TILE, int(rows[-1]) + 1, Q_TILE)
 
 
+def visits(heads: range, seen: Array, *, is_ordered: bool) -> Iterator[tuple[int, int]]:
+    """Return the heads and first rows of the tiles that a CTA visits, one after the other.
+
+    The deterministic kernels walk the tiles from the last, and visit each of them for all heads.
+    """
+    rows = [*tiles_of_queries(seen)]
+    if is_ordered:
+        yield from ((h, row) for row in rows[::-1] for h in heads)
+    else:
+        yield from ((h, row) for h in heads for row in rows)
+
+
 def largest_byte(byte: Array) -> int:
     """Return the largest of some scales that are not NaN."""
     return int(np.where(byte == 255, 0, byte).max())
@@ -131,7 +143,7 @@ def model(
     """Compute the gradients as the kernels do, given LSE and delta.
 
     S, P, dP and dS are float32, and dS is computed from the unrounded P. `seen` of the inputs is what causal and
-    windows hide: [row, key]. `is_ordered`: by the deterministic kernels, which walk the tiles of a head from the last.
+    windows hide: [row, key]. `is_ordered`: by the deterministic kernels.
     So many `splits` of the heads that share keys each have a CTA of their own.
 
     The second result is how far each element of the kernels may be from the first: their float32 sums and 2^x are
@@ -153,40 +165,39 @@ def model(
         keys = slice(first * KV_TILE, min((first + 1) * KV_TILE, kv_rows))
         k, v, used = y.k[b, g, keys], y.v[b, g, keys], LEAST_BYTE
         v_byte = largest_byte(v_bytes[b, g, keys.start // BLOCK : -(-keys.stop // BLOCK)])
-        for h in range(share * split, share * (split + 1)):
-            for row in [*tiles_of_queries(seen[:, keys])][:: -1 if is_ordered else 1]:
-                rows = slice(row, min(row + Q_TILE, q_rows))
-                dout_byte = int(dout_bytes[b, h, row // BLOCK : -(-rows.stop // BLOCK)].max())
-                delta_byte = int(scale_byte(np.abs(delta[b, h, rows]).max())) + 8  # its exponent, or one more
-                least = max(v_byte + dout_byte - 127 - PRODUCT_MARGIN, delta_byte - DELTA_MARGIN)
-                used = min(max(used, least), LARGEST_BYTE)
-                q, dout, far = y.q[b, h, rows], y.dout[b, h, rows], delta[b, h, rows, None]
-                with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-                    power = wide((q @ k.T).astype(single)) * float(single(x.scale * LOG2_E)) + bias[b, h, rows, None]
-                    p = wide(np.where(seen[rows, keys], np.exp2(power.astype(single)), single(0)))
-                    dp = (dout @ v.T).astype(single)
-                    ds = p / P_SCALE * wide(dp - far)
-                    sizes = 8 + np.abs(bias[b, h, rows, None]) + abs(x.scale) * 1.5 * (np.abs(q) @ np.abs(k.T))
-                    off_p = np.where(p > 0, error * sizes * p, 0) + np.where(p < 2.0**-125, p, 0)
-                    parts = np.abs(dout) @ np.abs(v.T) + np.abs(far)
-                    off_ds = (off_p * np.abs(wide(dp - far)) + error * p * parts) / P_SCALE
-                before, warps, flip = used, [], np.zeros(ds.shape)
-                for at in range(0, ds.shape[1], WARP_KEYS):
-                    cut = np.s_[:, at : at + WARP_KEYS]
-                    warps.append(max(before, int(scale_byte(np.abs(ds[cut]).max().astype(single)))))
-                    scale = factor(warps[-1])
-                    flip[cut] = scale * flips(ds[cut] / scale, off_ds[cut] / scale)
-                    ds[cut] = scale * e4m3(ds[cut] / scale)
-                absent = (KV_TILE - ds.shape[1]) // WARP_KEYS  # warps whose keys are all behind the last
-                counts += (1, max(warps) > before, len({*warps, *[before] * (absent > 0)}) > 1)
-                used = max(byte for byte in (*warps, before) if byte != 255)
-                p8 = e4m3(p) / P_SCALE
-                flip_p = flips(p, off_p) / P_SCALE
-                dq[b, h, rows] += x.scale * (ds @ k)
-                dk[b, g, keys] += x.scale * (ds.T @ q)
-                dv[b, g, keys] += p8.T @ dout
-                either = flip + error * np.abs(ds)
-                room.dq[b, h, rows] += abs(x.scale) * either @ np.abs(k)
-                room.dk[b, g, keys] += abs(x.scale) * either.T @ np.abs(q)
-                room.dv[b, g, keys] += (flip_p + error * p8).T @ np.abs(dout)
+        for h, row in visits(range(share * split, share * (split + 1)), seen[:, keys], is_ordered=is_ordered):
+            rows = slice(row, min(row + Q_TILE, q_rows))
+            dout_byte = int(dout_bytes[b, h, row // BLOCK : -(-rows.stop // BLOCK)].max())
+            delta_byte = int(scale_byte(np.abs(delta[b, h, rows]).max())) + 8  # its exponent, or one more
+            least = max(v_byte + dout_byte - 127 - PRODUCT_MARGIN, delta_byte - DELTA_MARGIN)
+            used = min(max(used, least), LARGEST_BYTE)
+            q, dout, far = y.q[b, h, rows], y.dout[b, h, rows], delta[b, h, rows, None]
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+                power = wide((q @ k.T).astype(single)) * float(single(x.scale * LOG2_E)) + bias[b, h, rows, None]
+                p = wide(np.where(seen[rows, keys], np.exp2(power.astype(single)), single(0)))
+                dp = (dout @ v.T).astype(single)
+                ds = p / P_SCALE * wide(dp - far)
+                sizes = 8 + np.abs(bias[b, h, rows, None]) + abs(x.scale) * 1.5 * (np.abs(q) @ np.abs(k.T))
+                off_p = np.where(p > 0, error * sizes * p, 0) + np.where(p < 2.0**-125, p, 0)
+                parts = np.abs(dout) @ np.abs(v.T) + np.abs(far)
+                off_ds = (off_p * np.abs(wide(dp - far)) + error * p * parts) / P_SCALE
+            before, warps, flip = used, [], np.zeros(ds.shape)
+            for at in range(0, ds.shape[1], WARP_KEYS):
+                cut = np.s_[:, at : at + WARP_KEYS]
+                warps.append(max(before, int(scale_byte(np.abs(ds[cut]).max().astype(single)))))
+                scale = factor(warps[-1])
+                flip[cut] = scale * flips(ds[cut] / scale, off_ds[cut] / scale)
+                ds[cut] = scale * e4m3(ds[cut] / scale)
+            absent = (KV_TILE - ds.shape[1]) // WARP_KEYS  # warps whose keys are all behind the last
+            counts += (1, max(warps) > before, len({*warps, *[before] * (absent > 0)}) > 1)
+            used = max(byte for byte in (*warps, before) if byte != 255)
+            p8 = e4m3(p) / P_SCALE
+            flip_p = flips(p, off_p) / P_SCALE
+            dq[b, h, rows] += x.scale * (ds @ k)
+            dk[b, g, keys] += x.scale * (ds.T @ q)
+            dv[b, g, keys] += p8.T @ dout
+            either = flip + error * np.abs(ds)
+            room.dq[b, h, rows] += abs(x.scale) * either @ np.abs(k)
+            room.dk[b, g, keys] += abs(x.scale) * either.T @ np.abs(q)
+            room.dv[b, g, keys] += (flip_p + error * p8).T @ np.abs(dout)
     return Gradients(dq, dk, dv), room, Counts(*(int(n) for n in counts))
