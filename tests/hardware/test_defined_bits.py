@@ -141,6 +141,10 @@ def newer() -> Iterator[Form]:
 
 ALL_FAMILIES = {**FAMILIES, "newer": tuple(newer())}
 
+# What may end a form at level full. A recorded sequence arrives twice at an mbarrier and waits for neither phase; the
+# rule for arrivals ends it wherever a warp without undefined counts comes first.
+EXPECTED = re.compile("is decided by|but no thread has waited for phase")
+
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ALL_FAMILIES)
@@ -150,7 +154,7 @@ def test_no_change_is_missed(program: Path, tmp_path: Path, rng: np.random.Gener
     decided = 0
     for each, outcome in zip(forms, outcomes, strict=True):
         decided += bool(outcome.fault)
-        assert not outcome.fault or "is decided by" in outcome.fault, f"{each.name}: {outcome.fault}"
+        assert not outcome.fault or EXPECTED.search(outcome.fault), f"{each.name}: {outcome.fault}"
         missed = outcome.varied & ~outcome.undefined
         if not outcome.fault:
             where = np.flatnonzero(missed)
