@@ -522,8 +522,15 @@ typedef struct sm120_tensor {
 /* precision: SM120_MXFP8: both products in MXFP8. SM120_BF16 or SM120_F16: both products in 16 bits, of the dtype of q,
  * k and v; BF16 also takes F32 and rounds it in the workspace. SM120_MXFP8_BF16 or SM120_MXFP8_F16: q k^T in MXFP8 and
  * p v in 16 bits, of the dtype of q, k and v. SM120_NVFP4: both products in NVFP4. SM120_NVFP4_MXFP8: q k^T in NVFP4
- * and p v in MXFP8. */
-enum { SM120_MXFP8 = 1, SM120_MXFP8_BF16 = 2, SM120_MXFP8_F16 = 3, SM120_NVFP4 = 4, SM120_NVFP4_MXFP8 = 5 };
+ * and p v in MXFP8. SM120_FP8: both products in FP8, of q, k and v in E4M3 with a scale of the tensor or of the head. */
+enum {
+    SM120_MXFP8 = 1,
+    SM120_MXFP8_BF16 = 2,
+    SM120_MXFP8_F16 = 3,
+    SM120_NVFP4 = 4,
+    SM120_NVFP4_MXFP8 = 5,
+    SM120_FP8 = 6
+};
 /* causal: whether row i sees only the keys up to its diagonal, i + d, and what d is. Bottom-right: d = keys - rows.
  * Top-left: d = 0. Keys are those of the past and of k; with lengths or packed sequences, those of the batch. */
 enum {
@@ -549,10 +556,10 @@ typedef struct sm120_mask {
  * docs/reference/attention.md has the formulas. Members from v_head_dim on may be 0, which turns their option off. */
 typedef struct sm120_attention_args {
     uint32_t size;      /* sizeof(sm120_attention_args) */
-    uint32_t precision; /* SM120_MXFP8, ..., SM120_NVFP4, ..., SM120_BF16 or SM120_F16 */
+    uint32_t precision; /* SM120_MXFP8, ..., SM120_NVFP4, ..., SM120_FP8, SM120_BF16 or SM120_F16 */
     int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128; in BF16 and F16 256 */
-    sm120_tensor q, k, v;                                      /* F32, F16 or BF16, one dtype for the three */
-    sm120_tensor o;    /* F32, F16 or BF16; q itself, with q's strides and element size, or apart from all inputs */
+    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three; with SM120_FP8 E4M3 */
+    sm120_tensor o;    /* F32, F16 or BF16, with SM120_FP8 E4M3 too; q itself, with q's strides and element size, or apart from all inputs */
     sm120_address lse; /* f32 [batch][heads][q_rows], contiguous; packed: [heads][q_total]; 0: not wanted */
     float scale;       /* finite; 1/sqrt(head_dim) is usual */
     uint32_t causal;   /* SM120_NOT_CAUSAL, ... */
@@ -582,10 +589,18 @@ typedef struct sm120_attention_args {
     /* The kernel to use, such as "r32": one of sm120_attention_config. NULL: $PYSM120_ATTENTION_CONFIG if the call has
      * that config, else the one that suits shape and device. */
     const char *config;
+
+    /* SM120_FP8 alone: F32 scales, [batch][heads] (row_stride is ignored); strides of 0 broadcast, address 0 means 1.
+     * An element of q is worth its code times q_scale, and so of k, v and o. o in E4M3 is rounded from o / o_scale and
+     * saturates at 448; other dtypes of o need no o_scale. amax is not set but raised to the largest |o|, before
+     * o_scale. k_scale and v_scale are [batch][kv_heads]; with q_scale_by_kv_head q_scale is too. */
+    sm120_tensor q_scale, k_scale, v_scale, o_scale, amax;
+    uint32_t q_scale_by_kv_head; /* 1 or 0 */
+    uint32_t reserved;           /* 0 */
 } sm120_attention_args;
 
-/* Write the size of the workspace of a call, and compute attention. BF16 and F16 need a workspace for tensors that are
- * copied, other precisions always. */
+/* Write the size of the workspace of a call, and compute attention. BF16, F16 and FP8 need a workspace for tensors
+ * that are copied, other precisions always. */
 SM120_API sm120_status sm120_attention_workspace(sm120_device *device, const sm120_attention_args *args,
                                                  size_t *workspace_bytes);
 SM120_API sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args, sm120_address workspace,

@@ -15,6 +15,7 @@ CODES = {  # of src/sm120.h
         "mxfp8_f16": "SM120_MXFP8_F16",
         "nvfp4": "SM120_NVFP4",
         "nvfp4_mxfp8": "SM120_NVFP4_MXFP8",
+        "fp8": "SM120_FP8",
     },
     "dtype": {"f32": "SM120_F32", "f16": "SM120_F16", "bf16": "SM120_BF16"},
 }

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops.attention_call import LAYOUTS, PACKED, Options, mask_in_float32
+from pysm120.ops.attention_call import LAYOUTS, PACKED, Options, mask_in_float32, scales
 from pysm120.ops.call import AnyArray
 from pysm120.ops.options import one_of
 from pysm120.ops.plan import NEW, result
@@ -31,6 +31,11 @@ class _Rest(TypedDict, total=False):
     diagonals: Any
     past_k: Any
     past_v: Any
+    q_scale: Any
+    k_scale: Any
+    v_scale: Any
+    o_scale: Any
+    amax: Any
     scale: float | None
     precision: str | None
     layout: str
@@ -67,6 +72,11 @@ def attention(
     diagonals: Any = None,
     past_k: Any = None,
     past_v: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    o_scale: Any = None,
+    amax: Any = None,
     scale: float | None = None,
     precision: str | None = None,
     layout: str = "BSHD",
@@ -83,7 +93,7 @@ def attention(
 
     Parameters
     ----------
-    q : array, float32, float16 or bfloat16, shape (B, Sq, H, D)
+    q : array, float32, float16, bfloat16 or float8_e4m3fn, shape (B, Sq, H, D)
         Queries. ndarrays are copied to the device and the result back. An Array,
         or any array that supports DLPack, stays on its device. D is up to 128, in
         bf16 and f16 up to 256; Sq >= 1. Other arrays are of the same kind as q.
@@ -114,16 +124,26 @@ def attention(
         d of each batch.
     past_k, past_v : array, shape (B, P, Hkv, D) and (B, P, Hkv, Dv), optional
         Keys and values before those of k and v, read in place.
+    q_scale, k_scale, v_scale : array, float32, shape (1,), (heads,) or (B, heads), optional
+        Of float8_e4m3fn: an element is worth its code times the scale of its head.
+        k and v have Hkv heads. A number if q is an ndarray. Default: 1.
+    o_scale : array, float32, shape (1,), (H,) or (B, H), optional
+        With out_dtype float8_e4m3fn: a code of the result is worth itself times
+        this scale; codes saturate at 448. Default: 1.
+    amax : array, float32, shape (1,), (H,) or (B, H), optional
+        With float8_e4m3fn: raised to the largest absolute value of the result,
+        before o_scale; it is not set to 0 first.
     scale : float, optional
         Default: 1 / sqrt(D).
-    precision : {"bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8"}, optional
+    precision : {"bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8", "fp8"}, optional
         Precision of the products; sums are float32. Default: f16 for float16, bf16
         for bfloat16 and float32, which is rounded to bfloat16. bf16, f16: the
         dtype of q, k and v; the softmax is rounded to it. mxfp8: all operands e4m3
         with a ue8m0 scale for every 32 elements along the contraction (OCP MX).
         mxfp8_bf16, mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16
         or f16. nvfp4: all operands e2m1 with an e4m3 scale for every 16 elements.
-        nvfp4_mxfp8: q k^T as in nvfp4, and the other product as in mxfp8.
+        nvfp4_mxfp8: q k^T as in nvfp4, and the other product as in mxfp8. fp8: that
+        of float8_e4m3fn, which is multiplied as it is.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of q, k, v, the past and the result.
     config : str, optional
@@ -134,7 +154,8 @@ def attention(
         The array for the result, of the same kind as q. On a device it may be q
         itself; it must not overlap other inputs.
     out_dtype : dtype, optional
-        float32, float16 or bfloat16. Default: that of ``out``, else that of q.
+        float32, float16 or bfloat16, and for float8_e4m3fn that too. Default: that
+        of ``out``, else that of q; bfloat16 for float8_e4m3fn.
     return_lse : bool
         Return (out, lse).
     lse : array, float32, shape (B, H, Sq), contiguous, optional
@@ -187,8 +208,15 @@ def attention(
         "mask": mask_in_float32(mask) if isinstance(mask, np.ndarray) and mask.dtype == np.float64 else mask,
     }
     options = Options(causal, causal_align, window, softcap, scale, precision, config)
-    results = {"out": result(out, out_dtype), "lse": NEW if lse is None and return_lse else lse}
-    computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
+    given = {"q_scale": q_scale, "q_scale_by_kv": None, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale}
+    scaled = scales({**given, "amax": amax}, layout, on_host=isinstance(q, np.ndarray))
+    inputs |= {name: scaled[name] for name in given}
+    results = {
+        "out": result(out, out_dtype),
+        "lse": NEW if lse is None and return_lse else lse,
+        "amax": scaled["amax"],
+    }
+    _, computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed
 
 
@@ -208,6 +236,11 @@ def attention_varlen(
     sinks: Any = None,
     alibi_slopes: Any = None,
     diagonals: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    o_scale: Any = None,
+    amax: Any = None,
     scale: float | None = None,
     precision: str | None = None,
     config: str | None = None,
@@ -223,7 +256,7 @@ def attention_varlen(
 
     Parameters
     ----------
-    q : array, float32, float16 or bfloat16, shape (total_q, H, D)
+    q : array, float32, float16, bfloat16 or float8_e4m3fn, shape (total_q, H, D)
         Queries of all sequences.
     k, v : array, dtype of q, shape (total_k, Hkv, D) and (total_k, Hkv, Dv)
         Keys and values of all sequences.
@@ -237,7 +270,8 @@ def attention_varlen(
         Default for arrays on a device: total_q and total_k, which costs time.
 
     Others
-        As in `attention`; alibi_slopes (H,) or (B, H), diagonals (B,).
+        As in `attention`; alibi_slopes (H,) or (B, H), diagonals (B,); scales and amax
+        (1,) or (heads,).
 
     Returns
     -------
@@ -265,6 +299,13 @@ def attention_varlen(
         "diagonals": diagonals,
     }
     options = Options(causal, causal_align, window, softcap, scale, precision, config, max_seqlen_q, max_seqlen_k)
-    results = {"out": result(out, out_dtype), "lse": NEW if lse is None and return_lse else lse}
-    computed, sums = PACKED(inputs, results, options, device=device, stream=stream, workspace=workspace)
+    given = {"q_scale": q_scale, "q_scale_by_kv": None, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale}
+    scaled = scales({**given, "amax": amax}, "SHD", on_host=isinstance(q, np.ndarray))
+    inputs |= {name: scaled[name] for name in given}
+    results = {
+        "out": result(out, out_dtype),
+        "lse": NEW if lse is None and return_lse else lse,
+        "amax": scaled["amax"],
+    }
+    _, computed, sums = PACKED(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed

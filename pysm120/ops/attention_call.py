@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pysm120.ops.call import Operation
 from pysm120.ops.options import default_precision, ends, flag, integer, number, one_of
-from pysm120.ops.table import F32, FLOATS, I32, Input, Output
+from pysm120.ops.table import E4M3, F32, FLOATS, I32, Input, Output, Row
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import ffi, lib, new
 
@@ -26,6 +26,7 @@ PRECISIONS: dict[str, tuple[int, str | None, int]] = {
     "mxfp8_f16": (lib.SM120_MXFP8_F16, "float16", 128),
     "nvfp4": (lib.SM120_NVFP4, None, 128),
     "nvfp4_mxfp8": (lib.SM120_NVFP4_MXFP8, None, 128),
+    "fp8": (lib.SM120_FP8, "float8_e4m3fn", 128),
     "bf16": (lib.SM120_BF16, "bfloat16", 256),
     "f16": (lib.SM120_F16, "float16", 256),
 }
@@ -56,6 +57,7 @@ def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     if ("past_k" in given) != ("past_v" in given):
         message = f"{'past_v is None, but past_k' if 'past_k' in given else 'past_k is None, but past_v'} is given"
         raise InvalidArgumentError(message)
+    args.q_scale_by_kv_head = "q_scale_by_kv" in given
     args.config = config = _config(options.config)
     return config
 
@@ -125,6 +127,29 @@ def _longest(given: Any, name: str, total: int) -> int:
     return max(1, min(rows, total))
 
 
+# ---- scales of FP8 ------------------------------------------------------------------
+
+
+def scales(given: Mapping[str, Any], order: str, *, on_host: bool) -> dict[str, Any]:
+    """Return scales of shape (), (1,), (heads,) or (batch, heads) with the dimensions of their rows."""
+    return {name: None if x is None else _scale(x, name, order, on_host=on_host) for name, x in given.items()}
+
+
+def _scale(x: Any, name: str, order: str, *, on_host: bool) -> Any:
+    """Return one scale with the dimensions of its row."""
+    if on_host and isinstance(x, float | int):
+        x = np.full(1, number(x, name), np.float32)
+    shape, most = getattr(x, "shape", None), order[:-1].replace("S", "")
+    if shape is None or len(shape) > len(most):
+        what = f"a {type(x).__name__}" if shape is None else f"of shape {tuple(shape)}"
+        wanted = " or ".join(f"({dimensions})" for dimensions in ("1,", "heads,", "batch, heads")[: len(most) + 1])
+        message = f"{name} is {what}, not an array of shape {wanted}"
+        raise TypeError(message) if shape is None else InvalidArgumentError(message)
+    letters = most[len(most) - len(shape) :]
+    axes = tuple(slice(None) if letter in letters else None for letter in order[order.index(letters[:1] or "D") :])
+    return x[axes]
+
+
 # ---- values of ndarrays --------------------------------------------------------------
 
 
@@ -166,12 +191,27 @@ def check_starts(given: dict[str, npt.NDArray[Any]], options: Any) -> Any:
 
 # ---- the operation ---------------------------------------------------------------------
 
+_NARROW = (*FLOATS, *E4M3)
+
+
+def _scales(kv: str, q: str) -> tuple[Row, ...]:
+    """Return the rows of the scales of FP8, of dimensions for heads of k and v and for those of q."""
+    return (
+        Input("q_scale", q, F32, optional=True, broadcasts=True),
+        Input("q_scale_by_kv", kv, F32, member="q_scale", optional=True, broadcasts=True),
+        Input("k_scale", kv, F32, optional=True, broadcasts=True),
+        Input("v_scale", kv, F32, optional=True, broadcasts=True),
+        Input("o_scale", q, F32, optional=True, broadcasts=True),
+        Output("amax", q, F32, raised=True, reads=True),
+    )
+
+
 _ROWS = (
-    Input("q", "batch heads q_rows head_dim"),
-    Input("k", "batch kv_heads kv_rows head_dim", like="q"),
-    Input("v", "batch kv_heads kv_rows v_head_dim", like="q"),
-    Input("past_k", "batch kv_heads past_rows head_dim", like="q", optional=True),
-    Input("past_v", "batch kv_heads past_rows v_head_dim", like="q", optional=True),
+    Input("q", "batch heads q_rows head_dim", _NARROW),
+    Input("k", "batch kv_heads kv_rows head_dim", _NARROW, like="q"),
+    Input("v", "batch kv_heads kv_rows v_head_dim", _NARROW, like="q"),
+    Input("past_k", "batch kv_heads past_rows head_dim", _NARROW, like="q", optional=True),
+    Input("past_v", "batch kv_heads past_rows v_head_dim", _NARROW, like="q", optional=True),
     Input("sinks", "heads", F32, optional=True),
     Input("alibi_slopes", "heads | batch heads", F32, optional=True),
     Input("kv_lengths", "batch", I32, optional=True),
@@ -179,19 +219,21 @@ _ROWS = (
     Input(
         "mask", "batch heads q_rows past_rows+kv_rows", (np.dtype(np.bool_), *FLOATS), optional=True, broadcasts=True
     ),
-    Output("out", "batch heads q_rows v_head_dim", member="o", like="q", converts=True),
+    *_scales("batch kv_heads 1 1", "batch heads 1 1"),
+    Output("out", "batch heads q_rows v_head_dim", _NARROW, member="o", like="q", converts=True),
     Output("lse", "batch heads q_rows", F32),
 )
 _PACKED_ROWS = (
-    Input("q", "heads q_total head_dim"),
-    Input("k", "kv_heads kv_total head_dim", like="q"),
-    Input("v", "kv_heads kv_total v_head_dim", like="q"),
+    Input("q", "heads q_total head_dim", _NARROW),
+    Input("k", "kv_heads kv_total head_dim", _NARROW, like="q"),
+    Input("v", "kv_heads kv_total v_head_dim", _NARROW, like="q"),
     Input("cu_seqlens_q", "batch+1", I32),
     Input("cu_seqlens_k", "batch+1", I32),
     Input("sinks", "heads", F32, optional=True),
     Input("alibi_slopes", "heads | batch heads", F32, optional=True),
     Input("diagonals", "batch", I32, optional=True),
-    Output("out", "heads q_total v_head_dim", member="o", like="q", converts=True, fill=0),
+    *_scales("kv_heads 1 1", "heads 1 1"),
+    Output("out", "heads q_total v_head_dim", _NARROW, member="o", like="q", converts=True, fill=0),
     Output("lse", "heads q_total", F32, fill=-math.inf),
 )
 LAYOUTS = {

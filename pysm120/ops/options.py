@@ -11,6 +11,7 @@ from pysm120.runtime.errors import InvalidArgumentError
 
 _NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 PRECISIONS_16BIT = {"float16": "f16", "bfloat16": "bf16"}
+_OWN = {**PRECISIONS_16BIT, "float8_e4m3fn": "fp8"}
 
 
 def one_of(value: Any, name: str, choices: tuple[str, ...]) -> str:
@@ -78,7 +79,7 @@ def dtype_name(x: Any, name: str) -> str:
 
 def default_precision(dtype: Any) -> str:
     """Return the precision of attention for a dtype of q, k and v: its own, and bf16 for float32."""
-    return PRECISIONS_16BIT.get(str(dtype), "bf16")
+    return _OWN.get(str(dtype), "bf16")
 
 
 def precision_of(x: Any, name: str, precision: str | None) -> str:

@@ -42,7 +42,8 @@ E4M3: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e4m3fn),)
 E5M2: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e5m2),)
 E8M0: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e8m0fnu),)
 U8: tuple[Dtype, ...] = (np.dtype(np.uint8),)
-FLOATS: tuple[Dtype, ...] = (*F32, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FLOATS: tuple[Dtype, ...] = (*F32, np.dtype(np.float16), BF16)
 LEADING = ("batch", "heads", "rows")
 
 
@@ -117,7 +118,10 @@ class Output(Row):
     like : str
         The input whose dtype it has. Without one, a new result has the first of `dtypes`.
     converts : bool
-        Whether it may have another one of `dtypes` than the input. A new one then has the input's by default.
+        Whether it may have another one of `dtypes` than the input. A new one then has the input's by default; if that
+        has 8 bits, bfloat16.
+    raised : bool
+        The operation combines a given array with its result; it may broadcast, as an input may.
     fill : float, optional
         The operation writes only a part of the array. The rest of a new array has this value.
     reads : bool
@@ -133,11 +137,12 @@ class Output(Row):
     fill: float | None = None
     reads: bool = False
     shape_of: str = ""
+    raised: bool = False
 
     @property
     def broadcasts(self) -> bool:
         """Whether its dimensions may be 1, or be missing in front."""
-        return bool(self.shape_of)
+        return bool(self.shape_of) or self.raised
 
 
 class Dimension(NamedTuple):

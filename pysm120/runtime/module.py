@@ -553,6 +553,7 @@ _PRECISIONS = {
     lib.SM120_MXFP8_F16: "mxfp8_f16",
     lib.SM120_NVFP4: "nvfp4",
     lib.SM120_NVFP4_MXFP8: "nvfp4_mxfp8",
+    lib.SM120_FP8: "fp8",
     lib.SM120_BF16: "bf16",
     lib.SM120_F16: "f16",
 }

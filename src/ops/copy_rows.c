@@ -11,8 +11,12 @@ enum { GROUPS_MAX = 65535 }; /* limit of grid.y; CTAs loop over further rows */
 
 enum { STEP = 8 }; /* of a head size, in elements */
 
-int64_t copy_rows_width(int64_t head_dim) {
-    return (head_dim + STEP - 1) / STEP * STEP;
+int64_t copy_rows_step(uint32_t dtype) {
+    return dtype == SM120_E4M3 ? 2 * STEP : STEP;
+}
+
+int64_t copy_rows_width(int64_t head_dim, uint32_t dtype) {
+    return (head_dim + copy_rows_step(dtype) - 1) / copy_rows_step(dtype) * copy_rows_step(dtype);
 }
 
 bool copy_rows_is_needless(const struct tensor *x, const struct shape *shape) {
@@ -23,7 +27,7 @@ sm120_status copy_rows_place(const struct tensor *given, const struct shape *sha
                              int64_t *offset) {
     const int64_t batches = given->batch_stride != 0 ? shape->batch : 1;
     const int64_t heads = given->head_stride != 0 ? shape->heads : 1;
-    const int64_t row = copy_rows_width(shape->head_dim) * (dtype == SM120_F32 ? 4 : 2);
+    const int64_t row = shape->head_dim * tensor_element_bytes(dtype);
     int64_t head = 0, batch = 0, bytes = 0, end = 0;
     const bool fits = multiply(row, shape->rows, &head) && multiply(head, heads, &batch) &&
                       multiply(batch, batches, &bytes) && add(*offset, bytes, &end) &&
@@ -46,7 +50,7 @@ sm120_status copy_rows_prepare(struct device *device, const struct tensor *from,
                                const struct shape *shape, int64_t to_columns, bool is_rounded, sm120_stream stream,
                                struct copy_rows *copy) {
     uint32_t index;
-    const struct kernel_record plain = {.operation = "copy_rows", .element_bytes = from->dtype == SM120_F32 ? 4 : 2};
+    const struct kernel_record plain = {.operation = "copy_rows", .element_bytes = (uint32_t)tensor_element_bytes(from->dtype)};
     const struct kernel_record rounded = {.operation = "copy_rows_rounded", .dtype = from->dtype};
     const struct kernel_record narrowed = {.operation = "narrow_rows"};
     sm120_status status = builtin_find(is_rounded ? &rounded : from->dtype != to->dtype ? &narrowed : &plain, &index);

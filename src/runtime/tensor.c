@@ -28,8 +28,7 @@ sm120_status check_shape(const struct shape *shape, const char *rows_name, int64
     return status == SM120_OK ? check_size("head_dim", shape->head_dim, INT32_MAX) : status;
 }
 
-/* The bytes of an element. */
-static int64_t element_bytes(uint32_t dtype) {
+int64_t tensor_element_bytes(uint32_t dtype) {
     return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : 1;
 }
 
@@ -122,7 +121,7 @@ sm120_status tensor_check_strides(const char *name, const sm120_tensor *given, c
     if (given->reserved != 0) {
         status = fail(SM120_INVALID_ARGUMENT, "%s.reserved = %" PRIu32 "; it must be 0", name, given->reserved);
     }
-    const int64_t element = element_bytes(given->dtype);
+    const int64_t element = tensor_element_bytes(given->dtype);
     if (status == SM120_OK) {
         status = check_stride(name, "batch_stride", given->batch_stride, shape->batch, is_input, element,
                               &tensor->batch_stride);
@@ -173,7 +172,7 @@ sm120_status tensor_check_alignment(const struct tensor *tensor, const sm120_ten
 }
 
 sm120_status tensor_check_address(struct device *device, const struct tensor *tensor) {
-    const uint64_t element = (uint64_t)element_bytes(tensor->dtype);
+    const uint64_t element = (uint64_t)tensor_element_bytes(tensor->dtype);
     if (tensor->address != 0 && tensor->address % element == 0 &&
         memory_holds(device, tensor->address, (uint64_t)tensor->bytes)) {
         return SM120_OK; /* the name below is for messages only */
@@ -186,7 +185,7 @@ sm120_status tensor_check_address(struct device *device, const struct tensor *te
 
 /* The bytes of a row. */
 static int64_t row_bytes(const struct tensor *tensor, const struct shape *shape) {
-    return shape->head_dim * element_bytes(tensor->dtype);
+    return shape->head_dim * tensor_element_bytes(tensor->dtype);
 }
 
 /* Whether there is no gap between the first element and the last. */

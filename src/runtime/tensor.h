@@ -31,6 +31,9 @@ sm120_status check_size(const char *name, int64_t value, int64_t max);
 /* Check that batch * heads, rows and head_dim are numbers that kernels can count with. */
 sm120_status check_shape(const struct shape *shape, const char *rows_name, int64_t rows_max);
 
+/* The bytes of an element. */
+int64_t tensor_element_bytes(uint32_t dtype);
+
 /* Check dtype and strides of a tensor whose shape was checked. The elements of an output must not overlap. */
 sm120_status tensor_check(const char *name, const sm120_tensor *given, const struct shape *shape, enum tensor_role role,
                           struct tensor *tensor);

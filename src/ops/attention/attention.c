@@ -11,6 +11,7 @@ static const struct precision precisions[] = {
     {SM120_MXFP8_F16, SM120_F16, 128, true, attention_mxfp8},
     {SM120_NVFP4, 0, 128, false, attention_mxfp8},
     {SM120_NVFP4_MXFP8, 0, 128, false, attention_mxfp8},
+    {SM120_FP8, SM120_E4M3, 128, false, attention_fp8},
     {SM120_BF16, SM120_BF16, 256, true, attention_bf16_f16},
     {SM120_F16, SM120_F16, 256, true, attention_bf16_f16},
 };
@@ -25,9 +26,9 @@ sm120_status attention_find_precision(uint32_t code, const struct precision **pr
     return fail(SM120_INVALID_ARGUMENT,
                 "precision = 0x%" PRIx32
                 "; it must be MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), NVFP4 (0x%x), NVFP4_MXFP8 (0x%x), "
-                "BF16 (0x%x) or F16 (0x%x)",
-                code, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_NVFP4, SM120_NVFP4_MXFP8, SM120_BF16,
-                SM120_F16);
+                "FP8 (0x%x), BF16 (0x%x) or F16 (0x%x)",
+                code, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_NVFP4, SM120_NVFP4_MXFP8, SM120_FP8,
+                SM120_BF16, SM120_F16);
 }
 
 /* Launch, or answer the question for the size of the workspace. */

@@ -8,12 +8,16 @@
 
 #define LOG2_E 1.4426950408889634
 
+/* The scales of FP8, and the largest |o|, in the order of sm120_attention_args. */
+enum { ATTENTION_Q_SCALE, ATTENTION_K_SCALE, ATTENTION_V_SCALE, ATTENTION_O_SCALE, ATTENTION_AMAX, ATTENTION_SCALES };
+
 /* A call whose arguments were checked, except addresses. The shapes are those of the tensors: a packed tensor is one
  * batch with all rows. */
 struct attention {
     const sm120_attention_args *args;
     struct shape q_shape, k_shape, v_shape, o_shape, past_k_shape, past_v_shape;
     struct tensor q, k, v, o, past_k, past_v;
+    struct tensor scales[ATTENTION_SCALES]; /* of FP8 */
     int64_t lse_bytes, mask_bytes;
     bool is_uniform; /* tensors of one length and unmodified scores: the kernels without features suffice */
 };
@@ -21,7 +25,7 @@ struct attention {
 /* One function for each precision: it launches, or answers the question for the size of the workspace. */
 typedef sm120_status attention_run(struct device *device, const struct attention *call,
                                    const struct workspace *workspace);
-attention_run attention_mxfp8, attention_bf16_f16;
+attention_run attention_mxfp8, attention_bf16_f16, attention_fp8;
 
 /* What a precision supports. */
 struct precision {
@@ -90,10 +94,13 @@ sm120_status attention_choose(const struct device *device, const struct attentio
 sm120_status attention_config(const struct attention *call, int32_t index, uint32_t *entry);
 const char *attention_config_name(uint32_t index);
 
-/* Make the tensor map of a 16-bit tensor: boxes of 64 columns and `rows` rows, swizzle 128B. A dimension of stride 0
- * has one coordinate and sets a bit of `broadcast`: bit 0 for batch, bit 1 for heads. */
+enum { ATTENTION_BOX_COLUMNS = 64 }; /* in 16 bits: 128 bytes, as wide as the swizzle */
+
+/* Make the tensor map of a 16-bit tensor: boxes of ATTENTION_BOX_COLUMNS and `rows` rows, swizzle 128B; or of one in E4M3: boxes of
+ * `columns` columns, swizzled over as many bytes. A dimension of stride 0 has one coordinate and sets a bit of
+ * `broadcast`: bit 0 for batch, bit 1 for heads. */
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
-                                uint32_t rows, CUtensorMap *map, uint32_t *broadcast);
+                                uint32_t columns, uint32_t rows, CUtensorMap *map, uint32_t *broadcast);
 
 /* Run a call on copies of the tensors that kernels cannot use in place. */
 sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,

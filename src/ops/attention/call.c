@@ -63,8 +63,11 @@ static sm120_status check_tensors(struct attention *call, uint32_t dtype) {
         {"past_v", &args->past_v, &call->past_v_shape, &call->past_v, false},
     };
     for (size_t i = 0; i < sizeof list / sizeof *list - (args->past_rows == 0 ? 2 : 0); ++i) {
-        const sm120_status status = tensor_check(list[i].name, list[i].given, list[i].shape,
-                                                 list[i].is_output ? TENSOR_OUTPUT : TENSOR_INPUT, list[i].tensor);
+        const bool may_be_e4m3 = dtype == SM120_E4M3 && list[i].given->dtype == SM120_E4M3;
+        const sm120_status status =
+            (may_be_e4m3 ? tensor_check_strides : tensor_check)(list[i].name, list[i].given, list[i].shape,
+                                                                list[i].is_output ? TENSOR_OUTPUT : TENSOR_INPUT,
+                                                                list[i].tensor);
         if (status != SM120_OK) {
             return status;
         }
@@ -230,6 +233,53 @@ sm120_status attention_check_forms(const sm120_attention_args *args, const struc
     return status;
 }
 
+/* Check the scales of FP8, and the tensor of amax. */
+static sm120_status check_scales(struct attention *call, uint32_t dtype) {
+    const sm120_attention_args *const args = call->args;
+    const int64_t q_heads = args->q_scale_by_kv_head != 0 ? args->kv_heads : args->heads;
+    const struct {
+        const char *name;
+        const sm120_tensor *given;
+        int64_t heads;
+    } list[ATTENTION_SCALES] = {
+        [ATTENTION_Q_SCALE] = {"q_scale", &args->q_scale, q_heads},
+        [ATTENTION_K_SCALE] = {"k_scale", &args->k_scale, args->kv_heads},
+        [ATTENTION_V_SCALE] = {"v_scale", &args->v_scale, args->kv_heads},
+        [ATTENTION_O_SCALE] = {"o_scale", &args->o_scale, args->heads},
+        [ATTENTION_AMAX] = {"amax", &args->amax, args->heads},
+    };
+    if (args->q_scale_by_kv_head > 1 || args->reserved != 0) {
+        const bool is_flag = args->q_scale_by_kv_head > 1;
+        return fail(SM120_INVALID_ARGUMENT, "%s = %" PRIu32 "; it must be %s",
+                    is_flag ? "q_scale_by_kv_head" : "reserved", is_flag ? args->q_scale_by_kv_head : args->reserved,
+                    is_flag ? "0 or 1" : "0");
+    }
+    for (int i = 0; i < ATTENTION_SCALES; ++i) {
+        if (list[i].given->address == 0) {
+            continue;
+        }
+        if (dtype != SM120_E4M3) {
+            return fail(SM120_INVALID_ARGUMENT, "%s is given; with precision = 0x%" PRIx32 " it must be 0, for FP8 has it",
+                        list[i].name, args->precision);
+        }
+        if (list[i].given->dtype != SM120_F32) {
+            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be F32 (0x%08x)", list[i].name,
+                        list[i].given->dtype, SM120_F32);
+        }
+        const struct shape shape = {args->batch, list[i].heads, 1, 1};
+        const sm120_status status =
+            tensor_check_strides(list[i].name, list[i].given, &shape, TENSOR_SPREAD, &call->scales[i]);
+        if (status != SM120_OK) {
+            return status;
+        }
+    }
+    if (args->o_scale.address != 0 && args->o.dtype != SM120_E4M3) {
+        return fail(SM120_INVALID_ARGUMENT, "o_scale is given, but o.dtype = 0x%08" PRIx32 "; it is for o in E4M3",
+                    args->o.dtype);
+    }
+    return SM120_OK;
+}
+
 sm120_status attention_check_options(const sm120_attention_args *args) {
     const sm120_status status = check_choices(args);
     return status == SM120_OK ? check_scores(args) : status;
@@ -240,6 +290,7 @@ sm120_status attention_check(const sm120_attention_args *args, const struct prec
     sm120_status status = attention_check_forms(args, precision, call);
     status = status == SM120_OK ? check_tensors(call, precision->dtype) : status;
     status = status == SM120_OK ? check_mask(call) : status;
+    status = status == SM120_OK ? check_scales(call, precision->dtype) : status;
     const struct shape *const q = &call->q_shape;
     if (status == SM120_OK && !multiply(q->batch * q->heads, 4 * q->rows, &call->lse_bytes)) {
         status = fail(SM120_UNSUPPORTED, "lse of batch * heads * q_rows = %" PRId64 " * %" PRId64 " does not fit",

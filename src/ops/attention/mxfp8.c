@@ -140,30 +140,6 @@ struct launches {
     struct argument_pointers pointers;
 };
 
-/* The parameters that MXFP8 and mixed kernels share. The kernels need a positive scale, because they take the maximum
- * of scaled scores. So the quantizer of q applies a negative sign or a scale of 0 to q. */
-static struct mxfp8_call_parameters values_of(const struct plan *plan) {
-    const sm120_attention_args *const args = plan->call->args;
-    const struct edges edges = attention_edges(plan->call);
-    return (struct mxfp8_call_parameters){
-        .o = plan->call->o.address,
-        .lse = args->lse,
-        .o_batch_stride = plan->call->o.batch_stride,
-        .o_head_stride = plan->call->o.head_stride,
-        .o_row_stride = plan->call->o.row_stride,
-        .heads = (uint32_t)args->heads,
-        .kv_heads = (uint32_t)args->kv_heads,
-        .q_rows = (uint32_t)args->q_rows,
-        .kv_rows = (uint32_t)args->kv_rows,
-        .head_dim = (uint32_t)plan->call->o_shape.head_dim,
-        .q_tiles = (uint32_t)(plan->padded_q / plan->record->q_rows),
-        .o_type = attention_type(args->o.dtype),
-        .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),
-        .upper = edges.upper,
-        .lower = edges.lower,
-    };
-}
-
 /* Make the tensor maps of v and past_v, which mixed kernels load in place. */
 static sm120_status describe_values(const struct device *device, const struct plan *plan,
                                     struct attention_mixed_any_parameters *a) {
@@ -171,9 +147,9 @@ static sm120_status describe_values(const struct device *device, const struct pl
     const uint32_t rows = plan->record->kv_rows;
     uint32_t past = 0;
     sm120_status status =
-        attention_describe(device, &call->v, &call->v_shape, rows, &a->v_map, &a->mxfp8_call.v_broadcast);
+        attention_describe(device, &call->v, &call->v_shape, ATTENTION_BOX_COLUMNS, rows, &a->v_map, &a->mxfp8_call.v_broadcast);
     if (status == SM120_OK && call->args->past_rows != 0) {
-        status = attention_describe(device, &call->past_v, &call->past_v_shape, rows, &a->sequence.past_v_map, &past);
+        status = attention_describe(device, &call->past_v, &call->past_v_shape, ATTENTION_BOX_COLUMNS, rows, &a->sequence.past_v_map, &past);
     }
     a->mxfp8_call.v_broadcast |= past << 2;
     return status;
@@ -185,7 +161,8 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
     const sm120_address q_elements = workspace + (uint64_t)plan->areas.q_elements;
     const sm120_address q_scales = workspace + (uint64_t)plan->areas.q_scales;
     const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
-    const struct mxfp8_call_parameters call = values_of(plan);
+    const struct mxfp8_call_parameters call =
+        attention_packed_call(plan->call, plan->padded_q / plan->record->q_rows);
     struct sequence_parameters sequence = {0};
     if (!plan->call->is_uniform) {
         attention_sequence(plan->call, &sequence);

@@ -15,7 +15,7 @@ sm120_status attention_check_places(struct device *device, const struct attentio
     const sm120_attention_args *const args = call->args;
     const int64_t batch = 4 * args->batch;
     const int64_t slopes = 4 * (args->alibi_batch_stride * (args->batch - 1) + args->heads);
-    struct place places[16];
+    struct place places[24];
     size_t count = 0;
     if (!is_in_place(call)) { /* else o stands for both */
         places[count++] = place_tensor(&call->q, &call->q_shape, PLACE_READ);
@@ -34,6 +34,12 @@ sm120_status attention_check_places(struct device *device, const struct attentio
     places[count++] = place_array("alibi_slopes", args->alibi_slopes, slopes, 4, PLACE_READ);
     places[count++] = place_array("mask.address", args->mask.address, call->mask_bytes,
                                   (uint64_t)attention_mask_bytes(args->mask.dtype), PLACE_READ);
+    for (int i = 0; i < ATTENTION_SCALES; ++i) {
+        const struct tensor *const x = &call->scales[i];
+        if (x->address != 0) {
+            places[count++] = place_array(x->name, x->address, x->bytes, 4, i == ATTENTION_AMAX ? PLACE_WRITTEN : PLACE_READ);
+        }
+    }
     places[count] = place_tensor(&call->o, &call->o_shape, PLACE_WRITTEN);
     places[count++].rule = "; o may only be q itself, with the same strides and head size";
     places[count++] = place_array("lse", args->lse, call->lse_bytes, 4, PLACE_WRITTEN);

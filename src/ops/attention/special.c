@@ -17,6 +17,28 @@ struct edges attention_edges(const struct attention *call) {
                             : (struct edges){-reach.left, reach.right};
 }
 
+struct mxfp8_call_parameters attention_packed_call(const struct attention *call, int64_t q_tiles) {
+    const sm120_attention_args *const args = call->args;
+    const struct edges edges = attention_edges(call);
+    return (struct mxfp8_call_parameters){
+        .o = call->o.address,
+        .lse = args->lse,
+        .o_batch_stride = call->o.batch_stride,
+        .o_head_stride = call->o.head_stride,
+        .o_row_stride = call->o.row_stride,
+        .heads = (uint32_t)args->heads,
+        .kv_heads = (uint32_t)args->kv_heads,
+        .q_rows = (uint32_t)args->q_rows,
+        .kv_rows = (uint32_t)args->kv_rows,
+        .head_dim = (uint32_t)call->o_shape.head_dim,
+        .q_tiles = (uint32_t)q_tiles,
+        .o_type = attention_type(args->o.dtype),
+        .scale_log2 = args->scale == 0.0f ? 1.0f : (float)attention_scale_log2(args->scale),
+        .upper = edges.upper,
+        .lower = edges.lower,
+    };
+}
+
 void attention_sequence(const struct attention *call, struct sequence_parameters *s) {
     const sm120_attention_args *const args = call->args;
     const sm120_mask *const mask = &args->mask;

@@ -25,12 +25,17 @@ bool attention_is_narrowed(const struct attention *call) {
     return call->args->precision == SM120_BF16 && call->q.dtype == SM120_F32;
 }
 
+/* Whether a tensor is used in place. All head sizes have the step of q's dtype. */
+static bool is_in_place(const struct attention *call, const struct tensor *x, const struct shape *shape) {
+    return copy_rows_is_needless(x, shape) && shape->head_dim % copy_rows_step(call->q.dtype) == 0;
+}
+
 bool attention_is_ready(const struct attention *call) {
-    return !attention_is_narrowed(call) && copy_rows_is_needless(&call->q, &call->q_shape) &&
-           copy_rows_is_needless(&call->k, &call->k_shape) && copy_rows_is_needless(&call->v, &call->v_shape) &&
-           copy_rows_is_needless(&call->o, &call->o_shape) &&
-           (call->args->past_rows == 0 || (copy_rows_is_needless(&call->past_k, &call->past_k_shape) &&
-                                           copy_rows_is_needless(&call->past_v, &call->past_v_shape)));
+    return !attention_is_narrowed(call) && is_in_place(call, &call->q, &call->q_shape) &&
+           is_in_place(call, &call->k, &call->k_shape) && is_in_place(call, &call->v, &call->v_shape) &&
+           is_in_place(call, &call->o, &call->o_shape) &&
+           (call->args->past_rows == 0 || (is_in_place(call, &call->past_k, &call->past_k_shape) &&
+                                           is_in_place(call, &call->past_v, &call->past_v_shape)));
 }
 
 /* Decide which tensors are copied, and where to. */
@@ -52,17 +57,17 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
     };
     on->args = &stage->args;
     for (int i = 0; i < (call->args->past_rows == 0 ? TENSORS - 2 : TENSORS); ++i) {
-        list[i].copy_shape->head_dim = copy_rows_width(list[i].shape->head_dim);
+        list[i].copy_shape->head_dim = copy_rows_width(list[i].shape->head_dim, call->q.dtype);
         stage->tensors[i].given = list[i].given;
         stage->tensors[i].shape = list[i].shape;
         stage->tensors[i].copy = list[i].copy;
         stage->tensors[i].copy_shape = list[i].copy_shape;
         stage->tensors[i].is_output = list[i].given == &call->o;
         const bool is_narrowed = attention_is_narrowed(call) && !stage->tensors[i].is_output;
-        stage->tensors[i].is_copied = is_narrowed || !copy_rows_is_needless(list[i].given, list[i].shape);
+        stage->tensors[i].is_copied = is_narrowed || !is_in_place(call, list[i].given, list[i].shape);
         if (stage->tensors[i].is_copied) {
             const sm120_status status =
-                copy_rows_place(list[i].given, list[i].shape, is_narrowed ? SM120_BF16 : list[i].given->dtype,
+                copy_rows_place(list[i].given, list[i].copy_shape, is_narrowed ? SM120_BF16 : list[i].given->dtype,
                                 list[i].copy, &stage->bytes);
             if (status != SM120_OK) {
                 return status;

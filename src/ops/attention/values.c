@@ -7,7 +7,6 @@
 #include "runtime/error.h"
 
 enum { FAR = ATTENTION_FAR }; /* beyond every row and key */
-enum { BOX_COLUMNS = 64 };    /* of a box of a tensor map: 128 bytes, as wide as the swizzle */
 
 /* |scale| * log2(e): kernels compute exp(x) as 2^(x * log2(e)). */
 double attention_scale_log2(float scale) {
@@ -53,7 +52,10 @@ int32_t attention_upper(const sm120_attention_args *args) {
 }
 
 uint32_t attention_type(uint32_t dtype) {
-    return dtype == SM120_F32 ? ATTENTION_O_F32 : dtype == SM120_F16 ? ATTENTION_O_F16 : ATTENTION_O_BF16;
+    return dtype == SM120_F32    ? ATTENTION_O_F32
+           : dtype == SM120_F16  ? ATTENTION_O_F16
+           : dtype == SM120_E4M3 ? ATTENTION_O_E4M3
+                                 : ATTENTION_O_BF16;
 }
 
 sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid) {
@@ -71,7 +73,7 @@ sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint3
 }
 
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
-                                uint32_t rows, CUtensorMap *map, uint32_t *broadcast) {
+                                uint32_t columns, uint32_t rows, CUtensorMap *map, uint32_t *broadcast) {
     const int64_t steps[] = {x->row_stride, x->head_stride, x->batch_stride};
     uint64_t dims[] = {(uint64_t)shape->head_dim, (uint64_t)shape->rows, (uint64_t)shape->heads,
                        (uint64_t)shape->batch};
@@ -81,11 +83,15 @@ sm120_status attention_describe(const struct device *device, const struct tensor
         dims[i + 1] = steps[i] != 0 || i == 0 ? dims[i + 1] : 1;
     }
     *broadcast = (x->batch_stride == 0 ? 1u : 0u) | (x->head_stride == 0 ? 2u : 0u);
-    const uint32_t box[] = {BOX_COLUMNS, rows, 1, 1}, ones[] = {1, 1, 1, 1};
+    const uint32_t box[] = {columns, rows, 1, 1}, ones[] = {1, 1, 1, 1};
+    const CUtensorMapDataType type = x->dtype == SM120_E4M3   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                     : x->dtype == SM120_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const bool is_half = columns * tensor_element_bytes(x->dtype) == 64;
     const CUresult result = device->driver->cuTensorMapEncodeTiled(
-        map, x->dtype == SM120_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-        (void *)(uintptr_t)x->address, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        map, type, 4, (void *)(uintptr_t)x->address, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        is_half ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? SM120_OK
                                   : driver_fail(device->driver, result, "describing %s to the copy engine", x->name);
 }

@@ -156,12 +156,16 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
     if (status != SM120_OK) {
         return status;
     }
-    if (args->precision == SM120_NVFP4 || args->precision == SM120_NVFP4_MXFP8) {
+    const bool is_fp8 = args->precision == SM120_FP8;
+    if (is_fp8 || args->precision == SM120_NVFP4 || args->precision == SM120_NVFP4_MXFP8) {
         return fail(SM120_UNSUPPORTED,
-                    "precision = NVFP4%s (0x%" PRIx32
+                    "precision = %s (0x%" PRIx32
                     "); gradients are computed in MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), BF16 (0x%x) or "
                     "F16 (0x%x)",
-                    args->precision == SM120_NVFP4 ? "" : "_MXFP8", args->precision, SM120_MXFP8, SM120_MXFP8_BF16,
+                    is_fp8                              ? "FP8"
+                    : args->precision == SM120_NVFP4 ? "NVFP4"
+                                                     : "NVFP4_MXFP8",
+                    args->precision, SM120_MXFP8, SM120_MXFP8_BF16,
                     SM120_MXFP8_F16, SM120_BF16, SM120_F16);
     }
     struct precision precision = *found;

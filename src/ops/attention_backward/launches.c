@@ -169,7 +169,7 @@ static sm120_status main_of(const struct device *device, const struct backward *
     for (int i = 0; i < LOADED; ++i) {
         uint32_t broadcast = 0;
         const sm120_status status =
-            attention_describe(device, &b->loaded[i], &b->loaded_shape[i],
+            attention_describe(device, &b->loaded[i], &b->loaded_shape[i], ATTENTION_BOX_COLUMNS,
                                i == Q || i == DOUT ? record->q_rows : record->kv_rows, maps[i], &broadcast);
         if (status != SM120_OK) {
             return status;

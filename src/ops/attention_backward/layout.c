@@ -64,13 +64,13 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
         b->is_copied[i] = attention_is_narrowed(&b->call) || backward_is_rounded(b, i) ||
                           !copy_rows_is_needless(&b->given[i], &b->given_shape[i]);
         if (b->is_copied[i]) {
+            b->loaded_shape[i].head_dim = copy_rows_width(b->given_shape[i].head_dim, b->given[i].dtype);
             const sm120_status status = copy_rows_place(
-                &b->given[i], &b->given_shape[i], attention_is_narrowed(&b->call) ? SM120_BF16 : b->given[i].dtype,
+                &b->given[i], &b->loaded_shape[i], attention_is_narrowed(&b->call) ? SM120_BF16 : b->given[i].dtype,
                 &b->loaded[i], &b->workspace_bytes);
             if (status != SM120_OK) {
                 return status;
             }
-            b->loaded_shape[i].head_dim = copy_rows_width(b->given_shape[i].head_dim);
         }
     }
     b->q_tiles = (args->q_rows + record->q_rows - 1) / record->q_rows;
