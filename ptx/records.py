@@ -49,7 +49,9 @@ FIELDS = {
     "parameters": Field("the C struct of its parameters, struct NAME_parameters", str, is_needed=True),
     "threads": Field("of a CTA", range(32, 1025, 32), is_needed=True),
     "shared": Field("dynamic shared memory of a CTA in bytes", range(SHARED_BYTES + 1), is_needed=True),
-    "precision": Field("of attention", ("bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8", "fp8")),
+    "precision": Field(
+        "of attention", ("bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8", "fp8")
+    ),
     "dtype": Field("of the input's elements", ("f32", "f16", "bf16")),
     "element_bytes": Field("of a copied element", (range(1, 17))),
     "layout": Field("of the output", str),

@@ -22,7 +22,12 @@ from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import check, lib, new, new_struct, text
 from pysm120.runtime.module import Builtin, builtins
 
-DTYPES = {"mxfp8": ml_dtypes.bfloat16, "mxfp8_bf16": ml_dtypes.bfloat16, "bf16": ml_dtypes.bfloat16}
+DTYPES = {
+    "mxfp8": ml_dtypes.bfloat16,
+    "mxfp8_bf16": ml_dtypes.bfloat16,
+    "bf16": ml_dtypes.bfloat16,
+    "fp8": ml_dtypes.float8_e4m3fn,
+}
 SHAPE = 4
 L2_TIMES = 3  # size of the rotating buffers, as a multiple of the L2
 CALL_SECONDS = 0.002  # least duration of a run, which determines its number of calls

@@ -16,6 +16,7 @@ _BYTES = {
     "mxfp8_f16": (_SCALED, 2, 2),
     "nvfp4": (_FOUR, _FOUR, 2),
     "nvfp4_mxfp8": (_FOUR, _SCALED, 2),
+    "fp8": (1, 1, 2),
 }
 _BYTES_OF_16_BITS = (2, 2, 2)
 _SUM_BYTES = 4  # of an element of the sums of dQ

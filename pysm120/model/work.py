@@ -95,6 +95,7 @@ def of_library(device: Device, kernel: Builtin, problem: Problem) -> tuple[Kerne
         message = f"the kernel is {kernel.entry!r}, which is not a kernel of attention"
         raise InvalidArgumentError(message)
     dtype = np.dtype(np.float16 if kernel.precision in {"f16", "mxfp8", "mxfp8_f16"} else ml_dtypes.bfloat16)
+    dtype = np.dtype(ml_dtypes.float8_e4m3fn) if kernel.precision == "fp8" else dtype
     rng, shape = np.random.default_rng(1), (problem.batch, problem.rows, problem.heads, problem.head_dim)
     keys = (*shape[:2], problem.groups, shape[3])
     q, k, v = (device.array(_normal(rng, one).astype(dtype)) for one in (shape, keys, keys))

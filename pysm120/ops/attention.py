@@ -126,7 +126,8 @@ def attention(
         Keys and values before those of k and v, read in place.
     q_scale, k_scale, v_scale : array, float32, shape (1,), (heads,) or (B, heads), optional
         Of float8_e4m3fn: an element is worth its code times the scale of its head.
-        k and v have Hkv heads. A number if q is an ndarray. Default: 1.
+        k and v have Hkv heads; q_scale may have Hkv too, one for each head of k. A
+        number if q is an ndarray. Default: 1.
     o_scale : array, float32, shape (1,), (H,) or (B, H), optional
         With out_dtype float8_e4m3fn: a code of the result is worth itself times
         this scale; codes saturate at 448. Default: 1.
@@ -208,13 +209,12 @@ def attention(
         "mask": mask_in_float32(mask) if isinstance(mask, np.ndarray) and mask.dtype == np.float64 else mask,
     }
     options = Options(causal, causal_align, window, softcap, scale, precision, config)
-    given = {"q_scale": q_scale, "q_scale_by_kv": None, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale}
-    scaled = scales({**given, "amax": amax}, layout, on_host=isinstance(q, np.ndarray))
-    inputs |= {name: scaled[name] for name in given}
+    given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
+    inputs |= scales(q, k, given, layout)
     results = {
         "out": result(out, out_dtype),
         "lse": NEW if lse is None and return_lse else lse,
-        "amax": scaled["amax"],
+        "amax": inputs.pop("amax"),
     }
     _, computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed
@@ -270,8 +270,7 @@ def attention_varlen(
         Default for arrays on a device: total_q and total_k, which costs time.
 
     Others
-        As in `attention`; alibi_slopes (H,) or (B, H), diagonals (B,); scales and amax
-        (1,) or (heads,).
+        As in `attention`; alibi_slopes (H,) or (B, H), diagonals (B,).
 
     Returns
     -------
@@ -299,13 +298,12 @@ def attention_varlen(
         "diagonals": diagonals,
     }
     options = Options(causal, causal_align, window, softcap, scale, precision, config, max_seqlen_q, max_seqlen_k)
-    given = {"q_scale": q_scale, "q_scale_by_kv": None, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale}
-    scaled = scales({**given, "amax": amax}, "SHD", on_host=isinstance(q, np.ndarray))
-    inputs |= {name: scaled[name] for name in given}
+    given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
+    inputs |= scales(q, k, given, "BSHD")
     results = {
         "out": result(out, out_dtype),
         "lse": NEW if lse is None and return_lse else lse,
-        "amax": scaled["amax"],
+        "amax": inputs.pop("amax"),
     }
     _, computed, sums = PACKED(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pysm120.ops.call import Operation
 from pysm120.ops.options import default_precision, ends, flag, integer, number, one_of
-from pysm120.ops.table import E4M3, F32, FLOATS, I32, Input, Output, Row
+from pysm120.ops.table import E4M3, F32, FLOATS, I32, Input, Output
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import ffi, lib, new
 
@@ -127,27 +127,40 @@ def _longest(given: Any, name: str, total: int) -> int:
     return max(1, min(rows, total))
 
 
-# ---- scales of FP8 ------------------------------------------------------------------
+# ---- scales of FP8 -------------------------------------------------------------------
 
 
-def scales(given: Mapping[str, Any], order: str, *, on_host: bool) -> dict[str, Any]:
-    """Return scales of shape (), (1,), (heads,) or (batch, heads) with the dimensions of their rows."""
-    return {name: None if x is None else _scale(x, name, order, on_host=on_host) for name, x in given.items()}
+def scales(q: Any, k: Any, given: Mapping[str, Any], order: str) -> dict[str, Any]:
+    """Return scales of shape (), (1,), (heads,) or (batch, heads) with the dimensions of their rows.
+
+    A q_scale of the heads of k belongs to the row q_scale_by_kv.
+    """
+    axis = order.index("H") - len(order)
+    on_host, found = isinstance(q, np.ndarray), {"q_scale_by_kv": None, **given}
+    for name, x in given.items():
+        if x is not None:
+            found[name] = _scale(x, name, axis, on_host=on_host)
+    x = found["q_scale"]
+    if x is not None and min(len(getattr(y, "shape", ())) for y in (q, k)) >= -axis:
+        heads, kv_heads = q.shape[axis], k.shape[axis]
+        if len(x.shape) >= -axis and x.shape[axis] == kv_heads not in {1, heads}:
+            found["q_scale"], found["q_scale_by_kv"] = None, x
+    return found
 
 
-def _scale(x: Any, name: str, order: str, *, on_host: bool) -> Any:
-    """Return one scale with the dimensions of its row."""
+def _scale(x: Any, name: str, axis: int, *, on_host: bool) -> Any:
+    """Return one scale with dimensions of 1 behind that of the heads, and between it and the batch."""
     if on_host and isinstance(x, float | int):
         x = np.full(1, number(x, name), np.float32)
-    shape, most = getattr(x, "shape", None), order[:-1].replace("S", "")
-    if shape is None or len(shape) > len(most):
+    shape = getattr(x, "shape", None)
+    if shape is None or len(shape) > len(("batch", "heads")):
         what = f"a {type(x).__name__}" if shape is None else f"of shape {tuple(shape)}"
-        wanted = " or ".join(f"({dimensions})" for dimensions in ("1,", "heads,", "batch, heads")[: len(most) + 1])
-        message = f"{name} is {what}, not an array of shape {wanted}"
+        message = f"{name} is {what}, not an array of shape (1,), (heads,) or (batch, heads)"
         raise TypeError(message) if shape is None else InvalidArgumentError(message)
-    letters = most[len(most) - len(shape) :]
-    axes = tuple(slice(None) if letter in letters else None for letter in order[order.index(letters[:1] or "D") :])
-    return x[axes]
+    every, one = slice(None), (None,)
+    behind = one * (-axis - 1)
+    between = one * (len("BSHD") - len("BH") - len(behind))
+    return x[(every, *between, every, *behind)[len(("batch", *between)) if len(shape) == 1 else 0 :] if shape else one]
 
 
 # ---- values of ndarrays --------------------------------------------------------------
@@ -192,20 +205,15 @@ def check_starts(given: dict[str, npt.NDArray[Any]], options: Any) -> Any:
 # ---- the operation ---------------------------------------------------------------------
 
 _NARROW = (*FLOATS, *E4M3)
-
-
-def _scales(kv: str, q: str) -> tuple[Row, ...]:
-    """Return the rows of the scales of FP8, of dimensions for heads of k and v and for those of q."""
-    return (
-        Input("q_scale", q, F32, optional=True, broadcasts=True),
-        Input("q_scale_by_kv", kv, F32, member="q_scale", optional=True, broadcasts=True),
-        Input("k_scale", kv, F32, optional=True, broadcasts=True),
-        Input("v_scale", kv, F32, optional=True, broadcasts=True),
-        Input("o_scale", q, F32, optional=True, broadcasts=True),
-        Output("amax", q, F32, raised=True, reads=True),
-    )
-
-
+_OF_Q, _OF_KV = "batch heads 1 1", "batch kv_heads 1 1"
+_SCALES = (
+    Input("q_scale", _OF_Q, F32, optional=True, broadcasts=True),
+    Input("q_scale_by_kv", _OF_KV, F32, member="q_scale", optional=True, broadcasts=True),
+    Input("k_scale", _OF_KV, F32, optional=True, broadcasts=True),
+    Input("v_scale", _OF_KV, F32, optional=True, broadcasts=True),
+    Input("o_scale", _OF_Q, F32, optional=True, broadcasts=True),
+    Output("amax", _OF_Q, F32, raised=True, reads=True),
+)
 _ROWS = (
     Input("q", "batch heads q_rows head_dim", _NARROW),
     Input("k", "batch kv_heads kv_rows head_dim", _NARROW, like="q"),
@@ -219,7 +227,7 @@ _ROWS = (
     Input(
         "mask", "batch heads q_rows past_rows+kv_rows", (np.dtype(np.bool_), *FLOATS), optional=True, broadcasts=True
     ),
-    *_scales("batch kv_heads 1 1", "batch heads 1 1"),
+    *_SCALES,
     Output("out", "batch heads q_rows v_head_dim", _NARROW, member="o", like="q", converts=True),
     Output("lse", "batch heads q_rows", F32),
 )
@@ -232,7 +240,7 @@ _PACKED_ROWS = (
     Input("sinks", "heads", F32, optional=True),
     Input("alibi_slopes", "heads | batch heads", F32, optional=True),
     Input("diagonals", "batch", I32, optional=True),
-    *_scales("kv_heads 1 1", "heads 1 1"),
+    *_SCALES,
     Output("out", "heads q_total v_head_dim", _NARROW, member="o", like="q", converts=True, fill=0),
     Output("lse", "heads q_total", F32, fill=-math.inf),
 )
@@ -240,4 +248,4 @@ LAYOUTS = {
     order: Operation("sm120_attention", _ROWS, order=order, fill=_fill, on_host=check_lengths(order.index("S")))
     for order in ("BSHD", "BHSD")
 }
-PACKED = Operation("sm120_attention", _PACKED_ROWS, order="SHD", fill=_fill_packed, on_host=check_starts)
+PACKED = Operation("sm120_attention", _PACKED_ROWS, order="BSHD", fill=_fill_packed, on_host=check_starts)

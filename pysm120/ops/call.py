@@ -69,7 +69,8 @@ class Operation:
         self._plans = self._planner.known
         self._inputs, self._outputs = self._planner.inputs, self._planner.outputs
         self._inputs_of, self._outputs_of = _getter(self._inputs), _getter(self._outputs)
-        self._renamed = [(row.member, row.name) for row in rows if row.member]
+        names = {row.name for row in rows}
+        self._renamed = [(row.member, row.name) for row in rows if row.member and row.member not in names]
 
     def __call__(
         self,

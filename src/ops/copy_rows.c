@@ -50,7 +50,8 @@ sm120_status copy_rows_prepare(struct device *device, const struct tensor *from,
                                const struct shape *shape, int64_t to_columns, bool is_rounded, sm120_stream stream,
                                struct copy_rows *copy) {
     uint32_t index;
-    const struct kernel_record plain = {.operation = "copy_rows", .element_bytes = (uint32_t)tensor_element_bytes(from->dtype)};
+    const struct kernel_record plain = {.operation = "copy_rows",
+                                        .element_bytes = (uint32_t)tensor_element_bytes(from->dtype)};
     const struct kernel_record rounded = {.operation = "copy_rows_rounded", .dtype = from->dtype};
     const struct kernel_record narrowed = {.operation = "narrow_rows"};
     sm120_status status = builtin_find(is_rounded ? &rounded : from->dtype != to->dtype ? &narrowed : &plain, &index);

@@ -8,12 +8,13 @@
 /* Whether kernels can load a tensor as it lies: aligned, and of a head size that is a multiple of 8. */
 bool copy_rows_is_needless(const struct tensor *x, const struct shape *shape);
 
-/* The head size of a copy for kernels whose inputs have a dtype: a multiple of the step, so that its rows are aligned. */
+/* The head size of a copy for kernels whose inputs have a dtype: a multiple of the step, so that its rows are aligned.
+ */
 int64_t copy_rows_step(uint32_t dtype);
 int64_t copy_rows_width(int64_t head_dim, uint32_t dtype);
 
-/* Place the contiguous copy of a tensor, in a dtype and in a shape, at `offset` of the workspace, and move the offset behind it. What
- * does not change along a dimension is copied once. */
+/* Place the contiguous copy of a tensor, in a dtype and in a shape, at `offset` of the workspace, and move the offset
+ * behind it. What does not change along a dimension is copied once. */
 sm120_status copy_rows_place(const struct tensor *given, const struct shape *shape, uint32_t dtype, struct tensor *copy,
                              int64_t *offset);
 

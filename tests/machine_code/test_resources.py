@@ -31,6 +31,7 @@ MARGINS = {
     "attention_mxfp8": 1.3,
     "attention_nvfp4_mxfp8": 1.6,
     "attention_nvfp4": 1.05,
+    "attention_fp8": 2.0,
     "narrow": 1.3,
 }
 # A product of NVFP4 takes half the clocks of one of MXFP8: at head size 64 exponentials take longer.

@@ -15,9 +15,21 @@ from reference import Array
 
 # Relative error of O, and absolute error of LSE, that P in blocks causes. In e4m3 the relative error of a P is at most
 # 2^-4. In NVFP4 it is a fifth to a third where P is at least a twelfth of its block's largest; below, P vanishes.
-BLOCK_ERRORS = {"mxfp8": (0.03, 2.0**-4), "nvfp4": (0.15, 0.35), "nvfp4_mxfp8": (0.03, 2.0**-4)}
+BLOCK_ERRORS = {
+    "mxfp8": (0.03, 2.0**-4),
+    "nvfp4": (0.15, 0.35),
+    "nvfp4_mxfp8": (0.03, 2.0**-4),
+    "fp8": (0.03, 2.0**-4),
+}
 # If a sink is the highest score of a row, every P is a multiple of this, which may be a large part of a small O.
-P_STEP = {"bfloat16": 0.0, "float16": 2.0**-24, "mxfp8": 2.0**-17, "nvfp4": 2.0**-16, "nvfp4_mxfp8": 2.0**-17}
+P_STEP = {
+    "bfloat16": 0.0,
+    "float16": 2.0**-24,
+    "mxfp8": 2.0**-17,
+    "nvfp4": 2.0**-16,
+    "nvfp4_mxfp8": 2.0**-17,
+    "fp8": 2.0**-17,
+}
 
 
 def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
@@ -27,13 +39,13 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     args.precision = PRECISIONS[case.precision] if case.precision else CODES[case.dtype]
     fill_features(opened, args, problem)
     given: list[tuple[Any, Array, str, int]] = [
-        (args.q, problem.q, "BSHD", 8),
+        (args.q, problem.q, "BSHD", 16),
         (args.k, problem.k, "BHSD", 0),
-        (args.v, problem.v, "BSHD", 16),
+        (args.v, problem.v, "BSHD", 32),
     ]
     if case.past:
         args.past_rows = case.past
-        given += [(args.past_k, problem.past_k, "BHSD", 8), (args.past_v, problem.past_v, "BSHD", 0)]
+        given += [(args.past_k, problem.past_k, "BHSD", 16), (args.past_v, problem.past_v, "BSHD", 0)]
     for struct, x, order, gap in given:
         tensor(struct, Buffer(opened, x.shape, x.dtype, pitched(x.shape, order, gap + case.gap), x))
 
@@ -44,7 +56,7 @@ def run(opened: OpenDevice, problem: Problem) -> tuple[Array, Array]:
     args.lse = lse.address
     size = ffi.new("size_t *")
     check(lib.sm120_attention_workspace(opened.handle, args, size))
-    assert (size[0] > 0) == (case.needs_copies or case.precision is not None)
+    assert (size[0] > 0) == (case.needs_copies or case.precision not in {None, "fp8"})
     workspace = Buffer(opened, (max(1, int(size[0])),), np.uint8).address if size[0] else 0
     check(lib.sm120_attention(opened.handle, args, workspace, size[0]))
     logs = lse.download().astype(np.float64)
@@ -219,13 +231,14 @@ V_SIZES = [
 ]
 
 
-# Every feature with Q K^T in MXFP8, and with all in MXFP8.
+# Every feature in every other precision, in the dtype that it needs.
+OWN = {"mxfp8_f16": "float16", "mxfp8_bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 MX = [
     case._replace(
         precision=precision,
-        dtype={"mxfp8_f16": "float16", "mxfp8_bf16": "bfloat16"}.get(precision, case.dtype),
+        dtype=OWN.get(precision, case.dtype),
     )
-    for precision, first in (("mxfp8", 0), ("mxfp8_bf16", 1), ("mxfp8_f16", 2), ("nvfp4", 3), ("nvfp4_mxfp8", 4))
+    for first, precision in enumerate(("mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8", "fp8"))
     for cases, step in (
         (WINDOWS, 6),
         (DIAGONALS, 1),
@@ -275,9 +288,9 @@ def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial
     kv_heads = int(rng.integers(1, 3))
     odd = chance()
     past = int(maybe(rng.integers(1, 150), 0))
-    precision = str(rng.choice(["mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8"])) if is_mx else None
+    precision = str(rng.choice(["mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8", "fp8"])) if is_mx else None
     widest = 128 if is_mx else 256
-    types = {"mxfp8_bf16": ["bfloat16"], "mxfp8_f16": ["float16"], None: list(P_ERROR)}
+    types: dict[str | None, list[str]] = {**{of: [dtype] for of, dtype in OWN.items()}, None: list(P_ERROR)}
     q_packed, kv_packed = chance(), past == 0 and chance()
     q_lengths = rng.integers(1, 200, batch)
     kv_lengths = rng.integers(1, maybe(600, 200), batch)

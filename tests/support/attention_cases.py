@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
+from harness import ALL_DTYPES, CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
 from reference import ROUNDINGS, Array, mx
 
 PRECISIONS = {
@@ -12,6 +12,7 @@ PRECISIONS = {
     "mxfp8_f16": lib.SM120_MXFP8_F16,
     "nvfp4": lib.SM120_NVFP4,
     "nvfp4_mxfp8": lib.SM120_NVFP4_MXFP8,
+    "fp8": lib.SM120_FP8,
     "bf16": lib.SM120_BF16,
     "f16": lib.SM120_F16,
 }
@@ -100,7 +101,7 @@ def run(
     opened: OpenDevice, precision: str, case: Case, q: Array, k: Array, v: Array, scale: float
 ) -> tuple[Array, Array]:
     """Launch on [batch, head, row, head_dim] arrays; O and LSE as [batch, head, row, ...]."""
-    dtype = DTYPES[case.dtype]
+    dtype = ALL_DTYPES[case.dtype]
     q_shape = (case.batch, case.heads, case.q_rows, case.head_dim)
     args = new_struct("sm120_attention_args")
     args.precision, args.causal, args.scale = PRECISIONS[precision], CAUSAL[case.causal], scale
@@ -108,7 +109,7 @@ def run(
     args.q_rows, args.kv_rows, args.head_dim = case.q_rows, case.kv_rows, case.head_dim
     inputs = [
         Buffer(opened, x.shape, dtype, pitched(x.shape, order, gap), x)
-        for x, order, gap in ((q, "BSHD", 8), (k, "BHSD", 0), (v, "BSHD", 16))
+        for x, order, gap in ((q, "BSHD", 16), (k, "BHSD", 0), (v, "BSHD", 32))
     ]
     for struct, buffer in zip((args.q, args.k, args.v), inputs, strict=True):
         tensor(struct, buffer)
@@ -118,7 +119,7 @@ def run(
     args.lse = lse.address
     size = ffi.new("size_t *", 1)
     check(lib.sm120_attention_workspace(opened.handle, args, size))
-    if precision in ("bf16", "f16"):
+    if precision in ("bf16", "f16", "fp8"):
         assert size[0] == 0
         check(lib.sm120_attention(opened.handle, args, 0, 0))
     else:
@@ -132,7 +133,7 @@ def random_inputs(rng: np.random.Generator, case: Case) -> list[Array]:
     """Draw q, k and v [batch, head, row, head_dim] in the dtype of the case."""
     rows = ((case.heads, case.q_rows), (case.kv_heads, case.kv_rows), (case.kv_heads, case.kv_rows))
     return [
-        (case.spread * rng.standard_normal((case.batch, heads, n, case.head_dim)) + 0.25).astype(DTYPES[case.dtype])
+        (case.spread * rng.standard_normal((case.batch, heads, n, case.head_dim)) + 0.25).astype(ALL_DTYPES[case.dtype])
         for heads, n in rows
     ]
 
@@ -176,7 +177,7 @@ def mx_score_error(q: Array, k: Array) -> float:
 def check_poison(opened: OpenDevice, rng: np.random.Generator, precision: str, dtype: str, poison: float) -> None:
     """Write NaN to a row of q, which affects only this row, and to an element of v, which affects its column."""
     case = Case(1, 1, 1, 40, 96, 64, None, dtype)
-    q, k, v = (rng.standard_normal((1, 1, rows, 64)).astype(DTYPES[dtype]) for rows in (40, 96, 96))
+    q, k, v = (rng.standard_normal((1, 1, rows, 64)).astype(ALL_DTYPES[dtype]) for rows in (40, 96, 96))
     q[0, 0, 7, 3] = poison
     v[0, 0, 50, 20] = poison
     try:

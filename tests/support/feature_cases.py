@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from harness import CODES, DTYPES, Buffer, OpenDevice, lib
+from harness import ALL_DTYPES, CODES, DTYPES, Buffer, OpenDevice, lib
 from reference import ROUNDINGS, Array, attention_dense, mx
 
 ALIGN = {
@@ -52,7 +52,8 @@ class Case(NamedTuple):
     @property
     def needs_copies(self) -> bool:
         """Whether a tensor cannot be used in place by kernels."""
-        return self.gap % 8 > 0 or self.head_dim % 8 > 0 or (self.v_head_dim or 0) % 8 > 0
+        step = 16 if self.precision == "fp8" else 8
+        return any(n % step > 0 for n in (self.gap, self.head_dim, self.v_head_dim or 0))
 
 
 def rows_of(lengths: tuple[int, ...], *, packed: bool) -> tuple[int, int]:
@@ -68,6 +69,11 @@ def places(lengths: tuple[int, ...], *, packed: bool) -> list[tuple[int, slice]]
     return [(b, slice(0, n)) for b, n in enumerate(lengths)]
 
 
+def scaled(case: Case) -> list[tuple[str, int]]:
+    """The scales of a case, and their heads."""
+    return [("q_scale", case.heads), ("k_scale", case.kv_heads), ("v_scale", case.kv_heads)]
+
+
 class Problem:
     """The arrays of a case: tensors are [batch, heads, rows, head_dim]."""
 
@@ -75,7 +81,7 @@ class Problem:
         self.case = case
         self.batch = len(case.q_lengths)
         self.v_dim = case.v_head_dim or case.head_dim
-        dtype = DTYPES[case.dtype]
+        dtype = ALL_DTYPES[case.dtype]
         normal = rng.standard_normal
 
         def sequences(lengths: tuple[int, ...], heads: int, width: int, *, packed: bool) -> Array:
@@ -94,6 +100,11 @@ class Problem:
             self.k[b, :, where] = (self.k[b, :, where].astype(np.float64) * rising).astype(dtype)
         self.past_k = normal((self.batch, case.kv_heads, case.past, case.head_dim)).astype(dtype)
         self.past_v = normal((self.batch, case.kv_heads, case.past, self.v_dim)).astype(dtype)
+        # Scales of FP8 by batch and head, of either sign; other precisions have none.
+        self.scales = {name: np.ones((self.batch, heads), np.float32) for name, heads in scaled(case)}
+        if case.precision == "fp8":
+            for x in self.scales.values():
+                x[:] = rng.uniform(0.5, 2, x.shape) * rng.choice([-1, 1, 1], x.shape)
         self.sinks = normal(case.heads).astype(np.float32) + 1
         self.slopes = (2.0 ** -rng.uniform(1, 6, (self.batch, case.heads))).astype(np.float32)
         if case.slopes == "heads":
@@ -119,6 +130,9 @@ class Problem:
         q = self.q[q_at, :, q_rows].astype(np.float64)
         k = np.concatenate([self.past_k[b], self.k[kv_at, :, kv_rows]], 1).astype(np.float64)
         v = np.concatenate([self.past_v[b], self.v[kv_at, :, kv_rows]], 1).astype(np.float64)
+        group = case.heads // case.kv_heads
+        q = q * self.scales["q_scale"][b][:, None, None] * np.repeat(self.scales["k_scale"][b], group)[:, None, None]
+        v = v * self.scales["v_scale"][b][:, None, None]
         if case.precision:  # rows are quantised one by one, values in blocks of keys of one tensor
             of_scores = ROUNDINGS[case.precision].scores if case.precision in ROUNDINGS else mx
             q, k = of_scores(q, -1).astype(np.float64), of_scores(k, -1).astype(np.float64)
@@ -199,5 +213,10 @@ def fill_features(opened: OpenDevice, args: Any, problem: Problem) -> None:
     if case.slopes:
         args.alibi_slopes = numbers(opened, problem.slopes if case.slopes == "batch" else problem.slopes[0], np.float32)
         args.alibi_batch_stride = case.heads if case.slopes == "batch" else 0
+    if case.precision == "fp8":
+        for name, x in problem.scales.items():
+            struct = getattr(args, name)
+            struct.address, struct.dtype = numbers(opened, x, np.float32), lib.SM120_F32
+            struct.batch_stride, struct.head_stride = x.shape[1], 1
     if case.mask:
         fill_mask(opened, args.mask, problem)

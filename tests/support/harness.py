@@ -17,6 +17,9 @@ BAND = 512
 GUARD, POISON = 0xA5, 0xFF
 CODES = {"float32": lib.SM120_F32, "float16": lib.SM120_F16, "bfloat16": lib.SM120_BF16}
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+# The same with float8_e4m3fn, which only some operations take.
+ALL_CODES = {**CODES, "float8_e4m3fn": lib.SM120_E4M3}
+ALL_DTYPES: dict[str, Any] = {**DTYPES, "float8_e4m3fn": ml_dtypes.float8_e4m3fn}
 
 
 class Buffer:
@@ -108,8 +111,20 @@ class OpenDevice:
 def tensor(struct: Any, buffer: Buffer) -> None:
     """Fill an sm120_tensor from a [batch, head, row, head_dim] buffer."""
     struct.address = buffer.address
-    struct.dtype = CODES[buffer.dtype.name]
+    struct.dtype = ALL_CODES[buffer.dtype.name]
     struct.batch_stride, struct.head_stride, struct.row_stride = buffer.strides[:3]
 
 
-__all__ = ["CODES", "DTYPES", "Buffer", "OpenDevice", "check", "ffi", "lib", "new_struct", "tensor"]
+__all__ = [
+    "ALL_CODES",
+    "ALL_DTYPES",
+    "CODES",
+    "DTYPES",
+    "Buffer",
+    "OpenDevice",
+    "check",
+    "ffi",
+    "lib",
+    "new_struct",
+    "tensor",
+]

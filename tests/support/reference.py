@@ -166,6 +166,12 @@ def nvfp4_weights(x: Array) -> Array:
     return result[..., :keys]
 
 
+def as_given(x: Array, axis: int) -> Array:
+    """Return float64 values of what is not rounded."""
+    del axis
+    return np.asarray(x, np.float64)
+
+
 class Rounding(NamedTuple):
     """How a kernel with scaled blocks rounds: q and k, v, and P; and the P that is too large, if the largest is 2^8."""
 
@@ -179,6 +185,7 @@ ROUNDINGS = {
     "mxfp8": Rounding(mx, mx, e4m3_weights, 368),  # the smallest value that rounds to 384
     "nvfp4": Rounding(nvfp4, nvfp4_keys, nvfp4_weights, 464),  # what e4m3 would round beyond 448
     "nvfp4_mxfp8": Rounding(nvfp4, mx, e4m3_weights, 368),
+    "fp8": Rounding(as_given, as_given, e4m3_weights, 368),
 }
 
 

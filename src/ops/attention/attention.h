@@ -96,9 +96,9 @@ const char *attention_config_name(uint32_t index);
 
 enum { ATTENTION_BOX_COLUMNS = 64 }; /* in 16 bits: 128 bytes, as wide as the swizzle */
 
-/* Make the tensor map of a 16-bit tensor: boxes of ATTENTION_BOX_COLUMNS and `rows` rows, swizzle 128B; or of one in E4M3: boxes of
- * `columns` columns, swizzled over as many bytes. A dimension of stride 0 has one coordinate and sets a bit of
- * `broadcast`: bit 0 for batch, bit 1 for heads. */
+/* Make the tensor map of a 16-bit tensor: boxes of ATTENTION_BOX_COLUMNS and `rows` rows, swizzle 128B; or of one in
+ * E4M3: boxes of `columns` columns, swizzled over as many bytes. A dimension of stride 0 has one coordinate and sets a
+ * bit of `broadcast`: bit 0 for batch, bit 1 for heads. */
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
                                 uint32_t columns, uint32_t rows, CUtensorMap *map, uint32_t *broadcast);
 

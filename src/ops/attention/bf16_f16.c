@@ -22,8 +22,8 @@ static sm120_status describe_all(const struct device *device, const struct atten
     };
     for (uint32_t i = 0; i < (has_past ? 5 : 3); ++i) {
         uint32_t broadcast = 0;
-        const sm120_status status =
-            attention_describe(device, list[i].x, list[i].shape, ATTENTION_BOX_COLUMNS, list[i].rows, list[i].map, &broadcast);
+        const sm120_status status = attention_describe(device, list[i].x, list[i].shape, ATTENTION_BOX_COLUMNS,
+                                                       list[i].rows, list[i].map, &broadcast);
         if (status != SM120_OK) {
             return status;
         }

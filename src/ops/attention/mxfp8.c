@@ -146,10 +146,11 @@ static sm120_status describe_values(const struct device *device, const struct pl
     const struct attention *const call = plan->call;
     const uint32_t rows = plan->record->kv_rows;
     uint32_t past = 0;
-    sm120_status status =
-        attention_describe(device, &call->v, &call->v_shape, ATTENTION_BOX_COLUMNS, rows, &a->v_map, &a->mxfp8_call.v_broadcast);
+    sm120_status status = attention_describe(device, &call->v, &call->v_shape, ATTENTION_BOX_COLUMNS, rows, &a->v_map,
+                                             &a->mxfp8_call.v_broadcast);
     if (status == SM120_OK && call->args->past_rows != 0) {
-        status = attention_describe(device, &call->past_v, &call->past_v_shape, ATTENTION_BOX_COLUMNS, rows, &a->sequence.past_v_map, &past);
+        status = attention_describe(device, &call->past_v, &call->past_v_shape, ATTENTION_BOX_COLUMNS, rows,
+                                    &a->sequence.past_v_map, &past);
     }
     a->mxfp8_call.v_broadcast |= past << 2;
     return status;
@@ -161,8 +162,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
     const sm120_address q_elements = workspace + (uint64_t)plan->areas.q_elements;
     const sm120_address q_scales = workspace + (uint64_t)plan->areas.q_scales;
     const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
-    const struct mxfp8_call_parameters call =
-        attention_packed_call(plan->call, plan->padded_q / plan->record->q_rows);
+    const struct mxfp8_call_parameters call = attention_packed_call(plan->call, plan->padded_q / plan->record->q_rows);
     struct sequence_parameters sequence = {0};
     if (!plan->call->is_uniform) {
         attention_sequence(plan->call, &sequence);

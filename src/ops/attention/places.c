@@ -37,7 +37,8 @@ sm120_status attention_check_places(struct device *device, const struct attentio
     for (int i = 0; i < ATTENTION_SCALES; ++i) {
         const struct tensor *const x = &call->scales[i];
         if (x->address != 0) {
-            places[count++] = place_array(x->name, x->address, x->bytes, 4, i == ATTENTION_AMAX ? PLACE_WRITTEN : PLACE_READ);
+            places[count++] =
+                place_array(x->name, x->address, x->bytes, 4, i == ATTENTION_AMAX ? PLACE_WRITTEN : PLACE_READ);
         }
     }
     places[count] = place_tensor(&call->o, &call->o_shape, PLACE_WRITTEN);

@@ -8,8 +8,8 @@
 /* Fill in the parameters, except the tensor maps of the past. */
 void attention_sequence(const struct attention *call, struct sequence_parameters *s);
 
-/* The parameters that kernels in 8 and 4 bits share, except v_broadcast. The kernels need a positive scale, because they
- * take the maximum of scaled scores. So a negative sign or a scale of 0 is applied to q. */
+/* The parameters that kernels in 8 and 4 bits share, except v_broadcast. The kernels need a positive scale, because
+ * they take the maximum of scaled scores. So a negative sign or a scale of 0 is applied to q. */
 struct mxfp8_call_parameters attention_packed_call(const struct attention *call, int64_t q_tiles);
 
 /* Row i sees key j if i + lower <= j - d <= i + upper. In a uniform call d is 0; otherwise the kernel computes d, the

@@ -162,11 +162,10 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
                     "precision = %s (0x%" PRIx32
                     "); gradients are computed in MXFP8 (0x%x), MXFP8_BF16 (0x%x), MXFP8_F16 (0x%x), BF16 (0x%x) or "
                     "F16 (0x%x)",
-                    is_fp8                              ? "FP8"
+                    is_fp8                           ? "FP8"
                     : args->precision == SM120_NVFP4 ? "NVFP4"
                                                      : "NVFP4_MXFP8",
-                    args->precision, SM120_MXFP8, SM120_MXFP8_BF16,
-                    SM120_MXFP8_F16, SM120_BF16, SM120_F16);
+                    args->precision, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16, SM120_BF16, SM120_F16);
     }
     struct precision precision = *found;
     precision.has_left = true; /* every backward kernel has a left window */

@@ -75,6 +75,7 @@ pub const SM120_MXFP8_BF16: u32 = 2;
 pub const SM120_MXFP8_F16: u32 = 3;
 pub const SM120_NVFP4: u32 = 4;
 pub const SM120_NVFP4_MXFP8: u32 = 5;
+pub const SM120_FP8: u32 = 6;
 pub const SM120_NOT_CAUSAL: u32 = 0;
 pub const SM120_CAUSAL_BOTTOM_RIGHT: u32 = 1;
 pub const SM120_CAUSAL_TOP_LEFT: u32 = 2;
@@ -584,6 +585,13 @@ pub struct sm120_attention_args {
     pub past_rows: i64,
     pub mask: sm120_mask,
     pub config: *const c_char,
+    pub q_scale: sm120_tensor,
+    pub k_scale: sm120_tensor,
+    pub v_scale: sm120_tensor,
+    pub o_scale: sm120_tensor,
+    pub amax: sm120_tensor,
+    pub q_scale_by_kv_head: u32,
+    pub reserved: u32,
 }
 
 impl Default for sm120_attention_args {
@@ -921,7 +929,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_tensor_map_args>() == 152);
     assert!(core::mem::size_of::<sm120_tensor>() == 40);
     assert!(core::mem::size_of::<sm120_mask>() == 48);
-    assert!(core::mem::size_of::<sm120_attention_args>() == 488);
+    assert!(core::mem::size_of::<sm120_attention_args>() == 696);
     assert!(core::mem::size_of::<sm120_attention_backward_args>() == 632);
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
