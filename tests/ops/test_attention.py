@@ -22,7 +22,7 @@ from attention_cases import (
     run,
     run_twice,
 )
-from harness import DTYPES, OpenDevice, lib
+from harness import ALL_DTYPES, DTYPES, OpenDevice, lib
 from kernels import attention
 from operations import Operation, Wrong
 from reference import attention_float64, attention_mxfp8, relative_error
@@ -52,7 +52,7 @@ def launch(device: pysm120.Device) -> None:
     """Every precision, dtype, head size and config, with and without features; copies; scores alone."""
 
     def call(head_dim: int, dtype: str, precision: str, config: str | None = None, **options: Any) -> None:
-        x = np.ones((1, 3, 1, head_dim), DTYPES[dtype])
+        x = np.ones((1, 3, 1, head_dim), ALL_DTYPES[dtype])
         pysm120.attention(x, x, x, precision=precision, config=config, device=device, **options)
 
     features: tuple[dict[str, Any], ...] = ({}, {"softcap": 3.0})
@@ -71,8 +71,10 @@ def launch(device: pysm120.Device) -> None:
         for precision in ("mxfp8", "nvfp4", "nvfp4_mxfp8"):
             call(head_dim, dtype, precision)
             pysm120.attention_varlen(x, x, x, ends, ends, precision=precision, device=device)
-    for dtype, precision in (("bfloat16", "bf16"), ("float32", "bf16"), ("float32", "mxfp8")):
-        call(33, dtype, precision)
+    of_fp8 = [("float8_e4m3fn", "fp8", head_dim, cap) for head_dim in (64, 128, 33) for cap in (0.0, 3.0)]
+    copied = [("bfloat16", "bf16", 33, 0.0), ("float32", "bf16", 33, 0.0), ("float32", "mxfp8", 33, 0.0)]
+    for dtype, precision, head_dim, cap in (*copied, *of_fp8):
+        call(head_dim, dtype, precision, softcap=cap)
 
 
 OPERATION = Operation(

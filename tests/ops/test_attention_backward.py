@@ -129,7 +129,7 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         "v has head size 264, above 256, the most in precision",
         right(v=ones(2, 7, 2, 264), out=ones(2, 5, 4, 264), dout=ones(2, 5, 4, 264)),
     ),
-    "precision": (ValueError, "precision is 'fp8'", right(precision="fp8")),
+    "precision": (ValueError, "precision is 'fp7'", right(precision="fp7")),
     "head size in MXFP8": (
         ValueError,
         "q has head size 129, above 128, the most in precision",

@@ -20,7 +20,7 @@ from attention_cases import (
     run,
     run_twice,
 )
-from harness import ALL_CODES, CODES, Buffer, OpenDevice, check, lib, new_struct, tensor
+from harness import ALL_CODES, CODES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
 from reference import Array, attention_float64, attention_scaled, relative_error
 
 import pysm120
@@ -233,6 +233,32 @@ def test_a_scale_of_zero_and_of_nan(opened: OpenDevice, rng: np.random.Generator
     assert np.isnan(o[0, 1]).all()
     assert np.isnan(amax[0, 1])
     assert amax[0, 0] == np.abs(o[0, 0]).max()
+
+
+@pytest.mark.parametrize("scale", ["q_scale", "k_scale", "v_scale", "o_scale"])
+@pytest.mark.parametrize("written", ["o", "amax"])
+def test_what_is_written_is_apart_from_scales(opened: OpenDevice, scale: str, written: str) -> None:
+    """A scale in the memory of o or of amax is refused, and the message names both."""
+    args = new_struct("sm120_attention_args")
+    args.precision, args.scale = lib.SM120_FP8, 1.0
+    args.batch = args.heads = args.kv_heads = args.q_rows = args.kv_rows = 1
+    args.head_dim = 16
+    x = np.zeros((1, 1, 1, 16), E4M3)
+    for struct in (args.q, args.k, args.v):
+        tensor(struct, Buffer(opened, x.shape, x.dtype, None, x))
+    tensor(args.o, Buffer(opened, x.shape, x.dtype))
+    amax = Buffer(opened, (1,), np.float32)
+    args.amax.address, args.amax.dtype = amax.address, lib.SM120_F32
+    struct = getattr(args, scale)
+    struct.address, struct.dtype = getattr(args, written).address, lib.SM120_F32
+    try:
+        assert lib.sm120_attention(opened.handle, args, 0, 0) == lib.SM120_INVALID_ARGUMENT
+        message = ffi.string(lib.sm120_last_error()).decode()
+    finally:
+        opened.release()
+    assert f"{scale} (0x" in message
+    assert f"{written}" in message
+    assert message.split(";")[0].endswith("overlap")
 
 
 # ---- the Python function --------------------------------------------------------------

@@ -25,9 +25,11 @@ WRITTEN = {
     "quantize_mxfp8": ("elements", "scales"),
     "repack": ("packed",),
 }
-# Operations and members with tests of their own: tests/ops/test_kv_cache_*.py and test_attention_kv_cache*.py.
+# Operations and members with tests of their own: tests/ops/test_kv_cache_*.py, test_attention_kv_cache*.py and
+# test_attention_fp8.py.
 ELSEWHERE = {"kv_cache_append", "kv_cache_gather"}
 OF_CACHES = {f"{x}_{member}" for x in "kv" for member in ("scale", "blocks", "blocks.address", "scale.address")}
+OF_FP8 = {"q_scale.address", "o_scale.address", "amax.address"}
 ROWS_OF_PAST = {
     f"{tensor}.{member}": value
     for tensor in ("past_k", "past_v")
@@ -79,7 +81,7 @@ def pairs() -> Iterator[tuple[str, str, str]]:
     for name, written in WRITTEN.items():
         places = [*written, *(["workspace"] if ROWS[name].has_workspace else [])]
         for one, other in itertools.product(places, members(name)):
-            if one != other and other not in OF_CACHES and (name, one, other) not in NEVER:
+            if one != other and other not in OF_CACHES | OF_FP8 and (name, one, other) not in NEVER:
                 yield name, one, other
 
 
