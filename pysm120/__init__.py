@@ -42,6 +42,7 @@ from pysm120.runtime.errors import (
 )
 from pysm120.runtime.module import Kernel, KernelInfo, Module, Parameter
 from pysm120.runtime.tensor_map import TensorMap
+from pysm120.study.recommend import Recommendation, recommend
 
 __version__ = "0.2.0"
 
@@ -67,6 +68,7 @@ __all__ = [
     "Parameter",
     "Profile",
     "QuantizedMatrix",
+    "Recommendation",
     "Stream",
     "TensorMap",
     "UnsupportedError",
@@ -90,6 +92,7 @@ __all__ = [
     "matvec_glu",
     "merge_states",
     "quantize_mxfp8",
+    "recommend",
     "repack",
     "scaled_dot_product_attention",
 ]

@@ -5,12 +5,10 @@ tokens of the Python licence text: heads 1, 5 and 9 of 12, head size 32, float16
 """
 
 import dataclasses
-import math
 import time
 from importlib import resources
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -18,14 +16,12 @@ from pysm120.cli import console
 from pysm120.ops.attention import attention
 from pysm120.runtime.device import Device
 from pysm120.runtime.ffi import version
-
-Floats = npt.NDArray[np.float64]
+from pysm120.study.formats import COMBINATIONS, Floats, reference
 
 # Expected relative error of MXFP8 attention against float64, by layer, for all 12 heads of the model.
 EXPECTED = {0: 0.038, 3: 0.029, 5: 0.027}
 # The data has only 3 of the 12 heads, so errors vary. Above this multiple of the expected error there is a defect.
 TOLERANCE = 1.15
-BLOCK = 32
 # Counters of the virtual device to show; instructions are counted by warp.
 SHOWN = (
     "instructions",
@@ -67,35 +63,6 @@ def load() -> dict[str, npt.NDArray[Any]]:
         return dict(archive)
 
 
-def mx(x: Floats, axis: int) -> Floats:
-    """Round to e4m3 with a power-of-two scale for every 32 elements along an axis, rounded up (OCP MX)."""
-    x = np.moveaxis(x, axis, -1)
-    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)])
-    blocks = padded.reshape(*x.shape[:-1], -1, BLOCK)
-    largest = np.abs(blocks).max(-1, keepdims=True)
-    scale = np.exp2(np.ceil(np.log2(np.where(largest > 0, largest, 1) / 448)))
-    rounded = e4m3(blocks / scale) * scale
-    return np.moveaxis(rounded.reshape(padded.shape)[..., : x.shape[-1]], -1, axis)
-
-
-def e4m3(x: Floats) -> Floats:
-    """Round to e4m3."""
-    return x.astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
-
-
-def reference(q: Floats, k: Floats, v: Floats, *, quantized: bool) -> tuple[Floats, Floats]:
-    """Return attention and log-sum-exp in float64; quantized: with the operands of the products in MXFP8."""
-    if quantized:
-        q, k, v = mx(q, -1), mx(k, -1), mx(v, -2)
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    highest = scores.max(-1, keepdims=True)
-    p = np.exp(scores - highest)
-    if quantized:
-        p = e4m3(p * 256) / 256
-    total = p.sum(-1, keepdims=True)
-    return p @ v / total, (highest + np.log(total))[..., 0]
-
-
 def relative_error(got: Floats, wanted: Floats) -> float:
     """Return the relative error in the Frobenius norm."""
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
@@ -114,15 +81,15 @@ def measure(device: Device, number: int, data: dict[str, npt.NDArray[Any]], step
         seconds += time.perf_counter() - start
         out[head], lse[head] = o[0, 0], sums[0, 0]
         step(f"layer {number}, head {data['heads'][head]}")
-    wide = [x.astype(np.float64) for x in (q, k, v)]
-    exact, exact_lse = reference(*wide, quantized=False)
-    model, model_lse = reference(*wide, quantized=True)
+    wide = [x.astype(np.float64).swapaxes(0, 1)[None] for x in (q, k, v)]
+    exact = reference(wide[0], wide[1], wide[2], causal=False)
+    model = reference(wide[0], wide[1], wide[2], COMBINATIONS["mxfp8"], causal=False)
     return Layer(
         number,
-        error=relative_error(out, exact),
-        model_error=relative_error(model, exact),
-        lse_error=float(np.abs(lse - exact_lse).max()),
-        model_lse_error=float(np.abs(model_lse - exact_lse).max()),
+        error=relative_error(out.swapaxes(0, 1), exact.o[0]),
+        model_error=relative_error(model.o, exact.o),
+        lse_error=float(np.abs(lse - exact.lse[0]).max()),
+        model_lse_error=float(np.abs(model.lse - exact.lse).max()),
         seconds=seconds,
     )
 

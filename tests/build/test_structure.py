@@ -18,8 +18,9 @@ PACKAGES: dict[str, set[str]] = {
     "compat": {"runtime", "ops"},
     "model": {"runtime", "observe", "machine_code", "ops"},
     "microbench": {"runtime", "machine_code"},
-    "": {"runtime", "observe", "ops", "compat"},
-    "cli": {"", "runtime", "observe", "machine_code", "ops", "model", "microbench"},
+    "study": {"runtime", "ops"},
+    "": {"runtime", "observe", "ops", "compat", "study"},
+    "cli": {"", "runtime", "observe", "machine_code", "ops", "model", "microbench", "study"},
     "__main__": {"", "cli", "runtime"},
 }
 # A Device offers profiles and traces, which look at what is below it.

@@ -1,0 +1,211 @@
+"""``study``: what each precision of attention costs in error, and what it buys in time."""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pysm120.cli import compare, console
+from pysm120.cli.command import Command, add_device
+from pysm120.cli.demo import load
+from pysm120.model import chips
+from pysm120.runtime.device import Device
+from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.module import builtins
+from pysm120.study import COMBINATIONS, Outcome, errors_of
+from pysm120.study.errors import as_float64, supported
+from pysm120.study.formats import Floats, reference
+
+NAMED = ("normal", "outliers", "minilm")
+ROWS, HEADS, HEAD_DIM = 1024, 1, 128  # of drawn inputs
+STEP, RISE = 32, 8.0  # outliers: every so many columns of k are so much higher
+CHIP, PROBLEM = "rtx5090", "4,2048,32"  # what times are predicted for; then the head size
+LAYERS = (0, 3, 5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Arrays (B, S, H, D) and their name."""
+
+    name: str
+    q: Floats
+    k: Floats
+    v: Floats
+
+
+@dataclasses.dataclass
+class Time:
+    """The predicted time of a call of PROBLEM on CHIP, without the quantisation of q, k and v."""
+
+    kernel: str
+    microseconds: float
+    tflops: float
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add_device(parser)
+    parser.add_argument(
+        "--inputs",
+        metavar="NAME",
+        default="minilm",
+        help="normal; outliers (every 32nd column of k is 8 higher); minilm (layers 0, 3, 5 of all-MiniLM-L6-v2); or "
+        "an .npz file with q, k and v of shape (B, S, H, D) (default: minilm)",
+    )
+    parser.add_argument("--causal", action="store_true", help="the last row sees the last key")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of normal and outliers (default: 0)")
+    parser.add_argument("--no-times", action="store_true", help="predict no times")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw error against predicted speed")
+
+
+def inputs_of(arguments: argparse.Namespace) -> list[Inputs]:
+    """Return the inputs that were asked for."""
+    name = arguments.inputs
+    if name == "minilm":
+        data = load()
+        return [Inputs(f"layer {n}", *(data[f"{x}{n}"].swapaxes(0, 1)[None].astype(np.float64) for x in "qkv"))
+                for n in LAYERS]  # fmt: skip
+    if name in NAMED:
+        rng = np.random.default_rng(arguments.seed)
+        q, k, v = rng.standard_normal((3, 1, ROWS, HEADS, HEAD_DIM))
+        if name == "outliers":
+            k[..., ::STEP] += RISE
+        return [Inputs(name, q, k, v)]
+    path = Path(name)
+    if path.suffix != ".npz" or not path.is_file():
+        message = f"--inputs is {name!r}, not {', '.join(NAMED)} or an .npz file"
+        raise InvalidArgumentError(message)
+    try:
+        with np.load(path) as archive:
+            arrays = [archive[x] for x in "qkv"]
+    except (KeyError, OSError, ValueError) as error:
+        message = f"--inputs is {name!r}, which has no arrays q, k and v: {error}"
+        raise InvalidArgumentError(message) from error
+    return [Inputs(path.stem, *as_float64(*arrays))]
+
+
+def times_of(head_dim: int, *, causal: bool) -> Iterator[tuple[str, Time | None]]:
+    """Predict each precision's time."""
+    chip = chips.load(CHIP)
+    width = min(x for x in (64, 128, 256) if x >= head_dim)
+    problem = f"{PROBLEM},{width}{',causal' if causal else ''}"
+    options = argparse.Namespace(chip=CHIP, mhz=None, problem=problem, flops=None)
+    for precision in COMBINATIONS:
+        kernels = [
+            x for x in builtins()
+            if x.operation == "attention" and x.precision == precision and not x.features
+            and x.head_dim == width and x.config == "r16"
+        ]  # fmt: skip
+        if not kernels:
+            yield precision, None
+            continue
+        row = compare.row(kernels[0].entry, options, chip, float(chip["mhz"]))
+        yield precision, Time(row["entry"], row["microseconds"], row["tflops"])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare every precision on every input, and print."""
+    inputs = inputs_of(arguments)
+    head_dim = max(max(x.q.shape[-1], x.v.shape[-1]) for x in inputs)
+    found: dict[str, list[Outcome]] = {x.name: [] for x in inputs}
+    with Device(arguments.device) as device:
+        names = [x for x in COMBINATIONS if supported(x, head_dim)]
+        if not names:
+            message = f"--inputs have head size {head_dim}, and no precision has one above 256"
+            raise InvalidArgumentError(message)
+        steps = len(names) * len(inputs) + (0 if arguments.no_times else len(COMBINATIONS))
+        times: dict[str, Time | None] = {}
+        with console.progress(steps, "study") as step:
+            for x in inputs:
+                exact = reference(x.q, x.k, x.v, causal=arguments.causal)
+                for name in names:
+                    found[x.name].append(
+                        errors_of(x.q, x.k, x.v, name, causal=arguments.causal, device=device, exact=exact)
+                    )
+                    step(f"{x.name}: {name}")
+            if not arguments.no_times:
+                for name, time in times_of(head_dim, causal=arguments.causal):
+                    times[name] = time
+                    step(f"time of {name}")
+        shown = f"{device}, {device.info.name}"
+    if arguments.json:
+        print(json.dumps(as_json(found, times, shown), indent=2))
+    else:
+        show(found, times, shown, causal=arguments.causal)
+    if arguments.plot:
+        from pysm120.cli.plot_study import draw  # noqa: PLC0415 - needs matplotlib
+
+        draw(found, times, Path(arguments.plot))
+    return 0
+
+
+def as_json(found: dict[str, list[Outcome]], times: dict[str, Time | None], device: str) -> dict[str, Any]:
+    """Return the results as a value for ``json.dumps``."""
+
+    def numbers(errors: Any) -> dict[str, float]:
+        return {name: x for name, x in errors._asdict().items() if x == x}  # noqa: PLR0124 - no NaN
+
+    return {
+        "device": device,
+        "chip": CHIP,
+        "problem": PROBLEM,
+        "inputs": {
+            name: [{"precision": x.precision, "kernel": numbers(x.kernel), "model": numbers(x.model)} for x in outcomes]
+            for name, outcomes in found.items()
+        },
+        "times": {name: dataclasses.asdict(time) for name, time in times.items() if time},
+    }
+
+
+def show(found: dict[str, list[Outcome]], times: dict[str, Time | None], device: str, *, causal: bool) -> None:
+    """Print a table for each input."""
+    of_times = ("us", "TFLOP/s") if times else ()
+    columns = ("precision", "q, k", "p, v", "O", "format", "worst row", "1 - cosine", "scores", "LSE", *of_times)
+    for name, outcomes in found.items():
+        rows = []
+        for x in outcomes:
+            time = times.get(x.precision)
+            figures = (f"{time.microseconds:,.0f}", f"{time.tflops:,.0f}") if time else ("-", "-") if times else ()
+            rows.append(
+                (
+                    x.precision,
+                    *COMBINATIONS[x.precision].words,
+                    f"{x.kernel.o:.2%}",
+                    f"{x.model.o:.2%}",
+                    f"{x.kernel.worst_row:.1%}",
+                    f"{x.kernel.cosine:.1e}",
+                    f"{x.model.scores:.2%}",
+                    f"{x.kernel.lse:.1e}",
+                    *figures,
+                )
+            )
+        console.table(f"{name} on {device}: errors against float64", columns, rows, left=3)
+    print("O: relative error of the kernel; format: that of a NumPy model of the format; scores: by the same model.")
+    print("LSE: root of the mean square. fp8: q, k and v rounded to e4m3 with a scale for each head.")
+    if times:
+        kind = "causal " if causal else ""
+        print(
+            f"us, TFLOP/s: {kind}attention of B,S,H = {PROBLEM} on an {CHIP}, predicted from machine code (no GPU has"
+        )
+        print("measured it), without the quantisation of q, k and v.")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Check options that belong together, and run."""
+    if arguments.plot and arguments.no_times:
+        message = "--plot draws times: leave out --no-times"
+        raise InvalidArgumentError(message)
+    if arguments.plot and (
+        Path(arguments.plot).suffix != ".png" or not Path(arguments.plot).absolute().parent.is_dir()
+    ):
+        message = f"--plot is {arguments.plot!r}, not a .png file in an existing folder"
+        raise InvalidArgumentError(message)
+    return run(arguments)
+
+
+COMMAND = Command("study", "show what each precision of attention costs in error and buys in time", add, _run)

@@ -1,0 +1,161 @@
+"""The fastest precision whose error, on a sample of the caller's tensors, is small enough."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pysm120.ops.attention_call import PRECISIONS
+from pysm120.ops.options import flag, number
+from pysm120.runtime.device import Device
+from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.study import formats
+from pysm120.study.errors import as_float64, between, on_device, supported
+from pysm120.study.formats import COMBINATIONS
+
+HEADS, ROWS, KEYS = 4, 128, 4096  # of a sample, at most
+
+
+class Tried(NamedTuple):
+    """A precision that was tried: its relative error of O, and of the worst row; its products' time beside bf16's."""
+
+    precision: str
+    error: float
+    worst_row: float
+    clocks: float
+
+
+class Recommendation(NamedTuple):
+    """What `recommend` found.
+
+    Attributes
+    ----------
+    precision : str or None
+        The fastest precision within the error; None if there is none.
+    error : float
+        Its relative error of O on the sample; NaN if there is none.
+    tried : tuple of Tried
+        Every candidate, the fastest first.
+
+    """
+
+    precision: str | None
+    error: float
+    tried: tuple[Tried, ...]
+
+    def __str__(self) -> str:
+        """Return the table of what was tried."""
+        lines = [f"{'precision':<12} {'error of O':>10} {'worst row':>10} {'time of products':>17}"]
+        for x in self.tried:
+            mark = " *" if x.precision == self.precision else ""
+            lines.append(f"{x.precision:<12} {x.error:>10.2%} {x.worst_row:>10.2%} {x.clocks:>17.3f}{mark}")
+        return "\n".join(lines)
+
+
+def recommend(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    max_error: float,
+    causal: bool = False,
+    scale: float | None = None,
+    candidates: Sequence[str] | None = None,
+    device: Device | str | None = None,
+    seed: int = 0,
+) -> Recommendation:
+    """Measure precisions on a sample of q, k and v, and return the fastest within an error.
+
+    Parameters
+    ----------
+    q : ndarray, shape (B, Sq, H, D)
+        Queries, of any real dtype.
+    k, v : ndarray, shape (B, Sk, Hkv, D) and (B, Sk, Hkv, Dv)
+        Keys and values.
+    max_error : float
+        The largest relative error of O against float64 (Frobenius norm), above 0.
+    causal : bool
+        The last query sees the last key.
+    scale : float, optional
+        Default: 1 / sqrt(D).
+    candidates : sequence of str, optional
+        Precisions to try. Default: every one that `attention` takes for q, k and v
+        of 16 or 32 bits. "fp8" rounds them to e4m3 with a scale for each head.
+    device : Device or str, optional
+        As in `attention`.
+    seed : int
+        Of the random choice of the sample.
+
+    Returns
+    -------
+    Recommendation
+
+    Raises
+    ------
+    ValueError
+        An argument of the wrong value or shape.
+
+    Notes
+    -----
+    The sample has up to 4 heads of q, 128 rows and 4096 keys: random ones, or for a
+    causal mask the last rows and the last keys before them. Precisions are ordered by
+    the time that the tensor pipe of an RTX 50 needs for their products.
+
+    """
+    limit = number(max_error, "max_error")
+    if limit <= 0:
+        message = f"max_error is {max_error}, not above 0"
+        raise InvalidArgumentError(message)
+    is_causal = flag(causal, "causal")
+    q, k, v = as_float64(q, k, v)
+    names = _candidates(candidates, max(q.shape[-1], v.shape[-1]))
+    q, k, v = _sample(q, k, v, np.random.default_rng(seed), causal=is_causal)
+    exact = formats.reference(q, k, v, causal=is_causal, scale=scale)
+    tried = []
+    for name in sorted(names, key=lambda x: COMBINATIONS[x].clocks):
+        found = between(on_device(q, k, v, name, causal=is_causal, scale=scale, device=device), exact)
+        tried.append(Tried(name, found.o, found.worst_row, COMBINATIONS[name].clocks))
+    best = next((x for x in tried if x.error <= limit), None)
+    return Recommendation(best.precision if best else None, best.error if best else float("nan"), tuple(tried))
+
+
+def _candidates(given: Sequence[str] | None, head_dim: int) -> list[str]:
+    """Return the precisions to try."""
+    if given is None:
+        return [x for x in COMBINATIONS if x != "fp8" and supported(x, head_dim)]
+    names = [given] if isinstance(given, str) else list(given)
+    for name in names:
+        if name not in COMBINATIONS:
+            message = f"candidates has {name!r}, not one of {', '.join(map(repr, COMBINATIONS))}"
+            raise InvalidArgumentError(message)
+        if not supported(name, head_dim):
+            message = f"candidates has {name!r}, which has head sizes up to {PRECISIONS[name][2]}, not {head_dim}"
+            raise InvalidArgumentError(message)
+    if not names:
+        message = "candidates is empty; it needs a precision"
+        raise InvalidArgumentError(message)
+    return names
+
+
+def _sample(
+    q: formats.Floats, k: formats.Floats, v: formats.Floats, rng: np.random.Generator, *, causal: bool
+) -> tuple[formats.Floats, formats.Floats, formats.Floats]:
+    """Choose heads, rows and keys; the chosen heads become batches of one head."""
+    batch, rows, heads, _ = q.shape
+    keys, kv_heads = k.shape[1:3]
+    if heads % kv_heads or v.shape[:3] != k.shape[:3] or k.shape[0] != batch or k.shape[3] != q.shape[3]:
+        message = f"q, k and v have shapes {q.shape}, {k.shape}, {v.shape}, which do not belong together"
+        raise InvalidArgumentError(message)
+    chosen = rng.permutation(batch * heads)[:HEADS]
+    if causal:
+        # The last rows and keys: row and key numbers keep their distance, so the mask is that of the whole.
+        of_rows, of_keys = np.arange(rows)[-ROWS:], np.arange(keys)[-KEYS:]
+    else:
+        of_rows = np.sort(rng.permutation(rows)[:ROWS])
+        of_keys = np.sort(rng.permutation(keys)[:KEYS])
+    parts = [(n // heads, n % heads, n % heads // (heads // kv_heads)) for n in chosen]
+    return (
+        np.stack([q[b, of_rows, h][:, None] for b, h, _ in parts]),
+        np.stack([k[b, of_keys, g][:, None] for b, _, g in parts]),
+        np.stack([v[b, of_keys, g][:, None] for b, _, g in parts]),
+    )

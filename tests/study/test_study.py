@@ -1,0 +1,203 @@
+"""The models of formats, the errors of precisions, recommend, and the command study."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import attention_float64, mx, nvfp4
+
+import pysm120
+from pysm120 import __main__
+from pysm120.cli import plot_study, study
+from pysm120.study import COMBINATIONS, errors_of, formats
+
+
+def inputs(rng: np.random.Generator, rows: int = 96, heads: int = 2, kv_heads: int = 1) -> list[Any]:
+    """Draw q, k and v (1, rows, heads, 64)."""
+    return [rng.standard_normal((1, rows, n, 64)) for n in (heads, kv_heads, kv_heads)]
+
+
+# ---- formats -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_blocks_are_those_of_another_model(rng: np.random.Generator, axis: int, scale: float) -> None:
+    """MXFP8 and NVFP4 as the models of the kernels' tests have them, which were written apart."""
+    x = rng.standard_normal((2, 70, 3, 40)) * scale * np.exp(rng.standard_normal((2, 70, 3, 1)))
+    x = x.astype(np.float32).astype(np.float64)
+    assert np.array_equal(formats.mxfp8(x, axis), mx(x, axis))
+    ours, theirs = formats.nvfp4(x, axis), nvfp4(x, axis)
+    # The kernel multiplies by the rounded inverse of a scale: an element next to a tie may get another code.
+    off = np.abs(ours - theirs)
+    assert (off > 1e-6 * np.abs(theirs)).mean() < 2e-3
+    assert off.max() <= np.abs(x).max()
+
+
+def test_scales_of_heads(rng: np.random.Generator) -> None:
+    """The largest element of each batch and head is 448, and a head of zeros stays 0."""
+    x = rng.standard_normal((2, 30, 3, 16))
+    x[1, :, 2] = 0
+    codes, scale = formats.codes_of_heads(x)
+    assert np.array_equal(np.abs(codes.astype(np.float32)).max((1, 3)), [[448, 448, 448], [448, 448, 0]])
+    assert scale[1, 2] == 1
+    rounded = formats.fp8(x)
+    there = np.abs(x) > np.abs(x).max((1, 3), keepdims=True) * 2.0**-14
+    assert np.abs(rounded - x)[there].max() <= (2.0**-4 * np.abs(x) + 1e-9).max()
+    assert np.all(rounded[1, :, 2] == 0)
+
+
+def test_nothing_rounded_is_attention(rng: np.random.Generator) -> None:
+    q, k, v = (x.astype(np.float32) for x in inputs(rng))
+    for causal in (False, True):
+        ours = formats.reference(
+            q.astype(np.float64), k[:, :50].astype(np.float64), v[:, :50].astype(np.float64), causal=causal
+        )
+        o, lse = attention_float64(q, k[:, :50], v[:, :50], 0.125, "bottom-right" if causal else None)
+        np.testing.assert_allclose(ours.o, o, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(ours.lse, lse, rtol=1e-9)
+
+
+# ---- errors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", COMBINATIONS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_kernel_has_the_errors_of_its_format(
+    device: pysm120.Device, rng: np.random.Generator, precision: str, *, causal: bool
+) -> None:
+    q, k, v = inputs(rng, 200)
+    found = errors_of(q, k, v, precision, causal=causal, device=device)
+    assert 0.7 <= found.kernel.o / found.model.o <= 1.3
+    assert 0.7 <= found.kernel.lse / found.model.lse <= 1.3
+    assert found.kernel.o <= found.kernel.worst_row <= 1
+    assert 0 < found.kernel.cosine < 0.2
+    assert np.isnan(found.kernel.scores)
+    assert 0 < found.model.scores < 0.2
+
+
+def test_errors_are_ordered_by_format(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q, k, v = inputs(rng, 300)
+    found = [errors_of(q, k, v, name, device=device).kernel.o for name in ("f16", "bf16", "mxfp8", "nvfp4")]
+    assert found == sorted(found)
+    assert found[0] < 1e-3 < found[1] < 1e-2 < found[2] < 0.1 < found[3]
+
+
+# ---- recommend ---------------------------------------------------------------------------
+
+
+def test_the_fastest_within_the_error(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q, k, v = inputs(rng, 200)
+    for most, wanted in ((0.3, "nvfp4"), (0.17, "nvfp4_mxfp8"), (0.07, "mxfp8"), (0.01, "bf16"), (0.001, "f16")):
+        found = pysm120.recommend(q, k, v, max_error=most, device=device)
+        assert (found.precision == wanted) or (wanted == "bf16" and found.precision == "f16")
+        assert found.error <= most
+        assert [x.clocks for x in found.tried] == sorted(x.clocks for x in found.tried)
+        assert f"{found.precision}" in str(found)
+    nothing = pysm120.recommend(q, k, v, max_error=1e-6, device=device)
+    assert nothing.precision is None
+    assert np.isnan(nothing.error)
+    assert len(nothing.tried) == len(COMBINATIONS) - 1
+    only = pysm120.recommend(q, k, v, max_error=0.07, candidates=("fp8", "bf16"), device=device)
+    assert only.precision == "fp8"
+    assert [x.precision for x in only.tried] == ["fp8", "bf16"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_sample_stands_for_the_whole(device: pysm120.Device, rng: np.random.Generator, *, causal: bool) -> None:
+    """Rows, heads and keys beyond the sample's size; grouped heads; the errors are those of all rows."""
+    q, k, v = rng.standard_normal((2, 300, 6, 32)), *rng.standard_normal((2, 2, 5000, 3, 32))
+    found = pysm120.recommend(q, k, v, max_error=0.5, causal=causal, candidates=["mxfp8"], device=device)
+    whole = errors_of(q[:1, :, :2], k[:1, :, :1], v[:1, :, :1], "mxfp8", causal=causal, device=device)
+    assert found.tried[0].error == pytest.approx(whole.kernel.o, rel=0.15)
+
+
+def test_head_sizes_leave_precisions_out(device: pysm120.Device, rng: np.random.Generator) -> None:
+    q, k, v = rng.standard_normal((3, 1, 20, 1, 160))
+    found = pysm120.recommend(q, k, v, max_error=0.1, device=device)
+    assert [x.precision for x in found.tried] == ["f16", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_error": 0.0}, "max_error is 0.0, not above 0"),
+        ({"max_error": float("nan")}, "max_error is nan"),
+        ({"candidates": ["fp7"]}, "candidates has 'fp7', not one of 'f16'"),
+        ({"candidates": []}, "candidates is empty"),
+        ({"q": np.zeros((3, 4))}, r"q has shape \(3, 4\), not \(B, S, H, D\)"),
+        ({"k": np.full((1, 96, 1, 64), np.inf)}, "k has elements that are infinite or NaN"),
+        ({"k": np.zeros((1, 96, 1, 32))}, "which do not belong together"),
+    ],
+)
+def test_wrong_arguments(rng: np.random.Generator, change: dict[str, Any], message: str) -> None:
+    q, k, v = inputs(rng)
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "max_error": 0.1} | change
+    with pytest.raises(ValueError, match=message):
+        pysm120.recommend(given.pop("q"), given.pop("k"), given.pop("v"), device="virtual", **given)
+
+
+# ---- the command -------------------------------------------------------------------------
+
+
+def test_json_of_a_file(
+    device_name: str, tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.npz"
+    q, k, v = inputs(rng)
+    np.savez(path, q=q, k=k, v=v)
+    assert __main__.main(["study", "--inputs", str(path), "--no-times", "--json", "--device", device_name]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [x["precision"] for x in found["inputs"]["mine"]] == list(COMBINATIONS)
+    assert all(0 < x["kernel"]["o"] < 0.3 and "scores" not in x["kernel"] for x in found["inputs"]["mine"])
+    assert found["times"] == {}
+
+
+@pytest.mark.slow
+def test_times_are_those_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["study", "--inputs", "minilm", "--device", "virtual", "--json"]) == 0
+    times = json.loads(capsys.readouterr().out)["times"]
+    assert set(times) == set(COMBINATIONS)
+    speeds = {name: x["tflops"] for name, x in times.items()}
+    assert speeds["bf16"] < speeds["mxfp8_bf16"] < speeds["mxfp8"] < speeds["nvfp4_mxfp8"] < speeds["nvfp4"]
+
+
+def test_times_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tables name every precision with its time; the picture is a PNG file."""
+    path = tmp_path / "x.png"
+    times = [(name, study.Time(f"of_{name}", 100.0 + n, 200.0 + n)) for n, name in enumerate(COMBINATIONS)]
+    monkeypatch.setattr(study, "times_of", lambda *_, **__: iter(times))
+    assert __main__.main(["study", "--inputs", "minilm", "--device", "virtual", "--plot", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("errors against float64") == 3
+    for name in COMBINATIONS:
+        assert f" {name} " in shown
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_front() -> None:
+    """A point that another one beats in both is not on the front."""
+    points = [(1.0, 0.1), (2.0, 0.2), (1.5, 0.3), (3.0, 0.9), (2.5, 0.95), (0.5, 0.1)]
+    assert plot_study.front(points) == [(1.0, 0.1), (2.0, 0.2), (3.0, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--inputs", "nothing"], "--inputs is 'nothing', not normal, outliers, minilm or an .npz file"),
+        (["--plot", "x.jpg"], "--plot is 'x.jpg', not a .png file in an existing folder"),
+        (["--plot", "x.png", "--no-times"], "--plot draws times: leave out --no-times"),
+    ],
+)
+def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["study", "--device", "virtual", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_without_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, q=np.zeros(3))
+    assert __main__.main(["study", "--inputs", str(path), "--no-times", "--device", "virtual"]) == 2
+    assert "has no arrays q, k and v" in capsys.readouterr().err
