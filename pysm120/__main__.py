@@ -9,7 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pysm120 import __version__
-from pysm120.cli import check, compare, demo, info, microbench, model, profile, resources, run, study, trace, tune
+from pysm120.cli import (
+    check,
+    compare,
+    demo,
+    info,
+    microbench,
+    model,
+    profile,
+    report,
+    resources,
+    run,
+    study,
+    trace,
+    tune,
+)
 from pysm120.cli.command import Command, add_device
 from pysm120.runtime import ffi
 from pysm120.runtime.errors import Error, FaultError
@@ -27,6 +41,7 @@ COMMANDS = (
     trace.COMMAND,
     check.COMMAND,
     tune.COMMAND,
+    report.COMMAND,
     study.COMMAND,
     microbench.COMMAND,
     resources.COMMAND,

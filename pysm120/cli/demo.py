@@ -6,7 +6,6 @@ tokens of the Python licence text: heads 1, 5 and 9 of 12, head size 32, float16
 
 import dataclasses
 import time
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from pysm120.cli import console
 from pysm120.ops.attention import attention
+from pysm120.report.reference import minilm
 from pysm120.runtime.device import Device
 from pysm120.runtime.ffi import version
 from pysm120.study.formats import COMBINATIONS, Floats, reference
@@ -56,13 +56,6 @@ class Layer:
         return self.error <= TOLERANCE * EXPECTED[self.number]
 
 
-def load() -> dict[str, npt.NDArray[Any]]:
-    """Return the data: q0, k0, v0, q3, ... of shape (heads, tokens, head size)."""
-    path = resources.files("pysm120") / "data" / "minilm_qkv.npz"
-    with path.open("rb") as file, np.load(file) as archive:
-        return dict(archive)
-
-
 def relative_error(got: Floats, wanted: Floats) -> float:
     """Return the relative error in the Frobenius norm."""
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
@@ -96,7 +89,7 @@ def measure(device: Device, number: int, data: dict[str, npt.NDArray[Any]], step
 
 def run(name: str | None) -> int:
     """Run the demo on a device; return the exit status."""
-    data = load()
+    data = minilm()
     with Device(name) as device:
         print(f"pysm120 {version()} on {device} ({device.info.name})")
         if device.is_virtual:

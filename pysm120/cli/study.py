@@ -11,8 +11,8 @@ import numpy as np
 
 from pysm120.cli import compare, console
 from pysm120.cli.command import Command, add_device
-from pysm120.cli.demo import load
 from pysm120.model import chips
+from pysm120.report.reference import minilm
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import builtins
@@ -67,7 +67,7 @@ def inputs_of(arguments: argparse.Namespace) -> list[Inputs]:
     """Return the inputs that were asked for."""
     name = arguments.inputs
     if name == "minilm":
-        data = load()
+        data = minilm()
         return [Inputs(f"layer {n}", *(data[f"{x}{n}"].swapaxes(0, 1)[None].astype(np.float64) for x in "qkv"))
                 for n in LAYERS]  # fmt: skip
     if name in NAMED:

@@ -162,7 +162,7 @@ def read_cycles(text: str, entries: list[str]) -> list[float]:
     ]
 
 
-def _chip(device: Device) -> str:
+def chip_of(device: Device) -> str:
     """Return the file of the GPU's chip."""
     name = device.info.name
     chip = next((key for key in chips.names() if name.endswith(str(chips.load(key)["name"]))), None)
@@ -186,7 +186,7 @@ def listed(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 def _head(device: Device) -> dict[str, Any]:
     """Return the header of measurements: chip, driver and date."""
     return {
-        "chip": _chip(device),
+        "chip": chip_of(device),
         "name": device.info.name,
         "driver": device.info.driver_version,
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),

@@ -52,9 +52,14 @@ def timed_loop(function: sass.Function) -> sass.Loop:
 
 def loop_model(chip: Chip, loop: Loop) -> KernelModel:
     """Return the model of a loop of known instructions."""
-    target = str(chip["target"]) + ("f" if chip["target"] == "sm_120" else "")
-    function = sass.disassemble(sass.assemble(loop.ptx(target), target))["loop"]
+    function = _loop_function(loop, str(chip["target"]) + ("f" if chip["target"] == "sm_120" else ""))
     return kernel_model.build(chip, function, 32 * loop.warps, 1, loop=timed_loop(function))
+
+
+@lru_cache(maxsize=256)
+def _loop_function(loop: Loop, target: str) -> sass.Function:
+    """Assemble and disassemble a loop once."""
+    return sass.disassemble(sass.assemble(loop.ptx(target), target))["loop"]
 
 
 def loop_clocks(chip: Chip, loop: Loop) -> float:

@@ -20,7 +20,8 @@ PACKAGES: dict[str, set[str]] = {
     "microbench": {"runtime", "machine_code"},
     "study": {"runtime", "ops"},
     "": {"runtime", "observe", "ops", "compat", "study"},
-    "cli": {"", "runtime", "observe", "machine_code", "ops", "model", "microbench", "study"},
+    "report": {"", "runtime", "machine_code", "ops", "model", "microbench"},
+    "cli": {"", "runtime", "observe", "machine_code", "ops", "model", "microbench", "report", "study"},
     "__main__": {"", "cli", "runtime"},
 }
 # A Device offers profiles and traces, which look at what is below it.

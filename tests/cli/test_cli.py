@@ -9,6 +9,7 @@ import pytest
 import pysm120
 from pysm120 import __main__
 from pysm120.cli import console, demo
+from pysm120.report.reference import minilm
 from pysm120.runtime.module import builtin_image, builtins
 
 
@@ -115,7 +116,7 @@ def test_interrupt_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_demo_measures_what_its_model_says(device: pysm120.Device) -> None:
-    data = {name: x if name == "heads" else x[:1, :96] for name, x in demo.load().items()}
+    data = {name: x if name == "heads" else x[:1, :96] for name, x in minilm().items()}
     steps: list[str] = []
     layer = demo.measure(device, 3, data, steps.append)
     assert steps == [f"layer 3, head {data['heads'][0]}"]
@@ -128,8 +129,8 @@ def test_demo_measures_what_its_model_says(device: pysm120.Device) -> None:
 def test_demo_says_when_an_error_is_too_large(
     device_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = {name: x if name == "heads" else x[:1, :40] for name, x in demo.load().items()}
-    monkeypatch.setattr(demo, "load", lambda: data)
+    data = {name: x if name == "heads" else x[:1, :40] for name, x in minilm().items()}
+    monkeypatch.setattr(demo, "minilm", lambda: data)
     monkeypatch.setattr(demo, "EXPECTED", {0: 1.0, 5: 1e-6})
     assert __main__.main(["demo", "--device", device_name]) == 1
     shown = capsys.readouterr().out
@@ -151,7 +152,7 @@ def test_demo_shows_counters_that_exist(device: pysm120.Device) -> None:
 
 
 def test_demo_data_are_as_described() -> None:
-    data = demo.load()
+    data = minilm()
     assert data["heads"].tolist() == [1, 5, 9]
     for layer in demo.EXPECTED:
         for name in "qkv":
