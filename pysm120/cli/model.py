@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pysm120.cli import console
+from pysm120.cli import console, model_learn
 from pysm120.cli.command import Command
 from pysm120.cli.model_kernel import INCOMPLETE, number, predicted, record_of
 from pysm120.machine_code import sass
@@ -22,6 +22,7 @@ from pysm120.observe.profile import Sources
 from pysm120.runtime.errors import InvalidArgumentError
 
 REASONS = 15  # rows of the table
+CHIP = "rtx5090"
 _INSTRUCTION_BYTES = 16
 
 
@@ -40,7 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--kernel", dest="entry", metavar="NAME", help="the entry, or a part of its name, if the file has several"
     )
     parser.add_argument(
-        "--chip", default="rtx5090", help=f"{', '.join(chips.names())}, or a chip file (default: %(default)s)"
+        "--chip", help=f"{', '.join(chips.names())}, or a chip file (default: {CHIP}; with --learn that of the report)"
     )
     parser.add_argument(
         "--problem",
@@ -117,6 +118,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.json",
         help="compare predictions with the measurements in a file, and do nothing else",
     )
+    parser.add_argument(
+        "--learn", metavar="REPORT.json", help="fit the chip to what `report` measured, and show the changes"
+    )
+    parser.add_argument("--to", metavar="CHIP.toml", help="with --learn: write the fitted chip file")
 
 
 def places(ptx: str | None, function: sass.Function, target: str) -> dict[int, Place]:
@@ -340,7 +345,10 @@ def measure(path: Path, launches: str | None, *, code: bool) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict."""
+    """Predict, or learn, measure or validate."""
+    if arguments.learn or arguments.to:
+        return model_learn.run(arguments.learn, arguments.chip, arguments.to)
+    arguments.chip = arguments.chip or CHIP
     if arguments.measure:
         measure(Path(arguments.measure), arguments.launches, code=arguments.code)
         return 0
