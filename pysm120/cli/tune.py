@@ -89,7 +89,7 @@ def measure(device: Device, arguments: argparse.Namespace, config: str, sets: li
             call()
         end.record()
         end.synchronize()
-        return end.elapsed_since(start) / count
+        return end.elapsed_since(start) / 1e3 / count
 
     several(3)
     count = max(3, min(1000, int(CALL_SECONDS / max(several(10), 1e-6))))
