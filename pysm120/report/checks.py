@@ -31,17 +31,22 @@ FORWARD = {
     "mxfp8_f16": 0.055,
     "nvfp4": 0.25,
     "nvfp4_mxfp8": 0.18,
+    "fp8": 0.05,
 }
 BACKWARD = {"bf16": 0.008, "f16": 0.0012, "mxfp8": 0.15}
+NARROWEST = 64  # head size of gradients in MXFP8 here
 LSE, LSE_16 = 0.02, 1e-4
 Outcomes = Iterator[Outcome]
 # Lists of arguments have no types that these functions could be checked with.
 gradients: Any = attention_backward
 varlen_gradients: Any = attention_varlen_backward
+append: Any = kv_cache_append
 
 
 def dtype_of(precision: str) -> Any:
     """Return the dtype of the inputs of a precision."""
+    if precision == "fp8":
+        return E4M3
     return F16 if precision in {"f16", "mxfp8_f16"} else BF16
 
 
@@ -68,12 +73,18 @@ def forward(bench: Bench, precision: str) -> Outcomes:
         if kernel.operation != "attention" or kernel.precision != precision:
             continue
         dtype = dtype_of(precision)
+        scale: dict[str, Any] = {}
         rows, keys = kernel.q_rows + 5, 2 * kernel.kv_rows + 13
         q, k, v = qkv(bench, (1, rows, 2, kernel.head_dim), keys, 1, dtype)
         options: dict[str, Any] = {"causal": True, "softcap": 20.0} if kernel.features else {}
-        out, lse = bench.out(q.shape, dtype), bench.out((1, 2, rows), F32)
+        out, lse = bench.out(q.shape, BF16 if dtype is E4M3 else dtype), bench.out((1, 2, rows), F32)
         given = bench.puts(q, k, v)
-        attention(*given, out=out, lse=lse, precision=precision, config=kernel.config or None, **options)
+        if dtype is E4M3:
+            factors = dict(zip("qkv", (np.array(x, F32) for x in ([0.5, 1.5], [0.75], [2.0])), strict=True))
+            scale = {f"{n}_scale": bench.put(x) for n, x in factors.items()}
+            q, k, v = (x.astype(F32) * factors[n][:, None] for n, x in zip("qkv", (q, k, v), strict=True))
+        scale |= options
+        attention(*given, out=out, lse=lse, precision=precision, config=kernel.config or None, **scale)
         wanted, sums = reference.attention(q, k, v, **options)
         yield bench.outcome(kernel.entry, out, wanted, FORWARD[precision])
         yield bench.outcome(f"{kernel.entry}, LSE", lse, sums, LSE if "fp" in precision else LSE_16)
@@ -112,6 +123,26 @@ def features(bench: Bench) -> Outcomes:
     pieces = [slice(a, b) for a, b in itertools.pairwise(ends)]
     wanted = np.concatenate([reference.attention(*(x[None, s] for x in parts), causal=True)[0][0] for s in pieces])
     yield bench.outcome("packed sequences", got, wanted, FORWARD["f16"])
+
+
+def quantizers(bench: Bench, precision: str) -> Outcomes:
+    """Run what quantises operands first, for every dtype; in MXFP8 also at head sizes that are padded."""
+    for dtype in (BF16, F16, F32):
+        for head_dim in (64, 128) if precision == "nvfp4" else (64, 128, 50, 100):
+            q, k, v = qkv(bench, (1, 70, 2, head_dim), 75, 1, dtype)
+            out = bench.out(q.shape, dtype)
+            given = bench.puts(q, k, v)
+            attention(*given, out=out, precision=precision)
+            name = f"{precision} from {np.dtype(dtype).name}, head size {head_dim}"
+            yield bench.outcome(name, out, reference.attention(q, k, v)[0], FORWARD[precision])
+            if precision == "nvfp4" or head_dim < NARROWEST:  # no gradients, or in 64 columns
+                continue
+            exact, sums = reference.attention(q, k, v)
+            dout = bench.normal(q.shape, dtype)
+            rest = bench.puts(exact.astype(dtype), sums.astype(F32))
+            got = gradients(bench.put(dout), *given, *rest, precision=precision)
+            for n, one, wanted in zip(("dq", "dk", "dv"), got, reference.gradients(dout, q, k, v), strict=False):
+                yield bench.outcome(f"{name}, {n}", one, wanted, BACKWARD[precision])
 
 
 def real_data(bench: Bench) -> Outcomes:
@@ -187,6 +218,7 @@ def _cache(bench: Bench, kind: str, shape: tuple[int, ...]) -> Any:
 def caches(bench: Bench, kind: str, sizes: tuple[int, ...], bound: float) -> Outcomes:
     """Append to a cache in pages, gather it again, and compute attention with what it holds."""
     dtype, page, length, pages = F16 if kind == "f16" else BF16, 16, 75, 6
+    slopes = np.array([0.5, 0.06, 0.25, 0.125], F32)
     table, lengths = (
         bench.put(bench.rng.permutation(pages).astype(np.int32)[None]),
         bench.put(np.array([length], np.int32)),
@@ -201,15 +233,39 @@ def caches(bench: Bench, kind: str, sizes: tuple[int, ...], bound: float) -> Out
         kv_cache_gather(k_cache, v_cache, kv_lengths=lengths, page_table=table, k=held[0], v=held[1])
         for name, got, wanted in zip("kv", held, (k, v), strict=True):
             yield bench.outcome(f"{kind}, head size {head_dim}, gathered {name}", got, wanted, bound)
-        cases: dict[str, dict[str, Any]] = {"": {}, ", softcap": {"softcap": 20.0}}
+        cases: dict[str, dict[str, Any]] = {
+            "": {}, ", softcap": {"softcap": 20.0}, ", ALiBi": {"alibi_slopes": slopes},
+        }  # fmt: skip
         for name, options in cases.items():
             out = bench.out(q.shape, dtype)
             given: Any = bench.put(q), k_cache, v_cache, lengths
-            attention_with_kv_cache(*given, page_table=table, causal=True, out=out, **options)
+            put: dict[str, Any] = {n: bench.put(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+            attention_with_kv_cache(*given, page_table=table, causal=True, out=out, **put)
             exact = reference.attention(q, held[0].numpy(), held[1].numpy(), causal=True, **options)[0]
             yield bench.outcome(
                 f"{kind}, head size {head_dim}, attention{name}", out, exact, FORWARD["f16" if dtype is F16 else "bf16"]
             )
+
+
+def rotations(bench: Bench) -> Outcomes:
+    """Append rotated keys, of every dtype."""
+    count, angles = 40, bench.rng.uniform(0, 6, (64, 32))
+    positions = bench.rng.integers(0, 64, count).astype(np.int32)
+    tables = [f(angles).astype(F32) for f in (np.cos, np.sin)]
+    slots = bench.put(bench.rng.permutation(48)[:count].astype(np.int64))
+    for dtype, bound in ((BF16, 0.004), (F16, 0.0006), (F32, 1e-6)):
+        k, v = (bench.normal((count, 2, 64), dtype) for _ in "kv")
+        caches = [bench.put(np.zeros((3, 16, 2, 64), dtype)) for _ in "kv"]
+        cosines, sines, places = bench.puts(*tables, positions)
+        rotary = {"rotary_cos": cosines, "rotary_sin": sines, "positions": places}
+        append(*bench.puts(k, v), *caches, slots, **rotary)
+        held = [bench.out(k.shape, dtype) for _ in "kv"]
+        kv_cache_gather(caches[0], caches[1], slots, k=held[0], v=held[1])
+        c, s = (x[positions].astype(np.float64)[:, None] for x in tables)
+        low, high = k[..., :32].astype(np.float64), k[..., 32:].astype(np.float64)
+        turned = np.concatenate([low * c - high * s, high * c + low * s], axis=-1)
+        for n, got, wanted, most in zip("kv", held, (turned, v), (bound, 0.0), strict=True):
+            yield bench.outcome(f"{np.dtype(dtype).name}, {n}", got, wanted, most)
 
 
 def merges(bench: Bench) -> Outcomes:

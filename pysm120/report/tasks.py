@@ -7,11 +7,11 @@ from pysm120.microbench import groups
 from pysm120.report import checks, reference
 
 _CACHES = {
-    "bf16": ((64, 96, 128, 192, 256), 0.0),
-    "f16": ((64, 96, 128, 192, 256), 0.0),
-    "e4m3": ((64, 128), 0.04),
-    "mxfp8": ((64, 128), 0.04),
-    "nvfp4": ((64, 128), 0.15),
+    "bf16": ((64, 96, 128, 192, 256, 51, 101, 201), 0.0),
+    "f16": ((64, 96, 128, 192, 256, 51, 101, 201), 0.0),
+    "e4m3": ((64, 128, 256, 51, 101, 201), 0.04),
+    "mxfp8": ((64, 128, 256), 0.04),
+    "nvfp4": ((64, 128, 256), 0.15),
 }
 ROUNDS = 3  # of every check in a full report, with other random inputs
 
@@ -36,6 +36,7 @@ def _checks() -> list[Task]:
     found = [
         Task("kernels load", "checks", "loads", limit=120),
         *(Task(f"attention, {p}", "checks", "forward", {"precision": p}) for p in checks.FORWARD),
+        *(Task(f"quantisation, {p}", "checks", "quantizers", {"precision": p}) for p in ("mxfp8", "nvfp4")),
         Task("attention, features", "checks", "features"),
         Task("attention, real data", "checks", "real_data"),
         Task("scores", "checks", "score_kernels"),
@@ -45,6 +46,7 @@ def _checks() -> list[Task]:
             Task(f"caches, {kind}", "checks", "caches", {"kind": kind, "sizes": sizes, "bound": bound})
             for kind, (sizes, bound) in _CACHES.items()
         ),
+        Task("caches, rotated keys", "checks", "rotations"),
         Task("merge_states", "checks", "merges"),
         Task("quantize_mxfp8", "checks", "quantization"),
         *(Task(f"weights, {kind}", "checks", "weights", {"kind": kind}) for kind in reference.GGUF),

@@ -1,6 +1,7 @@
 """The checks of a report: they pass on the device at hand, and their references agree with other definitions."""
 
 import importlib
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,18 +11,29 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
+import pysm120
 from pysm120.report import bench, reference
 from pysm120.report.tasks import Task, tasks
+from pysm120.runtime.module import builtins
 
+# Main kernels of gradients that Hopper chooses; the sum of split gradients; copies and quantisation of unusual strides.
+NEVER = (
+    r"attention_backward_b?f16_(128x128_d\d+|64x128_d(96|128)|64x64_d(192|256))|attention_backward_sum|copy_byte_rows"
+    r"|copy_rows_rounded_b?f16|kv_cache_append_f32|quantize_mxfp8_\w+_any"
+)
 CHECKS = [task for task in tasks(quick=True) if task.section == "checks"]
+
+
+def check_of(task: Task) -> bench.Check:
+    """Return the function of a task with its options."""
+    module, _, name = task.function.partition(":")
+    return partial(getattr(importlib.import_module(module), name), **task.options)
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("task", [pytest.param(task, id=task.name.replace(" ", "_")) for task in CHECKS])
 def test_every_check_passes(device_name: str, task: Task, rng: np.random.Generator) -> None:
-    module, _, name = task.function.partition(":")
-    check = partial(getattr(importlib.import_module(module), name), **task.options)
-    rows = list(bench.rows_of(check, device_name, int(rng.integers(1 << 32))))
+    rows = list(bench.rows_of(check_of(task), device_name, int(rng.integers(1 << 32))))
     assert rows
     assert [row for row in rows if row["status"] == "wrong"] == []
 
@@ -69,3 +81,18 @@ def test_results_beside_the_virtual_device() -> None:
     found = bench.beside({}, np.array([1.0, 2.0, np.inf]), np.array([1.0, 2.5, np.inf]))
     assert found["from_virtual"] == pytest.approx(0.5 / np.hypot(1, 2.5))
     assert found["equal_bytes"] == pytest.approx(23 / 24)
+
+
+@pytest.mark.slow
+@pytest.mark.virtual
+def test_the_checks_launch_the_kernels() -> None:
+    """As profiles say, the checks launch all but those kernels that only calls on Hopper, or rare calls, choose."""
+    launched: set[str] = set()
+    with pysm120.Device("virtual?checks=off") as device:
+        for task in CHECKS[1:]:
+            with device.profile() as profile:
+                for _ in check_of(task)(bench.Bench(device, 1)):
+                    pass
+            launched |= {statement.kernel for statement in profile.statements}
+    never = {builtin.entry for builtin in builtins()} - launched
+    assert [entry for entry in sorted(never) if not re.fullmatch(NEVER, entry)] == []
