@@ -63,8 +63,6 @@ def loads(bench: Bench) -> Outcomes:
     found = bench.device.builtin_kernels()
     names = np.array([one.entry in found for one in builtins()])
     yield Outcome(f"{len(names)} kernels load", names, np.ones_like(names))
-    spills = np.array([kernel.info.local_bytes for kernel in found.values()])
-    yield Outcome("kernels without local memory", spills, np.zeros_like(spills))
 
 
 def forward(bench: Bench, precision: str) -> Outcomes:
