@@ -1,6 +1,9 @@
 """tune, and how a config is chosen."""
 
+import argparse
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 
 import pysm120
 from pysm120 import __main__
+from pysm120.cli import tune
 
 SHAPE = ["--shape", "1,130,4,64", "--kv-rows", "70", "--kv-heads", "2"]
 
@@ -94,3 +98,26 @@ def test_wide_heads_in_few_ctas_take_four_warps(device: pysm120.Device) -> None:
         # other chips than SM120 have warps of 32 rows for many CTAs, but not at this head size
         assert name.endswith(f"_d256_{config}")
         assert np.all(np.asarray(o, np.float32) == 1)
+
+
+def test_times_are_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of a device whose clock advances by half a millisecond in each call."""
+    calls: list[str] = []
+    monkeypatch.setattr(tune, "attention", lambda *_, **options: calls.append(options["config"]))
+
+    class Event:
+        at = 0.0
+
+        def record(self) -> None:
+            self.at = 0.5 * len(calls)
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_since(self, start: "Event") -> float:
+            return self.at - start.at
+
+    device: Any = SimpleNamespace(is_virtual=False, event=Event)
+    arguments = argparse.Namespace(causal=False, precision="bf16", runs=3)
+    sets: Any = [(None, None, None, None)]
+    assert tune.measure(device, arguments, "r16", sets) == pytest.approx([5e-4] * 3)
