@@ -21,7 +21,7 @@ from pysm120.ops.attention_kv_cache import attention_with_kv_cache, merge_states
 from pysm120.ops.copy_batch import CopyList, copy_batch
 from pysm120.ops.kv_cache import kv_cache_append, kv_cache_gather
 from pysm120.ops.matvec import matvec, matvec_glu
-from pysm120.ops.quantize import quantize_mxfp8
+from pysm120.ops.quantize import quantize_mxfp8, quantize_nvfp4
 from pysm120.ops.weights import QuantizedMatrix, dequantize, repack
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.context import DeviceInfo, Event, Stream
@@ -92,6 +92,7 @@ __all__ = [
     "matvec_glu",
     "merge_states",
     "quantize_mxfp8",
+    "quantize_nvfp4",
     "recommend",
     "repack",
     "scaled_dot_product_attention",

@@ -1,17 +1,18 @@
-"""Quantisation to OCP MX."""
+"""Quantisation to OCP MX and to NVFP4."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pysm120.ops.call import AnyArray, Operation
-from pysm120.ops.options import integer, one_of
+from pysm120.ops.options import flag, integer, number, one_of
 from pysm120.ops.plan import NEW
-from pysm120.ops.table import E4M3, E8M0, Input, Output
+from pysm120.ops.table import E4M3, E8M0, U8, Input, Output
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import lib
 
 _HEAD_STEP = 8
+_NV_BLOCK = 16
 
 
 class _Options(NamedTuple):
@@ -97,4 +98,99 @@ def quantize_mxfp8(
     options = _Options(_AXES[which], _ROUNDINGS[one_of(rounding, "rounding", tuple(_ROUNDINGS))])
     results = {"elements": NEW, "scales": NEW}
     elements, scales = _ALONG[which]({"x": x}, results, options, device=device, stream=stream)
+    return elements, scales
+
+
+class _NvOptions(NamedTuple):
+    """Members of the C struct."""
+
+    layout: int
+    search: bool
+    global_scale: float
+
+
+def _fill_nvfp4(args: Any, given: Mapping[str, Any], options: _NvOptions) -> None:
+    """Write the options."""
+    if given["x"].shape[-1] % _NV_BLOCK:
+        message = f"x has shape {given['x'].shape}, whose last dimension is not a multiple of {_NV_BLOCK}"
+        raise InvalidArgumentError(message)
+    args.layout, args.search, args.global_scale = options
+
+
+def _with_scales(scales: str) -> Operation:
+    rows = (
+        Input("x", "... rows head_dim"),
+        Output("elements", "... rows head_dim/2", U8),
+        Output("scales", scales, E4M3),
+    )
+    return Operation("sm120_quantize_nvfp4", rows, fill=_fill_nvfp4)
+
+
+_LAYOUTS = {
+    "linear": (lib.SM120_SCALES_LINEAR, _with_scales("... rows head_dim/16")),
+    "128x4": (lib.SM120_SCALES_128X4, _with_scales("... rows/128*128 head_dim/64*4")),
+    "64x4": (lib.SM120_SCALES_64X4, _with_scales("... rows/64*64 head_dim/64*4")),
+}
+
+
+def quantize_nvfp4(
+    x: AnyArray,
+    *,
+    global_scale: float | None = None,
+    layout: str = "linear",
+    search: bool = False,
+    device: Device | str | None = None,
+    stream: Any = None,
+) -> tuple[AnyArray, AnyArray]:
+    """Return pairs of e2m1 elements and an e4m3 scale for every 16 of them along the last axis.
+
+    Parameters
+    ----------
+    x : array, float32, float16 or bfloat16, shape (..., rows, D)
+        D is a multiple of 16.
+    global_scale : float, optional
+        A factor of all values, from 2^-100 to 2^100; None is 1.
+    layout : {"linear", "128x4", "64x4"}
+        The order of the scales. "linear": a matrix of rows and D / 16 columns.
+        "128x4": the tiles that cuBLAS and CUTLASS read. "64x4": the tiles of
+        SageAttention 3. See Notes.
+    search : bool
+        Take of amax / 6 and amax / 4 the scale with the smaller squared error.
+    device, stream
+        As in `quantize_mxfp8`.
+
+    Returns
+    -------
+    elements : array, uint8, shape (..., rows, D / 2)
+        Two elements in a byte, the first in its low half.
+    scales : array, float8_e4m3fn
+        Shape (..., rows, D / 16). In tiles, both dimensions are rounded up to
+        multiples of the tile's, and the padding is 0. x is close to elements *
+        scales * global_scale.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong type or dtype.
+    ValueError
+        An argument of the wrong shape, stride, alignment or value.
+
+    Notes
+    -----
+    With g the global scale, scale = e4m3(amax / (6 g)) and element = e2m1(x * (1 /
+    (scale * g))). Operations are in float32; all round to nearest even, and both
+    formats saturate. Where the scale is 0, so are the elements. A block that holds a
+    NaN or an infinity gets the scale NaN and elements 6. With `search`, a tie takes
+    amax / 6; errors are float32 sums in the order of the elements.
+
+    In tiles of R rows and 4 columns, scale (r, c) of a padded matrix with C columns is
+    byte ``r // R * (R * C) + c // 4 * (4 * R) + r % (R // 4) * 16 + r // (R // 4) % 4
+    * 4 + c % 4``.
+
+    """
+    code, operation = _LAYOUTS[one_of(layout, "layout", tuple(_LAYOUTS))]
+    factor = 1.0 if global_scale is None else number(global_scale, "global_scale")
+    options = _NvOptions(code, flag(search, "search"), factor)
+    results = {"elements": NEW, "scales": NEW}
+    elements, scales = operation({"x": x}, results, options, device=device, stream=stream)
     return elements, scales

@@ -4,7 +4,8 @@ The dimensions of a row are in the order of the C library: "batch heads q_rows h
 one of these:
 - a name; if the operation's C struct has a member of this name, the size is written to it;
 - a sum, "past_rows+kv_rows" or "batch+1";
-- a quotient that is rounded up, "head_dim/32".
+- a quotient that is rounded up, "head_dim/32";
+- a multiple, "rows/128*128": rows rounded up to a multiple of 128.
 "..." in front stands for any number of dimensions. They are merged into batch, heads and rows: into as many
 as the other dimensions leave of the four of a C tensor. A row without "..." has the last ones of batch,
 heads, rows and columns, whatever their names: "rows columns" uses only row_stride. "heads | batch heads"
@@ -146,24 +147,28 @@ class Output(Row):
 
 
 class Dimension(NamedTuple):
-    """A dimension of a row: (names + number) / divisor."""
+    """A dimension of a row: (names + number) / divisor * factor."""
 
     names: tuple[str, ...]
     number: int
     divisor: int
+    factor: int
     text: str
 
     @classmethod
     def of(cls, word: str) -> "Dimension":
         """Read one."""
         total, _, divisor = word.partition("/")
+        divisor, _, factor = divisor.partition("*")
         terms = total.split("+")
         numbers = [int(term) for term in terms if term.isdecimal()]
-        return cls(tuple(t for t in terms if not t.isdecimal()), sum(numbers), int(divisor or 1), word)
+        return cls(
+            tuple(t for t in terms if not t.isdecimal()), sum(numbers), int(divisor or 1), int(factor or 1), word
+        )
 
     def extent(self, sizes: Mapping[str, int]) -> int:
         """Return its size; a name without a known size counts as 0."""
-        return -(-(sum(sizes.get(name, 0) for name in self.names) + self.number) // self.divisor)
+        return -(-(sum(sizes.get(name, 0) for name in self.names) + self.number) // self.divisor) * self.factor
 
 
 Dimensions = tuple[Dimension, ...]

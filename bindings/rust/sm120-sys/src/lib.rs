@@ -87,6 +87,9 @@ pub const SM120_ALONG_HEAD_DIM: u32 = 0;
 pub const SM120_ALONG_ROWS: u32 = 1;
 pub const SM120_SCALE_UP: u32 = 0;
 pub const SM120_SCALE_FLOOR: u32 = 1;
+pub const SM120_SCALES_LINEAR: u32 = 0;
+pub const SM120_SCALES_128X4: u32 = 1;
+pub const SM120_SCALES_64X4: u32 = 2;
 pub const SM120_GGUF_Q8_0: u32 = 8;
 pub const SM120_GGUF_Q2_K: u32 = 10;
 pub const SM120_GGUF_Q3_K: u32 = 11;
@@ -779,6 +782,35 @@ impl Default for sm120_quantize_mxfp8_args {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub struct sm120_quantize_nvfp4_args {
+    pub size: u32,
+    pub layout: u32,
+    pub search: u32,
+    pub global_scale: f32,
+    pub batch: i64,
+    pub heads: i64,
+    pub rows: i64,
+    pub head_dim: i64,
+    pub x: sm120_tensor,
+    pub elements: u64,
+    pub scales: u64,
+    pub stream: *mut c_void,
+}
+
+impl Default for sm120_quantize_nvfp4_args {
+    /// Zeros, with its size.
+    fn default() -> Self {
+        // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
+        let zeros: Self = unsafe { core::mem::zeroed() };
+        Self {
+            size: core::mem::size_of::<Self>() as u32,
+            ..zeros
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub struct sm120_kv_cache_append_args {
     pub size: u32,
     pub v_swizzled: u32,
@@ -934,6 +966,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
     assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 112);
+    assert!(core::mem::size_of::<sm120_quantize_nvfp4_args>() == 112);
     assert!(core::mem::size_of::<sm120_kv_cache_append_args>() == 480);
     assert!(core::mem::size_of::<sm120_dequantize_args>() == 88);
     assert!(core::mem::size_of::<sm120_repack_args>() == 64);
@@ -1226,6 +1259,10 @@ extern "C" {
     pub fn sm120_quantize_mxfp8(
         device: *mut sm120_device,
         args: *const sm120_quantize_mxfp8_args,
+    ) -> sm120_status;
+    pub fn sm120_quantize_nvfp4(
+        device: *mut sm120_device,
+        args: *const sm120_quantize_nvfp4_args,
     ) -> sm120_status;
     pub fn sm120_kv_cache_append(
         device: *mut sm120_device,
