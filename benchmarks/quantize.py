@@ -1,11 +1,12 @@
-"""Time the quantisation to MXFP8 on a GPU, compared with a copy of as many bytes.
+"""Time the quantisation to MXFP8 and NVFP4 on a GPU, compared with a copy of as many bytes.
 
     python benchmarks/quantize.py [--runs 15] [--layout k_d128 ...] [--json FILE]
 
-The kernels that feed attention (layouts q, k and v) and those of quantize_mxfp8 (d, rows), on [batch, rows, heads, head
-size] tensors of normal numbers. Bytes are those read and written; the copy within device memory moves as many. Kernels
-and copies take turns in one process, on rotating buffers larger than the L2. Other work keeps the device busy until the
-host has queued a run. Figures are medians of runs of about 1.5 ms, with minimum and maximum.
+The kernels that feed attention (layouts q, k and v) and those of quantize_mxfp8 (d, rows) and quantize_nvfp4 (nvfp4,
+its scales in tiles, its search), on [batch, rows, heads, head size] tensors of normal numbers. Bytes are those read and
+written; the copy within device memory moves as many. Kernels and copies take turns in one process, on rotating buffers
+larger than the L2. Other work keeps the device busy until the host has queued a run. Figures are medians of runs of
+about 1.5 ms, with minimum and maximum.
 """
 
 import argparse
@@ -27,8 +28,10 @@ from pysm120.runtime.module import builtins
 
 SHAPES = [(4, 2048, 32, 128), (1, 16384, 32, 128)]
 DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
-LAYOUTS = ["q_d128", "k_d128", "v_d128", "d", "rows"]
-TILE_ROWS, COLUMNS, BLOCK = 64, 128, 32
+# Of NVFP4: log2 of a quarter of the rows of a tile of scales, and whether to search.
+NVFP4 = {"nvfp4": (0, 0), "nvfp4_128x4": (5, 0), "nvfp4_64x4": (4, 0), "nvfp4_search": (0, 1)}
+LAYOUTS = ["q_d128", "k_d128", "v_d128", "d", "rows", *NVFP4]
+TILE_ROWS, COLUMNS, BLOCK, NV_BLOCK = 64, 128, 32, 16
 WARM_RUNS, RUN_SECONDS, L2_TIMES = 5, 0.0015, 4
 AHEAD_BYTES, AHEAD_COPIES, TRIALS = 1 << 30, 24, 20
 
@@ -126,6 +129,8 @@ def inputs(device: pysm120.Device, dtype: str) -> pysm120.Array:
 def written(layout: str, shape: tuple[int, int, int, int]) -> tuple[int, int]:
     """Return the bytes of elements and scales of a shape whose rows fill whole tiles."""
     elements = int(np.prod(shape))
+    if layout in NVFP4:
+        return elements // 2, elements // NV_BLOCK
     scales = elements // BLOCK
     # packed k and v hold their scales
     return (elements + scales, 0) if layout[0] in "kv" else (elements, scales)
@@ -147,7 +152,12 @@ def launches(
     numbers: list[np.generic] = [
         np.int64(n * x.itemsize) for n in (rows * heads * head_dim, head_dim, heads * head_dim)
     ]
-    numbers += [np.uint32(n) for n in (heads, rows, head_dim, tiles, head_dim // COLUMNS, 0)]
+    if layout in NVFP4:
+        items, blocks = size // NV_BLOCK, head_dim // NV_BLOCK
+        grid = -(-items // threads)
+        numbers += [np.uint32(n) for n in (items, heads, rows, blocks, rows, blocks, *NVFP4[layout])]
+    else:
+        numbers += [np.uint32(n) for n in (heads, rows, head_dim, tiles, head_dim // COLUMNS, 0)]
     numbers.append(np.float32(1))
     sets = max(2, -(-L2_TIMES * device.info.l2_bytes // (size * x.itemsize)))
 
@@ -178,7 +188,8 @@ def measure(device: pysm120.Device, kernels: Kernels, layouts: Sequence[str], ru
         x = inputs(device, dtype)
         for shape, layout in itertools.product(SHAPES, layouts):
             nbytes = int(np.prod(shape)) * x.itemsize + sum(written(layout, shape))
-            calls = launches(device, kernels[f"quantize_mxfp8_{dtype}_{layout}"], x, layout, shape)
+            entry = f"quantize_nvfp4_{dtype}" if layout in NVFP4 else f"quantize_mxfp8_{dtype}_{layout}"
+            calls = launches(device, kernels[entry], x, layout, shape)
             seconds, copied = timer([calls, copies(device, nbytes)], runs)
             rates, others = ([nbytes / s / 1e9 for s in found] for found in (seconds, copied))
             figures.append(Figure(dtype, layout, shape, nbytes, rates, others))
@@ -211,7 +222,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with pysm120.Device("cuda") as device:
-        title = chip.title(device, "quantisation to MXFP8")
+        title = chip.title(device, "quantisation to MXFP8 and NVFP4")
         print(title)
         figures = measure(device, library(device), arguments.layout or LAYOUTS, arguments.runs)
         show(figures)
