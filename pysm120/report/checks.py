@@ -13,7 +13,7 @@ from pysm120.ops.attention_kv_cache import attention_with_kv_cache, merge_states
 from pysm120.ops.copy_batch import copy_batch
 from pysm120.ops.kv_cache import kv_cache_append, kv_cache_gather
 from pysm120.ops.matvec import matvec, matvec_glu
-from pysm120.ops.quantize import quantize_mxfp8
+from pysm120.ops.quantize import quantize_mxfp8, quantize_nvfp4
 from pysm120.ops.scores import Rules, scores
 from pysm120.ops.weights import QuantizedMatrix, dequantize, repack
 from pysm120.report import reference
@@ -289,6 +289,17 @@ def quantization(bench: Bench) -> Outcomes:
                 ):
                     label = f"{np.dtype(dtype).name}, {head_dim} columns, axis {axis}, {name}"
                     yield bench.outcome(label, got, np.ascontiguousarray(wanted))
+
+
+def nvfp4_quantization(bench: Bench) -> Outcomes:
+    """Quantise to NVFP4; what elements and scales are worth is near the input."""
+    codes = np.concatenate([sign * np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6]) for sign in (1, -1)])
+    for dtype in (BF16, F16, F32):
+        x = bench.normal((2, 77, 96), dtype)
+        elements, scales = (y.numpy() for y in quantize_nvfp4(bench.put(x)))
+        values = codes[np.stack([elements & 15, elements >> 4], -1)].reshape(x.shape)
+        got = values * np.repeat(scales.astype(np.float64), 16, -1)
+        yield Outcome(np.dtype(dtype).name, got, x.astype(np.float64), 0.12, "")
 
 
 def weights(bench: Bench, kind: str) -> Outcomes:

@@ -35,7 +35,7 @@ WARM_SECONDS, RUN_SECONDS, MOST_CALLS = 0.05, 0.003, 2000  # of one figure
 _DRAWN = 1 << 20  # random numbers; larger arrays repeat them
 # batch, rows, heads, head size, causal
 FORWARD = [(4, 2048, 32, 128, False), (4, 2048, 32, 128, True), (4, 2048, 32, 64, False), (1, 8192, 32, 128, False)]
-PRECISIONS = ("bf16", "f16", "mxfp8_bf16", "mxfp8", "nvfp4_mxfp8", "nvfp4")
+PRECISIONS = ("bf16", "f16", "mxfp8_bf16", "mxfp8", "fp8", "nvfp4_mxfp8", "nvfp4")
 # sequences, keys, heads, heads of k and v, head size
 DECODE = [(64, 4096, 32, 8, 128), (4, 8192, 32, 8, 128), (1, 32768, 32, 8, 128), (32, 2048, 32, 8, 64)]
 MATRICES = [(28672, 8192), (4096, 4096)]
@@ -172,9 +172,9 @@ def forward(name: str, *, quick: bool) -> Rows:
             flops = 4.0 * batch * heads * rows * rows * head_dim / (2 if causal else 1)
             case = f"{batch} x {rows}, {heads} heads of {head_dim}{', causal' if causal else ''}"
             for precision in PRECISIONS:
-                dtype = np.float16 if precision == "f16" else BF16
+                dtype = {"f16": np.float16, "fp8": ml_dtypes.float8_e4m3fn}.get(precision, BF16)
                 sets = [[_normal(device, shape, dtype) for _ in range(3)] for _ in range(2)]
-                out = device.empty(shape, dtype)
+                out = device.empty(shape, BF16 if precision == "fp8" else dtype)
                 calls = [
                     lambda s=s, o=out, p=precision: attention(*s, out=o, causal=causal, precision=p)  # noqa: B023
                     for s in sets

@@ -49,6 +49,7 @@ def _checks() -> list[Task]:
         Task("caches, rotated keys", "checks", "rotations"),
         Task("merge_states", "checks", "merges"),
         Task("quantize_mxfp8", "checks", "quantization"),
+        Task("quantize_nvfp4", "checks", "nvfp4_quantization"),
         *(Task(f"weights, {kind}", "checks", "weights", {"kind": kind}) for kind in reference.GGUF),
         Task("copy_batch", "checks", "copies"),
     ]
