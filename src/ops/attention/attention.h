@@ -3,6 +3,7 @@
 #define SM120_ATTENTION_H
 
 #include "runtime/builtin.h"
+#include "runtime/launch.h"
 #include "runtime/places.h"
 #include "runtime/tensor.h"
 
@@ -101,6 +102,10 @@ enum { ATTENTION_BOX_COLUMNS = 64 }; /* in 16 bits: 128 bytes, as wide as the sw
  * bit of `broadcast`: bit 0 for batch, bit 1 for heads. */
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
                                 uint32_t columns, uint32_t rows, CUtensorMap *map, uint32_t *broadcast);
+
+/* Check the launch of a kernel that needs no other, and start it. */
+sm120_status attention_launch(struct device *device, const struct attention *call, uint32_t index,
+                              struct arguments arguments);
 
 /* Run a call on copies of the tensors that kernels cannot use in place. */
 sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,

@@ -2,7 +2,6 @@
 #include "ops/attention/special.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
-#include "runtime/launch.h"
 
 /* Make the tensor maps of k, v and the past. Without a past, its maps are never used but must be valid. */
 static sm120_status describe_all(const struct device *device, const struct attention *call,
@@ -73,23 +72,6 @@ static sm120_status fill(const struct device *device, const struct attention *ca
     return describe_all(device, call, record, a);
 }
 
-/* Check the launch, and start it. */
-static sm120_status launch(struct device *device, const struct attention *call, uint32_t index,
-                           const struct attention_fp8_any_parameters *a) {
-    const struct kernel_record *const record = kernel_records + index;
-    struct argument_pointers pointers;
-    struct launch launch;
-    struct kernel *kernel = NULL;
-    uint32_t grid = 0;
-    sm120_status status = attention_grid(call, record->q_rows, &grid);
-    if (status == SM120_OK) {
-        status = launch_of(&pointers, ARGUMENTS(a), grid, record, call->args->stream, &launch);
-    }
-    status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
-    status = status == SM120_OK ? launch_check(kernel, &launch) : status;
-    return status == SM120_OK ? launch_start(kernel, &launch) : status;
-}
-
 /* These kernels need no workspace. */
 sm120_status attention_fp8(struct device *device, const struct attention *call, const struct workspace *workspace) {
     struct attention_fp8_any_parameters arguments;
@@ -102,5 +84,5 @@ sm120_status attention_fp8(struct device *device, const struct attention *call, 
     }
     status = status == SM120_OK ? attention_check_places(device, call, workspace, 0) : status;
     status = status == SM120_OK ? fill(device, call, kernel_records + index, &arguments) : status;
-    return status == SM120_OK ? launch(device, call, index, &arguments) : status;
+    return status == SM120_OK ? attention_launch(device, call, index, ARGUMENTS(&arguments)) : status;
 }

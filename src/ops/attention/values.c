@@ -1,4 +1,4 @@
-/* Parameters that the kernels of every precision share: scale, window, grid, tensor maps. */
+/* What the kernels of every precision share: scale, window, grid, launch, tensor maps. */
 #include <inttypes.h>
 
 #include "generated/constants.h"
@@ -70,6 +70,20 @@ sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint3
     }
     *grid = (uint32_t)ctas;
     return SM120_OK;
+}
+
+sm120_status attention_launch(struct device *device, const struct attention *call, uint32_t index,
+                              struct arguments arguments) {
+    const struct kernel_record *const record = kernel_records + index;
+    struct argument_pointers pointers;
+    struct launch launch;
+    struct kernel *kernel = NULL;
+    uint32_t grid = 0;
+    sm120_status status = attention_grid(call, record->q_rows, &grid);
+    status = status == SM120_OK ? launch_of(&pointers, arguments, grid, record, call->args->stream, &launch) : status;
+    status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
+    status = status == SM120_OK ? launch_check(kernel, &launch) : status;
+    return status == SM120_OK ? launch_start(kernel, &launch) : status;
 }
 
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
