@@ -38,6 +38,7 @@ from pysm120.runtime.errors import (
     NoDeviceError,
     OutOfMemoryError,
     UnsupportedError,
+    VirtualDeviceWarning,
     WorkspaceTooSmallError,
 )
 from pysm120.runtime.module import Kernel, KernelInfo, Module, Parameter
@@ -72,6 +73,7 @@ __all__ = [
     "Stream",
     "TensorMap",
     "UnsupportedError",
+    "VirtualDeviceWarning",
     "WorkspaceTooSmallError",
     "__version__",
     "attention",

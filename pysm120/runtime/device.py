@@ -6,6 +6,7 @@ This is the only file of the runtime that imports a package above it: `observe`,
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pysm120.observe import watch
 from pysm120.observe.profile import Profile
 from pysm120.runtime import arrays, dlpack
 from pysm120.runtime.context import Context
-from pysm120.runtime.errors import InvalidProgramError, require_type
+from pysm120.runtime.errors import InvalidProgramError, VirtualDeviceWarning, require_type
 from pysm120.runtime.module import Kernel, Module, builtin_kernels
 from pysm120.runtime.tensor_map import TensorMap
 
@@ -330,13 +331,23 @@ _shared_lock = threading.RLock()  # a signal handler or a finalizer may ask for 
 
 
 def shared_device(name: str | None = None) -> Device:
-    """Return the process-wide device of a name; None is the default device."""
+    """Return the process-wide device of a name; None is the default device.
+
+    It warns once that the default device is virtual, unless the environment names it.
+    """
     key = name if name is not None else os.environ.get("PYSM120_DEVICE") or None
     with _shared_lock:
         device = _shared.get(key)
+        is_first = device is None
         if device is None or device.closed:
             device = _shared[key] = Device(name)  # None: the library reads and names the variable
-        return device
+    if is_first and key is None and device.is_virtual:
+        message = (
+            "no usable GPU was found: this call and later ones run on the virtual SM120, on the CPU. "
+            '`python -m pysm120 info` says why; device="virtual" or PYSM120_DEVICE=virtual silence this warning'
+        )
+        warnings.warn(message, VirtualDeviceWarning, stacklevel=2)
+    return device
 
 
 def as_device(device: "Device | str | None") -> Device:

@@ -21,6 +21,10 @@ class Error(Exception):
             self.status = status
 
 
+class VirtualDeviceWarning(UserWarning):
+    """There is no usable GPU, and a call that names no device runs on the virtual SM120, which is slow."""
+
+
 class InvalidArgumentError(Error, ValueError):
     """A value that is never right."""
 

@@ -2,7 +2,10 @@
 
 import ctypes
 import gc
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -247,6 +250,40 @@ def test_default_device_is_shared(device_name: str, monkeypatch: pytest.MonkeyPa
     assert as_device(device_name) is shared_device()
     shared_device().close()
     assert not shared_device().closed
+
+
+FIRST_CALLS = """
+import warnings
+import numpy as np, pysm120
+x = np.ones((1, 4, 1, 16), np.float32)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        pysm120.attention(x, x, x, **NAMED)
+print(len(caught), *(f"{w.category.__name__}: {w.message}" for w in caught))
+"""
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("named", "environment", "count"),
+    [("", None, 1), ("", "virtual", 0), ('device="virtual"', None, 0), ("device=pysm120.Device()", None, 0)],
+)
+def test_a_call_says_once_that_it_is_virtual(named: str, environment: str | None, count: int) -> None:
+    """In a process of its own, without a driver of a GPU."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYSM120_DEVICE"}
+    variables["CUDA_VISIBLE_DEVICES"] = ""
+    if environment:
+        variables["PYSM120_DEVICE"] = environment
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALLS.replace("**NAMED", named)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(str(count)), done.stdout
+    assert ("VirtualDeviceWarning: no usable GPU was found" in done.stdout) == bool(count)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
