@@ -223,6 +223,18 @@ def test_results_in_e4m3(opened: OpenDevice, rng: np.random.Generator, magnitude
         assert np.array_equal(amax, np.abs(o).max((2, 3)))
 
 
+def test_amax_leaves_out_rows_behind_the_end(opened: OpenDevice) -> None:
+    """Those of a tile, whose scores are 0: they would give the mean of v, which is far above every row of O."""
+    x = np.zeros((1, 1, 70, 64), E4M3)
+    x[:, :, 0] = 8
+    q, v = np.full((1, 1, 5, 64), 8, E4M3), np.full((1, 1, 70, 64), 4, E4M3)
+    v[:, :, 0] = 0.125
+    case = Case(1, 1, 1, 5, 70, 64, None, "float8_e4m3fn", "float32", 1.0)
+    o, amax = scaled(opened, case, [q, x, v], "float32")
+    assert np.array_equal(o, np.full((1, 1, 5, 64), 0.125))
+    assert amax[0, 0] == 0.125
+
+
 def test_a_scale_of_zero_and_of_nan(opened: OpenDevice, rng: np.random.Generator) -> None:
     """A scale of 0 makes all scores 0, even of codes that are NaN; a scale that is NaN makes O NaN."""
     case = Case(1, 2, 2, 20, 70, 64, None, "float8_e4m3fn")
