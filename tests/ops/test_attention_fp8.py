@@ -129,6 +129,35 @@ def test_a_spoilt_key_reaches_the_rows_that_see_it(opened: OpenDevice, rng: np.r
     assert np.array_equal(np.isnan(o[0, 0]).any(-1), np.arange(100) >= 70)
 
 
+@pytest.mark.parametrize("repeated", ["k", "past_k", "v", "past_v"])
+@pytest.mark.parametrize("dimension", ["batch", "head"])
+def test_tensors_repeat_along_dimensions(
+    opened: OpenDevice, rng: np.random.Generator, repeated: str, dimension: str
+) -> None:
+    """k, v or the past with a stride of 0 along batches or heads, the others without."""
+    shapes = {"q": 20, "k": 70, "v": 70, "past_k": 30, "past_v": 30}
+    arrays = {key: rng.standard_normal((2, 2, rows, 64)).astype(E4M3) for key, rows in shapes.items()}
+    args = new_struct("sm120_attention_args")
+    args.precision, args.scale = lib.SM120_FP8, 0.125
+    args.batch = args.heads = args.kv_heads = 2
+    args.q_rows, args.kv_rows, args.past_rows, args.head_dim = 20, 70, 30, 64
+    for key, x in arrays.items():
+        tensor(getattr(args, key), Buffer(opened, x.shape, x.dtype, None, x))
+    setattr(getattr(args, repeated), f"{dimension}_stride", 0)
+    x = arrays[repeated]
+    x[:] = x[:1] if dimension == "batch" else x[:, :1]
+    o = Buffer(opened, (2, 2, 20, 64), np.float32)
+    tensor(args.o, o)
+    try:
+        check(lib.sm120_attention(opened.handle, args, 0, 0))
+        got = o.download()
+    finally:
+        opened.release()
+    k, v = (np.concatenate([arrays[f"past_{key}"], arrays[key]], 2) for key in "kv")
+    exact, _ = attention_float64(*rows_first([arrays["q"], k, v]), 0.125, None)
+    assert relative_error(got.swapaxes(1, 2).astype(np.float64), exact) <= 0.04
+
+
 def test_every_code(opened: OpenDevice, rng: np.random.Generator) -> None:
     """All 254 finite codes as values; one key decides each row, so that O is a code exactly."""
     codes = np.arange(256, dtype=np.uint8).view(E4M3)

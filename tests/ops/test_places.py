@@ -23,6 +23,7 @@ WRITTEN = {
     "matvec": ("y.address",),
     "merge_states": ("o.address", "lse"),
     "quantize_mxfp8": ("elements", "scales"),
+    "quantize_nvfp4": ("elements", "scales"),
     "repack": ("packed",),
 }
 # Operations and members with tests of their own: tests/ops/test_kv_cache_*.py, test_attention_kv_cache*.py and
