@@ -390,6 +390,23 @@ def test_misaligned_tensors_are_copied(
     assert np.array_equal(codes.view(np.uint8), got.astype(E4M3).view(np.uint8))
 
 
+@pytest.mark.parametrize("head_dim", [8, 24, 72, 120])
+def test_head_sizes_between_multiples_of_16(device: pysm120.Device, rng: np.random.Generator, head_dim: int) -> None:
+    """Rows of aligned strides, with NaN behind them, which must not reach O; nothing behind rows of O is written."""
+    width = -(-head_dim // 16) * 16
+    wide = [np.full((1, 40, 2, width), np.nan).astype(E4M3) for _ in range(3)]
+    for x in wide:
+        x[..., :head_dim] = rng.standard_normal((1, 40, 2, head_dim)).astype(E4M3)
+    q, k, v = (device.array(x)[..., :head_dim] for x in wide)
+    room = device.array(np.full((1, 40, 2, width), 7, np.float32))
+    pysm120.attention(q, k, v, out=room[..., :head_dim])
+    got = room.numpy()
+    assert np.all(got[..., head_dim:] == 7)
+    values = [x[..., :head_dim].astype(np.float32) for x in wide]
+    exact, _ = attention_float64(values[0], values[1], values[2], head_dim**-0.5, None)
+    assert relative_error(got[..., :head_dim].astype(np.float64), exact) <= 0.04
+
+
 def test_what_is_refused(rng: np.random.Generator) -> None:
     """One sentence for each: the argument, its value, what would be right."""
     q, k, v = python_inputs(rng)
