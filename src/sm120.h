@@ -598,7 +598,10 @@ typedef struct sm120_attention_args {
      * o_scale. k_scale and v_scale are [batch][kv_heads]; with q_scale_by_kv_head q_scale is too. */
     sm120_tensor q_scale, k_scale, v_scale, o_scale, amax;
     uint32_t q_scale_by_kv_head; /* 1 or 0 */
-    uint32_t reserved;           /* 0 */
+
+    /* NVFP4 precisions subtract means from q and k before they round them, and add the means' scores in f32; 1: they
+     * round q and k as they are. Other precisions never smooth. */
+    uint32_t no_smoothing;
 } sm120_attention_args;
 
 /* Write the size of the workspace of a call, and compute attention. BF16, F16 and FP8 need a workspace for tensors

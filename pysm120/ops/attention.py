@@ -38,6 +38,7 @@ class _Rest(TypedDict, total=False):
     amax: Any
     scale: float | None
     precision: str | None
+    smoothing: bool | None
     layout: str
     config: str | None
     out: Any
@@ -79,6 +80,7 @@ def attention(
     amax: Any = None,
     scale: float | None = None,
     precision: str | None = None,
+    smoothing: bool | None = None,
     layout: str = "BSHD",
     config: str | None = None,
     out: Any = None,
@@ -145,6 +147,12 @@ def attention(
         or f16. nvfp4: all operands e2m1 with an e4m3 scale for every 16 elements.
         nvfp4_mxfp8: q k^T as in nvfp4, and the other product as in mxfp8. fp8: that
         of float8_e4m3fn, which is multiplied as it is.
+    smoothing : bool, optional
+        With nvfp4 and nvfp4_mxfp8: subtract the mean of a head's keys from k, and
+        that of each tile of rows from q, before they are rounded; the scores of the
+        means are added in float32, so that softmax and lse are those of q and k. It
+        takes away the error of channels whose values have one sign, as in
+        SageAttention 2 and 3. Default: True in these precisions.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of q, k, v, the past and the result.
     config : str, optional
@@ -208,7 +216,7 @@ def attention(
         "diagonals": diagonals,
         "mask": mask_in_float32(mask) if isinstance(mask, np.ndarray) and mask.dtype == np.float64 else mask,
     }
-    options = Options(causal, causal_align, window, softcap, scale, precision, config)
+    options = Options(causal, causal_align, window, softcap, scale, precision, config, smoothing=smoothing)
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
     inputs |= scales(q, k, given, layout)
     results = {
@@ -243,6 +251,7 @@ def attention_varlen(
     amax: Any = None,
     scale: float | None = None,
     precision: str | None = None,
+    smoothing: bool | None = None,
     config: str | None = None,
     out: Any = None,
     out_dtype: npt.DTypeLike | None = None,
@@ -297,7 +306,9 @@ def attention_varlen(
         "alibi_slopes": alibi_slopes,
         "diagonals": diagonals,
     }
-    options = Options(causal, causal_align, window, softcap, scale, precision, config, max_seqlen_q, max_seqlen_k)
+    options = Options(
+        causal, causal_align, window, softcap, scale, precision, config, max_seqlen_q, max_seqlen_k, smoothing
+    )
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
     inputs |= scales(q, k, given, "BSHD")
     results = {

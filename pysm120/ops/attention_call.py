@@ -45,6 +45,7 @@ class Options(NamedTuple):
     config: Any = None
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
+    smoothing: Any = None
 
 
 # ---- the options in C ----------------------------------------------------------------
@@ -52,7 +53,9 @@ class Options(NamedTuple):
 
 def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options; return the C string of a config."""
-    args.precision = PRECISIONS[check_heads(given, options.precision)][0]
+    precision = check_heads(given, options.precision)
+    args.precision = PRECISIONS[precision][0]
+    args.no_smoothing = not _is_smoothed(options.smoothing, precision)
     fill_scores(args, given, options)
     if ("past_k" in given) != ("past_v" in given):
         message = f"{'past_v is None, but past_k' if 'past_k' in given else 'past_k is None, but past_v'} is given"
@@ -104,6 +107,17 @@ def check_heads(given: Mapping[str, Any], precision: Any) -> str:
             message = f"{name} has head size {given[name].shape[-1]}, above {most}, the most in precision {precision!r}"
             raise InvalidArgumentError(message)
     return str(precision)
+
+
+def _is_smoothed(smoothing: Any, precision: str) -> bool:
+    """Return whether q and k are smoothed; raise if a precision that cannot was told to."""
+    is_possible = precision.startswith("nvfp4")
+    if smoothing is None:
+        return is_possible
+    if flag(smoothing, "smoothing") and not is_possible:
+        message = f"smoothing is True, but precision {precision!r} has none; give 'nvfp4' or 'nvfp4_mxfp8'"
+        raise InvalidArgumentError(message)
+    return bool(smoothing)
 
 
 def _config(config: Any) -> Any:

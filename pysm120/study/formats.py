@@ -111,6 +111,8 @@ class Combination(NamedTuple):
         The rounding of P.
     sums_rounded : bool
         Whether the sum of a row is of the rounded weights.
+    smooths : bool
+        Whether means are taken off q and k before they are rounded, and their scores added.
     words : (str, str)
         The formats of q and k, and of P and v, for tables.
     clocks : float
@@ -123,6 +125,7 @@ class Combination(NamedTuple):
     values: Callable[[Floats, int], Floats]
     weights: Callable[[Floats], Floats]
     sums_rounded: bool
+    smooths: bool
     words: tuple[str, str]
     clocks: float
 
@@ -133,19 +136,35 @@ def _along(function: Callable[[Floats], Floats]) -> Callable[[Floats, int], Floa
 
 
 EXACT, ROUNDED = False, True  # of the sums of a row's weights
+AS_GIVEN, SMOOTHED = False, True  # q and k
 
 # The combinations of formats that have a kernel, by precision of `attention`. A GeForce multiplies block-scaled e4m3
 # at four times the rate of bf16, and e2m1 at twice that. Of equal clocks the first is the faster kernel.
 COMBINATIONS: dict[str, Combination] = {
-    "f16": Combination(_along(f16), _along(f16), f16, EXACT, ("f16", "f16"), 1.0),
-    "bf16": Combination(_along(bf16), _along(bf16), bf16, EXACT, ("bf16", "bf16"), 1.0),
-    "mxfp8_f16": Combination(mxfp8, _along(f16), f16, EXACT, ("MXFP8", "f16"), 0.625),
-    "mxfp8_bf16": Combination(mxfp8, _along(bf16), bf16, EXACT, ("MXFP8", "bf16"), 0.625),
-    "fp8": Combination(fp8, fp8, weights_e4m3, ROUNDED, ("FP8", "FP8"), 0.25),
-    "mxfp8": Combination(mxfp8, mxfp8, weights_e4m3, ROUNDED, ("MXFP8", "MXFP8"), 0.25),
-    "nvfp4_mxfp8": Combination(nvfp4, mxfp8, weights_e4m3, ROUNDED, ("NVFP4", "MXFP8"), 0.1875),
-    "nvfp4": Combination(nvfp4, nvfp4, weights_nvfp4, ROUNDED, ("NVFP4", "NVFP4"), 0.125),
+    "f16": Combination(_along(f16), _along(f16), f16, EXACT, AS_GIVEN, ("f16", "f16"), 1.0),
+    "bf16": Combination(_along(bf16), _along(bf16), bf16, EXACT, AS_GIVEN, ("bf16", "bf16"), 1.0),
+    "mxfp8_f16": Combination(mxfp8, _along(f16), f16, EXACT, AS_GIVEN, ("MXFP8", "f16"), 0.625),
+    "mxfp8_bf16": Combination(mxfp8, _along(bf16), bf16, EXACT, AS_GIVEN, ("MXFP8", "bf16"), 0.625),
+    "fp8": Combination(fp8, fp8, weights_e4m3, ROUNDED, AS_GIVEN, ("FP8", "FP8"), 0.25),
+    "mxfp8": Combination(mxfp8, mxfp8, weights_e4m3, ROUNDED, AS_GIVEN, ("MXFP8", "MXFP8"), 0.25),
+    "nvfp4_mxfp8": Combination(nvfp4, mxfp8, weights_e4m3, ROUNDED, SMOOTHED, ("NVFP4", "MXFP8"), 0.1875),
+    "nvfp4": Combination(nvfp4, nvfp4, weights_nvfp4, ROUNDED, SMOOTHED, ("NVFP4", "NVFP4"), 0.125),
 }
+
+
+def smoothed(q: Floats, k: Floats, rounded: Callable[[Floats, int], Floats], tile: int = 128) -> tuple[Floats, Floats]:
+    """Return vectors whose products are the scores of q and k (B, S, H, D), of which only differences are rounded.
+
+    q k = (q - q_mean) (k - k_mean) + q_mean (k - k_mean) + q k_mean. k_mean is the mean of a head's keys, q_mean that
+    of a tile of rows.
+    """
+    k_mean = np.broadcast_to(k.mean(1, keepdims=True), k.shape)
+    tiles = [q[:, first : first + tile] for first in range(0, q.shape[1], tile)]
+    q_mean = np.concatenate([np.broadcast_to(x.mean(1, keepdims=True), x.shape) for x in tiles], 1)
+    return (
+        np.concatenate([rounded(q - q_mean, -1), q_mean, q], -1),
+        np.concatenate([rounded(k - k_mean, -1), k - k_mean, k_mean], -1),
+    )
 
 
 class Result(NamedTuple):
@@ -162,7 +181,11 @@ def reference(
     """Return attention of arrays (B, S, H, D) in float64, with operands rounded by a combination or not at all."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if combination:
-        q, k, v = combination.scores(q, -1), combination.scores(k, -1), combination.values(v, 1)
+        v = combination.values(v, 1)
+        if combination.smooths:
+            q, k = smoothed(q, k, combination.scores)
+        else:
+            q, k = combination.scores(q, -1), combination.scores(k, -1)
     group = q.shape[2] // k.shape[2]
     k, v = (np.repeat(x, group, 2) for x in (k, v))
     scores = scale * np.einsum("bqhd,bkhd->bhqk", q, k, optimize=True)

@@ -34,7 +34,7 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
                     " tiles each is too many CTAs; at most %d are supported",
                     job->x->name, job->shape.batch * job->shape.heads, row_tiles, column_tiles, INT32_MAX);
     }
-    prepared->values = (struct quantize_mxfp8_any_parameters){
+    prepared->values = (struct quantize_nvfp4_packed_parameters){
         .x = job->x->address,
         .elements = job->elements,
         .scales = job->scales,
@@ -49,6 +49,7 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
         .floor = job->floor,
         .factor = job->factor,
         .quantizer_sequences = job->sequences,
+        .quantizer_means = job->means,
     };
     if (job->sequences.all_tiles == 0) {
         prepared->values.quantizer_sequences.all_tiles = (uint32_t)row_tiles;

@@ -18,13 +18,14 @@ struct quantizer {
     float factor;       /* multiplies x before quantisation: 1, -1 or 0 */
     bool has_sequences; /* `shape` then has a batch for each sequence, with the rows of the longest */
     struct quantizer_sequences_parameters sequences; /* all_tiles 0: the tiles of padded_rows */
+    struct quantizer_means_parameters means;         /* of NVFP4's layouts q and k */
 };
 
 /* A launch and the values of its arguments. Do not copy it once filled, because it points into itself. */
 struct quantizer_launch {
     struct kernel *kernel;
     struct launch launch;
-    struct quantize_mxfp8_any_parameters values;
+    struct quantize_nvfp4_packed_parameters values; /* of which most kernels read the first ones */
     struct argument_pointers pointers;
 };
 

@@ -37,7 +37,7 @@ MARGINS = {
 # A product of NVFP4 takes half the clocks of one of MXFP8: at head size 64 exponentials take longer.
 OF_EXPONENTIALS = "attention_nvfp4_128x64_d64"
 TILE = re.compile(r"^attention.*(_\d+x\d+|kv_cache_\w+)_d\d+")  # of a kernel with matrix products
-OF_MEMORY = "matvec"  # kernels with products that wait for memory
+OF_MEMORY = ("matvec", "attention_mean_scores")  # kernels with products that wait for memory
 
 # Forty sums that live across a barrier, in a kernel with 24 registers.
 SPILLS = """

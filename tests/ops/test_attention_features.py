@@ -383,6 +383,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"softcap": np.inf}, "softcap = inf"),
     ({"softcap": 1e6}, "softcap = 1e+06; at most 1024"),
     ({"softcap": 1e-44}, "softcap = 9.80909e-45"),
+    ({"no_smoothing": 2}, "no_smoothing = 2; it must be 0 or 1"),
     ({"diagonals": "ints + 2"}, "diagonals = 0x"),
     ({"diagonals": "end"}, "diagonals"),
     ({"kv_lengths": "end"}, "kv_lengths"),

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 from attention_cases import (
@@ -21,6 +22,7 @@ from attention_cases import (
 )
 from harness import DTYPES, OpenDevice
 from reference import Array, attention_float64, attention_scaled, relative_error
+from smoothing_model import smoothed
 
 import pysm120
 
@@ -37,10 +39,26 @@ PRECISIONS = {"nvfp4": Figures(0.175, 0.21, 1 / 3), "nvfp4_mxfp8": Figures(0.125
 BOTH = pytest.mark.parametrize("precision", PRECISIONS)
 
 
-def compare(precision: str, case: Case, got: tuple[Array, Array], inputs: list[Array], exponent: float = 0.0) -> Array:
+def model(precision: str, case: Case, inputs: list[Array], *, smooth: bool = True) -> tuple[Array, Array]:
+    """Return O and LSE of the model of the kernels."""
+    q, k, v = rows_first(inputs)
+    if smooth:
+        q, k = (x.swapaxes(1, 2) for x in smoothed(q.swapaxes(1, 2), k.swapaxes(1, 2), case.dtype))
+    return attention_scaled(q, k, v, case.factor, case.causal, precision, is_packed=smooth)
+
+
+def compare(
+    precision: str,
+    case: Case,
+    got: tuple[Array, Array],
+    inputs: list[Array],
+    exponent: float = 0.0,
+    *,
+    smooth: bool = True,
+) -> Array:
     """Compare with the model; return its O. exponent: the largest |score|, in units of log2, which float32 rounds."""
     o, lse = got
-    model_o, model_lse = attention_scaled(*rows_first(inputs), case.factor, case.causal, precision)
+    model_o, model_lse = model(precision, case, inputs, smooth=smooth)
     # Nearly every row agrees closely. In a few rows 2^x is rounded differently in float32, which gives a key's P or a
     # block's scale the next code.
     flip = PRECISIONS[precision].flip + STEP[case.o_dtype]
@@ -54,11 +72,11 @@ def compare(precision: str, case: Case, got: tuple[Array, Array], inputs: list[A
     return model_o
 
 
-def verify(opened: OpenDevice, rng: np.random.Generator, precision: str, case: Case) -> None:
+def verify(opened: OpenDevice, rng: np.random.Generator, precision: str, case: Case, *, smooth: bool = True) -> None:
     """Compare one problem with both references."""
     inputs = random_inputs(rng, case)
-    got = run_twice(opened, precision, case, inputs)
-    model_o = compare(precision, case, got, inputs)
+    got = run_twice(opened, precision, case, inputs, smooth=smooth)
+    model_o = compare(precision, case, got, inputs, smooth=smooth)
     exact_o, _ = attention_float64(*rows_first(inputs), case.factor, case.causal)
     # The error of the format is that of the model; its figure for normal inputs has a test of its own.
     of_model = relative_error(model_o, exact_o)
@@ -86,6 +104,35 @@ def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: in
     """Random shapes."""
     del trial
     verify(opened, rng, precision, random_case(rng, list(DTYPES), 128))
+
+
+@BOTH
+@pytest.mark.parametrize("case", EDGES[::5] + CAUSALS[::3] + GROUPS + TYPES[::2] + SCALES[:3], ids=name)
+def test_without_smoothing(opened: OpenDevice, rng: np.random.Generator, case: Case, precision: str) -> None:
+    """q and k are rounded as they are."""
+    verify(opened, rng, precision, case, smooth=False)
+
+
+@BOTH
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_channels_of_one_sign(opened: OpenDevice, rng: np.random.Generator, precision: str, head_dim: int) -> None:
+    """Smoothing takes away the error of channels with a mean, which is larger than all others."""
+    case = Case(2, 4, 2, 200, 700, head_dim, "bottom-right")
+    q, k, v = (x.astype(np.float32) - 0.25 for x in random_inputs(rng, case))
+    q[..., 3] += 4
+    k[..., 7::16] += 12 * rng.choice([-1, 1], (2, 2, 1, head_dim // 16))
+    inputs = [x.astype(ml_dtypes.bfloat16) for x in (q, k, v)]
+    exact_o, exact_lse = attention_float64(*rows_first(inputs), case.factor, case.causal)
+    errors = []
+    for smooth in (False, True):
+        o, lse = run_twice(opened, precision, case, inputs, smooth=smooth)
+        compare(precision, case, (o, lse), inputs, smooth=smooth)
+        seen = np.isfinite(exact_lse)
+        errors.append((relative_error(o, exact_o), np.sqrt(np.mean((lse - exact_lse)[seen] ** 2))))
+    (plain, plain_lse), (smoothed_o, smoothed_lse) = errors
+    assert smoothed_o <= PRECISIONS[precision].most < 1.2 * plain
+    assert smoothed_o < 0.85 * plain
+    assert smoothed_lse < 0.5 * plain_lse
 
 
 @BOTH
@@ -129,7 +176,9 @@ def test_large_logits_do_not_overflow(opened: OpenDevice, rng: np.random.Generat
     q = np.full((1, 1, 96, 64), 6.0) * np.sign(rng.standard_normal((1, 1, 96, 1)))
     k = rng.choice([-6.0, 6.0], (1, 1, 192, 1)) * np.ones(64)
     v = rng.standard_normal((1, 1, 192, 64))
-    o, lse = run_twice(opened, precision, case, [q, k, v])
+    compare(precision, case, run_twice(opened, precision, case, [q, k, v]), [q, k, v], 2304 * np.log2(np.e))
+    # NVFP4 holds these numbers, but not their differences from a mean.
+    o, lse = run_twice(opened, precision, case, [q, k, v], smooth=False)
     exact_o, exact_lse = attention_float64(*rows_first([q, k, v]), 1.0, None)
     assert relative_error(o, exact_o) <= PRECISIONS[precision].most
     assert np.abs(lse - exact_lse).max() <= 0.02
@@ -144,7 +193,7 @@ def test_enormous_scales_choose_the_largest_score(
     case = Case(1, 2, 2, 70, 150, 64, "bottom-right", "float32", "float32", scale)
     inputs = [rng.standard_normal((1, 2, rows, 64)) for rows in (70, 150, 150)]
     o, lse = run_twice(opened, precision, case, inputs)
-    model_o, model_lse = attention_scaled(*rows_first(inputs), scale, case.causal, precision)
+    model_o, model_lse = model(precision, case, inputs)
     assert relative_error(o, model_o) <= 1e-2
     np.testing.assert_allclose(lse, model_lse, rtol=1e-6)
 
@@ -190,3 +239,24 @@ def test_gradients_are_refused() -> None:
     lse: Any = np.zeros((1, 1, 4), np.float32)
     with pytest.raises(pysm120.UnsupportedError, match="precision = NVFP4"):
         pysm120.attention_backward(x, x, x, x, x, lse, precision="nvfp4", device="virtual")
+
+
+def test_smoothing_is_an_option(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """It is the default of NVFP4; sequences of one tensor are smoothed as they would be alone; others refuse it."""
+    q, k, v = (rng.standard_normal((2, 70, 2, 64)).astype("f4") + np.arange(64, dtype="f4") % 5 for _ in range(3))
+    smoothed_o = pysm120.attention(q, k, v, precision="nvfp4", device=device)
+    assert np.array_equal(smoothed_o, pysm120.attention(q, k, v, precision="nvfp4", smoothing=True, device=device))
+    plain = pysm120.attention(q, k, v, precision="nvfp4", smoothing=False, device=device)
+    assert not np.array_equal(smoothed_o, plain)
+    starts = np.array([0, 70, 140], np.int32)
+    q_rows, k_rows, v_rows = (x.reshape(140, 2, 64) for x in (q, k, v))
+    for smoothing, wanted in ((True, smoothed_o), (False, plain)):
+        options: dict[str, Any] = {"precision": "nvfp4", "smoothing": smoothing, "device": device}
+        got = pysm120.attention_varlen(q_rows, k_rows, v_rows, starts, starts, **options)
+        np.testing.assert_allclose(got.reshape(wanted.shape), wanted, rtol=1e-5, atol=1e-5)
+    for precision in ("mxfp8", None):
+        with pytest.raises(ValueError, match=r"smoothing is True, but precision '(mxfp8|bf16)' has none"):
+            pysm120.attention(q, k, v, precision=precision, smoothing=True, device=device)
+    wrong: Any = "k"
+    with pytest.raises(TypeError, match="smoothing"):
+        pysm120.attention(q, k, v, precision="nvfp4", smoothing=wrong, device=device)

@@ -98,13 +98,14 @@ def pitched(shape: tuple[int, int, int, int], order: str, gap: int) -> tuple[int
 
 
 def run(
-    opened: OpenDevice, precision: str, case: Case, q: Array, k: Array, v: Array, scale: float
+    opened: OpenDevice, precision: str, case: Case, q: Array, k: Array, v: Array, scale: float, *, smooth: bool = True
 ) -> tuple[Array, Array]:
     """Launch on [batch, head, row, head_dim] arrays; O and LSE as [batch, head, row, ...]."""
     dtype = ALL_DTYPES[case.dtype]
     q_shape = (case.batch, case.heads, case.q_rows, case.head_dim)
     args = new_struct("sm120_attention_args")
     args.precision, args.causal, args.scale = PRECISIONS[precision], CAUSAL[case.causal], scale
+    args.no_smoothing = not smooth
     args.batch, args.heads, args.kv_heads = case.batch, case.heads, case.kv_heads
     args.q_rows, args.kv_rows, args.head_dim = case.q_rows, case.kv_rows, case.head_dim
     inputs = [
@@ -138,12 +139,14 @@ def random_inputs(rng: np.random.Generator, case: Case) -> list[Array]:
     ]
 
 
-def run_twice(opened: OpenDevice, precision: str, case: Case, inputs: list[Array]) -> tuple[Array, Array]:
+def run_twice(
+    opened: OpenDevice, precision: str, case: Case, inputs: list[Array], *, smooth: bool = True
+) -> tuple[Array, Array]:
     """Launch twice, which must give the same bits; O as [batch, row, head, head_dim], and LSE."""
     q, k, v = inputs
     try:
-        o, lse = run(opened, precision, case, q, k, v, case.factor)
-        again, _ = run(opened, precision, case, q, k, v, case.factor)
+        o, lse = run(opened, precision, case, q, k, v, case.factor, smooth=smooth)
+        again, _ = run(opened, precision, case, q, k, v, case.factor, smooth=smooth)
     finally:
         opened.release()
     assert np.array_equal(o, again, equal_nan=True), "two launches gave different bits"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from harness import ALL_DTYPES, CODES, DTYPES, Buffer, OpenDevice, lib
 from reference import ROUNDINGS, Array, attention_dense, mx
+from smoothing_model import smoothed
 
 ALIGN = {
     (False, "bottom-right"): lib.SM120_NOT_CAUSAL,
@@ -135,7 +136,10 @@ class Problem:
         v = v * self.scales["v_scale"][b][:, None, None]
         if case.precision:  # rows are quantised one by one, values in blocks of keys of one tensor
             of_scores = ROUNDINGS[case.precision].scores if case.precision in ROUNDINGS else mx
-            q, k = of_scores(q, -1).astype(np.float64), of_scores(k, -1).astype(np.float64)
+            if case.precision.startswith("nvfp4"):
+                q, k = smoothed(q, k, case.dtype)
+            else:
+                q, k = of_scores(q, -1).astype(np.float64), of_scores(k, -1).astype(np.float64)
         if case.precision in ROUNDINGS:
             of_values = ROUNDINGS[case.precision].values
             v = np.concatenate([of_values(part, 1) for part in np.split(v, [case.past], 1) if part.shape[1]] or [v], 1)

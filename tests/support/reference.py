@@ -190,9 +190,11 @@ ROUNDINGS = {
 
 
 def attention_scaled(
-    q: Array, k: Array, v: Array, scale: float, causal: str | None, precision: str
+    q: Array, k: Array, v: Array, scale: float, causal: str | None, precision: str, *, is_packed: bool = False
 ) -> tuple[Array, Array]:
     """Model a kernel: Q, K in scaled blocks along head_dim, V along keys, tiles of 64 keys, sums of the rounded P.
+
+    is_packed: q and k hold values that were rounded already.
 
     P = 2^x, x = S log2(e) scale + bias. If a P of 16 rows would pass the limit, the bias of all 16 rows changes so that
     the largest score so far gets 2^8. Exponents and sums are float64: the difference from the kernel's float32 and the
@@ -200,6 +202,7 @@ def attention_scaled(
     """
     heads, warp_rows, top = q.shape[2], 16, 8
     of_scores, of_values, weights, limit = ROUNDINGS[precision]
+    of_scores = as_given if is_packed else of_scores
     q, k, v = of_scores(q, -1), repeat_heads(of_scores(k, -1), heads), repeat_heads(of_values(v, 1), heads)
     seen = visible(q.shape[1], k.shape[1], causal)
     s_all = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale)

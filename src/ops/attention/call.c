@@ -13,7 +13,7 @@ int64_t attention_mask_bytes(uint32_t dtype) {
     return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : dtype == SM120_BOOL ? 1 : 0;
 }
 
-/* Check causal and scale. */
+/* Check causal, scale and no_smoothing. */
 static sm120_status check_choices(const sm120_attention_args *args) {
     if (args->causal > SM120_NOT_CAUSAL_TOP_LEFT) {
         return fail(SM120_INVALID_ARGUMENT,
@@ -22,6 +22,9 @@ static sm120_status check_choices(const sm120_attention_args *args) {
                     "NOT_CAUSAL_TOP_LEFT (%d)",
                     args->causal, SM120_NOT_CAUSAL, SM120_CAUSAL_BOTTOM_RIGHT, SM120_CAUSAL_TOP_LEFT,
                     SM120_NOT_CAUSAL_TOP_LEFT);
+    }
+    if (args->no_smoothing > 1) {
+        return fail(SM120_INVALID_ARGUMENT, "no_smoothing = %" PRIu32 "; it must be 0 or 1", args->no_smoothing);
     }
     if (!(attention_scale_log2(args->scale) <= (double)FLT_MAX)) { /* false for a NaN too */
         return fail(SM120_INVALID_ARGUMENT, "scale = %g; scale * log2(e) must be finite in f32", (double)args->scale);
@@ -247,11 +250,9 @@ static sm120_status check_scales(struct attention *call, uint32_t dtype) {
         [ATTENTION_O_SCALE] = {"o_scale", &args->o_scale, args->heads},
         [ATTENTION_AMAX] = {"amax", &args->amax, args->heads},
     };
-    if (args->q_scale_by_kv_head > 1 || args->reserved != 0) {
-        const bool is_flag = args->q_scale_by_kv_head > 1;
-        return fail(SM120_INVALID_ARGUMENT, "%s = %" PRIu32 "; it must be %s",
-                    is_flag ? "q_scale_by_kv_head" : "reserved", is_flag ? args->q_scale_by_kv_head : args->reserved,
-                    is_flag ? "0 or 1" : "0");
+    if (args->q_scale_by_kv_head > 1) {
+        return fail(SM120_INVALID_ARGUMENT, "q_scale_by_kv_head = %" PRIu32 "; it must be 0 or 1",
+                    args->q_scale_by_kv_head);
     }
     for (int i = 0; i < ATTENTION_SCALES; ++i) {
         if (list[i].given->address == 0) {

@@ -2,6 +2,8 @@
  * attention kernel. */
 #include <inttypes.h>
 
+#include "generated/constants.h"
+#include "ops/attention/smoothing.h"
 #include "ops/attention/special.h"
 #include "ops/quantize_mxfp8.h"
 #include "runtime/check.h"
@@ -29,9 +31,10 @@ static const struct forms {
     {SM120_NVFP4_MXFP8, &nvfp4, &mxfp8_columns},
 };
 
-/* Offsets into the workspace, in bytes. With P V in 16 bits there are no v_tiles. */
+/* Offsets into the workspace, in bytes. With P V in 16 bits there are no v_tiles; without smoothing the last four are
+ * empty. */
 struct areas {
-    int64_t q_elements, q_scales, k_tiles, v_tiles, end;
+    int64_t q_elements, q_scales, k_tiles, v_tiles, q_means, k_means, row_scores, mean_scores, end;
 };
 
 /* The plan of a call, made before anything is launched. */
@@ -42,6 +45,7 @@ struct plan {
     const struct form *qk, *v;                /* v NULL: P V in 16 bits, v is read in place */
     struct shape q_shape, k_shape;            /* packed: a batch for each sequence, with the rows of the longest one */
     int64_t padded_q, padded_past, padded_kv; /* rows, rounded up to whole tiles */
+    bool is_smoothed;
     struct areas areas;
 };
 
@@ -55,45 +59,57 @@ static int64_t scale_bytes(const struct form *form, int64_t columns) {
     return form->scale_columns == 0 ? form->scale_bytes : columns / form->scale_columns;
 }
 
-/* Multiply three sizes and round up to the alignment of an area. */
-static bool area_bytes(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *bytes) {
-    int64_t exact = 0;
-    const bool fits = multiply(heads, rows, &exact) && multiply(exact, row_bytes, &exact) &&
-                      add(exact, WORKSPACE_ALIGNMENT - 1, &exact);
-    *bytes = exact / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
-    return fits;
-}
-
 /* Round rows up to whole tiles. */
 static int64_t in_tiles(int64_t rows, int64_t tile) {
     return (rows + tile - 1) / tile * tile;
 }
 
-/* Lay out the workspace: q's elements, q's scales, and tiles of k and of v that hold their own scales. */
+/* Place an area of heads * rows * row_bytes bytes at *end, and move *end behind it. */
+static bool place_area(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *begin, int64_t *end) {
+    int64_t bytes = 0;
+    *begin = *end;
+    const bool fits = multiply(heads, rows, &bytes) && multiply(bytes, row_bytes, &bytes) &&
+                      add(bytes, WORKSPACE_ALIGNMENT - 1, &bytes) &&
+                      add(*end, bytes / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT, end);
+    return fits;
+}
+
+/* Lay out the workspace: q's elements, q's scales, and tiles of k and of v that hold their own scales; then what
+ * smoothing needs. */
 static sm120_status lay_out(struct plan *plan) {
-    const int64_t width = plan->record->head_dim;
+    const int64_t width = plan->record->head_dim, q_rows = plan->record->q_rows;
     const int64_t q_heads = plan->q_shape.batch * plan->q_shape.heads;
     const int64_t kv_heads = plan->k_shape.batch * plan->k_shape.heads;
-    struct areas *const areas = &plan->areas;
-    int64_t q, scales, k, v = 0;
-    plan->padded_q = in_tiles(plan->q_shape.rows, plan->record->q_rows);
+    plan->padded_q = in_tiles(plan->q_shape.rows, q_rows);
     plan->padded_past = in_tiles(plan->call->args->past_rows, plan->record->kv_rows);
     plan->padded_kv = in_tiles(plan->k_shape.rows, plan->record->kv_rows);
     const int64_t keys = plan->padded_past + plan->padded_kv;
-    *areas = (struct areas){0};
     const struct form *const qk = plan->qk, *const of_v = plan->v;
     const int64_t elements = element_bytes(qk, width), q_scales = scale_bytes(qk, width);
-    if (!area_bytes(q_heads, plan->padded_q, elements, &q) || !area_bytes(q_heads, plan->padded_q, q_scales, &scales) ||
-        !area_bytes(kv_heads, keys, elements + q_scales, &k) ||
-        (of_v != NULL &&
-         !area_bytes(kv_heads, keys / of_v->rows, element_bytes(of_v, width) + scale_bytes(of_v, width), &v)) ||
-        !add(q, scales, &areas->k_tiles) || !add(areas->k_tiles, k, &areas->v_tiles) ||
-        !add(areas->v_tiles, v, &areas->end)) {
-        return fail(SM120_UNSUPPORTED,
-                    "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " exceeds 2^63 bytes",
-                    plan->q_shape.rows, plan->k_shape.rows);
+    const int64_t v_rows = of_v != NULL ? keys / of_v->rows : 0;
+    const int64_t v_bytes = of_v != NULL ? element_bytes(of_v, width) + scale_bytes(of_v, width) : 0;
+    const int64_t q_means = plan->is_smoothed ? plan->padded_q / q_rows : 0, number = (int64_t)sizeof(float);
+    struct areas *const areas = &plan->areas;
+    *areas = (struct areas){0};
+    const struct {
+        int64_t heads, rows, row_bytes, *begin;
+    } list[] = {
+        {q_heads, plan->padded_q, elements, &areas->q_elements},
+        {q_heads, plan->padded_q, q_scales, &areas->q_scales},
+        {kv_heads, keys, elements + q_scales, &areas->k_tiles},
+        {kv_heads, v_rows, v_bytes, &areas->v_tiles},
+        {q_heads, q_means, number * ATTENTION_MEAN_COLUMNS, &areas->q_means},
+        {kv_heads, plan->is_smoothed ? 1 : 0, number * ATTENTION_MEAN_COLUMNS, &areas->k_means},
+        {q_heads, q_means * q_rows, number, &areas->row_scores},
+        {q_heads, q_means, number * keys, &areas->mean_scores},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; ++i) {
+        if (!place_area(list[i].heads, list[i].rows, list[i].row_bytes, list[i].begin, &areas->end)) {
+            return fail(SM120_UNSUPPORTED,
+                        "the workspace for q_rows = %" PRId64 " and kv_rows = %" PRId64 " exceeds 2^63 bytes",
+                        plan->q_shape.rows, plan->k_shape.rows);
+        }
     }
-    areas->q_scales = q;
     return SM120_OK;
 }
 
@@ -106,6 +122,7 @@ static sm120_status make_plan(const struct device *device, const struct attentio
             plan->v = all_forms[i].v;
         }
     }
+    plan->is_smoothed = plan->qk == &nvfp4 && call->args->no_smoothing == 0;
     if (plan->qk == NULL) {
         return fail(SM120_INTERNAL, "precision = 0x%" PRIx32 " has no packed form", call->args->precision);
     }
@@ -126,15 +143,17 @@ static sm120_status make_plan(const struct device *device, const struct attentio
 
 /* ---- launches ---- */
 
-/* The launches of a call: first the quantizers of q, k, v, past_k and past_v, as far as the call has them, then
- * attention. Do not copy it once filled, because it points into itself. */
+/* The launches of a call: first those of smoothing, then the quantizers of q, k, v, past_k and past_v, as far as the
+ * call has them, then attention. Do not copy it once filled, because it points into itself. */
 struct launches {
+    struct smoothing_launches smoothing; /* its count is 0 in calls without */
     struct quantizer_launch quantizers[5];
     int quantizer_count;
     struct kernel *kernel;
     struct launch launch;
     union {
         struct attention_mxfp8_any_parameters mxfp8; /* reads v as tiles */
+        struct attention_nvfp4_any_parameters nvfp4;
         struct attention_mixed_any_parameters mixed; /* reads v through a tensor map */
     } values;
     struct argument_pointers pointers;
@@ -178,6 +197,20 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
         /* A query for the size makes no map, because the address of v may still be 0. */
         return workspace != 0 ? describe_values(device, plan, a) : SM120_OK;
     }
+    if (plan->qk == &nvfp4) {
+        struct attention_nvfp4_any_parameters *const a = &l->values.nvfp4;
+        *a = (struct attention_nvfp4_any_parameters){
+            .q_elements = q_elements,
+            .q_scales = q_scales,
+            .k_tiles = k_tiles,
+            .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
+            .mean_scores = plan->is_smoothed ? workspace + (uint64_t)plan->areas.mean_scores : 0,
+            .row_scores = plan->is_smoothed ? workspace + (uint64_t)plan->areas.row_scores : 0,
+            .mxfp8_call = call,
+            .sequence = sequence};
+        *arguments = ARGUMENTS(a);
+        return SM120_OK;
+    }
     struct attention_mxfp8_any_parameters *const a = &l->values.mxfp8;
     *a = (struct attention_mxfp8_any_parameters){.q_elements = q_elements,
                                                  .q_scales = q_scales,
@@ -203,10 +236,52 @@ static sm120_status prepare_attention(struct device *device, const struct plan *
     return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
 }
 
+/* The factor of q: scale's sign, which kernels do not see. */
+static float factor_of(float scale) {
+    return scale > 0.0f ? 1.0f : scale < 0.0f ? -1.0f : 0.0f;
+}
+
+/* What the quantizer of q, or of k, subtracts. Without smoothing no divisor may be 0. */
+static struct quantizer_means_parameters means_of(const struct plan *plan, sm120_address workspace, bool is_q) {
+    const sm120_attention_args *const args = plan->call->args;
+    struct quantizer_means_parameters means = {.row_means = 1, .mean_rows = INT32_MAX, .group_heads = 1};
+    if (!plan->is_smoothed) {
+        return means;
+    }
+    means.means = workspace + (uint64_t)(is_q ? plan->areas.q_means : plan->areas.k_means);
+    if (is_q) {
+        means.key_means = workspace + (uint64_t)plan->areas.k_means;
+        means.row_scores = workspace + (uint64_t)plan->areas.row_scores;
+        means.row_means = (uint32_t)(plan->padded_q / plan->record->q_rows);
+        means.mean_rows = plan->record->q_rows;
+        means.group_heads = (uint32_t)(args->heads / args->kv_heads);
+    }
+    return means;
+}
+
+/* What a call smooths. */
+static struct smoothing smoothing_of(const struct plan *plan, sm120_address workspace) {
+    return (struct smoothing){
+        .call = plan->call,
+        .batch = plan->q_shape.batch,
+        .q_rows = plan->q_shape.rows,
+        .kv_rows = plan->k_shape.rows,
+        .tile_rows = plan->record->q_rows,
+        .q_tiles = plan->padded_q / plan->record->q_rows,
+        .past_tiles = plan->padded_past / plan->record->kv_rows,
+        .all_tiles = (plan->padded_past + plan->padded_kv) / plan->record->kv_rows,
+        .q_means = workspace + (uint64_t)plan->areas.q_means,
+        .k_means = workspace + (uint64_t)plan->areas.k_means,
+        .row_scores = workspace + (uint64_t)plan->areas.row_scores,
+        .mean_scores = workspace + (uint64_t)plan->areas.mean_scores,
+        .factor = factor_of(plan->call->args->scale),
+    };
+}
+
 /* The quantisation of a tensor of keys or values into the tiles of all keys, from `first_row` on. */
 static struct quantizer keys_of(const struct plan *plan, const struct form *form, const char *layout,
                                 const struct tensor *x, int64_t head_dim, int64_t rows, int64_t first_row,
-                                sm120_address tiles) {
+                                sm120_address tiles, struct quantizer_means_parameters means) {
     const sm120_attention_args *const args = plan->call->args;
     const bool is_past = first_row < plan->padded_past;
     struct quantizer q = {.operation = form->operation,
@@ -218,7 +293,8 @@ static struct quantizer keys_of(const struct plan *plan, const struct form *form
                           .padded_columns = plan->record->head_dim,
                           .elements = tiles,
                           .factor = 1.0f,
-                          .has_sequences = form->is_any || !plan->call->is_uniform};
+                          .has_sequences = form->is_any || !plan->call->is_uniform,
+                          .means = means};
     q.sequences = (struct quantizer_sequences_parameters){
         .starts = is_past ? 0 : args->cu_seqlens_k,
         .lengths = is_past ? 0 : args->kv_lengths,
@@ -247,23 +323,29 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
                                 .padded_columns = plan->record->head_dim,
                                 .elements = workspace + (uint64_t)plan->areas.q_elements,
                                 .scales = workspace + (uint64_t)plan->areas.q_scales,
-                                .factor = args->scale > 0.0f   ? 1.0f
-                                          : args->scale < 0.0f ? -1.0f
-                                                               : 0.0f,
+                                .factor = factor_of(args->scale),
                                 .has_sequences = plan->qk->is_any || args->cu_seqlens_q != 0,
-                                .sequences = {.starts = args->cu_seqlens_q, .total = (int32_t)args->q_total}};
+                                .sequences = {.starts = args->cu_seqlens_q, .total = (int32_t)args->q_total},
+                                .means = means_of(plan, workspace, true)};
+    const struct quantizer_means_parameters of_k = means_of(plan, workspace, false), none = {0};
     const struct {
         bool is_there;
         struct quantizer job;
     } list[] = {
         {true, q},
-        {true, keys_of(plan, plan->qk, "k", &call->k, args->head_dim, kv_rows, plan->padded_past, k_tiles)},
-        {plan->v != NULL, keys_of(plan, of_v, "v", &call->v, v_dim, kv_rows, plan->padded_past, v_tiles)},
-        {past_rows != 0, keys_of(plan, plan->qk, "k", &call->past_k, args->head_dim, past_rows, 0, k_tiles)},
-        {past_rows != 0 && plan->v != NULL, keys_of(plan, of_v, "v", &call->past_v, v_dim, past_rows, 0, v_tiles)},
+        {true, keys_of(plan, plan->qk, "k", &call->k, args->head_dim, kv_rows, plan->padded_past, k_tiles, of_k)},
+        {plan->v != NULL, keys_of(plan, of_v, "v", &call->v, v_dim, kv_rows, plan->padded_past, v_tiles, none)},
+        {past_rows != 0, keys_of(plan, plan->qk, "k", &call->past_k, args->head_dim, past_rows, 0, k_tiles, of_k)},
+        {past_rows != 0 && plan->v != NULL,
+         keys_of(plan, of_v, "v", &call->past_v, v_dim, past_rows, 0, v_tiles, none)},
     };
     sm120_status status = SM120_OK;
     launches->quantizer_count = 0;
+    launches->smoothing.count = 0;
+    if (plan->is_smoothed) {
+        const struct smoothing smoothing = smoothing_of(plan, workspace);
+        status = smoothing_prepare(device, &smoothing, &launches->smoothing);
+    }
     for (size_t i = 0; i < sizeof list / sizeof *list && status == SM120_OK; ++i) {
         if (list[i].is_there) {
             status = quantizer_prepare(device, &list[i].job, args->stream,
@@ -275,7 +357,7 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
 
 /* Start the launches in order; each one reads the results of the earlier ones. */
 static sm120_status start(const struct launches *launches) {
-    sm120_status status = SM120_OK;
+    sm120_status status = smoothing_start(&launches->smoothing);
     for (int i = 0; i < launches->quantizer_count && status == SM120_OK; ++i) {
         status = launch_start(launches->quantizers[i].kernel, &launches->quantizers[i].launch);
     }

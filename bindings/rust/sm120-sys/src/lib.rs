@@ -594,7 +594,7 @@ pub struct sm120_attention_args {
     pub o_scale: sm120_tensor,
     pub amax: sm120_tensor,
     pub q_scale_by_kv_head: u32,
-    pub reserved: u32,
+    pub no_smoothing: u32,
 }
 
 impl Default for sm120_attention_args {
