@@ -11,10 +11,10 @@ import numpy as np
 from pysm120.ops.attention import attention, attention_varlen
 from pysm120.ops.attention_backward import attention_backward, attention_varlen_backward
 from pysm120.ops.attention_kv_cache import attention_with_kv_cache
+from pysm120.ops.foreign import on_host
 from pysm120.ops.kv_cache import kv_cache_append
-from pysm120.ops.operands import device_of, face_of, narrowed
+from pysm120.ops.operands import device_of, narrowed
 from pysm120.ops.options import ends, flag, integer, number, precision_of
-from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import Error, InvalidArgumentError, UnsupportedError
 
@@ -286,12 +286,11 @@ def flash_attn_with_kvcache(
         table = _table_of(cache_batch_idx, block_table)
         seqlens = _seqlens_of(cache_seqlens, q, place, stream)
         if k is not None:
-            caches = [_in_place(place, x, f"{letter}_cache", stream) for letter, x in (("k", k_cache), ("v", v_cache))]
             if new_seqlens is None:
-                is_host = isinstance(q, np.ndarray)
-                new_seqlens = np.empty(len(seqlens), np.int32) if is_host else place.empty(seqlens.shape, np.int32)
+                make = np.empty if on_host(q) else place.empty
+                new_seqlens = make(tuple(seqlens.shape), np.int32)
             kv_cache_append(
-                *(k, v, *caches),
+                *(k, v, k_cache, v_cache),
                 kv_lengths=seqlens,
                 page_table=table,
                 new_lengths=new_seqlens,
@@ -368,19 +367,7 @@ def _seqlens_of(seqlens: Any, q: Any, place: Device, stream: Any) -> Any:
     shape = getattr(q, "shape", ())
     values = np.full(shape[:1], integer(seqlens, "cache_seqlens"))
     lengths = narrowed(values, "cache_seqlens", np.dtype(np.int32))
-    return (
-        lengths if isinstance(q, np.ndarray) else place.empty(lengths.shape, np.int32).copy_from(lengths, stream=stream)
-    )
-
-
-def _in_place(place: Device, x: Any, name: str, stream: Any) -> Any:
-    """Return a cache that kernels can write to: that of another library as an Array on its memory."""
-    if isinstance(x, np.ndarray | Array) or not hasattr(x, "__dlpack__"):
-        return x
-    try:
-        return place.from_dlpack(x, copy=False, stream=stream)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(re.sub("^x is", f"{name} is", str(error))) from None
+    return lengths if on_host(q) else place.empty(lengths.shape, np.int32).copy_from(lengths, stream=stream)
 
 
 def _flash_attn_backward(
@@ -452,7 +439,7 @@ def _flash_attn_backward(
         device=device,
         stream=stream,
         **_options(q, dropout_p, softmax_scale, (window_size_left, window_size_right), None),
-        **_gradients(q, device, stream, dq=dq, dk=dk, dv=dv),
+        **_gradients(dq=dq, dk=dk, dv=dv),
     )
 
 
@@ -512,18 +499,16 @@ def _flash_attn_varlen_backward(
         device=device,
         stream=stream,
         **_options(q, dropout_p, softmax_scale, (window_size_left, window_size_right), None),
-        **_gradients(q, device, stream, dq=dq, dk=dk, dv=dv),
+        **_gradients(dq=dq, dk=dk, dv=dv),
     )
 
 
-def _gradients(q: Any, device: Any, stream: Any, **given: Any) -> Any:
-    """Return the arrays of gradients: those of other libraries as Arrays on their memory."""
+def _gradients(**given: Any) -> Any:
+    """Return the arrays of gradients after checking that all are given."""
     for name, x in given.items():
         if x is None:
             message = f"{name} is None: give the array for the gradient"
             raise InvalidArgumentError(message)
-        if not isinstance(x, np.ndarray | Array) and hasattr(x, "__dlpack__"):
-            given[name] = face_of(device_of({"q": q}, device), x, name, stream)
     return given
 
 

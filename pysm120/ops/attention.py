@@ -96,9 +96,10 @@ def attention(
     Parameters
     ----------
     q : array, float32, float16, bfloat16 or float8_e4m3fn, shape (B, Sq, H, D)
-        Queries. ndarrays are copied to the device and the result back. An Array,
-        or any array that supports DLPack, stays on its device. D is up to 128, in
-        bf16 and f16 up to 256; Sq >= 1. Other arrays are of the same kind as q.
+        Queries. Arrays in host memory, of NumPy or of another library, are copied
+        to the device and the result back. Arrays on a device stay there. New
+        results have the kind of q. D is up to 128, in bf16 and f16 up to 256;
+        Sq >= 1. Other arrays are where q is.
     k : array, dtype of q, shape (B, Sk, Hkv, D)
         Keys. Sk >= 1, and H is a multiple of Hkv: head h of q uses head
         h // (H / Hkv) of k and v.
@@ -160,7 +161,7 @@ def attention(
         Default: $PYSM120_ATTENTION_CONFIG if the call supports it, else the one
         that suits shape and device.
     out : array, shape (B, Sq, H, Dv), optional
-        The array for the result, of the same kind as q. On a device it may be q
+        The array for the result, where q is. On a device it may be q
         itself; it must not overlap other inputs.
     out_dtype : dtype, optional
         float32, float16 or bfloat16, and for float8_e4m3fn that too. Default: that

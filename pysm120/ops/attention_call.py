@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pysm120.ops import foreign
 from pysm120.ops.call import Operation
 from pysm120.ops.options import default_precision, ends, flag, integer, number, one_of
 from pysm120.ops.table import E4M3, F32, FLOATS, I32, Input, Output
@@ -150,10 +151,10 @@ def scales(q: Any, k: Any, given: Mapping[str, Any], order: str) -> dict[str, An
     A q_scale of the heads of k belongs to the row q_scale_by_kv.
     """
     axis = order.index("H") - len(order)
-    on_host, found = isinstance(q, np.ndarray), {"q_scale_by_kv": None, **given}
+    found = {"q_scale_by_kv": None, **given}
     for name, x in given.items():
         if x is not None:
-            found[name] = _scale(x, name, axis, on_host=on_host)
+            found[name] = _scale(x, name, axis, is_on_host=foreign.on_host(q))
     x = found["q_scale"]
     if x is not None and min(len(getattr(y, "shape", ())) for y in (q, k)) >= -axis:
         heads, kv_heads = q.shape[axis], k.shape[axis]
@@ -162,9 +163,9 @@ def scales(q: Any, k: Any, given: Mapping[str, Any], order: str) -> dict[str, An
     return found
 
 
-def _scale(x: Any, name: str, axis: int, *, on_host: bool) -> Any:
+def _scale(x: Any, name: str, axis: int, *, is_on_host: bool) -> Any:
     """Return one scale with dimensions of 1 behind that of the heads, and between it and the batch."""
-    if on_host and isinstance(x, float | int):
+    if is_on_host and isinstance(x, float | int):
         x = np.full(1, number(x, name), np.float32)
     shape = getattr(x, "shape", None)
     if shape is None or len(shape) > len(("batch", "heads")):

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pysm120.ops.foreign import on_host
 from pysm120.ops.options import number
 from pysm120.ops.table import U8
 from pysm120.runtime.arrays import dtype_of
@@ -53,7 +54,7 @@ class Cache(NamedTuple):
         if kind == "plain" and dtype in U8:
             message = f"{name} has dtype uint8; NVFP4 needs (elements, scales), with a scale for each 16 columns"
             raise TypeError(message)
-        if isinstance(arrays[0], np.ndarray) and isinstance(scale, float | int):
+        if on_host(arrays[0]) and isinstance(scale, float | int):
             scale = np.full(1, number(scale, f"{letter}_scale"), np.float32)
         if layout == "HND":
             arrays = tuple(_permuted(x, 0, 2, 1, 3) for x in arrays)

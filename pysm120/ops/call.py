@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops import operands
+from pysm120.ops import foreign, operands
 from pysm120.ops.plan import LETTERS, Fill, Form, New, Plan, Planner, Slot, fill_members, key
 from pysm120.ops.table import F32, I32, Output, Row
 from pysm120.runtime.arrays import Allocation, Array, allocate
@@ -28,7 +28,7 @@ from pysm120.runtime.ffi import cast, check, check_running, ffi, lib, new, types
 
 _ALIGNMENT = 16  # alignment of addresses; kernels can use such arrays in place
 
-# A result has the kind of the inputs. For arrays of another library it is an Array, which that library takes by DLPack.
+# A result has the kind of the first input.
 AnyArray = TypeVar("AnyArray", npt.NDArray[Any], Array, SupportsDLPack)
 
 
@@ -98,7 +98,8 @@ class Operation:
         Returns
         -------
         list
-            The results: ndarrays if the inputs are ndarrays, else Arrays; None for results that are not wanted.
+            The results: given arrays as they are, new ones of the kind of the first input; None for results that are
+            not wanted.
 
         """
         given, results = self._inputs_of(inputs), self._outputs_of(outputs)
@@ -113,23 +114,40 @@ class Operation:
     def _from_anywhere(
         self, given: list[Any], results: list[Any], options: Any, device: Any, stream: Any, workspace: Any
     ) -> list[Any]:
-        """Compute the operation on arrays of any kind."""
+        """Compute the operation on arrays of any kind; new results get the kind of the first input."""
+        library, wanted = foreign.library_of(given[0]), results
+        ours = [x for x in results if type(x) is not New]
+        if foreign.are_on_host((*given, *ours)):
+            given = [foreign.as_ndarray(x, row.name) for x, row in zip(given, self._inputs, strict=True)]
+            results = [foreign.as_result(x, row.name) for x, row in zip(results, self._outputs, strict=True)]
         if isinstance(given[0], np.ndarray):
             given = [_beside_ndarrays(x, slot) for x, slot in zip(given, self._planner.slots, strict=False)]
+        made = self._from_one_kind(given, results, options, device, stream, workspace)
+        return [
+            foreign.handed_to(library, x, row.name) if type(given_one) is New else given_one
+            for x, given_one, row in zip(made, wanted, self._outputs, strict=True)
+        ]
+
+    def _from_one_kind(
+        self, given: list[Any], results: list[Any], options: Any, device: Any, stream: Any, workspace: Any
+    ) -> list[Any]:
+        """Compute the operation on ndarrays, or on Arrays and other libraries' arrays on a device."""
         pairs = list(zip(given, self._inputs, strict=True))
         named = {row.name: x for x, row in pairs if x is not None or not row.optional}
         on_host = operands.is_host(named)
         place = operands.device_of(named, device)
         if on_host:
             return self._from_host(place, given, results, options, stream, workspace)
-        faces: list[Any] = [None if x is None else operands.face_of(place, x, row.name, stream) for x, row in pairs]
-        plan = self._planner.plan(faces, results, options)
+        faces: list[Any] = [None if x is None else foreign.face_of(place, x, row.name, stream) for x, row in pairs]
+        there = [
+            foreign.result_face_of(place, x, row.name, stream) for x, row in zip(results, self._outputs, strict=True)
+        ]
+        plan = self._planner.plan(faces, there, options)
         if plan.scattered:
             faces = [x.copy(stream=stream) if i in plan.scattered else x for i, x in enumerate(faces)]
-            plan = self._planner.plan(faces, results, options)
-        made = self._launch(plan, place, faces, results, stream, workspace)
-        if any(x is not None and not isinstance(x, Array) for x in given):
-            check(lib.sm120_stream_synchronize(place.handle.pointer, place.stream_handle(stream)))
+            plan = self._planner.plan(faces, there, options)
+        made = self._launch(plan, place, faces, there, stream, workspace)
+        foreign.wait_for(place, stream, *given, *results)
         return made
 
     # ---- on a device ------------------------------------------------------------
@@ -239,8 +257,13 @@ class Operation:
 
 def _beside_ndarrays(x: Any, slot: Slot) -> Any:
     """Return numbers as an ndarray if a row has only one dtype; other values are returned unchanged and fail later."""
-    is_foreign = isinstance(x, Array) or (not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__"))
-    if x is None or is_foreign or slot.is_struct or slot.row.dtypes not in (F32, I32):
+    if (
+        x is None
+        or isinstance(x, Array)
+        or foreign.is_foreign(x)
+        or slot.is_struct
+        or slot.row.dtypes not in (F32, I32)
+    ):
         return x
     return operands.narrowed(x, slot.row.name, slot.row.dtypes[0])
 

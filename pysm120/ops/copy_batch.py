@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pysm120.ops.foreign import named, refuse_immutable
 from pysm120.ops.operands import device_of
 from pysm120.ops.options import integer
 from pysm120.runtime.arrays import Array
@@ -177,11 +178,10 @@ def _piece(n: int, piece: Any) -> tuple[Any, Any, int]:
 
 def _face_of(device: Device, x: Any, name: str) -> Array:
     """Return an array of any library as an Array on its memory."""
-    try:
+    if name.endswith("dst"):
+        refuse_immutable(x, name)
+    with named(name):
         return device.from_dlpack(x, copy=False)
-    except InvalidArgumentError as error:
-        message = f"{name}{str(error).removeprefix('x')}"
-        raise InvalidArgumentError(message) from None
 
 
 @contextlib.contextmanager

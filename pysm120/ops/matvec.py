@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops import operands
+from pysm120.ops import foreign, operands
 from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import one_of
-from pysm120.ops.table import F32, FLOATS, I32, Input, Output
+from pysm120.ops.table import F32, FLOATS, I32, Dtype, Input, Output
 from pysm120.ops.weights import LAYOUTS, TYPES, U8, QuantizedMatrix, check_array, device_of
 from pysm120.runtime.arrays import Array, dtype_of, refuse_mask
 from pysm120.runtime.device import Device
@@ -169,27 +169,54 @@ def _product(
     stream: Any,
     workspace: Any,
 ) -> Any:
-    """Compute a product, on the device or on copies."""
+    """Compute a product; a new result gets the kind of x."""
+    library, wanted = foreign.library_of(x), out
+    if foreign.are_on_host((x, out)):
+        x, out = foreign.as_ndarray(x, "x"), foreign.as_result(out, "out")
     if isinstance(x, np.ndarray):
-        return _on_host(w, x, others, out, out_dtype, place, stream)
-    if not isinstance(x, Array):
+        made = _on_host(w, x, others, out, out_dtype, place, stream)
+    else:
         operands.is_host({"x": x})
-        x = operands.face_of(place, x, "x", stream)
+        face, there = foreign.face_of(place, x, "x", stream), foreign.result_face_of(place, out, "out", stream)
+        made = _on_device(w, face, others, there, out_dtype, place, stream, workspace)
+        foreign.wait_for(place, stream, x, out)
+    return foreign.handed_to(library, made, "out") if wanted is None else wanted
+
+
+def _beside(place: Any, x: Any, name: str, dtype: Dtype, stream: Any) -> Array | None:
+    """Return an array beside x as an Array; numbers in host memory are narrowed to the dtype."""
+    if x is None or isinstance(x, Array):
+        return x
+    if foreign.is_foreign(x) and not foreign.on_host(x):
+        return foreign.face_of(place, x, name, stream)
+    narrow: Array = place.array(operands.narrowed(foreign.as_ndarray(x, name), name, dtype))
+    return narrow
+
+
+def _on_device(
+    w: QuantizedMatrix,
+    x: Array,
+    others: dict[str, Any],
+    out: Any,
+    out_dtype: Any,
+    place: Any,
+    stream: Any,
+    workspace: Any,
+) -> Any:
+    """Compute a product of Arrays."""
     columns = w.shape[-1]
     if len(x.shape) not in _RANKS or x.shape[-1] != columns:
         message = f"x has shape {x.shape}, not ({columns},) or (N, {columns}), as w has {columns} columns"
         raise InvalidArgumentError(message)
     bias, experts, up, activation = others["bias"], others["experts"], others["up"], others["activation"]
-    if experts is not None and not isinstance(experts, Array):
-        experts = place.array(operands.narrowed(experts, "experts", I32[0]))
+    experts = _beside(place, experts, "experts", I32[0], stream)
     shape = _result_shape(w, x.shape, None if experts is None else experts.shape)
     if out is None:
         made: Any = place.empty(shape, x.dtype if out_dtype is None else dtype_of(out_dtype, "out_dtype"))
     else:
         made = out
         check_array(made, "out", shape, None if out_dtype is None else dtype_of(out_dtype, "out_dtype"))
-    if bias is not None and not isinstance(bias, Array):
-        bias = place.array(operands.narrowed(bias, "bias", F32[0]))
+    bias = _beside(place, bias, "bias", F32[0], stream)
     if bias is not None and bias.shape != shape[-1:]:
         message = f"bias has shape {bias.shape}, not {shape[-1:]}"
         raise InvalidArgumentError(message)
@@ -235,7 +262,7 @@ def _on_host(
     refuse_mask(x, "x")
     given = place.array(x)
     with operands.temporary([given]):
-        computed = _product(w, given, others, None, out_dtype, place, stream, None)
+        computed = _on_device(w, given, others, None, out_dtype, place, stream, None)
         with operands.temporary([computed]):
             result = computed.numpy(stream=stream)
     if out is None:

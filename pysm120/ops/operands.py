@@ -1,4 +1,4 @@
-"""The device of an operation's arrays, and the import of ndarrays and of other libraries' arrays."""
+"""The device of an operation's arrays, and ndarrays as its inputs and results."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pysm120.ops.foreign import is_foreign
 from pysm120.ops.table import FLOATS, Dtype
 from pysm120.runtime.arrays import Array, refuse_mask
 from pysm120.runtime.device import Device, as_device, shared_device
@@ -19,7 +20,7 @@ def is_host(inputs: Mapping[str, Any]) -> bool:
     on_host = {name: isinstance(x, np.ndarray) for name, x in inputs.items()}
     for name, x in inputs.items():
         refuse_mask(x, name)
-        if not isinstance(x, np.ndarray | Array) and not hasattr(x, "__dlpack__"):
+        if not isinstance(x, np.ndarray | Array) and not is_foreign(x):
             message = f"{name} is a {type(x).__name__}, not an ndarray, an Array or an array that supports DLPack"
             raise TypeError(message)
     if len(set(on_host.values())) > 1:
@@ -49,17 +50,6 @@ def device_of(inputs: Mapping[str, Any], device: Device | str | None) -> Device:
             message = f"{name} is on {found.name_of(place)}, not on {found} like the others"
             raise InvalidArgumentError(message)
     return found or shared_device()
-
-
-def face_of(device: Device, x: Any, name: str, stream: Any) -> Array:
-    """Return an input as an Array on the device; errors name the argument."""
-    try:
-        return device.from_dlpack(x, stream=stream)
-    except (InvalidArgumentError, TypeError) as error:
-        subject, space, rest = str(error).partition(" ")
-        if subject != "x":
-            raise
-        raise type(error)(name + space + rest) from None
 
 
 def narrowed(x: Any, name: str, dtype: Dtype) -> npt.NDArray[Any]:

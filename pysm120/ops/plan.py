@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pysm120.ops import operands, table
+from pysm120.ops.options import dtype_name
 from pysm120.ops.table import BF16, E4M3, Dtype, Input, Output, Row, Sizes
 from pysm120.runtime.arrays import Array, dtype_of, form_of
 from pysm120.runtime.errors import InvalidArgumentError
@@ -35,11 +36,9 @@ def result(out: Any, out_dtype: Any = None) -> Any:
     given = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
     if out is None:
         return NEW if given is None else New(given)
-    if not hasattr(out, "dtype"):
-        message = f"out is a {type(out).__name__}, not an array"
-        raise TypeError(message)
-    if given is not None and given != out.dtype:
-        message = f"out_dtype is {given}, but out has dtype {out.dtype}"
+    dtype = dtype_name(out, "out")
+    if given is not None and given.name != dtype:
+        message = f"out_dtype is {given}, but out has dtype {dtype}"
         raise InvalidArgumentError(message)
     return out
 

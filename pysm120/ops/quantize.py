@@ -57,8 +57,7 @@ def quantize_mxfp8(
     Parameters
     ----------
     x : array, float32, float16 or bfloat16, shape (..., rows, D)
-        D is a multiple of 8. An ndarray is copied to the device and the result
-        back; an Array, or an array that supports DLPack, stays on its device.
+        D is a multiple of 8. Results have the kind of x, as in `attention`.
     axis : {-1, -2}
         The axis of the blocks of 32; the last block may be short.
     rounding : {"up", "floor"}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops import operands
+from pysm120.ops import foreign, operands
 from pysm120.ops.call import Operation
 from pysm120.ops.options import integer, one_of
 from pysm120.ops.table import FLOATS, Dtype, Input, Output
@@ -201,12 +201,12 @@ def dequantize(
     if w.layout != "native":
         message = f"w has layout {w.layout!r}; dequantize supports 'native'"
         raise UnsupportedError(message)
-    if out is None:
-        out = place.empty(w.shape, kind)
-    check_array(out, "out", w.shape, kind)
-    flat = out if len(w.shape) == len(("rows", "columns")) else out.reshape(-1, w.shape[-1])
+    made = place.empty(w.shape, kind) if out is None else foreign.result_face_of(place, out, "out", stream)
+    check_array(made, "out", w.shape, kind)
+    flat = made if len(w.shape) == len(("rows", "columns")) else made.reshape(-1, w.shape[-1])
     _DEQUANTIZE({"weights": w.data}, {"out": flat}, _Type(TYPES[w.type]), stream=stream)
-    return out
+    foreign.wait_for(place, stream, out)
+    return made if out is None else out
 
 
 def repack(w: QuantizedMatrix, *, device: Device | str | None = None, stream: Any = None) -> QuantizedMatrix:

@@ -546,13 +546,8 @@ def from_dlpack(device: Context, x: Any, *, copy: bool | None = None, stream: An
     if int(place) != dlpack.CPU:
         message = f"x is on a device of DLPack type {int(place)}, not CUDA or the CPU"
         raise InvalidArgumentError(message)
-    imported = dlpack.Imported(dlpack.request(x, None))
-    try:
-        strides = imported.strides or shapes.contiguous_strides(imported.shape)
-        values = _host_view(imported, strides)
-        return _from_host(device, values, imported.address, copy, stream)
-    finally:
-        imported.release()
+    values = host_view(x)
+    return _from_host(device, values, values.__array_interface__["data"][0], copy, stream)
 
 
 def _allocation_at(device: Context, address: int, nbytes: int) -> Allocation | None:
@@ -563,15 +558,19 @@ def _allocation_at(device: Context, address: int, nbytes: int) -> Allocation | N
     return None
 
 
-def _host_view(imported: dlpack.Imported, strides: Shape) -> npt.NDArray[Any]:
-    """Return an ndarray over the host memory of an import."""
+def host_view(x: Any) -> npt.NDArray[Any]:
+    """Return an ndarray over the host memory of another library's array, which it keeps alive."""
+    imported = dlpack.Imported(dlpack.request(x, None))
     shape, kind = imported.shape, imported.dtype
+    strides = imported.strides or shapes.contiguous_strides(shape)
     if math.prod(shape) == 0:
+        imported.release()
         return np.empty(shape, kind)
     low, high = shapes.span(shape, strides)
     start = imported.address + low * kind.itemsize
     nbytes = (high - low + 1) * kind.itemsize
-    raw = _over(cast("char *", start), nbytes, kind)
+    memory = ffi.gc(cast("char *", start), lambda _: imported.release())
+    raw = _over(memory, nbytes, kind)
     steps = tuple(stride * kind.itemsize for stride in strides)
     return np.lib.stride_tricks.as_strided(raw[-low:], shape, steps, writeable=not imported.readonly)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from pysm120.runtime.errors import InvalidArgumentError
 
@@ -239,6 +240,41 @@ def export(
     capsule = entry.capsule
     _exports[where] = entry
     return capsule
+
+
+class HostArray:
+    """An ndarray that speaks DLPack in every dtype; NumPy itself exports no bfloat16 and no float8."""
+
+    def __init__(self, values: npt.NDArray[Any]) -> None:
+        self._values = values
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return (1, 0), the CPU."""
+        return CPU, 0
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a capsule that shares the memory."""
+        del stream
+        if copy or (dl_device is not None and tuple(dl_device) != (CPU, 0)):
+            message = f"dl_device is {dl_device} and copy is {copy}, but the array is shared, on the CPU"
+            raise BufferError(message)
+        values = self._values
+        return export(
+            address=int(values.__array_interface__["data"][0]),
+            shape=values.shape,
+            strides=tuple(step // values.itemsize for step in values.strides),
+            dtype=values.dtype,
+            device=(CPU, 0),
+            owner=values,
+            versioned=max_version is not None and max_version[0] >= 1,
+        )
 
 
 # ---- import ---------------------------------------------------------------------

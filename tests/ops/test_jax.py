@@ -132,7 +132,7 @@ def test_jax(device: pysm120.Device, pytestconfig: pytest.Config) -> None:
             device=device,
         )
         empty = hidden(p, given)
-        got, logs = out.numpy(), lse.numpy()
+        got, logs = np.asarray(out), np.asarray(lse)
         exact, exact_logs = by_jax(p, given, jnp.float32)
         plain, _ = by_jax(p, given, KINDS[p.precision])
         rows = ~empty.transpose(0, 2, 1)
@@ -202,7 +202,7 @@ def test_gradients_of_jax(device: pysm120.Device, pytestconfig: pytest.Config) -
             device=device,
             **options,
         )
-        found = [x.numpy() for x in made]
+        found = [np.array(x) for x in made]
         if p.bias:
             found[3] = found[3].sum(0, keepdims=True)  # the bias has one batch
         for got, best, usual in zip(found[: 4 if p.bias else 3], exact, plain, strict=False):
@@ -222,9 +222,29 @@ def test_gradients_of_jax(device: pysm120.Device, pytestconfig: pytest.Config) -
     repeated(test, pytestconfig, examples=10, p=PROBLEMS)
 
 
-@pytest.mark.virtual
-def test_a_result_goes_back_to_jax(device: pysm120.Device) -> None:
-    """JAX takes what attention made, memory and all: here both are on the CPU."""
+@pytest.mark.parametrize("rows", [4, 1000])
+def test_results_are_arrays_of_jax(device: pysm120.Device, rows: int) -> None:
+    """On the CPU, where the inputs are, in every dtype of results."""
+    x = jnp.ones((1, rows, 1, 16), jnp.bfloat16)
+    for dtype in (None, np.float32, np.float16):
+        out = pysm120.attention(x[:, :4], x, x, out_dtype=dtype, device=device)
+        assert isinstance(out, jax.Array)
+        assert out.device == x.device
+        assert out.dtype == (dtype or jnp.bfloat16)
+        assert np.array_equal(np.asarray(out, np.float32), np.ones((1, 4, 1, 16)))
+    y = jnp.ones((rows, 32), jnp.float32)
+    for made, wanted in (
+        (pysm120.quantize_mxfp8(y, device=device), pysm120.quantize_mxfp8(np.asarray(y), device=device)),
+        (pysm120.quantize_nvfp4(y, device=device), pysm120.quantize_nvfp4(np.asarray(y), device=device)),
+    ):
+        for got, best in zip(made, wanted, strict=True):
+            assert isinstance(got, jax.Array)
+            assert got.dtype == best.dtype
+            assert np.asarray(got).tobytes() == best.tobytes()
+
+
+def test_arrays_of_jax_are_never_written(device: pysm120.Device) -> None:
     x = jnp.ones((1, 4, 1, 16), jnp.bfloat16)
-    out = pysm120.attention(x, x, x, precision="bf16", device=device)
-    assert np.array_equal(np.asarray(jax.dlpack.from_dlpack(out), np.float32), np.ones((1, 4, 1, 16)))
+    with pytest.raises(TypeError, match="out is a ArrayImpl of jax, whose arrays cannot be written to: leave it"):
+        pysm120.attention(x, x, x, out=jnp.zeros_like(x), device=device)
+    assert (x == 1).all()
