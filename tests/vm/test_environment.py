@@ -1,11 +1,14 @@
 """Variables of the environment: what is right, and one sentence for what is not."""
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from micro import run
 
 import pysm120
 
@@ -92,3 +95,29 @@ def test_kernels_of_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> N
         own = pysm120.attention(q, k, v, precision="mxfp8", device=device)
     assert not np.array_equal(own, hopper), "the products are rounded at different places"
     np.testing.assert_allclose(own, hopper, atol=1e-4 * np.abs(own).max())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="reads glibc's fenv_t of x86-64")
+def test_the_floating_point_environment_of_the_host_does_not_matter(
+    device: pysm120.Device, rng: np.random.Generator
+) -> None:
+    """Flushed subnormals, as in callbacks of XLA, and rounding upwards; afterwards the host has them again."""
+    math = ctypes.CDLL("libm.so.6")
+    x, y = rng.standard_normal((2, 128)).astype(np.float32) * np.float32(1e-38)
+    body = "mul.rn.f32 f0, in0, 0f3f000000; add.rn.f32 out0, f0, in1; mul.f32 out1, in0, 0f3eaaaaab;"
+    wanted = run(device, body, [x, y], ["f4", "f4"])
+    assert (np.abs(wanted[1][wanted[1] != 0]) < np.finfo(np.float32).tiny).any()
+    before, changed, after = (ctypes.create_string_buffer(64) for _ in range(3))
+    math.fegetenv(before)
+    mxcsr = ctypes.c_uint32.from_buffer(changed, 28)
+    ctypes.memmove(changed, before, 64)
+    mxcsr.value |= 0x8000 | 0x0040 | 0x4000  # flush to zero, subnormals are zeros, round upwards
+    try:
+        math.fesetenv(changed)
+        found = run(device, body, [x, y], ["f4", "f4"])
+        math.fegetenv(after)
+    finally:
+        math.fesetenv(before)
+    for got, best in zip(found, wanted, strict=True):
+        assert got.tobytes() == best.tobytes()
+    assert ctypes.c_uint32.from_buffer(after, 28).value & 0xE040 == 0xC040

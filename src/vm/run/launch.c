@@ -1,5 +1,6 @@
 /* Launches: the checks before them, and the distribution of CTAs to threads. The calling thread runs CTAs too, so a
  * launch makes progress even if no helper thread can be started. */
+#include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,8 +99,8 @@ static uint64_t choose_stride(uint64_t seed, uint64_t ctas) {
     }
 }
 
-/* Run CTAs of a launch until none are left. */
-static void work(struct launch *launch) {
+/* Run CTAs of a launch on this thread until none are left. */
+static void run_ctas(struct launch *launch) {
     struct worker *worker = worker_get();
     if (worker == NULL || !worker_prepare(worker, launch) || !profile_worker_open(worker)) {
         launch_out_of_memory(launch);
@@ -108,6 +109,16 @@ static void work(struct launch *launch) {
     schedule_run(worker, launch);
     counters_add(launch->device, worker, launch->function);
     profile_worker_close(worker);
+}
+
+/* Run CTAs in the default floating-point environment: the host may flush subnormals, as XLA does around callbacks, or
+ * round in another direction. */
+static void work(struct launch *launch) {
+    fenv_t host;
+    fegetenv(&host);
+    fesetenv(FE_DFL_ENV);
+    run_ctas(launch);
+    fesetenv(&host);
 }
 
 /* ---- the pool ------------------------------------------------------------------------------------------------ */
