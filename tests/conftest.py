@@ -21,7 +21,7 @@ HAS_TRITON, HAS_JAX = (importlib.util.find_spec(name) is not None for name in ("
 collect_ignore = (
     [] if HAS_TRITON else [f"corpus/{name}.py" for name in ("test_triton", "triton_kernels", "triton_compile")]
 )
-collect_ignore += [] if HAS_JAX else ["ops/test_jax.py"]
+collect_ignore += [] if HAS_JAX else ["ops/test_jax.py", "ops/test_jax_transformations.py"]
 
 
 LEFT_OUT = pytest.StashKey[dict[str, Any]]()

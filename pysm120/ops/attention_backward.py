@@ -100,6 +100,16 @@ _LAYOUTS = {
 _PACKED = Operation("sm120_attention_backward", _PACKED_ROWS, order="SHD", fill=_fill_packed, on_host=check_starts)
 
 
+def operation(layout: str) -> Operation:
+    """Return the operation for a layout."""
+    return _LAYOUTS[one_of(layout, "layout", tuple(_LAYOUTS))]
+
+
+def options(rules: Mapping[str, Any], *, deterministic: bool) -> Any:
+    """Return the options of a call that accumulates nothing; `rules` are the arguments that `attention` has too."""
+    return _Options(**rules, accumulate=False, deterministic=deterministic)
+
+
 def _results(
     given: Mapping[str, Any], *, accumulate: Any, return_dsinks: Any, sinks: Any, return_dmask: Any = False
 ) -> dict[str, Any]:
@@ -244,7 +254,7 @@ def attention_backward(
     ``dsinks`` are the same bits in every run.
 
     """
-    operation = _LAYOUTS[one_of(layout, "layout", tuple(_LAYOUTS))]
+    call = operation(layout)
     if flag(return_dmask, "return_dmask"):
         _check_dmask(mask)
     inputs = {
@@ -262,7 +272,7 @@ def attention_backward(
         "mask": mask_in_float32(mask) if isinstance(mask, np.ndarray) and mask.dtype == np.float64 else mask,
         "sinks": sinks,
     }
-    options = _Options(causal, causal_align, window, softcap, scale, precision, accumulate, deterministic)
+    asked = _Options(causal, causal_align, window, softcap, scale, precision, accumulate, deterministic)
     wanted = _results(
         {"dq": dq, "dk": dk, "dv": dv},
         accumulate=accumulate,
@@ -270,7 +280,7 @@ def attention_backward(
         sinks=sinks,
         return_dmask=return_dmask,
     )
-    made = operation(inputs, wanted, options, device=device, stream=stream, workspace=workspace)
+    made = call(inputs, wanted, asked, device=device, stream=stream, workspace=workspace)
     return tuple(x for x in made if x is not None)
 
 
@@ -358,7 +368,7 @@ def attention_varlen_backward(
         "diagonals": diagonals,
         "sinks": sinks,
     }
-    options = _Options(
+    asked = _Options(
         causal,
         causal_align,
         window,
@@ -371,5 +381,5 @@ def attention_varlen_backward(
         max_seqlen_k,
     )
     wanted = _results({"dq": dq, "dk": dk, "dv": dv}, accumulate=accumulate, return_dsinks=return_dsinks, sinks=sinks)
-    made = _PACKED(inputs, wanted, options, device=device, stream=stream, workspace=workspace)
+    made = _PACKED(inputs, wanted, asked, device=device, stream=stream, workspace=workspace)
     return tuple(x for x in made if x is not None)

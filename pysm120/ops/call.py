@@ -111,6 +111,14 @@ class Operation:
             return self._from_anywhere(list(given), list(results), options, device, stream, workspace)
         return self._launch(plan, given[0].device, given, results, stream, workspace)
 
+    def forms(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], options: Any = ()) -> list[Any]:
+        """Return the forms of the results of a call without computing it, after the checks of a call.
+
+        Inputs are `Form`; optional ones may be left out. Values of arrays are not checked.
+        """
+        given = [inputs.get(row.name) for row in self._inputs]
+        return list(self._planner.plan(given, self._outputs_of(outputs), options).outputs)
+
     def _from_anywhere(
         self, given: list[Any], results: list[Any], options: Any, device: Any, stream: Any, workspace: Any
     ) -> list[Any]:

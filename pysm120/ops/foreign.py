@@ -27,6 +27,11 @@ def is_foreign(x: Any) -> bool:
     return not isinstance(x, np.ndarray | Array) and hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
 
 
+def is_traced(x: Any) -> bool:
+    """Whether x stands for an array inside a transformation of JAX."""
+    return isinstance(x, getattr(sys.modules.get("jax.core"), "Tracer", ()))
+
+
 def library_of(x: Any) -> Any:
     """Return the module whose ``from_dlpack`` makes arrays of the kind of x.
 

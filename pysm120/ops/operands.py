@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops.foreign import is_foreign
+from pysm120.ops.foreign import is_foreign, is_traced
 from pysm120.ops.table import FLOATS, Dtype
 from pysm120.runtime.arrays import Array, refuse_mask
 from pysm120.runtime.device import Device, as_device, shared_device
@@ -22,6 +22,8 @@ def is_host(inputs: Mapping[str, Any]) -> bool:
         refuse_mask(x, name)
         if not isinstance(x, np.ndarray | Array) and not is_foreign(x):
             message = f"{name} is a {type(x).__name__}, not an ndarray, an Array or an array that supports DLPack"
+            if is_traced(x):
+                message += "; inside a transformation of JAX: call pysm120.jax.attention"
             raise TypeError(message)
     if len(set(on_host.values())) > 1:
         kinds = ", ".join(f"{name} {type(x).__name__}" for name, x in inputs.items())

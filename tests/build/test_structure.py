@@ -18,6 +18,7 @@ PACKAGES: dict[str, set[str]] = {
     "compat": {"runtime", "ops"},
     "model": {"runtime", "observe", "machine_code", "ops"},
     "microbench": {"runtime", "machine_code"},
+    "jax": {"runtime", "ops"},
     "study": {"runtime", "ops"},
     "": {"runtime", "observe", "ops", "compat", "study"},
     "report": {"", "runtime", "machine_code", "ops", "model", "microbench"},
