@@ -36,7 +36,7 @@ class Side(NamedTuple):
         largest, elements = 1.0, self.held.elements
         if self.form == "mxfp8":
             scales = self.held.blocks.view(np.uint8).astype(np.float64)
-            largest = np.exp2(scales[scales < 255].max() - 127)
+            largest = np.exp2(scales[scales < 255].max(initial=0) - 127)  # all of a short cache may be NaN
         elif self.form == "nvfp4":
             elements = read(self.held, self.form, np.ones(1), self.values.shape[-1])
         elements = np.abs(np.nan_to_num(elements.astype(np.float64)))
