@@ -86,11 +86,15 @@ def verify(opened: OpenDevice, rng: np.random.Generator, precision: str, case: C
 
 HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right") for d in range(8, 129, 8)]
 TYPES = [Case(1, 2, 1, 50, 100, 72, None, dtype, o_dtype) for dtype in DTYPES for o_dtype in DTYPES]
+MEANS = [
+    Case(1, 9, 1, 385, 70, 72),
+    Case(1, 5, 1, 513, 33, 64, "bottom-right"),
+]  # above 16 of a head of k
 SCALES = [Case(1, 1, 1, 64, 128, 64, "bottom-right", "float32", "float32", s) for s in (0.0, -0.125, 1.0, 1e-30, 2.0)]
 
 
 @BOTH
-@pytest.mark.parametrize("case", EDGES + CAUSALS + HEAD_SIZES + GROUPS + TYPES + SCALES, ids=name)
+@pytest.mark.parametrize("case", EDGES + CAUSALS + HEAD_SIZES + GROUPS + TYPES + MEANS + SCALES, ids=name)
 def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, case: Case, precision: str) -> None:
     """Every edge of the tiles, both causal forms, every head size, groups, dtypes, scales."""
     usual = case.head_dim**-0.5
