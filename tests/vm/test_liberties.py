@@ -3,12 +3,11 @@
 import itertools
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import mutations
+import ptxas
 import pytest
 import statements
 from statements import Statement
@@ -16,10 +15,6 @@ from statements import Statement
 import pysm120
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tools")]
-
-import build  # noqa: E402
-
 pytestmark = pytest.mark.virtual
 
 CORPUS = sorted((ROOT / "tests" / "corpus").glob("*.ptx"))
@@ -44,22 +39,8 @@ def orders(opcode: str, rng: random.Random, most: int) -> Iterator[str]:
 
 
 def judge(functions: list[str], folder: Path) -> list[bool]:
-    """Return which of the functions the assembler takes: again and again without those it complains of."""
-    left, path = dict(enumerate(functions)), folder / "orders.ptx"
-    command: list[Any] = [x for x in build.assembler(build.find_nvcc(), "sm_120f") if "Werror" not in x]
-    command += ["-O0", "-c", "-o", folder / "o", path]
-    while left:
-        path.write_text(statements.HEAD + "\n".join(left.values()))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            break
-        numbers = list(left)
-        first = statements.HEAD.count("\n") + 1
-        refused = {int(line) - first for line in re.findall(r"line (\d+); (?:error|fatal)", done.stderr)}
-        assert refused, done.stderr
-        for k in refused:
-            del left[numbers[k]]
-    return [k in left for k in range(len(functions))]
+    """Return which of the functions the assembler takes."""
+    return [not reason for reason in ptxas.reasons(functions, folder)]
 
 
 def loads(device: pysm120.Device, function: str) -> bool:
@@ -93,14 +74,9 @@ def test_orders(device: pysm120.Device, tmp_path: Path, request: pytest.FixtureR
     assert not wrong, f"{len(wrong)} of {len(rows)}\n" + "\n".join(wrong)
 
 
-def split(operands: str) -> list[str]:
-    """Split operands at the commas outside braces and brackets."""
-    return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,{\[])+", operands)]
-
-
 def braced(statement: Statement) -> Iterator[Statement]:
     """Yield the statement with braces around each operand that is one word, and without those around a single one."""
-    parts = split(statement.operands)
+    parts = mutations.split(statement.operands)
     for k, part in enumerate(parts):
         if re.fullmatch(r"[%\w$]+", part):
             new = f"{{{part}}}"

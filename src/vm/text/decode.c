@@ -135,10 +135,8 @@ static bool fits(enum type have, enum type want) {
         return false;
     }
     const char a = type_class(have), b = type_class(want);
-    if (a == 'b' || b == 'b' || have == want || (a == 'i' && b == 'i')) {
-        return true;
-    }
-    return a == 'x' || b == 'x' ? a != 'f' && b != 'f' ? true : have == want : false;
+    const bool pairs = have == T_F16X2 && (want == T_U16X2 || want == T_S16X2);
+    return a == 'b' || b == 'b' || have == want || (a == 'i' && b == 'i') || pairs;
 }
 
 /* Return the bits of a constant as a value of a type. */
@@ -146,12 +144,13 @@ static uint64_t immediate_bits(struct parser *p, const struct operand *o, enum t
     const unsigned bytes = type_bytes(type);
     const char class = type_class(type);
     uint64_t bits = o->integer;
-    if (o->kind == OPERAND_REAL &&
-        (bytes < 4 || bytes == 16 || class == 'i' || (class != 'f' && bytes == 4 && o->single == 0))) {
+    if (o->kind == OPERAND_REAL && (bytes < 4 || bytes == 16 || class == 'i' || class == 'x' ||
+                                    (class != 'f' && (bytes == 4) == (o->single == 0)))) {
         error_at(p, &o->token, "a float constant cannot be used as .%s", type_name(type));
     }
-    if (o->kind == OPERAND_INTEGER && class == 'f') {
-        error_at(p, &o->token, "'%s' expects a float constant here", p->statement.name);
+    if (o->kind == OPERAND_INTEGER && (class == 'f' || class == 'x')) {
+        error_at(p, &o->token, "'%s' expects a %s here", p->statement.name,
+                 class == 'f' ? "float constant" : "register, not a constant,");
     }
     if (type == T_F64 || (o->kind == OPERAND_REAL && bytes == 8)) {
         const double value = o->kind == OPERAND_REAL ? o->real : (double)(int64_t)o->integer;
@@ -211,7 +210,7 @@ uint32_t need_source(struct parser *p, const struct operand *o, enum type type) 
     if (o->kind != OPERAND_REGISTER || !fits(o->type, type)) {
         wrong_operand(p, o, wanted);
     }
-    if (o->is_special && strncmp(p->statement.name, "mov", 3) != 0 && strncmp(p->statement.name, "cvt", 3) != 0) {
+    if (o->is_special && strncmp(p->statement.name, "mov", 3) != 0 && strncmp(p->statement.name, "cvt.", 4) != 0) {
         error_at(p, &o->token, "'%.*s' is a hardware register, which only mov and cvt can read", (int)o->token.length,
                  o->token.at);
     }
@@ -219,15 +218,18 @@ uint32_t need_source(struct parser *p, const struct operand *o, enum type type) 
     return o->slot;
 }
 
-/* Return whether one type is a float and the other a narrower integer, or the other way round. */
+/* Return whether a register of this type cannot hold a narrower value of the other: floats have their own size. */
 static bool mixes(enum type have, enum type type) {
-    return (type_class(have) == 'f') != (type_class(type) == 'f') && type_class(have) != 'b' && type_class(type) != 'b';
+    const bool is_float = type_class(have) == 'f';
+    return type == T_BF16 ||
+           ((is_float || type_class(type) == 'f') && type_class(have) != 'b' && !(is_float && type_class(type) == 'b'));
 }
 
 /* Return a source operand whose register may be wider than the type (ld, st, cvt). A 64-bit register is truncated to
  * a temporary. */
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type) {
-    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type)) {
+    const bool is_narrow = o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type);
+    if (is_narrow || mixes(o->type, type) || (o->is_special && strncmp(p->statement.name, "cvt.", 4) != 0)) {
         return need_source(p, o, type);
     }
     use_operand(p, o, false);
@@ -240,6 +242,13 @@ uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type t
     return i->d;
 }
 
+/* Report `_` where the result cannot be dropped. */
+void need_result(struct parser *p, const struct operand *o) {
+    if (o->kind == OPERAND_SINK) {
+        error_at(p, &o->token, "'%s' needs a register for its result, not '_'", p->statement.name);
+    }
+}
+
 /* Return the register of a result that must have exactly this size. `_` gets a register that is never read. */
 uint32_t need_destination(struct parser *p, const struct operand *o, enum type type) {
     char wanted[48];
@@ -247,7 +256,7 @@ uint32_t need_destination(struct parser *p, const struct operand *o, enum type t
         return register_take(p, type);
     }
     snprintf(wanted, sizeof wanted, "a .%s register", type_name(type));
-    if (o->kind != OPERAND_REGISTER || !fits(o->type, type)) {
+    if (o->kind != OPERAND_REGISTER || o->is_special || !fits(o->type, type)) {
         wrong_operand(p, o, wanted);
     }
     use_operand(p, o, true);
@@ -256,7 +265,8 @@ uint32_t need_destination(struct parser *p, const struct operand *o, enum type t
 
 /* Return the register of a result, which may be wider than the result. */
 uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type) {
-    if (o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type) || mixes(o->type, type)) {
+    const bool is_narrow = o->kind != OPERAND_REGISTER || type_bytes(o->type) <= type_bytes(type);
+    if (is_narrow || o->is_special || mixes(o->type, type)) {
         return need_destination(p, o, type);
     }
     use_operand(p, o, true);
@@ -325,8 +335,9 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
     if (base->kind == OPERAND_SYMBOL) {
         struct symbol *s = base->symbol;
         const enum space own = s->is_argument && space == SPACE_PARAM ? SPACE_PARAM : s->space;
-        const bool global = own == SPACE_GLOBAL || own == SPACE_CONST;
-        if (own != space && !(global && (space == SPACE_GENERIC || space == SPACE_GLOBAL || space == SPACE_CONST))) {
+        const bool is_deduced = space == SPACE_GENERIC && own != SPACE_CONST && own != SPACE_PARAM; /* as ptxas does */
+        i->space = is_deduced && own == SPACE_SHARED ? SPACE_SHARED : i->space;
+        if (own != space && !is_deduced) {
             error_at(p, &base->token, "'%.*s' is not in the state space that '%s' accesses", (int)base->token.length,
                      base->token.at, p->statement.name);
         }
@@ -338,7 +349,8 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
             i->a = constant_slot(p, s->address, true, s->is_dynamic ? s : NULL);
         }
         use_variable(p, s, i->a, (uint64_t)(i->offset - o->offset));
-    } else if (type_class(base->type) == 'f' || type_bytes(base->type) < 4 || type_bytes(base->type) > 8) {
+    } else if (strchr("ib", type_class(base->type)) == NULL || type_bytes(base->type) < 4 ||
+               type_bytes(base->type) > 8) {
         wrong_operand(p, base, "a 32- or 64-bit address");
     } else {
         i->space = space == SPACE_PARAM && p->routine != NULL ? SPACE_LOCAL : i->space;
@@ -385,8 +397,46 @@ static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
     if (extreme && row->sources == 2 && ((flags & FLAG_ABS) == 0) != ((flags & FLAG_XORSIGN) == 0)) {
         error_at(p, &s->opcode, "unknown instruction '%s': .xorsign needs .abs, and .abs needs .xorsign", s->name);
     }
+    if (strncmp(s->name, "cvt.", 4) == 0 && (flags & FLAG_RELU) != 0 && has(p, "rna")) {
+        error_at(p, &s->opcode, "unknown instruction '%s': .rna and .relu cannot be combined", s->name);
+    }
     if (strncmp(s->name, "fma.", 4) == 0 && (flags & FLAG_SAT) != 0 && (flags & FLAG_RELU) != 0) {
         error_at(p, &s->opcode, "unknown instruction '%s': .sat and .relu cannot be combined", s->name);
+    }
+}
+
+/* Return the type that ptxas wants for operand k of a row: rows name the types of their formulas, which may be those of
+ * the bits alone. */
+static enum type row_type(const struct statement *s, const struct row *row, uint32_t k) {
+    const enum type type = (enum type)row->types[k];
+    if (type_class(type) != 'b') {
+        return type;
+    }
+    const bool is_cvt = strncmp(s->name, "cvt.", 4) == 0;
+    enum type found[2] = {T_NONE, T_NONE}; /* types among the modifiers */
+    uint32_t count = 0;
+    for (uint32_t j = 0; j < s->modifiers && count < 2; ++j) {
+        const enum type here = type_find(s->modifier[j], s->modifier_length[j]);
+        if (here != T_NONE) {
+            found[count++] = here;
+        }
+    }
+    const enum type named = is_cvt && k != 0 ? found[1] : found[0];
+    return type_bytes(named) == type_bytes(type) ? named : type;
+}
+
+/* Report constants that ptxas refuses: of bit fields beyond 255, and of video instructions. */
+static void check_constants(struct parser *p, const struct statement *s) {
+    const bool is_field = strncmp(s->name, "bfe.", 4) == 0 || strncmp(s->name, "bfi.", 4) == 0;
+    for (uint32_t k = s->operands - 2; is_field && k < s->operands; ++k) {
+        if (s->operand[k].kind == OPERAND_INTEGER) {
+            need_integer(p, &s->operand[k], 0, 255);
+        }
+    }
+    for (uint32_t k = 0; s->name[0] == 'v' && k < s->operands; ++k) {
+        if (s->operand[k].kind == OPERAND_INTEGER) {
+            error_at(p, &s->operand[k].token, "'%s' expects a register here", s->name);
+        }
     }
 }
 
@@ -394,16 +444,21 @@ static void check_row(struct parser *p, const struct row *row, uint32_t flags) {
 static void decode_row(struct parser *p, const struct row *row, uint32_t flags) {
     const struct statement *s = &p->statement;
     struct inst i = {0};
+    const bool is_cvt = strncmp(s->name, "cvt.", 4) == 0;
     need_count(p, row->sources + 1u, row->sources + 1u);
     uint32_t *const slots[4] = {&i.a, &i.b, &i.c, &i.e};
     check_row(p, row, flags);
+    check_constants(p, s);
     for (uint32_t k = 0; k < row->sources; ++k) {
-        *slots[k] = need_source(p, &s->operand[k + 1], (enum type)row->types[k + 1]);
+        const struct operand *o = &s->operand[k + 1];
+        if (o->is_special && is_cvt) {
+            error_at(p, &o->token, "'%.*s' is a hardware register, which '%s' cannot read; copy it with mov",
+                     (int)o->token.length, o->token.at, s->name);
+        }
+        *slots[k] = need_source(p, o, row_type(s, row, k + 1));
     }
-    if (s->operand[0].kind == OPERAND_SINK) {
-        error_at(p, &s->operand[0].token, "'%s' needs a register for its result, not '_'", s->name);
-    }
-    i.d = need_destination(p, &s->operand[0], (enum type)row->types[0]);
+    need_result(p, &s->operand[0]);
+    i.d = need_destination(p, &s->operand[0], row_type(s, row, 0));
     struct inst *to = emit(p, lanes_table()[row->lane]);
     i.run = to->run;
     i.guard = to->guard;
@@ -563,6 +618,7 @@ void decode(struct parser *p) {
     if (p->function == NULL) {
         error_at(p, &s->opcode, "instruction '%s' outside a function", s->name);
     }
+    modifiers_drop_repeated(s);
     take_braces_off(p, word);
     const struct row *row = find_row(s, &flags);
     if (row != NULL) {

@@ -14,23 +14,39 @@
 
 static const char *const scalar_types = "b32 u32 s32 f32 b64 u64 s64 f64 b16 u16 s16 b8 u8 s8 b128";
 
-/* Skip cache operators and hints. Return whether an L2 policy operand follows. */
-static bool skip_cache(struct parser *p, uint32_t *at) {
-    static const char *const hints =
-        "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate L2::evict_last "
-        "L2::evict_normal L2::evict_first L2::64B L2::128B L2::256B unified ca cg cs lu cv wb wt";
-    while (take_choice(p, at, hints) >= 0)
-        ;
-    const bool policy = take(p, at, "L2::cache_hint");
-    while (take_choice(p, at, hints) >= 0)
-        ;
+/* Skip a cache operator and hints, one of each kind. Return whether an L2 policy operand follows. */
+static bool skip_cache(struct parser *p, uint32_t *at, enum space space, bool is_load) {
+    const char *const hints[] = {"L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
+                                 "L2::evict_last L2::evict_normal L2::evict_first",
+                                 is_load ? "L2::64B L2::128B L2::256B" : "", "L2::cache_hint"};
+    const uint32_t before = *at;
+    const bool is_volatile = has(p, "volatile");
+    bool policy = false;
+    for (size_t k = 0; k < sizeof hints / sizeof *hints; ++k) {
+        policy = take_choice(p, at, hints[k]) >= 0;
+    }
+    if (is_volatile && (policy || strstr(p->statement.name, ".L1::") != NULL)) {
+        error_at(p, &p->statement.opcode, "unknown instruction '%s': .volatile and cache hints cannot be combined",
+                 p->statement.name);
+    }
+    if (*at != before && space != SPACE_GENERIC && space != SPACE_GLOBAL) {
+        error_at(p, &p->statement.opcode, "unknown instruction '%s': cache hints need .global or a generic address",
+                 p->statement.name);
+    }
+    const bool has_operator = take_choice(p, at, is_load ? "ca cg cs lu cv" : "wb cg cs wt") >= 0;
+    if (has_operator && (has(p, "relaxed") || has(p, "acquire") || has(p, "release") || has(p, "volatile"))) {
+        error_at(p, &p->statement.opcode,
+                 "unknown instruction '%s': a cache operator and a memory order cannot be "
+                 "combined",
+                 p->statement.name);
+    }
     return policy;
 }
 
 /* Read the L2 policy, which is the last operand and has no effect. */
 static void read_policy(struct parser *p, bool policy) {
     if (policy) {
-        need_source(p, &p->statement.operand[p->statement.operands - 1], T_B64);
+        need_source(p, &p->statement.operand[p->statement.operands - 1], T_U64);
     }
 }
 
@@ -107,12 +123,27 @@ static const struct operand *elements(struct parser *p, const struct operand *o,
     if (o->kind != OPERAND_VECTOR || o->count != count) {
         error_at(p, &o->token, "'%s' expects a vector of %u elements here", p->statement.name, count);
     }
+    const struct operand *last = NULL; /* ptxas compares neighbours */
+    for (uint32_t k = 0; k < count; ++k) {
+        const struct operand *e = &o->items[k];
+        if (e->kind != OPERAND_REGISTER) {
+            continue;
+        }
+        if (last != NULL && (type_bytes(e->type) != type_bytes(last->type) ||
+                             (type_class(e->type) != 'b' && type_class(last->type) != 'b' &&
+                              type_class(e->type) != type_class(last->type)))) {
+            error_at(p, &e->token, "'%.*s' is .%s, but '%.*s' in the same vector is .%s", (int)e->token.length,
+                     e->token.at, type_name(e->type), (int)last->token.length, last->token.at, type_name(last->type));
+        }
+        last = e;
+    }
     return o->items;
 }
 
 static void check_vector(struct parser *p, enum space space, enum type type, uint32_t count) {
     const uint32_t bytes = count * type_bytes(type);
-    if (bytes > 32 || (bytes > 16 && space != SPACE_GLOBAL) || (count == 8 && type_bytes(type) != 4)) {
+    if (bytes > 32 || (bytes > 16 && space != SPACE_GLOBAL && space != SPACE_GENERIC) ||
+        (count == 8 && type_bytes(type) != 4)) {
         error_at(p, &p->statement.opcode, "'%s' accesses %u bytes; the limit is %s", p->statement.name, bytes,
                  space == SPACE_GLOBAL ? "32 bytes in .v4 or .v8" : "16 bytes in this state space");
     }
@@ -150,9 +181,11 @@ void decode_ld(struct parser *p) {
     struct inst i = {0};
     i.q = take_order(p, &at, false, &i.r);
     const enum space space = take_space(p, &at);
-    bool policy = skip_cache(p, &at);
+    const bool policy = skip_cache(p, &at, space, true);
     const bool read_only = take(p, &at, "nc");
-    policy |= skip_cache(p, &at);
+    if (read_only && i.q != ORDER_WEAK) {
+        error_at(p, &s->opcode, "unknown instruction '%s': .nc and a memory order cannot be combined", s->name);
+    }
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
     check_cache(p, space, i.count * type_bytes(type));
@@ -162,6 +195,9 @@ void decode_ld(struct parser *p) {
     need_address(p, &s->operand[1], space, &i);
     i.flags |= read_only ? ADDRESS_READ_ONLY : 0;
     const struct operand *d = elements(p, &s->operand[0], i.count), *base = s->operand[1].items;
+    if (i.count == 1) {
+        need_result(p, d);
+    }
     const bool is_parameter =
         space == SPACE_PARAM && base != NULL && base->kind == OPERAND_SYMBOL && base->symbol->space == SPACE_PARAM;
     const enum type part = type == T_B128 ? T_B64 : type;
@@ -229,6 +265,10 @@ static void decode_fill(struct parser *p, uint32_t at) {
     need_address(p, &s->operand[0], space, &i);
     if (s->operand[1].kind == OPERAND_INTEGER) {
         check_room(p, &s->operand[0], (uint32_t)need_integer(p, &s->operand[1], 0, 1 << 24));
+        if (s->operand[1].integer % 8 != 0) {
+            error_at(p, &s->operand[1].token, "st.bulk writes %llu bytes; expected a multiple of 8",
+                     (unsigned long long)s->operand[1].integer);
+        }
     }
     const bool narrow = s->operand[1].kind == OPERAND_REGISTER && type_bytes(s->operand[1].type) == 4;
     i.b = need_source(p, &s->operand[1], narrow ? T_U32 : T_U64);
@@ -249,7 +289,7 @@ void decode_st(struct parser *p) {
     }
     i.q = take(p, &at, "async") ? take_asynchronous(p, &at) : take_order(p, &at, true, &i.r);
     const enum space space = take_space(p, &at);
-    const bool policy = skip_cache(p, &at);
+    const bool policy = skip_cache(p, &at, space, false);
     const enum type type = take_vector(p, &at, &i.count);
     take_end(p, at);
     check_cache(p, space, i.count * type_bytes(type));
@@ -290,18 +330,34 @@ void decode_prefetch(struct parser *p) {
         decode_prefetch_map(p);
         return;
     }
-    if (s->modifiers == 0) {
-        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    static const struct {
+        const char *name, *spaces, *levels;
+    } forms[] = {{"prefetch.", "global local", "L1 L2"},
+                 {"prefetch.", "global", "L2::evict_last L2::evict_normal"},
+                 {"prefetchu.", "", "L1"},
+                 {"applypriority.", "global", "L2::evict_normal"},
+                 {"discard.", "global", "L2"}};
+    uint32_t at = 0, k = 0;
+    int space = -1;
+    for (;; ++k) {
+        at = 0;
+        if (k == sizeof forms / sizeof *forms) {
+            error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+        }
+        if (strncmp(s->name, forms[k].name, strlen(forms[k].name)) != 0) {
+            continue;
+        }
+        space = take_choice(p, &at, forms[k].spaces);
+        if (take_choice(p, &at, forms[k].levels) >= 0 && at == s->modifiers) {
+            break;
+        }
     }
-    need_count(p, 1, 2);
-    if (s->name[0] != 'p') { /* discard and applypriority take a size */
-        need_integer(p, &s->operand[s->operands - 1], 128, 128);
+    const bool has_size = s->name[0] != 'p'; /* discard and applypriority take a size */
+    need_count(p, 1u + has_size, 1u + has_size);
+    if (has_size) {
+        need_integer(p, &s->operand[1], 128, 128);
     }
-    need_address(p, &s->operand[0],
-                 has(p, "local")    ? SPACE_LOCAL
-                 : has(p, "global") ? SPACE_GLOBAL
-                                    : SPACE_GENERIC,
-                 &i);
+    need_address(p, &s->operand[0], space < 0 ? SPACE_GENERIC : space == 0 ? SPACE_GLOBAL : SPACE_LOCAL, &i);
     struct inst *to = emit(p, s->name[0] == 'd' ? control_discard : control_nop);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
     *to = i;
@@ -342,14 +398,20 @@ void decode_createpolicy(struct parser *p) {
     }
     take_end(p, at);
     need_count(p, least[form], most[form]);
-    for (uint32_t k = 1; k < s->operands; ++k) {
-        if (s->operand[k].kind == OPERAND_VECTOR) {
-            error_at(p, &s->operand[k].token, "'%s' does not take a vector here", s->name);
-        }
-        use_hint(p, &s->operand[k]);
+    if (form == RANGE) {
+        struct inst address = {0};
+        need_address(p, &s->operand[1], has(p, "global") ? SPACE_GLOBAL : SPACE_GENERIC, &address);
     }
+    for (uint32_t k = form == RANGE ? 2 : 1; k < s->operands; ++k) {
+        const struct operand *o = &s->operand[k];
+        if (o->kind == OPERAND_REAL && !(o->real > 0 && o->real <= 1)) {
+            error_at(p, &o->token, "the fraction of a policy is %g; expected more than 0, at most 1", o->real);
+        }
+        need_source(p, o, form == RANGE ? T_U32 : form == CONVERSION ? T_U64 : T_F32);
+    }
+    need_result(p, &s->operand[0]);
     struct inst *i = emit(p, lanes_table()[LANE_mov_64]);
-    i->d = need_destination(p, &s->operand[0], T_B64);
+    i->d = need_destination(p, &s->operand[0], T_U64);
     i->a = constant_slot(p, 0, true, NULL);
 }
 
@@ -385,13 +447,13 @@ void decode_mapa(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     take(p, &at, "shared::cluster");
-    const enum type type = take_type(p, &at, "u32 u64");
+    const enum type type = take_type(p, &at, "u32 u64 s32 s64");
     take_end(p, at);
     need_count(p, 3, 3);
     const uint32_t a = need_source(p, &s->operand[1], type), rank = need_source(p, &s->operand[2], T_U32);
     const uint32_t d = need_destination(p, &s->operand[0], type);
     emit(p, control_rank)->a = rank;
-    struct inst *i = emit(p, lanes_table()[type == T_U64 ? LANE_mov_64 : LANE_mov_32]);
+    struct inst *i = emit(p, lanes_table()[type_bytes(type) == 8 ? LANE_mov_64 : LANE_mov_32]);
     i->d = d;
     i->a = a;
 }
@@ -401,7 +463,7 @@ void decode_getctarank(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     take(p, &at, "shared::cluster");
-    const enum type type = take_type(p, &at, "u32 u64");
+    const enum type type = take_type(p, &at, "u32 u64 s32 s64");
     take_end(p, at);
     need_count(p, 2, 2);
     need_source(p, &s->operand[1], type);
@@ -422,6 +484,7 @@ void decode_isspacep(struct parser *p) {
         error_at(p, &s->opcode, "'%s' needs a state space: .global, .shared, .local, .const or .param", s->name);
     }
     const uint32_t a = need_source(p, &s->operand[1], T_U64), t = register_take(p, T_B64);
+    need_result(p, &s->operand[0]);
     const uint16_t d = need_predicate_destination(p, &s->operand[0]);
     struct inst *i = emit(p, lanes_table()[LANE_and_b64]);
     i->d = t;
@@ -463,7 +526,11 @@ static void decode_atomic(struct parser *p, bool returns) {
         (async && (op != ATOMIC_ADD || half))) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     }
-    if (vector >= 0 && (space != SPACE_GLOBAL || i.count * type_bytes(type) > 16 || !(half || type == T_F32))) {
+    if (space != SPACE_GENERIC && space != SPACE_GLOBAL && space != SPACE_SHARED) {
+        error_at(p, &s->opcode, "unknown instruction '%s': atomics need .global, .shared or a generic address",
+                 s->name);
+    }
+    if (vector >= 0 && (space == SPACE_SHARED || i.count * type_bytes(type) > 16 || !(half || type == T_F32))) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     }
     const uint32_t plain = first + 2 + (op == ATOMIC_CAS);
@@ -603,6 +670,9 @@ void decode_movmatrix(struct parser *p) {
     }
     take_end(p, at);
     need_count(p, 2, 2);
+    if (s->operand[1].kind != OPERAND_REGISTER || s->operand[1].is_special) {
+        error_at(p, &s->operand[1].token, "'%s' expects a register of the kernel here", s->name);
+    }
     const uint32_t a = need_source(p, &s->operand[1], T_B32), d = need_destination(p, &s->operand[0], T_B32);
     struct inst *i = emit(p, control_aligned);
     i->next = collect_movmatrix;

@@ -164,6 +164,7 @@ static void decode_selp(struct parser *p) {
     const enum type type = take_type(p, &at, "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64");
     take_end(p, at);
     need_count(p, 4, 4);
+    need_result(p, &s->operand[0]);
     int negate;
     const uint32_t a = need_source(p, &s->operand[1], type), b = need_source(p, &s->operand[2], type);
     const uint16_t r = need_predicate(p, &s->operand[3], &negate);
@@ -251,13 +252,16 @@ void decode_mov(struct parser *p) {
     take_end(p, at);
     need_count(p, 2, 2);
     const struct operand *d = &s->operand[0], *a = &s->operand[1];
+    const bool packs = a->kind == OPERAND_VECTOR || d->kind == OPERAND_VECTOR;
+    if (packs && type_class(type) != 'b') {
+        error_at(p, &s->opcode, "unknown instruction '%s': packing needs .b32, .b64 or .b128", s->name);
+    }
     if (a->kind == OPERAND_VECTOR) {
         decode_pack(p, type, d, a);
     } else if (d->kind == OPERAND_VECTOR) {
         decode_unpack(p, type, d, a);
-    } else if (d->kind == OPERAND_SINK) {
-        error_at(p, &d->token, "'%s' needs a register for its result, not '_'", s->name);
     } else {
+        need_result(p, d);
         const uint32_t from = need_source(p, a, type);
         emit_copy(p, need_destination(p, d, type), from, type);
     }
@@ -600,6 +604,10 @@ void decode_cvt(struct parser *p) {
     take_end(p, at);
     need_count(p, 2, 2);
     const bool to_float = type_class(to) == 'f', from_float = type_class(from) == 'f';
+    need_result(p, &s->operand[0]);
+    if (s->operand[1].is_special && (to_float || from_float)) {
+        error_at(p, &s->operand[1].token, "'%s' cannot read a hardware register; copy it with mov", s->name);
+    }
     const bool narrows = to_float && (!from_float || type_bytes(from) > type_bytes(to) ||
                                       (type_bytes(from) == type_bytes(to) && from != to));
     if (from_float && !to_float && integral != 1) {

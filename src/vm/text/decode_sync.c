@@ -108,7 +108,7 @@ static bool decode_other_barrier(struct parser *p, uint32_t at, bool is_bar) {
     if (wait < 0) {
         unknown(p);
     }
-    const int order = take_choice(p, &at, "release relaxed acquire");
+    const int order = take_choice(p, &at, wait != 0 ? "acquire" : "release relaxed");
     const bool aligned = take(p, &at, "aligned");
     take_end(p, at);
     need_count(p, 0, 0);
@@ -135,11 +135,9 @@ void decode_bar(struct parser *p) {
     const int op = take_choice(p, &at, "sync arrive red");
     const int reduce = op == 2 ? take_choice(p, &at, "popc and or") : -1;
     const bool aligned = take(p, &at, "aligned") | is_bar;
-    if (op == 2) {
-        take_choice(p, &at, "u32 pred");
-    }
+    const bool is_typed = op != 2 || take(p, &at, reduce == 0 ? "u32" : "pred");
     take_end(p, at);
-    if (op < 0 || (op == 2 && reduce < 0)) {
+    if (op < 0 || (op == 2 && reduce < 0) || !is_typed) {
         unknown(p);
     }
     const uint32_t first = op == 2 ? 1 : 0, last = op == 2 ? s->operands - 1 : s->operands;
@@ -227,7 +225,9 @@ void decode_fence(struct parser *p) {
 /* Decode instructions that only affect speed and registers: nanosleep, setmaxnreg, griddepcontrol. */
 void decode_nanosleep(struct parser *p) {
     uint32_t at = 0;
-    take(p, &at, "u32");
+    if (!take(p, &at, "u32")) {
+        unknown(p);
+    }
     take_end(p, at);
     need_count(p, 1, 1);
     source32(p, 0);
@@ -238,7 +238,7 @@ void decode_setmaxnreg(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
     const int action = take_choice(p, &at, "inc dec");
-    if (action < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned") || !take(p, &at, "u32")) {
+    if (action < 0 || !take(p, &at, "sync") || !take(p, &at, "aligned") || take_choice(p, &at, "u32 s32") < 0) {
         unknown(p);
     }
     take_end(p, at);
@@ -280,6 +280,7 @@ void decode_shfl(struct parser *p) {
     take_end(p, at);
     need_count(p, 5, 5);
     const struct operand *d = &s->operand[0];
+    need_result(p, d);
     struct inst i = {.kind = (uint8_t)mode};
     i.a = need_source(p, &s->operand[1], T_B32);
     i.b = source32(p, 2);
@@ -305,6 +306,7 @@ void decode_vote(struct parser *p) {
     }
     take_end(p, at);
     need_count(p, 3, 3);
+    need_result(p, &s->operand[0]);
     struct inst i = {.kind = (uint8_t)mode};
     int negate;
     i.r = need_predicate(p, &s->operand[1], &negate);
@@ -332,10 +334,16 @@ void decode_match(struct parser *p) {
     take_end(p, at);
     need_count(p, 3, 3);
     const struct operand *d = &s->operand[0];
+    if (all == 0) {
+        need_result(p, d);
+    }
+    if (d->kind == OPERAND_PAIR && all == 0) {
+        error_at(p, &d->token, "'%s' has no predicate as a result", s->name);
+    }
     struct inst i = {.kind = (uint8_t)all, .size = (uint8_t)type_bytes(type)};
     i.a = need_source(p, &s->operand[1], type);
     i.c = source32(p, 2);
-    i.d = need_destination(p, d->kind == OPERAND_PAIR ? &d->items[0] : d, T_B32);
+    i.d = need_destination(p, d->kind == OPERAND_PAIR ? &d->items[0] : d, T_U32);
     i.p = d->kind == OPERAND_PAIR && all != 0 ? need_predicate_destination(p, &d->items[1]) : 0;
     struct inst *to = emit(p, collect_match);
     i.run = to->run, i.guard = to->guard, i.flip = to->flip;
@@ -356,8 +364,9 @@ void decode_redux(struct parser *p) {
         unknown(p);
     }
     need_count(p, 3, 3);
-    const uint32_t a = need_source(p, &s->operand[1], T_B32), c = source32(p, 2);
-    const uint32_t d = need_destination(p, &s->operand[0], T_B32);
+    need_result(p, &s->operand[0]);
+    const uint32_t a = source32(p, 1), c = source32(p, 2);
+    const uint32_t d = need_destination(p, &s->operand[0], T_U32);
     struct inst *i = emit(p, collect_redux);
     i->kind = (uint8_t)op;
     i->size = type == T_S32;
@@ -374,6 +383,7 @@ void decode_activemask(struct parser *p) {
     }
     take_end(p, at);
     need_count(p, 1, 1);
+    need_result(p, &p->statement.operand[0]);
     const uint32_t d = need_destination(p, &p->statement.operand[0], T_B32);
     emit(p, collect_activemask)->d = d;
 }
@@ -391,7 +401,7 @@ void decode_elect(struct parser *p) {
     if (d->kind != OPERAND_PAIR) {
         error_at(p, &d->token, "elect.sync expects a register and a predicate: d|p");
     }
-    const uint32_t c = source32(p, 1), to = need_destination(p, &d->items[0], T_B32);
+    const uint32_t c = source32(p, 1), to = need_destination(p, &d->items[0], T_U32);
     const uint16_t q = need_predicate_destination(p, &d->items[1]);
     struct inst *i = emit(p, collect_elect);
     i->c = c;
@@ -401,11 +411,14 @@ void decode_elect(struct parser *p) {
 
 /* ---- mbarrier ---- */
 
-/* Take .sem and .scope of an mbarrier operation. Return whether it is relaxed. */
-static uint16_t take_scope(struct parser *p, uint32_t *at) {
-    const bool relaxed = take_choice(p, at, "release acquire relaxed") == 2;
-    take_choice(p, at, "cta cluster");
-    return relaxed ? ORDER_RELAXED : ORDER_ACQ_REL;
+/* Take .sem and .scope of an mbarrier operation: both or neither. Return whether it is relaxed. */
+static uint16_t take_scope(struct parser *p, uint32_t *at, const char *orders) {
+    const int order = take_choice(p, at, orders), scope = take_choice(p, at, "cta cluster");
+    if ((order < 0) != (scope < 0)) {
+        error_at(p, &p->statement.opcode,
+                 "unknown instruction '%s': a memory order needs a scope, and a scope an order", p->statement.name);
+    }
+    return order == 0 ? ORDER_RELAXED : ORDER_ACQ_REL;
 }
 
 static bool take_shared(struct parser *p, uint32_t *at) {
@@ -423,30 +436,27 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
     struct statement *s = &p->statement;
     const int expect = take(p, &at, "expect_tx");
     const int incomplete = take(p, &at, "noComplete");
-    i->q = take_scope(p, &at);
+    i->q = take_scope(p, &at, "relaxed release");
     const bool shared = take_shared(p, &at);
     if (!take(p, &at, "b64")) {
         unknown(p);
     }
     take_end(p, at);
-    /* Arrival at a remote mbarrier returns no state. */
-    const uint32_t first = s->operand[0].kind == OPERAND_ADDRESS ? 0 : 1;
-    need_count(p, first + 1 + (uint32_t)(expect | incomplete), first + 2);
-    if (has(p, "shared::cluster") && first != 0 && s->operand[0].kind != OPERAND_SINK) {
-        error_at(p, &s->operand[0].token, "'%s' returns no state; expected '_' or no result operand", s->name);
+    need_count(p, 2 + (uint32_t)(expect | incomplete), 3);
+    if (has(p, "shared::cluster") && s->operand[0].kind != OPERAND_SINK) {
+        error_at(p, &s->operand[0].token, "'%s' returns no state, because the mbarrier may be remote; expected '_'",
+                 s->name);
     }
-    need_barrier(p, &s->operand[first], shared, i);
+    need_barrier(p, &s->operand[1], shared, i);
     i->kind = (uint8_t)(drop | expect << 1 | incomplete << 2);
     i->b = i->c = constant_slot(p, 1, false, NULL);
-    if (s->operands == first + 2 && expect != 0) {
-        i->c = source32(p, first + 1);
-    } else if (s->operands == first + 2) {
-        i->b = source32(p, first + 1);
+    if (s->operands == 3) {
+        if (expect == 0 && s->operand[2].kind == OPERAND_INTEGER) {
+            need_integer(p, &s->operand[2], 1, INT64_MAX);
+        }
+        *(expect != 0 ? &i->c : &i->b) = source32(p, 2);
     }
-    i->d = UINT32_MAX;
-    if (first != 0 && s->operand[0].kind != OPERAND_SINK) {
-        i->d = need_destination(p, &s->operand[0], T_B64);
-    }
+    i->d = s->operand[0].kind == OPERAND_SINK ? UINT32_MAX : need_destination(p, &s->operand[0], T_U64);
     i->run = mbarrier_arrive;
 }
 
@@ -454,7 +464,7 @@ static void decode_arrive(struct parser *p, uint32_t at, int drop, struct inst *
 static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *i) {
     struct statement *s = &p->statement;
     const int parity = take(p, &at, "parity");
-    i->q = take_scope(p, &at);
+    i->q = take_scope(p, &at, "relaxed acquire");
     const bool shared = take_shared(p, &at);
     if (!take(p, &at, "b64")) {
         unknown(p);
@@ -463,7 +473,10 @@ static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *
     need_count(p, 3, is_try != 0 ? 4 : 3);
     need_barrier(p, &s->operand[1], shared, i);
     i->kind = (uint8_t)(is_try | parity << 1);
-    i->b = need_source(p, &s->operand[2], parity != 0 ? T_U32 : T_B64);
+    if (parity != 0 && s->operand[2].kind == OPERAND_INTEGER) {
+        need_integer(p, &s->operand[2], 0, 1);
+    }
+    i->b = need_source(p, &s->operand[2], parity != 0 ? T_U32 : T_U64);
     if (s->operands == 4) {
         source32(p, 3);
     }
@@ -474,7 +487,7 @@ static void decode_wait(struct parser *p, uint32_t at, int is_try, struct inst *
 /* expect_tx and complete_tx: {.relaxed}{.scope}{.space}.b64 [a], tx */
 static void decode_tx(struct parser *p, uint32_t at, bool complete, struct inst *i) {
     struct statement *s = &p->statement;
-    i->q = take_scope(p, &at);
+    i->q = take_scope(p, &at, "relaxed");
     const bool shared = take_shared(p, &at);
     if (!take(p, &at, "b64")) {
         unknown(p);
@@ -534,8 +547,12 @@ void decode_mbarrier(struct parser *p) {
         decode_tx(p, at, true, &i);
         break;
     case 8: { /* the low word of the state holds the count */
+        if (!take(p, &at, "b64")) {
+            unknown(p);
+        }
+        take_end(p, at);
         need_count(p, 2, 2);
-        const uint32_t a = need_source(p, &p->statement.operand[1], T_B64);
+        const uint32_t a = need_source(p, &p->statement.operand[1], T_U64);
         i.run = lanes_table()[LANE_trunc_64];
         i.d = need_destination(p, &p->statement.operand[0], T_U32);
         i.a = a;
@@ -560,11 +577,11 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
     }
     bool policy = take(p, &at, "L2::cache_hint");
     take_choice(p, &at, "L2::64B L2::128B L2::256B");
-    policy |= take(p, &at, "L2::cache_hint");
+    policy = policy || take(p, &at, "L2::cache_hint");
     take_end(p, at);
     need_count(p, 3u + (uint32_t)policy, 4u + (uint32_t)policy);
     if (policy) {
-        need_source(p, &s->operand[s->operands - 1], T_B64);
+        need_source(p, &s->operand[s->operands - 1], T_U64);
     }
     struct inst from = {0};
     need_address(p, &s->operand[0], SPACE_SHARED, i);
@@ -599,6 +616,9 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
             use_operand(p, o, false);
             choose->d = i->e = register_take(p, T_B32);
         } else {
+            if (o->kind == OPERAND_INTEGER) {
+                need_integer(p, o, 0, size);
+            }
             i->e = source32(p, 3);
         }
     }
@@ -648,7 +668,7 @@ static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst 
     take_end(p, at);
     need_count(p, 3u + (uint32_t)loads + (uint32_t)policy, 3u + (uint32_t)loads + (uint32_t)policy);
     if (policy) {
-        need_source(p, &s->operand[s->operands - 1], T_B64);
+        need_source(p, &s->operand[s->operands - 1], T_U64);
     }
     need_address(p, &s->operand[loads ? 0 : 1], SPACE_SHARED, i);
     need_address(p, &s->operand[loads ? 1 : 0], SPACE_GLOBAL, &other);
@@ -700,9 +720,13 @@ static bool decode_bulk_control(struct parser *p, uint32_t at, struct inst *i) {
         take_end(p, at);
         need_count(p, 2u + (uint32_t)policy, 2u + (uint32_t)policy);
         need_address(p, &s->operand[0], SPACE_GLOBAL, i);
+        if (s->operand[1].kind == OPERAND_INTEGER && s->operand[1].integer % 16 != 0) {
+            error_at(p, &s->operand[1].token, "the size of a bulk prefetch is %lld; expected a multiple of 16",
+                     (long long)s->operand[1].integer);
+        }
         i->c = source32(p, 1);
         if (policy) {
-            need_source(p, &s->operand[2], T_B64);
+            need_source(p, &s->operand[2], T_U64);
         }
         i->run = async_prefetch;
     } else {

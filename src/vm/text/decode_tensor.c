@@ -218,6 +218,9 @@ static void read_selectors(struct parser *p, const struct operand *o, struct mma
 static void read_metadata(struct parser *p, struct mma_plan *plan) {
     const struct statement *s = &p->statement;
     const uint32_t chunks = mma_chunks(&plan->shape), lanes = chunks / 4;
+    if (s->operand[4].kind != OPERAND_REGISTER) {
+        error_at(p, &s->operand[4].token, "'%s' expects its metadata in a register here", s->name);
+    }
     plan->metadata = need_source(p, &s->operand[4], T_B32);
     plan->sparsity = (uint8_t)need_integer(p, &s->operand[5], 0, 4 / lanes - 1);
     plan->holders = (uint8_t)(((1u << lanes) - 1) << lanes * plan->sparsity);
@@ -313,12 +316,16 @@ void decode_mma(struct parser *p) {
     }
     const uint32_t b = 8u * shape->k * bits / 1024u, a = shape->sparse != 0 ? b : 2 * b;
     const uint32_t accumulators = half || shape->accumulator == MMA_ACC_F16 ? 2 : 4;
-    const enum type type = shape->accumulator == MMA_ACC_F32 ? T_F32 : T_B32;
+    static const enum type fragments[] = {[MMA_BF16] = T_BF16X2, [MMA_F16] = T_F16X2, [MMA_TF32] = T_TF32};
+    const enum type part = shape->a_type <= MMA_TF32 ? fragments[shape->a_type] : T_B32;
+    const enum type type = shape->accumulator == MMA_ACC_F32   ? T_F32
+                           : shape->accumulator == MMA_ACC_F16 ? T_F16X2
+                                                               : T_U32;
     const uint32_t scales = shape->sparse != 0 ? 6 : 4, operands = scales + (shape->scale != 0 ? 4 : 0);
     need_count(p, operands, operands);
     read_fragment(p, &s->operand[0], accumulators, type, false, &plan->d);
-    read_fragment(p, &s->operand[1], half ? 1 : a, T_B32, true, &plan->a);
-    read_fragment(p, &s->operand[2], b, T_B32, true, &plan->b);
+    read_fragment(p, &s->operand[1], half ? 1 : a, part, true, &plan->a);
+    read_fragment(p, &s->operand[2], b, part, true, &plan->b);
     read_fragment(p, &s->operand[3], accumulators, type, true, &plan->c);
     if (half) {
         tensor_drop_upper_rows(p, plan);

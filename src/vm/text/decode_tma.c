@@ -147,7 +147,7 @@ void decode_tensor_copy(struct parser *p, uint32_t at, bool is_reduction, bool i
         read_barrier(p, &s->operand[2], more);
     }
     if (policy) {
-        need_source(p, &s->operand[count - 1], T_B64);
+        need_source(p, &s->operand[count - 1], T_U64);
     }
     i.kind = (uint8_t)(is_reduction ? ASYNC_REDUCE : loads || is_prefetch ? ASYNC_LOAD : ASYNC_STORE);
     i.negate = (uint8_t)(is_reduction ? m.op : 0);
@@ -203,7 +203,7 @@ static void decode_replace(struct parser *p, uint32_t at) {
     if (fields[field].end != 0) {
         need_integer(p, &s->operand[last], 0, fields[field].end - 1);
     }
-    i.b = need_source(p, &s->operand[last], fields[field].is_wide != 0 ? T_B64 : T_B32);
+    i.b = need_source(p, &s->operand[last], fields[field].is_wide != 0 ? T_B64 : T_U32);
     i.size = fields[field].is_wide != 0 ? 8 : 4;
     i.kind = (uint8_t)field;
     append(p, &i);

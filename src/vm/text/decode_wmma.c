@@ -44,10 +44,12 @@ static const struct element {
     uint8_t bits, mma;
     enum type type;
 } elements[] = {
-    {"f16", 16, MMA_F16, T_B32}, {"bf16", 16, MMA_BF16, T_B32}, {"tf32", 32, MMA_TF32, T_B32},
-    {"s8", 8, MMA_S8, T_B32},    {"u8", 8, MMA_U8, T_B32},      {"s4", 4, MMA_S4, T_B32},
-    {"u4", 4, MMA_U4, T_B32},    {"b1", 1, MMA_B1_AND, T_B32},  {"f64", 64, 0, T_F64},
-    {"f32", 32, 0, T_F32},       {"s32", 32, 0, T_B32},
+    {"f16", 16, MMA_F16, T_F16X2},  {"bf16", 16, MMA_BF16, T_BF16X2},
+    {"tf32", 32, MMA_TF32, T_TF32}, {"s8", 8, MMA_S8, T_B32},
+    {"u8", 8, MMA_U8, T_B32},       {"s4", 4, MMA_S4, T_B32},
+    {"u4", 4, MMA_U4, T_B32},       {"b1", 1, MMA_B1_AND, T_B32},
+    {"f64", 64, 0, T_F64},          {"f32", 32, 0, T_F32},
+    {"s32", 32, 0, T_B32},
 };
 
 /* The part of a fragment that a lane holds in registers. */

@@ -99,6 +99,27 @@ static enum kind kind_of(const struct statement *s, const char *word, size_t len
     return is_type(word, length) ? TYPE : FREE;
 }
 
+/* Drop the repetitions of words that ptxas takes more than once. */
+void modifiers_drop_repeated(struct statement *s) {
+    uint32_t kept = 0;
+    for (uint32_t k = 0; k < s->modifiers; ++k) {
+        bool repeats = false;
+        for (uint32_t j = 0; j < kept && !repeats; ++j) {
+            repeats = s->modifier_length[j] == s->modifier_length[k] &&
+                      memcmp(s->modifier[j], s->modifier[k], s->modifier_length[k]) == 0;
+        }
+        if (repeats && is_in("NaN approx cc relu sat satfinite shiftamt sync", s->modifier[k], s->modifier_length[k])) {
+            continue;
+        }
+        s->modifier[kept] = s->modifier[k];
+        s->modifier_length[kept++] = s->modifier_length[k];
+    }
+    if (kept != s->modifiers) {
+        s->modifiers = kept;
+        modifiers_name(s);
+    }
+}
+
 /* ---- taking words ---- */
 
 /* Return whether a statement has this modifier at `at`, or further on where ptxas would take it as well; such a

@@ -295,9 +295,13 @@ static struct expression unary(struct parser *p) {
         }
     } else if (t.kind == '-' || t.kind == '+' || t.kind == '~' || t.kind == '!') {
         token_next(p);
+        const bool is_bits = p->token.kind == TOKEN_REAL && p->token.single;
         e = unary(p);
         if (e.is_real && (t.kind == '~' || t.kind == '!')) {
             error_at(p, &t, "'%c' expects an integer", t.kind);
+        }
+        if (is_bits) {
+            error_at(p, &t, "'%c' before the bits of a float: write the sign into its bits", t.kind);
         }
         if (t.kind == '-') {
             e.real = -e.real;
@@ -711,13 +715,19 @@ static void vector_parse(struct parser *p, struct operand *o) {
 void operand_parse(struct parser *p, struct operand *o) {
     *o = (struct operand){.token = p->token};
     if (p->token.kind == '!') {
+        const struct token sign = p->token;
+        const struct lexer after = p->lexer;
         token_next(p);
-        name_parse(p, o);
-        if (o->kind != OPERAND_PREDICATE) {
-            error_at(p, &o->token, "expected a predicate after '!'");
+        if (p->token.kind == TOKEN_NAME && !token_is(&p->token, "WARP_SZ")) {
+            name_parse(p, o);
+            if (o->kind != OPERAND_PREDICATE) {
+                error_at(p, &o->token, "expected a predicate after '!'");
+            }
+            o->negate = true;
+            return;
         }
-        o->negate = true;
-        return;
+        p->token = sign; /* a constant: 1 if it is 0, else 0 */
+        p->lexer = after;
     }
     if (p->token.kind == '{') {
         vector_parse(p, o);

@@ -299,7 +299,6 @@ const char *symbol_name(struct parser *p, struct symbol *s);
 void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t address);
 void use_register(struct parser *p, const char *name, uint32_t slot, enum type type, int is_write);
 void use_operand(struct parser *p, const struct operand *o, bool is_write);
-void use_hint(struct parser *p, const struct operand *o);
 void use_attach(struct parser *p);
 
 /* modifiers.c */
@@ -312,6 +311,7 @@ void take_end(struct parser *p, uint32_t at);
 /* Match the modifiers with a pattern of lanes.def. */
 bool modifiers_match(struct statement *s, const char *pattern, uint32_t *flags);
 void modifiers_name(struct statement *s);
+void modifiers_drop_repeated(struct statement *s);
 
 /* decode.c */
 void decode(struct parser *p);
@@ -319,6 +319,7 @@ void decode_known(struct parser *p);
 /* Helpers of the decoders. Each reports an error if the operand does not match. */
 uint32_t need_source(struct parser *p, const struct operand *o, enum type type);
 uint32_t need_source_wide(struct parser *p, const struct operand *o, enum type type);
+void need_result(struct parser *p, const struct operand *o);
 uint32_t need_destination(struct parser *p, const struct operand *o, enum type type);
 uint32_t need_destination_wide(struct parser *p, const struct operand *o, enum type type);
 uint16_t need_predicate(struct parser *p, const struct operand *o, int *negate);

@@ -20,7 +20,7 @@ enum type token_type(struct parser *p) {
     if (p->token.kind == TOKEN_DOT) {
         type = type_find(p->token.at + 1, p->token.length - 1);
     }
-    if (type == T_NONE || type > T_B128 || type == T_TF32 || type == T_F32X2) {
+    if (type == T_NONE || type > T_B128 || (type_class(type) == 'x' && type != T_F16X2)) {
         error_at(p, &p->token, "expected a type before '%.*s'", (int)p->token.length, p->token.at);
     }
     token_next(p);

@@ -39,14 +39,6 @@ void use_operand(struct parser *p, const struct operand *o, bool is_write) {
     }
 }
 
-/* Record the registers of a source operand that has no effect. */
-void use_hint(struct parser *p, const struct operand *o) {
-    use_operand(p, o, false);
-    for (uint32_t k = 0; k < o->count; ++k) {
-        use_operand(p, &o->items[k], false);
-    }
-}
-
 /* Record a variable whose address is used, at [slot + address]. Parameters are skipped. */
 void use_variable(struct parser *p, struct symbol *s, uint32_t slot, uint64_t address) {
     struct statement *t = &p->statement;

@@ -230,10 +230,11 @@ over:
         "a parity that is no parity",
         """
 @r  mbarrier.init.shared.b64 [bar], 1;
--@r  mbarrier.test_wait.parity.shared.b64 s, [bar], 3;
-+@r  mbarrier.test_wait.parity.shared.b64 s, [bar], 1;
+-   mov.b32 e, 3;
++   mov.b32 e, 1;
+@r  mbarrier.test_wait.parity.shared.b64 s, [bar], e;
 """,
-        ("a wait for parity 3 of an mbarrier; expected 0 or 1", "broken.ptx:2"),
+        ("a wait for parity 3 of an mbarrier; expected 0 or 1", "broken.ptx:3"),
         levels=("off", "default", "full"),
     ),
     planted(
