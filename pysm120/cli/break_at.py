@@ -11,6 +11,7 @@ from pysm120.observe.program import Launch, number
 from pysm120.observe.values import register_text
 from pysm120.observe.watch import Instruction, Register, Stop, instructions
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.names import demangled
 
 AROUND = 2  # instructions to show before and after
 ROW = 16  # bytes in a row of the window
@@ -117,7 +118,7 @@ def show(stop: Stop, code: Sequence[Instruction], path: str, window: tuple[int, 
     step = stop.step
     inside = f" in function {step.function}" if step.function else ""
     print(
-        f"{step.entry} stopped before {places.shown(step.instruction, path)}{inside}: CTA "
+        f"{demangled(step.entry)} stopped before {places.shown(step.instruction, path)}{inside}: CTA "
         f"{','.join(map(str, step.cta))}, warp {step.warp}, active lanes 0x{step.active:08x}"
         + (f", of them {step.guard}: 0x{step.mask:08x}" if step.guard else "")
     )

@@ -24,6 +24,7 @@ from pysm120.observe.values import addresses, value_text
 from pysm120.observe.watch import MOST_BYTES, Step, instructions, lanes_of
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import FaultError, InvalidArgumentError
+from pysm120.runtime.names import demangled
 
 ATOMICS = re.compile(r"(atom|red|cp\.reduce)\.")
 WORKERS = 64
@@ -297,7 +298,7 @@ def run(arguments: argparse.Namespace) -> int:
     with runs.open(first) as launch:  # report wrong arguments before the progress bar begins
         entry = launch.kernel.info.entry
     seeds = range(first, first + count)
-    head = f"{entry}, seeds {seeds[0]} to {seeds[-1]}, level {runs.checks}"
+    head = f"{demangled(entry)}, seeds {seeds[0]} to {seeds[-1]}, level {runs.checks}"
     reference: list[Output] | None = None
     with console.progress(count, f"seed {first}") as step:
         for seed, result in results(runs, seeds):

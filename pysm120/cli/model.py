@@ -20,6 +20,7 @@ from pysm120.model.problem import BACKWARD, Problem
 from pysm120.model.record import NotRecordedError
 from pysm120.observe.profile import Sources
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.names import demangled
 
 REASONS = 15  # rows of the table
 CHIP = "rtx5090"
@@ -219,7 +220,7 @@ def _limit(found: dict[str, Any], name: str, chip: Chip) -> str:
 
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
     """Print the prediction."""
-    title = f"{found['kernel']} on {chip['name']}: a prediction from its machine code"
+    title = f"{demangled(found['kernel'])} on {chip['name']}: a prediction from its machine code"
     print(f"{title}; docs/explanation/model.md says how accurate it is")
     rows = [
         ("time", f"{found['microseconds']:,} us", f"{found['clocks']:,} clocks at {found['mhz']:g} MHz"),
@@ -308,7 +309,13 @@ def pass_result(of: backward.Pass, chip: Chip, problem: Problem, mhz: float) -> 
 def show_pass(found: dict[str, Any]) -> None:
     """Print the prediction of a whole backward pass."""
     rows = [
-        (one["kernel"], f"{one['clocks']:,}", f"{one['microseconds']:,}", f"{one['share']:.1%}", one["bound"])
+        (
+            demangled(one["kernel"]),
+            f"{one['clocks']:,}",
+            f"{one['microseconds']:,}",
+            f"{one['share']:.1%}",
+            one["bound"],
+        )
         for one in found["kernels"]
     ]
     total = f"{found['tflops']} TFLOP/s, {found['tensor_share']:.1%} of the tensor pipe"

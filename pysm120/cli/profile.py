@@ -9,6 +9,7 @@ from pysm120.cli.command import Command
 from pysm120.observe import program as programs
 from pysm120.observe.profile import Counts, Line, Profile
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.names import demangled
 
 OPCODES = 20  # rows of the table
 COLUMNS = ("executed", "share", "lanes", "divergent", "conflicts", "sectors", "source")
@@ -117,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     for output in outputs:
         output.save()
     shape = " x ".join(map(str, program.grid)), " x ".join(map(str, program.block))
-    title = f"{launch.kernel.info.entry}, grid {shape[0]}, block {shape[1]}"
+    title = f"{demangled(launch.kernel.info.entry)}, grid {shape[0]}, block {shape[1]}"
     print(f"{title}, on {launch.device}")
     show_totals(p)
     show_opcodes(p)

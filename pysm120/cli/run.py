@@ -13,6 +13,7 @@ from pysm120.cli.command import Command
 from pysm120.observe import program as programs
 from pysm120.observe.argument import TYPES
 from pysm120.observe.program import Output
+from pysm120.runtime.names import demangled
 
 COLUMNS = ("argument", "parameter", "type", "changed", "min", "max", "mean", "NaN")
 
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             return break_at.run(launch, arguments)
         launch.run()
         outputs = launch.outputs()
-        print(f"{launch.kernel.info.entry} ran on {launch.device} ({launch.device.info.name})")
+        print(f"{demangled(launch.kernel.info.entry)} ran on {launch.device} ({launch.device.info.name})")
     show(outputs, count)
     for output in outputs:
         if output.path is not None:

@@ -4,6 +4,7 @@ import dataclasses
 import struct
 
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.names import demangled
 
 _CUDA = 190  # e_machine
 _RESERVED = 1024  # reserved at the start of a CTA's shared memory from sm_90 on; ptxas includes it in its figure
@@ -118,15 +119,17 @@ class Cubin:
         return names
 
     def entry(self, name: str | None) -> Entry:
-        """Return an entry by its name or a part that no other name has; without a name, the only entry."""
+        """Return an entry by its name or a part of it, mangled or not; without a name, the only entry."""
         exact = [entry for entry in self.entries if name == entry.name]
-        found = exact or [entry for entry in self.entries if name is None or name in entry.name]
+        found = exact or [
+            entry for entry in self.entries if name is None or name in entry.name or name in demangled(entry.name)
+        ]
         if name is not None and len(found) > 1:
-            both = ", ".join(entry.name for entry in found)
+            both = ", ".join(demangled(entry.name) for entry in found)
             message = f"the kernel is {name!r}, which is a part of several names: {both}"
             raise InvalidArgumentError(message)
         if len(found) != 1:
-            there = ", ".join(entry.name for entry in self.entries) or "none"
+            there = ", ".join(demangled(entry.name) for entry in self.entries) or "none"
             message = f"the kernel is {name!r}, which the cubin does not have; it has {there}"
             raise InvalidArgumentError(message)
         return found[0]

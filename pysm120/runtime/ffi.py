@@ -10,6 +10,7 @@ from typing import Any
 import cffi
 
 from pysm120.runtime.errors import BY_STATUS, DriverError, Error
+from pysm120.runtime.names import readable
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # Types that the package uses beside those of sm120.h and pointers to its structs.
@@ -135,7 +136,7 @@ def check(status: int) -> None:
     """Raise the exception of a status other than OK."""
     if status == lib.SM120_OK:
         return
-    message = text(lib.sm120_last_error()) or text(lib.sm120_status_string(status))
+    message = readable(text(lib.sm120_last_error())) or text(lib.sm120_status_string(status))
     error = BY_STATUS.get(status, Error)(message, status)
     if isinstance(error, DriverError):
         error.driver_error = lib.sm120_last_driver_error()

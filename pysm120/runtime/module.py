@@ -16,6 +16,7 @@ from pysm120.runtime.arrays import Allocation, Array, pinned_address
 from pysm120.runtime.context import Context, Handle, Resource
 from pysm120.runtime.errors import ClosedError, FaultError, InvalidArgumentError, InvalidProgramError, require_type
 from pysm120.runtime.ffi import cast, check, check_running, ffi, lib, new, new_struct, text
+from pysm120.runtime.names import demangled
 from pysm120.runtime.tensor_map import TensorMap
 
 _ADDRESS_BYTES = 8
@@ -150,12 +151,12 @@ class Module(Resource, Mapping[str, "Kernel"]):
         return kernel
 
     def _only_entry_with(self, part: str) -> str:
-        """Return the entry whose name, as C++ mangles it, has this part."""
-        found = [entry for entry in self._entries if part and part in entry]
+        """Return the entry whose name has this part, as C++ mangles it or as the source writes it."""
+        found = [entry for entry in self._entries if part and (part in entry or part in demangled(entry))]
         if len(found) == 1:
             return found[0]
         listed = found or self._entries
-        shown = ", ".join(listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")
+        shown = ", ".join(map(demangled, listed[:_SHOWN])) + (", ..." if len(listed) > _SHOWN else "")
         message = (
             f"{self._name} has {len(found)} entries with {part!r} in their names: {shown}"
             if found
