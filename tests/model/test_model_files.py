@@ -191,8 +191,10 @@ def test_files_that_are_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[
         capsys, str(path), "--chip", "h200"
     )
     assert "leave out --ptx" in refusal(capsys, str(path), "--ptx", str(path))
-    assert "which the cubin does not have; it has _Z5" in refusal(capsys, str(path), "--kernel", "fourth")
-    assert "a part of several names: _Z5" in refusal(capsys, str(path), "--kernel", "_Z5")
+    assert "which the cubin does not have; it has void third<4>(float*)" in refusal(
+        capsys, str(path), "--kernel", "fourth"
+    )
+    assert "a part of several names: void third<4>(float*)" in refusal(capsys, str(path), "--kernel", "_Z5")
     path.write_text(THIRD.format(target="sm_120a").replace(".version 8.7", ".version 99.0"))
     assert "has .version 99.0, which no ptxas here reads" in refusal(capsys, str(path), "--kernel", "third")
     path.write_bytes(b"\x50\xed\x55\xba" + bytes(60))
