@@ -883,6 +883,10 @@ SM120_API sm120_status sm120_repack(sm120_device *device, const sm120_repack_arg
 /* activation of f: SILU: f / (1 + exp(-f)). GELU: its approximation by tanh. */
 enum { SM120_SILU = 0, SM120_GELU = 1 };
 
+/* x in blocks of 32. INT8: quants with an f32 scale. INT16: a second int8 with its own scale holds what the rounding to
+ * the first one left. It needs a workspace. */
+enum { SM120_ACTIVATIONS_INT8 = 0, SM120_ACTIVATIONS_INT16 = 1 };
+
 typedef struct sm120_matvec_args {
     uint32_t size;                  /* sizeof(sm120_matvec_args) */
     uint32_t type;                  /* SM120_GGUF_Q4_K, ... */
@@ -905,6 +909,9 @@ typedef struct sm120_matvec_args {
     /* A second matrix U in the form of the weights: y = activation(W x) * (U x), without bias. 0: none. */
     sm120_address up;
     int64_t up_bytes; /* of its buffer */
+
+    uint32_t activations; /* SM120_ACTIVATIONS_INT8 or, without experts, SM120_ACTIVATIONS_INT16 */
+    uint32_t reserved;    /* 0 */
 } sm120_matvec_args;
 
 /* y = W x + bias, or activation(W x) * (U x), for each vector. x is quantised to blocks of 32 int8 with an f32 scale.

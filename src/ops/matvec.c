@@ -22,7 +22,7 @@ struct matvec {
     int64_t weight_bytes;   /* of all experts, in the call's layout */
     int64_t results;        /* vectors of y */
     struct tensor x, y;
-    bool is_packed;
+    bool is_packed, has_residual;
     const struct kernel_record *record;
     uint32_t index;          /* of the record */
     uint32_t shared;         /* bytes of a CTA */
@@ -46,7 +46,7 @@ static sm120_status find_kernel(struct matvec *call, bool is_single) {
 /* Choose the kernel. The kernel of one vector keeps x in shared memory. If x is too long, the kernel for several
  * vectors computes it, without experts. */
 static sm120_status choose(struct matvec *call, int64_t vectors, bool has_experts) {
-    const bool is_single = vectors == 1 || has_experts;
+    const bool is_single = (vectors == 1 && !call->has_residual) || has_experts;
     sm120_status status = find_kernel(call, is_single);
     if (status == SM120_OK && is_single) {
         const int64_t shared = (int64_t)call->shared + (int64_t)call->weights.spans * MATVEC_X_SPAN;
@@ -65,11 +65,12 @@ static sm120_status choose(struct matvec *call, int64_t vectors, bool has_expert
     if (status != SM120_OK) {
         return status;
     }
-    const int64_t tiles = (vectors + MATVEC_TOKENS - 1) / MATVEC_TOKENS;
+    const int64_t of_tile = call->has_residual ? MATVEC_TOKENS / 2 : MATVEC_TOKENS;
+    const int64_t tiles = (vectors + of_tile - 1) / of_tile;
     if (tiles * call->weights.spans > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
                     "vectors = %" PRId64 " of %u columns are too many; at most %" PRId64 " are supported", vectors,
-                    call->weights.columns, (int64_t)INT32_MAX / call->weights.spans * MATVEC_TOKENS);
+                    call->weights.columns, (int64_t)INT32_MAX / call->weights.spans * of_tile);
     }
     call->vector_tiles = (uint32_t)tiles;
     call->workspace_bytes = tiles * call->weights.spans * MATVEC_RECORD_BYTES;
@@ -108,11 +109,24 @@ static sm120_status check_experts(const sm120_matvec_args *args, struct matvec *
 
 /* Check what needs no device. */
 static sm120_status check_args(const sm120_matvec_args *args, struct matvec *call) {
-    *call = (struct matvec){.is_packed = args->layout == SM120_WEIGHTS_PACKED};
+    *call = (struct matvec){.is_packed = args->layout == SM120_WEIGHTS_PACKED,
+                            .has_residual = args->activations == SM120_ACTIVATIONS_INT16};
     if (args->layout > SM120_WEIGHTS_PACKED) {
         return fail(SM120_INVALID_ARGUMENT,
                     "layout = %" PRIu32 "; it must be WEIGHTS_NATIVE (%d) or WEIGHTS_PACKED (%d)", args->layout,
                     SM120_WEIGHTS_NATIVE, SM120_WEIGHTS_PACKED);
+    }
+    if (args->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
+    }
+    if (args->activations > SM120_ACTIVATIONS_INT16) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "activations = %" PRIu32 "; it must be ACTIVATIONS_INT8 (%d) or ACTIVATIONS_INT16 (%d)",
+                    args->activations, SM120_ACTIVATIONS_INT8, SM120_ACTIVATIONS_INT16);
+    }
+    if (args->activations == SM120_ACTIVATIONS_INT16 && args->experts != 0) {
+        return fail(SM120_UNSUPPORTED, "activations = ACTIVATIONS_INT16; with experts it must be ACTIVATIONS_INT8 (%d)",
+                    SM120_ACTIVATIONS_INT8);
     }
     if (args->activation > (args->up != 0 ? SM120_GELU : 0)) {
         return fail(SM120_INVALID_ARGUMENT,
@@ -126,7 +140,8 @@ static sm120_status check_args(const sm120_matvec_args *args, struct matvec *cal
         return fail(SM120_INVALID_ARGUMENT, "up_bytes = %" PRId64 "; without up it must be 0", args->up_bytes);
     }
     sm120_status status = weights_check(args->type, args->rows, args->columns, &call->weights);
-    status = status == SM120_OK ? check_size("vectors", args->vectors, (int64_t)GRID_MAX * MATVEC_TOKENS) : status;
+    const int64_t of_tile = call->has_residual ? MATVEC_TOKENS / 2 : MATVEC_TOKENS;
+    status = status == SM120_OK ? check_size("vectors", args->vectors, GRID_MAX * of_tile) : status;
     status = status == SM120_OK ? choose(call, args->vectors, args->experts != 0) : status;
     status = status == SM120_OK ? check_experts(args, call) : status;
     if (status == SM120_OK) {
@@ -211,6 +226,7 @@ static sm120_status quantize(struct device *device, const struct matvec *call, s
         .vectors = (uint32_t)vectors,
         .columns = call->weights.columns,
         .x_type = weights_result_type(call->x.dtype),
+        .residual = call->has_residual,
     };
     struct argument_pointers pointers;
     struct launch launch;
@@ -246,6 +262,7 @@ static sm120_status run(struct device *device, const sm120_matvec_args *args, co
         .tiles = call->weights.tiles,
         .x_type = weights_result_type(call->x.dtype),
         .y_type = weights_result_type(call->y.dtype),
+        .residual = call->has_residual,
     };
     struct argument_pointers pointers;
     struct launch launch;

@@ -83,6 +83,7 @@ OPERATION = Operation(
         Wrong("up", 6, "INVALID_ARGUMENT", "up_bytes = 0"),
         Wrong("up_bytes", 288, "INVALID_ARGUMENT", "up_bytes = 288; without up it must be 0"),
         Wrong("activation", 1, "INVALID_ARGUMENT", "activation = 1"),
+        Wrong("activations", 2, "INVALID_ARGUMENT", "activations = 2"),
         Wrong("chosen", 1, "INVALID_ARGUMENT", "experts = 0 with expert_count = 0 and chosen = 1"),
     ],
     refused={
@@ -192,6 +193,41 @@ def test_special_vectors(device: pysm120.Device, rng: np.random.Generator) -> No
         expect_near(got[5:], raw, "Q4_K", x[5:])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_int16(device: pysm120.Device, rng: np.random.Generator, name: str, layout: str) -> None:
+    """x as two int8, against their model and against x itself; vectors around a tile of four."""
+    columns = 2304
+    raw = random_blocks(rng, name, 17, columns)
+    for vectors in (1, 4, 5):
+        x = rng.standard_normal((vectors, columns)).astype("f4")
+        scale, quants = quantized(x)
+        first = (scale.astype(float) * quants).reshape(x.shape)
+        rest = (x.astype(float) - first).astype("f4")
+        second_scale, second = quantized(rest)
+        rounded = first + (second_scale.astype(float) * second).reshape(x.shape)
+        blocks = abs(x).reshape(vectors, -1, 32).max(-1, keepdims=True)
+        assert (abs(rounded - x).reshape(vectors, -1, 32) <= blocks / 127 / 254 * 0.51).all()
+        got = pysm120.matvec(matrix(device, raw, name, layout), x, activations="int16").astype(float)
+        terms = (abs(first) + abs(rest)) @ magnitudes(raw, name).T
+        wanted = rounded @ values(raw, name).astype(float).T
+        assert (abs(got - wanted) <= 90 * 2.0**-24 * terms).all()
+
+
+def test_int16_of_glu(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """Gate and up have the residual, too; experts refuse it."""
+    gate, up = (matrix(device, random_blocks(rng, "Q5_K", 19, 768), "Q5_K") for _ in range(2))
+    x = (0.02 * rng.standard_normal((5, 768))).astype("f4")
+    a, b = (pysm120.matvec(w, x, activations="int16").astype(float) for w in (gate, up))
+    got = pysm120.matvec_glu(gate, up, x, activations="int16")
+    np.testing.assert_allclose(got, a / (1 + np.exp(-a)) * b, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="activations is 'int4', not one of"):
+        pysm120.matvec(gate, x, activations="int4")
+    one = QuantizedMatrix(gate.data, "Q5_K", (1, 19, 768), "native")
+    with pytest.raises(pysm120.UnsupportedError, match="with experts it must be ACTIVATIONS_INT8"):
+        pysm120.matvec(one, x, activations="int16", experts=[[0]] * 5)
+
+
 def test_one_vector_of_several(device: pysm120.Device, rng: np.random.Generator) -> None:
     """A vector has the same bits whatever the others are, and in every launch."""
     w = matrix(device, random_blocks(rng, "Q5_K", 40, 1024), "Q5_K", "packed")
@@ -214,10 +250,10 @@ def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, l
     if vectors > 1:
         source = device.empty((10 * constants()["MATVEC_RECORD_BYTES"],), np.uint8)
         quantize = builtin_kernel(device, "matvec_activations")
-        quantize((10, 1), 256, device.array(x), source, np.int64(4 * 2560), *map(np.uint32, (vectors, 2560, 0)))
+        quantize((10, 1), 256, device.array(x), source, np.int64(4 * 2560), *map(np.uint32, (vectors, 2560, 0, 0)))
     kernel = builtin_kernel(device, f"matvec_q3_k_{layout}_{1 if vectors == 1 else 8}")
     none, strides = np.uint64(0), map(np.int64, (0, 0, 4 * 150))
-    numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0, 0, 0))
+    numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0, 0, 0, 0))
     kernel(2, 256, w.data, source, out, none, none, none, *strides, *numbers, shared=90_000)
     np.testing.assert_array_equal(out.numpy(), wanted)
 
@@ -295,7 +331,7 @@ def test_glu_on_few_ctas(device: pysm120.Device, rng: np.random.Generator) -> No
     out = device.array(np.full((1, 150), np.nan, "f4"))
     kernel = builtin_kernel(device, "matvec_q4_k_packed_1")
     none, strides = np.uint64(0), map(np.int64, (0, 0, 4 * 150))
-    numbers = map(np.uint32, (150, 2560, 1, 10, 10, 0, 0, 0, 0))
+    numbers = map(np.uint32, (150, 2560, 1, 10, 10, 0, 0, 0, 0, 0))
     kernel(2, 256, gate.data, device.array(x), out, none, up.data, none, *strides, *numbers, shared=90_000)
     np.testing.assert_array_equal(out.numpy(), wanted)
 

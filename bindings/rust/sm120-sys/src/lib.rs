@@ -102,6 +102,8 @@ pub const SM120_WEIGHTS_NATIVE: u32 = 0;
 pub const SM120_WEIGHTS_PACKED: u32 = 1;
 pub const SM120_SILU: u32 = 0;
 pub const SM120_GELU: u32 = 1;
+pub const SM120_ACTIVATIONS_INT8: u32 = 0;
+pub const SM120_ACTIVATIONS_INT16: u32 = 1;
 
 #[repr(C)]
 pub struct sm120_device {
@@ -928,6 +930,8 @@ pub struct sm120_matvec_args {
     pub chosen: i64,
     pub up: u64,
     pub up_bytes: i64,
+    pub activations: u32,
+    pub reserved: u32,
 }
 
 impl Default for sm120_matvec_args {
@@ -970,7 +974,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_kv_cache_append_args>() == 480);
     assert!(core::mem::size_of::<sm120_dequantize_args>() == 88);
     assert!(core::mem::size_of::<sm120_repack_args>() == 64);
-    assert!(core::mem::size_of::<sm120_matvec_args>() == 192);
+    assert!(core::mem::size_of::<sm120_matvec_args>() == 200);
 };
 
 extern "C" {
