@@ -20,7 +20,8 @@ from attention_cases import (
     run,
     run_twice,
 )
-from harness import DTYPES, OpenDevice
+from attention_cases import PRECISIONS as CODES
+from harness import DTYPES, OpenDevice, check, ffi, lib, new_struct
 from reference import Array, attention_float64, attention_scaled, relative_error
 from smoothing_model import smoothed
 
@@ -86,6 +87,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, precision: str, case: C
 
 HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right") for d in range(8, 129, 8)]
 TYPES = [Case(1, 2, 1, 50, 100, 72, None, dtype, o_dtype) for dtype in DTYPES for o_dtype in DTYPES]
+LONG = Case(1, 1, 1, 16500, 70, 64)  # more rows than 128 tiles
 MEANS = [
     Case(1, 9, 1, 385, 70, 72),
     Case(1, 5, 1, 513, 33, 64, "bottom-right"),
@@ -243,6 +245,22 @@ def test_gradients_are_refused() -> None:
     lse: Any = np.zeros((1, 1, 4), np.float32)
     with pytest.raises(pysm120.UnsupportedError, match="precision = NVFP4"):
         pysm120.attention_backward(x, x, x, x, x, lse, precision="nvfp4", device="virtual")
+
+
+@BOTH
+def test_long_sequences_share_means(opened: OpenDevice, rng: np.random.Generator, precision: str) -> None:
+    """A head has at most 128 means of q, so that the workspace does not grow with the square of the rows."""
+    verify(opened, rng, precision, LONG)
+    args, size = new_struct("sm120_attention_args"), ffi.new("size_t *")
+    args.precision, args.scale, args.batch, args.heads, args.kv_heads = CODES[precision], 0.125, 1, 32, 32
+    args.q_rows, args.kv_rows, args.head_dim = 2**17, 2**17, 128
+    for struct in (args.q, args.k, args.v, args.o):
+        struct.dtype, struct.row_stride, struct.head_stride = lib.SM120_BF16, 32 * 128, 128
+        struct.batch_stride = 2**17 * 32 * 128
+    check(lib.sm120_attention_workspace(opened.handle, args, size))
+    smoothed_size, args.no_smoothing = size[0], 1
+    check(lib.sm120_attention_workspace(opened.handle, args, size))
+    assert 0.6 * 2**31 <= smoothed_size - size[0] <= 1.1 * 2**31
 
 
 def test_smoothing_is_an_option(device: pysm120.Device, rng: np.random.Generator) -> None:

@@ -8,11 +8,15 @@ import numpy as np
 from reference import Array, nvfp4
 
 KEY_SAMPLES, QUERY_SAMPLES, PASSES = 256, 64, 8
+MEANS_MAX = 128  # of a head
 
 
-def tile_rows(head_dim: int) -> int:
-    """Return the queries that share a mean: the rows of a CTA."""
-    return 192 if head_dim > 64 else 128
+def mean_rows(head_dim: int, rows: int) -> int:
+    """Return the queries that share a mean: the rows of a CTA, doubled until a head has few means."""
+    step = 192 if head_dim > 64 else 128
+    while step * MEANS_MAX < rows:
+        step *= 2
+    return step
 
 
 def sample_mean(x: Array, samples: int, dtype: str) -> Array:
@@ -46,7 +50,7 @@ def smoothed(q: Array, k: Array, dtype: str) -> tuple[Array, Array]:
     They are the rounded differences, the means of q and the differences of k, and q and the means of k.
     """
     q, k = q.astype(np.float32), k.astype(np.float32)
-    step = tile_rows(q.shape[-1])
+    step = mean_rows(q.shape[-1], q.shape[-2])
     tiles = [q[..., first : first + step, :] for first in range(0, q.shape[-2], step)]
     means = [np.broadcast_to(sample_mean(tile, QUERY_SAMPLES, dtype), tile.shape) for tile in tiles]
     q_mean = np.concatenate(means, -2) if means else q

@@ -46,6 +46,7 @@ struct plan {
     struct shape q_shape, k_shape;            /* packed: a batch for each sequence, with the rows of the longest one */
     int64_t padded_q, padded_past, padded_kv; /* rows, rounded up to whole tiles */
     bool is_smoothed;
+    int64_t mean_rows, q_means; /* rows of a mean of q; means of a head */
     struct areas areas;
 };
 
@@ -88,7 +89,9 @@ static sm120_status lay_out(struct plan *plan) {
     const int64_t elements = element_bytes(qk, width), q_scales = scale_bytes(qk, width);
     const int64_t v_rows = of_v != NULL ? keys / of_v->rows : 0;
     const int64_t v_bytes = of_v != NULL ? element_bytes(of_v, width) + scale_bytes(of_v, width) : 0;
-    const int64_t q_means = plan->is_smoothed ? plan->padded_q / q_rows : 0, number = (int64_t)sizeof(float);
+    const int64_t number = (int64_t)sizeof(float);
+    plan->mean_rows = smoothing_mean_rows(plan->padded_q, q_rows);
+    plan->q_means = plan->is_smoothed ? (plan->padded_q + plan->mean_rows - 1) / plan->mean_rows : 0;
     struct areas *const areas = &plan->areas;
     *areas = (struct areas){0};
     const struct {
@@ -98,10 +101,10 @@ static sm120_status lay_out(struct plan *plan) {
         {q_heads, plan->padded_q, q_scales, &areas->q_scales},
         {kv_heads, keys, elements + q_scales, &areas->k_tiles},
         {kv_heads, v_rows, v_bytes, &areas->v_tiles},
-        {q_heads, q_means, number * ATTENTION_MEAN_COLUMNS, &areas->q_means},
+        {q_heads, plan->q_means, number * ATTENTION_MEAN_COLUMNS, &areas->q_means},
         {kv_heads, plan->is_smoothed ? 1 : 0, number * ATTENTION_MEAN_COLUMNS, &areas->k_means},
-        {q_heads, q_means * q_rows, number, &areas->row_scores},
-        {q_heads, q_means, number * keys, &areas->mean_scores},
+        {q_heads, plan->is_smoothed ? plan->padded_q : 0, number, &areas->row_scores},
+        {q_heads, plan->q_means, number * keys, &areas->mean_scores},
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; ++i) {
         if (!place_area(list[i].heads, list[i].rows, list[i].row_bytes, list[i].begin, &areas->end)) {
@@ -206,6 +209,8 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
             .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
             .mean_scores = plan->is_smoothed ? workspace + (uint64_t)plan->areas.mean_scores : 0,
             .row_scores = plan->is_smoothed ? workspace + (uint64_t)plan->areas.row_scores : 0,
+            .row_means = (uint32_t)plan->q_means,
+            .mean_rows = (uint32_t)plan->mean_rows,
             .mxfp8_call = call,
             .sequence = sequence};
         *arguments = ARGUMENTS(a);
@@ -252,8 +257,8 @@ static struct quantizer_means_parameters means_of(const struct plan *plan, sm120
     if (is_q) {
         means.key_means = workspace + (uint64_t)plan->areas.k_means;
         means.row_scores = workspace + (uint64_t)plan->areas.row_scores;
-        means.row_means = (uint32_t)(plan->padded_q / plan->record->q_rows);
-        means.mean_rows = plan->record->q_rows;
+        means.row_means = (uint32_t)plan->q_means;
+        means.mean_rows = (uint32_t)plan->mean_rows;
         means.group_heads = (uint32_t)(args->heads / args->kv_heads);
     }
     return means;
@@ -266,8 +271,8 @@ static struct smoothing smoothing_of(const struct plan *plan, sm120_address work
         .batch = plan->q_shape.batch,
         .q_rows = plan->q_shape.rows,
         .kv_rows = plan->k_shape.rows,
-        .tile_rows = plan->record->q_rows,
-        .q_tiles = plan->padded_q / plan->record->q_rows,
+        .mean_rows = plan->mean_rows,
+        .q_means_of_head = plan->q_means,
         .past_tiles = plan->padded_past / plan->record->kv_rows,
         .all_tiles = (plan->padded_past + plan->padded_kv) / plan->record->kv_rows,
         .q_means = workspace + (uint64_t)plan->areas.q_means,

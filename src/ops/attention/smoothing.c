@@ -9,6 +9,14 @@
 
 enum { KEY_SAMPLES = 256, QUERY_SAMPLES = 64 }; /* rows of a mean: its error is 1/16 and 1/8 of a row's deviation */
 
+int64_t smoothing_mean_rows(int64_t rows, int64_t tile_rows) {
+    int64_t mean_rows = tile_rows;
+    while (mean_rows * SMOOTHING_MEANS_MAX < rows) {
+        mean_rows *= 2;
+    }
+    return mean_rows;
+}
+
 /* Find a kernel and check its launch of a CTA for each tile. */
 static sm120_status prepare(struct device *device, const struct smoothing *smoothing, const char *operation,
                             const struct tensor *x, int64_t tiles, struct arguments arguments,
@@ -46,8 +54,8 @@ static sm120_status prepare_means(struct device *device, const struct smoothing 
         .heads = (uint32_t)heads,
         .rows = (uint32_t)(is_q ? smoothing->q_rows : smoothing->kv_rows),
         .head_dim = (uint32_t)call->q_shape.head_dim,
-        .row_tiles = is_q ? (uint32_t)smoothing->q_tiles : 1,
-        .tile_rows = is_q ? smoothing->tile_rows : INT32_MAX,
+        .row_tiles = is_q ? (uint32_t)smoothing->q_means_of_head : 1,
+        .tile_rows = is_q ? (uint32_t)smoothing->mean_rows : INT32_MAX,
         .samples = is_q ? QUERY_SAMPLES : KEY_SAMPLES,
         .starts = is_q ? args->cu_seqlens_q : args->cu_seqlens_k,
         .lengths = is_q ? 0 : args->kv_lengths,
@@ -84,7 +92,7 @@ static sm120_status prepare_mean_scores(struct device *device, const struct smoo
         .rows = (uint32_t)(is_past ? args->past_rows : smoothing->kv_rows),
         .head_dim = (uint32_t)call->q_shape.head_dim,
         .row_tiles = (uint32_t)tiles,
-        .mean_rows = (uint32_t)(args->heads / args->kv_heads * smoothing->q_tiles),
+        .mean_rows = (uint32_t)(args->heads / args->kv_heads * smoothing->q_means_of_head),
         .factor = smoothing->factor,
         .starts = is_past ? 0 : args->cu_seqlens_k,
         .lengths = is_past ? 0 : args->kv_lengths,
