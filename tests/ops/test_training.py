@@ -87,7 +87,9 @@ def test_a_short_run_learns_in_every_precision(
     assert any(not np.array_equal(curves["bf16"], curves[name]) for name in ("mxfp8", "mxfp8_bf16"))
     shown = capsys.readouterr().out.splitlines()
     for name, line in zip(train.PRECISIONS, shown[-4:], strict=True):
-        assert line.split()[:2] == [name, f"{curves[name][-3:].mean():.4f}"]
+        shown_name, shown_loss = line.split()[:2]
+        assert shown_name == name
+        assert abs(float(shown_loss) - curves[name][-3:].mean()) < 0.0002  # the file has rounded losses
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -137,7 +137,7 @@ class Problem:
         if case.precision:  # rows are quantised one by one, values in blocks of keys of one tensor
             of_scores = ROUNDINGS[case.precision].scores if case.precision in ROUNDINGS else mx
             if case.precision.startswith("nvfp4"):
-                q, k = smoothed(q, k, case.dtype)
+                q, k = smoothed(q, k, case.dtype, v.shape[-1])
             else:
                 q, k = of_scores(q, -1).astype(np.float64), of_scores(k, -1).astype(np.float64)
         if case.precision in ROUNDINGS:

@@ -44,13 +44,14 @@ def in_two_bf16(x: Array) -> Array:
     return high.astype(np.float64) + low.astype(np.float64)
 
 
-def smoothed(q: Array, k: Array, dtype: str) -> tuple[Array, Array]:
+def smoothed(q: Array, k: Array, dtype: str, v_dim: int = 0) -> tuple[Array, Array]:
     """Return vectors [..., heads, rows, 3 D] whose products are the scores of q and k [..., heads, rows, D].
 
-    They are the rounded differences, the means of q and the differences of k, and q and the means of k.
+    They are the rounded differences, the means of q and the differences of k, and q and the means of k. v_dim: the head
+    size of v, if it is larger, which decides the kernel's tile too.
     """
     q, k = q.astype(np.float32), k.astype(np.float32)
-    step = mean_rows(q.shape[-1], q.shape[-2])
+    step = mean_rows(max(q.shape[-1], v_dim), q.shape[-2])
     tiles = [q[..., first : first + step, :] for first in range(0, q.shape[-2], step)]
     means = [np.broadcast_to(sample_mean(tile, QUERY_SAMPLES, dtype), tile.shape) for tile in tiles]
     q_mean = np.concatenate(means, -2) if means else q
