@@ -322,6 +322,7 @@ _CODE = re.compile(
 _REST = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 _LINE = re.compile(r"\s*//## File \"([^\"]*)\", line (\d+)")
 _LABEL_OPERAND = re.compile(r"`\((\.L_\w+)\)")
+_REMARK = re.compile(r"\s*\(\*\".*?\"\*\)")  # such as (*"SpillRefill"*), with line information alone
 
 
 def parse(text: str) -> dict[str, Function]:
@@ -371,6 +372,7 @@ def _instruction(row: tuple[int, str, str, str, int, int], labels: dict[str, int
     target = labels.get(found[1]) if found else None
     if found:
         rest = rest[: found.start()] + (f"{target:#x}" if target is not None else found[1]) + rest[found.end() :]
+    rest = _REMARK.sub("", rest)
     operands = tuple(part.strip() for part in re.split(r",(?![^\[]*\])", rest) if part.strip())
     return Instruction(address, predicate, opcode, operands, word, target, line)
 

@@ -137,10 +137,13 @@ def test_every_instruction_of_the_library_is_read(target: str, entry: str) -> No
         assert {one.target for one in function.instructions if one.is_branch} <= addresses | {None}
 
 
+SPILLING = "attention_nvfp4_mxfp8_192x64_d128"  # on sm_90, where nvdisasm remarks on it in some forms of its text
+
+
 @pytest.mark.parametrize("target", ["sm_120f", "sm_90"])
 def test_kernels_read_together_equal_kernels_read_alone(target: str, rng: np.random.Generator) -> None:
     """One run of nvdisasm for several cubins; it names the functions that a kernel calls by address."""
-    entries = [str(entry) for entry in rng.choice(list(ENTRIES), 4, replace=False)]
+    entries = list(dict.fromkeys([SPILLING, *map(str, rng.choice(list(ENTRIES), 4, replace=False))]))
     images = {entry: builtin_image(ENTRIES[entry], target, "cubin") for entry in entries}
     together = sass.disassemble_all(images)
     assert list(together) == entries

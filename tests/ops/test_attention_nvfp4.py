@@ -145,7 +145,7 @@ def test_channels_of_one_sign(opened: OpenDevice, rng: np.random.Generator, prec
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_errors_of_normal_inputs(opened: OpenDevice, rng: np.random.Generator, precision: str, head_dim: int) -> None:
     """The error that the documentation states, nearly all of it from Q and K, or half of it from P and V."""
-    case = Case(1, 2, 2, 128, 1024, head_dim)
+    case = Case(1, 8, 8, 128, 1024, head_dim)  # so many heads that 1 standard deviation is 1.5 % of the error
     inputs = [x - np.asarray(0.25, x.dtype) for x in random_inputs(rng, case)]
     o, lse = run_twice(opened, precision, case, inputs)
     exact_o, exact_lse = attention_float64(*rows_first(inputs), case.factor, None)
