@@ -26,11 +26,13 @@ sys.path[:0] = [str(ROOT / "ptx")]
 import expand  # noqa: E402
 
 TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+NARROW = {**TYPES, "fp8": ml_dtypes.float8_e4m3fn}
+HEADS = (("q", 4), ("k", 2), ("v", 2))
 QUANTIZE = "quantize/mxfp8.ptx"
 KEPT, STEPS = 4000, (1, 2, 3, 5, 7, 11, 17, 23, 31, 43, 59, 79, 101)  # of O and LSE: at most so many, every n-th
 TOLERANCE = 2.0**-18  # of O and LSE, which are below 8 here: 8 ulp
 # Where P is rounded to 16 bits, a last bit of ex2 may change a whole step of it: so few may be further off, by so much.
-FEW, STEP = 0.01, {"bf16": 2.0**-9, "f16": 2.0**-12}
+FEW, STEP = 0.01, {"bf16": 2.0**-9, "f16": 2.0**-12, "nvfp4": 2.0**-3, "nvfp4_mxfp8": 2.0**-6, "fp8": 2.0**-6}
 Bytes = NDArray[np.uint8]
 
 
@@ -133,7 +135,7 @@ class Quantized(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """A call of attention on tensors of 2 batches and 4 heads, 2 of k and v; those of mxfp8 are of f32."""
+    """A call of attention on tensors of 2 batches and 4 heads, 2 of k and v; in blocks of a scale they are of f32."""
 
     precision: str
     head_dim: int
@@ -167,9 +169,11 @@ class Attention(NamedTuple):
             pattern = rf"{stem}_r\d+"
         else:
             pattern = rf"{stem}_any(_\w+)?" if special else rf"{stem}(?!_any)\w*"
-        if self.precision not in TYPES:
+        if self.precision.startswith("nvfp4"):
+            pattern += r"|quantize_nvfp4_f32_\w+|attention_mean\w*_f32"
+        elif self.precision.startswith("mxfp8"):
             pattern += r"|quantize_mxfp8_\w+_any" if special else r"|quantize_mxfp8_\w+(?<!_any)"
-        if self.head_dim % 8:
+        if self.head_dim % (16 if self.precision == "fp8" else 8):
             pattern += "|copy_rows.*"
         return pattern
 
@@ -195,12 +199,14 @@ class Attention(NamedTuple):
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         q, k, v = (
             rng.standard_normal((2, rows, heads, self.head_dim), np.float32)
-            for rows, heads in ((self.q_rows, 4), (self.kv_rows, 2), (self.kv_rows, 2))
+            for rows, (_, heads) in zip((self.q_rows, self.kv_rows, self.kv_rows), HEADS, strict=True)
         )
         given = self.arguments(rng)
-        if (narrow := TYPES.get(self.precision.removeprefix("mxfp8_"))) is not None:
+        if (narrow := NARROW.get(self.precision.removeprefix("mxfp8_"))) is not None:
             q, k, v = q.astype(narrow), k.astype(narrow), v.astype(narrow)
             given |= {name: given[name].astype(narrow) for name in ("past_k", "past_v") if name in given}
+        if self.precision == "fp8":
+            given |= {f"{tensor}_scale": rng.uniform(0.5, 1.0, heads).astype(np.float32) for tensor, heads in HEADS}
         o, lse = pysm120.attention(
             q,
             k,
@@ -260,7 +266,7 @@ def quantized() -> Iterator[Quantized]:
 
 def attention() -> Iterator[Attention]:
     """List the calls of attention."""
-    for precision in ("bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16"):
+    for precision in ("bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16", "fp8", "nvfp4", "nvfp4_mxfp8"):
         sizes = (32, 64, 96, 128, 256) if precision in TYPES else (64, 128)
         for head_dim in sizes:
             yield Attention(precision, head_dim, 40, 150)
