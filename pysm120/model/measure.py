@@ -72,8 +72,8 @@ CASES = (
     ("attention_bf16_128x64_d96_any_r16", Problem(4, 2048, 32, 96, causal=True)),
     ("attention_bf16_128x32_d256_any_r16", Problem(4, 2048, 16, 256)),
     ("attention_mxfp8_128x64_d64", Problem(4, 2048, 32, 64)),
-    ("attention_mxfp8_128x64_d128", Problem(4, 2048, 32, 128)),
-    ("attention_mxfp8_128x64_d128", Problem(4, 2048, 32, 128, causal=True)),
+    ("attention_mxfp8_192x64_d128", Problem(4, 2048, 32, 128)),
+    ("attention_mxfp8_192x64_d128", Problem(4, 2048, 32, 128, causal=True)),
     ("attention_mxfp8_bf16_128x64_d64", Problem(4, 2048, 32, 64)),
     ("attention_mxfp8_bf16_128x64_d128", Problem(4, 2048, 32, 128)),
 )

@@ -78,6 +78,8 @@ SPILLS = {
     ("attention_nvfp4_mxfp8_192x64_d128", "sm_90"): 56,
     ("attention_nvfp4_mxfp8_192x64_d128_any", "sm_90"): 44,
     ("attention_nvfp4_192x64_d128_any", "sm_90"): 8,
+    ("attention_mxfp8_192x64_d128", "sm_90"): 64,
+    ("attention_mxfp8_192x64_d128_any", "sm_90"): 124,
     ("attention_fp8_192x64_d128", "sm_90"): 60,
     ("attention_fp8_192x64_d128_any", "sm_90"): 88,
 }

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.virtual
 
 CORPUS = sorted((ROOT / "tests" / "corpus").glob("*.ptx"))
-KERNELS = ("attention_mxfp8_128x64_d128", "quantize_mxfp8_bf16_d", "attention_backward_mxfp8_64x128_d128")
+KERNELS = ("attention_mxfp8_192x64_d128", "quantize_mxfp8_bf16_d", "attention_backward_mxfp8_64x128_d128")
 FORMS = ROOT / "tests" / "vm" / "forms.ptx"  # what neither nvcc writes nor the kernels use
 
 

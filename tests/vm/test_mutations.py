@@ -17,7 +17,7 @@ from pysm120.microbench import groups, kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "tests" / "vm" / "forms.ptx", *sorted((ROOT / "tests" / "corpus").glob("*.ptx"))]
-FEW = ("attention_mxfp8_128x64_d128", "quantize_mxfp8_bf16_d", "attention_backward_mxfp8_64x128_d128")
+FEW = ("attention_mxfp8_192x64_d128", "quantize_mxfp8_bf16_d", "attention_backward_mxfp8_64x128_d128")
 
 SEED = 0
 pytestmark = pytest.mark.virtual

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.virtual
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = sorted((ROOT / "tests" / "corpus").glob("*.ptx"))
-EXPANSIONS = ["attention_mxfp8_128x64_d128.sm_120f.ptx", "quantize_mxfp8_bf16_d.sm_120f.ptx"]
+EXPANSIONS = ["attention_mxfp8_192x64_d128.sm_120f.ptx", "quantize_mxfp8_bf16_d.sm_120f.ptx"]
 
 # Instructions without a destination, up to the first operand; the others write what their first operand names.
 NO_RESULT = re.compile(
