@@ -2,11 +2,12 @@
 
     python benchmarks/quantize.py [--runs 15] [--layout k_d128 ...] [--json FILE]
 
-The kernels that feed attention (layouts q, k and v) and those of quantize_mxfp8 (d, rows) and quantize_nvfp4 (nvfp4,
-its scales in tiles, its search), on [batch, rows, heads, head size] tensors of normal numbers. Bytes are those read and
-written; the copy within device memory moves as many. Kernels and copies take turns in one process, on rotating buffers
-larger than the L2. Other work keeps the device busy until the host has queued a run. Figures are medians of runs of
-about 1.5 ms, with minimum and maximum.
+The kernels that feed attention (layouts q, k and v) and those of quantize_mxfp8 (d, rows), quantize_nvfp4 (nvfp4,
+its scales in tiles, its search, along rows) and repack_scales, on [batch, rows, heads, head size] tensors of normal
+numbers; repack_scales moves the scales of such a tensor. Bytes are those read and written; the copy within device
+memory moves as many. Kernels and copies take turns in one process, on rotating buffers larger than the L2. Other work
+keeps the device busy until the host has queued a run. Figures are medians of runs of about 1.5 ms, with minimum and
+maximum.
 """
 
 import argparse
@@ -30,8 +31,11 @@ SHAPES = [(4, 2048, 32, 128), (1, 16384, 32, 128)]
 DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 # Of NVFP4: log2 of a quarter of the rows of a tile of scales, and whether to search.
 NVFP4 = {"nvfp4": (0, 0), "nvfp4_128x4": (5, 0), "nvfp4_64x4": (4, 0), "nvfp4_search": (0, 1)}
-LAYOUTS = ["q_d128", "k_d128", "v_d128", "d", "rows", *NVFP4]
+NVFP4 |= {f"{name}_rows": options for name, options in NVFP4.items()}
+REPACK = {"repack_128x4": 5, "repack_64x4": 4}  # from linear; log2 of a quarter of the rows of a tile
+LAYOUTS = ["q_d128", "k_d128", "v_d128", "d", "rows", *NVFP4, *REPACK]
 TILE_ROWS, COLUMNS, BLOCK, NV_BLOCK = 64, 128, 32, 16
+NV_ROWS, NV_COLUMNS = 64, 32  # of a CTA of quantize_nvfp4 along rows
 WARM_RUNS, RUN_SECONDS, L2_TIMES = 5, 0.0015, 4
 AHEAD_BYTES, AHEAD_COPIES, TRIALS = 1 << 30, 24, 20
 
@@ -131,6 +135,8 @@ def written(layout: str, shape: tuple[int, int, int, int]) -> tuple[int, int]:
     elements = int(np.prod(shape))
     if layout in NVFP4:
         return elements // 2, elements // NV_BLOCK
+    if layout in REPACK:
+        return elements // NV_BLOCK, 0
     scales = elements // BLOCK
     # packed k and v hold their scales
     return (elements + scales, 0) if layout[0] in "kv" else (elements, scales)
@@ -153,17 +159,27 @@ def launches(
         np.int64(n * x.itemsize) for n in (rows * heads * head_dim, head_dim, heads * head_dim)
     ]
     if layout in NVFP4:
-        items, blocks = size // NV_BLOCK, head_dim // NV_BLOCK
-        grid = -(-items // threads)
-        numbers += [np.uint32(n) for n in (items, heads, rows, blocks, rows, blocks, *NVFP4[layout])]
+        items = size // NV_BLOCK
+        lines, length, grid = rows, head_dim, -(-items // threads)
+        if layout.endswith("_rows"):
+            lines, length, grid = head_dim, rows, size // (NV_ROWS * NV_COLUMNS)
+        blocks = length // NV_BLOCK
+        numbers.insert(0, np.uint64(0))  # the global scale is the number behind the others
+        numbers += [np.uint32(n) for n in (items, heads, lines, length, blocks, lines, blocks, *NVFP4[layout])]
     else:
         numbers += [np.uint32(n) for n in (heads, rows, head_dim, tiles, head_dim // COLUMNS, 0)]
     numbers.append(np.float32(1))
+    if layout in REPACK:
+        items, blocks = size // (4 * NV_BLOCK), head_dim // NV_BLOCK
+        grid, lines = -(-items // threads), batch * heads * rows
+        sides = (lines, blocks, 0, 1, lines, blocks, REPACK[layout], 1)
+        numbers = [np.uint32(n) for n in (items, lines, blocks, *sides)]
     sets = max(2, -(-L2_TIMES * device.info.l2_bytes // (size * x.itemsize)))
 
     def launch(n: int) -> Call:
         part = x[n * size % x.size :][:size]
-        outputs = [device.zeros(max(16, nbytes), np.uint8) for nbytes in written(layout, shape)]
+        sizes = written(layout, shape)[: 1 if layout in REPACK else 2]
+        outputs = [device.zeros(max(16, nbytes), np.uint8) for nbytes in sizes]
         return lambda: function(grid, threads, part, *outputs, *numbers)
 
     return [launch(n) for n in range(sets)]
@@ -180,6 +196,15 @@ def copies(device: pysm120.Device, nbytes: int) -> list[Call]:
     return [copy() for _ in range(max(2, -(-L2_TIMES * device.info.l2_bytes // nbytes)))]
 
 
+def entry_of(layout: str, dtype: str) -> str:
+    """Return the name of a kernel."""
+    if layout in REPACK:
+        return "repack_scales"
+    if layout in NVFP4:
+        return f"quantize_nvfp4_{dtype}{'_rows' if layout.endswith('_rows') else ''}"
+    return f"quantize_mxfp8_{dtype}_{layout}"
+
+
 def measure(device: pysm120.Device, kernels: Kernels, layouts: Sequence[str], runs: int) -> list[Figure]:
     """Time every layout, dtype and shape."""
     timer = Timer(device)
@@ -187,8 +212,9 @@ def measure(device: pysm120.Device, kernels: Kernels, layouts: Sequence[str], ru
     for dtype in DTYPES:
         x = inputs(device, dtype)
         for shape, layout in itertools.product(SHAPES, layouts):
-            nbytes = int(np.prod(shape)) * x.itemsize + sum(written(layout, shape))
-            entry = f"quantize_nvfp4_{dtype}" if layout in NVFP4 else f"quantize_mxfp8_{dtype}_{layout}"
+            read = written(layout, shape)[0] if layout in REPACK else int(np.prod(shape)) * x.itemsize
+            nbytes = read + sum(written(layout, shape))
+            entry = entry_of(layout, dtype)
             calls = launches(device, kernels[entry], x, layout, shape)
             seconds, copied = timer([calls, copies(device, nbytes)], runs)
             rates, others = ([nbytes / s / 1e9 for s in found] for found in (seconds, copied))

@@ -21,7 +21,7 @@ from pysm120.ops.attention_kv_cache import attention_with_kv_cache, merge_states
 from pysm120.ops.copy_batch import CopyList, copy_batch
 from pysm120.ops.kv_cache import kv_cache_append, kv_cache_gather
 from pysm120.ops.matvec import matvec, matvec_glu
-from pysm120.ops.quantize import quantize_mxfp8, quantize_nvfp4
+from pysm120.ops.quantize import quantize_mxfp8, quantize_nvfp4, repack_scales
 from pysm120.ops.weights import QuantizedMatrix, dequantize, repack
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.context import DeviceInfo, Event, Stream
@@ -97,5 +97,6 @@ __all__ = [
     "quantize_nvfp4",
     "recommend",
     "repack",
+    "repack_scales",
     "scaled_dot_product_attention",
 ]

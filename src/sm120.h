@@ -758,30 +758,52 @@ SM120_API sm120_status sm120_quantize_mxfp8(sm120_device *device, const sm120_qu
 
 enum { SM120_SCALES_LINEAR = 0, SM120_SCALES_128X4 = 1, SM120_SCALES_64X4 = 2 }; /* layout of scales */
 
-/* Quantisation to NVFP4: blocks of 16 along head_dim, x ~ e2m1 element * e4m3 scale * global_scale.
+/* Quantisation to NVFP4: blocks of 16, x ~ e2m1 element * e4m3 scale * global_scale.
+ * axis: SM120_ALONG_ROWS gives the results of x with rows and head_dim exchanged: their lines are the columns of x, and
+ * the last block of a line is filled up with zeros. Matrix instructions of 4 bits take operands in this order only.
  * scale = e4m3(amax / (6 * global_scale)), element = e2m1(x * (1 / (scale * global_scale))). Operations are in f32; all
  * round to nearest even, and both formats saturate. Where the scale is 0, elements are zeros with the signs of x.
  * search: of this and of amax / (4 * global_scale) the scale with the smaller sum of squared errors, by f32 in the
  * order of the elements; a tie, or an error that is not finite, gives the first.
  * A block with a NaN or an infinity gets the scale NaN (0x7f) and elements 6 (0x7).
- * Scales of a head are a matrix [rows][head_dim / 16]. In layouts 128X4 and 64X4 it is padded with zeros to multiples
- * of R = 128 or 64 rows and of 4 columns, and scale (r, c) of C columns lies at byte
+ * Scales of a head are a matrix [lines][blocks of a line]. In layouts 128X4 and 64X4 it is padded with zeros to
+ * multiples of R = 128 or 64 lines and of 4 columns, and scale (r, c) of C columns lies at byte
  * r / R * (R C) + c / 4 * (4 R) + r % (R / 4) * 16 + r / (R / 4) % 4 * 4 + c % 4. */
 typedef struct sm120_quantize_nvfp4_args {
     uint32_t size;                        /* sizeof(sm120_quantize_nvfp4_args) */
     uint32_t layout;                      /* SM120_SCALES_LINEAR, ... */
     uint32_t search;                      /* 0 or 1 */
-    float global_scale;                   /* from 2^-100 to 2^100 */
-    int64_t batch, heads, rows, head_dim; /* head_dim: a multiple of 16 */
-    sm120_tensor x;                       /* F32, F16 or BF16 */
+    uint32_t axis;                        /* SM120_ALONG_HEAD_DIM or SM120_ALONG_ROWS */
+    int64_t batch, heads, rows, head_dim; /* along head_dim: a multiple of 16 */
+    sm120_tensor x;                       /* F32, F16 or BF16; along rows of any alignment */
     sm120_address elements;               /* e2m1 [batch][heads][rows][head_dim / 2], two in a byte, the first in its
-                                             low half; contiguous, 16-byte aligned */
-    sm120_address scales;                 /* e4m3 [batch][heads][padded rows * padded columns] */
+                                             low half; contiguous, 16-byte aligned. Along rows
+                                             [batch][heads][head_dim][ceil(rows / 16) * 8] */
+    sm120_address scales;                 /* e4m3 [batch][heads][padded lines * padded columns] */
+    sm120_address global_scale_address;   /* f32 [1], read in place of global_scale, which must be 0 then; or 0. Out of
+                                             global_scale's range its results mean nothing */
+    float global_scale;                   /* from 2^-100 to 2^100 */
+    uint32_t reserved;                    /* 0 */
     sm120_stream stream;
 } sm120_quantize_nvfp4_args;
 
 /* Quantise x to NVFP4. */
 SM120_API sm120_status sm120_quantize_nvfp4(sm120_device *device, const sm120_quantize_nvfp4_args *args);
+
+/* Scales of blocks, a byte each, from one layout of sm120_quantize_nvfp4_args to another. Of padded scales only those
+ * of the matrix are read, and padding is written as 0. The scales of MXFP8 have the same tiles in cuBLAS. */
+typedef struct sm120_repack_scales_args {
+    uint32_t size;                       /* sizeof(sm120_repack_scales_args) */
+    uint32_t source, target;             /* SM120_SCALES_LINEAR, ... */
+    uint32_t reserved;                   /* 0 */
+    int64_t batch, heads, rows, columns; /* of the matrices, without padding */
+    sm120_address scales;                /* [batch][heads][padded rows * padded columns]; in tiles, 4-byte aligned */
+    sm120_address repacked;              /* the same in the layout `target`; apart from scales */
+    sm120_stream stream;
+} sm120_repack_scales_args;
+
+/* Repack scales. */
+SM120_API sm120_status sm120_repack_scales(sm120_device *device, const sm120_repack_scales_args *args);
 
 /* Copies between dense keys and values and a cache in pages, in one launch. Key n of a sequence lies in row
  * n % page_rows of a page. A page number or a slot that the cache does not have is never used: append skips such a

@@ -1,12 +1,14 @@
-"""Quantisation to OCP MX and to NVFP4."""
+"""Quantisation to OCP MX and to NVFP4, and the orders of scales."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import flag, integer, number, one_of
 from pysm120.ops.plan import NEW
-from pysm120.ops.table import E4M3, E8M0, U8, Input, Output
+from pysm120.ops.table import E4M3, E8M0, F32, U8, Input, Output
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import lib
@@ -89,11 +91,7 @@ def quantize_mxfp8(
     OCP Microscaling Formats (MX) 1.0 specifies.
 
     """
-    which, rank = integer(axis, "axis"), len(getattr(x, "shape", ()))
-    which = which - rank if which >= 0 else which
-    if which not in _AXES:
-        message = f"axis is {axis}, not -1 (the last) or -2 (the rows)"
-        raise InvalidArgumentError(message)
+    which = _axis(x, axis)
     options = _Options(_AXES[which], _ROUNDINGS[one_of(rounding, "rounding", tuple(_ROUNDINGS))])
     results = {"elements": NEW, "scales": NEW}
     elements, scales = _ALONG[which]({"x": x}, results, options, device=device, stream=stream)
@@ -105,54 +103,68 @@ class _NvOptions(NamedTuple):
 
     layout: int
     search: bool
+    axis: int
     global_scale: float
 
 
 def _fill_nvfp4(args: Any, given: Mapping[str, Any], options: _NvOptions) -> None:
     """Write the options."""
-    if given["x"].shape[-1] % _NV_BLOCK:
+    if options.axis == lib.SM120_ALONG_HEAD_DIM and given["x"].shape[-1] % _NV_BLOCK:
         message = f"x has shape {given['x'].shape}, whose last dimension is not a multiple of {_NV_BLOCK}"
         raise InvalidArgumentError(message)
-    args.layout, args.search, args.global_scale = options
+    args.layout, args.search, args.axis, args.global_scale = options
 
 
-def _with_scales(scales: str) -> Operation:
+# Of scales: the code of a layout, and the multiples to which it pads rows and columns.
+_LAYOUTS = {
+    "linear": (lib.SM120_SCALES_LINEAR, 1, 1),
+    "128x4": (lib.SM120_SCALES_128X4, 128, 4),
+    "64x4": (lib.SM120_SCALES_64X4, 64, 4),
+}
+
+
+def _nvfp4(axis: int, layout: str) -> Operation:
+    lines, length = ("rows", "head_dim") if axis == -1 else ("head_dim", "rows")
+    _, tile_rows, columns = _LAYOUTS[layout]
     rows = (
         Input("x", "... rows head_dim"),
-        Output("elements", "... rows head_dim/2", U8),
-        Output("scales", scales, E4M3),
+        Input("global_scale", "1", F32, member="global_scale_address", optional=True),
+        Output("elements", f"... {lines} {length}/{_NV_BLOCK}*{_NV_BLOCK // 2}", U8),
+        Output("scales", f"... {lines}/{tile_rows}*{tile_rows} {length}/{_NV_BLOCK * columns}*{columns}", E4M3),
     )
     return Operation("sm120_quantize_nvfp4", rows, fill=_fill_nvfp4)
 
 
-_LAYOUTS = {
-    "linear": (lib.SM120_SCALES_LINEAR, _with_scales("... rows head_dim/16")),
-    "128x4": (lib.SM120_SCALES_128X4, _with_scales("... rows/128*128 head_dim/64*4")),
-    "64x4": (lib.SM120_SCALES_64X4, _with_scales("... rows/64*64 head_dim/64*4")),
-}
+_NVFP4 = {(axis, layout): _nvfp4(axis, layout) for axis in _AXES for layout in _LAYOUTS}
 
 
 def quantize_nvfp4(
     x: AnyArray,
     *,
-    global_scale: float | None = None,
+    axis: int = -1,
+    global_scale: float | Any = None,
     layout: str = "linear",
     search: bool = False,
     device: Device | str | None = None,
     stream: Any = None,
 ) -> tuple[AnyArray, AnyArray]:
-    """Return pairs of e2m1 elements and an e4m3 scale for every 16 of them along the last axis.
+    """Return pairs of e2m1 elements and an e4m3 scale for every 16 of them.
 
     Parameters
     ----------
     x : array, float32, float16 or bfloat16, shape (..., rows, D)
-        D is a multiple of 16.
-    global_scale : float, optional
-        A factor of all values, from 2^-100 to 2^100; None is 1.
+        For axis -1, D is a multiple of 16.
+    axis : {-1, -2}
+        The axis of the blocks. For -2 the results are those of x with its last two
+        axes exchanged, whose last axis is filled up with zeros to a multiple of 16:
+        what matrix instructions of 4 bits take for V of attention, and for weights.
+    global_scale : float or array, float32, shape (1,), optional
+        A factor of all values, from 2^-100 to 2^100; None is 1. An array is read by
+        the kernel, on the device; its value is not checked.
     layout : {"linear", "128x4", "64x4"}
         The order of the scales. "linear": a matrix of rows and D / 16 columns.
         "128x4": the tiles that cuBLAS and CUTLASS read. "64x4": the tiles of
-        SageAttention 3. See Notes.
+        SageAttention 3. See Notes, and `repack_scales`.
     search : bool
         Take of amax / 6 and amax / 4 the scale with the smaller squared error.
     device, stream
@@ -160,12 +172,12 @@ def quantize_nvfp4(
 
     Returns
     -------
-    elements : array, uint8, shape (..., rows, D / 2)
+    elements : array, uint8, shape (..., rows, D / 2), or (..., D, ceil(rows / 16) * 8)
         Two elements in a byte, the first in its low half.
     scales : array, float8_e4m3fn
-        Shape (..., rows, D / 16). In tiles, both dimensions are rounded up to
-        multiples of the tile's, and the padding is 0. x is close to elements *
-        scales * global_scale.
+        Shape (..., rows, D / 16), or (..., D, ceil(rows / 16)). In tiles, both
+        dimensions are rounded up to multiples of the tile's, and the padding is 0. x
+        is close to elements * scales * global_scale.
 
     Raises
     ------
@@ -187,9 +199,106 @@ def quantize_nvfp4(
     * 4 + c % 4``.
 
     """
-    code, operation = _LAYOUTS[one_of(layout, "layout", tuple(_LAYOUTS))]
-    factor = 1.0 if global_scale is None else number(global_scale, "global_scale")
-    options = _NvOptions(code, flag(search, "search"), factor)
+    which = _axis(x, axis)
+    code, _, _ = _LAYOUTS[one_of(layout, "layout", tuple(_LAYOUTS))]
+    is_array = hasattr(global_scale, "shape") and not isinstance(global_scale, np.generic)
+    value = 1.0 if global_scale is None else global_scale
+    factor = 0.0 if is_array else number(value, "global_scale")
+    options = _NvOptions(code, flag(search, "search"), _AXES[which], factor)
+    inputs = {"x": x, "global_scale": global_scale if is_array else None}
     results = {"elements": NEW, "scales": NEW}
-    elements, scales = operation({"x": x}, results, options, device=device, stream=stream)
+    elements, scales = _NVFP4[which, layout](inputs, results, options, device=device, stream=stream)
     return elements, scales
+
+
+def _axis(x: Any, axis: Any) -> int:
+    """Return the axis of blocks, counted from the end."""
+    which, rank = integer(axis, "axis"), len(getattr(x, "shape", ()))
+    which = which - rank if which >= 0 else which
+    if which not in _AXES:
+        message = f"axis is {axis}, not -1 (the last) or -2 (the rows)"
+        raise InvalidArgumentError(message)
+    return which
+
+
+# ---- the order of scales ---------------------------------------------------------
+
+
+class _RepackOptions(NamedTuple):
+    """Members of the C struct, and the sizes that the scales do not tell."""
+
+    source: int
+    target: int
+    sizes: tuple[tuple[str, int, str], ...]
+
+
+def _fill_repack(args: Any, given: Mapping[str, Any], options: _RepackOptions) -> None:
+    """Write the options."""
+    del given
+    args.source, args.target, _ = options
+
+
+def _repacking(source: str, target: str) -> Operation:
+    def padded(layout: str) -> str:
+        _, rows, columns = _LAYOUTS[layout]
+        return "... rows columns" if layout == "linear" else f"... rows/{rows}*{rows} columns/{columns}*{columns}"
+
+    dtypes = (*E4M3, *E8M0, *U8)
+    rows = (Input("scales", padded(source), dtypes), Output("repacked", padded(target), dtypes, like="scales"))
+    return Operation("sm120_repack_scales", rows, fill=_fill_repack)
+
+
+_REPACKING = {(source, target): _repacking(source, target) for source in _LAYOUTS for target in _LAYOUTS}
+
+
+def repack_scales(
+    scales: AnyArray,
+    source: str,
+    target: str,
+    *,
+    rows: int | None = None,
+    columns: int | None = None,
+    device: Device | str | None = None,
+    stream: Any = None,
+) -> AnyArray:
+    """Return scales of blocks in another order.
+
+    Parameters
+    ----------
+    scales : array, float8_e4m3fn, float8_e8m0fnu or uint8, shape (..., R, C)
+        Scales in the layout `source`, as `quantize_nvfp4` returns them. The tiles of
+        cuBLAS are the same for MXFP8.
+    source, target : {"linear", "128x4", "64x4"}
+        The orders of `quantize_nvfp4`.
+    rows, columns : int, optional
+        The size of a matrix without its padding. Default: all rows and columns.
+    device, stream
+        As in `quantize_mxfp8`.
+
+    Returns
+    -------
+    repacked : array, dtype of scales
+        Shape (..., rows, columns), in tiles rounded up to multiples of the tile's.
+        Padding is 0, whatever it was.
+
+    Raises
+    ------
+    TypeError
+        An argument of the wrong type or dtype.
+    ValueError
+        An argument of the wrong shape, stride, alignment or value.
+
+    """
+    codes = [_LAYOUTS[one_of(x, name, tuple(_LAYOUTS))][0] for x, name in ((source, "source"), (target, "target"))]
+    shape = tuple(getattr(scales, "shape", ()))
+    sizes = []
+    for name, given, extent in zip(("rows", "columns"), (rows, columns), shape[-2:], strict=False):
+        size = extent if given is None else integer(given, name)
+        if size < 1:
+            message = f"{name} is {size}, not at least 1"
+            raise InvalidArgumentError(message)
+        sizes.append((name, size, "the call"))
+    options = _RepackOptions(codes[0], codes[1], tuple(sizes))
+    operation = _REPACKING[source, target]
+    repacked: AnyArray = operation({"scales": scales}, {"repacked": NEW}, options, device=device, stream=stream)[0]
+    return repacked

@@ -219,6 +219,8 @@ class Sizes:
 
     def _says(self, dimension: Dimension) -> str:
         """Return the size of a dimension, and the array that it comes from, as text."""
+        if not dimension.names:
+            return f"it must be {dimension.number}"
         known = [f"{self._sources[x]} has {x} = {self.known[x]}" for x in dimension.names if x in self._sources]
         total = "" if len(dimension.names) == 1 and dimension.text in self.known else f"{dimension.text} is "
         return f"{total}{dimension.extent(self.known)}: {' and '.join(known)}" if total else known[0]

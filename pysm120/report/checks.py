@@ -13,7 +13,7 @@ from pysm120.ops.attention_kv_cache import attention_with_kv_cache, merge_states
 from pysm120.ops.copy_batch import copy_batch
 from pysm120.ops.kv_cache import kv_cache_append, kv_cache_gather
 from pysm120.ops.matvec import matvec, matvec_glu
-from pysm120.ops.quantize import quantize_mxfp8, quantize_nvfp4
+from pysm120.ops.quantize import quantize_mxfp8, quantize_nvfp4, repack_scales
 from pysm120.ops.scores import Rules, scores
 from pysm120.ops.weights import QuantizedMatrix, dequantize, repack
 from pysm120.report import reference
@@ -300,6 +300,19 @@ def nvfp4_quantization(bench: Bench) -> Outcomes:
         values = codes[np.stack([elements & 15, elements >> 4], -1)].reshape(x.shape)
         got = values * np.repeat(scales.astype(np.float64), 16, -1)
         yield Outcome(np.dtype(dtype).name, got, x.astype(np.float64), 0.12, "")
+        lines = np.pad(x.swapaxes(1, 2), [(0, 0), (0, 0), (0, -x.shape[1] % 16)])
+        wanted = quantize_nvfp4(bench.put(np.ascontiguousarray(lines)))
+        for name, of_rows, of_lines in zip(
+            ("elements", "scales"), quantize_nvfp4(bench.put(x), axis=-2), wanted, strict=True
+        ):
+            label = f"{np.dtype(dtype).name} along rows, {name}"
+            yield Outcome(label, of_rows.numpy().view(np.uint8), of_lines.numpy().view(np.uint8), 0.0, "")
+    for layout in ("128x4", "64x4"):
+        _, tiles = quantize_nvfp4(bench.put(x), layout=layout)
+        repacked = repack_scales(bench.put(scales), "linear", layout)
+        yield Outcome(
+            f"repack_scales to {layout}", repacked.numpy().view(np.uint8), tiles.numpy().view(np.uint8), 0.0, ""
+        )
 
 
 def weights(bench: Bench, kind: str) -> Outcomes:

@@ -1,6 +1,7 @@
 /* sm120_quantize_nvfp4: e2m1 elements with an e4m3 scale for each 16. */
 #include <inttypes.h>
 
+#include "ops/scale_layouts.h"
 #include "runtime/builtin.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
@@ -8,66 +9,80 @@
 #include "runtime/places.h"
 #include "runtime/tensor.h"
 
-enum { BLOCK = 16, TILE_COLUMNS = 4 };
+enum { BLOCK = 16, CTA_LINES = 32, CTA_BLOCKS = 4 }; /* CTA: of the kernels along rows */
 
 static const float GLOBAL_MIN = 0x1p-100f, GLOBAL_MAX = 0x1p+100f;
 
-/* The tiles of a layout of scales. */
-static const struct scale_layout {
-    uint32_t rows, columns; /* of a tile */
-    uint32_t shift;         /* log2(rows / 4); 0: linear */
-} layouts[] = {
-    [SM120_SCALES_LINEAR] = {1, 1, 0},
-    [SM120_SCALES_128X4] = {128, TILE_COLUMNS, 5},
-    [SM120_SCALES_64X4] = {64, TILE_COLUMNS, 4},
-};
-enum { LAYOUT_COUNT = sizeof layouts / sizeof *layouts };
-
-/* A call whose arguments were checked. */
+/* A call whose arguments were checked. A line of the results is a row of x or, along rows, a column. */
 struct nvfp4 {
     struct shape shape;
     struct tensor x;
-    int64_t padded_rows, padded_blocks;
+    const struct scale_layout *layout;
+    int64_t lines, length; /* and the elements of a line */
+    int64_t blocks;        /* of a line */
+    int64_t padded_lines, padded_blocks;
     int64_t bytes; /* of the elements */
     int64_t items; /* scales, with the padding */
 };
 
-/* Check what needs no device. */
-static sm120_status check_args(const sm120_quantize_nvfp4_args *args, struct nvfp4 *call) {
-    *call = (struct nvfp4){.shape = {args->batch, args->heads, args->rows, args->head_dim}};
-    if (args->layout >= LAYOUT_COUNT) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "layout = %" PRIu32 "; it must be SCALES_LINEAR (%d), SCALES_128X4 (%d) or SCALES_64X4 (%d)",
-                    args->layout, SM120_SCALES_LINEAR, SM120_SCALES_128X4, SM120_SCALES_64X4);
+/* Check the options. */
+static sm120_status check_options(const sm120_quantize_nvfp4_args *args, struct nvfp4 *call) {
+    const sm120_status status = scale_layout_of("layout", args->layout, &call->layout);
+    if (status != SM120_OK) {
+        return status;
     }
     if (args->search > 1) {
         return fail(SM120_INVALID_ARGUMENT, "search = %" PRIu32 "; it must be 0 or 1", args->search);
+    }
+    if (args->axis != SM120_ALONG_HEAD_DIM && args->axis != SM120_ALONG_ROWS) {
+        return fail(SM120_INVALID_ARGUMENT, "axis = %" PRIu32 "; it must be ALONG_HEAD_DIM (%d) or ALONG_ROWS (%d)",
+                    args->axis, SM120_ALONG_HEAD_DIM, SM120_ALONG_ROWS);
+    }
+    if (args->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
+    }
+    if (args->global_scale_address != 0) {
+        return args->global_scale == 0 ? SM120_OK
+                                       : fail(SM120_INVALID_ARGUMENT,
+                                              "global_scale = %g beside global_scale_address = 0x%" PRIx64
+                                              "; only one of them may be given",
+                                              (double)args->global_scale, args->global_scale_address);
     }
     if (!(args->global_scale >= GLOBAL_MIN && args->global_scale <= GLOBAL_MAX)) { /* true for a NaN too */
         return fail(SM120_INVALID_ARGUMENT, "global_scale = %g; it must be from 2^-100 to 2^100",
                     (double)args->global_scale);
     }
-    sm120_status status = check_shape(&call->shape, "rows", INT32_MAX);
-    if (status == SM120_OK && args->head_dim % BLOCK != 0) {
-        status = fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; only multiples of %d are supported", args->head_dim,
-                      BLOCK);
+    return SM120_OK;
+}
+
+/* Check what needs no device. */
+static sm120_status check_args(const sm120_quantize_nvfp4_args *args, struct nvfp4 *call) {
+    *call = (struct nvfp4){.shape = {args->batch, args->heads, args->rows, args->head_dim}};
+    sm120_status status = check_options(args, call);
+    status = status == SM120_OK ? check_shape(&call->shape, "rows", INT32_MAX) : status;
+    const bool is_along_rows = args->axis == SM120_ALONG_ROWS;
+    if (status == SM120_OK && !is_along_rows && args->head_dim % BLOCK != 0) {
+        status = fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; only multiples of %d are supported along head_dim",
+                      args->head_dim, BLOCK);
     }
     status = status == SM120_OK ? tensor_check("x", &args->x, &call->shape, TENSOR_INPUT, &call->x) : status;
     if (status != SM120_OK) {
         return status;
     }
-    const struct scale_layout *const tile = layouts + args->layout;
     const int64_t heads = args->batch * args->heads;
-    call->padded_rows = (args->rows + tile->rows - 1) / tile->rows * tile->rows;
-    call->padded_blocks = (args->head_dim / BLOCK + tile->columns - 1) / tile->columns * tile->columns;
-    if (!multiply(heads, call->padded_rows, &call->items) ||
+    call->lines = is_along_rows ? args->head_dim : args->rows;
+    call->length = is_along_rows ? args->rows : args->head_dim;
+    call->blocks = (call->length + BLOCK - 1) / BLOCK;
+    call->padded_lines = scale_layout_rows(call->layout, call->lines);
+    call->padded_blocks = scale_layout_columns(call->layout, call->blocks);
+    if (!multiply(heads, call->padded_lines, &call->items) ||
         !multiply(call->items, call->padded_blocks, &call->items) || call->items > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
                     "batch * heads = %" PRId64 " with %" PRId64 " x %" PRId64
                     " scales each is too many; at most %d are supported",
-                    heads, call->padded_rows, call->padded_blocks, INT32_MAX);
+                    heads, call->padded_lines, call->padded_blocks, INT32_MAX);
     }
-    call->bytes = heads * args->rows * (args->head_dim / 2); /* at most 8 for each of the items */
+    call->bytes = heads * call->lines * call->blocks * (BLOCK / 2); /* at most 8 for each of the items */
     return SM120_OK;
 }
 
@@ -76,18 +91,33 @@ static sm120_status check_places(struct device *device, const sm120_quantize_nvf
                                  const struct nvfp4 *call) {
     const struct place places[] = {
         place_tensor(&call->x, NULL, PLACE_READ),
+        place_array("global_scale_address", args->global_scale_address, sizeof(float), sizeof(float), PLACE_READ),
         place_array("elements", args->elements, call->bytes, 16, PLACE_WRITTEN),
         place_array("scales", args->scales, call->items, 1, PLACE_WRITTEN),
     };
-    sm120_status status = tensor_check_alignment(&call->x, &args->x);
+    sm120_status status = SM120_OK;
+    if (args->axis == SM120_ALONG_HEAD_DIM) { /* along rows, elements are loaded one by one */
+        status = tensor_check_alignment(&call->x, &args->x);
+    }
     status = status == SM120_OK ? check_address("elements", args->elements, 16) : status;
     status = status == SM120_OK ? check_address("scales", args->scales, 1) : status;
     return status == SM120_OK ? places_check(device, places, sizeof places / sizeof *places) : status;
 }
 
-/* Launch the kernel of the call's dtype. */
+/* The CTAs of a call. */
+static int64_t ctas_of(const struct nvfp4 *call, bool is_along_rows, uint32_t threads) {
+    if (!is_along_rows) {
+        return (call->items + threads - 1) / threads;
+    }
+    return call->shape.batch * call->shape.heads * ((call->padded_lines + CTA_LINES - 1) / CTA_LINES) *
+           ((call->padded_blocks + CTA_BLOCKS - 1) / CTA_BLOCKS);
+}
+
+/* Launch the kernel of the call's dtype and axis. */
 static sm120_status launch(struct device *device, const sm120_quantize_nvfp4_args *args, const struct nvfp4 *call) {
-    const struct kernel_record wanted = {.operation = "quantize_nvfp4", .dtype = call->x.dtype, .layout = "d"};
+    const bool is_along_rows = args->axis == SM120_ALONG_ROWS;
+    const struct kernel_record wanted = {
+        .operation = "quantize_nvfp4", .dtype = call->x.dtype, .layout = is_along_rows ? "rows" : "d"};
     uint32_t index;
     sm120_status status = builtin_find(&wanted, &index);
     if (status != SM120_OK) {
@@ -98,24 +128,26 @@ static sm120_status launch(struct device *device, const sm120_quantize_nvfp4_arg
         .x = call->x.address,
         .elements = args->elements,
         .scales = args->scales,
+        .global_address = args->global_scale_address,
         .batch_stride = call->x.batch_stride,
         .head_stride = call->x.head_stride,
         .row_stride = call->x.row_stride,
         .items = (uint32_t)call->items,
         .heads = (uint32_t)call->shape.heads,
-        .rows = (uint32_t)call->shape.rows,
-        .blocks = (uint32_t)(call->shape.head_dim / BLOCK),
-        .padded_rows = (uint32_t)call->padded_rows,
+        .lines = (uint32_t)call->lines,
+        .length = (uint32_t)call->length,
+        .blocks = (uint32_t)call->blocks,
+        .padded_lines = (uint32_t)call->padded_lines,
         .padded_blocks = (uint32_t)call->padded_blocks,
-        .shift = layouts[args->layout].shift,
+        .shift = call->layout->shift,
         .is_search = args->search,
         .global_scale = args->global_scale,
     };
-    const int64_t ctas = (call->items + record->threads - 1) / record->threads;
     struct argument_pointers pointers;
     struct launch launch;
     struct kernel *kernel = NULL;
-    status = launch_of(&pointers, ARGUMENTS(&values), (uint32_t)ctas, record, args->stream, &launch);
+    status = launch_of(&pointers, ARGUMENTS(&values), (uint32_t)ctas_of(call, is_along_rows, record->threads), record,
+                       args->stream, &launch);
     status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
     status = status == SM120_OK ? launch_check(kernel, &launch) : status;
     return status == SM120_OK ? launch_start(kernel, &launch) : status;

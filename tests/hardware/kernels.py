@@ -170,7 +170,7 @@ class Attention(NamedTuple):
         else:
             pattern = rf"{stem}_any(_\w+)?" if special else rf"{stem}(?!_any)\w*"
         if self.precision.startswith("nvfp4"):
-            pattern += r"|quantize_nvfp4_f32_\w+|attention_mean\w*_f32"
+            pattern += r"|quantize_nvfp4_f32_[qkv]_\w+|attention_mean\w*_f32"
         elif self.precision.startswith("mxfp8"):
             pattern += r"|quantize_mxfp8_\w+_any" if special else r"|quantize_mxfp8_\w+(?<!_any)"
         if self.head_dim % (16 if self.precision == "fp8" else 8):

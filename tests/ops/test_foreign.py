@@ -169,7 +169,14 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[Any], dict[str, Any]]]] = {
         lambda rng: {"outs": numbers(rng, 2, 1, 3, 2, 8), "lses": numbers(rng, 2, 1, 2, 3, dtype=np.float32)},
     ),
     "mxfp8": (api.quantize_mxfp8, lambda rng: {"x": numbers(rng, 3, 64)}),
-    "nvfp4": (api.quantize_nvfp4, lambda rng: {"x": numbers(rng, 3, 64)}),
+    "nvfp4": (
+        api.quantize_nvfp4,
+        lambda rng: {"x": numbers(rng, 3, 64), "axis": -2, "global_scale": np.array([0.25], np.float32)},
+    ),
+    "scales": (
+        api.repack_scales,
+        lambda rng: {"scales": rng.integers(0, 256, (3, 5)).astype(np.uint8), "source": "linear", "target": "64x4"},
+    ),
     "gather": (
         api.kv_cache_gather,
         lambda rng: {

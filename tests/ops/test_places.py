@@ -25,6 +25,7 @@ WRITTEN = {
     "quantize_mxfp8": ("elements", "scales"),
     "quantize_nvfp4": ("elements", "scales"),
     "repack": ("packed",),
+    "repack_scales": ("repacked",),
 }
 # Operations and members with tests of their own: tests/ops/test_kv_cache_*.py, test_attention_kv_cache*.py and
 # test_attention_fp8.py.
@@ -47,6 +48,7 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "attention_backward cu_seqlens_q": {"q_total": 3, "mask.address": 0, "dmask.address": 0},
     "attention_backward cu_seqlens_k": {"kv_total": 3, "mask.address": 0, "dmask.address": 0},
     "attention_backward dsinks": {"sinks": "+"},
+    "quantize_nvfp4 global_scale_address": {"global_scale": 0},
     "attention_with_kv_cache page_table": {"table_pages": 1},
     "attention_with_kv_cache page_indptr": {"table_pages": 1, "page_table": "+", "last_page": "+"},
     "attention_with_kv_cache last_page": {"table_pages": 1, "page_table": "+", "page_indptr": "+"},

@@ -1,5 +1,6 @@
-"""quantize_nvfp4 against a model of its arithmetic, bit for bit: dtypes, layouts of scales, the search of a scale."""
+"""quantize_nvfp4 against a model of its arithmetic, bit for bit: dtypes, axes, layouts of scales, the search."""
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -30,8 +31,8 @@ def fill(args: Any, memory: int) -> None:
 
 
 def launch(device: pysm120.Device) -> None:
-    for dtype in DTYPES.values():
-        pysm120.quantize_nvfp4(np.ones((3, 64), dtype), device=device)
+    for dtype, axis in itertools.product(DTYPES.values(), (-1, -2)):
+        pysm120.quantize_nvfp4(np.ones((3, 64), dtype), axis=axis, device=device)
 
 
 def compute(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
@@ -41,12 +42,22 @@ def compute(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
     return np.concatenate([elements.ravel(), scales.view(np.uint8).ravel()])
 
 
+def compute_rows(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
+    """Elements of 77 rows of 37 columns in f16 along the rows, and their scales in tiles."""
+    x = rng.standard_normal((2, 77, 37)).astype(np.float16)
+    elements, scales = pysm120.quantize_nvfp4(x, axis=-2, layout="64x4", device=device)
+    return np.concatenate([elements.ravel(), scales.view(np.uint8).ravel()])
+
+
 X = np.ones((3, 64), F32)
 OPERATION = Operation(
     name="quantize_nvfp4",
     fill=fill,
     wrong=[
         Wrong("layout", 3, "INVALID_ARGUMENT", "layout = 3"),
+        Wrong("axis", 2, "INVALID_ARGUMENT", "axis = 2"),
+        Wrong("reserved", 1, "INVALID_ARGUMENT", "reserved = 1"),
+        Wrong("global_scale_address", 4, "INVALID_ARGUMENT", "only one of them may be given"),
         Wrong("search", 2, "INVALID_ARGUMENT", "search = 2"),
         Wrong("global_scale", 0.0, "INVALID_ARGUMENT", "global_scale = 0"),
         Wrong("global_scale", -1.0, "INVALID_ARGUMENT", "global_scale = -1"),
@@ -67,12 +78,17 @@ OPERATION = Operation(
     refused={
         "columns": (ValueError, "not a multiple of 16", ([np.ones((3, 24), F32)], {})),
         "layout": (ValueError, "layout", ([X], {"layout": "32x4"})),
+        "axis": (ValueError, "axis is -3", ([X], {"axis": -3})),
+        "global scales": (ValueError, "it must be 1", ([X], {"global_scale": np.ones(2, F32)})),
         "search": (TypeError, "search", ([X], {"search": 1})),
         "global_scale": (TypeError, "global_scale is 'x'", ([X], {"global_scale": "x"})),
         "global scale of 0": (ValueError, "global_scale = 0", ([X], {"global_scale": 0.0})),
     },
     launch=launch,
-    recorded=[Recorded("quantize_nvfp4", "quantize_nvfp4_bf16", compute)],
+    recorded=[
+        Recorded("quantize_nvfp4", "quantize_nvfp4_bf16", compute),
+        Recorded("quantize_nvfp4 along rows", "quantize_nvfp4_f16_rows", compute_rows),
+    ],
 )
 
 
@@ -135,16 +151,24 @@ def expect(got: Results, x: NDArray[Any], factor: float = 1, layout: str = "line
         assert differ.size == 0, f"{len(differ)} of {name}, first {differ[0]}: {a[tuple(differ[0])]:#x}"
 
 
-def run(opened: OpenDevice, x: Buffer, factor: float, layout: str, *, search: bool) -> Results:
-    """Call C with outputs between guard bands."""
+def run(
+    opened: OpenDevice, x: Buffer, factor: float, layout: str, *, search: bool, axis: int = -1, on_device: bool = False
+) -> Results:
+    """Call C with outputs between guard bands; on_device: the global scale is there."""
     batch, heads, rows, head_dim = x.shape
+    lines, length = (rows, head_dim) if axis == -1 else (head_dim, rows)
     tile = 1 if layout == "linear" else int(layout.split("x", maxsplit=1)[0])
-    columns = head_dim // 16 if layout == "linear" else -(-head_dim // 64) * 4
-    elements = Buffer(opened, (batch, heads, rows, head_dim // 2), np.uint8)
-    scales = Buffer(opened, (batch, heads, -(-rows // tile) * tile, columns), np.uint8)
+    columns = -(-length // 16) if layout == "linear" else -(-length // 64) * 4
+    elements = Buffer(opened, (batch, heads, lines, -(-length // 16) * 8), np.uint8)
+    scales = Buffer(opened, (batch, heads, -(-lines // tile) * tile, columns), np.uint8)
     args = new_struct("sm120_quantize_nvfp4_args")
     args.batch, args.heads, args.rows, args.head_dim = x.shape
-    args.layout, args.search, args.global_scale = LAYOUTS[layout], search, factor
+    args.layout, args.search = LAYOUTS[layout], search
+    args.axis = lib.SM120_ALONG_HEAD_DIM if axis == -1 else lib.SM120_ALONG_ROWS
+    if on_device:
+        args.global_scale_address = Buffer(opened, (1,), F32, values=np.array([factor], F32)).address
+    else:
+        args.global_scale = factor
     tensor(args.x, x)
     args.elements, args.scales = elements.address, scales.address
     check(lib.sm120_quantize_nvfp4(opened.handle, args))
@@ -182,6 +206,61 @@ def test_equals_the_model(
         expect(run(opened, buffer, factor, layout, search=search), values, factor, layout, search=search)
     finally:
         opened.release()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "factor", "search"),
+    [
+        ((1, 1, 1, 1), 1.0, False),
+        ((2, 1, 17, 33), 0.37, True),
+        ((1, 3, 64, 63), 3e-5, False),
+        ((1, 2, 81, 130), 1.0, True),
+    ],
+    ids=str,
+)
+def test_along_rows(
+    opened: OpenDevice,
+    rng: np.random.Generator,
+    shape: tuple[int, int, int, int],
+    factor: float,
+    dtype: str,
+    layout: str,
+    search: bool,
+) -> None:
+    """The results are those of x with its last axes exchanged, filled up with zeros; the tensor has any alignment."""
+    x = rng.standard_normal(shape) * np.exp2(rng.integers(-12, 12, shape))
+    _, heads, rows, head_dim = shape
+    strides = (heads * rows * (head_dim + 3), head_dim + 3, heads * (head_dim + 3), 1)
+    buffer = Buffer(opened, shape, DTYPES[dtype], strides, x.astype(DTYPES[dtype]))
+    try:
+        values = buffer.elements(buffer.image).astype(F32).swapaxes(2, 3)
+        values = np.pad(values, [(0, 0)] * 3 + [(0, -rows % 16)])
+        got = run(opened, buffer, factor, layout, search=search, axis=-2, on_device=True)
+        expect(got, values, factor, layout, search=search)
+    finally:
+        opened.release()
+
+
+def test_special_values_along_rows(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """Infinities and NaN stay in their blocks; zeros and subnormals."""
+    x = rng.choice(np.array([0, -0.0, 1, -6, 1e-45, 2.0**-10, 3.4e38], F32), (40, 33))
+    x[5, 3], x[20, 4], x[39, 32] = np.nan, np.inf, -np.inf
+    elements, scales = pysm120.quantize_nvfp4(x, axis=0, device=device)
+    expect((elements, scales.view(np.uint8)), np.pad(x.T, ((0, 0), (0, 8))))
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_global_scale_on_the_device(device: pysm120.Device, rng: np.random.Generator, axis: int) -> None:
+    """An array gives the bits of the number; the kernel reads it when it runs, not when it is queued."""
+    x = device.array(rng.standard_normal((3, 32, 48)).astype(np.float16))
+    scale = device.array(np.array([123], F32))
+    scale.copy_from(np.array([0.37], F32))
+    got = pysm120.quantize_nvfp4(x, axis=axis, global_scale=scale)
+    wanted = pysm120.quantize_nvfp4(x, axis=axis, global_scale=0.37)
+    for a, b in zip(got, wanted, strict=True):
+        assert np.array_equal(a.numpy().view(np.uint8), b.numpy().view(np.uint8))
 
 
 @pytest.mark.parametrize("search", [False, True])

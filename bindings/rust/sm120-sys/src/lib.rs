@@ -788,7 +788,7 @@ pub struct sm120_quantize_nvfp4_args {
     pub size: u32,
     pub layout: u32,
     pub search: u32,
-    pub global_scale: f32,
+    pub axis: u32,
     pub batch: i64,
     pub heads: i64,
     pub rows: i64,
@@ -796,10 +796,41 @@ pub struct sm120_quantize_nvfp4_args {
     pub x: sm120_tensor,
     pub elements: u64,
     pub scales: u64,
+    pub global_scale_address: u64,
+    pub global_scale: f32,
+    pub reserved: u32,
     pub stream: *mut c_void,
 }
 
 impl Default for sm120_quantize_nvfp4_args {
+    /// Zeros, with its size.
+    fn default() -> Self {
+        // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
+        let zeros: Self = unsafe { core::mem::zeroed() };
+        Self {
+            size: core::mem::size_of::<Self>() as u32,
+            ..zeros
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sm120_repack_scales_args {
+    pub size: u32,
+    pub source: u32,
+    pub target: u32,
+    pub reserved: u32,
+    pub batch: i64,
+    pub heads: i64,
+    pub rows: i64,
+    pub columns: i64,
+    pub scales: u64,
+    pub repacked: u64,
+    pub stream: *mut c_void,
+}
+
+impl Default for sm120_repack_scales_args {
     /// Zeros, with its size.
     fn default() -> Self {
         // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
@@ -970,7 +1001,8 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
     assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 112);
-    assert!(core::mem::size_of::<sm120_quantize_nvfp4_args>() == 112);
+    assert!(core::mem::size_of::<sm120_quantize_nvfp4_args>() == 128);
+    assert!(core::mem::size_of::<sm120_repack_scales_args>() == 72);
     assert!(core::mem::size_of::<sm120_kv_cache_append_args>() == 480);
     assert!(core::mem::size_of::<sm120_dequantize_args>() == 88);
     assert!(core::mem::size_of::<sm120_repack_args>() == 64);
@@ -1267,6 +1299,10 @@ extern "C" {
     pub fn sm120_quantize_nvfp4(
         device: *mut sm120_device,
         args: *const sm120_quantize_nvfp4_args,
+    ) -> sm120_status;
+    pub fn sm120_repack_scales(
+        device: *mut sm120_device,
+        args: *const sm120_repack_scales_args,
     ) -> sm120_status;
     pub fn sm120_kv_cache_append(
         device: *mut sm120_device,
