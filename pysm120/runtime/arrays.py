@@ -177,10 +177,27 @@ class Array:
         steps = tuple(stride * self.itemsize for stride in self.strides)
         return np.lib.stride_tricks.as_strided(raw[-low:], self.shape, steps).copy()
 
-    def copy_from(self, values: npt.ArrayLike, *, stream: Any = None) -> "Array":
+    def copy_from(self, values: npt.ArrayLike, *, stream: Any = None, blocking: bool = True) -> "Array":
         """Copy the elements of an ndarray of the same shape and dtype; return self.
 
-        Done when it returns, after the earlier work of the stream.
+        Parameters
+        ----------
+        values : ndarray
+            The elements, in host memory.
+        stream : stream, optional
+            The copy comes after the earlier work of this stream.
+        blocking : bool
+            True: return when the copy is done. False: return at once. ``values``
+            is then a C-contiguous ndarray of `Device.pinned`: keep it, and do not
+            write to it, until the stream has done the copy.
+
+        Raises
+        ------
+        TypeError
+            Another dtype.
+        ValueError
+            Another shape, or, without ``blocking``, memory that is not pinned.
+
         """
         refuse_mask(values, "values")
         source = np.asarray(values)
@@ -191,9 +208,11 @@ class Array:
             message = f"values has shape {source.shape}, not {self.shape}"
             raise InvalidArgumentError(message)
         self.ensure_writable("the array")
-        source = np.asarray(source, order="C")
         address = self.address
         device, handle = self.device, self.device.handle
+        if not blocking:
+            _check_pinned(device, source)
+        source = np.asarray(source, order="C")
         queue = device.stream_handle(stream)
         if self.size == 0:
             return self
@@ -204,7 +223,10 @@ class Array:
             to = address + offset * self.itemsize
             check(lib.sm120_copy_to_device(handle.pointer, to, data + position, nbytes, queue))
             position += nbytes
-        check(lib.sm120_stream_synchronize(handle.pointer, queue))
+        if blocking:
+            check(lib.sm120_stream_synchronize(handle.pointer, queue))
+        else:
+            self._owner.stream = int(cast("uintptr_t", queue))
         return self
 
     def copy(self, *, stream: Any = None) -> "Array":
@@ -523,6 +545,16 @@ def pinned_address(device: Context, values: npt.NDArray[Any]) -> int | None:
         if host <= start < host + nbytes:
             return address + start - host
     return None
+
+
+def _check_pinned(device: Context, values: npt.NDArray[Any]) -> None:
+    """Raise unless a copy can read an ndarray after the call that starts it."""
+    if values.size and pinned_address(device, values) is None:
+        message = f"values is not in pinned memory of {device}, but blocking is False: use Device.pinned"
+        raise InvalidArgumentError(message)
+    if not values.flags.c_contiguous:
+        message = f"values has strides {values.strides}, but blocking is False: it must be C-contiguous"
+        raise InvalidArgumentError(message)
 
 
 def from_dlpack(device: Context, x: Any, *, copy: bool | None = None, stream: Any = None) -> Array:

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -161,6 +162,38 @@ def test_copy_from_refuses_what_does_not_fit(device: pysm120.Device) -> None:
     with pytest.raises(ValueError, match=r"shape \(4, 3\)"):
         array.copy_from(np.zeros((4, 3), np.float32))
     assert not array.numpy().any()
+
+
+def test_copy_from_pinned_memory_without_waiting(device: pysm120.Device) -> None:
+    values = device.pinned((4, 6), np.int32)
+    values[:] = np.arange(24).reshape(4, 6)
+    array, stream = device.zeros((3, 6), np.int32), device.stream()
+    assert array.copy_from(values[1:], stream=stream, blocking=False) is array
+    assert np.array_equal(array.numpy(stream=stream), values[1:])
+    array[:, ::-1].copy_from(values[:3], blocking=False)
+    assert np.array_equal(array.numpy(), values[:3, ::-1])
+    assert device.zeros((0, 6), np.int32).copy_from(np.zeros((0, 6), np.int32), blocking=False).size == 0
+
+
+def test_copy_from_without_waiting_refuses_memory_that_may_go(device: pysm120.Device) -> None:
+    array, values = device.zeros((3, 4)), device.pinned((4, 3))
+    values[:] = 1
+    for wrong, said in ((np.ones((3, 4), np.float32), "not in pinned memory"), (values.T, "must be C-contiguous")):
+        with pytest.raises(ValueError, match=said):
+            array.copy_from(wrong, blocking=False)
+    assert not array.numpy().any()
+
+
+@pytest.mark.cuda
+def test_copy_from_returns_before_the_copy_is_done(device: pysm120.Device) -> None:
+    array, values = device.zeros(1 << 28, np.uint8), device.pinned(1 << 28, np.uint8)
+    values[:] = 1
+    device.synchronize()
+    begin = time.perf_counter()
+    array.copy_from(values, blocking=False)
+    returned = time.perf_counter()
+    device.synchronize()
+    assert returned - begin < (time.perf_counter() - begin) / 2
 
 
 def test_views_keep_the_memory_and_free_takes_it(device: pysm120.Device) -> None:
