@@ -159,7 +159,7 @@ def launches(
         np.int64(n * x.itemsize) for n in (rows * heads * head_dim, head_dim, heads * head_dim)
     ]
     if layout in NVFP4:
-        items = size // NV_BLOCK
+        items = size // NV_BLOCK // 2  # a thread has blocks of two lines
         lines, length, grid = rows, head_dim, -(-items // threads)
         if layout.endswith("_rows"):
             lines, length, grid = head_dim, rows, size // (NV_ROWS * NV_COLUMNS)

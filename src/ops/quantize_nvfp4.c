@@ -22,7 +22,7 @@ struct nvfp4 {
     int64_t blocks;        /* of a line */
     int64_t padded_lines, padded_blocks;
     int64_t bytes; /* of the elements */
-    int64_t items; /* scales, with the padding */
+    int64_t scales; /* with the padding */
 };
 
 /* Check the options. */
@@ -75,14 +75,14 @@ static sm120_status check_args(const sm120_quantize_nvfp4_args *args, struct nvf
     call->blocks = (call->length + BLOCK - 1) / BLOCK;
     call->padded_lines = scale_layout_rows(call->layout, call->lines);
     call->padded_blocks = scale_layout_columns(call->layout, call->blocks);
-    if (!multiply(heads, call->padded_lines, &call->items) ||
-        !multiply(call->items, call->padded_blocks, &call->items) || call->items > INT32_MAX) {
+    if (!multiply(heads, call->padded_lines, &call->scales) ||
+        !multiply(call->scales, call->padded_blocks, &call->scales) || call->scales > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
                     "batch * heads = %" PRId64 " with %" PRId64 " x %" PRId64
                     " scales each is too many; at most %d are supported",
                     heads, call->padded_lines, call->padded_blocks, INT32_MAX);
     }
-    call->bytes = heads * call->lines * call->blocks * (BLOCK / 2); /* at most 8 for each of the items */
+    call->bytes = heads * call->lines * call->blocks * (BLOCK / 2); /* at most 8 for each of the scales */
     return SM120_OK;
 }
 
@@ -93,7 +93,7 @@ static sm120_status check_places(struct device *device, const sm120_quantize_nvf
         place_tensor(&call->x, NULL, PLACE_READ),
         place_array("global_scale_address", args->global_scale_address, sizeof(float), sizeof(float), PLACE_READ),
         place_array("elements", args->elements, call->bytes, 16, PLACE_WRITTEN),
-        place_array("scales", args->scales, call->items, 1, PLACE_WRITTEN),
+        place_array("scales", args->scales, call->scales, 1, PLACE_WRITTEN),
     };
     sm120_status status = SM120_OK;
     if (args->axis == SM120_ALONG_HEAD_DIM) { /* along rows, elements are loaded one by one */
@@ -104,10 +104,15 @@ static sm120_status check_places(struct device *device, const sm120_quantize_nvf
     return status == SM120_OK ? places_check(device, places, sizeof places / sizeof *places) : status;
 }
 
+/* Threads that have work: each has the blocks of two lines at one place. */
+static int64_t items_of(const struct nvfp4 *call) {
+    return call->shape.batch * call->shape.heads * ((call->padded_lines + 1) / 2) * call->padded_blocks;
+}
+
 /* The CTAs of a call. */
 static int64_t ctas_of(const struct nvfp4 *call, bool is_along_rows, uint32_t threads) {
     if (!is_along_rows) {
-        return (call->items + threads - 1) / threads;
+        return (items_of(call) + threads - 1) / threads;
     }
     return call->shape.batch * call->shape.heads * ((call->padded_lines + CTA_LINES - 1) / CTA_LINES) *
            ((call->padded_blocks + CTA_BLOCKS - 1) / CTA_BLOCKS);
@@ -132,7 +137,7 @@ static sm120_status launch(struct device *device, const sm120_quantize_nvfp4_arg
         .batch_stride = call->x.batch_stride,
         .head_stride = call->x.head_stride,
         .row_stride = call->x.row_stride,
-        .items = (uint32_t)call->items,
+        .items = (uint32_t)items_of(call),
         .heads = (uint32_t)call->shape.heads,
         .lines = (uint32_t)call->lines,
         .length = (uint32_t)call->length,
