@@ -148,7 +148,7 @@ def test_any_shape(device: pysm120.Device, data: st.DataObject) -> None:
     name, layout = data.draw(st.sampled_from(sorted(BLOCKS))), data.draw(st.sampled_from(LAYOUTS))
     rows = data.draw(st.integers(1, 40))
     columns = BLOCKS[name].columns * data.draw(st.integers(1, 9))
-    vectors = data.draw(st.integers(1, 17))
+    vectors = data.draw(st.integers(1, 40))
     dtype = data.draw(st.sampled_from(sorted(DTYPES)))
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
     raw = random_blocks(rng, name, rows, columns)
@@ -231,14 +231,35 @@ def test_int16_of_glu(device: pysm120.Device, rng: np.random.Generator) -> None:
 def test_one_vector_of_several(device: pysm120.Device, rng: np.random.Generator) -> None:
     """A vector has the same bits whatever the others are, and in every launch."""
     w = matrix(device, random_blocks(rng, "Q5_K", 40, 1024), "Q5_K", "packed")
-    x = rng.standard_normal((10, 1024)).astype("f4")
+    x = rng.standard_normal((35, 1024)).astype("f4")
     whole = pysm120.matvec(w, x)
     np.testing.assert_array_equal(whole, pysm120.matvec(w, x))
-    np.testing.assert_array_equal(whole[3:5], pysm120.matvec(w, x[3:5]))
+    for part in (slice(3, 5), slice(0, 8), slice(1, 17), slice(9, 25), slice(30, 35)):
+        np.testing.assert_array_equal(whole[part], pysm120.matvec(w, x[part]))
+    for options in ({"activations": "int16"}, {"bias": np.ones(40, np.float32)}):
+        more = pysm120.matvec(w, x, **options)
+        np.testing.assert_array_equal(more[30:33], pysm120.matvec(w, x[30:33], **options))
+
+
+@pytest.mark.parametrize("vectors", [8, 9, 16, 17, 33, 64])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_tiles_of_16_vectors(device: pysm120.Device, rng: np.random.Generator, name: str, vectors: int) -> None:
+    """Packed weights have tiles of 16 vectors, native ones of 8: the bits are the same."""
+    columns = BLOCKS[name].columns * 9
+    raw, other = (random_blocks(rng, name, 37, columns) for _ in range(2))
+    x = rng.standard_normal((vectors, columns)).astype("f4")
+    native, packed = ([matrix(device, blocks, name, layout) for blocks in (raw, other)] for layout in LAYOUTS)
+    got = pysm120.matvec(packed[0], x)
+    np.testing.assert_array_equal(got, pysm120.matvec(native[0], x))
+    expect_near(got[-3:], raw, name, x[-3:])
+    np.testing.assert_array_equal(pysm120.matvec_glu(*packed, x), pysm120.matvec_glu(*native, x))
+    np.testing.assert_array_equal(
+        pysm120.matvec(packed[0], x, activations="int16"), pysm120.matvec(native[0], x, activations="int16")
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("vectors", [1, 2])
+@pytest.mark.parametrize("vectors", [1, 2, 12])
 def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, layout: str, vectors: int) -> None:
     """A grid of two CTAs, as on a device with few multiprocessors, has the bits of a large one."""
     raw = random_blocks(rng, "Q3_K", 150, 2560)
@@ -248,13 +269,19 @@ def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, l
     out = device.array(np.full((vectors, 150), np.nan, "f4"))
     source = device.array(x)
     if vectors > 1:
-        source = device.empty((10 * constants()["MATVEC_RECORD_BYTES"],), np.uint8)
+        is_wide = vectors > 8 and layout == "packed"
+        records = 2 if vectors > 8 else 1
+        source = device.empty((10 * records * constants()["MATVEC_RECORD_BYTES"],), np.uint8)
         quantize = builtin_kernel(device, "matvec_activations")
-        quantize((10, 1), 256, device.array(x), source, np.int64(4 * 2560), *map(np.uint32, (vectors, 2560, 0, 0)))
-    kernel = builtin_kernel(device, f"matvec_q3_k_{layout}_{1 if vectors == 1 else 8}")
+        words = map(np.uint32, (vectors, 2560, 0, 0, is_wide))
+        quantize((10, records), 256, device.array(x), source, np.int64(4 * 2560), *words)
+        tiles, form = (1, 16) if is_wide else (records, 8)
+    else:
+        tiles, form = 1, 1
+    kernel = builtin_kernel(device, f"matvec_q3_k_{layout}_{form}")
     none, strides = np.uint64(0), map(np.int64, (0, 0, 4 * 150))
     numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0, 0, 0, 0))
-    kernel(2, 256, w.data, source, out, none, none, none, *strides, *numbers, shared=90_000)
+    kernel((2, tiles), 256, w.data, source, out, none, none, none, *strides, *numbers, shared=90_000)
     np.testing.assert_array_equal(out.numpy(), wanted)
 
 
