@@ -187,7 +187,9 @@ def test_special_vectors(device: pysm120.Device, rng: np.random.Generator) -> No
     w = matrix(device, raw, "Q4_K")
     x = np.zeros((6, 512), "f4")
     x[1, 7], x[2, 300], x[3, :32], x[4], x[5, 9] = np.nan, -np.inf, 1e-31, -0.0, 1e30
-    for got in (pysm120.matvec(w, x), np.stack([pysm120.matvec(w, row) for row in x])):
+    results = [pysm120.matvec(w, x), np.stack([pysm120.matvec(w, row) for row in x])]
+    results.append(pysm120.matvec(w, x, activations="int16"))
+    for got in results:
         assert np.isnan(got[1:3]).all()
         assert (got[[0, 3, 4]] == 0).all()
         expect_near(got[5:], raw, "Q4_K", x[5:])
