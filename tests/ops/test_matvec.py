@@ -15,6 +15,8 @@ from operations import Operation, Wrong
 
 import pysm120
 from pysm120 import QuantizedMatrix
+from pysm120.ops.weights import TYPES
+from pysm120.runtime.ffi import check, ffi
 from pysm120.runtime.module import builtin_kernel, constants
 
 LAYOUTS = ("native", "packed")
@@ -66,6 +68,7 @@ OPERATION = Operation(
         Wrong("columns", 300, "INVALID_ARGUMENT", "columns = 300"),
         Wrong("vectors", 0, "INVALID_ARGUMENT", "vectors = 0"),
         Wrong("vectors", 1 << 20, "UNSUPPORTED", "vectors = 1048576"),
+        Wrong("vectors", 8 * 65534 + 1, "UNSUPPORTED", "vectors = 524273"),
         Wrong("weights", 0, "INVALID_ARGUMENT", "weights = 0"),
         Wrong("weights", 24, "MISALIGNED", "weights"),
         Wrong("weight_bytes", 284, "INVALID_ARGUMENT", "weight_bytes = 284"),
@@ -179,6 +182,17 @@ def test_a_long_vector(device: pysm120.Device, rng: np.random.Generator, layout:
     raw = random_blocks(rng, "Q2_K", 1, SINGLE_COLUMNS + 256)
     x = rng.standard_normal((1, SINGLE_COLUMNS + 256)).astype("f4")
     expect_near(pysm120.matvec(matrix(device, raw, "Q2_K", layout), x), raw, "Q2_K", x)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "nbytes"),
+    [("Q8_0", 1, 32, 36), ("Q8_0", 2, 32, 68), ("MXFP4", 3, 32, 52), ("Q6_K", 1, 256, 212), ("Q4_K", 5, 256, 720)],
+)
+def test_bytes_of_a_matrix(name: str, rows: int, columns: int, nbytes: int) -> None:
+    """Kernels read native blocks to a multiple of 4 bytes, and no further."""
+    size = ffi.new("int64_t *")
+    check(lib.sm120_weights_bytes(TYPES[name], lib.SM120_WEIGHTS_NATIVE, rows, columns, size))
+    assert size[0] == nbytes
 
 
 def test_special_vectors(device: pysm120.Device, rng: np.random.Generator) -> None:
