@@ -252,7 +252,8 @@ def test_one_vector_of_several(device: pysm120.Device, rng: np.random.Generator)
     np.testing.assert_array_equal(whole, pysm120.matvec(w, x))
     for part in (slice(3, 5), slice(0, 8), slice(1, 17), slice(9, 25), slice(30, 35)):
         np.testing.assert_array_equal(whole[part], pysm120.matvec(w, x[part]))
-    for options in ({"activations": "int16"}, {"bias": np.ones(40, np.float32)}):
+    several: list[dict[str, Any]] = [{"activations": "int16"}, {"bias": np.ones(40, np.float32)}]
+    for options in several:
         more = pysm120.matvec(w, x, **options)
         np.testing.assert_array_equal(more[30:33], pysm120.matvec(w, x[30:33], **options))
 
@@ -264,14 +265,15 @@ def test_tiles_of_16_vectors(device: pysm120.Device, rng: np.random.Generator, n
     columns = BLOCKS[name].columns * 9
     raw, other = (random_blocks(rng, name, 37, columns) for _ in range(2))
     x = rng.standard_normal((vectors, columns)).astype("f4")
-    native, packed = ([matrix(device, blocks, name, layout) for blocks in (raw, other)] for layout in LAYOUTS)
-    got = pysm120.matvec(packed[0], x)
-    np.testing.assert_array_equal(got, pysm120.matvec(native[0], x))
+    native, packed = (matrix(device, raw, name, layout) for layout in ("native", "packed"))
+    native_up, packed_up = (matrix(device, other, name, layout) for layout in ("native", "packed"))
+    got = pysm120.matvec(packed, x)
+    np.testing.assert_array_equal(got, pysm120.matvec(native, x))
     expect_near(got[-3:], raw, name, x[-3:])
-    np.testing.assert_array_equal(pysm120.matvec_glu(*packed, x), pysm120.matvec_glu(*native, x))
-    np.testing.assert_array_equal(
-        pysm120.matvec(packed[0], x, activations="int16"), pysm120.matvec(native[0], x, activations="int16")
-    )
+    products = [pysm120.matvec_glu(packed, packed_up, x), pysm120.matvec_glu(native, native_up, x)]
+    np.testing.assert_array_equal(products[0], products[1])
+    products = [pysm120.matvec(w, x, activations="int16") for w in (packed, native)]
+    np.testing.assert_array_equal(products[0], products[1])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
