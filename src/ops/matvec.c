@@ -9,8 +9,9 @@
 #include "runtime/error.h"
 
 enum {
-    GRID_MAX = 65535,       /* of the dimensions y and z of a grid */
-    RESERVED_SHARED = 1024, /* of each CTA, by the driver */
+    GRID_MAX = 65535,         /* of the dimensions y and z of a grid */
+    VECTOR_TILES_MAX = 65534, /* an even number: tiles of 16 vectors are two of 8 */
+    RESERVED_SHARED = 1024,   /* of each CTA, by the driver */
     /* Shared memory of a CTA that holds its vector: SM120's limit on every device, so that all use one kernel. */
     SHARED_MAX = 101376,
     REGISTER_STEP = 8
@@ -26,15 +27,20 @@ struct matvec {
     const struct kernel_record *record;
     uint32_t index;          /* of the record */
     uint32_t shared;         /* bytes of a CTA */
-    uint32_t vector_tiles;   /* of 8 vectors; 0: the kernel of one vector, which needs no workspace */
+    uint32_t vector_tiles;   /* of 8 or 16 vectors; 0: the kernel of one vector, which needs no workspace */
+    uint32_t record_tiles;   /* of 8 vectors, in the workspace */
     int64_t workspace_bytes; /* x in int8 */
 };
 
-/* Find the kernel for one vector, or for tiles of 8. */
-static sm120_status find_kernel(struct matvec *call, bool is_single) {
-    static const char *const configs[2][2] = {{"native_8", "native_1"}, {"packed_8", "packed_1"}};
+/* The forms of a kernel by the vectors that a CTA multiplies at once. */
+enum width { WIDTH_1, WIDTH_8, WIDTH_16, WIDTHS };
+
+/* Find the kernel of a width. Only packed weights have one of 16 vectors. */
+static sm120_status find_kernel(struct matvec *call, enum width width) {
+    static const char *const configs[2][WIDTHS] = {{"native_1", "native_8", "native_8"},
+                                                   {"packed_1", "packed_8", "packed_16"}};
     const struct kernel_record wanted = {
-        .operation = "matvec", .layout = call->weights.type, .config = configs[call->is_packed][is_single]};
+        .operation = "matvec", .layout = call->weights.type, .config = configs[call->is_packed][width]};
     sm120_status status = builtin_find(&wanted, &call->index);
     if (status == SM120_OK) {
         call->record = kernel_records + call->index;
@@ -43,38 +49,44 @@ static sm120_status find_kernel(struct matvec *call, bool is_single) {
     return status;
 }
 
-/* Choose the kernel. The kernel of one vector keeps x in shared memory. If x is too long, the kernel for several
- * vectors computes it, without experts. */
-static sm120_status choose(struct matvec *call, int64_t vectors, bool has_experts) {
-    const bool is_single = (vectors == 1 && !call->has_residual) || has_experts;
-    sm120_status status = find_kernel(call, is_single);
-    if (status == SM120_OK && is_single) {
-        const int64_t shared = (int64_t)call->shared + (int64_t)call->weights.spans * MATVEC_X_SPAN;
-        if (shared <= SHARED_MAX) {
-            call->shared = (uint32_t)shared;
-            return SM120_OK;
-        }
-        if (has_experts) {
-            return fail(SM120_UNSUPPORTED,
-                        "columns = %u; with experts of this type and layout at most %d are supported",
-                        call->weights.columns,
-                        (SHARED_MAX - (int32_t)call->shared) / MATVEC_X_SPAN * (int32_t)call->record->columns);
-        }
-        status = find_kernel(call, false);
+/* Choose the kernel of one vector, which keeps x in shared memory; `is_chosen` says whether x is short enough. */
+static sm120_status choose_single(struct matvec *call, bool has_experts, bool *is_chosen) {
+    sm120_status status = find_kernel(call, WIDTH_1);
+    const int64_t shared = (int64_t)call->shared + (int64_t)call->weights.spans * MATVEC_X_SPAN;
+    *is_chosen = status == SM120_OK && shared <= SHARED_MAX;
+    if (*is_chosen) {
+        call->shared = (uint32_t)shared;
+    } else if (status == SM120_OK && has_experts) {
+        status = fail(SM120_UNSUPPORTED, "columns = %u; with experts of this type and layout at most %d are supported",
+                      call->weights.columns,
+                      (SHARED_MAX - (int32_t)call->shared) / MATVEC_X_SPAN * (int32_t)call->record->columns);
     }
-    if (status != SM120_OK) {
+    return status;
+}
+
+/* Choose the kernel. If one vector is too long for its kernel, that of 8 vectors computes it, without experts. */
+static sm120_status choose(struct matvec *call, int64_t vectors, bool has_experts) {
+    sm120_status status = SM120_OK;
+    bool is_chosen = false;
+    if ((vectors == 1 && !call->has_residual) || has_experts) {
+        status = choose_single(call, has_experts, &is_chosen);
+    }
+    if (status != SM120_OK || is_chosen) {
         return status;
     }
-    const int64_t of_tile = call->has_residual ? MATVEC_TOKENS / 2 : MATVEC_TOKENS;
-    const int64_t tiles = (vectors + of_tile - 1) / of_tile;
-    if (tiles * call->weights.spans > INT32_MAX) {
+    const int64_t of_record = call->has_residual ? MATVEC_TOKENS / 2 : MATVEC_TOKENS;
+    const bool is_wide = call->is_packed && vectors > of_record;
+    const int64_t records = is_wide ? 2 : 1; /* of a tile and a span */
+    const int64_t tiles = (vectors + records * of_record - 1) / (records * of_record);
+    if (tiles * records * call->weights.spans > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
                     "vectors = %" PRId64 " of %u columns are too many; at most %" PRId64 " are supported", vectors,
-                    call->weights.columns, (int64_t)INT32_MAX / call->weights.spans * of_tile);
+                    call->weights.columns, (int64_t)INT32_MAX / (records * call->weights.spans) * records * of_record);
     }
     call->vector_tiles = (uint32_t)tiles;
-    call->workspace_bytes = tiles * call->weights.spans * MATVEC_RECORD_BYTES;
-    return SM120_OK;
+    call->record_tiles = (uint32_t)(tiles * records);
+    call->workspace_bytes = tiles * records * call->weights.spans * MATVEC_RECORD_BYTES;
+    return find_kernel(call, is_wide ? WIDTH_16 : WIDTH_8);
 }
 
 /* Check the experts, and find the bytes of all matrices and the vectors of y. */
@@ -141,7 +153,7 @@ static sm120_status check_args(const sm120_matvec_args *args, struct matvec *cal
     }
     sm120_status status = weights_check(args->type, args->rows, args->columns, &call->weights);
     const int64_t of_tile = call->has_residual ? MATVEC_TOKENS / 2 : MATVEC_TOKENS;
-    status = status == SM120_OK ? check_size("vectors", args->vectors, GRID_MAX * of_tile) : status;
+    status = status == SM120_OK ? check_size("vectors", args->vectors, VECTOR_TILES_MAX * of_tile) : status;
     status = status == SM120_OK ? choose(call, args->vectors, args->experts != 0) : status;
     status = status == SM120_OK ? check_experts(args, call) : status;
     if (status == SM120_OK) {
@@ -227,13 +239,14 @@ static sm120_status quantize(struct device *device, const struct matvec *call, s
         .columns = call->weights.columns,
         .x_type = weights_result_type(call->x.dtype),
         .residual = call->has_residual,
+        .is_wide = call->record_tiles != call->vector_tiles,
     };
     struct argument_pointers pointers;
     struct launch launch;
     if (status == SM120_OK) {
         status = launch_of(&pointers, ARGUMENTS(&values), call->weights.spans, kernel_records + index, stream, &launch);
     }
-    return status == SM120_OK ? start(device, index, &launch, call->vector_tiles, 1) : status;
+    return status == SM120_OK ? start(device, index, &launch, call->record_tiles, 1) : status;
 }
 
 /* Launch the kernels of a call. */

@@ -15,6 +15,8 @@ from operations import Operation, Wrong
 
 import pysm120
 from pysm120 import QuantizedMatrix
+from pysm120.ops.weights import TYPES
+from pysm120.runtime.ffi import check, ffi
 from pysm120.runtime.module import builtin_kernel, constants
 
 LAYOUTS = ("native", "packed")
@@ -66,6 +68,7 @@ OPERATION = Operation(
         Wrong("columns", 300, "INVALID_ARGUMENT", "columns = 300"),
         Wrong("vectors", 0, "INVALID_ARGUMENT", "vectors = 0"),
         Wrong("vectors", 1 << 20, "UNSUPPORTED", "vectors = 1048576"),
+        Wrong("vectors", 8 * 65534 + 1, "UNSUPPORTED", "vectors = 524273"),
         Wrong("weights", 0, "INVALID_ARGUMENT", "weights = 0"),
         Wrong("weights", 24, "MISALIGNED", "weights"),
         Wrong("weight_bytes", 284, "INVALID_ARGUMENT", "weight_bytes = 284"),
@@ -148,7 +151,7 @@ def test_any_shape(device: pysm120.Device, data: st.DataObject) -> None:
     name, layout = data.draw(st.sampled_from(sorted(BLOCKS))), data.draw(st.sampled_from(LAYOUTS))
     rows = data.draw(st.integers(1, 40))
     columns = BLOCKS[name].columns * data.draw(st.integers(1, 9))
-    vectors = data.draw(st.integers(1, 17))
+    vectors = data.draw(st.integers(1, 40))
     dtype = data.draw(st.sampled_from(sorted(DTYPES)))
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
     raw = random_blocks(rng, name, rows, columns)
@@ -181,13 +184,26 @@ def test_a_long_vector(device: pysm120.Device, rng: np.random.Generator, layout:
     expect_near(pysm120.matvec(matrix(device, raw, "Q2_K", layout), x), raw, "Q2_K", x)
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "nbytes"),
+    [("Q8_0", 1, 32, 36), ("Q8_0", 2, 32, 68), ("MXFP4", 3, 32, 52), ("Q6_K", 1, 256, 212), ("Q4_K", 5, 256, 720)],
+)
+def test_bytes_of_a_matrix(name: str, rows: int, columns: int, nbytes: int) -> None:
+    """Kernels read native blocks to a multiple of 4 bytes, and no further."""
+    size = ffi.new("int64_t *")
+    check(lib.sm120_weights_bytes(TYPES[name], lib.SM120_WEIGHTS_NATIVE, rows, columns, size))
+    assert size[0] == nbytes
+
+
 def test_special_vectors(device: pysm120.Device, rng: np.random.Generator) -> None:
     """Zeros and tiny blocks are 0; a NaN or an infinity makes its own vector NaN; -0 and the largest are ordinary."""
     raw = random_blocks(rng, "Q4_K", 16, 512)
     w = matrix(device, raw, "Q4_K")
     x = np.zeros((6, 512), "f4")
     x[1, 7], x[2, 300], x[3, :32], x[4], x[5, 9] = np.nan, -np.inf, 1e-31, -0.0, 1e30
-    for got in (pysm120.matvec(w, x), np.stack([pysm120.matvec(w, row) for row in x])):
+    results = [pysm120.matvec(w, x), np.stack([pysm120.matvec(w, row) for row in x])]
+    results.append(pysm120.matvec(w, x, activations="int16"))
+    for got in results:
         assert np.isnan(got[1:3]).all()
         assert (got[[0, 3, 4]] == 0).all()
         expect_near(got[5:], raw, "Q4_K", x[5:])
@@ -231,14 +247,37 @@ def test_int16_of_glu(device: pysm120.Device, rng: np.random.Generator) -> None:
 def test_one_vector_of_several(device: pysm120.Device, rng: np.random.Generator) -> None:
     """A vector has the same bits whatever the others are, and in every launch."""
     w = matrix(device, random_blocks(rng, "Q5_K", 40, 1024), "Q5_K", "packed")
-    x = rng.standard_normal((10, 1024)).astype("f4")
+    x = rng.standard_normal((35, 1024)).astype("f4")
     whole = pysm120.matvec(w, x)
     np.testing.assert_array_equal(whole, pysm120.matvec(w, x))
-    np.testing.assert_array_equal(whole[3:5], pysm120.matvec(w, x[3:5]))
+    for part in (slice(3, 5), slice(0, 8), slice(1, 17), slice(9, 25), slice(30, 35)):
+        np.testing.assert_array_equal(whole[part], pysm120.matvec(w, x[part]))
+    several: list[dict[str, Any]] = [{"activations": "int16"}, {"bias": np.ones(40, np.float32)}]
+    for options in several:
+        more = pysm120.matvec(w, x, **options)
+        np.testing.assert_array_equal(more[30:33], pysm120.matvec(w, x[30:33], **options))
+
+
+@pytest.mark.parametrize("vectors", [8, 9, 16, 17, 33, 64])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_tiles_of_16_vectors(device: pysm120.Device, rng: np.random.Generator, name: str, vectors: int) -> None:
+    """Packed weights have tiles of 16 vectors, native ones of 8: the bits are the same."""
+    columns = BLOCKS[name].columns * 9
+    raw, other = (random_blocks(rng, name, 37, columns) for _ in range(2))
+    x = rng.standard_normal((vectors, columns)).astype("f4")
+    native, packed = (matrix(device, raw, name, layout) for layout in ("native", "packed"))
+    native_up, packed_up = (matrix(device, other, name, layout) for layout in ("native", "packed"))
+    got = pysm120.matvec(packed, x)
+    np.testing.assert_array_equal(got, pysm120.matvec(native, x))
+    expect_near(got[-3:], raw, name, x[-3:])
+    products = [pysm120.matvec_glu(packed, packed_up, x), pysm120.matvec_glu(native, native_up, x)]
+    np.testing.assert_array_equal(products[0], products[1])
+    products = [pysm120.matvec(w, x, activations="int16") for w in (packed, native)]
+    np.testing.assert_array_equal(products[0], products[1])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("vectors", [1, 2])
+@pytest.mark.parametrize("vectors", [1, 2, 12])
 def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, layout: str, vectors: int) -> None:
     """A grid of two CTAs, as on a device with few multiprocessors, has the bits of a large one."""
     raw = random_blocks(rng, "Q3_K", 150, 2560)
@@ -248,13 +287,19 @@ def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, l
     out = device.array(np.full((vectors, 150), np.nan, "f4"))
     source = device.array(x)
     if vectors > 1:
-        source = device.empty((10 * constants()["MATVEC_RECORD_BYTES"],), np.uint8)
+        is_wide = vectors > 8 and layout == "packed"
+        records = 2 if vectors > 8 else 1
+        source = device.empty((10 * records * constants()["MATVEC_RECORD_BYTES"],), np.uint8)
         quantize = builtin_kernel(device, "matvec_activations")
-        quantize((10, 1), 256, device.array(x), source, np.int64(4 * 2560), *map(np.uint32, (vectors, 2560, 0, 0)))
-    kernel = builtin_kernel(device, f"matvec_q3_k_{layout}_{1 if vectors == 1 else 8}")
+        words = map(np.uint32, (vectors, 2560, 0, 0, is_wide))
+        quantize((10, records), 256, device.array(x), source, np.int64(4 * 2560), *words)
+        tiles, form = (1, 16) if is_wide else (records, 8)
+    else:
+        tiles, form = 1, 1
+    kernel = builtin_kernel(device, f"matvec_q3_k_{layout}_{form}")
     none, strides = np.uint64(0), map(np.int64, (0, 0, 4 * 150))
     numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0, 0, 0, 0))
-    kernel(2, 256, w.data, source, out, none, none, none, *strides, *numbers, shared=90_000)
+    kernel((2, tiles), 256, w.data, source, out, none, none, none, *strides, *numbers, shared=90_000)
     np.testing.assert_array_equal(out.numpy(), wanted)
 
 
