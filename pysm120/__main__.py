@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -65,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
         text = command.help
-        command.add(commands.add_parser(command.name, help=text, description=f"{text[0].upper()}{text[1:]}."))
+        own = commands.add_parser(command.name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command.add(own)
+        own.set_defaults(parser=own)
     return top
 
 
@@ -96,7 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     takes_words = chosen is not None and chosen.takes_words
     unknown = [word for word in words if word.startswith("-") or not takes_words]
     if unknown:
-        top.error(f"unrecognized arguments: {' '.join(unknown)}")
+        own = arguments.parser if chosen is not None else top
+        options = ", ".join(re.findall(r"^  (?:-\w, )?(--[\w-]+)", own.format_help(), re.MULTILINE))
+        own.error(f"unrecognized arguments: {' '.join(unknown)}; the options are {options}")
     arguments.words = words
     try:
         printed = flags(arguments)

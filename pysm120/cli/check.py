@@ -300,7 +300,7 @@ def run(arguments: argparse.Namespace) -> int:
     seeds = range(first, first + count)
     head = f"{demangled(entry)}, seeds {seeds[0]} to {seeds[-1]}, level {runs.checks}"
     reference: list[Output] | None = None
-    with console.progress(count, f"seed {first}") as step:
+    with console.progress(count, f"seed {first}", log=False) as step:
         for seed, result in results(runs, seeds):
             if isinstance(result, FaultError):
                 break

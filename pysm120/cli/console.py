@@ -65,8 +65,11 @@ def plain(columns: Row, rows: Sequence[Row], left: int, tail: int = 0) -> list[s
 
 
 @contextlib.contextmanager
-def progress(total: int, title: str) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar on standard error; yield a function that ends a step and takes the next one's name."""
+def progress(total: int, title: str, *, log: bool = True) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar on standard error; yield a function that ends a step and takes the next one's name.
+
+    If standard error is not a terminal, print a line for each step, or nothing without ``log``.
+    """
     if RICH and sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -82,7 +85,7 @@ def progress(total: int, title: str) -> Iterator[Callable[[str], None]]:
         line = f"[{'#' * filled}{'.' * (30 - filled)}] {done}/{total} {text}"
         if sys.stderr.isatty():
             print(f"\r{line:<78}", end="" if done < total else "\n", file=sys.stderr, flush=True)
-        else:
+        elif log:
             print(line, file=sys.stderr, flush=True)
 
     yield step

@@ -16,13 +16,13 @@ except ImportError as error:
 LINES = 25  # default number of lines
 WIDTH = 13.0
 SOURCE = 66  # most characters of a line of source
-# Kinds of lines; the first match counts. The colours also differ in lightness.
+# Kinds of lines; the first match counts. The colours also differ in grey.
 KINDS: dict[str, tuple[str, Callable[[Counts], bool]]] = {
-    "tensor cores": ("#7b3294", lambda c: c.tensor_flops > 0),
-    "global memory, copies": ("#d95f02", lambda c: c.global_accesses > 0 or any("bulk" in path for path in c.bytes)),
-    "shared memory": ("#1b9e77", lambda c: c.shared_accesses > 0),
-    "branches": ("#666666", lambda c: c.branches > 0),
-    "arithmetic and the rest": ("#8fb5d9", lambda _: True),
+    "tensor cores": ("#3b0f70", lambda c: c.tensor_flops > 0),
+    "global memory, copies": ("#d9660b", lambda c: c.global_accesses > 0 or any("bulk" in path for path in c.bytes)),
+    "shared memory": ("#74d3a2", lambda c: c.shared_accesses > 0),
+    "branches": ("#555555", lambda c: c.branches > 0),
+    "arithmetic and the rest": ("#c9dcf0", lambda _: True),
 }
 
 
@@ -31,10 +31,10 @@ def kind_of(counts: Counts) -> str:
     return next(name for name, (_, holds) in KINDS.items() if holds(counts))
 
 
-def note(line: Line, whole: Counts) -> str:
+def note(line: Line, whole: float) -> str:
     """Return the text behind a bar."""
     c = line.counts
-    parts = [f"{c.executed / whole.executed:.1%}"]
+    parts = [f"{line.clocks / max(1.0, whole):.1%}"]
     if c.shared_accesses:
         parts.append(f"{c.bank_conflicts:,} conflicts")
     if c.global_accesses:
@@ -45,14 +45,14 @@ def note(line: Line, whole: Counts) -> str:
 
 
 def hottest_lines(profile: Profile, title: str, count: int, path: Path) -> None:
-    """Draw the lines with the most instructions, in descending order, into a PNG file."""
-    lines, whole = profile.hottest(count), profile.total
+    """Draw the lines that cost the most clocks, in descending order, into a PNG file."""
+    lines, whole = profile.hottest(count), sum(line.clocks for line in profile.lines)
     figure = Figure(figsize=(WIDTH, 1.5 + 0.3 * max(4, len(lines))), layout="constrained")
     axes = figure.add_subplot()
     kinds = [kind_of(line.counts) for line in lines]
     bars = axes.barh(
         range(len(lines)),
-        [line.counts.executed for line in lines],
+        [line.clocks for line in lines],
         color=[KINDS[kind][0] for kind in kinds],
         height=0.75,
     )
@@ -62,18 +62,18 @@ def hottest_lines(profile: Profile, title: str, count: int, path: Path) -> None:
         label.set_parse_math(False)
     axes.invert_yaxis()
     axes.margins(y=0.01)
-    axes.set_xlim(0, max((line.counts.executed for line in lines), default=1) * 1.35)
+    axes.set_xlim(0, max((line.clocks for line in lines), default=1) * 1.4)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel("instructions executed by warps")
+    axes.set_xlabel("clocks of the busiest unit of one SM (issue, shared memory, sectors, tensor cores)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
-    covered = sum(line.counts.executed for line in lines) / max(1, whole.executed)
-    subtitle = f"{len(lines)} of {len(profile.lines)} lines, {covered:.0%} of {whole.executed:,} instructions"
+    covered = sum(line.clocks for line in lines) / max(1.0, whole)
+    subtitle = f"{len(lines)} of {len(profile.lines)} lines, {covered:.0%} of {whole:,.0f} clocks"
     figure.suptitle(f"{title}\n{subtitle}", fontsize=11)
-    axes.legend(
+    figure.legend(
         handles=[Patch(color=colour, label=name) for name, (colour, _) in KINDS.items() if name in kinds],
-        loc="lower right", frameon=False, fontsize=9,
+        loc="outside lower center", frameon=False, fontsize=9, ncols=len(KINDS),
     )  # fmt: skip
     figure.savefig(path, dpi=150)
 

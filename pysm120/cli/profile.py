@@ -12,8 +12,9 @@ from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.names import demangled
 
 OPCODES = 20  # rows of the table
-COLUMNS = ("executed", "share", "lanes", "divergent", "conflicts", "sectors", "source")
+COLUMNS = ("executed", "share", "clocks", "lanes", "divergent", "conflicts", "sectors", "source")
 NOTE = """\
+clocks: what the busiest unit of one SM needs for the line (issue, shared memory, sectors, tensor cores);
 lanes: average number of lanes that took part; divergent: divergent branches;
 conflicts: additional wavefronts of shared memory because of bank conflicts;
 sectors: 32-byte sectors for each access of global memory; in brackets the fewest that hold its bytes"""
@@ -23,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     programs.add_arguments(parser, "profile", device="virtual")
     parser.add_argument(
-        "--top", metavar="N", help="show the N lines with the most instructions (default: all, in order)"
+        "--top", metavar="N", help="show the N lines that cost the most clocks (default: all, in order)"
     )
     parser.add_argument("--json", metavar="FILE", help="write all counts to a file")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the hottest lines (needs matplotlib)")
@@ -36,6 +37,7 @@ def row(line: Line, place: str, whole: Counts) -> tuple[str, ...]:
         place,
         f"{c.executed:,}",
         f"{c.executed / whole.executed:.1%}",
+        f"{line.clocks:,.1f}",
         f"{c.active_lanes:.1f}",
         f"{c.divergent_branches:,}" if c.branches else "",
         f"{c.bank_conflicts:,}" if c.shared_accesses else "",
@@ -81,11 +83,11 @@ def show_opcodes(p: Profile) -> None:
 
 
 def show_lines(p: Profile, top: int) -> None:
-    """Print the listing of each file, or the hottest lines of all files."""
+    """Print the listing of each file, or the most expensive lines of all files."""
     if top:
         lines = p.hottest(top)
         rows = [row(line, line.short_place, p.total) for line in lines]
-        console.table(f"The {len(lines)} lines with the most instructions", ("place", *COLUMNS), rows, tail=1)
+        console.table(f"The {len(lines)} lines that cost the most clocks", ("place", *COLUMNS), rows, tail=1)
     else:
         for file in dict.fromkeys(line.file for line in p.lines):
             rows = [row(line, str(line.line), p.total) for line in p.lines if line.file == file]

@@ -34,13 +34,16 @@ TYPES: dict[str, np.dtype[Any]] = {
     "ue8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 WITHOUT_NAN = ("e2m3", "e3m2", "e2m1")
+# What C, NumPy and PyTorch call these types: the letters before the bits, or the whole name.
+LETTERS = {"i": "s", "int": "s", "uint": "u", "float": "f", "fp": "f", "bfloat": "bf"}
+NAMES = {"char": "s8", "short": "s16", "int": "s32", "long": "s64", "half": "f16", "float": "f32", "double": "f64"}
 BITS = {"e2m3": 6, "e3m2": 6, "e2m1": 4}  # bits of an element, which is stored in a byte
 FORMS = (
-    "a scalar such as u32:3, an array such as f32[1024]:normal, x.npy, out.npy=f32[1024], or a structure such as "
-    "'struct(u32:3,f32[1024]:normal)'"
+    "a scalar such as u32:3, an array such as f32[1024]:normal or s32[3]:[1,2,3], x.npy, out.npy=f32[1024], "
+    "or a structure such as 'struct(u32:3,f32[1024]:normal)'"
 )
 _STRUCTURE = re.compile(r"struct\((.*)\)")
-_COMMA = re.compile(r",(?![^\[]*\])")  # outside of brackets
+_COMMA = re.compile(r",(?![^\[]*\])")  # outside of brackets; a list in a structure has them
 _ARRAY = re.compile(r"(\w+)\[([^\]]*)\](?::(.*))?")
 _SCALAR = re.compile(r"(\w+):(.*)")
 _FILE = re.compile(r"(.*\.npy)(?::(\w+))?")
@@ -73,7 +76,9 @@ class Words:
     def dtype(self, name: str) -> np.dtype[Any]:
         """Return the dtype of a type name."""
         if name not in TYPES:
-            raise self.fail(f", but {name!r} is not a type; the types are {', '.join(TYPES)}")
+            near = meant(name)
+            advice = f" (did you mean {near}?)" if near else ""
+            raise self.fail(f", but {name!r} is not a type{advice}; the types are {', '.join(TYPES)}")
         return TYPES[name]
 
     def scalar(self, kind: str, text: str) -> Any:
@@ -110,6 +115,8 @@ class Words:
         extents = self.shape(shape, dtype.itemsize)
         if fill is None:
             return self._bytes(kind, extents, np.uint8(0xFF))
+        if "," in fill or fill.startswith("["):
+            return self.listed(kind, extents, fill)
         make = FILLS.get(fill)
         if make is not None:
             return make(self, kind, extents)
@@ -119,8 +126,17 @@ class Words:
             try:
                 int(fill, 0)
             except ValueError:
-                raise self.fail(f", but an array is filled with {', '.join(FILLS)} or a number, not {fill!r}") from None
+                raise self.fail(f", but an array is filled with {CHOICES} or a number, not {fill!r}") from None
         return np.full(extents, self.scalar(kind, fill), dtype)
+
+    def listed(self, kind: str, shape: tuple[int, ...], fill: str) -> Values:
+        """Return the array of a list such as [1,2,3], in C order; the brackets may be missing."""
+        inner = fill.removeprefix("[").removesuffix("]").strip()
+        numbers = [self.scalar(kind, part.strip()) for part in inner.split(",")] if inner else []
+        count = int(np.prod(shape, dtype=np.int64))
+        if len(numbers) != count:
+            raise self.fail(f", but its list has {len(numbers)} numbers and its shape {count} elements")
+        return np.array(numbers, TYPES[kind]).reshape(shape)
 
     def _bytes(self, kind: str, shape: tuple[int, ...], value: Any) -> Values:
         """Return an array of given bytes: one value for all, or one for each."""
@@ -176,6 +192,14 @@ FILLS: dict[str, Callable[[Words, str, tuple[int, ...]], Values]] = {
     "ones": lambda _, kind, shape: np.ones(shape, TYPES[kind]),
     "nan": Words.nan,
 }
+CHOICES = f"a list such as [1,2,3], {', '.join(FILLS)}"
+
+
+def meant(name: str) -> str | None:
+    """Return the type that another language calls by a name; None if there is none."""
+    parts = re.fullmatch(r"([a-z]+)(\d+)(_t)?", name.lower())
+    near = LETTERS.get(parts[1], parts[1]) + parts[2] if parts else NAMES.get(name.lower(), "")
+    return near if near in TYPES else None
 
 
 def parse_argument(index: int, word: str, seed: int = 0) -> Argument:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +78,19 @@ class Counts:
         return self.global_ideal_sectors / self.global_accesses if self.global_accesses else 0.0
 
 
+# What one SM of GB202 does in a clock; model/chips/rtx5090.toml has the sources of the tensor cores' rates.
+INSTRUCTIONS_PER_CLOCK = 4
+SECTORS_PER_CLOCK = 2
+# Multiplications and additions of mma in a clock; the first pattern that a mnemonic holds counts.
+TENSOR_RATES = (
+    (re.compile(r"kind::mxf4"), 4096),
+    (re.compile(r"block_scale|\.[us]8\.[us]8"), 2048),
+    (re.compile(r"\.e\dm\d.*\.f16$"), 2048),
+    (re.compile(r"\.e\dm\d|\.f16\.f16\.f16\.f16$"), 1024),
+    (re.compile(r"\.tf32"), 256),
+    (re.compile(r"\.f64"), 4),
+    (re.compile(""), 512),  # 16-bit operands with sums in f32
+)
 NUMBERS = tuple(field.name for field in dataclasses.fields(Counts) if field.name != "bytes")
 
 
@@ -115,6 +129,18 @@ class Statement:
         words = self.text.split()
         return next((word for word in words if not word.startswith("@")), "")
 
+    @property
+    def clocks(self) -> float:
+        """Clocks that the busiest unit of one SM needs for it: what lines are ranked by, not a time."""
+        c = self.counts
+        rate = next(rate for pattern, rate in TENSOR_RATES if pattern.search(self.mnemonic))
+        return max(
+            c.executed / INSTRUCTIONS_PER_CLOCK,
+            c.shared_wavefronts,
+            c.global_sectors / SECTORS_PER_CLOCK,
+            c.tensor_flops / rate,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Line:
@@ -125,6 +151,11 @@ class Line:
     statements: tuple[Statement, ...]
     counts: Counts
     source: str
+
+    @property
+    def clocks(self) -> float:
+        """The sum of its statements' clocks."""
+        return sum(statement.clocks for statement in self.statements)
 
     @property
     def place(self) -> str:
@@ -220,8 +251,8 @@ class Profile:
         return dict(sorted(flops.items(), key=lambda item: -item[1]))
 
     def hottest(self, count: int) -> tuple[Line, ...]:
-        """Return the lines with the most executed instructions, most first."""
-        return tuple(sorted(self.lines, key=lambda line: -line.counts.executed)[:count])
+        """Return the lines that cost the most clocks, most first; then those with the most instructions."""
+        return tuple(sorted(self.lines, key=lambda line: (-line.clocks, -line.counts.executed))[:count])
 
     def json(self) -> dict[str, Any]:
         """Return the profile as a value for ``json.dumps``."""
@@ -231,7 +262,10 @@ class Profile:
             "kernels": {name: _plain(counts) for name, counts in self.kernels.items()},
             "opcodes": {name: _plain(counts) for name, counts in self.opcodes.items()},
             "tensor": self.tensor,
-            "lines": [{"file": x.file, "line": x.line, "source": x.source, **_plain(x.counts)} for x in self.lines],
+            "lines": [
+                {"file": x.file, "line": x.line, "source": x.source, "clocks": x.clocks, **_plain(x.counts)}
+                for x in self.lines
+            ],
             "statements": [
                 {
                     "kernel": s.kernel,

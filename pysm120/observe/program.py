@@ -34,6 +34,7 @@ ARG, one for every parameter of the kernel:
   f32[1024]  f16[4,128]:normal   an array in device memory, in C order, filled by normal, uniform (0 to 1), random
                                  (bytes), arange, zeros, ones, nan or a number; without one of these every byte is
                                  0xff (NaN), which shows what the kernel did not write
+  s32[4]:1,2,3,4                an array of these numbers; in a structure the list has brackets: s32[4]:[1,2,3,4]
   q.npy  q.npy:bf16              the array of a file; with the type of its elements if NumPy has no name for it
   o.npy=f32[1024]  x.npy=x.npy   any array: after the run its contents are written to the file before the "="
   'struct(u32:3,f32[8]:zeros)'   a structure by value, laid out as in C: scalars, and the addresses of arrays

@@ -149,9 +149,23 @@ def test_types_that_numpy_cannot_name_pass_through_files(tmp_path: Path) -> None
     assert run.statistics(argument.parse_argument(0, str(path)).value) == ("-", "-", "-", "-")
 
 
+@pytest.mark.parametrize("word", ["s32[2,2]:1,-2,3,4", "s32[2,2]:[1, -2, 3, 4]"])
+def test_lists_of_numbers(word: str) -> None:
+    found = argument.parse_argument(0, word).value
+    assert (found.dtype, found.tolist()) == (np.int32, [[1, -2], [3, 4]])
+
+
+def test_lists_of_structures_have_brackets() -> None:
+    first, second = argument.parse_argument(0, "struct(s32[2]:[1,-2],u32:3)").members
+    assert (first.value.tolist(), second.value) == ([1, -2], 3)
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
-    [("", "not a scalar such as u32:3"), ("u32", "not a scalar such as u32:3"), ("u31:3", "'u31' is not a type"),
+    [("", "not a scalar such as u32:3"), ("u32", "not a scalar such as u32:3"), ("u31:3", "'u31' is not a type; "),
+     ("i64:3", "(did you mean s64?)"), ("bfloat16[2]", "(did you mean bf16?)"), ("uint8_t:1", "(did you mean u8?)"),
+     ("double:1", "(did you mean f64?)"), ("s32[2]:1,2,3", "its list has 3 numbers and its shape 2 elements"),
+     ("s32[2]:[1,x]", "'x' is not a number of type s32"), ("u8[2]:1,256", "from 0 to 255"),
      ("u8:256", "from 0 to 255"), ("u8:-1", "from 0 to 255"), ("u8:1.5", "not a number of type u8"),
      ("f32:x", "not a number of type f32"), ("f32[]", "a shape is numbers"), ("f32[2,-1]", "a shape is numbers"),
      ("f32[2]:maybe", "normal, uniform, random, arange, zeros, ones, nan or a number, not 'maybe'"),
@@ -221,7 +235,10 @@ def test_launches_that_are_refused(saxpy: str, tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit) as stop:
         __main__.main(["run", *kernel, "--fast"])
     assert stop.value.code == 2
-    assert "--fast" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "--fast" in shown
+    assert "--kernel, --grid, --block" in shown
+    assert shown.startswith("usage: python -m pysm120 run FILE")
 
 
 @pytest.mark.virtual

@@ -65,8 +65,7 @@ def test_the_same_for_all(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (status, said) == (0, [])
     assert summary == "saxpy, seeds 7 to 11, level full: no fault, and 2 arrays the same for all, bit for bit"
     assert __main__.main(["check", str(ptx), *words, "--seeds", "3", "--checks", "off"]) == 0
-    progress = capsys.readouterr().err.splitlines()
-    assert progress[-1].endswith("3/3 seed 2")
+    assert capsys.readouterr().err == ""
 
 
 def test_an_order_that_decides(ptx: Path, capsys: pytest.CaptureFixture[str]) -> None:
