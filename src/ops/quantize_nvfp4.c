@@ -21,7 +21,7 @@ struct nvfp4 {
     int64_t lines, length; /* and the elements of a line */
     int64_t blocks;        /* of a line */
     int64_t padded_lines, padded_blocks;
-    int64_t bytes; /* of the elements */
+    int64_t bytes;  /* of the elements */
     int64_t scales; /* with the padding */
 };
 
