@@ -38,11 +38,11 @@ def matrix(device: pysm120.Device, raw: Bytes, name: str, layout: str = "native"
 
 
 def launch(device: pysm120.Device) -> None:
-    """Every type and layout, one vector and several."""
+    """Every type and layout, one vector and several: tiles of 8 and of 16."""
     for name, block in BLOCKS.items():
         for layout in LAYOUTS:
             w = matrix(device, np.zeros((1, 1, block.bytes), np.uint8), name, layout)
-            for vectors in (1, 2):
+            for vectors in (1, 2, 9):
                 pysm120.matvec(w, np.ones((vectors, block.columns), "f4"))
 
 
