@@ -324,7 +324,7 @@ def weights(bench: Bench, kind: str) -> Outcomes:
     packed = [repack(w) for w in native]
     yield bench.outcome("dequantize", dequantize(native[0]), exact[0], 1e-6)
     for layout, (one, two) in (("native", native), ("packed", packed)):
-        for count in (1, 3, 8):
+        for count in (1, 3, 8, 9):
             x = bench.normal((count, columns), F16)
             out = bench.out((count, rows), F32)
             matvec(one, bench.put(x), out=out)
