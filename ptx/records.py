@@ -60,6 +60,7 @@ FIELDS = {
     "head_dim": Field("the head size that it is for; 0: any", range(1025)),
     "q_rows": Field("rows of a tile of queries", COUNT),
     "kv_rows": Field("rows of a tile of keys", COUNT),
+    "key_groups": Field("groups of warps that hold the same rows and visit tiles of keys in turn", COUNT),
     "stages": Field("tiles of keys in flight", COUNT),
     "group_heads": Field("heads whose causal tiles take turns, at most", COUNT),
     "group_rows": Field("keys of those heads together, at most", COUNT),

@@ -415,6 +415,7 @@ typedef struct sm120_builtin_info {
     uint32_t rows, columns; /* extent of the input that a CTA covers */
     uint32_t q_warp_rows;   /* attention_backward: warps that share the rows of a tile of dQ */
     int32_t ordered;        /* attention_backward: 1: can add up dQ in a fixed order */
+    uint32_t key_groups;    /* attention: groups of warps that hold the same rows and visit tiles of keys in turn */
 } sm120_builtin_info;
 /* Write the record of kernel `index`. */
 SM120_API sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info);

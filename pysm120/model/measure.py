@@ -80,7 +80,7 @@ CASES = (
 # The fields of a kernel that the model needs. They are kept with the figures, because kernels change.
 _RECORD = (
     *("operation", "precision", "config", "features", "head_dim"),
-    *("q_rows", "kv_rows", "group_heads", "group_rows", "q_warp_rows"),
+    *("q_rows", "kv_rows", "group_heads", "group_rows", "q_warp_rows", "key_groups"),
 )
 _CYCLES = "sm__cycles_elapsed.max"
 _NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")

@@ -64,7 +64,8 @@ class Problem:
     def rounds(self, kernel: Builtin, heads_together: int | None = None) -> list[int]:
         """Return the rounds of every CTA of a kernel, in the order in which the CTAs start.
 
-        A round is a tile of keys; backward it is a tile of queries of one of the heads that share the keys.
+        A round is a tile of keys, or one for each group of warps that visit tiles in turn; backward it is a tile of
+        queries of one of the heads that share the keys.
         ``heads_together``: heads in a group, whose longest causal tiles start first. Default: the value in the
         kernel's record.
         """
@@ -75,6 +76,8 @@ class Problem:
             one = [share * (q_tiles - (tile * kv_rows // q_rows if self.causal else 0)) for tile in range(kv_tiles)]
         else:
             heads = self.batch * self.heads
+            kv_rows *= max(1, kernel.key_groups)
+            kv_tiles = -(-self.rows // kv_rows)
             one = [
                 min(kv_tiles, -(-min(self.rows, (tile + 1) * q_rows) // kv_rows)) if self.causal else kv_tiles
                 for tile in reversed(range(q_tiles))

@@ -80,6 +80,7 @@ class Builtin:
     columns: int = 0
     q_warp_rows: int = 0
     ordered: bool = False
+    key_groups: int = 1
 
 
 class Module(Resource, Mapping[str, "Kernel"]):
@@ -571,6 +572,7 @@ _SIZES = (
     "rows",
     "columns",
     "q_warp_rows",
+    "key_groups",
 )
 _NUMBERS = ("threads", "shared_bytes", *_SIZES)
 

@@ -164,6 +164,7 @@ sm120_status sm120_builtin(int32_t index, sm120_builtin_info *info) {
             .columns = record->columns,
             .q_warp_rows = record->q_warp_rows,
             .ordered = record->ordered,
+            .key_groups = record->key_groups,
         };
     }
     return status;

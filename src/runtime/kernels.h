@@ -43,7 +43,9 @@ struct kernel_record {
     const char *config;     /* the name of this choice of tile and warps: "r32" */
     bool features;          /* it supports more than tensors of one length and unmodified scores */
     uint32_t head_dim;      /* that it computes; 0: any */
-    uint32_t q_rows, kv_rows, stages;
+    uint32_t q_rows, kv_rows;
+    uint32_t key_groups; /* groups of warps that hold the same rows and visit tiles of keys in turn */
+    uint32_t stages;
     uint32_t group_heads, group_rows;
     uint32_t q_warp_rows;   /* warps that share the rows of a tile's dQ */
     bool ordered;           /* it can add up dQ in a fixed order */

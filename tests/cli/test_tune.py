@@ -72,7 +72,7 @@ def test_argument_and_environment_choose(device: pysm120.Device, monkeypatch: py
         return " ".join(profile.kernels)
 
     if device.is_virtual:
-        assert kernels().endswith("_d64_r16")
+        assert kernels().endswith("_d64_k4")
         assert kernels(config="r32").endswith("_d64_r32")
         monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r32")
         assert kernels().endswith("_d64_r32")
@@ -86,18 +86,30 @@ def test_argument_and_environment_choose(device: pysm120.Device, monkeypatch: py
         pysm120.attention(x, x, x, precision="bf16", device=device, config=3)  # type: ignore[call-overload] # wrong
 
 
+# heads for each multiprocessor, rows, head size, the kernel
+CHOICES = {
+    "k4: a CTA on every multiprocessor": (1.0, 20, 64, "_32x32_d64_k4"),
+    "k4: half of the heads, twice the tiles": (0.5, 64, 64, "_32x32_d64_k4"),
+    "w4: two tiles of 32 rows, one of 64": (1.0, 64, 64, "_64x64_d64_w4"),
+    "r16: a tile of 128 rows on every multiprocessor": (1.0, 128, 64, "_128x64_d64_r16"),
+    "k2": (1.0, 20, 128, "_32x32_d128_k2"),
+    "r16: k2 would take four turns": (1.0, 128, 128, "_128x64_d128_r16"),
+    "w4: one tile of 64 rows": (1.0, 20, 256, "_64x32_d256_w4"),
+    "r16: w4 would take two turns": (1.0, 128, 256, "_128x32_d256_r16"),
+}
+
+
 @pytest.mark.virtual
-def test_wide_heads_in_few_ctas_take_four_warps(device: pysm120.Device) -> None:
-    """Of 64 rows where CTAs of 128 would leave half of the multiprocessors idle."""
-    half = device.info.multiprocessors // 2
-    for heads, config in ((half, "w4"), (half + 1, "r16")):
-        x = np.ones((1, 20, heads, 256), ml_dtypes.bfloat16)
-        with device.profile() as profile:
-            o = pysm120.attention(x, x, x, precision="bf16", device=device)
-        (name,) = profile.kernels
-        # other chips than SM120 have warps of 32 rows for many CTAs, but not at this head size
-        assert name.endswith(f"_d256_{config}")
-        assert np.all(np.asarray(o, np.float32) == 1)
+@pytest.mark.parametrize("case", CHOICES)
+def test_few_ctas_take_smaller_tiles(device: pysm120.Device, case: str) -> None:
+    """Where they take fewer clocks of the multiprocessor with the most CTAs."""
+    heads, rows, head_dim, wanted = CHOICES[case]
+    x = np.ones((1, rows, int(heads * device.info.multiprocessors), head_dim), ml_dtypes.bfloat16)
+    with device.profile() as profile:
+        o = pysm120.attention(x, x, x, precision="bf16", device=device)
+    (name,) = profile.kernels
+    assert name.endswith(wanted)
+    assert np.all(np.asarray(o, np.float32) == 1)
 
 
 def test_times_are_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,14 @@ def fill(args: Any, memory: int) -> None:
     args.lse = memory + 4 * PART
 
 
+CONFIGS = {
+    **dict.fromkeys((32, 96), ("r16", "r32")),
+    64: ("r16", "r32", "w4", "k4"),
+    128: ("r16", "r32", "w4", "k2"),
+    256: ("r16", "w4"),
+}
+
+
 def launch(device: pysm120.Device) -> None:
     """Every precision, dtype, head size and config, with and without features; copies; scores alone."""
 
@@ -57,8 +65,8 @@ def launch(device: pysm120.Device) -> None:
 
     features: tuple[dict[str, Any], ...] = ({}, {"softcap": 3.0})
     for dtype, precision in (("bfloat16", "bf16"), ("float16", "f16")):
-        for head_dim in (32, 64, 96, 128, 256):
-            for config in ("r16", "w4" if head_dim == 256 else "r32"):
+        for head_dim, configs in CONFIGS.items():
+            for config in configs:
                 call(head_dim, dtype, precision, config)
             for config in ("r16", "w4") if head_dim == 256 else ("r16",):
                 call(head_dim, dtype, precision, config, softcap=3.0)

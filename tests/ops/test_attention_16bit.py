@@ -27,24 +27,30 @@ from reference import attention_16bit, attention_float64, relative_error
 PRECISION = {"bfloat16": "bf16", "float16": "f16"}
 
 
+# What the library takes for few CTAs, by the head size of the kernel.
+OF_FEW = {32: "r16", 64: "k4", 96: "r16", 128: "k2", 256: "w4"}
+# Rows of a CTA and of a warp, keys of a tile, groups of warps that visit tiles in turn.
+SHAPES = {"r16": (128, 16, 64, 1), "r32": (128, 32, 64, 1), "w4": (64, 16, 64, 1)}
+SHAPES |= {"k4": (32, 16, 32, 4), "k2": (32, 16, 32, 2)}
+
+
 def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
-    """Compare one problem with both references."""
-    # As the library chooses: warps of 32 rows on Hopper where there are more CTAs than multiprocessors, and CTAs of
-    # four warps where head sizes are beyond 128 and CTAs few.
-    ctas = case.batch * case.heads * -(-case.q_rows // 128)
-    is_usual = opened.name.startswith("cuda") and ctas > 132
-    config = os.environ.get("PYSM120_ATTENTION_CONFIG")
-    is_wide = config == "r32" or is_usual
-    cta_rows = 64 if case.head_dim > 128 and config is None and 2 * ctas <= 132 else 128
-    warp_rows = 32 if is_wide and case.head_dim <= 128 else 16
-    tile = 128 if warp_rows == 32 and 32 < case.head_dim <= 64 else 64
+    """Compare one problem with both references; PYSM120_ATTENTION_CONFIG chooses the kernel, else CTAs are few."""
+    width = next(d for d in OF_FEW if d >= case.head_dim)
+    config = os.environ.get("PYSM120_ATTENTION_CONFIG", OF_FEW[width])
+    cta_rows, warp_rows, tile, key_groups = SHAPES[config]
+    tile = 128 if (config, width) == ("r32", 64) else tile
     inputs = random_inputs(rng, case)
-    o, lse = run_twice(opened, PRECISION[case.dtype], case, inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSM120_ATTENTION_CONFIG", config)
+        o, lse = run_twice(opened, PRECISION[case.dtype], case, inputs)
     q, k, v = rows_first(inputs)
     scale = case.factor
 
     # The kernel differs from the model by float32 in S and 2^x (1e-6 of a score), which may round a P differently.
-    model_o, model_lse = attention_16bit(q, k, v, scale, case.causal, case.dtype, warp_rows, tile, cta_rows=cta_rows)
+    model_o, model_lse = attention_16bit(
+        q, k, v, scale, case.causal, case.dtype, warp_rows, tile, cta_rows=cta_rows, key_groups=key_groups
+    )
     score = abs(scale) * np.abs(q).max() * np.abs(k).max() * case.head_dim
     assert relative_error(o, model_o) <= 1e-5 + 1e-6 * score + P_ERROR[case.dtype] / 10 + STEP[case.o_dtype]
     seen = check_empty_rows(o, lse, model_lse)
@@ -58,6 +64,11 @@ WIDE = [
     *(Case(1, 1, 1, q, k, 256) for q, k in ((63, 31), (64, 32), (65, 33), (130, 97))),
     *(Case(1, 1, 1, 100, 150, 256, causal) for causal in ("bottom-right", "top-left")),
 ]
+# Edges of tiles of 32 rows, and of the tiles of two and four groups.
+OF_GROUPS = [
+    *(Case(1, 1, 1, q, k, 64) for q in (31, 32, 33) for k in (31, 32, 33, 127, 128, 129, 255, 257)),
+    *(Case(1, 1, 1, q, k, 128, "bottom-right") for q in (31, 32, 33) for k in (33, 63, 64, 65, 129)),
+]
 HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right", dtype) for d in range(8, 257, 8) for dtype in P_ERROR]
 TYPES = [Case(1, 2, 1, 50, 100, 72, None, dtype, o_dtype) for dtype in P_ERROR for o_dtype in DTYPES]
 SCALES = [
@@ -70,7 +81,10 @@ SPREADS = [
 ]
 
 
-@pytest.mark.parametrize("case", EDGES + CAUSALS + WIDE + HEAD_SIZES + GROUPS + TYPES + SCALES + SPREADS, ids=name)
+ALL = EDGES + OF_GROUPS + CAUSALS + WIDE + HEAD_SIZES + GROUPS + TYPES + SCALES + SPREADS
+
+
+@pytest.mark.parametrize("case", ALL, ids=name)
 def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Every edge of the tiles, both causal forms, every head size, groups, dtypes, scales, flat and steep softmax."""
     verify(opened, rng, case)
@@ -81,7 +95,18 @@ def test_warps_of_32_rows(
     opened: OpenDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     """The kernels that an H200 uses for large problems, on every device."""
-    monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r32")
+    monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "r32" if case.head_dim <= 128 else "r16")
+    verify(opened, rng, case)
+
+
+@pytest.mark.parametrize("config", ["r16", "w4"])
+@pytest.mark.parametrize("case", [*EDGES, *CAUSALS, *GROUPS, *TYPES, *SCALES, *SPREADS], ids=name)
+def test_other_tiles(
+    opened: OpenDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: Case, config: str
+) -> None:
+    """The kernels between those for few CTAs and those for many."""
+    is_there = config == "r16" or 32 < case.head_dim <= 64 or case.head_dim > 96
+    monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", config if is_there else "r16")
     verify(opened, rng, case)
 
 
@@ -105,7 +130,7 @@ def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: in
 
 
 def test_every_warp_shape(opened: OpenDevice, rng: np.random.Generator) -> None:
-    """Enough CTAs that an H200 uses warps of 32 rows; other tests use warps of 16 rows."""
+    """More CTAs than an H200 has multiprocessors, and fewer."""
     verify(opened, rng, Case(5, 30, 10, 129, 65, 64, "bottom-right"))
     verify(opened, rng, Case(1, 150, 1, 64, 100, 128))
 

@@ -247,13 +247,15 @@ def attention_16bit(
     tile: int = 64,
     *,
     cta_rows: int = 128,
+    key_groups: int = 1,
     always: bool = False,
 ) -> tuple[Array, Array]:
     """Model the kernel: P = 2^x, x = S log2(e) scale + bias, rounded to 16 bits; sums add P before rounding.
 
     If a warp checks a tile and a score exceeds its row's bias by 8, the bias of all rows follows the maximum. A warp
     checks tiles until each of its rows has had a key. If a lane's sum exceeds the limit of P, the CTA runs again and
-    checks all tiles; some kernels always check them. Exponents and sums are float64.
+    checks all tiles; some kernels always check them. Groups of warps visit tiles in turn, each with its own bias and
+    sums, which are added up at the lowest bias. Exponents and sums are float64.
     """
     heads, head_dim = q.shape[2:]
     tile = 32 if head_dim > 128 else tile  # of keys
@@ -263,11 +265,11 @@ def attention_16bit(
     s = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale) * factor
     s = np.where(visible(q.shape[1], k.shape[1], causal), s, -np.inf)
 
-    def run(watched: Array) -> tuple[Array, Array, Array]:
+    def run_group(watched: Array, group: int) -> tuple[Array, Array, Array]:
         bias = np.full(s.shape[:3], np.inf)  # no key yet
         o = np.zeros((*s.shape[:3], v.shape[-1]))
         lanes = np.zeros((*s.shape[:3], 4))  # a lane of four sums columns 2 lane and 2 lane + 1 of each 8
-        for first in range(0, s.shape[3], tile):
+        for first in range(group * tile, s.shape[3], key_groups * tile):
             part = s[..., first : first + tile]
             highest = part.max(-1)
             far = ~np.isneginf(highest) & (highest + bias > 8)
@@ -283,10 +285,18 @@ def attention_16bit(
             lanes *= alpha
             for column in range(p.shape[-1]):
                 lanes[..., column % 8 // 2] += p[..., column]
-        total = lanes.sum(-1)
+        return o, lanes, bias
+
+    def run(watched: Array) -> tuple[Array, Array, Array]:
+        groups = [run_group(watched, group) for group in range(key_groups)]
+        bias = np.min([x[2] for x in groups], axis=0)
+        weights = [np.exp2(np.where(np.isinf(x[2]), 0, bias - x[2]))[..., None] for x in groups]
+        o = np.sum([x[0] * weight for x, weight in zip(groups, weights, strict=True)], axis=0)
+        total = np.sum([x[1] * weight for x, weight in zip(groups, weights, strict=True)], axis=0).sum(-1)
         with np.errstate(divide="ignore"):
             lse = np.log(total) - np.where(np.isinf(bias), 0, bias) * np.log(2)
-        return np.where(total[..., None] > 0, o / total[..., None], 0), lse, np.any(lanes > limit, axis=-1)
+        broken = np.any([np.any(x[1] > limit, axis=-1) for x in groups], axis=0)
+        return np.where(total[..., None] > 0, o / total[..., None], 0), lse, broken
 
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         o, lse, broken = run(np.full(s.shape[:3], always))

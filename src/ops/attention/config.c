@@ -1,5 +1,6 @@
 /* The choice of a kernel for a call of sm120_attention. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,14 +18,16 @@ static bool fits(const struct kernel_record *record, const struct attention *cal
 }
 
 /* Among the kernels that can compute a call, those with the smallest head size: the index of the first one, and of the
- * first one of each of three configs, which may be NULL. -1: not found. */
+ * first one of each of a few configs, which may be NULL. -1: not found. */
+enum { OF_CALLER, OF_ENVIRONMENT, OF_FEW, USUAL = OF_FEW + 3, CONFIGS };
+
 struct choice {
     uint32_t width;
-    int64_t first, of[3];
+    int64_t first, of[CONFIGS];
 };
 
-static struct choice look(const struct attention *call, const char *const configs[3]) {
-    const struct choice nothing = {.width = UINT32_MAX, .first = -1, .of = {-1, -1, -1}};
+static struct choice look(const struct attention *call, const char *const configs[CONFIGS]) {
+    const struct choice nothing = {.width = UINT32_MAX, .first = -1, .of = {-1, -1, -1, -1, -1, -1}};
     struct choice choice = nothing;
     for (uint32_t i = 0; i < kernel_record_count; ++i) {
         const struct kernel_record *const record = kernel_records + i;
@@ -36,7 +39,7 @@ static struct choice look(const struct attention *call, const char *const config
             choice.width = record->head_dim;
         }
         choice.first = choice.first < 0 ? i : choice.first;
-        for (int n = 0; n < 3; ++n) {
+        for (int n = 0; n < CONFIGS; ++n) {
             const bool is_it = choice.of[n] < 0 && configs[n] != NULL && strcmp(record->config, configs[n]) == 0;
             choice.of[n] = is_it ? i : choice.of[n];
         }
@@ -44,42 +47,108 @@ static struct choice look(const struct attention *call, const char *const config
     return choice;
 }
 
-/* The default config. r32: warps of 32 rows halve the reads of K and V from shared memory, which limits Hopper. r16:
- * warps of 16 rows leave registers for twice the warps. These hide more latency on SM120, which the tensor pipe limits,
- * and whenever each CTA has an SM to itself. w4, above head size 128: CTAs of four warps, if twice the CTAs still get
- * an SM each. */
+/* CTAs of a kernel for a call. */
+static int64_t ctas_of(const struct attention *call, const struct kernel_record *record) {
+    return call->args->batch * call->args->heads * ((call->args->q_rows + record->q_rows - 1) / record->q_rows);
+}
+
+/* CTAs of a kernel that fit on a multiprocessor. */
+static int64_t resident_ctas(const struct device *device, const struct kernel_record *record) {
+    enum { REGISTERS = 65536, REGISTER_STEP = 8, SHARED_OF_SYSTEM = 1024 };
+    const bool is_hopper = device->info.capability_major == HOPPER;
+    const uint32_t allocated = is_hopper ? record->registers_sm90 : record->registers_sm120;
+    const int64_t registers = (int64_t)(allocated + REGISTER_STEP - 1) / REGISTER_STEP * REGISTER_STEP;
+    const int64_t by_registers = REGISTERS / (registers * record->threads);
+    const int64_t by_shared =
+        device->info.shared_bytes_per_multiprocessor / (int64_t)(record->shared + SHARED_OF_SYSTEM);
+    return by_shared < by_registers ? by_shared : by_registers;
+}
+
+/* On Hopper, whether all CTAs of a kernel are on the chip at once. Causal CTAs take half as long on average: then two
+ * count as one, unless groups of warps share their keys. */
+static bool is_one_wave(const struct device *device, const struct attention *call, const struct kernel_record *record) {
+    const uint32_t causal = call->args->causal;
+    const bool is_halved = causal == SM120_CAUSAL_TOP_LEFT || causal == SM120_CAUSAL_BOTTOM_RIGHT;
+    const int64_t resident = device->info.multiprocessors * resident_ctas(device, record);
+    return ctas_of(call, record) <= resident * (is_halved && record->key_groups == 1 ? 2 : 1);
+}
+
+/* On SM120, whose tensor pipe is the bound: clocks of the multiprocessor with the most CTAs, at 512 operations a clock.
+ * Those outside the products are the timing model's: 5100 of a CTA of eight warps, 9000 of four, which overlap where
+ * CTAs share a multiprocessor, 2500 and 3900 of groups of warps. Beyond 8 CTAs, small tiles read more of K and V than
+ * L2 may give. */
+static double clocks_of(const struct device *device, const struct attention *call, const struct kernel_record *record) {
+    enum { MOST_OF_FEW = 8 };
+    const double operations = 512;
+    const int64_t step = (int64_t)record->kv_rows * record->key_groups;
+    const int64_t keys = (call->args->kv_rows + step - 1) / step * step;
+    const int64_t each = (ctas_of(call, record) - 1) / device->info.multiprocessors + 1;
+    const bool is_of_eight = record->threads == 256 && record->key_groups == 1;
+    int64_t outside = is_of_eight ? 5100 : 9000 / resident_ctas(device, record);
+    if (record->key_groups > 1) {
+        outside = record->key_groups == 4 ? 2500 : 3900;
+    }
+    if (each > MOST_OF_FEW && !is_of_eight) {
+        return HUGE_VAL;
+    }
+    return (double)each * (4.0 * (double)keys * record->q_rows * record->head_dim / operations + (double)outside);
+}
+
+/* The config of a launch of many CTAs. r32: warps of 32 rows halve the reads of K and V from shared memory, which
+ * limits Hopper. r16: warps of 16 rows leave registers for twice the warps. These hide more latency on SM120, which the
+ * tensor pipe limits, and whenever each CTA has an SM to itself. */
 static const char *usual(const struct device *device, const struct attention *call) {
     const sm120_attention_args *const args = call->args;
     const int64_t ctas = args->batch * args->heads * ((args->q_rows + 127) / 128);
-    const bool is_wide = call->q_shape.head_dim > 128 || call->v_shape.head_dim > 128;
-    if (is_wide && 2 * ctas <= device->info.multiprocessors) {
-        return "w4";
-    }
     return device->info.capability_major == HOPPER && ctas > device->info.multiprocessors ? "r32" : "r16";
 }
 
+/* The kernel for a call that names none: the usual one, or one for few CTAs where that is faster. */
+static int64_t default_of(const struct device *device, const struct attention *call, const struct choice *choice) {
+    const bool is_hopper = device->info.capability_major == HOPPER;
+    int64_t found = choice->of[USUAL] >= 0 ? choice->of[USUAL] : choice->first;
+    for (int n = USUAL; n-- > OF_FEW;) {
+        const int64_t other = choice->of[n];
+        if (other < 0) {
+            continue;
+        }
+        const struct kernel_record *const record = kernel_records + other;
+        const bool is_faster = is_hopper
+                                   ? is_one_wave(device, call, record)
+                                   : clocks_of(device, call, record) < clocks_of(device, call, kernel_records + found);
+        found = is_faster ? other : found;
+    }
+    return found;
+}
+
 sm120_status attention_choose(const struct device *device, const struct attention *call, uint32_t *index) {
-    const char *const configs[] = {call->args->config, getenv("PYSM120_ATTENTION_CONFIG"), usual(device, call)};
+    /* For few CTAs: k4, k2: groups of warps share the keys of 32 rows; w4: CTAs of four warps. */
+    const char *const configs[CONFIGS] = {
+        [OF_CALLER] = call->args->config,
+        [OF_ENVIRONMENT] = getenv("PYSM120_ATTENTION_CONFIG"),
+        [OF_FEW] = "k4",
+        [OF_FEW + 1] = "k2",
+        [OF_FEW + 2] = "w4",
+        [USUAL] = usual(device, call),
+    };
     const struct choice choice = look(call, configs);
     if (choice.first < 0) {
         return fail(SM120_INTERNAL,
                     "the library has no kernel of attention for precision = %" PRIu32 " and head_dim = %" PRId64,
                     call->args->precision, call->q_shape.head_dim);
     }
-    if (configs[0] != NULL && choice.of[0] < 0) {
+    if (configs[OF_CALLER] != NULL && choice.of[OF_CALLER] < 0) {
         return fail(SM120_UNSUPPORTED, "config = \"%.32s\"; this call supports %s; sm120_attention_config lists all",
-                    configs[0], kernel_records[choice.first].config);
+                    configs[OF_CALLER], kernel_records[choice.first].config);
     }
-    int64_t found = choice.first;
-    for (int n = 3; n-- > 0;) {
-        found = choice.of[n] >= 0 ? choice.of[n] : found;
-    }
+    const int64_t named = choice.of[OF_CALLER] >= 0 ? choice.of[OF_CALLER] : choice.of[OF_ENVIRONMENT];
+    const int64_t found = named >= 0 ? named : default_of(device, call, &choice);
     *index = (uint32_t)found;
     return SM120_OK;
 }
 
 sm120_status attention_config(const struct attention *call, int32_t index, uint32_t *entry) {
-    const char *const none[3] = {NULL, NULL, NULL};
+    const char *const none[CONFIGS] = {NULL};
     const uint32_t width = look(call, none).width;
     int32_t count = 0;
     if (index < 0) {

@@ -455,6 +455,7 @@ pub struct sm120_builtin_info {
     pub columns: u32,
     pub q_warp_rows: u32,
     pub ordered: i32,
+    pub key_groups: u32,
 }
 
 impl Default for sm120_builtin_info {
@@ -991,7 +992,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_step_info>() == 96);
     assert!(core::mem::size_of::<sm120_register_info>() == 544);
     assert!(core::mem::size_of::<sm120_lanes_info>() == 208);
-    assert!(core::mem::size_of::<sm120_builtin_info>() == 120);
+    assert!(core::mem::size_of::<sm120_builtin_info>() == 128);
     assert!(core::mem::size_of::<sm120_tensor_map>() == 128);
     assert!(core::mem::size_of::<sm120_tensor_map_args>() == 152);
     assert!(core::mem::size_of::<sm120_tensor>() == 40);
