@@ -22,9 +22,9 @@ _ALIGN = {
 }
 # The C library's code of a precision, the dtype of q, k and v that it needs, and the largest head size.
 PRECISIONS: dict[str, tuple[int, str | None, int]] = {
-    "mxfp8": (lib.SM120_MXFP8, None, 128),
-    "mxfp8_bf16": (lib.SM120_MXFP8_BF16, "bfloat16", 128),
-    "mxfp8_f16": (lib.SM120_MXFP8_F16, "float16", 128),
+    "mxfp8": (lib.SM120_MXFP8, None, 256),
+    "mxfp8_bf16": (lib.SM120_MXFP8_BF16, "bfloat16", 256),
+    "mxfp8_f16": (lib.SM120_MXFP8_F16, "float16", 256),
     "nvfp4": (lib.SM120_NVFP4, None, 128),
     "nvfp4_mxfp8": (lib.SM120_NVFP4_MXFP8, None, 128),
     "fp8": (lib.SM120_FP8, "float8_e4m3fn", 128),
