@@ -559,7 +559,7 @@ typedef struct sm120_mask {
 typedef struct sm120_attention_args {
     uint32_t size;      /* sizeof(sm120_attention_args) */
     uint32_t precision; /* SM120_MXFP8, ..., SM120_NVFP4, ..., SM120_FP8, SM120_BF16 or SM120_F16 */
-    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 128; in BF16 and F16 256 */
+    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 256; 128 in NVFP4 and FP8 */
     sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three; with SM120_FP8 E4M3 */
     sm120_tensor o; /* F32, F16 or BF16, with SM120_FP8 E4M3 too; q itself, with q's strides and element size, or apart
                        from all inputs */
@@ -627,7 +627,7 @@ SM120_API sm120_status sm120_attention_chosen(sm120_device *device, const sm120_
 typedef struct sm120_attention_backward_args {
     uint32_t size;                                             /* sizeof(sm120_attention_backward_args) */
     uint32_t precision;                                        /* as in sm120_attention_args */
-    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 256; 128 in MXFP8 precisions */
+    int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 256; 128 in MXFP8 */
     sm120_tensor q, k, v, dout;                                /* BF16 or F16, as precision says; MXFP8 takes F32 too */
     sm120_tensor o;                                            /* F32, F16 or BF16 */
     sm120_tensor dq, dk, dv; /* results: F32, F16 or BF16; apart from all inputs and from each other */

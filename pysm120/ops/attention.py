@@ -98,8 +98,8 @@ def attention(
     q : array, float32, float16, bfloat16 or float8_e4m3fn, shape (B, Sq, H, D)
         Queries. Arrays in host memory, of NumPy or of another library, are copied
         to the device and the result back. Arrays on a device stay there. New
-        results have the kind of q. D is up to 128, in bf16 and f16 up to 256;
-        Sq >= 1. Other arrays are where q is.
+        results have the kind of q. D is up to 256, in nvfp4, nvfp4_mxfp8 and fp8
+        up to 128; Sq >= 1. Other arrays are where q is.
     k : array, dtype of q, shape (B, Sk, Hkv, D)
         Keys. Sk >= 1, and H is a multiple of Hkv: head h of q uses head
         h // (H / Hkv) of k and v.

@@ -38,9 +38,13 @@ class _Options(NamedTuple):
     max_seqlen_k: Any = None
 
 
+# The largest head sizes of precisions whose forward pass has a larger one.
+_MOST = {"mxfp8": 128}
+
+
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     """Write the options."""
-    args.precision = PRECISIONS[check_heads(given, options.precision)][0]
+    args.precision = PRECISIONS[check_heads(given, options.precision, _MOST)][0]
     args.accumulate = flag(options.accumulate, "accumulate")
     args.deterministic = flag(options.deterministic, "deterministic")
     fill_scores(args, given, options)
@@ -178,8 +182,8 @@ def attention_backward(
     dout : array, dtype of q, shape (B, Sq, H, Dv)
         The gradient of ``out``.
     q, k, v : array, bfloat16, float16 or float32, shape (B, Sq, H, D), (B, Sk, Hkv, D) and (B, Sk, Hkv, Dv)
-        As they were given to `attention`. D and Dv are up to 256, in MXFP8
-        precisions up to 128. ``bf16`` and ``mxfp8`` take float32.
+        As they were given to `attention`. D and Dv are up to 256, in ``mxfp8`` up
+        to 128. ``bf16`` and ``mxfp8`` take float32.
     out : array, float32, float16 or bfloat16, shape (B, Sq, H, Dv)
         What `attention` returned.
     lse : array, float32, shape (B, H, Sq), contiguous

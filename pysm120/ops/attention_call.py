@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,9 @@ _ALIGN = {
 }
 # The C library's code of a precision, the dtype of q, k and v that it needs, and the largest head size.
 PRECISIONS: dict[str, tuple[int, str | None, int]] = {
-    "mxfp8": (lib.SM120_MXFP8, None, 128),
-    "mxfp8_bf16": (lib.SM120_MXFP8_BF16, "bfloat16", 128),
-    "mxfp8_f16": (lib.SM120_MXFP8_F16, "float16", 128),
+    "mxfp8": (lib.SM120_MXFP8, None, 256),
+    "mxfp8_bf16": (lib.SM120_MXFP8_BF16, "bfloat16", 256),
+    "mxfp8_f16": (lib.SM120_MXFP8_F16, "float16", 256),
     "nvfp4": (lib.SM120_NVFP4, None, 128),
     "nvfp4_mxfp8": (lib.SM120_NVFP4_MXFP8, None, 128),
     "fp8": (lib.SM120_FP8, "float8_e4m3fn", 128),
@@ -94,8 +95,11 @@ def fill_longest(args: Any, options: Any) -> None:
     args.kv_rows = _longest(options.max_seqlen_k, "max_seqlen_k", args.kv_total)
 
 
-def check_heads(given: Mapping[str, Any], precision: Any) -> str:
-    """Return the precision, by default that of q's dtype; raise if it does not support these dtypes and head sizes."""
+def check_heads(given: Mapping[str, Any], precision: Any, gradients: Mapping[str, int] = MappingProxyType({})) -> str:
+    """Return the precision, by default that of q's dtype; raise if it does not support these dtypes and head sizes.
+
+    `gradients` are the largest head sizes of those precisions whose gradients have another limit.
+    """
     precision = default_precision(given["q"].dtype) if precision is None else precision
     _, dtype, most = PRECISIONS[one_of(precision, "precision", tuple(PRECISIONS))]
     is_narrowed = precision == "bf16" and given["q"].dtype == np.float32
@@ -103,9 +107,11 @@ def check_heads(given: Mapping[str, Any], precision: Any) -> str:
         needed = f"{dtype} or float32" if precision == "bf16" else dtype
         message = f"q, k and v have dtype {given['q'].dtype}, but precision {precision!r} needs {needed}"
         raise TypeError(message)
+    of = "of gradients " if precision in gradients else ""
+    most = gradients.get(precision, most)
     for name in ("q", "v"):
-        if given[name].shape[-1] > most:
-            message = f"{name} has head size {given[name].shape[-1]}, above {most}, the most in precision {precision!r}"
+        if (size := given[name].shape[-1]) > most:
+            message = f"{name} has head size {size}, above {most}, the most {of}in precision {precision!r}"
             raise InvalidArgumentError(message)
     return str(precision)
 

@@ -104,7 +104,7 @@ class Quantized(NamedTuple):
         """Run it; return elements and scales, with zeros behind them."""
         batch, heads, rows, columns = self.shape
         layout, _, width = self.layout.partition("_d")
-        note = noted(QUANTIZE, dtype=self.dtype, layout=layout, head_dim=int(width or 0), features=False)
+        note = noted(QUANTIZE, dtype=self.dtype, layout=layout, head_dim=min(int(width or 0), 128), features=False)
         tile = {"q": 128, "k": 64, "v": 64}.get(layout, 1)
         padded = ceil(rows, tile) * tile
         padded_columns = int(width) if tile > 1 else columns
@@ -262,12 +262,15 @@ def quantized() -> Iterator[Quantized]:
             yield Quantized(dtype, layout, (2, 2, 150, 48), factor=-1.0, wild=True)
         for layout in ("q_d128", "k_d128", "v_d128"):
             yield Quantized(dtype, layout, (1, 2, 130, 104))
+        for layout in ("q_d256", "k_d256", "v_d256"):
+            yield Quantized(dtype, layout, (1, 2, 130, 216), wild=True)
 
 
 def attention() -> Iterator[Attention]:
     """List the calls of attention."""
     for precision in ("bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16", "fp8", "nvfp4", "nvfp4_mxfp8"):
-        sizes = (32, 64, 96, 128, 256) if precision in TYPES else (64, 128)
+        is_mx = precision.startswith("mxfp8")
+        sizes = (32, 64, 96, 128, 256) if precision in TYPES else (64, 128, 256) if is_mx else (64, 128)
         for head_dim in sizes:
             yield Attention(precision, head_dim, 40, 150)
             yield Attention(precision, head_dim, 150, 333, ("causal",))
@@ -278,6 +281,8 @@ def attention() -> Iterator[Attention]:
         yield Attention(precision, 128, 150, 70, ("softcap", "alibi", "sinks"))
         yield Attention(precision, 64, 33, 90, ("bias",))
         yield Attention(precision, 96, 33, 90, ("mask",))
+        if is_mx:
+            yield Attention(precision, 256, 150, 133, ("softcap", "lengths"))
     for precision in ("bf16", "f16"):
         for head_dim, rows in ((32, 16), (32, 32), (64, 16), (64, 32), (128, 16), (128, 32)):
             yield Attention(precision, head_dim, 200, 190, ("causal",), f"r{rows}")

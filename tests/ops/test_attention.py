@@ -11,6 +11,7 @@ from attention_cases import (
     EDGES,
     GROUPS,
     STEP,
+    WIDE,
     Case,
     check_empty_rows,
     check_poison,
@@ -70,7 +71,7 @@ def launch(device: pysm120.Device) -> None:
                 call(head_dim, dtype, precision, config)
             for config in ("r16", "w4") if head_dim == 256 else ("r16",):
                 call(head_dim, dtype, precision, config, softcap=3.0)
-        for head_dim, options in itertools.product((64, 128), features):
+        for head_dim, options in itertools.product((64, 128, 256), features):
             call(head_dim, dtype, f"mxfp8_{precision}", **options)
         q = np.ones((1, 1, 3, 64), DTYPES[dtype])
         scores(q, q, Rules(0.125), "product", device)
@@ -79,6 +80,8 @@ def launch(device: pysm120.Device) -> None:
         for precision in ("mxfp8", "nvfp4", "nvfp4_mxfp8"):
             call(head_dim, dtype, precision)
             pysm120.attention_varlen(x, x, x, ends, ends, precision=precision, device=device)
+    for options in features:
+        call(256, "float32", "mxfp8", **options)
     of_fp8 = [("float8_e4m3fn", "fp8", head_dim, cap) for head_dim in (64, 128, 33) for cap in (0.0, 3.0)]
     copied = [("bfloat16", "bf16", 33, 0.0), ("float32", "bf16", 33, 0.0), ("float32", "mxfp8", 33, 0.0)]
     for dtype, precision, head_dim, cap in (*copied, *of_fp8):
@@ -105,7 +108,7 @@ OPERATION = Operation(
         Wrong("kv_rows", (1 << 63) - 1, "UNSUPPORTED", "kv_rows"),
         Wrong("head_dim", 0, "INVALID_ARGUMENT", "head_dim = 0"),
         Wrong("head_dim", 20, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
-        Wrong("head_dim", 136, "UNSUPPORTED", "head_dim = 136"),
+        Wrong("head_dim", 264, "UNSUPPORTED", "head_dim = 264"),
         Wrong("q.dtype", 0, "INVALID_ARGUMENT", "q.dtype"),
         Wrong("k.dtype", lib.SM120_E4M3, "UNSUPPORTED", "k.dtype"),
         Wrong("v.dtype", lib.SM120_F16, "INVALID_ARGUMENT", "v.dtype"),
@@ -128,7 +131,7 @@ OPERATION = Operation(
         Wrong("scale", 3.4028234663852886e38, "INVALID_ARGUMENT", "scale = 3.40282e+38"),
         Wrong("causal", 4, "INVALID_ARGUMENT", "causal = 4"),
         Wrong("v_head_dim", 12, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
-        Wrong("v_head_dim", 136, "UNSUPPORTED", "v_head_dim = 136"),
+        Wrong("v_head_dim", 264, "UNSUPPORTED", "v_head_dim = 264"),
         Wrong("window", 4, "INVALID_ARGUMENT", "window = 4"),
         Wrong("softcap", -1.0, "INVALID_ARGUMENT", "softcap = -1"),
         Wrong("softcap", 1024.00390625, "UNSUPPORTED", "softcap = 1024"),
@@ -174,12 +177,12 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     assert np.abs(lse[seen] - exact_lse[seen]).max(initial=0) <= abs(scale) * s_error + 1 / 16
 
 
-HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right") for d in range(8, 129, 8)]
+HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right") for d in (*range(8, 129, 8), *range(136, 257, 24), 192)]
 TYPES = [Case(1, 2, 1, 50, 100, 72, None, dtype, o_dtype) for dtype in DTYPES for o_dtype in DTYPES]
 SCALES = [Case(1, 1, 1, 64, 128, 64, "bottom-right", "float32", "float32", s) for s in (0.0, -0.125, 1.0, 1e-30, 2.0)]
 
 
-@pytest.mark.parametrize("case", EDGES + CAUSALS + HEAD_SIZES + GROUPS + TYPES + SCALES, ids=name)
+@pytest.mark.parametrize("case", EDGES + WIDE + CAUSALS + HEAD_SIZES + GROUPS + TYPES + SCALES, ids=name)
 def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Every edge of the tiles, both causal forms, every head size, groups, dtypes, scales."""
     # The scores have the spread of a normal softmax: the error figures of MX hold only for such inputs.
@@ -192,10 +195,10 @@ def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, c
 def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
     """Random shapes."""
     del trial
-    verify(opened, rng, random_case(rng, list(DTYPES), 128))
+    verify(opened, rng, random_case(rng, list(DTYPES), 256))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [None, "bottom-right"])
 @pytest.mark.parametrize("step", [0.4, 1.6, 8.5, 60.0, 1e5, -1e5])
 def test_scores_that_rise(

@@ -132,8 +132,13 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "precision": (ValueError, "precision is 'fp7'", right(precision="fp7")),
     "head size in MXFP8": (
         ValueError,
-        "q has head size 129, above 128, the most in precision",
+        "q has head size 129, above 128, the most of gradients in precision 'mxfp8'",
         right(q=ones(2, 5, 4, 129), k=ones(2, 7, 2, 129), precision="mxfp8"),
+    ),
+    "head size of v in MXFP8": (
+        ValueError,
+        "v has head size 136, above 128, the most of gradients in precision 'mxfp8'",
+        right(v=ones(2, 7, 2, 136), out=ones(2, 5, 4, 136), dout=ones(2, 5, 4, 136), precision="mxfp8"),
     ),
     "features of float32": (
         pysm120.UnsupportedError,

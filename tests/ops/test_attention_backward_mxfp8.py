@@ -243,7 +243,7 @@ def test_the_error_is_that_of_the_format(device: pysm120.Device, rng: np.random.
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("precision", "dtype"), MIXED_PRECISIONS[:2])
-@pytest.mark.parametrize("head_dim", [64, 100, 128])
+@pytest.mark.parametrize("head_dim", [64, 100, 128, 200, 256])
 def test_mixed_precisions_recompute_the_scores_of_the_forward_pass(
     opened: OpenDevice, device: pysm120.Device, rng: np.random.Generator, precision: str, dtype: str, head_dim: int
 ) -> None:

@@ -8,6 +8,7 @@ from attention_cases import (
     GROUPS,
     P_ERROR,
     STEP,
+    WIDE,
     Case,
     check_empty_rows,
     check_poison,
@@ -52,7 +53,11 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
         assert relative_error(o, exact_o) <= max(MX_ERROR, of_model) + P_ERROR[case.dtype] + STEP[case.o_dtype]
 
 
-HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right", dtype) for d in range(8, 129, 8) for dtype in P_ERROR]
+HEAD_SIZES = [
+    Case(1, 2, 1, 40, 70, d, "bottom-right", dtype)
+    for d in (*range(8, 129, 8), *range(136, 257, 24), 192)
+    for dtype in P_ERROR
+]
 TYPES = [Case(1, 2, 1, 50, 100, 72, None, dtype, o_dtype) for dtype in P_ERROR for o_dtype in DTYPES]
 SCALES = [
     Case(1, 1, 1, 64, 128, 64, "bottom-right", dtype, "float32", s)
@@ -64,7 +69,7 @@ SPREADS = [
 ]
 
 
-@pytest.mark.parametrize("case", EDGES + CAUSALS + HEAD_SIZES + GROUPS + TYPES + SCALES + SPREADS, ids=name)
+@pytest.mark.parametrize("case", EDGES + WIDE + CAUSALS + HEAD_SIZES + GROUPS + TYPES + SCALES + SPREADS, ids=name)
 def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Every edge of the tiles, both causal forms, every head size, groups, dtypes, scales, flat and steep softmax."""
     verify(opened, rng, case)
@@ -74,7 +79,7 @@ def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, c
 def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
     """Random shapes."""
     del trial
-    verify(opened, rng, random_case(rng, list(P_ERROR), 128))
+    verify(opened, rng, random_case(rng, list(P_ERROR), 256))
 
 
 @pytest.mark.parametrize("dtype", P_ERROR)

@@ -39,7 +39,7 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "head size 136": (
         ValueError,
         "q has head size 136, above 128, the most in precision",
-        {"q": changed(Q, (2, 5, 4, 136)), "k": changed(KV, (2, 7, 2, 136)), "precision": "mxfp8"},
+        {"q": changed(Q, (2, 5, 4, 136)), "k": changed(KV, (2, 7, 2, 136)), "precision": "nvfp4"},
     ),
     "head size 264": (
         ValueError,
@@ -53,8 +53,8 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     ),
     "head size of v": (
         ValueError,
-        "v has head size 136, above 128, the most in precision",
-        {"v": changed(KV, (2, 7, 2, 136)), "precision": "mxfp8"},
+        "v has head size 257, above 256, the most in precision 'mxfp8'",
+        {"v": changed(KV, (2, 7, 2, 257)), "precision": "mxfp8"},
     ),
     "batch": (
         ValueError,

@@ -56,6 +56,9 @@ EDGES = [
     *(Case(1, 1, 1, q, k, 64) for q in (1, 127, 128, 129) for k in (1, 63, 64, 65)),
     *(Case(1, 1, 1, q, k, 128) for q, k in ((16, 33), (17, 191), (130, 257), (255, 320))),
 ]
+# The tiles of head size 256, whose operands in MXFP8 are packed in halves.
+WIDE = [Case(1, 1, 1, q, k, 256, c) for q, k, c in ((1, 1, None), (127, 63, None), (129, 65, "bottom-right"))]
+WIDE += [Case(2, 4, 2, 150, 201, 256, "top-left"), Case(1, 2, 2, 65, 330, 200), Case(1, 1, 1, 300, 129, 256)]
 CAUSALS = [
     Case(1, 1, 1, q, k, d, causal)
     for causal in ("bottom-right", "top-left")

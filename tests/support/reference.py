@@ -254,11 +254,11 @@ def attention_16bit(
 
     If a warp checks a tile and a score exceeds its row's bias by 8, the bias of all rows follows the maximum. A warp
     checks tiles until each of its rows has had a key. If a lane's sum exceeds the limit of P, the CTA runs again and
-    checks all tiles; some kernels always check them. Groups of warps visit tiles in turn, each with its own bias and
-    sums, which are added up at the lowest bias. Exponents and sums are float64.
+    checks all tiles; some kernels always check them, in tiles of 64 keys. Groups of warps visit tiles in turn, each
+    with its own bias and sums, which are added up at the lowest bias. Exponents and sums are float64.
     """
     heads, head_dim = q.shape[2:]
-    tile = 32 if head_dim > 128 else tile  # of keys
+    tile = 32 if head_dim > 128 and not always else tile  # of keys
     margin, limit = (6, 65504.0) if dtype == "float16" and not always else (0, 2.0**64)
     q, k, v = (np.asarray(x, np.float64) for x in (q, repeat_heads(k, heads), repeat_heads(v, heads)))
     factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0

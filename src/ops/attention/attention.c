@@ -6,9 +6,9 @@
 #include "runtime/error.h"
 
 static const struct precision precisions[] = {
-    {SM120_MXFP8, 0, 128, false, attention_mxfp8},
-    {SM120_MXFP8_BF16, SM120_BF16, 128, true, attention_mxfp8},
-    {SM120_MXFP8_F16, SM120_F16, 128, true, attention_mxfp8},
+    {SM120_MXFP8, 0, 256, false, attention_mxfp8},
+    {SM120_MXFP8_BF16, SM120_BF16, 256, true, attention_mxfp8},
+    {SM120_MXFP8_F16, SM120_F16, 256, true, attention_mxfp8},
     {SM120_NVFP4, 0, 128, false, attention_mxfp8},
     {SM120_NVFP4_MXFP8, 0, 128, false, attention_mxfp8},
     {SM120_FP8, SM120_E4M3, 128, false, attention_fp8},

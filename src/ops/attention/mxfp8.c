@@ -10,8 +10,11 @@
 #include "runtime/error.h"
 #include "runtime/places.h"
 
+/* Wider heads are packed in halves. */
+enum { WIDEST = 128 };
+
 /* The packed form of a tensor: its quantizer, the bits of an element, and the bytes of scales of `rows` rows: one for
- * each `scale_columns` columns, or with 0 `scale_bytes`. is_any: all its quantizers take sequences. */
+ * each `scale_columns` columns, or with 0 `scale_bytes` in each half. is_any: all its quantizers take sequences. */
 struct form {
     const char *operation;
     int64_t bits, rows, scale_columns, scale_bytes;
@@ -52,12 +55,18 @@ struct plan {
 
 /* ---- plan ---- */
 
+/* The columns of a half of so many, or of all. */
+static uint32_t width_of_half(int64_t columns) {
+    return (uint32_t)(columns < WIDEST ? columns : WIDEST);
+}
+
 /* The bytes of the elements and of the scales of form->rows rows. */
 static int64_t element_bytes(const struct form *form, int64_t columns) {
     return form->rows * columns * form->bits / 8;
 }
 static int64_t scale_bytes(const struct form *form, int64_t columns) {
-    return form->scale_columns == 0 ? form->scale_bytes : columns / form->scale_columns;
+    return form->scale_columns == 0 ? form->scale_bytes * (columns / width_of_half(columns))
+                                    : columns / form->scale_columns;
 }
 
 /* Round rows up to whole tiles. */
@@ -291,7 +300,7 @@ static struct quantizer keys_of(const struct plan *plan, const struct form *form
     const bool is_past = first_row < plan->padded_past;
     struct quantizer q = {.operation = form->operation,
                           .layout = layout,
-                          .width = plan->record->head_dim,
+                          .width = width_of_half(plan->record->head_dim),
                           .x = x,
                           .shape = {args->batch, args->kv_heads, rows, head_dim},
                           .padded_rows = in_tiles(rows, plan->record->kv_rows),
@@ -321,7 +330,7 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
     const struct form *const of_v = plan->v != NULL ? plan->v : plan->qk; /* the latter is not used */
     const struct quantizer q = {.operation = plan->qk->operation,
                                 .layout = "q",
-                                .width = plan->record->head_dim,
+                                .width = width_of_half(plan->record->head_dim),
                                 .x = &call->q,
                                 .shape = plan->q_shape,
                                 .padded_rows = plan->padded_q,

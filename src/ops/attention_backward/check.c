@@ -5,6 +5,8 @@
 #include "runtime/check.h"
 #include "runtime/error.h"
 
+enum { MXFP8_WIDEST = 128 }; /* the largest head size of kernels in MXFP8 */
+
 /* The call of sm120_attention whose gradients are wanted. */
 static sm120_attention_args forward_of(const sm120_attention_backward_args *args) {
     return (sm120_attention_args){
@@ -169,6 +171,15 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
     }
     struct precision precision = *found;
     precision.has_left = true; /* every backward kernel has a left window */
+    const int64_t v_head_dim = args->v_head_dim != 0 ? args->v_head_dim : args->head_dim;
+    if (args->precision == SM120_MXFP8 && (args->head_dim > MXFP8_WIDEST || v_head_dim > MXFP8_WIDEST)) {
+        const bool is_v = args->head_dim <= MXFP8_WIDEST;
+        return fail(SM120_UNSUPPORTED,
+                    "%s = %" PRId64 "; gradients in MXFP8 (0x%x) support at most %d, those in MXFP8_BF16 (0x%x) and "
+                    "MXFP8_F16 (0x%x) %" PRId64,
+                    is_v ? "v_head_dim" : "head_dim", is_v ? v_head_dim : args->head_dim, SM120_MXFP8, MXFP8_WIDEST,
+                    SM120_MXFP8_BF16, SM120_MXFP8_F16, found->head_dim_max);
+    }
     if (args->accumulate > 1) {
         return fail(SM120_INVALID_ARGUMENT, "accumulate = %" PRIu32 "; it is 0 or 1", args->accumulate);
     }
