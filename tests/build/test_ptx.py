@@ -73,8 +73,8 @@ def test_variables_of_shared_memory_have_names_of_their_own(template: Path) -> N
     assert len(set(names)) == len(names)
 
 
-# Twelve warps fill an SM of SM120, eight at head size 256. On Hopper, where they compute in emulated products, they lack a
-# few registers.
+# Twelve warps fill an SM of SM120, eight at head size 256. On Hopper, where they compute in emulated products, they
+# lack a few registers.
 SPILLS = {
     ("attention_nvfp4_mxfp8_192x64_d128", "sm_90"): 56,
     ("attention_nvfp4_mxfp8_192x64_d128_any", "sm_90"): 44,

@@ -592,6 +592,27 @@ def test_size_of_the_workspace(
     assert workspace_bytes(opened, case, precision) == sum(padded(area) for area in areas)
 
 
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (
+            Case(1, 2, 1, 5, 7, 136),
+            r"^head_dim = 136; gradients in MXFP8 \(0x\w+\) support at most 128, those in MXFP8_BF16",
+        ),
+        (
+            Case(1, 2, 1, 5, 7, 64, v_head_dim=129),
+            r"^v_head_dim = 129; gradients in MXFP8 .* and MXFP8_F16 \(0x\w+\) 256$",
+        ),
+    ],
+)
+def test_gradients_of_wider_heads_are_refused(opened: OpenDevice, case: Case, words: str) -> None:
+    """In C, with the precisions that support them."""
+    with pytest.raises(pysm120.UnsupportedError, match=words):
+        workspace_bytes(opened, case, "mxfp8")
+    assert workspace_bytes(opened, case, "mxfp8_bf16") > 0
+
+
 # ---- the kernel that rounds ------------------------------------------------------
 
 
