@@ -180,8 +180,8 @@ class Model:
 
         return x + b, back
 
-    def loss(self, inputs: Integers, targets: Integers, attention: Attention) -> float:
-        """Return the mean loss of [batch, rows] of symbols; write its gradients."""
+    def logits(self, inputs: Integers, attention: Attention) -> tuple[Floats, list[Back]]:
+        """Return the logits of [batch, rows] of symbols, and the backward passes of the layers after the embedding."""
         batch, rows = inputs.shape
         x = (self.w["symbols"][inputs] + self.w["places"][:rows]).reshape(batch * rows, -1)
         backs = []
@@ -190,8 +190,14 @@ class Model:
             backs.append(back)
         x, back_norm = normalized(x, *self.both("norm"))
         x, back_logits = linear(x, *self.both("logits"))
+        return x, [*backs, back_norm, back_logits]
+
+    def loss(self, inputs: Integers, targets: Integers, attention: Attention) -> float:
+        """Return the mean loss of [batch, rows] of symbols; write its gradients."""
+        batch, rows = inputs.shape
+        x, backs = self.logits(inputs, attention)
         loss, dx = cross_entropy(x, targets.ravel())
-        for back in (back_logits, back_norm, *reversed(backs)):
+        for back in reversed(backs):
             dx = back(dx)
         self.dw["symbols"][...] = 0
         np.add.at(self.dw["symbols"], inputs.ravel(), dx)

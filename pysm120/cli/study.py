@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pysm120.runtime.module import builtins
 from pysm120.study import COMBINATIONS, Outcome, errors_of
 from pysm120.study.errors import as_float64, supported
 from pysm120.study.formats import Floats, reference
+from pysm120.study.times import measured
 
 NAMED = ("normal", "outliers", "minilm")
 ROWS, HEADS, HEAD_DIM = 1024, 1, 128  # of drawn inputs
@@ -39,11 +40,25 @@ class Inputs:
 
 @dataclasses.dataclass
 class Time:
-    """The predicted time of a call of PROBLEM on CHIP, without the quantisation of q, k and v."""
+    """The time of a call of PROBLEM: predicted on CHIP without the quantisation of q, k and v, or measured with it."""
 
     kernel: str
     microseconds: float
     tflops: float
+
+
+def measured_times(
+    names: list[str], head_dim: int, *, causal: bool, device: Device
+) -> Iterator[tuple[str, Time | None]]:
+    """Measure each precision's time on PROBLEM, whose numbers are normal, on a GPU; None on the virtual device."""
+    batch, rows, heads = (int(x) for x in PROBLEM.split(","))
+    arrays: list[Any] = []
+    flops = 4.0 * batch * heads * head_dim * (rows * (rows + 1) / 2 if causal else rows * rows)
+    if not device.is_virtual:
+        arrays = list(np.random.default_rng(0).standard_normal((3, batch, rows, heads, head_dim), np.float32))
+    for name in names:
+        time = measured(*arrays, name, causal=causal, scale=None, device=device) if arrays else None
+        yield name, time and Time("", 1e6 * time.seconds, flops / time.seconds / 1e12)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +73,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--causal", action="store_true", help="the last row sees the last key")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of normal and outliers (default: 0)")
-    parser.add_argument("--no-times", action="store_true", help="predict no times")
+    parser.add_argument("--no-times", action="store_true", help="neither predict nor measure times")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="draw error against predicted speed")
 
@@ -118,8 +133,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not names:
             message = f"--inputs have head size {head_dim}, and no precision has one above 256"
             raise InvalidArgumentError(message)
-        steps = len(names) * len(inputs) + (0 if arguments.no_times else len(COMBINATIONS))
+        steps = len(names) * len(inputs) + (0 if arguments.no_times else len(COMBINATIONS) + len(names))
         times: dict[str, Time | None] = {}
+        here: dict[str, Time] = {}
         with console.progress(steps, "study") as step:
             for x in inputs:
                 exact = reference(x.q, x.k, x.v, causal=arguments.causal)
@@ -132,11 +148,14 @@ def run(arguments: argparse.Namespace) -> int:
                 for name, time in times_of(head_dim, causal=arguments.causal):
                     times[name] = time
                     step(f"time of {name}")
+                for name, time in measured_times(names, head_dim, causal=arguments.causal, device=device):
+                    here |= {name: time} if time else {}
+                    step(f"time of {name} on {device}")
         shown = f"{device}, {device.info.name}"
     if arguments.json:
-        print(json.dumps(as_json(found, times, shown), indent=2))
+        print(json.dumps(as_json(found, times, here, shown), indent=2))
     else:
-        show(found, times, shown, causal=arguments.causal)
+        show(found, times, here, shown, causal=arguments.causal)
     if arguments.plot:
         from pysm120.cli.plot_study import draw  # noqa: PLC0415 - needs matplotlib
 
@@ -144,7 +163,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def as_json(found: dict[str, list[Outcome]], times: dict[str, Time | None], device: str) -> dict[str, Any]:
+def as_json(
+    found: dict[str, list[Outcome]], times: dict[str, Time | None], here: dict[str, Time], device: str
+) -> dict[str, Any]:
     """Return the results as a value for ``json.dumps``."""
 
     def numbers(errors: Any) -> dict[str, float]:
@@ -159,18 +180,21 @@ def as_json(found: dict[str, list[Outcome]], times: dict[str, Time | None], devi
             for name, outcomes in found.items()
         },
         "times": {name: dataclasses.asdict(time) for name, time in times.items() if time},
+        "measured": {name: {"microseconds": time.microseconds, "tflops": time.tflops} for name, time in here.items()},
     }
 
 
-def show(found: dict[str, list[Outcome]], times: dict[str, Time | None], device: str, *, causal: bool) -> None:
+def show(
+    found: dict[str, list[Outcome]], times: dict[str, Time | None], here: dict[str, Time], device: str, *, causal: bool
+) -> None:
     """Print a table for each input."""
     of_times = ("us", "TFLOP/s") if times else ()
+    of_times += ("us here", "TFLOP/s here") if here else ()
     columns = ("precision", "q, k", "p, v", "O", "format", "worst row", "1 - cosine", "scores", "LSE", *of_times)
     for name, outcomes in found.items():
         rows = []
         for x in outcomes:
-            time = times.get(x.precision)
-            figures = (f"{time.microseconds:,.0f}", f"{time.tflops:,.0f}") if time else ("-", "-") if times else ()
+            figures = [*figures_of(times, x.precision), *figures_of(here, x.precision)]
             rows.append(
                 (
                     x.precision,
@@ -193,6 +217,17 @@ def show(found: dict[str, list[Outcome]], times: dict[str, Time | None], device:
             f"us, TFLOP/s: {kind}attention of B,S,H = {PROBLEM} on an {CHIP}, predicted from machine code (no GPU has"
         )
         print("measured it), without the quantisation of q, k and v.")
+    if here:
+        print(
+            f"us here, TFLOP/s here: the same call measured on {device}, with the quantisation of bfloat16 q, k and v;"
+        )
+        print("fp8 is given e4m3.")
+
+
+def figures_of(times: Mapping[str, Time | None], precision: str) -> tuple[str, ...]:
+    """Return a precision's time and speed as text; nothing without times."""
+    time = times.get(precision)
+    return (f"{time.microseconds:,.0f}", f"{time.tflops:,.0f}") if time else ("-", "-") if times else ()
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from pysm120.report import speed
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InternalError
 from pysm120.runtime.module import builtin_image, builtin_index, find_builtin
+from pysm120.runtime.timing import time_calls
 
 LAUNCHES = measure.CASES
 
@@ -52,7 +53,7 @@ def launches(name: str, *, quick: bool) -> Iterator[dict[str, Any]]:
             _, launch = work.of_library(device, _builtin(entry), problem)
             clock = speed.Clock()
             with clock.sampled():
-                seconds = sorted(speed.time_calls(device, [launch], 7))[3]
+                seconds = sorted(time_calls(device, [launch], 7))[3]
             mhz = clock.mhz or float(chip["mhz"])
             predicted = _predicted(chip, entry, problem)
             row = _row(

@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,11 +27,10 @@ from pysm120.report import reference, system
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import Error
+from pysm120.runtime.timing import Calls, time_calls
 
 Rows = Iterator[dict[str, Any]]
-Calls = Sequence[Callable[[], object]]
 BF16 = ml_dtypes.bfloat16
-WARM_SECONDS, RUN_SECONDS, MOST_CALLS = 0.05, 0.003, 2000  # of one figure
 _DRAWN = 1 << 20  # random numbers; larger arrays repeat them
 # batch, rows, heads, head size, causal
 FORWARD = [(4, 2048, 32, 128, False), (4, 2048, 32, 128, True), (4, 2048, 32, 64, False), (1, 8192, 32, 128, False)]
@@ -75,25 +74,6 @@ class Clock:
     def mhz(self) -> float | None:
         """The median of the samples; None if there are none."""
         return float(statistics.median(self.samples)) if self.samples else None
-
-
-def time_calls(device: Any, calls: Calls, runs: int) -> list[float]:
-    """Return seconds of a call for each run; calls rotate through their buffers. ``device`` makes the events."""
-    start, end = device.event(), device.event()
-
-    def run(count: int) -> float:
-        start.record()
-        for n in range(count):
-            calls[n % len(calls)]()
-        end.record()
-        end.synchronize()
-        return float(end.elapsed_since(start)) / 1e3 / count
-
-    run(len(calls))
-    each = max(run(len(calls)), 1e-7)
-    run(min(MOST_CALLS, max(1, int(WARM_SECONDS / each))))
-    count = min(MOST_CALLS, max(len(calls), int(RUN_SECONDS / max(run(len(calls)), 1e-7))))
-    return [run(count) for _ in range(runs)]
 
 
 class _TorchEvent:

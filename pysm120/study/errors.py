@@ -77,16 +77,21 @@ def on_device(
 ) -> Result:
     """Return what the kernel computes of float64 arrays, in f32; it does not show its scores."""
     options: dict[str, Any] = {"precision": precision, "causal": causal, "scale": scale, "device": device}
-    given: list[npt.NDArray[Any]] = [q, k, v]
-    dtype = PRECISIONS[precision][1] or "float32"
-    if precision == "fp8":
-        pairs = [formats.codes_of_heads(x) for x in given]
-        given = [codes for codes, _ in pairs]
-        options |= {f"{name}_scale": scales for name, (_, scales) in zip("qkv", pairs, strict=True)}
-    else:
-        given = [x.astype(np.float32).astype(dtype) for x in given]
-    o, lse = attention(given[0], given[1], given[2], out_dtype=np.float32, return_lse=True, **options)
+    given, scales = operands_of(q, k, v, precision)
+    o, lse = attention(given[0], given[1], given[2], out_dtype=np.float32, return_lse=True, **scales, **options)
     return Result(o.astype(np.float64), lse.astype(np.float64), np.empty(0))
+
+
+def operands_of(
+    q: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any], precision: str, otherwise: str = "float32"
+) -> tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+    """Return q, k and v in the dtype of a precision, or `otherwise` if it takes several, and the scales of fp8."""
+    if precision == "fp8":
+        pairs = [formats.codes_of_heads(x) for x in (q, k, v)]
+        scales = {f"{name}_scale": scale for name, (_, scale) in zip("qkv", pairs, strict=True)}
+        return [codes for codes, _ in pairs], scales
+    dtype = PRECISIONS[precision][1] or otherwise
+    return [x.astype(np.float32).astype(dtype) for x in (q, k, v)], {}
 
 
 def _relative(difference: Floats, wanted: Floats) -> float:

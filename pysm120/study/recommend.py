@@ -6,23 +6,39 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pysm120.ops.attention_call import PRECISIONS
+from pysm120.ops.operands import device_of
 from pysm120.ops.options import flag, number
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.study import formats
 from pysm120.study.errors import as_float64, between, on_device, supported
 from pysm120.study.formats import COMBINATIONS
+from pysm120.study.times import measured
 
 HEADS, ROWS, KEYS = 4, 128, 4096  # of a sample, at most
 
 
 class Tried(NamedTuple):
-    """A precision that was tried: its relative error of O, and of the worst row; its products' time beside bf16's."""
+    """A precision that was tried.
+
+    Attributes
+    ----------
+    precision : str
+        Its name.
+    error, worst_row : float
+        The relative error of O on the sample, and of its worst row.
+    clocks : float
+        The time of the tensor pipe of an RTX 50 for its products, in units of bf16's.
+    seconds : float or None
+        The measured time of a whole call on q, k and v; None on the virtual device.
+
+    """
 
     precision: str
     error: float
     worst_row: float
     clocks: float
+    seconds: float | None = None
 
 
 class Recommendation(NamedTuple):
@@ -45,10 +61,13 @@ class Recommendation(NamedTuple):
 
     def __str__(self) -> str:
         """Return the table of what was tried."""
-        lines = [f"{'precision':<12} {'error of O':>10} {'worst row':>10} {'time of products':>17}"]
+        is_timed = any(x.seconds is not None for x in self.tried)
+        heads = f"{'precision':<12} {'error of O':>10} {'worst row':>10} {'time of products':>17}"
+        lines = [heads + (f" {'measured us':>12}" if is_timed else "")]
         for x in self.tried:
             mark = " *" if x.precision == self.precision else ""
-            lines.append(f"{x.precision:<12} {x.error:>10.2%} {x.worst_row:>10.2%} {x.clocks:>17.3f}{mark}")
+            timed = f" {1e6 * x.seconds:>12,.1f}" if x.seconds is not None else ""
+            lines.append(f"{x.precision:<12} {x.error:>10.2%} {x.worst_row:>10.2%} {x.clocks:>17.3f}{timed}{mark}")
         return "\n".join(lines)
 
 
@@ -98,8 +117,12 @@ def recommend(
     Notes
     -----
     The sample has up to 4 heads of q, 128 rows and 4096 keys: random ones, or for a
-    causal mask the last rows and the last keys before them. Precisions are ordered by
-    the time that the tensor pipe of an RTX 50 needs for their products.
+    causal mask the last rows and the last keys before them.
+
+    On a GPU, precisions are ordered by the measured time of a whole call on q, k and
+    v, with their quantisation from bfloat16; fp8 has none. On the virtual device,
+    which measures no time, they are ordered by the time that the tensor pipe of an RTX
+    50 needs for their products.
 
     """
     limit = number(max_error, "max_error")
@@ -109,12 +132,17 @@ def recommend(
     is_causal = flag(causal, "causal")
     q, k, v = as_float64(q, k, v)
     names = _candidates(candidates, max(q.shape[-1], v.shape[-1]))
+    place, whole = device_of({}, device), (q, k, v)
     q, k, v = _sample(q, k, v, np.random.default_rng(seed), causal=is_causal)
     exact = formats.reference(q, k, v, causal=is_causal, scale=scale)
     tried = []
-    for name in sorted(names, key=lambda x: COMBINATIONS[x].clocks):
-        found = between(on_device(q, k, v, name, causal=is_causal, scale=scale, device=device), exact)
-        tried.append(Tried(name, found.o, found.worst_row, COMBINATIONS[name].clocks))
+    for name in names:
+        found = between(on_device(q, k, v, name, causal=is_causal, scale=scale, device=place), exact)
+        time = measured(*whole, name, causal=is_causal, scale=scale, device=place)
+        seconds = None if time is None else time.seconds
+        tried.append(Tried(name, found.o, found.worst_row, COMBINATIONS[name].clocks, seconds))
+    # Stable: of equal times the first of COMBINATIONS or of the candidates.
+    tried.sort(key=lambda x: x.clocks if x.seconds is None else x.seconds)
     best = next((x for x in tried if x.error <= limit), None)
     return Recommendation(best.precision if best else None, best.error if best else float("nan"), tuple(tried))
 

@@ -1,6 +1,7 @@
 """The models of formats, the errors of precisions, recommend, and the command study."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from reference import attention_float64, mx, nvfp4
 import pysm120
 from pysm120 import __main__
 from pysm120.cli import plot_study, study
-from pysm120.study import COMBINATIONS, errors_of, formats
+from pysm120.runtime import timing
+from pysm120.study import COMBINATIONS, errors_of, formats, times
 
 
 def inputs(rng: np.random.Generator, rows: int = 96, heads: int = 2, kv_heads: int = 1) -> list[Any]:
@@ -105,6 +107,71 @@ def test_the_fastest_within_the_error(device: pysm120.Device, rng: np.random.Gen
     assert [x.precision for x in only.tried] == ["fp8", "bf16"]
 
 
+def test_times_are_measured_on_a_gpu_alone(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """The virtual device measures nothing, and then the tensor pipe's time is the order; a GPU measures every call."""
+    q, k, v = inputs(rng)
+    found = pysm120.recommend(q, k, v, max_error=0.5, device=device)
+    assert all((x.seconds is None) == device.is_virtual for x in found.tried)
+    assert ("measured us" in str(found)) != device.is_virtual
+    if not device.is_virtual:
+        seconds = [x.seconds for x in found.tried if x.seconds is not None]
+        assert seconds == sorted(seconds)
+        assert all(1e-6 < x < 1e-2 for x in seconds)
+
+
+def test_measured_times_are_the_order(
+    device: pysm120.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest by measurement wins, whatever the tensor pipe's time; the whole tensors are timed, not the sample."""
+    seconds = {"f16": 3e-3, "bf16": 1e-3, "mxfp8": 2e-3}
+    shapes = set()
+
+    def measured(q: Any, k: Any, v: Any, precision: str, **_: Any) -> times.Measured:
+        shapes.add((q.shape, k.shape, v.shape))
+        return times.Measured(seconds[precision], 0.0, 1.0)
+
+    monkeypatch.setattr(sys.modules["pysm120.study.recommend"], "measured", measured)
+    q, k, v = inputs(rng, 200)
+    found = pysm120.recommend(q, k, v, max_error=0.2, candidates=list(seconds), device=device)
+    assert shapes == {(q.shape, k.shape, v.shape)}
+    assert [x.precision for x in found.tried] == ["bf16", "mxfp8", "f16"]
+    assert [x.seconds for x in found.tried] == [1e-3, 2e-3, 3e-3]
+    assert found.precision == "bf16"
+    assert "1,000.0 *" in str(found)
+    only = pysm120.recommend(q, k, v, max_error=1e-3, candidates=list(seconds), device=device)
+    assert only.precision == "f16"
+
+
+class Clocked:
+    """A device that is no virtual one, whose events are a second apart for each call between them."""
+
+    def __init__(self, device: pysm120.Device) -> None:
+        self.device, self.is_virtual = device, False
+        self.array = device.array
+
+    def event(self) -> "Clocked":
+        return self
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_since(self, start: "Clocked") -> float:
+        assert start is self
+        return 1.0
+
+
+@pytest.mark.parametrize("precision", COMBINATIONS)
+def test_the_timed_call_is_attention(
+    device: pysm120.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Every precision's call runs on arrays of the device; the time is that between events."""
+    monkeypatch.setattr(timing, "MOST_CALLS", 2)
+    clock: Any = Clocked(device)
+    found = times.measured(*inputs(rng, 40), precision, causal=True, scale=None, device=clock)
+    assert found == times.Measured(5e-4, 5e-4, 5e-4)  # two calls in a millisecond
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_sample_stands_for_the_whole(device: pysm120.Device, rng: np.random.Generator, *, causal: bool) -> None:
     """Rows, heads and keys beyond the sample's size; grouped heads; the errors are those of all rows."""
@@ -158,22 +225,27 @@ def test_json_of_a_file(
 @pytest.mark.slow
 def test_times_are_those_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["study", "--inputs", "minilm", "--device", "virtual", "--json"]) == 0
-    times = json.loads(capsys.readouterr().out)["times"]
-    assert set(times) == set(COMBINATIONS)
-    speeds = {name: x["tflops"] for name, x in times.items()}
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["times"]) == set(COMBINATIONS)
+    assert found["measured"] == {}
+    speeds = {name: x["tflops"] for name, x in found["times"].items()}
     assert speeds["bf16"] < speeds["mxfp8_bf16"] < speeds["mxfp8"] < speeds["nvfp4_mxfp8"] < speeds["nvfp4"]
 
 
 def test_times_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The tables name every precision with its time; the picture is a PNG file."""
     path = tmp_path / "x.png"
-    times = [(name, study.Time(f"of_{name}", 100.0 + n, 200.0 + n)) for n, name in enumerate(COMBINATIONS)]
-    monkeypatch.setattr(study, "times_of", lambda *_, **__: iter(times))
+    predicted = [(name, study.Time(f"of_{name}", 100.0 + n, 200.0 + n)) for n, name in enumerate(COMBINATIONS)]
+    here = [(name, study.Time("", 5100.0 + n, 6200.0 + n)) for n, name in enumerate(COMBINATIONS)]
+    monkeypatch.setattr(study, "times_of", lambda *_, **__: iter(predicted))
+    monkeypatch.setattr(study, "measured_times", lambda *_, **__: iter(here))
     assert __main__.main(["study", "--inputs", "minilm", "--device", "virtual", "--plot", str(path)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("errors against float64") == 3
-    for name in COMBINATIONS:
+    for n, name in enumerate(COMBINATIONS):
         assert f" {name} " in shown
+        assert shown.count(f"{5100 + n:,}") == shown.count(f"{6200 + n:,}") == 3
+    assert "us here" in shown
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
