@@ -1,7 +1,7 @@
 """Time products of quantised weights and vectors on a GPU, beside a kernel that only reads.
 
     python benchmarks/matvec.py [--types Q4_K Q6_K] [--shapes 4096x4096 ...] [--vectors 1 8] [--layouts packed native]
-                                [--json FILE]
+                                [--activations int8] [--json FILE]
 
 The bytes are those of the weights. The calls of a measurement use matrices in turn that together exceed the L2, and
 are captured in a CUDA graph by torch, so that the host is no limit. Figures are medians of launches of the graph. The
@@ -118,9 +118,9 @@ def graph_seconds(torch: Any, calls: Sequence[Call], rounds: int) -> tuple[float
 class Bench:
     """Measurements of one process."""
 
-    def __init__(self, device: pysm120.Device) -> None:
+    def __init__(self, device: pysm120.Device, activations: str) -> None:
         self.torch: Any = importlib.import_module("torch")
-        self.device, self.sizes = device, constants()
+        self.device, self.sizes, self.activations = device, constants(), activations
         self.probe, self.sink = device.load(READ)["read_all"], device.zeros(4, np.uint32)
         self.rng = np.random.default_rng(0)
 
@@ -138,11 +138,13 @@ class Bench:
         rows, columns = matrices[0].shape
         x = self.device.array(self.rng.standard_normal((vectors, columns)).astype(np.float16))
         out = self.device.empty((vectors, rows), np.float16)
-        records = -(-vectors // 8) * -(-columns // 256)
-        room = self.device.empty((records * self.sizes["MATVEC_RECORD_BYTES"],), np.uint8) if vectors > 1 else None
+        form, tokens = self.activations, 4 if self.activations == "int16" else 8
+        records = 2 * -(-vectors // (2 * tokens)) * -(-columns // 256)
+        record = self.sizes["MATVEC_RECORD_MX_BYTES" if form == "mxfp8x2" else "MATVEC_RECORD_BYTES"]
+        room = self.device.empty((records * record,), np.uint8) if vectors > 1 or form != "int8" else None
 
         def call(w: QuantizedMatrix) -> Call:
-            return lambda stream: pysm120.matvec(w, x, out=out, stream=stream, workspace=room)
+            return lambda stream: pysm120.matvec(w, x, out=out, activations=form, stream=stream, workspace=room)
 
         return [call(w) for w in matrices]
 
@@ -175,12 +177,13 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--vectors", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--layouts", nargs="+", choices=("native", "packed"), default=["packed", "native"])
+    parser.add_argument("--activations", choices=("int8", "int16", "mxfp8x2"), default="int8")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = []
     reading = 1.0
     with pysm120.Device("cuda") as device:
-        bench = Bench(device)
+        bench = Bench(device, options.activations)
         cases = itertools.product(options.shapes, options.types)
         measured = (bench.figures(kind, shape, options.layouts, options.vectors) for shape, kind in cases)
         print(chip.title(device, "matvec"))

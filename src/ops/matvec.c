@@ -23,22 +23,22 @@ struct matvec {
     int64_t weight_bytes;   /* of all experts, in the call's layout */
     int64_t results;        /* vectors of y */
     struct tensor x, y;
-    bool is_packed, has_residual;
+    bool is_packed, has_residual, is_mx;
     const struct kernel_record *record;
     uint32_t index;          /* of the record */
     uint32_t shared;         /* bytes of a CTA */
     uint32_t vector_tiles;   /* of 8 or 16 vectors; 0: the kernel of one vector, which needs no workspace */
     uint32_t record_tiles;   /* of 8 vectors, in the workspace */
-    int64_t workspace_bytes; /* x in int8 */
+    int64_t workspace_bytes; /* x in int8, or as two e4m3 */
 };
 
-/* The forms of a kernel by the vectors that a CTA multiplies at once. */
-enum width { WIDTH_1, WIDTH_8, WIDTH_16, WIDTHS };
+/* The forms of a kernel by the vectors that a CTA multiplies at once; WIDTH_MX: 8 as two e4m3. */
+enum width { WIDTH_1, WIDTH_8, WIDTH_16, WIDTH_MX, WIDTHS };
 
-/* Find the kernel of a width. Only packed weights have one of 16 vectors. */
+/* Find the kernel of a width. Only packed weights have one of 16 vectors, only MXFP4 has WIDTH_MX. */
 static sm120_status find_kernel(struct matvec *call, enum width width) {
-    static const char *const configs[2][WIDTHS] = {{"native_1", "native_8", "native_8"},
-                                                   {"packed_1", "packed_8", "packed_16"}};
+    static const char *const configs[2][WIDTHS] = {{"native_1", "native_8", "native_8", "native_mxfp8x2"},
+                                                   {"packed_1", "packed_8", "packed_16", "packed_mxfp8x2"}};
     const struct kernel_record wanted = {
         .operation = "matvec", .layout = call->weights.type, .config = configs[call->is_packed][width]};
     sm120_status status = builtin_find(&wanted, &call->index);
@@ -68,14 +68,14 @@ static sm120_status choose_single(struct matvec *call, bool has_experts, bool *i
 static sm120_status choose(struct matvec *call, int64_t vectors, bool has_experts) {
     sm120_status status = SM120_OK;
     bool is_chosen = false;
-    if ((vectors == 1 && !call->has_residual) || has_experts) {
+    if ((vectors == 1 && !call->has_residual && !call->is_mx) || has_experts) {
         status = choose_single(call, has_experts, &is_chosen);
     }
     if (status != SM120_OK || is_chosen) {
         return status;
     }
     const int64_t of_record = call->has_residual ? MATVEC_TOKENS / 2 : MATVEC_TOKENS;
-    const bool is_wide = call->is_packed && vectors > of_record;
+    const bool is_wide = call->is_packed && vectors > of_record && !call->is_mx;
     const int64_t records = is_wide ? 2 : 1; /* of a tile and a span */
     const int64_t tiles = (vectors + records * of_record - 1) / (records * of_record);
     if (tiles * records * call->weights.spans > INT32_MAX) {
@@ -85,8 +85,9 @@ static sm120_status choose(struct matvec *call, int64_t vectors, bool has_expert
     }
     call->vector_tiles = (uint32_t)tiles;
     call->record_tiles = (uint32_t)(tiles * records);
-    call->workspace_bytes = tiles * records * call->weights.spans * MATVEC_RECORD_BYTES;
-    return find_kernel(call, is_wide ? WIDTH_16 : WIDTH_8);
+    call->workspace_bytes =
+        tiles * records * call->weights.spans * (call->is_mx ? MATVEC_RECORD_MX_BYTES : MATVEC_RECORD_BYTES);
+    return find_kernel(call, call->is_mx ? WIDTH_MX : is_wide ? WIDTH_16 : WIDTH_8);
 }
 
 /* Check the experts, and find the bytes of all matrices and the vectors of y. */
@@ -122,7 +123,8 @@ static sm120_status check_experts(const sm120_matvec_args *args, struct matvec *
 /* Check what needs no device. */
 static sm120_status check_args(const sm120_matvec_args *args, struct matvec *call) {
     *call = (struct matvec){.is_packed = args->layout == SM120_WEIGHTS_PACKED,
-                            .has_residual = args->activations == SM120_ACTIVATIONS_INT16};
+                            .has_residual = args->activations == SM120_ACTIVATIONS_INT16,
+                            .is_mx = args->activations == SM120_ACTIVATIONS_MXFP8X2};
     if (args->layout > SM120_WEIGHTS_PACKED) {
         return fail(SM120_INVALID_ARGUMENT,
                     "layout = %" PRIu32 "; it must be WEIGHTS_NATIVE (%d) or WEIGHTS_PACKED (%d)", args->layout,
@@ -131,14 +133,20 @@ static sm120_status check_args(const sm120_matvec_args *args, struct matvec *cal
     if (args->reserved != 0) {
         return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
     }
-    if (args->activations > SM120_ACTIVATIONS_INT16) {
+    if (args->activations > SM120_ACTIVATIONS_MXFP8X2) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "activations = %" PRIu32 "; it must be ACTIVATIONS_INT8 (%d) or ACTIVATIONS_INT16 (%d)",
-                    args->activations, SM120_ACTIVATIONS_INT8, SM120_ACTIVATIONS_INT16);
+                    "activations = %" PRIu32
+                    "; it must be ACTIVATIONS_INT8 (%d), ACTIVATIONS_INT16 (%d) or ACTIVATIONS_MXFP8X2 (%d)",
+                    args->activations, SM120_ACTIVATIONS_INT8, SM120_ACTIVATIONS_INT16, SM120_ACTIVATIONS_MXFP8X2);
     }
-    if (args->activations == SM120_ACTIVATIONS_INT16 && args->experts != 0) {
-        return fail(SM120_UNSUPPORTED, "activations = ACTIVATIONS_INT16; with experts it must be ACTIVATIONS_INT8 (%d)",
-                    SM120_ACTIVATIONS_INT8);
+    if (args->activations != SM120_ACTIVATIONS_INT8 && args->experts != 0) {
+        return fail(SM120_UNSUPPORTED, "activations = ACTIVATIONS_%s; with experts it must be ACTIVATIONS_INT8 (%d)",
+                    call->is_mx ? "MXFP8X2" : "INT16", SM120_ACTIVATIONS_INT8);
+    }
+    if (call->is_mx && args->type != SM120_GGUF_MXFP4) {
+        return fail(SM120_UNSUPPORTED,
+                    "activations = ACTIVATIONS_MXFP8X2 with type = %" PRIu32 "; its type must be MXFP4 (%d)",
+                    args->type, SM120_GGUF_MXFP4);
     }
     if (args->activation > (args->up != 0 ? SM120_GELU : 0)) {
         return fail(SM120_INVALID_ARGUMENT,
@@ -225,13 +233,18 @@ static sm120_status start(struct device *device, uint32_t index, struct launch *
     return status == SM120_OK ? launch_start(kernel, launch) : status;
 }
 
-/* Write x in int8 to the workspace. */
+/* Find the kernel that writes x to the workspace. */
+static sm120_status find_quantizer(const struct matvec *call, uint32_t *index) {
+    const struct kernel_record wanted = {.operation = "matvec_activations", .config = call->is_mx ? "mxfp8x2" : "int8"};
+    return builtin_find(&wanted, index);
+}
+
+/* Write x in int8, or as two e4m3, to the workspace. */
 static sm120_status quantize(struct device *device, const struct matvec *call, sm120_address workspace, int64_t vectors,
                              sm120_stream stream) {
-    const struct kernel_record wanted = {.operation = "matvec_activations"};
     uint32_t index;
-    sm120_status status = builtin_find(&wanted, &index);
-    const struct matvec_activations_parameters values = {
+    sm120_status status = find_quantizer(call, &index);
+    const struct matvec_activations_parameters int8 = {
         .x = call->x.address,
         .records = workspace,
         .x_row_stride = call->x.row_stride,
@@ -241,10 +254,19 @@ static sm120_status quantize(struct device *device, const struct matvec *call, s
         .residual = call->has_residual,
         .is_wide = call->record_tiles != call->vector_tiles,
     };
+    const struct matvec_activations_mx_parameters mx = {
+        .x = int8.x,
+        .records = int8.records,
+        .x_row_stride = int8.x_row_stride,
+        .vectors = int8.vectors,
+        .columns = int8.columns,
+        .x_type = int8.x_type,
+    };
     struct argument_pointers pointers;
     struct launch launch;
     if (status == SM120_OK) {
-        status = launch_of(&pointers, ARGUMENTS(&values), call->weights.spans, kernel_records + index, stream, &launch);
+        const struct arguments arguments = call->is_mx ? ARGUMENTS(&mx) : ARGUMENTS(&int8);
+        status = launch_of(&pointers, arguments, call->weights.spans, kernel_records + index, stream, &launch);
     }
     return status == SM120_OK ? start(device, index, &launch, call->record_tiles, 1) : status;
 }
@@ -291,12 +313,11 @@ static sm120_status run(struct device *device, const sm120_matvec_args *args, co
 
 /* Write the size of the workspace, and load the kernels so that the next call can be captured in a graph. */
 static sm120_status answer(struct device *device, const struct matvec *call, const struct workspace *workspace) {
-    const struct kernel_record activations = {.operation = "matvec_activations"};
     struct kernel *kernel;
     uint32_t index = 0;
     sm120_status status = builtin_load(device, call->index, &kernel);
     if (status == SM120_OK && call->vector_tiles != 0) {
-        status = builtin_find(&activations, &index);
+        status = find_quantizer(call, &index);
         status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
     }
     if (status == SM120_OK) {

@@ -44,6 +44,14 @@ def launch(device: pysm120.Device) -> None:
             w = matrix(device, np.zeros((1, 1, block.bytes), np.uint8), name, layout)
             for vectors in (1, 2, 9):
                 pysm120.matvec(w, np.ones((vectors, block.columns), "f4"))
+            if name == "MXFP4":
+                pysm120.matvec(w, np.ones(block.columns, "f4"), activations="mxfp8x2")
+
+
+def compute_mxfp8x2(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
+    """33 rows of MXFP4 with values around 1, 9 vectors."""
+    raw, x = random_blocks(rng, "MXFP4", 33, 512), rng.standard_normal((9, 512)).astype("f4")
+    return pysm120.matvec(matrix(device, raw, "MXFP4", "packed"), 2.0**-10 * x, activations="mxfp8x2").reshape(-1)
 
 
 def compute(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
@@ -86,14 +94,18 @@ OPERATION = Operation(
         Wrong("up", 6, "INVALID_ARGUMENT", "up_bytes = 0"),
         Wrong("up_bytes", 288, "INVALID_ARGUMENT", "up_bytes = 288; without up it must be 0"),
         Wrong("activation", 1, "INVALID_ARGUMENT", "activation = 1"),
-        Wrong("activations", 2, "INVALID_ARGUMENT", "activations = 2"),
+        Wrong("activations", 3, "INVALID_ARGUMENT", "activations = 3"),
+        Wrong("activations", 2, "UNSUPPORTED", "activations = ACTIVATIONS_MXFP8X2 with type = 12"),
         Wrong("chosen", 1, "INVALID_ARGUMENT", "experts = 0 with expert_count = 0 and chosen = 1"),
     ],
     refused={
         "w": (TypeError, "w is a ndarray, not a QuantizedMatrix", ([np.ones(3), np.ones(3)], {})),
     },
     launch=launch,
-    recorded=[Recorded("matvec", "matvec.*", compute)],
+    recorded=[
+        Recorded("matvec", "matvec(?!.*_mx(fp8x2)?$).*", compute),
+        Recorded("matvec mxfp8x2", "matvec.*_mx(fp8x2)?", compute_mxfp8x2, is_exact=False, step=2.0**-7),
+    ],
 )
 
 

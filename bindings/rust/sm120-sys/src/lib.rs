@@ -104,6 +104,7 @@ pub const SM120_SILU: u32 = 0;
 pub const SM120_GELU: u32 = 1;
 pub const SM120_ACTIVATIONS_INT8: u32 = 0;
 pub const SM120_ACTIVATIONS_INT16: u32 = 1;
+pub const SM120_ACTIVATIONS_MXFP8X2: u32 = 2;
 
 #[repr(C)]
 pub struct sm120_device {
