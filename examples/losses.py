@@ -230,7 +230,8 @@ def run(options: argparse.Namespace, opened: ExitStack) -> int:
     inputs = layers_of(model, held_out[:2])
     layers = [of_layer(*qkv) for qkv in inputs]
     if options.qkv:
-        np.savez_compressed(options.qkv, **{name: x[:1] for name, x in zip("qkv", inputs[-1], strict=True)})
+        q, k, v = (x[:1] for x in inputs[-1])
+        np.savez_compressed(options.qkv, q=q, k=k, v=v)
     print(f"{device}, {device.info.name}: {held_out[:, 1:].size:,} characters that the model was not trained on")
     print(table(exact, rows))
     for n, layer in enumerate(layers):

@@ -38,8 +38,8 @@ HEADERS = ("src/sm120.h", "src/sm120.hpp")  # that programs include
 SUFFIXES = {"sm_120f": "sm120", "sm_90": "sm90"}
 TARGETS = tuple(SUFFIXES)
 EXPANDERS = ("expand.py", "records.py")  # programs on which the expanded text depends, beside the templates
-# Compression of images. A block has this many bytes, which decode in some ten milliseconds. PTX is coded in the context of
-# the previous letter, machine code in that of a byte's position in its 16-byte instruction.
+# Compression of images. A block has this many bytes, which decode in some ten milliseconds. PTX is coded in the context
+# of the previous letter, machine code in that of a byte's position in its 16-byte instruction.
 PACKING = {"ptx": (1_200_000, {"lc": 3, "lp": 0, "pb": 0}), "cubin": (600_000, {"lc": 0, "lp": 4, "pb": 4})}
 FLAGS = [
     "-std=c11",

@@ -52,12 +52,15 @@ def measured_times(
 ) -> Iterator[tuple[str, Time | None]]:
     """Measure each precision's time on PROBLEM, whose numbers are normal, on a GPU; None on the virtual device."""
     batch, rows, heads = (int(x) for x in PROBLEM.split(","))
-    arrays: list[Any] = []
+    given: list[Any] = []
     flops = 4.0 * batch * heads * head_dim * (rows * (rows + 1) / 2 if causal else rows * rows)
     if not device.is_virtual:
-        arrays = list(np.random.default_rng(0).standard_normal((3, batch, rows, heads, head_dim), np.float32))
+        given = list(np.random.default_rng(0).standard_normal((3, batch, rows, heads, head_dim), np.float32))
     for name in names:
-        time = measured(*arrays, name, causal=causal, scale=None, device=device) if arrays else None
+        time = None
+        if given:
+            q, k, v = given
+            time = measured(q, k, v, name, causal=causal, scale=None, device=device)
         yield name, time and Time("", 1e6 * time.seconds, flops / time.seconds / 1e12)
 
 
@@ -188,7 +191,7 @@ def show(
     found: dict[str, list[Outcome]], times: dict[str, Time | None], here: dict[str, Time], device: str, *, causal: bool
 ) -> None:
     """Print a table for each input."""
-    of_times = ("us", "TFLOP/s") if times else ()
+    of_times: tuple[str, ...] = ("us", "TFLOP/s") if times else ()
     of_times += ("us here", "TFLOP/s here") if here else ()
     columns = ("precision", "q, k", "p, v", "O", "format", "worst row", "1 - cosine", "scores", "LSE", *of_times)
     for name, outcomes in found.items():

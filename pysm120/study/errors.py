@@ -76,9 +76,9 @@ def on_device(
     q: Floats, k: Floats, v: Floats, precision: str, *, causal: bool, scale: float | None, device: Device | str | None
 ) -> Result:
     """Return what the kernel computes of float64 arrays, in f32; it does not show its scores."""
-    options: dict[str, Any] = {"precision": precision, "causal": causal, "scale": scale, "device": device}
     given, scales = operands_of(q, k, v, precision)
-    o, lse = attention(given[0], given[1], given[2], out_dtype=np.float32, return_lse=True, **scales, **options)
+    options: dict[str, Any] = {"precision": precision, "causal": causal, "scale": scale, "device": device, **scales}
+    o, lse = attention(given[0], given[1], given[2], out_dtype=np.float32, return_lse=True, **options)
     return Result(o.astype(np.float64), lse.astype(np.float64), np.empty(0))
 
 

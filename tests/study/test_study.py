@@ -168,7 +168,8 @@ def test_the_timed_call_is_attention(
     """Every precision's call runs on arrays of the device; the time is that between events."""
     monkeypatch.setattr(timing, "MOST_CALLS", 2)
     clock: Any = Clocked(device)
-    found = times.measured(*inputs(rng, 40), precision, causal=True, scale=None, device=clock)
+    q, k, v = inputs(rng, 40)
+    found = times.measured(q, k, v, precision, causal=True, scale=None, device=clock)
     assert found == times.Measured(5e-4, 5e-4, 5e-4)  # two calls in a millisecond
 
 
