@@ -47,5 +47,7 @@ def test_the_table_of_the_documents() -> None:
     table = losses.table(found["float32"], [losses.Row(**row) for row in found["rows"]])
     page = (ROOT / "docs" / "explanation" / "quantisation.md").read_text()
     lines = {line.replace(" ", "") for line in page.splitlines()}
-    missing = [line for line in table.splitlines() if not line.startswith("|---") and line.replace(" ", "") not in lines]
+    missing = [
+        line for line in table.splitlines() if not line.startswith("|---") and line.replace(" ", "") not in lines
+    ]
     assert not missing
