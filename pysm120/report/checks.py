@@ -329,6 +329,10 @@ def weights(bench: Bench, kind: str) -> Outcomes:
             out = bench.out((count, rows), F32)
             matvec(one, bench.put(x), out=out)
             yield bench.outcome(f"matvec, {layout}, {count}", out, x.astype(np.float64) @ exact[0].T, 0.02)
+        for activations, bound in (("int16", 0.0001), ("mxfp8x2", 0.0015))[: 1 + (kind == "MXFP4")]:
+            out = bench.out((count, rows), F32)
+            matvec(one, bench.put(x), activations=activations, out=out)
+            yield bench.outcome(f"matvec, {layout}, {activations}", out, x.astype(np.float64) @ exact[0].T, bound)
         x = bench.normal((1, columns), F32)
         x /= 8 * np.abs(exact[0]).max()
         gate, up = (x.astype(np.float64) @ w.T for w in exact)
