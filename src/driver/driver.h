@@ -216,8 +216,9 @@ typedef struct CUlaunchConfig {
 struct driver_options {
     int checks; /* 0 off, 1 default, 2 full; -1: $PYSM120_CHECKS */
     bool has_seed;
-    uint64_t seed;     /* otherwise $PYSM120_SEED */
-    sm120_watch watch; /* see NULL: no watch */
+    uint64_t seed;       /* otherwise $PYSM120_SEED */
+    int multiprocessors; /* 0: 170 */
+    sm120_watch watch;   /* see NULL: no watch */
 };
 
 struct driver {

@@ -121,8 +121,21 @@ static sm120_status no_such_name(const char *name, const char *argument) {
                 argument, name);
 }
 
-/* Read "checks=off", "checks=default", "checks=full" or "seed=<number>", of `length` bytes. False: it is none of these.
- */
+/* Read "<name>=<number>", of `length` bytes. False: it is something else. */
+static bool read_number(const char *text, size_t length, const char *name, uint64_t *number) {
+    enum { DIGITS = 20 };
+    const size_t before = strlen(name);
+    if (length <= before || length > before + DIGITS || memcmp(text, name, before) != 0 ||
+        strspn(text + before, "0123456789") != length - before) {
+        return false;
+    }
+    errno = 0;
+    *number = strtoull(text + before, NULL, 10);
+    return errno == 0;
+}
+
+/* Read "checks=off", "checks=default", "checks=full", "seed=<number>" or "multiprocessors=<number>", of `length` bytes.
+ * False: it is none of these. */
 static bool read_option(const char *text, size_t length, struct driver_options *options) {
     static const char *const levels[] = {"checks=off", "checks=default", "checks=full"};
     for (int i = 0; i < 3; ++i) {
@@ -131,13 +144,18 @@ static bool read_option(const char *text, size_t length, struct driver_options *
             return true;
         }
     }
-    if (length < 6 || length > 25 || memcmp(text, "seed=", 5) != 0 || strspn(text + 5, "0123456789") != length - 5) {
-        return false;
+    enum { MULTIPROCESSORS_MAX = 1024 };
+    uint64_t number = 0;
+    if (read_number(text, length, "seed=", &number)) {
+        options->has_seed = true;
+        options->seed = number;
+        return true;
     }
-    errno = 0;
-    options->has_seed = true;
-    options->seed = strtoull(text + 5, NULL, 10);
-    return errno == 0;
+    if (read_number(text, length, "multiprocessors=", &number) && number > 0 && number <= MULTIPROCESSORS_MAX) {
+        options->multiprocessors = (int)number;
+        return true;
+    }
+    return false;
 }
 
 /* Choose a virtual device and, after "?", its options with "&" between them. */
@@ -155,7 +173,7 @@ static sm120_status choose_virtual_with(const char *name, const char *rest, cons
         if (!read_option(at + 1, n, &choice->options)) {
             return fail(SM120_INVALID_ARGUMENT,
                         "%s = \"%.200s\" has the option \"%.*s\"; the options are \"checks=off\", \"checks=default\", "
-                        "\"checks=full\" and \"seed=7\", with & between them",
+                        "\"checks=full\", \"seed=7\" and \"multiprocessors=84\" (1 to 1024), with & between them",
                         argument, name, n < 100 ? (int)n : 100, at + 1);
         }
         at += 1 + n;

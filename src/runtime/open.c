@@ -46,8 +46,22 @@ static CUresult read_info(const struct driver *driver, CUdevice device, sm120_de
     result = result == CUDA_SUCCESS ? driver->cuDeviceTotalMem(&memory_bytes, device) : result;
     result = result == CUDA_SUCCESS ? driver->cuDeviceGetName(info->name, (int)sizeof info->name, device) : result;
     info->driver_version = version;
+    info->multiprocessors = info->multiprocessors > 0 ? info->multiprocessors : 1; /* a divisor */
     info->l2_bytes = l2_bytes;
     info->memory_bytes = (int64_t)memory_bytes;
+    return result;
+}
+
+/* read_info() of a device, with the options in its name. */
+static CUresult ask(struct device *device) {
+    const struct driver *const driver = device->driver;
+    if (driver->configure != NULL) {
+        driver->configure(&device->options);
+    }
+    const CUresult result = read_info(driver, device->ordinal, &device->info);
+    if (driver->configure != NULL) {
+        driver->configure(NULL);
+    }
     return result;
 }
 
@@ -156,7 +170,7 @@ sm120_status sm120_device_open(const char *name, sm120_device **device) {
         return status;
     }
     CUresult result = choice.driver->cuDeviceGet(&made->ordinal, choice.ordinal);
-    result = result == CUDA_SUCCESS ? read_info(choice.driver, made->ordinal, &made->info) : result;
+    result = result == CUDA_SUCCESS ? ask(made) : result;
     result = result == CUDA_SUCCESS ? retain(made) : result;
     if (result != CUDA_SUCCESS) {
         status = driver_fail(choice.driver, result, "opening %s device %d", made->info.is_virtual ? "virtual" : "CUDA",
@@ -196,7 +210,7 @@ sm120_status sm120_device_open_context(const char *name, sm120_context given, sm
     status = choose_context(choice.driver, given, &context);
     if (status == SM120_OK) {
         CUresult result = adopt(made, context);
-        result = result == CUDA_SUCCESS ? read_info(choice.driver, made->ordinal, &made->info) : result;
+        result = result == CUDA_SUCCESS ? ask(made) : result;
         status = result == CUDA_SUCCESS
                      ? SM120_OK
                      : driver_fail(choice.driver, result, "opening the device of context = %p", (void *)context);

@@ -10,7 +10,7 @@
 #include "vm/machine/launch.h"
 #include "vm/machine/memory.h"
 
-enum { MAX_COUNTERS = 1024, FREED = 256, MULTIPROCESSORS = 170 };
+enum { MAX_COUNTERS = 1024, FREED = 256 };
 
 struct work;
 struct device {

@@ -60,6 +60,7 @@ struct launch {
     uint64_t workspace; /* address of the CTA counter of cooperative groups; 0: not a cooperative launch */
     /* stride: between consecutive CTAs in the order that the seed gives */
     uint64_t ctas, seed, stride, instruction_limit;
+    uint32_t multiprocessors;
     uint64_t patience; /* milliseconds to wait for the host when every CTA waits */
     atomic_uint_fast64_t next, executed;
     atomic_int stop;

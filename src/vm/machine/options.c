@@ -17,6 +17,11 @@ struct driver_options options_get(void) {
     return configured;
 }
 
+uint32_t options_multiprocessors(void) {
+    enum { USUAL = 170 }; /* of an RTX 5090 */
+    return configured.multiprocessors > 0 ? (uint32_t)configured.multiprocessors : USUAL;
+}
+
 /* Read the level of checks from the options or, if they leave it open, from the environment. */
 CUresult options_read_checks(enum checks *checks) {
     static const char *const names[] = {"off", "default", "full"};

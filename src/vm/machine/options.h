@@ -9,6 +9,9 @@
 void options_set(const struct driver_options *options);
 struct driver_options options_get(void);
 
+/* Return the number of multiprocessors. */
+uint32_t options_multiprocessors(void);
+
 /* Read the level of checks. An invalid environment variable is an error of the launch. */
 CUresult options_read_checks(enum checks *checks);
 /* Return the level of checks, or CHECKS_DEFAULT if the environment variable is invalid. */

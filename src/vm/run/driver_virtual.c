@@ -211,7 +211,7 @@ static CUresult virtual_cuDeviceGetAttribute(int *value, CUdevice_attribute attr
                             {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647},
                             {CU_DEVICE_ATTRIBUTE_WARP_SIZE, WARP},
                             {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 2407000},
-                            {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, MULTIPROCESSORS},
+                            {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, (int)options_multiprocessors()},
                             {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 96 << 20},
                             {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
                             {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, capability()},

@@ -289,7 +289,7 @@ uint32_t launch_shared(const struct CUfunc_st *f, uint32_t dynamic) {
 
 /* Check that the chip holds the whole grid at once. */
 static CUresult check_together(const struct launch *launch) {
-    const uint64_t most = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * MULTIPROCESSORS;
+    const uint64_t most = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * launch->multiprocessors;
     if (launch->ctas <= most) {
         return CUDA_SUCCESS;
     }
@@ -347,6 +347,7 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
                             .shared_bytes = launch_shared(f, dynamic),
                             .dynamic_bytes = dynamic,
                             .ctas = (uint64_t)grid[0] * grid[1] * grid[2],
+                            .multiprocessors = options_multiprocessors(),
                             .checks = checks,
                             .seed = seed,
                             .instruction_limit = limit,

@@ -33,8 +33,8 @@ static uint32_t warp_register(const struct warp *w, uint32_t special) {
     }
     const uint32_t others[][2] = {{SPECIAL_WARPID, w->index},
                                   {SPECIAL_NWARPID, MAX_WARPS},
-                                  {SPECIAL_SMID, (uint32_t)(cta->linear % MULTIPROCESSORS)},
-                                  {SPECIAL_NSMID, MULTIPROCESSORS},
+                                  {SPECIAL_SMID, (uint32_t)(cta->linear % launch->multiprocessors)},
+                                  {SPECIAL_NSMID, launch->multiprocessors},
                                   {SPECIAL_DYNAMIC_SMEM_SIZE, launch->dynamic_bytes},
                                   {SPECIAL_TOTAL_SMEM_SIZE, launch->shared_bytes},
                                   {SPECIAL_GRID_WORKSPACE_HIGH, (uint32_t)(launch->workspace >> 32)},

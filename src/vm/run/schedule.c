@@ -313,9 +313,9 @@ static void report_deadlock(struct launch *launch) {
     if (started < launch->ctas) {
         n = (size_t)snprintf(
             text, sizeof text,
-            "deadlock: %u CTAs are resident, as many as %d multiprocessors hold, and wait for CTAs that "
+            "deadlock: %u CTAs are resident, as many as %u multiprocessors hold, and wait for CTAs that "
             "have not started",
-            atomic_load(&s->waits), MULTIPROCESSORS);
+            atomic_load(&s->waits), launch->multiprocessors);
     } else {
         n = (size_t)snprintf(text, sizeof text, "deadlock: all %u CTAs that have not ended wait",
                              atomic_load(&s->waits));
@@ -534,7 +534,7 @@ bool schedule_open(struct launch *launch) {
     mutex_init(&s->lock);
     s->last = &s->waiting;
     s->looked_at = UINT64_MAX;
-    s->residency = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * MULTIPROCESSORS;
+    s->residency = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * launch->multiprocessors;
     s->random = launch->seed ^ 0xd1b54a32d192ed03u;
     launch->schedule = s;
     if (launch->checks != CHECKS_FULL || (launch->world = world_open(launch)) != NULL) {
