@@ -5,7 +5,7 @@
 Such problems do not fill the chip, so their time is a chain of latencies. Calls are captured in CUDA graphs of about
 3 ms, whose replays are timed: no launch hides a kernel. Tensors rotate over 16 sets. All ways run in one process, one
 after the other, on tensors of PyTorch. An empty kernel, timed the same way, says what a launch costs. With --configs,
-every kernel that can compute a case is timed.
+every kernel that can compute a case is timed. "1 split" is the kernel whose CTAs have all keys of their rows.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import chip
+import numpy as np
 from attention import Clock
 from decode import time_graph
 
@@ -28,6 +29,7 @@ EMPTY = """
 .visible .entry empty() { ret; }
 """
 SETS = 16
+SPLITS_BYTES = 1 << 26  # of a workspace; splits of 16-bit kernels need less
 
 
 class Case(NamedTuple):
@@ -60,6 +62,9 @@ CASES = [
     Case(1, 512, 32, 128, causal=True),
     Case(1, 1024, 32, 128),
     Case(1, 1024, 32, 128, causal=True),
+    Case(1, 1024, 24, 128),
+    Case(1, 3000, 24, 128),
+    Case(1, 4096, 32, 128),
     Case(4, 2048, 32, 128),
     Case(2, 2048, 16, 64),
     Case(2, 2048, 16, 64, causal=True),
@@ -77,19 +82,19 @@ def configs(case: Case) -> list[str]:
 
 
 def ours(
-    device: pysm120.Device, torch: Any, sets: list[list[Any]], case: Case, precision: str, config: str | None
+    device: pysm120.Device, torch: Any, sets: list[list[Any]], case: Case, precision: str, **options: Any
 ) -> list[Callable[[], object]]:
     """Return calls of pysm120 on sets of q, k, v and out, on PyTorch's current stream."""
     calls: list[Callable[[], object]] = []
+    room = device.empty(SPLITS_BYTES, np.uint8)
     for tensors in sets:
         arrays = [device.from_dlpack(x) for x in tensors]
 
         def call(arrays: Any = arrays) -> object:
             q, k, v, out = arrays
             stream = torch.cuda.current_stream().cuda_stream
-            return pysm120.attention(
-                q, k, v, out=out, causal=case.causal, precision=precision, config=config, stream=stream
-            )
+            rules = {"causal": case.causal, "precision": precision, **options}
+            return pysm120.attention(q, k, v, out=out, stream=stream, workspace=room, **rules)
 
         calls.append(call)
     return calls
@@ -129,14 +134,15 @@ def measure(device: pysm120.Device, torch: Any, case: Case, runs: int, *, every_
     torch.cuda.synchronize()
     kinds = torch.nn.attention.SDPBackend
     ways = {
-        "bf16": ours(device, torch, sets, case, "bf16", None),
-        "f16": ours(device, torch, halves, case, "f16", None),
+        "bf16": ours(device, torch, sets, case, "bf16"),
+        "bf16, 1 split": ours(device, torch, sets, case, "bf16", num_splits=1),
+        "f16": ours(device, torch, halves, case, "f16"),
         "FlashAttention 2": theirs(torch, kinds.FLASH_ATTENTION, sets, case),
         "efficient": theirs(torch, kinds.EFFICIENT_ATTENTION, sets, case),
         "cuDNN": theirs(torch, kinds.CUDNN_ATTENTION, sets, case),
     }
     if every_config:
-        ways |= {config: ours(device, torch, sets, case, "bf16", config) for config in configs(case)}
+        ways |= {config: ours(device, torch, sets, case, "bf16", config=config) for config in configs(case)}
     result: dict[str, Any] = {"case": case, "name": str(case), "ways": {}, "errors": {}}
     clock = Clock()
     for name, calls in ways.items():

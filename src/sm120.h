@@ -111,8 +111,9 @@ typedef struct sm120_device_info {
  * error. */
 SM120_API sm120_status sm120_device_count(const char *kind, int32_t *count);
 /* Open a device. name: "cuda", "cuda:1", "virtual", "virtual:0"; NULL: $PYSM120_DEVICE, else the first usable GPU, else
- * "virtual". The name of a virtual device may set the level of checks (off, default or full) and the seed of the order
- * of events: "virtual:0?checks=full&seed=7". Without them, $PYSM120_CHECKS and $PYSM120_SEED apply. */
+ * "virtual". The name of a virtual device may set the level of checks (off, default or full), the seed of the order of
+ * events and the number of multiprocessors: "virtual:0?checks=full&seed=7&multiprocessors=84". Without them,
+ * $PYSM120_CHECKS and $PYSM120_SEED apply, and there are 170 multiprocessors. */
 SM120_API sm120_status sm120_device_open(const char *name, sm120_device **device);
 /* Open the device of a context that the caller made: an engine's allocations, streams and events then work here, and
  * those of this device work there. name: "cuda", or "virtual" with options. context NULL: the one that is current in
@@ -603,10 +604,15 @@ typedef struct sm120_attention_args {
     /* NVFP4 precisions subtract means from q and k before they round them, and add the means' scores in f32; 1: they
      * round q and k as they are. Other precisions never smooth. */
     uint32_t no_smoothing;
+
+    /* CTAs that share the keys of a tile of queries; their results are added up in f32. 0: chosen by shape and device,
+     * for those tiles that do not fill a wave of CTAs; 1: none; up to 32: of every tile, so that the bits do not depend
+     * on batch and device. More than 1 needs rows that see all keys: no mask, window, lengths or other features. */
+    int64_t num_splits;
 } sm120_attention_args;
 
 /* Write the size of the workspace of a call, and compute attention. BF16, F16 and FP8 need a workspace for tensors
- * that are copied, other precisions always. */
+ * that are copied and for splits, other precisions always. */
 SM120_API sm120_status sm120_attention_workspace(sm120_device *device, const sm120_attention_args *args,
                                                  size_t *workspace_bytes);
 SM120_API sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *args, sm120_address workspace,
@@ -619,6 +625,10 @@ SM120_API sm120_status sm120_attention_config(const sm120_attention_args *args, 
 /* Write the config that the call uses, and the index of its kernel for sm120_builtin. */
 SM120_API sm120_status sm120_attention_chosen(sm120_device *device, const sm120_attention_args *args,
                                               const char **config, int32_t *kernel);
+/* Write how the call splits its keys: of its tiles of queries, in the order of the launch, those from `first` on have
+ * `splits` CTAs each; without splits 1, and `first` is the number of tiles. */
+SM120_API sm120_status sm120_attention_splits(sm120_device *device, const sm120_attention_args *args, int64_t *first,
+                                              int64_t *splits);
 
 /* The backward pass of attention: dq, dk and dv of a call of sm120_attention, of dout, the gradient of o. q, k, v, o,
  * lse and the members that both structs have are those of that call. lse may also be that of more keys than k has; then

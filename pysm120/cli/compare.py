@@ -81,7 +81,7 @@ def options_of(word: str, arguments: argparse.Namespace) -> argparse.Namespace:
 def row(word: str, arguments: argparse.Namespace, chip: Chip, mhz: float) -> dict[str, Any]:
     """Return the figures of a word."""
     try:
-        kernel, of, rounds, _, prediction, known = predicted(options_of(word, arguments), chip)
+        kernel, of, rounds, _, prediction, known, _ = predicted(options_of(word, arguments), chip)
     except Error as error:
         message = f"{word.split(',', maxsplit=1)[0]}: {error}"
         raise type(error)(message) from error

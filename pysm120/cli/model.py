@@ -218,6 +218,14 @@ def _limit(found: dict[str, Any], name: str, chip: Chip) -> str:
     return f"{limit}, which bounds the time" if found["bound"].rstrip("s") == name else limit
 
 
+def _row_of_splits(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the row about CTAs that share keys, if there are any."""
+    splits = found["splits"]
+    if not splits:
+        return []
+    return [("splits", f"{splits['splits']} of a tile", f"of those from tile {splits['first']:,} on; added up behind")]
+
+
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
     """Print the prediction."""
     title = f"{demangled(found['kernel'])} on {chip['name']}: a prediction from its machine code"
@@ -226,6 +234,7 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         ("time", f"{found['microseconds']:,} us", f"{found['clocks']:,} clocks at {found['mhz']:g} MHz"),
         ("rate", f"{found['tflops']} TFLOP/s", found["problem"] or "flop of the matrix instructions"),
         ("launch", f"{found['ctas']:,} CTAs", f"{found['ctas_per_sm']} on an SM, {found['warps']} warps compute"),
+        *_row_of_splits(found),
         ("round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one tile of one CTA"),
         ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA, before and after its rounds"),
         ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
@@ -369,10 +378,13 @@ def run(arguments: argparse.Namespace) -> int:
     picture = _picture(arguments.timeline)
     chip = chips.load(arguments.chip)
     mhz = float(number(arguments.mhz, "--mhz") or chip["mhz"])
-    kernel, model, rounds, problem, prediction, known = predicted(arguments, chip, keep_events=picture is not None)
+    kernel, model, rounds, problem, prediction, known, splits = predicted(
+        arguments, chip, keep_events=picture is not None
+    )
     found = result(
         model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why), kernel.missing, dram_known=known
     )
+    found["splits"] = dataclasses.asdict(splits) if splits and splits.splits > 1 else None
     record = record_of(model.function.name)
     if problem and record.operation == BACKWARD:
         found["pass"] = pass_result(backward.predict_pass(model, record, problem, prediction), chip, problem, mhz)

@@ -1,12 +1,13 @@
 """The kernel of a command line: its model, its launch, what is recorded of it, and what its prediction lacks."""
 
 import argparse
+import dataclasses
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from pysm120.machine_code import sass
-from pysm120.model import files, predict, roles, validation
+from pysm120.model import files, predict, roles, splits, validation
 from pysm120.model import problem as problems
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
@@ -16,6 +17,7 @@ from pysm120.model.predict import Prediction
 from pysm120.model.problem import BACKWARD, Problem
 from pysm120.model.record import NotRecordedError
 from pysm120.model.recorded import Recording
+from pysm120.model.splits import Splits
 from pysm120.observe.program import triple
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
@@ -236,7 +238,10 @@ class Kernel:
 
 
 class Predicted(NamedTuple):
-    """A prediction, with what it was made from. ``dram_known``: whether somebody stated the bytes of DRAM."""
+    """A prediction, with what it was made from.
+
+    ``dram_known``: whether somebody stated the bytes of DRAM. ``splits``: those of the library's own launch.
+    """
 
     kernel: Kernel
     model: KernelModel
@@ -244,6 +249,7 @@ class Predicted(NamedTuple):
     problem: Problem | None
     prediction: Prediction
     dram_known: bool
+    splits: Splits | None
 
 
 def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = False) -> Predicted:
@@ -252,13 +258,20 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     kernel = Kernel(arguments, chip)
     model = kernel.model(stages, _branches(arguments.branch))
     rounds, problem = _launch(model, arguments)
-    held = problem.tensor_bytes(record_of(model.function.name)) if problem else 0
+    record, of_keys = record_of(model.function.name), None
+    if problem and kernel.file is None and record.operation == "attention" and not record.features:
+        of_keys = splits.of_library(record, problem, chip)
+        rounds = of_keys.rounds(record, problem)
+    held = problem.tensor_bytes(record) if problem else 0
     kernel.check(model)
     others = kernel.others(model, rounds)
     dram = kernel.dram_bytes(model, rounds, others)
     prediction = predict.predict(
         model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, keep_events=keep_events
     )
+    if problem and of_keys:
+        behind = of_keys.clocks(record, problem, chip)
+        prediction = dataclasses.replace(prediction, clocks=prediction.clocks + behind)
     known = dram is not None or problem is not None or kernel.file is None
     kernel.check_memory(prediction, dram_known=known)
-    return Predicted(kernel, model, rounds, problem, prediction, known)
+    return Predicted(kernel, model, rounds, problem, prediction, known, of_keys)

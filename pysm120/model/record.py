@@ -145,7 +145,7 @@ class _Kernel:
                 work = works.Attention(device, self.record, problem, other=self.ptx)
                 yield device, work.kernel, work.launch
             return
-        with _capability(self._require_text_of_the_library()), Device("virtual") as device:
+        with capability(self._require_text_of_the_library()), Device("virtual") as device:
             yield device, *works.of_library(device, self.record, problem)
 
     def _require_text_of_the_library(self) -> str:
@@ -184,7 +184,7 @@ class _Kernel:
 
 
 @contextmanager
-def _capability(target: str) -> Iterator[None]:
+def capability(target: str) -> Iterator[None]:
     """Make virtual devices that are opened in the with block run the library's kernels for a target."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = _CAPABILITIES[target]
@@ -199,7 +199,7 @@ def _capability(target: str) -> Iterator[None]:
 
 def executed(target: str, entries: Sequence[str], of_kernel: Builtin, problem: Problem) -> dict[str, dict[int, int]]:
     """Run the backward pass of a problem; return how often statements were executed, by PTX line, for each entry."""
-    with _capability(target), Device("virtual") as device:
+    with capability(target), Device("virtual") as device:
         launch = works.of_backward(device, of_kernel, problem)
         with device.profile() as p:
             launch()

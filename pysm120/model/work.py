@@ -74,6 +74,10 @@ class Attention:
             "scale_log2": np.float32(problem.head_dim**-0.5 * _LOG2_E),
             "lower": np.int32(-shared["ATTENTION_FAR"]),
             "upper": np.int32(0 if problem.causal else shared["ATTENTION_FAR"]),
+            "split_o": np.uint64(0),
+            "split_lse": np.uint64(0),
+            "first_split": np.uint32(problem.batch * problem.heads * tiles),
+            "splits": np.uint32(1),
         }
         self._kept = arrays
         self._arguments = self.kernel.by_name(values)
@@ -103,7 +107,7 @@ def of_library(device: Device, kernel: Builtin, problem: Problem) -> tuple[Kerne
     lengths = device.array(np.full(problem.batch, problem.rows, np.int32)) if kernel.features else None
     call = partial(
         attention, q, k, v, causal=problem.causal, kv_lengths=lengths, precision=kernel.precision, device=device,
-        config=kernel.config,
+        config=kernel.config, num_splits=1,
     )  # fmt: skip
     return builtin_kernel(device, kernel.entry), call
 

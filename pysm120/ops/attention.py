@@ -41,6 +41,7 @@ class _Rest(TypedDict, total=False):
     smoothing: bool | None
     layout: str
     config: str | None
+    num_splits: int | None
     out: Any
     out_dtype: npt.DTypeLike | None
     lse: Any
@@ -83,6 +84,7 @@ def attention(
     smoothing: bool | None = None,
     layout: str = "BSHD",
     config: str | None = None,
+    num_splits: int | None = None,
     out: Any = None,
     out_dtype: npt.DTypeLike | None = None,
     return_lse: bool = False,
@@ -160,6 +162,11 @@ def attention(
         The kernel to use, one of those that ``python -m pysm120 tune`` shows.
         Default: $PYSM120_ATTENTION_CONFIG if the call supports it, else the one
         that suits shape and device.
+    num_splits : int, optional
+        CTAs that share the keys of a tile of queries, at most 32; more than 1 if
+        every row sees all keys, without a mask, window, lengths or other features.
+        Default: as many as make the call fast, for the tiles that do not fill a wave
+        of CTAs. With a fixed number the bits do not depend on the batch.
     out : array, shape (B, Sq, H, Dv), optional
         The array for the result, where q is. On a device it may be q
         itself; it must not overlap other inputs.
@@ -217,7 +224,9 @@ def attention(
         "diagonals": diagonals,
         "mask": mask_in_float32(mask) if isinstance(mask, np.ndarray) and mask.dtype == np.float64 else mask,
     }
-    options = Options(causal, causal_align, window, softcap, scale, precision, config, smoothing=smoothing)
+    options = Options(
+        causal, causal_align, window, softcap, scale, precision, config, smoothing=smoothing, num_splits=num_splits
+    )
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
     inputs |= scales(q, k, given, layout)
     results = {

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pysm120.ops import foreign
 from pysm120.ops.call import Operation
-from pysm120.ops.options import default_precision, ends, flag, integer, number, one_of
+from pysm120.ops.options import default_precision, ends, flag, integer, number, one_of, splits
 from pysm120.ops.table import E4M3, F32, FLOATS, I32, Input, Output
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import ffi, lib, new
@@ -48,6 +48,7 @@ class Options(NamedTuple):
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
     smoothing: Any = None
+    num_splits: Any = None
 
 
 # ---- the options in C ----------------------------------------------------------------
@@ -57,6 +58,7 @@ def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options; return the C string of a config."""
     precision = check_heads(given, options.precision)
     args.precision = PRECISIONS[precision][0]
+    args.num_splits = splits(options.num_splits)
     args.no_smoothing = not _is_smoothed(options.smoothing, precision)
     fill_scores(args, given, options)
     if ("past_k" in given) != ("past_v" in given):

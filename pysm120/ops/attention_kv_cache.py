@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pysm120.ops.attention_call import fill_scores
 from pysm120.ops.cache import Cache
 from pysm120.ops.call import AnyArray, Operation
-from pysm120.ops.options import flag, integer, one_of
+from pysm120.ops.options import flag, one_of, splits
 from pysm120.ops.plan import NEW, result
 from pysm120.ops.table import E4M3, E5M2, E8M0, F32, FLOATS, I32, U8, Input, Output
 from pysm120.runtime.arrays import Array
@@ -41,10 +41,7 @@ def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     args.v_swizzled = options.v_swizzled
     if "tree_mask" in given and len(given["tree_mask"].shape) == _TREES_RANK:
         args.tree_mask_batch_stride = args.q_rows**2
-    args.num_splits = splits = 0 if options.num_splits is None else integer(options.num_splits, "num_splits")
-    if splits < 0 or (options.num_splits is not None and splits == 0):
-        message = f"num_splits is {options.num_splits}, not a number of parts: at least 1, or None"
-        raise InvalidArgumentError(message)
+    args.num_splits = splits(options.num_splits)
 
 
 def _fill_dense(args: Any, given: Mapping[str, Any], options: _Options) -> None:

@@ -38,6 +38,17 @@ def integer(value: Any, name: str) -> int:
     return operator.index(value)
 
 
+def splits(num_splits: Any) -> int:
+    """Return the number of splits of the keys in C, where 0 lets the library choose."""
+    if num_splits is None:
+        return 0
+    count = integer(num_splits, "num_splits")
+    if count < 1:
+        message = f"num_splits is {num_splits}, not a number of parts: at least 1, or None"
+        raise InvalidArgumentError(message)
+    return count
+
+
 def number(value: Any, name: str) -> float:
     """Return a value as a float that is finite in float32."""
     if isinstance(value, np.generic) and value.dtype in _NARROW:

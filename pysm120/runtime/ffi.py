@@ -15,7 +15,18 @@ from pysm120.runtime.names import readable
 PACKAGE = Path(__file__).resolve().parent.parent
 # Types that the package uses beside those of sm120.h and pointers to its structs.
 _PLAIN = (
-    *("char *", "char const **", "float *", "int32_t *", "size_t *", "uint64_t *", "uintptr_t", "void *", "void **"),
+    *(
+        "char *",
+        "char const **",
+        "float *",
+        "int32_t *",
+        "int64_t *",
+        "size_t *",
+        "uint64_t *",
+        "uintptr_t",
+        "void *",
+        "void **",
+    ),
     *("void const **", "sm120_address *", "sm120_device **", "sm120_event *", "sm120_kernel **", "sm120_module **"),
     "sm120_stream *",
 )

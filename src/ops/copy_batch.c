@@ -67,8 +67,7 @@ static sm120_status launch(struct device *device, const struct copy_batch_parame
     if (status != SM120_OK) {
         return status;
     }
-    const int32_t multiprocessors = device->info.multiprocessors > 0 ? device->info.multiprocessors : 1;
-    const uint32_t grid = ctas != 0 ? ctas : CTAS_PER_MULTIPROCESSOR * (uint32_t)multiprocessors;
+    const uint32_t grid = ctas != 0 ? ctas : CTAS_PER_MULTIPROCESSOR * (uint32_t)device->info.multiprocessors;
     status = launch_of(&pointers, ARGUMENTS(values), grid, kernel_records + index, stream, &launch);
     status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
     status = status == SM120_OK ? launch_check(kernel, &launch) : status;

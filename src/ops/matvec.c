@@ -208,8 +208,7 @@ static uint32_t resident_ctas(const struct device *device, const struct matvec *
     for (size_t i = 1; i < sizeof limits / sizeof *limits; ++i) {
         ctas = limits[i] < ctas ? limits[i] : ctas;
     }
-    const int32_t sms = info->multiprocessors > 0 ? info->multiprocessors : 1;
-    return (uint32_t)((ctas > 0 ? ctas : 1) * sms);
+    return (uint32_t)((ctas > 0 ? ctas : 1) * info->multiprocessors);
 }
 
 /* The CTAs of a launch along x: each has as many tiles of rows as the others, or one less. All tiles of vectors are

@@ -99,6 +99,7 @@ def forward_probes(device: pysm120.Device) -> dict[str, Probe]:
         "head sizes of q and v differ": {"dims": (64, 40)},
         **options(device),
         "LSE": {"return_lse": True},
+        "a given number of splits of the keys": {"num_splits": 2},
         "smoothing of q and k": {"smoothing": True},
         "scales of q, k and v": {"q_scale": ones, "k_scale": ones, "v_scale": ones},
         "largest absolute value of the results": {"amax": device.array(np.zeros(HEADS, np.float32))},

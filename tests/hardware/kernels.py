@@ -163,7 +163,7 @@ class Attention(NamedTuple):
     @property
     def pattern(self) -> str:
         """The names of the kernels that it depends on."""
-        special = bool({*self.features} - {"causal", "window"})
+        special = bool({*self.features} - {"causal", "window", "splits"})
         stem = rf"attention_{self.precision}_\d\w*_d\d+"
         if not special and self.precision in TYPES:
             pattern = rf"{stem}_r\d+"
@@ -173,6 +173,8 @@ class Attention(NamedTuple):
             pattern += r"|quantize_nvfp4_f32_[qkv]_\w+|attention_mean\w*_f32"
         elif self.precision.startswith("mxfp8"):
             pattern += r"|quantize_mxfp8_\w+_any" if special else r"|quantize_mxfp8_\w+(?<!_any)"
+        if "splits" in self.features:
+            pattern += "|attention_splits"
         if self.head_dim % (16 if self.precision == "fp8" else 8):
             pattern += "|copy_rows.*"
         return pattern
@@ -190,9 +192,11 @@ class Attention(NamedTuple):
             "bias": {"mask": mask},
             "mask": {"mask": mask > -1},
             "lengths": {"kv_lengths": np.array([keys, keys // 3], np.int32)},
+            "splits": {"num_splits": 3},
             "past": {f"past_{t}": rng.standard_normal((2, 45, 2, self.head_dim), f32) for t in "kv"},
         }
-        return {name: value for feature in self.features for name, value in known[feature].items()}
+        chosen = {name: value for feature in self.features for name, value in known[feature].items()}
+        return {"num_splits": 1, **chosen}  # the library's choice depends on the number of multiprocessors
 
     def run(self, device: pysm120.Device) -> Bytes:
         """Return some numbers of O and LSE in f32, of all rows and columns."""
@@ -280,6 +284,7 @@ def attention() -> Iterator[Attention]:
         yield Attention(precision, 128, 70, 150, ("lengths",))
         yield Attention(precision, 128, 150, 70, ("softcap", "alibi", "sinks"))
         yield Attention(precision, 64, 33, 90, ("bias",))
+        yield Attention(precision, 128, 70, 333, ("splits",))
         yield Attention(precision, 96, 33, 90, ("mask",))
         if is_mx:
             yield Attention(precision, 256, 150, 133, ("softcap", "lengths"))

@@ -32,7 +32,8 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["model", ENTRY, "--problem", "1,512,4,64"]) == 0
     shown = capsys.readouterr().out
     assert f"{ENTRY} on GeForce RTX 5090" in shown
-    assert "16 CTAs" in shown
+    assert "128 CTAs" in shown
+    assert "8 of a tile" in shown
     for words in (
         "TFLOP/s",
         "tensor",

@@ -75,6 +75,7 @@ def launch(device: pysm120.Device) -> None:
             call(head_dim, dtype, f"mxfp8_{precision}", **options)
         q = np.ones((1, 1, 3, 64), DTYPES[dtype])
         scores(q, q, Rules(0.125), "product", device)
+    call(64, "bfloat16", "bf16", num_splits=2)
     for dtype, head_dim in itertools.product(DTYPES, (64, 128)):
         x, ends = np.ones((3, 1, head_dim), DTYPES[dtype]), np.array([0, 3], np.int32)
         for precision in ("mxfp8", "nvfp4", "nvfp4_mxfp8"):
@@ -136,6 +137,9 @@ OPERATION = Operation(
         Wrong("softcap", 1024.00390625, "UNSUPPORTED", "softcap = 1024"),
         Wrong("softcap", 3.4028234663852886e38, "UNSUPPORTED", "softcap = 3.40282e+38; at most 1024"),
         Wrong("kv_lengths", 6, "MISALIGNED", "kv_lengths"),
+        Wrong("num_splits", -1, "INVALID_ARGUMENT", "num_splits = -1"),
+        Wrong("num_splits", 2, "UNSUPPORTED", "num_splits = 2 with a causal mask"),
+        Wrong("num_splits", 33, "INVALID_ARGUMENT", "num_splits = 33"),
         Wrong("past_rows", -1, "INVALID_ARGUMENT", "past_rows = -1"),
     ],
     refused={

@@ -66,6 +66,12 @@ static void test_attention(sm120_device *device) {
     OK(sm120_attention_chosen(device, &right, &config, &kernel));
     TRUE(kernel >= 0 && strcmp(config, "r16") == 0);
     BAD(INVALID_ARGUMENT, "args", sm120_attention_chosen(device, NULL, &config, &kernel));
+    int64_t first = 0, splits = 0;
+    OK(sm120_attention_splits(device, &right, &first, &splits));
+    TRUE(first == BATCH * HEADS && splits == 1); /* a causal call is not split */
+    BAD(INVALID_ARGUMENT, "first", sm120_attention_splits(device, &right, NULL, &splits));
+    BAD(INVALID_ARGUMENT, "splits", sm120_attention_splits(device, &right, &first, NULL));
+    BAD(INVALID_ARGUMENT, "args", sm120_attention_splits(device, NULL, &first, &splits));
     sm120_attention_args other = right;
     other.config = "r17";
     BAD(UNSUPPORTED, "config = \"r17\"; this call supports r16; sm120_attention_config lists all",

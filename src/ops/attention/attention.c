@@ -1,7 +1,7 @@
 /* sm120_attention: each precision, and which function launches its kernels. */
 #include <inttypes.h>
 
-#include "ops/attention/attention.h"
+#include "ops/attention/splits.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
@@ -61,15 +61,17 @@ sm120_status sm120_attention(sm120_device *device, const sm120_attention_args *a
     return attention(device, args, workspace_of(workspace, workspace_bytes));
 }
 
-/* The checks that both functions for configs share. */
-static sm120_status check_question(const sm120_attention_args *args, const char *const *config, const int32_t *kernel,
-                                   struct attention *call) {
+/* The checks that the functions about choices share. */
+static sm120_status check_question(const sm120_attention_args *args, struct attention *call) {
     const struct precision *precision = NULL;
     sm120_status status = check_struct(args, sizeof *args, "args", "sm120_attention_args");
-    status = status == SM120_OK ? check_pointer((const void *)config, "config") : status;
-    status = status == SM120_OK ? check_pointer(kernel, "kernel") : status;
     status = status == SM120_OK ? attention_find_precision(args->precision, &precision) : status;
     return status == SM120_OK ? attention_check_forms(args, precision, call) : status;
+}
+
+static sm120_status check_config(const char *const *config, const int32_t *kernel) {
+    const sm120_status status = check_pointer((const void *)config, "config");
+    return status == SM120_OK ? check_pointer(kernel, "kernel") : status;
 }
 
 sm120_status sm120_attention_config(const sm120_attention_args *args, int32_t index, const char **config,
@@ -77,7 +79,8 @@ sm120_status sm120_attention_config(const sm120_attention_args *args, int32_t in
     struct attention call;
     uint32_t entry = 0;
     error_clear();
-    sm120_status status = check_question(args, config, kernel, &call);
+    sm120_status status = check_config(config, kernel);
+    status = status == SM120_OK ? check_question(args, &call) : status;
     status = status == SM120_OK ? attention_config(&call, index, &entry) : status;
     if (status == SM120_OK) {
         *config = attention_config_name(entry);
@@ -95,11 +98,34 @@ sm120_status sm120_attention_chosen(sm120_device *handle, const sm120_attention_
     if (status != SM120_OK) {
         return status;
     }
-    status = check_question(args, config, kernel, &call);
+    status = check_config(config, kernel);
+    status = status == SM120_OK ? check_question(args, &call) : status;
     status = status == SM120_OK ? attention_choose(device, &call, &entry) : status;
     if (status == SM120_OK) {
         *config = attention_config_name(entry);
         *kernel = (int32_t)entry;
+    }
+    return device_leave(device, status);
+}
+
+sm120_status sm120_attention_splits(sm120_device *handle, const sm120_attention_args *args, int64_t *first,
+                                    int64_t *splits) {
+    struct device *device;
+    struct attention call;
+    struct split split;
+    uint32_t entry = 0;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_pointer(first, "first");
+    status = status == SM120_OK ? check_pointer(splits, "splits") : status;
+    status = status == SM120_OK ? check_question(args, &call) : status;
+    status = status == SM120_OK ? attention_choose(device, &call, &entry) : status;
+    status = status == SM120_OK ? attention_split(device, &call, kernel_records + entry, &split) : status;
+    if (status == SM120_OK) {
+        *first = split.first;
+        *splits = split.splits;
     }
     return device_leave(device, status);
 }

@@ -78,8 +78,9 @@ int32_t attention_upper(const sm120_attention_args *args);
 /* The kernels' code of o's dtype. */
 uint32_t attention_type(uint32_t dtype);
 
-/* The number of CTAs that cover the rows of q, `q_rows` each. */
-sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid);
+/* The Q tiles of a kernel for a call: its CTAs, if no keys are split; and how many fit on a multiprocessor. */
+int64_t attention_ctas(const struct attention *call, const struct kernel_record *record);
+int64_t attention_resident_ctas(const struct device *device, const struct kernel_record *record);
 
 /* Whether q, k and v are F32 and are rounded to BF16 in copies. */
 bool attention_is_narrowed(const struct attention *call);
@@ -102,10 +103,6 @@ enum { ATTENTION_BOX_COLUMNS = 64 }; /* in 16 bits: 128 bytes, as wide as the sw
  * bit of `broadcast`: bit 0 for batch, bit 1 for heads. */
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
                                 uint32_t columns, uint32_t rows, CUtensorMap *map, uint32_t *broadcast);
-
-/* Check the launch of a kernel that needs no other, and start it. */
-sm120_status attention_launch(struct device *device, const struct attention *call, uint32_t index,
-                              struct arguments arguments);
 
 /* Run a call on copies of the tensors that kernels cannot use in place. */
 sm120_status attention_on_copies(struct device *device, const struct attention *call, attention_run *run,

@@ -1,5 +1,6 @@
 /* Attention in 16 bits: one kernel on the caller's tensors, which tensor maps describe. */
 #include "ops/attention/special.h"
+#include "ops/attention/splits.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
@@ -65,18 +66,22 @@ static sm120_status fill(const struct device *device, const struct attention *ca
     return describe_all(device, call, record, a);
 }
 
-/* These kernels need no workspace. */
+/* These kernels need no workspace, unless keys are split. */
 sm120_status attention_bf16_f16(struct device *device, const struct attention *call,
                                 const struct workspace *workspace) {
     struct attention_16bit_any_parameters arguments;
-    struct kernel *kernel;
+    struct split split;
     uint32_t index = 0;
     sm120_status status = attention_choose(device, call, &index);
+    status = status == SM120_OK ? attention_split(device, call, kernel_records + index, &split) : status;
     if (status == SM120_OK && workspace->is_question) {
-        *workspace->answer = 0;
-        return builtin_load(device, index, &kernel);
+        return attention_answer(device, call, index, &split, workspace);
     }
-    status = status == SM120_OK ? attention_check_places(device, call, workspace, 0) : status;
+    status = status == SM120_OK ? attention_check_places(device, call, workspace, split.bytes) : status;
     status = status == SM120_OK ? fill(device, call, kernel_records + index, &arguments) : status;
-    return status == SM120_OK ? attention_launch(device, call, index, ARGUMENTS(&arguments)) : status;
+    if (status == SM120_OK) {
+        arguments.splits = attention_splits_at(&split, workspace->address);
+        status = attention_launch(device, call, index, &split, workspace->address, ARGUMENTS(&arguments));
+    }
+    return status;
 }

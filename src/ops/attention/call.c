@@ -2,6 +2,7 @@
 #include <float.h>
 #include <inttypes.h>
 
+#include "generated/constants.h"
 #include "ops/attention/attention.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
@@ -13,7 +14,7 @@ int64_t attention_mask_bytes(uint32_t dtype) {
     return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : dtype == SM120_BOOL ? 1 : 0;
 }
 
-/* Check causal, scale and no_smoothing. */
+/* Check causal, scale, num_splits and no_smoothing. */
 static sm120_status check_choices(const sm120_attention_args *args) {
     if (args->causal > SM120_NOT_CAUSAL_TOP_LEFT) {
         return fail(SM120_INVALID_ARGUMENT,
@@ -22,6 +23,10 @@ static sm120_status check_choices(const sm120_attention_args *args) {
                     "NOT_CAUSAL_TOP_LEFT (%d)",
                     args->causal, SM120_NOT_CAUSAL, SM120_CAUSAL_BOTTOM_RIGHT, SM120_CAUSAL_TOP_LEFT,
                     SM120_NOT_CAUSAL_TOP_LEFT);
+    }
+    if (args->num_splits < 0 || args->num_splits > ATTENTION_SPLITS_MAX) {
+        return fail(SM120_INVALID_ARGUMENT, "num_splits = %" PRId64 "; it must be from 1 to %d, or 0 (chosen)",
+                    args->num_splits, ATTENTION_SPLITS_MAX);
     }
     if (args->no_smoothing > 1) {
         return fail(SM120_INVALID_ARGUMENT, "no_smoothing = %" PRIu32 "; it must be 0 or 1", args->no_smoothing);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ops/attention/attention.h"
+#include "ops/attention/splits.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
@@ -47,13 +47,11 @@ static struct choice look(const struct attention *call, const char *const config
     return choice;
 }
 
-/* CTAs of a kernel for a call. */
-static int64_t ctas_of(const struct attention *call, const struct kernel_record *record) {
+int64_t attention_ctas(const struct attention *call, const struct kernel_record *record) {
     return call->args->batch * call->args->heads * ((call->args->q_rows + record->q_rows - 1) / record->q_rows);
 }
 
-/* CTAs of a kernel that fit on a multiprocessor. */
-static int64_t resident_ctas(const struct device *device, const struct kernel_record *record) {
+int64_t attention_resident_ctas(const struct device *device, const struct kernel_record *record) {
     enum { REGISTERS = 65536, REGISTER_STEP = 8, SHARED_OF_SYSTEM = 1024 };
     const bool is_hopper = device->info.capability_major == HOPPER;
     const uint32_t allocated = is_hopper ? record->registers_sm90 : record->registers_sm120;
@@ -69,29 +67,17 @@ static int64_t resident_ctas(const struct device *device, const struct kernel_re
 static bool is_one_wave(const struct device *device, const struct attention *call, const struct kernel_record *record) {
     const uint32_t causal = call->args->causal;
     const bool is_halved = causal == SM120_CAUSAL_TOP_LEFT || causal == SM120_CAUSAL_BOTTOM_RIGHT;
-    const int64_t resident = device->info.multiprocessors * resident_ctas(device, record);
-    return ctas_of(call, record) <= resident * (is_halved && record->key_groups == 1 ? 2 : 1);
+    const int64_t resident = device->info.multiprocessors * attention_resident_ctas(device, record);
+    return attention_ctas(call, record) <= resident * (is_halved && record->key_groups == 1 ? 2 : 1);
 }
 
-/* On SM120, whose tensor pipe is the bound: clocks of the multiprocessor with the most CTAs, at 512 operations a clock.
- * Those outside the products are the timing model's: 5100 of a CTA of eight warps, 9000 of four, which overlap where
- * CTAs share a multiprocessor, 2500 and 3900 of groups of warps. Beyond 8 CTAs, small tiles read more of K and V than
- * L2 may give. */
+/* On SM120, the clocks of a launch. Beyond 8 CTAs of a multiprocessor, small tiles read more of K and V than L2 may
+ * give. */
 static double clocks_of(const struct device *device, const struct attention *call, const struct kernel_record *record) {
-    enum { MOST_OF_FEW = 8 };
-    const double operations = 512;
-    const int64_t step = (int64_t)record->kv_rows * record->key_groups;
-    const int64_t keys = (call->args->kv_rows + step - 1) / step * step;
-    const int64_t each = (ctas_of(call, record) - 1) / device->info.multiprocessors + 1;
-    const bool is_of_eight = record->threads == 256 && record->key_groups == 1;
-    int64_t outside = is_of_eight ? 5100 : 9000 / resident_ctas(device, record);
-    if (record->key_groups > 1) {
-        outside = record->key_groups == 4 ? 2500 : 3900;
-    }
-    if (each > MOST_OF_FEW && !is_of_eight) {
-        return HUGE_VAL;
-    }
-    return (double)each * (4.0 * (double)keys * record->q_rows * record->head_dim / operations + (double)outside);
+    enum { MOST_OF_FEW = 8, EIGHT_WARPS = 256 };
+    const int64_t each = (attention_ctas(call, record) - 1) / device->info.multiprocessors + 1;
+    const bool is_small = record->threads < EIGHT_WARPS || record->key_groups > 1;
+    return each > MOST_OF_FEW && is_small ? HUGE_VAL : attention_clocks(device, call, record);
 }
 
 /* The config of a launch of many CTAs. r32: warps of 32 rows halve the reads of K and V from shared memory, which

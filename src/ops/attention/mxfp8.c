@@ -5,6 +5,7 @@
 #include "generated/constants.h"
 #include "ops/attention/smoothing.h"
 #include "ops/attention/special.h"
+#include "ops/attention/splits.h"
 #include "ops/quantize_mxfp8.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
@@ -34,10 +35,10 @@ static const struct forms {
     {SM120_NVFP4_MXFP8, &nvfp4, &mxfp8_columns},
 };
 
-/* Offsets into the workspace, in bytes. With P V in 16 bits there are no v_tiles; without smoothing the last four are
- * empty. */
+/* Offsets into the workspace, in bytes. With P V in 16 bits there are no v_tiles; without splits, and without
+ * smoothing, the areas for them are empty. */
 struct areas {
-    int64_t q_elements, q_scales, k_tiles, v_tiles, q_means, k_means, row_scores, mean_scores, end;
+    int64_t q_elements, q_scales, k_tiles, v_tiles, splits, q_means, k_means, row_scores, mean_scores, end;
 };
 
 /* The plan of a call, made before anything is launched. */
@@ -50,6 +51,7 @@ struct plan {
     int64_t padded_q, padded_past, padded_kv; /* rows, rounded up to whole tiles */
     bool is_smoothed;
     int64_t mean_rows, q_means; /* rows of a mean of q; means of a head */
+    struct split split;
     struct areas areas;
 };
 
@@ -110,6 +112,7 @@ static sm120_status lay_out(struct plan *plan) {
         {q_heads, plan->padded_q, q_scales, &areas->q_scales},
         {kv_heads, keys, elements + q_scales, &areas->k_tiles},
         {kv_heads, v_rows, v_bytes, &areas->v_tiles},
+        {1, 1, plan->split.bytes, &areas->splits},
         {q_heads, plan->q_means, number * ATTENTION_MEAN_COLUMNS, &areas->q_means},
         {kv_heads, plan->is_smoothed ? 1 : 0, number * ATTENTION_MEAN_COLUMNS, &areas->k_means},
         {q_heads, plan->is_smoothed ? plan->padded_q : 0, number, &areas->row_scores},
@@ -150,7 +153,8 @@ static sm120_status make_plan(const struct device *device, const struct attentio
         (plan->v != NULL && plan->record->kv_rows % plan->v->rows != 0)) {
         return fail(SM120_INTERNAL, "%s has an invalid tile in its record", plan->record->entry);
     }
-    return lay_out(plan);
+    const sm120_status is_split = attention_split(device, call, plan->record, &plan->split);
+    return is_split == SM120_OK ? lay_out(plan) : is_split;
 }
 
 /* ---- launches ---- */
@@ -169,6 +173,7 @@ struct launches {
         struct attention_mixed_any_parameters mixed; /* reads v through a tensor map */
     } values;
     struct argument_pointers pointers;
+    struct split_launch adds; /* adds up the splits */
 };
 
 /* Make the tensor maps of v and past_v, which mixed kernels load in place. */
@@ -193,6 +198,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
     const sm120_address q_elements = workspace + (uint64_t)plan->areas.q_elements;
     const sm120_address q_scales = workspace + (uint64_t)plan->areas.q_scales;
     const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
+    const struct splits_parameters splits = attention_splits_at(&plan->split, workspace + (uint64_t)plan->areas.splits);
     const struct mxfp8_call_parameters call = attention_packed_call(plan->call, plan->padded_q / plan->record->q_rows);
     struct sequence_parameters sequence = {0};
     if (!plan->call->is_uniform) {
@@ -204,6 +210,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
                                                      .q_scales = q_scales,
                                                      .k_tiles = k_tiles,
                                                      .mxfp8_call = call,
+                                                     .splits = splits,
                                                      .sequence = sequence};
         *arguments = ARGUMENTS(a);
         /* A query for the size makes no map, because the address of v may still be 0. */
@@ -221,6 +228,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
             .row_means = (uint32_t)plan->q_means,
             .mean_rows = (uint32_t)plan->mean_rows,
             .mxfp8_call = call,
+            .splits = splits,
             .sequence = sequence};
         *arguments = ARGUMENTS(a);
         return SM120_OK;
@@ -231,23 +239,26 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
                                                  .k_tiles = k_tiles,
                                                  .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
                                                  .mxfp8_call = call,
+                                                 .splits = splits,
                                                  .sequence = sequence};
     *arguments = ARGUMENTS(a);
     return SM120_OK;
 }
 
-/* Load the attention kernel and check its launch. */
+/* Load the attention kernel, and the one that adds up its splits, and check their launches. */
 static sm120_status prepare_attention(struct device *device, const struct plan *plan, sm120_address workspace,
                                       struct launches *l) {
-    uint32_t grid;
     struct arguments arguments;
-    sm120_status status = attention_grid(plan->call, plan->record->q_rows, &grid);
-    status = status == SM120_OK ? fill(device, plan, workspace, l, &arguments) : status;
+    sm120_status status = fill(device, plan, workspace, l, &arguments);
     if (status == SM120_OK) {
-        status = launch_of(&l->pointers, arguments, grid, plan->record, plan->call->args->stream, &l->launch);
+        status = attention_launch_of(&l->pointers, plan->call, plan->record, &plan->split, arguments, &l->launch);
     }
     status = status == SM120_OK ? builtin_load(device, plan->index, &l->kernel) : status;
-    return status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
+    status = status == SM120_OK ? launch_check(l->kernel, &l->launch) : status;
+    const sm120_address splits = workspace + (uint64_t)plan->areas.splits;
+    return status == SM120_OK
+               ? attention_splits_prepare(device, plan->call, plan->record, &plan->split, splits, &l->adds)
+               : status;
 }
 
 /* The factor of q: scale's sign, which kernels do not see. */
@@ -375,7 +386,8 @@ static sm120_status start(const struct launches *launches) {
     for (int i = 0; i < launches->quantizer_count && status == SM120_OK; ++i) {
         status = launch_start(launches->quantizers[i].kernel, &launches->quantizers[i].launch);
     }
-    return status == SM120_OK ? launch_start(launches->kernel, &launches->launch) : status;
+    status = status == SM120_OK ? launch_start(launches->kernel, &launches->launch) : status;
+    return status == SM120_OK ? attention_splits_start(&launches->adds) : status;
 }
 
 /* A call that asks for the size loads the kernels too, so that the next one can be captured in a graph. */

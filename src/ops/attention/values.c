@@ -58,34 +58,6 @@ uint32_t attention_type(uint32_t dtype) {
                                  : ATTENTION_O_BF16;
 }
 
-sm120_status attention_grid(const struct attention *call, uint32_t q_rows, uint32_t *grid) {
-    const int64_t heads = call->args->batch * call->args->heads;
-    const int64_t tiles = (call->args->q_rows + q_rows - 1) / q_rows;
-    int64_t ctas = 0;
-    if (!multiply(heads, tiles, &ctas) || ctas > INT32_MAX) {
-        return fail(SM120_UNSUPPORTED,
-                    "batch * heads = %" PRId64 " with %" PRId64
-                    " q tiles each is too many CTAs; at most %d are supported",
-                    heads, tiles, INT32_MAX);
-    }
-    *grid = (uint32_t)ctas;
-    return SM120_OK;
-}
-
-sm120_status attention_launch(struct device *device, const struct attention *call, uint32_t index,
-                              struct arguments arguments) {
-    const struct kernel_record *const record = kernel_records + index;
-    struct argument_pointers pointers;
-    struct launch launch;
-    struct kernel *kernel = NULL;
-    uint32_t grid = 0;
-    sm120_status status = attention_grid(call, record->q_rows, &grid);
-    status = status == SM120_OK ? launch_of(&pointers, arguments, grid, record, call->args->stream, &launch) : status;
-    status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
-    status = status == SM120_OK ? launch_check(kernel, &launch) : status;
-    return status == SM120_OK ? launch_start(kernel, &launch) : status;
-}
-
 sm120_status attention_describe(const struct device *device, const struct tensor *x, const struct shape *shape,
                                 uint32_t columns, uint32_t rows, CUtensorMap *map, uint32_t *broadcast) {
     const int64_t steps[] = {x->row_stride, x->head_stride, x->batch_stride};

@@ -25,8 +25,7 @@ static int64_t tiles_of(const struct backward *b, int64_t splits, int64_t sms) {
 
 int64_t backward_splits(const struct device *device, const struct backward *b) {
     const int64_t group = b->call.is_uniform ? b->args->heads / b->args->kv_heads : 1;
-    const int64_t reported = device->info.multiprocessors;
-    const int64_t sms = b->args->deterministic != 0 ? FIXED_SMS : reported > 0 ? reported : 1;
+    const int64_t sms = b->args->deterministic != 0 ? FIXED_SMS : device->info.multiprocessors;
     const int64_t whole = tiles_of(b, 1, sms);
     int64_t best = 1, least = whole;
     for (int64_t splits = 2; splits <= group && splits <= sms; ++splits) {

@@ -20,7 +20,7 @@ static int64_t resident(const struct device *device, const struct kernel_record 
  * many places as there are multiprocessors: the copies that one CTA has in flight suffice for a multiprocessor's share
  * of the memory's speed. With a narrow cache they do not, and its conversions need the warps of several CTAs. */
 int64_t cached_splits(const struct device *device, const struct cached *call) {
-    const int64_t reported = device->info.multiprocessors, sms = reported > 0 ? reported : 1;
+    const int64_t sms = device->info.multiprocessors;
     const int64_t places = sms * resident(device, kernel_records + call->kernel);
     const int64_t ctas = call->args->batch * call->args->kv_heads * call->row_tiles;
     const int64_t longest = (call->kv_rows + LEAST_KEYS - 1) / LEAST_KEYS;

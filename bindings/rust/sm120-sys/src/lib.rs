@@ -599,6 +599,7 @@ pub struct sm120_attention_args {
     pub amax: sm120_tensor,
     pub q_scale_by_kv_head: u32,
     pub no_smoothing: u32,
+    pub num_splits: i64,
 }
 
 impl Default for sm120_attention_args {
@@ -998,7 +999,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_tensor_map_args>() == 152);
     assert!(core::mem::size_of::<sm120_tensor>() == 40);
     assert!(core::mem::size_of::<sm120_mask>() == 48);
-    assert!(core::mem::size_of::<sm120_attention_args>() == 696);
+    assert!(core::mem::size_of::<sm120_attention_args>() == 704);
     assert!(core::mem::size_of::<sm120_attention_backward_args>() == 632);
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
@@ -1267,6 +1268,12 @@ extern "C" {
         args: *const sm120_attention_args,
         config: *mut *const c_char,
         kernel: *mut i32,
+    ) -> sm120_status;
+    pub fn sm120_attention_splits(
+        device: *mut sm120_device,
+        args: *const sm120_attention_args,
+        first: *mut i64,
+        splits: *mut i64,
     ) -> sm120_status;
     pub fn sm120_attention_backward_workspace(
         device: *mut sm120_device,

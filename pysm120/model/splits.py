@@ -1,0 +1,61 @@
+"""How the library splits the keys of a launch of attention on a chip, and the launch that adds up the splits."""
+
+import dataclasses
+import itertools
+
+from pysm120.model.chips import Chip
+from pysm120.model.files import target_of
+from pysm120.model.problem import Problem
+from pysm120.model.record import capability
+from pysm120.ops.attention_call import PRECISIONS
+from pysm120.runtime.device import Device
+from pysm120.runtime.ffi import check, lib, new, new_struct
+from pysm120.runtime.module import Builtin, builtin_index
+
+_F32 = 4  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """Of the tiles of queries, in the order of the launch, those from ``first`` on have ``splits`` CTAs each."""
+
+    first: int
+    splits: int
+
+    def rounds(self, kernel: Builtin, problem: Problem) -> list[int]:
+        """Return the rounds of every CTA, in the order in which the CTAs start."""
+        whole = problem.rounds(kernel)
+        if self.splits == 1:
+            return whole
+        tiles, groups = -(-problem.rows // kernel.kv_rows), max(1, kernel.key_groups)
+        ends = [tiles * split // self.splits for split in range(self.splits + 1)]
+        of_tile = [-(-(end - begin) // groups) for begin, end in itertools.pairwise(ends)]
+        return whole[: self.first] + of_tile * (len(whole) - self.first)
+
+    def clocks(self, kernel: Builtin, problem: Problem, chip: Chip) -> float:
+        """Return the clocks of the launch that adds up the splits: it starts, and reads them from L2."""
+        if self.splits == 1:
+            return 0.0
+        rows = (len(problem.rounds(kernel)) - self.first) * kernel.q_rows
+        per_clock = chip.l2_limit * 1e9 / (float(chip["mhz"]) * 1e6)
+        return float(chip["launch_clocks"]) + rows * kernel.head_dim * (_F32 * self.splits + _F32 / 2) / per_clock
+
+
+def of_library(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
+    """Return how the library splits a call of a kernel on a chip."""
+    args = new_struct("sm120_attention_args")
+    args.precision = PRECISIONS[kernel.precision][0]
+    args.batch, args.heads, args.kv_heads = problem.batch, problem.heads, problem.groups
+    args.q_rows = args.kv_rows = problem.rows
+    args.head_dim, args.scale = problem.head_dim, 1.0
+    args.causal = lib.SM120_CAUSAL_TOP_LEFT if problem.causal else lib.SM120_NOT_CAUSAL
+    config = new("char[]", kernel.config.encode())
+    args.config = config
+    chosen, index = new("char const **"), new("int32_t *")
+    first, splits = new("int64_t *"), new("int64_t *")
+    with capability(target_of(chip)), Device(f"virtual?multiprocessors={int(chip['sms'])}") as device:
+        check(lib.sm120_attention_chosen(device.handle.pointer, args, chosen, index))
+        if index[0] != builtin_index(kernel.entry):  # the kernel is for other head sizes
+            return Splits(len(problem.rounds(kernel)), 1)
+        check(lib.sm120_attention_splits(device.handle.pointer, args, first, splits))
+    return Splits(first[0], splits[0])
