@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from pysm120.ops import attention as forward
 from pysm120.ops import attention_backward as backward
-from pysm120.ops.attention_call import LAYOUTS, Options
+from pysm120.ops.attention_call import LAYOUTS
 from pysm120.ops.options import flag, one_of
-from pysm120.ops.plan import NEW, Form, result
+from pysm120.ops.plan import Form
+from pysm120.ops.traced import Rules, differentiated, gradients_of, results_of
 from pysm120.runtime.device import Device
 
 try:
@@ -36,7 +37,7 @@ _BATCHED = {"q", "k", "v", "kv_lengths", "diagonals", "out", "lse", "dout", "dls
 class _Call(NamedTuple):
     """What is the same for every value of the arrays."""
 
-    rules: tuple[tuple[str, Any], ...]  # arguments of attention and of attention_backward
+    rules: Rules
     layout: str
     out_dtype: Any
     uses_lse: bool
@@ -112,16 +113,9 @@ def attention(
         "diagonals": diagonals,
     }
     given = {name: _as_jax(x, name) for name, x in given.items() if x is not None}
-    rules = {
-        "causal": causal,
-        "causal_align": causal_align,
-        "window": tuple(window) if isinstance(window, list) else window,
-        "softcap": softcap,
-        "scale": scale,
-        "precision": precision,
-    }
+    window = tuple(window) if isinstance(window, list) else window
     call = _Call(
-        tuple(rules.items()),
+        Rules(causal, causal_align, window, softcap, scale, precision),
         one_of(layout, "layout", tuple(LAYOUTS)),
         out_dtype,
         flag(return_lse, "return_lse"),
@@ -153,12 +147,9 @@ def _form(x: Any) -> Form:
     return Form.like(tuple(x.shape), np.dtype(x.dtype))
 
 
-def _forms(call: _Call, given: Mapping[str, Any]) -> list[Any]:
+def _forms(call: _Call, given: Mapping[str, Any]) -> list[Form]:
     """Return the forms of out and lse, after the checks of `pysm120.attention`."""
-    results = {"out": result(None, call.out_dtype), "lse": NEW, "amax": None}
-    options = Options(**dict(call.rules))
-    _, out, lse = LAYOUTS[call.layout].forms({name: _form(x) for name, x in given.items()}, results, options)
-    return [out, lse]
+    return results_of(call.rules, call.layout, call.out_dtype, {name: _form(x) for name, x in given.items()})
 
 
 def _struct(form: Any) -> Any:
@@ -185,29 +176,22 @@ def _attend_backward(call: _Call, kept: Any, slopes: Any) -> Any:
     given, out, lse = kept
     arrays = {**given, "out": out, "lse": lse, "dout": slopes[0].astype(given["q"].dtype)}
     arrays |= {"dlse": slopes[1]} if call.uses_lse else {}
-    wanted = _differentiated(given)
-    results: dict[str, Any] = dict.fromkeys(["dq", "dk", "dv"], NEW)
-    results |= {x: NEW if x[1:] in wanted else None for x in ("dsinks", "dmask")}
-    found = backward.operation(call.layout).forms(
+    forms = gradients_of(
+        call.rules,
+        call.layout,
         {name: _form(x) for name, x in arrays.items()},
-        results,
-        backward.options(dict(call.rules), deterministic=call.deterministic),
+        differentiated(given),
+        deterministic=call.deterministic,
     )
     compute = functools.partial(_compute_gradients, call)
-    made = _callback(compute, [x for x in found if x is not None], arrays)
+    made = _callback(compute, list(forms.values()), arrays)
     gradients = dict.fromkeys(given)
-    for name, x in zip(wanted, made, strict=True):
+    for name, x in zip(forms, made, strict=True):
         gradients[name] = x.astype(given[name].dtype)
     return (gradients,)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
-
-
-def _differentiated(given: Mapping[str, Any]) -> list[str]:
-    """Return the arrays that have a gradient, in the order of results."""
-    others = [name for name in ("sinks", "mask") if name in given and given[name].dtype != np.bool_]
-    return ["q", "k", "v", *others]
 
 
 # ---- on the host ---------------------------------------------------------------------------
@@ -242,14 +226,14 @@ def _batched(
 def _compute(call: _Call, arrays: _Arrays) -> tuple[Any, ...]:
     """Return out and lse of ndarrays."""
     more: Any = {"layout": call.layout, "out_dtype": call.out_dtype, "device": call.device}
-    made: tuple[Any, ...] = forward.attention(**arrays, **dict(call.rules), return_lse=True, **more)
+    made: tuple[Any, ...] = forward.attention(**arrays, **call.rules._asdict(), return_lse=True, **more)
     return made
 
 
 def _compute_gradients(call: _Call, arrays: _Arrays) -> tuple[Any, ...]:
     """Return the gradients of ndarrays."""
-    wanted = _differentiated(arrays)
+    wanted = differentiated(arrays)
     more: Any = {"layout": call.layout, "deterministic": call.deterministic, "device": call.device}
     return backward.attention_backward(
-        **arrays, **dict(call.rules), return_dsinks="sinks" in wanted, return_dmask="mask" in wanted, **more
+        **arrays, **call.rules._asdict(), return_dsinks="sinks" in wanted, return_dmask="mask" in wanted, **more
     )
