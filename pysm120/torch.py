@@ -15,10 +15,9 @@ import numpy as np
 
 from pysm120.ops import attention as forward
 from pysm120.ops import attention_backward as backward
-from pysm120.ops.attention_call import LAYOUTS, Options
 from pysm120.ops.options import ends, flag
 from pysm120.ops.plan import Form
-from pysm120.ops.traced import GRADIENTS, Rules, gradients_of, results_of
+from pysm120.ops.traced import GRADIENTS, Rules, Traced, attend, differentiate
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import shared_device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
@@ -137,7 +136,7 @@ def _check(given: Mapping[str, Any], rules: Rules, layout: Any, out_dtype: Any, 
     if device is not None and not isinstance(device, str):
         message = f"device is a {type(device).__name__}, not the name of a device or None"
         raise TypeError(message)
-    results_of(rules, layout, _numpy_dtype(out_dtype), _forms(given))
+    attend(rules, layout, _numpy_dtype(out_dtype)).forms(_forms(given))
     where = given["q"].device
     for name, x in given.items():
         if x is not None and x.device != where:
@@ -214,10 +213,8 @@ def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:
         made: tuple[Tensor, Tensor] = forward.attention(**_detached(given), **rules._asdict(), **more)
         return made
     _check(given, rules, layout, arguments[-1], device)
-    forms = results_of(rules, layout, out_dtype, _forms(given))
-    out, lse = found = [_empty(x, given["q"]) for x in forms]
-    _launch(LAYOUTS[layout], given, {"out": out, "lse": lse, "amax": None}, Options(**rules._asdict()))
-    return found[0], found[1]
+    out, lse = _launch(attend(rules, layout, out_dtype), given)
+    return out, lse
 
 
 def _gradients_fake(*arguments: Any) -> list[Tensor]:
@@ -225,7 +222,7 @@ def _gradients_fake(*arguments: Any) -> list[Tensor]:
     given, rules, layout, deterministic, _ = _of_gradients(arguments)
     names = _wanted(arguments)
     if _are_known(given):
-        gradients_of(rules, layout, _forms(given), names, deterministic=deterministic)
+        differentiate(rules, layout, names, deterministic=deterministic).forms(_forms(given))
     dtypes = {"sinks": torch.float32, "mask": torch.float32}
     return [given[x].new_empty(given[x].shape, dtype=dtypes.get(x, given["q"].dtype)) for x in names]
 
@@ -238,11 +235,7 @@ def _gradients(*arguments: Any) -> list[Tensor]:
         more: Any = {"layout": layout, "deterministic": deterministic, "device": device}
         more |= {f"return_d{x}": x in names for x in ("sinks", "mask")}
         return list(backward.attention_backward(**_detached(given), **rules._asdict(), **more))
-    forms = gradients_of(rules, layout, _forms(given), names, deterministic=deterministic)
-    found = {x: _empty(form, given["q"]) for x, form in forms.items()}
-    results = {f"d{x}": found.get(x) for x in GRADIENTS}
-    _launch(backward.operation(layout), given, results, backward.options(rules._asdict(), deterministic=deterministic))
-    return list(found.values())
+    return _launch(differentiate(rules, layout, names, deterministic=deterministic), given)
 
 
 _GRADIENT_ARRAYS = ("dout", "dlse", "out", "lse", *_ARRAYS)
@@ -267,12 +260,7 @@ def _detached(given: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: x.detach() for name, x in given.items()}
 
 
-def _empty(form: Form, like: Tensor) -> Tensor:
-    """Return a tensor of a form on the device of another one."""
-    return like.new_empty(form.shape, dtype=getattr(torch, form.dtype.name))
-
-
-def _launch(operation: Any, given: Mapping[str, Tensor], results: Mapping[str, Any], options: Any) -> None:
+def _launch(traced: Traced, given: Mapping[str, Tensor]) -> list[Tensor]:
     """Start an operation on tensors of a GPU, on its current stream, with a workspace of PyTorch; do not wait.
 
     PyTorch reuses memory in the order of the stream, so tensors may go before the work ends. A CUDA graph keeps the
@@ -282,15 +270,24 @@ def _launch(operation: Any, given: Mapping[str, Tensor], results: Mapping[str, A
     device = shared_device(f"cuda:{where.index}")
     stream = torch.cuda.current_stream(where).cuda_stream
 
+    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=where)
+
     def face(x: Tensor) -> Array:
         return device.from_dlpack(x, stream=stream)
 
-    def workspace(nbytes: int) -> Array:
-        return face(torch.empty(nbytes, dtype=torch.uint8, device=where))
-
-    faces = {x: face(_with_dense_rows(given[x].detach(), x)) if x in given else None for x in operation.names}
-    there = {name: None if x is None else face(x) for name, x in results.items()}
-    operation(faces, there, options, device=device, stream=stream, workspace=workspace)
+    forms = traced.forms(_forms(given))
+    made = {name: empty(form.shape, getattr(torch, form.dtype.name)) for name, form in forms.items()}
+    names = traced.operation.names
+    traced.operation(
+        {x: face(_with_dense_rows(given[x].detach(), x)) if x in given else None for x in names},
+        {x: face(made[x]) if x in made else None for x in traced.results},
+        traced.options,
+        device=device,
+        stream=stream,
+        workspace=lambda nbytes: face(empty((nbytes,), torch.uint8)),
+    )
+    return list(made.values())
 
 
 def _with_dense_rows(x: Tensor, name: str) -> Tensor:

@@ -21,7 +21,9 @@ HAS_TRITON, HAS_JAX, HAS_TORCH = (importlib.util.find_spec(name) is not None for
 collect_ignore = (
     [] if HAS_TRITON else [f"corpus/{name}.py" for name in ("test_triton", "triton_kernels", "triton_compile")]
 )
-collect_ignore += [] if HAS_JAX else ["ops/test_jax.py", "ops/test_jax_transformations.py"]
+collect_ignore += (
+    [] if HAS_JAX else [f"ops/{name}.py" for name in ("test_jax", "test_jax_handlers", "test_jax_transformations")]
+)
 collect_ignore += [] if HAS_TORCH else ["ops/test_torch.py"]
 
 

@@ -121,8 +121,12 @@ class Operation:
 
         Inputs are `Form`; optional ones may be left out. Values of arrays are not checked.
         """
+        return list(self.plan(inputs, outputs, options).outputs)
+
+    def plan(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], options: Any = ()) -> Plan:
+        """Return the plan of such a call."""
         given = [inputs.get(row.name) for row in self._inputs]
-        return list(self._planner.plan(given, self._outputs_of(outputs), options).outputs)
+        return self._planner.plan(given, self._outputs_of(outputs), options)
 
     def _from_anywhere(
         self, given: list[Any], results: list[Any], options: Any, device: Any, stream: Any, workspace: Any

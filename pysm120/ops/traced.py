@@ -7,8 +7,9 @@ import numpy as np
 
 from pysm120.ops import attention_backward as backward
 from pysm120.ops.attention_call import LAYOUTS, Options
+from pysm120.ops.call import Operation
 from pysm120.ops.options import one_of
-from pysm120.ops.plan import NEW, Form, result
+from pysm120.ops.plan import NEW, Form, Plan, result
 
 GRADIENTS = ("q", "k", "v", "sinks", "mask")  # arrays that have a gradient, in the order of the results
 
@@ -24,25 +25,40 @@ class Rules(NamedTuple):
     precision: Any
 
 
-def results_of(rules: Rules, layout: Any, out_dtype: Any, given: Mapping[str, Any]) -> list[Form]:
-    """Return the forms of out and lse, after the checks of `pysm120.attention`; `given` are forms by name."""
-    results = {"out": result(None, out_dtype), "lse": NEW, "amax": None}
+class Traced(NamedTuple):
+    """An operation on arrays without values."""
+
+    operation: Operation
+    results: dict[str, Any]
+    options: Any
+
+    def forms(self, given: Mapping[str, Form]) -> dict[str, Form]:
+        """Return the forms of the results by name, after the checks of a call; `given` are forms by name."""
+        made = self.operation.forms(given, self.results, self.options)
+        return {name: form for name, form in zip(self.results, made, strict=True) if form is not None}
+
+    def plan(self, given: Mapping[str, Form]) -> tuple[Plan, list[tuple[str, int]]]:
+        """Return the plan of a call, and where its C struct has the addresses: names of arrays, and words.
+
+        Inputs come first, then results, each in its order.
+        """
+        plan = self.operation.plan(given, self.results, self.options)
+        inputs, results = self.operation.names, list(self.results)
+        places = [(inputs[index], word) for index, word in plan.reads]
+        return plan, places + [(results[index], word) for index, word in plan.writes]
+
+
+def attend(rules: Rules, layout: Any, out_dtype: Any) -> Traced:
+    """Return the operation whose results are out and lse."""
     operation = LAYOUTS[one_of(layout, "layout", tuple(LAYOUTS))]
-    _, out, lse = operation.forms(given, results, Options(**rules._asdict()))
-    return [out, lse]
+    return Traced(operation, {"amax": None, "out": result(None, out_dtype), "lse": NEW}, Options(**rules._asdict()))
 
 
-def gradients_of(
-    rules: Rules, layout: str, given: Mapping[str, Any], wanted: Sequence[str], *, deterministic: bool
-) -> dict[str, Form]:
-    """Return the forms of the gradients of q, k and v, and of the others that are wanted, by the name of the array.
-
-    `given` are forms by name, those of out, lse and dout too.
-    """
+def differentiate(rules: Rules, layout: str, wanted: Sequence[str], *, deterministic: bool) -> Traced:
+    """Return the operation whose results are the gradients of q, k, v and of the others that are wanted."""
     results: dict[str, Any] = {f"d{x}": NEW if x in wanted else None for x in GRADIENTS}
     options = backward.options(rules._asdict(), deterministic=deterministic)
-    made = backward.operation(layout).forms(given, results, options)
-    return {x: form for x, form in zip(GRADIENTS, made, strict=True) if form is not None}
+    return Traced(backward.operation(layout), results, options)
 
 
 def differentiated(given: Mapping[str, Any]) -> list[str]:

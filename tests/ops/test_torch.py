@@ -193,36 +193,44 @@ def test_tensors_of_a_device_are_used_in_place(device: pysm120.Device, rng: np.r
     given, _ = arrays(rng, {**CASES["sinks"], "kv_lengths": np.array([9, 4], np.int32)})
     out, lse = numpy_api.attention(**given, causal=True, return_lse=True, device=device)
     x = {n: torch.from_dlpack(device.array(y)) for n, y in given.items()}
-    made = {"out": torch.from_dlpack(device.zeros(out.shape, out.dtype)), "amax": None}
-    made["lse"] = torch.from_dlpack(device.zeros(lse.shape, lse.dtype))
-    stream = SimpleNamespace(cuda_stream=0)
-    options = sm120.Options(causal=True, causal_align="bottom-right", window=(None, None), softcap=0.0, scale=None,
-                            precision=None)  # fmt: skip
-    asked: list[int] = []
+    rules = sm120.Rules(True, "bottom-right", (None, None), 0.0, None, None)  # noqa: FBT003
+    asked: list[Any] = []
 
-    def empty(nbytes: int, **_: Any) -> torch.Tensor:
-        asked.append(nbytes)
-        return torch.from_dlpack(device.zeros(nbytes, np.uint8))
+    def empty(shape: tuple[int, ...], *, dtype: Any, device: Any) -> torch.Tensor:
+        asked.append((shape, dtype, device))
+        return torch.from_dlpack(opened.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
 
+    opened = device
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sm120, "shared_device", lambda _: device)
-        patch.setattr(torch.cuda, "current_stream", lambda _: stream)
+        patch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
         patch.setattr(torch, "empty", empty)
-        sm120._launch(sm120.LAYOUTS["BSHD"], x, made, options)
+        made = sm120._launch(sm120.attend(rules, "BSHD", None), x)
         device.synchronize()
-        same(made["out"], out)
-        same(made["lse"], lse)
-        assert not asked
+        for got, best in zip(made, (out, lse), strict=True):
+            same(got, best)
+        assert len(asked) == 2  # no workspace
         # Rows of 13 elements of 16 are read through a workspace.
         short = {
             n: torch.from_dlpack(device.array(np.pad(given[n], ((0, 0),) * 3 + ((0, 3),))))[..., :13] for n in "qkv"
         }
         best = numpy_api.attention(*(given[n][..., :13] for n in "qkv"), causal=True, device=device)
-        made["out"] = torch.from_dlpack(device.zeros(best.shape, best.dtype))
-        sm120._launch(sm120.LAYOUTS["BSHD"], short, {**made, "lse": None}, options)
+        got, _ = sm120._launch(sm120.attend(rules, "BSHD", None), short)
         device.synchronize()
-        same(made["out"], best)
-        assert len(asked) == 1
+        same(got, best)
+        assert len(asked) == 5
+        # Gradients.
+        dout = {"dout": x["q"][..., :16].clone(memory_format=torch.contiguous_format)}
+        back = {**x, "out": made[0], "lse": made[1], "dout": torch.from_dlpack(device.array(dout["dout"].numpy()))}
+        wanted = numpy_api.attention_backward(
+            back["dout"].numpy(), **given, out=out, lse=lse, causal=True, return_dsinks=True, deterministic=True,
+            device=device,
+        )  # fmt: skip
+        traced = sm120.differentiate(rules, "BSHD", ["q", "k", "v", "sinks"], deterministic=True)
+        slopes = sm120._launch(traced, back)
+        device.synchronize()
+        for got, best in zip(slopes, wanted, strict=True):
+            same(got, best)
 
 
 @pytest.mark.cuda
