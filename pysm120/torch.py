@@ -315,8 +315,7 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     if dout is None and dlse is None:
         return (None,) * len(_ARRAYS) + nothing
     q = given["q"]
-    dout = torch.zeros_like(out, dtype=q.dtype) if dout is None else dout.to(q.dtype).contiguous()
-    dlse = None if dlse is None else dlse.contiguous()
+    dout = torch.zeros_like(out, dtype=q.dtype) if dout is None else dout.to(q.dtype)
     needs = dict(zip(_ARRAYS, ctx.needs_input_grad, strict=False))
     made = torch.ops.pysm120.attention_backward(
         dout, dlse, out, lse, *saved, *ctx.options, needs["sinks"], needs["mask"]

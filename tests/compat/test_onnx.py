@@ -554,6 +554,14 @@ def test_attention_in_functions_and_subgraphs(device_name: str, rng: np.random.G
         opset_imports=opsets,
         ir_version=10,
     )
+    alone = ModelProto()  # Attention in a branch alone, of an opset without it
+    alone.CopyFrom(model)
+    del alone.functions[:]
+    alone.graph.node[0].CopyFrom(helper.make_node("Identity", ["Q"], ["f"]))
+    assert backend.is_compatible(alone)
+    alone.opset_import[0].version = 22
+    with pytest.raises(UnsupportedError, match="opset is 22"):
+        backend.prepare(alone)
     assert backend.is_compatible(model)
     for which in (True, False):
         given = {**x, "which": np.array(which)}

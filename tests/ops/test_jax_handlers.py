@@ -113,6 +113,17 @@ def test_a_call_is_one_custom_call(device_name: str) -> None:
     assert re.findall(r"custom_call @(\w+)", text) == ["pysm120_attention"] * 2
 
 
+@pytest.mark.parametrize("sinks", [None, np.zeros(2, np.float32)], ids=["one call", "a loop"])
+def test_vmap_is_a_larger_batch(device_name: str, sinks: Any) -> None:
+    """Or a loop over calls, where an array has no batch that could be larger."""
+    x = jnp.asarray(X)
+    attend = jax.vmap(lambda q: sm120.attention(q, x, x, sinks=sinks, device=device_name))
+    text = jax.jit(attend).lower(jnp.stack([x, x, x])).as_text()
+    assert text.count("custom_call @pysm120_attention") == 1
+    assert ("stablehlo.while" in text) == (sinks is not None)
+    assert ("tensor<6x6x2x32xf16>" in text) == (sinks is None)
+
+
 def test_threads(device: pysm120.Device) -> None:
     """Calls of several threads on one device."""
     x = jnp.asarray(X)

@@ -233,6 +233,18 @@ def test_tensors_of_a_device_are_used_in_place(device: pysm120.Device, rng: np.r
             same(got, best)
 
 
+def test_kernels_read_dense_rows() -> None:
+    """Strides of rows, heads and batches are free in four tensors and a mask; everything else is contiguous."""
+    x = torch.zeros(2, 6, 4, 32)
+    for name in ("q", "k", "v", "out", "dout", "mask"):
+        assert sm120._with_dense_rows(x.transpose(1, 2), name).data_ptr() == x.data_ptr()
+        for apart in (x.transpose(2, 3), x[..., ::2], x[0, 0, 0, 0].expand(2, 6, 4, 32)):
+            assert sm120._with_dense_rows(apart, name).is_contiguous()
+    for name in ("lse", "dlse", "sinks", "alibi_slopes", "kv_lengths", "diagonals"):
+        assert sm120._with_dense_rows(x[0, 0].T, name).is_contiguous()
+        assert sm120._with_dense_rows(x[0, 0, :, :1].expand(4, 32), name).is_contiguous()
+
+
 @pytest.mark.cuda
 def test_a_cuda_graph(place: str, rng: np.random.Generator) -> None:
     """A captured call on a stream of its own, replayed on other values."""
