@@ -12,8 +12,10 @@ import ctypes
 import functools
 import itertools
 import os
+import re
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,12 +251,24 @@ def _bytes(form: Form) -> int:
 _NAME = "pysm120_attention"
 
 
+def _xla_version() -> tuple[int, int]:
+    """Return the version of XLA's FFI, which only its header tells."""
+    header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
+    major, minor = (re.findall(rf"^#define XLA_FFI_API_{x} (\d+)$", header, re.MULTILINE) for x in ("MAJOR", "MINOR"))
+    return int(major[0]), int(minor[0])
+
+
 def _load() -> Any:
     """Open the library of the handlers and register them."""
     handlers = ctypes.CDLL(str(companion("libsm120_xla.so")))
     if handlers.sm120_xla_version() != lib.sm120_version():
         message = "libsm120_xla.so is not of the version of libsm120: build the library again"
         raise ImportError(message)
+    major, minor = _xla_version()
+    if major != 0:
+        message = f"the FFI of XLA in jaxlib has version {major}.{minor}, but pysm120 knows 0.x"
+        raise ImportError(message)
+    handlers.sm120_xla_set_version(minor)
     handlers.sm120_xla_set_device.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
     for platform, handler in (("cpu", handlers.sm120_xla_on_host), ("CUDA", handlers.sm120_xla_on_gpu)):
         jax.ffi.register_ffi_target(_NAME, jax.ffi.pycapsule(handler), platform=platform)

@@ -317,20 +317,27 @@ static XlaError *run_on_gpu(Call *call) {
 
 /* ---- handlers -------------------------------------------------------------------------------------------- */
 
+static int theirs = XLA_MINOR;
+
+/* Say which minor version XLA's FFI has: XLA does not tell it when it asks for that of a handler, and some releases
+ * take no other. What is used here is the same since 0.1. */
+SM120_API void sm120_xla_set_version(int minor);
+void sm120_xla_set_version(int minor) {
+    theirs = minor;
+}
+
 /* Answer XLA's question for the version: its own one, or if that is newer the newest that is known here. XLA refuses
  * the handler if it does not support the answer. */
-static XlaError *answer(const XlaFrame *frame, XlaMetadata *metadata) {
-    const XlaVersion *theirs = frame->api != NULL ? &frame->api->api_version : NULL;
+static XlaError *answer(XlaMetadata *metadata) {
     metadata->api_version.major_version = XLA_MAJOR;
-    const int is_older = theirs != NULL && theirs->major_version == XLA_MAJOR && theirs->minor_version < XLA_MINOR;
-    metadata->api_version.minor_version = is_older ? theirs->minor_version : XLA_MINOR;
+    metadata->api_version.minor_version = theirs < XLA_MINOR ? theirs : XLA_MINOR;
     metadata->traits = 0;
     return NULL;
 }
 
 static XlaError *handle(XlaFrame *frame, XlaError *(*run)(Call *call)) {
     if (frame->extension_start != NULL && frame->extension_start->type == XLA_EXTENSION_METADATA) {
-        return answer(frame, ((XlaMetadataExtension *)(void *)frame->extension_start)->metadata);
+        return answer(((XlaMetadataExtension *)(void *)frame->extension_start)->metadata);
     }
     if (frame->struct_size < sizeof *frame) {
         return fail(frame, XLA_INTERNAL, "XLA's FFI is older than pysm120 knows: install a later JAX");

@@ -59,7 +59,6 @@ MEMBERS = {
 }
 CONSTANTS = {
     "XLA_MAJOR": "API_MAJOR",
-    "XLA_MINOR": "API_MINOR",
     "XLA_EXTENSION_METADATA": "Extension_Metadata",
     "XLA_INVALID_ARGUMENT": "Error_Code_INVALID_ARGUMENT",
     "XLA_RESOURCE_EXHAUSTED": "Error_Code_RESOURCE_EXHAUSTED",
@@ -74,7 +73,7 @@ def declarations() -> Any:
     """Return the interface of cffi for our header."""
     interface: Any = cffi.FFI()
     text = re.sub(r"^#.*$", "", HEADER.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    interface.cdef(text + "XlaError *sm120_xla_on_gpu(XlaFrame *frame);")
+    interface.cdef(text + "XlaError *sm120_xla_on_gpu(XlaFrame *frame); void sm120_xla_set_version(int minor);")
     return interface
 
 
@@ -100,6 +99,32 @@ def test_structs_are_those_of_xla(tmp_path: Path) -> None:
     command += ["-I", jax.ffi.include_dir(), "-I", str(HEADER.parent), str(tmp_path / "layout.c")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_version_is_that_of_xla(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At most the newest that is known; XLA itself refuses what it does not support. Another major is refused here."""
+    major, minor = sm120._xla_version()
+    interface = declarations()
+    library = interface.dlopen(str(companion("libsm120_xla.so")))
+    try:
+        for theirs, answer in ((1, 1), (3, 3), (4, 3)):
+            library.sm120_xla_set_version(theirs)
+            metadata = interface.new("XlaMetadata *", {"traits": 7})
+            extension = interface.new("XlaMetadataExtension *", {"metadata": metadata})
+            extension.extension_base.type = library.XLA_EXTENSION_METADATA
+            start = interface.cast("XlaExtension *", extension)
+            frame = interface.new("XlaFrame *", {"extension_start": start})
+            assert library.sm120_xla_on_gpu(frame) == interface.NULL
+            version = metadata.api_version
+            assert (version.major_version, version.minor_version, metadata.traits) == (major, answer, 0)
+    finally:
+        library.sm120_xla_set_version(minor)
+    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 1\n#define XLA_FFI_API_MINOR 2\n")
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    with pytest.raises(ImportError, match=r"the FFI of XLA in jaxlib has version 1\.2, but pysm120 knows 0\.x"):
+        sm120._load()
 
 
 def test_a_call_is_one_custom_call(device_name: str) -> None:
