@@ -101,7 +101,8 @@ def attention(
     ------
     TypeError, ValueError
         As in `pysm120.attention`, when the function is traced. Values of
-        ``kv_lengths`` are checked in the call; JAX wraps that error in its own.
+        ``kv_lengths`` on the CPU are checked in the call; JAX wraps that error in its
+        own.
 
     Notes
     -----

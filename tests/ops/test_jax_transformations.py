@@ -131,8 +131,9 @@ def test_wrong_arguments_are_named_before_anything_is_compiled(device: pysm120.D
         arguments = {"q": x, "k": x, "v": x, "device": device, **given}
         with pytest.raises(kind, match=message):
             jax.jit(lambda a=arguments: sm120.attention(**a))()
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"kv_lengths is .*, but each length must be from 0 to 4"):
-        jax.block_until_ready(sm120.attention(x, x, x, kv_lengths=np.array([5], np.int32), device=device))
+    if x.device.platform == "cpu":  # values on a GPU are not looked at
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"kv_lengths is .*, but each length must be from 0 to 4"):
+            jax.block_until_ready(sm120.attention(x, x, x, kv_lengths=np.array([5], np.int32), device=device))
     with pytest.raises(TypeError, match=r"q is a .*Tracer, .* a transformation of JAX: call pysm120.jax.attention"):
         jax.jit(lambda q: pysm120.attention(q, q, q, device=device))(x)
 

@@ -298,6 +298,18 @@ def test_second_derivatives_are_refused(device_name: str, place: str) -> None:
         slope.sum().backward()
 
 
+def test_torch_func(device_name: str, place: str, rng: np.random.Generator) -> None:
+    """Vmap is a loop, and grad an error of PyTorch."""
+    x = tensor(rng.standard_normal((3, 1, 5, 2, 16)).astype(np.float16), place)
+
+    def attend(y: torch.Tensor) -> Any:
+        return sm120.attention(y, y, y, device=device_name)
+
+    assert torch.equal(torch.func.vmap(attend)(x), torch.stack([attend(y) for y in x]))
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda y: attend(y).sum())(x[0])
+
+
 def test_torch_is_imported_only_if_asked() -> None:
     code = "import pysm120, sys; assert 'torch' not in sys.modules; import pysm120.torch; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
