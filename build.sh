@@ -125,7 +125,7 @@ lint() {
 
 # The C files of the project that match a pattern.
 c_files() {
-    for folder in src tests examples; do
+    for folder in src bindings tests examples; do
         [ ! -d "$folder" ] || find "$folder" -name "$1" | sort
     done
 }

@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    import torch  # type: ignore[import-not-found]  # noqa: PLC0415
+    import torch  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = []
     with pysm120.Device("cuda") as device:

@@ -315,7 +315,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only the cases whose name has these words")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    import torch  # type: ignore[import-not-found]  # noqa: PLC0415
+    import torch  # noqa: PLC0415
 
     with pysm120.Device("cuda") as device:
         title = chip.title(device, f"PyTorch {torch.__version__}, bf16 decoding")

@@ -15,13 +15,16 @@ from harness import OpenDevice
 
 import pysm120
 
-# Triton's half of the corpus and JAX as an oracle are run where they are installed (the extras `corpus` and `oracles`);
-# the header says which.
-HAS_TRITON, HAS_JAX = (importlib.util.find_spec(name) is not None for name in ("triton", "jax"))
+# Triton's half of the corpus, JAX and PyTorch are run where they are installed (the extras `corpus`, `oracles` and
+# `torch`); the header says which.
+HAS_TRITON, HAS_JAX, HAS_TORCH = (importlib.util.find_spec(name) is not None for name in ("triton", "jax", "torch"))
 collect_ignore = (
     [] if HAS_TRITON else [f"corpus/{name}.py" for name in ("test_triton", "triton_kernels", "triton_compile")]
 )
-collect_ignore += [] if HAS_JAX else ["ops/test_jax.py", "ops/test_jax_transformations.py"]
+collect_ignore += (
+    [] if HAS_JAX else [f"ops/{name}.py" for name in ("test_jax", "test_jax_handlers", "test_jax_transformations")]
+)
+collect_ignore += [] if HAS_TORCH else ["ops/test_torch.py"]
 
 
 LEFT_OUT = pytest.StashKey[dict[str, Any]]()
@@ -58,8 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Show the options that repeat the run."""
-    triton, jax = ("with" if has else "without" for has in (HAS_TRITON, HAS_JAX))
-    what = f"corpus {triton} Triton, oracles {jax} JAX"
+    triton, jax, torch = ("with" if has else "without" for has in (HAS_TRITON, HAS_JAX, HAS_TORCH))
+    what = f"corpus {triton} Triton, oracles {jax} JAX, {torch} PyTorch"
     part = {"default": "", "rest": " --rest", "all": " --all"}[config.option.part]
     return f"pysm120: --device {config.option.device} --seed {config.option.seed}{part}, {what}"
 

@@ -82,6 +82,8 @@ class BuildPackage(build_py):
         super().run()
         if not self.editable_mode:
             shutil.copyfile(library, package / library.name)
+            handlers = build_tool().HANDLERS
+            shutil.copyfile(library.with_name(handlers), package / handlers)
             # Wheels cannot hold a link: a linker script does for -lsm120.
             (package / "libsm120.so").write_text(f"INPUT({library.name})\n")
             for header in build_tool().HEADERS:

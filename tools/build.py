@@ -1,4 +1,4 @@
-"""Build the library libsm120.so: expand every template, assemble it, embed it, compile and link.
+"""Build the library libsm120.so: expand every template, assemble it, embed it, compile and link; then XLA's handlers.
 
     python tools/build.py [--sanitize address,undefined]
 
@@ -35,6 +35,7 @@ from records import Parameter  # noqa: E402
 
 OLDEST_NVCC = (12, 9)
 HEADERS = ("src/sm120.h", "src/sm120.hpp")  # that programs include
+HANDLERS = "libsm120_xla.so"  # for pysm120.jax
 SUFFIXES = {"sm_120f": "sm120", "sm_90": "sm90"}
 TARGETS = tuple(SUFFIXES)
 EXPANDERS = ("expand.py", "records.py")  # programs on which the expanded text depends, beside the templates
@@ -445,6 +446,16 @@ def compile_object(cache: Cache, source: Path, target: Path, command: list[str],
     return cache.make(target, [version, source, *words], lambda: run(words), headers)
 
 
+def build_handlers(cache: Cache, library: Path, cc: list[str], version: str) -> Path:
+    """Build the handlers that pysm120.jax registers: a library beside libsm120, which alone knows XLA."""
+    source, output = ROOT / "bindings" / "xla" / "sm120_xla.c", library.with_name(HANDLERS)
+    includes = [source.with_name("xla_ffi.h"), ROOT / "src" / "sm120.h"]
+    command = [*cc, *FLAGS, "-I", str(ROOT / "src")]
+    command += ["-shared", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-rpath,$ORIGIN"]
+    command += ["-o", str(output), str(source), str(library)]
+    return cache.make(output, [version, source, *includes, library, *command], lambda: run(command))
+
+
 def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     """Build the library.
 
@@ -499,6 +510,8 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
         stale.unlink()
     link.symlink_to(library.name)
     write_pkgconfig(cache.folder / "pkgconfig")
+    if not sanitize:
+        build_handlers(cache, library, cc, version)
     return library
 
 

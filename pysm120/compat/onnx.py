@@ -1,13 +1,13 @@
-"""An ONNX backend for models of one Attention node, opsets 23 to 25.
+"""An ONNX backend for models with Attention nodes of opsets 23 to 25.
 
 >>> import pysm120.compat.onnx
 >>> (y,) = pysm120.compat.onnx.prepare(model, "CUDA").run([q, k, v])  # doctest: +SKIP
 
 `prepare`, `run_model`, `run_node`, `is_compatible` and `supports_device` are the methods of `Backend`, as in every ONNX
-backend. Needs the package onnx.
+backend. Attention nodes run on the device, all other nodes in onnx's reference evaluator. Needs the package onnx.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -25,6 +25,8 @@ try:
     import onnx
     from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
     from onnx.backend import base
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
 except ImportError as error:
     message = "pysm120.compat.onnx needs the package onnx, which is not installed: pip install 'pysm120[onnx]'"
     raise ImportError(message) from error
@@ -35,7 +37,17 @@ _OPSETS = (23, 24, 25)  # opsets that changed Attention
 _SOFTMAX = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 _INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 _REQUIRED = 3
-_DTYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+_F16, _BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+# The dtype of Q, K and V for a precision of the products; None: their own, float64 as float32.
+_DTYPES: dict[str, np.dtype[Any] | None] = {
+    "f16": _F16,
+    "bf16": _BF16,
+    "mxfp8": None,
+    "mxfp8_bf16": _BF16,
+    "mxfp8_f16": _F16,
+    "nvfp4": None,
+    "nvfp4_mxfp8": None,
+}
 # The default dtype of the products, by the dtype of Q, K and V.
 _PRECISION = {"float16": "f16", "bfloat16": "bf16", "float32": "f16", "float64": "f16"}
 _MASK_RANK = 4
@@ -43,15 +55,17 @@ _RANKS = (3, 4)
 
 
 class Backend(base.Backend):
-    """Runs models of one Attention node on a GPU or on the virtual SM120.
+    """Runs the Attention nodes of models on a GPU or on the virtual SM120.
 
     Notes
     -----
-    Products are in 16 bits. Sums and the softmax are float32, whatever
-    softmax_precision says. Inputs of float32 and float64 are rounded to float16, or
-    to bfloat16 with ``prepare(..., precision="bf16")``; the result has the dtype of
-    Q. With a softcap and qk_matmul_output_mode 0, the QK output is the one before
-    the softcap.
+    All other nodes are computed by ``onnx.reference``, on the CPU.
+
+    Products of Attention are in 16 bits, or in another ``precision``. Sums and the
+    softmax are float32, whatever softmax_precision says. Inputs of float32 and float64
+    are rounded to float16, or to bfloat16 with ``prepare(..., precision="bf16")``; the
+    result has the dtype of Q. With a softcap and qk_matmul_output_mode 0, the QK output
+    is the one before the softcap. The QK output is always a product in 16 bits.
 
     """
 
@@ -60,8 +74,10 @@ class Backend(base.Backend):
         """Whether `prepare` supports the model."""
         del device, kwargs
         try:
-            _node_of(model)
-        except UnsupportedError:
+            _check_model(model)
+            if not _is_one_node(model):
+                _evaluator(model, None)
+        except (UnsupportedError, NotImplementedError, RuntimeError, KeyError):  # of ours, and of the evaluator
             return False
         return True
 
@@ -74,17 +90,19 @@ class Backend(base.Backend):
         Parameters
         ----------
         model : onnx.ModelProto
-            Its graph is one Attention node; inputs of the node may be initializers.
+            A model with Attention nodes, also in functions and subgraphs.
         device : str or Device, optional
             "CUDA", "CUDA:1", "VIRTUAL" or its alias "CPU". Default: as everywhere
             in pysm120.
-        precision : {"f16", "bf16"}, optional
-            Precision of the products. Default: f16; bf16 if Q is bfloat16.
+        precision : {"f16", "bf16", "mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8"}, optional
+            Precision of the products of all Attention nodes. Default: f16; bf16 if Q
+            is bfloat16.
 
         Raises
         ------
         UnsupportedError
-            The model is not one Attention node, or has unsupported options.
+            The model has no Attention node, or one of another opset, or a node that
+            ``onnx.reference`` does not know.
         onnx.checker.ValidationError
             The model is invalid.
 
@@ -92,16 +110,16 @@ class Backend(base.Backend):
         if kwargs:
             message = f"prepare has no argument {min(kwargs)!r}; it takes model, device and precision"
             raise TypeError(message)
-        node, _ = _node_of(model)
+        _check_model(model)
         onnx.checker.check_model(model)
         graph = model.graph
         constants = {x.name: numpy_helper.to_array(x) for x in graph.initializer}
+        place = _Place(_device(device), _check_precision(precision))
         return Prepared(
-            node,
+            _of_node(graph.node[0], place) if _is_one_node(model) else _of_model(model, place),
             [x.name for x in graph.input if x.name not in constants],
             [x.name for x in graph.output],
             constants,
-            _Place(_device(device), _check_precision(precision)),
         )
 
     @classmethod
@@ -135,11 +153,10 @@ class Backend(base.Backend):
         _check_node(node, opset_version)
         super().run_node(node, inputs, opset_version=opset_version)  # type: ignore[arg-type] # its kwargs are of dicts
         prepared = Prepared(
-            node,
+            _of_node(node, _Place(_device(device), _check_precision(precision))),
             [name for name in node.input if name],
             [name for name in node.output if name],
             {},
-            _Place(_device(device), _check_precision(precision)),
         )
         return prepared.run(inputs)
 
@@ -167,21 +184,17 @@ class _Place(NamedTuple):
     precision: str | None
 
 
+_Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
 class Prepared(base.BackendRep):
-    """A model of one Attention node, on a device."""
+    """A model on a device; `compute` returns values by name for values by name."""
 
     def __init__(
-        self,
-        node: NodeProto,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        constants: Mapping[str, Ndarray],
-        place: _Place,
+        self, compute: _Compute, inputs: Sequence[str], outputs: Sequence[str], constants: Mapping[str, Ndarray]
     ) -> None:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self._constants, self._place = dict(constants), place
-        self._node = node
-        self._attributes = _Attributes.of(node)
+        self._compute, self._constants = compute, dict(constants)
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return the outputs of the model.
@@ -200,14 +213,8 @@ class Prepared(base.BackendRep):
         if kwargs:
             message = f"run has no argument {min(kwargs)!r}"
             raise TypeError(message)
-        values = {**self._constants, **self._by_name(inputs)}
-        given = {
-            what: _as_ndarray(values[name], what)
-            for what, name in zip(_INPUTS, self._node.input, strict=False)
-            if name and values.get(name) is not None
-        }
-        results = dict(zip(self._node.output, _Call(given, self._attributes, self._place).results(), strict=False))
-        return base.namedtupledict("Outputs", self.outputs)(*(results[name]() for name in self.outputs))
+        results = self._compute({**self._constants, **self._by_name(inputs)})
+        return base.namedtupledict("Outputs", self.outputs)(*(results[name] for name in self.outputs))
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
@@ -234,16 +241,93 @@ class Prepared(base.BackendRep):
 # ---- models ---------------------------------------------------------------------
 
 
-def _node_of(model: ModelProto) -> tuple[NodeProto, int]:
-    """Return the node of a model and its opset."""
+def _is_one_node(model: ModelProto) -> bool:
+    """Whether a model is one Attention node, which runs without the evaluator."""
+    return len(model.graph.node) == 1 and not model.functions and model.graph.node[0].op_type == "Attention"
+
+
+def _check_model(model: ModelProto) -> None:
+    """Raise if a model has no Attention node, or one that is not supported."""
     require_type(model, ModelProto, "model", "an onnx.ModelProto: load files with onnx.load")
-    nodes = model.graph.node
-    if len(nodes) != 1 or model.functions:
-        message = f"model has {len(nodes)} nodes and {len(model.functions)} functions, not only one Attention node"
+    parts: list[tuple[Any, Any]] = [(model.graph.node, model), *((x.node, x) for x in model.functions)]
+    found = False
+    for nodes, holder in parts:
+        opset = next((x.version for x in holder.opset_import if x.domain in {"", "ai.onnx"}), 0)
+        for node in _all_nodes(nodes):
+            if node.op_type == "Attention" and node.domain in {"", "ai.onnx"}:
+                _check_node(node, opset)
+                found = True
+    if not found:
+        message = f"model has no Attention node among its {len(model.graph.node)} nodes"
         raise UnsupportedError(message)
-    opset = next((x.version for x in model.opset_import if x.domain in {"", "ai.onnx"}), 0)
-    _check_node(nodes[0], opset)
-    return nodes[0], opset
+
+
+def _all_nodes(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
+    """Yield nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for x in node.attribute:
+            for graph in (x.g, *x.graphs):
+                yield from _all_nodes(graph.node)
+
+
+def _of_node(node: NodeProto, place: _Place) -> _Compute:
+    """Return the function that computes one Attention node."""
+    attributes = _Attributes.of({x.name: onnx.helper.get_attribute_value(x) for x in node.attribute})
+
+    def compute(values: Mapping[str, Any]) -> dict[str, Any]:
+        given = [values.get(name) if name else None for name in node.input]
+        return {x: y for x, y in zip(node.output, _results(node, given, attributes, place), strict=True) if x}
+
+    return compute
+
+
+def _results(node: NodeProto, given: Sequence[Any], attributes: "_Attributes", place: _Place) -> list[Any]:
+    """Return the outputs of a node, None where an output has no name."""
+    inputs = {what: _as_ndarray(x, what) for what, x in zip(_INPUTS, given, strict=False) if x is not None}
+    found = _Call(inputs, attributes, place).results()
+    return [compute() if name else None for name, compute in zip(node.output, found, strict=False)]
+
+
+def _of_model(model: ModelProto, place: _Place) -> _Compute:
+    """Return the function that computes a model: Attention on the device, all else by onnx's reference evaluator."""
+    try:
+        evaluator = _evaluator(model, place)
+    except (NotImplementedError, RuntimeError, KeyError) as error:
+        message = f"model has a node that onnx.reference does not run: {error}"
+        raise UnsupportedError(message) from error
+
+    def compute(values: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(evaluator.output_names, evaluator.run(None, dict(values)), strict=True))
+
+    return compute
+
+
+def _evaluator(model: ModelProto, place: _Place | None) -> ReferenceEvaluator:
+    """Return the evaluator of a model, of its functions and of its subgraphs, with our Attention in all of them."""
+    operator = _operator(place)
+
+    class Evaluator(ReferenceEvaluator):
+        def __init__(self, proto: Any, *, new_ops: Any = None, **options: Any) -> None:
+            del new_ops  # those of the graph around it, or none in a function
+            super().__init__(proto, new_ops=[operator], **options)
+
+    return Evaluator(model)
+
+
+def _operator(place: _Place | None) -> type[OpRun]:
+    """Return the class with which the evaluator runs Attention nodes; without a place it only says that it could."""
+
+    class Attention(OpRun):  # the name is that of the operator
+        op_domain = ""
+
+        def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+            assert place is not None  # noqa: S101 - nobody runs it
+            known = _Attributes.of({name: x for name, x in attributes.items() if x is not None})
+            found = _results(self.onnx_node, inputs, known, place)
+            return tuple(np.zeros(0, np.float32) if x is None else x for x in found)  # what has no name is not used
+
+    return Attention
 
 
 def _check_node(node: NodeProto, opset: int) -> None:
@@ -269,9 +353,8 @@ class _Attributes(NamedTuple):
     stage: Stage
 
     @classmethod
-    def of(cls, node: NodeProto) -> "_Attributes":
+    def of(cls, given: Mapping[str, Any]) -> "_Attributes":
         """Return the attributes of a node after checking their values."""
-        given: dict[str, Any] = {x.name: onnx.helper.get_attribute_value(x) for x in node.attribute}
         sides = []
         for name in ("left_window_size", "right_window_size"):
             size = given.get(name, -1)
@@ -448,9 +531,15 @@ class _Call:
         scale = self.attributes.scale
         return float(self.q.shape[3]) ** -0.5 if scale is None else float(scale)
 
-    def _narrow(self, x: Ndarray, what: str) -> Ndarray:
-        """Round to the 16-bit dtype of the products."""
-        dtype = _DTYPES[self.place.precision or _PRECISION[self.dtype.name]]
+    @property
+    def _precision(self) -> str:
+        return self.place.precision or _PRECISION[self.dtype.name]
+
+    def _narrow(self, x: Ndarray, what: str, precision: str) -> Ndarray:
+        """Round to the dtype that a precision of the products needs."""
+        dtype = _DTYPES[precision]
+        if dtype is None:
+            return x.astype(np.float32) if x.dtype == np.float64 else x
         with np.errstate(over="ignore"):
             y = x.astype(dtype)
         lost = np.isfinite(x) & ~np.isfinite(y)
@@ -461,7 +550,7 @@ class _Call:
 
     def _attend(self) -> Ndarray:
         """Compute Y."""
-        q, k, v = self.q, self.k, self.v
+        q, k, v, precision = self.q, self.k, self.v, self._precision
         shape = (*q.shape[:3], v.shape[3])
         wide = self.dtype.name in {"float32", "float64"}
         y: Ndarray = np.zeros(shape, np.float32 if wide else self.dtype)
@@ -472,7 +561,7 @@ class _Call:
             if past is not None and past[0].shape[2] == 0:
                 past = None
             attention(
-                *(self._narrow(x, what) for x, what in ((q, "Q"), (k, "K"), (v, "V"))),
+                *(self._narrow(x, what, precision) for x, what in ((q, "Q"), (k, "K"), (v, "V"))),
                 causal=self.attributes.is_causal,
                 causal_align="top-left",
                 window=self.attributes.window,
@@ -480,10 +569,10 @@ class _Call:
                 mask=self.mask,
                 kv_lengths=self.lengths,
                 diagonals=self._diagonals,
-                past_k=None if past is None else self._narrow(past[0], "past_key"),
-                past_v=None if past is None else self._narrow(past[1], "past_value"),
+                past_k=None if past is None else self._narrow(past[0], "past_key", precision),
+                past_v=None if past is None else self._narrow(past[1], "past_value", precision),
                 scale=self._scale,
-                precision=self.place.precision or _PRECISION[self.dtype.name],
+                precision=precision,
                 layout="BHSD",
                 out=y,
                 device=self.place.device,
@@ -512,7 +601,8 @@ class _Call:
             self.lengths,
             self._diagonals,
         )
-        q, k = self._narrow(self.q, "Q"), self._narrow(self._present(0), "K")
+        precision = self._precision if _DTYPES[self._precision] is not None else _PRECISION[self.dtype.name]
+        q, k = self._narrow(self.q, "Q", precision), self._narrow(self._present(0), "K", precision)
         return scores(q, k, rules, self.attributes.stage, self.place.device).astype(self.dtype)
 
 

@@ -80,7 +80,7 @@ class Operation:
         *,
         device: Device | str | None = None,
         stream: Any = None,
-        workspace: Array | None = None,
+        workspace: Array | Callable[[int], Array] | None = None,
     ) -> list[Any]:
         """Compute the operation.
 
@@ -93,7 +93,7 @@ class Operation:
         options
             The argument of `fill`; () for an operation without options.
         device, stream, workspace
-            As in `attention`.
+            As in `attention`. The workspace may be a function that makes an array of a number of bytes.
 
         Returns
         -------
@@ -111,13 +111,22 @@ class Operation:
             return self._from_anywhere(list(given), list(results), options, device, stream, workspace)
         return self._launch(plan, given[0].device, given, results, stream, workspace)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs."""
+        return [row.name for row in self._inputs]
+
     def forms(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], options: Any = ()) -> list[Any]:
         """Return the forms of the results of a call without computing it, after the checks of a call.
 
         Inputs are `Form`; optional ones may be left out. Values of arrays are not checked.
         """
+        return list(self.plan(inputs, outputs, options).outputs)
+
+    def plan(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], options: Any = ()) -> Plan:
+        """Return the plan of such a call."""
         given = [inputs.get(row.name) for row in self._inputs]
-        return list(self._planner.plan(given, self._outputs_of(outputs), options).outputs)
+        return self._planner.plan(given, self._outputs_of(outputs), options)
 
     def _from_anywhere(
         self, given: list[Any], results: list[Any], options: Any, device: Any, stream: Any, workspace: Any
@@ -165,7 +174,7 @@ class Operation:
     ) -> list[Any]:
         """Start the operation on Arrays that fit a plan."""
         queue = ffi.NULL if stream is None else device.stream_handle(stream)
-        if workspace is not None:
+        if workspace is not None and not callable(workspace):
             _check_workspace(workspace, device)
         args = ffi.new(self._pointer, plan.args[0])
         words = ffi.cast(self._words, args)
@@ -325,12 +334,16 @@ def _check_workspace(workspace: Any, device: Device) -> None:
 
 
 @contextlib.contextmanager
-def _workspace(device: Device, queue: Any, size: int, given: Array | None) -> Iterator[tuple[int, int]]:
-    """Hold address and size of a workspace: the given one, or the one that is kept for the stream.
+def _workspace(
+    device: Device, queue: Any, size: int, given: Array | Callable[[int], Array] | None
+) -> Iterator[tuple[int, int]]:
+    """Hold address and size of a workspace: the given one, a new one, or the one that is kept for the stream.
 
     An operation is several launches, so only one operation at a time may use the workspace.
     """
     number = int(cast("uintptr_t", queue))
+    if callable(given):
+        given = given(size)
     if given is not None:
         yield given.address, given.nbytes
         given.owner.stream = number

@@ -105,7 +105,7 @@ class _ManagedVersioned(ctypes.Structure):
 
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_python = ctypes.pythonapi
+_python = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose argtypes other packages set too, jax.ffi for one
 _python.PyCapsule_New.restype = ctypes.py_object
 _python.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _python.PyCapsule_IsValid.restype = ctypes.c_int

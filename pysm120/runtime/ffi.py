@@ -69,6 +69,15 @@ def library_path() -> Path:
     raise ImportError(message)
 
 
+def companion(name: str) -> Path:
+    """Return a library that the build makes beside libsm120."""
+    for folder in (PACKAGE, PACKAGE.parent / "build"):
+        if (folder / name).is_file():
+            return folder / name
+    message = f"{name} is neither in {PACKAGE} nor in build beside it: run ./build.sh"
+    raise ImportError(message)
+
+
 def declarations(header: str) -> str:
     """Return the declarations of ``sm120.h`` in the form that cffi reads."""
     begin, end = "/* cffi: begin */", "/* cffi: end */"

@@ -222,6 +222,7 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
     for name in (
         binding.LIBRARY_NAME,
         "libsm120.so",
+        "libsm120_xla.so",
         "sm120.h",
         "sm120.hpp",
         "py.typed",

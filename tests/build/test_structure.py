@@ -19,6 +19,7 @@ PACKAGES: dict[str, set[str]] = {
     "model": {"runtime", "observe", "machine_code", "ops"},
     "microbench": {"runtime", "machine_code"},
     "jax": {"runtime", "ops"},
+    "torch": {"runtime", "ops"},
     "study": {"runtime", "ops"},
     "": {"runtime", "observe", "ops", "compat", "study"},
     "report": {"", "runtime", "machine_code", "ops", "model", "microbench"},

@@ -6,6 +6,8 @@ bits, plus one rounding of the largest element.
 """
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -306,20 +308,23 @@ def test_devices() -> None:
     assert not backend.supports_device("VIRTUAL:-1")
 
 
-def test_models_that_are_not_one_attention(small: dict[str, Array]) -> None:
+def test_models_that_are_not_supported(small: dict[str, Array]) -> None:
     """is_compatible says no, prepare says why."""
     model = model_of(small)
     assert backend.is_compatible(model)
-    two, other, old = ModelProto(), ModelProto(), ModelProto()
-    for copy in (two, other, old):
+    two, none, old, unknown = ModelProto(), ModelProto(), ModelProto(), ModelProto()
+    for copy in (two, none, old, unknown):
         copy.CopyFrom(model)
     two.graph.node.append(helper.make_node("Relu", ["Y"], ["Z"]))
-    other.graph.node[0].op_type = "Relu"
+    assert backend.is_compatible(two)
+    none.graph.node[0].op_type = "Relu"
     old.opset_import[0].version = 22
+    unknown.graph.node.append(helper.make_node("Strange", ["Y"], ["Z"], domain="test"))
+    unknown.opset_import.append(helper.make_opsetid("test", 1))
     for wrong, words in (
-        (two, "model has 2 nodes and 0 functions, not only one Attention"),
-        (other, "the node is of operator Relu, not of Attention"),
+        (none, "model has no Attention node among its 1 nodes"),
         (old, "opset is 22; Attention is supported in opsets 23, 24, 25"),
+        (unknown, "model has a node that onnx.reference does not run: .*Strange"),
     ):
         assert not backend.is_compatible(wrong)
         with pytest.raises(UnsupportedError, match=words):
@@ -330,7 +335,7 @@ def test_models_that_are_not_one_attention(small: dict[str, Array]) -> None:
         backend.prepare("model.onnx")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="prepare has no argument 'threads'"):
         backend.prepare(model, threads=3)
-    with pytest.raises(InvalidArgumentError, match="precision is 'fp16', not one of 'f16', 'bf16'"):
+    with pytest.raises(InvalidArgumentError, match="precision is 'fp16', not one of 'f16', 'bf16', 'mxfp8'"):
         backend.prepare(model, precision="fp16")
     with pytest.raises(InvalidArgumentError, match=r"precision is \[\], not one of"):
         backend.prepare(model, precision=[])  # type: ignore[arg-type]
@@ -402,3 +407,168 @@ def test_wrong_calls_are_named(device_name: str, small: dict[str, Array]) -> Non
         prepared.run(3)
     with pytest.raises(TypeError, match="device is 3, not a str such as 'CUDA'"):
         backend.supports_device(3)  # type: ignore[arg-type]
+
+
+# ---- whole models ---------------------------------------------------------------
+
+WIDTH, HEADS, WORDS, ROWS = 64, 4, 50, 24
+# The error of the last hidden states, relative to the reference in float32.
+MODEL_ERROR = {"f16": 3e-4, "bf16": 2e-3, "mxfp8_f16": 2.5e-2, "mxfp8": 3e-2, "nvfp4": 0.11}
+
+
+class Graph:
+    """The nodes and the weights of a model of two layers with random weights."""
+
+    def __init__(self, rng: np.random.Generator, *, causal: bool) -> None:
+        self.rng, self.causal = rng, causal
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node; return the name of its result."""
+        name = f"{operator}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [name], **attributes))
+        return name
+
+    def weight(self, *shape: int) -> str:
+        """Add a matrix that keeps the variance of rows, or a table, or a vector of ones."""
+        name = f"weight_{len(self.weights)}"
+        x = self.rng.standard_normal(shape) / shape[0] ** 0.5 if len(shape) > 1 else np.ones(shape)
+        self.weights.append(numpy_helper.from_array(x.astype(np.float32), name))
+        return name
+
+    def integers(self, *values: int) -> str:
+        """Add a vector of integers."""
+        name = f"integers_{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def linear(self, x: str, width: int) -> str:
+        return self.add("MatMul", x, self.weight(WIDTH if width != WIDTH or "Gelu" not in x else 4 * WIDTH, width))
+
+    def heads_first(self, x: str) -> str:
+        return self.add("Transpose", self.add("Reshape", x, self.integers(0, 0, HEADS, -1)), perm=[0, 2, 1, 3])
+
+    def attend(self, x: str) -> str:
+        """Attention as GPT does it, of three dimensions and causal, or as BERT, of four and with a mask."""
+        q, k, v = (self.linear(x, WIDTH) for _ in "qkv")
+        if self.causal:
+            return self.add("Attention", q, k, v, is_causal=1, q_num_heads=HEADS, kv_num_heads=HEADS)
+        y = self.add("Attention", *(self.heads_first(y) for y in (q, k, v)), "mask", scale=0.3)
+        return self.add("Reshape", self.add("Transpose", y, perm=[0, 2, 1, 3]), self.integers(0, 0, -1))
+
+    def norm(self, x: str) -> str:
+        return self.add("LayerNormalization", x, self.weight(WIDTH))
+
+    def model(self) -> ModelProto:
+        """Return the model: tokens in, the hidden states of the last layer out."""
+        x = self.norm(self.add("Gather", self.weight(WORDS, WIDTH), "tokens"))
+        for _ in range(2):
+            x = self.add("Add", x, self.linear(self.attend(self.norm(x)), WIDTH))
+            x = self.add("Add", x, self.linear(self.add("Gelu", self.linear(self.norm(x), 4 * WIDTH)), WIDTH))
+        self.nodes.append(helper.make_node("Identity", [self.norm(x)], ["hidden"]))
+        shapes: dict[str, tuple[int, tuple[int, ...]]] = {"tokens": (TensorProto.INT64, (2, ROWS))}
+        if not self.causal:
+            shapes["mask"] = (TensorProto.BOOL, (2, 1, 1, ROWS))
+        graph = helper.make_graph(
+            self.nodes,
+            "transformer",
+            [helper.make_tensor_value_info(name, *x) for name, x in shapes.items()],
+            [helper.make_tensor_value_info("hidden", TensorProto.FLOAT, (2, ROWS, WIDTH))],
+            self.weights,
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+
+
+def inputs_of(rng: np.random.Generator, *, causal: bool) -> dict[str, Array]:
+    """Return tokens, and the mask of a padded batch."""
+    given: dict[str, Array] = {"tokens": rng.integers(0, WORDS, (2, ROWS))}
+    return given if causal else given | {"mask": (np.arange(ROWS) < np.array([[ROWS], [15]]))[:, None, None]}
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """Collect the precisions of the calls of attention."""
+    calls: list[str] = []
+
+    def attention(*arrays: Any, **options: Any) -> Any:
+        calls.append(options["precision"])
+        return pysm120.attention(*arrays, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "attention", attention)
+        yield calls
+
+
+@pytest.mark.parametrize("precision", MODEL_ERROR)
+@pytest.mark.parametrize("causal", [True, False], ids=["GPT", "BERT"])
+def test_whole_models(device_name: str, rng: np.random.Generator, precision: str, *, causal: bool) -> None:
+    """Both Attention nodes are ours, all else is the reference."""
+    model = Graph(rng, causal=causal).model()
+    given = inputs_of(rng, causal=causal)
+    reference: Any = ReferenceEvaluator(model)
+    (best,) = reference.run(None, given)
+    prepared: Any = backend.prepare(model, device_name.upper(), precision=precision)
+    with counted() as calls:
+        found = prepared.run(given)
+    assert calls == [precision] * 2
+    assert found.hidden.dtype == np.float32
+    error = relative_error(found["hidden"], best)
+    assert 0.25 * MODEL_ERROR[precision] < error <= MODEL_ERROR[precision]
+    assert np.array_equal(prepared.run(list(given.values()))[0], found[0])
+    assert np.array_equal(backend.run_model(model, given, device_name, precision=precision)[0], found[0])
+
+
+def test_attention_in_functions_and_subgraphs(device_name: str, rng: np.random.Generator) -> None:
+    """Attributes of a function go to its node, and a branch of an If takes values from outside; the past comes out."""
+    x = {n: rng.standard_normal((1, 2, 6, 8)).astype(np.float32) for n in ("Q", "K", "V", "P")}
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"])
+    for name, kind in (("is_causal", onnx.AttributeProto.INT), ("softcap", onnx.AttributeProto.FLOAT)):
+        node.attribute.append(onnx.AttributeProto(name=name, ref_attr_name=name, type=kind))
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("test", 1)]
+    function = helper.make_function(
+        "test", "Capped", ["q", "k", "v"], ["y"], [node], opsets[:1], attributes=["is_causal", "softcap"]
+    )
+    branch = helper.make_graph(
+        [helper.make_node("Attention", ["f", "K", "V", "", "P", "P"], ["b", "", "present"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in ("b", "present")],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["f"], ["c"]), helper.make_node("Identity", ["f"], ["d"])],
+        "else",
+        [],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in ("c", "d")],
+    )
+    nodes = [
+        helper.make_node("Capped", ["Q", "K", "V"], ["f"], domain="test", is_causal=1, softcap=1.5),
+        helper.make_node("If", ["which"], ["y", "value"], then_branch=branch, else_branch=other),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 2, 6, 8)) for name in x]
+    inputs.append(helper.make_tensor_value_info("which", TensorProto.BOOL, ()))
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in ("y", "value")]
+    model = helper.make_model(
+        helper.make_graph(nodes, "functions", inputs, outputs),
+        functions=[function],
+        opset_imports=opsets,
+        ir_version=10,
+    )
+    alone = ModelProto()  # Attention in a branch alone, of an opset without it
+    alone.CopyFrom(model)
+    del alone.functions[:]
+    alone.graph.node[0].CopyFrom(helper.make_node("Identity", ["Q"], ["f"]))
+    assert backend.is_compatible(alone)
+    alone.opset_import[0].version = 22
+    with pytest.raises(UnsupportedError, match="opset is 22"):
+        backend.prepare(alone)
+    assert backend.is_compatible(model)
+    for which in (True, False):
+        given = {**x, "which": np.array(which)}
+        with counted() as calls:
+            got = backend.run_model(model, given, device_name)
+        assert len(calls) == (2 if which else 1)
+        best: Any = ReferenceEvaluator(model).run(None, given)
+        for ours, theirs in zip(got, best, strict=True):
+            assert ours.shape == theirs.shape
+            assert relative_error(ours, theirs) < 2e-3

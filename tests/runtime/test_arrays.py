@@ -446,3 +446,12 @@ def test_masked_arrays_are_refused(device: pysm120.Device) -> None:
     for call in (device.array, device.from_dlpack, device.zeros(3, masked.dtype).copy_from):
         with pytest.raises(TypeError, match="masked array, whose mask would be lost"):
             call(masked)
+
+
+def test_dlpack_does_not_depend_on_what_others_say_of_python(
+    device: pysm120.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """jax.ffi.pycapsule gives ctypes.pythonapi.PyCapsule_New other argument types."""
+    monkeypatch.setattr(ctypes.pythonapi.PyCapsule_New, "argtypes", (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p))
+    x = device.array(np.arange(3, dtype=np.int32))
+    assert device.from_dlpack(np.from_dlpack(x)).shape == (3,) if device.is_virtual else x.__dlpack__() is not None
