@@ -1,7 +1,7 @@
-"""llama.cpp's own products of quantised weights and up to 8 vectors, compiled from a checkout for benchmarks/matvec.py.
+"""llama.cpp's own products of quantised weights and up to 8 vectors, compiled from a checkout.
 
-Nothing of llama.cpp is part of this project. ``build`` compiles two files of a checkout's ggml-cuda, and llama.cu, which
-holds what these need of the rest of ggml. The checkout needs the folder ggml only: its include, src and src/ggml-cuda.
+Nothing of llama.cpp is part of this project. ``build`` compiles two files of a checkout's ggml-cuda, and llama.cu,
+which holds what these need of the rest of ggml. Of the checkout it reads ggml: include, src and src/ggml-cuda.
 """
 
 import ctypes

@@ -204,7 +204,7 @@ static uint32_t row_tiles(const struct matvec *call) {
     return (call->weights.rows + call->record->rows - 1) / call->record->rows;
 }
 
-/* The CTAs that a device holds at once. */
+/* The CTAs that an SM of a device holds at once. */
 static uint32_t resident_ctas(const struct device *device, const struct matvec *call) {
     const sm120_device_info *const info = &device->info;
     const uint32_t of_thread =
@@ -219,18 +219,21 @@ static uint32_t resident_ctas(const struct device *device, const struct matvec *
     for (size_t i = 1; i < sizeof limits / sizeof *limits; ++i) {
         ctas = limits[i] < ctas ? limits[i] : ctas;
     }
-    const int32_t sms = info->multiprocessors > 0 ? info->multiprocessors : 1;
-    return (uint32_t)((ctas > 0 ? ctas : 1) * sms);
+    return ctas > 0 ? (uint32_t)ctas : 1;
 }
 
-/* The CTAs of a launch along x: as many as the device holds, so that no SM has more than one tile of rows more than
- * another. All tiles of vectors are resident at once, so that they read the weights at about the same time, and only
- * the first from DRAM. */
+static uint64_t ceil_div(uint64_t x, uint64_t y) { return (x + y - 1) / y; }
+
+/* The CTAs of a launch along x. Every SM gets as many tiles as another, or one less, in as few rounds as its CTAs allow,
+ * and no more CTAs than these rounds need: each of one vector quantizes x. All tiles of vectors are resident at once, so
+ * that they read the weights at about the same time, and only the first from DRAM. */
 static uint32_t grid_of(const struct device *device, const struct matvec *call) {
-    const uint32_t ctas = resident_ctas(device, call), tiles = row_tiles(call);
-    const uint32_t others = call->vector_tiles != 0 ? call->vector_tiles : (uint32_t)call->results;
-    const uint32_t resident = others < ctas ? ctas / others : 1;
-    return tiles < resident ? tiles : resident;
+    const uint64_t sms = device->info.multiprocessors > 0 ? (uint64_t)device->info.multiprocessors : 1;
+    const uint64_t others = call->vector_tiles != 0 ? call->vector_tiles : (uint64_t)call->results;
+    const uint64_t tiles = row_tiles(call), of_sm = ceil_div(tiles * others, sms);
+    const uint64_t rounds = ceil_div(of_sm, resident_ctas(device, call));
+    const uint64_t ctas = ceil_div(of_sm, rounds) * sms / others;
+    return (uint32_t)(ctas == 0 ? 1 : ctas < tiles ? ctas : tiles);
 }
 
 /* Check and start a launch whose CTAs along x are set. */
