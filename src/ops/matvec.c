@@ -222,11 +222,13 @@ static uint32_t resident_ctas(const struct device *device, const struct matvec *
     return ctas > 0 ? (uint32_t)ctas : 1;
 }
 
-static uint64_t ceil_div(uint64_t x, uint64_t y) { return (x + y - 1) / y; }
+static uint64_t ceil_div(uint64_t x, uint64_t y) {
+    return (x + y - 1) / y;
+}
 
-/* The CTAs of a launch along x. Every SM gets as many tiles as another, or one less, in as few rounds as its CTAs allow,
- * and no more CTAs than these rounds need: each of one vector quantizes x. All tiles of vectors are resident at once, so
- * that they read the weights at about the same time, and only the first from DRAM. */
+/* The CTAs of a launch along x. Every SM gets as many tiles as another, or one less, in as few rounds as its CTAs
+ * allow, and no more CTAs than these rounds need: each of one vector quantizes x. All tiles of vectors are resident at
+ * once, so that they read the weights at about the same time, and only the first from DRAM. */
 static uint32_t grid_of(const struct device *device, const struct matvec *call) {
     const uint64_t sms = device->info.multiprocessors > 0 ? (uint64_t)device->info.multiprocessors : 1;
     const uint64_t others = call->vector_tiles != 0 ? call->vector_tiles : (uint64_t)call->results;
