@@ -322,6 +322,20 @@ def test_many_tiles_of_a_cta(
     np.testing.assert_array_equal(out.numpy(), wanted)
 
 
+@pytest.mark.virtual
+def test_tiles_of_a_multiprocessor(device: pysm120.Device) -> None:
+    """If CTAs go to multiprocessors in turn, none has more than one tile of rows more than another."""
+    sms, tiles = device.info.multiprocessors, 400
+    w = matrix(device, np.zeros((16 * tiles, 1, BLOCKS["Q2_K"].bytes), np.uint8), "Q2_K", "packed")
+    with device.profile() as profile:
+        pysm120.matvec(w, np.ones(256, "f4"))
+    ctas = profile.statements[0].counts.executed // 8  # of the first statement, by eight warps
+    tiles_of = [len(range(cta, tiles, ctas)) for cta in range(ctas)]
+    of_sm = [sum(tiles_of[sm::sms]) for sm in range(sms)]
+    assert ctas > sms
+    assert max(of_sm) - min(of_sm) <= 1
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K"])
 @pytest.mark.parametrize("sign", [1, -1])
