@@ -1,11 +1,15 @@
 """Time products of quantised weights and vectors on a GPU, beside a kernel that only reads.
 
     python benchmarks/matvec.py [--types Q4_K Q6_K] [--shapes 4096x4096 ...] [--vectors 1 8] [--layouts packed native]
-                                [--activations int8] [--json FILE]
+                                [--activations int8] [--llama CHECKOUT] [--json FILE]
 
 The bytes are those of the weights. The calls of a measurement use matrices in turn that together exceed the L2, and
 are captured in a CUDA graph by torch, so that the host is no limit. Figures are medians of launches of the graph. The
 probe reads the same matrices with 16-byte loads and adds them up: it is what reading alone takes in the same process.
+
+With --llama, the kernels of a checkout of llama.cpp (its mul_mat_vec_q, of up to 8 vectors, and the quantisation of x
+before it) are compiled by nvcc to a temporary folder and timed in the same process, on the same matrices and by the
+same graphs. Their results are compared with ours: x is quantised by the same rule, so they differ in rounding only.
 """
 
 import argparse
@@ -13,12 +17,14 @@ import importlib
 import itertools
 import json
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import chip
 import numpy as np
+from llama import SUPPORTED, VECTORS, Llama, build
 
 import pysm120
 from pysm120 import QuantizedMatrix
@@ -28,6 +34,7 @@ TYPES = ("Q4_K", "Q6_K", "Q2_K", "Q3_K", "Q5_K", "Q8_0", "MXFP4", "NVFP4")
 SHAPES = ("28672x8192", "8192x28672", "4096x4096", "14336x4096", "1024x4096")
 L2_TIMES, REPEATS, WARM, GRAPH_SECONDS = 4, 15, 3, 0.002
 READERS = 132 * 8
+LLAMA_ERROR = 1e-2  # of results, relative: its scales of x are f16
 
 READ = """
 .version 8.0
@@ -118,7 +125,8 @@ def graph_seconds(torch: Any, calls: Sequence[Call], rounds: int) -> tuple[float
 class Bench:
     """Measurements of one process."""
 
-    def __init__(self, device: pysm120.Device, activations: str) -> None:
+    def __init__(self, device: pysm120.Device, activations: str, llama: Llama | None = None) -> None:
+        self.llama = llama
         self.torch: Any = importlib.import_module("torch")
         self.device, self.sizes, self.activations = device, constants(), activations
         self.probe, self.sink = device.load(READ)["read_all"], device.zeros(4, np.uint32)
@@ -148,6 +156,27 @@ class Bench:
 
         return [call(w) for w in matrices]
 
+    def peers(self, llama: Llama, matrices: Sequence[QuantizedMatrix], vectors: int) -> list[Call]:
+        """Return calls of llama.cpp, whose results are those of ours but for rounding."""
+        rows, columns = matrices[0].shape
+        values = self.rng.standard_normal((vectors, columns)).astype(np.float32)
+        x, y = self.device.array(values), self.device.empty((vectors, rows), np.float32)
+        room = self.device.empty((llama.room(columns, vectors),), np.uint8)
+
+        def call(w: QuantizedMatrix) -> Call:
+            places = (w.data.address, x.address, room.address, y.address)
+            return lambda stream: llama.matvec(w.type, *places, (rows, columns, vectors), stream)
+
+        stream = self.torch.cuda.Stream()
+        call(matrices[0])(stream.cuda_stream)
+        stream.synchronize()
+        wanted = pysm120.matvec(matrices[0], values)
+        error = float(np.linalg.norm(y.numpy() - wanted) / np.linalg.norm(wanted))
+        if not error < LLAMA_ERROR:
+            message = f"llama.cpp and pysm120 differ by {error:.2e} in {matrices[0].type}, {vectors} vectors"
+            raise RuntimeError(message)
+        return [call(w) for w in matrices]
+
     def figures(self, kind: str, shape: str, layouts: Sequence[str], counts: Sequence[int]) -> Iterator[Figure]:
         """Measure one type and shape."""
         rows, columns = map(int, shape.split("x"))
@@ -158,6 +187,10 @@ class Bench:
         native = [QuantizedMatrix.from_gguf(raw, kind, (rows, columns), device=self.device) for _ in range(copies)]
         times = graph_seconds(self.torch, self.reads(native, nbytes), rounds)
         yield Figure("read", kind, shape, "-", 0, nbytes, *times)
+        if self.llama and kind in SUPPORTED:
+            for vectors in (n for n in counts if n <= VECTORS):
+                times = graph_seconds(self.torch, self.peers(self.llama, native, vectors), rounds)
+                yield Figure("llama", kind, shape, "native", vectors, nbytes, *times)
         for layout in layouts:
             matrices = native if layout == "native" else [pysm120.repack(w) for w in native]
             for vectors in counts:
@@ -178,12 +211,17 @@ def main() -> None:
     parser.add_argument("--vectors", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--layouts", nargs="+", choices=("native", "packed"), default=["packed", "native"])
     parser.add_argument("--activations", choices=("int8", "int16", "mxfp8x2"), default="int8")
+    parser.add_argument("--llama", type=Path, metavar="CHECKOUT", help="a checkout of llama.cpp")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = []
     reading = 1.0
-    with pysm120.Device("cuda") as device:
-        bench = Bench(device, options.activations)
+    with pysm120.Device("cuda") as device, tempfile.TemporaryDirectory() as folder:
+        llama = None
+        if options.llama:
+            major, minor = device.info.capability
+            llama = Llama(build(options.llama, f"sm_{major}{minor}", Path(folder)))
+        bench = Bench(device, options.activations, llama)
         cases = itertools.product(options.shapes, options.types)
         measured = (bench.figures(kind, shape, options.layouts, options.vectors) for shape, kind in cases)
         print(chip.title(device, "matvec"))

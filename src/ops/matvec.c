@@ -35,7 +35,8 @@ struct matvec {
 /* The forms of a kernel by the vectors that a CTA multiplies at once; WIDTH_MX: 8 as two e4m3. */
 enum width { WIDTH_1, WIDTH_8, WIDTH_16, WIDTH_MX, WIDTHS };
 
-/* Find the kernel of a width. Only packed weights have one of 16 vectors, only MXFP4 has WIDTH_MX. */
+/* Find the kernel of a width. Only packed weights have one of 16 vectors, and none of those whose kernel of 8 vectors
+ * has 32 rows; only MXFP4 has WIDTH_MX. */
 static sm120_status find_kernel(struct matvec *call, enum width width) {
     static const char *const configs[2][WIDTHS] = {{"native_1", "native_8", "native_8", "native_mxfp8x2"},
                                                    {"packed_1", "packed_8", "packed_16", "packed_mxfp8x2"}};
@@ -74,8 +75,13 @@ static sm120_status choose(struct matvec *call, int64_t vectors, bool has_expert
     if (status != SM120_OK || is_chosen) {
         return status;
     }
+    status = find_kernel(call, call->is_mx ? WIDTH_MX : WIDTH_8);
+    if (status != SM120_OK) {
+        return status;
+    }
     const int64_t of_record = call->has_residual ? MATVEC_TOKENS / 2 : MATVEC_TOKENS;
-    const bool is_wide = call->is_packed && vectors > of_record && !call->is_mx;
+    const bool is_wide =
+        call->is_packed && vectors > of_record && !call->is_mx && call->record->rows == WEIGHTS_TILE_ROWS;
     const int64_t records = is_wide ? 2 : 1; /* of a tile and a span */
     const int64_t tiles = (vectors + records * of_record - 1) / (records * of_record);
     if (tiles * records * call->weights.spans > INT32_MAX) {
@@ -87,7 +93,7 @@ static sm120_status choose(struct matvec *call, int64_t vectors, bool has_expert
     call->record_tiles = (uint32_t)(tiles * records);
     call->workspace_bytes =
         tiles * records * call->weights.spans * (call->is_mx ? MATVEC_RECORD_MX_BYTES : MATVEC_RECORD_BYTES);
-    return find_kernel(call, call->is_mx ? WIDTH_MX : is_wide ? WIDTH_16 : WIDTH_8);
+    return is_wide ? find_kernel(call, WIDTH_16) : SM120_OK;
 }
 
 /* Check the experts, and find the bytes of all matrices and the vectors of y. */
@@ -193,7 +199,12 @@ static sm120_status check_places(struct device *device, const sm120_matvec_args 
     return status == SM120_OK ? places_check(device, places, sizeof places / sizeof *places) : status;
 }
 
-/* The CTAs that a device holds at once. */
+/* The tiles of rows of a kernel. */
+static uint32_t row_tiles(const struct matvec *call) {
+    return (call->weights.rows + call->record->rows - 1) / call->record->rows;
+}
+
+/* The CTAs that an SM of a device holds at once. */
 static uint32_t resident_ctas(const struct device *device, const struct matvec *call) {
     const sm120_device_info *const info = &device->info;
     const uint32_t of_thread =
@@ -208,17 +219,23 @@ static uint32_t resident_ctas(const struct device *device, const struct matvec *
     for (size_t i = 1; i < sizeof limits / sizeof *limits; ++i) {
         ctas = limits[i] < ctas ? limits[i] : ctas;
     }
-    return (uint32_t)((ctas > 0 ? ctas : 1) * info->multiprocessors);
+    return ctas > 0 ? (uint32_t)ctas : 1;
 }
 
-/* The CTAs of a launch along x: each has as many tiles of rows as the others, or one less. All tiles of vectors are
- * resident at once, so that they read the weights at about the same time, and only the first from DRAM. */
+static uint64_t ceil_div(uint64_t x, uint64_t y) {
+    return (x + y - 1) / y;
+}
+
+/* The CTAs of a launch along x. Every SM gets as many tiles as another, or one less, in as few rounds as its CTAs
+ * allow, and no more CTAs than these rounds need: each of one vector quantizes x. All tiles of vectors are resident at
+ * once, so that they read the weights at about the same time, and only the first from DRAM. */
 static uint32_t grid_of(const struct device *device, const struct matvec *call) {
-    const uint32_t ctas = resident_ctas(device, call), tiles = call->weights.tiles;
-    const uint32_t others = call->vector_tiles != 0 ? call->vector_tiles : (uint32_t)call->results;
-    const uint32_t resident = others < ctas ? ctas / others : 1;
-    const uint32_t rounds = (tiles + resident - 1) / resident;
-    return (tiles + rounds - 1) / rounds;
+    const uint64_t sms = (uint64_t)device->info.multiprocessors;
+    const uint64_t others = call->vector_tiles != 0 ? call->vector_tiles : (uint64_t)call->results;
+    const uint64_t tiles = row_tiles(call), of_sm = ceil_div(tiles * others, sms);
+    const uint64_t rounds = ceil_div(of_sm, resident_ctas(device, call));
+    const uint64_t ctas = ceil_div(of_sm, rounds) * sms / others;
+    return (uint32_t)(ctas == 0 ? 1 : ctas < tiles ? ctas : tiles);
 }
 
 /* Check and start a launch whose CTAs along x are set. */
@@ -293,7 +310,7 @@ static sm120_status run(struct device *device, const sm120_matvec_args *args, co
         .columns = call->weights.columns,
         .vectors = (uint32_t)call->results,
         .spans = call->weights.spans,
-        .tiles = call->weights.tiles,
+        .tiles = row_tiles(call),
         .x_type = weights_result_type(call->x.dtype),
         .y_type = weights_result_type(call->y.dtype),
         .residual = call->has_residual,

@@ -9,7 +9,7 @@
 #include "runtime/error.h"
 #include "runtime/memory.h"
 
-enum { TILE = 16, SPAN = 256, WORD = 4 }; /* rows, columns, bytes */
+enum { TILE = WEIGHTS_TILE_ROWS, SPAN = 256, WORD = 4 }; /* rows, columns, bytes */
 
 /* A block format. */
 struct block_type {

@@ -5,7 +5,10 @@
 #include "runtime/launch.h"
 #include "runtime/places.h"
 
-enum { WEIGHTS_ALIGNMENT = 16 }; /* of a buffer, in bytes */
+enum {
+    WEIGHTS_ALIGNMENT = 16, /* of a buffer, in bytes */
+    WEIGHTS_TILE_ROWS = 16,
+};
 
 /* A matrix whose shape was checked. */
 struct weights {

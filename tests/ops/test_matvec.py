@@ -288,18 +288,24 @@ def test_tiles_of_16_vectors(device: pysm120.Device, rng: np.random.Generator, n
     np.testing.assert_array_equal(products[0], products[1])
 
 
+@pytest.mark.parametrize("name", ["Q3_K", "Q6_K"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("vectors", [1, 2, 12])
-def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, layout: str, vectors: int) -> None:
-    """A grid of two CTAs, as on a device with few multiprocessors, has the bits of a large one."""
-    raw = random_blocks(rng, "Q3_K", 150, 2560)
-    w = matrix(device, raw, "Q3_K", layout)
+def test_many_tiles_of_a_cta(
+    device: pysm120.Device, rng: np.random.Generator, name: str, layout: str, vectors: int
+) -> None:
+    """A grid of two CTAs, as on a device with few multiprocessors, has the bits of a large one.
+
+    Two tiles of 16 rows share x in the kernel of 8 vectors of packed Q3_K, which has none of 16.
+    """
+    raw = random_blocks(rng, name, 150, 2560)
+    w = matrix(device, raw, name, layout)
     x = rng.standard_normal((vectors, 2560)).astype("f4")
     wanted = pysm120.matvec(w, x)
     out = device.array(np.full((vectors, 150), np.nan, "f4"))
     source = device.array(x)
+    is_wide = vectors > 8 and layout == "packed" and name == "Q6_K"
     if vectors > 1:
-        is_wide = vectors > 8 and layout == "packed"
         records = 2 if vectors > 8 else 1
         source = device.empty((10 * records * constants()["MATVEC_RECORD_BYTES"],), np.uint8)
         quantize = builtin_kernel(device, "matvec_activations")
@@ -308,11 +314,46 @@ def test_many_tiles_of_a_cta(device: pysm120.Device, rng: np.random.Generator, l
         tiles, form = (1, 16) if is_wide else (records, 8)
     else:
         tiles, form = 1, 1
-    kernel = builtin_kernel(device, f"matvec_q3_k_{layout}_{form}")
+    row_tiles = 5 if name == "Q3_K" and layout == "packed" and vectors > 1 else 10
+    kernel = builtin_kernel(device, f"matvec_{name.lower()}_{layout}_{form}")
     none, strides = np.uint64(0), map(np.int64, (0, 0, 4 * 150))
-    numbers = map(np.uint32, (150, 2560, vectors, 10, 10, 0, 0, 0, 0, 0))
+    numbers = map(np.uint32, (150, 2560, vectors, 10, row_tiles, 0, 0, 0, 0, 0))
     kernel((2, tiles), 256, w.data, source, out, none, none, none, *strides, *numbers, shared=90_000)
     np.testing.assert_array_equal(out.numpy(), wanted)
+
+
+@pytest.mark.virtual
+def test_tiles_of_a_multiprocessor(device: pysm120.Device) -> None:
+    """If CTAs go to multiprocessors in turn, none has more than one tile of rows more than another."""
+    sms, tiles = device.info.multiprocessors, 400
+    w = matrix(device, np.zeros((16 * tiles, 1, BLOCKS["Q2_K"].bytes), np.uint8), "Q2_K", "packed")
+    with device.profile() as profile:
+        pysm120.matvec(w, np.ones(256, "f4"))
+    ctas = profile.statements[0].counts.executed // 8  # of the first statement, by eight warps
+    tiles_of = [len(range(cta, tiles, ctas)) for cta in range(ctas)]
+    of_sm = [sum(tiles_of[sm::sms]) for sm in range(sms)]
+    assert ctas > sms
+    assert max(of_sm) - min(of_sm) <= 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_largest_sums(device: pysm120.Device, rng: np.random.Generator, name: str, layout: str, sign: int) -> None:
+    """The largest codes, scales and x: sums of 16 products still are s16, which dp2a multiplies, and all is exact."""
+    raw = random_blocks(rng, name, 35, 512)
+    # value = 15 * 3 - 15 of Q2_K, -32 * -4 of Q3_K, with d = dmin = 1
+    raw[...] = {"Q2_K": 0xFF, "Q3_K": 0}[name]
+    for at in (BLOCKS[name].d, BLOCKS[name].dmin):
+        if at >= 0:
+            halves(raw, at)[...] = 1.0
+    x = np.full((9, 512), 127.0 * sign, "f4")
+    x[3:] *= rng.choice([-1, 1], (6, 512))
+    wanted = x.astype(float) @ values(raw, name).astype(float).T
+    assert wanted[0, 0] == sign * 127 * 512 * {"Q2_K": 30, "Q3_K": 128}[name]
+    w = matrix(device, raw, name, layout)
+    for vectors in (1, 8, 9):
+        np.testing.assert_array_equal(pysm120.matvec(w, x[:vectors]).astype(float), wanted[:vectors])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
