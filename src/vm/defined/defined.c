@@ -345,7 +345,7 @@ static const struct rule accesses[ACCESS_COUNT] = {
     [ACCESS_FILL] = {fill_operands, filled, 0, OUTSIDE},
 };
 
-static struct entry table[LANE_COUNT + ACCESS_COUNT + sizeof others / sizeof *others];
+static struct entry table[(size_t)LANE_COUNT + ACCESS_COUNT + sizeof others / sizeof *others];
 static uint32_t entries;
 static struct once made = ONCE_INITIALIZER;
 
