@@ -19,6 +19,8 @@ usage: ./build.sh [COMMAND [ARGUMENTS]]
 Needs python3 (3.10 or later) with pip, and gcc; everything else comes from PyPI by
 pip's own configuration, nvcc too unless PATH or CUDA_HOME has it. PYTHON and CC name
 another Python and another C compiler. A second call does again only what changed.
+With a CC for another machine or system, as aarch64-linux-gnu-gcc, the library is built
+in build/SYSTEM-MACHINE, and there are no other commands.
 END
 }
 
@@ -100,7 +102,12 @@ build() {
     where=$(command -v nvcc || echo none)
     stamped tools "$(cat tools/backend.py) $where ${CUDA_HOME:-}" install_tools
     [ -e build/libsm120.so ] || say "building the library"
-    "$python" tools/build.py
+    library=$("$python" tools/build.py)
+    if [ "${library%/*}" != "$PWD/build" ]; then
+        [ "$command" = build ] || die "$CC compiles for another system: there is no $command for it"
+        printf '%s\n' "$library"
+        exit
+    fi
     stamped package "$(cat pyproject.toml)" install_package
 }
 

@@ -1,6 +1,6 @@
 """Build the library libsm120: expand every template, assemble it, embed it, compile and link.
 
-    python tools/build.py [--sanitize address,undefined]
+    python tools/build.py [--sanitize address,undefined] [--name FOLDER]
 
 Builds are incremental: an output is rebuilt if the hash of its command and inputs differs from the hash stored beside
 it. The inputs of a template are the files that it includes, those of a kernel its PTX, those of a C file its headers.
@@ -517,13 +517,15 @@ def compile_object(cache: Cache, source: Path, target: Path, command: list[str],
     return cache.make(target, [version, source, *words], lambda: run(words), headers)
 
 
-def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
+def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2) -> Path:
     """Build the library.
 
     Parameters
     ----------
     sanitize : str, optional
         The value of -fsanitize=, such as "address,undefined"; such a library has a separate folder.
+    name : str, optional
+        A folder in build/ for the library and its objects, instead of the usual one.
     jobs : int
         The number of compilers that run at a time.
 
@@ -542,7 +544,7 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     target = target_platform(cc)
     is_native = target == host_platform()
     extra = [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"] if sanitize else []
-    folder = cache.folder / ("" if is_native else target.name)
+    folder = cache.folder / (name or ("" if is_native else target.name))
     folder /= f"sanitize-{sanitize.replace(',', '-')}" if sanitize else ""
     with ThreadPoolExecutor(jobs) as pool:
         generated, images = make_kernels(cache, pool, target.system)
@@ -574,7 +576,7 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     if target.system != "windows":
         link.unlink(missing_ok=True)
         link.symlink_to(library.name)
-    if is_native:
+    if is_native and not name:
         write_pkgconfig(cache.folder / "pkgconfig")
     return library
 
@@ -582,9 +584,10 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build the library.")
     parser.add_argument("--sanitize", help="value of -fsanitize=, for example address,undefined")
+    parser.add_argument("--name", help="folder in build/ for the library, instead of the usual one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     try:
-        print(build(sanitize=arguments.sanitize, jobs=arguments.jobs))
+        print(build(sanitize=arguments.sanitize, name=arguments.name, jobs=arguments.jobs))
     except BuildError as error:
         sys.exit(f"build: {error}")
