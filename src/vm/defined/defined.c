@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "driver/tensor_map_rules.h"
+#include "platform/aligned.h"
 #include "platform/thread.h"
 #include "vm/execute/async.h"
 #include "vm/execute/atomic.h"
@@ -35,7 +36,7 @@ void defined_free(struct defined *d) {
     }
     regions_free(d);
     free(d->rule);
-    free(d->memory);
+    aligned_release(d->memory);
     free(d->birth);
     free(d->found);
     free(d->found_stored);
@@ -383,8 +384,8 @@ static bool prepare(struct defined *d, const struct cta *cta) {
     const struct CUfunc_st *f = cta->launch->function;
     const size_t bytes = lay_out(d, cta, NULL);
     if (bytes > d->memory_bytes) {
-        free(d->memory);
-        d->memory = aligned_alloc(64, bytes);
+        aligned_release(d->memory);
+        d->memory = aligned_allocate(64, bytes);
         d->memory_bytes = d->memory != NULL ? bytes : 0;
     }
     regions_free(d);
