@@ -57,8 +57,7 @@ static sm120_tensor tensor(uint32_t dtype, uint32_t seed) {
         memcpy(&words[n], &x, sizeof x);
         halves[n] = (uint16_t)(words[n] >> 16);
     }
-    const sm120_address address =
-        dtype == SM120_F32 ? memory(words, sizeof words) : memory(halves, sizeof halves);
+    const sm120_address address = dtype == SM120_F32 ? memory(words, sizeof words) : memory(halves, sizeof halves);
     return (sm120_tensor){address, dtype, 0, COUNT, ROWS * D, D};
 }
 
@@ -137,24 +136,33 @@ struct form {
     int operands;
 };
 static const struct form forms[] = {
-    {"add.f32", "f32", "f32", 2},          {"add.rm.ftz.sat.f32", "f32", "f32", 2}, {"mul.rz.f32", "f32", "f32", 2},
-    {"fma.rn.f32", "f32", "f32", 3},       {"fma.rp.f32", "f32", "f32", 3},         {"div.rn.f32", "f32", "f32", 2},
-    {"div.full.f32", "f32", "f32", 2},     {"div.rm.f32", "f32", "f32", 2},         {"rcp.rn.f32", "f32", "f32", 1},
-    {"rcp.approx.f32", "f32", "f32", 1},   {"sqrt.rn.f32", "f32", "f32", 1},        {"sqrt.rp.f32", "f32", "f32", 1},
-    {"rsqrt.approx.f32", "f32", "f32", 1}, {"ex2.approx.f32", "f32", "f32", 1},     {"lg2.approx.f32", "f32", "f32", 1},
-    {"sin.approx.f32", "f32", "f32", 1},   {"cos.approx.f32", "f32", "f32", 1},     {"tanh.approx.f32", "f32", "f32", 1},
-    {"min.f32", "f32", "f32", 2},          {"max.NaN.f32", "f32", "f32", 2},        {"abs.f32", "f32", "f32", 1},
-    {"add.f64", "f64", "f64", 2},          {"mul.rm.f64", "f64", "f64", 2},         {"fma.rn.f64", "f64", "f64", 3},
-    {"fma.rz.f64", "f64", "f64", 3},       {"div.rn.f64", "f64", "f64", 2},         {"sqrt.rn.f64", "f64", "f64", 1},
-    {"rcp.rp.f64", "f64", "f64", 1},       {"rsqrt.approx.f64", "f64", "f64", 1},   {"min.f64", "f64", "f64", 2},
-    {"cvt.rni.s32.f32", "s32", "f32", 1},  {"cvt.rzi.u32.f32", "u32", "f32", 1},    {"cvt.rmi.s64.f64", "s64", "f64", 1},
-    {"cvt.rpi.u64.f64", "u64", "f64", 1},  {"cvt.rni.f32.f32", "f32", "f32", 1},    {"cvt.rn.f32.f64", "f32", "f64", 1},
-    {"cvt.rm.f32.f64", "f32", "f64", 1},   {"cvt.f64.f32", "f64", "f32", 1},        {"cvt.rn.f32.s64", "f32", "s64", 1},
-    {"cvt.rz.f64.u64", "f64", "u64", 1},   {"cvt.rn.f16.f32", "b16", "f32", 1},     {"cvt.rn.bf16.f32", "b16", "f32", 1},
-    {"fma.rn.f16x2", "b32", "b32", 3},     {"fma.rn.bf16x2", "b32", "b32", 3},      {"add.rn.f16x2", "b32", "b32", 2},
-    {"div.s32", "s32", "s32", 2},          {"rem.s64", "s64", "s64", 2},            {"mul.hi.s64", "s64", "s64", 2},
-    {"shr.s32", "b32", "b32", 1},          {"dp4a.s32.s32", "b32", "b32", 3},       {"prmt.b32", "b32", "b32", 3},
-    {"popc.b32", "b32", "b32", 1},         {"clz.b64", "b32", "b64", 1},            {"bfind.s32", "b32", "s32", 1},
+    {"add.f32", "f32", "f32", 2},          {"add.rm.ftz.sat.f32", "f32", "f32", 2},
+    {"mul.rz.f32", "f32", "f32", 2},       {"fma.rn.f32", "f32", "f32", 3},
+    {"fma.rp.f32", "f32", "f32", 3},       {"div.rn.f32", "f32", "f32", 2},
+    {"div.full.f32", "f32", "f32", 2},     {"div.rm.f32", "f32", "f32", 2},
+    {"rcp.rn.f32", "f32", "f32", 1},       {"rcp.approx.f32", "f32", "f32", 1},
+    {"sqrt.rn.f32", "f32", "f32", 1},      {"sqrt.rp.f32", "f32", "f32", 1},
+    {"rsqrt.approx.f32", "f32", "f32", 1}, {"ex2.approx.f32", "f32", "f32", 1},
+    {"lg2.approx.f32", "f32", "f32", 1},   {"sin.approx.f32", "f32", "f32", 1},
+    {"cos.approx.f32", "f32", "f32", 1},   {"tanh.approx.f32", "f32", "f32", 1},
+    {"min.f32", "f32", "f32", 2},          {"max.NaN.f32", "f32", "f32", 2},
+    {"abs.f32", "f32", "f32", 1},          {"add.f64", "f64", "f64", 2},
+    {"mul.rm.f64", "f64", "f64", 2},       {"fma.rn.f64", "f64", "f64", 3},
+    {"fma.rz.f64", "f64", "f64", 3},       {"div.rn.f64", "f64", "f64", 2},
+    {"sqrt.rn.f64", "f64", "f64", 1},      {"rcp.rp.f64", "f64", "f64", 1},
+    {"rsqrt.approx.f64", "f64", "f64", 1}, {"min.f64", "f64", "f64", 2},
+    {"cvt.rni.s32.f32", "s32", "f32", 1},  {"cvt.rzi.u32.f32", "u32", "f32", 1},
+    {"cvt.rmi.s64.f64", "s64", "f64", 1},  {"cvt.rpi.u64.f64", "u64", "f64", 1},
+    {"cvt.rni.f32.f32", "f32", "f32", 1},  {"cvt.rn.f32.f64", "f32", "f64", 1},
+    {"cvt.rm.f32.f64", "f32", "f64", 1},   {"cvt.f64.f32", "f64", "f32", 1},
+    {"cvt.rn.f32.s64", "f32", "s64", 1},   {"cvt.rz.f64.u64", "f64", "u64", 1},
+    {"cvt.rn.f16.f32", "b16", "f32", 1},   {"cvt.rn.bf16.f32", "b16", "f32", 1},
+    {"fma.rn.f16x2", "b32", "b32", 3},     {"fma.rn.bf16x2", "b32", "b32", 3},
+    {"add.rn.f16x2", "b32", "b32", 2},     {"div.s32", "s32", "s32", 2},
+    {"rem.s64", "s64", "s64", 2},          {"mul.hi.s64", "s64", "s64", 2},
+    {"shr.s32", "b32", "b32", 1},          {"dp4a.s32.s32", "b32", "b32", 3},
+    {"prmt.b32", "b32", "b32", 3},         {"popc.b32", "b32", "b32", 1},
+    {"clz.b64", "b32", "b64", 1},          {"bfind.s32", "b32", "s32", 1},
 };
 enum { LANES = 512 };
 

@@ -6,6 +6,7 @@ sets it, makes a missing one an error.
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,7 @@ TARGETS = {
     "aarch64": Target("aarch64-linux-gnu-gcc", QEMU, "linux-aarch64", "elf64-littleaarch64"),
     "musl": Target("musl-gcc", (), "linux-x86_64-musl", "elf64-x86-64"),
     "clang": Target("clang", (), "tests-clang", "elf64-x86-64"),
+    "windows": Target("x86_64-w64-mingw32-gcc-posix", ("wine",), "windows-x86_64", "pei-x86-64"),
 }
 TESTED = [name for name, target in TARGETS.items() if target.is_present or os.environ.get("PYSM120_PLATFORMS") == "all"]
 
@@ -70,22 +72,54 @@ def built(request: pytest.FixtureRequest) -> tuple[Target, Path]:
     return target, build(target)
 
 
-def run_program(cc: str, runner: tuple[str, ...], library: Path, folder: Path, name: str) -> str:
+def run_program(
+    cc: str, runner: tuple[str, ...], library: Path, folder: Path, name: str, isa: str | None = None
+) -> str:
     """Compile a program of tests/runtime for a platform, run it, and return what it prints."""
-    program = folder / name
     source = ROOT / "tests" / "runtime" / f"{name}.c"
-    link = ["-L", str(library.parent), "-lsm120", f"-Wl,-rpath,{library.parent}", "-lm", "-pthread"]
-    run(cc, *WARNINGS, "-I", str(ROOT / "src"), source, "-o", program, *link)
-    return run(*runner, program)
+    variables = {} if isa is None else {"PYSM120_VM_ISA": isa}
+    if library.suffix == ".dll":  # which is searched beside the program
+        program = folder / f"{name}.exe"
+        link = [library.with_name("libsm120.dll.a"), "-D__USE_MINGW_ANSI_STDIO=1", "-static"]
+        shutil.copy(library, folder)
+        prefix = ROOT / "build" / "tests" / "wine"
+        prefix.mkdir(parents=True, exist_ok=True)
+        variables |= {"WINEPREFIX": str(prefix), "WINEDEBUG": "-all"}
+    else:
+        program = folder / name
+        link = ["-L", library.parent, "-lsm120", f"-Wl,-rpath,{library.parent}"]
+    run(*shlex.split(cc), *WARNINGS, "-I", ROOT / "src", source, "-o", program, *link, "-lm", "-pthread")
+    return run(*runner, program, environment=variables)
+
+
+def tool(target: Target, name: str) -> str:
+    """Return the program of binutils for a platform."""
+    prefix = re.match(r"(.*-)gcc", target.cc) if not target.cc.startswith("musl") else None
+    return f"{prefix[1]}{name}" if prefix else name
 
 
 def test_library_is_of_the_target(built: tuple[Target, Path]) -> None:
     target, library = built
-    if target.cc.endswith("-gcc") and "linux-gnu" in target.cc:
-        objdump = target.cc.removesuffix("gcc") + "objdump"
+    assert f"file format {target.format}" in run(tool(target, "objdump"), "-f", library)
+
+
+def test_needs_the_system_alone(built: tuple[Target, Path]) -> None:
+    target, library = built
+    needed = re.findall(r"(?:NEEDED +|DLL Name: )(\S+)", run(tool(target, "objdump"), "-p", library))
+    assert {re.split("[.-]", name)[0].lower() for name in needed} <= {"libc", "libm", "ld", "kernel32", "msvcrt"}
+    assert needed
+
+
+def test_exports_are_the_header(built: tuple[Target, Path]) -> None:
+    target, library = built
+    declared = re.findall(r"^SM120_API .*?(sm120_\w+)\(", (ROOT / "src" / "sm120.h").read_text(), re.MULTILINE)
+    if library.suffix == ".dll":
+        listing = run(tool(target, "objdump"), "-p", library).partition("[Ordinal/Name Pointer] Table")[2]
+        exported = re.findall(r"^\s*\[ *\d+\].* (\w+)$", listing, re.MULTILINE)
     else:
-        objdump = "objdump"
-    assert f"file format {target.format}" in run(objdump, "-f", library)
+        lines = run(tool(target, "nm"), "-D", "--defined-only", library).splitlines()
+        exported = [line.split()[-1] for line in lines]
+    assert sorted(exported) == sorted(declared)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -94,8 +128,30 @@ def test_programs(built: tuple[Target, Path], tmp_path: Path, name: str) -> None
     assert run_program(target.cc, target.runner, library, tmp_path, name) == ""
 
 
-def test_same_bits(built: tuple[Target, Path], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def native_bits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the results of the library for this machine."""
+    cc = os.environ.get("CC", "cc")
+    text = run_program(cc, (), build_tree.built(), tmp_path_factory.mktemp("native"), "platform_bits")
+    assert len(re.findall(r"^.+ [0-9a-f]{16}$", text, re.MULTILINE)) > 60
+    return text
+
+
+@pytest.mark.parametrize("isa", ["base", "v4"])
+def test_same_bits(built: tuple[Target, Path], native_bits: str, tmp_path: Path, isa: str) -> None:
+    """Vectors of any width, and none of a library that has one width."""
     target, library = built
-    native = run_program("cc", (), build_tree.built(), tmp_path, "platform_bits")
-    assert len(re.findall(r"^.+ [0-9a-f]{16}$", native, re.MULTILINE)) > 60
-    assert run_program(target.cc, target.runner, library, tmp_path, "platform_bits") == native
+    assert run_program(target.cc, target.runner, library, tmp_path, "platform_bits", isa) == native_bits
+
+
+def test_no_such_target() -> None:
+    """A compiler for another machine is an error that names it."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "build.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "CC": "cc -m32"},
+    )
+    assert done.returncode != 0
+    assert "but the library is for x86_64 and aarch64" in done.stderr
