@@ -205,8 +205,10 @@ def target_platform(cc: Sequence[str]) -> Platform:
     system = next((name for macro, name in SYSTEMS.items() if macro in macros), None)
     if machine is None or system is None:
         triple = run([*cc, "-dumpmachine"]).strip()
-        raise BuildError(f"{shlex.join(cc)} compiles for {triple}, but the library is for x86_64 and aarch64 under "
-                         "Linux, Windows and macOS")
+        raise BuildError(
+            f"{shlex.join(cc)} compiles for {triple}, but the library is for x86_64 and aarch64 under "
+            "Linux, Windows and macOS"
+        )
     libc = ("glibc" if "__GLIBC__" in macros else "musl") if system == "linux" else ""
     return Platform(machine, system, libc)
 

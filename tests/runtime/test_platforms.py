@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,10 @@ import build_tree
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools")]
+
+import build as builder  # noqa: E402 # sys.path must have the folder first
+
 PROGRAMS = ("c_abi", "c_kernels", "c_operations", "c_watch")
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
 
@@ -118,7 +123,8 @@ def test_exports_are_the_header(built: tuple[Target, Path]) -> None:
         exported = re.findall(r"^\s*\[ *\d+\].* (\w+)$", listing, re.MULTILINE)
     else:
         lines = run(tool(target, "nm"), "-D", "--defined-only", library).splitlines()
-        exported = [line.split()[-1] for line in lines]
+        start = {"_init", "_fini"} if "musl" in library.parent.name else set()  # of musl's own object files
+        exported = [name for name in (line.split()[-1] for line in lines) if name not in start]
     assert sorted(exported) == sorted(declared)
 
 
@@ -144,14 +150,51 @@ def test_same_bits(built: tuple[Target, Path], native_bits: str, tmp_path: Path,
     assert run_program(target.cc, target.runner, library, tmp_path, "platform_bits", isa) == native_bits
 
 
-def test_no_such_target() -> None:
-    """A compiler for another machine is an error that names it."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "build.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "CC": "cc -m32"},
-    )
-    assert done.returncode != 0
-    assert "but the library is for x86_64 and aarch64" in done.stderr
+WHEELS = {
+    "aarch64": (r"manylinux_2_\d+_aarch64", {"libsm120.so.0.2", "libsm120.so"}),
+    "musl": ("musllinux_1_2_x86_64", {"libsm120.so.0.2", "libsm120.so"}),
+    "windows": ("win_amd64", {"sm120.dll", "libsm120.dll.a"}),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in TESTED if name in WHEELS])
+def test_wheel(name: str, tmp_path: Path) -> None:
+    """A wheel for another platform has its tag and its library."""
+    tag, files = WHEELS[name]
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
+    with build_tree.alone():
+        run(*pip, "--wheel-dir", tmp_path, ROOT, environment={"CC": TARGETS[name].cc})
+    (wheel,) = tmp_path.glob("*.whl")
+    assert re.search(rf"-py3-none-{tag}\.whl$", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = {Path(path).name for path in archive.namelist() if "sm120." in Path(path).name}
+        (library,) = files - {"libsm120.so", "libsm120.dll.a"}
+        assert archive.read(f"pysm120/{library}") == (ROOT / "build" / TARGETS[name].folder / library).read_bytes()
+    assert {name for name in libraries if re.search(r"\.(so|dll)\b", name)} == files
+
+
+def compiler(folder: Path, machine: str, *macros: str) -> str:
+    """Write a program that answers as a compiler with these predefined macros does."""
+    program = folder / "cc"
+    lines = "".join(f"echo '#define {macro} 1'\n" for macro in macros)
+    program.write_text(f'#!/bin/sh\n[ "$1" != -dumpmachine ] || {{ echo {machine}; exit; }}\n{lines}')
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize(
+    ("macros", "name"),
+    [
+        (("__linux__", "__x86_64__", "__GLIBC__"), "linux-x86_64"),
+        (("__linux__", "__aarch64__"), "linux-aarch64-musl"),
+        (("__APPLE__", "__aarch64__"), "macos-aarch64"),
+        (("_WIN32", "__x86_64__"), "windows-x86_64"),
+    ],
+)
+def test_target(tmp_path: Path, macros: tuple[str, ...], name: str) -> None:
+    assert builder.target_platform([compiler(tmp_path, "any", *macros)]).name == name
+
+
+def test_no_such_target(tmp_path: Path) -> None:
+    with pytest.raises(builder.BuildError, match="compiles for riscv64-linux-gnu, but the library is for x86_64 and"):
+        builder.target_platform([compiler(tmp_path, "riscv64-linux-gnu", "__linux__", "__GLIBC__")])

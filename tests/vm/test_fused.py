@@ -12,11 +12,11 @@ FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpedantic
 
 
 @pytest.mark.virtual
-def test_fused_multiply_add(seed: int, tmp_path: Path) -> None:
+def test_fused_multiply_add(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     program = tmp_path / "fused"
     source = ROOT / "tests" / "vm" / "fused.c"
     cc = shlex.split(os.environ.get("CC", "cc"))
     subprocess.run([*cc, *FLAGS, f"-I{ROOT / 'src'}", source, "-o", program, "-lm"], check=True)
-    done = subprocess.run([program, str(seed)], capture_output=True, text=True, check=False)
+    done = subprocess.run([program, str(pytestconfig.option.seed)], capture_output=True, text=True, check=False)
     assert done.stdout == ""
     assert done.returncode == 0
