@@ -121,7 +121,16 @@ lint() {
     check .venv/bin/clang-format --dry-run -Werror $(c_files '*.[ch]') $(c_files '*.[ch]pp')
     check "$python" tools/bindings.py --check
     check "$python" tests/support/operations.py build/tests # operations.h
+    windows=x86_64-w64-mingw32-gcc-posix
+    command -v "$windows" >/dev/null || { windows=; say "*_win32.c are not checked: there is no MinGW"; }
     for file in $(c_files '*.c'); do
+        case $file in
+        *_win32.c)
+            [ -z "$windows" ] || check "$windows" -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror \
+                -D_WIN32_WINNT=0x0602 -fsyntax-only -Isrc "$file"
+            continue
+            ;;
+        esac
         # shellcheck disable=SC2086 # CC may hold options
         check ${CC:-cc} -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror \
             -ffp-contract=off -fsyntax-only -DVM_ISA=base -Isrc -Ibuild -Ibuild/tests "$file"

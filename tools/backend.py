@@ -35,6 +35,8 @@ TOOLCHAIN = [
     "nvidia-nvvm==13.0.88",
 ]
 
+GNU_VERNEED = 0x6FFFFFFE  # the type of the ELF section with needed versions
+
 __all__ = [
     "build_editable",
     "build_sdist",
@@ -92,7 +94,7 @@ def needed_versions(library: Path) -> set[str]:
     sections = [struct.unpack_from("<4xI16xQ8xII", data, start + size * n) for n in range(count)]
     found = set()
     for kind, at, link, entries in sections:
-        if kind != 0x6FFFFFFE:  # SHT_GNU_verneed
+        if kind != GNU_VERNEED:
             continue
         names = sections[link][1]
         for _ in range(entries):

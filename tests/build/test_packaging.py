@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools")]
 
 import backend  # noqa: E402 # sys.path must have the folder first
+
 import build  # noqa: E402
 
 COMPILER = shlex.split(os.environ.get("CC") or "cc")

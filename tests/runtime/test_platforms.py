@@ -65,13 +65,13 @@ def build(target: Target) -> Path:
     """Build the library for a platform."""
     with build_tree.alone():
         options = ["--name", target.folder] if target.folder.startswith("tests-") else []
-        command = [sys.executable, ROOT / "tools" / "build.py", *options]
+        command: list[str | Path] = [sys.executable, ROOT / "tools" / "build.py", *options]
         library = Path(run(*command, environment={"CC": target.cc}).splitlines()[-1])
     assert library.parent == ROOT / "build" / target.folder
     return library
 
 
-@pytest.fixture(scope="module", params=TESTED)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) for name in TESTED])
 def built(request: pytest.FixtureRequest) -> tuple[Target, Path]:
     target = TARGETS[request.param]
     return target, build(target)
@@ -85,7 +85,7 @@ def run_program(
     variables = {} if isa is None else {"PYSM120_VM_ISA": isa}
     if library.suffix == ".dll":  # which is searched beside the program
         program = folder / f"{name}.exe"
-        link = [library.with_name("libsm120.dll.a"), "-D__USE_MINGW_ANSI_STDIO=1", "-static"]
+        link: list[str | Path] = [library.with_name("libsm120.dll.a"), "-D__USE_MINGW_ANSI_STDIO=1", "-static"]
         shutil.copy(library, folder)
         prefix = ROOT / "build" / "tests" / "wine"
         prefix.mkdir(parents=True, exist_ok=True)
@@ -157,6 +157,7 @@ WHEELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TESTED if name in WHEELS])
 def test_wheel(name: str, tmp_path: Path) -> None:
     """A wheel for another platform has its tag and its library."""
