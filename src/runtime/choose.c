@@ -22,7 +22,8 @@ static sm120_status count_gpus(const struct driver **driver, int *count, const c
     }
     CUresult result = (*driver)->cuInit(0);
     if (result == CUDA_ERROR_NO_DEVICE || (int)result == STUB_LIBRARY) {
-        *why = result == CUDA_ERROR_NO_DEVICE ? "the CUDA driver finds no GPU" : LIBRARY_CUDA " is a stub, not a driver";
+        *why =
+            result == CUDA_ERROR_NO_DEVICE ? "the CUDA driver finds no GPU" : LIBRARY_CUDA " is a stub, not a driver";
         return SM120_OK;
     }
     if (result == CUDA_SUCCESS) {
