@@ -174,7 +174,7 @@ class PlatformWheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return py3, none and the platform of the library, unless one was given."""
-        if self.plat_name_supplied:
+        if self.plat_name_supplied and self.plat_name:
             return "py3", "none", self.plat_name.replace("-", "_").replace(".", "_")
         return "py3", "none", platform_tag(target_of_build(), build_library())
 
