@@ -103,9 +103,9 @@ build() {
     stamped tools "$(cat tools/backend.py) $where ${CUDA_HOME:-}" install_tools
     [ -e build/libsm120.so ] || say "building the library"
     library=$("$python" tools/build.py)
+    printf '%s\n' "$library"
     if [ "${library%/*}" != "$PWD/build" ]; then
         [ "$command" = build ] || die "$CC compiles for another system: there is no $command for it"
-        printf '%s\n' "$library"
         exit
     fi
     stamped package "$(cat pyproject.toml)" install_package
