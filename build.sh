@@ -19,6 +19,8 @@ usage: ./build.sh [COMMAND [ARGUMENTS]]
 Needs python3 (3.10 or later) with pip, and gcc; everything else comes from PyPI by
 pip's own configuration, nvcc too unless PATH or CUDA_HOME has it. PYTHON and CC name
 another Python and another C compiler. A second call does again only what changed.
+With a CC for another machine or system, as aarch64-linux-gnu-gcc, the library is built
+in build/SYSTEM-MACHINE, and there are no other commands.
 END
 }
 
@@ -100,7 +102,12 @@ build() {
     where=$(command -v nvcc || echo none)
     stamped tools "$(cat tools/backend.py) $where ${CUDA_HOME:-}" install_tools
     [ -e build/libsm120.so ] || say "building the library"
-    "$python" tools/build.py
+    library=$("$python" tools/build.py)
+    printf '%s\n' "$library"
+    if [ "${library%/*}" != "$PWD/build" ]; then
+        [ "$command" = build ] || die "$CC compiles for another system: there is no $command for it"
+        exit
+    fi
     stamped package "$(cat pyproject.toml)" install_package
 }
 
@@ -114,7 +121,16 @@ lint() {
     check .venv/bin/clang-format --dry-run -Werror $(c_files '*.[ch]') $(c_files '*.[ch]pp')
     check "$python" tools/bindings.py --check
     check "$python" tests/support/operations.py build/tests # operations.h
+    windows=x86_64-w64-mingw32-gcc-posix
+    command -v "$windows" >/dev/null || { windows=; say "*_win32.c are not checked: there is no MinGW"; }
     for file in $(c_files '*.c'); do
+        case $file in
+        *_win32.c)
+            [ -z "$windows" ] || check "$windows" -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror \
+                -D_WIN32_WINNT=0x0602 -fsyntax-only -Isrc "$file"
+            continue
+            ;;
+        esac
         # shellcheck disable=SC2086 # CC may hold options
         check ${CC:-cc} -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror \
             -ffp-contract=off -fsyntax-only -DVM_ISA=base -Isrc -Ibuild -Ibuild/tests "$file"

@@ -38,7 +38,9 @@
 #define SM120_VERSION_PATCH 0
 #define SM120_VERSION       (10000 * SM120_VERSION_MAJOR + 100 * SM120_VERSION_MINOR + SM120_VERSION_PATCH)
 
-#if defined(__GNUC__)
+#if defined(_WIN32) && defined(SM120_BUILD)
+#define SM120_API __declspec(dllexport)
+#elif defined(__GNUC__) && !defined(_WIN32)
 #define SM120_API __attribute__((visibility("default")))
 #else
 #define SM120_API

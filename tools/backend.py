@@ -1,14 +1,18 @@
 """PEP 517 backend: setuptools, plus the C library in the package.
 
 A wheel holds the library and its headers beside the Python files; it is tagged
-py3-none-<platform>, since cffi opens the library at run time. An editable install
-builds the library where it stays: in build.
+py3-none-<platform>, since cffi opens the library at run time. The platform is the one
+for which the C compiler compiles, and of glibc the oldest version that has the
+library's symbols. An editable install builds the library where it stays: in build.
 """
 
 import importlib.util
 import os
 import shutil
+import struct
 import sysconfig
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,8 @@ TOOLCHAIN = [
     "nvidia-cuda-runtime==13.0.88",
     "nvidia-nvvm==13.0.88",
 ]
+
+GNU_VERNEED = 0x6FFFFFFE  # the type of the ELF section with needed versions
 
 __all__ = [
     "build_editable",
@@ -64,9 +70,69 @@ def toolchain() -> list[str]:
     return []
 
 
+@cache
 def build_library() -> Path:
     """Build the library with tools/build.py; return its path."""
     return Path(build_tool().build(jobs=os.cpu_count() or 1))
+
+
+def target_of_build() -> Any:
+    """Return the platform for which the C compiler compiles."""
+    tool = build_tool()
+    return tool.target_platform(tool.find_cc())
+
+
+def needed_versions(library: Path) -> set[str]:
+    """Return the versions of symbols that an ELF library needs, as GLIBC_2.17."""
+    data = library.read_bytes()
+    if data[:6] != b"\x7fELF\2\1":
+        message = f"{library} is not a little-endian ELF file of 64 bits"
+        raise ValueError(message)
+    (start,) = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<2H", data, 58)
+    # type, offset, link and count of each section
+    sections = [struct.unpack_from("<4xI16xQ8xII", data, start + size * n) for n in range(count)]
+    found = set()
+    for kind, at, link, entries in sections:
+        if kind != GNU_VERNEED:
+            continue
+        names = sections[link][1]
+        for _ in range(entries):
+            uses, first, following = struct.unpack_from("<2xH4x2I", data, at)
+            use = at + first
+            for _ in range(uses):
+                name, step = struct.unpack_from("<8x2I", data, use)
+                end = data.index(b"\0", names + name)
+                found.add(data[names + name : end].decode())
+                use += step
+            at += following  # noqa: PLW2901 - the list is linked
+    return found
+
+
+def manylinux(versions: Iterable[str], machine: str) -> str:
+    """Return the tag of PEP 600 for a library that needs these versions of symbols.
+
+    No installer knows a manylinux older than glibc 2.17 for aarch64, and
+    manylinux_2_17 is the oldest for which tools still make wheels.
+    """
+    newest = (2, 17)
+    for name in versions:
+        source, _, version = name.partition("_")
+        if source == "GLIBC":
+            major, minor = version.split(".")[:2]
+            newest = max(newest, (int(major), int(minor)))
+    return f"manylinux_{newest[0]}_{newest[1]}_{machine}"
+
+
+def platform_tag(target: Any, library: Path) -> str:
+    """Return the tag of a wheel with a library for a target of tools/build.py."""
+    if target.system == "windows":
+        return {"x86_64": "win_amd64", "aarch64": "win_arm64"}[target.machine]
+    if target.libc == "glibc":
+        return manylinux(needed_versions(library), target.machine)
+    if target.libc == "musl":  # its symbols have no versions
+        return f"musllinux_1_2_{target.machine}"
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
 class BuildPackage(build_py):
@@ -82,10 +148,15 @@ class BuildPackage(build_py):
         super().run()
         if not self.editable_mode:
             shutil.copyfile(library, package / library.name)
-            handlers = build_tool().HANDLERS
-            shutil.copyfile(library.with_name(handlers), package / handlers)
-            # Wheels cannot hold a link: a linker script does for -lsm120.
-            (package / "libsm120.so").write_text(f"INPUT({library.name})\n")
+            development = library.with_name(target_of_build().development)
+            if library.suffix in {".dll", ".dylib"}:
+                shutil.copyfile(development, package / development.name)
+            else:
+                # Wheels cannot hold a link: a linker script does for -lsm120.
+                (package / development.name).write_text(f"INPUT({library.name})\n")
+            handlers = library.with_name(build_tool().HANDLERS)
+            if handlers.exists():  # not of every target
+                shutil.copyfile(handlers, package / handlers.name)
             for header in build_tool().HEADERS:
                 shutil.copyfile(ROOT / header, package / Path(header).name)
             # pysm120.microbench expands its kernels when it knows the chip.
@@ -105,9 +176,10 @@ class PlatformWheel(bdist_wheel):
         super().finalize_options()
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Return py3, none and this platform."""
-        platform = self.plat_name or sysconfig.get_platform()
-        return "py3", "none", platform.replace("-", "_").replace(".", "_")
+        """Return py3, none and the platform of the library, unless one was given."""
+        if self.plat_name_supplied and self.plat_name:
+            return "py3", "none", self.plat_name.replace("-", "_").replace(".", "_")
+        return "py3", "none", platform_tag(target_of_build(), build_library())
 
 
 Settings = dict[str, str | list[str] | None]

@@ -1,11 +1,14 @@
-"""Build the library libsm120.so: expand every template, assemble it, embed it, compile and link; then XLA's handlers.
+"""Build the library libsm120: expand every template, assemble it, embed it, compile and link; then XLA's handlers.
 
-    python tools/build.py [--sanitize address,undefined]
+    python tools/build.py [--sanitize address,undefined] [--name FOLDER]
 
 Builds are incremental: an output is rebuilt if the hash of its command and inputs differs from the hash stored beside
 it. The inputs of a template are the files that it includes, those of a kernel its PTX, those of a C file its headers.
 The build needs a C compiler (CC, else cc or gcc) and nvcc 13.0 (PATH, CUDA_HOME or the PyPI wheel nvidia-cuda-nvcc).
 The library needs neither at run time.
+
+The C compiler says for which machine and system it compiles. A library for this Python is written to build/, any other
+one to build/SYSTEM-MACHINE/. No step of the build runs what it has compiled.
 """
 
 import argparse
@@ -45,10 +48,9 @@ PACKING = {"ptx": (1_200_000, {"lc": 3, "lp": 0, "pb": 0}), "cubin": (600_000, {
 FLAGS = [
     "-std=c11",
     "-O2",
-    "-fPIC",
     "-fvisibility=hidden",
     "-ffp-contract=off",
-    "-pthread",
+    "-fsigned-char",
     "-Wall",
     "-Wextra",
     "-Wpedantic",
@@ -65,7 +67,10 @@ ISA_FLAGS = {
         "v4": ["-O3", "-march=x86-64-v4", "-mprefer-vector-width=512"],
     },
 }
-OTHER_ISA_FLAGS = {"base": ["-O3"]}
+OTHER_ISA_FLAGS = {"base": ["-O3"]}  # the vectors that every CPU of the machine has, such as NEON
+# Predefined macros by what they say of the target. The first one that the compiler defines counts.
+MACHINES = {"__x86_64__": "x86_64", "__aarch64__": "aarch64"}
+SYSTEMS = {"_WIN32": "windows", "__APPLE__": "macos", "__linux__": "linux"}
 
 
 class BuildError(Exception):
@@ -136,6 +141,85 @@ def find_cc() -> list[str]:
         if path := shutil.which(name):
             return [path]
     raise BuildError("no C compiler was found: install gcc, or set CC")
+
+
+class Platform(NamedTuple):
+    """A machine, an operating system and, on Linux, a C library."""
+
+    machine: str  # x86_64 or aarch64
+    system: str  # linux, windows or macos
+    libc: str  # glibc or musl; "" for systems that have one
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder for builds: linux-aarch64, linux-x86_64-musl, windows-x86_64."""
+        return "-".join((self.system, self.machine, *(["musl"] if self.libc == "musl" else [])))
+
+    @property
+    def library(self) -> str:
+        """Return the file name of the library. The ABI may change with major and minor version."""
+        major, minor, _ = versions()
+        if self.system == "windows":
+            return "sm120.dll"
+        return f"libsm120.{major}.{minor}.dylib" if self.system == "macos" else f"libsm120.so.{major}.{minor}"
+
+    @property
+    def development(self) -> str:
+        """Return the file name that -lsm120 finds: a link, or on Windows an import library."""
+        return {"windows": "libsm120.dll.a", "macos": "libsm120.dylib"}.get(self.system, "libsm120.so")
+
+    @property
+    def compile_flags(self) -> list[str]:
+        """Return options of the C compiler.
+
+        On Windows, MinGW's own printf knows C11's %zu, which Microsoft's old one does not. gcc does not align the stack
+        for vectors of 32 bytes there, so the assembler replaces aligned moves.
+        """
+        if self.system == "windows":
+            unaligned = ["-Wa,-muse-unaligned-vector-move"] if self.machine == "x86_64" else []
+            return [*unaligned, "-D__USE_MINGW_ANSI_STDIO=1", "-D_WIN32_WINNT=0x0602", "-DSM120_BUILD"]
+        return ["-fPIC", "-pthread"]
+
+    def link_flags(self, folder: Path) -> list[str]:
+        """Return options of the link. The library stays loaded: its threads outlive a dlclose."""
+        if self.system == "windows":  # thread_win32.c keeps it loaded
+            return ["-shared", "-static", f"-Wl,--out-implib,{folder / self.development}"]
+        if self.system == "macos":
+            return ["-dynamiclib", f"-Wl,-install_name,@rpath/{self.library}", "-pthread"]
+        return ["-shared", f"-Wl,-soname,{self.library}", "-Wl,-z,defs", "-Wl,-z,nodelete", "-pthread", "-lm", "-ldl"]
+
+    @property
+    def isa_flags(self) -> dict[str, list[str]]:
+        """Return the options of files named *_isa.c, by vector width."""
+        return ISA_FLAGS.get(self.machine, OTHER_ISA_FLAGS)
+
+    def has(self, source: Path) -> bool:
+        """Return whether a C file is compiled: of *_posix.c and *_win32.c the system's one is."""
+        return not source.stem.endswith("_posix" if self.system == "windows" else "_win32")
+
+
+def target_platform(cc: Sequence[str]) -> Platform:
+    """Return for what a compiler compiles, by the macros that it predefines, and glibc by its <limits.h>."""
+    listing = run([*cc, "-E", "-dM", "-x", "c", "-include", "limits.h", os.devnull])
+    macros = set(re.findall(r"^#define (\w+)", listing, re.MULTILINE))
+    machine = next((name for macro, name in MACHINES.items() if macro in macros), None)
+    system = next((name for macro, name in SYSTEMS.items() if macro in macros), None)
+    if machine is None or system is None:
+        triple = run([*cc, "-dumpmachine"]).strip()
+        raise BuildError(
+            f"{shlex.join(cc)} compiles for {triple}, but the library is for x86_64 and aarch64 under "
+            "Linux, Windows and macOS"
+        )
+    libc = ("glibc" if "__GLIBC__" in macros else "musl") if system == "linux" else ""
+    return Platform(machine, system, libc)
+
+
+def host_platform() -> Platform:
+    """Return the platform of this Python."""
+    system = {"win32": "windows", "darwin": "macos"}.get(sys.platform, sys.platform)
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    libc = ("glibc" if platform.libc_ver()[0] == "glibc" else "musl") if system == "linux" else ""
+    return Platform(machine, system, libc)
 
 
 class Cache:
@@ -350,7 +434,7 @@ def pack(cache: Cache, output: Path, block: Block) -> Path:
     return cache.make(output, [repr(chain), *block.images], write)
 
 
-def make_kernels(cache: Cache, pool: ThreadPoolExecutor) -> tuple[list[Path], Path]:
+def make_kernels(cache: Cache, pool: ThreadPoolExecutor, system: str) -> tuple[list[Path], Path]:
     """Make all kernels and build/generated/; return the sources to compile, and the file that one of them embeds."""
     nvcc = find_nvcc()
     version = nvcc_version(nvcc)
@@ -391,7 +475,7 @@ def make_kernels(cache: Cache, pool: ThreadPoolExecutor) -> tuple[list[Path], Pa
     cache.write(generated / "constants.h", tables.constants(found.constants))
     sources = [
         cache.write(generated / "kernels.c", tables.kernels(found.lists, entries, sizes, found.constants)),
-        cache.write(generated / "images.s", tables.images(embedded)),
+        cache.write(generated / f"images_{system}.s", tables.images(embedded, system)),
     ]
     kept = [path.with_suffix(suffix) for path in found.texts.values() for suffix in (".ptx", ".cubin", ".log")]
     remove_others(folder, [*kept, *packed, *found.outputs])
@@ -403,11 +487,6 @@ def versions() -> tuple[int, int, int]:
     text = (ROOT / "src" / "sm120.h").read_text()
     major, minor, patch = re.findall(r"^#define SM120_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", text, re.MULTILINE)
     return int(major), int(minor), int(patch)
-
-
-def soname() -> str:
-    """Return the name of the library: the ABI may change with major and minor version."""
-    return "libsm120.so.{}.{}".format(*versions())
 
 
 def pkgconfig(include: str, libraries: str) -> str:
@@ -425,12 +504,12 @@ def write_pkgconfig(folder: Path) -> None:
     (folder / "sm120.pc").write_text(pkgconfig("src", "build"))
 
 
-def objects(source: Path, folder: Path) -> list[tuple[Path, list[str]]]:
+def objects(source: Path, folder: Path, target: Platform) -> list[tuple[Path, list[str]]]:
     """List the objects of one C file with the flags of each."""
     if not source.stem.endswith("_isa"):
         return [(folder / f"{source.stem}.o", [])]
-    variants = ISA_FLAGS.get(platform.machine(), OTHER_ISA_FLAGS)
-    return [(folder / f"{source.stem}_{isa}.o", [*flags, f"-DVM_ISA={isa}"]) for isa, flags in variants.items()]
+    variants = target.isa_flags.items()
+    return [(folder / f"{source.stem}_{isa}.o", [*flags, f"-DVM_ISA={isa}"]) for isa, flags in variants]
 
 
 def compile_object(cache: Cache, source: Path, target: Path, command: list[str], version: str) -> Path:
@@ -456,20 +535,22 @@ def build_handlers(cache: Cache, library: Path, cc: list[str], version: str) -> 
     return cache.make(output, [version, source, *includes, library, *command], lambda: run(command))
 
 
-def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
+def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2) -> Path:
     """Build the library.
 
     Parameters
     ----------
     sanitize : str, optional
         The value of -fsanitize=, such as "address,undefined"; such a library has a separate folder.
+    name : str, optional
+        A folder in build/ for the library and its objects, instead of the usual one.
     jobs : int
         The number of compilers that run at a time.
 
     Returns
     -------
     pathlib.Path
-        build/libsm120.so.MAJOR.MINOR, or the same in build/sanitize-...
+        build/libsm120.so.MAJOR.MINOR, or the same in build/sanitize-... or in build/SYSTEM-MACHINE
 
     Raises
     ------
@@ -478,39 +559,45 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
     """
     cache = Cache(ROOT / "build")
     cc = find_cc()
+    target = target_platform(cc)
+    is_native = target == host_platform()
     extra = [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"] if sanitize else []
-    folder = cache.folder / (f"sanitize-{sanitize.replace(',', '-')}" if sanitize else "")
+    folder = cache.folder / (name or ("" if is_native else target.name))
+    folder /= f"sanitize-{sanitize.replace(',', '-')}" if sanitize else ""
     with ThreadPoolExecutor(jobs) as pool:
-        generated, images = make_kernels(cache, pool)
+        generated, images = make_kernels(cache, pool, target.system)
         version = run([*cc, "--version"])
         work: list[tuple[Path, Path, list[str]]] = []
-        for source in [*sorted((ROOT / "src").rglob("*.c")), *generated]:
-            for target, flags in objects(source, folder / "objects" / source.parent.relative_to(ROOT)):
-                work.append((source, target, [*cc, *FLAGS, *flags, *extra]))
+        for source in [*filter(target.has, sorted((ROOT / "src").rglob("*.c"))), *generated]:
+            for output, flags in objects(source, folder / "objects" / source.parent.relative_to(ROOT), target):
+                work.append((source, output, [*cc, *FLAGS, *target.compile_flags, *flags, *extra]))
 
         def compile_one(item: tuple[Path, Path, list[str]]) -> Path:
-            source, target, command = item
+            source, output, command = item
             if source.suffix == ".s":
-                words = [*cc, "-c", str(source), "-o", str(target)]
-                return cache.make(target, [version, source, images, *words], lambda: run(words))
-            return compile_object(cache, source, target, command, version)
+                words = [*cc, "-c", str(source), "-o", str(output)]
+                return cache.make(output, [version, source, images, *words], lambda: run(words))
+            return compile_object(cache, source, output, command, version)
 
         compiled = list(pool.map(compile_one, work))
     # Remove the objects of deleted sources, because tests link all objects of a folder.
     for stale in {*(folder / "objects").rglob("*.o")} - {*compiled}:
         stale.unlink()
-    library = folder / soname()
-    # Linked by the C compiler: it knows this machine's C library. It stays loaded: its threads outlive a dlclose.
-    flags = ["-shared", f"-Wl,-soname,{library.name}", "-Wl,-z,defs", "-Wl,-z,nodelete"]
-    command = [*cc, *flags, *extra, "-o", str(library)]
-    command += [*map(str, compiled), "-pthread", "-lm", "-ldl"]
-    cache.make(library, [version, *command, *compiled], lambda: run(command))
-    link = library.with_name("libsm120.so")
-    for stale in {*folder.glob("libsm120.so*")} - {library, Path(f"{library}.key")}:  # the link, and other versions
-        stale.unlink()
-    link.symlink_to(library.name)
-    write_pkgconfig(cache.folder / "pkgconfig")
-    if not sanitize:
+    library = folder / target.library
+    # Linked by the C compiler: it knows this machine's C library.
+    link = folder / target.development
+    words = [*cc, *extra, "-o", str(library), *map(str, compiled), *target.link_flags(folder)]
+    cache.make(library, [version, *words, *compiled], lambda: run(words))
+    handlers = library.with_name(HANDLERS)
+    for stale in {*folder.glob("*sm120*")} - {library, Path(f"{library}.key"), link, handlers, Path(f"{handlers}.key")}:  # other versions
+        if stale.is_file():
+            stale.unlink()
+    if target.system != "windows":
+        link.unlink(missing_ok=True)
+        link.symlink_to(library.name)
+    if is_native and not name:
+        write_pkgconfig(cache.folder / "pkgconfig")
+    if is_native and not name and not sanitize and target.system == "linux":
         build_handlers(cache, library, cc, version)
     return library
 
@@ -518,9 +605,10 @@ def build(*, sanitize: str | None = None, jobs: int = 2) -> Path:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build the library.")
     parser.add_argument("--sanitize", help="value of -fsanitize=, for example address,undefined")
+    parser.add_argument("--name", help="folder in build/ for the library, instead of the usual one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     try:
-        print(build(sanitize=arguments.sanitize, jobs=arguments.jobs))
+        print(build(sanitize=arguments.sanitize, name=arguments.name, jobs=arguments.jobs))
     except BuildError as error:
         sys.exit(f"build: {error}")

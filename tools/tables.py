@@ -165,16 +165,15 @@ def value(name: str, given: object) -> str:
     return str(given).lower()
 
 
-def images(path: Path) -> str:
-    """Write images.s: the bytes of a file as kernel_images."""
+def images(path: Path, system: str) -> str:
+    """Write the assembly that embeds the bytes of a file as kernel_images, for linux, windows or macos."""
     quoted = str(path).replace("\\", "\\\\").replace('"', '\\"')
-    return f"""/* Written by tools/build.py: do not edit. */
-    .section .rodata
-    .globl kernel_images
-    .hidden kernel_images
-    .type kernel_images, %object
-kernel_images:
-    .incbin "{quoted}"
-    .size kernel_images, . - kernel_images
-    .section .note.GNU-stack, "", %progbits
-"""
+    name = "_kernel_images" if system == "macos" else "kernel_images"
+    section = {"windows": '.section .rdata, "dr"', "macos": ".section __TEXT,__const"}.get(system, ".section .rodata")
+    before = {"windows": [], "macos": [f".private_extern {name}"]}.get(system, [f".hidden {name}"])
+    after = []
+    if system == "linux":
+        before.append(f".type {name}, %object")
+        after = [f".size {name}, . - {name}", '.section .note.GNU-stack, "", %progbits']
+    lines = [section, f".globl {name}", *before, ".balign 16", f"{name}:", f'.incbin "{quoted}"', *after]
+    return "\n".join(["/* Written by tools/build.py: do not edit. */", *lines, ""])

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,10 @@ def _abi() -> tuple[int, int]:
 
 
 ABI = _abi()
-LIBRARY_NAME = f"libsm120.so.{ABI[0]}.{ABI[1]}"
+LIBRARY_NAME = {
+    "win32": "sm120.dll",
+    "darwin": f"libsm120.{ABI[0]}.{ABI[1]}.dylib",
+}.get(sys.platform, f"libsm120.so.{ABI[0]}.{ABI[1]}")
 
 
 def library_path() -> Path:

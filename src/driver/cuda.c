@@ -1,4 +1,4 @@
-/* The driver table of the CUDA driver, libcuda.so.1. The library is opened at the first use and never linked. */
+/* The driver table of the CUDA driver. The library is opened at the first use and never linked. */
 #include <stdio.h>
 #include <string.h>
 
@@ -70,10 +70,10 @@ static bool is_optional(const char *name) {
 
 /* Fill the table, or store the reason for the failure. */
 static void load(void) {
-    void *const library = library_open("libcuda.so.1");
+    void *const library = library_open(LIBRARY_CUDA);
     if (library == NULL) {
         const char *const why = library_error();
-        snprintf(reason, sizeof reason, "there is no CUDA driver (%s)", why != NULL ? why : "libcuda.so.1");
+        snprintf(reason, sizeof reason, "there is no CUDA driver (%s)", why != NULL ? why : LIBRARY_CUDA);
         return;
     }
     const char *missing = NULL;
@@ -93,7 +93,7 @@ static void load(void) {
         table.cuTensorMapReplaceAddress = no_tensor_map_address;
     }
     if (missing != NULL) {
-        snprintf(reason, sizeof reason, "the CUDA driver is too old: libcuda.so.1 has no %s", exported(missing));
+        snprintf(reason, sizeof reason, "the CUDA driver is too old: " LIBRARY_CUDA " has no %s", exported(missing));
         library_close(library);
     }
 }

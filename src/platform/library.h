@@ -2,6 +2,13 @@
 #ifndef SM120_PLATFORM_LIBRARY_H
 #define SM120_PLATFORM_LIBRARY_H
 
+/* The file name of the CUDA driver. */
+#if defined(_WIN32)
+#define LIBRARY_CUDA "nvcuda.dll"
+#else
+#define LIBRARY_CUDA "libcuda.so.1"
+#endif
+
 /* Open a library by name, with its symbols private to the caller. Return NULL on failure; library_error() gives the
  * reason. */
 void *library_open(const char *name);

@@ -1,5 +1,6 @@
 /* Address space on POSIX systems. */
 #define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
 #include "platform/pages.h"
 
 #include <sys/mman.h>
@@ -19,8 +20,12 @@ bool pages_commit(void *at, size_t bytes) {
 }
 
 void pages_decommit(void *at, size_t bytes) {
+#ifdef __linux__
     madvise(at, bytes, MADV_DONTNEED);
     mprotect(at, bytes, PROT_NONE);
+#else /* there MADV_DONTNEED may keep the contents */
+    mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+#endif
 }
 
 void pages_release(void *at, size_t bytes) {

@@ -1,5 +1,6 @@
 /* Threads and locks on POSIX systems. */
 #define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
 #include "platform/thread.h"
 
 #include <sched.h>
@@ -79,6 +80,8 @@ void once_run(struct once *once, void (*run)(void)) {
 
 /* ---- threads ---- */
 
+enum { STACK_BYTES = 8 << 20 }; /* musl and macOS give new threads far less than glibc */
+
 /* Argument of a new thread. */
 struct start {
     void (*run)(void *argument);
@@ -101,6 +104,10 @@ bool thread_start(void (*run)(void *argument), void *argument) {
     pthread_t thread;
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
+    size_t stack = 0;
+    if (pthread_attr_getstacksize(&attributes, &stack) == 0 && stack < STACK_BYTES) {
+        pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    }
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     const bool is_started = pthread_create(&thread, &attributes, started, start) == 0;
     pthread_attr_destroy(&attributes);

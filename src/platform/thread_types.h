@@ -1,6 +1,37 @@
-/* The types of thread.h for POSIX. A port to another system defines the same names here. */
+/* The types of thread.h for POSIX and Windows. A port to another system defines the same names here. */
 #ifndef SM120_PLATFORM_THREAD_TYPES_H
 #define SM120_PLATFORM_THREAD_TYPES_H
+
+#include <stddef.h>
+
+#if defined(_WIN32)
+
+/* Storage for SRWLOCK, CONDITION_VARIABLE and INIT_ONCE. <windows.h> defines too many names to be included here. */
+struct mutex {
+    void *win32;
+};
+
+struct condition {
+    void *win32;
+};
+
+struct rwlock {
+    void *win32;
+};
+
+struct once {
+    void *win32;
+};
+
+struct thread_value {
+    unsigned long win32;
+};
+
+#define MUTEX_INITIALIZER     {NULL}
+#define CONDITION_INITIALIZER {NULL}
+#define ONCE_INITIALIZER      {NULL}
+
+#else
 
 #include <pthread.h>
 
@@ -28,5 +59,7 @@ struct thread_value {
 #define MUTEX_INITIALIZER     {PTHREAD_MUTEX_INITIALIZER}
 #define CONDITION_INITIALIZER {PTHREAD_COND_INITIALIZER}
 #define ONCE_INITIALIZER      {PTHREAD_ONCE_INIT}
+
+#endif
 
 #endif

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "platform/library.h"
 #include "runtime/builtin.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
@@ -21,7 +22,8 @@ static sm120_status count_gpus(const struct driver **driver, int *count, const c
     }
     CUresult result = (*driver)->cuInit(0);
     if (result == CUDA_ERROR_NO_DEVICE || (int)result == STUB_LIBRARY) {
-        *why = result == CUDA_ERROR_NO_DEVICE ? "the CUDA driver finds no GPU" : "libcuda.so.1 is a stub, not a driver";
+        *why =
+            result == CUDA_ERROR_NO_DEVICE ? "the CUDA driver finds no GPU" : LIBRARY_CUDA " is a stub, not a driver";
         return SM120_OK;
     }
     if (result == CUDA_SUCCESS) {

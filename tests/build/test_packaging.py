@@ -18,6 +18,12 @@ from pysm120.runtime import ffi as binding
 from pysm120.runtime.ffi import ffi, lib
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools")]
+
+import backend  # noqa: E402 # sys.path must have the folder first
+
+import build  # noqa: E402
+
 COMPILER = shlex.split(os.environ.get("CC") or "cc")
 
 
@@ -207,7 +213,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_wheel_for_every_python(wheel: Path) -> None:
-    assert re.fullmatch(rf"pysm120-{pysm120.__version__}-py3-none-linux_\w+\.whl", wheel.name)
+    assert re.fullmatch(rf"pysm120-{pysm120.__version__}-py3-none-(many|musl)linux_\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(f"pysm120-{pysm120.__version__}.dist-info/WHEEL").decode()
@@ -238,6 +244,38 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
     ):
         assert f"pysm120/{name}" in names
     assert not [name for name in names if not re.match(r"pysm120(-[\d.]+\.dist-info)?/", name)]
+
+
+def test_the_tag_is_of_the_newest_symbol(wheel: Path) -> None:
+    """A wheel made with glibc states the newest version that objdump finds among the symbols."""
+    listing = run("objdump", "-T", binding.library_path())
+    versions = {(int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", listing)}
+    major, minor = max(versions, default=(1, 2))
+    kind = "many" if versions else "musl"
+    assert re.search(rf"-py3-none-{kind}linux_{major}_{minor}_(x86_64|aarch64)\.whl$", wheel.name)
+
+
+@pytest.mark.parametrize(
+    ("versions", "tag"),
+    [
+        ({"GLIBC_2.2.5"}, "manylinux_2_17_x86_64"),
+        ({"GLIBC_2.9", "GLIBC_2.34", "GLIBC_2.4"}, "manylinux_2_34_x86_64"),
+        ({"GLIBC_2.28", "GCC_4.3.0"}, "manylinux_2_28_x86_64"),
+    ],
+)
+def test_manylinux(versions: set[str], tag: str) -> None:
+    assert backend.manylinux(versions, "x86_64") == tag
+
+
+@pytest.mark.parametrize(
+    ("platform", "tag"),
+    [
+        (build.Platform("x86_64", "windows", ""), "win_amd64"),
+        (build.Platform("aarch64", "linux", "musl"), "musllinux_1_2_aarch64"),
+    ],
+)
+def test_tags_of_other_systems(platform: build.Platform, tag: str) -> None:
+    assert backend.platform_tag(platform, binding.library_path()) == tag
 
 
 def test_the_wheel_needs_nothing_of_the_source_tree(wheel: Path, tmp_path: Path) -> None:

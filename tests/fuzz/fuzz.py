@@ -61,7 +61,8 @@ def compiled(target: str, engine: str = "gcc") -> Path:
 def _compiled(target: str, engine: str) -> Path:
     cc, folder = compiler(engine), FOLDER / engine
     cache = build.Cache(folder)
-    flags = [flag for flag in build.FLAGS if flag != "-fPIC"]
+    machine = build.target_platform(cc)
+    flags = [*build.FLAGS, *(flag for flag in machine.compile_flags if flag != "-fPIC")]
     checked = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"]
     guided = ["-fsanitize-coverage=trace-pc,trace-cmp"] if engine == "gcc" else ["-fsanitize=fuzzer-no-link"]
     whole = target == "abi"  # the device alone is linked into the others
@@ -72,7 +73,7 @@ def _compiled(target: str, engine: str) -> Path:
 
         include = [f"-I{operations.write_header(ROOT / 'build' / 'tests')}"]
     folders = [ROOT / "src"] if whole else [ROOT / "src" / "vm", ROOT / "src" / "platform"]
-    sources = [path for folder in folders for path in sorted(folder.rglob("*.c"))]
+    sources = [path for folder in folders for path in sorted(folder.rglob("*.c")) if machine.has(path)]
     sources += [] if whole else [ROOT / "src" / "driver" / f"{name}.c" for name in ("registry", "tensor_map_rules")]
     own: list[tuple[str, list[str]]] = [(target, [*checked, *guided, *include])]
     own += [("target", checked), ("mutate", checked)]
@@ -85,7 +86,7 @@ def _compiled(target: str, engine: str) -> Path:
 
     work = [(HERE / f"{name}.c", folder / f"own_{name}.o", extra) for name, extra in own]
     for source in sources:
-        for output, extra in build.objects(source, folder / source.parent.relative_to(ROOT)):
+        for output, extra in build.objects(source, folder / source.parent.relative_to(ROOT), machine):
             # Loops over lanes run as compiled for any processor (OPTIONS): only those need the sanitizers.
             is_used = output.stem.endswith("_base")
             if source.stem.endswith("_isa"):
@@ -96,7 +97,7 @@ def _compiled(target: str, engine: str) -> Path:
         objects = list(pool.map(compile_one, work))
     if whole:
         folder_of_kernels = ROOT / "build" / "objects" / "build" / "generated"
-        objects += [folder_of_kernels / "kernels.o", folder_of_kernels / "images.o"]
+        objects += [folder_of_kernels / "kernels.o", folder_of_kernels / f"images_{machine.system}.o"]
     link = ["-no-pie"] if engine == "gcc" else ["-fsanitize=fuzzer"]
     program = folder / target
     command = [*cc, f"-fsanitize={SANITIZERS}", *link, *map(str, objects), "-pthread", "-lm", "-ldl"]

@@ -12,6 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The same for Windows, whose C library has no setenv(). */
+#ifdef _WIN32
+#define setenv(name, value, overwrite) _putenv_s(name, value)
+#define unsetenv(name)                 _putenv_s(name, "")
+#endif
+
 static const char *device_name = "virtual";
 static int failures;
 static pthread_mutex_t failures_lock = PTHREAD_MUTEX_INITIALIZER;

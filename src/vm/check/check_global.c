@@ -17,7 +17,7 @@
 
 enum { PAGE = 4096, CELL = 16, CELLS_PER_PAGE = PAGE / CELL, MOST_MORE = 12, INLINE = 2 };
 enum { SUSPICIONS = 64 };
-enum { PENDING = UINT32_MAX }; /* the clock of a bulk store that may still write: no access is ordered after it */
+static const uint32_t PENDING = UINT32_MAX; /* clock of a bulk store that may still write: no access comes after it */
 
 struct page {
     uint64_t number; /* address / PAGE */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "driver/tensor_map_rules.h"
+#include "platform/aligned.h"
 #include "platform/thread.h"
 #include "vm/execute/async.h"
 #include "vm/execute/atomic.h"
@@ -35,7 +36,7 @@ void defined_free(struct defined *d) {
     }
     regions_free(d);
     free(d->rule);
-    free(d->memory);
+    aligned_release(d->memory);
     free(d->birth);
     free(d->found);
     free(d->found_stored);
@@ -345,7 +346,7 @@ static const struct rule accesses[ACCESS_COUNT] = {
     [ACCESS_FILL] = {fill_operands, filled, 0, OUTSIDE},
 };
 
-static struct entry table[LANE_COUNT + ACCESS_COUNT + sizeof others / sizeof *others];
+static struct entry table[(size_t)LANE_COUNT + ACCESS_COUNT + sizeof others / sizeof *others];
 static uint32_t entries;
 static struct once made = ONCE_INITIALIZER;
 
@@ -383,8 +384,8 @@ static bool prepare(struct defined *d, const struct cta *cta) {
     const struct CUfunc_st *f = cta->launch->function;
     const size_t bytes = lay_out(d, cta, NULL);
     if (bytes > d->memory_bytes) {
-        free(d->memory);
-        d->memory = aligned_alloc(64, bytes);
+        aligned_release(d->memory);
+        d->memory = aligned_allocate(64, bytes);
         d->memory_bytes = d->memory != NULL ? bytes : 0;
     }
     regions_free(d);

@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "vm/execute/bits.h"
+#include "vm/execute/fused.h"
 #include "vm/machine/address.h"
 #include "vm/machine/cta.h"
 
@@ -271,7 +272,10 @@ static inline uint32_t find_set(uint32_t mask, uint32_t base, int32_t offset) {
 
 /* ---- floats ---- */
 
-#if defined(__GNUC__)
+#if defined(_WIN32) && !defined(__FMA__) && !defined(__aarch64__)
+#define FMAF fused32
+#define FMA  fused64
+#elif defined(__GNUC__)
 #define FMAF __builtin_fmaf
 #define FMA  __builtin_fma
 #else

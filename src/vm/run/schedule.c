@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "platform/aligned.h"
 #include "platform/clock.h"
 #include "platform/thread.h"
 #include "vm/check/check.h"
@@ -62,7 +63,7 @@ void room_free(struct cta *room) {
     if (room->memory != NULL) {
         UNPOISON(room->memory, room->memory_bytes);
     }
-    free(room->memory);
+    aligned_release(room->memory);
     free(room->warp);
     free(room->mbarrier);
     free(room->mbarrier_at);
@@ -97,8 +98,8 @@ static bool lay_out(struct cta *room, const struct launch *launch) {
     const size_t each = (registers + predicates + local + calls + 127) / 64 * 64 + 128,
                  all = each * launch->warps + shared + 64;
     if (all > room->memory_bytes) {
-        free(room->memory);
-        room->memory = aligned_alloc(64, (all + 63) / 64 * 64);
+        aligned_release(room->memory);
+        room->memory = aligned_allocate(64, (all + 63) / 64 * 64);
         room->memory_bytes = room->memory != NULL ? all : 0;
     }
     if (room->memory == NULL) {
