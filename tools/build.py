@@ -589,7 +589,8 @@ def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2
     words = [*cc, *extra, "-o", str(library), *map(str, compiled), *target.link_flags(folder)]
     cache.make(library, [version, *words, *compiled], lambda: run(words))
     handlers = library.with_name(HANDLERS)
-    for stale in {*folder.glob("*sm120*")} - {library, Path(f"{library}.key"), link, handlers, Path(f"{handlers}.key")}:  # other versions
+    kept = {library, Path(f"{library}.key"), link, handlers, Path(f"{handlers}.key")}
+    for stale in {*folder.glob("*sm120*")} - kept:  # other versions
         if stale.is_file():
             stale.unlink()
     if target.system != "windows":
@@ -598,7 +599,7 @@ def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2
     if is_native and not name:
         write_pkgconfig(cache.folder / "pkgconfig")
     if is_native and not name and not sanitize and target.system == "linux":
-        build_handlers(cache, library, cc, version)
+        build_handlers(cache, library, [*cc, *target.compile_flags], version)
     return library
 
 
