@@ -525,14 +525,16 @@ def compile_object(cache: Cache, source: Path, target: Path, command: list[str],
     return cache.make(target, [version, source, *words], lambda: run(words), headers)
 
 
-def build_handlers(cache: Cache, library: Path, cc: list[str], version: str) -> Path:
+def build_handlers(cache: Cache, library: Path, cc: list[str], version: str, *, is_wanted: bool) -> None:
     """Build the handlers that pysm120.jax registers: a library beside libsm120, which alone knows XLA."""
+    if not is_wanted:
+        return
     source, output = ROOT / "bindings" / "xla" / "sm120_xla.c", library.with_name(HANDLERS)
     includes = [source.with_name("xla_ffi.h"), ROOT / "src" / "sm120.h"]
     command = [*cc, *FLAGS, "-I", str(ROOT / "src")]
     command += ["-shared", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-rpath,$ORIGIN"]
     command += ["-o", str(output), str(source), str(library)]
-    return cache.make(output, [version, source, *includes, library, *command], lambda: run(command))
+    cache.make(output, [version, source, *includes, library, *command], lambda: run(command))
 
 
 def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2) -> Path:
@@ -598,8 +600,13 @@ def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2
         link.symlink_to(library.name)
     if is_native and not name:
         write_pkgconfig(cache.folder / "pkgconfig")
-    if is_native and not name and not sanitize and target.system == "linux":
-        build_handlers(cache, library, [*cc, *target.compile_flags], version)
+    build_handlers(
+        cache,
+        library,
+        [*cc, *target.compile_flags],
+        version,
+        is_wanted=is_native and not (name or sanitize) and target.system == "linux",
+    )
     return library
 
 

@@ -18,7 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"(?:^`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What a copy of the tree does without: the history, environments, and in build/ what tests have made.
 LEFT_OUT = (".git", ".venv", ".*_cache", "__pycache__", "*.egg-info", "results", "build")
-BUILT = ("generated", "kernels", "objects", LIBRARY_NAME, f"{LIBRARY_NAME}.key", "nvcc.json")
+HANDLERS = "libsm120_xla.so"
+BUILT = (
+    "generated",
+    "kernels",
+    "objects",
+    "nvcc.json",
+    *(name + end for name in (LIBRARY_NAME, HANDLERS) for end in ("", ".key")),
+)
 
 # Run in a copy: the keys of build/ hold the path of the tree, so they are written anew, and nothing is made again.
 ADOPT = """
