@@ -244,6 +244,7 @@ static sm120_status start(struct device *device, uint32_t index, struct launch *
     struct kernel *kernel = NULL;
     launch->grid[1] = grid_y;
     launch->grid[2] = grid_z;
+    launch->is_early = true;
     sm120_status status = builtin_load(device, index, &kernel);
     status = status == SM120_OK ? launch_check(kernel, launch) : status;
     return status == SM120_OK ? launch_start(kernel, launch) : status;
