@@ -164,8 +164,11 @@ class Bench:
         room = self.device.empty((llama.room(columns, vectors),), np.uint8)
 
         def call(w: QuantizedMatrix) -> Call:
-            places = (w.data.address, x.address, room.address, y.address)
-            return lambda stream: llama.matvec(w.type, *places, (rows, columns, vectors), stream)
+            def multiply(stream: Any) -> None:
+                places = (w.data.address, x.address, room.address, y.address)
+                llama.matvec(w.type, *places, (rows, columns, vectors), stream)
+
+            return multiply
 
         stream = self.torch.cuda.Stream()
         call(matrices[0])(stream.cuda_stream)

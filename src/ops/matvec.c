@@ -244,7 +244,6 @@ static sm120_status start(struct device *device, uint32_t index, struct launch *
     struct kernel *kernel = NULL;
     launch->grid[1] = grid_y;
     launch->grid[2] = grid_z;
-    launch->is_early = true;
     sm120_status status = builtin_load(device, index, &kernel);
     status = status == SM120_OK ? launch_check(kernel, launch) : status;
     return status == SM120_OK ? launch_start(kernel, launch) : status;
@@ -285,6 +284,7 @@ static sm120_status quantize(struct device *device, const struct matvec *call, s
         const struct arguments arguments = call->is_mx ? ARGUMENTS(&mx) : ARGUMENTS(&int8);
         status = launch_of(&pointers, arguments, call->weights.spans, kernel_records + index, stream, &launch);
     }
+    launch.is_early = true;
     return status == SM120_OK ? start(device, index, &launch, call->record_tiles, 1) : status;
 }
 
@@ -322,6 +322,7 @@ static sm120_status run(struct device *device, const sm120_matvec_args *args, co
         status = launch_of(&pointers, ARGUMENTS(&values), grid_of(device, call), call->record, args->stream, &launch);
     }
     launch.shared_bytes = call->shared;
+    launch.is_early = call->vector_tiles != 0; /* one vector: its CTAs would crowd on the first SMs that are free */
     const uint32_t grid_y = call->vector_tiles != 0 ? call->vector_tiles : (uint32_t)args->vectors;
     return status == SM120_OK
                ? start(device, call->index, &launch, grid_y, args->experts != 0 ? (uint32_t)args->chosen : 1)
