@@ -3,6 +3,7 @@
 
 #include "generated/constants.h"
 #include "ops/copy_rows.h"
+#include "ops/resident.h"
 #include "ops/weights.h"
 #include "runtime/builtin.h"
 #include "runtime/check.h"
@@ -11,10 +12,8 @@
 enum {
     GRID_MAX = 65535,         /* of the dimensions y and z of a grid */
     VECTOR_TILES_MAX = 65534, /* an even number: tiles of 16 vectors are two of 8 */
-    RESERVED_SHARED = 1024,   /* of each CTA, by the driver */
     /* Shared memory of a CTA that holds its vector: SM120's limit on every device, so that all use one kernel. */
-    SHARED_MAX = 101376,
-    REGISTER_STEP = 8
+    SHARED_MAX = 101376
 };
 
 /* A call whose arguments were checked, and its kernel. */
@@ -204,24 +203,6 @@ static uint32_t row_tiles(const struct matvec *call) {
     return (call->weights.rows + call->record->rows - 1) / call->record->rows;
 }
 
-/* The CTAs that an SM of a device holds at once. */
-static uint32_t resident_ctas(const struct device *device, const struct matvec *call) {
-    const sm120_device_info *const info = &device->info;
-    const uint32_t of_thread =
-        info->capability_major == 12 ? call->record->registers_sm120 : call->record->registers_sm90;
-    const uint32_t allocated = (of_thread + REGISTER_STEP - 1) / REGISTER_STEP * REGISTER_STEP * call->record->threads;
-    const int32_t limits[] = {
-        info->max_threads_per_multiprocessor / (int32_t)call->record->threads,
-        info->shared_bytes_per_multiprocessor / ((int32_t)call->shared + RESERVED_SHARED),
-        allocated != 0 ? info->registers_per_multiprocessor / (int32_t)allocated : 1,
-    };
-    int32_t ctas = limits[0];
-    for (size_t i = 1; i < sizeof limits / sizeof *limits; ++i) {
-        ctas = limits[i] < ctas ? limits[i] : ctas;
-    }
-    return ctas > 0 ? (uint32_t)ctas : 1;
-}
-
 static uint64_t ceil_div(uint64_t x, uint64_t y) {
     return (x + y - 1) / y;
 }
@@ -233,7 +214,7 @@ static uint32_t grid_of(const struct device *device, const struct matvec *call) 
     const uint64_t sms = (uint64_t)device->info.multiprocessors;
     const uint64_t others = call->vector_tiles != 0 ? call->vector_tiles : (uint64_t)call->results;
     const uint64_t tiles = row_tiles(call), of_sm = ceil_div(tiles * others, sms);
-    const uint64_t rounds = ceil_div(of_sm, resident_ctas(device, call));
+    const uint64_t rounds = ceil_div(of_sm, (uint64_t)resident_ctas(device, call->record, call->shared));
     const uint64_t ctas = ceil_div(of_sm, rounds) * sms / others;
     return (uint32_t)(ctas == 0 ? 1 : ctas < tiles ? ctas : tiles);
 }

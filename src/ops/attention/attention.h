@@ -78,9 +78,8 @@ int32_t attention_upper(const sm120_attention_args *args);
 /* The kernels' code of o's dtype. */
 uint32_t attention_type(uint32_t dtype);
 
-/* The Q tiles of a kernel for a call: its CTAs, if no keys are split; and how many fit on a multiprocessor. */
+/* The Q tiles of a kernel for a call: its CTAs, if no keys are split. */
 int64_t attention_ctas(const struct attention *call, const struct kernel_record *record);
-int64_t attention_resident_ctas(const struct device *device, const struct kernel_record *record);
 
 /* Whether q, k and v are F32 and are rounded to BF16 in copies. */
 bool attention_is_narrowed(const struct attention *call);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ops/attention/splits.h"
+#include "ops/resident.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
@@ -51,23 +52,12 @@ int64_t attention_ctas(const struct attention *call, const struct kernel_record 
     return call->args->batch * call->args->heads * ((call->args->q_rows + record->q_rows - 1) / record->q_rows);
 }
 
-int64_t attention_resident_ctas(const struct device *device, const struct kernel_record *record) {
-    enum { REGISTERS = 65536, REGISTER_STEP = 8, SHARED_OF_SYSTEM = 1024 };
-    const bool is_hopper = device->info.capability_major == HOPPER;
-    const uint32_t allocated = is_hopper ? record->registers_sm90 : record->registers_sm120;
-    const int64_t registers = (int64_t)(allocated + REGISTER_STEP - 1) / REGISTER_STEP * REGISTER_STEP;
-    const int64_t by_registers = REGISTERS / (registers * record->threads);
-    const int64_t by_shared =
-        device->info.shared_bytes_per_multiprocessor / (int64_t)(record->shared + SHARED_OF_SYSTEM);
-    return by_shared < by_registers ? by_shared : by_registers;
-}
-
 /* On Hopper, whether all CTAs of a kernel are on the chip at once. Causal CTAs take half as long on average: then two
  * count as one, unless groups of warps share their keys. */
 static bool is_one_wave(const struct device *device, const struct attention *call, const struct kernel_record *record) {
     const uint32_t causal = call->args->causal;
     const bool is_halved = causal == SM120_CAUSAL_TOP_LEFT || causal == SM120_CAUSAL_BOTTOM_RIGHT;
-    const int64_t resident = device->info.multiprocessors * attention_resident_ctas(device, record);
+    const int64_t resident = device->info.multiprocessors * resident_ctas(device, record, record->shared);
     return attention_ctas(call, record) <= resident * (is_halved && record->key_groups == 1 ? 2 : 1);
 }
 

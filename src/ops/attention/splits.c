@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "generated/constants.h"
+#include "ops/resident.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
@@ -36,7 +37,7 @@ static double clocks_outside(const struct device *device, const struct kernel_re
     if (record->key_groups > 1) {
         return record->key_groups == 4 ? 2500 : 3900;
     }
-    return record->threads == FOUR_WARPS ? 9000.0 / (double)attention_resident_ctas(device, record) : 5100;
+    return record->threads == FOUR_WARPS ? 9000.0 / (double)resident_ctas(device, record, record->shared) : 5100;
 }
 
 /* Clocks of a launch that splits all Q tiles behind the last full wave, `splits` times: those of the multiprocessor

@@ -1,27 +1,20 @@
 /* Into how many parts the keys are split. */
 #include "ops/attention_kv_cache/attention_kv_cache.h"
+#include "ops/resident.h"
 
 enum {
     LEAST_KEYS = 256,  /* of a part: below, beginning and merging cost more than a part saves */
     MOST_SPLITS = 256, /* the merge reads them one after the other */
-    ENOUGH = 95,       /* percent of the places for CTAs: more parts cost more than they gain */
-    RESERVED = 1024    /* shared memory that the driver takes for each CTA */
+    ENOUGH = 95        /* percent of the places for CTAs: more parts cost more than they gain */
 };
-
-/* The CTAs of a kernel that a multiprocessor holds. */
-static int64_t resident(const struct device *device, const struct kernel_record *record) {
-    const int64_t shared = device->info.shared_bytes_per_multiprocessor / (int64_t)(record->shared + RESERVED);
-    const int64_t threads = device->info.max_threads_per_multiprocessor / (int64_t)record->threads;
-    const int64_t least = shared < threads ? shared : threads;
-    return least > 1 ? least : 1;
-}
 
 /* The fewest parts with which the last wave of CTAs is nearly full. CTAs that are all resident at once need only as
  * many places as there are multiprocessors: the copies that one CTA has in flight suffice for a multiprocessor's share
  * of the memory's speed. With a narrow cache they do not, and its conversions need the warps of several CTAs. */
 int64_t cached_splits(const struct device *device, const struct cached *call) {
     const int64_t sms = device->info.multiprocessors;
-    const int64_t places = sms * resident(device, kernel_records + call->kernel);
+    const struct kernel_record *const record = kernel_records + call->kernel;
+    const int64_t places = sms * resident_ctas(device, record, record->shared);
     const int64_t ctas = call->args->batch * call->args->kv_heads * call->row_tiles;
     const int64_t longest = (call->kv_rows + LEAST_KEYS - 1) / LEAST_KEYS;
     const int64_t most = longest < MOST_SPLITS ? longest : MOST_SPLITS;

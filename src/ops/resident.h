@@ -1,0 +1,10 @@
+/* How many CTAs of a kernel a multiprocessor holds at once. */
+#ifndef SM120_RESIDENT_H
+#define SM120_RESIDENT_H
+
+#include "runtime/builtin.h"
+
+/* Of a launch with so many bytes of shared memory; at least 1. */
+int64_t resident_ctas(const struct device *device, const struct kernel_record *record, uint32_t shared_bytes);
+
+#endif
