@@ -253,9 +253,12 @@ _NAME = "pysm120_attention"
 
 
 def _xla_version() -> tuple[int, int]:
-    """Return the version of XLA's FFI, which only its header tells."""
+    """Return the version of XLA's FFI by its header: that of JAX 0.6 does not state it to handlers."""
     header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
     major, minor = (re.findall(rf"^#define XLA_FFI_API_{x} (\d+)$", header, re.MULTILINE) for x in ("MAJOR", "MINOR"))
+    if not (major and minor):
+        message = "the header c_api.h in jaxlib states no version of XLA's FFI, but pysm120 knows 0.x"
+        raise ImportError(message)
     return int(major[0]), int(minor[0])
 
 

@@ -16,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_BUFFERS = 24, MOST_DEVICES = 256, NAME_BYTES = 128, ALIGNMENT = 256 };
+enum { MOST_BUFFERS = 24, MOST_DEVICES = 256, NAME_BYTES = 128 };
+enum { ALIGNMENT = 256, XLA_ALIGNMENT = 16 }; /* of a workspace; the most that XLA's allocator takes */
 
 /* ---- devices --------------------------------------------------------------------------------------------- */
 
@@ -273,16 +274,19 @@ static XlaError *launch_on_stream(Call *call, sm120_device *device) {
     }
     size_t bytes = 0;
     error = check(frame, ask(call, device, &bytes));
-    XlaMemoryAllocate memory = {.struct_size = sizeof memory, .ctx = frame->ctx, .size = bytes, .alignment = ALIGNMENT};
+    XlaMemoryAllocate memory = {.struct_size = sizeof memory, .ctx = frame->ctx, .alignment = XLA_ALIGNMENT};
     if (error == NULL && bytes > 0) {
+        memory.size = bytes + ALIGNMENT - XLA_ALIGNMENT;
         error = frame->api->memory_allocate(&memory);
     }
     if (error != NULL) {
         return error;
     }
-    error = check(frame, launch(call, device, (sm120_address)(uintptr_t)memory.data, bytes));
+    const sm120_address workspace = ((uintptr_t)memory.data + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    error = check(frame, launch(call, device, workspace, bytes));
     if (memory.data != NULL) { /* XLA reuses the memory in the order of the stream */
-        XlaMemoryFree freed = {.struct_size = sizeof freed, .ctx = frame->ctx, .size = bytes, .data = memory.data};
+        XlaMemoryFree freed = {
+            .struct_size = sizeof freed, .ctx = frame->ctx, .size = memory.size, .data = memory.data};
         XlaError *other = frame->api->memory_free(&freed);
         error = error == NULL ? other : error;
     }
@@ -317,30 +321,61 @@ static XlaError *run_on_gpu(Call *call) {
 
 /* ---- handlers -------------------------------------------------------------------------------------------- */
 
-static int theirs = XLA_MINOR;
+static int minor_of_header = XLA_MINOR;
 
-/* Say which minor version XLA's FFI has: XLA does not tell it when it asks for that of a handler, and some releases
- * take no other. What is used here is the same since 0.1. */
+/* Say which minor version the header of XLA's FFI has. Releases that do not state their version when they ask for that
+ * of a handler take no other. */
 SM120_API void sm120_xla_set_version(int minor);
 void sm120_xla_set_version(int minor) {
-    theirs = minor;
+    minor_of_header = minor;
 }
 
 /* Answer XLA's question for the version: its own one, or if that is newer the newest that is known here. XLA refuses
- * the handler if it does not support the answer. */
-static XlaError *answer(XlaMetadata *metadata) {
+ * the handler if it does not support the answer, and else must keep to it. */
+static XlaError *answer(const XlaFrame *frame, XlaMetadata *metadata) {
+    const int theirs = frame->api != NULL ? frame->api->api_version.minor_version : minor_of_header;
     metadata->api_version.major_version = XLA_MAJOR;
     metadata->api_version.minor_version = theirs < XLA_MINOR ? theirs : XLA_MINOR;
     metadata->traits = 0;
     return NULL;
 }
 
+static int are_known(const XlaBuffers *buffers) {
+    for (int64_t i = 0; i < buffers->size; i++) {
+        if (buffers->types[i] != XLA_BUFFER || ((XlaBuffer *)buffers->buffers[i])->struct_size < sizeof(XlaBuffer)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Return if a call has the layout of xla_ffi.h: XLA states its version and the size of every struct. A later minor
+ * version adds members at an end. If a struct inside another one grew, what stands behind it is elsewhere. */
+static int is_known(const XlaFrame *frame) {
+    const XlaVersion *version = &frame->api->api_version;
+    return version->struct_size == sizeof *version && version->major_version == XLA_MAJOR &&
+           version->minor_version >= XLA_FIRST_MINOR && frame->struct_size >= sizeof *frame &&
+           frame->arguments.struct_size == sizeof frame->arguments &&
+           frame->results.struct_size == sizeof frame->results &&
+           frame->attributes.struct_size >= sizeof frame->attributes && are_known(&frame->arguments) &&
+           are_known(&frame->results);
+}
+
+static XlaError *refuse(const XlaFrame *frame) {
+    char text[160];
+    snprintf(text, sizeof text,
+             "XLA's FFI has version %d.%d with a layout that pysm120 does not know; it knows %d.%d to %d.%d",
+             frame->api->api_version.major_version, frame->api->api_version.minor_version, XLA_MAJOR, XLA_FIRST_MINOR,
+             XLA_MAJOR, XLA_MINOR);
+    return fail(frame, XLA_INTERNAL, text);
+}
+
 static XlaError *handle(XlaFrame *frame, XlaError *(*run)(Call *call)) {
     if (frame->extension_start != NULL && frame->extension_start->type == XLA_EXTENSION_METADATA) {
-        return answer(((XlaMetadataExtension *)(void *)frame->extension_start)->metadata);
+        return answer(frame, ((XlaMetadataExtension *)(void *)frame->extension_start)->metadata);
     }
-    if (frame->struct_size < sizeof *frame) {
-        return fail(frame, XLA_INTERNAL, "XLA's FFI is older than pysm120 knows: install a later JAX");
+    if (!is_known(frame)) {
+        return refuse(frame);
     }
     Call call;
     if (!read_call(frame, &call)) {

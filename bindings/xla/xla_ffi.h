@@ -1,4 +1,4 @@
-/* xla_ffi.h: the part of XLA's FFI, version 0.3, that a handler needs.
+/* xla_ffi.h: the part of XLA's FFI, versions 0.1 to 0.4, that a handler needs. It is the same in all of them.
  *
  * The names are those of xla/ffi/api/c_api.h without XLA_FFI_; tests compare the layout with that file. Members that no
  * handler here uses are void pointers.
@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { XLA_MAJOR = 0, XLA_MINOR = 3 };
+enum { XLA_MAJOR = 0, XLA_FIRST_MINOR = 1, XLA_MINOR = 4 };
 
 typedef struct XlaError XlaError;
 typedef struct XlaContext XlaContext;
@@ -92,6 +92,7 @@ typedef struct XlaApi {
     XlaError *(*ordinal_get)(XlaOrdinalGet *args);
 } XlaApi;
 
+enum { XLA_BUFFER = 1 };
 typedef struct XlaBuffer {
     size_t struct_size;
     XlaExtension *extension_start;
@@ -101,7 +102,7 @@ typedef struct XlaBuffer {
     int64_t *dims;
 } XlaBuffer;
 
-/* Arguments, and results: each points to an XlaBuffer. */
+/* Arguments, and results: each of type XLA_BUFFER points to an XlaBuffer. */
 typedef struct XlaBuffers {
     size_t struct_size;
     XlaExtension *extension_start;

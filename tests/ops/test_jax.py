@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 from backward_reference import gradients, inputs, others
 from hypothesis import strategies as st
+from test_attention_splits import chosen
 from test_oracles import judge, repeated
 
 import pysm120
@@ -226,12 +227,16 @@ def test_gradients_of_jax(device: pysm120.Device, pytestconfig: pytest.Config) -
 def test_results_are_arrays_of_jax(device: pysm120.Device, rows: int) -> None:
     """On the CPU, where the inputs are, in every dtype of results."""
     x = jnp.ones((1, rows, 1, 16), jnp.bfloat16)
+    _, splits = chosen(device, (1, 4, rows, 1, 1, 16))
+    # Results of splits are added up with weights from float32 logarithms, which are rounded by 2^-22.
+    error = 2**-20 if splits > 1 else 0.0
     for dtype in (None, np.float32, np.float16):
         out = pysm120.attention(x[:, :4], x, x, out_dtype=dtype, device=device)
         assert isinstance(out, jax.Array)
         assert out.device == x.device
         assert out.dtype == (dtype or jnp.bfloat16)
-        assert np.array_equal(np.asarray(out, np.float32), np.ones((1, 4, 1, 16)))
+        assert out.shape == (1, 4, 1, 16)
+        assert np.abs(np.asarray(out, np.float64) - 1).max() <= (error if dtype == np.float32 else 0)
     y = jnp.ones((rows, 32), jnp.float32)
     for made, wanted in (
         (pysm120.quantize_mxfp8(y, device=device), pysm120.quantize_mxfp8(np.asarray(y), device=device)),

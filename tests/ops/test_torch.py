@@ -196,8 +196,21 @@ def test_tensors_of_a_device_are_used_in_place(device: pysm120.Device, rng: np.r
     rules = sm120.Rules(True, "bottom-right", (None, None), 0.0, None, None)  # noqa: FBT003
     asked: list[Any] = []
 
+    def needed(tensors: dict[str, torch.Tensor]) -> list[Any]:
+        """Return the workspace that the library asks for in a call, if any: it depends on the device."""
+        sizes: list[int] = []
+
+        def workspace(nbytes: int) -> pysm120.Array:
+            sizes.append(nbytes)
+            return device.empty(nbytes, np.uint8)
+
+        there = {n: device.from_dlpack(y) for n, y in tensors.items()}
+        numpy_api.attention(**there, causal=True, return_lse=True, workspace=workspace)
+        return [((nbytes,), torch.uint8) for nbytes in sizes]
+
     def empty(shape: tuple[int, ...], *, dtype: Any, device: Any) -> torch.Tensor:
-        asked.append((shape, dtype, device))
+        assert device == x["q"].device
+        asked.append((tuple(shape), dtype))
         return torch.from_dlpack(opened.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
 
     opened = device
@@ -209,21 +222,23 @@ def test_tensors_of_a_device_are_used_in_place(device: pysm120.Device, rng: np.r
         device.synchronize()
         for got, best in zip(made, (out, lse), strict=True):
             same(got, best)
-        assert len(asked) == 2  # no workspace
+        assert asked == [(out.shape, torch.float16), (lse.shape, torch.float32), *needed(x)]
+        asked.clear()
         # Rows of 13 elements of 16 are read through a workspace.
-        short = {
-            n: torch.from_dlpack(device.array(np.pad(given[n], ((0, 0),) * 3 + ((0, 3),))))[..., :13] for n in "qkv"
-        }
+        wide = {n: device.array(np.pad(given[n], ((0, 0),) * 3 + ((0, 3),))) for n in "qkv"}
+        short = {n: torch.from_dlpack(y)[..., :13] for n, y in wide.items()}
         best = numpy_api.attention(*(given[n][..., :13] for n in "qkv"), causal=True, device=device)
         got, _ = sm120._launch(sm120.attend(rules, "BSHD", None), short)
         device.synchronize()
         same(got, best)
-        assert len(asked) == 5
+        copies = needed(short)
+        assert len(copies) == 1
+        assert asked == [(best.shape, torch.float16), (lse.shape, torch.float32), *copies]
         # Gradients.
-        dout = {"dout": x["q"][..., :16].clone(memory_format=torch.contiguous_format)}
-        back = {**x, "out": made[0], "lse": made[1], "dout": torch.from_dlpack(device.array(dout["dout"].numpy()))}
+        dout = given["q"][..., :16].copy()
+        back = {**x, "out": made[0], "lse": made[1], "dout": torch.from_dlpack(device.array(dout))}
         wanted = numpy_api.attention_backward(
-            back["dout"].numpy(), **given, out=out, lse=lse, causal=True, return_dsinks=True, deterministic=True,
+            dout, **given, out=out, lse=lse, causal=True, return_dsinks=True, deterministic=True,
             device=device,
         )  # fmt: skip
         traced = sm120.differentiate(rules, "BSHD", ["q", "k", "v", "sinks"], deterministic=True)
