@@ -340,6 +340,7 @@ static XlaError *answer(const XlaFrame *frame, XlaMetadata *metadata) {
     return NULL;
 }
 
+/* Return if all arguments, or all results, are buffers with the members of XlaBuffer. */
 static int are_known(const XlaBuffers *buffers) {
     for (int64_t i = 0; i < buffers->size; i++) {
         if (buffers->types[i] != XLA_BUFFER || ((XlaBuffer *)buffers->buffers[i])->struct_size < sizeof(XlaBuffer)) {
