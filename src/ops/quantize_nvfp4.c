@@ -9,7 +9,7 @@
 #include "runtime/places.h"
 #include "runtime/tensor.h"
 
-enum { BLOCK = 16, CTA_LINES = 32, CTA_BLOCKS = 4 }; /* CTA: of the kernels along rows */
+enum { BLOCK = 16 };
 
 static const float GLOBAL_MIN = 0x1p-100f, GLOBAL_MAX = 0x1p+100f;
 
@@ -110,12 +110,13 @@ static int64_t items_of(const struct nvfp4 *call) {
 }
 
 /* The CTAs of a call. */
-static int64_t ctas_of(const struct nvfp4 *call, bool is_along_rows, uint32_t threads) {
+static int64_t ctas_of(const struct nvfp4 *call, bool is_along_rows, const struct kernel_record *record) {
     if (!is_along_rows) {
-        return (items_of(call) + threads - 1) / threads;
+        return (items_of(call) + record->threads - 1) / record->threads;
     }
-    return call->shape.batch * call->shape.heads * ((call->padded_lines + CTA_LINES - 1) / CTA_LINES) *
-           ((call->padded_blocks + CTA_BLOCKS - 1) / CTA_BLOCKS);
+    const int64_t lines = record->columns, blocks = record->rows / BLOCK;
+    return call->shape.batch * call->shape.heads * ((call->padded_lines + lines - 1) / lines) *
+           ((call->padded_blocks + blocks - 1) / blocks);
 }
 
 /* Launch the kernel of the call's dtype and axis. */
@@ -151,7 +152,7 @@ static sm120_status launch(struct device *device, const sm120_quantize_nvfp4_arg
     struct argument_pointers pointers;
     struct launch launch;
     struct kernel *kernel = NULL;
-    status = launch_of(&pointers, ARGUMENTS(&values), (uint32_t)ctas_of(call, is_along_rows, record->threads), record,
+    status = launch_of(&pointers, ARGUMENTS(&values), (uint32_t)ctas_of(call, is_along_rows, record), record,
                        args->stream, &launch);
     status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
     status = status == SM120_OK ? launch_check(kernel, &launch) : status;

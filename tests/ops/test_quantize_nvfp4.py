@@ -243,6 +243,18 @@ def test_along_rows(
         opened.release()
 
 
+@pytest.mark.parametrize("columns", [64, 65])
+@pytest.mark.parametrize("begin", [0, 1])
+def test_columns_of_any_address(device: pysm120.Device, rng: np.random.Generator, columns: int, begin: int) -> None:
+    """Along rows, two columns of 16 bits come in one load only where it is aligned."""
+    x = rng.standard_normal((48, 66)).astype(np.float16)
+    part = device.array(x)[:, begin : begin + columns]
+    got = pysm120.quantize_nvfp4(part, axis=0)
+    wanted = pysm120.quantize_nvfp4(np.ascontiguousarray(x[:, begin : begin + columns].T), device=device)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(a.numpy().view(np.uint8), b.view(np.uint8))
+
+
 def test_special_values_along_rows(device: pysm120.Device, rng: np.random.Generator) -> None:
     """Infinities and NaN stay in their blocks; zeros and subnormals."""
     x = rng.choice(np.array([0, -0.0, 1, -6, 1e-45, 2.0**-10, 3.4e38], F32), (40, 33))
