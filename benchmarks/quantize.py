@@ -35,7 +35,7 @@ NVFP4 |= {f"{name}_rows": options for name, options in NVFP4.items()}
 REPACK = {"repack_128x4": 5, "repack_64x4": 4}  # from linear; log2 of a quarter of the rows of a tile
 LAYOUTS = ["q_d128", "k_d128", "v_d128", "d", "rows", *NVFP4, *REPACK]
 TILE_ROWS, COLUMNS, BLOCK, NV_BLOCK = 64, 128, 32, 16
-NV_ROWS, NV_COLUMNS = 64, 32  # of a CTA of quantize_nvfp4 along rows
+NV_ROWS, NV_COLUMNS = 64, {4: 32, 2: 64}  # of a CTA of quantize_nvfp4 along rows, by the bytes of an element
 WARM_RUNS, RUN_SECONDS, L2_TIMES = 5, 0.0015, 4
 AHEAD_BYTES, AHEAD_COPIES, TRIALS = 1 << 30, 24, 20
 
@@ -162,7 +162,7 @@ def launches(
         items = size // NV_BLOCK // 2  # a thread has blocks of two lines
         lines, length, grid = rows, head_dim, -(-items // threads)
         if layout.endswith("_rows"):
-            lines, length, grid = head_dim, rows, size // (NV_ROWS * NV_COLUMNS)
+            lines, length, grid = head_dim, rows, size // (NV_ROWS * NV_COLUMNS[x.itemsize])
         blocks = length // NV_BLOCK
         numbers.insert(0, np.uint64(0))  # the global scale is the number behind the others
         numbers += [np.uint32(n) for n in (items, heads, lines, length, blocks, lines, blocks, *NVFP4[layout])]
