@@ -563,7 +563,7 @@ typedef struct sm120_attention_args {
     uint32_t size;      /* sizeof(sm120_attention_args) */
     uint32_t precision; /* SM120_MXFP8, ..., SM120_NVFP4, ..., SM120_FP8, SM120_BF16 or SM120_F16 */
     int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 256; 128 in NVFP4 and FP8 */
-    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three; with SM120_FP8 E4M3 */
+    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three; with SM120_FP8 E4M3; see also q_blocks */
     sm120_tensor o; /* F32, F16 or BF16, with SM120_FP8 E4M3 too; q itself, with q's strides and element size, or apart
                        from all inputs */
     sm120_address lse; /* f32 [batch][heads][q_rows], contiguous; packed: [heads][q_total]; 0: not wanted */
@@ -611,6 +611,15 @@ typedef struct sm120_attention_args {
      * for those tiles that do not fill a wave of CTAs; 1: none; up to 32: of every tile, so that the bits do not depend
      * on batch and device. More than 1 needs rows that see all keys: no mask, window, lengths or other features. */
     int64_t num_splits;
+
+    /* Operands that are MXFP8 already: tensors in E4M3 with these scales, in E8M0 or U8. An element is worth its code
+     * times 2^(scale - 127). Nothing is rounded: results are those of the tensors that sm120_quantize_mxfp8 rounded.
+     * MXFP8, MXFP8_BF16 and MXFP8_F16 take such q, k and past_k, with scales along head_dim:
+     * [batch][heads][rows][ceil(head_dim / 32)]. MXFP8 and NVFP4_MXFP8 take such v and past_v, with scales along rows:
+     * [batch][kv_heads][ceil(rows / 32)][v_head_dim]. With cu_seqlens_k, v_blocks is
+     * [kv_heads][ceil(kv_total / 32) + batch - 1][v_head_dim], and the blocks of sequence b begin at its first row;
+     * their scales at row cu_seqlens_k[b] / 32 + b. Other operands have F32, F16 or BF16. Strides of 0 broadcast. */
+    sm120_tensor q_blocks, k_blocks, v_blocks, past_k_blocks, past_v_blocks;
 } sm120_attention_args;
 
 /* Write the size of the workspace of a call, and compute attention. BF16, F16 and FP8 need a workspace for tensors

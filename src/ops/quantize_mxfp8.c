@@ -11,11 +11,12 @@
 sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
                                struct quantizer_launch *prepared) {
     uint32_t index;
-    const struct kernel_record wanted = {.operation = job->operation,
+    const bool is_mx = job->x->dtype == SM120_E4M3;
+    const struct kernel_record wanted = {.operation = is_mx ? "pack_mxfp8" : job->operation,
                                          .dtype = job->x->dtype,
                                          .layout = job->layout,
                                          .head_dim = job->width,
-                                         .features = job->has_sequences};
+                                         .features = is_mx || job->has_sequences};
     sm120_status status = builtin_find(&wanted, &index);
     if (status != SM120_OK) {
         return status;
@@ -34,7 +35,7 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
                     " tiles each is too many CTAs; at most %d are supported",
                     job->x->name, job->shape.batch * job->shape.heads, row_tiles, column_tiles, INT32_MAX);
     }
-    prepared->values = (struct quantize_nvfp4_packed_parameters){
+    prepared->values.any = (struct quantize_nvfp4_packed_parameters){
         .x = job->x->address,
         .elements = job->elements,
         .scales = job->scales,
@@ -52,10 +53,14 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
         .quantizer_means = job->means,
     };
     if (job->sequences.all_tiles == 0) {
-        prepared->values.quantizer_sequences.all_tiles = (uint32_t)row_tiles;
+        prepared->values.any.quantizer_sequences.all_tiles = (uint32_t)row_tiles;
     }
-    status =
-        launch_of(&prepared->pointers, ARGUMENTS(&prepared->values), (uint32_t)grid, record, stream, &prepared->launch);
+    struct arguments arguments = ARGUMENTS(&prepared->values.any);
+    if (is_mx) {
+        prepared->values.mx.quantizer_blocks = job->blocks;
+        arguments = ARGUMENTS(&prepared->values.mx);
+    }
+    status = launch_of(&prepared->pointers, arguments, (uint32_t)grid, record, stream, &prepared->launch);
     status = status == SM120_OK ? builtin_load(device, index, &prepared->kernel) : status;
     return status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
 }

@@ -6,14 +6,14 @@
 #include "runtime/error.h"
 
 static const struct precision precisions[] = {
-    {SM120_MXFP8, 0, 256, false, attention_mxfp8},
-    {SM120_MXFP8_BF16, SM120_BF16, 256, true, attention_mxfp8},
-    {SM120_MXFP8_F16, SM120_F16, 256, true, attention_mxfp8},
-    {SM120_NVFP4, 0, 128, false, attention_mxfp8},
-    {SM120_NVFP4_MXFP8, 0, 128, false, attention_mxfp8},
-    {SM120_FP8, SM120_E4M3, 128, false, attention_fp8},
-    {SM120_BF16, SM120_BF16, 256, true, attention_bf16_f16},
-    {SM120_F16, SM120_F16, 256, true, attention_bf16_f16},
+    {SM120_MXFP8, 0, 256, false, attention_mxfp8, true, true},
+    {SM120_MXFP8_BF16, SM120_BF16, 256, true, attention_mxfp8, true, false},
+    {SM120_MXFP8_F16, SM120_F16, 256, true, attention_mxfp8, true, false},
+    {SM120_NVFP4, 0, 128, false, attention_mxfp8, false, false},
+    {SM120_NVFP4_MXFP8, 0, 128, false, attention_mxfp8, false, true},
+    {SM120_FP8, SM120_E4M3, 128, false, attention_fp8, false, false},
+    {SM120_BF16, SM120_BF16, 256, true, attention_bf16_f16, false, false},
+    {SM120_F16, SM120_F16, 256, true, attention_bf16_f16, false, false},
 };
 
 sm120_status attention_find_precision(uint32_t code, const struct precision **precision) {
