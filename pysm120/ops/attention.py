@@ -24,6 +24,9 @@ from pysm120.runtime.dlpack import SupportsDLPack
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+# An array, or elements and scales of MXFP8
+_Operand = SupportsDLPack | tuple[SupportsDLPack, SupportsDLPack]
+
 
 class _Rest(TypedDict, total=False):
     """The options that the type of a result does not depend on."""
@@ -60,11 +63,21 @@ class _Rest(TypedDict, total=False):
 
 @overload
 def attention(
-    q: AnyArray, k: SupportsDLPack, v: SupportsDLPack, *, return_lse: Literal[False] = ..., **rest: "Unpack[_Rest]"
+    q: AnyArray | tuple[AnyArray, SupportsDLPack],
+    k: _Operand,
+    v: _Operand,
+    *,
+    return_lse: Literal[False] = ...,
+    **rest: "Unpack[_Rest]",
 ) -> AnyArray: ...
 @overload
 def attention(
-    q: AnyArray, k: SupportsDLPack, v: SupportsDLPack, *, return_lse: Literal[True], **rest: "Unpack[_Rest]"
+    q: AnyArray | tuple[AnyArray, SupportsDLPack],
+    k: _Operand,
+    v: _Operand,
+    *,
+    return_lse: Literal[True],
+    **rest: "Unpack[_Rest]",
 ) -> tuple[AnyArray, AnyArray]: ...
 def attention(
     q: Any,

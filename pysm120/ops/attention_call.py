@@ -121,7 +121,9 @@ def check_heads(given: Mapping[str, Any], precision: Any, gradients: Mapping[str
     for name in pairs:
         fitting = _MX_VALUES if name.endswith("v") else _MX_KEYS
         if precision not in fitting:
-            message = f"{name} has scales, as precisions {' and '.join(fitting)} take it, but precision is {precision!r}"
+            message = (
+                f"{name} has scales, as precisions {' and '.join(fitting)} take it, but precision is {precision!r}"
+            )
             raise InvalidArgumentError(message)
     is_narrowed = precision == "bf16" and own == np.float32
     if dtype is not None and own != dtype and not is_narrowed:
@@ -290,7 +292,7 @@ _PACKED_ROWS = (
 
 
 def _operands(shapes: Mapping[str, tuple[str, str]], pairs: Sequence[str]) -> tuple[list[Row], str]:
-    """Return the rows of the operands, of which `pairs` are elements and scales, and the one whose dtype others have."""
+    """Return the rows of operands, of which `pairs` are elements and scales, and the one whose dtype others have."""
     own = next((name for name in shapes if name not in pairs and not name.startswith("past")), "")
     rows: list[Row] = []
     for name, (shape, scales) in shapes.items():

@@ -50,8 +50,7 @@ static sm120_status check_operand(const struct attention *call, const struct pre
     const bool is_checked = is_mx || (is_e4m3 && precision->dtype == SM120_E4M3);
     if (!is_mx && x->given_blocks->address != 0) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "%s is given, but %s.dtype = 0x%08" PRIx32 " with precision = 0x%" PRIx32
-                    "; it is for E4M3 in %s",
+                    "%s is given, but %s.dtype = 0x%08" PRIx32 " with precision = 0x%" PRIx32 "; it is for E4M3 in %s",
                     x->blocks_name, x->name, x->given->dtype, precision->code,
                     x->is_v ? "MXFP8 and NVFP4_MXFP8" : "MXFP8, MXFP8_BF16 and MXFP8_F16");
     }
@@ -89,8 +88,8 @@ sm120_status attention_check_tensors(struct attention *call, const struct precis
         status = check_operand(call, precision, list + i, &first);
     }
     if (status == SM120_OK) {
-        status = (may_be_e4m3 ? tensor_check_strides : tensor_check)("o", &args->o, &call->o_shape, TENSOR_OUTPUT,
-                                                                     &call->o);
+        status =
+            (may_be_e4m3 ? tensor_check_strides : tensor_check)("o", &args->o, &call->o_shape, TENSOR_OUTPUT, &call->o);
     }
     if (status == SM120_OK && first != NULL && precision->dtype != 0 && first->dtype != precision->dtype &&
         !attention_is_narrowed(call)) {
