@@ -49,6 +49,9 @@ struct precision {
     bool has_qk_blocks, has_v_blocks; /* q and k, or v, may be MXFP8 already */
 };
 
+/* Check a call and launch it, or answer the question for the size of its workspace. */
+sm120_status attention_call(struct device *device, const sm120_attention_args *args, const struct workspace *workspace);
+
 /* Find the precision of a code. */
 sm120_status attention_find_precision(uint32_t code, const struct precision **precision);
 
