@@ -239,12 +239,11 @@ static sm120_status check_places(struct device *device, const struct copy *copy)
     STRIDES(o##_factor, (from).cache.tensor[CACHE_SCALE], page), .o##_columns = (uint32_t)(from).shape.head_dim,       \
     .o##_format = (from).cache.form, .o##_flags = (from).flags
 
-/* Choose the kernel and check the launch. */
-static sm120_status prepare(struct device *device, const sm120_kv_cache_append_args *args, const struct copy *copy,
-                            struct kv_copy_launch *prepared) {
-    const struct kernel_record wanted = {.operation = copy->is_gather ? "kv_cache_gather" : "kv_cache_append",
-                                         .dtype = args->k.dtype,
-                                         .features = args->rotary_cos != 0};
+/* Choose the kernel of an operation and check the launch. */
+static sm120_status prepare(struct device *device, const char *operation, const sm120_kv_cache_append_args *args,
+                            const struct copy *copy, struct kv_copy_launch *prepared) {
+    const struct kernel_record wanted = {
+        .operation = operation, .dtype = args->k.dtype, .features = args->rotary_cos != 0};
     uint32_t index;
     sm120_status status = builtin_find(&wanted, &index);
     if (status != SM120_OK) {
@@ -273,8 +272,8 @@ static sm120_status prepare(struct device *device, const sm120_kv_cache_append_a
                    .rotary_flags = copy->rotary_flags},
     };
     const uint32_t grid = (uint32_t)((copy->items + record->threads - 1) / record->threads);
-    status = launch_of(&prepared->pointers, ARGUMENTS(&prepared->values), grid, record, args->stream,
-                       &prepared->launch);
+    status =
+        launch_of(&prepared->pointers, ARGUMENTS(&prepared->values), grid, record, args->stream, &prepared->launch);
     prepared->launch.grid[1] = 2; /* K and V */
     status = status == SM120_OK ? builtin_load(device, index, &prepared->kernel) : status;
     return status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
@@ -284,9 +283,7 @@ sm120_status kv_gather_prepare(struct device *device, const sm120_kv_cache_gathe
                                struct kv_copy_launch *prepared) {
     struct copy copy;
     const sm120_status status = check_args(args, true, &copy);
-    copy.operands[0].flags |= KV_FLAG_SPARSE;
-    copy.operands[1].flags |= KV_FLAG_SPARSE;
-    return status == SM120_OK ? prepare(device, args, &copy, prepared) : status;
+    return status == SM120_OK ? prepare(device, "kv_cache_gather_sparse", args, &copy, prepared) : status;
 }
 
 /* Check and launch either operation. */
@@ -302,7 +299,8 @@ static sm120_status run(sm120_device *handle, const sm120_kv_cache_append_args *
                           is_gather ? "sm120_kv_cache_gather_args" : "sm120_kv_cache_append_args");
     status = status == SM120_OK ? check_args(args, is_gather, &copy) : status;
     status = status == SM120_OK ? check_places(device, &copy) : status;
-    status = status == SM120_OK ? prepare(device, args, &copy, &prepared) : status;
+    const char *const operation = is_gather ? "kv_cache_gather" : "kv_cache_append";
+    status = status == SM120_OK ? prepare(device, operation, args, &copy, &prepared) : status;
     status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;
     return device_leave(device, status);
 }

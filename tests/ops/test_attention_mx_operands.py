@@ -350,12 +350,13 @@ def test_wrong_members(
         raise ValueError(message)
 
 
-def test_results_may_not_overwrite_scales(opened: OpenDevice, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_results_may_not_overwrite_scales(opened: OpenDevice, rng: np.random.Generator, name: str) -> None:
     try:
         made = simple(opened, rng)
-        made[0].v_blocks.address = made[1].address
+        getattr(made[0], f"{name}_blocks").address = made[1].address
         assert lib.sm120_attention(opened.handle, made[0], made[2], 1 << 18) == lib.SM120_INVALID_ARGUMENT
-        assert "v_blocks" in ffi.string(lib.sm120_last_error()).decode()
+        assert f"{name}_blocks (0x" in ffi.string(lib.sm120_last_error()).decode()
     finally:
         opened.release()
 

@@ -12,8 +12,8 @@ static const int64_t copied_bytes = INT64_C(256) << 20; /* of the sequences that
 /* How a call is divided, and where the parts of its workspace begin. */
 struct chunk {
     const struct cached *call;
-    bool is_copied, is_listed; /* keys and values are gathered; the pages of all sequences in one list */
-    int64_t batch;             /* sequences that are gathered at once; all of a list */
+    bool is_copied, is_listed;          /* keys and values are gathered; the pages of all sequences in one list */
+    int64_t batch;                      /* sequences that are gathered at once; all of a list */
     int64_t k_columns, v_columns, rows; /* of the copies; rows: of a sequence, or of the list */
     int64_t lengths, diagonals, starts, k, v, rest, bytes; /* offsets; rest: of sm120_attention */
 };
@@ -89,8 +89,8 @@ static sm120_status lay_out(const struct cached *call, struct chunk *chunk) {
            multiply(row * chunk->v_columns, chunk->rows, &v) && multiply(v, copies, &v);
     const int64_t numbers = (int64_t)sizeof(int32_t) * args->batch;
     fits = fits && place(numbers, &chunk->lengths, &chunk->rest) && place(numbers, &chunk->diagonals, &chunk->rest) &&
-           place(numbers + (int64_t)sizeof(int32_t), &chunk->starts, &chunk->rest) && place(k, &chunk->k, &chunk->rest) &&
-           place(v, &chunk->v, &chunk->rest);
+           place(numbers + (int64_t)sizeof(int32_t), &chunk->starts, &chunk->rest) &&
+           place(k, &chunk->k, &chunk->rest) && place(v, &chunk->v, &chunk->rest);
     return fits ? SM120_OK : fail(SM120_UNSUPPORTED, "the workspace for the keys of a cache exceeds 2^63 bytes");
 }
 
