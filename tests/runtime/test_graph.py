@@ -158,8 +158,10 @@ def test_attention_backward(device: pysm120.Device, rng: np.random.Generator, he
     driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-def test_attention_with_kv_cache(device: pysm120.Device, rng: np.random.Generator, splits: int) -> None:
+@pytest.mark.parametrize(("tokens", "splits"), [(2, 1), (2, 3), (150, None)])
+def test_attention_with_kv_cache(
+    device: pysm120.Device, rng: np.random.Generator, tokens: int, splits: int | None
+) -> None:
     """Each run of the graph has other lengths and page numbers."""
     context = ctypes.c_void_p()
     driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.info.ordinal)
@@ -167,10 +169,10 @@ def test_attention_with_kv_cache(device: pysm120.Device, rng: np.random.Generato
     stream = device.stream()
     q, k, v = (
         device.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16))
-        for shape in ((3, 2, 8, 128), (20, 16, 2, 128), (20, 16, 2, 128))
+        for shape in ((3, tokens, 8, 128), (20, 16, 2, 128), (20, 16, 2, 128))
     )
     lengths, table = device.array(np.zeros(3, np.int32)), device.array(np.zeros((3, 9), np.int32))
-    out, lse = device.empty((3, 2, 8, 128), q.dtype), device.empty((3, 8, 2))
+    out, lse = device.empty((3, tokens, 8, 128), q.dtype), device.empty((3, 8, tokens))
     options: dict[str, Any] = {"causal": True, "num_splits": splits}
     workspace = device.empty(1 << 20, np.uint8)
 
