@@ -465,6 +465,24 @@ def test_other_values_in_the_same_arrays(device: pysm120.Device, rng: np.random.
         assert np.array_equal(out.numpy().view(np.uint16), wanted.view(np.uint16))
 
 
+@pytest.mark.virtual
+@pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16"])
+def test_kernels_of_hopper(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    """On a virtual device that states Hopper's capability; a scale that is NaN marks its row there too."""
+    monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
+    q, k, v = (normal(rng, 1, rows, 2, 128) for rows in (40, 70, 70))
+    with pysm120.Device("virtual") as device:
+        q8, k8 = quantised(q, -1, device), quantised(k, -1, device)
+        v8 = quantised(v, -2, device) if precision == "mxfp8" else v
+        wanted = pysm120.attention(q, k, v, precision=precision, device=device)
+        got = pysm120.attention(q8, k8, v8, precision=precision, device=device)
+        assert np.array_equal(wanted.view(np.uint16), got.view(np.uint16))
+        q8[1].view(np.uint8)[0, 7, 1, 2] = NAN_SCALE
+        for scale in (0.125, 0.0):
+            got = pysm120.attention(q8, k8, v8, precision=precision, scale=scale, device=device)
+            assert np.argwhere(np.isnan(got.astype(np.float32)).any(-1)).tolist() == [[0, 7, 1]]
+
+
 X = np.zeros((1, 40, 2, 64), E4M3)
 S, V_S = np.full((1, 40, 2, 2), 127, np.uint8), np.full((1, 2, 2, 64), 127, np.uint8)
 REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
