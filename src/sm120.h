@@ -773,6 +773,14 @@ typedef struct sm120_quantize_mxfp8_args {
     sm120_address scales;                 /* e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
                                              [batch][heads][ceil(rows/32)][head_dim] along rows */
     sm120_stream stream;
+
+    /* Packed sequences, along rows alone: i32 [sequences + 1], where each begins, as in sm120_attention_args; 0: none.
+     * batch is 1. Each sequence begins with a new block, as v_blocks of attention need it: scales are
+     * [heads][ceil(rows/32) + sequences - 1][head_dim], those of sequence b from row cu_seqlens[b] / 32 + b on. Rows of
+     * no sequence, and scales of no block, are not written. */
+    sm120_address cu_seqlens;
+    int64_t sequences;
+    int64_t longest; /* rows of the longest sequence; rows behind them are not written. 0: `rows`, which costs time */
 } sm120_quantize_mxfp8_args;
 
 /* Quantise x to MXFP8. */

@@ -1,6 +1,5 @@
 """attention on operands that are MXFP8 already: the bits of the call that quantises them, in every form of a call."""
 
-import itertools
 from typing import Any
 
 import ml_dtypes
@@ -409,17 +408,18 @@ def test_the_dtype_of_a_result_is_that_of_the_operand_in_16_bits(
     assert pysm120.attention(q8, k8, v, precision="mxfp8_f16", out_dtype="f4", device=device).dtype == np.float32
 
 
-def test_slices_of_larger_arrays(device: pysm120.Device, rng: np.random.Generator) -> None:
-    """Addresses and strides of any alignment."""
+@pytest.mark.parametrize("more", [7, 16])
+def test_slices_of_larger_arrays(device: pysm120.Device, rng: np.random.Generator, more: int) -> None:
+    """Addresses and strides of any alignment, also of addresses alone."""
     q, k, v = (normal(rng, 1, rows, 2, 64) for rows in (40, 70, 70))
     wanted = pysm120.attention(q, k, v, precision="mxfp8", device=device)
     pairs: list[Any] = []
     for x, axis in ((q, -1), (k, -1), (v, -2)):
         pair = []
         for part in quantised(x, axis, device):
-            room = np.zeros((*part.shape[:3], part.shape[3] + 7), part.dtype)
-            room[..., 3:-4] = part
-            pair.append(device.array(room)[..., 3:-4])
+            room = np.zeros((*part.shape[:3], part.shape[3] + more), part.dtype)
+            room[..., 3 : 3 + part.shape[3]] = part
+            pair.append(device.array(room)[..., 3 : 3 + part.shape[3]])
         pairs.append(tuple(pair))
     got = pysm120.attention(pairs[0], pairs[1], pairs[2])
     assert np.array_equal(wanted.view(np.uint16), got.numpy().view(np.uint16))
@@ -429,21 +429,17 @@ def test_slices_of_larger_arrays(device: pysm120.Device, rng: np.random.Generato
 def test_packed_sequences(device: pysm120.Device, rng: np.random.Generator, where: str) -> None:
     """The blocks of each sequence begin at its first row, their scales at row cu_seqlens_k[b] // 32 + b."""
     starts = np.array([3, 40, 40, 60, 130], np.int32)
-    arrays = q, k, v = normal(rng, 140, 4, 64), normal(rng, 140, 2, 64), normal(rng, 140, 2, 64)
+    arrays = normal(rng, 140, 4, 64), normal(rng, 140, 2, 64), normal(rng, 140, 2, 64)
+    given: list[Any] = list(arrays)
     options: dict[str, Any] = {"precision": "mxfp8", "causal": True, "device": device}
     wanted = pysm120.attention_varlen(*arrays, starts, starts, **options)
-    codes = np.zeros(v.shape, E4M3)
-    scales = np.full((-(-140 // BLOCK) + 3, 2, 64), NAN_SCALE, np.uint8)
-    for b, (begin, end) in enumerate(itertools.pairwise(starts)):
-        if end > begin:
-            elements, factors = quantize_mxfp8(v[begin:end], 0)
-            codes[begin:end] = elements
-            scales[begin // BLOCK + b :][: len(factors)] = factors.view(np.uint8)
-    pairs: list[Any] = [pysm120.quantize_mxfp8(x, device=device) for x in (q, k)] + [(codes, scales)]
     ends: Any = starts
     if where == "device":
-        pairs = [tuple(device.array(x) for x in pair) for pair in pairs]
-        ends = device.array(starts)
+        given, ends = [device.array(x) for x in arrays], device.array(starts)
+    q, k, v = given
+    columns = pysm120.quantize_mxfp8(v.transpose(1, 0, 2), axis=-2, cu_seqlens=ends, device=device)
+    pairs: list[Any] = [pysm120.quantize_mxfp8(x, device=device) for x in (q, k)]
+    pairs.append(tuple(x.transpose(1, 0, 2) for x in columns))
     got = pysm120.attention_varlen(pairs[0], pairs[1], pairs[2], ends, ends, **options)
     got = got.numpy() if where == "device" else got
     assert np.array_equal(wanted.view(np.uint16), got.view(np.uint16))

@@ -74,6 +74,7 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "attention_backward cu_seqlens_q": {"q_total": 3, "mask.address": 0, "dmask.address": 0},
     "attention_backward cu_seqlens_k": {"kv_total": 3, "mask.address": 0, "dmask.address": 0},
     "attention_backward dsinks": {"sinks": "+"},
+    "quantize_mxfp8 cu_seqlens": {"axis": lib.SM120_ALONG_ROWS, "sequences": 1},
     "quantize_nvfp4 global_scale_address": {"global_scale": 0},
     "attention_with_kv_cache page_table": {"table_pages": 1},
     "attention_with_kv_cache page_indptr": {"table_pages": 1, "page_table": "+", "last_page": "+"},

@@ -776,6 +776,9 @@ pub struct sm120_quantize_mxfp8_args {
     pub elements: u64,
     pub scales: u64,
     pub stream: *mut c_void,
+    pub cu_seqlens: u64,
+    pub sequences: i64,
+    pub longest: i64,
 }
 
 impl Default for sm120_quantize_mxfp8_args {
@@ -1008,7 +1011,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_attention_backward_args>() == 632);
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
-    assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 112);
+    assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 136);
     assert!(core::mem::size_of::<sm120_quantize_nvfp4_args>() == 128);
     assert!(core::mem::size_of::<sm120_repack_scales_args>() == 72);
     assert!(core::mem::size_of::<sm120_kv_cache_append_args>() == 480);
