@@ -425,6 +425,19 @@ def test_slices_of_larger_arrays(device: pysm120.Device, rng: np.random.Generato
     assert np.array_equal(wanted.view(np.uint16), got.numpy().view(np.uint16))
 
 
+@pytest.mark.parametrize("columns", [33, 136])
+def test_nothing_behind_elements_and_scales_is_read(
+    device: pysm120.Device, rng: np.random.Generator, columns: int
+) -> None:
+    """Each array is an allocation of its own, of odd sizes."""
+    q, k, v = (normal(rng, 1, rows, 1, columns) for rows in (5, 37, 37))
+    wanted = pysm120.attention(q, k, v, precision="mxfp8", device=device)
+    pairs: list[Any] = [quantize_mxfp8(x, axis) for x, axis in ((q, -1), (k, -1), (v, 1))]
+    there = [tuple(device.array(x) for x in pair) for pair in pairs]
+    got = pysm120.attention(there[0], there[1], there[2])
+    assert np.array_equal(wanted.view(np.uint16), got.numpy().view(np.uint16))
+
+
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_packed_sequences(device: pysm120.Device, rng: np.random.Generator, where: str) -> None:
     """The blocks of each sequence begin at its first row, their scales at row cu_seqlens_k[b] // 32 + b."""
