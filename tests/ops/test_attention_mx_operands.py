@@ -433,7 +433,7 @@ def test_nothing_behind_elements_and_scales_is_read(
     q, k, v = (normal(rng, 1, rows, 1, columns) for rows in (5, 37, 37))
     wanted = pysm120.attention(q, k, v, precision="mxfp8", device=device)
     pairs: list[Any] = [quantize_mxfp8(x, axis) for x, axis in ((q, -1), (k, -1), (v, 1))]
-    there = [tuple(device.array(x) for x in pair) for pair in pairs]
+    there: list[Any] = [tuple(device.array(x) for x in pair) for pair in pairs]
     got = pysm120.attention(there[0], there[1], there[2])
     assert np.array_equal(wanted.view(np.uint16), got.numpy().view(np.uint16))
 
@@ -538,3 +538,33 @@ def test_rows_of_packed_scales(device: pysm120.Device) -> None:
     x, ends = X[0], np.array([0, 10, 40], np.int32)
     with pytest.raises(ValueError, match=r"v\[1\] has shape \(2, 2, 64\), but 40 rows of 2 sequences have 3 blocks"):
         pysm120.attention_varlen((x, S[0]), (x, S[0]), (x, V_S[0]), ends, ends, device=device)
+
+
+def test_packed_scales_that_are_too_few(opened: OpenDevice, rng: np.random.Generator) -> None:
+    """Three sequences need two more rows of scales than one has; memory for one row less is refused."""
+    args = new_struct("sm120_attention_args")
+    case = Case((40, 30, 20), (40, 30, 20), q_packed=True, kv_packed=True, precision="mxfp8")
+    problem = Problem(rng, case)
+    args.precision = lib.SM120_MXFP8
+    size = ffi.new("size_t *")
+    try:
+        fill_features(opened, args, problem)
+        for member, (elements, scales) in pairs_of(problem).items():
+            write(opened, getattr(args, member), elements, "BHSD", 0)
+            write(opened, getattr(args, f"{member}_blocks"), scales.view(np.uint8), "BHSD", 0, lib.SM120_E8M0)
+        tensor(args.o, Buffer(opened, problem.q.shape, np.float32))
+        check(lib.sm120_attention_workspace(opened.handle, args, size))
+        workspace = Buffer(opened, (int(size[0]),), np.uint8).address
+        check(lib.sm120_attention(opened.handle, args, workspace, size[0]))
+        rows = pairs_of(problem)["v"][1].shape[2]
+        room = ffi.new("sm120_address *")
+        check(lib.sm120_alloc(opened.handle, 64 * (rows - 1), room))
+        args.v_blocks.address = room[0]
+        status = lib.sm120_attention(opened.handle, args, workspace, size[0])
+        message = ffi.string(lib.sm120_last_error()).decode()
+        check(lib.sm120_free(opened.handle, room[0]))
+    finally:
+        opened.release()
+    assert status == lib.SM120_INVALID_ARGUMENT, message
+    assert message.startswith("v_blocks.address")
+    assert "past the end" in message
