@@ -104,6 +104,9 @@ CASES = [
     Case(4, 8192, page=16),
     Case(16, 8192, tokens=8),
     Case(16, 8192, tokens=64),
+    Case(4, 8192, tokens=512),
+    Case(4, 8192, tokens=512, page=16),
+    Case(4, 8192, tokens=512, page=16, cache="mxfp8"),
     *(
         Case(batch, keys, cache=cache, page=page)
         for cache in ("e4m3", "mxfp8", "nvfp4")

@@ -52,7 +52,7 @@ FIELDS = {
     "precision": Field(
         "of attention", ("bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8", "fp8")
     ),
-    "dtype": Field("of the input's elements", ("f32", "f16", "bf16")),
+    "dtype": Field("of the input's elements", ("f32", "f16", "bf16", "e4m3")),
     "element_bytes": Field("of a copied element", (range(1, 17))),
     "layout": Field("of the output", str),
     "config": Field("the name of this choice of tile and warps", str),

@@ -563,7 +563,7 @@ typedef struct sm120_attention_args {
     uint32_t size;      /* sizeof(sm120_attention_args) */
     uint32_t precision; /* SM120_MXFP8, ..., SM120_NVFP4, ..., SM120_FP8, SM120_BF16 or SM120_F16 */
     int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 256; 128 in NVFP4 and FP8 */
-    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three; with SM120_FP8 E4M3 */
+    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three; with SM120_FP8 E4M3; see also q_blocks */
     sm120_tensor o; /* F32, F16 or BF16, with SM120_FP8 E4M3 too; q itself, with q's strides and element size, or apart
                        from all inputs */
     sm120_address lse; /* f32 [batch][heads][q_rows], contiguous; packed: [heads][q_total]; 0: not wanted */
@@ -611,6 +611,15 @@ typedef struct sm120_attention_args {
      * for those tiles that do not fill a wave of CTAs; 1: none; up to 32: of every tile, so that the bits do not depend
      * on batch and device. More than 1 needs rows that see all keys: no mask, window, lengths or other features. */
     int64_t num_splits;
+
+    /* Operands that are MXFP8 already: tensors in E4M3 with these scales, in E8M0 or U8. An element is worth its code
+     * times 2^(scale - 127). Nothing is rounded: results are those of the tensors that sm120_quantize_mxfp8 rounded.
+     * MXFP8, MXFP8_BF16 and MXFP8_F16 take such q, k and past_k, with scales along head_dim:
+     * [batch][heads][rows][ceil(head_dim / 32)]. MXFP8 and NVFP4_MXFP8 take such v and past_v, with scales along rows:
+     * [batch][kv_heads][ceil(rows / 32)][v_head_dim]. With cu_seqlens_k, v_blocks is
+     * [kv_heads][ceil(kv_total / 32) + batch - 1][v_head_dim], and the blocks of sequence b begin at its first row;
+     * their scales at row cu_seqlens_k[b] / 32 + b. Other operands have F32, F16 or BF16. Strides of 0 broadcast. */
+    sm120_tensor q_blocks, k_blocks, v_blocks, past_k_blocks, past_v_blocks;
 } sm120_attention_args;
 
 /* Write the size of the workspace of a call, and compute attention. BF16, F16 and FP8 need a workspace for tensors
@@ -677,17 +686,17 @@ SM120_API sm120_status sm120_attention_backward_workspace(sm120_device *device,
 SM120_API sm120_status sm120_attention_backward(sm120_device *device, const sm120_attention_backward_args *args,
                                                 sm120_address workspace, size_t workspace_bytes);
 
-/* Attention of few rows of q and a cache of keys and values, as in decoding: o = softmax(scale * q k^T) v, and lse, as
- * in sm120_attention. The cache is dense or in pages: k and v are [pages][kv_heads][page_rows][head_dim]. Key n of a
- * sequence is in row n % page_rows of its page n / page_rows.
- *   dense         page_table 0: sequence b is page b, and pages = batch
- *   table         page_table: i32 [batch][table_pages], kv_lengths: the keys of each sequence
- *   page lists    page_indptr: i32 [batch + 1]; the pages of sequence b are page_table[page_indptr[b]] to
- *                 page_table[page_indptr[b + 1] - 1], of table_pages in all, and the last of them holds last_page[b]
- *                 keys
- * The kernel reads lengths and page numbers, so a captured call may be replayed with other ones. Keys of a page that
- * is not from 0 to pages - 1 are not seen, and their memory is not read. Numbers of pages outside the table are not
- * read either. Row i sees key j if i + d - window_left <= j <= i + d + window_right, with d = keys - q_rows. */
+/* Attention of the last rows of sequences and a cache of keys and values: o = softmax(scale * q k^T) v, and lse, as in
+ * sm120_attention. Calls of more than 128 rows, without tree_mask and num_splits, use the kernels of sm120_attention,
+ * which read pages and caches in 8 or 4 bits from a copy in the workspace, in q's dtype. The cache is dense or in
+ * pages: k and v are [pages][kv_heads][page_rows][head_dim]. Key n of a sequence is in row n % page_rows of its page n
+ * / page_rows. dense         page_table 0: sequence b is page b, and pages = batch table         page_table: i32
+ * [batch][table_pages], kv_lengths: the keys of each sequence page lists    page_indptr: i32 [batch + 1]; the pages of
+ * sequence b are page_table[page_indptr[b]] to page_table[page_indptr[b + 1] - 1], of table_pages in all, and the last
+ * of them holds last_page[b] keys The kernel reads lengths and page numbers, so a captured call may be replayed with
+ * other ones. Keys of a page that is not from 0 to pages - 1 are not seen, and their memory is not read. Of more than
+ * 128 rows, the keys behind such a page are not seen either. Numbers of pages outside the table are not read either.
+ * Row i sees key j if i + d - window_left <= j <= i + d + window_right, with d = keys - q_rows. */
 typedef struct sm120_attention_with_kv_cache_args {
     uint32_t size;                                    /* sizeof(sm120_attention_with_kv_cache_args) */
     uint32_t causal;                                  /* SM120_NOT_CAUSAL or SM120_CAUSAL_BOTTOM_RIGHT */
@@ -720,7 +729,7 @@ typedef struct sm120_attention_with_kv_cache_args {
     sm120_tensor k_scale, v_scale;
 } sm120_attention_with_kv_cache_args;
 
-/* Write the size of the workspace, and compute attention. Calls of one split need no workspace. */
+/* Write the size of the workspace, and compute attention. Calls of one split and at most 128 rows need none. */
 SM120_API sm120_status sm120_attention_with_kv_cache_workspace(sm120_device *device,
                                                                const sm120_attention_with_kv_cache_args *args,
                                                                size_t *workspace_bytes);
@@ -764,6 +773,14 @@ typedef struct sm120_quantize_mxfp8_args {
     sm120_address scales;                 /* e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
                                              [batch][heads][ceil(rows/32)][head_dim] along rows */
     sm120_stream stream;
+
+    /* Packed sequences, along rows alone: i32 [sequences + 1], where each begins, as in sm120_attention_args; 0: none.
+     * batch is 1. Each sequence begins with a new block, as v_blocks of attention need it: scales are
+     * [heads][ceil(rows/32) + sequences - 1][head_dim], those of sequence b from row cu_seqlens[b] / 32 + b on. Rows of
+     * no sequence, and scales of no block, are not written. */
+    sm120_address cu_seqlens;
+    int64_t sequences;
+    int64_t longest; /* rows of the longest sequence; rows behind them are not written. 0: `rows`, which costs time */
 } sm120_quantize_mxfp8_args;
 
 /* Quantise x to MXFP8. */

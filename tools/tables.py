@@ -17,7 +17,7 @@ CODES = {  # of src/sm120.h
         "nvfp4_mxfp8": "SM120_NVFP4_MXFP8",
         "fp8": "SM120_FP8",
     },
-    "dtype": {"f32": "SM120_F32", "f16": "SM120_F16", "bf16": "SM120_BF16"},
+    "dtype": {"f32": "SM120_F32", "f16": "SM120_F16", "bf16": "SM120_BF16", "e4m3": "SM120_E4M3"},
 }
 SCALARS = {"f32": "float", "f64": "double"} | {
     f"{kind}{bits}": f"{'' if kind == 's' else 'u'}int{bits}_t" for kind in "usb" for bits in (8, 16, 32, 64)

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops.attention_call import LAYOUTS, PACKED, Options, mask_in_float32, scales
+from pysm120.ops.attention_call import (
+    LAYOUTS,
+    Options,
+    mask_in_float32,
+    operation_for,
+    packed_for,
+    scales,
+    split_pairs,
+)
 from pysm120.ops.call import AnyArray
 from pysm120.ops.options import one_of
 from pysm120.ops.plan import NEW, result
@@ -15,6 +23,9 @@ from pysm120.runtime.dlpack import SupportsDLPack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# An array, or elements and scales of MXFP8
+_Operand = SupportsDLPack | tuple[SupportsDLPack, SupportsDLPack]
 
 
 class _Rest(TypedDict, total=False):
@@ -52,11 +63,21 @@ class _Rest(TypedDict, total=False):
 
 @overload
 def attention(
-    q: AnyArray, k: SupportsDLPack, v: SupportsDLPack, *, return_lse: Literal[False] = ..., **rest: "Unpack[_Rest]"
+    q: AnyArray | tuple[AnyArray, SupportsDLPack],
+    k: _Operand,
+    v: _Operand,
+    *,
+    return_lse: Literal[False] = ...,
+    **rest: "Unpack[_Rest]",
 ) -> AnyArray: ...
 @overload
 def attention(
-    q: AnyArray, k: SupportsDLPack, v: SupportsDLPack, *, return_lse: Literal[True], **rest: "Unpack[_Rest]"
+    q: AnyArray | tuple[AnyArray, SupportsDLPack],
+    k: _Operand,
+    v: _Operand,
+    *,
+    return_lse: Literal[True],
+    **rest: "Unpack[_Rest]",
 ) -> tuple[AnyArray, AnyArray]: ...
 def attention(
     q: Any,
@@ -107,6 +128,14 @@ def attention(
         h // (H / Hkv) of k and v.
     v : array, dtype of q, shape (B, Sk, Hkv, Dv)
         Values. Dv is within the same limits as D.
+
+        Operands that are MXFP8 already are tuples (elements, scales): float8_e4m3fn,
+        and float8_e8m0fnu or uint8. Scales of q and k are (B, Sk, Hkv, ceil(D / 32)),
+        as `quantize_mxfp8` returns them for axis -1. Those of v are (B,
+        ceil(Sk / 32), Hkv, Dv), as it returns them for axis -2 of v as BHSD. The
+        precision is mxfp8, or for q and k mxfp8_bf16 or mxfp8_f16, for v
+        nvfp4_mxfp8. Results are those of the arrays that were quantised. The past may
+        be tuples too.
     causal : bool
         Row i uses only the keys up to its diagonal, i + d.
     causal_align : {"bottom-right", "top-left"}
@@ -211,13 +240,10 @@ def attention(
     before the result is rounded. Features that FlashAttention 2 has work as in FlashAttention 2.
 
     """
-    operation = LAYOUTS[one_of(layout, "layout", tuple(LAYOUTS))]
+    order = one_of(layout, "layout", tuple(LAYOUTS))
+    operands, pairs = split_pairs({"q": q, "k": k, "v": v, "past_k": past_k, "past_v": past_v})
     inputs = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "past_k": past_k,
-        "past_v": past_v,
+        **operands,
         "sinks": sinks,
         "alibi_slopes": alibi_slopes,
         "kv_lengths": kv_lengths,
@@ -228,12 +254,13 @@ def attention(
         causal, causal_align, window, softcap, scale, precision, config, smoothing=smoothing, num_splits=num_splits
     )
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
-    inputs |= scales(q, k, given, layout)
+    inputs |= scales(operands["q"], operands["k"], given, layout)
     results = {
         "out": result(out, out_dtype),
         "lse": NEW if lse is None and return_lse else lse,
         "amax": inputs.pop("amax"),
     }
+    operation = operation_for(order, pairs) if pairs else LAYOUTS[order]
     _, computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed
 
@@ -278,7 +305,9 @@ def attention_varlen(
     q : array, float32, float16, bfloat16 or float8_e4m3fn, shape (total_q, H, D)
         Queries of all sequences.
     k, v : array, dtype of q, shape (total_k, Hkv, D) and (total_k, Hkv, Dv)
-        Keys and values of all sequences.
+        Keys and values of all sequences. Tuples as in `attention`; the scales of v
+        are (ceil(total_k / 32) + B - 1, Hkv, Dv): each sequence begins with a new
+        block, whose scales are in row cu_seqlens_k[b] // 32 + b.
     cu_seqlens_q, cu_seqlens_k : array, int32, shape (B + 1,)
         The row at which each sequence begins, and the end of the last one.
         Values of arrays on a device are not checked. Whatever they are, nothing
@@ -306,10 +335,9 @@ def attention_varlen(
         An argument of the wrong shape, stride, alignment or value.
 
     """
+    operands, pairs = split_pairs({"q": q, "k": k, "v": v})
     inputs = {
-        "q": q,
-        "k": k,
-        "v": v,
+        **operands,
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
         "sinks": sinks,
@@ -320,11 +348,12 @@ def attention_varlen(
         causal, causal_align, window, softcap, scale, precision, config, max_seqlen_q, max_seqlen_k, smoothing
     )
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
-    inputs |= scales(q, k, given, "BSHD")
+    inputs |= scales(operands["q"], operands["k"], given, "BSHD")
     results = {
         "out": result(out, out_dtype),
         "lse": NEW if lse is None and return_lse else lse,
         "amax": inputs.pop("amax"),
     }
-    _, computed, sums = PACKED(inputs, results, options, device=device, stream=stream, workspace=workspace)
+    operation = packed_for(pairs)
+    _, computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed

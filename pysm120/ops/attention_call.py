@@ -1,7 +1,8 @@
 """Attention: the arrays that it reads and writes, and how its options are written to the C struct."""
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from pysm120.ops import foreign
 from pysm120.ops.call import Operation
 from pysm120.ops.options import default_precision, ends, flag, integer, number, one_of, splits
-from pysm120.ops.table import E4M3, F32, FLOATS, I32, Input, Output
+from pysm120.ops.table import E4M3, E8M0, F32, FLOATS, I32, U8, Input, Output, Row
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import ffi, lib, new
 
@@ -32,6 +33,11 @@ PRECISIONS: dict[str, tuple[int, str | None, int]] = {
     "bf16": (lib.SM120_BF16, "bfloat16", 256),
     "f16": (lib.SM120_F16, "float16", 256),
 }
+# The operands that may be MXFP8 already, and in which precisions.
+OPERANDS = ("q", "k", "v", "past_k", "past_v")
+_MX_KEYS = ("mxfp8", "mxfp8_bf16", "mxfp8_f16")
+_MX_VALUES = ("mxfp8", "nvfp4_mxfp8")
+_BLOCK = 32
 _FAR = 2**62  # beyond every row and key
 
 
@@ -88,6 +94,11 @@ def fill_scores(args: Any, given: Mapping[str, Any], options: Any) -> None:
 def _fill_packed(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options of packed sequences."""
     fill_longest(args, options)
+    if "v[1]" in given:
+        blocks = -(-args.kv_total // _BLOCK) + args.batch - 1
+        if (shape := given["v[1]"].shape)[0] != blocks:
+            message = f"v[1] has shape {shape}, but {args.kv_total} rows of {args.batch} sequences have {blocks} blocks"
+            raise InvalidArgumentError(message)
     return _fill(args, given, options)
 
 
@@ -102,12 +113,22 @@ def check_heads(given: Mapping[str, Any], precision: Any, gradients: Mapping[str
 
     `gradients` are the largest head sizes of those precisions whose gradients have another limit.
     """
-    precision = default_precision(given["q"].dtype) if precision is None else precision
+    pairs = [name for name in OPERANDS if f"{name}[1]" in given]
+    own = next((given[name].dtype for name in OPERANDS if name in given and name not in pairs), None)
+    default = "mxfp8" if pairs else default_precision(own)
+    precision = default if precision is None else precision
     _, dtype, most = PRECISIONS[one_of(precision, "precision", tuple(PRECISIONS))]
-    is_narrowed = precision == "bf16" and given["q"].dtype == np.float32
-    if dtype is not None and given["q"].dtype != dtype and not is_narrowed:
+    for name in pairs:
+        fitting = _MX_VALUES if name.endswith("v") else _MX_KEYS
+        if precision not in fitting:
+            message = (
+                f"{name} has scales, as precisions {' and '.join(fitting)} take it, but precision is {precision!r}"
+            )
+            raise InvalidArgumentError(message)
+    is_narrowed = precision == "bf16" and own == np.float32
+    if dtype is not None and own != dtype and not is_narrowed:
         needed = f"{dtype} or float32" if precision == "bf16" else dtype
-        message = f"q, k and v have dtype {given['q'].dtype}, but precision {precision!r} needs {needed}"
+        message = f"{'v has' if pairs else 'q, k and v have'} dtype {own}, but precision {precision!r} needs {needed}"
         raise TypeError(message)
     of = "of gradients " if precision in gradients else ""
     most = gradients.get(precision, most)
@@ -237,12 +258,20 @@ _SCALES = (
     Input("o_scale", _OF_Q, F32, optional=True, broadcasts=True),
     Output("amax", _OF_Q, F32, raised=True, reads=True),
 )
+# The shapes of operands, and of the scales of those that are MXFP8 already.
+_SHAPES = {
+    "q": ("batch heads q_rows head_dim", "batch heads q_rows head_dim/32"),
+    "k": ("batch kv_heads kv_rows head_dim", "batch kv_heads kv_rows head_dim/32"),
+    "v": ("batch kv_heads kv_rows v_head_dim", "batch kv_heads kv_rows/32 v_head_dim"),
+    "past_k": ("batch kv_heads past_rows head_dim", "batch kv_heads past_rows head_dim/32"),
+    "past_v": ("batch kv_heads past_rows v_head_dim", "batch kv_heads past_rows/32 v_head_dim"),
+}
+_PACKED_SHAPES = {
+    "q": ("heads q_total head_dim", "heads q_total head_dim/32"),
+    "k": ("kv_heads kv_total head_dim", "kv_heads kv_total head_dim/32"),
+    "v": ("kv_heads kv_total v_head_dim", "kv_heads v_blocks v_head_dim"),
+}
 _ROWS = (
-    Input("q", "batch heads q_rows head_dim", _NARROW),
-    Input("k", "batch kv_heads kv_rows head_dim", _NARROW, like="q"),
-    Input("v", "batch kv_heads kv_rows v_head_dim", _NARROW, like="q"),
-    Input("past_k", "batch kv_heads past_rows head_dim", _NARROW, like="q", optional=True),
-    Input("past_v", "batch kv_heads past_rows v_head_dim", _NARROW, like="q", optional=True),
     Input("sinks", "heads", F32, optional=True),
     Input("alibi_slopes", "heads | batch heads", F32, optional=True),
     Input("kv_lengths", "batch", I32, optional=True),
@@ -251,24 +280,62 @@ _ROWS = (
         "mask", "batch heads q_rows past_rows+kv_rows", (np.dtype(np.bool_), *FLOATS), optional=True, broadcasts=True
     ),
     *_SCALES,
-    Output("out", "batch heads q_rows v_head_dim", _NARROW, member="o", like="q", converts=True),
-    Output("lse", "batch heads q_rows", F32),
 )
 _PACKED_ROWS = (
-    Input("q", "heads q_total head_dim", _NARROW),
-    Input("k", "kv_heads kv_total head_dim", _NARROW, like="q"),
-    Input("v", "kv_heads kv_total v_head_dim", _NARROW, like="q"),
     Input("cu_seqlens_q", "batch+1", I32),
     Input("cu_seqlens_k", "batch+1", I32),
     Input("sinks", "heads", F32, optional=True),
     Input("alibi_slopes", "heads | batch heads", F32, optional=True),
     Input("diagonals", "batch", I32, optional=True),
     *_SCALES,
-    Output("out", "heads q_total v_head_dim", _NARROW, member="o", like="q", converts=True, fill=0),
-    Output("lse", "heads q_total", F32, fill=-math.inf),
 )
-LAYOUTS = {
-    order: Operation("sm120_attention", _ROWS, order=order, fill=_fill, on_host=check_lengths(order.index("S")))
-    for order in ("BSHD", "BHSD")
-}
-PACKED = Operation("sm120_attention", _PACKED_ROWS, order="BSHD", fill=_fill_packed, on_host=check_starts)
+
+
+def _operands(shapes: Mapping[str, tuple[str, str]], pairs: Sequence[str]) -> tuple[list[Row], str]:
+    """Return the rows of operands, of which `pairs` are elements and scales, and the one whose dtype others have."""
+    own = next((name for name in shapes if name not in pairs and not name.startswith("past")), "")
+    rows: list[Row] = []
+    for name, (shape, scales) in shapes.items():
+        optional = name.startswith("past")
+        if name in pairs:
+            rows.append(Input(name, shape, E4M3))
+            rows.append(Input(f"{name}[1]", scales, (*E8M0, *U8), member=f"{name}_blocks"))
+        else:
+            like = "" if name == own else own
+            rows.append(Input(name, shape, FLOATS if pairs else _NARROW, like=like, optional=optional))
+    return rows, own or "q"
+
+
+@functools.cache
+def operation_for(order: str, pairs: tuple[str, ...]) -> Operation:
+    """Return the operation for an order of dimensions and for those operands that are elements and scales."""
+    rows, own = _operands(_SHAPES, pairs)
+    out = Output("out", "batch heads q_rows v_head_dim", _NARROW, member="o", like=own, converts=True)
+    lse = Output("lse", "batch heads q_rows", F32)
+    on_host = check_lengths(order.index("S"))
+    return Operation("sm120_attention", (*rows, *_ROWS, out, lse), order=order, fill=_fill, on_host=on_host)
+
+
+@functools.cache
+def packed_for(pairs: tuple[str, ...]) -> Operation:
+    """Return the operation of packed sequences for those operands that are elements and scales."""
+    rows, own = _operands(_PACKED_SHAPES, pairs)
+    out = Output("out", "heads q_total v_head_dim", _NARROW, member="o", like=own, converts=True, fill=0)
+    lse = Output("lse", "heads q_total", F32, fill=-math.inf)
+    rows = [*rows, *_PACKED_ROWS, out, lse]
+    return Operation("sm120_attention", rows, order="BSHD", fill=_fill_packed, on_host=check_starts)
+
+
+def split_pairs(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return arrays by the names of their rows, and the operands that are tuples of elements and scales."""
+    found: dict[str, Any] = {}
+    pairs = tuple(name for name, x in given.items() if isinstance(x, tuple))
+    for name, x in given.items():
+        if name in pairs and len(x) != len(("elements", "scales")):
+            message = f"{name} is a tuple of {len(x)}; it must be an array, or (elements, scales) of MXFP8"
+            raise InvalidArgumentError(message)
+        found |= {name: x[0], f"{name}[1]": x[1]} if name in pairs else {name: x}
+    return found, pairs
+
+
+LAYOUTS = {order: operation_for(order, ()) for order in ("BSHD", "BHSD")}

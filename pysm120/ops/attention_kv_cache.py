@@ -201,7 +201,7 @@ def attention_with_kv_cache(
     stream: Any = None,
     workspace: Array | None = None,
 ) -> Any:
-    """Return softmax(scale * q k^T) v of few queries and a cache of keys and values.
+    """Return softmax(scale * q k^T) v of the last tokens of sequences and a cache of keys and values.
 
     Parameters
     ----------
@@ -271,12 +271,16 @@ def attention_with_kv_cache(
     ValueError
         An argument of the wrong shape, stride, alignment or value. Numbers of
         pages and lengths are checked in ndarrays only. On a device, keys of pages
-        that do not exist are not seen, and no memory outside the cache is read.
+        that do not exist are not seen, nor, with T above 128, the keys behind them;
+        no memory outside the cache is read.
 
     Notes
     -----
     The launches do not depend on lengths and page numbers, so a captured call may
     be replayed after these have changed.
+
+    With T above 128, without `tree_mask` and `num_splits`, the kernels of `attention`
+    compute the call. They read pages and narrow caches from a copy in the workspace.
 
     """
     one_of(cache_layout, "cache_layout", ("NHD", "HND"))

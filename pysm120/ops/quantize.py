@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import flag, integer, number, one_of
 from pysm120.ops.plan import NEW
-from pysm120.ops.table import E4M3, E8M0, F32, U8, Input, Output
+from pysm120.ops.table import E4M3, E8M0, F32, I32, U8, Input, Output
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import lib
@@ -18,10 +19,12 @@ _NV_BLOCK = 16
 
 
 class _Options(NamedTuple):
-    """Members of the C struct."""
+    """Members of the C struct, and the sizes that x does not tell."""
 
     axis: int
     rounding: int
+    longest: int = 0
+    sizes: tuple[tuple[str, int, str], ...] = ()
 
 
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
@@ -29,7 +32,26 @@ def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     if given["x"].shape[-1] % _HEAD_STEP:
         message = f"x has shape {given['x'].shape}, whose last dimension is not a multiple of {_HEAD_STEP}"
         raise InvalidArgumentError(message)
-    args.axis, args.rounding = options
+    args.axis, args.rounding, args.longest, _ = options
+
+
+def _fill_packed(args: Any, given: Mapping[str, Any], options: _Options) -> None:
+    """Write the options of packed sequences."""
+    args.batch = 1
+    _fill(args, given, options)
+
+
+def _check_starts(given: dict[str, npt.NDArray[Any]], options: _Options) -> _Options:
+    """Check cu_seqlens, and take the longest sequence from it."""
+    starts, rows = given["cu_seqlens"].astype(np.int64), given["x"].shape[1]
+    steps = np.diff(starts)
+    if starts[0] < 0 or (steps < 0).any() or starts[-1] > rows:
+        message = f"cu_seqlens is {starts}, but it must ascend from 0 to at most {rows}, the rows of x"
+        raise InvalidArgumentError(message)
+    if options.longest and options.longest < steps.max():
+        message = f"max_seqlen is {options.longest}, but cu_seqlens has a sequence of {steps.max()} rows"
+        raise InvalidArgumentError(message)
+    return options._replace(longest=max(1, int(steps.max())))
 
 
 def _along(scales: str) -> Operation:
@@ -42,6 +64,18 @@ def _along(scales: str) -> Operation:
 
 
 _ALONG = {-1: _along("... rows head_dim/32"), -2: _along("... rows/32 head_dim")}
+_PACKED = Operation(
+    "sm120_quantize_mxfp8",
+    (
+        Input("x", "heads rows head_dim"),
+        Input("cu_seqlens", "sequences+1", I32),
+        Output("elements", "heads rows head_dim", E4M3, fill=0),
+        Output("scales", "heads scale_rows head_dim", E8M0, fill=0),
+    ),
+    fill=_fill_packed,
+    on_host=_check_starts,
+)
+_PACKED_RANK, _BLOCK = 3, 32
 _AXES = {-1: lib.SM120_ALONG_HEAD_DIM, -2: lib.SM120_ALONG_ROWS}
 _ROUNDINGS = {"up": lib.SM120_SCALE_UP, "floor": lib.SM120_SCALE_FLOOR}
 
@@ -51,6 +85,8 @@ def quantize_mxfp8(
     *,
     axis: int = -1,
     rounding: str = "up",
+    cu_seqlens: Any = None,
+    max_seqlen: int | None = None,
     device: Device | str | None = None,
     stream: Any = None,
 ) -> tuple[AnyArray, AnyArray]:
@@ -66,6 +102,13 @@ def quantize_mxfp8(
         Rounding of the scale. "up": the smallest power of two with which no
         element saturates. "floor": the rule of OCP MX 1.0,
         2^(floor(log2 amax) - 8); elements saturate at 448.
+    cu_seqlens : array, int32, shape (B + 1,), optional
+        For axis -2 of x (H, total, D): the row at which each packed sequence begins,
+        and the end of the last one, as in `attention_varlen`. Each sequence begins
+        with a new block, as `attention_varlen` needs it of v.
+    max_seqlen : int, optional
+        Rows of the longest sequence. Default: taken from cu_seqlens; for arrays on a
+        device total, which costs time.
     device : Device or str, optional
         The device for an ndarray.
     stream : stream, optional
@@ -76,7 +119,9 @@ def quantize_mxfp8(
     elements : array, float8_e4m3fn, shape of x
     scales : array, float8_e8m0fnu
         Shape (..., rows, ceil(D / 32)) for axis -1, (..., ceil(rows / 32), D)
-        for axis -2. x is close to elements * scales.
+        for axis -2. x is close to elements * scales. With cu_seqlens (H,
+        ceil(total / 32) + B - 1, D), those of sequence b from row cu_seqlens[b] // 32
+        + b on.
 
     Raises
     ------
@@ -94,8 +139,37 @@ def quantize_mxfp8(
     which = _axis(x, axis)
     options = _Options(_AXES[which], _ROUNDINGS[one_of(rounding, "rounding", tuple(_ROUNDINGS))])
     results = {"elements": NEW, "scales": NEW}
+    if cu_seqlens is not None:
+        options = options._replace(longest=0 if max_seqlen is None else _longest(max_seqlen))
+        options = options._replace(sizes=_scale_rows(x, which, cu_seqlens))
+        inputs = {"x": x, "cu_seqlens": cu_seqlens}
+        elements, scales = _PACKED(inputs, results, options, device=device, stream=stream)
+        return elements, scales
+    if max_seqlen is not None:
+        message = f"max_seqlen is {max_seqlen}, but cu_seqlens is None: give both or neither"
+        raise InvalidArgumentError(message)
     elements, scales = _ALONG[which]({"x": x}, results, options, device=device, stream=stream)
     return elements, scales
+
+
+def _longest(given: Any) -> int:
+    """Return the rows of the longest sequence."""
+    rows = integer(given, "max_seqlen")
+    if rows < 1:
+        message = f"max_seqlen is {rows}, not at least 1"
+        raise InvalidArgumentError(message)
+    return rows
+
+
+def _scale_rows(x: Any, which: int, cu_seqlens: Any) -> tuple[tuple[str, int, str], ...]:
+    """Return the number of rows of scales of packed sequences."""
+    shape = tuple(getattr(x, "shape", ()))
+    starts = tuple(cu_seqlens.shape) if hasattr(cu_seqlens, "shape") else np.shape(cu_seqlens)
+    if which != -len(("rows", "columns")) or len(shape) != _PACKED_RANK:
+        message = f"x has shape {shape} and axis is {which}; with cu_seqlens x is [heads, rows, head_dim], and axis -2"
+        raise InvalidArgumentError(message)
+    sequences = max(1, starts[0] - 1) if starts else 1
+    return (("scale_rows", -(-shape[1] // _BLOCK) + sequences - 1, "cu_seqlens"),)
 
 
 class _NvOptions(NamedTuple):

@@ -559,7 +559,7 @@ _PRECISIONS = {
     lib.SM120_BF16: "bf16",
     lib.SM120_F16: "f16",
 }
-_DTYPES = {0: "", lib.SM120_F32: "f32", lib.SM120_F16: "f16", lib.SM120_BF16: "bf16"}
+_DTYPES = {0: "", lib.SM120_F32: "f32", lib.SM120_F16: "f16", lib.SM120_BF16: "bf16", lib.SM120_E4M3: "e4m3"}
 _WORDS = ("entry", "source", "operation", "layout", "config")
 _SIZES = (
     "element_bytes",

@@ -3,10 +3,10 @@
 
 #include "generated/constants.h"
 #include "ops/cache_side.h"
+#include "ops/kv_cache.h"
 #include "runtime/builtin.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
-#include "runtime/launch.h"
 #include "runtime/memory.h"
 #include "runtime/tensor.h"
 
@@ -239,22 +239,18 @@ static sm120_status check_places(struct device *device, const struct copy *copy)
     STRIDES(o##_factor, (from).cache.tensor[CACHE_SCALE], page), .o##_columns = (uint32_t)(from).shape.head_dim,       \
     .o##_format = (from).cache.form, .o##_flags = (from).flags
 
-/* Launch the kernel. */
-static sm120_status launch(struct device *device, const sm120_kv_cache_append_args *args, const struct copy *copy) {
-    const struct kernel_record wanted = {.operation = copy->is_gather ? "kv_cache_gather" : "kv_cache_append",
-                                         .dtype = args->k.dtype,
-                                         .features = args->rotary_cos != 0};
-    struct kernel *kernel;
-    struct launch launch;
-    struct argument_pointers pointers;
+/* Choose the kernel of an operation and check the launch. */
+static sm120_status prepare(struct device *device, const char *operation, const sm120_kv_cache_append_args *args,
+                            const struct copy *copy, struct kv_copy_launch *prepared) {
+    const struct kernel_record wanted = {
+        .operation = operation, .dtype = args->k.dtype, .features = args->rotary_cos != 0};
     uint32_t index;
     sm120_status status = builtin_find(&wanted, &index);
     if (status != SM120_OK) {
         return status;
     }
     const struct kernel_record *const record = kernel_records + index;
-    const struct kv_append_parameters values = {
-        /* most kernels take the first of them */
+    prepared->values = (struct kv_append_parameters){
         OPERAND(k, copy->operands[0]),
         OPERAND(v, copy->operands[1]),
         .slots = args->slots,
@@ -276,17 +272,25 @@ static sm120_status launch(struct device *device, const sm120_kv_cache_append_ar
                    .rotary_flags = copy->rotary_flags},
     };
     const uint32_t grid = (uint32_t)((copy->items + record->threads - 1) / record->threads);
-    status = launch_of(&pointers, ARGUMENTS(&values), grid, record, args->stream, &launch);
-    launch.grid[1] = 2; /* K and V */
-    status = status == SM120_OK ? builtin_load(device, index, &kernel) : status;
-    status = status == SM120_OK ? launch_check(kernel, &launch) : status;
-    return status == SM120_OK ? launch_start(kernel, &launch) : status;
+    status =
+        launch_of(&prepared->pointers, ARGUMENTS(&prepared->values), grid, record, args->stream, &prepared->launch);
+    prepared->launch.grid[1] = 2; /* K and V */
+    status = status == SM120_OK ? builtin_load(device, index, &prepared->kernel) : status;
+    return status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
+}
+
+sm120_status kv_gather_prepare(struct device *device, const sm120_kv_cache_gather_args *args,
+                               struct kv_copy_launch *prepared) {
+    struct copy copy;
+    const sm120_status status = check_args(args, true, &copy);
+    return status == SM120_OK ? prepare(device, "kv_cache_gather_sparse", args, &copy, prepared) : status;
 }
 
 /* Check and launch either operation. */
 static sm120_status run(sm120_device *handle, const sm120_kv_cache_append_args *args, bool is_gather) {
     struct device *device;
     struct copy copy;
+    struct kv_copy_launch prepared;
     sm120_status status = device_enter(handle, &device);
     if (status != SM120_OK) {
         return status;
@@ -295,7 +299,9 @@ static sm120_status run(sm120_device *handle, const sm120_kv_cache_append_args *
                           is_gather ? "sm120_kv_cache_gather_args" : "sm120_kv_cache_append_args");
     status = status == SM120_OK ? check_args(args, is_gather, &copy) : status;
     status = status == SM120_OK ? check_places(device, &copy) : status;
-    status = status == SM120_OK ? launch(device, args, &copy) : status;
+    const char *const operation = is_gather ? "kv_cache_gather" : "kv_cache_append";
+    status = status == SM120_OK ? prepare(device, operation, args, &copy, &prepared) : status;
+    status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;
     return device_leave(device, status);
 }
 

@@ -11,11 +11,12 @@
 sm120_status quantizer_prepare(struct device *device, const struct quantizer *job, sm120_stream stream,
                                struct quantizer_launch *prepared) {
     uint32_t index;
-    const struct kernel_record wanted = {.operation = job->operation,
+    const bool is_mx = job->x->dtype == SM120_E4M3;
+    const struct kernel_record wanted = {.operation = is_mx ? "pack_mxfp8" : job->operation,
                                          .dtype = job->x->dtype,
                                          .layout = job->layout,
                                          .head_dim = job->width,
-                                         .features = job->has_sequences};
+                                         .features = is_mx || job->has_sequences};
     sm120_status status = builtin_find(&wanted, &index);
     if (status != SM120_OK) {
         return status;
@@ -34,7 +35,7 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
                     " tiles each is too many CTAs; at most %d are supported",
                     job->x->name, job->shape.batch * job->shape.heads, row_tiles, column_tiles, INT32_MAX);
     }
-    prepared->values = (struct quantize_nvfp4_packed_parameters){
+    prepared->values.any = (struct quantize_nvfp4_packed_parameters){
         .x = job->x->address,
         .elements = job->elements,
         .scales = job->scales,
@@ -52,15 +53,47 @@ sm120_status quantizer_prepare(struct device *device, const struct quantizer *jo
         .quantizer_means = job->means,
     };
     if (job->sequences.all_tiles == 0) {
-        prepared->values.quantizer_sequences.all_tiles = (uint32_t)row_tiles;
+        prepared->values.any.quantizer_sequences.all_tiles = (uint32_t)row_tiles;
     }
-    status =
-        launch_of(&prepared->pointers, ARGUMENTS(&prepared->values), (uint32_t)grid, record, stream, &prepared->launch);
+    struct arguments arguments = ARGUMENTS(&prepared->values.any);
+    if (is_mx) {
+        prepared->values.mx.quantizer_blocks = job->blocks;
+        arguments = ARGUMENTS(&prepared->values.mx);
+    }
+    status = launch_of(&prepared->pointers, arguments, (uint32_t)grid, record, stream, &prepared->launch);
     status = status == SM120_OK ? builtin_load(device, index, &prepared->kernel) : status;
     return status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
 }
 
 /* ---- sm120_quantize_mxfp8 ---- */
+
+/* Check the members of packed sequences. */
+static sm120_status check_sequences(const sm120_quantize_mxfp8_args *args) {
+    if (args->cu_seqlens == 0) {
+        return args->sequences == 0 && args->longest == 0
+                   ? SM120_OK
+                   : fail(SM120_INVALID_ARGUMENT,
+                          "sequences = %" PRId64 " and longest = %" PRId64 "; without cu_seqlens they must be 0",
+                          args->sequences, args->longest);
+    }
+    if (args->axis != SM120_ALONG_ROWS || args->batch != 1) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "axis = %" PRIu32 " and batch = %" PRId64 "; with cu_seqlens they must be ALONG_ROWS (%d) and 1",
+                    args->axis, args->batch, SM120_ALONG_ROWS);
+    }
+    if (args->longest < 0 || args->longest > args->rows) {
+        return fail(SM120_INVALID_ARGUMENT, "longest = %" PRId64 "; it must be from 0 to rows = %" PRId64,
+                    args->longest, args->rows);
+    }
+    const sm120_status status = check_size("sequences", args->sequences, INT32_MAX / 2);
+    return status == SM120_OK ? check_size("sequences * heads", args->sequences * args->heads, INT32_MAX) : status;
+}
+
+/* The rows of scales of a head. */
+static int64_t scale_rows_of(const sm120_quantize_mxfp8_args *args) {
+    const int64_t blocks = (args->rows + 31) / 32;
+    return args->axis != SM120_ALONG_ROWS ? args->rows : blocks + (args->cu_seqlens != 0 ? args->sequences - 1 : 0);
+}
 
 /* The checks that need no device. */
 static sm120_status check_args(const sm120_quantize_mxfp8_args *args, struct tensor *x) {
@@ -77,6 +110,7 @@ static sm120_status check_args(const sm120_quantize_mxfp8_args *args, struct ten
         return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
     }
     sm120_status status = check_shape(&shape, "rows", INT32_MAX);
+    status = status == SM120_OK ? check_sequences(args) : status;
     if (status == SM120_OK && shape.head_dim % 8 != 0) {
         status = fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; only multiples of 8 are supported", shape.head_dim);
     }
@@ -86,7 +120,7 @@ static sm120_status check_args(const sm120_quantize_mxfp8_args *args, struct ten
 /* Check the addresses of x and of the results. */
 static sm120_status check_places(struct device *device, const sm120_quantize_mxfp8_args *args, const struct tensor *x) {
     const bool along_rows = args->axis == SM120_ALONG_ROWS;
-    const int64_t scale_rows = along_rows ? (args->rows + 31) / 32 : args->rows;
+    const int64_t scale_rows = scale_rows_of(args);
     const int64_t scale_columns = along_rows ? args->head_dim : (args->head_dim + 31) / 32;
     const int64_t heads = args->batch * args->heads;
     int64_t elements = 0;
@@ -101,6 +135,7 @@ static sm120_status check_places(struct device *device, const sm120_quantize_mxf
         place_tensor(x, NULL, PLACE_READ),
         place_array("elements", args->elements, elements, 16, PLACE_WRITTEN),
         place_array("scales", args->scales, scales, 1, PLACE_WRITTEN),
+        place_array("cu_seqlens", args->cu_seqlens, 4 * (args->sequences + 1), 4, PLACE_READ),
     };
     sm120_status status = tensor_check_alignment(x, &args->x);
     status = status == SM120_OK ? check_address("elements", args->elements, 16) : status;
@@ -120,17 +155,23 @@ sm120_status sm120_quantize_mxfp8(sm120_device *handle, const sm120_quantize_mxf
     status = status == SM120_OK ? check_places(device, args, &x) : status;
     if (status == SM120_OK) {
         struct quantizer_launch prepared;
+        const bool is_packed = args->cu_seqlens != 0;
+        const int64_t rows = is_packed && args->longest != 0 ? args->longest : args->rows;
         const struct quantizer job = {
             .operation = "quantize_mxfp8",
             .layout = args->axis == SM120_ALONG_ROWS ? "rows" : "d",
             .x = &x,
-            .shape = {args->batch, args->heads, args->rows, args->head_dim},
-            .padded_rows = args->rows,
+            .shape = {is_packed ? args->sequences : args->batch, args->heads, rows, args->head_dim},
+            .padded_rows = rows,
             .padded_columns = args->head_dim,
             .elements = args->elements,
             .scales = args->scales,
             .floor = args->rounding,
             .factor = 1.0f,
+            .has_sequences = is_packed,
+            .sequences = {.starts = args->cu_seqlens,
+                          .total = (int32_t)args->rows,
+                          .all_tiles = (uint32_t)scale_rows_of(args)},
         };
         status = quantizer_prepare(device, &job, args->stream, &prepared);
         status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;

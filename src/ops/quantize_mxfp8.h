@@ -5,9 +5,9 @@
 #include "runtime/launch.h"
 #include "runtime/tensor.h"
 
-/* A tensor to quantise, and where the results go. */
+/* A tensor to quantise, and where the results go. Of one that is MXFP8 already, in E4M3, the results are packed. */
 struct quantizer {
-    const char *operation; /* of a kernel's record */
+    const char *operation; /* of a kernel's record, unless x is in E4M3 */
     const char *layout;    /* of a kernel's record: "d", "rows", "q", "k", "v" */
     uint32_t width;        /* the head_dim of a kernel's record */
     const struct tensor *x;
@@ -19,13 +19,17 @@ struct quantizer {
     bool has_sequences; /* `shape` then has a batch for each sequence, with the rows of the longest */
     struct quantizer_sequences_parameters sequences; /* all_tiles 0: the tiles of padded_rows */
     struct quantizer_means_parameters means;         /* of NVFP4's layouts q and k */
+    struct quantizer_blocks_parameters blocks;       /* of E4M3 */
 };
 
 /* A launch and the values of its arguments. Do not copy it once filled, because it points into itself. */
 struct quantizer_launch {
     struct kernel *kernel;
     struct launch launch;
-    struct quantize_nvfp4_packed_parameters values; /* of which most kernels read the first ones */
+    union {
+        struct quantize_nvfp4_packed_parameters any; /* of which most kernels read the first ones */
+        struct pack_mxfp8_parameters mx;             /* the same, except for the last group */
+    } values;
     struct argument_pointers pointers;
 };
 

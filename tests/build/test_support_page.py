@@ -91,6 +91,16 @@ def with_past(device: pysm120.Device, precision: str, dtype: Any) -> object:
     return pysm120.attention(q, k, v, past_k=k, past_v=v, precision=precision)
 
 
+def quantised(device: pysm120.Device, precision: str, dtype: Any, names: str) -> object:
+    """Call attention of operands that are MXFP8 already."""
+    given = dict(zip("qkv", tensors(device, dtype), strict=True))
+    for name in names:
+        elements = device.array(np.ones((1, ROWS, HEADS, DIM), ml_dtypes.float8_e4m3fn))
+        shape = (1, 1, HEADS, DIM) if name == "v" else (1, ROWS, HEADS, DIM // 32)
+        given[name] = elements, device.array(np.full(shape, 127, np.uint8))
+    return pysm120.attention(**given, precision=precision)
+
+
 def forward_probes(device: pysm120.Device) -> dict[str, Probe]:
     """Return a call for each row of the table."""
     ones = device.array(np.ones(HEADS, np.float32))
@@ -109,6 +119,8 @@ def forward_probes(device: pysm120.Device) -> dict[str, Probe]:
         "any strides and addresses": strided,
         "packed sequences": packed,
         "past": with_past,
+        "q and k that are MXFP8 already": functools.partial(quantised, names="qk"),
+        "v that is MXFP8 already": functools.partial(quantised, names="v"),
     }
 
 

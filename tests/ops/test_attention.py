@@ -81,11 +81,20 @@ def launch(device: pysm120.Device) -> None:
         for precision in ("mxfp8", "nvfp4", "nvfp4_mxfp8"):
             call(head_dim, dtype, precision)
             pysm120.attention_varlen(x, x, x, ends, ends, precision=precision, device=device)
+    launch_pack(device)
     of_fp8 = [("float8_e4m3fn", "fp8", head_dim, cap) for head_dim in (64, 128, 33) for cap in (0.0, 3.0)]
     copied = [("bfloat16", "bf16", 33, 0.0), ("float32", "bf16", 33, 0.0), ("float32", "mxfp8", 33, 0.0)]
     wide = [("float32", "mxfp8", 256, 0.0), ("float32", "mxfp8", 256, 3.0)]
     for dtype, precision, head_dim, cap in (*copied, *of_fp8, *wide):
         call(head_dim, dtype, precision, softcap=cap)
+
+
+def launch_pack(device: pysm120.Device) -> None:
+    """Operands that are MXFP8 already."""
+    for head_dim in (64, 128):
+        x = np.ones((1, 3, 1, head_dim), ALL_DTYPES["float8_e4m3fn"])
+        k_scales, v_scales = np.zeros((1, 3, 1, head_dim // 32), np.uint8), np.zeros((1, 1, 1, head_dim), np.uint8)
+        pysm120.attention((x, k_scales), (x, k_scales), (x, v_scales), device=device)
 
 
 OPERATION = Operation(
@@ -110,7 +119,9 @@ OPERATION = Operation(
         Wrong("head_dim", 20, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
         Wrong("head_dim", 264, "UNSUPPORTED", "head_dim = 264"),
         Wrong("q.dtype", 0, "INVALID_ARGUMENT", "q.dtype"),
-        Wrong("k.dtype", lib.SM120_E4M3, "UNSUPPORTED", "k.dtype"),
+        Wrong("k.dtype", lib.SM120_E5M2, "UNSUPPORTED", "k.dtype"),
+        Wrong("k.dtype", lib.SM120_E4M3, "INVALID_ARGUMENT", "k_blocks.dtype = 0x00000000; k in E4M3 needs scales"),
+        Wrong("v_blocks.address", 4096, "INVALID_ARGUMENT", "v_blocks is given, but v.dtype"),
         Wrong("v.dtype", lib.SM120_F16, "INVALID_ARGUMENT", "v.dtype"),
         Wrong("o.dtype", lib.SM120_E8M0, "UNSUPPORTED", "o.dtype"),
         Wrong("q.address", 0, "INVALID_ARGUMENT", "q.address = 0"),

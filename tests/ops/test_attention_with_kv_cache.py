@@ -38,8 +38,11 @@ def fill(args: Any, memory: int) -> None:
 
 
 def launch(device: pysm120.Device) -> None:
-    """Every head size in both types, aligned and not; splits."""
+    """Every head size in both types, aligned and not; splits; pages for more than 128 tokens."""
     call: Any = pysm120.attention_with_kv_cache
+    for dtype in ("bfloat16", "float16"):
+        x = np.ones((1, 129, 1, 64), DTYPES[dtype])
+        call(x, x, x, page_table=np.zeros((1, 1), np.int32), device=device)
     for dtype, head_dim in itertools.product(("bfloat16", "float16"), HEAD_SIZES):
         x = np.ones((1, 3, 1, head_dim), DTYPES[dtype])
         call(x, x, x, num_splits=2, device=device)

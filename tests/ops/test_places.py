@@ -31,6 +31,17 @@ WRITTEN = {
 # test_attention_fp8.py.
 ELSEWHERE = {"kv_cache_append", "kv_cache_gather"}
 OF_CACHES = {f"{x}_{member}" for x in "kv" for member in ("scale", "blocks", "blocks.address", "scale.address")}
+# The scales of operands that are MXFP8 already: an operand, and what its scales are.
+BLOCKS_OF = {
+    f"attention {x}_blocks.address": {
+        f"{x}.dtype": lib.SM120_E4M3,
+        f"{x}_blocks.dtype": lib.SM120_E8M0,
+        f"{x}_blocks.batch_stride": 64,
+        f"{x}_blocks.head_stride": 32,
+        f"{x}_blocks.row_stride": 1,
+    }
+    for x in ("q", "past_k", "past_v")
+}
 OF_FP8 = {"q_scale.address", "o_scale.address", "amax.address"}
 ROWS_OF_PAST = {
     f"{tensor}.{member}": value
@@ -45,9 +56,25 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "attention past_k.address": {"past_rows": 1, "past_v.address": "+", **ROWS_OF_PAST},
     "attention past_v.address": {"past_rows": 1, "past_k.address": "+", **ROWS_OF_PAST},
     "attention mask.address": {"mask.dtype": lib.SM120_F32},
+    "attention q_blocks.address": BLOCKS_OF["attention q_blocks.address"],
+    "attention past_k_blocks.address": {
+        "past_rows": 1,
+        "past_k.address": "+",
+        "past_v.address": "+",
+        **ROWS_OF_PAST,
+        **BLOCKS_OF["attention past_k_blocks.address"],
+    },
+    "attention past_v_blocks.address": {
+        "past_rows": 1,
+        "past_k.address": "+",
+        "past_v.address": "+",
+        **ROWS_OF_PAST,
+        **BLOCKS_OF["attention past_v_blocks.address"],
+    },
     "attention_backward cu_seqlens_q": {"q_total": 3, "mask.address": 0, "dmask.address": 0},
     "attention_backward cu_seqlens_k": {"kv_total": 3, "mask.address": 0, "dmask.address": 0},
     "attention_backward dsinks": {"sinks": "+"},
+    "quantize_mxfp8 cu_seqlens": {"axis": lib.SM120_ALONG_ROWS, "sequences": 1},
     "quantize_nvfp4 global_scale_address": {"global_scale": 0},
     "attention_with_kv_cache page_table": {"table_pages": 1},
     "attention_with_kv_cache page_indptr": {"table_pages": 1, "page_table": "+", "last_page": "+"},

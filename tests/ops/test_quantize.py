@@ -1,5 +1,6 @@
 """quantize_mxfp8 against the definition of OCP MX, bit for bit: every dtype, axis and rounding, edges of the tiles."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ def launch(device: pysm120.Device) -> None:
     for dtype in DTYPES.values():
         for axis in (-1, -2):
             pysm120.quantize_mxfp8(np.ones((3, 64), dtype), axis=axis, device=device)
+        ends = np.array([0, 1, 3], np.int32)
+        pysm120.quantize_mxfp8(np.ones((1, 3, 64), dtype), axis=-2, cu_seqlens=ends, device=device)
 
 
 OPERATION = Operation(
@@ -51,6 +54,9 @@ OPERATION = Operation(
         Wrong("elements", 0, "INVALID_ARGUMENT", "elements = 0"),
         Wrong("elements", 24, "MISALIGNED", "elements"),
         Wrong("scales", 0, "INVALID_ARGUMENT", "scales = 0"),
+        Wrong("cu_seqlens", 4096, "INVALID_ARGUMENT", "axis = 0 and batch = 1; with cu_seqlens they must be ALONG_"),
+        Wrong("sequences", 2, "INVALID_ARGUMENT", "sequences = 2 and longest = 0; without cu_seqlens"),
+        Wrong("longest", 2, "INVALID_ARGUMENT", "sequences = 0 and longest = 2; without cu_seqlens"),
     ],
     refused={name: (kind, message, ([x], options)) for name, (kind, message, (x, options)) in QUANTIZE.items()},
     launch=launch,
@@ -134,3 +140,76 @@ def test_special_values(opened: OpenDevice, rng: np.random.Generator, axis: str,
         expect_equal(quantize(opened, buffer, axis, rounding), x, axis, rounding)
     finally:
         opened.release()
+
+
+# ---- packed sequences --------------------------------------------------------------------
+
+STARTS = [[0, 130], [3, 40, 40, 60, 130], [0, 32, 64, 127, 128], [129, 129, 130], [0, 0]]
+
+
+def packed(x: Array, starts: list[int], rounding: str) -> tuple[Array, Array]:
+    """Quantise each sequence of x [heads, total, columns] by itself; 0 in what belongs to none."""
+    heads, rows, columns = x.shape
+    elements = np.zeros(x.shape, np.uint8)
+    scales = np.zeros((heads, -(-rows // 32) + len(starts) - 2, columns), np.uint8)
+    for b, (begin, end) in enumerate(itertools.pairwise(starts)):
+        if end > begin:
+            codes, factors = quantize_mxfp8(x[:, begin:end], -2, rounding)
+            elements[:, begin:end] = codes.view(np.uint8)
+            scales[:, begin // 32 + b :][:, : factors.shape[1]] = factors.view(np.uint8)
+    return elements, scales
+
+
+@pytest.mark.parametrize("where", ["host", "longest", "device"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("starts", STARTS, ids=str)
+def test_packed_sequences(
+    device: pysm120.Device, rng: np.random.Generator, starts: list[int], dtype: str, where: str
+) -> None:
+    """Each sequence begins with a new block; no two sequences share a row of scales."""
+    x = (rng.standard_normal((130, 2, 136)) * np.exp2(rng.integers(-9, 9, (130, 2, 1)))).astype(DTYPES[dtype])
+    given: Any = x.transpose(1, 0, 2)
+    ends: Any = np.array(starts, np.int32)
+    options: dict[str, Any] = {"rounding": "floor" if where == "host" else "up"}
+    if where != "host":
+        given, ends = device.array(x).transpose(1, 0, 2), device.array(ends)
+        options |= {"max_seqlen": max(1, *np.diff(starts))} if where == "longest" else {}
+    got = pysm120.quantize_mxfp8(given, axis=-2, cu_seqlens=ends, device=device, **options)
+    wanted = packed(x.transpose(1, 0, 2).astype(np.float32), starts, options["rounding"])
+    for a, b in zip(got, wanted, strict=True):
+        assert np.array_equal((a if where == "host" else a.numpy()).view(np.uint8), b)
+
+
+OUTSIDE = [[-7, 40, 60], [0, 90, 40, 200], [2**31 - 1, -(2**31), 70], [120, 2**31 - 1]]
+
+
+@pytest.mark.parametrize("starts", OUTSIDE, ids=str)
+def test_starts_outside_x_are_clamped(device: pysm120.Device, rng: np.random.Generator, starts: list[int]) -> None:
+    """Numbers in device memory are not checked; nothing outside the arrays is read or written."""
+    x = device.array(rng.standard_normal((2, 130, 64)).astype(np.float32))
+    elements, scales = pysm120.quantize_mxfp8(x, axis=-2, cu_seqlens=device.array(np.array(starts, np.int32)))
+    assert elements.shape == x.shape
+    assert scales.shape == (2, 5 + len(starts) - 2, 64)
+    device.synchronize()
+
+
+PACKED_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "axis": (ValueError, "x has shape .* and axis is -1; with cu_seqlens", {"axis": -1}),
+    "rank": (ValueError, r"with cu_seqlens x is \[heads, rows, head_dim\]", {"x": np.ones((1, 2, 40, 8), "f4")}),
+    "falls": (ValueError, "cu_seqlens is .*, but it must ascend from 0 to at most 40", {"cu_seqlens": [0, 30, 20]}),
+    "behind": (ValueError, "cu_seqlens is .*, but it must ascend", {"cu_seqlens": [0, 41]}),
+    "before": (ValueError, "cu_seqlens is .*, but it must ascend", {"cu_seqlens": [-1, 40]}),
+    "longest": (ValueError, "max_seqlen is 9, but cu_seqlens has a sequence of 30 rows", {"max_seqlen": 9}),
+    "no rows": (ValueError, "max_seqlen is 0, not at least 1", {"max_seqlen": 0}),
+    "alone": (ValueError, "max_seqlen is 9, but cu_seqlens is None", {"cu_seqlens": None, "max_seqlen": 9}),
+    "dtype": (TypeError, "cu_seqlens has dtype float64, not int32", {"cu_seqlens": np.array([0.0, 40])}),
+    "scalar": (ValueError, "cu_seqlens has shape", {"cu_seqlens": np.int32(3)}),
+}
+
+
+@pytest.mark.parametrize("case", PACKED_WRONG)
+def test_wrong_packed_sequences(device: pysm120.Device, case: str) -> None:
+    kind, message, options = PACKED_WRONG[case]
+    call: dict[str, Any] = {"x": np.ones((2, 40, 8), np.float32), "axis": -2, "cu_seqlens": [0, 10, 40], **options}
+    with pytest.raises(kind, match=message):
+        pysm120.quantize_mxfp8(call.pop("x"), device=device, **call)

@@ -6,6 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import reference
 
 import pysm120
 
@@ -79,6 +80,43 @@ def test_attention(
 
 
 @pytest.mark.parametrize("head_dim", [128, 100])
+def test_attention_of_mxfp8_operands(device: pysm120.Device, rng: np.random.Generator, head_dim: int) -> None:
+    """Each run of the graph finds other elements and other scales."""
+
+    def values() -> list[Any]:
+        q, k, v = (rng.standard_normal((2, 4, 150, head_dim)).astype(ml_dtypes.bfloat16) for _ in range(3))
+        return [x for x, axis in ((q, -1), (k, -1), (v, -2)) for x in reference.quantize_mxfp8(x, axis)]
+
+    context = ctypes.c_void_p()
+    driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.info.ordinal)
+    driver("cuCtxSetCurrent", context)
+    stream = device.stream()
+    there = [device.array(x) for x in values()]
+    out = device.empty((2, 4, 150, head_dim), ml_dtypes.bfloat16)
+    workspace = device.empty(1 << 24, np.uint8)
+
+    def call(parts: list[Any], **options: Any) -> Any:
+        pairs = [(parts[i], parts[i + 1]) for i in (0, 2, 4)]
+        return pysm120.attention(pairs[0], pairs[1], pairs[2], causal=True, layout="BHSD", **options)
+
+    def launch() -> None:
+        call(there, out=out, stream=stream, workspace=workspace)
+
+    launch()  # loads the kernels, which no graph can hold
+    executable = graph_of(stream, launch)
+    for _ in range(3):
+        parts = values()
+        for x, array in zip(parts, there, strict=True):
+            array.copy_from(x)
+        out.copy_from(np.full(out.shape, np.nan, out.dtype))
+        driver("cuGraphLaunch", executable, ctypes.c_void_p(stream.number))
+        device.synchronize()
+        assert np.array_equal(out.numpy(), call(parts, device=device))
+    driver("cuGraphExecDestroy", executable)
+    driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)
+
+
+@pytest.mark.parametrize("head_dim", [128, 100])
 def test_attention_backward(device: pysm120.Device, rng: np.random.Generator, head_dim: int) -> None:
     """Copies, zeros and all: each run of the graph begins with sums of 0. dq is summed in the order of the CTAs."""
 
@@ -120,8 +158,10 @@ def test_attention_backward(device: pysm120.Device, rng: np.random.Generator, he
     driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-def test_attention_with_kv_cache(device: pysm120.Device, rng: np.random.Generator, splits: int) -> None:
+@pytest.mark.parametrize(("tokens", "splits"), [(2, 1), (2, 3), (150, None)])
+def test_attention_with_kv_cache(
+    device: pysm120.Device, rng: np.random.Generator, tokens: int, splits: int | None
+) -> None:
     """Each run of the graph has other lengths and page numbers."""
     context = ctypes.c_void_p()
     driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.info.ordinal)
@@ -129,10 +169,10 @@ def test_attention_with_kv_cache(device: pysm120.Device, rng: np.random.Generato
     stream = device.stream()
     q, k, v = (
         device.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16))
-        for shape in ((3, 2, 8, 128), (20, 16, 2, 128), (20, 16, 2, 128))
+        for shape in ((3, tokens, 8, 128), (20, 16, 2, 128), (20, 16, 2, 128))
     )
     lengths, table = device.array(np.zeros(3, np.int32)), device.array(np.zeros((3, 9), np.int32))
-    out, lse = device.empty((3, 2, 8, 128), q.dtype), device.empty((3, 8, 2))
+    out, lse = device.empty((3, tokens, 8, 128), q.dtype), device.empty((3, 8, tokens))
     options: dict[str, Any] = {"causal": True, "num_splits": splits}
     workspace = device.empty(1 << 20, np.uint8)
 

@@ -6,14 +6,14 @@
 #include "runtime/error.h"
 
 static const struct precision precisions[] = {
-    {SM120_MXFP8, 0, 256, false, attention_mxfp8},
-    {SM120_MXFP8_BF16, SM120_BF16, 256, true, attention_mxfp8},
-    {SM120_MXFP8_F16, SM120_F16, 256, true, attention_mxfp8},
-    {SM120_NVFP4, 0, 128, false, attention_mxfp8},
-    {SM120_NVFP4_MXFP8, 0, 128, false, attention_mxfp8},
-    {SM120_FP8, SM120_E4M3, 128, false, attention_fp8},
-    {SM120_BF16, SM120_BF16, 256, true, attention_bf16_f16},
-    {SM120_F16, SM120_F16, 256, true, attention_bf16_f16},
+    {SM120_MXFP8, 0, 256, false, attention_mxfp8, true, true},
+    {SM120_MXFP8_BF16, SM120_BF16, 256, true, attention_mxfp8, true, false},
+    {SM120_MXFP8_F16, SM120_F16, 256, true, attention_mxfp8, true, false},
+    {SM120_NVFP4, 0, 128, false, attention_mxfp8, false, false},
+    {SM120_NVFP4_MXFP8, 0, 128, false, attention_mxfp8, false, true},
+    {SM120_FP8, SM120_E4M3, 128, false, attention_fp8, false, false},
+    {SM120_BF16, SM120_BF16, 256, true, attention_bf16_f16, false, false},
+    {SM120_F16, SM120_F16, 256, true, attention_bf16_f16, false, false},
 };
 
 sm120_status attention_find_precision(uint32_t code, const struct precision **precision) {
@@ -31,24 +31,26 @@ sm120_status attention_find_precision(uint32_t code, const struct precision **pr
                 SM120_BF16, SM120_F16);
 }
 
-/* Launch, or answer the question for the size of the workspace. */
-static sm120_status attention(sm120_device *handle, const sm120_attention_args *args, struct workspace workspace) {
-    struct device *device;
+sm120_status attention_call(struct device *device, const sm120_attention_args *args,
+                            const struct workspace *workspace) {
     struct attention call;
     const struct precision *precision = NULL;
-    sm120_status status = device_enter(handle, &device);
+    sm120_status status = check_struct(args, sizeof *args, "args", "sm120_attention_args");
+    status = status == SM120_OK ? attention_find_precision(args->precision, &precision) : status;
+    status = status == SM120_OK ? attention_check(args, precision, &call) : status;
+    status = status == SM120_OK ? workspace_check_question(workspace) : status;
     if (status != SM120_OK) {
         return status;
     }
-    status = check_struct(args, sizeof *args, "args", "sm120_attention_args");
-    status = status == SM120_OK ? attention_find_precision(args->precision, &precision) : status;
-    status = status == SM120_OK ? attention_check(args, precision, &call) : status;
-    status = status == SM120_OK ? workspace_check_question(&workspace) : status;
-    if (status == SM120_OK) {
-        status = attention_is_ready(&call) ? precision->run(device, &call, &workspace)
-                                           : attention_on_copies(device, &call, precision->run, &workspace);
-    }
-    return device_leave(device, status);
+    return attention_is_ready(&call) ? precision->run(device, &call, workspace)
+                                     : attention_on_copies(device, &call, precision->run, workspace);
+}
+
+/* Launch, or answer the question for the size of the workspace. */
+static sm120_status attention(sm120_device *handle, const sm120_attention_args *args, struct workspace workspace) {
+    struct device *device;
+    const sm120_status status = device_enter(handle, &device);
+    return status == SM120_OK ? device_leave(device, attention_call(device, args, &workspace)) : status;
 }
 
 sm120_status sm120_attention_workspace(sm120_device *device, const sm120_attention_args *args,

@@ -12,12 +12,23 @@
 /* The scales of FP8, and the largest |o|, in the order of sm120_attention_args. */
 enum { ATTENTION_Q_SCALE, ATTENTION_K_SCALE, ATTENTION_V_SCALE, ATTENTION_O_SCALE, ATTENTION_AMAX, ATTENTION_SCALES };
 
+/* The tensors whose scales in blocks a call may have. */
+enum { ATTENTION_Q, ATTENTION_K, ATTENTION_V, ATTENTION_PAST_K, ATTENTION_PAST_V, ATTENTION_OPERANDS };
+
+/* The scales of a tensor that is MXFP8 already. */
+struct blocks {
+    bool are_given; /* false: the tensor is not MXFP8 */
+    struct tensor tensor;
+    struct shape shape;
+};
+
 /* A call whose arguments were checked, except addresses. The shapes are those of the tensors: a packed tensor is one
  * batch with all rows. */
 struct attention {
     const sm120_attention_args *args;
     struct shape q_shape, k_shape, v_shape, o_shape, past_k_shape, past_v_shape;
     struct tensor q, k, v, o, past_k, past_v;
+    struct blocks blocks[ATTENTION_OPERANDS];
     struct tensor scales[ATTENTION_SCALES]; /* of FP8 */
     int64_t lse_bytes, mask_bytes;
     bool is_uniform; /* tensors of one length and unmodified scores: the kernels without features suffice */
@@ -35,7 +46,11 @@ struct precision {
     int64_t head_dim_max;
     bool has_left; /* its kernel for tensors of one length has a left window */
     attention_run *run;
+    bool has_qk_blocks, has_v_blocks; /* q and k, or v, may be MXFP8 already */
 };
+
+/* Check a call and launch it, or answer the question for the size of its workspace. */
+sm120_status attention_call(struct device *device, const sm120_attention_args *args, const struct workspace *workspace);
 
 /* Find the precision of a code. */
 sm120_status attention_find_precision(uint32_t code, const struct precision **precision);
@@ -50,6 +65,9 @@ sm120_status attention_check_forms(const sm120_attention_args *args, const struc
 /* Check the arguments except addresses, and fill in the call. */
 sm120_status attention_check(const sm120_attention_args *args, const struct precision *precision,
                              struct attention *call);
+
+/* Check dtypes and strides of the tensors, and of the scales of those that are MXFP8 already. */
+sm120_status attention_check_tensors(struct attention *call, const struct precision *precision);
 
 /* The bytes of a mask's element; 0 for a dtype that masks do not support. */
 int64_t attention_mask_bytes(uint32_t dtype);

@@ -53,45 +53,6 @@ static sm120_status check_shapes(const struct attention *call, int64_t head_dim_
     return status;
 }
 
-/* Check dtypes and strides of the tensors. */
-static sm120_status check_tensors(struct attention *call, uint32_t dtype) {
-    const sm120_attention_args *const args = call->args;
-    const struct {
-        const char *name;
-        const sm120_tensor *given;
-        const struct shape *shape;
-        struct tensor *tensor;
-        bool is_output;
-    } list[] = {
-        {"q", &args->q, &call->q_shape, &call->q, false},
-        {"k", &args->k, &call->k_shape, &call->k, false},
-        {"v", &args->v, &call->v_shape, &call->v, false},
-        {"o", &args->o, &call->o_shape, &call->o, true},
-        {"past_k", &args->past_k, &call->past_k_shape, &call->past_k, false},
-        {"past_v", &args->past_v, &call->past_v_shape, &call->past_v, false},
-    };
-    for (size_t i = 0; i < sizeof list / sizeof *list - (args->past_rows == 0 ? 2 : 0); ++i) {
-        const bool may_be_e4m3 = dtype == SM120_E4M3 && list[i].given->dtype == SM120_E4M3;
-        const sm120_status status = (may_be_e4m3 ? tensor_check_strides : tensor_check)(
-            list[i].name, list[i].given, list[i].shape, list[i].is_output ? TENSOR_OUTPUT : TENSOR_INPUT,
-            list[i].tensor);
-        if (status != SM120_OK) {
-            return status;
-        }
-        if (!list[i].is_output && list[i].tensor->dtype != call->q.dtype) {
-            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be q.dtype = 0x%08" PRIx32,
-                        list[i].name, list[i].tensor->dtype, call->q.dtype);
-        }
-    }
-    if (dtype != 0 && call->q.dtype != dtype && !attention_is_narrowed(call)) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "q.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32
-                    " the dtype of q, k and v must be 0x%08" PRIx32,
-                    call->q.dtype, args->precision, dtype);
-    }
-    return SM120_OK;
-}
-
 /* Check the window and softcap. */
 static sm120_status check_scores(const sm120_attention_args *args) {
     if (args->window > (SM120_WINDOW_LEFT | SM120_WINDOW_RIGHT)) {
@@ -294,7 +255,7 @@ sm120_status attention_check_options(const sm120_attention_args *args) {
 sm120_status attention_check(const sm120_attention_args *args, const struct precision *precision,
                              struct attention *call) {
     sm120_status status = attention_check_forms(args, precision, call);
-    status = status == SM120_OK ? check_tensors(call, precision->dtype) : status;
+    status = status == SM120_OK ? attention_check_tensors(call, precision) : status;
     status = status == SM120_OK ? check_mask(call) : status;
     status = status == SM120_OK ? check_scales(call, precision->dtype) : status;
     const struct shape *const q = &call->q_shape;

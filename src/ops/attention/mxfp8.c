@@ -303,14 +303,29 @@ static struct smoothing smoothing_of(const struct plan *plan, sm120_address work
     };
 }
 
+/* The scales of a tensor that is MXFP8 already. */
+static struct quantizer_blocks_parameters blocks_of(const struct attention *call, int operand) {
+    const struct tensor *const x = &call->blocks[operand].tensor;
+    return (struct quantizer_blocks_parameters){.blocks = x->address,
+                                                .blocks_batch_stride = x->batch_stride,
+                                                .blocks_head_stride = x->head_stride,
+                                                .blocks_row_stride = x->row_stride};
+}
+
+/* The columns of v or past_v to quantise: a copy may be wider than the scales along rows. */
+static int64_t columns_of(const struct attention *call, int operand, const struct shape *shape) {
+    const struct blocks *const blocks = call->blocks + operand;
+    return blocks->are_given && blocks->shape.head_dim < shape->head_dim ? blocks->shape.head_dim : shape->head_dim;
+}
+
 /* The quantisation of a tensor of keys or values into the tiles of all keys, from `first_row` on. */
-static struct quantizer keys_of(const struct plan *plan, const struct form *form, const char *layout,
-                                const struct tensor *x, int64_t head_dim, int64_t rows, int64_t first_row,
-                                sm120_address tiles, struct quantizer_means_parameters means) {
+static struct quantizer keys_of(const struct plan *plan, const struct form *form, int operand, const struct tensor *x,
+                                int64_t head_dim, sm120_address tiles, struct quantizer_means_parameters means) {
     const sm120_attention_args *const args = plan->call->args;
-    const bool is_past = first_row < plan->padded_past;
+    const bool is_past = operand == ATTENTION_PAST_K || operand == ATTENTION_PAST_V;
+    const int64_t rows = is_past ? args->past_rows : args->kv_rows, first_row = is_past ? 0 : plan->padded_past;
     struct quantizer q = {.operation = form->operation,
-                          .layout = layout,
+                          .layout = operand == ATTENTION_K || operand == ATTENTION_PAST_K ? "k" : "v",
                           .width = width_of_half(plan->record->head_dim),
                           .x = x,
                           .shape = {args->batch, args->kv_heads, rows, head_dim},
@@ -319,7 +334,8 @@ static struct quantizer keys_of(const struct plan *plan, const struct form *form
                           .elements = tiles,
                           .factor = 1.0f,
                           .has_sequences = form->is_any || !plan->call->is_uniform,
-                          .means = means};
+                          .means = means,
+                          .blocks = blocks_of(plan->call, operand)};
     q.sequences = (struct quantizer_sequences_parameters){
         .starts = is_past ? 0 : args->cu_seqlens_k,
         .lengths = is_past ? 0 : args->kv_lengths,
@@ -337,7 +353,10 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
     const sm120_attention_args *const args = call->args;
     const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
     const sm120_address v_tiles = workspace + (uint64_t)plan->areas.v_tiles;
-    const int64_t v_dim = call->v_shape.head_dim, kv_rows = args->kv_rows, past_rows = args->past_rows;
+    const int64_t k_dim = call->k_shape.head_dim, v_dim = columns_of(call, ATTENTION_V, &call->v_shape);
+    const int64_t past_k_dim = call->past_k_shape.head_dim;
+    const int64_t past_v_dim = columns_of(call, ATTENTION_PAST_V, &call->past_v_shape);
+    const bool has_past = args->past_rows != 0, has_v = plan->v != NULL;
     const struct form *const of_v = plan->v != NULL ? plan->v : plan->qk; /* the latter is not used */
     const struct quantizer q = {.operation = plan->qk->operation,
                                 .layout = "q",
@@ -351,18 +370,18 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
                                 .factor = factor_of(args->scale),
                                 .has_sequences = plan->qk->is_any || args->cu_seqlens_q != 0,
                                 .sequences = {.starts = args->cu_seqlens_q, .total = (int32_t)args->q_total},
-                                .means = means_of(plan, workspace, true)};
+                                .means = means_of(plan, workspace, true),
+                                .blocks = blocks_of(call, ATTENTION_Q)};
     const struct quantizer_means_parameters of_k = means_of(plan, workspace, false), none = {0};
     const struct {
         bool is_there;
         struct quantizer job;
     } list[] = {
         {true, q},
-        {true, keys_of(plan, plan->qk, "k", &call->k, args->head_dim, kv_rows, plan->padded_past, k_tiles, of_k)},
-        {plan->v != NULL, keys_of(plan, of_v, "v", &call->v, v_dim, kv_rows, plan->padded_past, v_tiles, none)},
-        {past_rows != 0, keys_of(plan, plan->qk, "k", &call->past_k, args->head_dim, past_rows, 0, k_tiles, of_k)},
-        {past_rows != 0 && plan->v != NULL,
-         keys_of(plan, of_v, "v", &call->past_v, v_dim, past_rows, 0, v_tiles, none)},
+        {true, keys_of(plan, plan->qk, ATTENTION_K, &call->k, k_dim, k_tiles, of_k)},
+        {has_v, keys_of(plan, of_v, ATTENTION_V, &call->v, v_dim, v_tiles, none)},
+        {has_past, keys_of(plan, plan->qk, ATTENTION_PAST_K, &call->past_k, past_k_dim, k_tiles, of_k)},
+        {has_past && has_v, keys_of(plan, of_v, ATTENTION_PAST_V, &call->past_v, past_v_dim, v_tiles, none)},
     };
     sm120_status status = SM120_OK;
     launches->quantizer_count = 0;

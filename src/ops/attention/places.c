@@ -15,7 +15,7 @@ sm120_status attention_check_places(struct device *device, const struct attentio
     const sm120_attention_args *const args = call->args;
     const int64_t batch = 4 * args->batch;
     const int64_t slopes = 4 * (args->alibi_batch_stride * (args->batch - 1) + args->heads);
-    struct place places[24];
+    struct place places[32];
     size_t count = 0;
     if (!is_in_place(call)) { /* else o stands for both */
         places[count++] = place_tensor(&call->q, &call->q_shape, PLACE_READ);
@@ -25,6 +25,11 @@ sm120_status attention_check_places(struct device *device, const struct attentio
     if (args->past_rows != 0) {
         places[count++] = place_tensor(&call->past_k, &call->past_k_shape, PLACE_READ);
         places[count++] = place_tensor(&call->past_v, &call->past_v_shape, PLACE_READ);
+    }
+    for (int i = 0; i < ATTENTION_OPERANDS; ++i) {
+        if (call->blocks[i].are_given) {
+            places[count++] = place_tensor(&call->blocks[i].tensor, &call->blocks[i].shape, PLACE_READ);
+        }
     }
     places[count++] = place_array("diagonals", args->diagonals, batch, 4, PLACE_READ);
     places[count++] = place_array("kv_lengths", args->kv_lengths, batch, 4, PLACE_READ);

@@ -25,9 +25,19 @@ bool attention_is_narrowed(const struct attention *call) {
     return call->args->precision == SM120_BF16 && call->q.dtype == SM120_F32;
 }
 
-/* Whether a tensor is used in place. All head sizes have the step of q's dtype. */
+/* The dtype whose step a tensor's head size has: in FP8 that of q, o in 16 bits too. */
+static uint32_t step_dtype(const struct attention *call, const struct tensor *x) {
+    return call->args->precision == SM120_FP8 ? SM120_E4M3 : x->dtype;
+}
+
+/* Whether a tensor is used in place. One that is MXFP8 already is loaded in 8 bytes. */
 static bool is_in_place(const struct attention *call, const struct tensor *x, const struct shape *shape) {
-    return copy_rows_is_needless(x, shape) && shape->head_dim % copy_rows_step(call->q.dtype) == 0;
+    enum { BYTES = 8 };
+    if (x->dtype == SM120_E4M3 && call->args->precision != SM120_FP8) {
+        const int64_t strides = x->batch_stride | x->head_stride | x->row_stride | shape->head_dim;
+        return strides % BYTES == 0 && x->address % BYTES == 0;
+    }
+    return copy_rows_is_needless(x, shape) && shape->head_dim % copy_rows_step(step_dtype(call, x)) == 0;
 }
 
 bool attention_is_ready(const struct attention *call) {
@@ -57,7 +67,6 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
     };
     on->args = &stage->args;
     for (int i = 0; i < (call->args->past_rows == 0 ? TENSORS - 2 : TENSORS); ++i) {
-        list[i].copy_shape->head_dim = copy_rows_width(list[i].shape->head_dim, call->q.dtype);
         stage->tensors[i].given = list[i].given;
         stage->tensors[i].shape = list[i].shape;
         stage->tensors[i].copy = list[i].copy;
@@ -66,6 +75,8 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
         const bool is_narrowed = attention_is_narrowed(call) && !stage->tensors[i].is_output;
         stage->tensors[i].is_copied = is_narrowed || !is_in_place(call, list[i].given, list[i].shape);
         if (stage->tensors[i].is_copied) {
+            const uint32_t step = step_dtype(call, list[i].given);
+            list[i].copy_shape->head_dim = copy_rows_width(list[i].shape->head_dim, step);
             const sm120_status status =
                 copy_rows_place(list[i].given, list[i].copy_shape, is_narrowed ? SM120_BF16 : list[i].given->dtype,
                                 list[i].copy, &stage->bytes);

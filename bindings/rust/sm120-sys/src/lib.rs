@@ -600,6 +600,11 @@ pub struct sm120_attention_args {
     pub q_scale_by_kv_head: u32,
     pub no_smoothing: u32,
     pub num_splits: i64,
+    pub q_blocks: sm120_tensor,
+    pub k_blocks: sm120_tensor,
+    pub v_blocks: sm120_tensor,
+    pub past_k_blocks: sm120_tensor,
+    pub past_v_blocks: sm120_tensor,
 }
 
 impl Default for sm120_attention_args {
@@ -771,6 +776,9 @@ pub struct sm120_quantize_mxfp8_args {
     pub elements: u64,
     pub scales: u64,
     pub stream: *mut c_void,
+    pub cu_seqlens: u64,
+    pub sequences: i64,
+    pub longest: i64,
 }
 
 impl Default for sm120_quantize_mxfp8_args {
@@ -999,11 +1007,11 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_tensor_map_args>() == 152);
     assert!(core::mem::size_of::<sm120_tensor>() == 40);
     assert!(core::mem::size_of::<sm120_mask>() == 48);
-    assert!(core::mem::size_of::<sm120_attention_args>() == 704);
+    assert!(core::mem::size_of::<sm120_attention_args>() == 904);
     assert!(core::mem::size_of::<sm120_attention_backward_args>() == 632);
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
-    assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 112);
+    assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 136);
     assert!(core::mem::size_of::<sm120_quantize_nvfp4_args>() == 128);
     assert!(core::mem::size_of::<sm120_repack_scales_args>() == 72);
     assert!(core::mem::size_of::<sm120_kv_cache_append_args>() == 480);

@@ -1,0 +1,102 @@
+/* The checks of the tensors of a call: dtypes and strides, and the scales of those that are MXFP8 already. */
+#include <inttypes.h>
+
+#include "ops/attention/attention.h"
+#include "runtime/error.h"
+
+enum { BLOCK = 32 };
+
+/* A tensor that a call reads. */
+struct operand {
+    const char *name, *blocks_name;
+    const sm120_tensor *given, *given_blocks;
+    const struct shape *shape;
+    struct tensor *tensor;
+    struct blocks *blocks;
+    bool is_v;
+};
+
+/* The shape of the scales: along rows in v, where each packed sequence begins with a block of its own. */
+static struct shape blocks_shape(const struct attention *call, const struct operand *x) {
+    struct shape shape = *x->shape;
+    if (!x->is_v) {
+        shape.head_dim = (shape.head_dim + BLOCK - 1) / BLOCK;
+        return shape;
+    }
+    shape.rows = (shape.rows + BLOCK - 1) / BLOCK;
+    shape.rows += call->args->cu_seqlens_k != 0 && x->tensor == &call->v ? call->args->batch - 1 : 0;
+    return shape;
+}
+
+/* Check the scales of a tensor in E4M3. */
+static sm120_status check_blocks(const struct attention *call, const struct operand *x) {
+    if (x->given_blocks->dtype != SM120_E8M0 && x->given_blocks->dtype != SM120_U8) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s.dtype = 0x%08" PRIx32 "; %s in E4M3 needs scales in E8M0 (0x%08x) or U8 (0x%08x), one for each "
+                    "%d %s",
+                    x->blocks_name, x->given_blocks->dtype, x->name, SM120_E8M0, SM120_U8, BLOCK,
+                    x->is_v ? "rows" : "columns");
+    }
+    x->blocks->are_given = true;
+    x->blocks->shape = blocks_shape(call, x);
+    return tensor_check_strides(x->blocks_name, x->given_blocks, &x->blocks->shape, TENSOR_SPREAD, &x->blocks->tensor);
+}
+
+/* Check a tensor that the call reads. `first` is the first one that is not MXFP8. */
+static sm120_status check_operand(const struct attention *call, const struct precision *precision,
+                                  const struct operand *x, const struct tensor **first) {
+    const bool is_e4m3 = x->given->dtype == SM120_E4M3;
+    const bool is_mx = is_e4m3 && (x->is_v ? precision->has_v_blocks : precision->has_qk_blocks);
+    const bool is_checked = is_mx || (is_e4m3 && precision->dtype == SM120_E4M3);
+    if (!is_mx && x->given_blocks->address != 0) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "%s is given, but %s.dtype = 0x%08" PRIx32 " with precision = 0x%" PRIx32 "; it is for E4M3 in %s",
+                    x->blocks_name, x->name, x->given->dtype, precision->code,
+                    x->is_v ? "MXFP8 and NVFP4_MXFP8" : "MXFP8, MXFP8_BF16 and MXFP8_F16");
+    }
+    const sm120_status status =
+        (is_checked ? tensor_check_strides : tensor_check)(x->name, x->given, x->shape, TENSOR_INPUT, x->tensor);
+    if (status != SM120_OK || is_mx) {
+        return status == SM120_OK ? check_blocks(call, x) : status;
+    }
+    *first = *first != NULL ? *first : x->tensor;
+    return x->tensor->dtype == (*first)->dtype
+               ? SM120_OK
+               : fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be %s.dtype = 0x%08" PRIx32, x->name,
+                      x->tensor->dtype, (*first)->name, (*first)->dtype);
+}
+
+sm120_status attention_check_tensors(struct attention *call, const struct precision *precision) {
+    const sm120_attention_args *const args = call->args;
+    struct blocks *const blocks = call->blocks;
+    const struct operand list[ATTENTION_OPERANDS] = {
+        [ATTENTION_Q] = {"q", "q_blocks", &args->q, &args->q_blocks, &call->q_shape, &call->q, blocks + ATTENTION_Q,
+                         false},
+        [ATTENTION_K] = {"k", "k_blocks", &args->k, &args->k_blocks, &call->k_shape, &call->k, blocks + ATTENTION_K,
+                         false},
+        [ATTENTION_V] = {"v", "v_blocks", &args->v, &args->v_blocks, &call->v_shape, &call->v, blocks + ATTENTION_V,
+                         true},
+        [ATTENTION_PAST_K] = {"past_k", "past_k_blocks", &args->past_k, &args->past_k_blocks, &call->past_k_shape,
+                              &call->past_k, blocks + ATTENTION_PAST_K, false},
+        [ATTENTION_PAST_V] = {"past_v", "past_v_blocks", &args->past_v, &args->past_v_blocks, &call->past_v_shape,
+                              &call->past_v, blocks + ATTENTION_PAST_V, true},
+    };
+    const bool may_be_e4m3 = precision->dtype == SM120_E4M3 && args->o.dtype == SM120_E4M3;
+    const struct tensor *first = NULL;
+    sm120_status status = SM120_OK;
+    for (int i = 0; i < (args->past_rows == 0 ? ATTENTION_PAST_K : ATTENTION_OPERANDS) && status == SM120_OK; ++i) {
+        status = check_operand(call, precision, list + i, &first);
+    }
+    if (status == SM120_OK) {
+        status =
+            (may_be_e4m3 ? tensor_check_strides : tensor_check)("o", &args->o, &call->o_shape, TENSOR_OUTPUT, &call->o);
+    }
+    if (status == SM120_OK && first != NULL && precision->dtype != 0 && first->dtype != precision->dtype &&
+        !attention_is_narrowed(call)) {
+        status = fail(SM120_INVALID_ARGUMENT,
+                      "%s.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32
+                      " the dtype of q, k and v must be 0x%08" PRIx32,
+                      first->name, first->dtype, args->precision, precision->dtype);
+    }
+    return status;
+}

@@ -1,0 +1,308 @@
+/* Attention of many rows and a cache: keys and values are gathered in the workspace, a few sequences at a time, and
+ * sm120_attention's kernels read them there. A dense cache in 16 bits is read in place. */
+#include "ops/attention_kv_cache/attention_kv_cache.h"
+#include "ops/kv_cache.h"
+#include "runtime/builtin.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+
+enum { FEW_ROWS = 128, ROWS_MAX = (1 << 30) - 1, STEP = 8, MX_BLOCK = 32, KV_COLUMNS_OF_THREAD = 16 };
+static const int64_t copied_bytes = INT64_C(256) << 20; /* of the sequences that are gathered at once */
+
+/* How a call is divided, and where the parts of its workspace begin. */
+struct chunk {
+    const struct cached *call;
+    bool is_copied, is_listed;          /* keys and values are gathered; the pages of all sequences in one list */
+    int64_t batch;                      /* sequences that are gathered at once; all of a list */
+    int64_t k_columns, v_columns, rows; /* of the copies; rows: of a sequence, or of the list */
+    int64_t lengths, diagonals, starts, k, v, rest, bytes; /* offsets; rest: of sm120_attention */
+};
+
+/* ---- which calls ---- */
+
+/* Round up to whole steps. */
+static int64_t in_steps(int64_t x, int64_t step) {
+    return (x + step - 1) / step * step;
+}
+
+/* The items of the gather of `batch` sequences; false: too many for one launch. */
+static bool items_fit(const struct cached *call, int64_t batch, int64_t rows) {
+    const int64_t k = call->k_shape.head_dim, v = call->v_shape.head_dim;
+    int64_t items = in_steps(k > v ? k : v, MX_BLOCK) / KV_COLUMNS_OF_THREAD;
+    return multiply(items, call->args->kv_heads, &items) && multiply(items, batch, &items) &&
+           multiply(items, rows, &items) && items <= INT32_MAX;
+}
+
+static bool is_listed(const struct cached *call) {
+    return call->args->page_indptr != 0;
+}
+
+static bool is_copied(const struct cached *call) {
+    return call->is_narrow || call->args->page_table != 0;
+}
+
+bool cached_is_chunk(const struct cached *call) {
+    const sm120_attention_with_kv_cache_args *const args = call->args;
+    int64_t places = 0;
+    const bool is_possible = args->tree_mask == 0 && args->num_splits == 0 &&
+                             multiply(args->page_rows, args->page_table != 0 ? args->table_pages : 1, &places) &&
+                             places <= ROWS_MAX;
+    return args->q_rows > FEW_ROWS && is_possible &&
+           (!is_copied(call) ||
+            (items_fit(call, 1, places) && args->pages <= INT32_MAX / args->page_rows && call->kv_rows == places));
+}
+
+/* ---- the workspace ---- */
+
+/* Place `bytes` bytes at *end, and move *end behind them. */
+static bool place(int64_t bytes, int64_t *begin, int64_t *end) {
+    *begin = *end;
+    return add(bytes, WORKSPACE_ALIGNMENT - 1, &bytes) &&
+           add(*end, bytes / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT, end);
+}
+
+/* Decide how many sequences are gathered at once, and lay out the workspace before the part of sm120_attention. */
+static sm120_status lay_out(const struct cached *call, struct chunk *chunk) {
+    const sm120_attention_with_kv_cache_args *const args = call->args;
+    *chunk = (struct chunk){.call = call,
+                            .is_copied = is_copied(call),
+                            .is_listed = is_listed(call),
+                            .batch = args->batch,
+                            .k_columns = in_steps(call->k_shape.head_dim, STEP),
+                            .v_columns = in_steps(call->v_shape.head_dim, STEP),
+                            .rows = call->kv_rows};
+    if (!chunk->is_copied) {
+        return SM120_OK;
+    }
+    const int64_t row = 2 * args->kv_heads; /* bytes of a column; kv_heads are at most 65535 */
+    int64_t each = 0, k = 0, v = 0;
+    bool fits = multiply(row * (chunk->k_columns + chunk->v_columns), chunk->rows, &each);
+    if (fits && !chunk->is_listed) {
+        const int64_t most = each < copied_bytes ? copied_bytes / each : 1;
+        chunk->batch = most < args->batch ? most : args->batch;
+        while (!items_fit(call, chunk->batch, chunk->rows)) {
+            chunk->batch = (chunk->batch + 1) / 2;
+        }
+    }
+    const int64_t copies = chunk->is_listed ? 1 : chunk->batch;
+    fits = fits && multiply(row * chunk->k_columns, chunk->rows, &k) && multiply(k, copies, &k) &&
+           multiply(row * chunk->v_columns, chunk->rows, &v) && multiply(v, copies, &v);
+    const int64_t numbers = (int64_t)sizeof(int32_t) * args->batch;
+    fits = fits && place(numbers, &chunk->lengths, &chunk->rest) && place(numbers, &chunk->diagonals, &chunk->rest) &&
+           place(numbers + (int64_t)sizeof(int32_t), &chunk->starts, &chunk->rest) &&
+           place(k, &chunk->k, &chunk->rest) && place(v, &chunk->v, &chunk->rest);
+    return fits ? SM120_OK : fail(SM120_UNSUPPORTED, "the workspace for the keys of a cache exceeds 2^63 bytes");
+}
+
+/* ---- the launches ---- */
+
+/* A tensor from its batch, or page, `first` on. */
+static sm120_tensor from_batch(const sm120_tensor *x, int64_t first) {
+    sm120_tensor moved = *x;
+    moved.address += x->address != 0 ? (uint64_t)(first * x->batch_stride * tensor_element_bytes(x->dtype)) : 0;
+    return moved;
+}
+
+/* An address behind `count` elements; 0 stays 0. */
+static sm120_address behind(sm120_address address, int64_t count, int64_t bytes) {
+    return address != 0 ? address + (uint64_t)(count * bytes) : 0;
+}
+
+/* A copy in the workspace: [batch][kv_heads][rows][columns]. */
+static sm120_tensor copy_at(const struct chunk *chunk, sm120_address address, int64_t columns) {
+    const int64_t head = chunk->rows * columns;
+    return (sm120_tensor){.address = address,
+                          .dtype = chunk->call->q.dtype,
+                          .batch_stride = chunk->is_listed ? 0 : head * chunk->call->args->kv_heads,
+                          .head_stride = head,
+                          .row_stride = columns};
+}
+
+/* The gather of `batch` sequences from `first` on, or of a list as if it were one sequence. */
+static sm120_kv_cache_gather_args gather_of(const struct chunk *chunk, int64_t first, int64_t batch,
+                                            sm120_address workspace) {
+    const sm120_attention_with_kv_cache_args *const args = chunk->call->args;
+    const int64_t page = args->page_table == 0 ? first : 0;
+    const int64_t entries = chunk->is_listed ? 0 : first * args->table_pages;
+    return (sm120_kv_cache_gather_args){
+        .size = sizeof(sm120_kv_cache_gather_args),
+        .v_swizzled = args->v_swizzled,
+        .batch = chunk->is_listed ? 1 : batch,
+        .kv_heads = args->kv_heads,
+        .rows = chunk->rows,
+        .head_dim = args->head_dim,
+        .v_head_dim = args->v_head_dim,
+        .pages = args->page_table == 0 ? batch : args->pages,
+        .page_rows = args->page_rows,
+        .table_pages = args->page_table == 0 ? 0 : args->table_pages,
+        .k = copy_at(chunk, workspace + (uint64_t)chunk->k, chunk->k_columns),
+        .v = copy_at(chunk, workspace + (uint64_t)chunk->v, chunk->v_columns),
+        .k_cache = from_batch(&args->k, page),
+        .v_cache = from_batch(&args->v, page),
+        .k_blocks = from_batch(&args->k_blocks, page),
+        .v_blocks = from_batch(&args->v_blocks, page),
+        .k_scale = from_batch(&args->k_scale, page),
+        .v_scale = from_batch(&args->v_scale, page),
+        .page_table = behind(args->page_table, entries, sizeof(int32_t)),
+        .kv_lengths = chunk->is_listed ? 0 : workspace + (uint64_t)chunk->lengths + (uint64_t)first * sizeof(int32_t),
+        .stream = args->stream,
+    };
+}
+
+/* The attention of `batch` sequences from `first` on. */
+static sm120_attention_args attention_of(const struct chunk *chunk, int64_t first, int64_t batch,
+                                         sm120_address workspace) {
+    const sm120_attention_with_kv_cache_args *const args = chunk->call->args;
+    const int64_t number = sizeof(int32_t);
+    sm120_attention_args made = {
+        .size = sizeof(sm120_attention_args),
+        .precision = chunk->call->q.dtype == SM120_BF16 ? SM120_BF16 : SM120_F16,
+        .batch = batch,
+        .heads = args->heads,
+        .kv_heads = args->kv_heads,
+        .q_rows = args->q_rows,
+        .kv_rows = chunk->rows,
+        .head_dim = args->head_dim,
+        .v_head_dim = args->v_head_dim,
+        .q = from_batch(&args->q, first),
+        .k = args->k,
+        .v = args->v,
+        .o = from_batch(&args->o, first),
+        .lse = behind(args->lse, first * args->heads * args->q_rows, sizeof(float)),
+        .scale = args->scale,
+        .causal = args->causal,
+        .stream = args->stream,
+        .window_left = args->window_left,
+        .window_right = args->window_right,
+        .window = args->window,
+        .softcap = args->softcap,
+        .sinks = args->sinks,
+        .alibi_slopes = behind(args->alibi_slopes, first * args->alibi_batch_stride, sizeof(float)),
+        .alibi_batch_stride = args->alibi_slopes != 0 ? args->alibi_batch_stride : 0,
+        .kv_lengths = args->kv_lengths,
+    };
+    if (chunk->is_copied) {
+        made.k = copy_at(chunk, workspace + (uint64_t)chunk->k, chunk->k_columns);
+        made.v = copy_at(chunk, workspace + (uint64_t)chunk->v, chunk->v_columns);
+        made.kv_lengths = workspace + (uint64_t)(chunk->lengths + first * number);
+        made.diagonals = workspace + (uint64_t)(chunk->diagonals + first * number);
+    }
+    if (chunk->is_listed) {
+        made.cu_seqlens_k = workspace + (uint64_t)chunk->starts;
+        made.kv_total = chunk->rows;
+    }
+    return made;
+}
+
+/* The launch that finds how many keys each sequence has. */
+struct spans {
+    struct kernel *kernel;
+    struct launch launch;
+    struct kv_cache_spans_parameters values;
+    struct argument_pointers pointers;
+};
+
+static sm120_status prepare_spans(struct device *device, const struct chunk *chunk, sm120_address workspace,
+                                  struct spans *spans) {
+    const sm120_attention_with_kv_cache_args *const args = chunk->call->args;
+    const struct kernel_record wanted = {.operation = "kv_cache_spans"};
+    uint32_t index = 0;
+    sm120_status status = builtin_find(&wanted, &index);
+    if (status != SM120_OK) {
+        return status;
+    }
+    spans->values = (struct kv_cache_spans_parameters){
+        .page_table = args->page_table,
+        .page_indptr = args->page_indptr,
+        .last_page = args->last_page,
+        .kv_lengths = args->kv_lengths,
+        .lengths = workspace + (uint64_t)chunk->lengths,
+        .diagonals = workspace + (uint64_t)chunk->diagonals,
+        .starts = chunk->is_listed ? workspace + (uint64_t)chunk->starts : 0,
+        .pages = (uint32_t)args->pages,
+        .page_rows = (uint32_t)args->page_rows,
+        .table_stride = args->page_table != 0 ? (uint32_t)args->table_pages : 1,
+        .kv_rows = (uint32_t)chunk->rows,
+        .q_rows = (uint32_t)args->q_rows,
+    };
+    status = launch_of(&spans->pointers, ARGUMENTS(&spans->values), (uint32_t)args->batch, kernel_records + index,
+                       args->stream, &spans->launch);
+    status = status == SM120_OK ? builtin_load(device, index, &spans->kernel) : status;
+    return status == SM120_OK ? launch_check(spans->kernel, &spans->launch) : status;
+}
+
+/* Find the bytes of the workspace, and load all kernels. Groups of sequences are alike, unless their addresses are
+ * aligned differently, except for the last one, which may have fewer. */
+static sm120_status measure(struct device *device, struct chunk *chunk) {
+    const struct tensor *const q = &chunk->call->q, *const o = &chunk->call->o;
+    const bool are_alike = (q->batch_stride | o->batch_stride) % TENSOR_ALIGNMENT == 0;
+    const int64_t all = chunk->call->args->batch;
+    chunk->bytes = chunk->rest;
+    for (int64_t first = 0; first < all; first += chunk->batch) {
+        const int64_t batch = all - first < chunk->batch ? all - first : chunk->batch;
+        if (are_alike && first != 0 && batch == chunk->batch) {
+            continue;
+        }
+        /* The workspace has addresses that are aligned, as an address of 0 is. */
+        const sm120_attention_args args = attention_of(chunk, first, batch, 0);
+        size_t needed = 0;
+        const struct workspace question = workspace_question(&needed);
+        const sm120_status status = attention_call(device, &args, &question);
+        if (status != SM120_OK) {
+            return status;
+        }
+        int64_t end = 0;
+        if (needed > INT64_MAX || !add(chunk->rest, (int64_t)needed, &end)) {
+            return fail(SM120_UNSUPPORTED, "the workspace for the keys of a cache exceeds 2^63 bytes");
+        }
+        chunk->bytes = end > chunk->bytes ? end : chunk->bytes;
+    }
+    return SM120_OK;
+}
+
+/* Launch the gather of a group of sequences, and their attention. */
+static sm120_status run_group(struct device *device, const struct chunk *chunk, int64_t first, int64_t batch,
+                              const struct workspace *workspace) {
+    const sm120_attention_args args = attention_of(chunk, first, batch, workspace->address);
+    const struct workspace rest = workspace_of(workspace->address != 0 ? workspace->address + (uint64_t)chunk->rest : 0,
+                                               (size_t)(chunk->bytes - chunk->rest));
+    sm120_status status = SM120_OK;
+    if (chunk->is_copied) {
+        const sm120_kv_cache_gather_args gather = gather_of(chunk, first, batch, workspace->address);
+        struct kv_copy_launch prepared;
+        status = kv_gather_prepare(device, &gather, &prepared);
+        status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;
+    }
+    return status == SM120_OK ? attention_call(device, &args, &rest) : status;
+}
+
+sm120_status cached_chunk(struct device *device, struct cached *call, const struct workspace *workspace) {
+    struct chunk chunk;
+    struct spans spans;
+    const sm120_address address = workspace->is_question ? 0 : workspace->address;
+    sm120_status status = lay_out(call, &chunk);
+    status = status == SM120_OK ? measure(device, &chunk) : status;
+    if (status != SM120_OK) {
+        return status;
+    }
+    call->workspace_bytes = chunk.bytes;
+    status = workspace->is_question ? SM120_OK : cached_check_places(device, call, workspace);
+    if (status == SM120_OK && chunk.is_copied) {
+        const sm120_kv_cache_gather_args gather = gather_of(&chunk, 0, chunk.batch, address);
+        struct kv_copy_launch prepared;
+        status = kv_gather_prepare(device, &gather, &prepared);
+        status = status == SM120_OK ? prepare_spans(device, &chunk, address, &spans) : status;
+    }
+    if (status == SM120_OK && workspace->is_question) {
+        *workspace->answer = (size_t)chunk.bytes;
+        return SM120_OK;
+    }
+    if (status == SM120_OK && chunk.is_copied) {
+        status = launch_start(spans.kernel, &spans.launch);
+    }
+    for (int64_t first = 0; first < call->args->batch && status == SM120_OK; first += chunk.batch) {
+        const int64_t left = call->args->batch - first;
+        status = run_group(device, &chunk, first, left < chunk.batch ? left : chunk.batch, workspace);
+    }
+    return status;
+}
