@@ -288,8 +288,8 @@ def test_the_wheel_needs_nothing_of_the_source_tree(wheel: Path, tmp_path: Path)
         "import numpy as np, pysm120; x = np.ones((1, 8, 1, 64), np.float32); "
         "print(pysm120.__file__, pysm120.attention(x, x, x, device='virtual').mean())"
     )
-    # No compiler and no CUDA: no PATH at all. What the package needs may itself come by PYTHONPATH. With -S Python reads
-    # no .pth file: that of the editable install would find in the source tree what the wheel lacks.
+    # No compiler and no CUDA: no PATH at all. What the package needs may itself come by PYTHONPATH. With -S Python
+    # reads no .pth file: that of the editable install would find in the source tree what the wheel lacks.
     path = os.pathsep.join([str(tmp_path), str(Path(cffi.__file__).parent.parent)])
     python = (sys.executable, "-S")
     where, mean = run(*python, "-c", program, PYTHONPATH=path, PATH="", PWD=str(tmp_path)).split()
