@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from pysm120.ops.attention_call import LAYOUTS, PACKED, Options, mask_in_float32, scales
 from pysm120.ops.call import AnyArray
-from pysm120.ops.options import one_of
+from pysm120.ops.options import flag, one_of
 from pysm120.ops.plan import NEW, result
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
@@ -231,7 +231,7 @@ def attention(
     inputs |= scales(q, k, given, layout)
     results = {
         "out": result(out, out_dtype),
-        "lse": NEW if lse is None and return_lse else lse,
+        "lse": NEW if flag(return_lse, "return_lse") and lse is None else lse,
         "amax": inputs.pop("amax"),
     }
     _, computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
@@ -323,7 +323,7 @@ def attention_varlen(
     inputs |= scales(q, k, given, "BSHD")
     results = {
         "out": result(out, out_dtype),
-        "lse": NEW if lse is None and return_lse else lse,
+        "lse": NEW if flag(return_lse, "return_lse") and lse is None else lse,
         "amax": inputs.pop("amax"),
     }
     _, computed, sums = PACKED(inputs, results, options, device=device, stream=stream, workspace=workspace)

@@ -32,8 +32,9 @@ def flag(value: Any, name: str) -> bool:
 
 def integer(value: Any, name: str) -> int:
     """Return an integer."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-        message = f"{name} is {value!r}, not an integer"
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") or getattr(value, "ndim", 0):
+        shown = f"a {type(value).__name__}" if getattr(value, "ndim", 0) else repr(value)
+        message = f"{name} is {shown}, not an integer"
         raise TypeError(message)
     return operator.index(value)
 

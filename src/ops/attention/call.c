@@ -72,6 +72,10 @@ static sm120_status check_tensors(struct attention *call, uint32_t dtype) {
     };
     for (size_t i = 0; i < sizeof list / sizeof *list - (args->past_rows == 0 ? 2 : 0); ++i) {
         const bool may_be_e4m3 = dtype == SM120_E4M3 && list[i].given->dtype == SM120_E4M3;
+        if (list[i].is_output && list[i].given->dtype == SM120_E4M3 && !may_be_e4m3) {
+            return fail(SM120_UNSUPPORTED, "%s.dtype = E4M3 (0x%08x), which only precision = FP8 (0x%x) has",
+                        list[i].name, SM120_E4M3, SM120_FP8);
+        }
         const sm120_status status = (may_be_e4m3 ? tensor_check_strides : tensor_check)(
             list[i].name, list[i].given, list[i].shape, list[i].is_output ? TENSOR_OUTPUT : TENSOR_INPUT,
             list[i].tensor);
@@ -264,9 +268,8 @@ static sm120_status check_scales(struct attention *call, uint32_t dtype) {
             continue;
         }
         if (dtype != SM120_E4M3) {
-            return fail(SM120_INVALID_ARGUMENT,
-                        "%s is given; with precision = 0x%" PRIx32 " it must be 0, for FP8 has it", list[i].name,
-                        args->precision);
+            return fail(SM120_INVALID_ARGUMENT, "%s is given, which only precision = FP8 (0x%x) has", list[i].name,
+                        SM120_FP8);
         }
         if (list[i].given->dtype != SM120_F32) {
             return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be F32 (0x%08x)", list[i].name,
