@@ -42,10 +42,11 @@ class CopyList:
     """
 
     def __init__(self, pieces: Iterable[tuple[Any, Any, int]], *, device: Device | str | None = None) -> None:
-        if not isinstance(pieces, Iterable):
+        listed: Any = pieces
+        if not isinstance(listed, Iterable):
             message = f"pieces is a {type(pieces).__name__}, not an iterable of (dst, src, nbytes)"
             raise TypeError(message)
-        given = [_piece(n, piece) for n, piece in enumerate(pieces)]
+        given = [_piece(n, piece) for n, piece in enumerate(listed)]
         if not given:
             message = "pieces is empty: give at least one (dst, src, nbytes)"
             raise InvalidArgumentError(message)
