@@ -424,7 +424,7 @@ def test_another_device_s_array_is_no_argument(device: pysm120.Device) -> None:
 
 @pytest.mark.parametrize("kind", [pysm120.Stream, pysm120.Event])
 def test_a_stream_of_no_device(kind: Any) -> None:
-    with pytest.raises(TypeError, match="^device is a str, not a Device$"):
+    with pytest.raises(TypeError, match=r"^device is a str, not a Device$"):
         kind("virtual")
 
 
