@@ -102,6 +102,7 @@ def test_a_task_during_which_the_machine_stopped_is_not_run_again(tmp_path: Path
     [
         (["--resume", "--out", "{folder}"], "where there is no report.json to resume"),
         (["--out", "{file}"], "which is not a folder"),
+        (["--out", "{file}/new"], "file/new', where no files can be written: Not a directory"),
         (["--out", "{folder}/new", "--seed", "-1"], "--seed is -1; it must be at least 0"),
         (["--out", "{folder}", "--resume", "--seed", "1"], "leave out --seed"),
         (["--out", "{folder}/new", "--device", "cuda:77"], "77"),
