@@ -41,6 +41,7 @@ check_host() {
         command -v "$compiler" >/dev/null 2>&1 && return
         [ -z "${CC:-}" ] || break
     done
+    [ -z "${CC:-}" ] || die "CC is $CC, which was not found: give a C compiler, or unset CC"
     die "no C compiler was found: install gcc, or name one in CC"
 }
 

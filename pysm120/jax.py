@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pysm120.ops.attention_call import LAYOUTS
 from pysm120.ops.options import flag, one_of
 from pysm120.ops.plan import Form
-from pysm120.ops.traced import Rules, Traced, attend, differentiate, differentiated
+from pysm120.ops.traced import ARRAYS, Rules, Traced, attend, differentiate, differentiated, shape_of_scores
 from pysm120.runtime.context import Resource
 from pysm120.runtime.device import Device, as_device
 from pysm120.runtime.ffi import cast, companion, ffi, lib
@@ -114,17 +114,8 @@ def attention(
     it makes one call for each element.
 
     """
-    given = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "sinks": sinks,
-        "alibi_slopes": alibi_slopes,
-        "mask": mask,
-        "kv_lengths": kv_lengths,
-        "diagonals": diagonals,
-    }
-    given = {name: _as_jax(x, name) for name, x in given.items() if x is not None}
+    arrays = zip(ARRAYS, (q, k, v, sinks, alibi_slopes, mask, kv_lengths, diagonals), strict=True)
+    given = {name: _as_jax(x, name) for name, x in arrays if x is not None}
     window = tuple(window) if isinstance(window, list) else window
     call = _Call(
         Rules(causal, causal_align, window, softcap, scale, precision),
@@ -136,9 +127,7 @@ def attention(
     )
     _traced(call, given).forms(_forms(given))  # errors before JAX traces anything
     if deterministic and mask is not None and given["mask"].dtype != np.bool_:
-        batch, heads, rows = (given["q"].shape[layout.index(x)] for x in "BHS")
-        keys = given["k"].shape[layout.index("S")]
-        given["mask"] = jnp.broadcast_to(given["mask"], (batch, heads, rows, keys))
+        given["mask"] = jnp.broadcast_to(given["mask"], shape_of_scores(given, layout))
     out, lse = _attend(call, given)
     return (out, lse) if return_lse else out
 

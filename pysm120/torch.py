@@ -17,7 +17,7 @@ from pysm120.ops import attention as forward
 from pysm120.ops import attention_backward as backward
 from pysm120.ops.options import ends, flag
 from pysm120.ops.plan import Form
-from pysm120.ops.traced import GRADIENTS, Rules, Traced, attend, differentiate
+from pysm120.ops.traced import ARRAYS, GRADIENTS, Rules, Traced, attend, differentiate, shape_of_scores
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import shared_device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
@@ -29,14 +29,13 @@ except ImportError as error:
     message = "pysm120.torch needs the package torch, which is not installed: pip install 'pysm120[torch]'"
     raise ImportError(message) from error
 
-_OTHERS = ("sinks", "alibi_slopes", "mask", "kv_lengths", "diagonals")
-_ARRAYS = ("q", "k", "v", *_OTHERS)
+_REQUIRED = ("q", "k", "v")
 # Arguments of both operators behind their tensors.
 _RULES = (
     "bool causal, str causal_align, SymInt? left, SymInt? right, float softcap, float? scale, str? precision, "
     "str layout, bool deterministic, str? device"
 )
-_TENSORS = ", ".join(["Tensor q", "Tensor k", "Tensor v", *(f"Tensor? {name}" for name in _OTHERS)])
+_TENSORS = ", ".join(f"Tensor{'' if name in _REQUIRED else '?'} {name}" for name in ARRAYS)
 
 
 def attention(
@@ -96,9 +95,9 @@ def attention(
     Second derivatives are not supported.
 
     """
-    given = dict(zip(_ARRAYS, (q, k, v, sinks, alibi_slopes, mask, kv_lengths, diagonals), strict=True))
+    given = dict(zip(ARRAYS, (q, k, v, sinks, alibi_slopes, mask, kv_lengths, diagonals), strict=True))
     for name, x in given.items():
-        if not isinstance(x, Tensor) and (x is not None or name in _ARRAYS[:3]):
+        if not isinstance(x, Tensor) and (x is not None or name in _REQUIRED):
             message = f"{name} is a {type(x).__name__}, not a torch.Tensor"
             raise TypeError(message)
     if not torch.compiler.is_compiling():  # errors before PyTorch converts an argument
@@ -107,11 +106,10 @@ def attention(
         flag(return_lse, "return_lse")
         flag(deterministic, "deterministic")
     if deterministic and mask is not None and mask.dtype != torch.bool:
-        batch, heads, rows = (q.shape[layout.index(x)] for x in "BHS")
-        given["mask"] = mask.expand(batch, heads, rows, k.shape[layout.index("S")]).contiguous()
+        given["mask"] = mask.expand(*shape_of_scores(given, layout)).contiguous()
     left, right = window
     out, lse = torch.ops.pysm120.attention(
-        *(given[name] for name in _ARRAYS),
+        *(given[name] for name in ARRAYS),
         causal,
         causal_align,
         left,
@@ -187,8 +185,8 @@ def _rules_of(options: Sequence[Any]) -> tuple[Rules, str, bool, str | None]:
 
 def _attend_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Return out and lse without values."""
-    given = dict(zip(_ARRAYS, arguments, strict=False))
-    rules, layout, _, device = _rules_of(arguments[len(_ARRAYS) : -1])
+    given = dict(zip(ARRAYS, arguments, strict=False))
+    rules, layout, _, device = _rules_of(arguments[len(ARRAYS) : -1])
     out_dtype = arguments[-1]
     if _are_known(given):
         _check(given, rules, layout, out_dtype, device)
@@ -205,8 +203,8 @@ def _default_dtype(q: Tensor) -> torch.dtype:
 
 def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Return out and lse."""
-    given = {name: x for name, x in zip(_ARRAYS, arguments, strict=False) if x is not None}
-    rules, layout, _, device = _rules_of(arguments[len(_ARRAYS) : -1])
+    given = {name: x for name, x in zip(ARRAYS, arguments, strict=False) if x is not None}
+    rules, layout, _, device = _rules_of(arguments[len(ARRAYS) : -1])
     out_dtype = _numpy_dtype(arguments[-1])
     if given["q"].device.type == "cpu":
         more: Any = {"layout": layout, "out_dtype": out_dtype, "return_lse": True, "device": device}
@@ -238,7 +236,7 @@ def _gradients(*arguments: Any) -> list[Tensor]:
     return _launch(differentiate(rules, layout, names, deterministic=deterministic), given)
 
 
-_GRADIENT_ARRAYS = ("dout", "dlse", "out", "lse", *_ARRAYS)
+_GRADIENT_ARRAYS = ("dout", "dlse", "out", "lse", *ARRAYS)
 
 
 def _of_gradients(arguments: Sequence[Any]) -> tuple[dict[str, Tensor], Rules, str, bool, str | None]:
@@ -303,26 +301,26 @@ def _with_dense_rows(x: Tensor, name: str) -> Tensor:
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep what the gradient needs."""
     ctx.set_materialize_grads(False)
-    ctx.options = inputs[len(_ARRAYS) : -1]
-    ctx.save_for_backward(*inputs[: len(_ARRAYS)], *output)
+    ctx.options = inputs[len(ARRAYS) : -1]
+    ctx.save_for_backward(*inputs[: len(ARRAYS)], *output)
 
 
 def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
     """Return the gradients of the arguments; None means that there is none."""
     *saved, out, lse = ctx.saved_tensors
-    given = dict(zip(_ARRAYS, saved, strict=True))
+    given = dict(zip(ARRAYS, saved, strict=True))
     nothing = (None,) * (len(ctx.options) + 1)
     if dout is None and dlse is None:
-        return (None,) * len(_ARRAYS) + nothing
+        return (None,) * len(ARRAYS) + nothing
     q = given["q"]
     dout = torch.zeros_like(out, dtype=q.dtype) if dout is None else dout.to(q.dtype)
-    needs = dict(zip(_ARRAYS, ctx.needs_input_grad, strict=False))
+    needs = dict(zip(ARRAYS, ctx.needs_input_grad, strict=False))
     made = torch.ops.pysm120.attention_backward(
         dout, dlse, out, lse, *saved, *ctx.options, needs["sinks"], needs["mask"]
     )
     names = ["q", "k", "v", *(x for x in ("sinks", "mask") if needs[x])]
     found = {x: slope.to(given[x].dtype) for x, slope in zip(names, made, strict=True) if needs[x]}
-    return (*(found.get(x) for x in _ARRAYS), *nothing)
+    return (*(found.get(x) for x in ARRAYS), *nothing)
 
 
 def _differentiate_gradients(ctx: Any, *slopes: Any) -> Any:

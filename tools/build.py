@@ -135,8 +135,10 @@ def assembler(nvcc: Path, target: str) -> list[str]:
 
 def find_cc() -> list[str]:
     """Find the C compiler: $CC, cc or gcc."""
-    if command := os.environ.get("CC"):
-        return shlex.split(command)
+    if words := shlex.split(os.environ.get("CC", "")):
+        if shutil.which(words[0]) is None:
+            raise BuildError(f"CC is {words[0]!r}, which is no program in PATH: give a C compiler, or unset CC")
+        return words
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return [path]

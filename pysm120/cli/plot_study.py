@@ -14,9 +14,7 @@ except ImportError as error:
     raise UnsupportedError(message) from error
 
 MARKERS = "osD^vP*X"  # of inputs: they differ without colours too
-COLOURS = ("#7b3294", "#d95f02", "#1b9e77", "#666666", "#377eb8", "#a65628", "#000000", "#e7298a")
-
-
+COLOURS = ("#3b0f70", "#d9660b", "#74d3a2", "#555555", "#c9dcf0", "#000000")  # they also differ in grey
 NEAR, ALIKE = 0.1, 2.0  # labels: a share of the axis, a ratio of errors
 
 

@@ -3,7 +3,8 @@
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from pysm120.cli import compare, console
 from pysm120.cli.command import Command, add_device
+from pysm120.machine_code import tools
 from pysm120.model import chips
 from pysm120.report.reference import minilm
 from pysm120.runtime.device import Device
@@ -126,9 +128,23 @@ def times_of(head_dim: int, *, causal: bool) -> Iterator[tuple[str, Time | None]
         yield precision, Time(row["entry"], row["microseconds"], row["tflops"])
 
 
+def can_predict(*, is_needed: bool) -> bool:
+    """Return whether times can be predicted, and say why not; raise if they are needed."""
+    if is_needed or tools.locate("nvdisasm"):
+        return bool(tools.find("nvdisasm"))
+    print("no times are predicted: nvdisasm is missing: pip install nvidia-cuda-nvdisasm", file=sys.stderr)
+    return False
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Compare every precision on every input, and print."""
+    draw: Callable[[dict[str, list[Outcome]], dict[str, Time | None], Path], None] | None = None
+    if arguments.plot:
+        from pysm120.cli import plot_study  # noqa: PLC0415 - needs matplotlib
+
+        draw = plot_study.draw
     inputs = inputs_of(arguments)
+    predicted = not arguments.no_times and can_predict(is_needed=draw is not None)
     head_dim = max(max(x.q.shape[-1], x.v.shape[-1]) for x in inputs)
     found: dict[str, list[Outcome]] = {x.name: [] for x in inputs}
     with Device(arguments.device) as device:
@@ -136,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not names:
             message = f"--inputs have head size {head_dim}, and no precision has one above 256"
             raise InvalidArgumentError(message)
-        steps = len(names) * len(inputs) + (0 if arguments.no_times else len(COMBINATIONS) + len(names))
+        steps = len(names) * (len(inputs) + (not arguments.no_times)) + predicted * len(COMBINATIONS)
         times: dict[str, Time | None] = {}
         here: dict[str, Time] = {}
         with console.progress(steps, "study") as step:
@@ -148,7 +164,8 @@ def run(arguments: argparse.Namespace) -> int:
                     )
                     step(f"{x.name}: {name}")
             if not arguments.no_times:
-                for name, time in times_of(head_dim, causal=arguments.causal):
+                predictions = times_of(head_dim, causal=arguments.causal) if predicted else ()
+                for name, time in predictions:
                     times[name] = time
                     step(f"time of {name}")
                 for name, time in measured_times(names, head_dim, causal=arguments.causal, device=device):
@@ -159,9 +176,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(as_json(found, times, here, shown), indent=2))
     else:
         show(found, times, here, shown, causal=arguments.causal)
-    if arguments.plot:
-        from pysm120.cli.plot_study import draw  # noqa: PLC0415 - needs matplotlib
-
+    if draw:
         draw(found, times, Path(arguments.plot))
     return 0
 

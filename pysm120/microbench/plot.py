@@ -43,10 +43,14 @@ def _rates(axes: Axes, group: str, results: list[Result]) -> None:
     title = f"{group}: work per multiprocessor and clock"
     if places:
         values = [value for _, value, _ in places]
-        bars = axes.barh([i for i, _, _ in places], values, color=COLOUR, height=0.7)
-        axes.bar_label(bars, [f"{value:,.4g} {unit}" for _, value, unit in places], padding=3, fontsize=6.5)
+        axes.plot(values, [i for i, _, _ in places], "o", color=COLOUR, markersize=4)  # a bar would begin at 0
+        for i, value, unit in places:
+            words = f"{value:,.4g} {unit}"
+            axes.annotate(words, (value, i), xytext=(5, 0), textcoords="offset points", va="center", fontsize=6.5)
+        axes.grid(axis="y", color="#eeeeee", linewidth=0.6)
         axes.set_xscale("log")
         axes.set_xlim(min(values) / 3, max(values) * 6)
+        title += ", logarithmic"
     else:
         axes.set_xticks([])
         title = f"{group}: latencies alone"

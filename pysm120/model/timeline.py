@@ -13,14 +13,14 @@ except ImportError as error:
     message = "--timeline needs matplotlib, which is not installed: pip install 'pysm120[cli]' installs it"
     raise UnsupportedError(message) from error
 
-# The pipes to draw; their colours also differ in lightness.
-_PIPES = {
-    "tensor": ("#7b3294", "matrix products"),
-    "xu": ("#d95f02", "exponentials"),
-    "lsu": ("#1b9e77", "shared memory"),
-    "fma": ("#a6cee3", "FP32, IMAD"),
-    "alu": ("#8fb5d9", "integers, comparisons"),
-    "copy": ("#222222", "copies"),
+# The pipes to draw; the colours also differ in grey.
+PIPES = {
+    "tensor": ("#3b0f70", "matrix products"),
+    "xu": ("#d9660b", "exponentials"),
+    "lsu": ("#74d3a2", "shared memory"),
+    "fma": ("#c9dcf0", "FP32, IMAD"),
+    "alu": ("#555555", "integers, comparisons"),
+    "copy": ("#000000", "copies"),
 }
 _CLOCKS = 4000  # clocks that are drawn
 _SHARE = 0.35  # share of the time before the drawn clocks: then the pipeline is full
@@ -28,17 +28,17 @@ _SHARE = 0.35  # share of the time before the drawn clocks: then the pipeline is
 
 def draw(events: Sequence[Event], title: str, path: Path) -> None:
     """Draw a row for each warp and one for each pipe of the first quarter."""
-    mine = [event for event in events if event.quarter == 0 and event.pipe in _PIPES]
+    mine = [event for event in events if event.quarter == 0 and event.pipe in PIPES]
     end = max((event.end for event in mine), default=0)
     begin = min(int(_SHARE * end), max(0, end - _CLOCKS))
     shown = [event for event in mine if event.end > begin and event.begin < begin + _CLOCKS]
     warps = sorted({event.warp for event in shown})
-    pipes = [pipe for pipe in _PIPES if any(event.pipe == pipe for event in shown)]
-    names = [f"warp {warp}" for warp in warps] + [_PIPES[pipe][1] for pipe in pipes]
+    pipes = [pipe for pipe in PIPES if any(event.pipe == pipe for event in shown)]
+    names = [f"warp {warp}" for warp in warps] + [PIPES[pipe][1] for pipe in pipes]
     figure = Figure(figsize=(15, 1.2 + 0.45 * len(names)), layout="constrained")
     axes = figure.add_subplot()
     for pipe in pipes:
-        colour = _PIPES[pipe][0]
+        colour = PIPES[pipe][0]
         row = len(warps) + pipes.index(pipe)
         of_pipe = [event for event in shown if event.pipe == pipe]
         bars = [(event.begin, event.end - event.begin) for event in of_pipe]
@@ -54,7 +54,7 @@ def draw(events: Sequence[Event], title: str, path: Path) -> None:
     axes.set_title(title, fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
-        handles=[Patch(color=_PIPES[pipe][0], label=_PIPES[pipe][1]) for pipe in pipes],
+        handles=[Patch(color=PIPES[pipe][0], label=PIPES[pipe][1]) for pipe in pipes],
         loc="outside lower center", ncols=len(pipes), frameon=False, fontsize=9,
     )  # fmt: skip
     figure.savefig(path, dpi=110)

@@ -15,7 +15,7 @@ from pysm120.ops.attention_call import (
     split_pairs,
 )
 from pysm120.ops.call import AnyArray
-from pysm120.ops.options import one_of
+from pysm120.ops.options import flag, one_of
 from pysm120.ops.plan import NEW, result
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
@@ -257,7 +257,7 @@ def attention(
     inputs |= scales(operands["q"], operands["k"], given, layout)
     results = {
         "out": result(out, out_dtype),
-        "lse": NEW if lse is None and return_lse else lse,
+        "lse": NEW if flag(return_lse, "return_lse") and lse is None else lse,
         "amax": inputs.pop("amax"),
     }
     operation = operation_for(order, pairs) if pairs else LAYOUTS[order]
@@ -351,7 +351,7 @@ def attention_varlen(
     inputs |= scales(operands["q"], operands["k"], given, "BSHD")
     results = {
         "out": result(out, out_dtype),
-        "lse": NEW if lse is None and return_lse else lse,
+        "lse": NEW if flag(return_lse, "return_lse") and lse is None else lse,
         "amax": inputs.pop("amax"),
     }
     operation = packed_for(pairs)

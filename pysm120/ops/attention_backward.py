@@ -6,18 +6,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pysm120.ops.attention_call import (
+    DIAGONALS,
+    LAYOUTS,
+    LENGTHS,
     PRECISIONS,
+    SINKS,
+    SLOPES,
+    STARTS,
     check_heads,
     check_lengths,
     check_starts,
     fill_longest,
     fill_scores,
     mask_in_float32,
+    mask_of,
+    operands,
+    packed_operands,
 )
 from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import flag, one_of
 from pysm120.ops.plan import NEW
-from pysm120.ops.table import F32, FLOATS, I32, Input, Output
+from pysm120.ops.table import F32, FLOATS, Input, Output
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
@@ -57,19 +66,17 @@ def _fill_packed(args: Any, given: Mapping[str, Any], options: _Options) -> None
 
 
 _ROWS = (
-    Input("q", "batch heads q_rows head_dim", FLOATS),
-    Input("k", "batch kv_heads kv_rows head_dim", FLOATS, like="q"),
-    Input("v", "batch kv_heads kv_rows v_head_dim", FLOATS, like="q"),
+    *operands(FLOATS),
     Input("out", "batch heads q_rows v_head_dim", member="o"),
     Input("dout", "batch heads q_rows v_head_dim", FLOATS, like="q"),
     Input("lse", "batch heads q_rows", F32),
     Input("dlse", "batch heads q_rows", F32, optional=True),
     Input("delta", "batch heads q_rows", F32, optional=True),
-    Input("alibi_slopes", "heads | batch heads", F32, optional=True),
-    Input("kv_lengths", "batch", I32, optional=True),
-    Input("diagonals", "batch", I32, optional=True),
-    Input("mask", "batch heads q_rows kv_rows", (np.dtype(np.bool_), *FLOATS), optional=True, broadcasts=True),
-    Input("sinks", "heads", F32, optional=True),
+    SLOPES,
+    LENGTHS,
+    DIAGONALS,
+    mask_of("kv_rows"),
+    SINKS,
     Output("dq", "batch heads q_rows head_dim", like="q", converts=True, reads=True),
     Output("dk", "batch kv_heads kv_rows head_dim", like="q", converts=True, reads=True),
     Output("dv", "batch kv_heads kv_rows v_head_dim", like="q", converts=True, reads=True),
@@ -77,19 +84,16 @@ _ROWS = (
     Output("dmask", "batch heads q_rows kv_rows", F32, shape_of="mask"),
 )
 _PACKED_ROWS = (
-    Input("q", "heads q_total head_dim", FLOATS),
-    Input("k", "kv_heads kv_total head_dim", FLOATS, like="q"),
-    Input("v", "kv_heads kv_total v_head_dim", FLOATS, like="q"),
+    *packed_operands(FLOATS),
     Input("out", "heads q_total v_head_dim", member="o"),
     Input("dout", "heads q_total v_head_dim", FLOATS, like="q"),
     Input("lse", "heads q_total", F32),
-    Input("cu_seqlens_q", "batch+1", I32),
-    Input("cu_seqlens_k", "batch+1", I32),
+    *STARTS,
     Input("dlse", "heads q_total", F32, optional=True),
     Input("delta", "heads q_total", F32, optional=True),
-    Input("alibi_slopes", "heads | batch heads", F32, optional=True),
-    Input("diagonals", "batch", I32, optional=True),
-    Input("sinks", "heads", F32, optional=True),
+    SLOPES,
+    DIAGONALS,
+    SINKS,
     Output("dq", "heads q_total head_dim", like="q", converts=True, fill=0, reads=True),
     Output("dk", "kv_heads kv_total head_dim", like="q", converts=True, fill=0, reads=True),
     Output("dv", "kv_heads kv_total v_head_dim", like="q", converts=True, fill=0, reads=True),
@@ -99,7 +103,7 @@ _LAYOUTS = {
     order: Operation(
         "sm120_attention_backward", _ROWS, order=order, fill=_fill, on_host=check_lengths(order.index("S"))
     )
-    for order in ("BSHD", "BHSD")
+    for order in LAYOUTS
 }
 _PACKED = Operation("sm120_attention_backward", _PACKED_ROWS, order="SHD", fill=_fill_packed, on_host=check_starts)
 

@@ -271,22 +271,49 @@ _PACKED_SHAPES = {
     "k": ("kv_heads kv_total head_dim", "kv_heads kv_total head_dim/32"),
     "v": ("kv_heads kv_total v_head_dim", "kv_heads v_blocks v_head_dim"),
 }
+
+
+def operands(dtypes: tuple[np.dtype[Any], ...]) -> tuple[Input, ...]:
+    """Return the rows of q, k and v."""
+    return (
+        Input("q", "batch heads q_rows head_dim", dtypes),
+        Input("k", "batch kv_heads kv_rows head_dim", dtypes, like="q"),
+        Input("v", "batch kv_heads kv_rows v_head_dim", dtypes, like="q"),
+    )
+
+
+def packed_operands(dtypes: tuple[np.dtype[Any], ...]) -> tuple[Input, ...]:
+    """Return the rows of q, k and v of packed sequences."""
+    return (
+        Input("q", "heads q_total head_dim", dtypes),
+        Input("k", "kv_heads kv_total head_dim", dtypes, like="q"),
+        Input("v", "kv_heads kv_total v_head_dim", dtypes, like="q"),
+    )
+
+
+def mask_of(keys: str) -> Input:
+    """Return the row of a mask; `keys` is the dimension along which it has a number for each key."""
+    return Input("mask", f"batch heads q_rows {keys}", (np.dtype(np.bool_), *FLOATS), optional=True, broadcasts=True)
+
+
+SINKS = Input("sinks", "heads", F32, optional=True)
+SLOPES = Input("alibi_slopes", "heads | batch heads", F32, optional=True)
+LENGTHS = Input("kv_lengths", "batch", I32, optional=True)
+DIAGONALS = Input("diagonals", "batch", I32, optional=True)
+STARTS = (Input("cu_seqlens_q", "batch+1", I32), Input("cu_seqlens_k", "batch+1", I32))
 _ROWS = (
-    Input("sinks", "heads", F32, optional=True),
-    Input("alibi_slopes", "heads | batch heads", F32, optional=True),
-    Input("kv_lengths", "batch", I32, optional=True),
-    Input("diagonals", "batch", I32, optional=True),
-    Input(
-        "mask", "batch heads q_rows past_rows+kv_rows", (np.dtype(np.bool_), *FLOATS), optional=True, broadcasts=True
-    ),
+    SINKS,
+    SLOPES,
+    LENGTHS,
+    DIAGONALS,
+    mask_of("past_rows+kv_rows"),
     *_SCALES,
 )
 _PACKED_ROWS = (
-    Input("cu_seqlens_q", "batch+1", I32),
-    Input("cu_seqlens_k", "batch+1", I32),
-    Input("sinks", "heads", F32, optional=True),
-    Input("alibi_slopes", "heads | batch heads", F32, optional=True),
-    Input("diagonals", "batch", I32, optional=True),
+    *STARTS,
+    SINKS,
+    SLOPES,
+    DIAGONALS,
     *_SCALES,
 )
 

@@ -314,7 +314,7 @@ def attention_with_kv_cache(
         v_swizzled=flag(v_swizzled, "v_swizzled"),
         sizes=(("v_head_dim", v.head_dim, "v_cache"),),
     )
-    results = {"out": result(out, out_dtype), "lse": NEW if lse is None and return_lse else lse}
+    results = {"out": result(out, out_dtype), "lse": NEW if flag(return_lse, "return_lse") and lse is None else lse}
     operation = _operation(place, *kinds)
     computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed

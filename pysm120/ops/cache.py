@@ -42,9 +42,8 @@ class Cache(NamedTuple):
         for n, x in enumerate(arrays):
             what = f"{name}[{n}]" if len(arrays) > 1 else name
             if len(getattr(x, "shape", ())) != RANK or not hasattr(x, "transpose"):
-                message = (
-                    f"{what} is a {type(x).__name__} of shape {getattr(x, 'shape', None)}, which has no 4 dimensions"
-                )
+                shape = f" of shape {tuple(x.shape)}" if hasattr(x, "shape") else ""
+                message = f"{what} is a {type(x).__name__}{shape}, not an array with 4 dimensions"
                 raise TypeError(message)
         if len(arrays) not in {1, 2}:
             message = f"{name} has {len(arrays)} arrays; it is an array, or elements and scales in blocks"

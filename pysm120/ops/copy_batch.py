@@ -42,7 +42,11 @@ class CopyList:
     """
 
     def __init__(self, pieces: Iterable[tuple[Any, Any, int]], *, device: Device | str | None = None) -> None:
-        given = [_piece(n, piece) for n, piece in enumerate(pieces)]
+        listed: Any = pieces
+        if not isinstance(listed, Iterable):
+            message = f"pieces is a {type(pieces).__name__}, not an iterable of (dst, src, nbytes)"
+            raise TypeError(message)
+        given = [_piece(n, piece) for n, piece in enumerate(listed)]
         if not given:
             message = "pieces is empty: give at least one (dst, src, nbytes)"
             raise InvalidArgumentError(message)
@@ -156,7 +160,8 @@ def copy_batch(
 def _piece(n: int, piece: Any) -> tuple[Any, Any, int]:
     """Check the types of a piece."""
     if not isinstance(piece, tuple | list) or len(piece) != len(_PARTS):
-        message = f"pieces[{n}] is {piece!r}, not (dst, src, nbytes)"
+        shown = f"a {type(piece).__name__}" if hasattr(piece, "shape") else repr(piece)
+        message = f"pieces[{n}] is {shown}, not (dst, src, nbytes)"
         raise TypeError(message)
     nbytes = integer(piece[2], f"pieces[{n}].nbytes")
     if nbytes < 0:

@@ -32,8 +32,9 @@ def flag(value: Any, name: str) -> bool:
 
 def integer(value: Any, name: str) -> int:
     """Return an integer."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-        message = f"{name} is {value!r}, not an integer"
+    is_array = len(getattr(value, "shape", ())) > 0  # which has __index__ all the same
+    if is_array or isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        message = f"{name} is {f'a {type(value).__name__}' if is_array else repr(value)}, not an integer"
         raise TypeError(message)
     return operator.index(value)
 

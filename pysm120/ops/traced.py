@@ -11,6 +11,7 @@ from pysm120.ops.call import Operation
 from pysm120.ops.options import one_of
 from pysm120.ops.plan import NEW, Form, Plan, result
 
+ARRAYS = ("q", "k", "v", "sinks", "alibi_slopes", "mask", "kv_lengths", "diagonals")  # of a call
 GRADIENTS = ("q", "k", "v", "sinks", "mask")  # arrays that have a gradient, in the order of the results
 
 
@@ -59,6 +60,11 @@ def differentiate(rules: Rules, layout: str, wanted: Sequence[str], *, determini
     results: dict[str, Any] = {f"d{x}": NEW if x in wanted else None for x in GRADIENTS}
     options = backward.options(rules._asdict(), deterministic=deterministic)
     return Traced(backward.operation(layout), results, options)
+
+
+def shape_of_scores(given: Mapping[str, Any], layout: str) -> tuple[Any, ...]:
+    """Return the shape of a mask that does not broadcast: batch, heads, rows and keys."""
+    return (*(given["q"].shape[layout.index(x)] for x in "BHS"), given["k"].shape[layout.index("S")])
 
 
 def differentiated(given: Mapping[str, Any]) -> list[str]:

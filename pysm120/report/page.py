@@ -18,25 +18,28 @@ svg text { font: 12px system-ui, sans-serif; }
 """
 _GOOD = ("right", "measured", "checked")
 _OURS, _OTHERS = "#1f5fa8", "#c9a227"  # they also differ in lightness
-_BAR, _LEFT, _WIDTH = 18, 330, 480
+_BAR, _LEFT, _WIDTH, _LETTER = 18, 330, 480, 7  # pixels
+_LONG = 1e9  # numbers from here on have an exponent
 Cells = Sequence[Any]
 
 
 def text(value: Any) -> str:
     """Return a value as HTML."""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if 1000 <= abs(value) < _LONG else f"{value:.4g}"  # noqa: PLR2004 - four digits
     return html.escape("-" if value is None else str(value))
 
 
 def table(columns: Sequence[str], rows: Iterable[Cells], *, left: int = 1, colour: int | None = None) -> str:
-    """Return a table; the first columns are text. ``colour``: a column with a status."""
-    head = "".join(f"<th{'' if i < left else ' class=n'}>{html.escape(name)}</th>" for i, name in enumerate(columns))
+    """Return a table; the first columns are text, others numbers. ``colour``: a column with a status."""
+    listed = list(rows)
+    numbers = [i for i in range(left, len(columns)) if any(isinstance(row[i], int | float) for row in listed)]
+    head = "".join(f"<th{' class=n' if i in numbers else ''}>{html.escape(x)}</th>" for i, x in enumerate(columns))
     body = []
-    for row in rows:
+    for row in listed:
         cells = []
         for i, value in enumerate(row):
-            kinds = [] if i < left or isinstance(value, str) else ["n"]
+            kinds = ["n"] if i in numbers and not isinstance(value, str) else []
             if i == colour:
                 kinds.append("bad" if value in BAD else "good" if value in _GOOD else "grey")
             cells.append(f'<td class="{" ".join(kinds)}">{text(value)}</td>')
@@ -49,19 +52,20 @@ def bars(title: str, rows: Sequence[tuple[str, str, float]], unit: str) -> str:
     if not rows:
         return ""
     most = max(value for *_, value in rows) or 1.0
+    left = max(_LEFT, 12 + _LETTER * max(len(label) for label, *_ in rows))
     parts = []
     for n, (label, by, value) in enumerate(rows):
         y, width = n * (_BAR + 4), _WIDTH * value / most
         colour = _OURS if by.startswith("pysm120") else _OTHERS
         parts.append(
-            f'<text x="{_LEFT - 6}" y="{y + 13}" text-anchor="end">{html.escape(label)}</text>'
-            f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{colour}"/>'
-            f'<text x="{_LEFT + width + 5:.1f}" y="{y + 13}">{value:.4g}</text>'
+            f'<text x="{left - 6}" y="{y + 13}" text-anchor="end">{html.escape(label)}</text>'
+            f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{colour}"/>'
+            f'<text x="{left + width + 5:.1f}" y="{y + 13}">{value:.4g}</text>'
         )
     height = len(rows) * (_BAR + 4)
     return (
         f"<h4>{html.escape(title)}, {html.escape(unit)}</h4>"
-        f'<svg width="{_LEFT + _WIDTH + 70}" height="{height}" role="img">{"".join(parts)}</svg>'
+        f'<svg width="{left + _WIDTH + 70}" height="{height}" role="img">{"".join(parts)}</svg>'
     )
 
 
@@ -92,7 +96,9 @@ def scatter(points: Sequence[tuple[str, float, float]]) -> str:
     ]
     parts.append(f'<text x="{margin + size / 2}" y="{size + 38}" text-anchor="middle">measured clocks</text>')
     parts.append(f'<text transform="translate(14,{size / 2}) rotate(-90)" text-anchor="middle">predicted clocks</text>')
-    return f'<svg width="{size + margin + 20}" height="{size + 48}" role="img">{"".join(parts)}</svg>'
+    width, height, top = size + margin + 20, size + 60, 12  # half a line of text above the axis
+    box = f'width="{width}" height="{height}" viewBox="0 {-top} {width} {height}"'
+    return f'<svg {box} role="img">{"".join(parts)}</svg>'
 
 
 def _checks(name: str, one: dict[str, Any]) -> str:
@@ -131,6 +137,7 @@ def _speeds(tasks: dict[str, dict[str, Any]]) -> str:
 def _microbench(tasks: dict[str, dict[str, Any]]) -> str:
     """Return the table of single instructions."""
     rows = [row for one in tasks.values() for row in one["rows"]]
+    said = "".join(f"<p>{html.escape(x)}</p>" for x in dict.fromkeys(one["message"] for one in tasks.values()) if x)
 
     def median(row: dict[str, Any], key: str) -> Any:
         return (row.get(key) or {}).get("median")
@@ -141,7 +148,9 @@ def _microbench(tasks: dict[str, dict[str, Any]]) -> str:
          median(row, "per_second"), median(row, "megahertz"), row["message"]]
         for row in rows
     ]  # fmt: skip
-    return f"<details><summary>{len(rows)} forms</summary>{table(columns, cells, colour=1)}</details>" if rows else ""
+    if not rows:
+        return said
+    return f"{said}<details><summary>{len(rows)} forms</summary>{table(columns, cells, colour=1)}</details>"
 
 
 def _model(tasks: dict[str, dict[str, Any]]) -> str:

@@ -66,7 +66,13 @@ def begin(folder: Path, *, quick: bool, resume: bool, seed: int) -> Report:
         if path.exists():
             message = f"--out is {str(folder)!r}, which has a report: give --resume to continue it, or another folder"
             raise InvalidArgumentError(message)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / NAME).touch()
+        except OSError as error:
+            message = f"--out is {str(folder)!r}, where no files can be written: {error.strerror}"
+            raise InvalidArgumentError(message) from error
+        (folder / NAME).unlink()
         date = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
         head = {"format": FORMAT, "kind": KIND, "version": __version__, "date": date, "quick": quick, "seed": seed}
         return Report(folder, {**head, "tasks": {}})

@@ -354,6 +354,7 @@ class Stream(Resource):
     """
 
     def __init__(self, device: Context) -> None:
+        require_type(device, Context, "device", "a Device")
         pointer = new("sm120_stream *")
         handle = device.handle
         check(lib.sm120_stream_create(handle.pointer, pointer))
@@ -407,6 +408,7 @@ class Event(Resource):
     """A point in a stream. Made by ``Device.event``."""
 
     def __init__(self, device: Context) -> None:
+        require_type(device, Context, "device", "a Device")
         pointer = new("sm120_event *")
         handle = device.handle
         check(lib.sm120_event_create(handle.pointer, pointer))

@@ -1,6 +1,8 @@
 """Tensor maps: descriptions of arrays, by which cp.async.bulk.tensor copies boxes."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -8,7 +10,7 @@ import numpy as np
 
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.context import Context
-from pysm120.runtime.errors import InvalidArgumentError, MisalignedError, require_type
+from pysm120.runtime.errors import Error, InvalidArgumentError, MisalignedError, require_type
 from pysm120.runtime.ffi import check, ffi, lib, new, new_struct
 
 NBYTES = 128
@@ -131,6 +133,18 @@ def _raw_extents(dims: Any, strides: Any, raw: Any) -> None:
     raw.strides[0 : rank - 1] = _numbers(() if strides is None else strides, "strides", rank - 1, 40)[::-1]
 
 
+@contextlib.contextmanager
+def _order(rank: int) -> Iterator[None]:
+    """Let errors count dimensions as Python does, the outermost first."""
+    try:
+        yield
+    except Error as error:
+        lasts = {"box": rank - 1, "element_strides": rank - 1, "dims": rank - 1, "strides": rank - 2}
+        pattern = rf"\b({'|'.join(lasts)})\[(\d)\]"
+        error.args = (re.sub(pattern, lambda found: f"{found[1]}[{lasts[found[1]] - int(found[2])}]", str(error)),)
+        raise
+
+
 class TensorMap:
     """A tensor map: an argument of a kernel, of 128 bytes.
 
@@ -195,7 +209,8 @@ class TensorMap:
         raw.box[0:rank] = _numbers(box, "box", rank)[::-1]
         raw.element_strides[0:rank] = _numbers(steps, "element_strides", rank)[::-1]
         self._map = new("sm120_tensor_map *")
-        check(lib.sm120_tensor_map_encode(device.handle.pointer, raw, self._map))
+        with _order(rank):
+            check(lib.sm120_tensor_map_encode(device.handle.pointer, raw, self._map))
 
     def replace_address(self, array: Array) -> None:
         """Point the map to another array of the same shape, strides and dtype."""

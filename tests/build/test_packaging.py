@@ -244,6 +244,9 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
     ):
         assert f"pysm120/{name}" in names
     assert not [name for name in names if not re.match(r"pysm120(-[\d.]+\.dist-info)?/", name)]
+    sources = [path.relative_to(ROOT).as_posix() for path in (ROOT / "pysm120").rglob("*.py")]
+    packed = [name for name in names if name.endswith(".py") and "/ptx/" not in name]
+    assert sorted(packed) == sorted(sources)
 
 
 def test_the_tag_is_of_the_newest_symbol(wheel: Path) -> None:
@@ -285,14 +288,19 @@ def test_the_wheel_needs_nothing_of_the_source_tree(wheel: Path, tmp_path: Path)
         "import numpy as np, pysm120; x = np.ones((1, 8, 1, 64), np.float32); "
         "print(pysm120.__file__, pysm120.attention(x, x, x, device='virtual').mean())"
     )
-    # No compiler and no CUDA: no PATH at all. What the package needs may itself come by PYTHONPATH.
+    # No compiler and no CUDA: no PATH at all. What the package needs may itself come by PYTHONPATH. With -S Python
+    # reads no .pth file: that of the editable install would find in the source tree what the wheel lacks.
     path = os.pathsep.join([str(tmp_path), str(Path(cffi.__file__).parent.parent)])
-    where, mean = run(sys.executable, "-c", program, PYTHONPATH=path, PATH="", PWD=str(tmp_path)).split()
+    python = (sys.executable, "-S")
+    where, mean = run(*python, "-c", program, PYTHONPATH=path, PATH="", PWD=str(tmp_path)).split()
     assert Path(where).is_relative_to(tmp_path)
     assert float(mean) == pytest.approx(1, abs=0.01)
-    bench = (sys.executable, "-m", "pysm120", "microbench", "math", "--only", "lop3", "--device", "virtual")
+    bench = (*python, "-m", "pysm120", "microbench", "math", "--only", "lop3", "--device", "virtual")
     assert "1 checked" in run(*bench, PYTHONPATH=path, PWD=str(tmp_path))
-    flags = run(sys.executable, "-m", "pysm120", "--cflags", "--libs", PYTHONPATH=path, PWD=str(tmp_path))
+    for command in ("report", "study", "model", "profile", "trace", "compare"):
+        usage = run(*python, "-m", "pysm120", command, "--help", PYTHONPATH=path, PWD=str(tmp_path))
+        assert f"pysm120 {command} " in usage
+    flags = run(*python, "-m", "pysm120", "--cflags", "--libs", PYTHONPATH=path, PWD=str(tmp_path))
     assert flags.startswith(f"-I{tmp_path}")
     assert compile_and_run(tmp_path, PROGRAM, *flags.split()).strip() == pysm120.__version__
     package = tmp_path / "pysm120"

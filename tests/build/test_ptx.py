@@ -342,3 +342,8 @@ def test_without_nvcc_the_build_says_what_to_do(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(build.BuildError, match="no C compiler was found: install gcc"):
         build.find_cc()
+    monkeypatch.setenv("CC", "other-gcc -m64")
+    with pytest.raises(build.BuildError, match="CC is 'other-gcc', which is no program in PATH: give a C compiler"):
+        build.find_cc()
+    monkeypatch.setenv("CC", f"{old} -m64")
+    assert build.find_cc() == [str(old), "-m64"]

@@ -120,12 +120,15 @@ def test_clocks_of_tensor_cores(mnemonic: str, clocks: float) -> None:
 
 @pytest.mark.skipif(not HAS_MATPLOTLIB, reason="needs matplotlib")
 def test_colours_differ_in_grey() -> None:
-    from pysm120.cli import plot
+    from pysm120.cli import plot, plot_study
+    from pysm120.model import timeline
 
     weights = (0.299, 0.587, 0.114)
-    colours = [bytes.fromhex(colour[1:]) for colour, _ in plot.KINDS.values()]
-    grey = sorted(sum(w * x for w, x in zip(weights, rgb, strict=True)) for rgb in colours)
-    assert min(b - a for a, b in itertools.pairwise(grey)) > 30
+    of_kinds, of_pipes = ([colour for colour, _ in x.values()] for x in (plot.KINDS, timeline.PIPES))
+    for given in (of_kinds, of_pipes, plot_study.COLOURS):
+        colours = [bytes.fromhex(colour[1:]) for colour in given]
+        grey = sorted(sum(w * x for w, x in zip(weights, rgb, strict=True)) for rgb in colours)
+        assert min(b - a for a, b in itertools.pairwise(grey)) > 30
 
 
 def test_json_adds_up(saxpy: list[str], tmp_path: Path) -> None:

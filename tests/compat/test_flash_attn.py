@@ -224,6 +224,9 @@ def test_wrong_packed_tensors_are_named() -> None:
     starts = np.array([0, 4], np.int32)
     with pytest.raises(UnsupportedError, match="block_table is given, but paged keys and values"):
         pysm120.flash_attn_varlen_func(x[0], x[0], x[0], starts, starts, 4, 4, block_table=starts)
+    lengths: Any = np.array([4, 4])
+    with pytest.raises(TypeError, match=r"^max_seqlen_q is a ndarray, not an integer$"):
+        pysm120.flash_attn_varlen_func(x[0], x[0], x[0], starts, starts, lengths, 4)
 
 
 # ---- torch ----------------------------------------------------------------------

@@ -538,9 +538,19 @@ def test_the_results_of_the_h200_agree_with_what_is_known() -> None:
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
     from pysm120.microbench import plot
 
     plot.draw(some_report(1), tmp_path / "a.png")
+    figure = Figure()
+    rates, latencies = figure.subplots(1, 2)
+    plot._rates(rates, "g", some_report(1).results)
+    plot._latencies(latencies, some_report(1).results)
+    assert rates.get_xscale() == "log"
+    assert not rates.patches  # bars that would begin nowhere
+    assert latencies.patches
+    assert latencies.get_xlim()[0] == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     some_report(1).save(tmp_path / "a.json")
     assert __main__.main(["microbench", "plot", str(tmp_path / "a.json"), str(tmp_path / "b.png")]) == 0

@@ -261,6 +261,11 @@ def test_messages_name_the_argument(device: pysm120.Device, rng: np.random.Gener
         pysm120.InvalidArgumentError, match=r"q has shape \(1, 20, 2, 64\), not \[q_total, heads, head_dim"
     ):
         pysm120.attention_varlen(q, q, q, [0, 20], [0, 20], device=device)
+    wrong: Any = 1
+    with pytest.raises(TypeError, match=r"^return_lse is 1, not True or False$"):
+        pysm120.attention(q, q, q, return_lse=wrong, device=device)
+    with pytest.raises(TypeError, match=r"^return_lse is 1, not True or False$"):
+        pysm120.attention_varlen(q[0], q[0], q[0], [0, 20], [0, 20], return_lse=wrong, device=device)
 
 
 @pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "bf16"])

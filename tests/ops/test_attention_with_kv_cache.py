@@ -143,6 +143,8 @@ def right(**changes: Any) -> dict[str, Any]:
 
 LISTS = (numbers(0, 2, 3), numbers(0, 1, 4), numbers(7, 3))
 PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "return_lse": (TypeError, "return_lse is 'yes', not True or False", right(return_lse="yes")),
+    "no cache": (TypeError, "k_cache is a str, not an array with 4 dimensions", right(k_cache="k")),
     "rank of q": (ValueError, r"q has shape \(3, 4, 64\)", right(q=ones(3, 4, 64))),
     "dtype of q": (TypeError, "q has dtype float32, not float16 or bfloat16", right(q=ones(2, 3, 4, 64, dtype="f4"))),
     "dtype of k_cache": (TypeError, "k_cache has dtype float16, but q", right(k_cache=ones(5, 7, 2, 64, dtype="f2"))),

@@ -145,6 +145,20 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        (None, "pieces is a NoneType, not an iterable of (dst, src, nbytes)"),
+        (3, "pieces is a int, not an iterable of (dst, src, nbytes)"),
+        ([np.zeros((3, 3))], "pieces[0] is a ndarray, not (dst, src, nbytes)"),
+    ],
+)
+def test_no_list_of_pieces(pieces: Any, words: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        pysm120.copy_batch(pieces)
+    assert str(caught.value) == words
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_python_refuses(device: pysm120.Device, case: str) -> None:
     x, y, z = (device.zeros(64, np.uint8) for _ in range(3))

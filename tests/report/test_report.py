@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pysm120 import __main__
 from pysm120.cli import report as command
 from pysm120.report import parent
-from pysm120.report.page import page
+from pysm120.report.page import bars, page, scatter, table
 from pysm120.report.tasks import SYSTEM, Task, tasks
 from pysm120.runtime.errors import InvalidArgumentError
 
@@ -102,6 +103,7 @@ def test_a_task_during_which_the_machine_stopped_is_not_run_again(tmp_path: Path
     [
         (["--resume", "--out", "{folder}"], "where there is no report.json to resume"),
         (["--out", "{file}"], "which is not a folder"),
+        (["--out", "{file}/new"], "file/new', where no files can be written: Not a directory"),
         (["--out", "{folder}/new", "--seed", "-1"], "--seed is -1; it must be at least 0"),
         (["--out", "{folder}", "--resume", "--seed", "1"], "leave out --seed"),
         (["--out", "{folder}/new", "--device", "cuda:77"], "77"),
@@ -171,6 +173,44 @@ def test_the_page_stands_alone() -> None:
     assert "+12.7%" in text
     widths = [float(part.split('"')[0]) for part in text.split("<rect ")[1:] for part in [part.split('width="')[1]]]
     assert widths[0] == pytest.approx(2 * widths[1])  # bars begin at 0
+
+
+def test_a_section_of_skipped_tasks_says_why() -> None:
+    skipped = {"status": "skipped", "message": "no <time>", "rows": []}
+    tasks_of = {f"{name} of it": {**skipped, "section": name} for name in ("speed", "microbench", "model")}
+    text = page({"version": "0", "date": "today", "seed": 3, "quick": True, "tasks": tasks_of})
+    for title in ("How fast are they?", "Single instructions", "What did the timing model predict?"):
+        _, _, body = text.partition(f"<h2>{title}</h2>")
+        assert "<p>no &lt;time&gt;</p>" in body.partition("<h2>")[0]
+
+
+def test_labels_are_inside_of_pictures() -> None:
+    """An average letter of 12 pixels is less than 7 wide."""
+    long = "torch scaled_dot_product_attention, FLASH_ATTENTION, out of place"
+    text = bars("case", [(long, "torch", 2.0), ("short", "pysm120", 1.0)], "TFLOP/s")
+    ends = [float(x) for x in re.findall(r'<text x="([\d.]+)" y="\d+" text-anchor="end"', text)]
+    assert len(ends) == 2
+    assert min(ends) >= 7 * len(long)
+    (width,) = re.findall(r'<svg width="(\d+)"', text)
+    rights = [float(x) + float(w) for x, w in re.findall(r'<rect x="(\d+)" y="\d+" width="([\d.]+)"', text)]
+    assert max(rights) + 5 + 7 * len("2.000") <= int(width)
+    text = scatter([("a", 10.0, 12.0), ("b", 900.0, 1000.0)])
+    ((top, height),) = re.findall(r'viewBox="0 (-\d+) \d+ (\d+)"', text)
+    lines = [float(y) for y in re.findall(r'<text x="[\d.]+" y="(-?[\d.]+)"', text)]
+    assert min(lines) - 12 >= int(top)
+    assert max(lines) + 4 <= int(top) + int(height)
+
+
+def test_numbers_are_short() -> None:
+    row = [0.00012345, 12345.6, 3e13, 99.125]
+    assert re.findall(r"<td[^>]*>([^<]*)", table("abcd", [row], left=0)) == ["0.0001234", "12,346", "3e+13", "99.12"]
+
+
+def test_only_columns_of_numbers_are_on_the_right() -> None:
+    text = table(("a", "b", "c"), [["x", None, "long"], ["y", 2.5, "longer"]])
+    assert text.count("<th class=n>") == 1
+    assert "<th class=n>b</th>" in text
+    assert '<td class="n">2.5</td><td class="">longer</td>' in text
 
 
 def test_names_of_tasks_differ() -> None:

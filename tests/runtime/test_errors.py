@@ -422,6 +422,12 @@ def test_another_device_s_array_is_no_argument(device: pysm120.Device) -> None:
             device.load(SAXPY)["saxpy"](1, 4, x, x, ONE, COUNT)
 
 
+@pytest.mark.parametrize("kind", [pysm120.Stream, pysm120.Event])
+def test_a_stream_of_no_device(kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"^device is a str, not a Device$"):
+        kind("virtual")
+
+
 def test_errors_know_their_status() -> None:
     with pytest.raises(pysm120.InvalidArgumentError) as caught:
         pysm120.Device("gpu")

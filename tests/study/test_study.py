@@ -12,6 +12,7 @@ from reference import attention_float64, mx, nvfp4
 import pysm120
 from pysm120 import __main__
 from pysm120.cli import plot_study, study
+from pysm120.machine_code import tools
 from pysm120.runtime import timing
 from pysm120.study import COMBINATIONS, errors_of, formats, times
 
@@ -248,6 +249,24 @@ def test_times_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         assert shown.count(f"{5100 + n:,}") == shown.count(f"{6200 + n:,}") == 3
     assert "us here" in shown
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_nvdisasm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Errors are compared all the same. A picture, which needs times, is an error before anything is computed."""
+    monkeypatch.setattr(tools, "locations", lambda _: [])
+    path = tmp_path / "mine.npz"
+    np.savez(path, **dict(zip("qkv", inputs(rng), strict=True)))
+    words = ["study", "--device", "virtual", "--inputs", str(path)]
+    assert __main__.main([*words, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert len(json.loads(shown.out)["inputs"]["mine"]) == len(COMBINATIONS)
+    assert json.loads(shown.out)["times"] == {}
+    assert shown.err.startswith("no times are predicted: nvdisasm is missing: pip install nvidia-cuda-nvdisasm\n")
+    monkeypatch.setattr(study, "errors_of", lambda *_, **__: pytest.fail("computed"))
+    assert __main__.main([*words, "--plot", str(tmp_path / "x.png")]) == 2
+    assert "nvdisasm was not found" in capsys.readouterr().err
 
 
 def test_front() -> None:

@@ -225,9 +225,8 @@ static sm120_status check_scales(struct attention *call, uint32_t dtype) {
             continue;
         }
         if (dtype != SM120_E4M3) {
-            return fail(SM120_INVALID_ARGUMENT,
-                        "%s is given; with precision = 0x%" PRIx32 " it must be 0, for FP8 has it", list[i].name,
-                        args->precision);
+            return fail(SM120_INVALID_ARGUMENT, "%s is given, which only precision = FP8 (0x%x) has", list[i].name,
+                        SM120_FP8);
         }
         if (list[i].given->dtype != SM120_F32) {
             return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be F32 (0x%08x)", list[i].name,
