@@ -1,4 +1,4 @@
-"""Mistakes between the CTAs of a cluster: others' shared memory, the cluster's barrier, multicast, cancelled launches."""
+"""Mistakes between the CTAs of a cluster: shared memory of others, barriers, multicast, cancelled launches."""
 
 from broken.planted import planted
 
