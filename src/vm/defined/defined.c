@@ -63,6 +63,7 @@ static size_t lay_out(struct defined *d, const struct cta *cta, char *at) {
         u->whole = cut(&at, &total, rows * sizeof *u->whole);
         u->bits = cut(&at, &total, rows * 128);
         u->birth = cut(&at, &total, rows * WARP * sizeof *u->birth);
+        u->tag = cut(&at, &total, rows * WARP * sizeof *u->tag);
         u->predicate = cut(&at, &total, f->predicates * sizeof *u->predicate);
         u->predicate_birth = cut(&at, &total, f->predicates * WARP * sizeof *u->predicate_birth);
         u->local = cut(&at, &total, local);
