@@ -212,8 +212,8 @@ class Kernel:
     def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
         """Return the kernel with the lines of its PTX, and the recording of its branches, as far as they are known."""
         if self.arguments.profile:
-            known = self._with_lines(function)
-            return known, records.of_file(known, Path(self.arguments.profile), threads)
+            recording = records.of_file(self._with_lines(function), Path(self.arguments.profile), threads)
+            return recording.function, recording
         try:
             problem = _problem(function.name, self.arguments)
             if problem is None or self.ptx is None or self.file:
