@@ -136,7 +136,7 @@ class Kernel:
             threads = files.threads_of(image, entry, triple(block, "--block") if block else None)
             return validation.image_model(
                 self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
-                warps_of=self._warps_of, cold=self.arguments.bytes is not None,
+                warps_of=self._warps_of, cold=self.arguments.bytes is not None, tensor_bytes=self._tensor_bytes(),
             )  # fmt: skip
         for name in ("shared", "block", "warps", "loop", "bytes", "tile"):
             if given := getattr(self.arguments, name):
@@ -208,6 +208,15 @@ class Kernel:
                 f"it needs {gbs:,.0f} GB/s of L2, and {l2:,.0f} have been seen on such a chip: at that rate it would "
                 f"take {prediction.l2_bytes / l2 / 1e3:,.2f} us"
             )
+
+    def _tensor_bytes(self) -> float:
+        """Return the bytes of a file's tensors as far as they are known: those of --bytes, else of the problem."""
+        word = self.arguments.bytes
+        if word is not None:
+            return float(word) if word.isdecimal() else 0.0
+        name = self.arguments.entry or ""
+        problem = _problem(name, self.arguments)
+        return problem.tensor_bytes(record_of(name, self.arguments.tile)) if problem else 0.0
 
     def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
         """Return the kernel with the lines of its PTX, and the recording of its branches, as far as they are known."""

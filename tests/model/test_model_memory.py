@@ -222,3 +222,58 @@ def test_generic_accesses_have_bank_conflicts(tmp_path: Path, capsys: pytest.Cap
     assert [one["bank_conflicts"] for one in found] == [pytest.approx(share, abs=0.01) for share in (1 / 2, 7 / 8) * 2]
     assert found[2]["clocks"] == pytest.approx(found[0]["clocks"], rel=0.15)
     assert found[3]["clocks"] == pytest.approx(found[1]["clocks"], rel=0.15)
+
+
+# A product of two tiles that cp.async brings; nothing else is under way meanwhile.
+PRODUCTS = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry products(.param .u64 x, .param .u64 y, .param .u32 rounds)
+.reqntid 32
+{
+    .shared .align 16 .b8 tile[512];
+    .reg .b64 p, q, at;
+    .reg .b32 n, i, tid, s, r<6>;
+    .reg .f32 d<4>;
+    .reg .pred more;
+    ld.param.u64 p, [x];
+    ld.param.u64 q, [y];
+    ld.param.u32 n, [rounds];
+    mov.u32 tid, %tid.x;
+    mul.wide.u32 at, tid, 16;
+    add.u64 p, p, at;
+    add.u64 q, q, at;
+    mov.u32 s, tile;
+    mad.lo.u32 s, tid, 16, s;
+    mov.f32 d0, 0f00000000; mov.f32 d1, d0; mov.f32 d2, d0; mov.f32 d3, d0;
+    mov.u32 i, 0;
+again:
+.pragma "nounroll";
+    cp.async.cg.shared.global [s], [p], 16;
+    cp.async.commit_group;
+    cp.async.wait_group 0;
+    bar.sync 0;
+    ld.shared.v4.b32 {r0, r1, r2, r3}, [s];
+    mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {d0, d1, d2, d3}, {r0, r1, r2, r3}, {r0, r1}, {d0, d1, d2, d3};
+    bar.sync 0;
+    add.u64 p, p, 512;
+    add.u32 i, i, 1;
+    setp.lt.u32 more, i, n;
+@more bra again;
+    st.global.v4.f32 [q], {d0, d1, d2, d3};
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("chip", ["rtx5090", "rtxpro6000"])
+def test_tiles_come_from_dram_if_l2_does_not_keep_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], chip: str
+) -> None:
+    path, of_chip = tmp_path / "k.ptx", chips.load(chip)
+    path.write_text(PRODUCTS)
+    launch = [str(path), "--chip", chip, "--ctas", "100", "--rounds", "64"]
+    half = int(of_chip["l2_bytes"]) // 2
+    near, far = (model(capsys, *launch, "--bytes", str(size)) for size in (half, half + 1))
+    later = of_chip["dram_latency"] - of_chip.timing("load_global").latency
+    assert far["clocks_per_round"] - near["clocks_per_round"] == pytest.approx(later, abs=2)
