@@ -23,6 +23,7 @@ from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
 
 INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
+_REPEATS = 2  # times that L2 gives the bytes of DRAM, above which L1 may matter
 _LOOP = re.compile(r"(0x[0-9a-f]+)=(\d+(?:\.\d+)?)$")
 _BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
 _TILE = re.compile(r"([1-9]\d*)x([1-9]\d*)$")
@@ -202,6 +203,12 @@ class Kernel:
             self.missing.append(
                 f"its loads and stores are {gbs:,.0f} GB/s, and DRAM gives {dram:,.0f}: give --bytes N, or --bytes "
                 f"moved if nothing is read twice, which takes at least {prediction.l2_bytes / dram / 1e3:,.2f} us"
+            )
+        moved, held = prediction.l2_bytes, prediction.dram_bytes
+        if self.file and prediction.bound == "l2" and moved > _REPEATS * held > 0 and prediction.flops == 0:
+            self.missing.append(
+                f"L2 bounds the time with {moved / held:.1f} times the bytes of --bytes: L1, which the model lacks, may "
+                f"serve what a CTA loads again; without L2 it would take at least {held / dram / 1e3:,.2f} us"
             )
         if gbs > l2 and not chip["l2_binds"]:
             self.missing.append(

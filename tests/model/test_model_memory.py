@@ -224,6 +224,17 @@ def test_generic_accesses_have_bank_conflicts(tmp_path: Path, capsys: pytest.Cap
     assert found[3]["clocks"] == pytest.approx(found[1]["clocks"], rel=0.15)
 
 
+def test_repeated_loads_may_be_from_l1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "k.ptx"
+    path.write_text(text())
+    launch = [str(path), "--chip", "h200", "--ctas", "20000", "--rounds", "64"]
+    size = 20000 * 64 * 256 * 16
+    found = [model(capsys, *launch, "--bytes", str(size // n), status=s)["incomplete"] for n, s in ((1, 0), (100, 3))]
+    assert found[0] == []
+    (sentence,) = found[1]
+    assert sentence.startswith("L2 bounds the time with 100.4 times the bytes of --bytes: L1, which the model lacks")
+
+
 # A product of two tiles that cp.async brings; nothing else is under way meanwhile.
 PRODUCTS = """.version 8.0
 .target sm_80
