@@ -23,6 +23,7 @@ from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
 
 INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
+_REPEATS = 2  # times that L2 gives the bytes of DRAM, above which L1 may matter
 _LOOP = re.compile(r"(0x[0-9a-f]+)=(\d+(?:\.\d+)?)$")
 _BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
 _TILE = re.compile(r"([1-9]\d*)x([1-9]\d*)$")
@@ -136,7 +137,7 @@ class Kernel:
             threads = files.threads_of(image, entry, triple(block, "--block") if block else None)
             return validation.image_model(
                 self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
-                warps_of=self._warps_of, cold=self.arguments.bytes is not None,
+                warps_of=self._warps_of, cold=self.arguments.bytes is not None, tensor_bytes=self._tensor_bytes(),
             )  # fmt: skip
         for name in ("shared", "block", "warps", "loop", "bytes", "tile"):
             if given := getattr(self.arguments, name):
@@ -203,17 +204,32 @@ class Kernel:
                 f"its loads and stores are {gbs:,.0f} GB/s, and DRAM gives {dram:,.0f}: give --bytes N, or --bytes "
                 f"moved if nothing is read twice, which takes at least {prediction.l2_bytes / dram / 1e3:,.2f} us"
             )
+        moved, held = prediction.l2_bytes, prediction.dram_bytes
+        if self.file and prediction.bound == "l2" and moved > _REPEATS * held > 0 and prediction.flops == 0:
+            self.missing.append(
+                f"L2 bounds the time with {moved / held:.1f} times the bytes of --bytes: L1, which the model lacks, "
+                f"may serve what a CTA loads again; without L2 it would take at least {held / dram / 1e3:,.2f} us"
+            )
         if gbs > l2 and not chip["l2_binds"]:
             self.missing.append(
                 f"it needs {gbs:,.0f} GB/s of L2, and {l2:,.0f} have been seen on such a chip: at that rate it would "
                 f"take {prediction.l2_bytes / l2 / 1e3:,.2f} us"
             )
 
+    def _tensor_bytes(self) -> float:
+        """Return the bytes of a file's tensors as far as they are known: those of --bytes, else of the problem."""
+        word = self.arguments.bytes
+        if word is not None:
+            return float(word) if word.isdecimal() else 0.0
+        name = self.arguments.entry or ""
+        problem = _problem(name, self.arguments)
+        return problem.tensor_bytes(record_of(name, self.arguments.tile)) if problem else 0.0
+
     def _record(self, function: sass.Function, threads: int) -> tuple[sass.Function, Recording | None]:
         """Return the kernel with the lines of its PTX, and the recording of its branches, as far as they are known."""
         if self.arguments.profile:
-            known = self._with_lines(function)
-            return known, records.of_file(known, Path(self.arguments.profile), threads)
+            recording = records.of_file(self._with_lines(function), Path(self.arguments.profile), threads)
+            return recording.function, recording
         try:
             problem = _problem(function.name, self.arguments)
             if problem is None or self.ptx is None or self.file:

@@ -16,7 +16,7 @@ from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.model.paths import compute_warps
 from pysm120.model.problem import BACKWARD, Problem, tile_of
-from pysm120.model.recorded import Launch, Recording, banks_of, executed_of, sectors_of
+from pysm120.model.recorded import Launch, Recording, banks_of, executed_of, in_shared, sectors_of
 from pysm120.observe import watch
 from pysm120.observe.profile import Counts, Statement
 from pysm120.runtime.device import Device
@@ -208,7 +208,10 @@ def executed(target: str, entries: Sequence[str], of_kernel: Builtin, problem: P
 
 
 def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
-    """Return the counts of a kernel from `profile --json`; the machine code has the lines of the profiled PTX."""
+    """Return the counts of a kernel from `profile --json`; the machine code has the lines of the profiled PTX.
+
+    Its function has the generic accesses of shared memory as such.
+    """
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         fields = ("kernel", "row", "opcode", *_COUNTS)
@@ -218,6 +221,7 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
         raise InvalidArgumentError(message) from error
     statements = [_statement(row) for row in rows]
     executed = executed_of(statements, function.name)
+    function = in_shared(function, statements)
     # Every warp executes the first statement once.
     first = max(1, executed[min(row for row, count in executed.items() if count)])
     ctas = max(1, first // -(-threads // 32))

@@ -7,6 +7,7 @@ access of shared memory has the bank conflicts of its statement.
 
 import dataclasses
 import math
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,9 @@ from pysm120.runtime.errors import InvalidArgumentError
 
 _OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # opcodes whose lines are not reliable
 SECTOR_BYTES = 32
+# Opcodes of PTX that may access global memory.
+_ACCESS = re.compile(r"(?:ldu?|st|cp\.async|red|atom|wmma\.(?:load|store))$")
+_EXTENDED = re.compile(r"\.E\b")  # 64-bit addresses
 _WAIT_LENGTH = 8  # most instructions of a wait that a branch may skip
 
 
@@ -82,12 +86,36 @@ def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
 
 
 def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, float]:
-    """Return the average sectors of a warp's access of global memory, for the lines of a kernel that have accesses."""
+    """Return the average sectors of a warp's access of global memory, for the lines of a kernel that have accesses.
+
+    An access without any touches nothing: no warp executed it, its predicate was false, or its generic address was one
+    of shared memory.
+    """
     found: dict[int, float] = {}
     for one in statements:
-        if one.kernel == entry and one.counts.global_accesses:
+        if one.kernel != entry:
+            continue
+        if one.counts.global_accesses:
             found.setdefault(one.row, one.counts.sectors_per_access)
+        elif _ACCESS.match(one.opcode):
+            found.setdefault(one.row, 0.0)
     return found
+
+
+def in_shared(function: Function, statements: Sequence[Statement]) -> Function:
+    """Return a kernel whose generic loads and stores are those of shared memory, where all of their lanes went.
+
+    ptxas knows the memory of such an access as little as the code tells it: `wmma.load` of a pointer becomes LD.E.
+    """
+    own = [one for one in statements if one.kernel == function.name and one.opcode]
+    shared = {one.row for one in own if one.counts.shared_accesses and not one.counts.global_accesses}
+    rows = sorted({one.row for one in own})
+
+    def known(one: Instruction) -> Instruction:
+        generic = one.base in {"LD", "ST"} and _row_of(rows, one) in shared
+        return dataclasses.replace(one, opcode=f"{one.base}S{_EXTENDED.sub('', one.opcode[2:])}") if generic else one
+
+    return Function(function.name, [known(one) for one in function.instructions])
 
 
 def _row_of(rows: Sequence[int], one: Instruction) -> int:

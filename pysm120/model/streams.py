@@ -82,8 +82,8 @@ def predict(chip: Chip, image: bytes, function: Function, stream: Stream) -> Pre
     if not loops:
         message = f"no loop of {function.name} was executed in the recorded launch"
         raise InvalidArgumentError(message)
-    fits = stream.tensor_bytes <= _KEPT * float(chip["l2_bytes"])
-    cold = chip if fits else from_dram(chip)
+    kept = fits(chip, stream.tensor_bytes)
+    cold = chip if kept else from_dram(chip)
     clocks = 0.0
     for n, (loop, rounds) in enumerate(loops.items()):
         recording = Recording(function, [launch], warps, loop)
@@ -92,7 +92,7 @@ def predict(chip: Chip, image: bytes, function: Function, stream: Stream) -> Pre
         each = (long - short) / _MORE
         clocks += each * rounds + (short - _SHORT * each if n == 0 else 0)  # what is outside of loops counts once
     per_clock = 1e3 / float(chip["mhz"])  # bytes a clock at 1 GB/s
-    dram = 0.0 if fits else stream.tensor_bytes
+    dram = 0.0 if kept else stream.tensor_bytes
     return Prediction(
         float(chip["launch_clocks"]),
         clocks * max(1.0, stream.ctas / (int(chip["sms"]) * slots)),
@@ -112,8 +112,15 @@ def _rounds(function: Function, loop: Loop, launch: Launch, warps: int) -> float
     return Recording(function, [launch], warps, loop).rounds
 
 
+def fits(chip: Chip, tensor_bytes: float) -> bool:
+    """Whether L2 keeps the tensors of a launch from one launch to the next."""
+    return tensor_bytes <= _KEPT * float(chip["l2_bytes"])
+
+
 def from_dram(chip: Chip) -> Chip:
-    """Return the chip with the latency of DRAM for loads."""
+    """Return the chip with the latency of DRAM for loads, those of cp.async among them."""
     load = chip.timing("load_global")
     cold = Timing(load.pipe, load.interval, float(chip["dram_latency"]))
-    return dataclasses.replace(chip, timings={**chip.timings, "load_global": cold})
+    later = int(chip["async_latency"] + cold.latency - load.latency)
+    values = {**chip.values, "async_latency": later}
+    return dataclasses.replace(chip, values=values, timings={**chip.timings, "load_global": cold})

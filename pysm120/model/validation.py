@@ -95,12 +95,14 @@ def image_model(
     record: Record | None = None,
     warps_of: WarpsOf | None = None,
     cold: bool = False,
+    tensor_bytes: float = 0,
 ) -> KernelModel:
     """Return the model of a kernel of a cubin, with an amount of dynamic shared memory.
 
     ``threads``: of a CTA, if the cubin does not state them. ``record``: returns the kernel with the lines of its PTX,
     and the recording of its branches. ``warps_of``: returns the warps of a CTA that execute the main loop.
-    ``cold``: the loads of a kernel without matrix products come from DRAM.
+    ``cold``: the loads of a kernel without matrix products come from DRAM. ``tensor_bytes``: of the launch; if L2 does
+    not keep them, a tile is there when the slowest of its bytes has come from DRAM.
     """
     cubin = Cubin(image)
     entry = cubin.entry(name)
@@ -120,7 +122,7 @@ def image_model(
     function, recording = _function(image, entry.name), None
     if record:
         function, recording = record(function, threads)
-    if cold and not any(one.is_tensor for one in function.instructions):
+    if not streams.fits(chip, tensor_bytes) or (cold and not any(one.is_tensor for one in function.instructions)):
         chip = streams.from_dram(chip)
     warps = warps_of(function, threads, recording) if warps_of else None
     loop = recording.loop if recording and recording.loop.blocks else None
@@ -148,8 +150,9 @@ def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
     """Predict the clocks of a launch, from the measured code, which is kept beside the figures."""
     image = launches.image_of(folder, row)
     if "arguments" in row:
-        model = image_model(chip, image, row["entry"], int(row["shared_bytes"]))
-        return predict.predict(model, launches.rounds_of(row), tensor_bytes=launches.tensor_bytes(row)).clocks
+        held = launches.tensor_bytes(row)
+        model = image_model(chip, image, row["entry"], int(row["shared_bytes"]), tensor_bytes=held)
+        return predict.predict(model, launches.rounds_of(row), tensor_bytes=held).clocks
     problem, kernel, record = problems.parse(row["problem"]), record_of(row), None
     ptx = lzma.decompress((folder / row["ptx"]).read_bytes()).decode() if "ptx" in row else ""
     if "counted" in row:

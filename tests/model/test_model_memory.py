@@ -130,3 +130,161 @@ def test_additions_of_files_have_a_rate(tmp_path: Path, capsys: pytest.CaptureFi
     returned = tmp_path / "r.ptx"  # an addition that returns the sum before it takes the same way
     returned.write_text(text(store="\n    ".join(["atom.global.add.f32 sum, [q], sum;"] * 8)))
     assert model(capsys, str(returned), *common)["add_gbs"] > 0
+
+
+def bytes_of(found: dict[str, Any]) -> float:
+    """Return the bytes that a launch moves from and to L2."""
+    return float(found["l2_gbs"] * found["microseconds"] * 1e3)
+
+
+def profiled(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """Profile a kernel of one CTA; return its prediction."""
+    profile = path.with_suffix(".json")
+    assert __main__.main(["profile", str(path), "--grid", "1", "--json", str(profile), *words]) == 0
+    capsys.readouterr()
+    return model(capsys, str(path), "--ctas", "1360", "--bytes", "0", "--profile", str(profile))
+
+
+NEVER = "@never st.global.v4.f32 [p], {a0, a1, a2, a3};"
+
+
+@pytest.mark.parametrize("store", [NEVER, ""])
+def test_what_no_lane_stores_moves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], store: str) -> None:
+    loop = f"add.u64 p, p, 4096; setp.gt.u32 never, i, 9999; {store}"
+    path = tmp_path / "k.ptx"
+    kernel = text().replace(".reg .pred more;", ".reg .pred more, never;").replace("add.u64 p, p, 4096;", loop, 1)
+    path.write_text(kernel)
+    found = profiled(path, capsys, "--block", "256", "f32[8192]:ones", "f32[256]", "u32:8")
+    assert bytes_of(found) == pytest.approx(1360 * (8 * 256 * 16 + 256 * 4), rel=0.01)
+
+
+# Each thread stores and loads a word of local or shared memory in a round, by a generic or another address.
+WORDS = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry words(.param .u64 x, .param .u32 rounds)
+.reqntid 128
+{{
+    {memory} .align 16 .b8 held[4096];
+    .reg .b64 p, q, at;
+    .reg .b32 n, i, tid, v;
+    .reg .pred more;
+    ld.param.u64 p, [x];
+    ld.param.u32 n, [rounds];
+    mov.u32 tid, %tid.x;
+    mul.wide.u32 at, tid, 4;
+    add.u64 p, p, at;
+    ld.global.u32 v, [p];
+    mov.u64 q, held;
+    mul.wide.u32 at, tid, {stride};
+    add.u64 q, q, at;
+    {address}
+    mov.u32 i, 0;
+again:
+.pragma "nounroll";
+    st{space}.u32 [q], v;
+    xor.b64 q, q, 4;
+    ld{space}.u32 v, [q];
+    add.u32 v, v, i;
+    add.u32 i, i, 1;
+    setp.lt.u32 more, i, n;
+@more bra again;
+    st.global.u32 [p], v;
+    ret;
+}}
+"""
+
+
+def words_of(memory: str, space: str, stride: int) -> str:
+    """Return the PTX of a kernel that stores and loads words; ``space``: of the accesses, "" if they are generic."""
+    first = f"st{space}.u32 [q], v; st{space}.u32 [q+4], v;"
+    address = first if space else f"cvta{memory}.u64 q, q; {first}"
+    return WORDS.format(memory=memory, space=space, address=address, stride=stride)
+
+
+@pytest.mark.parametrize(("memory", "space"), [(".local", ".local"), (".shared", "")])
+def test_local_and_shared_memory_are_not_in_l2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], memory: str, space: str
+) -> None:
+    path = tmp_path / "k.ptx"
+    path.write_text(words_of(memory, space, 8))
+    found = profiled(path, capsys, "--block", "128", "s32[128]:arange", "u32:64")
+    assert bytes_of(found) == pytest.approx(1360 * 2 * 128 * 4, rel=0.01)
+
+
+def test_generic_accesses_have_bank_conflicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for space in (".shared", ""):
+        for stride in (8, 32):
+            path = tmp_path / f"k{stride}.ptx"
+            path.write_text(words_of(".shared", space, stride))
+            found.append(profiled(path, capsys, "--block", "128", "s32[128]:arange", "u32:64"))
+    assert [one["bank_conflicts"] for one in found] == [pytest.approx(share, abs=0.01) for share in (1 / 2, 7 / 8) * 2]
+    assert found[2]["clocks"] == pytest.approx(found[0]["clocks"], rel=0.15)
+    assert found[3]["clocks"] == pytest.approx(found[1]["clocks"], rel=0.15)
+
+
+def test_repeated_loads_may_be_from_l1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "k.ptx"
+    path.write_text(text())
+    launch = [str(path), "--chip", "h200", "--ctas", "20000", "--rounds", "64"]
+    size = 20000 * 64 * 256 * 16
+    found = [model(capsys, *launch, "--bytes", str(size // n), status=s)["incomplete"] for n, s in ((1, 0), (100, 3))]
+    assert found[0] == []
+    (sentence,) = found[1]
+    assert sentence.startswith("L2 bounds the time with 100.4 times the bytes of --bytes: L1, which the model lacks")
+
+
+# A product of two tiles that cp.async brings; nothing else is under way meanwhile.
+PRODUCTS = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry products(.param .u64 x, .param .u64 y, .param .u32 rounds)
+.reqntid 32
+{
+    .shared .align 16 .b8 tile[512];
+    .reg .b64 p, q, at;
+    .reg .b32 n, i, tid, s, r<6>;
+    .reg .f32 d<4>;
+    .reg .pred more;
+    ld.param.u64 p, [x];
+    ld.param.u64 q, [y];
+    ld.param.u32 n, [rounds];
+    mov.u32 tid, %tid.x;
+    mul.wide.u32 at, tid, 16;
+    add.u64 p, p, at;
+    add.u64 q, q, at;
+    mov.u32 s, tile;
+    mad.lo.u32 s, tid, 16, s;
+    mov.f32 d0, 0f00000000; mov.f32 d1, d0; mov.f32 d2, d0; mov.f32 d3, d0;
+    mov.u32 i, 0;
+again:
+.pragma "nounroll";
+    cp.async.cg.shared.global [s], [p], 16;
+    cp.async.commit_group;
+    cp.async.wait_group 0;
+    bar.sync 0;
+    ld.shared.v4.b32 {r0, r1, r2, r3}, [s];
+    mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {d0, d1, d2, d3}, {r0, r1, r2, r3}, {r0, r1}, {d0, d1, d2, d3};
+    bar.sync 0;
+    add.u64 p, p, 512;
+    add.u32 i, i, 1;
+    setp.lt.u32 more, i, n;
+@more bra again;
+    st.global.v4.f32 [q], {d0, d1, d2, d3};
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("chip", ["rtx5090", "rtxpro6000"])
+def test_tiles_come_from_dram_if_l2_does_not_keep_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], chip: str
+) -> None:
+    path, of_chip = tmp_path / "k.ptx", chips.load(chip)
+    path.write_text(PRODUCTS)
+    launch = [str(path), "--chip", chip, "--ctas", "100", "--rounds", "64"]
+    half = int(of_chip["l2_bytes"]) // 2
+    near, far = (model(capsys, *launch, "--bytes", str(size)) for size in (half, half + 1))
+    later = of_chip["dram_latency"] - of_chip.timing("load_global").latency
+    assert far["clocks_per_round"] - near["clocks_per_round"] == pytest.approx(later, abs=2)

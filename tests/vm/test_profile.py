@@ -599,3 +599,14 @@ def test_statements_of_several_instructions_count_once(device: pysm120.Device) -
     assert statement(p, "ld.global.s8").counts.bytes == {"ld.global": 32}
     assert p.opcodes["ld"].executed == 2
     assert dataclasses.asdict(p.total)["global_sectors"] == 1
+
+
+def test_long_names_are_whole(device: pysm120.Device) -> None:
+    names = ["k" * 1000 + end for end in "ab"]
+    text = HEAD + "".join(f".visible .entry {name}(.param .u64 a) {{ bar.sync 0; ret; }}\n" for name in names)
+    module = device.load(text)
+    with device.profile() as p:
+        for name in (*names, *names):
+            module[name](1, WARP, np.uint64(0))
+    assert {name: counts.executed for name, counts in p.kernels.items()} == dict.fromkeys(names, 4)
+    assert len(p.statements) == 2 * len({s.index for s in p.statements})

@@ -87,6 +87,10 @@ sm120_status attention_check_tensors(struct attention *call, const struct precis
     for (int i = 0; i < (args->past_rows == 0 ? ATTENTION_PAST_K : ATTENTION_OPERANDS) && status == SM120_OK; ++i) {
         status = check_operand(call, precision, list + i, &first);
     }
+    if (status == SM120_OK && args->o.dtype == SM120_E4M3 && !may_be_e4m3) {
+        status = fail(SM120_UNSUPPORTED, "o.dtype = E4M3 (0x%08x), which only precision = FP8 (0x%x) has", SM120_E4M3,
+                      SM120_FP8);
+    }
     if (status == SM120_OK) {
         status =
             (may_be_e4m3 ? tensor_check_strides : tensor_check)("o", &args->o, &call->o_shape, TENSOR_OUTPUT, &call->o);

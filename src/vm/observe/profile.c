@@ -85,7 +85,7 @@ static uint32_t statement_opcode(const struct CUfunc_st *f, uint32_t pc) {
     return head < end ? f->places[head].opcode : UINT32_MAX;
 }
 
-/* Copy a text up to `end`. White space and comments become a single space. */
+/* Copy a text up to `end`, shortened. White space and comments become a single space. */
 static const char *copy_text(struct arena *arena, const char *text, char end) {
     char copy[TEXT_BYTES];
     /* A brace is the begin or end of a function. */
@@ -113,6 +113,13 @@ static const char *copy_text(struct arena *arena, const char *text, char end) {
     return kept != NULL ? memcpy(kept, copy, n + 1) : NULL;
 }
 
+/* Copy a name whole: two kernels may differ in its last letters. */
+static const char *copy_name(struct arena *arena, const char *name) {
+    const size_t bytes = strlen(name) + 1;
+    char *const kept = arena_take(arena, bytes);
+    return kept != NULL ? memcpy(kept, name, bytes) : NULL;
+}
+
 /* Return whether a table belongs to a function: the name and the statements are equal. */
 static bool is_table_of(const struct profile_kernel *kernel, const struct CUfunc_st *f) {
     uint32_t n = 0;
@@ -132,7 +139,7 @@ static bool is_table_of(const struct profile_kernel *kernel, const struct CUfunc
 /* Create the table of a function. Return NULL when out of memory. */
 static struct profile_kernel *make_table(struct profile *profile, const struct CUfunc_st *f) {
     struct profile_kernel *const kernel = arena_take(&profile->arena, sizeof *kernel);
-    if (kernel == NULL || (kernel->name = copy_text(&profile->arena, f->name, 0)) == NULL) {
+    if (kernel == NULL || (kernel->name = copy_name(&profile->arena, f->name)) == NULL) {
         return NULL;
     }
     for (uint32_t pc = 0; pc < f->length; pc = statement_end(f, pc)) {
@@ -145,7 +152,7 @@ static struct profile_kernel *make_table(struct profile *profile, const struct C
         const struct place *const place = &f->places[pc];
         if (place->file != from) {
             from = place->file;
-            file = copy_text(&profile->arena, from, 0);
+            file = copy_name(&profile->arena, from);
         }
         row->file = file;
         row->line = place->line;
