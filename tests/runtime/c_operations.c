@@ -248,7 +248,7 @@ static void test_weights(sm120_device *device) {
     args.y.row_stride = 5;
     size_t workspace = 0;
     OK(sm120_matvec_workspace(device, &args, &workspace));
-    TRUE(workspace == 2 * 2 * 3328);
+    TRUE(workspace == 2 * 2 * 3840);
     args.vectors = 1;
     OK(sm120_matvec_workspace(device, &args, &workspace));
     TRUE(workspace == 0);
