@@ -180,7 +180,7 @@ def test_packed_sequences(
         assert np.array_equal((a if where == "host" else a.numpy()).view(np.uint8), b)
 
 
-OUTSIDE = [[-7, 40, 60], [0, 90, 40, 200], [2**31 - 1, -(2**31), 70], [120, 2**31 - 1]]
+OUTSIDE = [[-7, 40, 60], [2**31 - 1, -(2**31), 70], [120, 2**31 - 1]]
 
 
 @pytest.mark.parametrize("starts", OUTSIDE, ids=str)

@@ -68,12 +68,12 @@ static void test_workspace(const sm120::Device &device) {
     args.type = SM120_GGUF_Q8_0, args.rows = 5, args.columns = 288, args.vectors = 9;
     args.x.dtype = args.y.dtype = SM120_F32;
     args.x.row_stride = 288, args.y.row_stride = 5;
-    TRUE(sm120::matvec_workspace(device, args) == 2 * 2 * 3328);
+    TRUE(sm120::matvec_workspace(device, args) == 2 * 2 * 3840);
     sm120::Workspace workspace(device);
     TRUE(workspace.address() == 0 && workspace.bytes() == 0);
     throws(SM120_INVALID_ARGUMENT, "weight_bytes = 0", __LINE__, [&] { sm120::matvec(device, args, workspace); });
     const sm120_address address = workspace.address();
-    TRUE(address != 0 && workspace.bytes() == 2 * 2 * 3328);
+    TRUE(address != 0 && workspace.bytes() == 2 * 2 * 3840);
     workspace.reserve(100);
     TRUE(workspace.address() == address);
 }
