@@ -215,6 +215,22 @@ def _handovers_of(
     return found
 
 
+def loads_and_waits(function: Function, loop: Loop) -> bool:
+    """Whether a round waits for what it has just loaded: no product or exponential is between loads and the wait."""
+    code = list(function.of_loop(loop))
+    copied = loaded = worked = False
+    for one in (*code, *code):  # a round may load for the next one
+        kind = pipe_table.class_of(one.opcode)
+        waits = copied and one.opcode == "DEPBAR.LE" and int(one.operands[1], 0) == 0
+        if waits or (loaded and kind == "store_shared"):
+            if not worked:
+                return True
+            copied = loaded = worked = False
+        copied, loaded = copied or kind == "copy_async", loaded or kind == "load_global"
+        worked = (copied or loaded) and (worked or one.is_tensor or kind == "mufu")
+    return False
+
+
 def _in_order(deeds: Mapping[int, Deed], way: list[Instruction]) -> list[Deed]:
     """Return the actions on a path."""
     return [deeds[one.address] for one in way if one.address in deeds]

@@ -102,7 +102,8 @@ def image_model(
     ``threads``: of a CTA, if the cubin does not state them. ``record``: returns the kernel with the lines of its PTX,
     and the recording of its branches. ``warps_of``: returns the warps of a CTA that execute the main loop.
     ``cold``: the loads of a kernel without matrix products come from DRAM. ``tensor_bytes``: of the launch; if L2 does
-    not keep them, a tile is there when the slowest of its bytes has come from DRAM.
+    not keep them and a round waits for what it loads, its tiles are there when the slowest of their bytes has come from
+    DRAM.
     """
     cubin = Cubin(image)
     entry = cubin.entry(name)
@@ -122,22 +123,23 @@ def image_model(
     function, recording = _function(image, entry.name), None
     if record:
         function, recording = record(function, threads)
-    if not streams.fits(chip, tensor_bytes) or (cold and not any(one.is_tensor for one in function.instructions)):
-        chip = streams.from_dram(chip)
+    has_products = any(one.is_tensor for one in function.instructions)
     warps = warps_of(function, threads, recording) if warps_of else None
     loop = recording.loop if recording and recording.loop.blocks else None
-    return kernel_model.build(
-        chip,
-        function,
-        threads,
-        slots,
-        loop=loop,
-        warps=warps,
-        stages=stages,
-        stated=stated,
-        recording=recording,
-        through=warps_of is not None,
-    )
+
+    def build(chip: Chip) -> KernelModel:
+        return kernel_model.build(
+            chip, function, threads, slots, loop=loop, warps=warps, stages=stages, stated=stated, recording=recording,
+            through=warps_of is not None,
+        )  # fmt: skip
+
+    if cold and not has_products:
+        return build(streams.from_dram(chip))
+    model = build(chip)
+    if has_products and model.loop and not streams.fits(chip, tensor_bytes):
+        late = kernel_model.loads_and_waits(model.function, model.loop)
+        return build(streams.from_dram(chip)) if late else model
+    return model
 
 
 @lru_cache(maxsize=64)

@@ -288,3 +288,13 @@ def test_tiles_come_from_dram_if_l2_does_not_keep_them(
     near, far = (model(capsys, *launch, "--bytes", str(size)) for size in (half, half + 1))
     later = of_chip["dram_latency"] - of_chip.timing("load_global").latency
     assert far["clocks_per_round"] - near["clocks_per_round"] == pytest.approx(later, abs=2)
+
+
+def test_tiles_that_are_loaded_ahead_come_from_l2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, half = tmp_path / "k.ptx", int(chips.load("rtx5090")["l2_bytes"]) // 2
+    copy = PRODUCTS[PRODUCTS.index("    cp.async.cg") : PRODUCTS.index("    cp.async.wait_group")]
+    ahead = PRODUCTS.replace(copy, "").replace("    mma.sync", f"    bar.sync 0;\n{copy}    mma.sync", 1)
+    path.write_text(ahead)
+    launch = [str(path), "--ctas", "100", "--rounds", "64"]
+    near, far = (model(capsys, *launch, "--bytes", str(size)) for size in (half, half + 1))
+    assert far["clocks_per_round"] == near["clocks_per_round"]
