@@ -28,21 +28,19 @@ sm120_status copy_rows_place(const struct tensor *given, const struct shape *sha
     const int64_t batches = given->batch_stride != 0 ? shape->batch : 1;
     const int64_t heads = given->head_stride != 0 ? shape->heads : 1;
     const int64_t row = shape->head_dim * tensor_element_bytes(dtype);
-    int64_t head = 0, batch = 0, bytes = 0, end = 0;
+    int64_t head = 0, batch = 0, bytes = 0, begin = 0;
     const bool fits = multiply(row, shape->rows, &head) && multiply(head, heads, &batch) &&
-                      multiply(batch, batches, &bytes) && add(*offset, bytes, &end) &&
-                      add(end, WORKSPACE_ALIGNMENT - 1, &end);
+                      multiply(batch, batches, &bytes) && workspace_place(bytes, &begin, offset);
     if (!fits) {
         return fail(SM120_UNSUPPORTED, "the workspace copy of %s exceeds 2^63 bytes", given->name);
     }
     *copy = (struct tensor){.name = given->name,
-                            .address = (sm120_address)*offset,
+                            .address = (sm120_address)begin,
                             .dtype = dtype,
                             .batch_stride = batches > 1 ? batch : 0,
                             .head_stride = heads > 1 ? head : 0,
                             .row_stride = row,
                             .bytes = bytes};
-    *offset = end / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
     return SM120_OK;
 }
 

@@ -2,7 +2,6 @@
 #include "ops/resident.h"
 
 enum {
-    HOPPER = 9,
     RESERVED_SHARED = 1024, /* of each CTA, by the driver */
     REGISTER_STEP = 8
 };

@@ -4,6 +4,8 @@
 
 #include "runtime/builtin.h"
 
+enum { HOPPER = 9 }; /* its major compute capability */
+
 /* Of a launch with so many bytes of shared memory; at least 1. */
 int64_t resident_ctas(const struct device *device, const struct kernel_record *record, uint32_t shared_bytes);
 

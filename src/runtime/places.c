@@ -35,6 +35,12 @@ struct workspace workspace_question(size_t *answer) {
     return (struct workspace){.is_question = true, .answer = answer};
 }
 
+bool workspace_place(int64_t bytes, int64_t *begin, int64_t *end) {
+    *begin = *end;
+    return add(bytes, WORKSPACE_ALIGNMENT - 1, &bytes) &&
+           add(*end, bytes / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT, end);
+}
+
 sm120_status workspace_check_question(const struct workspace *workspace) {
     return workspace->is_question ? check_pointer(workspace->answer, "workspace_bytes") : SM120_OK;
 }

@@ -24,6 +24,9 @@ sm120_status workspace_check_question(const struct workspace *workspace);
 /* Check the address and the size of a workspace of which a call needs `needed` bytes; 0: any workspace will do. */
 sm120_status workspace_check(struct device *device, const struct workspace *workspace, int64_t needed);
 
+/* Place an area of `bytes` bytes of a workspace at *end, and move *end behind it; false: it exceeds 2^63 bytes. */
+bool workspace_place(int64_t bytes, int64_t *begin, int64_t *end);
+
 /* What a call does with a place. */
 enum access { PLACE_READ, PLACE_WRITTEN };
 

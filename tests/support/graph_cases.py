@@ -1,9 +1,12 @@
 """Calls of attention for the libraries that trace it: arrays and rules of every option that they share."""
 
+from collections.abc import Collection
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+import pysm120
 
 SHAPE = {"q": (2, 6, 4, 32), "k": (2, 9, 2, 32), "v": (2, 9, 2, 16)}
 # Extra arrays and rules of attention.
@@ -30,3 +33,34 @@ def arrays(rng: np.random.Generator, case: dict[str, Any], *front: int) -> tuple
         given[name] = x.swapaxes(-2, -3).copy() if first else x
     given |= {name: rest.pop(name) for name in list(rest) if isinstance(rest[name], np.ndarray)}
     return given, rest
+
+
+def gradients(
+    given: dict[str, Any],
+    rules: dict[str, Any],
+    slopes: dict[str, Any],
+    floats: Collection[str],
+    device: pysm120.Device,
+) -> dict[str, Any]:
+    """Return the gradients of a call on ndarrays, by name, with the same bits in every run.
+
+    ``slopes`` are dout and dlse, and the out and lse of the call; ``floats`` the arrays that have gradients.
+    """
+    numpy_api: Any = pysm120  # arguments come from tables
+    options = {name: x for name, x in rules.items() if name != "out_dtype"}
+    made = numpy_api.attention_backward(
+        slopes["dout"].astype(given["q"].dtype),
+        *(given[x] for x in "qkv"),
+        out=slopes["out"],
+        lse=slopes["lse"],
+        dlse=slopes["dlse"],
+        **{n: x for n, x in given.items() if n not in ("q", "k", "v", "mask")},
+        **({"mask": np.broadcast_to(given["mask"], (2, 4, 6, 9))} if "mask" in given else {}),
+        **options,
+        return_dsinks="sinks" in floats,
+        return_dmask="mask" in floats,
+        deterministic=True,
+        device=device,
+    )
+    names = [x for x in ("q", "k", "v", "sinks", "mask") if x in floats]
+    return {n: best.sum(0) if n == "mask" else best for n, best in zip(names, made, strict=True)}

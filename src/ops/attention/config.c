@@ -9,8 +9,6 @@
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-enum { HOPPER = 9 };
-
 /* Whether a kernel can compute a call. */
 static bool fits(const struct kernel_record *record, const struct attention *call) {
     return strcmp(record->operation, "attention") == 0 && record->precision == call->args->precision &&

@@ -79,11 +79,7 @@ static int64_t in_tiles(int64_t rows, int64_t tile) {
 /* Place an area of heads * rows * row_bytes bytes at *end, and move *end behind it. */
 static bool place_area(int64_t heads, int64_t rows, int64_t row_bytes, int64_t *begin, int64_t *end) {
     int64_t bytes = 0;
-    *begin = *end;
-    const bool fits = multiply(heads, rows, &bytes) && multiply(bytes, row_bytes, &bytes) &&
-                      add(bytes, WORKSPACE_ALIGNMENT - 1, &bytes) &&
-                      add(*end, bytes / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT, end);
-    return fits;
+    return multiply(heads, rows, &bytes) && multiply(bytes, row_bytes, &bytes) && workspace_place(bytes, begin, end);
 }
 
 /* Lay out the workspace: q's elements, q's scales, and tiles of k and of v that hold their own scales; then what

@@ -9,7 +9,7 @@
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-enum { HOPPER = 9, SPLITS_MAX = ATTENTION_SPLITS_MAX };
+enum { SPLITS_MAX = ATTENTION_SPLITS_MAX };
 
 /* Floating-point operations that a kernel does in a clock of a multiprocessor, as predicted for SM120. */
 static const struct {

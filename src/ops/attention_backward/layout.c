@@ -40,12 +40,7 @@ sm120_status backward_choose(const struct device *device, struct backward *b) {
 }
 
 bool backward_place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at) {
-    int64_t end = 0;
-    *at = *offset;
-    const bool fits =
-        multiply(count, bytes, &end) && add(end, *offset, &end) && add(end, WORKSPACE_ALIGNMENT - 1, &end);
-    *offset = end / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
-    return fits;
+    return multiply(count, bytes, &bytes) && workspace_place(bytes, at, offset);
 }
 
 int64_t backward_rows_bytes(const struct kernel_record *main) {

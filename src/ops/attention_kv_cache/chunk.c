@@ -1,12 +1,13 @@
 /* Attention of many rows and a cache: keys and values are gathered in the workspace, a few sequences at a time, and
  * sm120_attention's kernels read them there. A dense cache in 16 bits is read in place. */
+#include "generated/constants.h"
 #include "ops/attention_kv_cache/attention_kv_cache.h"
 #include "ops/kv_cache.h"
 #include "runtime/builtin.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-enum { FEW_ROWS = 128, ROWS_MAX = (1 << 30) - 1, STEP = 8, MX_BLOCK = 32, KV_COLUMNS_OF_THREAD = 16 };
+enum { FEW_ROWS = 128, ROWS_MAX = (1 << 30) - 1, STEP = 8, MX_BLOCK = 32 };
 static const int64_t copied_bytes = INT64_C(256) << 20; /* of the sequences that are gathered at once */
 
 /* How a call is divided, and where the parts of its workspace begin. */
@@ -28,7 +29,7 @@ static int64_t in_steps(int64_t x, int64_t step) {
 /* The items of the gather of `batch` sequences; false: too many for one launch. */
 static bool items_fit(const struct cached *call, int64_t batch, int64_t rows) {
     const int64_t k = call->k_shape.head_dim, v = call->v_shape.head_dim;
-    int64_t items = in_steps(k > v ? k : v, MX_BLOCK) / KV_COLUMNS_OF_THREAD;
+    int64_t items = in_steps(k > v ? k : v, MX_BLOCK) / KV_COLUMNS;
     return multiply(items, call->args->kv_heads, &items) && multiply(items, batch, &items) &&
            multiply(items, rows, &items) && items <= INT32_MAX;
 }
@@ -53,13 +54,6 @@ bool cached_is_chunk(const struct cached *call) {
 }
 
 /* ---- the workspace ---- */
-
-/* Place `bytes` bytes at *end, and move *end behind them. */
-static bool place(int64_t bytes, int64_t *begin, int64_t *end) {
-    *begin = *end;
-    return add(bytes, WORKSPACE_ALIGNMENT - 1, &bytes) &&
-           add(*end, bytes / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT, end);
-}
 
 /* Decide how many sequences are gathered at once, and lay out the workspace before the part of sm120_attention. */
 static sm120_status lay_out(const struct cached *call, struct chunk *chunk) {
@@ -88,9 +82,10 @@ static sm120_status lay_out(const struct cached *call, struct chunk *chunk) {
     fits = fits && multiply(row * chunk->k_columns, chunk->rows, &k) && multiply(k, copies, &k) &&
            multiply(row * chunk->v_columns, chunk->rows, &v) && multiply(v, copies, &v);
     const int64_t numbers = (int64_t)sizeof(int32_t) * args->batch;
-    fits = fits && place(numbers, &chunk->lengths, &chunk->rest) && place(numbers, &chunk->diagonals, &chunk->rest) &&
-           place(numbers + (int64_t)sizeof(int32_t), &chunk->starts, &chunk->rest) &&
-           place(k, &chunk->k, &chunk->rest) && place(v, &chunk->v, &chunk->rest);
+    fits = fits && workspace_place(numbers, &chunk->lengths, &chunk->rest) &&
+           workspace_place(numbers, &chunk->diagonals, &chunk->rest) &&
+           workspace_place(numbers + (int64_t)sizeof(int32_t), &chunk->starts, &chunk->rest) &&
+           workspace_place(k, &chunk->k, &chunk->rest) && workspace_place(v, &chunk->v, &chunk->rest);
     return fits ? SM120_OK : fail(SM120_UNSUPPORTED, "the workspace for the keys of a cache exceeds 2^63 bytes");
 }
 
