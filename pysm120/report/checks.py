@@ -143,6 +143,18 @@ def quantizers(bench: Bench, precision: str) -> Outcomes:
                 yield bench.outcome(f"{name}, {n}", one, wanted, BACKWARD[precision])
 
 
+def mx_operands(bench: Bench) -> Outcomes:
+    """Operands that are MXFP8 already give the bits of the call that quantises them."""
+    for head_dim in (64, 128):
+        x = [np.ascontiguousarray(y.swapaxes(1, 2)) for y in qkv(bench, (1, 70, 2, head_dim), 75, 1, BF16)]
+        q, k, v = bench.puts(*x)
+        pairs: list[Any] = [quantize_mxfp8(y, axis=axis) for y, axis in ((q, -1), (k, -1), (v, -2))]
+        out = bench.out(x[0].shape, BF16)
+        attention(*pairs, out=out, precision="mxfp8", layout="BHSD")
+        wanted: Any = attention(q, k, v, precision="mxfp8", layout="BHSD")
+        yield bench.outcome(f"mxfp8 from MXFP8, head size {head_dim}", out, wanted.numpy())
+
+
 def real_data(bench: Bench) -> Outcomes:
     """Run real queries, keys and values, whose scores are peaky."""
     data = reference.minilm()
@@ -243,6 +255,12 @@ def caches(bench: Bench, kind: str, sizes: tuple[int, ...], bound: float) -> Out
             yield bench.outcome(
                 f"{kind}, head size {head_dim}, attention{name}", out, exact, FORWARD["f16" if dtype is F16 else "bf16"]
             )
+    # More than 128 tokens, by a copy of the keys; the last token is the last key.
+    q = bench.normal((1, 133, 4, head_dim), dtype)
+    out = bench.out(q.shape, dtype)
+    attention_with_kv_cache(bench.put(q), k_cache, v_cache, lengths, page_table=table, causal=True, out=out)
+    exact = reference.attention(q, held[0].numpy(), held[1].numpy(), causal=True)[0]
+    yield bench.outcome(f"{kind}, 133 tokens", out, exact, FORWARD["f16" if dtype is F16 else "bf16"])
 
 
 def rotations(bench: Bench) -> Outcomes:
@@ -289,6 +307,23 @@ def quantization(bench: Bench) -> Outcomes:
                 ):
                     label = f"{np.dtype(dtype).name}, {head_dim} columns, axis {axis}, {name}"
                     yield bench.outcome(label, got, np.ascontiguousarray(wanted))
+
+
+def packed_quantization(bench: Bench) -> Outcomes:
+    """Quantise packed sequences to MXFP8 along their rows; each begins with a new block."""
+    starts = np.array([0, 20, 77], np.int32)
+    for dtype in (BF16, F16, F32):
+        x = bench.normal((2, 77, 64), dtype)
+        elements, scales = quantize_mxfp8(bench.put(x), axis=-2, cu_seqlens=bench.put(starts))
+        codes, factors = elements.numpy(), scales.numpy()
+        for n, (begin, end) in enumerate(itertools.pairwise(starts)):
+            wanted = reference.mx(x[:, begin:end], -2)
+            row = begin // 32 + n  # of its first scale
+            got = codes[:, begin:end], factors[:, row : row + wanted[1].shape[1]]
+            for name, a, b in zip(("elements", "scales"), got, wanted, strict=True):
+                yield Outcome(
+                    f"{np.dtype(dtype).name}, packed sequence {n}, {name}", a.view(np.uint8), b.view(np.uint8)
+                )
 
 
 def nvfp4_quantization(bench: Bench) -> Outcomes:
