@@ -573,7 +573,7 @@ static bool is_word(const char *name, size_t length, const char *word) {
 }
 
 /* Return whether ptxas takes braces around operand k: around bf16 values, in mov.b*, around scales and metadata of mma
- * and the count of mbarrier.arrive. */
+ * the count of mbarrier.arrive, and the answer of clusterlaunchcontrol. */
 static bool may_have_braces(struct parser *p, size_t word, uint32_t k) {
     const struct statement *s = &p->statement;
     const char *const modifiers = s->name + word;
@@ -582,6 +582,9 @@ static bool may_have_braces(struct parser *p, size_t word, uint32_t k) {
     }
     if (is_word(s->name, word, "mbarrier")) {
         return k == 2 && has(p, "arrive") && !has(p, "expect_tx");
+    }
+    if (is_word(s->name, word, "clusterlaunchcontrol")) {
+        return k == 1 && !has(p, "is_canceled") && !has(p, "v4") && has(p, "query_cancel");
     }
     if (is_word(s->name, word, "mov")) {
         return (has(p, "b16") || has(p, "b32") || has(p, "b64")) && s->operand[1 - k % 2].kind != OPERAND_VECTOR;

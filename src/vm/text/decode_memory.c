@@ -270,7 +270,7 @@ static void decode_word(struct parser *p, uint32_t at, bool is_store) {
     need_address(p, &s->operand[2], space, &barrier);
     i.flags |= ADDRESS_ASYNC;
     uint32_t *more = parser_take(p, 7 * sizeof *more);
-    const struct operand *b = elements(p, &s->operand[1], i.count);
+    const struct operand *b = is_store ? elements(p, &s->operand[1], i.count) : &s->operand[1];
     for (uint32_t k = 0; k < i.count; ++k) {
         more[k] = need_source(p, &b[k], type);
     }
@@ -343,7 +343,7 @@ void decode_clusterlaunchcontrol(struct parser *p) {
     }
     take_end(p, at);
     need_count(p, 2, 2);
-    const struct operand *d = elements(p, &s->operand[0], one == 0 ? 4 : 1);
+    const struct operand *d = one == 0 ? elements(p, &s->operand[0], 4) : &s->operand[0];
     const uint32_t a = need_source(p, &s->operand[1], T_B128);
     for (uint32_t k = 0; k < (one == 0 ? 4u : 1u); ++k) { /* the words of the value: x, y, z, 1 */
         const uint32_t word = one == 0 ? k : (uint32_t)one - 1;
