@@ -60,6 +60,8 @@ static uint16_t take_scope(struct parser *p, uint32_t *at, uint16_t before) {
 /* Take the memory order of an access: .weak, .volatile, .relaxed.gpu and so on. Only the checks use it. */
 static uint16_t take_order(struct parser *p, uint32_t *at, bool is_store, uint16_t *is_cta) {
     static const uint16_t orders[] = {ORDER_WEAK, ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE};
+    const bool is_unshared =
+        has(p, "local") || has(p, "const") || has(p, "param") || has(p, "param::entry") || has(p, "param::func");
     const bool mmio = take(p, at, "mmio");
     const int k = take_choice(p, at, is_store ? "weak volatile relaxed release" : "weak volatile relaxed acquire");
     const uint32_t before = *at;
@@ -71,8 +73,7 @@ static uint16_t take_order(struct parser *p, uint32_t *at, bool is_store, uint16
                  "unknown instruction '%s': a memory order needs a scope: .cta, .cluster, .gpu or .sys",
                  p->statement.name);
     }
-    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) ||
-        (k > 0 && has(p, "local"))) {
+    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) || (k > 0 && is_unshared)) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s': this memory order is not supported here",
                  p->statement.name);
     }

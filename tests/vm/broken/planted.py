@@ -10,7 +10,7 @@ from typing import NamedTuple
 FRAME = """.version 8.8
 .target sm_120f
 .address_size 64
-.visible .entry k(.param .u64 param_x) {head}
+.visible .entry k(.param .u64 param_x)
 {{
     .reg .pred p, q, r, s;
     .reg .b16 h;
@@ -73,4 +73,4 @@ def planted(
 
 def text(body: str, head: str = "") -> str:
     """Return the PTX of a body."""
-    return FRAME.format(body=body.strip("\n"), head=head)
+    return FRAME.format(body=body.strip("\n")).replace("param_x)\n{", f"param_x) {head}\n{{", 1)
